@@ -1,0 +1,104 @@
+"""One run: `python -m labkit.bench FOLDER SUPERVISOR_PID` measures what FOLDER's spec asks for.
+
+Everything that happens is in the event log; the exit code is 0 if the run finished, 1 if not.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from labkit.bench.events import EventLog
+from labkit.bench.process import die_with
+
+MAX_TRACEBACK = 8_000  # characters kept of a traceback
+
+
+def main(folder: Path, parent: int) -> None:
+    """Run the bench in `folder`, tied to the supervisor `parent`; does not return."""
+    die_with(parent)
+    faulthandler.enable()
+    log = EventLog(folder)
+    leave_on_stop(log)
+    log.write("hello", pid=os.getpid())
+    code = 0
+    try:
+        run(json.loads((folder / "spec.json").read_text()), folder, log)
+        log.write("done")
+    except BaseException as error:
+        code = 1
+        log.write(
+            "error",
+            kind=type(error).__name__,
+            message=str(error)[:MAX_TRACEBACK],
+            traceback=traceback.format_exc()[-MAX_TRACEBACK:],
+        )
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)  # workers and threads end with the process; the supervisor sees to it
+
+
+def leave_on_stop(log: EventLog) -> None:
+    """Leave at once when asked to: every finished step is in the log already."""
+
+    def leave(*_: object) -> None:
+        log.write("stopped")
+        os._exit(130)
+
+    signal.signal(signal.SIGINT, leave)
+    if sys.platform == "win32":
+        signal.signal(signal.SIGBREAK, leave)
+
+
+def run(spec: dict, folder: Path, log: EventLog) -> None:
+    """Set up the job that `spec` describes, train, and write what it took."""
+
+    def stage(name: str, done: int | None = None, total: int | None = None) -> None:
+        log.write("stage", name=name, done=done, total=total)
+
+    stage("importing torch")
+    import torch
+
+    from labkit.bench import data, faults, machine, memory
+    from labkit.bench.device_lock import hold
+    from labkit.bench.loop import Trainer, train
+    from labkit.bench.settle import settle
+    from labkit.bench.timeline import make_timeline
+
+    # On a CPU the device is the CPU running the model: a fixed share of the cores, so that the
+    # loader has the others
+    torch.set_num_threads(max(1, machine.cpu_cores() // 4))
+    device = machine.find_device(spec["pipeline"]["device"])
+    job, not_applied = settle(spec["pipeline"], device)
+    here = machine.describe(device)
+    log.write("machine", **here)
+    log.write("job", pipeline=vars(job), not_applied=not_applied)
+
+    cache = Path(spec["cache"])
+    holder = {"run": spec["run"], "pid": os.getpid(), "since": time.strftime("%H:%M:%S")}
+    hold(cache / "locks", here.get("uuid") or device.type, holder, waiting=stage)
+    dataset = data.make_dataset(
+        job, cache / "data", lambda done, total: stage("making images", done, total)
+    )
+    stage("building the model")
+    trainer = Trainer(job, device)
+    dataset = faults.plant(spec.get("fault"), dataset, trainer)
+    loader = data.make_loader(dataset, job)
+    in_flight = job.num_workers * (job.prefetch_factor or 0)
+    timeline = make_timeline(log, device)
+    log.write("begin", warmup=max(3, in_flight))
+    iterator = iter(loader)  # starts the workers
+    log.write("workers", pids=[child.pid for child in multiprocessing.active_children()])
+    train(trainer, iterator, timeline, job)
+    log.write("memory", peak_bytes=memory.peak_bytes(device))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,71 @@
+"""One run per device at a time: two at once would measure each other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+PATIENCE_S = 20.0  # how long a run waits for another one's device before it gives up
+
+
+class DeviceBusy(RuntimeError):
+    """Another run has the device."""
+
+
+def hold(folder: Path, device: str, holder: dict, waiting: Callable[[str], None]) -> int:
+    """Take the lock of `device` (a GPU's UUID, or "cpu") and return its file descriptor.
+
+    The lock lives as long as any process of the run: the bench's workers inherit it, and the
+    system drops it when the last one is gone. `holder` is what others are told; `waiting(text)` is
+    called once if the device is taken. Raises DeviceBusy, naming the holder, after `PATIENCE_S`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{re.sub('[^A-Za-z0-9-]', '_', device)}.lock"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    deadline, told = time.monotonic() + PATIENCE_S, False
+    while not _try_lock(fd):
+        text = f"device {device} is in use by {_holder(path)}"
+        if time.monotonic() > deadline:
+            raise DeviceBusy(f"{text}: stop that run or wait for it to end.")
+        if not told:
+            waiting(text)
+            told = True
+        time.sleep(0.05)
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, json.dumps(holder).encode(), 0)
+    return fd
+
+
+def _holder(path: Path) -> str:
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        who = json.loads(path.read_text())
+        return f"run {who['run']} (process {who['pid']}, started {who['since']})"
+    return "another run"
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _try_lock(fd: int) -> bool:
+        try:
+            os.lseek(fd, 4096, os.SEEK_SET)  # past the text, which others read
+            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def _try_lock(fd: int) -> bool:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

@@ -1,0 +1,97 @@
+"""The training loop that every experiment runs: one, on one screen, honouring every knob."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from labkit.bench.data import CLASSES
+from labkit.bench.events import now_ns
+from labkit.bench.models import make_model
+from labkit.bench.timeline import DeviceTimeline, HostTimeline
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Trainer:
+    """A model and what it takes to train it on one device, as the job's knobs say."""
+
+    def __init__(self, job: Any, device: torch.device):
+        self.job, self.device = job, device
+        torch.manual_seed(job.seed)
+        use_tf32(job.precision == "tf32")
+        model = make_model(job.model, job.width, job.depth, CLASSES, job.image_px)
+        self.layout = torch.channels_last if job.channels_last else torch.contiguous_format
+        model = model.to(device, memory_format=self.layout)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=job.fused_optimizer)
+        self.model = torch.compile(model, mode=job.compile) if job.compile else model
+        # FP16 gradients underflow; the scaler multiplies the loss so that they do not
+        self.scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")
+        self.side_stream = torch.Stream(device) if job.prefetch_to_device else None
+
+    def to_device(self, images: torch.Tensor, labels: torch.Tensor) -> tuple:
+        """Issue the copy of one batch: (B, 3, px, px) uint8 and (B,) int64."""
+        images = images.to(self.device, non_blocking=self.job.non_blocking)  # host-to-device copy
+        return images, labels.to(self.device, non_blocking=self.job.non_blocking)
+
+    @contextlib.contextmanager
+    def on_side_stream(self):
+        """Run a copy on its own stream, so that it overlaps the compute still in the queue."""
+        compute = torch.accelerator.current_stream()
+        with self.side_stream:
+            yield
+        compute.wait_stream(self.side_stream)  # the GPU waits; the host goes on
+
+    def compute(self, images: torch.Tensor, labels: torch.Tensor, update: bool) -> torch.Tensor:
+        """Issue forward, backward and, where an accumulation ends, the update; return the loss."""
+        images = images.to(memory_format=self.layout).float().div_(255)  # on the device
+        dtype = DTYPES.get(self.job.precision)
+        with torch.amp.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
+            loss = nn.functional.cross_entropy(self.model(images), labels)
+        self.scaler.scale(loss / self.job.accumulation_steps).backward()
+        if update:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
+        return loss
+
+
+def train(
+    trainer: Trainer, batches: Iterator, timeline: HostTimeline | DeviceTimeline, job: Any
+) -> int:
+    """Train until `steps` or `seconds` is reached, stamping every step; return the steps done."""
+    trainer.model.train()
+    place = trainer.on_side_stream if trainer.side_stream else contextlib.nullcontext
+    deadline_ns = now_ns() + int((job.seconds or 1e9) * 1e9)
+    for i in range(job.steps):
+        asked = now_ns()
+        images, labels = next(batches)  # the host waits here for data
+        ready = now_ns()
+        with place():
+            timeline.copying()
+            on_device = trainer.to_device(images, labels)
+        copied = now_ns()
+        timeline.computing()
+        loss = trainer.compute(*on_device, update=(i + 1) % job.accumulation_steps == 0)
+        done = now_ns()  # on a GPU: issued, not finished
+        timeline.step(i, (asked, ready, copied, done), len(labels), loss)
+        if done > deadline_ns:
+            break
+    timeline.finish()
+    return i + 1
+
+
+def use_tf32(allowed: bool) -> None:
+    """Let FP32 matrix products and convolutions run in TF32, or make sure that they do not.
+
+    cuDNN convolutions use TF32 unless told otherwise, so "fp32" has to switch it off.
+    """
+    with warnings.catch_warnings():  # the newer names must not be mixed with these, which 2.8 has
+        warnings.simplefilter("ignore")
+        torch.set_float32_matmul_precision("high" if allowed else "highest")
+        torch.backends.cudnn.allow_tf32 = allowed

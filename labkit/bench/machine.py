@@ -1,0 +1,122 @@
+"""What is here: the device, the CPU, memory, versions. Read once, in a process of its own.
+
+`python -m labkit.bench.machine` prints it as JSON; the bench writes the same into every run.
+A value that cannot be read is None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+from typing import Any
+
+import torch
+
+KINDS = {"cuda": "gpu", "mps": "gpu", "xpu": "gpu", "cpu": "cpu"}
+
+
+def find_device(wanted: str = "auto") -> torch.device:
+    """Return the torch device for the `device` knob; raise RuntimeError where it is not here."""
+    if wanted == "auto":
+        found = torch.accelerator.current_accelerator(check_available=True)
+        kind = found.type if found and found.type in ("cuda", "mps") else "cpu"
+        return torch.device(kind, 0) if kind == "cuda" else torch.device(kind)
+    device = torch.device(wanted)
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise RuntimeError(f"device={wanted!r} is not here: {count} CUDA devices are visible.")
+        return torch.device("cuda", device.index or 0)
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise RuntimeError("device='mps' is not here: this torch sees no Apple GPU.")
+    return device
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """Describe the machine as seen from `device`, as JSON types."""
+    total = _total_memory_bytes()
+    found = {
+        "device": str(device),
+        "kind": KINDS.get(device.type, device.type),
+        "name": cpu_name(),
+        "memory_gib": _gib(total),
+        "cpu_name": cpu_name(),
+        "cpu_cores": cpu_cores(),
+        "ram_gib": _gib(total),
+        "shm_gib": _shm_gib(),
+        "threads": torch.get_num_threads(),
+        "os": f"{platform.system()} {platform.release()}",
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+    }
+    if device.type == "cuda":
+        found |= _cuda(device)
+    elif device.type == "mps":
+        found["name"] = f"Apple GPU ({cpu_name()})"
+    return found
+
+
+def cpu_cores() -> int:
+    """The cores this process may use: the cgroup's or the scheduler's limit, not the chip's."""
+    with contextlib.suppress(AttributeError, OSError):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    """The processor's name, as the system tells it."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return " ".join(line.split(":", 1)[1].split())
+    return platform.processor() or platform.machine()
+
+
+def _cuda(device: torch.device) -> dict[str, Any]:
+    card = torch.cuda.get_device_properties(device)
+    return {
+        "name": card.name,
+        "memory_gib": _gib(card.total_memory),
+        "uuid": f"GPU-{card.uuid}",
+        "sm_count": card.multi_processor_count,
+        "compute_capability": f"{card.major}.{card.minor}",
+        "driver": _nvml_driver(),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+        },
+    }
+
+
+def _nvml_driver() -> str | None:
+    import pynvml
+
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        return pynvml.nvmlSystemGetDriverVersion()
+    return None
+
+
+def _total_memory_bytes() -> int | None:
+    with contextlib.suppress(ImportError, OSError):
+        import psutil
+
+        return psutil.virtual_memory().total
+    return None
+
+
+def _shm_gib() -> float | None:
+    with contextlib.suppress(OSError):
+        return _gib(shutil.disk_usage("/dev/shm").total)
+    return None
+
+
+def _gib(size_bytes: int | None) -> float | None:
+    return None if size_bytes is None else round(size_bytes / 2**30, 2)
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe(find_device())))

@@ -1,0 +1,76 @@
+"""Three small models in plain PyTorch, sized by width and depth."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class CNN(nn.Module):
+    """A stem that halves the image, `depth` 3x3 convolution blocks, and a linear head."""
+
+    def __init__(self, width: int, depth: int, classes: int):
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, stride=2, padding=1)
+        self.blocks = nn.Sequential(*[conv_block(width) for _ in range(depth)])
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Map images (B, 3, px, px) to logits (B, classes)."""
+        x = torch.relu(self.stem(images))  # (B, width, px/2, px/2)
+        return self.head(self.blocks(x).mean(dim=(2, 3)))
+
+
+def conv_block(width: int) -> nn.Module:
+    """A 3x3 convolution that keeps the size, normalised: (B, width, h, w) to the same."""
+    conv = nn.Conv2d(width, width, 3, padding=1, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU(inplace=True))
+
+
+class MLP(nn.Module):
+    """The image as one long vector through `depth` hidden layers of `width`."""
+
+    def __init__(self, width: int, depth: int, classes: int, image_px: int):
+        super().__init__()
+        sizes = [3 * image_px**2] + [width] * depth
+        layers: list[nn.Module] = [nn.Flatten()]
+        for fan_in, fan_out in zip(sizes, sizes[1:], strict=False):
+            layers += [nn.Linear(fan_in, fan_out), nn.ReLU(inplace=True)]
+        self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Map images (B, 3, px, px) to logits (B, classes)."""
+        return self.layers(images)
+
+
+class Transformer(nn.Module):
+    """A small vision transformer: 8x8 patches as tokens, `depth` encoder layers of `width`."""
+
+    def __init__(self, width: int, depth: int, classes: int, image_px: int):
+        super().__init__()
+        patch = 8
+        self.patches = nn.Conv2d(3, width, patch, stride=patch)
+        self.place = nn.Parameter(torch.zeros(1, (image_px // patch) ** 2, width))
+        layer = nn.TransformerEncoderLayer(
+            width, heads(width), 4 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Map images (B, 3, px, px) to logits (B, classes)."""
+        x = self.patches(images).flatten(2).transpose(1, 2)  # (B, T, width)
+        return self.head(self.encoder(x + self.place).mean(dim=1))
+
+
+def heads(width: int) -> int:
+    """The largest of 8, 4, 2, 1 attention heads that divides `width`."""
+    return next(n for n in (8, 4, 2, 1) if width % n == 0)
+
+
+def make_model(name: str, width: int, depth: int, classes: int, image_px: int) -> nn.Module:
+    """Build a model by its knob's name."""
+    if name == "cnn":
+        return CNN(width, depth, classes)
+    kind = MLP if name == "mlp" else Transformer
+    return kind(width, depth, classes, image_px)

@@ -1,0 +1,180 @@
+"""What the instruments say: NVML and psutil, sampled in a process of their own.
+
+A hung driver call stops the samples, never the run. Every metric is optional: one that this
+machine does not have is None in every sample and a gap in every plot.
+
+`python -m labkit.bench.telemetry SUPERVISOR_PID` runs in the run's folder and appends
+`telemetry` events to its log until the supervisor ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from labkit.bench.events import FILE_NAME, EventLog, now_ns
+from labkit.bench.process import die_with
+
+PERIOD_S = 0.2
+
+
+def wait_for(path: Path, names: tuple[str, ...]) -> list[dict]:
+    """Read the log at `path` until every event in `names` is there; return those, in order."""
+    found: dict[str, dict] = {}
+    with open(path, encoding="utf-8") as log:
+        while len(found) < len(names):
+            place, line = log.tell(), log.readline()
+            if not line.endswith("\n"):
+                log.seek(place)
+                time.sleep(0.02)
+                continue
+            event = json.loads(line)
+            if event["event"] in names:
+                found[event["event"]] = event
+    return [found[name] for name in names]
+
+
+class CpuMeter:
+    """CPU use of the whole machine, and memory of the run's own processes."""
+
+    def __init__(self, bench_pid: int):
+        import psutil
+
+        self.psutil = psutil
+        self.bench = psutil.Process(bench_pid)
+        psutil.cpu_percent()
+
+    def read(self) -> dict[str, Any]:
+        """Return {cpu: share of all cores in use since the last call, rss_gib: bench + workers}."""
+        rss = None
+        with contextlib.suppress(self.psutil.Error):
+            family = [self.bench, *self.bench.children()]
+            rss = sum(p.memory_info().rss for p in family) / 2**30
+        return {"cpu": self.psutil.cpu_percent() / 100, "rss_gib": rss and round(rss, 4)}
+
+
+class GpuMeter:
+    """One card through NVML: driver-buffered utilization, memory, power, energy, PCIe, GPM."""
+
+    def __init__(self, uuid: str, own_pid: int):
+        """Open the card by UUID (NVML's order is not CUDA's); raises NVMLError where it cannot."""
+        import pynvml
+
+        self.nvml, self.own_pid = pynvml, own_pid
+        pynvml.nvmlInit()
+        self.card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        self.seen_us = 0  # the driver's stamp of the last utilization sample read
+        self.epoch_ns = time.time_ns() - now_ns()  # the driver stamps in wall-clock time
+        self.gpm = self._ask(lambda: GpmMeter(pynvml, self.card))
+
+    def _ask(self, question) -> Any:
+        """Return the answer, or None where this card or driver has none."""
+        try:
+            return question()
+        except (self.nvml.NVMLError, AttributeError, OSError):
+            return None
+
+    def read(self) -> dict[str, Any]:
+        """Return one sample of everything the card tells, None where it does not."""
+        nvml, card, ask = self.nvml, self.card, self._ask
+        memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(card).used)
+        milliwatt = ask(lambda: nvml.nvmlDeviceGetPowerUsage(card))
+        millijoule = ask(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(card))
+        rates = ask(lambda: nvml.nvmlDeviceGetUtilizationRates(card).gpu)
+        return {
+            "gpu_now": None if rates is None else rates / 100,  # what nvidia-smi prints
+            "gpu": ask(self._driver_samples),
+            "memory_gib": None if memory is None else round(memory / 2**30, 3),
+            "power_w": None if milliwatt is None else milliwatt / 1e3,
+            "energy_j": None if millijoule is None else millijoule / 1e3,
+            "others": ask(self._others),
+            "gpm": self.gpm and ask(self.gpm.read),
+        }
+
+    def pcie(self) -> dict[str, Any]:
+        """Return PCIe traffic in MB/s over the driver's last 20 ms; each call takes that long."""
+
+        def counter(which: int) -> float | None:
+            kb = self._ask(lambda: self.nvml.nvmlDeviceGetPcieThroughput(self.card, which))
+            return None if kb is None else kb / 1e3
+
+        return {
+            "pcie_tx_mb_s": counter(self.nvml.NVML_PCIE_UTIL_TX_BYTES),
+            "pcie_rx_mb_s": counter(self.nvml.NVML_PCIE_UTIL_RX_BYTES),
+        }
+
+    def _driver_samples(self) -> list[tuple[int, float]]:
+        """Return the driver's own utilization samples since the last call: (t_ns, 0 to 1)."""
+        kind = self.nvml.NVML_GPU_UTILIZATION_SAMPLES
+        _, samples = self.nvml.nvmlDeviceGetSamples(self.card, kind, self.seen_us)
+        fresh = [s for s in samples if s.timeStamp > self.seen_us]
+        if fresh:
+            self.seen_us = max(s.timeStamp for s in fresh)
+        return [(s.timeStamp * 1000 - self.epoch_ns, s.sampleValue.uiVal / 100) for s in fresh]
+
+    def _others(self) -> int:
+        """Return how many processes that are not this run compute on the card."""
+        running = self.nvml.nvmlDeviceGetComputeRunningProcesses(self.card)
+        return sum(process.pid != self.own_pid for process in running)
+
+
+class GpmMeter:
+    """Hardware counters of Hopper and later cards: SM, tensor core and memory activity."""
+
+    METRICS = {"sm": 2, "occupancy": 3, "tensor": 5, "dram": 10}  # NVML_GPM_METRIC_*
+
+    def __init__(self, nvml: Any, card: Any):
+        """Raises NVMLError on cards without GPM."""
+        if not nvml.nvmlGpmQueryDeviceSupport(card).isSupportedDevice:
+            raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+        self.nvml, self.card = nvml, card
+        self.samples = [nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()]
+        nvml.nvmlGpmSampleGet(card, self.samples[0])
+
+    def read(self) -> dict[str, float | None]:
+        """Return each metric's average (0 to 1) since the last call."""
+        nvml = self.nvml
+        nvml.nvmlGpmSampleGet(self.card, self.samples[1])
+        query = nvml.c_nvmlGpmMetricsGet_t()
+        query.version, query.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(self.METRICS)
+        query.sample1, query.sample2 = self.samples
+        for slot, metric in enumerate(self.METRICS.values()):
+            query.metrics[slot].metricId = metric
+        nvml.nvmlGpmMetricsGet(query)
+        self.samples.reverse()
+        answers = zip(self.METRICS, query.metrics, strict=False)
+        return {name: m.value / 100 if m.nvmlReturn == 0 else None for name, m in answers}
+
+
+def main(parent: int) -> None:
+    """Sample until the supervisor ends this process."""
+    die_with(parent)
+    log = EventLog(".")
+    hello, machine = wait_for(Path(FILE_NAME), ("hello", "machine"))
+    meters: list[Any] = []
+    with contextlib.suppress(ImportError):
+        meters.append(CpuMeter(hello["pid"]))
+    if uuid := machine.get("uuid"):
+        try:
+            meters.append(GpuMeter(uuid, hello["pid"]))
+        except Exception as error:  # no driver, another version, a card that is lost
+            log.write("no_nvml", why=f"{type(error).__name__}: {error}")
+    due, beat = time.monotonic(), 0
+    while True:
+        sample: dict[str, Any] = {}
+        for meter in meters:
+            sample |= meter.read()
+            if beat % 5 == 0 and isinstance(meter, GpuMeter):
+                sample |= meter.pcie()
+        log.write("telemetry", **sample)
+        beat += 1
+        due += PERIOD_S  # from when it was due, not from when it was done: no drift
+        time.sleep(max(0.0, due - time.monotonic()))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

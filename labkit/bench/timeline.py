@@ -1,0 +1,109 @@
+"""When the device was busy: step by step, on the host's clock, without ever synchronising.
+
+A step has four host stamps (ns): data asked for, data ready, copy issued, compute issued. On a
+CPU the model runs between the last two, so they are also when the device was busy. On a GPU the
+work runs later: pairs of device events say when, read back once they are done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+
+from labkit.bench.events import EventLog, finite, now_ns
+
+
+class HostTimeline:
+    """Steps of a device that runs while the host waits: the CPU."""
+
+    def __init__(self, log: EventLog):
+        self.log = log
+
+    def copying(self) -> None:
+        """The copy to the device is about to be issued."""
+
+    def computing(self) -> None:
+        """Forward, backward and optimizer are about to be issued."""
+
+    def step(self, i: int, t: tuple[int, int, int, int], samples: int, loss: torch.Tensor) -> None:
+        """Append step `i`; `t` holds its four stamps. One write: a kill loses no finished step."""
+        value = loss.item()
+        self.log.write_line(
+            f'{{"event":"step","i":{i},"t":[{t[0]},{t[1]},{t[2]},{t[3]}],'
+            f'"n":{samples},"loss":{"null" if finite(value) is None else value}}}'
+        )
+
+    def finish(self) -> None:
+        """Nothing is in flight on a CPU."""
+
+
+class DeviceTimeline:
+    """Steps of a device that runs behind the host (CUDA, MPS): three events a step, no sync.
+
+    Event times are relative; two anchors, at the start and the end of the run, tie them to the
+    host's clock, and the difference between the two is reported as drift. Losses go to a small
+    page-locked buffer on the device's own queue, since `loss.item()` would wait for the device.
+    """
+
+    RING = 4096  # steps in flight at the most: far more than a launch queue holds (about 1000)
+
+    def __init__(self, log: EventLog, device: torch.device):
+        self.log, self.device = log, device
+        self.in_flight: deque = deque()
+        self.losses = torch.zeros(self.RING, pin_memory=device.type == "cuda")
+        torch.accelerator.synchronize()
+        self.anchor, self.anchor_ns = self.event(), now_ns()
+        self.marks: list = []
+
+    def event(self) -> torch.Event:
+        """Record an event on the current stream (about 2 µs of host time)."""
+        event = torch.Event(self.device, enable_timing=True)
+        event.record()
+        return event
+
+    def copying(self) -> None:
+        """Mark the start of the copy on the stream it is issued to."""
+        self.marks = [self.event()]
+
+    def computing(self) -> None:
+        """Mark the end of the copy and the start of the compute."""
+        self.marks.append(self.event())
+
+    def step(self, i: int, t: tuple[int, int, int, int], samples: int, loss: torch.Tensor) -> None:
+        """Keep step `i` until the device has finished it; write those it has."""
+        slot = self.losses[i % self.RING]
+        slot.copy_(loss.detach(), non_blocking=True)  # queued behind the step, not waited for
+        self.marks.append(self.event())
+        self.in_flight.append((i, t, samples, slot, self.marks))
+        while self.in_flight and self.in_flight[0][-1][-1].query():
+            self._write(*self.in_flight.popleft())
+
+    def _write(self, i: int, t: tuple, samples: int, slot: torch.Tensor, marks: list) -> None:
+        copy, start, end = (self._host_ns(mark) for mark in marks)
+        self.log.write(
+            "step",
+            i=i,
+            t=t,
+            n=samples,
+            loss=finite(slot.item()),
+            copy=[copy, start],
+            busy=[start, end],
+        )
+
+    def _host_ns(self, event: torch.Event) -> int:
+        return self.anchor_ns + int(self.anchor.elapsed_time(event) * 1e6)
+
+    def finish(self) -> None:
+        """Wait for the device (the run is over), write what was in flight, report the drift."""
+        torch.accelerator.synchronize()
+        end, end_ns = self.event(), now_ns()
+        torch.accelerator.synchronize()
+        while self.in_flight:
+            self._write(*self.in_flight.popleft())
+        self.log.write("drift", drift_us=(self._host_ns(end) - end_ns) / 1e3)
+
+
+def make_timeline(log: EventLog, device: torch.device) -> HostTimeline | DeviceTimeline:
+    """Return the timeline that fits `device`."""
+    return HostTimeline(log) if device.type == "cpu" else DeviceTimeline(log, device)

@@ -1,0 +1,1 @@
+"""Pure functions from what was recorded to an answer: numpy only, no torch, no widgets."""

@@ -1,0 +1,115 @@
+"""Starting a run: its folder, its spec, and the supervisor that keeps it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import labkit
+from labkit.bench.events import VERSION, EventLog
+from labkit.lab import folders, processes
+from labkit.lab.pipeline import Pipeline
+from labkit.lab.run import Run
+
+JOIN_S = 5.0  # the supervisor is gone 2 s after a forced stop at the latest
+
+_keep: list[Supervised] = []  # a handle that is collected would close the pipe and end its run
+
+
+class Supervised:
+    """The kernel's handle on a run's supervisor."""
+
+    def __init__(self, process: subprocess.Popen, folder: Path, log: EventLog):
+        self.process, self.folder, self.log = process, folder, log
+        self.checked = False
+
+    def alive(self) -> bool:
+        """Whether the supervisor is there; where it was killed, see to what it left."""
+        if self.process.poll() is None:
+            return True
+        if not self.checked:
+            self.checked = True
+            if self.process.returncode != 0:
+                self._after_its_death()
+        return False
+
+    def stop(self) -> None:
+        """Ask for Stop and wait until the run's last process is gone."""
+        with contextlib.suppress(OSError, ValueError):
+            self.process.stdin.write(b"stop\n")
+            self.process.stdin.flush()
+        self.join()
+
+    def join(self) -> None:
+        """Wait until the supervisor has ended."""
+        try:
+            self.process.wait(JOIN_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.alive()
+
+    def _after_its_death(self) -> None:
+        """The system ended the bench with it (PDEATHSIG): clear up, write the missing end."""
+        processes.wait_until_gone(processes.logged_bench(self.folder))
+        processes.remove_segments(processes.logged_workers(self.folder))
+        code = self.process.returncode
+        self.log.write("end", stop=None, code=None, why=f"the supervisor was killed ({code})")
+
+
+def launch(pipeline: Pipeline, *, fault: str | None = None, after: list[str] | None = None) -> Run:
+    """Start `pipeline` in its own process and return its Run at once.
+
+    `after` is a command the supervisor starts when the run is over. Raises OSError where no cache
+    folder can be written or no process can be started.
+    """
+    _keep[:] = [handle for handle in _keep if handle.alive()]
+    folder = folders.new_run()
+    spec = {"run": folder.name, "pipeline": pipeline.to_dict(), "cache": str(folders.home())}
+    if fault:
+        spec["fault"] = fault
+    bench = [sys.executable, "-u", "-m", "labkit.bench", str(folder)]
+    plan = {
+        "kernel_pid": os.getpid(),
+        "bench": bench,
+        "telemetry": [sys.executable, "-m", "labkit.bench.telemetry"],
+        "after": after,
+    }
+    (folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
+    (folder / "launch.json").write_text(json.dumps(plan), encoding="utf-8")
+    log = EventLog(folder)
+    log.write(
+        "spec",
+        version=VERSION,
+        run=folder.name,
+        utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        labkit=labkit.__version__,
+        pipeline=pipeline.to_dict(),
+    )
+    handle = Supervised(_start_supervisor(folder), folder, log)
+    _keep.append(handle)
+    return Run(folder, process=handle)
+
+
+def _start_supervisor(folder: Path) -> subprocess.Popen:
+    root = str(Path(labkit.__file__).parents[1])
+    code = (
+        f"import sys; sys.path.insert(0, {root!r}); "
+        f"from labkit.lab.supervisor import main; main({str(folder)!r})"
+    )
+    env = dict(os.environ)
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), root]))
+    with open(folder / "supervisor.stderr", "wb") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=env,
+            start_new_session=True,
+        )

@@ -1,0 +1,109 @@
+"""What is here, as the kernel sees it: asked of a process of its own, so no torch and no driver."""
+
+from __future__ import annotations
+
+import functools
+import html
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+PROBE_SECONDS = 90  # a cold import of torch from a slow disk takes tens of seconds
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The hardware and versions of a run. What could not be read is None."""
+
+    device: str = "unknown"
+    kind: str = "unknown"  # "cpu" or "gpu"
+    name: str = "unknown"  # of the device
+    memory_gib: float | None = None  # of the device
+    cpu_name: str | None = None
+    cpu_cores: int | None = None  # that this process may use
+    ram_gib: float | None = None
+    shm_gib: float | None = None  # /dev/shm, through which workers hand over batches
+    threads: int | None = None  # that the model runs on, where the device is the CPU
+    os: str | None = None
+    uuid: str | None = field(default=None, repr=False)
+    sm_count: int | None = None
+    compute_capability: str | None = None
+    driver: str | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Machine:
+        """Build from a `machine` event; keys of other versions are left out."""
+        names = {f.name for f in fields(cls)}
+        return cls(**{k: v for k, v in values.items() if k in names})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything known, as JSON types."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @property
+    def line(self) -> str:
+        """The machine in one line: the stamp under every number."""
+        threads = f", model on {_count(self.threads, 'thread')}" if self.kind == "cpu" else ""
+        torch = self.versions.get("torch", "unknown")
+        return (
+            f"{self.name} ({self.kind.upper()}{threads}), {self.cpu_cores} CPU cores, torch {torch}"
+        )
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The short table: (what, value), without what is unknown."""
+        device = f"{self.name} ({self.device})"
+        no_gpu = self.kind == "cpu"
+        found = [
+            ("device", f"{device}: no GPU here, the CPU is the device" if no_gpu else device),
+            ("device memory", self.memory_gib and f"{self.memory_gib:.1f} GiB"),
+            ("SMs", self.sm_count),
+            ("compute capability", self.compute_capability),
+            ("driver", self.driver),
+            ("CPU", None if no_gpu else self.cpu_name),
+            ("CPU cores", self.cpu_cores),
+            ("model threads", self.threads if no_gpu else None),
+            ("RAM", None if no_gpu or not self.ram_gib else f"{self.ram_gib:.1f} GiB"),
+            ("/dev/shm", self.shm_gib and f"{self.shm_gib:.2f} GiB"),
+            ("system", self.os),
+            ("versions", ", ".join(f"{k} {v}" for k, v in self.versions.items() if v)),
+        ]
+        return [(what, str(value)) for what, value in found if value]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{what:20}{value}" for what, value in self.rows())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(what)}</th>"
+            f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
+            for what, value in self.rows()
+        )
+        return f"<table>{cells}</table>"
+
+
+def _count(number: int | None, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+@functools.cache
+def machine() -> Machine:
+    """Describe this machine: device, cores, memory, versions (about 2 s the first time).
+
+    Raises RuntimeError where torch cannot be imported or the driver does not answer, saying why.
+    """
+    command = [sys.executable, "-m", "labkit.bench.machine"]
+    try:
+        probe = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(
+            f"The machine did not answer in {PROBE_SECONDS} s: does `nvidia-smi` hang too?"
+        ) from None
+    if probe.returncode != 0:
+        why = (probe.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"torch does not start here: {why}")
+    return Machine.from_dict(json.loads(probe.stdout.splitlines()[-1]))

@@ -1,0 +1,391 @@
+"""What came out: a `Run` reads one event log and derives every number from it when asked.
+
+The log is the record. Nothing derived is stored, so a live run, a finished one and a record made
+on other hardware are the same thing here.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labkit.bench.events import FILE_NAME
+from labkit.lab import outcome
+from labkit.lab.machine import Machine
+from labkit.lab.pipeline import KNOBS, Pipeline
+from labkit.lab.record import RecordError, Tail, read_record
+
+NOISY = 0.10  # torch.utils.benchmark warns where the IQR is a tenth of the median; so do we
+BLOCKS = 5  # throughput is compared between so many stretches of the run to judge its noise
+
+
+class Run:
+    """One measured run, live or recorded.
+
+    Statistics leave out the warm-up: the first steps, and those whose data was prefetched before
+    the clock was running. Medians are over the steps that are left.
+    """
+
+    def __init__(self, path: Path, process: Any = None, recorded: bool = False):
+        """Read the run at `path`; `process` is the live supervisor's handle, None for a record."""
+        self.path, self.recorded = Path(path), recorded
+        self._process = process
+        self._tail = None if recorded else Tail(self.path / FILE_NAME)
+        self._last: dict[str, dict[str, Any]] = {}  # the last event of each name
+        self._steps: list[dict[str, Any]] = []
+        self._telemetry: list[dict[str, Any]] = []
+        if recorded:
+            self._absorb(read_record(self.path))
+        self.refresh()
+
+    # -- the log ---------------------------------------------------------------------------------
+
+    def refresh(self) -> Run:
+        """Read what has been written since the last call."""
+        if self._tail is not None:
+            alive = self._process is not None and self._process.alive()
+            self._absorb(self._tail.read())
+            if not alive and "end" in self._last:
+                self._tail = None  # complete: nothing will follow
+        return self
+
+    def _absorb(self, events: list[dict[str, Any]]) -> None:
+        for event in events:
+            if event["event"] == "step":
+                self._steps.append(event)
+            elif event["event"] == "telemetry":
+                self._telemetry.append(event)
+            else:
+                self._last[event["event"]] = event
+
+    @property
+    def id(self) -> str:
+        """The run's name: date, time and six hex digits."""
+        return self._last.get("spec", {}).get("run", self.path.name)
+
+    @property
+    def utc(self) -> str | None:
+        """When it was started, as an ISO time in UTC."""
+        return self._last.get("spec", {}).get("utc")
+
+    @property
+    def stage(self) -> dict[str, Any]:
+        """What it was last busy with before training: `name`, and `done` of `total` if counted."""
+        return self._last.get("stage", {"name": "starting"})
+
+    # -- how it went -----------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self.refresh().outcome == "running"
+
+    @property
+    def outcome(self) -> str:
+        """ "running", "finished", "stopped" or "failed"."""
+        alive = self._process is not None and self._process.alive()
+        return outcome.outcome(self._last, alive)
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed, with a remedy where one is known; None if it did not."""
+        return outcome.reason(
+            self._last, alive=self._tail is not None and self.outcome == "running"
+        )
+
+    @property
+    def traceback(self) -> str | None:
+        """The bench's own traceback, where an exception ended the run."""
+        return self._last.get("error", {}).get("traceback")
+
+    def wait(self, each: Any = None, period_s: float = 0.05) -> Run:
+        """Block until the run has ended, calling `each(run)` as it grows.
+
+        An interrupt stops the run before it is passed on.
+        """
+        try:
+            while self.running:
+                if each is not None:
+                    each(self)
+                time.sleep(period_s)
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+        finally:
+            self.refresh()
+        self._settle()
+        return self
+
+    def stop(self) -> Run:
+        """End the run now (0.1 s; 1.2 s where the bench does not answer) and keep what it did."""
+        if self._process is not None:
+            self._process.stop()
+        self._settle()
+        return self
+
+    def _settle(self) -> None:
+        """Wait for the last event: the supervisor writes it once every process is gone."""
+        if self._process is not None:
+            self._process.join()
+        self.refresh()
+
+    # -- what it was -----------------------------------------------------------------------------
+
+    @property
+    def asked(self) -> Pipeline:
+        """The pipeline that was asked for."""
+        return _pipeline(self._last.get("spec", {}).get("pipeline", {}))
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline that ran, with every automatic value filled in."""
+        return _pipeline(self._last.get("job", self._last.get("spec", {})).get("pipeline", {}))
+
+    @property
+    def not_applied(self) -> dict[str, str]:
+        """{knob: why it could not act on this device}."""
+        return dict(self._last.get("job", {}).get("not_applied", {}))
+
+    @property
+    def machine(self) -> Machine:
+        """The machine it ran on."""
+        return Machine.from_dict(self._last.get("machine", {}))
+
+    @property
+    def steps(self) -> int:
+        """Steps done, warm-up included."""
+        return len(self._steps)
+
+    @property
+    def samples(self) -> int:
+        """Samples trained on, warm-up included."""
+        return sum(step["n"] for step in self._steps)
+
+    @property
+    def warmup(self) -> int:
+        """Steps left out of the statistics: the prefetched ones, but never over a third."""
+        wanted = self._last.get("begin", {}).get("warmup", 0)
+        return min(wanted, max(1, self.steps // 3)) if self.steps else 0
+
+    # -- the timeline, in seconds since the first batch was asked for ----------------------------
+
+    @property
+    def stamps(self) -> np.ndarray:
+        """Per step (steps, 6): asked, ready, copy start, copy end, busy start, busy end; s.
+
+        On a CPU copy and compute are what the host did; on a GPU they are the device's own.
+        """
+        return _stamps(self, len(self._steps))
+
+    @property
+    def busy(self) -> np.ndarray:
+        """The device's busy intervals (steps, 2): start and end, s."""
+        return self.stamps[:, 4:6]
+
+    @property
+    def telemetry(self) -> list[dict[str, Any]]:
+        """The instruments' samples as recorded, each with `t_ns`; a missing metric is None."""
+        return self._telemetry
+
+    def seconds(self, t_ns: int) -> float:
+        """Return a stamp of this run's clock as seconds since its first batch was asked for."""
+        return (t_ns - self._steps[0]["t"][0]) / 1e9 if self._steps else 0.0
+
+    def _measured(self) -> np.ndarray | None:
+        """The stamps behind the warm-up, the last warm-up step first; None where too few."""
+        return self.stamps[self.warmup - 1 :] if self.steps >= 2 else None
+
+    # -- statistics ------------------------------------------------------------------------------
+
+    @property
+    def utilization(self) -> float | None:
+        """Device-busy share of wall time, 0 to 1, warm-up excluded; None before two steps.
+
+        It says that the device had work, not that the work used all of it: a one-thread kernel
+        counts as busy. On a CPU, busy means forward, backward and optimizer.
+        """
+        stamps = self._measured()
+        if stamps is None:
+            return None
+        wall = stamps[-1, 5] - stamps[0, 5]
+        return float(np.diff(stamps[1:, 4:6]).sum() / wall) if wall > 0 else None
+
+    @property
+    def throughput(self) -> float | None:
+        """Samples per second of wall time, warm-up excluded."""
+        stamps = self._measured()
+        if stamps is None or stamps[-1, 5] <= stamps[0, 5]:
+            return None
+        samples = sum(step["n"] for step in self._steps[self.warmup :])
+        return samples / float(stamps[-1, 5] - stamps[0, 5])
+
+    @property
+    def step_ms(self) -> float | None:
+        """Median time from one step's end on the device to the next, ms."""
+        stamps = self._measured()
+        return None if stamps is None else _median_ms(np.diff(stamps[:, 5]))
+
+    @property
+    def wait_ms(self) -> float | None:
+        """Median time the loop waited for the next batch, ms."""
+        return self._median_between(0, 1)
+
+    @property
+    def copy_ms(self) -> float | None:
+        """Median time of the host-to-device copy, ms. On a CPU there is none to speak of."""
+        return self._median_between(2, 3)
+
+    @property
+    def compute_ms(self) -> float | None:
+        """Median time of forward, backward and optimizer on the device, ms."""
+        return self._median_between(4, 5)
+
+    def _median_between(self, start: int, end: int) -> float | None:
+        stamps = self._measured()
+        return None if stamps is None else _median_ms(stamps[1:, end] - stamps[1:, start])
+
+    @property
+    def spread(self) -> float | None:
+        """How uneven the run was: IQR over median of the throughput of its five stretches."""
+        stamps = self._measured()
+        if stamps is None or len(stamps) < 3 * BLOCKS:
+            return None
+        edges = np.linspace(0, len(stamps) - 1, BLOCKS + 1).astype(int)
+        rates = np.diff(edges) / np.diff(stamps[edges, 5])
+        low, middle, high = np.percentile(rates, [25, 50, 75])
+        return float((high - low) / middle)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether its stretches differ so much that small differences mean nothing."""
+        return self.spread is not None and self.spread > NOISY
+
+    @property
+    def loss(self) -> list[float]:
+        """The loss of every step; NaN where it was not finite."""
+        return [float("nan") if step.get("loss") is None else step["loss"] for step in self._steps]
+
+    @property
+    def peak_memory_gib(self) -> float | None:
+        """Most memory held: allocated on a GPU; resident in the bench process on a CPU."""
+        peak = self._last.get("memory", {}).get("peak_bytes")
+        return None if peak is None else peak / 2**30
+
+    @property
+    def energy_j(self) -> float | None:
+        """Energy the card used while training, from its own counter; None where it has none."""
+        if not self._steps:
+            return None
+        first, last = self._steps[0]["t"][0], self._steps[-1]["t"][3]
+        counts = [s.get("energy_j") for s in self._telemetry if first <= s["t_ns"] <= last]
+        counts = [joules for joules in counts if joules is not None]
+        return counts[-1] - counts[0] if len(counts) > 1 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The run's statistics under their attribute names, as JSON types."""
+        names = (
+            "id", "utc", "recorded", "outcome", "error", "steps", "samples", "warmup",
+            "utilization", "throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "spread",
+            "noisy", "peak_memory_gib", "energy_j", "not_applied",
+        )  # fmt: skip
+        values = {name: getattr(self, name) for name in names}
+        values["loss"] = [step.get("loss") for step in self._steps]
+        values["machine"] = self.machine.to_dict()
+        values["pipeline"] = self.pipeline.to_dict()
+        return values
+
+    # -- keeping and showing ---------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write the record to `path`: one file, packed where its name ends in .gz; return it."""
+        path, source = Path(path), self.path
+        source = source / FILE_NAME if source.is_dir() else source
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened = gzip.open if source.suffix == ".gz" else open
+        opens = gzip.open if path.suffix == ".gz" else open
+        with opened(source, "rb") as old, opens(path, "wb") as new:
+            shutil.copyfileobj(old, new)
+        return path
+
+    def compare(self, other: Run) -> Any:
+        """Compare this run with `other`, which came before it."""
+        from labkit.lab.comparison import Comparison
+
+        return Comparison(other, self)
+
+    def plot(self, before: Run | None = None) -> Any:
+        """Draw the run (over `before`, where given) as a matplotlib Figure."""
+        from labkit.show import plots  # noqa: TID251 -- a door to the floor above, opened on use
+
+        return plots.draw(self, before)
+
+    def __repr__(self) -> str:
+        mark = f"RECORDED on {self.machine.name}: " if self.recorded else ""
+        knobs = ", ".join(f"{n}={v!r}" for n, v in self.asked.changed().items()) or "defaults"
+        head = f"{mark}Run({knobs}) {self.outcome}"
+        if self.error:
+            return f"{head}: {self.error}"
+        if self.utilization is None:
+            return f"{head}: {self.steps} steps"
+        return f"{head}: {self.numbers}"
+
+    @property
+    def numbers(self) -> str:
+        """The measured numbers in one line, with what was stated rather than measured."""
+        text = (
+            f"{self.throughput:.0f} samples/s, {self.machine.kind.upper()} busy "
+            f"{self.utilization:.0%}, step {self.step_ms:.1f} ms "
+            f"(wait {self.wait_ms:.1f}, copy {self.copy_ms:.1f}, compute {self.compute_ms:.1f})"
+        )
+        stated = stated_waits(self.pipeline)
+        text += f"; stated: {stated}" if stated else ""
+        return text + (f"; NOISY: its stretches spread {self.spread:.0%}" if self.noisy else "")
+
+
+def stated_waits(pipeline: Pipeline) -> str:
+    """The sleeps in a pipeline that stand in for something slow, in words; "" without any."""
+    parts = []
+    if pipeline.dataset == "sleep" and pipeline.prep_ms:
+        parts.append(f"prep_ms={pipeline.prep_ms:g} a batch")
+    if pipeline.io_ms:
+        parts.append(f"io_ms={pipeline.io_ms:g} an item")
+    if pipeline.stall_ms:
+        parts.append(f"stall_ms={pipeline.stall_ms:g} every {pipeline.stall_every} batches")
+    return ", ".join(parts)
+
+
+def load(path: str | os.PathLike) -> Run:
+    """Load a saved or recorded run; raises RecordError (a ValueError) on anything else."""
+    return Run(Path(path), recorded=True)
+
+
+@functools.lru_cache(maxsize=64)
+def _stamps(run: Run, count: int) -> np.ndarray:
+    if not count:
+        return np.empty((0, 6))
+    rows = []
+    for step in run._steps[:count]:
+        asked, ready, copied, done = step["t"]
+        rows.append(
+            (asked, ready, *step.get("copy", (ready, copied)), *step.get("busy", (copied, done)))
+        )
+    return (np.array(rows, dtype=np.int64) - rows[0][0]) / 1e9
+
+
+def _median_ms(seconds: np.ndarray) -> float:
+    return float(np.median(seconds) * 1e3)
+
+
+def _pipeline(knobs: dict[str, Any]) -> Pipeline:
+    """Build a Pipeline from a record; RecordError where its values are not allowed."""
+    try:
+        return Pipeline(**{name: value for name, value in knobs.items() if name in KNOBS})
+    except ValueError as error:
+        raise RecordError(f"The record's pipeline is not valid: {error}") from None
