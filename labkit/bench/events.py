@@ -10,7 +10,6 @@ Linux, macOS and Windows is one monotonic clock for all processes of the machine
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from pathlib import Path
@@ -37,13 +36,8 @@ class EventLog:
         self.write_line(json.dumps(line, separators=(",", ":"), allow_nan=False, default=str))
 
     def write_line(self, line: str) -> None:
-        """Append one finished line of JSON: the fast path for step events (3-6 µs)."""
+        """Append one finished line of JSON:."""
         try:
             os.write(self._fd, f"{line}\n".encode())
         except OSError:  # disk full: what was written before still stands
             self.lost += 1
-
-
-def finite(value: float) -> float | None:
-    """Return `value`, or None where it is NaN or infinite: strict JSON has neither."""
-    return value if math.isfinite(value) else None

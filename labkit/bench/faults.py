@@ -1,6 +1,7 @@
-"""Faults planted on purpose, so that tests can see what the kit does when a run breaks.
+"""Faults planted on purpose: those that break a run, for tests; `slow_faults` has the costly ones.
 
-Named in the spec's `fault`, never in a Pipeline: no widget or command reaches them.
+Named in the spec's `fault`, never in a Pipeline: no widget or command reaches them. A text such as
+"python_heavy@40+checkpoint@8" plants two slow ones, each with its amount.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 import torch
 
+from labkit.bench import slow_faults
+
 AT = 5  # the item, batch or step that breaks
 
 
@@ -22,6 +25,13 @@ class BrokenDataset(torch.utils.data.Dataset):
 
     def __init__(self, dataset: Any, breaks: Callable[[], None], at: int):
         self.dataset, self.breaks, self.at = dataset, breaks, at
+        if hasattr(dataset, "__getitems__"):  # a batch at a time, as the dataset itself does
+            self.__getitems__ = self._batch
+
+    def _batch(self, tickets: list[tuple[int, int]]) -> Any:
+        if tickets[-1][0] >= self.at:
+            self.breaks()
+        return self.dataset.__getitems__(tickets)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -86,6 +96,11 @@ IN_STEP = {
 
 def plant(fault: str | None, dataset: Any, trainer: Any) -> Any:
     """Plant `fault` in the trainer or return the dataset with it; None changes nothing."""
+    if fault and "@" in fault:
+        for each in fault.split("+"):
+            name, _, amount = each.partition("@")
+            dataset = slow_faults.plant(name, float(amount), dataset, trainer)
+        return dataset
     if fault in IN_DATASET:
         return BrokenDataset(dataset, IN_DATASET[fault], at=AT * trainer.job.batch_size)
     if fault is not None:

@@ -18,7 +18,7 @@ import torch
 # the default batch of 16 images of 48 px, the classic 50/10 example's compute. GPUs: by number of
 # SMs, aimed at 5 to 20 ms a step, so that the default loader starves the card without workers.
 SIZES = {
-    "cpu": {"cnn": (20, 2), "mlp": (256, 3), "transformer": (64, 2)},
+    "cpu": {"cnn": (16, 3), "mlp": (128, 3), "transformer": (64, 2)},
     "small": {"cnn": (128, 6), "mlp": (4096, 6), "transformer": (512, 8)},
     "large": {"cnn": (320, 10), "mlp": (8192, 8), "transformer": (1024, 16)},
 }

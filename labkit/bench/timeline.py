@@ -8,17 +8,20 @@ work runs later: pairs of device events say when, read back once they are done.
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from labkit.bench.events import EventLog, finite, now_ns
+from labkit.bench.events import EventLog, now_ns
+from labkit.bench.step_log import StepLog
 
 
 class HostTimeline:
     """Steps of a device that runs while the host waits: the CPU."""
 
-    def __init__(self, log: EventLog):
-        self.log = log
+    def __init__(self, steps: StepLog):
+        self.steps = steps
 
     def copying(self) -> None:
         """The copy to the device is about to be issued."""
@@ -27,15 +30,12 @@ class HostTimeline:
         """Forward, backward and optimizer are about to be issued."""
 
     def step(self, i: int, t: tuple[int, int, int, int], samples: int, loss: torch.Tensor) -> None:
-        """Append step `i`; `t` holds its four stamps. One write: a kill loses no finished step."""
-        value = loss.item()
-        self.log.write_line(
-            f'{{"event":"step","i":{i},"t":[{t[0]},{t[1]},{t[2]},{t[3]}],'
-            f'"n":{samples},"loss":{"null" if finite(value) is None else value}}}'
-        )
+        """Record step `i`; `t` holds its four stamps."""
+        self.steps.add(i, t, samples, loss.item())
 
     def finish(self) -> None:
-        """Nothing is in flight on a CPU."""
+        """Write the last steps; nothing is in flight on a CPU."""
+        self.steps.flush()
 
 
 class DeviceTimeline:
@@ -48,8 +48,8 @@ class DeviceTimeline:
 
     RING = 4096  # steps in flight at the most: far more than a launch queue holds (about 1000)
 
-    def __init__(self, log: EventLog, device: torch.device):
-        self.log, self.device = log, device
+    def __init__(self, steps: StepLog, log: EventLog, device: torch.device):
+        self.steps, self.log, self.device = steps, log, device
         self.in_flight: deque = deque()
         self.losses = torch.zeros(self.RING, pin_memory=device.type == "cuda")
         torch.accelerator.synchronize()
@@ -81,15 +81,7 @@ class DeviceTimeline:
 
     def _write(self, i: int, t: tuple, samples: int, slot: torch.Tensor, marks: list) -> None:
         copy, start, end = (self._host_ns(mark) for mark in marks)
-        self.log.write(
-            "step",
-            i=i,
-            t=t,
-            n=samples,
-            loss=finite(slot.item()),
-            copy=[copy, start],
-            busy=[start, end],
-        )
+        self.steps.add(i, t, samples, slot.item(), (copy, start, start, end))
 
     def _host_ns(self, event: torch.Event) -> int:
         return self.anchor_ns + int(self.anchor.elapsed_time(event) * 1e6)
@@ -101,9 +93,11 @@ class DeviceTimeline:
         torch.accelerator.synchronize()
         while self.in_flight:
             self._write(*self.in_flight.popleft())
+        self.steps.flush()
         self.log.write("drift", drift_us=(self._host_ns(end) - end_ns) / 1e3)
 
 
-def make_timeline(log: EventLog, device: torch.device) -> HostTimeline | DeviceTimeline:
-    """Return the timeline that fits `device`."""
-    return HostTimeline(log) if device.type == "cpu" else DeviceTimeline(log, device)
+def make_timeline(log: EventLog, folder: Path, device: torch.device) -> Any:
+    """Return the timeline that fits `device`, writing to the run in `folder`."""
+    steps = StepLog(log, folder)
+    return HostTimeline(steps) if device.type == "cpu" else DeviceTimeline(steps, log, device)

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import labkit
+from labkit.bench import step_log
 from labkit.bench.events import VERSION, EventLog
 from labkit.lab import folders, processes
 from labkit.lab.pipeline import Pipeline
@@ -58,6 +59,7 @@ class Supervised:
         """The system ended the bench with it (PDEATHSIG): clear up, write the missing end."""
         processes.wait_until_gone(processes.logged_bench(self.folder))
         processes.remove_segments(processes.logged_workers(self.folder))
+        step_log.recover(self.folder)
         code = self.process.returncode
         self.log.write("end", stop=None, code=None, why=f"the supervisor was killed ({code})")
 

@@ -185,6 +185,9 @@ class Pipeline:
         4.0, "stop after this long even if steps remain", kind="float", unit="s", low=0.1,
         high=86_400, auto="no limit",
     )  # fmt: skip
+    xray: bool = knob(
+        True, "look inside a few more steps with torch.profiler when the measured ones are over"
+    )
     seed: int = knob(0, "seed of weights, order and augmentation", low=0, high=2**31 - 1)
     device: str = knob(
         "auto", "auto picks the accelerator where there is one, else the CPU", pattern=DEVICE

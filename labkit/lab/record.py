@@ -29,6 +29,9 @@ SHAPE: dict[str, dict[str, Any]] = {
     "error": {"kind": str, "message": str},
     "memory": {},
     "telemetry": {},
+    "own_time": {"ns": list},
+    "xray": {"steps": int},
+    "no_xray": {"why": str},
     "end": {},
 }
 

@@ -10,6 +10,7 @@ import functools
 import gzip
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,12 @@ class Run:
         """Read the run at `path`; `process` is the live supervisor's handle, None for a record."""
         self.path, self.recorded = Path(path), recorded
         self._process = process
+        self._reading = threading.Lock()
         self._tail = None if recorded else Tail(self.path / FILE_NAME)
         self._last: dict[str, dict[str, Any]] = {}  # the last event of each name
         self._steps: list[dict[str, Any]] = []
         self._telemetry: list[dict[str, Any]] = []
+        self._own_ns: list[int] = []  # thread CPU time of each step's compute
         if recorded:
             self._absorb(read_record(self.path))
         self.refresh()
@@ -49,11 +52,12 @@ class Run:
 
     def refresh(self) -> Run:
         """Read what has been written since the last call."""
-        if self._tail is not None:
-            alive = self._process is not None and self._process.alive()
-            self._absorb(self._tail.read())
-            if not alive and "end" in self._last:
-                self._tail = None  # complete: nothing will follow
+        with self._reading:  # a panel stops its run in a thread; no event may be read twice
+            if self._tail is not None:
+                alive = self._process is not None and self._process.alive()
+                self._absorb(self._tail.read())
+                if not alive and "end" in self._last:
+                    self._tail = None  # complete: nothing will follow
         return self
 
     def _absorb(self, events: list[dict[str, Any]]) -> None:
@@ -62,6 +66,8 @@ class Run:
                 self._steps.append(event)
             elif event["event"] == "telemetry":
                 self._telemetry.append(event)
+            elif event["event"] == "own_time":
+                self._own_ns.extend(event["ns"])
             else:
                 self._last[event["event"]] = event
 
@@ -163,6 +169,10 @@ class Run:
         """Steps done, warm-up included."""
         return len(self._steps)
 
+    def steps_since(self, start: int) -> list[dict[str, Any]]:
+        """The step events from the `start`th on: what a reader of a growing run has not seen."""
+        return self._steps[start:]
+
     @property
     def samples(self) -> int:
         """Samples trained on, warm-up included."""
@@ -194,9 +204,37 @@ class Run:
         """The instruments' samples as recorded, each with `t_ns`; a missing metric is None."""
         return self._telemetry
 
+    @property
+    def thread_s(self) -> np.ndarray:
+        """Per step (steps,): CPU time of the thread that ran the compute, s; NaN where unknown.
+
+        On a CPU it falls short of the compute's wall time where others had the core.
+        """
+        own = np.full(self.steps, np.nan)
+        known = np.array(self._own_ns[: self.steps], dtype=float)
+        own[: len(known)] = known / 1e9
+        return own
+
+    @property
+    def xray_facts(self) -> dict[str, Any] | None:
+        """What a few profiled steps were made of, as the bench wrote it; None without an x-ray."""
+        return self._last.get("xray")
+
+    @property
+    def no_xray(self) -> str | None:
+        """Why there is no x-ray; None where there is one, or the run has not come that far."""
+        return self._last.get("no_xray", {}).get("why")
+
     def seconds(self, t_ns: int) -> float:
         """Return a stamp of this run's clock as seconds since its first batch was asked for."""
         return (t_ns - self._steps[0]["t"][0]) / 1e9 if self._steps else 0.0
+
+    def timeline(self, bins: int = 200) -> tuple[np.ndarray, np.ndarray]:
+        """Utilization over the whole run, from the true intervals: (bins,) s and (bins,) 0 to 1.
+
+        Each value is the busy share of one of `bins` equal stretches, stamped at its middle.
+        """
+        return utilization_timeline(self.busy, bins)
 
     def _measured(self) -> np.ndarray | None:
         """The stamps behind the warm-up, the last warm-up step first; None where too few."""
@@ -326,6 +364,26 @@ class Run:
 
         return plots.draw(self, before)
 
+    def diagnose(self) -> Any:
+        """Name what holds the run back, with evidence and advice (a Diagnosis)."""
+        from labkit.explain.diagnosis import diagnose  # noqa: TID251 -- a door, opened on use
+
+        return diagnose(self)
+
+    @property
+    def breakdown(self) -> Any:
+        """The average step by class, every ns in one (a StepBreakdown); None if too short."""
+        from labkit.explain.step_breakdown import breakdown  # noqa: TID251 -- a door
+
+        return breakdown(self)
+
+    @property
+    def xray(self) -> Any:
+        """The x-ray's trace as a Breakdown; None where it lies in no folder."""
+        from labkit.explain.xray_trace import read  # noqa: TID251 -- a door
+
+        return read(self)
+
     def __repr__(self) -> str:
         mark = f"RECORDED on {self.machine.name}: " if self.recorded else ""
         knobs = ", ".join(f"{n}={v!r}" for n, v in self.asked.changed().items()) or "defaults"
@@ -359,6 +417,18 @@ def stated_waits(pipeline: Pipeline) -> str:
     if pipeline.stall_ms:
         parts.append(f"stall_ms={pipeline.stall_ms:g} every {pipeline.stall_every} batches")
     return ", ".join(parts)
+
+
+def utilization_timeline(busy: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (middle of each bin in s, busy share of it) for busy intervals (n, 2) in s."""
+    if len(busy) == 0:
+        return np.empty(0), np.empty(0)
+    edges = np.linspace(0.0, busy[-1, 1], bins + 1)
+    done = np.concatenate([[0.0], np.cumsum(busy[:, 1] - busy[:, 0])])
+    # Busy seconds up to a moment: flat between intervals, rising at 1 inside them
+    times = np.concatenate([[0.0], busy.ravel()])
+    total = np.concatenate([[0.0], np.column_stack([done[:-1], done[1:]]).ravel()])
+    return (edges[:-1] + edges[1:]) / 2, np.diff(np.interp(edges, times, total)) / np.diff(edges)
 
 
 def load(path: str | os.PathLike) -> Run:

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 
+from labkit.bench import step_log
 from labkit.bench.events import EventLog
 from labkit.lab import processes
 
@@ -89,6 +90,7 @@ class Supervisor:
             return
         self._wait()
         self._clean_up()
+        step_log.recover(self.folder)
         code = os.waitstatus_to_exitcode(self.status) if self.status is not None else None
         self.log.write("end", stop=self.stop_cause, code=code)
         if self.stop_cause != "kernel gone":
@@ -157,7 +159,8 @@ class Supervisor:
                 kept.write(data)
                 if len(data) < 65536:
                     return
-            self.selector.unregister(fd)
+            with contextlib.suppress(KeyError):  # it may have ended before
+                self.selector.unregister(fd)
 
     def _wait(self) -> None:
         """Serve stdin and the bench's output until the bench is gone or its grace is over."""

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 
+from labkit.bench import step_log
 from labkit.bench.events import EventLog
 
 EXTENDED_LIMITS = 9  # JobObjectExtendedLimitInformation
@@ -67,6 +68,7 @@ def supervise(folder: str) -> None:
             time.sleep(0.02)
     code = bench.poll()
     ctypes.windll.kernel32.TerminateJobObject(job, 1)
+    step_log.recover(folder)
     log.write("end", stop=cause[0] if cause else None, code=code)
     if plan.get("after") and cause != ["kernel gone"]:
         subprocess.Popen(plan["after"], cwd=folder, stdin=subprocess.DEVNULL)

@@ -1,0 +1,148 @@
+"""The labs from a terminal: `python -m labkit --help`.
+
+With --json each command prints one JSON object on stdout and nothing else there. Errors go to
+stderr; the exit code is 2 for bad input and 1 where a run failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from labkit.lab.pipeline import KNOBS, Pipeline, parse_settings
+
+
+class BadInput(Exception):
+    """What the user gave cannot be used: shown as one line, exit code 2."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        return options.command(options)
+    except (ValueError, BadInput) as error:
+        print(f"labkit: {error}", file=sys.stderr)
+        return 2
+    except (RuntimeError, OSError) as error:
+        print(f"labkit: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("labkit: interrupted", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    root = argparse.ArgumentParser(
+        prog="labkit",
+        description="Why is my GPU idle, and what do I change?",
+        epilog="labkit COMMAND --help tells more about each.",
+    )
+    commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def command(name: str, function: Any, help: str, **more: Any) -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            name,
+            help=help,
+            description=help,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **more,
+        )
+        sub.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+        sub.set_defaults(command=function)
+        return sub
+
+    command("machine", machine, "what is here: device, cores, memory, versions")
+
+    sub = command("run", run, "measure one pipeline", epilog=knob_help())
+    settings(sub)
+    sub.add_argument("--save", metavar="FILE", help="keep the record (.jsonl or .jsonl.gz)")
+    sub.add_argument("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
+    sub.add_argument("--wandb", action="store_true", help="log to an offline W&B run afterwards")
+
+    sub = command("sweep", sweep, "measure every combination of values", epilog=knob_help())
+    settings(sub)
+    sub.add_argument("--over", action="append", required=True, metavar="KNOB=A,B,C")
+    sub.add_argument("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
+
+    command("bench-self", bench_self, "what the kit itself costs, measured on this machine")
+    return root
+
+
+def settings(sub: argparse.ArgumentParser) -> None:
+    """Add --set, the one way to change knobs."""
+    sub.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="settings")
+
+
+def knob_help() -> str:
+    """The knobs as help text: name, default, what it does, what is allowed."""
+    lines = ["knobs (--set KNOB=VALUE):"]
+    for knob in KNOBS.values():
+        lines.append(f"  {knob.name}={knob.default}: {knob.help}")
+        lines.append(f"      {knob.allowed}")
+    return "\n".join(lines)
+
+
+def machine(options: argparse.Namespace) -> int:
+    """`labkit machine`."""
+    import labkit as lk
+
+    return answer(options, lk.machine().to_dict(), str(lk.machine()))
+
+
+def run(options: argparse.Namespace) -> int:
+    """`labkit run`."""
+    import labkit as lk
+
+    done = lk.run(Pipeline(**parse_settings(options.settings)), wandb=options.wandb)
+    if options.save:
+        done.save(options.save)
+    if options.plot:
+        done.plot().savefig(options.plot)
+    if done.error:
+        print(f"labkit: {done.error}", file=sys.stderr)
+    lines = [repr(done), *(f"not applied: {k}: {why}" for k, why in done.not_applied.items())]
+    answer(options, done.to_dict(), "\n".join(lines))
+    return 1 if done.outcome == "failed" else 0
+
+
+def sweep(options: argparse.Namespace) -> int:
+    """`labkit sweep`."""
+    import labkit as lk
+
+    pipeline = Pipeline(**parse_settings(options.settings))
+    swept = lk.sweep(pipeline, **dict(map(values, options.over)))
+    if options.plot:
+        swept.plot().savefig(options.plot)
+    answer(options, swept.to_list(), repr(swept))
+    return 1 if any(each.outcome == "failed" for each in swept) else 0
+
+
+def values(text: str) -> tuple[str, list[Any]]:
+    """Read KNOB=A,B,C; raises ValueError where it is not that."""
+    name, equals, listed = text.partition("=")
+    if not equals or not listed:
+        raise BadInput(f"--over {text!r} is not KNOB=A,B,C.")
+    return name, [parse_settings([f"{name}={value}"])[name] for value in listed.split(",")]
+
+
+def bench_self(options: argparse.Namespace) -> int:
+    """`labkit bench-self`."""
+    from labkit.show import own_cost
+
+    costs = own_cost.measure()
+    return answer(options, costs, own_cost.table(costs))
+
+
+def answer(options: argparse.Namespace, values: Any, text: str) -> int:
+    """Print the result as asked for and return 0."""
+    print(json.dumps(values, allow_nan=False) if options.json else text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

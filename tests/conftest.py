@@ -1,0 +1,73 @@
+"""Tests run in a cache of their own: none of the user's runs, and nothing left behind."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+HOME = tempfile.TemporaryDirectory(prefix="labkit-tests-")
+os.environ["LABKIT_HOME"] = HOME.name
+for name in ("WANDB_API_KEY", "WANDB_MODE"):
+    os.environ.pop(name, None)
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """A pipeline whose run takes about half a second after the start."""
+    from labkit import Pipeline
+
+    return Pipeline(dataset="sleep", prep_ms=2, model="mlp", width=32, depth=1, steps=30)
+
+
+@pytest.fixture(scope="session")
+def finished(tiny):
+    """One finished run, for tests that only read."""
+    from labkit.lab.launcher import launch
+
+    run = launch(tiny).wait()
+    assert run.outcome == "finished", run.error
+    return run
+
+
+@pytest.fixture(autouse=True)
+def no_run_outlives_its_test():
+    """A test that fails half way must not keep the device from the next one."""
+    yield
+    if launcher := sys.modules.get("labkit.lab.launcher"):
+        for handle in launcher._keep:
+            if handle.alive():
+                handle.stop()
+
+
+@pytest.fixture
+def labkit_command():
+    """Run `python -m labkit ...` and return the completed process."""
+
+    def call(*arguments, **more):
+        command = [sys.executable, "-m", "labkit", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=180, **more)
+
+    return call
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Every living process whose command line or working folder is the run's `folder`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                place = os.readlink(entry / "cwd")
+            except OSError:
+                continue
+            if str(folder) in command or place == str(folder):
+                found.append(f"{entry.name}: {command}")
+    return found
+
+
+def torch_segments() -> set[str]:
+    """The names of torch's shared memory segments on this machine."""
+    return {path.name for path in Path("/dev/shm").glob("torch_*")}
