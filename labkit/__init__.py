@@ -12,6 +12,7 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _NAMES = {
+    "Ladder": "labkit.show.ladder",
     "Pipeline": "labkit.lab.pipeline",
     "Run": "labkit.lab.run",
     "RecordError": "labkit.lab.record",

@@ -1,0 +1,146 @@
+"""How every figure looks: its colours, its type, its page, and how it gets into a notebook."""
+
+from __future__ import annotations
+
+import functools
+import io
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import matplotlib.style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
+from matplotlib.text import Text
+
+# What a moment of a step is spent on: {part: (name, colour)}, in the order it happens. Colours
+# that are told apart with colour-blind eyes too (Okabe and Ito; the purple is Paul Tol's).
+PARTS = {
+    "wait": ("waiting for data", "#E69F00"),
+    "copy": ("copy", "#AA4499"),
+    "compute": ("compute", "#009E73"),
+    "other": ("other", "#BBBBBB"),
+}
+WAIT, COPY, COMPUTE, OTHER = (colour for _, colour in PARTS.values())
+BEFORE = "#555555"  # the run before this one
+INSTRUMENT = "#56B4E9"  # what an instrument said
+ALARM = "#B03A00"  # RECORDED, failed, noisy
+LINES = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#E69F00", "#56B4E9", "#000000")
+
+WIDTH_IN, DPI = 9.0, 100  # 900 pixels: the width of a notebook's cell
+LEFT_IN, RIGHT_IN, TOP_IN, BOTTOM_IN = 1.25, 0.90, 0.12, 0.48
+AXES_IN = WIDTH_IN - LEFT_IN - RIGHT_IN
+LINE_IN = 0.19  # of the header's text
+CHARACTER_IN = 0.0077  # at most, on average, per point of font size; a bold one is a sixth wider
+LEGEND_ROW_IN = 0.17
+
+RC = {
+    "font.size": 8.5,
+    "axes.titlesize": 9,
+    "axes.labelsize": 8.5,
+    "legend.fontsize": 8,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
+class Picture(Figure):
+    """A Figure that shows itself in a notebook, also where pyplot was never imported.
+
+    With pyplot's inline backend on, IPython has a formatter for Figure that goes before this
+    method, so that it is shown once either way.
+    """
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
+        return file.getvalue()
+
+
+def our_style(draw: Callable) -> Callable:
+    """Decorate a drawing function: the kit's look, whatever style the reader has set."""
+
+    @functools.wraps(draw)
+    def styled(*args: Any, **options: Any) -> Any:
+        with matplotlib.style.context(["default", RC]):
+            return draw(*args, **options)
+
+    return styled
+
+
+def page(
+    lines: list[tuple[str, dict[str, Any]]],
+    panels: list[tuple[float, float]],
+    left_in: float = LEFT_IN,
+    bottom_in: float = BOTTOM_IN,
+) -> tuple[Picture, list[Axes]]:
+    """Return a Picture with a header, and its axes from top to bottom.
+
+    Args:
+        lines: The header's lines: text (wrapped where it is long) and its font properties.
+        panels: Per axes the space above it and its height, in inches.
+        left_in: Inches left of the axes, for their labels.
+        bottom_in: Inches below the last axes, for its ticks and label.
+    """
+    rows = [(row, font) for text, font in lines for row in _wrapped(text, font)]
+    below = bottom_in if panels else TOP_IN
+    height = TOP_IN + LINE_IN * len(rows) + sum(map(sum, panels)) + below
+    figure = Picture(figsize=(WIDTH_IN, height), dpi=DPI, facecolor="white")
+    y = height - TOP_IN
+    for row, font in rows:
+        style = {"fontsize": 8.5, "va": "top", **font}
+        literal(figure.text(0.12 / WIDTH_IN, y / height, row, **style))
+        y -= LINE_IN
+    axes, width = [], (WIDTH_IN - left_in - RIGHT_IN) / WIDTH_IN
+    for space, tall in panels:
+        y -= space + tall
+        axes.append(figure.add_axes((left_in / WIDTH_IN, y / height, width, tall / height)))
+    return figure, axes
+
+
+def literal(text: Text) -> Text:
+    """Show `text` as it is: a "$" in a name or a message is no formula."""
+    text.set_parse_math(False)
+    return text
+
+
+def legend_columns(labels: list[str]) -> int:
+    """Return how many of the labels have room in one row over the axes."""
+    widest = max(map(len, labels), default=0) * CHARACTER_IN * RC["legend.fontsize"] + 0.45
+    return max(1, min(len(labels), int(AXES_IN / widest)))
+
+
+def legend_above(axes: Axes, handles: list[Any], columns: int | None = None) -> None:
+    """Put a legend over the axes, where it can hide nothing; in one row, or in `columns`."""
+    drawn = axes.legend(
+        handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False,
+        ncols=columns or max(1, len(handles)), borderaxespad=0.2, handlelength=1.5,
+        columnspacing=1.4, labelspacing=0.3,
+    )  # fmt: skip
+    for text in drawn.get_texts():
+        literal(text)
+
+
+def drawable(text: str, length: int = 600) -> str:
+    """Make foreign text fit to draw: what the font can show, on one line, of bounded length."""
+    font = get_font(findfont("DejaVu Sans"))
+    shown = "".join(c if c.isprintable() and font.get_char_index(ord(c)) else "?" for c in text)
+    return shown if len(shown) <= length else shown[: length - 1] + "…"
+
+
+def percent(share: float | None) -> str:
+    """Write a share of 1 as a percentage; "unknown" where there is none."""
+    return "unknown" if share is None else f"{share:.0%}"
+
+
+def ms(value: float) -> str:
+    """Write a time given in ms with three digits or so, without its unit."""
+    return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}" if value >= 0.95 else f"{value:.2f}"
+
+
+def _wrapped(text: str, font: dict[str, Any]) -> list[str]:
+    wide = CHARACTER_IN * font.get("fontsize", 8.5) * (1.17 if "fontweight" in font else 1)
+    return textwrap.wrap(drawable(" ".join(text.split())), int((WIDTH_IN - 0.24) / wide))

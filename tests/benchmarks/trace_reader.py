@@ -1,0 +1,140 @@
+"""Measure the trace reader: events, seconds, and peak memory as a multiple of the file's size.
+
+    python tests/benchmarks/trace_reader.py [--events 75000] [--json] [TRACE ...]
+
+Without a file it writes a trace of the given size in Kineto's layout, plain and gzipped. Each file
+is read in a process of its own, three times; the time is the median, imports not included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+# VmHWM, not ru_maxrss: a new process inherits the latter from the one that started it.
+CHILD = """
+import json, resource, sys, time
+from labkit.explain.trace import trace
+
+def peak_bytes():
+    try:
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if "VmHWM" in line)
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+            1 if sys.platform == "darwin" else 1024
+        )
+
+before, began = peak_bytes(), time.perf_counter()
+breakdown = trace(sys.argv[1])
+seconds = time.perf_counter() - began
+print(json.dumps({"seconds": seconds, "bytes": peak_bytes() - before, "steps": breakdown.steps}))
+"""
+
+OPERATORS = ("aten::conv2d", "aten::batch_norm", "aten::relu_", "aten::add_", "aten::linear")
+STACK = ";".join(f"torch/nn/modules/module.py({line}): _call_impl" for line in range(1500, 1506))
+
+
+def step_events(step: int, per_step: int) -> list[dict]:
+    """Return the events of one step: operators with shapes and stacks, launches, kernels, flows."""
+    start, host, stream = 1_700_000_000_000_000 + step * 200_000, 4321, {"pid": 0, "tid": 7}
+    thread = {"pid": host, "tid": host}
+    events = [
+        {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", **thread,
+         "ts": start, "dur": 199_000.5, "args": {"External id": step * per_step + 1}},
+        {"ph": "X", "cat": "user_annotation", "name": "enumerate(DataLoader)#_Iter.__next__",
+         **thread, "ts": start + 10, "dur": 50_000.125, "args": {}},
+    ]  # fmt: skip
+    launches = (per_step - len(events)) // 6
+    for i in range(launches):
+        ts, number = start + 60_000 + i * (100_000 // launches), step * per_step + i + 2
+        ids = {"External id": number, "correlation": number}
+        shape = {"Input Dims": [[32, 64, 56, 56], [64, 64, 3, 3], []], "Call stack": STACK}
+        events += [
+            {"ph": "X", "cat": "cpu_op", "name": OPERATORS[i % 5], **thread,
+             "ts": ts, "dur": 20.25, "args": {**shape, "External id": number}},
+            {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", **thread,
+             "ts": ts + 5, "dur": 6.75, "args": {"cbid": 211, **ids}},
+            {"ph": "X", "cat": "kernel", "name": f"void kernel_{i % 40}<float, 512>(int, int)",
+             **stream, "ts": ts + 15, "dur": 9.5,
+             "args": {"device": 0, "stream": 7, **ids, "blocks per SM": 0.625,
+                      "grid": [50, 1, 1], "block": [256, 1, 1], "est. achieved occupancy %": 8}},
+            {"ph": "s", "id": number, **thread, "ts": ts + 5, "cat": "ac2g", "name": "ac2g"},
+            {"ph": "f", "id": number, **stream, "ts": ts + 15, "cat": "ac2g", "name": "ac2g"},
+            {"ph": "i", "s": "t", "name": "[memory]", **thread, "ts": ts + 3,
+             "args": {"Device Type": 0, "Device Id": -1, "Bytes": 4096}},
+        ]  # fmt: skip
+    return events
+
+
+def write_trace(path: Path, count: int, per_step: int = 12_500) -> int:
+    """Write a trace of about `count` events to `path`; return how many there are."""
+    written = 0
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "wt") as file:
+        file.write('{"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": [\n')
+        while written < count:
+            events = step_events(written // per_step, min(per_step, count))
+            lines = ",\n".join(json.dumps(event, indent=1) for event in events)
+            file.write(("," if written else "") + lines)
+            written += len(events)
+        file.write("]}")
+    return written
+
+
+def measure(path: Path, times: int = 3) -> dict:
+    """Read `path` in processes of its own; return the median seconds and the peak of memory."""
+    runs = []
+    for _ in range(times):
+        command = [sys.executable, "-c", CHILD, str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY)
+        runs.append(json.loads(done.stdout))
+    opener = gzip.open if path.suffix == ".gz" else open
+    events = size = 0
+    with opener(path, "rb") as file:
+        while piece := file.read(2**20):
+            size += len(piece)
+            events += piece.count(b'"ph"')
+    return {
+        "file": path.name,
+        "events": events,
+        "megabytes": size / 1e6,
+        "seconds": statistics.median(run["seconds"] for run in runs),
+        "memory_ratio": max(run["bytes"] for run in runs) / size,
+    }
+
+
+def main() -> None:
+    """Measure the files named on the command line, or generated ones."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("traces", nargs="*", type=Path)
+    parser.add_argument("--events", type=int, default=75_000)
+    parser.add_argument("--json", action="store_true", help="print a list of JSON objects")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        paths = asked.traces
+        if not paths:
+            paths = [Path(folder) / "generated.json", Path(folder) / "generated.json.gz"]
+            for path in paths:
+                write_trace(path, asked.events)
+        results = [measure(path) for path in paths]
+    if asked.json:
+        print(json.dumps(results))
+        return
+    for r in results:
+        print(
+            f"{r['file']}: {r['events']:,} events, {r['megabytes']:.1f} MB uncompressed, "
+            f"{r['seconds']:.2f} s, peak memory {r['memory_ratio']:.2f} x the uncompressed file"
+        )
+
+
+if __name__ == "__main__":
+    main()

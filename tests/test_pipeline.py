@@ -1,0 +1,67 @@
+"""A Pipeline refuses what cannot be, and says what can."""
+
+import re
+
+import numpy as np
+import pytest
+
+import labkit as lk
+from labkit.lab.pipeline import KNOBS, parse_settings
+
+
+def test_every_knob_is_declared_once_with_a_default_it_allows_and_a_line_of_help():
+    for knob in KNOBS.values():
+        assert knob.check(knob.default) == knob.default
+        assert knob.help and "\n" not in knob.help
+        assert knob.allowed
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"num_workers": -1}, r"num_workers=-1 .*a whole number from 0 to 128"),
+        ({"num_workers": 2.5}, r"num_workers=2.5 .*whole number"),
+        ({"batch_size": "many"}, r"batch_size='many' "),
+        ({"io_ms": float("nan")}, r"io_ms=nan .*from 0 to 1000 ms"),
+        ({"precision": "fp8"}, r"precision='fp8' .*'fp32', 'tf32', 'fp16', 'bf16'"),
+        ({"device": "tpu"}, r"device='tpu' .*'cuda:N'"),
+        ({"pin_memory": 2}, r"pin_memory=2 .*True or False"),
+        ({"prefetch_factor": 4}, r"prefetch_factor=4 needs loader workers.*num_workers=0"),
+        ({"persistent_workers": True}, r"persistent_workers=True needs loader workers"),
+        ({"num_wokers": 4}, r"no knob 'num_wokers'; did you mean 'num_workers'"),
+    ],
+)
+def test_a_bad_value_names_knob_value_and_what_is_allowed(knobs, message):
+    with pytest.raises(ValueError, match=message):
+        lk.Pipeline(**knobs)
+    with pytest.raises(ValueError, match=message):
+        lk.Pipeline().but(**knobs)
+
+
+def test_a_pipeline_is_frozen_and_but_changes_a_copy():
+    pipeline = lk.Pipeline()
+    faster = pipeline.but(num_workers=4)
+    assert (pipeline.num_workers, faster.num_workers) == (0, 4)
+    assert faster == lk.Pipeline(num_workers=4) and hash(faster) == hash(lk.Pipeline(num_workers=4))
+    with pytest.raises(AttributeError):
+        pipeline.num_workers = 4
+
+
+def test_numbers_of_other_types_are_stored_as_plain_ones():
+    pipeline = lk.Pipeline(num_workers=np.int64(2), io_ms=np.float32(1), augment=True, steps=5.0)
+    assert type(pipeline.num_workers) is int and type(pipeline.steps) is int
+    assert type(pipeline.io_ms) is float and pipeline.augment == 1
+
+
+def test_the_repr_shows_only_what_was_changed_and_evaluates_to_the_same():
+    pipeline = lk.Pipeline(num_workers=4, dataset="sleep")
+    assert repr(pipeline) == "Pipeline(dataset='sleep', num_workers=4)"
+    assert eval(repr(pipeline), {"Pipeline": lk.Pipeline}) == pipeline
+
+
+def test_settings_from_a_terminal_are_read_by_the_knob():
+    read = parse_settings(["num_workers=4", "io_ms=0", "pin_memory=true", "compile=none"])
+    assert read == {"num_workers": 4, "io_ms": 0.0, "pin_memory": True, "compile": None}
+    for bad in ("num_workers", "num_workers=four", "pin_memory=perhaps", "speed=11"):
+        with pytest.raises(ValueError, match=re.escape(bad.split("=")[0])):
+            parse_settings([bad])

@@ -1,0 +1,529 @@
+"""What `trace` says of profiler traces: small ones made here, and two real ones where they lie."""
+
+import gzip
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+
+from labkit.explain import trace_file
+from labkit.explain.trace import TraceError, trace
+from labkit.explain.trace_names import uses_tensor_cores
+from labkit.show.trace_figure import draw
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+TRACES = REPOSITORY.parent / "shared" / "traces"
+EXPECTED = TRACES / "expected.json"
+CLASSES = [
+    "kernel", "memcpy", "memset", "communication", "runtime", "dataloader", "cpu_exec", "other",
+]  # fmt: skip
+REAL = [
+    "resnet50_num_workers_0__worker0.1623143089861.pt.trace.json.gz",
+    "resnet50_num_workers_4__worker0.1623212756351.pt.trace.json.gz",
+]
+needs_real_traces = pytest.mark.skipif(
+    not EXPECTED.exists(), reason=f"the real profiler traces are not at {TRACES}"
+)
+
+
+def event(category, name, start, length, pid=100, **args):
+    return {
+        "ph": "X", "cat": category, "name": name, "pid": pid, "tid": pid,
+        "ts": start, "dur": length, "args": args,
+    }  # fmt: skip
+
+
+def step(number, start, length, pid=100):
+    return event("user_annotation", f"ProfilerStep#{number}", start, length, pid)
+
+
+def launch(number, start, length=5, pid=100, name="cudaLaunchKernel"):
+    return event("cuda_runtime", name, start, length, pid, correlation=number)
+
+
+def kernel(number, start, length, name="k", device=0, **args):
+    return event("kernel", name, start, length, device, correlation=number, **args)
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Write events (or any text) to a file and read it back as a Breakdown."""
+    numbers = itertools.count()
+
+    def write_and_read(content):
+        path = tmp_path / f"t{next(numbers)}.json"
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return trace(path)
+
+    return write_and_read
+
+
+def times(breakdown):
+    return {name: getattr(breakdown, f"{name}_us") for name in CLASSES}
+
+
+# One step of 100 µs in which each class is covered by the one before it from the left.
+LADDER = [
+    step(1, 0, 100),
+    event("cpu_op", "aten::relu", 0, 80),
+    event("user_annotation", "enumerate(DataLoader)#_Iter.__next__", 0, 65),
+    launch(1, 0, 55),
+    event("user_annotation", "nccl:all_reduce", 0, 45),
+    event("gpu_memset", "Memset (Device)", 0, 30, pid=0),
+    event("gpu_memcpy", "Memcpy HtoD", 0, 20, pid=0),
+    kernel(1, 0, 10),
+]
+LADDER_TIMES = dict(zip(CLASSES, [10, 10, 10, 15, 10, 10, 15, 20], strict=True))
+
+
+def test_each_ns_goes_to_the_first_class_that_is_active(read):
+    result = read(LADDER)
+    assert times(result) == LADDER_TIMES
+    assert result.step_us == 100
+    assert result.gpu_utilization == 0.1
+    assert result.utilization == 0.1
+    assert result.shares["dataloader"] == 0.1
+
+
+OLD_NAMES = {
+    "kernel": "Kernel",
+    "gpu_memcpy": "Memcpy",
+    "gpu_memset": "Memset",
+    "cuda_runtime": "Runtime",
+    "cpu_op": "Operator",
+    "user_annotation": "Operator",
+}
+
+
+@pytest.mark.parametrize("as_object", [True, False], ids=["object", "list"])
+@pytest.mark.parametrize("packed", [True, False], ids=["gz", "plain"])
+@pytest.mark.parametrize("old", [True, False], ids=["old names", "new names"])
+def test_every_kind_of_file_reads_the_same(read, as_object, packed, old):
+    events = [e | {"cat": OLD_NAMES[e["cat"]]} for e in LADDER] if old else LADDER
+    text = json.dumps({"schemaVersion": 1, "traceEvents": events} if as_object else events)
+    assert times(read(gzip.compress(text.encode()) if packed else text)) == LADDER_TIMES
+
+
+def test_a_driver_launch_and_a_byte_order_mark_are_read(read):
+    events = [e | {"cat": "cuda_driver"} if e["cat"] == "cuda_runtime" else e for e in LADDER]
+    assert times(read(b"\xef\xbb\xbf" + json.dumps(events).encode())) == LADDER_TIMES
+
+
+def test_labels_of_a_person_are_no_work_but_the_optimizer_is(read):
+    marks = [step(1, 0, 100), event("user_annotation", "my training step", 0, 90)]
+    assert read(marks).cpu_exec_us == 0
+    marks.append(event("user_annotation", "Optimizer.step#SGD.step", 10, 20))
+    assert read(marks).cpu_exec_us == 20
+
+
+@needs_real_traces
+@pytest.mark.parametrize("name", REAL)
+def test_real_traces_agree_with_pytorchs_own_plugin(name):
+    expected = json.loads(EXPECTED.read_text())[name]
+    result = trace(TRACES / name)
+    for key in ("step_us", *(f"{c}_us" for c in CLASSES)):
+        assert getattr(result, key) == pytest.approx(expected[key], abs=0.02 * expected["step_us"])
+    assert result.gpu_utilization == pytest.approx(expected["gpu_utilization"], abs=0.01)
+    assert sum(times(result).values()) == pytest.approx(result.step_us)
+    assert result.steps == 6
+    assert result.tensor_core_share == 0
+    assert round(result.tensor_core_eligible_share, 2) == 0.68
+    assert result.device_name == "Tesla V100-DGXS-32GB"
+    called_input = any(line.startswith("input") for line in expected["advice"])
+    assert (result.shares["dataloader"] > 0.05) == called_input
+
+
+@needs_real_traces
+def test_a_real_trace_reads_the_same_under_todays_names(tmp_path):
+    old = json.loads(gzip.decompress((TRACES / REAL[0]).read_bytes()))
+    base = 1_623_142_000_000_000
+    own = ("ProfilerStep#", "enumerate(DataLoader)#", "Optimizer.")
+    for e in old["traceEvents"]:
+        e["ts"] = round(e["ts"] - base + 0.125, 3)
+        new = {v: k for k, v in OLD_NAMES.items() if k != "user_annotation"}.get(e.get("cat"))
+        e["cat"] = "user_annotation" if e["name"].startswith(own) else new or e.get("cat")
+    new = {"baseTimeNanoseconds": base * 1000, "displayTimeUnit": "ms", **old}
+    (tmp_path / "new.json").write_text(json.dumps(new))
+    before, after = trace(TRACES / REAL[0]), trace(tmp_path / "new.json")
+    assert times(after) == times(before)
+    assert after.idle == before.idle
+
+
+def test_a_step_lasts_until_its_kernels_end_and_the_next_begins_there(read):
+    result = read([
+        step(1, 0, 100), launch(1, 50), kernel(1, 60, 90),
+        step(2, 110, 90), launch(2, 160), kernel(2, 170, 30),
+    ])  # fmt: skip
+    assert result.steps == 2
+    assert result.step_us == 100  # 0 to 150, and 150 to 200
+    assert result.kernel_us == 60
+
+
+def test_the_first_step_begins_when_work_from_before_it_has_ended(read):
+    result = read([step(1, 0, 100), kernel(9, 0, 30), launch(1, 40), kernel(1, 50, 10)])
+    assert result.step_us == 70
+    assert result.kernel_us == 10
+
+
+def test_the_last_step_is_left_out_when_its_kernels_are_missing(read):
+    full = [step(1, 0, 100), step(2, 100, 100)]
+    full += [e for i in range(5) for e in (launch(i + 1, 10 + i * 10), kernel(i + 1, 50 + i, 1))]
+    result = read([*full, launch(9, 110), kernel(9, 120, 1)])
+    assert result.steps == 1
+    assert "1 last step" in result.notes[0]
+
+
+def test_without_step_marks_the_whole_span_is_one_step(read):
+    result = read([e for e in LADDER if not e["name"].startswith("ProfilerStep")])
+    assert result.steps == 1
+    assert result.step_us == 80
+    assert "No ProfilerStep marks" in result.notes[0]
+
+
+def test_times_are_exact_to_the_ns_also_in_microseconds_since_1970(read):
+    start = "1790857026000000.001"
+    text = json.dumps([step(1, "A", "0.007"), kernel(1, "A", "0.003")])
+    text = text.replace('"A"', start).replace('"0.007"', "0.007").replace('"0.003"', "0.003")
+    result = read(text)
+    assert result.step_us == 0.007
+    assert result.kernel_us == 0.003
+    assert result.gpu_utilization == pytest.approx(3 / 7)
+
+
+def test_idle_time_has_its_cause_and_adds_up(read):
+    result = read([
+        step(1, 0, 200),
+        launch(1, 2), kernel(1, 10, 20),  # 10 µs: launched after the step began
+        launch(2, 5), kernel(2, 34, 16),  # 4 µs between queued kernels
+        launch(3, 12), kernel(3, 90, 10),  # 40 µs although it was queued
+        launch(4, 130), kernel(4, 140, 10),  # 40 µs: launched after the device ran dry
+        kernel(5, 170, 10),  # 20 µs: nobody knows when it was launched
+    ])  # fmt: skip
+    assert result.idle == {"host_wait_us": 10 + 40 + 20, "kernel_wait_us": 4, "other_us": 40 + 20}
+    assert sum(result.idle.values()) + result.kernel_us == result.step_us
+
+
+def test_copies_under_kernels_are_counted(read):
+    copy = event("gpu_memcpy", "Memcpy HtoD", 40, 40, pid=0, stream=9)
+    result = read([step(1, 0, 100), kernel(1, 0, 50), copy])
+    assert result.copy_overlap_share == 0.25
+    assert result.memcpy_us == 30
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    {
+        "volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn": True,
+        "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_nn": True,
+        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64": True,
+        "nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNT": True,
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>(Flash_fwd_params)": True,
+        "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize32x32x8_stage3_ffma_aligna4": False,
+        "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x64_8x5_nn_align1>": False,
+        "volta_sgemm_128x64_nt": False,
+        "void at::native::vectorized_elementwise_kernel<4, float>(int)": False,
+    }.items(),
+)
+def test_tensor_core_kernels_are_told_by_name(name, answer):
+    assert uses_tensor_cores(name) is answer
+
+
+def test_tensor_core_shares_are_of_kernel_time(read):
+    matmul = {"External id": 7}
+    result = read([
+        step(1, 0, 100), event("cpu_op", "aten::mm", 0, 30, **matmul),
+        launch(1, 5) | {"args": {"correlation": 1, **matmul}},  # the id is at the launch only
+        kernel(1, 20, 30, name="volta_sgemm_128x64_nt"),
+        kernel(2, 50, 10, name="volta_h884gemm"), kernel(3, 60, 60, name="relu"),
+    ])  # fmt: skip
+    assert result.tensor_core_share == pytest.approx(10 / 80)  # the step ends with 20 to go
+    assert result.tensor_core_eligible_share == pytest.approx(40 / 80)
+    assert [(k.name, k.total_us, k.calls, k.tensor_core) for k in result.top_kernels] == [
+        ("relu", 40, 1, False), ("volta_sgemm_128x64_nt", 30, 1, False),
+        ("volta_h884gemm", 10, 1, True),
+    ]  # fmt: skip
+
+
+def test_collectives_are_known_by_kernel_name_and_by_operator(read):
+    result = read([
+        step(1, 0, 100), kernel(1, 0, 10, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL()"),
+        event("cpu_op", "nccl:all_reduce", 20, 5, **{"External id": 3}),
+        kernel(2, 30, 10, name="reduce", **{"External id": 3}), kernel(3, 35, 10),
+    ])  # fmt: skip
+    assert result.communication_us == 10 + 5 + 5  # a compute kernel covers the last 5
+    assert result.kernel_us == 10
+    assert result.gpu_utilization == 0.25
+
+
+def test_several_devices_of_a_rank_are_averaged_and_it_says_so(read):
+    work = [step(1, 0, 100), launch(1, 0), launch(2, 0)]
+    result = read([*work, kernel(1, 10, 40), kernel(2, 30, 40, device=1)])
+    assert result.kernel_us == 60
+    assert result.gpu_utilization == 0.4
+    assert sum(result.idle.values()) == pytest.approx(60)
+    assert any("2 devices" in note for note in result.notes)
+
+
+def test_ranks_in_one_file_are_kept_apart_then_averaged(read):
+    def rank(pid, device, busy):
+        own = [step(1, 0, 100, pid), launch(1, 5, pid=pid)]
+        return [*own, event("kernel", "k", 10, busy, device, correlation=1)]
+
+    alone = read({"distributedInfo": {"rank": 3}, "traceEvents": rank(11, 0, 20)})
+    assert (alone.rank, alone.ranks) == (3, ("11",))
+    both = read([*rank(11, 0, 20), *rank(12, 1, 60)])
+    assert both.ranks == ("11", "12")
+    assert (both.steps, both.step_us, both.kernel_us) == (2, 100, 40)
+    assert both.gpu_utilization == 0.4
+    assert any("2 ranks" in note for note in both.notes)
+
+
+def test_cuda_graphs_are_pointed_out(read):
+    graph = [step(1, 0, 100), launch(1, 0, name="cudaGraphLaunch"), kernel(1, 10, 10)]
+    assert any("CUDA graphs" in note for note in read(graph).notes)
+
+
+def test_a_trace_of_this_machines_cpu(tmp_path):
+    torch = pytest.importorskip("torch")
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    data = torch.utils.data.TensorDataset(torch.randn(128, 256))
+    model = torch.nn.Linear(256, 256)
+    plan = schedule(wait=0, warmup=1, active=3, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], schedule=plan) as profiler:
+        for (batch,) in torch.utils.data.DataLoader(data, batch_size=16):
+            model(batch).sum().backward()
+            profiler.step()
+    profiler.export_chrome_trace(str(tmp_path / "cpu.json.gz"))
+    result = trace(tmp_path / "cpu.json.gz")
+    assert result.device_kind == "cpu"
+    assert result.steps == 3
+    assert result.gpu_utilization is result.tensor_core_share is result.copy_overlap_share is None
+    assert set(result.idle.values()) == {None}
+    assert result.dataloader_us > 0
+    assert result.cpu_exec_us > 0
+    assert result.utilization == result.cpu_exec_us / result.step_us
+    assert sum(times(result).values()) == pytest.approx(result.step_us)
+    assert any("No device activity" in note for note in result.notes)
+
+
+GOOD = json.dumps(LADDER)
+MALFORMED = {
+    "empty": b"",
+    "white space": b" \n ",
+    "no events": b'{"traceEvents": []}',
+    "only labels": json.dumps([{"ph": "M", "name": "process_name"}]).encode(),
+    "other JSON": b'{"a": 1}',
+    "a number": b"1",
+    "events of the wrong type": b'{"traceEvents": 5}',
+    "a picture": b"\x89PNG\r\n\x1a\n\0\0",
+    "UTF-16": GOOD.encode("utf-16"),
+    "cut short": GOOD[: len(GOOD) // 2].encode(),
+    "cut short between events": GOOD[: GOOD.index("}}, {") + 2].encode(),
+    "gz cut short": gzip.compress(GOOD.encode())[:-20],
+    "gz damaged": gzip.compress(GOOD.encode())[:40] + b"\xff" * 40,
+    "text after the end": GOOD.encode() + b" x",
+    "a missing value": GOOD.replace('"dur": 80', '"dur": ').encode(),
+    "negative duration": GOOD.replace('"dur": 80', '"dur": -80').encode(),
+    "NaN": GOOD.replace('"dur": 80', '"dur": NaN').encode(),
+    "Infinity": GOOD.replace('"ts": 0', '"ts": Infinity').encode(),
+    "a huge integer": GOOD.replace('"dur": 80', '"dur": ' + "8" * 10_000).encode(),
+    "a huge exponent": GOOD.replace('"dur": 80', '"dur": 8e999999999').encode(),
+    "a duration of text": GOOD.replace('"dur": 80', '"dur": "long"').encode(),
+    "wrong types": json.dumps([5, None, {"ph": "X", "cat": [], "name": {}}]).encode(),
+    "args of the wrong type": json.dumps([LADDER[0] | {"args": [1]}]).encode(),
+    "no time at all": json.dumps([step(1, 5, 0)]).encode(),
+    "10 MB of nesting": b"[" * 10_000_000,
+    "nested arguments": b'[{"ph": "X", "args": ' + b'{"a":' * 100_000,
+    "an endless string": b'["' + b"a" * 10_000_000,
+    "a list of a million lists": b"[[" + b"[]," * 1_000_000 + b"[]]]",
+    "100 processes": json.dumps([step(1, 0, 1, pid) for pid in range(100)]).encode(),
+    "1,000 devices": json.dumps([kernel(1, 0, 1, device=d) for d in range(1000)]).encode(),
+}
+
+
+@pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_trace_is_one_clear_sentence(tmp_path, content):
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    with pytest.raises(TraceError) as raised:
+        trace(path)
+    message = str(raised.value)
+    assert "bad.json" in message
+    assert "\n" not in message
+    assert len(message) < 400
+    assert ": " in message and message.endswith(".")  # what is wrong, then the remedy
+
+
+def test_a_few_malformed_events_among_many_are_left_out_with_a_note(read):
+    many = [event("cpu_op", "aten::add", 1, 2) for _ in range(200)]
+    result = read([*LADDER, *many, event("cpu_op", "aten::add", 1, -2), "no event"])
+    assert times(result) == LADDER_TIMES
+    assert "2 malformed events of 210 were left out" in result.notes[0]
+
+
+def test_words_json_does_not_know_are_read_as_missing(read):
+    text = GOOD.replace('"correlation": 1', '"correlation": 1, "bandwidth": inf, "warps": N/A')
+    assert "inf" in text
+    assert times(read(text)) == LADDER_TIMES
+
+
+def test_a_name_that_is_not_utf8_is_noted(read):
+    result = read(GOOD.encode().replace(b"aten::relu", b"aten::\xff\xfe"))
+    assert times(result) == LADDER_TIMES
+    assert "UTF-8" in result.notes[0]
+
+
+def test_what_is_no_file_is_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, reason in [
+        (tmp_path / "missing.json", "No such file"),
+        (tmp_path, "a folder"),
+        (tmp_path / "pipe", "not a regular file"),
+        ("nul\0byte", "cannot be read"),
+    ]:
+        with pytest.raises(TraceError, match=reason):
+            trace(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read all")
+def test_a_file_without_permission_is_refused(tmp_path):
+    path = tmp_path / "secret.json"
+    path.write_text(GOOD)
+    path.chmod(0)
+    with pytest.raises(TraceError, match="Permission denied"):
+        trace(path)
+
+
+def test_sizes_past_the_limits_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "big.json"
+    path.write_text(GOOD)
+    monkeypatch.setattr(trace_file, "MAX_BYTES", 100)
+    with pytest.raises(TraceError, match="larger than .* GiB uncompressed"):
+        trace(path)
+    monkeypatch.undo()
+    monkeypatch.setattr(trace_file, "MAX_EVENTS", 3)
+    with pytest.raises(TraceError, match="more than 3 events"):
+        trace(path)
+
+
+def test_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path):
+    path = tmp_path / "bomb.json.gz"
+    with gzip.open(path, "wb") as file:
+        file.write(b"[")
+        for _ in range(64):
+            file.write(b" " * 2**20)
+    with pytest.raises(TraceError, match="unpacks to more than 200 times its size"):
+        trace(path)
+
+
+CONTRACT = {
+    "step_us", "kernel_us", "memcpy_us", "memset_us", "communication_us", "runtime_us",
+    "dataloader_us", "cpu_exec_us", "other_us", "gpu_utilization", "tensor_core_share", "steps",
+    "idle",
+}  # fmt: skip
+
+
+def test_it_prints_and_goes_through_json(read):
+    odd = "<script>alert(1)</script>"
+    listed = [{"id": 0, "name": odd}]
+    result = read({"deviceProperties": listed, "traceEvents": LADDER})
+    assert not CONTRACT - set(json.loads(json.dumps(result.to_dict())))
+    assert "\n" not in repr(result)
+    assert "10.0% busy" in str(result)
+    assert odd in str(result)
+    assert odd not in result._repr_html_()
+
+
+def test_reading_a_trace_loads_neither_torch_nor_matplotlib():
+    code = "import sys, labkit.explain.trace; print(*{'torch', 'matplotlib'} & set(sys.modules))"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    assert not done.stdout.strip()
+
+
+def test_memory_stays_under_six_times_the_file_and_time_near_plain_json(tmp_path):
+    script = REPOSITORY / "tests" / "benchmarks" / "trace_reader.py"
+    command = [sys.executable, str(script), "--events", "40000", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for result in json.loads(done.stdout):
+        assert result["events"] >= 40_000
+        assert 0 < result["memory_ratio"] < 6
+
+    sys.path.insert(0, str(script.parent))
+    try:
+        from trace_reader import write_trace
+    finally:
+        sys.path.pop(0)
+    path = tmp_path / "generated.json"
+    write_trace(path, 20_000)
+    took = {trace: [], json.loads: []}
+    for _ in range(3):
+        for function, argument in ((trace, path), (json.loads, path.read_bytes())):
+            began = time.perf_counter()
+            function(argument)
+            took[function].append(time.perf_counter() - began)
+    assert statistics.median(took[trace]) < 5 * statistics.median(took[json.loads])
+
+
+FIGURES = {
+    "all classes": LADDER,
+    "odd names": [
+        step(1, 0, 100), kernel(1, 0, 50, name="$\\frac{" * 20),
+        kernel(2, 50, 20, name="nvjet_a\n"),
+        *(kernel(3 + i, 70 + i, 1, name=f"void at::native::f{i}<4, long>(int)") for i in range(20)),
+    ],
+    "cpu": [step(1, 0, 100), event("cpu_op", "aten::relu", 0, 80)],
+    "nothing but copies": [step(1, 0, 100), event("gpu_memcpy", "Memcpy DtoH", 0, 50, pid=0)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("events", FIGURES.values(), ids=FIGURES)
+def test_the_figure_keeps_its_texts_apart_and_inside(read, events, monkeypatch):
+    assert_readable(draw(read(events)), monkeypatch)
+
+
+@needs_real_traces
+@pytest.mark.parametrize("name", REAL)
+def test_the_figure_of_a_real_trace_is_readable(name, monkeypatch):
+    texts = assert_readable(draw(trace(TRACES / name)), monkeypatch)
+    assert any("DataLoader" in text for text in texts)
+    assert any(text.endswith(" ms") for text in texts)
+
+
+def assert_readable(figure, monkeypatch):
+    """Render, and check the texts that are drawn (an axis holds ticks that are not)."""
+    drawn = {}
+    original = Text.draw
+
+    def remember(text, renderer, *args, **kwargs):
+        if text.get_visible() and text.get_text().strip():
+            drawn[text] = text.get_window_extent(renderer)
+        return original(text, renderer, *args, **kwargs)
+
+    monkeypatch.setattr(Text, "draw", remember)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    drawn.clear()  # the first drawing finds the layout
+    canvas.draw()
+    width, height = canvas.get_width_height()
+    boxes = [(text.get_text(), box) for text, box in drawn.items()]
+    assert boxes
+    for text, box in boxes:
+        assert box.x0 >= -1 and box.x1 <= width + 1, f"{text!r} leaves the figure sideways"
+        assert box.y0 >= -1 and box.y1 <= height + 1, f"{text!r} leaves the figure"
+    for (one, a), (other, b) in itertools.combinations(boxes, 2):
+        apart = a.x1 <= b.x0 + 1 or b.x1 <= a.x0 + 1 or a.y1 <= b.y0 + 1 or b.y1 <= a.y0 + 1
+        assert apart, f"{one!r} and {other!r} overlap"
+    return [text for text, _ in boxes]
