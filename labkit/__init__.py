@@ -17,6 +17,8 @@ _NAMES = {
     "Run": "labkit.lab.run",
     "RecordError": "labkit.lab.record",
     "load": "labkit.lab.run",
+    "diagnose": "labkit.explain.diagnosis",
+    "trace": "labkit.explain.trace",
     "machine": "labkit.lab.machine",
     "panel": "labkit.show.panel",
     "run": "labkit.show.running",

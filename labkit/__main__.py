@@ -69,6 +69,13 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--over", action="append", required=True, metavar="KNOB=A,B,C")
     sub.add_argument("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
 
+    sub = command("trace", trace, "read a torch.profiler trace: where each step's time goes")
+    sub.add_argument("file", metavar="FILE", help=".json or .json.gz, from torch.profiler")
+    sub.add_argument("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
+
+    sub = command("diagnose", diagnose, "name the bottleneck of a record or a profiler trace")
+    sub.add_argument("path", metavar="PATH", help="a run's folder or record, or a trace file")
+
     command("bench-self", bench_self, "what the kit itself costs, measured on this machine")
     return root
 
@@ -128,6 +135,26 @@ def values(text: str) -> tuple[str, list[Any]]:
     if not equals or not listed:
         raise BadInput(f"--over {text!r} is not KNOB=A,B,C.")
     return name, [parse_settings([f"{name}={value}"])[name] for value in listed.split(",")]
+
+
+def trace(options: argparse.Namespace) -> int:
+    """`labkit trace FILE`."""
+    import labkit as lk
+
+    breakdown = lk.trace(options.file)
+    if options.plot:
+        from labkit.show import trace_figure
+
+        trace_figure.draw(breakdown).savefig(options.plot)
+    return answer(options, breakdown.to_dict(), str(breakdown))
+
+
+def diagnose(options: argparse.Namespace) -> int:
+    """`labkit diagnose PATH`."""
+    import labkit as lk
+
+    diagnosis = lk.diagnose(options.path)
+    return answer(options, diagnosis.to_dict(), str(diagnosis))
 
 
 def bench_self(options: argparse.Namespace) -> int:

@@ -64,17 +64,14 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
         log.write("stage", name=name, done=done, total=total)
 
     stage("importing torch")
-    import torch
-
-    from labkit.bench import data, faults, machine, memory
+    from labkit.bench import data, faults, machine, memory, xray
     from labkit.bench.device_lock import hold
     from labkit.bench.loop import Trainer, train
+    from labkit.bench.own_time import OwnTime
     from labkit.bench.settle import settle
     from labkit.bench.timeline import make_timeline
 
-    # On a CPU the device is the CPU running the model: a fixed share of the cores, so that the
-    # loader has the others
-    torch.set_num_threads(max(1, machine.cpu_cores() // 4))
+    machine.use_fixed_threads()
     device = machine.find_device(spec["pipeline"]["device"])
     job, not_applied = settle(spec["pipeline"], device)
     here = machine.describe(device)
@@ -92,12 +89,17 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
     dataset = faults.plant(spec.get("fault"), dataset, trainer)
     loader = data.make_loader(dataset, job)
     in_flight = job.num_workers * (job.prefetch_factor or 0)
-    timeline = make_timeline(log, device)
+    timeline = make_timeline(log, folder, device)
     log.write("begin", warmup=max(3, in_flight))
     iterator = iter(loader)  # starts the workers
     log.write("workers", pids=[child.pid for child in multiprocessing.active_children()])
-    train(trainer, iterator, timeline, job)
+    own_time = OwnTime(log)
+    trainer.compute = own_time.around(trainer.compute)
+    xray.keep_time(job)
+    steps = train(trainer, iterator, timeline, job)
+    own_time.flush()
     log.write("memory", peak_bytes=memory.peak_bytes(device))
+    xray.look(trainer, iterator, job, steps, folder, log)
 
 
 if __name__ == "__main__":

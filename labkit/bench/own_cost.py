@@ -16,6 +16,7 @@ import torch
 
 from labkit.bench.events import EventLog, now_ns
 from labkit.bench.loop import Trainer
+from labkit.bench.own_time import OwnTime
 from labkit.bench.step_log import StepLog
 from labkit.bench.timeline import HostTimeline
 
@@ -51,7 +52,9 @@ def measure() -> dict[str, float]:
     coin = random.Random(0)
     took: tuple[list[int], list[int]] = ([], [])  # without, with
     with tempfile.TemporaryDirectory() as folder:
-        timeline = HostTimeline(StepLog(EventLog(folder), folder))
+        log = EventLog(folder)
+        timeline = HostTimeline(StepLog(log, folder))
+        timed = OwnTime(log).around(trainer.compute)
         for i in range(STEPS):
             recorded = coin.random() < 0.5
             start = now_ns()
@@ -62,7 +65,7 @@ def measure() -> dict[str, float]:
                 batch = trainer.to_device(images, labels)
                 copied = now_ns()
                 timeline.computing()
-                loss = trainer.compute(*batch, update=True)
+                loss = timed(*batch, update=True)
                 timeline.step(i, (asked, ready, copied, now_ns()), len(labels), loss)
             else:
                 trainer.compute(*trainer.to_device(images, labels), update=True)
