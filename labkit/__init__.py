@@ -16,6 +16,7 @@ _NAMES = {
     "Pipeline": "labkit.lab.pipeline",
     "Run": "labkit.lab.run",
     "RecordError": "labkit.lab.record",
+    "instruments": "labkit.explain.instruments",
     "load": "labkit.lab.run",
     "diagnose": "labkit.explain.diagnosis",
     "trace": "labkit.explain.trace",

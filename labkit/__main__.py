@@ -110,8 +110,6 @@ def run(options: argparse.Namespace) -> int:
         done.save(options.save)
     if options.plot:
         done.plot().savefig(options.plot)
-    if done.error:
-        print(f"labkit: {done.error}", file=sys.stderr)
     lines = [repr(done), *(f"not applied: {k}: {why}" for k, why in done.not_applied.items())]
     answer(options, done.to_dict(), "\n".join(lines))
     return 1 if done.outcome == "failed" else 0

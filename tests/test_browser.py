@@ -19,6 +19,8 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 LESSON = Path(__file__).parents[1] / "notebooks" / "02_sawtooth_diagnosis.ipynb"
 SOON, LATE = 60_000, 240_000  # ms: waits end on a condition, these only bound a machine that hangs
 
+sync_api.expect.set_options(timeout=SOON)
+
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH"),

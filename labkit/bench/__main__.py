@@ -86,6 +86,9 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
     )
     stage("building the model")
     trainer = Trainer(job, device)
+    if job.compile:
+        stage("compiling the model")
+        log.write("compiled", seconds=trainer.compile_now())
     dataset = faults.plant(spec.get("fault"), dataset, trainer)
     loader = data.make_loader(dataset, job)
     in_flight = job.num_workers * (job.prefetch_factor or 0)

@@ -145,7 +145,7 @@ def make_dataset(job: Any, cache: Path, progress: Callable[[int, int], None]) ->
 def make_loader(dataset: Dataset, job: Any) -> DataLoader:
     """Build the DataLoader the job asks for, with PyTorch's own meaning of every setting."""
     by_batch = hasattr(dataset, "__getitems__")
-    collate = _as_is if by_batch else torch.utils.data.default_collate
+    collate = _in_shared_memory if by_batch else torch.utils.data.default_collate
     if job.stall_ms:
         collate = Stalling(collate, job)
     with_workers: dict[str, Any] = {}
@@ -167,5 +167,11 @@ def make_loader(dataset: Dataset, job: Any) -> DataLoader:
     )
 
 
-def _as_is(batch: Any) -> Any:
-    return batch
+def _in_shared_memory(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Hand a whole batch over; in a worker through shared memory, as default_collate does.
+
+    Left to the queue's own thread, a full /dev/shm would drop the batch without an error.
+    """
+    if torch.utils.data.get_worker_info() is None:
+        return batch
+    return tuple(tensor.share_memory_() for tensor in batch)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 # Width and depth of each model by size of the device. CPU: a step of 5 to 10 ms on one core at
-# the default batch of 16 images of 48 px, near the classic 50/10 example's compute. GPUs: by number of
-# SMs, aimed at 5 to 20 ms a step, so that the default loader starves the card without workers.
+# the default batch of 16 images of 48 px, near the classic 50/10 example's compute. GPUs: by
+# number of SMs, aimed at 5 to 20 ms a step, so that the default loader starves the card.
 SIZES = {
     "cpu": {"cnn": (16, 2), "mlp": (128, 3), "transformer": (64, 2)},
     "small": {"cnn": (128, 6), "mlp": (4096, 6), "transformer": (512, 8)},

@@ -46,15 +46,33 @@ class CpuMeter:
 
         self.psutil = psutil
         self.bench = psutil.Process(bench_pid)
+        self.spent_s: dict[int, float] = {}  # CPU time of each of the run's processes so far
+        self.read_at = time.monotonic()
         psutil.cpu_percent()
 
     def read(self) -> dict[str, Any]:
-        """Return {cpu: share of all cores in use since the last call, rss_gib: bench + workers}."""
+        """Return {cpu, own_cpu: share of all cores in use, by anyone and by this run; rss_gib}."""
         rss = None
         with contextlib.suppress(self.psutil.Error):
             family = [self.bench, *self.bench.children()]
             rss = sum(p.memory_info().rss for p in family) / 2**30
-        return {"cpu": self.psutil.cpu_percent() / 100, "rss_gib": rss and round(rss, 4)}
+        return {
+            "cpu": self.psutil.cpu_percent() / 100,
+            "own_cpu": self._own_share(),
+            "rss_gib": rss and round(rss, 4),
+        }
+
+    def _own_share(self) -> float | None:
+        """Return the share of all cores that bench and workers used since the last call."""
+        spent, now = {}, time.monotonic()
+        with contextlib.suppress(self.psutil.Error):
+            for process in (self.bench, *self.bench.children()):
+                times = process.cpu_times()
+                spent[process.pid] = times.user + times.system
+        used = sum(s - self.spent_s.get(pid, s) for pid, s in spent.items())
+        cores = (now - self.read_at) * (self.psutil.cpu_count() or 1)
+        self.spent_s, self.read_at = spent, now
+        return round(used / cores, 3) if cores > 0 else None
 
 
 class GpuMeter:

@@ -10,8 +10,7 @@ from typing import Any
 REMEDIES = [
     (r"out of memory|can't allocate memory|not enough memory|DefaultCPUAllocator",
      "lower batch_size, width or image_px, or use precision='bf16' and accumulation_steps."),
-    (r"[Bb]us error|No space left on device.*shm|unable to (open|write|mmap).*shared memory"
-     r"|insufficient shared memory",
+    (r"[Bb]us error|shared memory",
      "/dev/shm is full: lower num_workers, prefetch_factor or batch_size, "
      "or start the container with --shm-size=2g."),
     (r"worker.* (killed|exited unexpectedly)",

@@ -317,6 +317,11 @@ class Run:
         return None if peak is None else peak / 2**30
 
     @property
+    def compile_s(self) -> float | None:
+        """Time torch.compile took before the first step, s; None for an eager run."""
+        return self._last.get("compiled", {}).get("seconds")
+
+    @property
     def energy_j(self) -> float | None:
         """Energy the card used while training, from its own counter; None where it has none."""
         if not self._steps:
@@ -331,7 +336,7 @@ class Run:
         names = (
             "id", "utc", "recorded", "outcome", "error", "steps", "samples", "warmup",
             "utilization", "throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "spread",
-            "noisy", "peak_memory_gib", "energy_j", "not_applied",
+            "noisy", "compile_s", "peak_memory_gib", "energy_j", "not_applied",
         )  # fmt: skip
         values = {name: getattr(self, name) for name in names}
         values["loss"] = [step.get("loss") for step in self._steps]

@@ -33,12 +33,13 @@ def run(
 
     Raises:
         ValueError: A bad knob or wandb setting, before anything starts.
-        KeyboardInterrupt: While waiting; the run has been stopped first.
+        KeyboardInterrupt: While waiting; the run has been stopped first, and what it did is in
+            `lk.run.last`.
     """
     if pipeline is not None and not isinstance(pipeline, Pipeline):
         raise ValueError(f"pipeline={pipeline!r}: give a labkit.Pipeline, or knobs by name.")
     pipeline = (pipeline or Pipeline()).but(**knobs)
-    started = launch(pipeline, after=wandb_log.command(wandb))
+    run.last = started = launch(pipeline, after=wandb_log.command(wandb))
     if wait:
         watch(started, before)
     return started

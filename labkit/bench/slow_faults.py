@@ -1,0 +1,280 @@
+"""Faults that cost time, planted for real: each takes an amount, in the unit its docstring states.
+
+`IN_ITEM` runs in the loader for every item, the others in the training process: `IN_COPY` replaces
+the copy to the device, `IN_MODEL` changes the model or the optimizer, `BEFORE_STEP` runs in front
+of each step's compute, `BETWEEN_STEPS` behind it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class SlowItems(torch.utils.data.Dataset):
+    """Wraps a dataset; `work(dataset, ticket, amount)` is done for every sample that is fetched."""
+
+    def __init__(self, dataset: Any, work: Callable, amount: float):
+        self.dataset, self.work, self.amount = dataset, work, int(amount)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, ticket: tuple[int, int]) -> Any:
+        self.work(self.dataset, ticket, self.amount)
+        return self.dataset[ticket]
+
+
+class SlowBatches(SlowItems):
+    """The same for a dataset that is fetched by the batch."""
+
+    def __getitems__(self, tickets: list[tuple[int, int]]) -> Any:
+        for ticket in tickets:
+            self.work(self.dataset, ticket, self.amount)
+        return self.dataset.__getitems__(tickets)
+
+
+def slow_decode(dataset: Any, ticket: tuple[int, int], amount: int) -> None:
+    """Every item is read, decoded and augmented `amount` times more than it is used."""
+    for _ in range(amount):
+        _ = dataset[ticket]
+
+
+def object_building(_dataset: Any, _ticket: tuple[int, int], amount: int) -> None:
+    """Every item builds `amount` Python dictionaries, as a dataset of parsed records does."""
+    records = [{"id": i, "box": (i, i + 1, 2.0), "tag": str(i)} for i in range(amount)]
+    _ = sum(record["id"] for record in records)
+
+
+def oversubscribed(_dataset: Any, _ticket: tuple[int, int], amount: int) -> None:
+    """Every item is blurred by torch on `amount` threads, in each worker."""
+    if torch.get_num_threads() != amount:
+        torch.set_num_threads(amount)  # the loader had set 1
+    nn.functional.conv2d(torch.ones(1, 3, 224, 224), torch.ones(8, 3, 5, 5), padding=2)
+
+
+def small_copies(trainer: Any, amount: float) -> None:
+    """The batch goes to the device in `amount` pieces a sample, and is put together there."""
+    device, plain = trainer.device, trainer.to_device
+
+    def to_device(images: torch.Tensor, labels: torch.Tensor) -> tuple:
+        pieces = images.flatten(2).chunk(int(amount), dim=2)
+        parts = [part.to(device, copy=True) for piece in pieces for part in piece]  # many copies
+        pieces = [
+            torch.stack(parts[i : i + len(images)]) for i in range(0, len(parts), len(images))
+        ]
+        return torch.cat(pieces, dim=2).view(images.shape), plain(images[:0], labels)[1]
+
+    trainer.to_device = to_device
+
+
+def on_stem(trainer: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Pass what the first convolution or linear layer makes through `change`."""
+    stem = next(m for m in trainer.model.modules() if isinstance(m, (nn.Conv2d, nn.Linear)))
+    stem.register_forward_hook(lambda _module, _inputs, out: change(out))
+
+
+def launch_storm(trainer: Any, amount: float) -> None:
+    """The model runs `amount` pairs of operators on eight numbers."""
+    start = torch.zeros(8, device=trainer.device)
+
+    def storm(out: torch.Tensor) -> torch.Tensor:
+        x = start
+        for _ in range(int(amount)):
+            x = x * 0.5 + 1.0
+        return out + 0.0 * x[0]
+
+    on_stem(trainer, storm)
+
+
+def python_heavy(trainer: Any, amount: float) -> None:
+    """The model's forward runs `amount` thousand turns of a Python loop."""
+
+    def count(out: torch.Tensor) -> torch.Tensor:
+        total = 0
+        for i in range(int(1000 * amount)):
+            total += i & 7
+        return out if total >= 0 else -out
+
+    on_stem(trainer, count)
+
+
+def elementwise_chain(trainer: Any, amount: float) -> None:
+    """A GELU written out of `amount` times five elementwise operators, each a pass over memory."""
+
+    def chain(out: torch.Tensor) -> torch.Tensor:
+        for _ in range(int(amount)):
+            out = 0.5 * out * (1.0 + torch.tanh(0.8 * out + 0.04))
+        return out
+
+    on_stem(trainer, chain)
+
+
+def graph_breaks(trainer: Any, amount: float) -> None:
+    """The model is compiled, and its forward falls back to Python `amount` times."""
+    start = torch.zeros(8, device=trainer.device)
+
+    def breaks(out: torch.Tensor) -> torch.Tensor:
+        x = start
+        for _ in range(int(amount)):
+            x = x * 0.5 + 1.0
+            torch._dynamo.graph_break()
+        return out + 0.0 * x[0]
+
+    on_stem(trainer, breaks)
+    trainer.model = torch.compile(trainer.model, backend="eager")
+
+
+def recompiles(trainer: Any, amount: float) -> None:
+    """The model depends on a number that is new in every step: compiled anew, once in `amount`."""
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 10_000
+    model, steps = trainer.model, iter(range(10**9))
+    model.scale = 0
+
+    def before(_module: Any, _inputs: Any) -> None:
+        model.scale = next(steps) // int(amount)
+
+    on_stem(trainer, lambda out: out + 0.0 * model.scale)
+    compiled = torch.compile(model, backend="eager", dynamic=False)
+    compiled.register_forward_pre_hook(before)
+    trainer.model = compiled
+
+
+def one_by_one_optimizer(trainer: Any, amount: float) -> None:
+    """The model has `amount` small parameters more, and the optimizer updates them one by one."""
+    small_parameters(trainer, amount, fused=False)
+
+
+def fused_optimizer(trainer: Any, amount: float) -> None:
+    """The same parameters, updated in one fused call: what the fault is measured against."""
+    small_parameters(trainer, amount, fused=True)
+
+
+def small_parameters(trainer: Any, amount: float, fused: bool) -> None:
+    """Give the model `amount` vectors of 16 that are added to its first layer's output."""
+    model, device = trainer.model, trainer.device
+    model.extra = nn.ParameterList(torch.zeros(16) for _ in range(int(amount))).to(device)
+    on_stem(trainer, lambda out: out + torch.cat(list(model.extra)).sum())
+    trainer.optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-3, fused=fused, foreach=False if not fused else None
+    )
+
+
+def collect_garbage(trainer: Any, amount: float) -> Callable[[], None]:
+    """A full garbage collection in every step, over `amount` thousand live objects."""
+    trainer.kept = [[i] for i in range(int(1000 * amount))]
+    return lambda: gc.collect() and None
+
+
+def log_everything(trainer: Any, amount: float) -> Callable[[], None]:
+    """Statistics of every parameter as JSON to a synced file, `amount` times a step."""
+    file = open("every_step.log", "w")  # in the run's folder
+
+    def log() -> None:
+        for _ in range(int(amount)):
+            for name, p in trainer.model.named_parameters():
+                values = p.detach().float()
+                row = {"name": name, "mean": values.mean().item(), "max": values.max().item()}
+                file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    return log
+
+
+def evaluate(trainer: Any, amount: float) -> Callable[[], None]:
+    """Every tenth step, `amount` held-out batches are evaluated and scored in Python."""
+    job, steps = trainer.job, iter(range(1, 10**9))
+    images = torch.zeros(job.batch_size, 3, job.image_px, job.image_px, dtype=torch.uint8)
+
+    def run() -> None:
+        if next(steps) % 10:
+            return
+        trainer.model.eval()
+        with torch.no_grad():
+            for _ in range(int(amount)):
+                guess = trainer.model(trainer.to_device(images, images[:, 0, 0, 0])[0].float())
+                _ = [int(row.argmax()) for row in guess]  # waits for the device, row by row
+        trainer.model.train()
+
+    return run
+
+
+def checkpoint(trainer: Any, amount: float) -> Callable[[], None]:
+    """Every fifth step, the weights and `amount` MB of optimizer state are written and synced."""
+    steps, state = iter(range(1, 10**9)), torch.rand(int(amount * 250_000))
+
+    def save() -> None:
+        if next(steps) % 5:
+            return
+        with open("checkpoint.pt", "wb") as file:  # in the run's folder
+            torch.save({"model": trainer.model.state_dict(), "state": state}, file)
+            os.fsync(file.fileno())
+
+    return save
+
+
+def read_losses(trainer: Any, amount: float) -> Callable[[], None]:
+    """The host waits for the device `amount` times in every step (`.item()`): costs a GPU only."""
+
+    def read() -> None:
+        for _, p in zip(range(int(amount)), trainer.model.parameters(), strict=False):
+            p.detach().sum().item()
+
+    return read
+
+
+IN_ITEM = {
+    "slow_decode": slow_decode,
+    "object_building": object_building,
+    "oversubscribed": oversubscribed,
+}
+IN_COPY = {"small_copies": small_copies}
+IN_MODEL = {
+    "launch_storm": launch_storm,
+    "python_heavy": python_heavy,
+    "elementwise_chain": elementwise_chain,
+    "graph_breaks": graph_breaks,
+    "recompiles": recompiles,
+    "one_by_one_optimizer": one_by_one_optimizer,
+    "fused_optimizer": fused_optimizer,
+}
+BEFORE_STEP = {"collect_garbage": collect_garbage}
+BETWEEN_STEPS = {
+    "log_everything": log_everything,
+    "evaluate": evaluate,
+    "checkpoint": checkpoint,
+    "read_losses": read_losses,
+}
+NAMES = (*IN_ITEM, *IN_COPY, *IN_MODEL, *BEFORE_STEP, *BETWEEN_STEPS)
+
+
+def plant(name: str, amount: float, dataset: Any, trainer: Any) -> Any:
+    """Plant one fault in the trainer, or return the dataset with it."""
+    if name in IN_ITEM:
+        kind = SlowBatches if hasattr(dataset, "__getitems__") else SlowItems
+        return kind(dataset, IN_ITEM[name], amount)
+    if name in BEFORE_STEP:
+        trainer.compute = _both(BEFORE_STEP[name](trainer, amount), trainer.compute)
+    elif name in BETWEEN_STEPS:
+        trainer.after_step = _both(trainer.after_step, BETWEEN_STEPS[name](trainer, amount))
+    else:
+        (IN_COPY | IN_MODEL)[name](trainer, amount)
+    return dataset
+
+
+def _both(first: Callable, second: Callable) -> Callable:
+    """Return a function that calls `first()` and returns what `second` does with its arguments."""
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        if first is not None:
+            first()
+        return second(*args, **kwargs)
+
+    return both

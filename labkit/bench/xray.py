@@ -1,0 +1,88 @@
+"""The x-ray: a few more steps under torch.profiler once the measured ones are over.
+
+The profiler makes a step up to two thirds longer, and while it starts and stops the loader fills
+its queues. So the steps it watches come after the last measured one and enter no statistics. Then
+the same step is timed with twice the batch and in BF16: what such a change brings is measured on
+this device, never assumed. Everything goes to one `xray` event; the trace stays in the folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from labkit.bench import op_times, probes
+from labkit.bench.events import EventLog
+
+FILE_NAME = "xray.json.gz"
+WINDOW = "labkit.compute"  # the mark around forward, backward and update
+MIN_STEPS = 20  # a run of fewer is a quick look: the x-ray would be a large part of it
+COST_S = 0.5  # about what it takes; kept free of a run that has a limit of some seconds
+LONGEST_STEP_S = 0.5  # no x-ray where a step takes longer
+
+
+def keep_time(job: Any) -> None:
+    """Shorten a run that has a limit of some seconds by what the x-ray will take."""
+    if job.xray and job.seconds and job.seconds < 4 * COST_S:
+        job.xray = False
+    elif job.xray and job.seconds:
+        job.seconds -= COST_S
+
+
+def look(
+    trainer: Any, batches: Iterator, job: Any, steps: int, folder: Path, log: EventLog
+) -> None:
+    """Write the `xray` event, or `no_xray` and why there is none. Never ends the run."""
+    if why := skip(job, steps):
+        log.write("no_xray", why=why)
+        return
+    try:
+        start = time.perf_counter()
+        batch = trainer.to_device(*next(batches))
+        trainer.compute(*batch, update=True)
+        probes.finish(trainer.device)
+        seconds = time.perf_counter() - start
+        if seconds > LONGEST_STEP_S:
+            log.write("no_xray", why=f"a step takes {seconds:.1f} s: too long to repeat")
+            return
+        found = profile(trainer, batches, folder, 3)
+        log.write("xray", **found | probes.measure(trainer, *batch))
+    except Exception as error:  # the run itself is complete: its numbers stand
+        log.write("no_xray", why=f"{type(error).__name__}: {str(error)[:300]}")
+
+
+def skip(job: Any, steps: int) -> str | None:
+    """Why this run gets no x-ray, or None."""
+    if not job.xray:
+        return "it was switched off, or the run is too short for it"
+    if steps < MIN_STEPS:
+        return f"the run had {steps} steps, an x-ray needs {MIN_STEPS}"
+    return None
+
+
+def profile(trainer: Any, batches: Iterator, folder: Path, active: int) -> dict[str, Any]:
+    """Profile `active` real steps, keep their trace in `folder`, return what they were made of."""
+    from torch.profiler import ProfilerActivity, record_function, schedule
+    from torch.profiler import profile as profiler
+
+    activities = [ProfilerActivity.CPU]
+    if trainer.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with profiler(
+        activities=activities,
+        schedule=schedule(wait=0, warmup=1, active=active, repeat=1),
+        record_shapes=True,
+    ) as recorded:
+        for step in range(1 + active):
+            batch = trainer.to_device(*next(batches))
+            with record_function(WINDOW):
+                trainer.compute(*batch, update=True)
+            trainer.after_step()
+            if step == active:
+                probes.finish(trainer.device)  # its kernels must be in the trace
+            recorded.step()
+    found = op_times.summarise(recorded.profiler.kineto_results.events(), WINDOW)
+    recorded.export_chrome_trace(str(folder / FILE_NAME))
+    return found

@@ -1,0 +1,228 @@
+"""Why is the device idle, and what do I change: `diagnose(run)` gives one answer with evidence."""
+
+from __future__ import annotations
+
+import html
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labkit.explain import thresholds as limits
+from labkit.explain.facts import Evidence, Facts, of_trace
+from labkit.explain.finding import WORDS, Finding
+from labkit.explain.rules import RULES
+
+RECORDS = (".jsonl", ".jsonl.gz")
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What holds a run back.
+
+    Attributes:
+        bottleneck: "input", "transfer", "launch", "memory_bandwidth", "precision", "compute"
+            (healthy: the device is the limit) or "unsure".
+        findings: What costs device time, ranked by how much.
+        confidence: 0 to 1: in what share of resampled runs (the steps drawn again with replacement)
+            the verdict is the same. It knows the noise of the run, not the errors of a rule; for
+            those see the confusion matrix of the fault set.
+        source: What it was told from; says RECORDED, and on what, where that was not here.
+        notes: What limits the verdict.
+    """
+
+    bottleneck: str
+    findings: tuple[Finding, ...]
+    confidence: float
+    source: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def evidence(self) -> str:
+        """The evidence of the first finding."""
+        return self.findings[0].evidence
+
+    @property
+    def advice(self) -> str:
+        """What to change first."""
+        return self.findings[0].advice
+
+    def to_dict(self) -> dict[str, Any]:
+        """The diagnosis as JSON types."""
+        return {
+            "bottleneck": self.bottleneck,
+            "confidence": round(self.confidence, 3),
+            "findings": [finding.to_dict() for finding in self.findings],
+            "source": self.source,
+            "notes": list(self.notes),
+        }
+
+    @property
+    def headline(self) -> str:
+        """The verdict in a few words."""
+        return f"{self.bottleneck} ({WORDS[self.bottleneck]})"
+
+    def __str__(self) -> str:
+        mark = f"{self.source}: " if self.source.startswith("RECORDED") else ""
+        evidence = self.evidence.rstrip(".")
+        return f"{mark}Bottleneck {self.headline}: {evidence}. {self.advice}"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        say = html.escape
+        rows = "".join(
+            f"<tr><td style='text-align:left'><b>{say(f.name)}</b><br>{say(f.cause)}</td>"
+            f"<td>{f.lost_share:.0%}</td>"
+            f"<td style='text-align:left'>{say(f.evidence)}<br><i>{say(f.advice)}</i></td></tr>"
+            for f in self.findings[:4]
+        )
+        notes = "".join(f"<div>{say(note)}</div>" for note in self.notes)
+        return (
+            "<div style='max-width:860px;border-left:4px solid #0072B2;padding-left:12px'>"
+            f"<div style='font-size:115%'>Bottleneck: <b>{say(self.headline)}</b></div>"
+            f"<small>{say(self.source)}; the same verdict in {self.confidence:.0%} of resampled "
+            "runs</small>"
+            "<table><tr><th>finding</th><th>time lost</th><th style='text-align:left'>evidence, "
+            f"and what to change</th></tr>{rows}</table><small>{notes}</small></div>"
+        )
+
+
+def diagnose(what: Any) -> Diagnosis:
+    """Name the bottleneck of a run, a record or a profiler trace.
+
+    Args:
+        what: A Run; the path of a saved record (.jsonl, .jsonl.gz or a run's folder); or the path
+            of a torch.profiler trace (.json, .json.gz).
+
+    Raises:
+        RecordError: A record that cannot be used (a ValueError).
+        TraceError: A trace that cannot be used (a ValueError).
+    """
+    if isinstance(what, (str, os.PathLike)):
+        path = Path(what)
+        if not path.is_dir() and not path.name.endswith(RECORDS):
+            from labkit.explain.trace import trace
+
+            return _of_facts(of_trace(trace(path)), str(path.name))
+        from labkit.lab.run import load
+
+        what = load(path)
+    return _of_run(what)
+
+
+def _of_run(run: Any) -> Diagnosis:
+    source = (
+        f"RECORDED on {run.machine.name}" if run.recorded else f"measured on {run.machine.name}"
+    )
+    evidence = Evidence(run)
+    doubt = _too_short(evidence) or _shared(run, evidence)
+    if doubt:
+        findings = (doubt, *(_rank(evidence.facts()) if len(evidence) else ()))
+        return Diagnosis("unsure", findings, 0.0, source)
+    return _of_facts(evidence.facts(), source, evidence)
+
+
+def _of_facts(facts: Facts, source: str, evidence: Evidence | None = None) -> Diagnosis:
+    findings = _rank(facts)
+    bottleneck = findings[0].name
+    confidence = 1.0 if evidence is None else _confidence(evidence, bottleneck)
+    if confidence < limits.MIN_CONFIDENCE:
+        findings = (_tied(confidence, findings), *findings)
+        bottleneck = "unsure"
+    return Diagnosis(bottleneck, findings, confidence, source, _notes(facts))
+
+
+def _rank(facts: Facts) -> tuple[Finding, ...]:
+    """Return the losses worth a name, the costliest bottleneck first; `compute` without any."""
+    found = [finding for rule in RULES if (finding := rule(facts)) is not None]
+    total: dict[str, float] = {}
+    for finding in found:
+        total[finding.name] = total.get(finding.name, 0.0) + finding.lost_share
+    named = [f for f in found if total[f.name] >= limits.WORTH_NAMING[f.name]]
+    named = [f for f in named if f.lost_share >= limits.WORTH_NAMING[f.name] / 2]
+    named.sort(key=lambda f: (-total[f.name], -f.lost_share))
+    return tuple(named) or (_healthy(facts, total),)
+
+
+def _healthy(facts: Facts, total: dict[str, float]) -> Finding:
+    name = max(total, key=lambda n: total[n] / limits.WORTH_NAMING[n])
+    return Finding(
+        "compute",
+        "the device is the limit",
+        f"the device computes for {facts.shares['compute']:.0%} of the time and no loss reaches "
+        f"its threshold; the nearest is {name}, {total[name]:.0%} of the time with a threshold of "
+        f"{limits.WORTH_NAMING[name]:.0%} ({facts.source}).",
+        "Nothing in the pipeline holds the device back: a larger batch (notebook 04 Batch sizing), "
+        "a smaller model or a faster device is what is left.",
+        0.0,
+    )
+
+
+def _confidence(evidence: Evidence, bottleneck: str) -> float:
+    """Return the share of resampled runs with the same verdict."""
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, len(evidence), (limits.RESAMPLES, len(evidence)))
+    same = [_rank(evidence.facts(row))[0].name == bottleneck for row in rows]
+    return float(np.mean(same))
+
+
+def _too_short(evidence: Evidence) -> Finding | None:
+    missing = limits.MIN_STEPS - len(evidence)
+    if missing <= 0:
+        return None
+    return Finding(
+        "unsure",
+        "too short",
+        f"only {len(evidence)} steps behind the warm-up, {limits.MIN_STEPS} are needed.",
+        f"Run {missing} more steps.",
+        0.0,
+    )
+
+
+def _shared(run: Any, evidence: Evidence) -> Finding | None:
+    others = max((sample.get("others") or 0 for sample in run.telemetry), default=0)
+    stolen, foreign = evidence.facts().stolen or 0.0, foreign_cores(run)
+    if others:
+        what = f"{others} other processes computed on the same GPU (NVML)"
+    elif stolen > limits.FOREIGN_LOAD and (foreign or 0.0) > limits.FOREIGN_CORES:
+        what = (
+            f"for {stolen:.0%} of the time the model's thread had work but no core (threshold "
+            f"{limits.FOREIGN_LOAD:.0%}), while other programs used {foreign:.1f} cores"
+        )
+    else:
+        return None
+    return Finding("unsure", "shared device", f"{what}.", "Stop the other work and run again.", 0.0)
+
+
+def foreign_cores(run: Any) -> float | None:
+    """Cores that programs other than the run used while it trained; None where not measured."""
+    stamps, cores = run.stamps, run.machine.cpu_cores
+    used = [
+        sample["cpu"] - sample["own_cpu"]
+        for sample in run.telemetry
+        if sample.get("own_cpu") is not None
+        and sample.get("cpu") is not None
+        and 0 < run.seconds(sample["t_ns"]) <= stamps[-1, 5]
+    ]
+    return float(np.mean(used)) * cores if used and cores else None
+
+
+def _tied(confidence: float, findings: tuple[Finding, ...]) -> Finding:
+    names = list(dict.fromkeys(finding.name for finding in findings))
+    return Finding(
+        "unsure",
+        "too close to call",
+        f"resampling the steps gives the same verdict in {confidence:.0%} of the cases only; the "
+        f"candidates are {' and '.join(names[:2])} ({limits.MIN_CONFIDENCE:.0%} are asked for).",
+        "Run longer (more steps), on a quiet machine.",
+        0.0,
+    )
+
+
+def _notes(facts: Facts) -> tuple[str, ...]:
+    if facts.xray or facts.source.startswith("profiler"):
+        return ()
+    return ("No x-ray: what happens inside the compute was not looked at (set xray=True).",)

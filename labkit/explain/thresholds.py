@@ -1,0 +1,49 @@
+"""Every threshold of the diagnosis, in one place, each with its source.
+
+"Calibrated" means: set on the calibration half of the fault set (its severities and seeds are kept
+apart from those the set is scored on) so that no healthy run of that half crosses it. Shares are of
+wall time, 0 to 1.
+"""
+
+from __future__ import annotations
+
+# -- when a loss is worth a name -----------------------------------------------------------------
+
+# A loss below this is not named. torch.utils.benchmark calls a measurement noisy at 10 % (IQR over
+# median), and whole runs on a machine with neighbours differ by 3 to 5 % (block A/A, measured).
+# Launch: every eager model spends some of its time dispatching, and the x-ray adds its own cost: 6
+# to 11 % in the healthy runs of the calibration half, 20 % and more in those with a planted fault.
+WORTH_NAMING = {
+    "input": 0.10,
+    "transfer": 0.10,
+    "launch": 0.15,
+    "memory_bandwidth": 0.12,
+    "precision": 0.12,
+}
+
+# -- when no verdict is given --------------------------------------------------------------------
+
+# Fewer measured steps than this give no verdict: the bootstrap below needs a distribution, and the
+# first steps are warm-up (lab/run.py leaves out 3 or more).
+MIN_STEPS = 12
+
+# The verdict must come out the same in this share of resampled runs. Two of three: below that the
+# top two losses are as good as tied.
+MIN_CONFIDENCE = 0.60
+RESAMPLES = 60  # enough to resolve a confidence of 0.60 to within 0.06 (binomial standard error)
+
+# Share of wall time in which the model's thread had work but no core, where that was not the doing
+# of our own loader workers: somebody else's work was on the device.
+FOREIGN_LOAD = 0.20
+# Cores that programs other than this run used on average (psutil), from which on they are to blame.
+FOREIGN_CORES = 0.35
+
+# -- inside the compute --------------------------------------------------------------------------
+
+# What 16-bit formats gain on Tensor Cores at the least: the low end of the published 2x to 8x
+# (PyTorch and NVIDIA mixed-precision guides). Used only for traces, where nothing can be measured.
+TENSOR_CORE_GAIN = 2.0
+
+# An x-ray whose kernels take this many times the compute that the run's own events measured (or
+# this small a part of it) contradicts them. CUDA graphs hide kernels from some profilers.
+DISAGREE_OVER, DISAGREE_UNDER = 1.5, 0.05

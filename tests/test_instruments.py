@@ -1,0 +1,78 @@
+"""Every instrument is held against the true intervals, and its error follows by hand."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import labkit as lk
+from labkit.explain.instruments import busy_until
+
+
+def a_run(period_s=0.06, busy_s=0.01, seconds=40.0, telemetry=(), kind="gpu"):
+    """A stand-in for a Run whose device works at the end of each period."""
+    ends = np.arange(period_s, seconds, period_s)
+    return SimpleNamespace(
+        busy=np.column_stack([ends - busy_s, ends]),
+        telemetry=list(telemetry),
+        seconds=lambda t_ns: t_ns / 1e9,
+        machine=SimpleNamespace(kind=kind),
+        xray=None,
+    )
+
+
+def by_name(run, part):
+    return next(reading for reading in lk.instruments(run) if part in reading.name)
+
+
+def test_the_true_intervals_are_off_by_nothing():
+    reading = by_name(a_run(), "true intervals")
+    assert reading.distance_pp == pytest.approx(0, abs=1e-6)
+    assert reading.shows_teeth
+
+
+def test_a_one_second_window_has_the_right_mean_and_shows_no_teeth():
+    reading = by_name(a_run(), "nvidia-smi -l 1")
+    assert reading.mean_error_pp == pytest.approx(0, abs=1)
+    assert reading.distance_pp == pytest.approx(100 * 2 * (1 / 6) * (5 / 6), abs=1)
+    assert reading.shows_teeth is False
+    assert reading.source.startswith("computed")
+
+
+def test_stalls_of_seconds_show_even_in_a_slow_window():
+    assert by_name(a_run(period_s=8.0, busy_s=4.0), "nvidia-smi -l 1").shows_teeth
+
+
+def test_polling_every_15_s_takes_a_few_unrelated_points():
+    assert len(by_name(a_run(), "W&B").shares) == 3
+
+
+def test_a_metric_that_was_not_read_is_missing_and_not_zero():
+    telemetry = [{"t_ns": 10**9 * k, "gpu_now": None, "gpu": None} for k in range(10)]
+    reading = by_name(a_run(telemetry=telemetry), "as NVML tells it")
+    assert len(reading.shares) == 0 and reading.mean_error_pp is None
+    assert "none in this run" in repr(lk.instruments(a_run(telemetry=telemetry)))
+
+
+def test_samples_that_the_driver_buffered_are_placed_by_their_own_stamps():
+    telemetry = [{"t_ns": 0, "gpu": [[2 * 10**9, 0.5], [3 * 10**9, 0.25]]}]
+    reading = by_name(a_run(telemetry=telemetry), "driver's own samples")
+    assert reading.times_s.tolist() == [2, 3] and reading.shares.tolist() == [0.5, 0.25]
+
+
+def test_busy_time_adds_up_inside_and_between_intervals():
+    busy = np.array([[1.0, 2.0], [4.0, 6.0]])
+    moments = np.array([0.0, 1.5, 3.0, 5.0, 9.0])
+    assert busy_until(busy, moments).tolist() == [0, 0.5, 1, 2, 3]
+
+
+def test_a_run_without_steps_is_refused():
+    with pytest.raises(ValueError, match="0 steps"):
+        lk.instruments(SimpleNamespace(busy=np.empty((0, 2))))
+
+
+def test_the_figure_has_a_row_for_each_instrument_that_read_something(finished):
+    views = lk.instruments(finished)
+    shown = [reading for reading in views if len(reading.shares)]
+    assert len(views.plot().axes) == len(shown) >= 2
+    assert "W&amp;B" in views._repr_html_()
