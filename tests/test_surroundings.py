@@ -46,10 +46,9 @@ def test_a_run_writes_nothing_into_the_folder_it_is_started_from(labkit_command,
     [("--set num_workers=4", "finished"), ("--set batch_size=2048 --set image_px=128", "failed")],
 )
 def test_with_a_small_dev_shm_runs_fit_or_say_why_not(settings, outcome):
-    command = (
-        "mount -t tmpfs -o size=64m tmpfs /dev/shm && "
-        f"{sys.executable} -m labkit {' '.join(QUICK)} --set dataset=sleep --set prep_ms=1 --set num_workers=2 {settings}"
-    )
+    mount = "mount -t tmpfs -o size=64m tmpfs /dev/shm"
+    sleepy = "--set dataset=sleep --set prep_ms=1 --set num_workers=2"
+    command = f"{mount} && {sys.executable} -m labkit {' '.join(QUICK)} {sleepy} {settings}"
     done = subprocess.run(["unshare", "-m", "sh", "-c", command], capture_output=True, text=True)
     if not done.stdout:
         pytest.skip(f"no mount namespaces here: {done.stderr.strip()[-200:]}")

@@ -34,19 +34,25 @@ class Trainer:
         # FP16 gradients underflow; the scaler multiplies the loss so that they do not
         self.scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")
         self.side_stream = torch.Stream(device) if job.prefetch_to_device else None
+        self.main_stream = torch.accelerator.current_stream() if self.side_stream else None
 
     def to_device(self, images: torch.Tensor, labels: torch.Tensor) -> tuple:
         """Issue the copy of one batch: (B, 3, px, px) uint8 and (B,) int64."""
-        images = images.to(self.device, non_blocking=self.job.non_blocking)  # host-to-device copy
-        return images, labels.to(self.device, non_blocking=self.job.non_blocking)
+        on_device = tuple(
+            tensor.to(self.device, non_blocking=self.job.non_blocking)  # host-to-device copy
+            for tensor in (images, labels)
+        )
+        if self.side_stream:
+            for tensor in on_device:  # its memory is not reused before the compute is through
+                tensor.record_stream(self.main_stream)
+        return on_device
 
     @contextlib.contextmanager
     def on_side_stream(self):
         """Run a copy on its own stream, so that it overlaps the compute still in the queue."""
-        compute = torch.accelerator.current_stream()
         with self.side_stream:
             yield
-        compute.wait_stream(self.side_stream)  # the GPU waits; the host goes on
+        self.main_stream.wait_stream(self.side_stream)  # the GPU waits; the host goes on
 
     def compute(self, images: torch.Tensor, labels: torch.Tensor, update: bool) -> torch.Tensor:
         """Issue forward, backward and, where an accumulation ends, the update; return the loss."""
@@ -94,6 +100,7 @@ def train(
         with place():
             timeline.copying()
             on_device = trainer.to_device(images, labels)
+            timeline.copied()
         copied = now_ns()
         timeline.computing()
         loss = trainer.compute(*on_device, update=(i + 1) % job.accumulation_steps == 0)

@@ -26,6 +26,9 @@ class HostTimeline:
     def copying(self) -> None:
         """The copy to the device is about to be issued."""
 
+    def copied(self) -> None:
+        """It has been issued."""
+
     def computing(self) -> None:
         """Forward, backward and optimizer are about to be issued."""
 
@@ -39,7 +42,7 @@ class HostTimeline:
 
 
 class DeviceTimeline:
-    """Steps of a device that runs behind the host (CUDA, MPS): three events a step, no sync.
+    """Steps of a device that runs behind the host (CUDA, MPS): four events a step, no sync.
 
     Event times are relative; two anchors, at the start and the end of the run, tie them to the
     host's clock, and the difference between the two is reported as drift. Losses go to a small
@@ -66,8 +69,12 @@ class DeviceTimeline:
         """Mark the start of the copy on the stream it is issued to."""
         self.marks = [self.event()]
 
+    def copied(self) -> None:
+        """Mark the end of the copy, on the same stream."""
+        self.marks.append(self.event())
+
     def computing(self) -> None:
-        """Mark the end of the copy and the start of the compute."""
+        """Mark the start of the compute on its own stream."""
         self.marks.append(self.event())
 
     def step(self, i: int, t: tuple[int, int, int, int], samples: int, loss: torch.Tensor) -> None:
@@ -80,8 +87,8 @@ class DeviceTimeline:
             self._write(*self.in_flight.popleft())
 
     def _write(self, i: int, t: tuple, samples: int, slot: torch.Tensor, marks: list) -> None:
-        copy, start, end = (self._host_ns(mark) for mark in marks)
-        self.steps.add(i, t, samples, slot.item(), (copy, start, start, end))
+        copy_and_busy = tuple(map(self._host_ns, marks))  # start and end of each
+        self.steps.add(i, t, samples, slot.item(), copy_and_busy)
 
     def _host_ns(self, event: torch.Event) -> int:
         return self.anchor_ns + int(self.anchor.elapsed_time(event) * 1e6)
