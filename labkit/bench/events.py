@@ -41,3 +41,7 @@ class EventLog:
             os.write(self._fd, f"{line}\n".encode())
         except OSError:  # disk full: what was written before still stands
             self.lost += 1
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._fd)

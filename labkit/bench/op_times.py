@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import torch
+
 TINY_US = 10.0  # an operator this short is mostly its own dispatch
 TOP = 8
 LONGEST_CHAIN = 16  # elementwise operators taken as fusible into one pass
@@ -41,12 +43,15 @@ def summarise(events: list, window: str) -> dict[str, Any]:
     `tiny_us` is the time in operators shorter than `TINY_US`. `fusible_us` is what chains of large
     elementwise operators on same-sized data would save as one pass. ValueError without marks.
     """
-    host = [e for e in events if "CPU" in str(e.device_type())]
-    windows = [(e.start_ns(), e.end_ns()) for e in host if e.name() == window]
+    cpu = torch.autograd.DeviceType.CPU
+    windows = [
+        (e.start_ns(), e.end_ns()) for e in events if e.name() == window and e.device_type() == cpu
+    ]
     if not windows:
         raise ValueError("the profiler kept none of the steps")
     start, end = min(windows, key=lambda span: span[1] - span[0])
-    ops, covered = own_times([e for e in host if start <= e.start_ns() and e.end_ns() <= end])
+    inside = [e for e in events if start <= e.start_ns() and e.end_ns() <= end]
+    ops, covered = own_times([e for e in inside if e.device_type() == cpu])
     by_name, calls = Counter(), Counter()
     for op in ops:
         by_name[op.name] += op.own

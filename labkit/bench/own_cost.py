@@ -17,7 +17,7 @@ import torch
 from labkit.bench.events import EventLog, now_ns
 from labkit.bench.loop import Trainer
 from labkit.bench.own_time import OwnTime
-from labkit.bench.step_log import StepLog
+from labkit.bench.step_log import StepRing
 from labkit.bench.timeline import HostTimeline
 
 STEP_MS = 1.4
@@ -25,39 +25,35 @@ STEPS = 10_000
 
 
 def trainer_of(step_ms: float) -> tuple[Trainer, torch.Tensor, torch.Tensor]:
-    """Return an MLP widened until a step takes about `step_ms` on one thread, and a batch."""
+    """Return the default CNN on one thread, and a batch so large that a step takes `step_ms`."""
     torch.set_num_threads(1)
-    images = torch.randint(0, 256, (16, 3, 16, 16), dtype=torch.uint8)
-    labels = torch.randint(0, 10, (16,))
-    for width in range(32, 2048, 16):
-        job = SimpleNamespace(
-            seed=0, model="mlp", width=width, depth=3, image_px=16, precision="fp32", compile=None,
-            channels_last=False, fused_optimizer=False, accumulation_steps=1, non_blocking=False,
-            prefetch_to_device=False,
-        )  # fmt: skip
-        trainer = Trainer(job, torch.device("cpu"))
+    job = SimpleNamespace(
+        seed=0, model="cnn", width=16, depth=2, image_px=48, precision="fp32", compile=None,
+        channels_last=False, fused_optimizer=False, accumulation_steps=1, non_blocking=False,
+        prefetch_to_device=False,
+    )  # fmt: skip
+    trainer = Trainer(job, torch.device("cpu"))
+    for size in range(1, 64):
+        images = torch.randint(0, 256, (size, 3, 48, 48), dtype=torch.uint8)
+        labels = torch.randint(0, 10, (size,))
         took = []
-        for _ in range(30):
+        for _ in range(40):
             start = now_ns()
             trainer.compute(images, labels, update=True)
             took.append(now_ns() - start)
-        if statistics.median(took[5:]) >= step_ms * 1e6:
+        if statistics.median(took[10:]) >= step_ms * 1e6:
             break
     return trainer, images, labels
 
 
 def measure() -> dict[str, float]:
-    """Return the step time without and with recording, ms, and the cost as a share.
-
-    The times are means without the slowest 1 % of the steps, which the system's interruptions
-    make, while the recorder's own writes, one in dozens of steps, stay in.
-    """
+    """Return the step time without and with recording (medians, ms) and the cost as a share."""
     trainer, images, labels = trainer_of(STEP_MS)
     coin = random.Random(0)
     took: tuple[list[int], list[int]] = ([], [])  # without, with
     with tempfile.TemporaryDirectory() as folder:
         log = EventLog(folder)
-        timeline = HostTimeline(StepLog(log, folder))
+        timeline = HostTimeline(StepRing(folder))
         timed = OwnTime(log).around(trainer.compute)
         for i in range(STEPS):
             recorded = coin.random() < 0.5
@@ -75,7 +71,7 @@ def measure() -> dict[str, float]:
             else:
                 trainer.compute(*trainer.to_device(images, labels), update=True)
             took[recorded].append(now_ns() - start)
-    without, with_it = (statistics.mean(sorted(side)[: -len(side) // 100]) / 1e6 for side in took)
+    without, with_it = (statistics.median(side) / 1e6 for side in took)
     return {
         "recorder_step_ms": without,
         "recorder_recorded_step_ms": with_it,

@@ -53,10 +53,11 @@ def object_building(_dataset: Any, _ticket: tuple[int, int], amount: int) -> Non
 
 
 def oversubscribed(_dataset: Any, _ticket: tuple[int, int], amount: int) -> None:
-    """Every item is blurred by torch on `amount` threads, in each worker."""
-    if torch.get_num_threads() != amount:
-        torch.set_num_threads(amount)  # the loader had set 1
-    nn.functional.conv2d(torch.ones(1, 3, 224, 224), torch.ones(8, 3, 5, 5), padding=2)
+    """Every item is blurred `amount` times by torch, on 16 threads in each worker."""
+    if torch.get_num_threads() != 16:
+        torch.set_num_threads(16)  # the loader had set 1
+    for _ in range(amount):
+        nn.functional.conv2d(torch.ones(1, 3, 160, 160), torch.ones(8, 3, 5, 5), padding=2)
 
 
 def small_copies(trainer: Any, amount: float) -> None:
@@ -166,10 +167,15 @@ def small_parameters(trainer: Any, amount: float, fused: bool) -> None:
     )
 
 
-def collect_garbage(trainer: Any, amount: float) -> Callable[[], None]:
-    """A full garbage collection in every step, over `amount` thousand live objects."""
-    trainer.kept = [[i] for i in range(int(1000 * amount))]
-    return lambda: gc.collect() and None
+def collect_garbage(_trainer: Any, amount: float) -> Callable[[], None]:
+    """A full garbage collection of the process, once in `amount` steps."""
+    steps = iter(range(1, 10**9))
+
+    def collect() -> None:
+        if next(steps) % int(amount) == 0:
+            gc.collect()
+
+    return collect
 
 
 def log_everything(trainer: Any, amount: float) -> Callable[[], None]:
@@ -189,12 +195,12 @@ def log_everything(trainer: Any, amount: float) -> Callable[[], None]:
 
 
 def evaluate(trainer: Any, amount: float) -> Callable[[], None]:
-    """Every tenth step, `amount` held-out batches are evaluated and scored in Python."""
+    """Every fifth step, `amount` held-out batches are evaluated and scored in Python."""
     job, steps = trainer.job, iter(range(1, 10**9))
     images = torch.zeros(job.batch_size, 3, job.image_px, job.image_px, dtype=torch.uint8)
 
     def run() -> None:
-        if next(steps) % 10:
+        if next(steps) % 5:
             return
         trainer.model.eval()
         with torch.no_grad():

@@ -1,8 +1,9 @@
 """Steps on their way to the event log: none lost, and hardly a cost to the loop.
 
-Writing a line after every step costs a loop with cold caches 25 µs. So a step is packed into a
-memory-mapped ring (3 µs), which outlives a SIGKILL, and lines are written twenty times a second.
-Where the bench is killed in between, whoever clears up calls `recover`. Standard library only.
+Writing a line after every step costs a loop with cold caches 25 µs. So the loop only packs the
+step into a memory-mapped ring, which outlives a SIGKILL of its process; another process, the
+supervisor, drains the ring into the log twenty times a second, and once more when all is over.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -17,25 +18,24 @@ from pathlib import Path
 from labkit.bench.events import FILE_NAME, EventLog, now_ns
 
 RING_NAME = "steps.ring"
-SLOTS = 4096
-FLUSH_NS = 50_000_000  # twenty writes a second: a live view of ten frames and more
+SLOTS = 16_384  # 23 s of 1.4 ms steps: how long the draining process may be held up
 # number, 4 host stamps, copy start and end, busy start and end, samples, loss, number again: a
-# slot whose two numbers differ was being written when the end came
+# slot whose two numbers differ is being written, or was when the end came
 SLOT = struct.Struct("<10qdq")
 NONE = -1  # a stamp that this device does not have
+NO_DEVICE = (NONE,) * 4
+DRAIN_S = 0.05
 
 
-class StepLog:
-    """Appends finished steps to a run's event log."""
+class StepRing:
+    """The loop's side: packs finished steps into the ring in `folder`."""
 
-    def __init__(self, log: EventLog, folder: str | Path):
-        """Map the ring in `folder`."""
-        self.log, self.pending = log, []
+    def __init__(self, folder: str | Path):
+        """Make the ring."""
         fd = os.open(os.path.join(folder, RING_NAME), os.O_RDWR | os.O_CREAT, 0o644)
-        os.ftruncate(fd, SLOTS * SLOT.size)
+        os.write(fd, bytes(SLOTS * SLOT.size))  # no page fault is left for the loop
         self.ring = mmap.mmap(fd, SLOTS * SLOT.size)
         os.close(fd)
-        self.flush_at = now_ns() + FLUSH_NS
 
     def add(
         self,
@@ -43,41 +43,80 @@ class StepLog:
         t: tuple[int, int, int, int],
         samples: int,
         loss: float,
-        device: tuple[int, int, int, int] = (NONE,) * 4,
+        device: tuple[int, int, int, int] = NO_DEVICE,
     ) -> None:
         """Record step `i`: host stamps `t` and the device's copy and busy intervals, all ns."""
-        step = (i + 1, *t, *device, samples, loss, i + 1)
-        SLOT.pack_into(self.ring, (i % SLOTS) * SLOT.size, *step)
-        self.pending.append(step)
-        if t[3] > self.flush_at or len(self.pending) >= SLOTS // 2:
+        at = (i % SLOTS) * SLOT.size
+        SLOT.pack_into(self.ring, at, i + 1, *t, *device, samples, loss, i + 1)
+
+
+class Drain:
+    """The other side: moves steps from the ring in `folder` to the event log."""
+
+    def __init__(self, folder: str | Path, log: EventLog):
+        self.path, self.log = Path(folder) / RING_NAME, log
+        self.ring: mmap.mmap | None = None
+        self.next = 1  # the number of the first step that is not in the log yet
+
+    def drain(self) -> int:
+        """Append the steps that have been finished since the last call; return how many."""
+        if not self._open():
+            return 0
+        steps = []
+        while (step := self._slot(self.next))[0] >= self.next and step[0] == step[-1]:
+            if step[0] > self.next:  # overtaken: the ring went round
+                self.log.write("lost", steps=[self.next - 1, step[0] - 1])
+            steps.append(step)
+            self.next = step[0] + 1
+        if steps:
+            self.log.write_line("\n".join(map(_line, steps)))
+        return len(steps)
+
+    def remove(self) -> None:
+        """Drain what is left and remove the ring. Call it once the loop's process is gone."""
+        self.drain()
+        self.ring = None
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+
+    def _open(self) -> bool:
+        if self.ring is None:
+            with contextlib.suppress(OSError, ValueError), open(self.path, "rb") as file:
+                if os.fstat(file.fileno()).st_size == SLOTS * SLOT.size:
+                    self.ring = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return self.ring is not None
+
+    def _slot(self, number: int) -> tuple:
+        return SLOT.unpack_from(self.ring, ((number - 1) % SLOTS) * SLOT.size)
+
+
+class StepLog(StepRing):
+    """Both sides in one process, for a loop that has no supervisor: see `lk.watch`."""
+
+    def __init__(self, log: EventLog, folder: str | Path):
+        super().__init__(folder)
+        self.drain = Drain(folder, log)
+        self.drain_at = now_ns()
+
+    def add(self, i: int, t: tuple, samples: int, loss: float, device: tuple = NO_DEVICE) -> None:
+        """Record step `i`, and write what has gathered when it is time to."""
+        super().add(i, t, samples, loss, device)
+        if t[3] > self.drain_at:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is pending, in one write."""
-        pending, self.pending = self.pending, []
-        if pending:
-            self.log.write_line("\n".join(map(_line, pending)))
-        self.flush_at = now_ns() + FLUSH_NS
+        """Write what has gathered."""
+        self.drain.drain()
+        self.drain_at = now_ns() + int(DRAIN_S * 1e9)
 
 
-def recover(folder: str | Path) -> int:
-    """Append the steps that a killed bench had finished but not written; return how many.
-
-    Removes the ring. Call it once every process of the run is gone.
-    """
-    path = Path(folder) / RING_NAME
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return 0
-    with contextlib.suppress(OSError):
-        path.unlink()
-    slots = (SLOT.unpack_from(data, at) for at in range(0, len(data) - SLOT.size + 1, SLOT.size))
-    last = _last_written(Path(folder) / FILE_NAME)
-    lost = sorted(step for step in slots if step[0] == step[-1] and step[0] - 1 > last)
-    if lost:
-        EventLog(folder).write_line("\n" + "\n".join(map(_line, lost)))  # after any torn line
-    return len(lost)
+def recover(folder: str | Path) -> None:
+    """Write the steps that a killed supervisor had not, and remove the ring."""
+    drain = Drain(folder, EventLog(folder))
+    drain.next = _last_written(Path(folder) / FILE_NAME) + 2
+    if drain.path.exists():
+        drain.log.write_line("")  # ends a line that was torn
+        drain.remove()
 
 
 def _line(step: tuple) -> str:
@@ -91,7 +130,7 @@ def _line(step: tuple) -> str:
 
 
 def _last_written(path: Path) -> int:
-    """The number of the last whole step line in the log; -1 without one."""
+    """The index of the last whole step line in the log; -1 without one."""
     with contextlib.suppress(OSError):
         for line in reversed(path.read_bytes().split(b"\n")):
             if line.startswith(b'{"event":"step"') and line.endswith(b"}"):

@@ -59,6 +59,7 @@ class CpuMeter:
         return {
             "cpu": self.psutil.cpu_percent() / 100,
             "own_cpu": self._own_share(),
+            "cpus": self.psutil.cpu_count(),
             "rss_gib": rss and round(rss, 4),
         }
 

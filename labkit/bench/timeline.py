@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from labkit.bench.events import EventLog, now_ns
-from labkit.bench.step_log import StepLog
+from labkit.bench.step_log import StepRing
 
 
 class HostTimeline:
     """Steps of a device that runs while the host waits: the CPU."""
 
-    def __init__(self, steps: StepLog):
+    def __init__(self, steps: StepRing):
         self.steps = steps
 
     def copying(self) -> None:
@@ -37,8 +37,7 @@ class HostTimeline:
         self.steps.add(i, t, samples, loss.item())
 
     def finish(self) -> None:
-        """Write the last steps; nothing is in flight on a CPU."""
-        self.steps.flush()
+        """Nothing is in flight on a CPU."""
 
 
 class DeviceTimeline:
@@ -51,7 +50,7 @@ class DeviceTimeline:
 
     RING = 4096  # steps in flight at the most: far more than a launch queue holds (about 1000)
 
-    def __init__(self, steps: StepLog, log: EventLog, device: torch.device):
+    def __init__(self, steps: StepRing, log: EventLog, device: torch.device):
         self.steps, self.log, self.device = steps, log, device
         self.in_flight: deque = deque()
         self.losses = torch.zeros(self.RING, pin_memory=device.type == "cuda")
@@ -100,11 +99,10 @@ class DeviceTimeline:
         torch.accelerator.synchronize()
         while self.in_flight:
             self._write(*self.in_flight.popleft())
-        self.steps.flush()
         self.log.write("drift", drift_us=(self._host_ns(end) - end_ns) / 1e3)
 
 
 def make_timeline(log: EventLog, folder: Path, device: torch.device) -> Any:
     """Return the timeline that fits `device`, writing to the run in `folder`."""
-    steps = StepLog(log, folder)
+    steps = StepRing(folder)
     return HostTimeline(steps) if device.type == "cpu" else DeviceTimeline(steps, log, device)

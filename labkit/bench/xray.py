@@ -20,6 +20,8 @@ FILE_NAME = "xray.json.gz"
 WINDOW = "labkit.compute"  # the mark around forward, backward and update
 MIN_STEPS = 20  # a run of fewer is a quick look: the x-ray would be a large part of it
 COST_S = 0.5  # about what it takes; kept free of a run that has a limit of some seconds
+MORE_STEPS = 3  # profiled after a first one has shown that they are cheap to read
+MANY_EVENTS = 12_000  # of one step
 LONGEST_STEP_S = 0.5  # no x-ray where a step takes longer
 
 
@@ -39,15 +41,15 @@ def look(
         log.write("no_xray", why=why)
         return
     try:
-        start = time.perf_counter()
         batch = trainer.to_device(*next(batches))
+        start = time.perf_counter()
         trainer.compute(*batch, update=True)
         probes.finish(trainer.device)
         seconds = time.perf_counter() - start
         if seconds > LONGEST_STEP_S:
             log.write("no_xray", why=f"a step takes {seconds:.1f} s: too long to repeat")
             return
-        found = profile(trainer, batches, folder, 3)
+        found = profile(trainer, batches, folder)
         log.write("xray", **found | probes.measure(trainer, *batch))
     except Exception as error:  # the run itself is complete: its numbers stand
         log.write("no_xray", why=f"{type(error).__name__}: {str(error)[:300]}")
@@ -62,8 +64,19 @@ def skip(job: Any, steps: int) -> str | None:
     return None
 
 
-def profile(trainer: Any, batches: Iterator, folder: Path, active: int) -> dict[str, Any]:
-    """Profile `active` real steps, keep their trace in `folder`, return what they were made of."""
+def profile(trainer: Any, batches: Iterator, folder: Path) -> dict[str, Any]:
+    """Profile real steps, keep their trace in `folder`, return what the calmest was made of."""
+    recorded = watch(trainer, batches, 1)
+    events = recorded.profiler.kineto_results.events()
+    if len(events) < MANY_EVENTS:  # else one step has to do: reading more would take seconds
+        recorded = watch(trainer, batches, MORE_STEPS)
+        events = recorded.profiler.kineto_results.events()
+    recorded.export_chrome_trace(str(folder / FILE_NAME))
+    return op_times.summarise(events, WINDOW)
+
+
+def watch(trainer: Any, batches: Iterator, active: int) -> Any:
+    """Run one step to warm up and `active` more under torch.profiler; return the profiler."""
     from torch.profiler import ProfilerActivity, record_function, schedule
     from torch.profiler import profile as profiler
 
@@ -83,6 +96,4 @@ def profile(trainer: Any, batches: Iterator, folder: Path, active: int) -> dict[
             if step == active:
                 probes.finish(trainer.device)  # its kernels must be in the trace
             recorded.step()
-    found = op_times.summarise(recorded.profiler.kineto_results.events(), WINDOW)
-    recorded.export_chrome_trace(str(folder / FILE_NAME))
-    return found
+    return recorded

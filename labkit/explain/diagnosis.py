@@ -118,11 +118,14 @@ def _of_run(run: Any) -> Diagnosis:
         f"RECORDED on {run.machine.name}" if run.recorded else f"measured on {run.machine.name}"
     )
     evidence = Evidence(run)
-    doubt = _too_short(evidence) or _shared(run, evidence)
+    doubt = _too_short(evidence)
     if doubt:
-        findings = (doubt, *(_rank(evidence.facts()) if len(evidence) else ()))
-        return Diagnosis("unsure", findings, 0.0, source)
-    return _of_facts(evidence.facts(), source, evidence)
+        return Diagnosis("unsure", (doubt,), 0.0, source)
+    facts = evidence.facts()
+    doubt = _shared(run, facts) or _contradiction(facts)
+    if doubt:
+        return Diagnosis("unsure", (doubt, *_rank(facts)), 0.0, source, _notes(facts))
+    return _of_facts(facts, source, evidence)
 
 
 def _of_facts(facts: Facts, source: str, evidence: Evidence | None = None) -> Diagnosis:
@@ -135,14 +138,25 @@ def _of_facts(facts: Facts, source: str, evidence: Evidence | None = None) -> Di
     return Diagnosis(bottleneck, findings, confidence, source, _notes(facts))
 
 
-def _rank(facts: Facts) -> tuple[Finding, ...]:
-    """Return the losses worth a name, the costliest bottleneck first; `compute` without any."""
-    found = [finding for rule in RULES if (finding := rule(facts)) is not None]
+def _losses(facts: Facts) -> list[Finding]:
+    """Return what every rule finds, however small."""
+    return [finding for rule in RULES if (finding := rule(facts)) is not None]
+
+
+def _totals(found: list[Finding]) -> dict[str, float]:
+    """Return the loss of each bottleneck: causes of the same one add up."""
     total: dict[str, float] = {}
     for finding in found:
         total[finding.name] = total.get(finding.name, 0.0) + finding.lost_share
-    named = [f for f in found if total[f.name] >= limits.WORTH_NAMING[f.name]]
-    named = [f for f in named if f.lost_share >= limits.WORTH_NAMING[f.name] / 2]
+    return total
+
+
+def _rank(facts: Facts) -> tuple[Finding, ...]:
+    """Return the losses worth a name, the costliest bottleneck first; `compute` without any."""
+    found = _losses(facts)
+    total, limit = _totals(found), limits.WORTH_NAMING
+    named = [f for f in found if total[f.name] >= limit[f.name]]
+    named = [f for f in named if f.lost_share >= limit[f.name] / 2] or named
     named.sort(key=lambda f: (-total[f.name], -f.lost_share))
     return tuple(named) or (_healthy(facts, total),)
 
@@ -182,32 +196,41 @@ def _too_short(evidence: Evidence) -> Finding | None:
     )
 
 
-def _shared(run: Any, evidence: Evidence) -> Finding | None:
+def _shared(run: Any, facts: Facts) -> Finding | None:
+    """Others worked on the device: a GPU's other processes, or what took the CPU's core."""
     others = max((sample.get("others") or 0 for sample in run.telemetry), default=0)
-    stolen, foreign = evidence.facts().stolen or 0.0, foreign_cores(run)
+    taken = facts.taken_by_others
+    found = _totals(_losses(facts))
     if others:
         what = f"{others} other processes computed on the same GPU (NVML)"
-    elif stolen > limits.FOREIGN_LOAD and (foreign or 0.0) > limits.FOREIGN_CORES:
+    elif taken > limits.FOREIGN_LOAD and taken > max(found.values()):
         what = (
-            f"for {stolen:.0%} of the time the model's thread had work but no core (threshold "
-            f"{limits.FOREIGN_LOAD:.0%}), while other programs used {foreign:.1f} cores"
+            f"for {taken:.0%} of the time the model's thread had work but another program had its "
+            f"core (thread CPU time; threshold {limits.FOREIGN_LOAD:.0%}), more than any loss found"
         )
+        if facts.foreign_cores is not None:
+            what += f"; other programs used {facts.foreign_cores:.1f} cores"
     else:
         return None
     return Finding("unsure", "shared device", f"{what}.", "Stop the other work and run again.", 0.0)
 
 
-def foreign_cores(run: Any) -> float | None:
-    """Cores that programs other than the run used while it trained; None where not measured."""
-    stamps, cores = run.stamps, run.machine.cpu_cores
-    used = [
-        sample["cpu"] - sample["own_cpu"]
-        for sample in run.telemetry
-        if sample.get("own_cpu") is not None
-        and sample.get("cpu") is not None
-        and 0 < run.seconds(sample["t_ns"]) <= stamps[-1, 5]
-    ]
-    return float(np.mean(used)) * cores if used and cores else None
+def _contradiction(facts: Facts) -> Finding | None:
+    """The x-ray's kernels and the run's own events cannot both be right (a GPU)."""
+    if facts.kind != "gpu" or facts.trace is None or not facts.compute_us:
+        return None
+    ratio = facts.trace.kernel_us / facts.compute_us
+    if limits.DISAGREE_UNDER <= ratio <= limits.DISAGREE_OVER:
+        return None
+    return Finding(
+        "unsure",
+        "instruments disagree",
+        f"the x-ray saw kernels for {facts.trace.kernel_us / 1e3:.1f} ms a step, the run's own "
+        f"events a busy device for {facts.compute_us / 1e3:.1f} ms.",
+        "CUDA graphs hide kernels from some profilers: run without compile='reduce-overhead', or "
+        "look with Nsight Systems.",
+        0.0,
+    )
 
 
 def _tied(confidence: float, findings: tuple[Finding, ...]) -> Finding:
@@ -223,6 +246,11 @@ def _tied(confidence: float, findings: tuple[Finding, ...]) -> Finding:
 
 
 def _notes(facts: Facts) -> tuple[str, ...]:
-    if facts.xray or facts.source.startswith("profiler"):
-        return ()
-    return ("No x-ray: what happens inside the compute was not looked at (set xray=True).",)
+    notes = []
+    if not facts.xray and facts.trace is None:
+        notes.append("No x-ray: what happens inside the compute was not looked at (xray=True).")
+    if facts.taken_by_others > limits.FOREIGN_LOAD / 2:
+        notes.append(
+            f"Other programs had the model's core for {facts.taken_by_others:.0%} of the time."
+        )
+    return tuple(notes)

@@ -9,7 +9,8 @@ import numpy as np
 
 from labkit.explain.step_breakdown import CLASSES, split_steps
 
-PAUSE = 1.5  # a step's compute is a pause where it is longer than this many medians
+PAUSE = 1.5  # a step's compute holds a pause where it is longer than this many ordinary ones
+ORDINARY = 0.25  # the quantile of the steps' compute that is an ordinary one
 TOP_STEPS = 0.1  # the share of steps looked at for stalls
 
 
@@ -21,8 +22,11 @@ class Facts:
         kind: "cpu" or "gpu": what the device is.
         source: Where the shares come from, in words.
         shares: By class of `step_breakdown.CLASSES`; they add up to 1.
-        pauses: Compute time beyond `PAUSE` medians, in single steps.
+        pauses: Compute time beyond `PAUSE` ordinary steps, in single steps.
         stolen: Compute time in which the CPU did not run the model's own thread.
+        blame: The part (0 to 1) of what was stolen that our own loader workers took; others had
+            the rest. None where the CPU use of either is not known.
+        foreign_cores: Cores that programs other than the run used while it trained.
         stalls: Share of the waiting that falls into the worst tenth of the steps.
         compute_us: Compute of the average step, µs.
         xray: The inside of the compute, as the bench's x-ray saw it; empty where there is none.
@@ -36,12 +40,26 @@ class Facts:
     shares: dict[str, float]
     pauses: float = 0.0
     stolen: float | None = None
+    blame: float | None = None
+    foreign_cores: float | None = None
     stalls: float = 0.0
     compute_us: float | None = None
     trace: Any = None
     xray: dict[str, Any] = field(default_factory=dict)
     knobs: dict[str, Any] = field(default_factory=dict)
     cores: int | None = None
+
+    @property
+    def taken_by_workers(self) -> float | None:
+        """Share of wall time in which our own workers had the core the model needed."""
+        if self.stolen is None or not self.knobs.get("num_workers"):
+            return None
+        return self.stolen * (1.0 if self.blame is None else self.blame)
+
+    @property
+    def taken_by_others(self) -> float:
+        """Share of wall time in which other programs had the core the model needed."""
+        return (self.stolen or 0.0) - (self.taken_by_workers or 0.0)
 
 
 class Evidence:
@@ -56,35 +74,74 @@ class Evidence:
         self.xray = run.xray_facts or {}
         self.trace = run.xray if self.kind == "gpu" else None
         self.knobs = run.pipeline.to_dict()
+        self.pauses = self._pauses()
         self.cores = run.machine.cpu_cores
+        own, self.foreign = cores_used(run)
+        self.blame = None
+        if own is not None and self.foreign is not None and len(self):
+            model = np.nansum(self.own) / max(float(self.matrix.sum()), 1e-9)
+            workers = max(0.0, own - float(model))
+            self.blame = workers / max(workers + self.foreign, 1e-9)
 
     def __len__(self) -> int:
         return len(self.matrix)
 
+    def _pauses(self) -> np.ndarray:
+        """Return how much each step's compute exceeds an ordinary one, s; 0 where by little.
+
+        Steps are compared with those at the same place of a gradient accumulation. On a CPU only
+        time that the model's own thread spent counts: to lose the core is no pause of ours.
+        """
+        compute = self.matrix[:, CLASSES.index("compute")]
+        if self._own_is_known():
+            compute = np.minimum(compute, self.own)
+        excess, cycle = np.zeros(len(compute)), self.knobs.get("accumulation_steps") or 1
+        for place in range(min(cycle, len(compute))):
+            some = compute[place::cycle]
+            limit = PAUSE * np.quantile(some, ORDINARY)
+            excess[place::cycle] = np.where(some > limit, some - limit / PAUSE, 0.0)
+        return excess
+
+    def _own_is_known(self) -> bool:
+        known = len(self.own) == len(self.matrix) and bool(np.isfinite(self.own).all())
+        return self.kind == "cpu" and known
+
     def facts(self, rows: np.ndarray | None = None) -> Facts:
         """Return the facts of all steps, or of the given rows (a resampled run)."""
-        matrix = self.matrix if rows is None else self.matrix[rows]
-        own = self.own if rows is None else self.own[rows]
+        rows = np.arange(len(self)) if rows is None else rows
+        matrix = self.matrix[rows]
         total = float(matrix.sum())
         compute, wait = matrix[:, CLASSES.index("compute")], matrix[:, CLASSES.index("wait")]
-        known = self.kind == "cpu" and len(own) == len(compute) and np.isfinite(own).all()
         stolen = None
-        if known:
-            stolen = float(np.maximum(compute - own, 0).sum() / total)
-            compute = np.minimum(own, compute)  # a pause is ours only where we were running
+        if self._own_is_known():
+            stolen = float(np.maximum(compute - self.own[rows], 0).sum() / total)
         return Facts(
             kind=self.kind,
             source=f"step stamps, {len(matrix)} steps",
             shares=dict(zip(CLASSES, (matrix.sum(axis=0) / total).tolist(), strict=True)),
-            pauses=_beyond(compute, PAUSE * float(np.median(compute))) / total,
+            pauses=float(self.pauses[rows].sum() / total),
             stolen=stolen,
+            blame=self.blame,
+            foreign_cores=self.foreign,
             stalls=_in_worst(wait),
-            compute_us=float(matrix[:, CLASSES.index("compute")].mean() * 1e6),
+            compute_us=float(compute.mean() * 1e6),
             trace=self.trace,
             xray=self.xray,
             knobs=self.knobs,
             cores=self.cores,
         )
+
+
+def cores_used(run: Any) -> tuple[float | None, float | None]:
+    """Return the cores that the run, and that all other programs, used while it trained."""
+    end = run.stamps[-1, 5] if run.steps else 0.0
+    inside = [s for s in run.telemetry if 0 < run.seconds(s["t_ns"]) <= end]
+    rows = [(s.get("own_cpu"), s.get("cpu"), s.get("cpus")) for s in inside]
+    rows = [(own * cpus, cpu * cpus) for own, cpu, cpus in rows if None not in (own, cpu, cpus)]
+    if not rows:
+        return None, None
+    own, everyone = np.mean(rows, axis=0)
+    return float(own), max(0.0, float(everyone - own))
 
 
 def of_trace(breakdown: Any) -> Facts:
@@ -105,10 +162,6 @@ def of_trace(breakdown: Any) -> Facts:
         compute_us=breakdown.step_us * shares["compute"],
         trace=breakdown,
     )
-
-
-def _beyond(times: np.ndarray, limit: float) -> float:
-    return float((times - limit)[times > limit].sum())
 
 
 def _in_worst(wait: np.ndarray) -> float:

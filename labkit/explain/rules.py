@@ -49,15 +49,15 @@ def _loader_advice(facts: Facts, stalls: bool) -> str:
 
 def loader_takes_cores(facts: Facts) -> Finding | None:
     """The loader's workers run on the cores that the model needs (a CPU as the device)."""
-    if facts.stolen is None or not facts.knobs.get("num_workers"):
+    lost = facts.taken_by_workers
+    if lost is None:
         return None
-    lost = facts.stolen
     return Finding(
         "input",
         "workers take the device's cores",
-        f"for {lost:.0%} of the time the model's thread had work but no core (thread CPU time "
-        f"against wall time; {LIMIT['input']}), with {facts.knobs['num_workers']} workers on "
-        f"{facts.cores} cores.",
+        f"for {lost:.0%} of the time the model's thread had work but a loader worker had its core "
+        f"(thread CPU time against wall time; {LIMIT['input']}), with "
+        f"{facts.knobs['num_workers']} workers on {facts.cores} cores.",
         advise("Use fewer workers, or do less work per item: preprocess offline.", lost, "03"),
         lost,
     )
@@ -77,7 +77,8 @@ def copies(facts: Facts) -> Finding:
     return Finding(
         "transfer",
         "copies",
-        f"{lost:.0%} of the time the device waits for a copy ({facts.source}; {LIMIT['transfer']}).",
+        f"{lost:.0%} of the time the device waits for a copy ({facts.source}; "
+        f"{LIMIT['transfer']}).",
         advise(f"{change}.", lost, "03"),
         lost,
     )
@@ -107,8 +108,8 @@ def pauses(facts: Facts) -> Finding:
     return Finding(
         "launch",
         "pauses inside steps",
-        f"{lost:.0%} of the time is lost to single steps that compute far longer than the median "
-        f"step ({facts.source}; {LIMIT['launch']}).",
+        f"{lost:.0%} of the time is lost to single steps that compute far longer than an ordinary "
+        f"one ({facts.source}; {LIMIT['launch']}).",
         advise(
             "Look for what runs now and then: garbage collection, recompiles, checkpoints.",
             lost,
@@ -160,7 +161,8 @@ def gaps_between_kernels(facts: Facts) -> Finding | None:
         "launch",
         "gaps between kernels",
         f"{lost:.0%} of the time no kernel runs inside the step's compute: kernels take "
-        f"{ran / 1e3:.1f} ms of {facts.compute_us / 1e3:.1f} ms (x-ray against events; {LIMIT['launch']}).",
+        f"{ran / 1e3:.1f} ms of {facts.compute_us / 1e3:.1f} ms (x-ray against events; "
+        f"{LIMIT['launch']}).",
         advise(
             "Launch fewer and larger kernels: a larger batch, torch.compile (reduce-overhead uses "
             "CUDA graphs), no .item() in the step.",

@@ -32,11 +32,9 @@ MIN_STEPS = 12
 MIN_CONFIDENCE = 0.60
 RESAMPLES = 60  # enough to resolve a confidence of 0.60 to within 0.06 (binomial standard error)
 
-# Share of wall time in which the model's thread had work but no core, where that was not the doing
-# of our own loader workers: somebody else's work was on the device.
-FOREIGN_LOAD = 0.20
-# Cores that programs other than this run used on average (psutil), from which on they are to blame.
-FOREIGN_CORES = 0.35
+# Share of wall time in which programs that are not part of the run had the core of the model's
+# thread. Above this, and above everything the rules found, there is no verdict.
+FOREIGN_LOAD = 0.15
 
 # -- inside the compute --------------------------------------------------------------------------
 

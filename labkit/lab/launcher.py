@@ -37,6 +37,9 @@ class Supervised:
             self.checked = True
             if self.process.returncode != 0:
                 self._after_its_death()
+            self.log.close()
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
         return False
 
     def stop(self) -> None:

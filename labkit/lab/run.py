@@ -43,7 +43,7 @@ class Run:
         self._last: dict[str, dict[str, Any]] = {}  # the last event of each name
         self._steps: list[dict[str, Any]] = []
         self._telemetry: list[dict[str, Any]] = []
-        self._own_ns: list[int] = []  # thread CPU time of each step's compute
+        self._own_ns: list[int | None] = []  # CPU time of each step's compute, where read
         if recorded:
             self._absorb(read_record(self.path))
         self.refresh()

@@ -1,8 +1,9 @@
 """The supervisor: stands between the kernel and the bench, and leaves nothing behind.
 
 Standard library only and single-threaded, so that it starts in 0.04 s, needs 12 MB and cannot be
-held up by a GIL, a driver or a full pipe. It starts the bench and the telemetry, passes on Stop,
-keeps what they print (capped), and writes how the run ended once every descendant is gone.
+held up by a GIL, a driver or a full pipe. It starts the bench and the telemetry, writes the steps
+the bench has done, passes on Stop, keeps what they print (capped), and writes how the run ended
+once every descendant is gone.
 
 The kernel talks to it through stdin: a line "stop" asks for Stop, end of file means that the
 kernel is gone. `python -c "from labkit.lab.supervisor import main; main(FOLDER)"` starts it.
@@ -66,6 +67,7 @@ class Supervisor:
             self.plan = json.load(file)
         self.folder = folder
         self.log = EventLog(folder)
+        self.steps = step_log.Drain(folder, self.log)
         self.bench: subprocess.Popen | None = None
         self.stop_cause: str | None = None  # "asked" or "kernel gone"
         self.kill_at = float("inf")
@@ -90,7 +92,7 @@ class Supervisor:
             return
         self._wait()
         self._clean_up()
-        step_log.recover(self.folder)
+        self.steps.remove()
         code = os.waitstatus_to_exitcode(self.status) if self.status is not None else None
         self.log.write("end", stop=self.stop_cause, code=code)
         if self.stop_cause != "kernel gone":
@@ -163,12 +165,12 @@ class Supervisor:
                 self.selector.unregister(fd)
 
     def _wait(self) -> None:
-        """Serve stdin and the bench's output until the bench is gone or its grace is over."""
-        beat = 0.25 if LINUX else 0.05  # without pidfd, death shows only by asking
+        """Serve stdin, output and steps until the bench is gone or its grace is over."""
         while self.status is None:
-            left = max(0.0, min(beat, self.kill_at - time.monotonic()))
+            left = max(0.0, min(step_log.DRAIN_S, self.kill_at - time.monotonic()))
             for key, _ in self.selector.select(left):
                 key.data()
+            self.steps.drain()
             if not LINUX and os.getppid() != self.plan["kernel_pid"]:
                 self.stop("kernel gone")
             self.status = processes.reap().get(self.bench.pid)

@@ -59,8 +59,9 @@ def supervise(folder: str) -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     bench, _ = start(plan["bench"], "bench"), start(plan["telemetry"], "telemetry")
-    while bench.poll() is None and not asked.wait(0.05):
-        pass
+    steps = step_log.Drain(folder, log)
+    while bench.poll() is None and not asked.wait(step_log.DRAIN_S):
+        steps.drain()
     if bench.poll() is None:
         bench.send_signal(signal.CTRL_BREAK_EVENT)
         deadline = time.monotonic() + 1
@@ -68,7 +69,7 @@ def supervise(folder: str) -> None:
             time.sleep(0.02)
     code = bench.poll()
     ctypes.windll.kernel32.TerminateJobObject(job, 1)
-    step_log.recover(folder)
+    steps.remove()
     log.write("end", stop=cause[0] if cause else None, code=code)
     if plan.get("after") and cause != ["kernel gone"]:
         subprocess.Popen(plan["after"], cwd=folder, stdin=subprocess.DEVNULL)

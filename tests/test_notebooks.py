@@ -1,0 +1,109 @@
+"""The notebooks as they are committed: short cells, prose before code, outputs fit to publish."""
+
+import getpass
+import json
+import re
+import socket
+import statistics
+from pathlib import Path
+
+import pytest
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+RUNS = re.compile(r"lk\.(run|sweep)\(")
+LONGEST_CELL, MEDIAN_CELL = 30, 5  # lines of code
+LARGEST_OUTPUT = 300_000  # bytes, as stored
+STAMP_WITHIN = 2  # code cells
+PATH = re.compile(r"""(?<![\w.:/])/(home|root|Users|tmp|work|usr|opt|var|mnt)/|[A-Za-z]:\\\w""")
+LINK = re.compile(r"\]\((?!https?://|#)([^)\s]+)\)")
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+def notebook(request):
+    return json.loads(request.param.read_text(encoding="utf-8"))
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def source(cell):
+    return "".join(cell["source"])
+
+
+def outputs(notebook):
+    return [output for cell in code_cells(notebook) for output in cell["outputs"]]
+
+
+def texts(notebook):
+    """Every stored output as text, pictures left out."""
+    for output in outputs(notebook):
+        data = {kind: v for kind, v in output.get("data", {}).items() if kind != "image/png"}
+        yield json.dumps(output | {"data": data})
+
+
+def test_there_are_notebooks():
+    assert {"00_start_here", "02_sawtooth_diagnosis"} <= {path.stem for path in NOTEBOOKS}
+
+
+def test_cells_are_short(notebook):
+    lengths = [len(source(cell).splitlines()) for cell in code_cells(notebook)]
+    assert max(lengths) <= LONGEST_CELL
+    assert statistics.median(lengths) <= MEDIAN_CELL
+
+
+def test_every_code_cell_follows_prose(notebook):
+    kinds = [cell["cell_type"] for cell in notebook["cells"]]
+    assert kinds[0] == "markdown"
+    assert "code code" not in " ".join(kinds)
+
+
+def test_the_machine_is_stamped_before_anything_runs(notebook):
+    sources = [source(cell) for cell in code_cells(notebook)]
+    stamp = next(i for i, text in enumerate(sources) if "lk.machine().line" in text)
+    assert stamp < STAMP_WITHIN
+    assert not any(RUNS.search(text) for text in sources[:stamp])
+
+
+def test_runs_leave_their_figure_in_the_notebook(notebook):
+    shown = [c for c in code_cells(notebook) if RUNS.search(source(c)) and "wait=" not in source(c)]
+    cells = [c for c in shown if "def " not in source(c)]
+    assert cells
+    for cell in cells:
+        kinds = [kind for output in cell["outputs"] for kind in output.get("data", {})]
+        assert "image/png" in kinds, source(cell)
+
+
+def test_outputs_are_complete_and_small(notebook):
+    for cell in code_cells(notebook):
+        assert cell["execution_count"], f"not executed: {source(cell)}"
+    sizes = [len(json.dumps(output)) for output in outputs(notebook)]
+    assert max(sizes) <= LARGEST_OUTPUT
+
+
+def test_outputs_hold_no_error(notebook):
+    assert all(output["output_type"] != "error" for output in outputs(notebook))
+    assert not [text for text in texts(notebook) if "Traceback" in text]
+
+
+def test_outputs_name_no_path_host_or_user(notebook):
+    private = [name for name in (socket.gethostname(), getpass.getuser()) if len(name) > 3]
+    names = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in private) or r"(?!)")
+    for text in texts(notebook):
+        assert not PATH.search(text), text
+        assert not names.search(text), text
+
+
+def test_cells_that_depend_on_hardware_are_not_compared(notebook):
+    for cell in code_cells(notebook):
+        tags = cell["metadata"].get("tags", [])
+        assert len({"nbval-ignore-output", "nbval-check-output"} & set(tags)) <= 1
+        if any(kind == "image/png" for o in cell["outputs"] for kind in o.get("data", {})):
+            assert "nbval-ignore-output" in tags, source(cell)
+
+
+def test_links_lead_somewhere(notebook):
+    prose = [source(cell) for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
+    links = [link for text in prose for link in LINK.findall(text)]
+    missing = [link for link in links if not (NOTEBOOKS[0].parent / link.split("#")[0]).exists()]
+    assert not missing
