@@ -59,7 +59,8 @@ def _allocates() -> None:
 
 
 def _hangs_with_the_gil() -> None:
-    ctypes.PyDLL(None).sleep(3600)  # PyDLL keeps the GIL: no signal handler runs
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it would cut the sleep short
+    ctypes.PyDLL(None).sleep(3600)  # PyDLL keeps the GIL: no thread and no handler runs
 
 
 def _ignores_stop() -> None:
