@@ -21,6 +21,7 @@ _NAMES = {
     "diagnose": "labkit.explain.diagnosis",
     "trace": "labkit.explain.trace",
     "machine": "labkit.lab.machine",
+    "mystery": "labkit.learn.mystery",
     "panel": "labkit.show.panel",
     "run": "labkit.show.running",
     "sweep": "labkit.show.running",

@@ -51,7 +51,8 @@ def summarise(events: list, window: str) -> dict[str, Any]:
         raise ValueError("the profiler kept none of the steps")
     start, end = min(windows, key=lambda span: span[1] - span[0])
     inside = [e for e in events if start <= e.start_ns() and e.end_ns() <= end]
-    ops, covered = own_times([e for e in inside if e.device_type() == cpu])
+    inside = [e for e in inside if e.device_type() == cpu and e.name() != window]
+    ops, covered = own_times(inside)
     by_name, calls = Counter(), Counter()
     for op in ops:
         by_name[op.name] += op.own

@@ -54,6 +54,7 @@ class DeviceTimeline:
         self.steps, self.log, self.device = steps, log, device
         self.in_flight: deque = deque()
         self.losses = torch.zeros(self.RING, pin_memory=device.type == "cuda")
+        self.range = CudaRanges() if device.type == "cuda" else NoRanges()
         torch.accelerator.synchronize()
         self.anchor, self.anchor_ns = self.event(), now_ns()
         self.marks: list = []
@@ -66,14 +67,17 @@ class DeviceTimeline:
 
     def copying(self) -> None:
         """Mark the start of the copy on the stream it is issued to."""
+        self.range.push("copy")
         self.marks = [self.event()]
 
     def copied(self) -> None:
         """Mark the end of the copy, on the same stream."""
         self.marks.append(self.event())
+        self.range.pop()
 
     def computing(self) -> None:
         """Mark the start of the compute on its own stream."""
+        self.range.push("compute")
         self.marks.append(self.event())
 
     def step(self, i: int, t: tuple[int, int, int, int], samples: int, loss: torch.Tensor) -> None:
@@ -81,6 +85,7 @@ class DeviceTimeline:
         slot = self.losses[i % self.RING]
         slot.copy_(loss.detach(), non_blocking=True)  # queued behind the step, not waited for
         self.marks.append(self.event())
+        self.range.pop()
         self.in_flight.append((i, t, samples, slot, self.marks))
         while self.in_flight and self.in_flight[0][-1][-1].query():
             self._write(*self.in_flight.popleft())
@@ -100,6 +105,22 @@ class DeviceTimeline:
         while self.in_flight:
             self._write(*self.in_flight.popleft())
         self.log.write("drift", drift_us=(self._host_ns(end) - end_ns) / 1e3)
+
+
+class CudaRanges:
+    """NVTX ranges for Nsight Systems, as in `nsys profile --trace=cuda,nvtx`."""
+
+    push, pop = staticmethod(torch.cuda.nvtx.range_push), staticmethod(torch.cuda.nvtx.range_pop)
+
+
+class NoRanges:
+    """Where there is no NVTX."""
+
+    def push(self, name: str) -> None:
+        """Begin nothing."""
+
+    def pop(self) -> None:
+        """End nothing."""
 
 
 def make_timeline(log: EventLog, folder: Path, device: torch.device) -> Any:

@@ -11,6 +11,9 @@ from labkit.explain.step_breakdown import CLASSES, split_steps
 
 PAUSE = 1.5  # a step's compute holds a pause where it is longer than this many ordinary ones
 ORDINARY = 0.25  # the quantile of the steps' compute that is an ordinary one
+XRAY_NUMBERS = ("steps", "window_us", "gap_us", "tiny_us", "tiny_ops", "elementwise_us",
+                "fusible_us")  # fmt: skip
+XRAY_OPTIONAL = ("fixed_share", "bf16_speedup")  # None where they could not be tried
 TOP_STEPS = 0.1  # the share of steps looked at for stalls
 
 
@@ -71,7 +74,7 @@ class Evidence:
         self.matrix = split_steps(run.stamps[first:])  # (steps, classes), s
         self.own = run.thread_s[first + 1 :]  # (steps,) s; NaN where not stamped
         self.kind = run.machine.kind
-        self.xray = run.xray_facts or {}
+        self.xray = sound(run.xray_facts)
         self.trace = run.xray if self.kind == "gpu" else None
         self.knobs = run.pipeline.to_dict()
         self.pauses = self._pauses()
@@ -130,6 +133,14 @@ class Evidence:
             knobs=self.knobs,
             cores=self.cores,
         )
+
+
+def sound(seen: Any) -> dict[str, Any]:
+    """Return the x-ray's facts where all that the rules read is a number, else nothing."""
+    seen = dict(seen or {})
+    needed = [type(seen.get(name)) in (int, float) for name in XRAY_NUMBERS]
+    optional = [type(seen.get(name)) in (int, float, type(None)) for name in XRAY_OPTIONAL]
+    return seen if all(needed) and all(optional) else {}
 
 
 def cores_used(run: Any) -> tuple[float | None, float | None]:

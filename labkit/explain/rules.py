@@ -176,7 +176,7 @@ def gaps_between_kernels(facts: Facts) -> Finding | None:
 def slow_format(facts: Facts) -> Finding | None:
     """The heavy math runs in FP32 where BF16 was measured to be faster on this device."""
     speedup = facts.xray.get("bf16_speedup")
-    if speedup is None:
+    if not speedup or speedup < 0:
         return None
     lost = max(0.0, 1 - 1 / speedup) * facts.shares["compute"]
     return Finding(

@@ -37,6 +37,7 @@ class Run:
     def __init__(self, path: Path, process: Any = None, recorded: bool = False):
         """Read the run at `path`; `process` is the live supervisor's handle, None for a record."""
         self.path, self.recorded = Path(path), recorded
+        self.alias: str | None = None  # what figures call it where its knobs are to stay hidden
         self._process = process
         self._reading = threading.Lock()
         self._tail = None if recorded else Tail(self.path / FILE_NAME)
@@ -392,7 +393,7 @@ class Run:
     def __repr__(self) -> str:
         mark = f"RECORDED on {self.machine.name}: " if self.recorded else ""
         knobs = ", ".join(f"{n}={v!r}" for n, v in self.asked.changed().items()) or "defaults"
-        head = f"{mark}Run({knobs}) {self.outcome}"
+        head = f"{mark}Run({self.alias or knobs}) {self.outcome}"
         if self.error:
             return f"{head}: {self.error}"
         if self.utilization is None:
@@ -407,7 +408,7 @@ class Run:
             f"{self.utilization:.0%}, step {self.step_ms:.1f} ms "
             f"(wait {self.wait_ms:.1f}, copy {self.copy_ms:.1f}, compute {self.compute_ms:.1f})"
         )
-        stated = stated_waits(self.pipeline)
+        stated = "hidden" if self.alias else stated_waits(self.pipeline)
         text += f"; stated: {stated}" if stated else ""
         return text + (f"; NOISY: its stretches spread {self.spread:.0%}" if self.noisy else "")
 

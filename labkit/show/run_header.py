@@ -60,6 +60,8 @@ def stated_of(runs: Iterable[Run], varied: Iterable[str] = ()) -> str:
 
     Where they differ, and by one of the `varied` knobs, the figure itself says which is which.
     """
+    if any(run.alias for run in runs):
+        return "what was stated is hidden"
     stated = dict.fromkeys(stated_waits(r.pipeline) for r in runs if r.throughput is not None)
     sleeps = [name for name in SLEEPS if name in varied]
     if len(stated) > 1 and sleeps:
@@ -69,7 +71,9 @@ def stated_of(runs: Iterable[Run], varied: Iterable[str] = ()) -> str:
 
 
 def knobs_of(run: Run, length: int = 240) -> str:
-    """Return the knobs that were asked for and are not the defaults."""
+    """Return the knobs that were asked for and are not the defaults, or the run's alias."""
+    if run.alias:
+        return run.alias[:length]
     text = ", ".join(f"{name}={value!r}" for name, value in run.asked.changed().items())
     return (text or "the default pipeline")[:length]
 

@@ -1,0 +1,1 @@
+"""Learning by doing: experiments whose answer the reader has to find."""

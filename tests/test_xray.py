@@ -1,0 +1,103 @@
+"""The x-ray: what it sees, that it stays out of the statistics, and when there is none."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from labkit.bench import op_times
+from labkit.lab.launcher import launch
+from labkit.lab.run import load
+
+
+@pytest.fixture(scope="module")
+def looked_at(tiny):
+    run = launch(tiny.but(steps=40)).wait()
+    assert run.outcome == "finished", run.error
+    return run
+
+
+def test_it_names_operators_and_its_steps_enter_no_statistics(looked_at):
+    seen = looked_at.xray_facts
+    assert looked_at.steps == 40
+    assert len(looked_at.loss) == 40
+    assert seen["ops"] > 10
+    assert any(name.startswith("aten::") for name, _, _ in seen["top"])
+    assert 0 < seen["gap_us"] < seen["window_us"]
+
+
+def test_its_trace_is_read_by_the_same_reader_as_any_other(looked_at):
+    breakdown = looked_at.xray
+    assert breakdown.device_kind == "cpu"
+    assert breakdown.steps >= 1
+    assert breakdown.cpu_exec_us > 0
+
+
+def test_its_facts_survive_in_a_saved_record(looked_at, tmp_path):
+    saved = load(looked_at.save(tmp_path / "run.jsonl.gz"))
+    assert saved.xray_facts == looked_at.xray_facts
+    assert saved.xray is None  # the trace itself stays in the run's folder
+    assert saved.diagnose().bottleneck == looked_at.diagnose().bottleneck
+
+
+def test_the_thread_time_of_every_step_is_known_and_no_longer_than_its_compute(looked_at):
+    own = looked_at.thread_s
+    compute = looked_at.stamps[:, 5] - looked_at.stamps[:, 4]
+    assert len(own) == 40
+    assert (own[1:] <= compute[1:] + 1e-3).all()
+
+
+@pytest.mark.parametrize(
+    ("knobs", "why"),
+    [({"xray": False}, "switched off"), ({"steps": 10}, "10 steps"), ({"seconds": 1.0}, "short")],
+)
+def test_it_can_be_off_and_says_why_there_is_none(tiny, knobs, why):
+    run = launch(tiny.but(**knobs)).wait()
+    assert run.outcome == "finished"
+    assert run.xray_facts is None
+    assert why in run.no_xray
+
+
+def event(name, start_us, length_us, size=1000):
+    return SimpleNamespace(
+        name=lambda: name,
+        start_ns=lambda: int(start_us * 1000),
+        end_ns=lambda: int((start_us + length_us) * 1000),
+        device_type=lambda: torch.autograd.DeviceType.CPU,
+        shapes=lambda: [[size]],
+    )
+
+
+def test_time_between_operators_is_a_gap_and_an_inner_operator_is_not_counted_twice():
+    events = [
+        event("w", 0, 100),
+        event("aten::linear", 10, 40),
+        event("aten::addmm", 15, 30),
+        event("aten::add", 60, 5),
+    ]
+    found = op_times.summarise(events, "w")
+    assert found["gap_us"] == pytest.approx(55)
+    assert found["heavy_us"] == pytest.approx(40)
+    assert (found["tiny_us"], found["tiny_ops"]) == (pytest.approx(15), 2)
+
+
+def test_the_calmest_step_is_taken():
+    events = [event("w", 0, 100), event("w", 200, 50), event("aten::mm", 200, 50)]
+    assert op_times.summarise(events, "w")["window_us"] == pytest.approx(50)
+    with pytest.raises(ValueError, match="kept none"):
+        op_times.summarise(events, "other")
+
+
+def test_a_chain_of_elementwise_passes_could_be_one():
+    chain = [event("aten::mul", 100 * i, 100) for i in range(4)]
+    assert op_times.summarise([event("w", 0, 400), *chain], "w")["fusible_us"] == pytest.approx(300)
+
+
+def test_a_product_or_another_size_ends_a_chain():
+    broken = [
+        event("aten::mul", 0, 100),
+        event("aten::mm", 100, 100),
+        event("aten::mul", 200, 100),
+        event("aten::mul", 300, 100, size=10),
+    ]
+    assert op_times.summarise([event("w", 0, 400), *broken], "w")["fusible_us"] == 0
