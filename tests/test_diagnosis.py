@@ -64,6 +64,13 @@ def steps(wait=0.2, copy=0.0, compute=20.0, other=0.1, count=30):
     return np.array([[wait, copy, compute, other]] * count) * rng.normal(1, 0.02, (count, 1))
 
 
+def gpu_xray(kernel_us, on_tensor_cores):
+    return SimpleNamespace(
+        kernel_us=kernel_us, tensor_core_share=on_tensor_cores, tensor_core_eligible_share=0.9,
+        top_kernels=(), steps=4,
+    )  # fmt: skip
+
+
 def test_a_busy_device_is_healthy():
     found = diagnose(FakeRun(steps()))
     assert found.bottleneck == "compute"
@@ -170,14 +177,14 @@ def test_no_xray_is_said():
 
 
 def test_instruments_that_contradict_each_other_give_no_verdict():
-    hidden = SimpleNamespace(kernel_us=10.0, tensor_core_share=0.0, tensor_core_eligible_share=0.0)
+    hidden = gpu_xray(10.0, 0.0)
     found = diagnose(FakeRun(steps(), kind="gpu", xray=hidden, xray_facts=None))
     assert found.bottleneck == "unsure"
     assert "CUDA graphs" in found.advice
 
 
 def test_gaps_between_kernels_are_launch():
-    gaps = SimpleNamespace(kernel_us=9_000.0, tensor_core_share=0.9, tensor_core_eligible_share=0.9)
+    gaps = gpu_xray(9_000.0, 0.9)
     found = diagnose(FakeRun(steps(), kind="gpu", xray=gaps, xray_facts=None))
     assert (found.bottleneck, found.findings[0].cause) == ("launch", "gaps between kernels")
 

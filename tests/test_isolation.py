@@ -44,7 +44,7 @@ def steps_in_ring(run):
     ring = run.path / "steps.ring"
     data = ring.read_bytes() if ring.exists() else b""
     slots = [SLOT.unpack_from(data, at) for at in range(0, len(data), SLOT.size)]
-    return max((slot[0] for slot in slots if slot[0] == slot[-1]), default=0)
+    return max((slot[4] for slot in slots if slot[4] == slot[-1]), default=0)
 
 
 def assert_nothing_left(run, within=1.0, segments=frozenset()):

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -36,15 +37,18 @@ def test_its_trace_is_read_by_the_same_reader_as_any_other(looked_at):
 def test_its_facts_survive_in_a_saved_record(looked_at, tmp_path):
     saved = load(looked_at.save(tmp_path / "run.jsonl.gz"))
     assert saved.xray_facts == looked_at.xray_facts
-    assert saved.xray is None  # the trace itself stays in the run's folder
+    assert saved.xray == looked_at.xray  # the trace itself stays in the run's folder
+    assert load(saved.save(tmp_path / "again.jsonl")).xray == looked_at.xray
     assert saved.diagnose().bottleneck == looked_at.diagnose().bottleneck
 
 
-def test_the_thread_time_of_every_step_is_known_and_no_longer_than_its_compute(looked_at):
+def test_the_thread_time_is_read_now_and_then_and_no_longer_than_the_compute(looked_at):
     own = looked_at.thread_s
     compute = looked_at.stamps[:, 5] - looked_at.stamps[:, 4]
+    known = np.isfinite(own)
     assert len(own) == 40
-    assert (own[1:] <= compute[1:] + 1e-3).all()
+    assert known.sum() >= 5
+    assert (own[known] <= compute[known] + 1e-3).all()
 
 
 @pytest.mark.parametrize(
@@ -71,14 +75,14 @@ def event(name, start_us, length_us, size=1000):
 def test_time_between_operators_is_a_gap_and_an_inner_operator_is_not_counted_twice():
     events = [
         event("w", 0, 100),
-        event("aten::linear", 10, 40),
+        event("aten::linear", 10, 40),  # 10 µs of it its own: no longer tiny
         event("aten::addmm", 15, 30),
         event("aten::add", 60, 5),
     ]
     found = op_times.summarise(events, "w")
     assert found["gap_us"] == pytest.approx(55)
     assert found["heavy_us"] == pytest.approx(40)
-    assert (found["tiny_us"], found["tiny_ops"]) == (pytest.approx(15), 2)
+    assert (found["tiny_us"], found["tiny_ops"]) == (pytest.approx(5), 1)
 
 
 def test_the_calmest_step_is_taken():

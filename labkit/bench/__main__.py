@@ -14,11 +14,14 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 from labkit.bench.events import EventLog
 from labkit.bench.process import die_with
 
 MAX_TRACEBACK = 8_000  # characters kept of a traceback
+
+workers: list[Any] = []  # the loader's processes
 
 
 def main(folder: Path, parent: int) -> None:
@@ -28,21 +31,34 @@ def main(folder: Path, parent: int) -> None:
     log = EventLog(folder)
     leave_on_stop(log)
     log.write("hello", pid=os.getpid())
-    code = 0
+    code = 1
     try:
-        run(json.loads((folder / "spec.json").read_text()), folder, log)
-        log.write("done")
-    except BaseException as error:
-        code = 1
-        log.write(
-            "error",
-            kind=type(error).__name__,
-            message=str(error)[:MAX_TRACEBACK],
-            traceback=traceback.format_exc()[-MAX_TRACEBACK:],
-        )
-        traceback.print_exc()
+        try:
+            run(json.loads((folder / "spec.json").read_text()), folder, log)
+            log.write("done")
+            code = 0
+        except BaseException as error:
+            fail(log, error)
+    except BaseException as error:  # a worker's death, which torch raises from a signal handler
+        fail(log, error)
     sys.stderr.flush()
     os._exit(code)  # workers and threads end with the process; the supervisor sees to it
+
+
+def fail(log: EventLog, error: BaseException) -> None:
+    """Write why the run failed."""
+    if hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise in here too
+    text = "".join(traceback.format_exception(error))[-MAX_TRACEBACK:]
+    kind, message = type(error).__name__, str(error)[:MAX_TRACEBACK]
+    log.write("error", kind=kind, message=message, traceback=text, workers=dead_workers())
+    sys.stderr.write(text)
+
+
+def dead_workers() -> dict[int, int]:
+    """Return {pid: exit code} of the loader workers that have died; negative codes are signals."""
+    time.sleep(0.05)  # a connection to a worker breaks a moment before the worker can be waited for
+    return {worker.pid: worker.exitcode for worker in workers if worker.exitcode}
 
 
 def leave_on_stop(log: EventLog) -> None:
@@ -67,7 +83,6 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
     from labkit.bench import data, faults, machine, memory, xray
     from labkit.bench.device_lock import hold
     from labkit.bench.loop import Trainer, train
-    from labkit.bench.own_time import OwnTime
     from labkit.bench.settle import settle
     from labkit.bench.timeline import make_timeline
 
@@ -95,12 +110,10 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
     timeline = make_timeline(log, folder, device)
     log.write("begin", warmup=max(3, in_flight))
     iterator = iter(loader)  # starts the workers
-    log.write("workers", pids=[child.pid for child in multiprocessing.active_children()])
-    own_time = OwnTime(log)
-    trainer.compute = own_time.around(trainer.compute)
+    workers.extend(multiprocessing.active_children())
+    log.write("workers", pids=[worker.pid for worker in workers])
     xray.keep_time(job)
     steps = train(trainer, iterator, timeline, job)
-    own_time.flush()
     log.write("memory", peak_bytes=memory.peak_bytes(device))
     xray.look(trainer, iterator, job, steps, folder, log)
 

@@ -43,5 +43,7 @@ class EventLog:
             self.lost += 1
 
     def close(self) -> None:
-        """Let go of the file."""
-        os.close(self._fd)
+        """Let go of the file; what is written later is lost, and nothing else happens."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)

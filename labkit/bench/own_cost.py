@@ -14,10 +14,8 @@ from types import SimpleNamespace
 
 import torch
 
-from labkit.bench.events import EventLog, now_ns
+from labkit.bench.events import now_ns
 from labkit.bench.loop import Trainer
-from labkit.bench.own_time import OwnTime
-from labkit.bench.step_log import StepRing
 from labkit.bench.timeline import HostTimeline
 
 STEP_MS = 1.4
@@ -52,9 +50,7 @@ def measure() -> dict[str, float]:
     coin = random.Random(0)
     took: tuple[list[int], list[int]] = ([], [])  # without, with
     with tempfile.TemporaryDirectory() as folder:
-        log = EventLog(folder)
-        timeline = HostTimeline(StepRing(folder))
-        timed = OwnTime(log).around(trainer.compute)
+        timeline = HostTimeline(folder)
         for i in range(STEPS):
             recorded = coin.random() < 0.5
             start = now_ns()
@@ -66,7 +62,7 @@ def measure() -> dict[str, float]:
                 timeline.copied()
                 copied = now_ns()
                 timeline.computing()
-                loss = timed(*batch, update=True)
+                loss = trainer.compute(*batch, update=True)
                 timeline.step(i, (asked, ready, copied, now_ns()), len(labels), loss)
             else:
                 trainer.compute(*trainer.to_device(images, labels), update=True)

@@ -14,16 +14,18 @@ import mmap
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 from labkit.bench.events import FILE_NAME, EventLog, now_ns
 
 RING_NAME = "steps.ring"
 SLOTS = 16_384  # 23 s of 1.4 ms steps: how long the draining process may be held up
-# number, 4 host stamps, copy start and end, busy start and end, samples, loss, number again: a
-# slot whose two numbers differ is being written, or was when the end came
-SLOT = struct.Struct("<10qdq")
-NONE = -1  # a stamp that this device does not have
-NO_DEVICE = (NONE,) * 4
+# A slot: copy start and end, busy start and end on the device (all 0 where it has none), then
+# number, 4 host stamps, samples, CPU time, loss, number again. A slot whose two numbers differ is
+# being written, or was when the end came.
+DEVICE, HOST = struct.Struct("<4q"), struct.Struct("<7qdq")
+SLOT = struct.Struct("<4q7qdq")
+NO_DEVICE = (0,) * 4
 DRAIN_S = 0.05
 
 
@@ -44,10 +46,17 @@ class StepRing:
         samples: int,
         loss: float,
         device: tuple[int, int, int, int] = NO_DEVICE,
+        cpu_ns: int = 0,
     ) -> None:
-        """Record step `i`: host stamps `t` and the device's copy and busy intervals, all ns."""
+        """Record step `i`.
+
+        All times in ns: host stamps `t`, the device's copy and busy intervals `device`, and
+        `cpu_ns`, the CPU time of the thread that computed (0: not read).
+        """
         at = (i % SLOTS) * SLOT.size
-        SLOT.pack_into(self.ring, at, i + 1, *t, *device, samples, loss, i + 1)
+        if device is not NO_DEVICE:
+            DEVICE.pack_into(self.ring, at, *device)
+        HOST.pack_into(self.ring, at + DEVICE.size, i + 1, *t, samples, cpu_ns, loss, i + 1)
 
 
 class Drain:
@@ -63,11 +72,11 @@ class Drain:
         if not self._open():
             return 0
         steps = []
-        while (step := self._slot(self.next))[0] >= self.next and step[0] == step[-1]:
-            if step[0] > self.next:  # overtaken: the ring went round
-                self.log.write("lost", steps=[self.next - 1, step[0] - 1])
+        while (step := self._slot(self.next))[4] >= self.next and step[4] == step[-1]:
+            if step[4] > self.next:  # overtaken: the ring went round
+                self.log.write("lost", steps=[self.next - 1, step[4] - 1])
             steps.append(step)
-            self.next = step[0] + 1
+            self.next = step[4] + 1
         if steps:
             self.log.write_line("\n".join(map(_line, steps)))
         return len(steps)
@@ -98,9 +107,9 @@ class StepLog(StepRing):
         self.drain = Drain(folder, log)
         self.drain_at = now_ns()
 
-    def add(self, i: int, t: tuple, samples: int, loss: float, device: tuple = NO_DEVICE) -> None:
+    def add(self, i: int, t: tuple, samples: int, loss: float, *more: Any) -> None:
         """Record step `i`, and write what has gathered when it is time to."""
-        super().add(i, t, samples, loss, device)
+        super().add(i, t, samples, loss, *more)
         if t[3] > self.drain_at:
             self.flush()
 
@@ -120,12 +129,13 @@ def recover(folder: str | Path) -> None:
 
 
 def _line(step: tuple) -> str:
-    number, t0, t1, t2, t3, c0, c1, b0, b1, samples, loss, _ = step
+    c0, c1, b0, b1, number, t0, t1, t2, t3, samples, cpu_ns, loss, _ = step
     text = f"{loss:.7g}" if math.isfinite(loss) else "null"  # strict JSON has no NaN
-    device = "" if b0 == NONE else f',"copy":[{c0},{c1}],"busy":[{b0},{b1}]'
+    cpu = f',"cpu":{cpu_ns}' if cpu_ns else ""
+    device = f',"copy":[{c0},{c1}],"busy":[{b0},{b1}]' if b1 else ""
     return (
         f'{{"event":"step","i":{number - 1},"t":[{t0},{t1},{t2},{t3}],'
-        f'"n":{samples},"loss":{text}{device}}}'
+        f'"n":{samples},"loss":{text}{cpu}{device}}}'
     )
 
 

@@ -7,6 +7,7 @@ work runs later: pairs of device events say when, read back once they are done.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,20 @@ import torch
 from labkit.bench.events import EventLog, now_ns
 from labkit.bench.step_log import StepRing
 
+# The thread's CPU clock is a system call: two readings cost a loop with cold caches 11 µs. So it
+# is read in every step that takes a few milliseconds, and in one of eight shorter ones.
+LONG_NS = 4_000_000
+SHORT_STEPS = 8
 
-class HostTimeline:
-    """Steps of a device that runs while the host waits: the CPU."""
 
-    def __init__(self, steps: StepRing):
-        self.steps = steps
+class HostTimeline(StepRing):
+    """Steps of a device that runs while the host waits: the CPU.
+
+    Wall time of the compute that its thread did not get as CPU time means that someone else had
+    the core: the loader's own workers, or another program.
+    """
+
+    cpu_ns, until_read = 0, 0
 
     def copying(self) -> None:
         """The copy to the device is about to be issued."""
@@ -31,16 +40,24 @@ class HostTimeline:
 
     def computing(self) -> None:
         """Forward, backward and optimizer are about to be issued."""
+        if not self.until_read:
+            self.cpu_ns = time.thread_time_ns()
 
     def step(self, i: int, t: tuple[int, int, int, int], samples: int, loss: torch.Tensor) -> None:
         """Record step `i`; `t` holds its four stamps."""
-        self.steps.add(i, t, samples, loss.item())
+        if self.until_read:
+            self.until_read -= 1
+            self.add(i, t, samples, loss.item())
+            return
+        spent = time.thread_time_ns() - self.cpu_ns
+        self.until_read = SHORT_STEPS - 1 if spent < LONG_NS else 0
+        self.add(i, t, samples, loss.item(), cpu_ns=spent)
 
     def finish(self) -> None:
         """Nothing is in flight on a CPU."""
 
 
-class DeviceTimeline:
+class DeviceTimeline(StepRing):
     """Steps of a device that runs behind the host (CUDA, MPS): four events a step, no sync.
 
     Event times are relative; two anchors, at the start and the end of the run, tie them to the
@@ -48,12 +65,13 @@ class DeviceTimeline:
     page-locked buffer on the device's own queue, since `loss.item()` would wait for the device.
     """
 
-    RING = 4096  # steps in flight at the most: far more than a launch queue holds (about 1000)
+    LOSSES = 4096  # steps in flight at the most: far more than a launch queue holds (about 1000)
 
-    def __init__(self, steps: StepRing, log: EventLog, device: torch.device):
-        self.steps, self.log, self.device = steps, log, device
+    def __init__(self, folder: Path, log: EventLog, device: torch.device):
+        super().__init__(folder)
+        self.log, self.device = log, device
         self.in_flight: deque = deque()
-        self.losses = torch.zeros(self.RING, pin_memory=device.type == "cuda")
+        self.losses = torch.zeros(self.LOSSES, pin_memory=device.type == "cuda")
         self.range = CudaRanges() if device.type == "cuda" else NoRanges()
         torch.accelerator.synchronize()
         self.anchor, self.anchor_ns = self.event(), now_ns()
@@ -82,7 +100,7 @@ class DeviceTimeline:
 
     def step(self, i: int, t: tuple[int, int, int, int], samples: int, loss: torch.Tensor) -> None:
         """Keep step `i` until the device has finished it; write those it has."""
-        slot = self.losses[i % self.RING]
+        slot = self.losses[i % self.LOSSES]
         slot.copy_(loss.detach(), non_blocking=True)  # queued behind the step, not waited for
         self.marks.append(self.event())
         self.range.pop()
@@ -92,7 +110,7 @@ class DeviceTimeline:
 
     def _write(self, i: int, t: tuple, samples: int, slot: torch.Tensor, marks: list) -> None:
         copy_and_busy = tuple(map(self._host_ns, marks))  # start and end of each
-        self.steps.add(i, t, samples, slot.item(), copy_and_busy)
+        self.add(i, t, samples, slot.item(), copy_and_busy)
 
     def _host_ns(self, event: torch.Event) -> int:
         return self.anchor_ns + int(self.anchor.elapsed_time(event) * 1e6)
@@ -125,5 +143,6 @@ class NoRanges:
 
 def make_timeline(log: EventLog, folder: Path, device: torch.device) -> Any:
     """Return the timeline that fits `device`, writing to the run in `folder`."""
-    steps = StepRing(folder)
-    return HostTimeline(steps) if device.type == "cpu" else DeviceTimeline(steps, log, device)
+    if device.type == "cpu":
+        return HostTimeline(folder)
+    return DeviceTimeline(folder, log, device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from labkit.explain import thresholds as limits
 from labkit.explain.facts import Evidence, Facts, of_trace
 from labkit.explain.finding import WORDS, Finding
 from labkit.explain.rules import RULES
+from labkit.lab.watched import BODY_NOTE
 
+SHARED = "shared device"  # the cause of a verdict withheld: others used it
 RECORDS = (".jsonl", ".jsonl.gz")
 
 
@@ -110,7 +112,8 @@ def diagnose(what: Any) -> Diagnosis:
         from labkit.lab.run import load
 
         what = load(path)
-    return _of_run(what)
+    found = _of_run(what)
+    return replace(found, notes=(BODY_NOTE, *found.notes)) if what.watched else found
 
 
 def _of_run(run: Any) -> Diagnosis:
@@ -212,7 +215,7 @@ def _shared(run: Any, facts: Facts) -> Finding | None:
             what += f"; other programs used {facts.foreign_cores:.1f} cores"
     else:
         return None
-    return Finding("unsure", "shared device", f"{what}.", "Stop the other work and run again.", 0.0)
+    return Finding("unsure", SHARED, f"{what}.", "Stop the other work and run again.", 0.0)
 
 
 def _contradiction(facts: Facts) -> Finding | None:
@@ -247,7 +250,8 @@ def _tied(confidence: float, findings: tuple[Finding, ...]) -> Finding:
 
 def _notes(facts: Facts) -> tuple[str, ...]:
     notes = []
-    if not facts.xray and facts.trace is None:
+    looked_for = facts.knobs.get("xray") is not None  # not in a watched loop
+    if looked_for and not facts.xray and facts.trace is None:
         notes.append("No x-ray: what happens inside the compute was not looked at (xray=True).")
     if facts.taken_by_others > limits.FOREIGN_LOAD / 2:
         notes.append(

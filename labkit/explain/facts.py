@@ -53,6 +53,11 @@ class Facts:
     cores: int | None = None
 
     @property
+    def looked_at(self) -> str:
+        """Where the kernels were seen, in words."""
+        return self.source if self.source.startswith("profiler") else "x-ray"
+
+    @property
     def taken_by_workers(self) -> float | None:
         """Share of wall time in which our own workers had the core the model needed."""
         if self.stolen is None or not self.knobs.get("num_workers"):
@@ -82,8 +87,9 @@ class Evidence:
         own, self.foreign = cores_used(run)
         self.blame = None
         if own is not None and self.foreign is not None and len(self):
-            model = np.nansum(self.own) / max(float(self.matrix.sum()), 1e-9)
-            workers = max(0.0, own - float(model))
+            steps = np.arange(len(self))
+            running = (1 - (self._stolen(steps) or 0.0)) * self.compute.sum() / self.matrix.sum()
+            workers = max(0.0, own - float(running))
             self.blame = workers / max(workers + self.foreign, 1e-9)
 
     def __len__(self) -> int:
@@ -93,11 +99,11 @@ class Evidence:
         """Return how much each step's compute exceeds an ordinary one, s; 0 where by little.
 
         Steps are compared with those at the same place of a gradient accumulation. On a CPU only
-        time that the model's own thread spent counts: to lose the core is no pause of ours.
+        time that the model's own thread spent counts, where it was read: to lose the core is no
+        pause of ours.
         """
-        compute = self.matrix[:, CLASSES.index("compute")]
-        if self._own_is_known():
-            compute = np.minimum(compute, self.own)
+        compute = self.compute
+        compute = np.where(np.isnan(self.own), compute, np.fmin(compute, self.own))
         excess, cycle = np.zeros(len(compute)), self.knobs.get("accumulation_steps") or 1
         for place in range(min(cycle, len(compute))):
             some = compute[place::cycle]
@@ -105,25 +111,32 @@ class Evidence:
             excess[place::cycle] = np.where(some > limit, some - limit / PAUSE, 0.0)
         return excess
 
-    def _own_is_known(self) -> bool:
-        known = len(self.own) == len(self.matrix) and bool(np.isfinite(self.own).all())
-        return self.kind == "cpu" and known
+    @property
+    def compute(self) -> np.ndarray:
+        """Each step's compute, s."""
+        return self.matrix[:, CLASSES.index("compute")]
+
+    def _stolen(self, rows: np.ndarray) -> float | None:
+        """Return the share of the compute in which its thread did not run; None if never read."""
+        known = rows[~np.isnan(self.own[rows])]
+        if self.kind != "cpu" or not len(known):
+            return None
+        wall = self.compute[known]
+        return float(np.maximum(wall - self.own[known], 0).sum() / max(wall.sum(), 1e-9))
 
     def facts(self, rows: np.ndarray | None = None) -> Facts:
         """Return the facts of all steps, or of the given rows (a resampled run)."""
         rows = np.arange(len(self)) if rows is None else rows
         matrix = self.matrix[rows]
         total = float(matrix.sum())
-        compute, wait = matrix[:, CLASSES.index("compute")], matrix[:, CLASSES.index("wait")]
-        stolen = None
-        if self._own_is_known():
-            stolen = float(np.maximum(compute - self.own[rows], 0).sum() / total)
+        compute, wait = self.compute[rows], matrix[:, CLASSES.index("wait")]
+        stolen = self._stolen(rows)
         return Facts(
             kind=self.kind,
             source=f"step stamps, {len(matrix)} steps",
             shares=dict(zip(CLASSES, (matrix.sum(axis=0) / total).tolist(), strict=True)),
             pauses=float(self.pauses[rows].sum() / total),
-            stolen=stolen,
+            stolen=None if stolen is None else stolen * float(compute.sum()) / total,
             blame=self.blame,
             foreign_cores=self.foreign,
             stalls=_in_worst(wait),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.explain.diagnosis import diagnose
+from labkit.explain.diagnosis import SHARED, Diagnosis, diagnose
 from labkit.lab import faultset
 from labkit.lab.faultset import CALIBRATION, SCORING, Case
 
@@ -50,6 +50,7 @@ class Score:
         machine: The device's name.
         kind: "cpu" or "gpu".
         half: "scoring" or "calibration".
+        repeated: Runs that were measured again, once, as other programs had used the device.
     """
 
     scored: tuple[Scored, ...]
@@ -57,6 +58,7 @@ class Score:
     machine: str
     kind: str
     half: str
+    repeated: int = 0
 
     @property
     def n(self) -> int:
@@ -100,6 +102,7 @@ class Score:
             "machine": self.machine,
             "kind": self.kind,
             "half": self.half,
+            "repeated": self.repeated,
             "skipped": self.skipped,
             "wrong": [s.__dict__ for s in self.scored if not s.right],
         }
@@ -181,20 +184,24 @@ def run_set(
             skipped[case.fault.name] = why
         else:
             todo.append(case)
-    scored = []
+    scored, repeated = [], 0
     for number, case in enumerate(todo):
         if progress:
             progress(number, len(todo), str(case))
         result = done.get((case.fault.name, case.severity, case.seed))
-        scored.append(result or _score(case, precision, keep))
-    return Score(tuple(scored), skipped, machine.name, machine.kind, half)
+        if result is None:
+            result, again = _score(case, precision)
+            repeated += again
+            _keep(result, keep)
+        scored.append(result)
+    return Score(tuple(scored), skipped, machine.name, machine.kind, half, repeated)
 
 
-def _score(case: Case, precision: str, keep: str | os.PathLike | None) -> Scored:
-    run = case.start(precision).wait()
-    if run.outcome != "finished":
-        raise RuntimeError(f"{case} did not finish: {run.error or run.outcome}")
-    found = diagnose(run)
+def _score(case: Case, precision: str) -> tuple[Scored, bool]:
+    """Run and diagnose a case; once more where other programs used the device meanwhile."""
+    found, again = _diagnosed(case, precision), False
+    if found.findings[0].cause == SHARED:
+        found, again = _diagnosed(case, precision), True
     scored = Scored(
         case.fault.name,
         case.severity,
@@ -204,10 +211,20 @@ def _score(case: Case, precision: str, keep: str | os.PathLike | None) -> Scored
         round(found.confidence, 3),
         round(found.findings[0].lost_share, 4),
     )
+    return scored, again
+
+
+def _diagnosed(case: Case, precision: str) -> Diagnosis:
+    run = case.start(precision).wait()
+    if run.outcome != "finished":
+        raise RuntimeError(f"{case} did not finish: {run.error or run.outcome}")
+    return diagnose(run)
+
+
+def _keep(scored: Scored, keep: str | os.PathLike | None) -> None:
     if keep is not None:
         with open(keep, "a", encoding="utf-8") as file:
             file.write(json.dumps(scored.__dict__) + "\n")
-    return scored
 
 
 def _kept(keep: str | os.PathLike | None) -> dict[tuple[str, int, int], Scored]:

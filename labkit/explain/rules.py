@@ -201,7 +201,7 @@ def no_tensor_cores(facts: Facts) -> Finding | None:
         "precision",
         "no Tensor Cores",
         f"{could:.0%} of kernel time is of operators that can use Tensor Cores and {uses:.0%} does "
-        f"({facts.source}): at {limits.TENSOR_CORE_GAIN:g}x, the low end of published gains, that "
+        f"({facts.looked_at}): at {limits.TENSOR_CORE_GAIN:g}x, the low end of published gains, that "
         f"costs {lost:.0%} of the time ({LIMIT['precision']}).",
         advise("Use 16-bit autocast (bf16 where the card has it), sizes in multiples of 8.", lost,
                "05"),
@@ -227,6 +227,25 @@ def passes_over_memory(facts: Facts) -> Finding | None:
     )
 
 
+def elementwise_kernels(facts: Facts) -> Finding | None:
+    """Much of the kernel time is in elementwise kernels (a GPU; told by their names)."""
+    if facts.trace is None or facts.kind != "gpu" or not facts.trace.top_kernels:
+        return None
+    seen = facts.trace
+    us = sum(k.total_us for k in seen.top_kernels if "elementwise" in k.name) / seen.steps
+    share = min(1.0, us / max(seen.kernel_us, 1e-9))
+    lost = share * limits.FUSION_SAVES * facts.shares["compute"]
+    return Finding(
+        "memory_bandwidth",
+        "elementwise kernels",
+        f"{share:.0%} of kernel time is in elementwise kernels, which only move data: one pass "
+        f"instead of two would save {lost:.0%} of the time ({facts.looked_at}; "
+        f"{LIMIT['memory_bandwidth']}).",
+        advise("Fuse them: torch.compile, fused_optimizer=True, a fused kernel.", lost, "07"),
+        lost,
+    )
+
+
 RULES: tuple[Rule, ...] = (
     waits_for_data,
     loader_takes_cores,
@@ -238,4 +257,5 @@ RULES: tuple[Rule, ...] = (
     slow_format,
     no_tensor_cores,
     passes_over_memory,
+    elementwise_kernels,
 )

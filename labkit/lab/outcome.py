@@ -15,6 +15,9 @@ REMEDIES = [
      "or start the container with --shm-size=2g."),
     (r"worker.* (killed|exited unexpectedly)",
      "a loader worker died; if memory is short, lower num_workers or prefetch_factor."),
+    (r"pickle",
+     "workers that are spawned need a dataset they can be sent: define it, and its collate_fn and "
+     "worker_init_fn, at the top of a module (no lambda, no local class, no open file)."),
     (r"DataLoader timed out", "a loader worker hangs: try num_workers=0 to see where."),
     (r"No space left on device", "the disk is full: free some space or move LABKIT_HOME."),
     (r"Too many open files", "raise the limit (ulimit -n 4096) or lower num_workers."),
@@ -42,7 +45,7 @@ def reason(events: dict[str, dict[str, Any]], alive: bool) -> str | None:
     if outcome(events, alive) != "failed":
         return None
     if error := events.get("error"):
-        text = _original(error["kind"], error["message"])
+        text = _lost_worker(error) + _original(error["kind"], error["message"])
     else:
         text = _death(events.get("end"))
     remedy = next((do for pattern, do in REMEDIES if re.search(pattern, text)), None)
@@ -59,6 +62,25 @@ def _original(kind: str, message: str) -> str:
     return f"{kind}: {first}".rstrip(".") + "."
 
 
+def _lost_worker(error: dict[str, Any]) -> str:
+    """Name a worker that died where the error only tells of a connection that broke."""
+    dead = error.get("workers")
+    if not isinstance(dead, dict) or not dead or "worker" in error["message"]:
+        return ""
+    pid, code = next(iter(dead.items()))
+    return f"Loader worker {pid} was killed ({_exit(code)}). "
+
+
+def _exit(code: Any) -> str:
+    """Name an exit code as Python counts them: negative ones are signals."""
+    if isinstance(code, int) and code < 0:
+        try:
+            return signal.Signals(-code).name
+        except ValueError:
+            return f"signal {-code}"
+    return f"exit code {code}"
+
+
 def _death(end: dict[str, Any] | None) -> str:
     if end is None:
         return "The run ended without a word: its record stops before the end."
@@ -66,9 +88,5 @@ def _death(end: dict[str, Any] | None) -> str:
         return f"{end['why'].rstrip('.')}."
     code = end.get("code")
     if isinstance(code, int) and code < 0:
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        return f"The bench process was ended by {name}."
-    return f"The bench process ended with exit code {code}, before the run was done."
+        return f"The bench process was ended by {_exit(code)}."
+    return f"The bench process ended with {_exit(code)}, before the run was done."

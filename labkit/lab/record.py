@@ -25,11 +25,11 @@ SHAPE: dict[str, dict[str, Any]] = {
     "job": {"pipeline": dict, "not_applied": dict},
     "stage": {"name": str},
     "begin": {"warmup": int},
+    "epoch": {"step": int},
     "step": {"i": int, "t": list, "n": int},
     "error": {"kind": str, "message": str},
     "memory": {},
     "telemetry": {},
-    "own_time": {"ns": list},
     "xray": {"steps": int},
     "no_xray": {"why": str},
     "end": {},
@@ -120,5 +120,7 @@ def _step_is_sound(event: dict[str, Any]) -> bool:
             return False
         if not all(type(stamp) is int and abs(stamp) < 2**62 for stamp in stamps):
             return False
-    loss = event.get("loss")
+    loss, cpu_ns = event.get("loss"), event.get("cpu", 0)
+    if type(cpu_ns) is not int or not 0 <= cpu_ns < 2**62:
+        return False
     return loss is None or (isinstance(loss, (int, float)) and math.isfinite(loss))

@@ -22,6 +22,7 @@ from labkit.lab import outcome
 from labkit.lab.machine import Machine
 from labkit.lab.pipeline import KNOBS, Pipeline
 from labkit.lab.record import RecordError, Tail, read_record
+from labkit.lab.watched import Watched, pauses, without
 
 NOISY = 0.10  # torch.utils.benchmark warns where the IQR is a tenth of the median; so do we
 BLOCKS = 5  # throughput is compared between so many stretches of the run to judge its noise
@@ -44,7 +45,7 @@ class Run:
         self._last: dict[str, dict[str, Any]] = {}  # the last event of each name
         self._steps: list[dict[str, Any]] = []
         self._telemetry: list[dict[str, Any]] = []
-        self._own_ns: list[int | None] = []  # CPU time of each step's compute, where read
+        self._epochs: list[int] = []  # the first step of each pass over a watched loader
         if recorded:
             self._absorb(read_record(self.path))
         self.refresh()
@@ -67,8 +68,10 @@ class Run:
                 self._steps.append(event)
             elif event["event"] == "telemetry":
                 self._telemetry.append(event)
-            elif event["event"] == "own_time":
-                self._own_ns.extend(event["ns"])
+            elif event["event"] == "epoch":  # a watched loop goes on: it has not ended after all
+                self._epochs.append(event["step"])
+                for name in ("done", "error", "end"):
+                    self._last.pop(name, None)
             else:
                 self._last[event["event"]] = event
 
@@ -146,14 +149,29 @@ class Run:
     # -- what it was -----------------------------------------------------------------------------
 
     @property
-    def asked(self) -> Pipeline:
-        """The pipeline that was asked for."""
-        return _pipeline(self._last.get("spec", {}).get("pipeline", {}))
+    def asked(self) -> Pipeline | Watched:
+        """The pipeline that was asked for; of a watched loop, what is known of it."""
+        return self._pipeline("spec")
 
     @property
-    def pipeline(self) -> Pipeline:
+    def pipeline(self) -> Pipeline | Watched:
         """The pipeline that ran, with every automatic value filled in."""
-        return _pipeline(self._last.get("job", self._last.get("spec", {})).get("pipeline", {}))
+        return self._pipeline("job" if "job" in self._last else "spec")
+
+    def _pipeline(self, event: str) -> Pipeline | Watched:
+        knobs = self._last.get(event, {}).get("pipeline", {})
+        return Watched(self.watched, knobs) if self.watched else _pipeline(knobs)
+
+    @property
+    def watched(self) -> str | None:
+        """The type of the loader, of a loop that `lk.watch` looked at; None for our own runs."""
+        facts = self._last.get("spec", {}).get("watched")
+        return str(facts.get("loader", "loader")) if isinstance(facts, dict) else None
+
+    @property
+    def unit(self) -> str:
+        """What `samples` counts: "samples", or "batches" of a watched loop that hides its own."""
+        return "batches" if self._last.get("job", {}).get("unit") == "batches" else "samples"
 
     @property
     def not_applied(self) -> dict[str, str]:
@@ -207,14 +225,15 @@ class Run:
 
     @property
     def thread_s(self) -> np.ndarray:
-        """Per step (steps,): CPU time of the thread that ran the compute, s; NaN where unknown.
+        """Per step (steps,): CPU time of the thread that ran the compute, s; NaN where not read.
 
         On a CPU it falls short of the compute's wall time where others had the core.
         """
-        own = np.full(self.steps, np.nan)
-        known = np.array(self._own_ns[: self.steps], dtype=float)
-        own[: len(known)] = known / 1e9
-        return own
+        return np.array([step.get("cpu", np.nan) for step in self._steps], dtype=float) / 1e9
+
+    def event(self, name: str) -> dict[str, Any] | None:
+        """Return the last event of that name; None where there is none."""
+        return self._last.get(name)
 
     @property
     def xray_facts(self) -> dict[str, Any] | None:
@@ -228,7 +247,10 @@ class Run:
 
     def seconds(self, t_ns: int) -> float:
         """Return a stamp of this run's clock as seconds since its first batch was asked for."""
-        return (t_ns - self._steps[0]["t"][0]) / 1e9 if self._steps else 0.0
+        if not self._steps:
+            return 0.0
+        moment = t_ns - self._steps[0]["t"][0]
+        return float(without(moment, _pauses(self, self.steps, len(self._epochs)))) / 1e9
 
     def timeline(self, bins: int = 200) -> tuple[np.ndarray, np.ndarray]:
         """Utilization over the whole run, from the true intervals: (bins,) s and (bins,) 0 to 1.
@@ -278,12 +300,18 @@ class Run:
 
     @property
     def copy_ms(self) -> float | None:
-        """Median time of the host-to-device copy, ms. On a CPU there is none to speak of."""
-        return self._median_between(2, 3)
+        """Median time of the host-to-device copy, ms. On a CPU there is none to speak of.
+
+        None for a watched loop: its copies are somewhere inside its body.
+        """
+        return None if self.watched else self._median_between(2, 3)
 
     @property
     def compute_ms(self) -> float | None:
-        """Median time of forward, backward and optimizer on the device, ms."""
+        """Median time of forward, backward and optimizer on the device, ms.
+
+        For a watched loop it is the whole loop body.
+        """
         return self._median_between(4, 5)
 
     def _median_between(self, start: int, end: int) -> float | None:
@@ -356,6 +384,10 @@ class Run:
         opens = gzip.open if path.suffix == ".gz" else open
         with opened(source, "rb") as old, opens(path, "wb") as new:
             shutil.copyfileobj(old, new)
+            from labkit.explain.xray_trace import to_event  # noqa: TID251 -- a door
+
+            if self.event("xray_trace") is None and (line := to_event(self)):
+                new.write(f"{line}\n".encode())
         return path
 
     def compare(self, other: Run) -> Any:
@@ -403,10 +435,14 @@ class Run:
     @property
     def numbers(self) -> str:
         """The measured numbers in one line, with what was stated rather than measured."""
+        parts = f"wait {self.wait_ms:.1f}, " + (
+            f"loop body {self.compute_ms:.1f}"
+            if self.watched
+            else f"copy {self.copy_ms:.1f}, compute {self.compute_ms:.1f}"
+        )
         text = (
-            f"{self.throughput:.0f} samples/s, {self.machine.kind.upper()} busy "
-            f"{self.utilization:.0%}, step {self.step_ms:.1f} ms "
-            f"(wait {self.wait_ms:.1f}, copy {self.copy_ms:.1f}, compute {self.compute_ms:.1f})"
+            f"{self.throughput:.0f} {self.unit}/s, {self.machine.kind.upper()} busy "
+            f"{self.utilization:.0%}, step {self.step_ms:.1f} ms ({parts})"
         )
         stated = "hidden" if self.alias else stated_waits(self.pipeline)
         text += f"; stated: {stated}" if stated else ""
@@ -446,13 +482,23 @@ def load(path: str | os.PathLike) -> Run:
 def _stamps(run: Run, count: int) -> np.ndarray:
     if not count:
         return np.empty((0, 6))
+    return without(_stamps_ns(run, count), _pauses(run, count, len(run._epochs))) / 1e9
+
+
+@functools.lru_cache(maxsize=64)
+def _pauses(run: Run, count: int, epochs: int) -> tuple[np.ndarray, np.ndarray]:
+    known = run._epochs[:epochs]
+    return pauses(_stamps_ns(run, count) if known else np.empty((0, 6)), known)
+
+
+def _stamps_ns(run: Run, count: int) -> np.ndarray:
     rows = []
     for step in run._steps[:count]:
         asked, ready, copied, done = step["t"]
         rows.append(
             (asked, ready, *step.get("copy", (ready, copied)), *step.get("busy", (copied, done)))
         )
-    return (np.array(rows, dtype=np.int64) - rows[0][0]) / 1e9
+    return np.array(rows, dtype=np.int64) - rows[0][0]
 
 
 def _median_ms(seconds: np.ndarray) -> float:

@@ -69,7 +69,7 @@ def _without_numbers(run: Run) -> Figure:
 def teeth_window(run: Run) -> tuple[int, float, float]:
     """Return (steps, start in s, end in s) of a short window in the middle of what was measured."""
     first = max(run.warmup, 1)
-    wanted = min(max(TEETH, 2 * run.pipeline.num_workers), MAX_TEETH)
+    wanted = min(max(TEETH, 2 * (run.pipeline.num_workers or 0)), MAX_TEETH)
     count = min(wanted, run.steps - first)
     start = first + (run.steps - first - count) // 2
     ends = run.stamps[:, 5]

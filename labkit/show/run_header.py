@@ -85,7 +85,7 @@ def device_of(run: Run) -> str:
 
 
 def _numbers(run: Run) -> str:
-    return f"{run.throughput:,.0f} samples/s, {device_of(run)} busy {percent(run.utilization)}"
+    return f"{run.throughput:,.0f} {run.unit}/s, {device_of(run)} busy {percent(run.utilization)}"
 
 
 def _before(run: Run, before: Run) -> str:

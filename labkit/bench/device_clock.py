@@ -1,0 +1,99 @@
+"""When a GPU was busy with somebody else's loop: events that are never waited for.
+
+An event is recorded when a batch is handed over and when the next one is asked for. The first
+passes when the device has done all that was queued before, so the pair spans the body's work from
+its first moment to its last; gaps inside, where the device waits for the host, do not show.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from labkit.bench.events import now_ns
+
+DRIFT = 2e-5  # the most that two quartz clocks part: 20 µs in a second
+PATIENCE_S = 1.0  # for the last steps, when the loop is over
+
+
+def find_device() -> Any:
+    """Return the accelerator that this process holds tensors on, as torch.device; else None.
+
+    Asks only a CUDA that the process has started itself: starting it would cost memory, and would
+    break loader workers that are forked later.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    if torch.cuda.is_initialized():
+        held = [torch.cuda.memory_allocated(i) for i in range(torch.cuda.device_count())]
+        if any(held):
+            current = torch.cuda.current_device()
+            return torch.device("cuda", current if held[current] else held.index(max(held)))
+    if torch.backends.mps.is_available() and torch.mps.current_allocated_memory():
+        return torch.device("mps")
+    return None
+
+
+class DeviceClock:
+    """Turns pairs of events into busy intervals on the host's clock, once the device is through.
+
+    The two clocks are tied without a synchronisation: an event cannot have passed before it was
+    recorded, nor after it was first seen to have passed. The first bound is tight whenever the
+    device was idle, the second whenever the host looked just then.
+    """
+
+    def __init__(self, new_event: Callable[[], Any], write: Callable[..., None]):
+        """`new_event` makes a timing event; `write(i, t, n, interval)` takes finished steps."""
+        self.new_event, self.write = new_event, write
+        self.in_flight: deque = deque()
+        self.last: Any = None  # the event at `place_ns` on the device's clock
+        self.place_ns, self.zero_ns = 0.0, 0.0  # zero: the host's time at place 0
+
+    def mark(self) -> tuple[Any, int]:
+        """Record an event on the current stream: (event, the host's time before it)."""
+        before, event = now_ns(), self.new_event()
+        event.record()
+        return event, before
+
+    def step(self, i: int, t: tuple, samples: int, start: tuple[Any, int]) -> None:
+        """Keep step `i`, whose body has just been issued, until the device is through with it."""
+        self.in_flight.append((i, t, samples, start, self.mark()))
+        self.collect()
+
+    def collect(self) -> None:
+        """Write the steps that the device has finished."""
+        while self.in_flight and self.in_flight[0][-1][0].query():
+            seen = now_ns()
+            i, t, samples, start, end = self.in_flight.popleft()
+            places = [self._place(*mark, seen) for mark in (start, end)]
+            self.write(i, t, samples, tuple(int(self.zero_ns + place) for place in places))
+
+    def _place(self, event: Any, issued_ns: int, seen_ns: int) -> float:
+        if self.last is None:
+            self.last, self.zero_ns = event, issued_ns
+        moved = self.last.elapsed_time(event) * 1e6
+        self.last, self.place_ns = event, self.place_ns + moved
+        self.zero_ns -= DRIFT * moved
+        self.zero_ns = min(max(self.zero_ns, issued_ns - self.place_ns), seen_ns - self.place_ns)
+        return self.place_ns
+
+    def finish(self) -> int:
+        """Give the device a moment for what is still in flight; return how many steps stayed."""
+        deadline = time.monotonic() + PATIENCE_S
+        self.collect()
+        while self.in_flight and time.monotonic() < deadline:
+            time.sleep(0.005)  # asked now and then, not synchronised
+            self.collect()
+        return len(self.in_flight)
+
+
+def clock_for(device: Any, write: Callable[..., None]) -> DeviceClock | None:
+    """Return the clock of a CUDA device; None where the host's stamps have to do."""
+    if device is None or device.type != "cuda":
+        return None
+    torch = sys.modules["torch"]
+    return DeviceClock(lambda: torch.Event(device, enable_timing=True), write)

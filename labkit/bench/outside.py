@@ -1,0 +1,124 @@
+"""An unmodified script seen from outside: the CPU of its processes, and the GPUs' own counters.
+
+Reads /proc through psutil and the driver through NVML, in the process that started the script and
+never in the script's own. Whatever this machine does not tell is None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from labkit.bench.telemetry import GpuMeter
+
+PERIOD_S = 0.25
+WORKER = "pt_data_worker"  # the name that torch gives its loader workers (Linux)
+SPAWNED = "multiprocessing"  # in the command line of a worker that was spawned or forkserved
+NO_WORKERS = ("resource_tracker", "forkserver import", "resource_sharer")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look: CPU cores in use since the look before, and each GPU's state.
+
+    `main` is the busiest process that is no loader worker, `workers` all workers together,
+    `others` the rest of the family, `machine` everything that runs here.
+    """
+
+    at_s: float
+    main: float
+    workers: float
+    worker_count: int
+    others: float
+    machine: float
+    gpus: dict[str, dict[str, Any]]  # by UUID: the GpuMeter's reading, and `own`
+
+
+class Outside:
+    """Looks at the family of `pid` four times a second, from a thread, until `stop`."""
+
+    def __init__(self, pid: int):
+        self.root, self.samples = psutil.Process(pid), []
+        self.spent: dict[tuple[int, float], float] = {}  # CPU seconds of each process so far
+        self.kinds: dict[int, bool] = {}
+        self.start = self.before = time.monotonic()
+        self.ended = threading.Event()
+        psutil.cpu_percent()
+        self.thread = threading.Thread(target=self._look, daemon=True)  # a driver may hang
+        self.thread.start()
+
+    def stop(self) -> list[Sample]:
+        """End, and return the samples."""
+        self.ended.set()
+        self.thread.join(2 * PERIOD_S)
+        return list(self.samples)
+
+    def _look(self) -> None:
+        cards = open_cards(self.root.pid)
+        while not self.ended.wait(PERIOD_S):
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                self.samples.append(self._sample(cards))
+
+    def _sample(self, cards: dict[str, GpuMeter]) -> Sample:
+        family = [self.root, *self.root.children(recursive=True)]
+        now = time.monotonic()
+        elapsed, self.before = now - self.before, now
+        spent, cores, workers = {}, {}, set()
+        for process in family:
+            with contextlib.suppress(psutil.Error):
+                times, key = process.cpu_times(), (process.pid, process.create_time())
+                spent[key] = times.user + times.system
+                cores[process.pid] = (spent[key] - self.spent.get(key, 0.0)) / elapsed
+                if process is not self.root and self._is_worker(process):
+                    workers.add(process.pid)
+        self.spent = spent
+        used = sum(cores[pid] for pid in workers if pid in cores)
+        rest = sorted(c for pid, c in cores.items() if pid not in workers)
+        return Sample(
+            at_s=now - self.start,
+            main=rest[-1] if rest else 0.0,
+            workers=used,
+            worker_count=len(workers),
+            others=sum(rest[:-1]),
+            machine=psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1),
+            gpus={uuid: look_at(card, set(cores)) for uuid, card in cards.items()},
+        )
+
+    def _is_worker(self, process: psutil.Process) -> bool:
+        """Whether a process prepares batches, as far as its name and command line tell."""
+        if process.name() == WORKER:
+            return True
+        if process.pid not in self.kinds:
+            command = " ".join(process.cmdline())
+            spawned = SPAWNED in command and not any(word in command for word in NO_WORKERS)
+            self.kinds[process.pid] = spawned
+        return self.kinds[process.pid]
+
+
+def open_cards(pid: int) -> dict[str, GpuMeter]:
+    """Return a meter for every GPU that the driver shows; {} without a driver."""
+    cards = {}
+    with contextlib.suppress(Exception):  # no package, no driver, another version
+        import pynvml
+
+        pynvml.nvmlInit()
+        for i in range(pynvml.nvmlDeviceGetCount()):
+            uuid = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(i))
+            cards[uuid] = GpuMeter(uuid, pid)
+    return cards
+
+
+def look_at(card: GpuMeter, family: set[int]) -> dict[str, Any]:
+    """Return what a card tells, and `own`: whether one of the family's processes is on it."""
+    found = card.read()
+    try:
+        running = card.nvml.nvmlDeviceGetComputeRunningProcesses(card.card)
+        found["own"] = any(process.pid in family for process in running)
+    except card.nvml.NVMLError:
+        found["own"] = None
+    return found
