@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import labkit as lk
-from labkit.explain.instruments import busy_until
+from labkit.lab.timeline import busy_until
 
 
 def a_run(period_s=0.06, busy_s=0.01, seconds=40.0, telemetry=(), kind="gpu"):

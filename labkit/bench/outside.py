@@ -16,7 +16,7 @@ import psutil
 
 from labkit.bench.telemetry import GpuMeter
 
-PERIOD_S = 0.25
+PERIOD_S, LOOK_S = 0.25, 0.04  # between samples; between looks at the processes' states
 WORKER = "pt_data_worker"  # the name that torch gives its loader workers (Linux)
 SPAWNED = "multiprocessing"  # in the command line of a worker that was spawned or forkserved
 NO_WORKERS = ("resource_tracker", "forkserver import", "resource_sharer")
@@ -24,15 +24,19 @@ NO_WORKERS = ("resource_tracker", "forkserver import", "resource_sharer")
 
 @dataclass(frozen=True)
 class Sample:
-    """One look: CPU cores in use since the look before, and each GPU's state.
+    """What a quarter of a second looked like: CPU cores in use, and each GPU's state.
 
     `main` is the busiest process that is no loader worker, `workers` all workers together,
-    `others` the rest of the family, `machine` everything that runs here.
+    `others` the rest of the family, `machine` everything that runs here. `main_runs` and
+    `workers_run` are the share of looks (0 to 1) in which the process, and the average worker, had
+    work for a core, whether it got one or not: a busy neighbour does not change them.
     """
 
     at_s: float
     main: float
+    main_runs: float
     workers: float
+    workers_run: float
     worker_count: int
     others: float
     machine: float
@@ -60,12 +64,29 @@ class Outside:
 
     def _look(self) -> None:
         cards = open_cards(self.root.pid)
-        while not self.ended.wait(PERIOD_S):
+        while not self.ended.is_set():
             with contextlib.suppress(psutil.Error):  # it has just ended
-                self.samples.append(self._sample(cards))
+                family = [self.root, *self.root.children(recursive=True)]
+                states = self._states(family)
+                self.samples.append(self._sample(family, states, cards))
 
-    def _sample(self, cards: dict[str, GpuMeter]) -> Sample:
-        family = [self.root, *self.root.children(recursive=True)]
+    def _states(self, family: list[psutil.Process]) -> dict[int, float]:
+        """Look at every process for a while: {pid: share of looks in which it had work}."""
+        seen: dict[int, list[bool]] = {}
+        until = self.before + PERIOD_S
+        while not self.ended.wait(LOOK_S) and time.monotonic() < until:
+            for process in family:
+                with contextlib.suppress(psutil.Error):
+                    runs = process.status() == psutil.STATUS_RUNNING  # on a core, or waiting for it
+                    seen.setdefault(process.pid, []).append(runs)
+        return {pid: sum(looks) / len(looks) for pid, looks in seen.items()}
+
+    def _sample(
+        self,
+        family: list[psutil.Process],
+        states: dict[int, float],
+        cards: dict[str, GpuMeter],
+    ) -> Sample:
         now = time.monotonic()
         elapsed, self.before = now - self.before, now
         spent, cores, workers = {}, {}, set()
@@ -77,14 +98,16 @@ class Outside:
                 if process is not self.root and self._is_worker(process):
                     workers.add(process.pid)
         self.spent = spent
-        used = sum(cores[pid] for pid in workers if pid in cores)
-        rest = sorted(c for pid, c in cores.items() if pid not in workers)
+        main = max(cores.keys() - workers, key=cores.get, default=self.root.pid)
+        rest = cores.keys() - workers - {main}
         return Sample(
             at_s=now - self.start,
-            main=rest[-1] if rest else 0.0,
-            workers=used,
+            main=cores.get(main, 0.0),
+            main_runs=states.get(main, 0.0),
+            workers=sum(cores[pid] for pid in workers),
+            workers_run=sum(states.get(pid, 0.0) for pid in workers) / max(1, len(workers)),
             worker_count=len(workers),
-            others=sum(rest[:-1]),
+            others=sum(cores[pid] for pid in rest),
             machine=psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1),
             gpus={uuid: look_at(card, set(cores)) for uuid, card in cards.items()},
         )

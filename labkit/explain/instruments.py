@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from labkit.lab.timeline import busy_until
+
 COMPUTED = "computed from the true intervals"
 READ = "read during the run"
 
@@ -119,14 +121,6 @@ def instruments(run: Any) -> Instruments:
     found += [_profiler(run)] if getattr(run, "xray", None) is not None else []
     found += [_window(busy, *window) for window in WINDOWS]
     return Instruments(run, [_judged(reading, busy) for reading in found])
-
-
-def busy_until(busy: np.ndarray, moments_s: np.ndarray) -> np.ndarray:
-    """Return the seconds that the device had been busy by each moment; `busy` is (n, 2), s."""
-    done = np.concatenate([[0.0], np.cumsum(busy[:, 1] - busy[:, 0])])
-    # Flat between intervals, rising at 1 inside them
-    total = np.column_stack([done[:-1], done[1:]]).ravel()
-    return np.interp(moments_s, busy.ravel(), total, left=0.0)
 
 
 def _true(busy: np.ndarray) -> Reading:

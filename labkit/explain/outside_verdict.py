@@ -14,8 +14,9 @@ from labkit.explain.finding import NOTEBOOKS
 
 START_SHARE, START_S = 0.2, 3.0  # of the script is start-up: imports, the model, workers
 MIN_SAMPLES = 8  # two seconds
-BUSY_CORE = 0.8  # of a core: a thread that hardly ever waits
-IDLE_CORE = 0.5  # of a core: a thread that waits for half of the time or more
+RUNS = 0.7  # share of looks in which a process that hardly ever waits has work
+WAITS = 0.4  # and one that waits for more than half of the time
+FOREIGN = 0.5  # cores of other programs that are worth a word
 BUSY_GPU = 0.8  # NVML's share of time with a kernel running; see notebook 02 on what it hides
 GROWN_GIB = 0.2  # memory that a script's own CUDA context takes at the least
 
@@ -29,14 +30,16 @@ def judge(samples: list[Any]) -> dict[str, Any]:
     Returns:
         `bottleneck`, `confidence` ("low", "medium", or "none" where it is unsure), `evidence`,
         `advice`, and the means behind them: `main_cores`, `worker_cores` (of all workers
-        together), `workers`, `gpu_utilization` (NVML, 0 to 1), `machine_cores`, `samples`.
+        together), `main_runs` and `workers_run` (share of time with work for a core), `workers`, `gpu_utilization` (NVML, 0 to 1), `machine_cores`, `samples`.
     """
     end = samples[-1].at_s if samples else 0.0
     kept = [s for s in samples if s.at_s > min(START_S, START_SHARE * end)]
     card = own_card(samples)
     means = {
         "main_cores": _mean([s.main for s in kept]),
+        "main_runs": _mean([s.main_runs for s in kept]),
         "worker_cores": _mean([s.workers for s in kept]),
+        "workers_run": _mean([s.workers_run for s in kept]),
         "workers": int(np.median([s.worker_count for s in kept])) if kept else 0,
         "other_cores": _mean([s.others for s in kept]),
         "machine_cores": _mean([s.machine for s in kept]),
@@ -76,30 +79,27 @@ def _of_gpu(m: dict[str, Any]) -> dict[str, Any]:
     if m["gpu_utilization"] >= BUSY_GPU:
         advice = "Notebooks 04, 05 and 07 make the device's own work cheaper."
         return _said("compute", "medium", f"{gpu}; {_cpu(m)}.", advice, m)
-    if m["workers"] and m["worker_cores"] >= BUSY_CORE * m["workers"]:
-        return _input("medium", f"{gpu} while every loader worker was busy: {_cpu(m)}.", m)
-    if m["main_cores"] < BUSY_CORE:
-        text = f"{gpu} and neither the script nor its workers used their cores: {_cpu(m)}."
-        return _input("low", f"{text} They wait, for storage or a network", m)
-    if m["workers"]:
-        advice = f"Launch fewer and larger kernels; notebook {NOTEBOOKS['07']}."
-        text = f"{gpu} while the script's main process was busy and its workers were not: "
-        return _said("launch", "low", f"{text}{_cpu(m)}.", advice, m)
+    if m["workers"] and m["workers_run"] >= RUNS:
+        return _input("medium", f"{gpu} while the loader workers were busy: {_cpu(m)}.", m)
+    if m["main_runs"] < WAITS and m["workers_run"] < WAITS:
+        text = f"{gpu}, and neither the script nor a worker had much to do: {_cpu(m)}."
+        return _input("low", f"{text} They wait, for storage or a network.", m)
     text = f"{gpu} while the main process was busy, with data or with issuing work: {_cpu(m)}."
-    advice = f"Try num_workers=4 first; notebook {NOTEBOOKS['03']}."
-    return _said("input", "low", text, advice, m)
+    if m["workers"] and m["main_runs"] >= RUNS:
+        advice = f"Launch fewer and larger kernels; notebook {NOTEBOOKS['07']}."
+        return _said("launch", "low", text, advice, m)
+    return _input("low", text, m)
 
 
 def _of_cpu(m: dict[str, Any]) -> dict[str, Any]:
-    if m["main_cores"] < IDLE_CORE:
-        if m["workers"] and m["worker_cores"] >= BUSY_CORE * m["workers"]:
-            return _input(
-                "medium", f"no GPU in use; the script waited for busy workers: {_cpu(m)}.", m
-            )
-        text = f"no GPU in use, and the script hardly used its core: {_cpu(m)}. It waits"
-        return _input("low", f"{text}, for storage, a network, a sleep or its workers.", m)
-    if m["workers"] and m["main_cores"] >= BUSY_CORE:
-        text = f"no GPU in use; the main process was busy beside its workers: {_cpu(m)}."
+    if m["workers"] and m["workers_run"] >= RUNS and m["main_runs"] < WAITS:
+        text = f"no GPU in use; the script waited while its workers were busy: {_cpu(m)}."
+        return _input("medium", text, m)
+    if m["main_runs"] < WAITS:
+        text = f"no GPU in use, and the script waited for most of the time: {_cpu(m)}."
+        return _input("low", f"{text} For data from storage, a network or a sleep.", m)
+    if m["workers"] and m["main_runs"] >= RUNS and m["workers_run"] < WAITS:
+        text = f"no GPU in use; the main process was busy and its workers were not: {_cpu(m)}."
         return _said("compute", "low", text, "The model is the limit on this CPU.", m)
     text = f"no GPU in use; preparing data and training look the same from outside: {_cpu(m)}."
     return _said("unsure", "none", text, "", m)
@@ -111,10 +111,11 @@ def _input(confidence: str, evidence: str, m: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cpu(m: dict[str, Any]) -> str:
-    workers = f", {m['workers']} workers {m['worker_cores']:.1f} together" if m["workers"] else ""
+    text = f"main process at work {m['main_runs']:.0%} of the time ({m['main_cores']:.1f} cores)"
+    if m["workers"]:
+        text += f", {m['workers']} workers {m['workers_run']:.0%} ({m['worker_cores']:.1f} cores)"
     foreign = m["machine_cores"] - m["main_cores"] - m["worker_cores"] - m["other_cores"]
-    foreign = f", other programs {foreign:.1f}" if foreign > IDLE_CORE else ""
-    return f"cores used: main process {m['main_cores']:.1f}{workers}{foreign}"
+    return text + (f"; other programs used {foreign:.1f} cores" if foreign > FOREIGN else "")
 
 
 def _said(name: str, confidence: str, evidence: str, advice: str, m: dict) -> dict[str, Any]:

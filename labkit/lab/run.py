@@ -22,6 +22,7 @@ from labkit.lab import outcome
 from labkit.lab.machine import Machine
 from labkit.lab.pipeline import KNOBS, Pipeline
 from labkit.lab.record import RecordError, Tail, read_record
+from labkit.lab.timeline import stamps_ns, utilization_over_time
 from labkit.lab.watched import Watched, pauses, without
 
 NOISY = 0.10  # torch.utils.benchmark warns where the IQR is a tenth of the median; so do we
@@ -249,15 +250,17 @@ class Run:
         """Return a stamp of this run's clock as seconds since its first batch was asked for."""
         if not self._steps:
             return 0.0
-        moment = t_ns - self._steps[0]["t"][0]
-        return float(without(moment, _pauses(self, self.steps, len(self._epochs)))) / 1e9
+        moment, gaps = t_ns - self._steps[0]["t"][0], _pauses(self, self.steps, len(self._epochs))
+        if np.searchsorted(gaps[0], moment) % 2:
+            return float("nan")  # between two passes over a watched loader: no time of the run
+        return float(without(moment, gaps)) / 1e9
 
     def timeline(self, bins: int = 200) -> tuple[np.ndarray, np.ndarray]:
         """Utilization over the whole run, from the true intervals: (bins,) s and (bins,) 0 to 1.
 
         Each value is the busy share of one of `bins` equal stretches, stamped at its middle.
         """
-        return utilization_timeline(self.busy, bins)
+        return utilization_over_time(self.busy, bins)
 
     def _measured(self) -> np.ndarray | None:
         """The stamps behind the warm-up, the last warm-up step first; None where too few."""
@@ -325,7 +328,10 @@ class Run:
         if stamps is None or len(stamps) < 3 * BLOCKS:
             return None
         edges = np.linspace(0, len(stamps) - 1, BLOCKS + 1).astype(int)
-        rates = np.diff(edges) / np.diff(stamps[edges, 5])
+        seconds = np.diff(stamps[edges, 5])
+        if (seconds <= 0).any():  # stamps that no clock made
+            return None
+        rates = np.diff(edges) / seconds
         low, middle, high = np.percentile(rates, [25, 50, 75])
         return float((high - low) / middle)
 
@@ -461,18 +467,6 @@ def stated_waits(pipeline: Pipeline) -> str:
     return ", ".join(parts)
 
 
-def utilization_timeline(busy: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (middle of each bin in s, busy share of it) for busy intervals (n, 2) in s."""
-    if len(busy) == 0:
-        return np.empty(0), np.empty(0)
-    edges = np.linspace(0.0, busy[-1, 1], bins + 1)
-    done = np.concatenate([[0.0], np.cumsum(busy[:, 1] - busy[:, 0])])
-    # Busy seconds up to a moment: flat between intervals, rising at 1 inside them
-    times = np.concatenate([[0.0], busy.ravel()])
-    total = np.concatenate([[0.0], np.column_stack([done[:-1], done[1:]]).ravel()])
-    return (edges[:-1] + edges[1:]) / 2, np.diff(np.interp(edges, times, total)) / np.diff(edges)
-
-
 def load(path: str | os.PathLike) -> Run:
     """Load a saved or recorded run; raises RecordError (a ValueError) on anything else."""
     return Run(Path(path), recorded=True)
@@ -482,23 +476,13 @@ def load(path: str | os.PathLike) -> Run:
 def _stamps(run: Run, count: int) -> np.ndarray:
     if not count:
         return np.empty((0, 6))
-    return without(_stamps_ns(run, count), _pauses(run, count, len(run._epochs))) / 1e9
+    return without(stamps_ns(run._steps[:count]), _pauses(run, count, len(run._epochs))) / 1e9
 
 
 @functools.lru_cache(maxsize=64)
 def _pauses(run: Run, count: int, epochs: int) -> tuple[np.ndarray, np.ndarray]:
     known = run._epochs[:epochs]
-    return pauses(_stamps_ns(run, count) if known else np.empty((0, 6)), known)
-
-
-def _stamps_ns(run: Run, count: int) -> np.ndarray:
-    rows = []
-    for step in run._steps[:count]:
-        asked, ready, copied, done = step["t"]
-        rows.append(
-            (asked, ready, *step.get("copy", (ready, copied)), *step.get("busy", (copied, done)))
-        )
-    return np.array(rows, dtype=np.int64) - rows[0][0]
+    return pauses(stamps_ns(run._steps[:count]) if known else np.empty((0, 6)), known)
 
 
 def _median_ms(seconds: np.ndarray) -> float:
