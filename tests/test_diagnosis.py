@@ -34,6 +34,7 @@ class FakeRun:
     name: str = "a <CPU>"
     own: float = 1.0  # share of the compute that the thread was running
     warmup: int = 1
+    watched: bool = False
 
     @property
     def machine(self):
@@ -139,9 +140,17 @@ def test_a_shared_gpu_gets_no_verdict():
     assert "other processes" in found.evidence
 
 
-def test_a_cpu_that_others_took_gets_no_verdict_unless_the_loss_is_larger():
+def test_a_cpu_that_others_took_is_not_called_healthy_but_its_own_losses_stand():
     assert diagnose(FakeRun(steps(), own=0.5)).bottleneck == "unsure"
     assert diagnose(FakeRun(steps(wait=60.0), own=0.7)).bottleneck == "input"
+    assert diagnose(FakeRun(steps(other=10.0), own=0.5)).bottleneck == "launch"
+
+
+def test_workers_that_others_starved_are_no_fault_of_the_loader():
+    samples = [{"t_ns": 10**8, "cpu": 1.0, "own_cpu": 0.3, "cpus": 2}]
+    pipeline = Pipeline(num_workers=1)
+    run = FakeRun(steps(wait=5.0), own=0.5, telemetry=samples, pipeline=pipeline)
+    assert diagnose(run).bottleneck == "unsure"
 
 
 def test_cores_taken_by_our_own_workers_are_the_loaders_doing():

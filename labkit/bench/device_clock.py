@@ -59,10 +59,9 @@ class DeviceClock:
         event.record()
         return event, before
 
-    def step(self, i: int, t: tuple, samples: int, start: tuple[Any, int]) -> None:
-        """Keep step `i`, whose body has just been issued, until the device is through with it."""
-        self.in_flight.append((i, t, samples, start, self.mark()))
-        self.collect()
+    def add(self, i: int, t: tuple, samples: int, start: tuple, end: tuple) -> None:
+        """Keep step `i`, whose body has been issued, until the device is through with it."""
+        self.in_flight.append((i, t, samples, start, end))
 
     def collect(self) -> None:
         """Write the steps that the device has finished."""

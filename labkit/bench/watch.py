@@ -13,6 +13,7 @@ import os
 import platform
 import subprocess
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -21,11 +22,13 @@ from typing import Any
 
 from labkit.bench import device_clock, loader_facts
 from labkit.bench.events import VERSION, EventLog, now_ns
-from labkit.bench.step_log import NO_DEVICE, StepLog
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
 TEETH = 400  # busy intervals kept for the live view
-UNKNOWN = float("nan")  # the loss: the loop's own business
+# The loss is the loop's own business
+STEP = '{"event":"step","i":%d,"t":[%d,%d,%d,%d],"n":%d,"loss":null%s}'
+BUSY = ',"copy":[%d,%d],"busy":[%d,%d]'
+GATHER_NS = 100_000_000  # steps are written ten times a second
 BEAT_NS = 500_000_000  # two live updates a second: they run in the training process itself
 TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
 
@@ -60,15 +63,14 @@ class Recorder:
     def __init__(self, folder: Path, loader: Any, version: str):
         self.folder, self.pid = Path(folder), os.getpid()
         self.log = EventLog(folder)
-        self.steps = StepLog(self.log, folder)
+        self.lines: list[str] = []  # of steps, on their way to the log
         self.knobs = loader_facts.knobs_of(loader)
         self.length = loader_facts.length_of(loader)
         self.tally, self.kind, self.unit = Tally(), "device", "samples"
-        self.count: Callable[[Any], int] | None = None
         self.clock: device_clock.DeviceClock | None = None
         self.telemetry: subprocess.Popen | None = None
         self.epoch, self.next, self.first_step, self.warmup = -1, 0, 0, 3
-        self.current: int | None = None  # the pass being recorded: the newest, while it goes on
+        self._current: Callable[[], Pass | None] = lambda: None
         self.how, self.failed, self.begun = "", None, False
         self.log.write(
             "spec",
@@ -83,40 +85,59 @@ class Recorder:
 
     # -- a pass over the loader --------------------------------------------------------------
 
-    def start(self) -> int:
-        """Begin a pass and return its number: the run goes on, whatever the log said before."""
+    def begin_pass(self, current: Pass) -> None:
+        """Begin a pass, and stop recording any older one that is not over.
+
+        The run goes on, whatever the log said before.
+        """
+        if (older := self.current) is not None:
+            older.stop()
+        self._current = weakref.ref(current)  # its end is seen by its being dropped
         self.epoch += 1
-        self.current, self.how, self.tally.end = self.epoch, "", None
-        self.first_step = self.next
+        self.how, self.tally.end, self.first_step = "", None, self.next
         self.log.write("epoch", n=self.epoch, step=self.next)
-        return self.epoch
 
-    def first_batch(self, batch: Any) -> None:
-        """Learn how to count samples."""
-        self.count = loader_facts.counter_for(batch, self.knobs.get("batch_size"))
-        if self.count is None:
-            self.unit, self.count = "batches", lambda _batch: 1
+    @property
+    def current(self) -> Pass | None:
+        """The pass that is being recorded, while it goes on."""
+        found = self._current()
+        return found if found is not None and found.on else None
 
-    def step(self, t: tuple[int, int, int, int], samples: int, mark: Any) -> None:
-        """Record a step whose body is over."""
-        i, self.next = self.next, self.next + 1
-        if not self.begun:
+    def counter(self, batch: Any) -> Callable[[Any], int]:
+        """Return what counts the samples of a batch like this one; 1 a batch where unknown."""
+        count = loader_facts.counter_for(batch, self.knobs.get("batch_size"))
+        self.unit = "batches" if count is None else "samples"
+        return count or (lambda _batch: 1)
+
+    def take(self, rows: list[tuple]) -> None:
+        """Record steps whose body is over: asked, ready, done (ns), samples, events if any."""
+        if rows and not self.begun:
             self._begin()
-        if mark is not None:
-            self.clock.step(i, t, samples, mark)
-        else:
-            self._write(i, t, samples)
+        for asked, ready, done, samples, start, end in rows:
+            t, i, self.next = (asked, ready, ready, done), self.next, self.next + 1
+            if end is None:
+                self._add(i, t, samples)
+            else:
+                self.clock.add(i, t, samples, start, end)
+        if self.clock is not None:
+            self.clock.collect()
+        self._write()
 
-    def _write(self, i: int, t: tuple, samples: int, busy: tuple[int, int] | None = None) -> None:
-        if i < KEEP_STEPS:
-            self.steps.add(
-                i, t, samples, UNKNOWN, NO_DEVICE if busy is None else busy[:1] * 2 + busy
-            )
-        elif i == KEEP_STEPS:
-            self.log.write("full", steps=KEEP_STEPS)
+    def _add(self, i: int, t: tuple, samples: int, busy: tuple[int, int] | None = None) -> None:
         if i == self.warmup:
             self.tally.restart()
         self.tally.add(t, samples, busy or t[2:])
+        if i < KEEP_STEPS:
+            self.lines.append(
+                STEP % (i, *t, samples, "" if busy is None else BUSY % (busy[0], *busy[:1], *busy))
+            )
+        elif i == KEEP_STEPS:
+            self.lines.append(f'{{"event":"full","steps":{KEEP_STEPS}}}')
+
+    def _write(self) -> None:
+        if self.lines:
+            self.log.write_line("\n".join(self.lines))
+            self.lines.clear()
 
     def _begin(self) -> None:
         """Say what this is: known only when the first body has run, and used the device."""
@@ -124,21 +145,18 @@ class Recorder:
         device = device_clock.find_device()
         machine = describe(device)
         self.kind = machine["kind"]
-        self.clock = device_clock.clock_for(device, self._write)
+        self.clock = device_clock.clock_for(device, self._add)
         in_flight = self.knobs.get("num_workers", 0) * self.knobs.get("prefetch_factor", 0)
         self.warmup = max(3, in_flight)
         self.log.write("machine", **machine)
         self.log.write("job", pipeline=self.knobs, not_applied={}, unit=self.unit)
         self.log.write("begin", warmup=self.warmup)
 
-    def end(self, how: str, error: BaseException | None = None) -> None:
+    def end_pass(self, how: str, error: BaseException | None = None) -> None:
         """Write how a pass ended: "exhausted", "left early", or with the loader's `error`."""
         if os.getpid() != self.pid:
             return  # a fork of the loop's process: not ours to say
-        self.how, self.current = how, None
-        if self.clock is not None:
-            self.clock.collect()
-        self.steps.flush()
+        self.how = how
         if error is not None:
             self.fail(error)
         elif how == "exhausted":
@@ -161,18 +179,21 @@ class Recorder:
     def flush(self) -> None:
         """Write what has gathered, and give the device a moment for its last steps."""
         with contextlib.suppress(Exception):  # a device that was lost
+            if (current := self.current) is not None:
+                self.take(current.rows)
+                current.rows = []
             if self.clock is not None:
                 self.clock.finish()
-        self.steps.flush()
+        self._write()
 
     def close(self) -> None:
-        """End the telemetry, remove the ring; the record stays."""
+        """End the telemetry and let go of the log; the record stays."""
         if os.getpid() != self.pid:
             return
-        if self.current is not None:
-            self.end("left early")  # somebody still holds the iterator
+        if (current := self.current) is not None:  # somebody still holds the iterator
+            current.stop()
+            self.end_pass("left early")
         self.flush()
-        self.steps.drain.remove()
         if self.telemetry is not None:
             self.telemetry.kill()
             self.telemetry.wait()
@@ -197,75 +218,106 @@ class Recorder:
 
 
 class Pass:
-    """One pass over the loader: hands its batches on, and stamps when."""
+    """One pass over the loader: hands its batches on, and stamps when.
+
+    A step costs one row in a list; what is more waits until `_gathered`, ten times a second, when
+    a hundred rows share the cost of caches that the loop's own work has emptied.
+    """
+
+    __slots__ = (
+        "recorder", "fetch", "beat", "rows", "due", "beat_at", "asked", "ready", "lead_ns", "count",
+        "samples", "start", "clock", "on", "__weakref__",
+    )  # fmt: skip
 
     def __init__(self, recorder: Recorder, iterator: Any, iter_ns: int, beat: Callable):
         """`iter_ns` is what iter(loader) took; `beat(now)` is called now and then."""
-        self.recorder, self.fetch, self.beat = recorder, iterator.__next__, beat
+        self.recorder, self.fetch, self.beat, self.on = recorder, iterator.__next__, beat, True
         self.lead_ns = iter_ns  # counts as waiting for the first batch: workers were started
-        self.beat_at = 0
-        self.stamps: tuple[int, int] | None = None  # asked, ready; None while there is no body
-        self.samples, self.mark, self.batches = 0, None, 0
-        self.number = recorder.start()
+        self.rows: list[tuple] = []
+        self.due = self.beat_at = self.asked = self.samples = 0
+        self.ready = 0  # 0 while there is no body whose end could be stamped
+        self.count, self.start, self.clock = self._first_count, None, recorder.clock
+        recorder.begin_pass(self)
 
     def __iter__(self) -> Pass:
         return self
 
     def __next__(self) -> Any:
-        now, recorder = now_ns(), self.recorder
-        recording = recorder.current == self.number
-        if recording and self.stamps is not None:
-            now = self._body_over(now)
+        now = now_ns()
+        if self.ready:
+            end = None if self.start is None else self.clock.mark()
+            self.rows.append((self.asked, self.ready, now, self.samples, self.start, end))
+            self.ready = 0
+            if now > self.due:
+                now = self._gathered(now)
         try:
             batch = self.fetch()
         except BaseException as error:
-            if recording:
-                self._over(error)
+            self._over(error)
             raise
-        if recording:
-            try:
-                ready = now_ns()
-                if recorder.count is None:
-                    recorder.first_batch(batch)
-                self.samples = recorder.count(batch)
-                self.stamps, self.lead_ns = (now - self.lead_ns, ready), 0
-                self.batches += 1
-                if recorder.clock is not None:
-                    self.mark = recorder.clock.mark()
-            except Exception as error:
-                self._give_up(error)
-        return batch
-
-    def _body_over(self, now: int) -> int:
-        """Record the body that has just ended; return when the next batch is asked for."""
+        ready = now_ns()
+        self.asked = now
         try:
-            asked, ready = self.stamps
-            self.recorder.step((asked, ready, ready, now), self.samples, self.mark)
-            if now < self.beat_at:
-                return now
-            self.beat_at = now + BEAT_NS
-            self.beat(now)
+            self.samples = self.count(batch)
+            if self.clock is not None:
+                self.start = self.clock.mark()
         except Exception as error:
             self._give_up(error)
-        return now_ns()  # what the beat took is neither waiting nor body
+        self.ready = ready
+        return batch
+
+    def _first_count(self, batch: Any) -> int:
+        """Learn how to count samples, and set the clock back to before iter(loader)."""
+        if not self.on:  # the loader failed and was asked again: the loop skips what it cannot read
+            self.on = True
+            self.recorder.begin_pass(self)
+        self.asked, self.lead_ns = self.asked - self.lead_ns, 0
+        self.count = self.recorder.counter(batch)
+        return self.count(batch)
+
+    def _gathered(self, now: int) -> int:
+        """Hand over what has gathered; return when the next batch is asked for."""
+        rows, self.rows, self.due = self.rows, [], now + GATHER_NS
+        if not self.on:
+            return now
+        try:
+            self.recorder.take(rows)
+            self.clock = self.recorder.clock  # known only when the first body has run
+            if now > self.beat_at:
+                self.beat_at = now + BEAT_NS
+                self.beat(now)
+        except Exception as error:
+            self._give_up(error)
+        return now_ns()  # what this took is neither waiting nor body
+
+    def stop(self) -> None:
+        """Hand over what has gathered, and record no more."""
+        rows, self.rows, on, self.on = self.rows, [], self.on, False
+        self.start = self.clock = None
+        if on:
+            self.recorder.take(rows)
 
     def _over(self, error: BaseException) -> None:
-        with contextlib.suppress(Exception):
-            if isinstance(error, StopIteration):
-                self.recorder.end("exhausted")
-            else:
-                self.recorder.end("failed", error)
-            self.beat(None)
+        if self.on:
+            with contextlib.suppress(Exception):
+                self.stop()
+                if isinstance(error, StopIteration):
+                    self.recorder.end_pass("exhausted")
+                else:
+                    self.recorder.end_pass("failed", error)
+                    self.count = self._first_count
+                self.beat(None)
 
     def _give_up(self, error: Exception) -> None:
-        """Stop recording; the loop goes on."""
-        self.recorder.current = None
+        """Record no more; the loop goes on."""
+        self.on, self.start, self.clock, self.count = False, None, None, lambda _batch: 0
         print(f"labkit.watch stops recording: {type(error).__name__}: {error}", file=sys.stderr)
 
     def __del__(self) -> None:
-        if self.recorder.current == self.number:  # a break, a return or an exception in the body
+        if getattr(self, "on", False):  # a break, a return or an exception in the body
             with contextlib.suppress(Exception):
-                self.recorder.end("left early")
+                self.stop()
+                self.recorder.end_pass("left early")
                 self.beat(None)
 
 

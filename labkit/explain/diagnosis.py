@@ -202,20 +202,33 @@ def _too_short(evidence: Evidence) -> Finding | None:
 def _shared(run: Any, facts: Facts) -> Finding | None:
     """Others worked on the device: a GPU's other processes, or what took the CPU's core."""
     others = max((sample.get("others") or 0 for sample in run.telemetry), default=0)
-    taken = facts.taken_by_others
-    found = _totals(_losses(facts))
     if others:
         what = f"{others} other processes computed on the same GPU (NVML)"
-    elif taken > limits.FOREIGN_LOAD and taken > max(found.values()):
+    elif _spoilt(facts):
         what = (
-            f"for {taken:.0%} of the time the model's thread had work but another program had its "
-            f"core (thread CPU time; threshold {limits.FOREIGN_LOAD:.0%}), more than any loss found"
+            f"for {facts.taken_by_others:.0%} of the time the model's thread had work but another "
+            f"program had its core (thread CPU time; threshold {limits.FOREIGN_LOAD:.0%})"
         )
         if facts.foreign_cores is not None:
             what += f"; other programs used {facts.foreign_cores:.1f} cores"
     else:
         return None
     return Finding("unsure", SHARED, f"{what}.", "Stop the other work and run again.", 0.0)
+
+
+def _spoilt(facts: Facts) -> bool:
+    """Whether programs that took the CPU's core spoil the verdict.
+
+    They make all that the host does longer in proportion, so its shares stand. But they starve
+    loader workers, which is then no fault of the pipeline, and a device that others use is not
+    the limit.
+    """
+    if facts.taken_by_others <= limits.FOREIGN_LOAD:
+        return False
+    first = _rank(facts)[0]
+    starved = first.name == "input" and bool(facts.knobs.get("num_workers"))
+    lost = _totals(_losses(facts))["input"]
+    return first.name == "compute" or (starved and lost <= facts.taken_by_others)
 
 
 def _contradiction(facts: Facts) -> Finding | None:

@@ -30,7 +30,8 @@ def judge(samples: list[Any]) -> dict[str, Any]:
     Returns:
         `bottleneck`, `confidence` ("low", "medium", or "none" where it is unsure), `evidence`,
         `advice`, and the means behind them: `main_cores`, `worker_cores` (of all workers
-        together), `main_runs` and `workers_run` (share of time with work for a core), `workers`, `gpu_utilization` (NVML, 0 to 1), `machine_cores`, `samples`.
+        together), `main_runs` and `workers_run` (share of time with work for a core), `workers`,
+        `gpu_utilization` (NVML, 0 to 1), `machine_cores`, `samples`.
     """
     end = samples[-1].at_s if samples else 0.0
     kept = [s for s in samples if s.at_s > min(START_S, START_SHARE * end)]

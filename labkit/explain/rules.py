@@ -201,8 +201,8 @@ def no_tensor_cores(facts: Facts) -> Finding | None:
         "precision",
         "no Tensor Cores",
         f"{could:.0%} of kernel time is of operators that can use Tensor Cores and {uses:.0%} does "
-        f"({facts.looked_at}): at {limits.TENSOR_CORE_GAIN:g}x, the low end of published gains, that "
-        f"costs {lost:.0%} of the time ({LIMIT['precision']}).",
+        f"({facts.looked_at}): at {limits.TENSOR_CORE_GAIN:g}x, the low end of published gains, "
+        f"that costs {lost:.0%} of the time ({LIMIT['precision']}).",
         advise("Use 16-bit autocast (bf16 where the card has it), sizes in multiples of 8.", lost,
                "05"),
         lost,

@@ -33,8 +33,8 @@ MIN_CONFIDENCE = 0.60
 RESAMPLES = 60  # enough to resolve a confidence of 0.60 to within 0.06 (binomial standard error)
 
 # Share of wall time in which programs that are not part of the run had the core of the model's
-# thread. Above this, and above everything the rules found, there is no verdict.
-FOREIGN_LOAD = 0.15
+# thread. Above this nothing is called healthy, and no loader with workers slow.
+FOREIGN_LOAD = 0.20
 
 # -- inside the compute --------------------------------------------------------------------------
 
