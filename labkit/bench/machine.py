@@ -87,7 +87,7 @@ def _cuda(device: torch.device) -> dict[str, Any]:
         "uuid": f"GPU-{card.uuid}",
         "sm_count": card.multi_processor_count,
         "compute_capability": f"{card.major}.{card.minor}",
-        "driver": _nvml_driver(),
+        **_nvml(f"GPU-{card.uuid}"),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -96,13 +96,18 @@ def _cuda(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _nvml_driver() -> str | None:
+def _nvml(uuid: str) -> dict[str, Any]:
+    """What only the driver tells: its version, and the PCIe link as it is now."""
     import pynvml
 
+    found: dict[str, Any] = {"driver": None, "pcie": None}
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-        return pynvml.nvmlSystemGetDriverVersion()
-    return None
+        found["driver"] = pynvml.nvmlSystemGetDriverVersion()
+        card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        generation = pynvml.nvmlDeviceGetCurrPcieLinkGeneration(card)
+        found["pcie"] = f"generation {generation} x{pynvml.nvmlDeviceGetCurrPcieLinkWidth(card)}"
+    return found
 
 
 def _total_memory_bytes() -> int | None:

@@ -16,9 +16,15 @@ class Comparison:
 
     @property
     def changed(self) -> dict[str, tuple[Any, Any]]:
-        """{knob: (before, after)} of the knobs that differ in what really ran."""
+        """{knob: (before, after)} of the knobs that differ in what really ran.
+
+        Those that followed from another one (both were left to labkit) are not listed.
+        """
         old, new = self.before.pipeline.to_dict(), self.after.pipeline.to_dict()
-        return {name: (old[name], new[name]) for name in old if old[name] != new[name]}
+        asked = [run.asked.to_dict() for run in (self.before, self.after)]
+        differ = [name for name in old if old[name] != new[name]]
+        own = [name for name in differ if any(knobs[name] is not None for knobs in asked)]
+        return {name: (old[name], new[name]) for name in own}
 
     @property
     def speedup(self) -> float | None:

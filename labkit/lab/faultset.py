@@ -119,7 +119,7 @@ FAULTS: tuple[Fault, ...] = (
           plant="slow_decode", knobs=_jpeg()),
     Fault("heavy augmentation", "input", (12, 16, 24, 40), "rounds of augmentation",
           knobs=_jpeg(augment=...), cure=_knobs(augment=1)),
-    Fault("object building", "input", (1000, 1500, 2500, 4000), "dictionaries built for every item",
+    Fault("object building", "input", (1800, 2500, 3500, 5000), "dictionaries built for every item",
           plant="object_building"),
     Fault("slow-disk stalls", "input", (150, 220, 300, 450), "ms of stall in one of 6 batches",
           knobs=_knobs(stall_ms=..., stall_every=6), cure=_knobs(stall_ms=0)),
@@ -180,7 +180,7 @@ FAULTS: tuple[Fault, ...] = (
 
 HEALTHY: tuple[Fault, ...] = (
     Fault("healthy CNN", "compute", (40, 48, 56, 64), "channels", knobs=_knobs(width=...)),
-    Fault("healthy transformer", "compute", (192, 208, 224, 240), "features",
+    Fault("healthy transformer", "compute", (144, 160, 176, 192), "features",
           knobs=_knobs(model="transformer", width=..., image_px=48, precision="fp32")),
     Fault("healthy MLP", "compute", (1024, 1152, 1280, 1408), "features, batch size 128",
           knobs=_knobs(model="mlp", width=..., batch_size=128, image_px=32)),

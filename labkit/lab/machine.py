@@ -31,6 +31,7 @@ class Machine:
     sm_count: int | None = None
     compute_capability: str | None = None
     driver: str | None = None
+    pcie: str | None = None  # the card's link, as it was when asked
     versions: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -62,6 +63,7 @@ class Machine:
             ("SMs", self.sm_count),
             ("compute capability", self.compute_capability),
             ("driver", self.driver),
+            ("PCIe link", self.pcie),
             ("CPU", None if no_gpu else self.cpu_name),
             ("CPU cores", self.cpu_cores),
             ("model threads", self.threads if no_gpu else None),

@@ -441,6 +441,8 @@ class Run:
     @property
     def numbers(self) -> str:
         """The measured numbers in one line, with what was stated rather than measured."""
+        if self.utilization is None:
+            return f"{self.steps} steps: too few to measure"
         parts = f"wait {self.wait_ms:.1f}, " + (
             f"loop body {self.compute_ms:.1f}"
             if self.watched

@@ -6,7 +6,6 @@ gives way to the final figure as a PNG, so a saved notebook reads well where no 
 
 from __future__ import annotations
 
-import io
 import sys
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from IPython.display import display
 
 from labkit.lab.run import Run
 from labkit.show.follow import Follower, closing_line, recorded_mark
+from labkit.show.style import png_of
 
 HERE = Path(__file__).parent
 FIGURE_TEXT = "<labkit figure>"  # one for all, before and after: nbval compares texts
@@ -165,10 +165,9 @@ class StaticFigure:
         if not _measured(result):
             line = closing_line(result) if isinstance(result, Run) else repr(result)
             return cls(b"", 0, line)
-        figure, file = result.plot(**drawing), io.BytesIO()
-        figure.savefig(file, format="png", dpi=SHARPNESS * figure.dpi, metadata={"Software": None})
+        figure = result.plot(**drawing)
         width = round(figure.get_figwidth() * figure.dpi)
-        return cls(file.getvalue(), width, FIGURE_TEXT)
+        return cls(png_of(figure, SHARPNESS), width, FIGURE_TEXT)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         if not self.png:

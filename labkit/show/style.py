@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from matplotlib.text import Text
+from PIL import Image
 
 # What a moment of a step is spent on: {part: (name, colour)}, in the order it happens. Colours
 # that are told apart with colour-blind eyes too (Okabe and Ito; the purple is Paul Tol's).
@@ -55,9 +56,16 @@ class Picture(Figure):
     """
 
     def _repr_png_(self) -> bytes:
-        file = io.BytesIO()
-        self.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
-        return file.getvalue()
+        return png_of(self)
+
+
+def png_of(figure: Figure, sharpness: float = 1.0) -> bytes:
+    """Return a figure as PNG in 128 colours: a quarter of the bytes in a stored notebook."""
+    drawn, packed = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=sharpness * figure.dpi, metadata={"Software": None})
+    with Image.open(drawn) as image:
+        image.convert("RGB").quantize(128).save(packed, format="png", optimize=True)
+    return packed.getvalue()
 
 
 def our_style(draw: Callable) -> Callable:

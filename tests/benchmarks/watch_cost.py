@@ -1,8 +1,8 @@
 """What `lk.watch` costs a loop of 1.4 ms steps: `python tests/benchmarks/watch_cost.py [STEPS]`.
 
-Paired: a coin decides for every step whether its batch comes through the watch or straight from the
-loader, since blocks of steps cannot resolve 1 % (A/A noise is 3-5 %). The model has one thread, and a
-step's time is that thread's CPU time: where others want the core, wall time is mostly their doing
+Paired: a coin decides for every step whether its batch comes through the watch or straight from
+the loader, since blocks of steps cannot resolve 1 % (A/A noise is 3-5 %). The model has one thread,
+and a step's time is that thread's CPU time: where others want the core, wall time is mostly their doing
 (it is printed too). The slowest 1 % of the steps are left out of the means on both sides. Only half
 of the steps are recorded, so they are written half as often: as many to a write as in a real loop.
 What happens twice a second (the live line, or a frame of the canvas) is timed by itself.
