@@ -25,6 +25,7 @@ _NAMES = {
     "panel": "labkit.show.panel",
     "run": "labkit.show.running",
     "sweep": "labkit.show.running",
+    "watch": "labkit.show.watching",
 }
 
 __all__ = list(_NAMES)

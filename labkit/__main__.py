@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.lab.pipeline import KNOBS, Pipeline, parse_settings
+from labkit.show import watch_command
 
 
 class BadInput(Exception):
@@ -75,6 +76,19 @@ def parser() -> argparse.ArgumentParser:
 
     sub = command("diagnose", diagnose, "name the bottleneck of a record or a profiler trace")
     sub.add_argument("path", metavar="PATH", help="a run's folder or record, or a trace file")
+
+    sub = command("faults", faults, "run the labelled fault set, score the diagnosis on it")
+    sub.add_argument("--half", default="scoring", choices=("scoring", "calibration"))
+    sub.add_argument("--seeds", type=int, default=5, choices=range(1, 6), help="of five")
+    sub.add_argument("--only", action="append", metavar="NAME", help="one fault; may be repeated")
+    sub.add_argument(
+        "--keep", metavar="FILE", help="results so far: what is in it is not run again"
+    )
+    sub.add_argument("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
+
+    watch_command.arguments(
+        command("watch", watch_command.watch, "run a script unchanged and judge it from outside")
+    )
 
     command("bench-self", bench_self, "what the kit itself costs, measured on this machine")
     return root
@@ -153,6 +167,27 @@ def diagnose(options: argparse.Namespace) -> int:
 
     diagnosis = lk.diagnose(options.path)
     return answer(options, diagnosis.to_dict(), str(diagnosis))
+
+
+def faults(options: argparse.Namespace) -> int:
+    """`labkit faults`."""
+    from labkit.explain import faultscore
+
+    def progress(done: int, total: int, case: str) -> None:
+        print(f"labkit: {done} of {total} runs done; {case}", file=sys.stderr)
+
+    score = faultscore.run_set(
+        options.half,
+        seeds=options.seeds,
+        only=options.only,
+        keep=options.keep,
+        progress=progress,
+    )
+    if options.plot:
+        from labkit.show import confusion_figure
+
+        confusion_figure.draw(score).savefig(options.plot)
+    return answer(options, score.to_dict(), str(score))
 
 
 def bench_self(options: argparse.Namespace) -> int:

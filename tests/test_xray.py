@@ -85,6 +85,17 @@ def test_time_between_operators_is_a_gap_and_an_inner_operator_is_not_counted_tw
     assert (found["tiny_us"], found["tiny_ops"]) == (pytest.approx(5), 1)
 
 
+def test_marks_around_operators_are_no_operators():
+    events = [
+        event("w", 0, 100),
+        event("Optimizer.step#AdamW.step", 0, 90),
+        event("_compile.compile_inner (dynamo_timed)", 0, 80),
+        event("autograd::engine::evaluate_function: MmBackward0", 0, 70),
+        event("aten::mm", 10, 30),
+    ]
+    assert op_times.summarise(events, "w")["gap_us"] == pytest.approx(70)
+
+
 def test_the_calmest_step_is_taken():
     events = [event("w", 0, 100), event("w", 200, 50), event("aten::mm", 200, 50)]
     assert op_times.summarise(events, "w")["window_us"] == pytest.approx(50)

@@ -20,10 +20,9 @@ ELEMENTWISE = re.compile(
 )
 # Allocation and conversion: between two passes of a chain, and no end of it
 MEMORY = re.compile(r"^aten::_?(empty|to$|to_copy|clone|contiguous|zeros|ones|resize|new_)")
-# Marks around operators, not operators: their own time is Python, autograd or dispatch
-MARKS = re.compile(
-    r"^(ProfilerStep|labkit|enumerate|Optimizer|autograd::engine|Torch-Compiled)|Backward\d"
-)
+# What is an operator: "aten::add", a compiled graph. All else marks a stretch of Python, autograd
+# or compiling, whose own time is no work of the device
+OPERATOR = re.compile(r"^(?!autograd::engine)\w+::\w|CompiledFxGraph")
 
 
 class Op(NamedTuple):
@@ -82,7 +81,7 @@ def own_times(events: list) -> tuple[list[Op], int]:
     covered = reach = 0
     stack: list[list] = []  # [end, own time, index in ops]
     for event in sorted(events, key=lambda e: (e.start_ns(), -e.end_ns())):
-        if MARKS.search(event.name()):
+        if not OPERATOR.search(event.name()):
             continue
         start, end = event.start_ns(), event.end_ns()
         covered += max(0, end - max(start, reach))

@@ -21,15 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from labkit.bench import device_clock, loader_facts
-from labkit.bench.events import VERSION, EventLog, now_ns
+from labkit.bench.events import VERSION, EventLog
+from labkit.bench.watch_pass import Pass
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
 TEETH = 400  # busy intervals kept for the live view
 # The loss is the loop's own business
 STEP = '{"event":"step","i":%d,"t":[%d,%d,%d,%d],"n":%d,"loss":null%s}'
 BUSY = ',"copy":[%d,%d],"busy":[%d,%d]'
-GATHER_NS = 100_000_000  # steps are written ten times a second
-BEAT_NS = 500_000_000  # two live updates a second: they run in the training process itself
 TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
 
 
@@ -215,110 +214,6 @@ class Recorder:
                 env={**os.environ, "PYTHONPATH": path},
                 start_new_session=True,  # Ctrl-C is for the loop
             )
-
-
-class Pass:
-    """One pass over the loader: hands its batches on, and stamps when.
-
-    A step costs one row in a list; what is more waits until `_gathered`, ten times a second, when
-    a hundred rows share the cost of caches that the loop's own work has emptied.
-    """
-
-    __slots__ = (
-        "recorder", "fetch", "beat", "rows", "due", "beat_at", "asked", "ready", "lead_ns", "count",
-        "samples", "start", "clock", "on", "__weakref__",
-    )  # fmt: skip
-
-    def __init__(self, recorder: Recorder, iterator: Any, iter_ns: int, beat: Callable):
-        """`iter_ns` is what iter(loader) took; `beat(now)` is called now and then."""
-        self.recorder, self.fetch, self.beat, self.on = recorder, iterator.__next__, beat, True
-        self.lead_ns = iter_ns  # counts as waiting for the first batch: workers were started
-        self.rows: list[tuple] = []
-        self.due = self.beat_at = self.asked = self.samples = 0
-        self.ready = 0  # 0 while there is no body whose end could be stamped
-        self.count, self.start, self.clock = self._first_count, None, recorder.clock
-        recorder.begin_pass(self)
-
-    def __iter__(self) -> Pass:
-        return self
-
-    def __next__(self) -> Any:
-        now = now_ns()
-        if self.ready:
-            end = None if self.start is None else self.clock.mark()
-            self.rows.append((self.asked, self.ready, now, self.samples, self.start, end))
-            self.ready = 0
-            if now > self.due:
-                now = self._gathered(now)
-        try:
-            batch = self.fetch()
-        except BaseException as error:
-            self._over(error)
-            raise
-        ready = now_ns()
-        self.asked = now
-        try:
-            self.samples = self.count(batch)
-            if self.clock is not None:
-                self.start = self.clock.mark()
-        except Exception as error:
-            self._give_up(error)
-        self.ready = ready
-        return batch
-
-    def _first_count(self, batch: Any) -> int:
-        """Learn how to count samples, and set the clock back to before iter(loader)."""
-        if not self.on:  # the loader failed and was asked again: the loop skips what it cannot read
-            self.on = True
-            self.recorder.begin_pass(self)
-        self.asked, self.lead_ns = self.asked - self.lead_ns, 0
-        self.count = self.recorder.counter(batch)
-        return self.count(batch)
-
-    def _gathered(self, now: int) -> int:
-        """Hand over what has gathered; return when the next batch is asked for."""
-        rows, self.rows, self.due = self.rows, [], now + GATHER_NS
-        if not self.on:
-            return now
-        try:
-            self.recorder.take(rows)
-            self.clock = self.recorder.clock  # known only when the first body has run
-            if now > self.beat_at:
-                self.beat_at = now + BEAT_NS
-                self.beat(now)
-        except Exception as error:
-            self._give_up(error)
-        return now_ns()  # what this took is neither waiting nor body
-
-    def stop(self) -> None:
-        """Hand over what has gathered, and record no more."""
-        rows, self.rows, on, self.on = self.rows, [], self.on, False
-        self.start = self.clock = None
-        if on:
-            self.recorder.take(rows)
-
-    def _over(self, error: BaseException) -> None:
-        if self.on:
-            with contextlib.suppress(Exception):
-                self.stop()
-                if isinstance(error, StopIteration):
-                    self.recorder.end_pass("exhausted")
-                else:
-                    self.recorder.end_pass("failed", error)
-                    self.count = self._first_count
-                self.beat(None)
-
-    def _give_up(self, error: Exception) -> None:
-        """Record no more; the loop goes on."""
-        self.on, self.start, self.clock, self.count = False, None, None, lambda _batch: 0
-        print(f"labkit.watch stops recording: {type(error).__name__}: {error}", file=sys.stderr)
-
-    def __del__(self) -> None:
-        if getattr(self, "on", False):  # a break, a return or an exception in the body
-            with contextlib.suppress(Exception):
-                self.stop()
-                self.recorder.end_pass("left early")
-                self.beat(None)
 
 
 def describe(device: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ MIN_STEPS = 20  # a run of fewer is a quick look: the x-ray would be a large par
 COST_S = 0.5  # about what it takes; kept free of a run that has a limit of some seconds
 MORE_STEPS = 3  # profiled after a first one has shown that they are cheap to read
 MANY_EVENTS = 12_000  # of one step
-LONGEST_STEP_S = 0.5  # no x-ray where a step takes longer
+LONGEST_STEP_S = 1.0  # no x-ray where a step takes longer
 
 
 def keep_time(job: Any) -> None:

@@ -29,8 +29,10 @@ class Diagnosis:
             (healthy: the device is the limit) or "unsure".
         findings: What costs device time, ranked by how much.
         confidence: 0 to 1: in what share of resampled runs (the steps drawn again with replacement)
-            the verdict is the same. It knows the noise of the run, not the errors of a rule; for
-            those see the confusion matrix of the fault set.
+            the verdict is the same. Of a trace, whose steps cannot be drawn again: how far the
+            first loss is ahead of the second or of its threshold, as a share of itself. It knows
+            the noise of the run, not the errors of a rule; for those see the confusion matrix of
+            the fault set.
         source: What it was told from; says RECORDED, and on what, where that was not here.
         notes: What limits the verdict.
     """
@@ -76,7 +78,8 @@ class Diagnosis:
     def _repr_html_(self) -> str:
         say = html.escape
         rows = "".join(
-            f"<tr><td style='text-align:left'><b>{say(f.name)}</b><br>{say(f.cause)}</td>"
+            "<tr style='vertical-align:top'><td style='text-align:left'>"
+            f"<b>{say(f.name)}</b><br>{say(f.cause)}</td>"
             f"<td>{f.lost_share:.0%}</td>"
             f"<td style='text-align:left'>{say(f.evidence)}<br><i>{say(f.advice)}</i></td></tr>"
             for f in self.findings[:4]
@@ -85,8 +88,7 @@ class Diagnosis:
         return (
             "<div style='max-width:860px;border-left:4px solid #0072B2;padding-left:12px'>"
             f"<div style='font-size:115%'>Bottleneck: <b>{say(self.headline)}</b></div>"
-            f"<small>{say(self.source)}; the same verdict in {self.confidence:.0%} of resampled "
-            "runs</small>"
+            f"<small>{say(self.source)}; confidence {self.confidence:.0%}</small>"
             "<table><tr><th>finding</th><th>time lost</th><th style='text-align:left'>evidence, "
             f"and what to change</th></tr>{rows}</table><small>{notes}</small></div>"
         )
@@ -127,17 +129,20 @@ def _of_run(run: Any) -> Diagnosis:
     facts = evidence.facts()
     doubt = _shared(run, facts) or _contradiction(facts)
     if doubt:
-        return Diagnosis("unsure", (doubt, *_rank(facts)), 0.0, source, _notes(facts))
+        losses = [finding for finding in _rank(facts) if finding.name != "compute"]
+        return Diagnosis("unsure", (doubt, *losses), 0.0, source, _notes(facts))
     return _of_facts(facts, source, evidence)
 
 
 def _of_facts(facts: Facts, source: str, evidence: Evidence | None = None) -> Diagnosis:
     findings = _rank(facts)
     bottleneck = findings[0].name
-    confidence = 1.0 if evidence is None else _confidence(evidence, bottleneck)
-    if confidence < limits.MIN_CONFIDENCE:
+    confidence = _lead(facts) if evidence is None else _confidence(evidence, bottleneck)
+    if evidence is not None and confidence < limits.MIN_CONFIDENCE:
         findings = (_tied(confidence, findings), *findings)
         bottleneck = "unsure"
+    if bottleneck == "compute" and not facts.xray and facts.trace is None:
+        confidence = min(confidence, limits.UNSEEN)
     return Diagnosis(bottleneck, findings, confidence, source, _notes(facts))
 
 
@@ -178,6 +183,16 @@ def _healthy(facts: Facts, total: dict[str, float]) -> Finding:
     )
 
 
+def _lead(facts: Facts) -> float:
+    """Return how far the first loss is ahead of the second and of its threshold, 0 to 1."""
+    total, limit = _totals(_losses(facts)), limits.WORTH_NAMING
+    above = {name: loss / limit[name] for name, loss in total.items()}
+    if max(above.values()) < 1:
+        return 1 - max(above.values())
+    first, *rest = sorted(total.values(), reverse=True)
+    return 1 - max([1 / max(above.values()), *(loss / first for loss in rest[:1])])
+
+
 def _confidence(evidence: Evidence, bottleneck: str) -> float:
     """Return the share of resampled runs with the same verdict."""
     rng = np.random.default_rng(0)
@@ -211,9 +226,21 @@ def _shared(run: Any, facts: Facts) -> Finding | None:
         )
         if facts.foreign_cores is not None:
             what += f"; other programs used {facts.foreign_cores:.1f} cores"
+    elif run.watched and _neighbours_pause(facts):
+        what = (
+            f"single steps took far longer than the others while other programs used "
+            f"{facts.foreign_cores:.1f} of {facts.cores} cores (psutil; threshold "
+            f"{limits.FOREIGN_LOAD:.0%}): a watched loop cannot tell which of the two it was"
+        )
     else:
         return None
     return Finding("unsure", SHARED, f"{what}.", "Stop the other work and run again.", 0.0)
+
+
+def _neighbours_pause(facts: Facts) -> bool:
+    """Whether long steps of a watched loop, whose thread is not timed, may be due to others."""
+    taken = (facts.foreign_cores or 0.0) > limits.FOREIGN_LOAD * (facts.cores or 1)
+    return facts.kind == "cpu" and taken and _rank(facts)[0].cause == "pauses inside steps"
 
 
 def _spoilt(facts: Facts) -> bool:

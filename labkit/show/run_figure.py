@@ -190,7 +190,13 @@ def _draw_steps(axes: Axes, run: Run, before: Run | None) -> None:
     axes.set_xlim(0, longest or 1)
     axes.set_xlabel("ms of the mean step: what the device did, or waited for (warm-up left out)")
     now, old = bars[0][1], bars[-1][1] if before else None
-    legend_above(axes, [_part_handle(part, now, old) for part in PARTS])
+    parts = [part for part in PARTS if part != "copy" or not run.watched]
+    handles = [_part_handle(part, now, old) for part in parts]
+    if run.watched:  # forward, copies and logging alike
+        handles[parts.index("compute")].set_label(
+            handles[parts.index("compute")].get_label().replace("compute", "loop body")
+        )
+    legend_above(axes, handles)
 
 
 def _part_handle(part: str, now: dict[str, float], old: dict[str, float] | None) -> Patch:

@@ -7,6 +7,7 @@ the training process itself, where a canvas frame costs about a millisecond.
 from __future__ import annotations
 
 import html
+import shutil
 import sys
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from labkit.bench.watch import Tally
 from labkit.explain import thresholds as limits
 
-BAR = 12  # characters
+BAR = 8  # characters
 POINTS = 512  # of the utilization curve; then pairs are merged
 WINDOW_S = 2.0
 
@@ -25,24 +26,24 @@ def verdict_so_far(tally: Tally) -> str:
     if tally.steps < limits.MIN_STEPS or not tally.wall:
         return ""
     waiting = tally.wait / tally.wall >= limits.WORTH_NAMING["input"]
-    return "so far: input" if waiting else "so far: the loop body is the limit"
+    return f"so far: {'input' if waiting else 'compute'}"
 
 
 def line(watch: Any, done: int) -> str:
     """Say in one line how far a pass is (`done` batches) and what has been measured."""
     recorder, tally = watch._recorder, watch._recorder.tally
-    parts = [f"{watch.title or 'watch'}: epoch {recorder.epoch + 1}"]
+    head = f"{watch.title}: epoch" if watch.title else "epoch"
     if recorder.length:
         filled = round(BAR * min(1.0, done / recorder.length))
-        parts.append(f"{'█' * filled}{'░' * (BAR - filled)} {done}/{recorder.length}")
+        bar = f"{'█' * filled}{'░' * (BAR - filled)} {done}/{recorder.length}"
     else:
-        parts.append(f"step {done}")
+        bar = f"step {done}"
+    parts = [f"{head} {recorder.epoch + 1} {bar}"]
     if tally.wall:
-        where = recorder.kind.upper()
+        busy, wait = tally.busy / tally.wall, tally.wait / tally.wall
         parts += [
             f"{tally.samples / tally.wall * 1e9:,.0f} {recorder.unit}/s",
-            f"{where} busy (loop body) {tally.busy / tally.wall:.0%}",
-            f"waiting for data {tally.wait / tally.wall:.0%}",
+            f"{recorder.kind.upper()} busy {busy:.0%}, waiting for data {wait:.0%}",
             verdict_so_far(tally),
         ]
     return " · ".join(filter(None, parts))
@@ -73,7 +74,11 @@ class TextView:
             self._write(" ".join([str(diagnosis), *diagnosis.notes]), "\n")
 
     def _write(self, text: str, end: str) -> None:
-        start = "\r" if sys.stderr.isatty() else ""
+        start = ""
+        if sys.stderr.isatty():
+            start = "\r"
+            if not end:  # a line that wraps could not be written over
+                text = text[: shutil.get_terminal_size().columns - 1]
         print(start + text.ljust(self.width), end=end, file=sys.stderr, flush=True)
         self.width = 0 if end else len(text)
 

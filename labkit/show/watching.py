@@ -17,7 +17,8 @@ from typing import Any
 
 import labkit
 from labkit.bench.events import now_ns
-from labkit.bench.watch import TELEMETRY_AFTER_NS, Pass, Recorder
+from labkit.bench.watch import TELEMETRY_AFTER_NS, Recorder
+from labkit.bench.watch_pass import Pass
 from labkit.lab import folders
 from labkit.lab.run import Run
 from labkit.show.watch_view import view_for
@@ -134,7 +135,11 @@ class Watch:
         if now is not None and now - self._since_ns > TELEMETRY_AFTER_NS:
             self._recorder.start_telemetry()
         if self._view is not None:
-            self._view.update(self, over=now is None)
+            try:
+                self._view.update(self, over=now is None)
+            except Exception as error:  # a closed terminal must not end the recording
+                self._view = None
+                say(f"shows no more: {type(error).__name__}: {error}")
 
     def _outermost(self) -> bool:
         """Whether no other loop is going on around this one: a validation loop draws nothing."""
@@ -198,7 +203,8 @@ def watch(loader: Any, *, title: str = "", live: bool = True) -> Watch:
 
 def say(text: str) -> None:
     """Say something on stderr; stdout is the script's."""
-    print(f"labkit.watch: {text}", file=sys.stderr)
+    with contextlib.suppress(Exception):  # it may be closed
+        print(f"labkit.watch: {text}", file=sys.stderr)
 
 
 def is_first_rank() -> bool:
@@ -206,10 +212,13 @@ def is_first_rank() -> bool:
     return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
 
 
-def close_all(error: BaseException | None = None) -> None:
-    """End every open Run, with the exception that ended the cell or the script, if one did."""
+def close_all(error: BaseException | None = None, going_on: bool = True) -> None:
+    """End open Runs, with the exception that ended the cell or the script, if one did.
+
+    `going_on`: also those whose iterator somebody still holds.
+    """
     for each in list(_open):
-        if each._recorder.current is None or error is not None or not in_cell():
+        if going_on or each._recorder.current is None:
             with contextlib.suppress(Exception):
                 each.close(error)
 
@@ -226,10 +235,14 @@ def end_with_the_cell() -> None:
         return
     end_with_the_cell.done = True
     if shell := in_cell():
-        shell.events.register(
-            "post_run_cell", lambda result: close_all(result.error_in_exec if result else None)
-        )
+        shell.events.register("post_run_cell", after_cell)
     atexit.register(lambda: close_all(getattr(sys, "last_value", None)))
+
+
+def after_cell(result: Any) -> None:
+    """End the Runs of the loops that ended in this cell."""
+    error = getattr(result, "error_in_exec", None)
+    close_all(error, going_on=error is not None)
 
 
 end_with_the_cell.done = False

@@ -2,8 +2,8 @@
 
 Paired: a coin decides for every step whether its batch comes through the watch or straight from
 the loader, since blocks of steps cannot resolve 1 % (A/A noise is 3-5 %). The model has one thread,
-and a step's time is that thread's CPU time: where others want the core, wall time is mostly their doing
-(it is printed too). The slowest 1 % of the steps are left out of the means on both sides. Only half
+and a step's time is that thread's CPU time: where others want the core, wall time is mostly their
+doing (it is printed too). The slowest 1 % of the steps are left out of both means. Only half
 of the steps are recorded, so they are written half as often: as many to a write as in a real loop.
 What happens twice a second (the live line, or a frame of the canvas) is timed by itself.
 """
@@ -22,10 +22,9 @@ os.environ.setdefault("LABKIT_HOME", tempfile.mkdtemp(prefix="labkit-watch-cost-
 
 import numpy as np
 
-from labkit.bench import watch as recording
+from labkit.bench import watch_pass
 from labkit.bench.events import now_ns
 from labkit.bench.own_cost import STEP_MS, trainer_of
-from labkit.bench.watch import BEAT_NS, GATHER_NS
 from labkit.show.live import LiveView
 from labkit.show.watch_view import CanvasView, Curve, TextView
 from labkit.show.watching import watch
@@ -49,7 +48,7 @@ class Canvas(CanvasView):
 def measure(steps: int) -> dict[str, float]:
     """Return the step's time without a watch, ms, and the cost of the watch as shares of it."""
     trainer, images, labels = trainer_of(STEP_MS)
-    recording.GATHER_NS = 2 * GATHER_NS
+    watch_pass.GATHER_NS *= 2
     plain = itertools.repeat((images, labels))
     watched = watch(plain, live=False)
     through, straight = iter(watched).__next__, plain.__next__
@@ -66,7 +65,7 @@ def measure(steps: int) -> dict[str, float]:
     wall_without, wall_with = map(trimmed_ms, wall)
     # the first is what pays for opening things
     line_ms, frame_ms = (beat_ms(watched, view()) for view in (TextView, Canvas))
-    beats_a_ms = 1e6 / BEAT_NS
+    beats_a_ms = 1e6 / watch_pass.BEAT_NS
     return {
         "step_ms": without,
         "recording_share": with_it / without - 1,
