@@ -14,9 +14,8 @@ import mmap
 import os
 import struct
 from pathlib import Path
-from typing import Any
 
-from labkit.bench.events import FILE_NAME, EventLog, now_ns
+from labkit.bench.events import FILE_NAME, EventLog
 
 RING_NAME = "steps.ring"
 SLOTS = 16_384  # 23 s of 1.4 ms steps: how long the draining process may be held up
@@ -97,26 +96,6 @@ class Drain:
 
     def _slot(self, number: int) -> tuple:
         return SLOT.unpack_from(self.ring, ((number - 1) % SLOTS) * SLOT.size)
-
-
-class StepLog(StepRing):
-    """Both sides in one process, for a loop that has no supervisor: see `lk.watch`."""
-
-    def __init__(self, log: EventLog, folder: str | Path):
-        super().__init__(folder)
-        self.drain = Drain(folder, log)
-        self.drain_at = now_ns()
-
-    def add(self, i: int, t: tuple, samples: int, loss: float, *more: Any) -> None:
-        """Record step `i`, and write what has gathered when it is time to."""
-        super().add(i, t, samples, loss, *more)
-        if t[3] > self.drain_at:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what has gathered."""
-        self.drain.drain()
-        self.drain_at = now_ns() + int(DRAIN_S * 1e9)
 
 
 def recover(folder: str | Path) -> None:

@@ -19,7 +19,7 @@ from labkit.bench.events import EventLog
 FILE_NAME = "xray.json.gz"
 WINDOW = "labkit.compute"  # the mark around forward, backward and update
 MIN_STEPS = 20  # a run of fewer is a quick look: the x-ray would be a large part of it
-COST_S = 0.5  # about what it takes; kept free of a run that has a limit of some seconds
+COST_S = 0.8  # about what it takes; kept free of a run that has a limit of some seconds
 MORE_STEPS = 3  # profiled after a first one has shown that they are cheap to read
 MANY_EVENTS = 12_000  # of one step
 LONGEST_STEP_S = 1.0  # no x-ray where a step takes longer
@@ -27,7 +27,7 @@ LONGEST_STEP_S = 1.0  # no x-ray where a step takes longer
 
 def keep_time(job: Any) -> None:
     """Shorten a run that has a limit of some seconds by what the x-ray will take."""
-    if job.xray and job.seconds and job.seconds < 4 * COST_S:
+    if job.xray and job.seconds and job.seconds < 2.5 * COST_S:
         job.xray = False
     elif job.xray and job.seconds:
         job.seconds -= COST_S

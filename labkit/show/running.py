@@ -62,7 +62,7 @@ def sweep(pipeline: Pipeline | None = None, **knobs: Any) -> Sweep:
     measured (`lk.sweep.last`). Raises ValueError on a bad value before anything runs.
     """
     swept = Sweep(pipeline or Pipeline(), knobs)
-    sweep.last = swept
+    sweep.last = swept  # what an interrupt leaves
     viewer = live.viewer(total=len(swept.pipelines))
     try:
         for setting, each in zip(swept.settings, swept.pipelines, strict=True):
