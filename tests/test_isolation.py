@@ -43,7 +43,7 @@ def steps_in_ring(run):
     """How many steps the bench has finished, whether or not they are in its log yet."""
     ring = run.path / "steps.ring"
     data = ring.read_bytes() if ring.exists() else b""
-    slots = [SLOT.unpack_from(data, at) for at in range(0, len(data), SLOT.size)]
+    slots = [SLOT.unpack_from(data, at) for at in range(0, len(data) - SLOT.size + 1, SLOT.size)]
     return max((slot[4] for slot in slots if slot[4] == slot[-1]), default=0)
 
 
