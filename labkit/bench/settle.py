@@ -14,14 +14,15 @@ from typing import Any
 
 import torch
 
-# Width and depth of each model by size of the device. CPU: a step of 5 to 10 ms on one core at
-# the default batch of 16 images of 48 px, near the classic 50/10 example's compute. GPUs: by
-# number of SMs, aimed at 5 to 20 ms a step, so that the default loader starves the card.
+# Width and depth of each model by size of the device. CPU: a step of 5 to 6 ms on one core at
+# the default batch of 16 images of 48 px. GPUs: by number of SMs, aimed at 5 to 20 ms a step, so
+# that the default loader starves the card; not yet run on one.
 SIZES = {
     "cpu": {"cnn": (16, 2), "mlp": (128, 3), "transformer": (64, 2)},
     "small": {"cnn": (128, 6), "mlp": (4096, 6), "transformer": (512, 8)},
     "large": {"cnn": (320, 10), "mlp": (8192, 8), "transformer": (1024, 16)},
 }
+TEXTBOOK = 2  # the 50 ms delay goes with 10 ms of compute, and takes no core from the model
 LARGE_SMS = 80  # an A100 has 108 SMs, an H200 132, a T4 40, an RTX 4070 46
 
 
@@ -35,9 +36,9 @@ def settle(asked: dict[str, Any], device: torch.device) -> tuple[SimpleNamespace
         job.io_ms = 2.5 if job.dataset == "jpeg" else 0.0
     if job.num_workers and job.prefetch_factor is None:
         job.prefetch_factor = 2
-    size = SIZES[size_class(device)][job.model]
-    job.width = job.width or size[0]
-    job.depth = job.depth or size[1]
+    width, depth = SIZES[size_class(device)][job.model]
+    job.width = job.width or width
+    job.depth = job.depth or (depth * TEXTBOOK if job.dataset == "sleep" else depth)
 
     dropped: dict[str, str] = {}
     for name, value, reason in _inapplicable(job, device):

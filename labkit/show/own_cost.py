@@ -14,7 +14,6 @@ from labkit.lab.launcher import launch
 from labkit.lab.machine import machine
 from labkit.lab.pipeline import Pipeline
 from labkit.lab.run import Run
-from labkit.show.live import LiveView
 
 REPEATS = 5
 
@@ -27,22 +26,20 @@ CLAIMS = {
     "forced_stop_s": ("Stop, when it hangs", 1.5),
     "recorder_cost_share": ("recording, as a share of a 1.4 ms step", 0.01),
     "recorder_step_ms": ("that step without recording, ms", None),
-    "frame_cpu_ms": ("kernel CPU per live frame, ms", 1.0),
 }
 
 
 def measure() -> dict[str, Any]:
     """Measure each of CLAIMS (medians of several repeats) and name the machine."""
     print("labkit: measuring its own cost, about a minute ...", file=sys.stderr)
-    runs = [_default_run() for _ in range(REPEATS)]
+    times = [_default_run() for _ in range(REPEATS)]
     return {
         "machine": machine().line,
         "import_s": _median(_import_s),
-        "first_step_s": statistics.median(first for first, _, _ in runs),
-        "default_run_s": statistics.median(whole for _, whole, _ in runs),
+        "first_step_s": statistics.median(first for first, _ in times),
+        "default_run_s": statistics.median(whole for _, whole in times),
         "stop_s": _median(_stop_s),
         "forced_stop_s": _stop_s(fault="bench_hangs"),
-        "frame_cpu_ms": _frame_cpu_ms(runs[0][2]),
         **_recorder(),
     }
 
@@ -69,16 +66,16 @@ def _import_s() -> float:
     return seconds("import labkit; labkit.Pipeline") - seconds("pass")
 
 
-def _default_run() -> tuple[float, float, Run]:
-    """Return (seconds to the first step, seconds in all, the run)."""
+def _default_run() -> tuple[float, float]:
+    """Return (seconds to the first step, seconds in all)."""
     start, first = time.perf_counter(), []
 
     def see(run: Run) -> None:
         if run.steps and not first:
             first.append(time.perf_counter() - start)
 
-    run = launch(Pipeline()).wait(each=see)
-    return first[0], time.perf_counter() - start, run
+    launch(Pipeline()).wait(each=see)
+    return first[0], time.perf_counter() - start
 
 
 def _stop_s(fault: str | None = None) -> float:
@@ -89,17 +86,6 @@ def _stop_s(fault: str | None = None) -> float:
     start = time.perf_counter()
     run.stop()
     return time.perf_counter() - start
-
-
-def _frame_cpu_ms(run: Run) -> float:
-    """Return the median CPU time of one frame of a finished run drawn as if it were growing."""
-    view, took = LiveView(), []
-    for _ in range(100):
-        start = time.thread_time()
-        view.update(run)
-        took.append(1e3 * (time.thread_time() - start))
-    view.close()
-    return statistics.median(took)
 
 
 def _recorder() -> dict[str, float]:
