@@ -195,8 +195,13 @@ class Supervisor:
 
     def _kill_family(self) -> None:
         statuses = processes.end_all(os.getpid(), self.family)
-        if self.status is None:
+        deadline = time.monotonic() + 0.5
+        while self.status is None:  # a zombie can be collected only when its last thread is gone
             self.status = statuses.get(self.bench.pid)
+            if self.status is not None or time.monotonic() > deadline:
+                break
+            time.sleep(0.003)
+            statuses |= processes.reap()
         processes.remove_segments(self.family | processes.logged_workers(self.folder))
 
     def _start_after(self) -> None:
