@@ -16,8 +16,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.transforms import Bbox
 from PIL import Image
 
+from labkit.lab.load import load
 from labkit.lab.pipeline import Pipeline
-from labkit.lab.run import load
 from labkit.show import plots, style
 from labkit.show.instruments import instruments
 from labkit.show.ladder import NO_GAIN, Ladder
@@ -422,7 +422,7 @@ def test_an_empty_ladder_shows_that_it_is_empty():
 @pytest.mark.parametrize("first", ["", "import matplotlib.pyplot", "%matplotlib inline"])
 def test_a_plot_that_ends_a_cell_is_shown_once_as_a_png(record, first):
     manager = pytest.importorskip("jupyter_client.manager")
-    code = f"{first}\nfrom labkit.lab.run import load\nload({str(record().path)!r}).plot()"
+    code = f"{first}\nfrom labkit.lab.load import load\nload({str(record().path)!r}).plot()"
     shown = []
     kernel, client = manager.start_new_kernel(kernel_name="python3")
     try:

@@ -8,7 +8,7 @@ import torch
 
 from labkit.bench import op_times
 from labkit.lab.launcher import launch
-from labkit.lab.run import load
+from labkit.lab.load import load
 
 
 @pytest.fixture(scope="module")

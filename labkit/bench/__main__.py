@@ -74,31 +74,42 @@ def leave_on_stop(log: EventLog) -> None:
 
 
 def run(spec: dict, folder: Path, log: EventLog) -> None:
-    """Set up the job that `spec` describes, train, and write what it took."""
+    """Take the device, do what `spec` describes on it, and write what it took."""
 
     def stage(name: str, done: int | None = None, total: int | None = None) -> None:
         log.write("stage", name=name, done=done, total=total)
 
     stage("importing torch")
-    from labkit.bench import data, faults, machine, memory, xray
+    from labkit.bench import machine, memory
     from labkit.bench.device_lock import hold
+
+    machine.use_fixed_threads()
+    device = machine.find_device(spec["pipeline"]["device"])
+    here = machine.describe(device)
+    log.write("machine", **here)
+    holder = {"run": spec["run"], "pid": os.getpid(), "since": time.strftime("%H:%M:%S")}
+    locks = Path(spec["cache"]) / "locks"
+    hold(locks, here.get("uuid") or device.type, holder, waiting=stage)
+    if "experiment" in spec:
+        from labkit.bench.workbench import perform
+
+        perform(spec, device, log, stage)
+        log.write("memory", peak_bytes=memory.peak_bytes(device))
+    else:
+        run_pipeline(spec, device, folder, log, stage)
+
+
+def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog, stage: Any) -> None:
+    """Set up the pipeline that `spec` describes, and train."""
+    from labkit.bench import data, faults, memory, xray
     from labkit.bench.loop import Trainer, train
     from labkit.bench.settle import settle
     from labkit.bench.timeline import make_timeline
 
-    machine.use_fixed_threads()
-    device = machine.find_device(spec["pipeline"]["device"])
     job, not_applied = settle(spec["pipeline"], device)
-    here = machine.describe(device)
-    log.write("machine", **here)
     log.write("job", pipeline=vars(job), not_applied=not_applied)
-
-    cache = Path(spec["cache"])
-    holder = {"run": spec["run"], "pid": os.getpid(), "since": time.strftime("%H:%M:%S")}
-    hold(cache / "locks", here.get("uuid") or device.type, holder, waiting=stage)
-    dataset = data.make_dataset(
-        job, cache / "data", lambda done, total: stage("making images", done, total)
-    )
+    cache = Path(spec["cache"]) / "data"
+    dataset = data.make_dataset(job, cache, lambda done, total: stage("making images", done, total))
     stage("building the model")
     trainer = Trainer(job, device)
     if job.compile:

@@ -111,7 +111,7 @@ def diagnose(what: Any) -> Diagnosis:
             from labkit.explain.trace import trace
 
             return _of_facts(of_trace(trace(path)), str(path.name))
-        from labkit.lab.run import load
+        from labkit.lab.load import load
 
         what = load(path)
     found = _of_run(what)

@@ -9,11 +9,13 @@ import subprocess
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import labkit
 from labkit.bench import step_log
 from labkit.bench.events import VERSION, EventLog
 from labkit.lab import folders, processes
+from labkit.lab.experiment import Experiment, Measurements
 from labkit.lab.pipeline import Pipeline
 from labkit.lab.run import Run
 
@@ -67,17 +69,20 @@ class Supervised:
         self.log.write("end", stop=None, code=None, why=f"the supervisor was killed ({code})")
 
 
-def launch(pipeline: Pipeline, *, fault: str | None = None, after: list[str] | None = None) -> Run:
-    """Start `pipeline` in its own process and return its Run at once.
+def launch(
+    spec: Pipeline | Experiment, *, fault: str | None = None, after: list[str] | None = None
+) -> Run | Measurements:
+    """Start a pipeline or an experiment in its own process; return its Run or Measurements at once.
 
     `after` is a command the supervisor starts when the run is over. Raises OSError where no cache
     folder can be written or no process can be started.
     """
     _keep[:] = [handle for handle in _keep if handle.alive()]
     folder = folders.new_run()
-    spec = {"run": folder.name, "pipeline": pipeline.to_dict(), "cache": str(folders.home())}
+    what, kind = described(spec)
+    order = {"run": folder.name, "cache": str(folders.home()), **what}
     if fault:
-        spec["fault"] = fault
+        order["fault"] = fault
     bench = [sys.executable, "-u", "-m", "labkit.bench", str(folder)]
     plan = {
         "kernel_pid": os.getpid(),
@@ -85,7 +90,7 @@ def launch(pipeline: Pipeline, *, fault: str | None = None, after: list[str] | N
         "telemetry": [sys.executable, "-m", "labkit.bench.telemetry"],
         "after": after,
     }
-    (folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
+    (folder / "spec.json").write_text(json.dumps(order), encoding="utf-8")
     (folder / "launch.json").write_text(json.dumps(plan), encoding="utf-8")
     log = EventLog(folder)
     log.write(
@@ -94,11 +99,19 @@ def launch(pipeline: Pipeline, *, fault: str | None = None, after: list[str] | N
         run=folder.name,
         utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         labkit=labkit.__version__,
-        pipeline=pipeline.to_dict(),
+        **what,
     )
     handle = Supervised(_start_supervisor(folder), folder, log)
     _keep.append(handle)
-    return Run(folder, process=handle)
+    return kind(folder, process=handle)
+
+
+def described(spec: Pipeline | Experiment) -> tuple[dict[str, Any], type]:
+    """Return what the log's first event says of `spec`, and the kind of log it makes."""
+    if isinstance(spec, Experiment):
+        where = {"pipeline": {"device": spec.device}}
+        return {"experiment": spec.name, "params": dict(spec.params), **where}, Measurements
+    return {"pipeline": spec.to_dict()}, Run
 
 
 def _start_supervisor(folder: Path) -> subprocess.Popen:

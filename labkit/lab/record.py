@@ -26,6 +26,8 @@ SHAPE: dict[str, dict[str, Any]] = {
     "stage": {"name": str},
     "begin": {"warmup": int},
     "epoch": {"step": int},
+    "measurement": {"of": str, "case": dict, "seconds": list},
+    "skipped": {"what": str, "why": str},
     "step": {"i": int, "t": list, "n": int},
     "error": {"kind": str, "message": str},
     "memory": {},
@@ -86,9 +88,23 @@ def read_record(path: str | os.PathLike) -> list[dict[str, Any]]:
     return events
 
 
+def first_event(path: str | os.PathLike) -> dict[str, Any]:
+    """Return the first event of a record: what kind it is. {} where there is none to be read."""
+    path = Path(path)
+    file = path / FILE_NAME if path.is_dir() else path
+    try:
+        with _open(file) as stream:
+            return _event(stream.readline(MAX_LINE)) or {}
+    except (OSError, EOFError, gzip.zlib.error):
+        return {}
+
+
+def _open(file: Path) -> Any:
+    return gzip.open(file, "rb") if file.suffix == ".gz" else open(file, "rb")
+
+
 def _bounded(file: Path) -> bytes:
-    opened = gzip.open(file, "rb") if file.suffix == ".gz" else open(file, "rb")
-    with opened as stream:
+    with _open(file) as stream:
         data = stream.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise OSError(f"larger than {MAX_BYTES // 2**20} MiB")

@@ -7,21 +7,14 @@ on other hardware are the same thing here.
 from __future__ import annotations
 
 import functools
-import gzip
-import os
-import shutil
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from labkit.bench.events import FILE_NAME
-from labkit.lab import outcome
-from labkit.lab.machine import Machine
+from labkit.lab.logged import Logged
 from labkit.lab.pipeline import KNOBS, Pipeline
-from labkit.lab.record import RecordError, Tail, read_record
+from labkit.lab.record import RecordError
 from labkit.lab.timeline import stamps_ns, utilization_over_time
 from labkit.lab.watched import Watched, pauses, without
 
@@ -29,7 +22,7 @@ NOISY = 0.10  # torch.utils.benchmark warns where the IQR is a tenth of the medi
 BLOCKS = 5  # throughput is compared between so many stretches of the run to judge its noise
 
 
-class Run:
+class Run(Logged):
     """One measured run, live or recorded.
 
     Statistics leave out the warm-up: the first steps, and those whose data was prefetched before
@@ -38,114 +31,22 @@ class Run:
 
     def __init__(self, path: Path, process: Any = None, recorded: bool = False):
         """Read the run at `path`; `process` is the live supervisor's handle, None for a record."""
-        self.path, self.recorded = Path(path), recorded
-        self.alias: str | None = None  # what figures call it where its knobs are to stay hidden
-        self._process = process
-        self._reading = threading.Lock()
-        self._tail = None if recorded else Tail(self.path / FILE_NAME)
-        self._last: dict[str, dict[str, Any]] = {}  # the last event of each name
         self._steps: list[dict[str, Any]] = []
         self._telemetry: list[dict[str, Any]] = []
         self._epochs: list[int] = []  # the first step of each pass over a watched loader
-        if recorded:
-            self._absorb(read_record(self.path))
-        self.refresh()
+        super().__init__(path, process, recorded)
 
-    # -- the log ---------------------------------------------------------------------------------
-
-    def refresh(self) -> Run:
-        """Read what has been written since the last call."""
-        with self._reading:  # a panel stops its run in a thread; no event may be read twice
-            if self._tail is not None:
-                alive = self._process is not None and self._process.alive()
-                self._absorb(self._tail.read())
-                if not alive and "end" in self._last:
-                    self._tail = None  # complete: nothing will follow
-        return self
-
-    def _absorb(self, events: list[dict[str, Any]]) -> None:
-        for event in events:
-            if event["event"] == "step":
-                self._steps.append(event)
-            elif event["event"] == "telemetry":
-                self._telemetry.append(event)
-            elif event["event"] == "epoch":  # a watched loop goes on: it has not ended after all
-                self._epochs.append(event["step"])
-                for name in ("done", "error", "end"):
-                    self._last.pop(name, None)
-            else:
-                self._last[event["event"]] = event
-
-    @property
-    def id(self) -> str:
-        """The run's name: date, time and six hex digits."""
-        return self._last.get("spec", {}).get("run", self.path.name)
-
-    @property
-    def utc(self) -> str | None:
-        """When it was started, as an ISO time in UTC."""
-        return self._last.get("spec", {}).get("utc")
-
-    @property
-    def stage(self) -> dict[str, Any]:
-        """What it was last busy with before training: `name`, and `done` of `total` if counted."""
-        return self._last.get("stage", {"name": "starting"})
-
-    # -- how it went -----------------------------------------------------------------------------
-
-    @property
-    def running(self) -> bool:
-        """Whether it has not ended yet."""
-        return self.refresh().outcome == "running"
-
-    @property
-    def outcome(self) -> str:
-        """ "running", "finished", "stopped" or "failed"."""
-        alive = self._process is not None and self._process.alive()
-        return outcome.outcome(self._last, alive)
-
-    @property
-    def error(self) -> str | None:
-        """Why it failed, with a remedy where one is known; None if it did not."""
-        return outcome.reason(
-            self._last, alive=self._tail is not None and self.outcome == "running"
-        )
-
-    @property
-    def traceback(self) -> str | None:
-        """The bench's own traceback, where an exception ended the run."""
-        return self._last.get("error", {}).get("traceback")
-
-    def wait(self, each: Any = None, period_s: float = 0.05) -> Run:
-        """Block until the run has ended, calling `each(run)` as it grows.
-
-        An interrupt stops the run before it is passed on.
-        """
-        try:
-            while self.running:
-                if each is not None:
-                    each(self)
-                time.sleep(period_s)
-        except KeyboardInterrupt:
-            self.stop()
-            raise
-        finally:
-            self.refresh()
-        self._settle()
-        return self
-
-    def stop(self) -> Run:
-        """End the run now (0.1 s; 1.2 s where the bench does not answer) and keep what it did."""
-        if self._process is not None:
-            self._process.stop()
-        self._settle()
-        return self
-
-    def _settle(self) -> None:
-        """Wait for the last event: the supervisor writes it once every process is gone."""
-        if self._process is not None:
-            self._process.join()
-        self.refresh()
+    def _take(self, event: dict[str, Any]) -> None:
+        if event["event"] == "step":
+            self._steps.append(event)
+        elif event["event"] == "telemetry":
+            self._telemetry.append(event)
+        elif event["event"] == "epoch":  # a watched loop goes on: it has not ended after all
+            self._epochs.append(event["step"])
+            for name in ("done", "error", "end"):
+                self._last.pop(name, None)
+        else:
+            super()._take(event)
 
     # -- what it was -----------------------------------------------------------------------------
 
@@ -178,11 +79,6 @@ class Run:
     def not_applied(self) -> dict[str, str]:
         """{knob: why it could not act on this device}."""
         return dict(self._last.get("job", {}).get("not_applied", {}))
-
-    @property
-    def machine(self) -> Machine:
-        """The machine it ran on."""
-        return Machine.from_dict(self._last.get("machine", {}))
 
     @property
     def steps(self) -> int:
@@ -231,10 +127,6 @@ class Run:
         On a CPU it falls short of the compute's wall time where others had the core.
         """
         return np.array([step.get("cpu", np.nan) for step in self._steps], dtype=float) / 1e9
-
-    def event(self, name: str) -> dict[str, Any] | None:
-        """Return the last event of that name; None where there is none."""
-        return self._last.get(name)
 
     @property
     def xray_facts(self) -> dict[str, Any] | None:
@@ -381,20 +273,11 @@ class Run:
 
     # -- keeping and showing ---------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike) -> Path:
-        """Write the record to `path`: one file, packed where its name ends in .gz; return it."""
-        path, source = Path(path), self.path
-        source = source / FILE_NAME if source.is_dir() else source
-        path.parent.mkdir(parents=True, exist_ok=True)
-        opened = gzip.open if source.suffix == ".gz" else open
-        opens = gzip.open if path.suffix == ".gz" else open
-        with opened(source, "rb") as old, opens(path, "wb") as new:
-            shutil.copyfileobj(old, new)
-            from labkit.explain.xray_trace import to_event  # noqa: TID251 -- a door
+    def _extra_lines(self) -> list[str]:
+        from labkit.explain.xray_trace import to_event  # noqa: TID251 -- a door
 
-            if self.event("xray_trace") is None and (line := to_event(self)):
-                new.write(f"{line}\n".encode())
-        return path
+        line = to_event(self) if self.event("xray_trace") is None else None
+        return [line] if line else []
 
     def compare(self, other: Run) -> Any:
         """Compare this run with `other`, which came before it."""
@@ -467,11 +350,6 @@ def stated_waits(pipeline: Pipeline) -> str:
     if pipeline.stall_ms:
         parts.append(f"stall_ms={pipeline.stall_ms:g} every {pipeline.stall_every} batches")
     return ", ".join(parts)
-
-
-def load(path: str | os.PathLike) -> Run:
-    """Load a saved or recorded run; raises RecordError (a ValueError) on anything else."""
-    return Run(Path(path), recorded=True)
 
 
 @functools.lru_cache(maxsize=64)

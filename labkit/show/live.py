@@ -165,7 +165,11 @@ class StaticFigure:
         if not _measured(result):
             line = closing_line(result) if isinstance(result, Run) else repr(result)
             return cls(b"", 0, line)
-        figure = result.plot(**drawing)
+        return cls.drawn(result.plot(**drawing))
+
+    @classmethod
+    def drawn(cls, figure: Any) -> StaticFigure:
+        """Render a matplotlib Figure, `figure`, at its own size."""
         width = round(figure.get_figwidth() * figure.dpi)
         return cls(png_of(figure, SHARPNESS), width, FIGURE_TEXT)
 

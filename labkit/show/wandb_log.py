@@ -14,7 +14,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from labkit.lab.run import Run, load
+from labkit.lab.load import load
+from labkit.lab.run import Run
 
 MODES = ("offline", "online", "disabled")
 PATIENCE_S = 120  # then this process gives up, whatever the server does

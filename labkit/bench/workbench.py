@@ -1,0 +1,92 @@
+"""What every experiment is given: a device, a stopwatch, and a place to write what came out."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils.benchmark import Timer
+
+from labkit.bench.events import EventLog
+
+MIN_TIME_S = 0.1  # of timing per point, where the experiment does not say otherwise
+NOISY = 0.1  # IQR over median, until which a point is repeated, but never over 4 min_time_s
+MAX_KEPT = 200  # raw times kept of one point
+
+
+class Workbench:
+    """Times operations on one device and writes each result as a `measurement` event."""
+
+    def __init__(self, device: torch.device, log: EventLog, stage: Callable[..., None]):
+        self.device, self.log, self.stage = device, log, stage
+
+    def time(
+        self,
+        work: Callable[[], Any],
+        *,
+        of: str,
+        flops: float | None = None,
+        bytes: float | None = None,
+        min_time_s: float = MIN_TIME_S,
+        setup: Callable[[], Any] | None = None,
+        **case: Any,
+    ) -> float:
+        """Time `work`, write the raw times, return the median in seconds.
+
+        On `torch.utils.benchmark`: warmed up, repeated until the IQR is a tenth of the median, but
+        for 4 `min_time_s` at the longest; on a GPU synchronised at the edges of each block. `of`
+        names the operation, `case` the point; `flops` and `bytes` are what one call does, counted
+        by the caller, who gives the formula.
+        """
+        globals_ = {"work": work, "setup": setup or (lambda: None)}
+        timer = Timer("work()", "setup()", globals=globals_, num_threads=torch.get_num_threads())
+        measured = timer.adaptive_autorange(
+            threshold=NOISY, min_run_time=min_time_s / 2, max_run_time=4 * min_time_s
+        )
+        times = sorted(measured.times)  # s a call, one for each block of calls
+        self.write(of, seconds=_thinned(times), flops=flops, bytes=bytes, **case)
+        return measured.median
+
+    def write(self, of: str, *, seconds: list[float] = (), flops: float | None = None,
+              bytes: float | None = None, values: dict[str, Any] | None = None,
+              **case: Any) -> None:  # fmt: skip
+        """Write one result: times of one call each (s), or other `values` by name, or both."""
+        event = {"of": of, "case": case, "seconds": list(seconds)}
+        event |= {"flops": flops, "bytes": bytes, "values": _plain(values or {})}
+        self.log.write("measurement", **event)
+
+    def skip(self, what: str, why: str) -> None:
+        """Say that `what` was not measured, and why; it shows as a gap, with this reason."""
+        self.log.write("skipped", what=what, why=why)
+
+    def synchronize(self) -> None:
+        """Wait for the device; nothing to wait for on a CPU."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+
+def perform(spec: dict, device: torch.device, log: EventLog, stage: Callable[..., None]) -> None:
+    """Run the experiment that `spec` names."""
+    from labkit.bench.experiments import EXPERIMENTS
+
+    name = spec["experiment"]
+    module = importlib.import_module(f"labkit.bench.experiments.{EXPERIMENTS[name].module}")
+    log.write("begin", warmup=0)
+    stage(f"measuring: {name}")
+    torch.manual_seed(0)
+    module.measure(SimpleNamespace(**spec["params"]), Workbench(device, log, stage))
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN and no infinity: they are written as None, a gap."""
+    return json.loads(json.dumps(values, default=str), parse_constant=lambda _: None)
+
+
+def _thinned(times: list[float]) -> list[float]:
+    step = math.ceil(len(times) / MAX_KEPT)
+    return times[::step]

@@ -1,0 +1,154 @@
+"""An event log and the process that writes it: how it goes on, how it ended, how it is kept.
+
+The log is the record. Nothing derived is stored, so a live run, a finished one and a record made
+on other hardware are the same thing here. What the events mean is up to the kinds of log: a `Run`
+of training steps, the `Measurements` of an experiment.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from labkit.bench.events import FILE_NAME
+from labkit.lab import outcome
+from labkit.lab.machine import Machine
+from labkit.lab.record import Tail, read_record
+
+
+class Logged:
+    """One event log, live or recorded; reading it runs no code."""
+
+    def __init__(self, path: Path, process: Any = None, recorded: bool = False):
+        """Read the log at `path`; `process` is the live supervisor's handle, None for a record."""
+        self.path, self.recorded = Path(path), recorded
+        self.alias: str | None = None  # what figures call it where its knobs are to stay hidden
+        self._process = process
+        self._reading = threading.Lock()
+        self._tail = None if recorded else Tail(self.path / FILE_NAME)
+        self._last: dict[str, dict[str, Any]] = {}  # the last event of each name
+        if recorded:
+            self._absorb(read_record(self.path))
+        self.refresh()
+
+    # -- the log ---------------------------------------------------------------------------------
+
+    def refresh(self) -> Logged:
+        """Read what has been written since the last call."""
+        with self._reading:  # a panel stops its run in a thread; no event may be read twice
+            if self._tail is not None:
+                alive = self._process is not None and self._process.alive()
+                self._absorb(self._tail.read())
+                if not alive and "end" in self._last:
+                    self._tail = None  # complete: nothing will follow
+        return self
+
+    def _absorb(self, events: list[dict[str, Any]]) -> None:
+        for event in events:
+            self._take(event)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        """Keep what matters of one event; subclasses keep what they are made of."""
+        self._last[event["event"]] = event
+
+    @property
+    def id(self) -> str:
+        """The run's name: date, time and six hex digits."""
+        return self._last.get("spec", {}).get("run", self.path.name)
+
+    @property
+    def utc(self) -> str | None:
+        """When it was started, as an ISO time in UTC."""
+        return self._last.get("spec", {}).get("utc")
+
+    @property
+    def stage(self) -> dict[str, Any]:
+        """What it was last busy with before training: `name`, and `done` of `total` if counted."""
+        return self._last.get("stage", {"name": "starting"})
+
+    # -- how it went -----------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self.refresh().outcome == "running"
+
+    @property
+    def outcome(self) -> str:
+        """ "running", "finished", "stopped" or "failed"."""
+        alive = self._process is not None and self._process.alive()
+        return outcome.outcome(self._last, alive)
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed, with a remedy where one is known; None if it did not."""
+        return outcome.reason(
+            self._last, alive=self._tail is not None and self.outcome == "running"
+        )
+
+    @property
+    def traceback(self) -> str | None:
+        """The bench's own traceback, where an exception ended the run."""
+        return self._last.get("error", {}).get("traceback")
+
+    def wait(self, each: Any = None, period_s: float = 0.05) -> Logged:
+        """Block until the run has ended, calling `each(run)` as it grows.
+
+        An interrupt stops the run before it is passed on.
+        """
+        try:
+            while self.running:
+                if each is not None:
+                    each(self)
+                time.sleep(period_s)
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+        finally:
+            self.refresh()
+        self._settle()
+        return self
+
+    def stop(self) -> Logged:
+        """End the run now (0.1 s; 1.2 s where the bench does not answer) and keep what it did."""
+        if self._process is not None:
+            self._process.stop()
+        self._settle()
+        return self
+
+    def _settle(self) -> None:
+        """Wait for the last event: the supervisor writes it once every process is gone."""
+        if self._process is not None:
+            self._process.join()
+        self.refresh()
+
+    def event(self, name: str) -> dict[str, Any] | None:
+        """Return the last event of that name; None where there is none."""
+        return self._last.get(name)
+
+    @property
+    def machine(self) -> Machine:
+        """The machine it ran on."""
+        return Machine.from_dict(self._last.get("machine", {}))
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write the record to `path`: one file, packed where its name ends in .gz; return it."""
+        path, source = Path(path), self.path
+        source = source / FILE_NAME if source.is_dir() else source
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened = gzip.open if source.suffix == ".gz" else open
+        opens = gzip.open if path.suffix == ".gz" else open
+        with opened(source, "rb") as old, opens(path, "wb") as new:
+            shutil.copyfileobj(old, new)
+            for line in self._extra_lines():
+                new.write(f"{line}\n".encode())
+        return path
+
+    def _extra_lines(self) -> list[str]:
+        """Lines of JSON that a saved record has beyond the log."""
+        return []
