@@ -13,7 +13,66 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.lab.pipeline import KNOBS, Pipeline, parse_settings
-from labkit.show import watch_command
+from labkit.show import ranks_command, record_command, tune_command, watch_command
+
+EPILOG = """labkit COMMAND --help tells more about each, with examples.
+
+start here:
+  labkit machine                        what is there to measure on
+  labkit run --set num_workers=4        one pipeline, for a few seconds
+  labkit diagnose PATH                  what holds a saved run or a profiler trace back
+  labkit watch -- python train.py       your own script, unchanged
+
+Results go to stdout (--json: one JSON object), progress and errors to stderr. The exit code is 0,
+1 where a run failed, 2 where the input was bad, 130 where you interrupted it.
+"""
+
+RUN_EXAMPLES = """examples:
+  labkit run
+  labkit run --set num_workers=4 --set precision=bf16 --plot run.png
+  labkit run --set dataset=array --save before.jsonl.gz && labkit diagnose before.jsonl.gz
+  labkit run --set device=cpu --json | python -m json.tool
+
+"""
+
+SWEEP_EXAMPLES = """examples:
+  labkit sweep --over num_workers=0,2,4,8 --plot workers.png
+  labkit sweep --over batch_size=16,32,64 --over precision=fp32,bf16 --set num_workers=4
+  labkit sweep --over batch_size=64,128,256 --devices cuda:0,cuda:1   one run at a time on each
+
+"""
+
+TRACE_EXAMPLES = """the file comes from your own training loop:
+  with torch.profiler.profile(schedule=torch.profiler.schedule(wait=5, warmup=2, active=5)) as prof:
+      for batch in loader: train(batch); prof.step()
+  prof.export_chrome_trace("trace.json.gz")
+
+examples:
+  labkit trace trace.json.gz
+  labkit trace trace.json.gz --plot trace.png --json
+"""
+
+DIAGNOSE_EXAMPLES = """examples:
+  labkit run --save run.jsonl.gz && labkit diagnose run.jsonl.gz
+  labkit diagnose trace.json.gz         a torch.profiler trace of your own script
+"""
+
+FAULTS_EXAMPLES = """\
+Pipelines with a known fault planted in each, and healthy ones, run one after the other; the
+table says how often the diagnosis named the fault. It takes an hour or so: --keep lets you stop.
+
+examples:
+  labkit faults --seeds 1 --keep faults.jsonl
+  labkit faults --only "no workers" --seeds 1
+"""
+
+WATCH_EXAMPLES = """\
+The script keeps its stdin, stdout, stderr and exit code; the verdict goes to stderr in the end.
+
+examples:
+  labkit watch -- python train.py --epochs 1
+  labkit watch --json -- torchrun --nproc-per-node=2 train.py > verdict.json
+"""
 
 
 class BadInput(Exception):
@@ -41,7 +100,8 @@ def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(
         prog="labkit",
         description="Why is my GPU idle, and what do I change?",
-        epilog="labkit COMMAND --help tells more about each.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
@@ -59,36 +119,68 @@ def parser() -> argparse.ArgumentParser:
 
     command("machine", machine, "what is here: device, cores, memory, versions")
 
-    sub = command("run", run, "measure one pipeline", epilog=knob_help())
+    sub = command("run", run, "measure one pipeline", epilog=RUN_EXAMPLES + knob_help())
     settings(sub)
     sub.add_argument("--save", metavar="FILE", help="keep the record (.jsonl or .jsonl.gz)")
     sub.add_argument("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
     sub.add_argument("--wandb", action="store_true", help="log to an offline W&B run afterwards")
 
-    sub = command("sweep", sweep, "measure every combination of values", epilog=knob_help())
+    epilog = SWEEP_EXAMPLES + knob_help()
+    sub = command("sweep", sweep, "measure every combination of values", epilog=epilog)
     settings(sub)
-    sub.add_argument("--over", action="append", required=True, metavar="KNOB=A,B,C")
+    sub.add_argument("--over", action="append", required=True, metavar="KNOB=A,B,C",
+                     help="the values of a knob to try; repeated: every combination")  # fmt: skip
+    sub.add_argument("--devices", metavar="A,B,C", help="run on each of these at the same time")
     sub.add_argument("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
 
-    sub = command("trace", trace, "read a torch.profiler trace: where each step's time goes")
+    sub = command("trace", trace, "read a torch.profiler trace: where each step's time goes",
+                  epilog=TRACE_EXAMPLES)  # fmt: skip
     sub.add_argument("file", metavar="FILE", help=".json or .json.gz, from torch.profiler")
     sub.add_argument("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
 
-    sub = command("diagnose", diagnose, "name the bottleneck of a record or a profiler trace")
+    sub = command("diagnose", diagnose, "name the bottleneck of a record or a profiler trace",
+                  epilog=DIAGNOSE_EXAMPLES)  # fmt: skip
     sub.add_argument("path", metavar="PATH", help="a run's folder or record, or a trace file")
 
-    sub = command("faults", faults, "run the labelled fault set, score the diagnosis on it")
-    sub.add_argument("--half", default="scoring", choices=("scoring", "calibration"))
-    sub.add_argument("--seeds", type=int, default=5, choices=range(1, 6), help="of five")
+    sub = command("faults", faults, "run the labelled fault set, score the diagnosis on it",
+                  epilog=FAULTS_EXAMPLES)  # fmt: skip
+    sub.add_argument("--half", default="scoring", choices=("scoring", "calibration"),
+                     help="scoring (default), or what the thresholds were set on")  # fmt: skip
+    sub.add_argument(
+        "--seeds", type=int, default=5, choices=range(1, 6), help="seeds of each, 1 to 5"
+    )
     sub.add_argument("--only", action="append", metavar="NAME", help="one fault; may be repeated")
     sub.add_argument(
         "--keep", metavar="FILE", help="results so far: what is in it is not run again"
     )
     sub.add_argument("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
 
-    watch_command.arguments(
-        command("watch", watch_command.watch, "run a script unchanged and judge it from outside")
+    tune_command.arguments(
+        command("tune", tune_command.run, "find loader settings: measure what prediction suggests")
     )
+
+    record_command.arguments(
+        command(
+            "record",
+            record_command.run,
+            "make every recorded run of the course on this machine",
+            epilog=record_command.EPILOG,
+        )
+    )
+
+    watch_command.arguments(
+        command(
+            "watch",
+            watch_command.watch,
+            "run a script unchanged and judge it from outside",
+            epilog=WATCH_EXAMPLES,
+        )  # fmt: skip
+    )
+
+    ranks_command.arguments(
+        command("distributed", ranks_command.distributed,
+                "measure one pipeline on several processes (DistributedDataParallel)")
+    )  # fmt: skip
 
     command("bench-self", bench_self, "what the kit itself costs, measured on this machine")
     return root
@@ -96,7 +188,8 @@ def parser() -> argparse.ArgumentParser:
 
 def settings(sub: argparse.ArgumentParser) -> None:
     """Add --set, the one way to change knobs."""
-    sub.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="settings")
+    sub.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="settings",
+                     help="change a knob; may be repeated, all knobs are listed below")  # fmt: skip
 
 
 def knob_help() -> str:
@@ -134,7 +227,8 @@ def sweep(options: argparse.Namespace) -> int:
     import labkit as lk
 
     pipeline = Pipeline(**parse_settings(options.settings))
-    swept = lk.sweep(pipeline, **dict(map(values, options.over)))
+    devices = options.devices.split(",") if options.devices else None
+    swept = lk.sweep(pipeline, devices=devices, **dict(map(values, options.over)))
     if options.plot:
         swept.plot().savefig(options.plot)
     answer(options, swept.to_list(), repr(swept))

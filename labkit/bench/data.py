@@ -18,6 +18,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from labkit.bench import images
+from labkit.bench.item_times import ItemTimes, TimedCollate, TimedDataset
 from labkit.bench.process import worker_dies_with_bench
 
 CLASSES = images.CLASSES
@@ -101,17 +102,19 @@ class EndlessShuffle(Sampler):
     """Shuffled epochs without end, as (draw number, index): the run says when to stop.
 
     So the last batches of a run are prepared under the same load as all others, and the n-th
-    sample is the same picture whatever the number of workers.
+    sample is the same picture whatever the number of workers. Of `ranks` that train together each
+    takes every so-many-th draw, starting with its own number, `rank`.
     """
 
-    def __init__(self, count: int, seed: int):
-        self.count, self.seed = count, seed
+    def __init__(self, count: int, seed: int, rank: int = 0, ranks: int = 1):
+        self.count, self.seed, self.rank, self.ranks = count, seed, rank, ranks
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         rng, draw = random.Random(self.seed), 0
         while True:
             for index in rng.sample(range(self.count), self.count):
-                yield draw, index
+                if draw % self.ranks == self.rank:
+                    yield draw, index
                 draw += 1
 
 
@@ -142,12 +145,17 @@ def make_dataset(job: Any, cache: Path, progress: Callable[[int, int], None]) ->
     return JpegFiles(images.jpeg_folder(cache, 2 * job.image_px, progress), job)
 
 
-def make_loader(dataset: Dataset, job: Any) -> DataLoader:
-    """Build the DataLoader the job asks for, with PyTorch's own meaning of every setting."""
+def make_loader(dataset: Dataset, job: Any, times: ItemTimes | None = None) -> DataLoader:
+    """Build the DataLoader the job asks for, with PyTorch's own meaning of every setting.
+
+    With `times`, what the items cost is measured in the processes that prepare them.
+    """
     by_batch = hasattr(dataset, "__getitems__")
     collate = _in_shared_memory if by_batch else torch.utils.data.default_collate
     if job.stall_ms:
         collate = Stalling(collate, job)
+    if times is not None:
+        dataset, collate = TimedDataset(dataset, times), TimedCollate(collate, times)
     with_workers: dict[str, Any] = {}
     if job.num_workers:
         with_workers = {
@@ -159,12 +167,18 @@ def make_loader(dataset: Dataset, job: Any) -> DataLoader:
     return DataLoader(
         dataset,
         batch_size=job.batch_size,
-        sampler=EndlessShuffle(len(dataset), job.seed),
+        sampler=EndlessShuffle(len(dataset), job.seed, *getattr(job, "shard", ())),
         num_workers=job.num_workers,
         pin_memory=job.pin_memory,
         collate_fn=collate,
         **with_workers,
     )
+
+
+def like_a_batch(job: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a batch as large as the job's."""
+    pixels = torch.zeros(job.batch_size, 3, job.image_px, job.image_px, dtype=torch.uint8)
+    return pixels, torch.zeros(job.batch_size, dtype=torch.int64)
 
 
 def _in_shared_memory(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

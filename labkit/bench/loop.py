@@ -82,8 +82,11 @@ class Trainer:
         self.model.load_state_dict(kept)
         return (now_ns() - start) / 1e9
 
-    def after_step(self) -> None:
-        """What a loop does between two steps: nothing here; faults are planted in it."""
+    def after_step(self) -> bool | None:
+        """What a loop does between two steps: nothing here; faults are planted in it.
+
+        True ends the loop, as the ranks of a distributed run agree to.
+        """
 
 
 def train(
@@ -106,8 +109,7 @@ def train(
         loss = trainer.compute(*on_device, update=(i + 1) % job.accumulation_steps == 0)
         done = now_ns()  # on a GPU: issued, not finished
         timeline.step(i, (asked, ready, copied, done), len(labels), loss)
-        trainer.after_step()
-        if done > deadline_ns:
+        if trainer.after_step() or done > deadline_ns:
             break
     timeline.finish()
     return i + 1

@@ -14,6 +14,7 @@ from labkit.explain import thresholds as limits
 from labkit.explain.facts import Evidence, Facts, of_trace
 from labkit.explain.finding import WORDS, Finding
 from labkit.explain.rules import RULES
+from labkit.lab.ranks import Ranks
 from labkit.lab.watched import BODY_NOTE
 
 SHARED = "shared device"  # the cause of a verdict withheld: others used it
@@ -98,8 +99,8 @@ def diagnose(what: Any) -> Diagnosis:
     """Name the bottleneck of a run, a record or a profiler trace.
 
     Args:
-        what: A Run; the path of a saved record (.jsonl, .jsonl.gz or a run's folder); or the path
-            of a torch.profiler trace (.json, .json.gz).
+        what: A Run or Ranks; the path of a saved record (.jsonl, .jsonl.gz or a run's folder); or
+            the path of a torch.profiler trace (.json, .json.gz).
 
     Raises:
         RecordError: A record that cannot be used (a ValueError).
@@ -114,6 +115,8 @@ def diagnose(what: Any) -> Diagnosis:
         from labkit.lab.load import load
 
         what = load(path)
+    if isinstance(what, Ranks):
+        return what.diagnose()
     found = _of_run(what)
     return replace(found, notes=(BODY_NOTE, *found.notes)) if what.watched else found
 

@@ -1,13 +1,14 @@
-"""One knob, or several, tried at several values: isolated runs, one after the other."""
+"""One knob, or several, tried at several values: isolated runs, one at a time on each device."""
 
 from __future__ import annotations
 
 import html
 import itertools
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from labkit.lab.pipeline import Pipeline, check_names
+from labkit.lab.pipeline import KNOBS, Pipeline, check_names
 from labkit.lab.run import Run
 
 
@@ -17,9 +18,18 @@ class Sweep:
     `runs` may be shorter than `pipelines`: a sweep that was interrupted keeps what it has.
     """
 
-    def __init__(self, pipeline: Pipeline, knobs: dict[str, list[Any]]):
-        """Check every combination before anything runs; raises ValueError naming a bad one."""
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        knobs: dict[str, list[Any]],
+        devices: Sequence[str] | None = None,
+    ):
+        """Check every combination before anything runs; raises ValueError naming a bad one.
+
+        With `devices`, such as ["cuda:0", "cuda:1"], each has one run at a time, all at once.
+        """
         check_names(knobs)
+        self.devices = _devices(devices, knobs)
         self.pipeline = pipeline
         self.knobs = {name: _values(name, values) for name, values in knobs.items()}
         products = itertools.product(*self.knobs.values())
@@ -35,6 +45,50 @@ class Sweep:
 
     def __getitem__(self, index: int) -> Run:
         return self.runs[index]
+
+    def measure(
+        self,
+        start: Callable[[Pipeline], Run],
+        each: Callable[[Run], None] = lambda run: None,
+        begun: Callable[[dict[str, Any]], None] = lambda setting: None,
+        period_s: float = 0.05,
+    ) -> Sweep:
+        """Run what is left of the sweep: a device that is free takes the next setting.
+
+        Args:
+            start: Launches a pipeline and returns its Run at once.
+            each: Called with every run that goes on, a few times a second.
+            begun: Called with a setting when its run has been asked for.
+            period_s: Time between two looks at the runs, s.
+
+        An interrupt stops the runs that go on, keeps those that have ended, and is passed on.
+        """
+        left = list(zip(self.settings, self.pipelines, strict=True))[len(self.runs) :]
+        on: dict[str | None, Run] = {}  # the run that each device has
+        try:
+            while left or on:
+                for device in self.devices or (None,):
+                    if device not in on and left:
+                        setting, pipeline = left.pop(0)
+                        begun(setting)
+                        run = start(pipeline if device is None else pipeline.but(device=device))
+                        on[device] = run
+                        self.runs.append(run)
+                for device, run in list(on.items()):
+                    if run.running:
+                        each(run)
+                    else:
+                        run.wait()  # for its supervisor: the device is free once that is gone
+                        del on[device]
+                if on:
+                    time.sleep(period_s)
+        except BaseException:
+            for run in on.values():
+                run.stop()
+            while self.runs and self.runs[-1].outcome == "stopped":
+                self.runs.pop()
+            raise
+        return self
 
     @property
     def best(self) -> Run | None:
@@ -54,9 +108,11 @@ class Sweep:
 
     def rows(self) -> list[tuple[str, ...]]:
         """The table: the knobs, samples/s, busy share, wait and compute, every cell as text."""
-        rows = [(*self.knobs, "samples/s", "busy", "wait ms", "compute ms", "")]
+        where = ("device",) if self.devices else ()
+        rows = [(*self.knobs, *where, "samples/s", "busy", "wait ms", "compute ms", "")]
         for setting, run in zip(self.settings, self.runs, strict=False):
             cells = [repr(value) for value in setting.values()]
+            cells += [run.asked.device] if self.devices else []
             if run.throughput is None:
                 rows.append((*cells, "-", "-", "-", "-", run.error or run.outcome))
                 continue
@@ -95,3 +151,18 @@ def _values(name: str, values: Any) -> list[Any]:
     if not values:
         raise ValueError(f"{name}=[]: a sweep needs at least one value.")
     return values
+
+
+def _devices(devices: Sequence[str] | None, knobs: dict[str, Any]) -> tuple[str, ...]:
+    """Check the devices of a sweep; () where it has the pipeline's own."""
+    if devices is None:
+        return ()
+    if isinstance(devices, str) or not list(devices):
+        raise ValueError(f"devices={devices!r}: give several, such as ['cuda:0', 'cuda:1'].")
+    names = tuple(KNOBS["device"].check(device) for device in devices)
+    # "auto" and "cuda" may be the same card as another name
+    if len(set(names)) < len(names) or (len(names) > 1 and {"auto", "cuda"} & set(names)):
+        raise ValueError(f"devices={list(names)!r}: name each device once, such as 'cuda:0'.")
+    if "device" in knobs:
+        raise ValueError("device: is swept already; leave out devices, or that knob.")
+    return names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from labkit.lab.launcher import launch
@@ -55,19 +56,29 @@ def watch(started: Run, before: Run | None = None) -> Run:
     return started
 
 
-def sweep(pipeline: Pipeline | None = None, **knobs: Any) -> Sweep:
-    """Run every combination of the given values, one isolated run after the other.
+def sweep(
+    pipeline: Pipeline | None = None, *, devices: Sequence[str] | None = None, **knobs: Any
+) -> Sweep:
+    """Run every combination of the given values, isolated, one at a time on a device.
 
-    `lk.sweep(pipeline, num_workers=[0, 2, 4])`. Shows progress; an interrupt keeps what has been
-    measured (`lk.sweep.last`). Raises ValueError on a bad value before anything runs.
+    `lk.sweep(pipeline, num_workers=[0, 2, 4])`. With `devices=["cuda:0", "cuda:1"]` each of them
+    takes the next setting whenever it is free; the cores are shared, so that settings that need
+    many of them disturb each other. Shows progress; an interrupt keeps what has been measured
+    (`lk.sweep.last`). Raises ValueError on a bad value before anything runs.
     """
-    swept = Sweep(pipeline or Pipeline(), knobs)
+    swept = Sweep(pipeline or Pipeline(), knobs, devices)
     sweep.last = swept  # what an interrupt leaves
     viewer = live.viewer(total=len(swept.pipelines))
+
+    def begun(setting: dict[str, Any]) -> None:
+        viewer.next(", ".join(f"{name}={value!r}" for name, value in setting.items()))
+
+    def each(run: Run) -> None:
+        if run is swept.runs[-1]:  # of several at once, the one that began last is shown
+            viewer.update(run)
+
     try:
-        for setting, each in zip(swept.settings, swept.pipelines, strict=True):
-            viewer.next(", ".join(f"{name}={value!r}" for name, value in setting.items()))
-            swept.runs.append(launch(each).wait(each=viewer.update))
+        swept.measure(launch, each, begun)
     finally:
         viewer.finish(swept)
     return swept

@@ -1,0 +1,203 @@
+"""The bench's own training step under DistributedDataParallel, with its communication stamped.
+
+DDP averages the gradients of all ranks in buckets, each as soon as it is full, under the rest of
+the backward pass. What a step waits for it is the time from the moment its *last* gradient is
+there to the moment all of them are averaged: the exposed part. Two stamps a step tell it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from labkit.bench.events import EventLog, now_ns
+from labkit.bench.loop import Trainer
+from labkit.bench.step_log import NO_DEVICE, StepRing, _line
+from labkit.bench.timeline import DeviceTimeline, HostTimeline
+
+VOTE_EVERY = 4  # steps, at least, between two votes on whether the time is up
+
+
+def device_kind(wanted: str, ranks: int) -> str:
+    """Return "cuda" or "cpu", which the ranks will use; RuntimeError where they cannot.
+
+    `wanted` is the pipeline's device knob; "auto" is CUDA where there is a card for every rank.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "cuda" and count < ranks:
+        raise RuntimeError(
+            f"ranks={ranks} with device='cuda' need a card each and {count} CUDA devices are "
+            "visible: use fewer ranks, or device='cpu'."
+        )
+    return "cuda" if wanted != "cpu" and count >= ranks else "cpu"
+
+
+class Communication:
+    """The stamps of one step: the last gradient is there; all gradients are averaged."""
+
+    def __init__(self):
+        self.stamp: Callable[[], Any] = now_ns
+        self.marks: list[Any] = []
+
+    def started(self) -> None:
+        """This rank's gradients are complete: from here on it waits for the others and the wire."""
+        self.marks = [self.stamp()]
+
+    def ended(self) -> None:
+        """The averaged gradients are there; does nothing in a step without communication."""
+        if len(self.marks) == 1:
+            self.marks.append(self.stamp())
+
+    def take(self) -> list[Any]:
+        """Return the step's two marks, or [] where nothing was sent, and forget them."""
+        marks, self.marks = self.marks, []
+        return marks if len(marks) == 2 else []
+
+
+class DistributedTrainer(Trainer):
+    """A Trainer whose gradients are averaged over all ranks.
+
+    Buffers (batch norm's running statistics) stay each rank's own: DDP's default broadcasts them
+    before every forward, a second wait that would not be told from compute. They are used in
+    evaluation only, which a bench does not do.
+    """
+
+    def __init__(self, job: Any, device: torch.device, no_sync: bool):
+        """Set the rank up; with `no_sync`, only the last micro-batch before an update is sent."""
+        super().__init__(job, device)
+        self.no_sync, self.comm = no_sync, Communication()
+        place = [device.index] if device.type == "cuda" else None
+        self.model = DistributedDataParallel(
+            self.model, device_ids=place, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
+        self.model.register_comm_hook(self.comm, exchange)
+        self.optimizer.register_step_pre_hook(lambda *_: self.comm.ended())
+        self.time_is_up: Callable[[], bool] = lambda: False
+
+    def compute(self, images: torch.Tensor, labels: torch.Tensor, update: bool) -> torch.Tensor:
+        """As a Trainer's, with the gradients exchanged where they have to be."""
+        quiet = self.no_sync and not update
+        with self.model.no_sync() if quiet else contextlib.nullcontext():
+            loss = super().compute(images, labels, update)
+        self.comm.ended()  # a micro-batch that is exchanged without an update ends here
+        return loss
+
+    def after_step(self) -> bool:
+        """Whether all ranks leave the loop after this step."""
+        return self.time_is_up()
+
+
+def exchange(comm, bucket):  # DDP refuses annotations that are text, as all are in this file
+    """DDP's communication hook: PyTorch's own averaging all-reduce, with a stamp at the last one.
+
+    DDP calls it for one bucket after the other, for the last one when no gradient is missing.
+    """
+    if bucket.is_last():
+        comm.started()
+    return allreduce_hook(None, bucket)
+
+
+class SharedEnd:
+    """Ends all ranks after the same step: one that left alone would leave the others waiting.
+
+    Every few steps each rank votes whether its time is up, and reads the vote before: that one has
+    long arrived, so that nobody waits for it. It travels over gloo, never through a GPU's queue.
+    """
+
+    def __init__(self, seconds: float | None, accumulation_steps: int):
+        self.deadline_ns = now_ns() + int((seconds or 1e9) * 1e9)
+        # right behind an exchange of gradients: there the ranks are in step anyway
+        self.every = accumulation_steps * math.ceil(VOTE_EVERY / accumulation_steps)
+        self.group = dist.new_group(backend="gloo")
+        self.steps, self.vote, self.sent = 0, torch.zeros(1), None
+
+    def __call__(self) -> bool:
+        """Count a step; return whether it was the last one for everybody."""
+        self.steps += 1
+        if self.steps % self.every:
+            return False
+        over = self.wait()
+        self.vote = torch.tensor([float(now_ns() > self.deadline_ns)])
+        self.sent = dist.all_reduce(self.vote, dist.ReduceOp.MAX, self.group, async_op=True)
+        return over
+
+    def wait(self) -> bool:
+        """Wait for the vote that is under way, if any; return its result."""
+        if self.sent is None:
+            return False
+        self.sent.wait()
+        return bool(self.vote.item())
+
+
+class DirectSteps(StepRing):
+    """Writes every step as it ends, with its communication: 10 to 25 µs, and nothing is lost.
+
+    A single run packs its steps into a ring instead, since its steps may take less than a
+    millisecond; an all-reduce in every step makes that moot.
+    """
+
+    log: EventLog
+    comm: Communication
+
+    def __init__(self, _folder: Any):
+        self.exchanged: dict[int, list[Any]] = {}  # marks of the steps that are not written yet
+
+    def add(self, i, t, samples, loss, device=NO_DEVICE, cpu_ns=0) -> None:
+        """Write step `i`; the arguments are a StepRing's."""
+        line = _line((*device, i + 1, *t, samples, cpu_ns, loss, i + 1))
+        if marks := self.exchanged.pop(i, None):
+            start, end = map(self.as_ns, marks)
+            line = f'{line[:-1]},"comm":[{start},{end}]}}'
+        self.log.write_line(line)
+
+    def as_ns(self, mark: Any) -> int:
+        """Return a mark as ns on the host's clock."""
+        return mark
+
+
+class RankHostTimeline(HostTimeline, DirectSteps):
+    """The timeline of a rank whose device is the CPU."""
+
+    def __init__(self, folder: Any, log: EventLog, comm: Communication):
+        DirectSteps.__init__(self, folder)
+        self.log, self.comm = log, comm
+        comm.take()
+
+    def step(self, i: int, t: tuple[int, int, int, int], samples: int, loss: torch.Tensor) -> None:
+        """Record step `i`; `t` holds its four stamps."""
+        import time
+
+        self.exchanged[i] = self.comm.take()
+        self.add(i, t, samples, loss.item(), cpu_ns=time.thread_time_ns() - self.cpu_ns)
+
+
+class RankDeviceTimeline(DeviceTimeline, DirectSteps):
+    """The timeline of a rank on a GPU: its communication is stamped by events in the queue."""
+
+    def __init__(self, folder: Any, log: EventLog, device: torch.device, comm: Communication):
+        super().__init__(folder, log, device)
+        self.comm, comm.stamp = comm, self.event
+        comm.take()
+
+    def step(self, i: int, t: tuple[int, int, int, int], samples: int, loss: torch.Tensor) -> None:
+        """Keep step `i` until the device has finished it."""
+        self.exchanged[i] = self.comm.take()
+        super().step(i, t, samples, loss)
+
+    def as_ns(self, mark: Any) -> int:
+        """Return an event's time as ns on the host's clock."""
+        return self._host_ns(mark)
+
+
+def rank_timeline(log: EventLog, folder: Any, device: torch.device, comm: Communication) -> Any:
+    """Return the timeline that fits `device`."""
+    if device.type == "cpu":
+        return RankHostTimeline(folder, log, comm)
+    return RankDeviceTimeline(folder, log, device, comm)

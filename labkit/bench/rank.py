@@ -1,0 +1,123 @@
+"""One rank of a distributed run: `python -m labkit.bench.rank FOLDER AGENT_PID`, under torchrun.
+
+It trains as a single run does, on its own share of the data, and writes the same events into a log
+of its own: `FOLDER/rankN/events.jsonl`, N counted on this machine.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import multiprocessing
+import os
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import labkit
+from labkit.bench.__main__ import fail, leave_on_stop, workers
+from labkit.bench.events import VERSION, EventLog
+from labkit.bench.process import die_with, keep_sockets_in
+
+
+def main(folder: Path, agent: int) -> None:
+    """Run one rank of the run in `folder`, tied to torchrun's process `agent`; never returns."""
+    die_with(agent)
+    faulthandler.enable()
+    keep_sockets_in(folder)
+    place = {name: int(os.environ[name.upper()]) for name in ("rank", "local_rank", "world_size")}
+    here = folder / f"rank{place['local_rank']}"
+    here.mkdir(exist_ok=True)
+    log, code = EventLog(here), 1
+    leave_on_stop(log)
+    try:
+        run(json.loads((folder / "spec.json").read_text()), SimpleNamespace(**place), folder, log)
+        log.write("done")
+        code = 0
+    except BaseException as error:
+        fail(log, error)
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run(spec: dict, place: Any, folder: Path, log: EventLog) -> None:
+    """Join the other ranks, train with them, and write what this one did."""
+    pipeline = spec["pipeline"] | spec["starve"].get(str(place.rank), {}) | {"xray": False}
+    log.write(
+        "spec",
+        version=VERSION,
+        run=f"{spec['run']}-rank{place.rank}",
+        utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        labkit=labkit.__version__,
+        pipeline=pipeline,
+        place=vars(place),
+    )
+    log.write("hello", pid=os.getpid())
+
+    def stage(name: str, done: int | None = None, total: int | None = None) -> None:
+        log.write("stage", name=name, done=done, total=total)
+
+    stage("importing torch")
+    import torch
+    from torch import distributed as dist
+
+    from labkit.bench import data, ddp, faults, machine, memory
+    from labkit.bench.loop import train
+    from labkit.bench.settle import settle
+
+    machine.use_fixed_threads()
+    device = torch.device(ddp.device_kind(pipeline["device"], spec["ranks"]))
+    if device.type == "cuda":
+        device = torch.device("cuda", place.local_rank)
+        torch.cuda.set_device(device)
+    facts = machine.describe(device)
+    log.write("machine", **facts)
+    if place.local_rank == 0:  # for the run as a whole; its telemetry is of no single card
+        EventLog(folder).write("machine", **facts | {"uuid": None})
+    stage("waiting for the other ranks")
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    job, not_applied = settle(pipeline, device)
+    log.write("job", pipeline=vars(job), not_applied=not_applied)
+    job.shard = (place.rank, place.world_size)
+    dataset = shared_dataset(spec, job, place, stage)
+    stage("building the model")
+    trainer = ddp.DistributedTrainer(job, device, spec["no_sync"])
+    if job.compile:
+        stage("compiling the model")
+        log.write("compiled", seconds=trainer.compile_now())
+    if place.rank == place.world_size - 1:  # for tests: one rank breaks, the others do not
+        dataset = faults.plant(spec.get("fault"), dataset, trainer)
+    timeline = ddp.rank_timeline(log, folder, device, trainer.comm)
+    in_flight = job.num_workers * (job.prefetch_factor or 0)
+    log.write("begin", warmup=max(3, in_flight))
+    iterator = iter(data.make_loader(dataset, job))  # starts the workers
+    workers.extend(multiprocessing.active_children())
+    log.write("workers", pids=[worker.pid for worker in workers])
+    dist.barrier()  # or the first step would wait for whoever started last
+    trainer.time_is_up = ddp.SharedEnd(job.seconds, job.accumulation_steps)
+    job.seconds = None
+    train(trainer, iterator, timeline, job)
+    log.write("memory", peak_bytes=memory.peak_bytes(device))
+    trainer.time_is_up.wait()
+    dist.barrier()  # nobody closes a connection that another one still uses
+
+
+def shared_dataset(spec: dict, job: Any, place: Any, stage: Any) -> Any:
+    """Build the dataset; of the ranks of a machine only the first makes missing files."""
+    from torch import distributed as dist
+
+    from labkit.bench import data
+
+    def make() -> Any:
+        cache = Path(spec["cache"]) / "data"
+        return data.make_dataset(job, cache, lambda n, total: stage("making images", n, total))
+
+    first = make() if place.local_rank == 0 else None
+    dist.barrier()
+    return first if first is not None else make()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,125 @@
+"""The figure of a distributed run: a lane of time for each rank, and its shares below."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import PercentFormatter
+
+from labkit.lab.ranks import RankRun, Ranks
+from labkit.lab.run import stated_waits
+from labkit.show.run_header import BOLD, LOUD, recorded_line, several_header
+from labkit.show.style import COMPUTE, OTHER, WAIT, legend_above, our_style, page, percent
+
+TEETH = 6  # steps in the window
+EXCHANGE, OTHERS = "#0072B2", "#56B4E9"
+PARTS = {  # part of RankTimes: (name, colour), as stacked
+    "wait": ("waiting for data", WAIT),
+    "compute": ("compute", COMPUTE),
+    "others": ("waiting for another rank", OTHERS),
+    "transfer": ("exchanging gradients", EXCHANGE),
+    "other": ("other", OTHER),
+}
+LABELLED = 0.06  # a part at least this wide has its percentage written in
+LANE_IN = 0.34
+
+
+@our_style
+def draw(ranks: Ranks) -> Figure:
+    """Draw `ranks`; a run too short for numbers gets a figure that says so."""
+    times = ranks.times
+    if times is None:
+        why = ranks.error or f"{ranks.outcome} after {ranks.steps} steps: too few to measure"
+        return page([*recorded_line([ranks]), (title(ranks), BOLD), (why, LOUD)], [])[0]
+    numbers = f"{ranks.throughput:,.0f} samples/s together; " + ranks.diagnose().headline
+    lines = several_header(title(ranks), [numbers, starved(ranks)], [ranks])
+    if ranks.noisy:
+        lines.append((f"NOISY: its stretches spread {percent(ranks.spread)}", LOUD))
+    if ranks.outcome != "finished":
+        lines.append((f"{ranks.outcome}: {ranks.error or ''}".rstrip(": "), LOUD))
+    tall = 0.15 + LANE_IN * len(times.ranks)
+    figure, (lanes, shares) = page(lines, [(0.32, tall), (0.62, tall)])
+    _draw_lanes(lanes, [rank for rank in ranks if rank.steps])
+    _draw_shares(shares, times)
+    return figure
+
+
+def title(ranks: Ranks) -> str:
+    """What was run, in words."""
+    knobs = ", ".join(f"{name}={value!r}" for name, value in ranks.asked.changed().items())
+    count = "1 rank" if ranks.world_size == 1 else f"{ranks.world_size} ranks"
+    return ", ".join(filter(None, [count, "no_sync" if ranks.no_sync else "", knobs]))[:240]
+
+
+def starved(ranks: Ranks) -> str:
+    """The stated waits, and which ranks were given another loader."""
+    each = [stated_waits(ranks.pipeline)] if len(ranks) and 0 not in ranks.starve else []
+    each += [
+        f"rank {rank}: " + ", ".join(f"{name}={value!r}" for name, value in knobs.items())
+        for rank, knobs in ranks.starve.items()
+    ]
+    text = "; ".join(filter(None, each))
+    return f"stated, not measured: {text}" if text else ""
+
+
+def _draw_lanes(axes: Axes, runs: list[RankRun]) -> None:
+    """Draw the true intervals of a few steps in the middle of the run."""
+    count, first = min(run.steps for run in runs), max(run.warmup for run in runs)
+    start = min(max(first, count // 2 - TEETH // 2), max(0, count - TEETH))
+    zero = min(run.steps_since(start)[0]["t"][0] for run in runs)
+    for row, run in enumerate(runs):
+        for colour, spans in lane(run, runs, start, start + TEETH).items():
+            shifted = [((a - zero) / 1e6, (b - a) / 1e6) for a, b in spans if b > a]
+            axes.broken_barh(shifted, (row - 0.4, 0.8), facecolors=colour, linewidth=0)
+    _name_rows(axes, runs)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("ms, on one clock; steps in the middle of the run", labelpad=1)
+    legend_above(axes, [Patch(color=colour, label=name) for name, colour in PARTS.values()])
+
+
+def lane(run: RankRun, runs: list[RankRun], start: int, stop: int) -> dict[str, list]:
+    """Return {colour: [(start, end) ns]} of the steps from `start` to `stop`, of one rank."""
+    spans: dict[str, list] = {WAIT: [], COMPUTE: [], OTHERS: [], EXCHANGE: []}
+    exchange = [each.exchange_ns[start:stop] for each in runs]
+    for step, own, *all_of in zip(
+        run.steps_since(start)[: stop - start], run.exchange_ns[start:stop], *exchange, strict=False
+    ):
+        asked, ready, copied, done = step["t"]
+        begin, end = step.get("busy", (copied, done))
+        spans[WAIT].append((asked, min(ready, begin)))
+        if np.isnan(own).any():
+            spans[COMPUTE].append((begin, end))
+            continue
+        last = min(max(np.nanmax([each[0] for each in all_of]), own[0]), own[1])
+        spans[COMPUTE] += [(begin, own[0]), (own[1], end)]
+        spans[OTHERS].append((own[0], last))
+        spans[EXCHANGE].append((last, own[1]))
+    return spans
+
+
+def _draw_shares(axes: Axes, times: Any) -> None:
+    left = np.zeros(len(times.ranks))
+    for part, (_, colour) in PARTS.items():
+        values = np.asarray(getattr(times, part))
+        axes.barh(range(len(values)), values, left=left, height=0.8, color=colour)
+        for row, value in enumerate(values):
+            if value >= LABELLED:
+                ink = "white" if colour in (EXCHANGE, COMPUTE) else "black"
+                axes.text(left[row] + value / 2, row, f"{value:.0%}", ha="center", va="center",
+                          color=ink, fontsize=8)  # fmt: skip
+        left += values
+    _name_rows(axes, times.ranks)
+    axes.set_xlim(0, 1)
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    axes.set_xlabel("of wall time, warm-up excluded", labelpad=1)
+
+
+def _name_rows(axes: Axes, rows: Any) -> None:
+    names = [f"rank {getattr(row, 'rank', row)}" for row in rows]
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)

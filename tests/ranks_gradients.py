@@ -1,0 +1,52 @@
+"""Run by torchrun in test_ranks: every rank's averaged gradients of one batch, saved to a file."""
+
+import sys
+from types import SimpleNamespace
+
+import torch
+from torch import distributed as dist
+
+from labkit.bench.ddp import DistributedTrainer
+
+
+def job(**changes):
+    """What a Trainer reads of a job; an MLP, as batch norm's statistics are each rank's own."""
+    knobs = {
+        "seed": 0, "precision": "fp32", "model": "mlp", "width": 32, "depth": 2, "image_px": 16,
+        "channels_last": False, "fused_optimizer": False, "compile": None, "non_blocking": False,
+        "prefetch_to_device": False, "accumulation_steps": 1,
+    }  # fmt: skip
+    return SimpleNamespace(**knobs | changes)
+
+
+def batch(size):
+    """A fixed batch: (size, 3, 16, 16) uint8 and (size,) int64."""
+    random = torch.Generator().manual_seed(7)
+    pixels = torch.randint(0, 256, (size, 3, 16, 16), dtype=torch.uint8, generator=random)
+    return pixels, torch.randint(0, 10, (size,), generator=random)
+
+
+def gradients(trainer):
+    """All gradients, in one vector."""
+    return torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+
+
+def main(out, size, micro):
+    """Train one rank's share of the batch in `micro` micro-batches, without an update."""
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    trainer = DistributedTrainer(
+        job(accumulation_steps=micro), torch.device("cpu"), no_sync=micro > 1
+    )
+    pixels, labels = (part[rank::ranks] for part in batch(size))
+    parts = list(zip(pixels.chunk(micro), labels.chunk(micro), strict=True))
+    trainer.optimizer.step = lambda *_: None  # what is looked at are the gradients
+    trainer.optimizer.zero_grad = lambda **_: None
+    for number, part in enumerate(parts, 1):
+        trainer.compute(*part, update=number == len(parts))
+    torch.save(gradients(trainer), f"{out}.{rank}")
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,266 @@
+"""Distributed runs: the same gradients, a merged record, the rank to blame, and nothing left."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import processes_of, torch_segments
+
+import labkit as lk
+from labkit.lab.distributed import Distributed
+from labkit.lab.launcher import launch
+from labkit.lab.pipeline import Pipeline
+from labkit.lab.processes import logged_bench, logged_workers
+from labkit.lab.ranks import Ranks
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="torchrun needs Linux or macOS")
+
+MLP = Pipeline(dataset="array", model="mlp", width=64, depth=1, steps=40, xray=False, device="cpu")
+LONG = MLP.but(num_workers=1, steps=100_000, seconds=60)
+MS = 1_000_000
+
+
+# -- what needs no process: a record made by hand ------------------------------------------------
+
+
+def record(folder, late_ms=None, waits_ms=(1, 1), transfer_ms=1, compute_ms=10, steps=40, **spec):
+    """Write a record of ranks that meet once a step: rank r is `late_ms[r]` later than the best."""
+    late_ms = late_ms or [0] * len(waits_ms)
+    asked = {"ranks": len(waits_ms), "no_sync": False, "starve": {}, "pipeline": {}} | spec
+    lines = [{"event": "spec", "version": 1, "run": "by-hand", **asked}]
+    machine = {"event": "machine", "device": "cpu", "kind": "cpu", "name": "test", "versions": {}}
+    lines.append(machine)
+    arrive = max(w + late for w, late in zip(waits_ms, late_ms, strict=True)) + compute_ms
+    for rank, (wait, late) in enumerate(zip(waits_ms, late_ms, strict=True)):
+        of = {"of_rank": rank}
+        place = {"rank": rank, "local_rank": rank, "world_size": len(waits_ms)}
+        lines.append(
+            {"event": "spec", "version": 1, "run": "r", "pipeline": {}, "place": place} | of
+        )
+        lines.append({"event": "begin", "warmup": 3} | of)
+        for i in range(steps):
+            zero = 1000 * MS + i * (arrive + transfer_ms + 1) * MS
+            done = zero + (arrive + transfer_ms) * MS
+            own = zero + (wait + compute_ms + late) * MS
+            t = [zero, zero + wait * MS, zero + wait * MS, done + MS]
+            step = {"event": "step", "i": i, "t": t, "n": 16, "loss": 1.0, "comm": [own, done]}
+            lines.append(step | of)
+        lines.append({"event": "done"} | of)
+    lines += [{"event": "done"}, {"event": "end", "stop": None, "code": 0}]
+    path = folder / "ranks.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return lk.load(path)
+
+
+def test_the_wait_for_another_rank_is_told_from_the_exchange(tmp_path):
+    ranks = record(tmp_path, waits_ms=(2, 10), transfer_ms=3)
+    times = ranks.times
+    step_ms = 10 + 10 + 3 + 1
+    assert times.wait == pytest.approx([2 / step_ms, 10 / step_ms])
+    assert times.others == pytest.approx([8 / step_ms, 0])
+    assert times.transfer == pytest.approx([3 / step_ms] * 2)
+    assert times.compute == pytest.approx([11 / step_ms] * 2)
+    assert ranks.communication_share == pytest.approx((11 + 3) / 2 / step_ms)
+    total = times.wait + times.others + times.transfer + times.compute + times.other
+    assert total == pytest.approx([1, 1])
+
+
+def test_a_starved_rank_is_named_though_the_others_look_busy(tmp_path):
+    found = record(tmp_path, waits_ms=(1, 1, 30)).diagnose()
+    assert (found.bottleneck, found.rank) == ("input", 2)
+    assert "rank 2" in found.evidence and "rank 2" in found.headline
+    assert json.dumps(found.to_dict()) and found.to_dict()["rank"] == 2
+
+
+def test_a_slow_rank_that_has_its_data_is_a_straggler(tmp_path):
+    found = record(tmp_path, late_ms=(20, 0)).diagnose()
+    assert (found.bottleneck, found.rank) == ("straggler", 0)
+
+
+@pytest.mark.parametrize(
+    ("case", "bottleneck"),
+    [({"transfer_ms": 20}, "communication"), ({"waits_ms": (20, 20)}, "input"), ({}, "compute")],
+)
+def test_what_all_ranks_share_names_no_rank(tmp_path, case, bottleneck):
+    found = record(tmp_path, **case).diagnose()
+    assert (found.bottleneck, found.rank) == (bottleneck, None)
+
+
+def test_too_few_steps_give_no_verdict(tmp_path):
+    ranks = record(tmp_path, steps=5)
+    assert ranks.diagnose().bottleneck == "unsure"
+    assert ranks.plot() is not None
+
+
+def test_a_record_says_recorded_on_its_table_and_figure(tmp_path):
+    ranks = record(tmp_path)
+    assert repr(ranks).startswith("RECORDED on test")
+    texts = [text.get_text() for text in ranks.plot().texts]
+    assert any("RECORDED on test" in text for text in texts)
+    assert ranks.diagnose().source.startswith("RECORDED")
+
+
+def test_a_hostile_record_of_ranks_is_read_as_gaps(tmp_path):
+    record(tmp_path)
+    path = tmp_path / "ranks.jsonl"
+    text = re.sub(r'"comm": \[\d+, ', '"comm": ["x", ', path.read_text())
+    path.write_text(text)
+    ranks = lk.load(path)
+    assert np.isnan(ranks[0].exchange_ns).all()
+    assert ranks.times.communication == pytest.approx([0, 0])
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ({"ranks": 0}, "ranks=0"),
+        ({"ranks": 2.0}, "ranks=2.0"),
+        ({"starve": {2: {"io_ms": 1}}}, "ranks 0 to 1"),
+        ({"starve": {1: {"width": 8}}}, "width"),
+        ({"starve": {1: {"io_ms": -1}}}, "io_ms"),
+        ({"rendezvous": {"port": 1}}, "rendezvous options"),
+        ({"rendezvous": {"nnodes": "two"}}, "whole number"),
+        ({"rendezvous": {"rdzv_endpoint": "a b"}}, "HOST:PORT"),
+        ({"pipeline": Pipeline(device="cuda:1")}, "device"),
+        ({"no_sync": "yes"}, "no_sync"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_starts(bad, says):
+    with pytest.raises(ValueError, match=says):
+        Distributed(**bad)
+
+
+def test_windows_is_told_what_to_do(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(RuntimeError, match="Linux or macOS"):
+        Distributed()
+
+
+# -- what is run ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+def test_two_ranks_have_the_gradients_of_one_process_on_the_joined_batch(tmp_path, micro):
+    import torch
+    from ranks_gradients import batch, gradients, job
+
+    from labkit.bench.loop import Trainer
+
+    script = Path(__file__).with_name("ranks_gradients.py")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*torchrun, "--nproc-per-node=2", script, tmp_path / "of", 32, micro]
+    subprocess.run(list(map(str, command)), check=True, capture_output=True, timeout=120)
+    trainer = Trainer(job(), torch.device("cpu"))
+    trainer.compute(*batch(32), update=False)
+    expected = gradients(trainer)
+    for rank in (0, 1):
+        found = torch.load(tmp_path / f"of.{rank}")
+        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def both():
+    """One process on the joined batch, and two ranks with half of it each."""
+    one = launch(MLP.but(batch_size=32, seconds=None)).wait()
+    ranks = launch(Distributed(MLP.but(seconds=None), ranks=2)).wait()
+    assert one.outcome == ranks.outcome == "finished", (one.error, ranks.error)
+    return one, ranks
+
+
+def test_two_ranks_learn_what_one_process_learns_from_the_joined_batch(both):
+    one, ranks = both
+    assert len(ranks) == 2 and [rank.rank for rank in ranks] == [0, 1]
+    assert all(rank.steps == one.steps for rank in ranks)
+    assert ranks.loss == pytest.approx(one.loss, rel=1e-3, abs=1e-4)
+
+
+def test_each_rank_is_a_run_and_the_shares_add_up(both):
+    _, ranks = both
+    assert all(rank.outcome == "finished" and rank.throughput for rank in ranks)
+    times = ranks.times
+    assert (times.communication > 0).all()
+    assert (times.wait + times.compute + times.communication <= 1.001).all()
+    assert 0 < ranks.communication_share < 1
+    print(ranks, times, ranks.diagnose(), sep="\n")
+
+
+def test_efficiency_is_refused_against_another_pipeline(both):
+    one, ranks = both
+    with pytest.raises(ValueError, match="batch_size"):
+        ranks.efficiency(one)
+
+
+def test_saved_ranks_load_with_the_same_numbers(both, tmp_path):
+    _, ranks = both
+    again = lk.load(ranks.save(tmp_path / "ranks.jsonl.gz"))
+    assert isinstance(again, Ranks) and again.recorded and again[1].recorded
+    assert again.loss == ranks.loss and repr(again.times) == repr(ranks.times)
+    from_folder = lk.load(ranks.path)
+    assert from_folder.loss == ranks.loss
+    json.dumps(again.to_dict(), allow_nan=False)
+
+
+def until(condition, seconds=90.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def started(spec):
+    run = launch(spec)
+    until(lambda: (run.running and run.steps >= 10) or run.outcome != "running")
+    assert run.outcome == "running", run.error
+    return run
+
+
+@linux
+@pytest.mark.parametrize("victim", ["rank", "agent", "supervisor"])
+def test_killing_a_process_of_the_ranks_fails_the_run_and_leaves_nothing(victim):
+    before = torch_segments()
+    run = started(Distributed(LONG, ranks=2))
+    pid = {
+        "rank": run[1].event("hello")["pid"],
+        "agent": run.event("hello")["pid"],
+        "supervisor": run._process.process.pid,
+    }[victim]
+    os.kill(pid, signal.SIGKILL)
+    run.wait()
+    assert run.outcome == "failed"
+    if victim == "rank":
+        assert run.failed_rank == 1
+        assert re.search(r"^Rank 1: .*SIGKILL", run.error)
+        assert [rank.outcome for rank in run] == ["failed", "failed"]
+    until(lambda: not processes_of(run.path), 2)
+    assert torch_segments() <= before
+
+
+@linux
+def test_stop_ends_all_ranks_and_keeps_what_they_did():
+    run = started(Distributed(LONG, ranks=2))
+    assert len(logged_workers(run.path)) == 2 and len(logged_bench(run.path)) == 3
+    run.stop()
+    assert run.outcome == "stopped" and run.error is None
+    assert [rank.outcome for rank in run] == ["stopped", "stopped"]
+    assert run.steps >= 10
+    until(lambda: not processes_of(run.path), 2)
+
+
+def test_a_rank_that_raises_is_named_with_its_own_reason():
+    run = launch(Distributed(MLP, ranks=2), fault="dataset_raises").wait()
+    assert run.outcome == "failed" and run.failed_rank == 1
+    assert re.search(r"^Rank 1: ValueError: planted", run.error), run.error
+
+
+def test_ranks_end_together_when_their_time_is_up():
+    run = launch(Distributed(MLP.but(steps=1_000_000, seconds=1.0), ranks=2)).wait()
+    assert run.outcome == "finished", run.error
+    assert run[0].steps == run[1].steps < 1_000_000
