@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from labkit.bench.events import EventLog
-from labkit.bench.process import die_with
+from labkit.bench.process import die_with, keep_sockets_in, short_of_files
 
 MAX_TRACEBACK = 8_000  # characters kept of a traceback
 
 workers: list[Any] = []  # the loader's processes
+held: list[Any] = []  # what would wait, when let go of, up to 5 s for each worker that is not idle
 
 
 def main(folder: Path, parent: int) -> None:
@@ -30,6 +31,7 @@ def main(folder: Path, parent: int) -> None:
     faulthandler.enable()
     log = EventLog(folder)
     leave_on_stop(log)
+    keep_sockets_in(folder)
     log.write("hello", pid=os.getpid())
     code = 1
     try:
@@ -51,7 +53,9 @@ def fail(log: EventLog, error: BaseException) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise in here too
     text = "".join(traceback.format_exception(error))[-MAX_TRACEBACK:]
     kind, message = type(error).__name__, str(error)[:MAX_TRACEBACK]
-    log.write("error", kind=kind, message=message, traceback=text, workers=dead_workers())
+    files = short_of_files([os.getpid(), *(worker.pid for worker in workers)])
+    more = {"workers": dead_workers(), "files": files}
+    log.write("error", kind=kind, message=message, traceback=text, **more)
     sys.stderr.write(text)
 
 
@@ -83,7 +87,8 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
     from labkit.bench import machine, memory
     from labkit.bench.device_lock import hold
 
-    machine.use_fixed_threads()
+    if "source" not in spec:  # the reader's own step has as many threads as it has with them
+        machine.use_fixed_threads()
     device = machine.find_device(spec["pipeline"]["device"])
     here = machine.describe(device)
     log.write("machine", **here)
@@ -93,7 +98,7 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
     if "experiment" in spec:
         from labkit.bench.workbench import perform
 
-        perform(spec, device, log, stage)
+        perform(spec, device, folder, log, stage)
         log.write("memory", peak_bytes=memory.peak_bytes(device))
     else:
         run_pipeline(spec, device, folder, log, stage)
@@ -101,13 +106,45 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
 
 def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog, stage: Any) -> None:
     """Set up the pipeline that `spec` describes, and train."""
-    from labkit.bench import data, faults, memory, xray
-    from labkit.bench.loop import Trainer, train
+    from labkit.bench import data, handoff, memory, own_source, slow_script, xray
+    from labkit.bench.loop import train
     from labkit.bench.settle import settle
     from labkit.bench.timeline import make_timeline
 
     job, not_applied = settle(spec["pipeline"], device)
-    log.write("job", pipeline=vars(job), not_applied=not_applied)
+    own = "source" in spec
+    knobs = {name: getattr(job, name) for name in own_source.KNOBS} if own else vars(job)
+    log.write("job", pipeline=knobs, not_applied=not_applied)
+    if own:
+        stage("loading your dataset")
+        trainer, loader = own_source.prepare(spec["source"], job, folder)
+    elif "script" in spec:
+        trainer, loader = slow_script.prepare(spec, job, device, folder, log, stage)
+    else:
+        trainer, loader = prepare(spec, job, device, folder, log, stage)
+    in_flight = job.num_workers * (job.prefetch_factor or 0)
+    timeline = make_timeline(log, folder, device)
+    log.write("begin", warmup=max(3, in_flight))
+    iterator = iter(loader)  # starts the workers
+    held.append(iterator)
+    workers.extend(multiprocessing.active_children())
+    log.write("workers", pids=[worker.pid for worker in workers])
+    xray.keep_time(job)
+    steps = train(trainer, iterator, timeline, job)
+    log.write("memory", peak_bytes=memory.peak_bytes(device))
+    xray.look(trainer, iterator, job, steps, folder, log)
+    batch = iterator.tensors if own else data.like_a_batch(job)
+    handoff.look(batch, steps, log, None if own else handoff.training(trainer))
+
+
+def prepare(
+    spec: dict, job: Any, device: Any, folder: Path, log: EventLog, stage: Any
+) -> tuple[Any, Any]:
+    """Return the model's trainer and the loader of a pipeline of our own."""
+    from labkit.bench import data, faults
+    from labkit.bench.item_times import ItemTimes
+    from labkit.bench.loop import Trainer
+
     cache = Path(spec["cache"]) / "data"
     dataset = data.make_dataset(job, cache, lambda done, total: stage("making images", done, total))
     stage("building the model")
@@ -116,17 +153,9 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog, stage: An
         stage("compiling the model")
         log.write("compiled", seconds=trainer.compile_now())
     dataset = faults.plant(spec.get("fault"), dataset, trainer)
-    loader = data.make_loader(dataset, job)
-    in_flight = job.num_workers * (job.prefetch_factor or 0)
-    timeline = make_timeline(log, folder, device)
-    log.write("begin", warmup=max(3, in_flight))
-    iterator = iter(loader)  # starts the workers
-    workers.extend(multiprocessing.active_children())
-    log.write("workers", pids=[worker.pid for worker in workers])
-    xray.keep_time(job)
-    steps = train(trainer, iterator, timeline, job)
-    log.write("memory", peak_bytes=memory.peak_bytes(device))
-    xray.look(trainer, iterator, job, steps, folder, log)
+    loader = data.make_loader(dataset, job, ItemTimes(folder, job.num_workers))
+    faults.plant_in_loader(spec.get("fault"), loader)
+    return trainer, loader
 
 
 if __name__ == "__main__":

@@ -29,18 +29,21 @@ class Run(Logged):
     the clock was running. Medians are over the steps that are left.
     """
 
-    def __init__(self, path: Path, process: Any = None, recorded: bool = False):
-        """Read the run at `path`; `process` is the live supervisor's handle, None for a record."""
+    def __init__(self, path: Path, process: Any = None, recorded: bool = False, tail: Any = None):
+        """Read the run at `path`; the arguments are those of a `Logged`."""
         self._steps: list[dict[str, Any]] = []
         self._telemetry: list[dict[str, Any]] = []
+        self._items: list[dict[str, Any]] = []  # what the items cost to prepare
         self._epochs: list[int] = []  # the first step of each pass over a watched loader
-        super().__init__(path, process, recorded)
+        super().__init__(path, process, recorded, tail)
 
     def _take(self, event: dict[str, Any]) -> None:
         if event["event"] == "step":
             self._steps.append(event)
         elif event["event"] == "telemetry":
             self._telemetry.append(event)
+        elif event["event"] == "items":
+            self._items.append(event)
         elif event["event"] == "epoch":  # a watched loop goes on: it has not ended after all
             self._epochs.append(event["step"])
             for name in ("done", "error", "end"):
@@ -98,7 +101,7 @@ class Run(Logged):
     def warmup(self) -> int:
         """Steps left out of the statistics: the prefetched ones, but never over a third."""
         wanted = self._last.get("begin", {}).get("warmup", 0)
-        return min(wanted, max(1, self.steps // 3)) if self.steps else 0
+        return max(1, min(wanted, self.steps // 3)) if self.steps else 0
 
     # -- the timeline, in seconds since the first batch was asked for ----------------------------
 
@@ -127,6 +130,11 @@ class Run(Logged):
         On a CPU it falls short of the compute's wall time where others had the core.
         """
         return np.array([step.get("cpu", np.nan) for step in self._steps], dtype=float) / 1e9
+
+    @property
+    def item_events(self) -> list[dict[str, Any]]:
+        """What the items cost to prepare, as the loader's processes wrote it; [] where unknown."""
+        return self._items
 
     @property
     def xray_facts(self) -> dict[str, Any] | None:

@@ -1,0 +1,124 @@
+"""What it takes to hand one batch from a worker to the training loop, measured on this machine.
+
+Where a run has no workers it cannot tell, and where it has, the cost hides in the waiting. So when
+the run is over, one worker hands over a few ready batches of the run's own shape, each taken only
+when it has long been there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+
+from labkit.bench.events import EventLog, now_ns
+from labkit.bench.process import worker_dies_with_bench
+
+ROUNDS = 22
+FIRST = 3  # left out: the worker's start
+BUDGET_S = 0.5
+COLD_S = 0.035  # after such a wait the model finds cold caches and a core that was asleep
+MIN_STEPS = 8  # of a run: a shorter one is a quick look
+
+
+class Ready(torch.utils.data.Dataset):
+    """Batches that are there at once: all that is left is handing them over."""
+
+    def __init__(self, batch: tuple[torch.Tensor, ...]):
+        self.batch, self.before = batch, None
+
+    def __len__(self) -> int:
+        return ROUNDS
+
+    def __getitem__(self, _: int) -> tuple:
+        now = time.process_time_ns()
+        between = 0 if self.before is None else now - self.before
+        start = time.thread_time_ns()
+        batch = tuple(tensor.clone().share_memory_() for tensor in self.batch)
+        share = time.thread_time_ns() - start
+        start = time.thread_time_ns()
+        for tensor in self.batch:
+            tensor.clone()
+        clone = time.thread_time_ns() - start
+        self.before = time.process_time_ns()
+        return *batch, between, max(0, share - clone)
+
+
+def look(
+    batch: tuple[torch.Tensor, ...], steps: int, log: EventLog, compute: Callable | None = None
+) -> None:
+    """Write the `handoff` event, or why there is none. Never ends the run."""
+    if steps < MIN_STEPS:
+        return
+    try:
+        log.write("handoff", **measure(batch, compute))
+    except Exception as error:  # the run itself is complete: its numbers stand
+        log.write("no_handoff", why=f"{type(error).__name__}: {str(error)[:300]}")
+
+
+def training(trainer: Any) -> Callable | None:
+    """Return what trains on one batch; None where a device of its own does that."""
+    if trainer.device.type != "cpu":
+        return None
+    return lambda *batch: trainer.compute(*trainer.to_device(*batch), update=True)
+
+
+def measure(
+    batch: tuple[torch.Tensor, ...], compute: Callable | None = None
+) -> dict[str, float | None]:
+    """Hand `batch` over a few times, let `compute(*batch)` train on it, and return the medians.
+
+    Returns:
+        In µs: `main_wall_us` and `main_cpu_us`, from asking for a batch that is there to having
+        it; `touch_us`, what reading it the first time takes longer than the second; `share_us`,
+        CPU time of the worker to put it into shared memory; `worker_us`, other CPU time of the
+        worker a batch, all its threads; `start_us`, from nothing to the first batch; `warm_us`
+        and `cold_us`, CPU time of the compute 4 ms after the step before, and 35 ms after it
+        (None where not tried). And `bytes`.
+    """
+    loader = torch.utils.data.DataLoader(
+        Ready(batch), batch_size=None, num_workers=1, worker_init_fn=worker_dies_with_bench,
+        timeout=20,
+    )  # fmt: skip
+    rows, warm, cold, begun = [], [], [], now_ns()
+    iterator = iter(loader)
+    received = next(iterator)
+    start_us = (now_ns() - begun) / 1e3
+    for turn in range(ROUNDS - 2):
+        after_a_wait = turn % 2 == 0
+        time.sleep(COLD_S if after_a_wait and compute else 0.004)
+        wall, cpu = now_ns(), time.thread_time_ns()
+        received = next(iterator)
+        wall, cpu = now_ns() - wall, time.thread_time_ns() - cpu
+        if compute is None:
+            touch = _reading_ns(received[0]) - _reading_ns(received[0])
+        else:
+            touch = 0
+            start = time.thread_time_ns()
+            compute(*received[:-2])
+            (cold if after_a_wait else warm).append(time.thread_time_ns() - start)
+        rows.append((wall, cpu, touch, *received[-2:]))
+        if now_ns() - begun > BUDGET_S * 1e9 and len(rows) > FIRST + 2:
+            break
+    columns = zip(*rows[FIRST:], strict=True)
+    wall, cpu, touch, between, share = map(median, columns)
+    return {
+        "main_wall_us": wall / 1e3,
+        "main_cpu_us": cpu / 1e3,
+        "touch_us": max(0.0, touch / 1e3),
+        "share_us": share / 1e3,
+        "worker_us": between / 1e3,
+        "start_us": start_us,
+        "warm_us": median(warm[1:]) / 1e3 if len(warm) > 2 else None,
+        "cold_us": median(cold[1:]) / 1e3 if len(cold) > 2 else None,
+        "bytes": sum(tensor.nbytes for tensor in batch),
+    }
+
+
+def _reading_ns(tensor: torch.Tensor) -> int:
+    start = time.thread_time_ns()
+    tensor.sum()
+    return time.thread_time_ns() - start

@@ -1,0 +1,145 @@
+"""What an item costs to prepare, measured where it is prepared: in the loader's own processes.
+
+For every item its CPU time and its true waiting (a read, a sleep) are told apart, since a waiting
+worker takes no core, and both from the time it stood in line for a core, which says nothing about
+the item. Rows gather in the worker and are appended to the event log ten times a second, so that a
+kill costs a tenth of a second of rows at the most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from labkit.bench.events import EventLog, now_ns
+
+with contextlib.suppress(ImportError):  # not on Windows
+    import resource
+
+GATHER_NS = 100_000_000
+MOST_ROWS = 2_000  # in the log, of all workers together, about 0.5 MB: a run of days stays small
+ITEMS = 16  # of a batch whose times are kept one by one; of the others, what they add up to
+
+
+class ItemTimes:
+    """Times one process's batches; made in the bench, used in whichever process prepares them."""
+
+    def __init__(self, folder: Path, workers: int):
+        self.folder, self.room = folder, MOST_ROWS // max(1, workers)
+        self.pid, self.rows = 0, []
+
+    def begin(self) -> bool:
+        """Begin a batch, and open the log in the process that prepares it, the first time.
+
+        Returns whether it is to be timed: not once there are rows enough.
+        """
+        if self.pid != os.getpid():
+            self.pid, self.rows, self.due, self.seen = os.getpid(), [], 0, 0
+            self.log, self.stop = EventLog(self.folder), Stopwatch()
+            worker = torch.utils.data.get_worker_info()
+            self.worker = -1 if worker is None else worker.id  # -1: the training loop itself
+            self.process_ns = time.process_time_ns()
+        if self.seen >= self.room:
+            return False
+        self.between_ns = time.process_time_ns() - self.process_ns
+        self.start_ns = now_ns()
+        self.stop.lap()
+        return True
+
+    def fetched(self, count: int, items: list[tuple[int, int, int]]) -> None:
+        """Keep what fetching the `count` samples took, item by item or all in one lap."""
+        self.count, self.items = count, items
+
+    def collated(self) -> None:
+        """End the batch."""
+        if self.seen >= self.room:
+            return
+        collate = self.stop.lap()
+        self.process_ns = time.process_time_ns()
+        number, self.seen = self.seen, self.seen + 1
+        sums = [sum(column) for column in zip(*self.items, strict=True)]
+        kept = self.items[:: -(-len(self.items) // ITEMS)] if len(self.items) > 1 else []
+        row = [number, self.start_ns, self.count, *map(_us, (*sums, *collate, self.between_ns))]
+        self.rows.append([*row, [_us(i[0]) for i in kept], [_us(i[1]) for i in kept]])
+        now = self.start_ns
+        if now > self.due or self.seen == self.room:
+            self.due = now + GATHER_NS
+            self.log.write("items", worker=self.worker, rows=self.rows)
+            self.rows = []
+
+
+class Stopwatch:
+    """Laps of this thread in ns: CPU time, waiting, and standing in line for a core."""
+
+    def __init__(self):
+        self.queue = None
+        with contextlib.suppress(OSError):  # Linux; elsewhere standing in line looks like waiting
+            self.queue = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        self.last = self._read()
+
+    def _read(self) -> tuple[int, int, int, int]:
+        line_ns, gave_up = 0, 1
+        if self.queue is not None:
+            line_ns = int(os.pread(self.queue, 64, 0).split()[1])
+            gave_up = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        return time.thread_time_ns(), line_ns, gave_up, now_ns()
+
+    def lap(self) -> tuple[int, int, int]:
+        """Return (CPU, waiting, in line) since the last call; about 1.7 µs.
+
+        Who did not give up the core of its own will has not waited: the system's account of the
+        time in line alone misses a third of it.
+        """
+        before, self.last = self.last, self._read()
+        cpu, line, gave_up, wall = (b - a for a, b in zip(before, self.last, strict=True))
+        if self.queue is not None and not gave_up:
+            line = max(0, wall - cpu)
+        return cpu, max(0, wall - cpu - line), line
+
+
+class TimedDataset(torch.utils.data.Dataset):
+    """A dataset whose batches are timed; hands on the same samples in the same order."""
+
+    def __init__(self, dataset: Any, times: ItemTimes):
+        self.dataset, self.times = dataset, times
+        self.by_batch = getattr(dataset, "__getitems__", None)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, tickets: list) -> Any:
+        times = self.times
+        if not times.begin():
+            return self.by_batch(tickets) if self.by_batch else [self.dataset[t] for t in tickets]
+        if self.by_batch:
+            batch, items = self.by_batch(tickets), [times.stop.lap()]
+        else:
+            batch, items = [], []
+            for ticket in tickets:
+                batch.append(self.dataset[ticket])
+                items.append(times.stop.lap())
+        times.fetched(len(tickets), items)
+        return batch
+
+
+class TimedCollate:
+    """A collate step that ends the timing of its batch."""
+
+    def __init__(self, collate: Callable, times: ItemTimes):
+        self.collate, self.times = collate, times
+
+    def __call__(self, samples: Any) -> Any:
+        """Collate one batch."""
+        batch = self.collate(samples)
+        self.times.collated()
+        return batch
+
+
+def _us(ns: int) -> float:
+    return round(ns / 1e3, 1)

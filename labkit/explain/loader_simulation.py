@@ -1,0 +1,267 @@
+"""A DataLoader simulated event by event: who prepares which batch when, and on which core.
+
+What it knows of PyTorch's loader: batches are dealt to the workers in turn and handed out in that
+order, so a slow one holds up those behind it; `prefetch_factor` batches for each worker are under
+way at a time, and one more is asked for when one is taken. Of the machine: whoever computes shares
+the cores equally, who waits takes none. A formula for means misses stalls by 40 % (FACTS.md).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+COOLS_S = 0.012  # of waiting after which most of `Work.cold` is due; from steps of measured runs
+# What is left of the cores where more threads want one than there are: the rest goes to switching
+# between them, to caches filled again, and to cores that stand idle until the system has moved a
+# thread. Calibrated on the development workloads of tests/benchmarks/prediction.py.
+OVERSUBSCRIBED = 0.85
+ONE_BY_ONE = 0.1  # of many short waits, how long a single one would have to be to cool as much
+NEVER = float("inf")
+RUN_AHEAD = 8  # steps the host may be ahead of a device of its own
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done, in s of a core that is not shared, or of waiting.
+
+    Attributes:
+        waits: (batches, parts) waiting while a batch is prepared, each followed by ...
+        cpus: (batches, parts) ... CPU time.
+        cold: (batches,) what `host` takes more after a long wait for data, when the caches are cold
+            and the core has been asleep.
+        put: CPU time of a worker to hand a batch over, before it is there.
+        take: CPU time of the training loop to take a batch.
+        host: (batches,) CPU time of a step in the training loop: the model, where it is the CPU's.
+        around: CPU time of the loop in a step outside of the device's: it looks at the clock, too.
+        device: (batches,) time of a step on a device of its own; None on a CPU.
+        host_threads: Cores that the step takes while it computes.
+    """
+
+    waits: np.ndarray
+    cpus: np.ndarray
+    host: np.ndarray
+    cold: np.ndarray | None = None
+    put: float = 0.0
+    take: float = 0.0
+    around: float = 0.0
+    device: np.ndarray | None = None
+    host_threads: int = 1
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The cores that the loader and the training loop share."""
+
+    cores: int
+
+    def rates(self, most: int) -> list[float]:
+        """Speed of each of n computing threads, for n from 0 to `most`."""
+        return [
+            1.0 if n <= self.cores else OVERSUBSCRIBED * self.cores / n for n in range(most + 1)
+        ]
+
+
+@dataclass
+class Outcome:
+    """When things happened, s: per step, as `Run.stamps` has it."""
+
+    asked: list[float] = field(default_factory=list)
+    ready: list[float] = field(default_factory=list)
+    begin: list[float] = field(default_factory=list)  # of the device's work
+    end: list[float] = field(default_factory=list)
+    stretch: float = 1.0  # time of the steps, over what they take on cores of their own
+    cores_busy: float = 0.0  # share of all core time, 0 to 1
+
+    def summary(self, warmup: int, batch_size: int) -> tuple[float, float]:
+        """Return (samples/s, utilization) behind the warm-up, as a Run counts them."""
+        steps = len(self.end)
+        first = min(warmup, max(1, steps // 3))
+        wall = self.end[-1] - self.end[first - 1]
+        busy = sum(self.end[first:]) - sum(self.begin[first:])
+        return (steps - first) * batch_size / wall, busy / wall
+
+
+def simulate(
+    work: Work,
+    machine: Machine,
+    *,
+    workers: int,
+    prefetch: int = 2,
+    seconds: float | None = None,
+) -> Outcome:
+    """Run the loader and the training loop over all batches of `work`, or for `seconds`.
+
+    Args:
+        work: What each batch and step takes.
+        machine: The cores it runs on.
+        workers: Loader processes; with 0 the training loop prepares its batches itself.
+        prefetch: Batches each worker has under way at the most.
+        seconds: Stop after the first step that ends later than this; None for no limit.
+    """
+    return _Simulation(work, machine, workers, prefetch, seconds).run()
+
+
+def coldness(waited: Any) -> Any:
+    """Return how much of the cost of a cold start is due (0 to 1) after so many s of waiting."""
+    return 1 - np.exp(-((np.asarray(waited) / COOLS_S) ** 2))
+
+
+class _Simulation:
+    """Processes are generators that yield (waiting, CPU time, threads); None: until woken.
+
+    `virtual` is the work that a thread which always computes would have done by now: as all
+    threads advance alike, whoever computes is done when it has grown by what is left.
+    """
+
+    def __init__(self, work, machine, workers, prefetch, seconds):
+        self.work, self.workers, self.prefetch = work, workers, prefetch
+        self.limit = float("inf") if seconds is None else seconds
+        self.count, self.cores = len(work.host), machine.cores
+        self.host = work.host.tolist()
+        self.cold = [0.0] * self.count if work.cold is None else work.cold.tolist()
+        self.parts = [
+            list(zip(waits, cpus, strict=True))
+            for waits, cpus in zip(work.waits.tolist(), work.cpus.tolist(), strict=True)
+        ]
+        self.rates = machine.rates(2 * workers + work.host_threads + 2)
+        lump = 1.0 if work.waits.shape[1] <= 2 else ONE_BY_ONE
+        self.idle = (lump * work.waits.sum(axis=1)).tolist()  # of a loop that waits by itself
+        self.now = self.virtual = self.core_time = self.step_work = 0.0
+        self.timers: list[tuple] = []  # (when, order, process, CPU time that follows, threads)
+        self.computing: list[tuple] = []  # (virtual when done, order, process, threads)
+        self.running = self.order = 0
+        self.queues: list[deque] = [deque() for _ in range(workers)]
+        self.arrived: deque[int] = deque()
+        self.asleep: set[int] = set()
+        self.outcome = Outcome()
+
+    def run(self) -> Outcome:
+        """Let everything happen in order."""
+        loop = self._loop_with_workers() if self.workers else self._loop_alone()
+        self.processes = [loop, *map(self._worker, range(self.workers))]
+        for number in range(len(self.processes)):
+            self._go_on(number)
+        while (self.timers or self.computing) and len(self.outcome.end) < self.count:
+            self._advance()
+            if self.now > self.limit and self.outcome.end and self.outcome.end[-1] > self.limit:
+                break
+        out = self.outcome
+        if self.work.device is None and (alone := self.step_work):
+            out.stretch = (sum(out.end) - sum(out.begin[: len(out.end)])) / alone
+        out.cores_busy = self.core_time / (self.now * self.cores) if self.now else 0.0
+        return self.outcome
+
+    def _advance(self) -> None:
+        """Go to the next moment at which something ends."""
+        rate, done = self.rates[self.running], NEVER
+        if self.computing:
+            done = self.now + (self.computing[0][0] - self.virtual) / rate
+        timer = self.timers[0][0] if self.timers else NEVER
+        moment = timer if timer < done else done
+        if self.running:
+            passed = moment - self.now
+            self.virtual += passed * rate
+            self.core_time += passed * min(self.running, self.cores)
+        self.now = moment
+        if timer < done:
+            _, _, process, cpu, threads = heapq.heappop(self.timers)
+            self._compute(process, cpu, threads)
+        else:
+            _, _, process, threads = heapq.heappop(self.computing)
+            self.running -= threads
+            self._go_on(process)
+
+    def _go_on(self, process: int) -> None:
+        part = next(self.processes[process], None)
+        if part is None:
+            self.asleep.add(process)
+        elif part[0] > 0:
+            self.order += 1
+            heapq.heappush(self.timers, (self.now + part[0], self.order, process, *part[1:]))
+        else:
+            self._compute(process, *part[1:])
+
+    def _compute(self, process: int, cpu: float, threads: int) -> None:
+        self.order += 1
+        self.running += threads
+        heapq.heappush(self.computing, (self.virtual + cpu, self.order, process, threads))
+
+    def _wake(self, process: int) -> None:
+        if process in self.asleep:
+            self.asleep.discard(process)
+            self._go_on(process)
+
+    # -- what the processes do -------------------------------------------------------------------
+
+    def _parts(self, batch: int) -> Iterator[tuple]:
+        for wait, cpu in self.parts[batch % len(self.parts)]:
+            yield wait, cpu, 1
+
+    def _worker(self, index: int) -> Iterator[tuple | None]:
+        queue, put = self.queues[index], self.work.put
+        while True:
+            while not queue:
+                yield None
+            batch = queue.popleft()
+            yield from self._parts(batch)
+            if put:
+                yield 0.0, put, 1
+            self.arrived.append(batch)
+            self._wake(0)
+
+    def _loop_with_workers(self) -> Iterator[tuple | None]:
+        work, asked, there = self.work, 0, set()
+        for asked in range(self.workers * self.prefetch):
+            self._ask(asked)
+        for batch in range(self.count):
+            self.outcome.asked.append(self.now)
+            while batch not in there:
+                while not self.arrived:
+                    yield None
+                there.add(self.arrived.popleft())
+                yield 0.0, work.take, 1
+            there.discard(batch)
+            asked += 1  # the data is endless: the last batches come under the same load
+            self._ask(asked)
+            yield from self._step(batch)
+
+    def _ask(self, batch: int) -> None:
+        """Put the batch's number into the queue of the worker whose turn it is."""
+        self.queues[batch % self.workers].append(batch)
+        self._wake(1 + batch % self.workers)
+
+    def _loop_alone(self) -> Iterator[tuple]:
+        for batch in range(self.count):
+            self.outcome.asked.append(self.now)
+            yield from self._parts(batch)
+            yield from self._step(batch)
+
+    def _step(self, batch: int) -> Iterator[tuple]:
+        out, work = self.outcome, self.work
+        out.ready.append(self.now)
+        if work.around:
+            yield 0.0, work.around, 1
+        if work.device is None:
+            waited = (
+                self.idle[batch % len(self.idle)]
+                if not self.workers
+                else out.ready[-1] - out.asked[-1]
+            )
+            out.begin.append(self.now)
+            cpu = self.host[batch] + self.cold[batch] * float(coldness(waited))
+            yield 0.0, cpu, work.host_threads
+            out.end.append(self.now)
+            self.step_work += cpu
+            return
+        yield 0.0, self.host[batch], 1
+        begin = max(self.now, out.end[-1] if out.end else 0.0)
+        out.begin.append(begin)
+        out.end.append(begin + float(work.device[batch]))
+        if batch >= RUN_AHEAD and out.end[batch - RUN_AHEAD] > self.now:
+            yield out.end[batch - RUN_AHEAD] - self.now, 0.0, 1

@@ -1,0 +1,243 @@
+"""A prediction follows from what a run measured, says how sure it is, and when it cannot say."""
+
+import json
+
+import numpy as np
+import pytest
+
+import labkit as lk
+from labkit.explain.loader_simulation import Machine, Work, simulate
+from labkit.lab.item_costs import item_costs
+
+MS = 1_000_000
+
+
+def outcome_of(workers, *, wait=0.0, cpu=0.0, host=0.010, batches=200, cores=2, prefetch=2, **more):
+    """Simulate equal batches; `wait`, `cpu` and `host` in s."""
+    waits = np.full((batches, 1), wait) if np.isscalar(wait) else np.reshape(wait, (-1, 1))
+    work = Work(waits, np.full(waits.shape, cpu), np.full(batches, host), **more)
+    found = simulate(work, Machine(cores), workers=workers, prefetch=prefetch)
+    return found.summary(max(3, workers * prefetch), 16)
+
+
+def record(path, *, workers=0, steps=40, fetch_ms=50.0, cpu_ms=0.0, host_ms=10.0, **more):
+    """Write a run as it would be measured if a batch waited `fetch_ms` and computed `cpu_ms`."""
+    knobs = {"dataset": "sleep", "prep_ms": 50.0, "io_ms": 0.0, "num_workers": workers,
+             "steps": steps, "xray": False}  # fmt: skip
+    knobs |= {"prefetch_factor": 2} if workers else {}
+    knobs |= more.get("knobs", {})
+    events = [
+        {"event": "spec", "version": 1, "run": "r", "pipeline": knobs, "t_ns": 0,
+         **more.get("spec", {})},
+        {"event": "machine", "device": "cpu", "kind": "cpu", "name": "Test", "versions": {},
+         "cpu_cores": 2, "threads": 1},
+        {"event": "job", "pipeline": knobs, "not_applied": {}},
+        {"event": "begin", "warmup": 3},
+    ]  # fmt: skip
+    now, rows = 10**9, []
+    for i in range(steps):
+        ready = now + int((fetch_ms + cpu_ms) * MS)
+        end = ready + int(host_ms * MS)
+        events.append({"event": "step", "i": i, "t": [now, ready, ready, end], "n": 16,
+                       "loss": 1.0, "cpu": int(host_ms * MS)})  # fmt: skip
+        rows.append([i, now, 16, cpu_ms * 1e3, fetch_ms * 1e3, 0, 0, 0, 0, 0, [], []])
+        now = end
+    events.append({"event": "items", "worker": 0 if workers else -1, "rows": rows})
+    events.append({"event": "handoff", "bytes": 1000, "main_wall_us": 0.0, "worker_us": 0.0,
+                   "share_us": 0.0, "warm_us": 100.0, "cold_us": 100.0})  # fmt: skip
+    events += more.get("extra", []) + [{"event": "done"}, {"event": "end", "stop": None, "code": 0}]
+    events = [event for event in events if event["event"] not in more.get("without", ())]
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return lk.load(path)
+
+
+# -- the simulated loader ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_sleeping_workers_add_up_until_the_model_is_the_limit(workers):
+    assert outcome_of(workers, wait=0.050)[1] == pytest.approx(min(1, workers * 10 / 50), abs=0.01)
+
+
+def test_without_workers_the_loop_pays_for_both():
+    rate, busy = outcome_of(0, wait=0.050)
+    assert busy == pytest.approx(10 / 60)
+    assert rate == pytest.approx(16 / 0.060)
+
+
+def test_workers_past_the_cores_do_not_help_where_they_compute():
+    two, eight = (outcome_of(workers, cpu=0.050)[0] for workers in (2, 8))
+    assert eight <= 1.05 * two
+
+
+def test_workers_past_the_cores_do_help_where_they_wait():
+    two, eight = (outcome_of(workers, wait=0.100)[0] for workers in (2, 8))
+    assert eight > 3.5 * two
+
+
+def test_a_model_on_the_cpu_and_its_workers_slow_each_other_down():
+    alone, together = (outcome_of(3, cpu=0.020, host=0.010, cores=cores) for cores in (8, 2))
+    assert together[0] < 0.9 * alone[0]
+
+
+def test_one_slow_batch_holds_up_all_behind_it():
+    waits = np.full(120, 0.010)
+    waits[60] = 0.5
+    work = Work(waits[:, None], np.zeros((120, 1)), np.full(120, 0.001))
+    found = simulate(work, Machine(8), workers=4)
+    assert found.ready[60] - found.ready[59] > 0.4
+    assert found.ready[63] - found.ready[60] < 0.01  # these had long been there
+
+
+def test_a_deeper_queue_rides_over_a_stall():
+    waits = np.full(400, 0.012)
+    waits[19::20] = 0.080
+    shallow, deep = (outcome_of(4, wait=waits, batches=400, prefetch=p)[1] for p in (1, 8))
+    assert deep > shallow + 0.02
+
+
+def test_handing_batches_over_costs_the_loop():
+    free, dear = (outcome_of(2, wait=0.001, host=0.004, take=take)[1] for take in (0.0, 0.001))
+    assert free > 0.99
+    assert dear == pytest.approx(0.8, abs=0.02)
+
+
+def test_a_device_of_its_own_runs_behind_the_host():
+    work = Work(np.full((100, 1), 0.002), np.zeros((100, 1)), np.full(100, 0.001),
+                device=np.full(100, 0.010))  # fmt: skip
+    assert simulate(work, Machine(4), workers=1).summary(3, 16)[1] > 0.99
+
+
+# -- predictions from a run ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_the_textbook_case_is_predicted_from_a_run_without_workers(tmp_path, workers):
+    found = lk.predict(record(tmp_path / "r.jsonl"), num_workers=workers)
+    assert found.utilization == pytest.approx(workers * 10 / 50, abs=0.02)
+    low, high = found.throughput_range
+    assert low < found.throughput < high
+    assert found.helps
+    assert found.limit == ("input" if workers < 5 else "device")
+
+
+def test_the_run_itself_is_predicted_and_is_said_not_to_help(tmp_path):
+    run = record(tmp_path / "r.jsonl")
+    found = lk.predict(run)
+    assert found.throughput == pytest.approx(run.throughput, rel=0.02)
+    assert not found.helps
+    assert "will not help" in found.why
+
+
+def test_more_workers_do_not_help_on_taken_cores(tmp_path):
+    run = record(tmp_path / "r.jsonl", workers=2, fetch_ms=0.0, cpu_ms=40.0)
+    two, eight = (lk.predict(run, num_workers=n) for n in (2, 8))
+    assert eight.limit == "cpu"
+    assert eight.throughput <= 1.05 * two.throughput
+    assert "cores" in eight.why
+
+
+def test_a_stated_wait_is_changed_as_it_was_stated(tmp_path):
+    found = lk.predict(record(tmp_path / "r.jsonl"), prep_ms=10.0)
+    assert found.utilization == pytest.approx(0.5, abs=0.02)
+
+
+def test_stalls_come_where_the_pipeline_says(tmp_path):
+    run = record(tmp_path / "r.jsonl", fetch_ms=5.0, knobs={"prep_ms": 5.0})
+    calm = lk.predict(run, num_workers=2)
+    stalled = lk.predict(run, num_workers=2, stall_ms=400.0, stall_every=10)
+    assert stalled.throughput < 0.7 * calm.throughput
+
+
+def test_a_prediction_says_that_it_is_one(tmp_path):
+    found = lk.predict(record(tmp_path / "r.jsonl"), num_workers=4)
+    assert "predicted" in repr(found) and "\n" not in repr(found)
+    assert json.loads(json.dumps(found.to_dict()))["limit"] == "input"
+
+
+def test_a_bad_knob_is_an_error_that_names_it(tmp_path):
+    run = record(tmp_path / "r.jsonl")
+    with pytest.raises(ValueError, match="num_worker"):
+        lk.predict(run, num_worker=2)
+    with pytest.raises(ValueError, match="num_workers=-1"):
+        lk.predict(run, num_workers=-1)
+
+
+# -- what cannot be predicted --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"model": "mlp"}, "model"),
+        ({"image_px": 224}, "image"),
+        ({"compile": "default"}, "compile"),
+        ({"precision": "bf16"}, "bf16"),
+        ({"batch_size": 32}, "x-ray"),
+        ({"accumulation_steps": 4}, "update"),
+    ],
+)
+def test_what_the_run_does_not_tell_is_not_predicted(tmp_path, changes, word):
+    found = lk.predict(record(tmp_path / "r.jsonl"), **changes)
+    assert found.cannot.startswith("cannot predict") and word in found.cannot
+    assert "run it" in found.cannot  # the remedy
+    assert found.throughput is found.utilization is found.limit is None
+    assert "cannot predict" in repr(found)
+
+
+def test_an_x_ray_tells_what_batch_size_and_bf16_do(tmp_path):
+    xray = {"event": "xray", "steps": 3, "fixed_share": 0.5, "bf16_speedup": 2.0}
+    run = record(tmp_path / "r.jsonl", extra=[xray])
+    assert lk.predict(run, batch_size=32).throughput == pytest.approx(32 / 0.065, rel=0.03)
+    assert lk.predict(run, precision="bf16").utilization == pytest.approx(5 / 55, abs=0.01)
+    assert "4 times" in lk.predict(run, batch_size=1024).cannot
+
+
+def test_a_record_without_item_times_cannot_be_predicted_from(tmp_path):
+    found = lk.predict(record(tmp_path / "r.jsonl", without=("items",)), num_workers=2)
+    assert "run it again" in found.cannot
+
+
+def test_of_a_watched_loop_nobody_knows_what_an_item_costs(tmp_path):
+    run = record(tmp_path / "r.jsonl", spec={"watched": {"loader": "DataLoader"}})
+    assert "watched" in lk.predict(run, num_workers=2).cannot
+
+
+def test_without_a_measured_hand_off_workers_cannot_be_predicted(tmp_path):
+    found = lk.predict(record(tmp_path / "r.jsonl", without=("handoff",)), num_workers=2)
+    assert "hand a batch over" in found.cannot
+
+
+def test_a_run_of_a_few_batches_is_too_short(tmp_path):
+    assert "batches" in lk.predict(record(tmp_path / "r.jsonl", steps=4), num_workers=2).cannot
+
+
+def test_rows_that_no_worker_wrote_are_left_out(tmp_path):
+    bad = {"event": "items", "worker": 0, "rows": [[1, 2], "x", [0, -1] * 6, None]}
+    run = record(tmp_path / "r.jsonl", extra=[bad])
+    assert len(item_costs(run)) == 40
+
+
+@pytest.mark.parametrize("knob", ["pin_memory", "persistent_workers"])
+def test_what_cannot_act_changes_nothing_and_says_so(tmp_path, knob):
+    run = record(tmp_path / "r.jsonl", workers=2, fetch_ms=20.0)
+    found = lk.predict(run, **{knob: True})
+    assert found.throughput == lk.predict(run).throughput
+    assert knob in found.why
+
+
+# -- a real run ----------------------------------------------------------------------------------
+
+
+def test_a_short_real_run_tells_what_workers_would_bring():
+    from labkit.lab.launcher import launch
+
+    pipeline = lk.Pipeline(dataset="sleep", prep_ms=20, model="mlp", width=32, depth=1,
+                           steps=30, xray=False)  # fmt: skip
+    run = launch(pipeline).wait()
+    assert run.outcome == "finished", run.error
+    found = lk.predict(run, num_workers=3)
+    assert found.cannot is None
+    assert found.helps and found.throughput > 1.5 * run.throughput
+    costs = item_costs(run)
+    assert 0.018 < np.median(costs.wait) < 0.2  # s: the stated 20 ms, on a machine with neighbours
