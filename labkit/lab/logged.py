@@ -24,15 +24,19 @@ from labkit.lab.record import Tail, read_record
 class Logged:
     """One event log, live or recorded; reading it runs no code."""
 
-    def __init__(self, path: Path, process: Any = None, recorded: bool = False):
-        """Read the log at `path`; `process` is the live supervisor's handle, None for a record."""
+    def __init__(self, path: Path, process: Any = None, recorded: bool = False, tail: Any = None):
+        """Read the log at `path`.
+
+        `process` is the live supervisor's handle, None for a record; `tail` is what to read a
+        growing log from, where it is not the file in `path` (a replay).
+        """
         self.path, self.recorded = Path(path), recorded
         self.alias: str | None = None  # what figures call it where its knobs are to stay hidden
         self._process = process
         self._reading = threading.Lock()
-        self._tail = None if recorded else Tail(self.path / FILE_NAME)
+        self._tail = tail or (None if recorded else Tail(self.path / FILE_NAME))
         self._last: dict[str, dict[str, Any]] = {}  # the last event of each name
-        if recorded:
+        if self._tail is None:
             self._absorb(read_record(self.path))
         self.refresh()
 

@@ -1,0 +1,100 @@
+"""Every recorded run of the course: what `labkit record` measures, notebook by notebook."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.bench.experiments import EXPERIMENTS
+from labkit.lab.experiment import Experiment
+from labkit.lab.pipeline import Pipeline
+from labkit.lab.slow_script import stages
+
+# Runs are of the default length: 80 steps or 4 s, and the clock has 8 minutes for all
+
+FED = {"dataset": "array", "num_workers": 2}  # a loader that keeps up: what is left is the device
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One record to make."""
+
+    name: str
+    title: str
+    spec: Any  # a Pipeline, an Experiment, a stage of the slow script
+    needs: tuple[str, ...] = ()  # knobs without which the record would not show what it says
+
+
+def wanted() -> list[Wanted]:
+    """Return what the course records, in the order of its notebooks."""
+    return [*_loader(), *_device(), *_script(), *_experiments()]
+
+
+def _run(name: str, title: str, needs: tuple[str, ...] = (), **knobs: Any) -> Wanted:
+    return Wanted(name, title, Pipeline(**knobs), needs)
+
+
+def _loader() -> list[Wanted]:
+    stall = {"stall_ms": 400.0, "stall_every": 20, "num_workers": 4}
+    pinned = {"num_workers": 8, "pin_memory": True, "non_blocking": True}
+    return [
+        *(
+            _run(f"workers-{n}", f"the default pipeline, num_workers={n}", num_workers=n)
+            for n in (0, 1, 2, 4, 6, 8, 16)
+        ),
+        *(
+            _run(f"decode-{n}", f"no storage wait, num_workers={n}", io_ms=0.0, num_workers=n)
+            for n in (0, 2, 8)
+        ),
+        *(
+            _run(f"textbook-{n}", f"50 ms a batch, num_workers={n}", dataset="sleep", num_workers=n)
+            for n in (0, 1, 5, 8)
+        ),
+        _run("stall-2", "a slow disk, prefetch_factor=2", prefetch_factor=2, **stall),
+        _run("stall-8", "a slow disk, prefetch_factor=8", prefetch_factor=8, **stall),
+        _run("pinned", "page-locked memory", ("pin_memory",), **pinned),
+        _run(
+            "prefetched",
+            "the next batch copied meanwhile",
+            ("prefetch_to_device",),
+            prefetch_to_device=True,
+            **pinned,
+        ),
+    ]
+
+
+def _device() -> list[Wanted]:
+    transformer = {**FED, "model": "transformer"}
+    return [
+        *(
+            _run(f"batch-{n}", f"arrays, batch_size={n}", batch_size=n, **FED)
+            for n in (1, 4, 16, 64, 256)
+        ),
+        *(
+            _run(f"precision-{p}", f"a transformer in {p}", _need("precision", p != "fp32"),
+                 precision=p, batch_size=64, **transformer)
+            for p in ("fp32", "tf32", "fp16", "bf16")
+        ),
+        *(
+            _run(f"compile-{mode or 'off'}", f"a small model, compile={mode!r}",
+                 _need("compile", mode is not None), compile=mode, model="mlp", width=256, **FED)
+            for mode in (None, "default", "reduce-overhead")
+        ),
+    ]  # fmt: skip
+
+
+def _script() -> list[Wanted]:
+    return [Wanted(f"capstone-{i}", _fixed(stage.fixes), stage) for i, stage in enumerate(stages())]
+
+
+def _fixed(fixes: tuple[str, ...]) -> str:
+    return f"the slow script, then {fixes[-1]} fixed" if fixes else "the slow script, nothing fixed"
+
+
+def _experiments() -> list[Wanted]:
+    names = [name for name in EXPERIMENTS if name != "exercise"]
+    return [Wanted(name, EXPERIMENTS[name].help, Experiment(name)) for name in names]
+
+
+def _need(knob: str, needed: bool) -> tuple[str, ...]:
+    return (knob,) if needed else ()
