@@ -1,7 +1,8 @@
-"""What recording costs a training loop, paired: each step is recorded or not by a coin toss.
+"""What recording costs a training loop, paired: each step is recorded or not by lot.
 
 Blocks of steps cannot resolve 1 % on a noisy machine (A/A noise is 3-5 %); steps interleaved at
-random can. `python -m labkit.bench.own_cost` prints the result as JSON.
+random can. Two of the three lots are the same unrecorded step: what they differ by is the noise of
+this measurement. `python -m labkit.bench.own_cost` prints the result as JSON.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from labkit.bench.loop import Trainer
 from labkit.bench.timeline import HostTimeline
 
 STEP_MS = 1.4
-STEPS = 10_000
+STEPS = 15_000
+PLAIN, PLAIN_TOO, RECORDED = range(3)
 
 
 def trainer_of(step_ms: float) -> tuple[Trainer, torch.Tensor, torch.Tensor]:
-    """Return the default CNN on one thread, and a batch so large that a step takes `step_ms`."""
+    """Return the default CNN on one thread, and images so large that a step takes `step_ms`."""
     torch.set_num_threads(1)
     job = SimpleNamespace(
         seed=0, model="cnn", width=16, depth=2, image_px=48, precision="fp32", compile=None,
@@ -31,30 +33,34 @@ def trainer_of(step_ms: float) -> tuple[Trainer, torch.Tensor, torch.Tensor]:
         prefetch_to_device=False,
     )  # fmt: skip
     trainer = Trainer(job, torch.device("cpu"))
-    for size in range(1, 64):
-        images = torch.randint(0, 256, (size, 3, 48, 48), dtype=torch.uint8)
-        labels = torch.randint(0, 10, (size,))
+    for px in range(16, 256, 2):
+        images = torch.randint(0, 256, (2, 3, px, px), dtype=torch.uint8)  # (B, 3, px, px)
+        labels = torch.randint(0, 10, (2,))
         took = []
-        for _ in range(40):
+        for _ in range(60):
             start = now_ns()
             trainer.compute(images, labels, update=True)
             took.append(now_ns() - start)
-        if statistics.median(took[10:]) >= step_ms * 1e6:
+        if statistics.median(took[20:]) >= step_ms * 1e6:
             break
     return trainer, images, labels
 
 
 def measure() -> dict[str, float]:
-    """Return the step time without and with recording (medians, ms) and the cost as a share."""
+    """Return the step time without and with recording (medians, ms), the cost and the noise.
+
+    Cost and noise are shares of the step: recorded against not recorded, and one half of the
+    unrecorded steps against the other.
+    """
     trainer, images, labels = trainer_of(STEP_MS)
-    coin = random.Random(0)
-    took: tuple[list[int], list[int]] = ([], [])  # without, with
+    lots = random.Random(0)
+    took: tuple[list[int], ...] = ([], [], [])
     with tempfile.TemporaryDirectory() as folder:
         timeline = HostTimeline(folder)
         for i in range(STEPS):
-            recorded = coin.random() < 0.5
+            lot = lots.randrange(3)
             start = now_ns()
-            if recorded:
+            if lot == RECORDED:
                 asked = now_ns()
                 ready = now_ns()
                 timeline.copying()
@@ -66,12 +72,14 @@ def measure() -> dict[str, float]:
                 timeline.step(i, (asked, ready, copied, now_ns()), len(labels), loss)
             else:
                 trainer.compute(*trainer.to_device(images, labels), update=True)
-            took[recorded].append(now_ns() - start)
-    without, with_it = (statistics.median(side) / 1e6 for side in took)
+            took[lot].append(now_ns() - start)
+    first, second, recorded = (statistics.median(lot) / 1e6 for lot in took)
+    plain = statistics.median(took[PLAIN] + took[PLAIN_TOO]) / 1e6
     return {
-        "recorder_step_ms": without,
-        "recorder_recorded_step_ms": with_it,
-        "recorder_cost_share": with_it / without - 1,
+        "recorder_step_ms": plain,
+        "recorder_recorded_step_ms": recorded,
+        "recorder_cost_share": recorded / plain - 1,
+        "recorder_noise_share": abs(second - first) / plain,
     }
 
 

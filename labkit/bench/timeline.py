@@ -45,12 +45,12 @@ class HostTimeline(StepRing):
 
     def step(self, i: int, t: tuple[int, int, int, int], samples: int, loss: torch.Tensor) -> None:
         """Record step `i`; `t` holds its four stamps."""
+        spent = 0  # not read
         if self.until_read:
             self.until_read -= 1
-            self.add(i, t, samples, loss.item())
-            return
-        spent = time.thread_time_ns() - self.cpu_ns
-        self.until_read = SHORT_STEPS - 1 if spent < LONG_NS else 0
+        else:
+            spent = time.thread_time_ns() - self.cpu_ns
+            self.until_read = SHORT_STEPS - 1 if spent < LONG_NS else 0
         self.add(i, t, samples, loss.item(), cpu_ns=spent)
 
     def finish(self) -> None:
