@@ -17,9 +17,9 @@ import torch
 from labkit.bench.events import EventLog, now_ns
 from labkit.bench.process import worker_dies_with_bench
 
-ROUNDS = 22
+ROUNDS = 14
 FIRST = 3  # left out: the worker's start
-BUDGET_S = 0.5
+BUDGET_S = 0.35
 COLD_S = 0.035  # after such a wait the model finds cold caches and a core that was asleep
 MIN_STEPS = 8  # of a run: a shorter one is a quick look
 

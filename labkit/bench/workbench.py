@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +23,8 @@ MAX_KEPT = 200  # raw times kept of one point
 
 class Workbench:
     """Times operations on one device and writes each result as a `measurement` event."""
+
+    answer: Path | None = None  # the reader's code, for an exercise
 
     def __init__(self, device: torch.device, log: EventLog, stage: Callable[..., None]):
         self.device, self.log, self.stage = device, log, stage
@@ -70,8 +74,10 @@ class Workbench:
             torch.accelerator.synchronize()
 
 
-def perform(spec: dict, device: torch.device, log: EventLog, stage: Callable[..., None]) -> None:
-    """Run the experiment that `spec` names."""
+def perform(
+    spec: dict, device: torch.device, folder: Path, log: EventLog, stage: Callable[..., None]
+) -> None:
+    """Run the experiment that `spec` names; an answer to an exercise lies in `folder`."""
     from labkit.bench.experiments import EXPERIMENTS
 
     name = spec["experiment"]
@@ -79,7 +85,11 @@ def perform(spec: dict, device: torch.device, log: EventLog, stage: Callable[...
     log.write("begin", warmup=0)
     stage(f"measuring: {name}")
     torch.manual_seed(0)
-    module.measure(SimpleNamespace(**spec["params"]), Workbench(device, log, stage))
+    bench = Workbench(device, log, stage)
+    if source := spec.get("source"):
+        bench.answer = folder / source["payload"]
+        sys.path += [place for place in source["path"] if place not in sys.path]
+    module.measure(SimpleNamespace(**spec["params"]), bench)
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,114 @@
+"""Graph breaks and recompilations, found with PyTorch's own tools, and removed.
+
+Only the capture is looked at: the backend here runs the captured graph as it is, so that no
+compiler is needed and nothing below is a compiled speed.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from labkit.bench.workbench import Workbench
+
+LENGTHS = (16, 24, 32, 40, 48, 56, 64, 72, 80, 88)  # more than torch._dynamo recompiles for
+
+
+def broken(x: torch.Tensor) -> torch.Tensor:
+    """A function with a Python decision in the middle: the tensor's value is needed to go on."""
+    y = torch.relu(x * 2)
+    if y.sum().item() > 0:
+        y = y - y.mean()
+    return y * 0.5
+
+
+def whole(x: torch.Tensor) -> torch.Tensor:
+    """The same as one graph: the decision is made on the device."""
+    y = torch.relu(x * 2)
+    y = torch.where(y.sum() > 0, y - y.mean(), y)
+    return y * 0.5
+
+
+def measure(job: Any, bench: Workbench) -> None:
+    """Count the graphs and breaks of two functions, and the captures for changing lengths."""
+    x = torch.randn(64, device=bench.device)
+    torch.testing.assert_close(broken(x), whole(x))
+    for function in (broken, whole):
+        torch._dynamo.reset()
+        found = torch._dynamo.explain(function)(x)
+        reasons = [short(reason.reason) for reason in found.break_reasons]
+        values = {"graphs": found.graph_count, "breaks": found.graph_break_count}
+        bench.write("explain", function=function.__name__, values=values | {"reasons": reasons})
+    for name, options, lengths in (
+        ("every length its own graph (dynamic=False)", {"dynamic": False}, LENGTHS),
+        ("PyTorch's default", {}, LENGTHS),
+        ("one graph for all (dynamic=True)", {"dynamic": True}, LENGTHS),
+        ("padded to one length", {}, (max(LENGTHS),) * len(LENGTHS)),
+    ):
+        bench.write("captures", way=name, values=captures(options, lengths, bench.device))
+
+
+def captures(options: dict[str, Any], lengths: tuple, device: torch.device) -> dict[str, Any]:
+    """Call a captured function with batches of these lengths; count what it took.
+
+    `captured` is how often a graph was captured anew; `eager` how many calls ran without one,
+    since Dynamo gives up at `recompile_limit` and says so only in a warning.
+    """
+    torch._dynamo.reset()
+    counted = {"captured": 0, "ran": 0}
+
+    def backend(graph: torch.fx.GraphModule, _: list) -> Callable:
+        counted["captured"] += 1
+
+        def run(*inputs: Any) -> Any:
+            counted["ran"] += 1
+            return graph.forward(*inputs)
+
+        return run
+
+    work = torch.compile(whole, backend=backend, **options)
+    with Heard() as heard:
+        for length in lengths:
+            work(torch.randn(length, device=device))
+    return {
+        "captured": counted["captured"],
+        "eager": len(lengths) - counted["ran"],
+        "calls": len(lengths),
+        "limit": torch._dynamo.config.recompile_limit,
+        "log": heard.lines[:3],
+    }
+
+
+class Heard(logging.Handler):
+    """What TORCH_LOGS=recompiles would print, kept as lines."""
+
+    def __init__(self):
+        super().__init__(logging.DEBUG)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the reason of a recompilation, without paths."""
+        found = re.search(r"(tensor .*?size mismatch.*|.*?==.*)", record.getMessage())
+        if "ecompil" in record.getMessage() and found:
+            self.lines.append(re.sub(r"\s*#.*", "", found.group(0)).strip()[:160])
+
+    def __enter__(self) -> Heard:
+        torch._logging.set_logs(recompiles=True)
+        self.logger = logging.getLogger("torch._dynamo.guards.__recompiles")
+        self.logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.logger.removeHandler(self)
+        torch._logging.set_logs()
+
+
+def short(reason: str) -> str:
+    """The first line of a break's reason, and what PyTorch suggests."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    hints = [line for line in lines if line.startswith(("Explanation", "Hint"))]
+    return " | ".join([lines[0], *hints[:2]])[:400] if lines else ""

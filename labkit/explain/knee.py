@@ -1,0 +1,112 @@
+"""The knee of a batch sweep: where the time of a step turns from flat to rising.
+
+A step costs a fixed part (launching kernels, Python, reading the weights) and a part per sample:
+t(B) = a + b B. At B = a / b both are equal: a step takes twice the fixed part, and the device does
+half of the samples/s that it does at best, 1 / b. Hockney called that size n-half and fitted it in
+this way (Hockney 1982, "Characterization of computers and optimization by n1/2"; Hockney and
+Jesshope, Parallel Computers 2, 1988, section 1.3). Below the knee a larger batch is nearly free;
+well above it (ten times: 91 % of the best) it buys hardly anything.
+
+The line is fitted to the medians of the step times so that relative errors count alike: small
+batches matter as much as large ones. Where the cost of a sample changes with the batch (a cache
+overflows, another kernel is chosen) no line fits, and `misfit` says by how much.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+MISFIT = 0.25  # worst relative error of the line up to which the knee is given without a warning
+
+
+@dataclass(frozen=True)
+class Knee:
+    """t(B) = fixed_ms + sample_ms x B, and what follows.
+
+    `batch_size` is None where it lies outside of what was measured: below the smallest or above
+    the largest batch.
+    """
+
+    sizes: tuple[int, ...]
+    step_ms: tuple[float, ...]
+    fixed_ms: float
+    sample_ms: float
+    runs: tuple[Any, ...] = ()
+
+    @property
+    def n_half(self) -> float:
+        """The batch of half the best samples/s, wherever it lies; inf if samples cost nothing."""
+        return self.fixed_ms / self.sample_ms if self.sample_ms else float("inf")
+
+    @property
+    def batch_size(self) -> int | None:
+        """`n_half` as a whole number, where it lies between the sizes measured."""
+        inside = min(self.sizes) <= self.n_half <= max(self.sizes)
+        return round(self.n_half) if inside else None
+
+    @property
+    def best_throughput(self) -> float:
+        """Samples/s that the line tends to, 1 / b; inf where no sample costs time."""
+        return 1e3 / self.sample_ms if self.sample_ms else float("inf")
+
+    def predicted_ms(self, batch: float) -> float:
+        """The line's time of a step of `batch` samples, ms."""
+        return self.fixed_ms + self.sample_ms * batch
+
+    @property
+    def misfit(self) -> float:
+        """The largest relative distance of a measured step time from the line, 0 to 1."""
+        pairs = zip(self.sizes, self.step_ms, strict=True)
+        return max(abs(self.predicted_ms(size) / ms - 1) for size, ms in pairs)
+
+    @property
+    def line(self) -> str:
+        """What was found, in words."""
+        if self.batch_size is None and self.n_half < min(self.sizes):
+            found = f"the knee lies below {min(self.sizes)}, the smallest batch measured"
+        elif self.batch_size is None:
+            found = f"the knee lies above {max(self.sizes)}, the largest batch measured"
+        else:
+            found = f"knee at about {self.batch_size} samples a batch"
+        warning = f"; NO STRAIGHT LINE: off by up to {self.misfit:.0%}"
+        return found + (warning if self.misfit > MISFIT else f" (line within {self.misfit:.0%})")
+
+    def plot(self) -> Any:
+        """Draw step time and samples/s against batch with the line, as a matplotlib Figure."""
+        from labkit.show.knee_figure import draw  # noqa: TID251 -- a door, opened on use
+
+        return draw(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"Knee({self.line}; step = {self.fixed_ms:.3g} ms + {self.sample_ms:.3g} ms x batch; "
+            f"at best {self.best_throughput:,.0f} samples/s)"
+        )
+
+
+def knee(sweep: Any) -> Knee:
+    """Find the knee of a sweep over `batch_size`, from the compute time of its runs.
+
+    The compute of a step (median, ms) is used, not the time waited for data: the question is about
+    the device. Raises ValueError where fewer than three sizes were measured.
+    """
+    runs = sorted((run for run in sweep if run.compute_ms), key=lambda run: run.pipeline.batch_size)
+    sizes = [run.pipeline.batch_size for run in runs]
+    return fit(sizes, [run.compute_ms for run in runs], tuple(runs))
+
+
+def fit(sizes: list[int], step_ms: list[float], runs: tuple[Any, ...] = ()) -> Knee:
+    """Fit t = a + b B with relative errors and neither part negative; raises ValueError."""
+    if len(set(sizes)) < 3:
+        raise ValueError(f"{len(set(sizes))} batch sizes have numbers: a knee needs three or more.")
+    size, ms = np.array(sizes, float), np.array(step_ms, float)
+    design = np.stack([1 / ms, size / ms], axis=1)  # rows of (a + b B) / t = 1
+    fixed, each = np.linalg.lstsq(design, np.ones(len(ms)), rcond=None)[0]
+    if fixed < 0:  # all of it is per sample
+        fixed, each = 0.0, float((size / ms).sum() / ((size / ms) ** 2).sum())
+    elif each < 0:  # flat: none of it is
+        fixed, each = float((1 / ms).sum() / (1 / ms**2).sum()), 0.0
+    return Knee(tuple(sizes), tuple(step_ms), float(fixed), float(each), runs)
