@@ -1,4 +1,4 @@
-"""What the instruments say: NVML and psutil, sampled in a process of their own.
+"""What the instruments say: NVML, RAPL and psutil, sampled in a process of their own.
 
 A hung driver call stops the samples, never the run. Every metric is optional: one that this
 machine does not have is None in every sample and a gap in every plot.
@@ -76,6 +76,40 @@ class CpuMeter:
         return round(used / cores, 3) if cores > 0 else None
 
 
+class RaplMeter:
+    """Energy of the CPU packages from their own counters (Intel's and AMD's RAPL, on Linux).
+
+    They count whatever the packages do, other programs included. Most systems let only root read
+    them: then, as without them, the energy is None.
+    """
+
+    def __init__(self, root: Path = Path("/sys/class/powercap")):
+        self.spent_uj, self.last = 0, {}
+        self.zones = [zone for zone in sorted(root.glob("intel-rapl:*")) if self._counts(zone)]
+
+    @staticmethod
+    def _counts(zone: Path) -> bool:
+        """Whether `zone` is a whole package (not its cores, counted in it) that can be read."""
+        try:
+            whole = (zone / "name").read_text().startswith("package")
+            return whole and int((zone / "energy_uj").read_text()) >= 0
+        except (OSError, ValueError):
+            return False
+
+    def read(self) -> dict[str, Any]:
+        """Return {energy_j: J since the first call}, None where no counter can be read."""
+        try:
+            for zone in self.zones:
+                now = int((zone / "energy_uj").read_text())
+                more = now - self.last.get(zone, now)
+                if more < 0:  # the counter went round, as it does every few minutes or hours
+                    more += int((zone / "max_energy_range_uj").read_text())
+                self.spent_uj, self.last[zone] = self.spent_uj + more, now
+        except (OSError, ValueError):
+            self.zones = []
+        return {"energy_j": self.spent_uj / 1e6 if self.zones else None}
+
+
 class GpuMeter:
     """One card through NVML: driver-buffered utilization, memory, power, energy, PCIe, GPM."""
 
@@ -94,7 +128,7 @@ class GpuMeter:
         """Return the answer, or None where this card or driver has none."""
         try:
             return question()
-        except (self.nvml.NVMLError, AttributeError, OSError):
+        except Exception:  # NVMLError, or pynvml's own where the driver is older than it expects
             return None
 
     def read(self) -> dict[str, Any]:
@@ -177,6 +211,8 @@ def main(parent: int) -> None:
     meters: list[Any] = []
     with contextlib.suppress(ImportError):
         meters.append(CpuMeter(hello["pid"]))
+    if machine["kind"] == "cpu":
+        meters.append(RaplMeter())
     if uuid := machine.get("uuid"):
         try:
             meters.append(GpuMeter(uuid, hello["pid"]))

@@ -6,6 +6,7 @@ import html
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.explain.energy import joules_per_sample
 from labkit.lab.run import Run, stated_waits
 from labkit.show.run_header import machine_lines, stated_of
 
@@ -13,6 +14,7 @@ NO_GAIN = "no difference beyond the noise"
 TEXT = "text-align:left;padding:2px 8px;max-width:300px"
 NUMBER = "text-align:right;padding:2px 8px;white-space:nowrap"
 HEAD = ("", "step", "samples/s", "busy", "step ms", "gain", "in all", "")
+ENERGY, LIMIT = "J/sample", "limited by"  # columns on request
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,16 @@ class Rung:
 
 
 class Ladder:
-    """Steps on the way up, each with its run: `lk.Ladder().add("start", run)`, shown as a table."""
+    """Steps on the way up, each with its run: `lk.Ladder().add("start", run)`, shown as a table.
 
-    def __init__(self) -> None:
+    Args:
+        energy: Also show joules per sample, where the run's record has an energy counter.
+        limit: Also show the bottleneck that the diagnosis names.
+    """
+
+    def __init__(self, *, energy: bool = False, limit: bool = False) -> None:
         self._runs: dict[str, Run] = {}
+        self._more = {ENERGY: energy, LIMIT: limit}
 
     def add(self, name: str, run: Run) -> Ladder:
         """Put a step on top and return the ladder; the same name again replaces that step's run.
@@ -103,9 +111,20 @@ class Ladder:
         lines = [text for text, _ in machine_lines(self._runs.values())]
         return "; ".join(filter(None, [*lines, self.stated]))
 
+    @property
+    def runs(self) -> dict[str, Run]:
+        """{step's name: its run}, from first to last."""
+        return dict(self._runs)
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """What the table's columns are: `HEAD`, and those asked for."""
+        return (*HEAD[:-1], *(name for name, asked in self._more.items() if asked), HEAD[-1])
+
     def rows(self) -> list[tuple[str, ...]]:
-        """The table under `HEAD`, every cell as text."""
-        return [(str(i), *_cells(rung)) for i, rung in enumerate(self.rungs)]
+        """The table under `head`, every cell as text."""
+        more = [name for name, asked in self._more.items() if asked]
+        return [(str(i), *_cells(rung, more)) for i, rung in enumerate(self.rungs)]
 
     def plot(self) -> Any:
         """Draw the ladder's throughput as bars, as a matplotlib Figure."""
@@ -119,7 +138,7 @@ class Ladder:
     def __repr__(self) -> str:
         if not self._runs:
             return "Ladder(): no steps yet; add(name, run)"
-        rows = [HEAD, *self.rows()]
+        rows = [self.head, *self.rows()]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = []
         for row in rows:
@@ -133,7 +152,7 @@ class Ladder:
             return f"<p>{html.escape(repr(self))}</p>"
         body = "".join(_html_row(row, "td") for row in self.rows())
         return (
-            f"<table>{_html_row(HEAD, 'th')}{body}</table>"
+            f"<table>{_html_row(self.head, 'th')}{body}</table>"
             f"<p><small>{html.escape(self.foot)}</small></p>"
         )
 
@@ -142,14 +161,22 @@ def _place(run: Run) -> tuple:
     return run.recorded, run.machine.name, run.machine.kind
 
 
-def _cells(rung: Rung) -> tuple[str, ...]:
+def _cells(rung: Rung, more: list[str]) -> tuple[str, ...]:
     run = rung.run
     if run.throughput is None:
-        return (rung.name, "-", "-", "-", "-", "-", rung.note)
+        return (rung.name, *["-"] * (5 + len(more)), rung.note)
     return (
         rung.name, f"{run.throughput:,.0f}", f"{run.utilization:.0%}", f"{run.step_ms:.1f}",
-        _ratio(rung.gain), _ratio(rung.in_all), rung.note,
+        _ratio(rung.gain), _ratio(rung.in_all), *(_asked_for(run, name) for name in more),
+        rung.note,
     )  # fmt: skip
+
+
+def _asked_for(run: Run, column: str) -> str:
+    if column == LIMIT:
+        return run.diagnose().bottleneck
+    joules = joules_per_sample(run)
+    return "-" if joules is None else f"{joules:.3g}"
 
 
 def _ratio(value: float | None) -> str:

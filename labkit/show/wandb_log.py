@@ -1,12 +1,14 @@
-"""A finished run as a Weights & Biases run, logged from a process of its own.
+"""A finished run as a Weights & Biases run: numbers, true utilization timeline, diagnosis.
 
-It starts when the run is over and its device is free, so it can cost the run nothing; a server
-that cannot be reached costs only this process its patience. Offline unless told otherwise: no
-account, no key and no network. `python -m labkit.show.wandb_log FOLDER SETTINGS_JSON` is it.
+With `lk.run(..., wandb=True)` a process of its own logs it. That starts when the run is over and
+its device is free, so it can cost the run nothing; a server that cannot be reached costs only this
+process its patience. `lk.to_wandb` logs runs that are there already, here and now. Offline unless
+told otherwise: no account, no key and no network.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -14,6 +16,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from labkit.lab import folders
 from labkit.lab.load import load
 from labkit.lab.run import Run
 
@@ -39,7 +42,88 @@ def command(wandb: bool | str | dict[str, Any] | None) -> list[str] | None:
         settings["mode"] = wandb
     if settings["mode"] not in MODES:
         raise ValueError(f"wandb mode {settings['mode']!r} is not allowed: use one of {MODES}.")
+    if settings["mode"] == "online" and not os.environ.get("WANDB_API_KEY"):
+        raise ValueError(
+            "wandb mode 'online' needs your key in the environment variable WANDB_API_KEY; "
+            "mode 'offline' needs none."
+        )
     return [sys.executable, "-m", "labkit.show.wandb_log", ".", json.dumps(settings)]
+
+
+def to_wandb(
+    what: Any,
+    *,
+    project: str = "labkit",
+    mode: str = "offline",
+    folder: str | os.PathLike | None = None,
+) -> Path | None:
+    """Log finished runs to Weights & Biases, from this process.
+
+    Where a W&B run is active (a training script's own), it is used as it is: the numbers go to its
+    summary below "labkit/", the timeline is a chart of its next step, and it is neither finished
+    nor renamed. Otherwise each run becomes a W&B run of `project`.
+
+    Args:
+        what: A Run, a Ladder, or a dictionary of Runs by name.
+        project: The project's name.
+        mode: "offline", "online" or "disabled".
+        folder: Where offline runs are kept; labkit's own cache folder where it is left out.
+
+    Returns:
+        The folder that holds them (`wandb sync FOLDER/offline-run-*` uploads them), or None where
+        they went to an active run.
+
+    Raises:
+        ImportError: wandb is not installed.
+        ValueError: A mode that is not known, or no run.
+    """
+    try:
+        import wandb
+    except ImportError:
+        raise ImportError("wandb is not installed: pip install wandb") from None
+    if mode not in MODES:
+        raise ValueError(f"wandb mode {mode!r} is not allowed: use one of {MODES}.")
+    named = {"": what} if isinstance(what, Run) else dict(getattr(what, "runs", what) or {})
+    if not named or not all(isinstance(run, Run) for run in named.values()):
+        raise ValueError(f"{what!r}: give a Run, a Ladder or a dictionary of Runs.")
+    if wandb.run is not None:
+        for name, run in named.items():
+            add_to(wandb.run, run, name)
+        return None
+    folder = Path(folder or folders.home() / "wandb" / project)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, run in named.items():
+        log(run, {"project": project, "mode": mode, "name": name}, folder)
+    return folder / "wandb"
+
+
+def add_to(session: Any, run: Run, name: str = "") -> None:
+    """Add `run` to a W&B run that is somebody else's, without taking a step in it."""
+    import wandb
+
+    place = "/".join(filter(None, ("labkit", name)))
+    session.summary.update({f"{place}/{key}": value for key, value in summary(run).items()})
+    rows = [
+        [float(second), float(share)] for second, share in zip(*run.timeline(POINTS), strict=True)
+    ]
+    table = wandb.Table(columns=["seconds", "utilization"], data=rows)
+    chart = wandb.plot.line(table, "seconds", "utilization", title=f"true utilization {name}")
+    session.log({f"{place}/utilization": chart}, commit=False)
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """The run's numbers and its diagnosis, as W&B's summary keeps them."""
+    numbers = run.to_dict()
+    kept = ("outcome", "error", "throughput", "utilization", "step_ms", "wait_ms", "copy_ms")
+    kept += ("compute_ms", "peak_memory_gib", "energy_j", "noisy")
+    found = {name: numbers[name] for name in kept}
+    if run.recorded:
+        found["recorded_on"] = run.machine.name
+    if run.utilization is not None:
+        diagnosis = run.diagnose()
+        found |= {"bottleneck": diagnosis.bottleneck, "confidence": diagnosis.confidence}
+        found |= {"evidence": diagnosis.evidence, "advice": diagnosis.advice}
+    return found
 
 
 def log(run: Run, settings: dict[str, str], folder: Path) -> None:
@@ -71,21 +155,32 @@ def log(run: Run, settings: dict[str, str], folder: Path) -> None:
     times, busy = run.timeline(POINTS)
     for second, share in zip(times, busy, strict=True):
         session.log({"seconds": float(second), "utilization": float(share)})
-    numbers = run.to_dict()
-    kept = ("outcome", "error", "throughput", "utilization", "step_ms", "wait_ms", "copy_ms")
-    kept += ("compute_ms", "peak_memory_gib", "energy_j", "noisy")
-    session.summary.update({name: numbers[name] for name in kept})
+    session.summary.update(summary(run))
     session.finish()
 
 
 def main(folder: str, settings: str) -> None:
     """Log the run in `folder`; give up after `PATIENCE_S`."""
-    giving_up = threading.Timer(PATIENCE_S, os._exit, args=(1,))
+    giving_up = threading.Timer(PATIENCE_S, give_up, (f"no answer in {PATIENCE_S} s",))
     giving_up.daemon = True
     giving_up.start()
     run = load(folder)
     run.recorded = False  # it was measured here, a moment ago
-    log(run, json.loads(settings), Path(folder))
+    try:
+        log(run, json.loads(settings), Path(folder))
+    except Exception as error:
+        give_up(f"{type(error).__name__}: {error}")
+
+
+def give_up(why: str) -> None:
+    """Say why there is no W&B run, and end this process and what W&B started from it."""
+    import psutil
+
+    print(f"labkit: W&B: {why}. The run itself is complete.", file=sys.stderr, flush=True)
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+    os._exit(1)
 
 
 if __name__ == "__main__":

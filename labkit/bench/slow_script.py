@@ -1,0 +1,225 @@
+"""One training script with everything wrong with it, and a named fix for each of its bottlenecks.
+
+    python -m labkit.bench.slow_script                          as slow as it comes
+    python -m labkit.bench.slow_script --fix data,items,copies  the same script, three things fixed
+
+It trains a small CNN on real JPEG files. Whatever is fixed, it sees the same samples in the same
+order and learns the same: a fix changes how the work is done, never what is done. `lk.slow_script`
+runs it isolated and recorded, on the bench's own loop, timeline and x-ray.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from labkit.bench.data import CLASSES, JpegFiles, make_loader
+from labkit.bench.events import EventLog
+from labkit.bench.images import COUNT, jpeg_folder
+from labkit.bench.item_times import ItemTimes
+from labkit.bench.loop import DTYPES, Trainer
+from labkit.bench.machine import cpu_cores, describe, find_device, use_fixed_threads
+from labkit.bench.slow_settings import FIXES, check, settings, usual_steps
+
+MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)  # of each colour channel
+CHECKED = 3  # batches whose pixels are summed up, to prove that all stages see the same
+
+
+class Files(JpegFiles):
+    """The JPEG files: 512 images, read, decoded and resized one at a time."""
+
+    def __init__(self, folder: Path, job: Any, fixes: Sequence[str]):
+        super().__init__(folder, job)
+        self.lean, self.as_bytes = "items" in fixes, "copies" in fixes
+        records = [{"id": i, "label": i % CLASSES, "box": [i, i, 2.0]} for i in range(6 * COUNT)]
+        self.manifest = json.dumps(records)
+
+    def __getitem__(self, ticket: tuple[int, int]) -> tuple[torch.Tensor, int]:
+        pixels, label = super().__getitem__(ticket) if self.lean else self.wasteful(ticket)
+        # As floats an image is four times as large, in the workers' queue and on the bus
+        return (pixels if self.as_bytes else pixels.float().div_(255)), label
+
+    def wasteful(self, ticket: tuple[int, int]) -> tuple[torch.Tensor, int]:
+        """The same sample, with the habits of many a dataset: parse all, build objects, loop."""
+        records = [SimpleNamespace(**r) for r in json.loads(self.manifest)]  # all, for one label
+        pixels, _ = super().__getitem__(ticket)
+        rows = pixels.permute(1, 2, 0).tolist()  # (px, px, 3) as Python lists
+        channels = [[[pixel[c] for pixel in row] for row in rows] for c in range(3)]
+        return torch.tensor(channels, dtype=torch.uint8), records[ticket[1]].label
+
+
+class HandmadeSilu(nn.Module):
+    """SiLU as its formula is written: five passes over memory, each reading and writing it all."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (B, C, h, w) to the same."""
+        return x * (1.0 / (1.0 + torch.exp(-x)))
+
+
+class SlowTrainer(Trainer):
+    """The script's training step: the bench's trainer with bad habits, less those in `fixes`."""
+
+    def __init__(
+        self, job: Any, device: torch.device, fixes: Sequence[str], log: EventLog | None = None
+    ):
+        super().__init__(job, device)
+        self.fixes, self.log, self.seen, self.crc = frozenset(fixes), log, 0, 0
+        fused = "memory" in self.fixes
+        bare = getattr(self.model, "_orig_mod", self.model)  # without torch.compile's wrapper
+        for block in bare.blocks:
+            block[-1] = nn.SiLU() if fused else HandmadeSilu()
+        one_by_one = {} if "launches" in self.fixes else {"foreach": False}
+        if not fused:
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, **one_by_one)
+        self.mean, self.std = (torch.tensor(v, device=device).view(3, 1, 1) for v in (MEAN, STD))
+        self.confusion = torch.zeros(CLASSES * CLASSES, device=device)
+        self.logits = self.labels = None
+
+    def to_device(self, images: torch.Tensor, labels: torch.Tensor) -> tuple:
+        """Copy one batch, whole or scan line by scan line: (B, 3, px, px) and (B,) int64."""
+        if self.log and self.seen < CHECKED:
+            self.seen, self.crc = self.seen + 1, zlib.crc32(as_bytes(images), self.crc)
+            self.log.write("samples", batches=self.seen, crc32=self.crc)
+        if "copies" in self.fixes:
+            return super().to_device(images, labels)
+        on_device = torch.empty_like(images, device=self.device)
+        for image, place in zip(images, on_device, strict=True):
+            for channel in range(3):
+                for line, to in zip(image[channel], place[channel], strict=True):
+                    # a Python list, a launch and a trip over the bus for each line of each image
+                    to.copy_(torch.tensor(line.tolist(), device=self.device))
+        return on_device, labels.to(self.device)
+
+    def normalised(self, images: torch.Tensor) -> torch.Tensor:
+        """Images in 0 to 1, less the channels' mean, over their standard deviation."""
+        scale = 255 if images.dtype == torch.uint8 else 1
+        if "launches" in self.fixes:
+            return (images.to(memory_format=self.layout).float() / scale - self.mean) / self.std
+        done = []
+        for image in images:
+            channels = zip(image.tolist(), MEAN, STD, strict=True)  # waits for the device
+            scales = [(lines, 1 / (scale * s), m / s) for lines, m, s in channels]
+            done.append([[[x * a - b for x in line] for line in lines] for lines, a, b in scales])
+        return torch.tensor(done, device=self.device)
+
+    def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Mean cross entropy of logits (B, classes), at once or number by number."""
+        if "launches" in self.fixes:
+            return nn.functional.cross_entropy(logits, labels)
+        each = []
+        for row, label in zip(logits, labels, strict=True):
+            row = row - row.max()
+            total = sum(torch.exp(row[c]) for c in range(CLASSES))  # as in the textbook
+            each.append(torch.log(total) - row[label.item()])  # waits for the device
+        return torch.stack(each).mean()
+
+    def compute(self, images: torch.Tensor, labels: torch.Tensor, update: bool) -> torch.Tensor:
+        """Issue forward, backward and update; return the loss."""
+        images = self.normalised(images)
+        dtype = DTYPES.get(self.job.precision)
+        with torch.amp.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
+            logits = self.model(images)
+        loss = self.loss(logits.float(), labels)
+        self.scaler.scale(loss).backward()
+        if update:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
+        self.logits, self.labels = logits.detach(), labels
+        return loss
+
+    def after_step(self) -> None:
+        """Keep the confusion matrix: on the device, or cell by cell through the host."""
+        guess, labels = self.logits.argmax(dim=1), self.labels
+        if "launches" in self.fixes:
+            self.confusion.index_add_(0, labels * CLASSES + guess, torch.ones_like(labels).float())
+            return
+        for true in range(CLASSES):
+            for said in range(CLASSES):
+                hits = ((labels == true) & (guess == said)).sum().item()  # waits for the device
+                self.confusion[true * CLASSES + said] += hits
+        for parameter in self.model.parameters():
+            _ = parameter.detach().norm().item()
+
+
+def as_bytes(images: torch.Tensor) -> bytes:
+    """The pixels of a batch (B, 3, px, px) as bytes, the same for uint8 and for 0 to 1 floats."""
+    if images.dtype != torch.uint8:
+        images = (images * 255).round().to(torch.uint8)
+    return np.ascontiguousarray(images.numpy()).tobytes()
+
+
+def prepare(
+    spec: dict, job: Any, device: torch.device, folder: Path, log: EventLog, stage: Any
+) -> tuple[SlowTrainer, DataLoader]:
+    """Return trainer and loader of a run of the script, for the bench."""
+    cache, fixes = Path(spec["cache"]) / "data", spec["script"]["fixes"]
+    made = jpeg_folder(cache, 2 * job.image_px, lambda *done: stage("making images", *done))
+    stage("building the model")
+    trainer = SlowTrainer(job, device, fixes, log)
+    if job.compile:
+        stage("compiling the model")
+        log.write("compiled", seconds=trainer.compile_now())
+        trainer.seen = trainer.crc = 0  # that was noise
+    times = ItemTimes(folder, job.num_workers)
+    return trainer, make_loader(Files(made, job, fixes), job, times)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train here and now, as a script does; print the loss and the samples a second."""
+    lines = "\n".join(f"  {name:10}{about}" for name, about in FIXES.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m labkit.bench.slow_script",
+        description="A training script with everything wrong with it.",
+        epilog=f"fixes:\n{lines}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--fix", default="", metavar="A,B,...", help="what to fix, or 'all'")
+    parser.add_argument("--steps", type=int, default=usual_steps(cpu_cores()))
+    parser.add_argument("--device", default="auto", help="auto, cpu, mps, cuda or cuda:N")
+    options = parser.parse_args(arguments)
+    try:
+        fixes = check(FIXES if options.fix == "all" else filter(None, options.fix.split(",")))
+    except ValueError as error:
+        parser.error(str(error))
+    use_fixed_threads()
+    device = find_device(options.device)
+    sms = describe(device).get("sm_count") or 0 if device.type != "cpu" else None
+    knobs = settings(fixes, sms, cpu_cores(), options.steps)
+    train(SimpleNamespace(**knobs), device, fixes)
+    return 0
+
+
+def train(job: Any, device: torch.device, fixes: Sequence[str]) -> None:
+    """Train for `job.steps` steps and print how it went."""
+    cache = Path(os.environ.get("LABKIT_HOME", tempfile.gettempdir())) / "data"
+    files = jpeg_folder(cache, 2 * job.image_px, lambda *_: None)
+    trainer = SlowTrainer(job, device, fixes)
+    batches, start = iter(make_loader(Files(files, job, fixes), job)), 0.0
+    for step in range(job.steps):
+        start = time.perf_counter() if step == 1 else start  # the first one starts the workers
+        loss = trainer.compute(*trainer.to_device(*next(batches)), update=True)
+        trainer.after_step()
+        if step % 10 == 0 or step == job.steps - 1:
+            print(f"step {step:4}  loss {loss.item():.4f}")
+    if job.steps > 1:
+        rate = (job.steps - 1) * job.batch_size / (time.perf_counter() - start)
+        print(f"{rate:.0f} samples/s; fixed: {', '.join(fixes) or 'nothing'}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""Hugging Face: a pipeline's settings as TrainingArguments, and a Trainer's run as a Run."""
+
+import importlib.util
+import math
+import subprocess
+import sys
+
+import pytest
+
+import labkit as lk
+from labkit.lab.machine import Machine
+from labkit.lab.training_arguments import training_arguments
+
+CPU = Machine(device="cpu", kind="cpu", name="Test", cpu_cores=2)
+HOPPER = Machine(device="cuda:0", kind="gpu", name="NVIDIA H200", compute_capability="9.0")
+TURING = Machine(device="cuda:0", kind="gpu", name="Tesla T4", compute_capability="7.5")
+EIGHT = (
+    "dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "tf32", "torch_compile",
+)  # fmt: skip
+installed = all(map(importlib.util.find_spec, ("transformers", "accelerate")))
+needs_extra = pytest.mark.skipif(not installed, reason="needs the extra labkit[hf]")
+
+fast = lk.Pipeline(
+    num_workers=4, prefetch_factor=3, pin_memory=True, batch_size=64, accumulation_steps=2,
+    precision="bf16", compile="default",
+)  # fmt: skip
+
+
+def test_all_eight_settings_come_from_the_pipeline():
+    settings = training_arguments(fast, HOPPER)
+    assert tuple(settings)[:8] == EIGHT
+    assert [settings[name] for name in EIGHT] == [4, True, 3, 64, 2, True, False, True]
+    assert not settings.notes and "use_cpu" not in settings
+    assert training_arguments(fast.but(precision="tf32"), HOPPER)["tf32"] is True
+
+
+def test_what_a_machine_cannot_honour_is_left_out_and_explained():
+    on_cpu = training_arguments(fast.but(precision="tf32"), CPU)
+    assert on_cpu["tf32"] is None and on_cpu["dataloader_pin_memory"] is False
+    assert on_cpu["use_cpu"] and {"tf32", "dataloader_pin_memory"} <= set(on_cpu.notes)
+    assert "Tensor Cores" in repr(on_cpu) and "Tensor Cores" in on_cpu._repr_html_()
+    assert training_arguments(fast, CPU)["bf16"] is True  # a CPU runs it, asked outright
+    on_turing = training_arguments(fast, TURING)
+    assert on_turing["bf16"] is False and "Ampere" in on_turing.notes["bf16"]
+    assert training_arguments(fast.but(precision="fp16"), TURING)["fp16"] is True
+
+
+def test_without_the_extra_the_import_says_how_to_install_it():
+    code = (
+        "import sys; sys.modules['transformers'] = None\n"
+        "import labkit as lk; print(len(lk.training_arguments(lk.Pipeline())))\n"
+        "from labkit import hf"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and int(done.stdout) >= 8
+    assert "pip install 'labkit[hf]'" in done.stderr
+
+
+@pytest.fixture
+def trainer_of(tmp_path, monkeypatch):
+    """Makes a Trainer of a tiny Llama on random tokens; offline."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    def make(kind=Trainer, count=60, **changes):
+        config = LlamaConfig(
+            vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+            num_attention_heads=2,
+        )  # fmt: skip
+        torch.manual_seed(0)  # the same weights each time
+        tokens = torch.arange(count * 8).view(count, 8) % 64
+        data = [{"input_ids": row, "labels": row} for row in tokens]
+        settings = {
+            **lk.training_arguments(lk.Pipeline(batch_size=4, accumulation_steps=2)),
+            "report_to": [], "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no",
+            "num_train_epochs": 2,
+        }  # fmt: skip
+        arguments = TrainingArguments(output_dir=str(tmp_path), **(settings | changes))
+        return kind(LlamaForCausalLM(config), arguments, train_dataset=data)
+
+    return make
+
+
+@needs_extra
+def test_a_trainer_is_recorded_as_a_run(trainer_of):
+    from labkit import hf
+
+    trainer, recorder = trainer_of(), hf.Recorder()
+    trainer.add_callback(recorder)
+    with pytest.raises(RuntimeError, match=r"trainer\.train\(\)"):
+        _ = recorder.run
+    trainer.train()
+    run = recorder.run
+    assert run.outcome == "finished" and run.steps == trainer.state.global_step == 16
+    assert run.samples == 2 * 60  # the last step of each epoch has only four
+    logged = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    assert run.loss == pytest.approx([float(loss) for loss in logged], rel=1e-5)
+    assert 0 < run.utilization <= 1 and run.throughput > 0
+    assert run.diagnose().bottleneck and "watched" in repr(run)
+
+
+@needs_extra
+def test_a_slow_dataset_shows_as_waiting_and_a_slow_log_does_not(trainer_of):
+    import time
+
+    from transformers import TrainerCallback
+
+    from labkit import hf
+
+    class Slow:
+        def __init__(self, data):
+            self.data = data
+
+        def __len__(self):
+            return len(self.data)
+
+        def __getitem__(self, i):
+            time.sleep(0.004)
+            return self.data[i]
+
+    class SlowLog(TrainerCallback):
+        def on_log(self, *_args, **_more):
+            time.sleep(0.03)
+
+    def run_of(slow_data, slow_log):
+        trainer, recorder = trainer_of(), hf.Recorder()
+        if slow_data:
+            trainer.train_dataset = Slow(trainer.train_dataset)
+        if slow_log:
+            trainer.add_callback(SlowLog())
+        trainer.add_callback(recorder)
+        trainer.train()
+        return recorder.run
+
+    waiting, logging = run_of(True, False), run_of(False, True)
+    assert "input" in {finding.name for finding in waiting.diagnose().findings}
+    assert waiting.breakdown.shares["wait"] > 2 * logging.breakdown.shares["wait"]
+    assert logging.breakdown.shares["other"] > 2 * waiting.breakdown.shares["other"]
+
+
+@needs_extra
+def test_a_training_that_fails_can_be_closed(trainer_of):
+    from transformers import TrainerCallback
+
+    from labkit import hf
+
+    class Fails(TrainerCallback):
+        def on_step_end(self, args, state, control, **_more):
+            if state.global_step == 5:
+                raise KeyError("planted")
+
+    trainer, recorder = trainer_of(), hf.Recorder()
+    trainer.add_callback(recorder)
+    trainer.add_callback(Fails())
+    with pytest.raises(KeyError):
+        trainer.train()
+    recorder.close()
+    assert recorder.run.outcome == "stopped" and recorder.run.steps == 5
+
+
+@needs_extra
+def test_watch_works_inside_a_trainer(trainer_of):
+    from transformers import Trainer
+
+    class Watched(Trainer):
+        def get_train_dataloader(self):
+            return lk.watch(super().get_train_dataloader(), live=False)
+
+    plain = trainer_of().train()
+    watched = trainer_of(kind=Watched).train()
+    # The Trainer drops its iterator with an epoch's last batch: that body's end is not seen
+    assert 2 * 60 - 2 * 8 <= lk.watch.last.run.samples <= 2 * 60
+    assert math.isclose(watched.training_loss, plain.training_loss, rel_tol=1e-6)
