@@ -77,6 +77,8 @@ def _inapplicable(job: SimpleNamespace, device: torch.device):
         yield "precision", "fp32", why
     if why := compile_lacks(job.compile, device):
         yield "compile", None, why
+    elif job.compile == "reduce-overhead" and device.type != "cuda":
+        yield "compile", "default", "CUDA graphs are a card's: compiled here without them"
 
 
 def precision_lacks(precision: str, device: torch.device) -> str | None:
@@ -114,6 +116,8 @@ def compile_lacks(mode: str | None, device: torch.device) -> str | None:
     """Why torch.compile cannot act here, or None where it can."""
     if mode is None:
         return None
+    if os.environ.get("TORCH_COMPILE_DISABLE", "0") not in ("", "0"):
+        return "torch.compile is switched off (TORCH_COMPILE_DISABLE): what would run is eager"
     if device.type == "cpu" and compiler() is None:
         need = "Visual C++ (cl)" if sys.platform == "win32" else "g++ or clang++"
         return f"torch.compile needs a C++ compiler on a CPU and found none: install {need}"
