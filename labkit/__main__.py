@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.lab.pipeline import KNOBS, Pipeline, parse_settings
-from labkit.show import ranks_command, record_command, tune_command, watch_command
+from labkit.show import grade_command, ranks_command, record_command, tune_command, watch_command
 
 EPILOG = """labkit COMMAND --help tells more about each, with examples.
 
@@ -165,6 +165,15 @@ def parser() -> argparse.ArgumentParser:
             record_command.run,
             "make every recorded run of the course on this machine",
             epilog=record_command.EPILOG,
+        )
+    )
+
+    grade_command.arguments(
+        command(
+            "grade",
+            grade_command.run,
+            "run the challenges of submitted notebooks again, and check them",
+            epilog=grade_command.EPILOG,
         )
     )
 

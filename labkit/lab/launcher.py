@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from datetime import datetime, timezone
@@ -12,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import labkit
-from labkit.bench import step_log
-from labkit.bench.events import VERSION, EventLog
-from labkit.lab import folders, processes
+from labkit.bench.events import RESERVE_BYTES, RESERVE_NAME, VERSION, EventLog
+from labkit.lab import folders, leftovers, outcome, processes
+from labkit.lab.distributed import Distributed
 from labkit.lab.experiment import Experiment, Measurements
 from labkit.lab.pipeline import Pipeline
+from labkit.lab.ranks import Ranks
 from labkit.lab.run import Run
+from labkit.lab.slow_script import SlowScript
 
+TELEMETRY = [sys.executable, "-m", "labkit.bench.telemetry"]
 JOIN_S = 5.0  # the supervisor is gone 2 s after a forced stop at the latest
 
 _keep: list[Supervised] = []  # a handle that is collected would close the pipe and end its run
@@ -27,8 +31,8 @@ _keep: list[Supervised] = []  # a handle that is collected would close the pipe 
 class Supervised:
     """The kernel's handle on a run's supervisor."""
 
-    def __init__(self, process: subprocess.Popen, folder: Path, log: EventLog):
-        self.process, self.folder, self.log = process, folder, log
+    def __init__(self, process: subprocess.Popen, folder: Path):
+        self.process, self.folder = process, folder
         self.checked = False
 
     def alive(self) -> bool:
@@ -38,11 +42,20 @@ class Supervised:
         if not self.checked:
             self.checked = True
             if self.process.returncode != 0:
-                self._after_its_death()
-            self.log.close()
+                leftovers.clear_up(self.folder, stop=None, code=None, why=self._why())
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
         return False
+
+    def _why(self) -> str:
+        """Say how the supervisor came to its end."""
+        code = self.process.returncode
+        if code < 0:
+            return f"the supervisor was killed ({outcome.exit_name(code)})"
+        with contextlib.suppress(OSError):
+            said = (self.folder / "supervisor.stderr").read_text(errors="replace").strip()
+            return f"the supervisor failed: {(said.splitlines() or ['no message'])[-1]}"
+        return f"the supervisor failed ({outcome.exit_name(code)})"
 
     def stop(self) -> None:
         """Ask for Stop and wait until the run's last process is gone."""
@@ -60,38 +73,75 @@ class Supervised:
             self.process.wait()
         self.alive()
 
-    def _after_its_death(self) -> None:
-        """The system ended the bench with it (PDEATHSIG): clear up, write the missing end."""
-        processes.wait_until_gone(processes.logged_bench(self.folder))
-        processes.remove_segments(processes.logged_workers(self.folder))
-        step_log.recover(self.folder)
-        code = self.process.returncode
-        self.log.write("end", stop=None, code=None, why=f"the supervisor was killed ({code})")
-
 
 def launch(
-    spec: Pipeline | Experiment, *, fault: str | None = None, after: list[str] | None = None
-) -> Run | Measurements:
-    """Start a pipeline or an experiment in its own process; return its Run or Measurements at once.
+    spec: Pipeline | Experiment | SlowScript,
+    *,
+    fault: str | None = None,
+    after: list[str] | None = None,
+    source: Any = None,
+) -> Run | Measurements | Ranks:
+    """Start a pipeline, an experiment or ranks apart from the kernel; return what tells of it.
 
-    `after` is a command the supervisor starts when the run is over. Raises OSError where no cache
-    folder can be written or no process can be started.
+    `after` is a command the supervisor starts when the run is over. `source` (a tune floor's
+    Source) feeds the reader's own dataset and step to the pipeline's loader settings. Raises
+    OSError where no cache folder can be written or no process can be started.
     """
     _keep[:] = [handle for handle in _keep if handle.alive()]
     folder = folders.new_run()
+    leftovers.clear(folder.parent)
     what, kind = described(spec)
     order = {"run": folder.name, "cache": str(folders.home()), **what}
     if fault:
         order["fault"] = fault
-    bench = [sys.executable, "-u", "-m", "labkit.bench", str(folder)]
+    if source is not None:
+        order["source"] = source.place(folder)
+        what = source.described(spec)
     plan = {
         "kernel_pid": os.getpid(),
-        "bench": bench,
-        "telemetry": [sys.executable, "-m", "labkit.bench.telemetry"],
+        "system": processes.this_system(),
+        "bench": bench_command(spec, folder),
+        "telemetry": TELEMETRY,
         "after": after,
     }
-    (folder / "spec.json").write_text(json.dumps(order), encoding="utf-8")
-    (folder / "launch.json").write_text(json.dumps(plan), encoding="utf-8")
+    try:
+        (folder / "spec.json").write_text(json.dumps(order), encoding="utf-8")
+        (folder / leftovers.PLAN_NAME).write_text(json.dumps(plan), encoding="utf-8")
+        (folder / RESERVE_NAME).write_bytes(bytes(RESERVE_BYTES))
+        _write_spec(folder, what)
+        handle = Supervised(_start_supervisor(folder, keys=after is not None), folder)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise OSError(outcome.with_remedy(f"No run could be started: {error}.")) from error
+    _keep.append(handle)
+    return kind(folder, process=handle)
+
+
+def supervised(folder: Path, command: list[str]) -> Supervised:
+    """Start `command` in `folder`, kept by a supervisor as a run's bench is.
+
+    It is given the supervisor's pid as its last argument. Raises OSError.
+    """
+    plan = {
+        "kernel_pid": os.getpid(),
+        "system": processes.this_system(),
+        "bench": command,
+        "telemetry": [""],  # cannot be started: there is nothing to measure
+        "after": None,
+    }
+    (folder / leftovers.PLAN_NAME).write_text(json.dumps(plan), encoding="utf-8")
+    handle = Supervised(_start_supervisor(folder, keys=False), folder)
+    _keep.append(handle)
+    return handle
+
+
+def bench_command(spec: Any, folder: Path) -> list[str]:
+    """Return the command that measures what `spec`, written into `folder`, asks for."""
+    program = "labkit.bench.agent" if isinstance(spec, Distributed) else "labkit.bench"
+    return [sys.executable, "-u", "-m", program, str(folder)]
+
+
+def _write_spec(folder: Path, what: dict[str, Any]) -> None:
     log = EventLog(folder)
     log.write(
         "spec",
@@ -101,26 +151,28 @@ def launch(
         labkit=labkit.__version__,
         **what,
     )
-    handle = Supervised(_start_supervisor(folder), folder, log)
-    _keep.append(handle)
-    return kind(folder, process=handle)
+    log.close()
 
 
-def described(spec: Pipeline | Experiment) -> tuple[dict[str, Any], type]:
+def described(spec: Pipeline | Experiment | SlowScript) -> tuple[dict[str, Any], type]:
     """Return what the log's first event says of `spec`, and the kind of log it makes."""
     if isinstance(spec, Experiment):
         where = {"pipeline": {"device": spec.device}}
         return {"experiment": spec.name, "params": dict(spec.params), **where}, Measurements
+    if isinstance(spec, SlowScript):
+        return spec.to_spec(), Run
+    if isinstance(spec, Distributed):
+        return spec.to_dict(), Ranks
     return {"pipeline": spec.to_dict()}, Run
 
 
-def _start_supervisor(folder: Path) -> subprocess.Popen:
+def _start_supervisor(folder: Path, keys: bool) -> subprocess.Popen:
     root = str(Path(labkit.__file__).parents[1])
     code = (
         f"import sys; sys.path.insert(0, {root!r}); "
         f"from labkit.lab.supervisor import main; main({str(folder)!r})"
     )
-    env = dict(os.environ)
+    env = dict(os.environ) if keys else processes.without_keys(os.environ)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), root]))
     with open(folder / "supervisor.stderr", "wb") as errors:
         return subprocess.Popen(

@@ -1,0 +1,260 @@
+"""The search: prediction says what is worth a run, runs say what is true, repeats settle ties.
+
+It only decides. `measure` runs a setting, `expect` predicts one from a run of another; both are
+given to it, so that a test can give it others.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.tuner.setting import PYTORCH_PREFETCH, Setting
+from labkit.tuner.tuning import TIE, Trial, Tuning
+
+MOST_TRIED = 5  # settings measured, the baseline included
+MOST_RUNS = 7  # runs in all, repeats included; the last check against the baseline comes on top
+CLOSE = 0.05  # trials within this of the fastest are measured again before one is chosen
+RUNS_EACH = 3  # of the baseline and of the best, where they are that close
+SURE = 0.10  # a gain over the baseline above this needs no second measurement of the baseline
+REACH = 0.10  # a prediction's range is taken seriously up to this far above its value
+NEAR = 0.85  # of the best prediction at PyTorch's own depth, for other depths to be predicted too
+PATIENCE = 1  # trials without a gain; the next has to be predicted a good deal faster
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one run of a setting gave: samples/s, or why there is no number."""
+
+    rate: float | None
+    error: str | None = None
+    run: Any = None
+
+
+Expected = tuple[float, float, float]  # samples/s: value, low, high
+
+
+class Search:
+    """One search over `settings`, filling a Tuning as it goes."""
+
+    def __init__(
+        self,
+        tuning: Tuning,
+        settings: list[Setting],
+        measure: Callable[[Setting, float | None], Measured],
+        expect: Callable[[Any, Setting, Setting], Expected | None],
+        refuse: Callable[[Setting, list[Trial]], str | None] = lambda setting, trials: None,
+        each: Callable[[Tuning], None] = lambda tuning: None,
+        variants: tuple[dict[str, Any], ...] = (),
+    ):
+        """Set up a search; nothing runs yet.
+
+        Args:
+            tuning: Where everything goes.
+            settings: What may be tried.
+            measure: Runs a setting; gets the samples/s expected of it, to choose how long.
+            expect: Predicts a setting from a run of another: (run, that one's setting, this one).
+            refuse: Why a setting may not be run, such as for want of memory; None where it may.
+            each: Called whenever the Tuning has changed.
+            variants: Changes that are tried on the winner at the end, as {"pin_memory": True}.
+        """
+        self.tuning, self.settings = tuning, settings
+        self.measure, self.expect, self.refuse, self.each = measure, expect, refuse, each
+        self.variants, self.runs = variants, 0
+        self.refused: dict[Setting, str] = {}
+
+    def run(self) -> Tuning:
+        """Search to the end; raises RuntimeError where the baseline itself cannot be measured."""
+        begun = time.monotonic()
+        try:
+            self._search()
+        except KeyboardInterrupt:
+            self.tuning.interrupted = True
+            raise
+        finally:
+            self.tuning.seconds = time.monotonic() - begun
+            self.tuning.done = True
+            self.each(self.tuning)
+        return self.tuning
+
+    def _search(self) -> None:
+        baseline = self._run(Trial(self.tuning.start, "the setting to start from"))
+        if baseline.rate is None:
+            raise RuntimeError(f"The setting to start from cannot be measured: {baseline.error}")
+        while len(self.tuning.tried) < MOST_TRIED and self.runs < MOST_RUNS:
+            found = self._next()
+            if found is None:
+                break
+            self._run(found)
+        self._settle_ties()
+        self._try_variants()
+        self.tuning.settle(self._not_slower(self.tuning.winner))
+        self._tell()
+
+    # -- what to try next ------------------------------------------------------------------------
+
+    def _next(self) -> Trial | None:
+        """Return the trial most worth a run, or None where none is."""
+        best = self.tuning.winner
+        if best is None or self._missed() > PATIENCE:
+            return None
+        hopes = self._hopes()
+        if not hopes:
+            return None
+        faster = self._faster(hopes, best)
+        return faster or self._cheaper(hopes, best)
+
+    def _hopes(self) -> dict[Setting, Expected]:
+        """Predict what has not been tried: every number of workers, and how deep only for the best.
+
+        A prediction takes tens of ms, so those that cannot come out near the top are left out.
+        """
+        open_to = [s for s in self.settings if self.tuning.trial(s) or self._may_run(s)]
+        usual = [s for s in open_to if s.prefetch_factor in (None, PYTORCH_PREFETCH)]
+        known = {s: found for s in usual if (found := self._expected(s))}
+        top = max((value for value, _, _ in known.values()), default=0.0)
+        near = {(s.num_workers, s.batch_size) for s, hope in known.items() if hope[0] >= NEAR * top}
+        hopes = {}
+        for setting in open_to:
+            if (setting.num_workers, setting.batch_size) in near and not self.tuning.trial(setting):
+                found = self._expected(setting)
+                hopes |= {setting: found} if found else {}
+        return hopes
+
+    def _faster(self, hopes: dict[Setting, Expected], best: Trial) -> Trial | None:
+        missed = self._missed()
+        top = max(value for value, _, _ in hopes.values())
+        if top > (1 + TIE + missed * CLOSE) * best.rate:
+            tied = [s for s, (value, _, _) in hopes.items() if value >= (1 - TIE) * top]
+            setting = min(tied, key=lambda setting: setting.cost)
+            return Trial(setting, "predicted fastest, and the cheapest such", hopes[setting])
+        if missed:
+            return None
+        reach = {s: min(high, (1 + REACH) * value) for s, (value, _, high) in hopes.items()}
+        most = max(reach.values())
+        if most > (1 + CLOSE) * best.rate:
+            tied = [s for s, high in reach.items() if high >= (1 - TIE) * most]
+            setting = min(tied, key=lambda setting: setting.cost)
+            return Trial(setting, "might be faster: its range reaches higher", hopes[setting])
+        return None
+
+    def _missed(self) -> int:
+        """Return how many trials have brought nothing since the last that did."""
+        top, missed = 0.0, 0
+        for trial in self.tuning.tried:
+            missed = 0 if (trial.rate or 0) > (1 + TIE) * top else missed + 1
+            top = max(top, trial.rate or 0)
+        return missed
+
+    def _cheaper(self, hopes: dict[Setting, Expected], best: Trial) -> Trial | None:
+        enough = (1 - TIE / 2) * best.rate
+        most = best.setting.num_workers
+        tied = [s for s, hope in hopes.items() if hope[0] >= enough and s.num_workers < most]
+        if not tied:
+            return None
+        setting = min(tied, key=lambda setting: setting.cost)
+        return Trial(setting, "fewer workers, and predicted to be as fast", hopes[setting])
+
+    def _expected(self, setting: Setting) -> Expected | None:
+        """Predict `setting` from the nearest run, and correct by how that run itself came out."""
+        measured = [trial for trial in self.tuning.tried if trial.rate and trial.runs]
+        near = min(measured, key=lambda trial: distance(trial.setting, setting))
+        found = self.expect(near.runs[-1], near.setting, setting)
+        itself = self.expect(near.runs[-1], near.setting, near.setting)
+        if found is None or itself is None or not itself[0]:
+            return None
+        return tuple(part * near.rate / itself[0] for part in found)
+
+    def _may_run(self, setting: Setting) -> bool:
+        """Whether nothing speaks against running it: memory, or a cheaper one that failed."""
+        for trial in self.tuning.tried:
+            if trial.error and not trial.rates and at_least(setting, trial.setting):
+                return False
+        why = self.refuse(setting, self.tuning.tried)
+        if why:
+            self.refused[setting] = why
+        return not why
+
+    # -- runs ------------------------------------------------------------------------------------
+
+    def _run(self, trial: Trial) -> Trial:
+        """Measure a trial once (more)."""
+        if trial not in self.tuning.tried:
+            self.tuning.tried.append(trial)
+        self.tuning.latest = trial
+        self.each(self.tuning)
+        measured = self.measure(trial.setting, trial.rate or (trial.expected or (None,))[0])
+        self.runs += 1
+        trial.error = measured.error
+        if measured.rate:
+            trial.rates.append(measured.rate)
+            trial.runs.append(measured.run)
+        self.each(self.tuning)
+        return trial
+
+    def _settle_ties(self) -> None:
+        """Measure again what is too close to tell: the fastest, and the cheapest near it."""
+        for _ in range(2):
+            close = self._close()
+            if len(close) < 2:
+                return
+            fastest = max(close, key=lambda trial: trial.rate)
+            cheapest = min(close, key=lambda trial: trial.setting.cost)
+            if cheapest is fastest or (len(fastest.rates) > 1 and len(cheapest.rates) > 1):
+                return
+            for trial in (fastest, cheapest):
+                if self.runs < MOST_RUNS:
+                    self._run(trial)
+
+    def _close(self) -> list[Trial]:
+        sound = [trial for trial in self.tuning.tried if trial.rate and not trial.error]
+        top = max(trial.rate for trial in sound)
+        return [trial for trial in sound if trial.rate >= (1 - CLOSE) * top]
+
+    def _try_variants(self) -> None:
+        for change in self.variants:
+            setting = self.tuning.winner.setting.but(**change)
+            if setting != self.tuning.winner.setting and self.tuning.trial(setting) is None:
+                what = ", ".join(f"{name}={value}" for name, value in change.items())
+                self._run(Trial(setting, f"the best so far with {what}"))
+
+    def _not_slower(self, best: Trial) -> Trial:
+        """Return `best`, or the baseline where it is not slower after all."""
+        baseline = self.tuning.baseline
+        if best is baseline or best.rate >= (1 + SURE) * baseline.rate:
+            return best
+        while self._runs_left(baseline, best) and not best.error:
+            self._run(min(baseline, best, key=lambda trial: len(trial.rates)))
+        kept = best.rate and not best.error and best.rate >= baseline.rate
+        return best if kept else baseline
+
+    def _runs_left(self, baseline: Trial, best: Trial) -> bool:
+        """Whether the two are to be measured again: the closer they are, the more often."""
+        close = abs(best.rate / baseline.rate - 1) <= CLOSE
+        return min(len(baseline.rates), len(best.rates)) < (RUNS_EACH if close else 2)
+
+    def _tell(self) -> None:
+        """Say what was left out, and why the search is over."""
+        notes = self.tuning.notes
+        if self.refused:
+            which = min(self.refused, key=lambda setting: setting.cost)
+            notes.append(
+                f"Not tried: {len(self.refused)} settings; {which}: {self.refused[which]}."
+            )
+        if len(self.tuning.tried) == 1:
+            notes.append("No other setting was predicted to be faster, or as fast and cheaper.")
+
+
+def distance(one: Setting, other: Setting) -> float:
+    """How far two settings are apart, for choosing which run predicts which."""
+    workers = abs(math.log2(1 + one.num_workers) - math.log2(1 + other.num_workers))
+    depth = abs(math.log2(one.prefetch_factor or 1) - math.log2(other.prefetch_factor or 1))
+    return workers + 0.3 * depth + abs(math.log2(one.batch_size / other.batch_size))
+
+
+def at_least(one: Setting, other: Setting) -> bool:
+    """Whether `one` asks for no less than `other` in workers and in samples that wait."""
+    return all(a >= b for a, b in zip(one.cost[:2], other.cost[:2], strict=True))
