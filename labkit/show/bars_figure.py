@@ -19,9 +19,9 @@ ROOM = 1.45  # the axis is so many times the longest bar: the rest is for the te
 
 # What a point is measured by, best first: (of a point of these seconds, unit, factor)
 METRICS: list[tuple[str, str, Callable[[Measurement, float], float | None]]] = [
-    ("GFLOP/s", "{:,.3g} GFLOP/s", lambda p, s: p.flops / s / 1e9 if p.flops else None),
-    ("GB/s", "{:,.3g} GB/s", lambda p, s: p.bytes / s / 1e9 if p.bytes else None),
-    ("ms", "{:,.3g} ms", lambda _p, s: s * 1e3),
+    ("GFLOP/s", "{} GFLOP/s", lambda p, s: p.flops / s / 1e9 if p.flops else None),
+    ("GB/s", "{} GB/s", lambda p, s: p.bytes / s / 1e9 if p.bytes else None),
+    ("ms", "{} ms", lambda _p, s: s * 1e3),
 ]
 
 
@@ -55,6 +55,11 @@ def metric_of(points: list[Measurement]) -> tuple[str, str, Callable]:
     return next(m for m in METRICS if not points or m[2](points[0], 1.0) is not None)
 
 
+def three_digits(value: float) -> str:
+    """Write a number with three digits: 1,250, 34.2 or 0.118."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def better_than(unit: str) -> str:
     """Say which way is good."""
     return "shorter is better" if unit == "ms" else "longer is better"
@@ -68,7 +73,7 @@ def _draw_bars(axes: Axes, points: list[Measurement], shown: str, value: Callabl
         axes.barh(row, middle, height=0.62, color=colour, alpha=0.85, linewidth=0)
         low, high = sorted(value(point, s) for s in np.percentile(point.seconds, [25, 75]))
         axes.plot([low, high], [row, row], color="black", linewidth=1.2)
-        text = shown.format(middle) + (" (noisy)" if point.noisy else "")
+        text = shown.format(three_digits(middle)) + (" (noisy)" if point.noisy else "")
         axes.annotate(
             text, (max(middle, high), row), (5, 0), textcoords="offset points", va="center"
         )

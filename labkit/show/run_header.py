@@ -92,12 +92,21 @@ def _before(run: Run, before: Run) -> str:
     """Name the run before by the knobs in which it differs, and say where it is from."""
     now = run.asked.to_dict()
     differs = {name: old for name, old in before.asked.to_dict().items() if old != now[name]}
-    knobs = ", ".join(f"{name}={old!r}" for name, old in differs.items()) or "the same knobs"
+    knobs = ", ".join(f"{name}={old!r}" for name, old in differs.items())
+    knobs = knobs or _fixes(run, before) or "the same knobs"
     mark = f"RECORDED on {before.machine.name}, " if before.recorded else ""
     if before.utilization is None:
         return f"before: {mark}{knobs[:240]}: {before.outcome}, without numbers to draw"
     text = f"before (grey): {mark}{knobs[:240]}: {_numbers(before)}"
     return text if stated_of([run]) == stated_of([before]) else _with_stated(text, [before])
+
+
+def _fixes(run: Run, before: Run) -> str:
+    """Name the fixes of the slow script that `before` had, where the two differ in them."""
+    had, has = (((r.event("spec") or {}).get("script") or {}).get("fixes") for r in (before, run))
+    if had == has or not isinstance(had, list):
+        return ""
+    return f"fixed: {', '.join(map(str, had))}" if had else "nothing fixed"
 
 
 def _with_stated(text: str, runs: list[Run]) -> str:
