@@ -14,6 +14,21 @@ for name in ("WANDB_API_KEY", "WANDB_MODE"):
     os.environ.pop(name, None)
 
 
+fault_figures = []  # of injected faults: (what, clean-up in s, steps finished, steps recorded)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say what the injected faults cost."""
+    if fault_figures:
+        lost = sum(max(0, finished - recorded) for _, _, finished, recorded in fault_figures)
+        total = sum(finished for _, _, finished, _ in fault_figures)
+        first, second = (sorted(fault_figures, key=lambda row: -row[1]) * 2)[:2]
+        terminalreporter.write_line(
+            f"faults: {len(fault_figures)} injected into runs, {lost} of {total} finished steps "
+            f"lost, slowest clean-up {first[1]:.2f} s ({first[0]}), {second[1]:.2f} s ({second[0]})"
+        )
+
+
 @pytest.fixture(scope="session")
 def tiny():
     """A pipeline whose run takes about half a second after the start."""
@@ -54,16 +69,17 @@ def labkit_command():
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Every living process whose command line or working folder is the run's `folder`."""
+    """Every living process that was started for the run in `folder`, or works in it."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                marked = f"LABKIT_RUN={folder}".encode() in (entry / "environ").read_bytes()
                 place = os.readlink(entry / "cwd")
             except OSError:
                 continue
-            if str(folder) in command or place == str(folder):
+            if marked or str(folder) in command or place == str(folder):
                 found.append(f"{entry.name}: {command}")
     return found
 

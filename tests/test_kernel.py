@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -10,9 +11,28 @@ import pytest
 from conftest import processes_of
 from jupyter_client import KernelManager
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+from labkit import load
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
 
 START = "import labkit as lk; lk.run(lk.Pipeline(num_workers=2, steps=100_000, seconds=60))"
+START_AND_GO_ON = START[:-1] + ", wait=False)"
+NEXT_RUN = (
+    "import labkit as lk\n"
+    "run = lk.run(lk.Pipeline(dataset='sleep', prep_ms=1, model='mlp', steps=20, xray=False))\n"
+    "assert 1 + 1 == 2 and run.outcome == 'finished', run.error"
+)
+ENDS = {  # how a kernel ends: what it was doing, and what ends it
+    "restart": (START, lambda manager, client: manager.restart_kernel(now=True)),
+    "SIGKILL": (START, lambda manager, client: manager.provisioner.process.send_signal(KILL)),
+    "os._exit": (START_AND_GO_ON, lambda manager, client: client.execute("import os; os._exit(3)")),
+    "shutdown": (START_AND_GO_ON, lambda manager, client: client.shutdown()),
+}
+KILL = signal.SIGKILL
+SHORT = ("restart",)
 
 
 @contextlib.contextmanager
@@ -71,10 +91,22 @@ def test_an_interrupt_stops_the_run_and_the_kernel_answers_afterwards():
         assert status == "ok"
 
 
-def test_restarting_the_kernel_ends_its_run():
+@pytest.mark.parametrize(
+    "how", [how for how in ENDS if how in SHORT or os.environ.get("LABKIT_ALL_FAULTS") == "1"]
+)
+def test_a_kernel_that_ends_takes_its_run_along_and_the_next_one_works(how):
     before = runs()
+    start, end = ENDS[how]
     with kernel() as (manager, client):
-        client.execute(START)
+        client.execute(start)
         folder = newest_run(before)
-        manager.restart_kernel(now=True)
+        end(manager, client)
         until_nothing_runs_in(folder)
+        run = load(folder)
+        assert run.outcome == "stopped" and run.steps > 5
+        assert [step["i"] for step in run.steps_since(0)] == list(range(run.steps))
+        assert not {"steps.ring", "reserve", "launch.json"} & set(os.listdir(folder))
+        if how != "restart":
+            manager.restart_kernel(now=True)
+        client.wait_for_ready(timeout=60)
+        assert client.execute_interactive(NEXT_RUN, timeout=60)["content"]["status"] == "ok"

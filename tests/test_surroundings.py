@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.faults
+
 QUICK = ("run", "--json", "--set", "model=mlp", "--set", "steps=20", "--set", "xray=false")
 
 

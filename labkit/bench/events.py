@@ -9,6 +9,7 @@ Linux, macOS and Windows is one monotonic clock for all processes of the machine
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -17,18 +18,25 @@ from typing import Any
 
 VERSION = 1
 FILE_NAME = "events.jsonl"
+RESERVE_NAME, RESERVE_BYTES = "reserve", 256 * 1024  # given up when the disk is full
+MOST_KEPT = 4 * 2**20  # bytes that wait for room on a full disk
 
 now_ns = time.perf_counter_ns
 
 
 class EventLog:
-    """An append-only event file. Never raises once open: a full disk must not end a run."""
+    """An append-only event file. Never raises once open: a full disk must not end a run.
+
+    What the disk refuses is kept, and written as soon as it fits; `error` says what was wrong.
+    """
 
     def __init__(self, folder: str | Path):
         """Open (or create) the log in `folder`."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
         self._fd = os.open(os.path.join(folder, FILE_NAME), flags, 0o644)
-        self.lost = 0
+        self._reserve = os.path.join(folder, RESERVE_NAME)
+        self._kept = b""
+        self.error: OSError | None = None
 
     def write(self, event: str, **values: Any) -> None:
         """Append one event, stamped now."""
@@ -36,11 +44,33 @@ class EventLog:
         self.write_line(json.dumps(line, separators=(",", ":"), allow_nan=False, default=str))
 
     def write_line(self, line: str) -> None:
-        """Append one finished line of JSON:."""
+        """Append one finished line of JSON, or several."""
+        if self._fd >= 0:
+            self._kept = self._append(self._kept + f"{line}\n".encode())
+            if self._kept:
+                self.flush()
+
+    def flush(self) -> bool:
+        """Write what was refused before, giving up the reserve for it; return whether it fits."""
+        if self._kept:
+            with contextlib.suppress(OSError):
+                os.unlink(self._reserve)
+            self._kept = self._append(self._kept)
+        if len(self._kept) > MOST_KEPT:
+            self._kept = b""
+        return not self._kept
+
+    def _append(self, data: bytes) -> bytes:
+        """Write `data`; return the lines that have not become whole, to be written again."""
+        written = 0
         try:
-            os.write(self._fd, f"{line}\n".encode())
-        except OSError:  # disk full: what was written before still stands
-            self.lost += 1
+            while written < len(data):
+                written += os.write(self._fd, data[written:])
+        except OSError as error:
+            self.error = error
+            whole = data.rfind(b"\n", 0, written) + 1
+            return (b"\n" if whole < written else b"") + data[whole:]
+        return b""
 
     def close(self) -> None:
         """Let go of the file; what is written later is lost, and nothing else happens."""

@@ -11,11 +11,18 @@ import glob
 import json
 import os
 import signal
+import sys
 import time
+from collections.abc import Mapping
 
 from labkit.bench.events import FILE_NAME
 
 PR_SET_CHILD_SUBREAPER = 36  # Linux, prctl(2)
+
+MARK = "LABKIT_RUN"  # in the environment of a run's processes: the run's folder
+
+KEY_ENDINGS = ("_API_KEY", "_TOKEN")  # of variables that only the process that logs may see
+NO_KEYS = ("AWS_SESSION_TOKEN",)  # a reader's own dataset may lie in a bucket
 
 # They clean up behind the others and leave by themselves when the last one is gone.
 CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
@@ -91,18 +98,60 @@ def logged_bench(folder: str | os.PathLike) -> set[int]:
 def wait_until_gone(pids: set[int], seconds: float = 1.0) -> None:
     """Wait until none of `pids` is there, but not longer than `seconds`."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and any(os.path.exists(f"/proc/{pid}") for pid in pids):
+    while time.monotonic() < deadline and any(map(exists, pids)):
         time.sleep(0.01)
 
 
+def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return `environment` without the keys of services: measuring needs none of them."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in NO_KEYS or not name.upper().endswith(KEY_ENDINGS)
+    }
+
+
+def this_system() -> str:
+    """What tells this boot and process namespace from others: pids mean something only in one."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return "unknown"
+
+
+def exists(pid: int) -> bool:
+    """Whether there is a process `pid` (on Windows, where asking is not harmless: yes)."""
+    if sys.platform == "win32":
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def end_marked(folder: str | os.PathLike) -> None:
+    """SIGKILL every process that was started for the run in `folder`, wherever it went (Linux)."""
+    mark = f"{MARK}={folder}".encode()
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+                if mark in file.read().split(b"\0"):
+                    os.kill(int(name), signal.SIGKILL)
+
+
 def _logged(folder: str | os.PathLike, name: str) -> list[dict]:
-    start = f'{{"event":"{name}"'.encode()
-    with (
-        contextlib.suppress(OSError, ValueError),
-        open(os.path.join(folder, FILE_NAME), "rb") as log,
-    ):
-        return [json.loads(line) for line in log if line.startswith(start) and line.endswith(b"\n")]
-    return []
+    """Return the events of that name from the run's log, and from the logs of its ranks."""
+    start, found = f'{{"event":"{name}"'.encode(), []
+    for place in (folder, *glob.glob(os.path.join(glob.escape(os.fspath(folder)), "rank*"))):
+        with (
+            contextlib.suppress(OSError, ValueError),
+            open(os.path.join(place, FILE_NAME), "rb") as log,
+        ):
+            lines = [line for line in log if line.startswith(start) and line.endswith(b"\n")]
+            found += map(json.loads, lines)
+    return found
 
 
 def remove_segments(pids: set[int]) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import selectors
 import signal
@@ -23,53 +22,25 @@ import time
 
 from labkit.bench import step_log
 from labkit.bench.events import EventLog
-from labkit.lab import processes
+from labkit.lab import leftovers, processes
+from labkit.lab.capped_file import CappedFile
 
 GRACE_S = 1.0  # between asking the bench to stop and killing it
 GRACE_WITHOUT_KERNEL_S = 0.2
-HEAD_BYTES, TAIL_BYTES = 512 * 1024, 64 * 1024  # kept of each output stream
-SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # the bench needs none of them
 
 LINUX = sys.platform == "linux"
-
-
-class CappedFile:
-    """Keeps the first half megabyte of a stream as it comes, and its last 64 kB at the end."""
-
-    def __init__(self, path: str):
-        self.file = open(path, "wb", buffering=0)
-        self.room, self.tail, self.dropped = HEAD_BYTES, b"", 0
-
-    def write(self, data: bytes) -> None:
-        """Append `data`; never raises, so that a full disk cannot end a run."""
-        head, rest = data[: self.room], data[self.room :]
-        with contextlib.suppress(OSError):
-            self.file.write(head)
-        self.room -= len(head)
-        self.dropped += len(rest)
-        self.tail = (self.tail + rest)[-TAIL_BYTES:]
-
-    def close(self) -> None:
-        """Append the tail, after a line that says how much was left out."""
-        with contextlib.suppress(OSError):
-            left_out = self.dropped - len(self.tail)
-            if left_out > 0:
-                self.file.write(f"\n... {left_out} bytes left out ...\n".encode())
-            self.file.write(self.tail)
-            self.file.close()
 
 
 class Supervisor:
     """One run's keeper, from starting the bench to the last process gone."""
 
     def __init__(self, folder: str):
-        with open(os.path.join(folder, "launch.json"), encoding="utf-8") as file:
-            self.plan = json.load(file)
+        self.plan, self.lock = leftovers.plan_of(folder)
         self.folder = folder
         self.log = EventLog(folder)
         self.steps = step_log.Drain(folder, self.log)
         self.bench: subprocess.Popen | None = None
-        self.stop_cause: str | None = None  # "asked" or "kernel gone"
+        self.stop_cause: str | None = None  # "asked", "kernel gone" or "disk full"
         self.kill_at = float("inf")
         self.status: int | None = None  # the bench's wait status
         self.family: set[int] = set()
@@ -89,27 +60,39 @@ class Supervisor:
             self._start_all()
         except OSError as error:
             self.log.write("end", stop=None, code=None, why=f"could not start Python: {error}")
+            leftovers.remove_tools(self.folder)
             return
         self._wait()
         self._clean_up()
         self.steps.remove()
-        code = os.waitstatus_to_exitcode(self.status) if self.status is not None else None
-        self.log.write("end", stop=self.stop_cause, code=code)
+        self._write_end()
+        leftovers.remove_tools(self.folder)
+        if not self.log.flush():
+            sys.exit(f"labkit: the event log could not be written: {self.log.error}")
         if self.stop_cause != "kernel gone":
             self._start_after()
+
+    def _write_end(self) -> None:
+        code = os.waitstatus_to_exitcode(self.status) if self.status is not None else None
+        why = {}
+        if self.stop_cause == "disk full":
+            why["why"] = f"the event log could not be written: {self.log.error}"
+        stop = None if why else self.stop_cause
+        self.log.write("end", stop=stop, code=code, **why)
 
     def stop(self, cause: str) -> None:
         """Ask the bench to end; it is killed when its grace is over."""
         if self.stop_cause is None:
             self.stop_cause = cause
-            grace = GRACE_S if cause == "asked" else GRACE_WITHOUT_KERNEL_S
+            grace = GRACE_WITHOUT_KERNEL_S if cause == "kernel gone" else GRACE_S
             self.kill_at = time.monotonic() + grace
             if self.bench is not None and self.status is None:
                 with contextlib.suppress(OSError):
                     os.kill(self.bench.pid, signal.SIGINT)
 
     def _start_all(self) -> None:
-        env = {k: v for k, v in os.environ.items() if k not in SECRETS}
+        env = processes.without_keys(os.environ)
+        env[processes.MARK] = self.folder
         here = str(os.getpid())
         self.bench = self._start([*self.plan["bench"], here], env, "bench", keep_output=True)
         self._watch_pid(self.bench.pid, lambda: None)
@@ -171,6 +154,8 @@ class Supervisor:
             for key, _ in self.selector.select(left):
                 key.data()
             self.steps.drain()
+            if self.log.error is not None:
+                self.stop("disk full")
             if not LINUX and os.getppid() != self.plan["kernel_pid"]:
                 self.stop("kernel gone")
             self.status = processes.reap().get(self.bench.pid)

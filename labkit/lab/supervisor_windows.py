@@ -7,7 +7,6 @@ ends them all. Not run on the project's test machines, which have no Windows.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import time
 
 from labkit.bench import step_log
 from labkit.bench.events import EventLog
+from labkit.lab import leftovers, processes
 
 EXTENDED_LIMITS = 9  # JobObjectExtendedLimitInformation
 KILL_ON_JOB_CLOSE = 0x2000
@@ -34,8 +34,7 @@ def make_job() -> int:
 
 def supervise(folder: str) -> None:
     """Start the bench and telemetry of `folder` in a job, pass on Stop, write how it ended."""
-    with open(os.path.join(folder, "launch.json"), encoding="utf-8") as file:
-        plan = json.load(file)
+    plan, lock = leftovers.plan_of(folder)
     log, job, asked = EventLog(folder), make_job(), threading.Event()
     cause: list[str] = []
 
@@ -52,6 +51,7 @@ def supervise(folder: str) -> None:
                 stdout=out,
                 stderr=out,
                 cwd=folder,
+                env=processes.without_keys(os.environ) | {processes.MARK: folder},
                 creationflags=subprocess.CREATE_NEW_PROCESS_GROUP,
             )
         ctypes.windll.kernel32.AssignProcessToJobObject(job, int(child._handle))
@@ -71,5 +71,7 @@ def supervise(folder: str) -> None:
     ctypes.windll.kernel32.TerminateJobObject(job, 1)
     steps.remove()
     log.write("end", stop=cause[0] if cause else None, code=code)
+    lock.close()  # Windows removes no open file
+    leftovers.remove_tools(folder)
     if plan.get("after") and cause != ["kernel gone"]:
         subprocess.Popen(plan["after"], cwd=folder, stdin=subprocess.DEVNULL)

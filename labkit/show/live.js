@@ -152,6 +152,31 @@ function element(parent, tag, name) {
   return made;
 }
 
+// What the page says by itself where the kernel does not: that it is busy, or gone (see live.css)
+const BUSY = "The kernel is busy with another cell: what you pressed waits until that is done.";
+const GONE = "The kernel behind this is gone or was restarted: run this cell again.";
+const PATIENCE_MS = 1500;
+
+function watchKernel(root, status, model) {
+  element(root, "div", "gone").textContent = GONE;
+  let timer = 0;
+  const pressed = (event) => {
+    const panel = root.closest(".jp-OutputArea-output, .output_subarea") ?? root.parentElement;
+    if (!panel?.contains(event.target) || !event.target.closest?.("button")) return;
+    clearTimeout(timer);
+    timer = setTimeout(() => (status.textContent = BUSY), PATIENCE_MS);
+  };
+  const answered = () => clearTimeout(timer);
+  const events = "change:status change:running change:tick";
+  document.addEventListener("click", pressed, true);
+  model.on(events, answered);
+  return () => {
+    clearTimeout(timer);
+    document.removeEventListener("click", pressed, true);
+    model.off(events, answered);
+  };
+}
+
 function render({ model, el }) {
   const root = element(el, "div", "labkit-live");
   const canvas = element(root, "canvas", "");
@@ -183,10 +208,12 @@ function render({ model, el }) {
   sized.observe(root);
   const themed = new MutationObserver(later);
   themed.observe(document.body, { attributes: true });
+  const unwatch = watchKernel(root, status, model);
   words();
   state();
   later();
   return () => {
+    unwatch();
     for (const [names, handler] of listeners) model.off(names, handler);
     sized.disconnect();
     themed.disconnect();

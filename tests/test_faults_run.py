@@ -1,0 +1,261 @@
+"""Every fault inside a run: how it must end, what it must say, and what must be left: nothing.
+
+One row is one fault. The plain test command runs a choice of them; `LABKIT_ALL_FAULTS=1 pytest -m
+faults` runs all, each followed by a run that must work. The steps that the bench has finished are
+counted past the log (`steps.count`), so that a lost one shows.
+"""
+
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from conftest import fault_figures, processes_of
+
+from labkit import Pipeline, load
+from labkit.bench.events import now_ns
+from labkit.bench.faults import COUNT_NAME, NOTHING
+from labkit.lab import processes
+from labkit.lab.launcher import launch
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+
+ALL = os.environ.get("LABKIT_ALL_FAULTS") == "1"
+FORCED_S = 1.5  # for clean-up where the bench does not answer; else 1 s
+SLACK_S = 0.5  # of a machine that does other things
+QUICK = Pipeline(
+    dataset="sleep", prep_ms=2, model="mlp", width=32, depth=1, steps=30, xray=False, num_workers=2
+)
+LONG = {"steps": 10**6, "seconds": 60}
+
+
+def until(condition, seconds=60.0):
+    """Wait until `condition()` is true; fail when it takes too long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def counted(run):
+    """How many steps the bench says it has finished."""
+    file = run.path / COUNT_NAME
+    data = file.read_bytes() if file.exists() else b""
+    return struct.unpack("<q", data)[0] if len(data) == 8 else 0
+
+
+def after_steps(act, steps=8):
+    """What to do to a run: `act(run)` once it has finished some steps."""
+
+    def do(run):
+        until(lambda: counted(run) >= steps or not run.running)
+        return act(run)
+
+    return do
+
+
+def kill(*roles):
+    def act(run):
+        bench = min(processes.logged_bench(run.path))
+        pids = {
+            "bench": bench,
+            "worker": min(processes.logged_workers(run.path), default=None),
+            "supervisor": run._process.process.pid,
+            "telemetry": telemetry_of(run),
+        }
+        start = now_ns()
+        for role in roles:
+            os.kill(pids[role], signal.SIGKILL)
+        return start
+
+    return after_steps(act)
+
+
+def telemetry_of(run):
+    pids = processes.descendants(run._process.process.pid)
+    return next((p for p in pids if b"telemetry" in open(f"/proc/{p}/cmdline", "rb").read()), None)
+
+
+def stop(run):
+    start = now_ns()
+    run.stop()
+    return start
+
+
+def stop_in(step):
+    """Stop a run that hangs in step number `step`."""
+
+    def do(run):
+        until(lambda: counted(run) >= step)
+        time.sleep(0.3)  # into the step that hangs
+        return stop(run)
+
+    return do
+
+
+def stop_during_import(run):
+    until(lambda: run.refresh().stage["name"] == "importing torch")
+    time.sleep(0.2)
+    return stop(run)
+
+
+def kill_supervisor_of_an_escapee(run):
+    until(lambda: counted(run) >= 10)
+    return kill("supervisor")(run)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One row: what happens, how the run ends, what its error says."""
+
+    name: str
+    outcome: str
+    says: str = ""
+    planted: str = NOTHING
+    do: Callable = lambda run: None  # returns when it acted, in ns, if it did
+    more: tuple = ()  # knobs
+    limit_s: float = 1.0
+    short: bool = False  # part of the plain test command
+
+    @property
+    def pipeline(self):
+        return QUICK.but(**dict(self.more))
+
+
+long = tuple(LONG.items())
+forced = {"more": long, "limit_s": FORCED_S}
+FAULTS = [
+    Fault("step raises", "failed", "^ValueError: planted: this sample", "step_raises"),
+    Fault("dataset raises", "failed", "^ValueError: planted: .*worker", "dataset_raises",
+          short=True),
+    Fault("dataset raises without workers", "failed", "^ValueError: planted: this sample",
+          "dataset_raises", more=(("num_workers", 0),)),
+    Fault("collate raises", "failed", "^ValueError: planted: these samples", "collate_raises"),
+    Fault("sample cannot be pickled", "failed", "^TypeError: cannot pickle.*Remedy: .*tensors",
+          "sample_unpicklable", short=True),
+    Fault("worker SIGKILL", "failed", "orker .*(SIGKILL|Killed).*Remedy: .*num_workers",
+          "worker_dies", short=True),
+    Fault("worker segfault", "failed", "orker .*(SIGSEGV|Segmentation)", "worker_segfaults"),
+    Fault("worker exit code", "failed", "orker .*exit code 7.*Remedy", "worker_exits"),
+    Fault("worker hangs", "failed", "timed out after 2.* Remedy: .*num_workers=0", "worker_hangs",
+          short=True),
+    Fault("bench SIGSEGV", "failed", "SIGSEGV.*Remedy: .*bench.stderr", "bench_segfaults"),
+    Fault("bench SIGABRT", "failed", "SIGABRT.*Remedy", "bench_aborts"),
+    Fault("bench os._exit", "failed", "exit code 7, before the run was done", "bench_exits"),
+    Fault("bench SIGKILL", "failed", "SIGKILL.*Remedy: .*out-of-memory", "bench_dies", short=True),
+    Fault("allocation fails", "failed", "^RuntimeError: .*allocate.*Remedy: lower batch_size",
+          "allocation_fails"),
+    Fault("CUDA out of memory", "failed", "^OutOfMemoryError: CUDA out.*Remedy: lower batch_size",
+          "cuda_out_of_memory"),
+    Fault("the loss becomes NaN", "finished", "", "loss_is_nan", short=True),
+    Fault("100 MB on stdout", "finished", "", "floods_stdout", short=True),
+    Fault("an escapee that double-forks", "finished", "", "escapes", short=True),
+    Fault("hang with the GIL held, Stop", "stopped", "", "bench_hangs", stop_in(5), short=True,
+          **forced),
+    Fault("SIGINT ignored, Stop", "stopped", "", "ignores_stop", stop_in(5), **forced),
+    Fault("bench SIGSTOP, Stop", "stopped", "", "bench_is_stopped", stop_in(5), **forced),
+    Fault("Stop", "stopped", do=after_steps(stop), more=long, short=True),
+    Fault("Stop at once", "stopped", do=stop, more=long),
+    Fault("Stop during import", "stopped", do=stop_during_import, more=long, short=True),
+    Fault("bench killed from outside", "failed", "SIGKILL.*Remedy", do=kill("bench"), more=long),
+    Fault("worker killed from outside", "failed", "orker .*Remedy", do=kill("worker"), more=long),
+    Fault("supervisor killed", "failed", "supervisor was killed", do=kill("supervisor"), more=long,
+          short=True),
+    Fault("supervisor and bench killed", "failed", "supervisor was killed",
+          do=kill("supervisor", "bench"), more=long),
+    Fault("all but the kernel killed", "failed", "supervisor was killed",
+          do=kill("worker", "bench", "supervisor", "telemetry"), more=long),
+    Fault("supervisor of an escapee killed", "failed", "supervisor was killed", "escapes",
+          kill_supervisor_of_an_escapee, more=long, short=True),
+    Fault("telemetry killed", "finished", do=kill("telemetry"), more=(("steps", 200),)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "fault", [f for f in FAULTS if f.short or ALL], ids=lambda fault: fault.name.replace(" ", "-")
+)
+def test_a_fault_ends_the_run_as_it_must_and_leaves_nothing(fault):
+    run = launch(fault.pipeline, fault=fault.planted)
+    acted = fault.do(run)
+    run.wait()
+    until(lambda: not processes_of(run.path), FORCED_S + SLACK_S)
+    cleaned = (now_ns() - (acted or last_word(run))) / 1e9
+    fault_figures.append((fault.name, cleaned, counted(run), run.steps))
+    assert run.outcome == fault.outcome, run.error
+    assert re.search(fault.says, run.error or "") if fault.says else run.error is None, run.error
+    assert run.steps >= counted(run)
+    assert [step["i"] for step in run.steps_since(0)] == list(range(run.steps))
+    assert cleaned < fault.limit_s + SLACK_S
+    assert_only_the_record_is_left(run)
+    assert load(run.path).steps == run.steps
+    if fault.planted == "loss_is_nan":
+        assert run.loss[0] == run.loss[0] and run.loss[-1] != run.loss[-1]
+        assert run.to_dict()["loss"][-1] is None
+    if ALL:
+        assert launch(QUICK).wait().outcome == "finished"
+
+
+def last_word(run):
+    """When the run's own trouble or end came, ns: what there was to clean up after."""
+    events = [run.event(name) for name in ("error", "done")]
+    return next((e["t_ns"] for e in events if e), None) or run.steps_since(0)[-1]["t"][3]
+
+
+def assert_only_the_record_is_left(run):
+    """No tool of the run lies in its folder, none of its shared memory in /dev/shm."""
+    left = {path.name for path in run.path.iterdir()}
+    assert not left & {"steps.ring", "reserve", "launch.json"}
+    assert not [name for name in left if name.startswith(("listener-", "pym-"))]
+    for pid in processes.logged_workers(run.path) | processes.logged_bench(run.path):
+        assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{pid}_")]
+
+
+def test_the_next_run_works():
+    assert launch(QUICK).wait().outcome == "finished"
+
+
+@pytest.mark.skipif(not ALL, reason="takes 8 s: set LABKIT_ALL_FAULTS=1")
+def test_a_reader_that_stalls_for_6_seconds_costs_the_run_nothing():
+    run = launch(QUICK.but(steps=10**6, seconds=7), fault=NOTHING)
+    until(lambda: run.refresh().steps > 10)
+    time.sleep(6)
+    run.wait()
+    ends = [step["t"][3] for step in run.steps_since(0)]
+    pauses = [(b - a) / 1e9 for a, b in zip(ends, ends[1:], strict=False)]
+    assert run.outcome == "finished" and run.steps >= counted(run)
+    assert max(pauses) < 1
+
+
+def test_what_no_one_was_left_to_clear_up_the_next_run_does(tmp_path):
+    """Kernel and supervisor are killed at once: the run that starts next sees to what is left."""
+    code = (
+        "import labkit as lk; from labkit.lab.launcher import launch\n"
+        f"run = launch(lk.Pipeline(**{QUICK.but(**LONG).changed()!r}), fault='escapes')\n"
+        "print(run.path, run._process.process.pid, flush=True)\n"
+        "run.wait()"
+    )
+    env = os.environ | {"LABKIT_HOME": str(tmp_path)}
+    kernel = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=-1, text=True)
+    path, supervisor = kernel.stdout.readline().split()
+    file = os.path.join(path, COUNT_NAME)
+    until(lambda: os.path.exists(file) and int.from_bytes(open(file, "rb").read(), "little") > 9)
+    for pid in (kernel.pid, int(supervisor)):
+        os.kill(pid, signal.SIGKILL)
+    kernel.wait()
+    finished = int.from_bytes(open(file, "rb").read(), "little")
+    code = f"import labkit as lk; print(lk.run(lk.Pipeline(**{QUICK.changed()!r})).outcome)"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout.strip() == "finished", done.stderr
+    assert not processes_of(path)
+    run = load(path)
+    assert run.outcome == "stopped" and run.steps >= finished
+    assert not {"steps.ring", "reserve", "launch.json"} & set(os.listdir(path))

@@ -1,0 +1,331 @@
+"""Records, knobs, names and pages from hostile hands: one clear error, or numbers, and no code."""
+
+import ast
+import contextlib
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+import traitlets
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+import labkit as lk
+from labkit.__main__ import main
+from labkit.bench import device_lock
+from labkit.lab.pipeline import KNOBS, Pipeline, parse_settings
+from labkit.lab.record import HEAD, Tail
+from labkit.show.controls import Control
+
+quick = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+
+SOURCES = sorted((Path(lk.__file__).parent).rglob("*.py"))
+SCRIPT = "<script>alert(1)</script>"
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=5,
+)
+
+
+def mostly(good):
+    return st.one_of(good, good, good, good, junk)
+
+
+# -- records -----------------------------------------------------------------------------------
+
+few, big = st.integers(0, 40), st.integers(-(2**61), 2**61)
+real = st.floats(-1e9, 1e9) | st.sampled_from([0.0, 1e300, -1e-300])
+two, four = st.lists(big, min_size=2, max_size=2), st.lists(big, min_size=4, max_size=4)
+word = st.sampled_from(["cpu", "gpu", "", SCRIPT, "\n", "x" * 300])
+FIELDS = {
+    "machine": {"device": word, "kind": word, "name": word, "cpu_cores": few, "memory_gib": real,
+                "versions": st.dictionaries(word, word, max_size=2)},
+    "job": {"pipeline": st.dictionaries(st.sampled_from([*KNOBS, "x"]), junk, max_size=1),
+            "not_applied": st.dictionaries(word, word, max_size=2)},
+    "stage": {"name": word, "done": few, "total": few},
+    "begin": {"warmup": few},
+    "epoch": {"step": few},
+    "step": {"i": few, "t": four, "n": few, "loss": real, "copy": two, "busy": two, "cpu": few},
+    "telemetry": {"t_ns": big, "cpu": real, "own_cpu": real, "cpus": few, "energy_j": real,
+                  "gpu": st.lists(two, max_size=2), "others": few},
+    "memory": {"peak_bytes": few},
+    "compiled": {"seconds": real},
+    "error": {"kind": word, "message": word, "workers": st.dictionaries(word, few, max_size=1),
+              "files": two},
+    "xray": {"steps": few},
+    "no_xray": {"why": word},
+    "done": {},
+    "end": {"stop": st.none() | word, "code": big, "why": word},
+    "surprise": {"anything": junk},
+}  # fmt: skip
+
+
+def an_event(name):
+    """An event as it should be, or now and then with anything in the place of a value."""
+    sound = st.fixed_dictionaries(FIELDS[name])
+    fields = {key: mostly(values) for key, values in FIELDS[name].items()}
+    hostile = st.fixed_dictionaries({}, optional=fields) | st.fixed_dictionaries(fields)
+    kinds = st.one_of(*[sound] * 12, hostile)
+    return kinds.map(lambda values: {"event": name, **values})
+
+
+spec = st.fixed_dictionaries(
+    {
+        "event": st.just("spec"),
+        "version": st.just(1),
+        "run": st.just(SCRIPT),
+        "pipeline": st.one_of(
+            *[st.just({})] * 6, st.dictionaries(st.sampled_from([*KNOBS, "x"]), junk, max_size=1)
+        ),
+    },
+    optional={"watched": st.one_of(*[st.just({"loader": SCRIPT})] * 6, junk)},
+)
+listed = st.lists(st.sampled_from(sorted(FIELDS)).flatmap(an_event), max_size=6)
+
+
+@settings(quick, max_examples=300)
+@given(spec, listed, st.booleans())
+def test_a_record_with_anything_in_it_is_refused_or_gives_numbers(
+    tmp_path_factory, first, events, sound
+):
+    file = tmp_path_factory.getbasetemp() / "hostile.jsonl"
+    steps = [
+        {"event": "step", "i": i, "t": [10 * i, 10 * i + 3, 10 * i + 3, 10 * i + 9], "n": 4,
+         "loss": 1.0}
+        for i in range(30 if sound else 0)
+    ]  # fmt: skip
+    text = "".join(json.dumps(event) + "\n" for event in [first, *steps, *events])
+    file.write_text(text, encoding="utf-8")
+    try:
+        run = lk.load(file)
+        shown = [repr(run), str(run.diagnose()), json.dumps(run.to_dict(), allow_nan=False)]
+    except lk.RecordError as error:
+        assert "\n" not in str(error)
+        return
+    assert all(shown)
+    for thing in (run.machine, run.diagnose(), run.compare(run)):
+        assert SCRIPT not in thing._repr_html_()
+    for share in (run.utilization, run.spread):
+        assert share is None or share == share
+
+
+@quick
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=4), st.integers(0, 200))
+@example([b'{"event":"st'], 60)
+def test_a_torn_line_is_never_taken_for_an_event_and_costs_no_other(
+    tmp_path_factory, pieces, where
+):
+    """A front of a line, left by a writer that was killed, before the whole line of another."""
+    whole = [b'{"event":"step","i":%d,"t":[%d,2,3,4],"n":1,"loss":0.5}' % (i, i) for i in range(3)]
+    torn = whole[1][: where % (len(whole[1]) - 1)]
+    for piece in pieces:
+        torn = torn if b"\n" in piece or b"}" in piece or b"event" in piece else torn + piece
+    file = tmp_path_factory.getbasetemp() / "torn.jsonl"
+    file.write_bytes(whole[0] + b"\n" + torn + whole[2] + b"\n" + torn + b"\n" + whole[1] + b"\n")
+    seen = [event["i"] for event in Tail(file).read()]
+    assert seen[0] == 0 and seen[-1] == 1
+    assert seen in ([0, 2, 1], [0, 1])  # the middle one only where its front can be told apart
+    if torn.startswith(HEAD) and len(torn) < 60:
+        assert seen == [0, 2, 1]
+
+
+def test_a_record_that_unpacks_to_more_than_fits_is_refused(tmp_path, monkeypatch):
+    import gzip
+
+    from labkit.lab import record
+
+    monkeypatch.setattr(record, "MAX_BYTES", 10_000)
+    bomb = tmp_path / "bomb.jsonl.gz"
+    bomb.write_bytes(gzip.compress(b'{"event":"spec","version":1,"run":"r","pipeline":{}}\n' * 999))
+    with pytest.raises(lk.RecordError, match="larger than"):
+        lk.load(bomb)
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/proc/self/mem", "/", "", "a\0b", "~", "x" * 5000])
+def test_a_path_that_is_no_record_is_refused_at_once(path):
+    with pytest.raises((lk.RecordError, ValueError)):
+        lk.load(path)
+
+
+# -- knobs from the terminal -------------------------------------------------------------------
+
+
+@quick
+@given(st.text(max_size=30) | st.tuples(st.sampled_from([*KNOBS]), st.text(max_size=12)))
+@example("__class__=1")
+@example(("device", "cuda:999999"))
+@example(("device", "cpu\n"))
+@example(("batch_size", "9" * 5000))
+@example(("batch_size", "１６"))
+@example(("seconds", "1e400"))
+def test_a_setting_is_a_knob_in_its_range_or_one_line_of_error(text):
+    text = text if isinstance(text, str) else "=".join(text)
+    try:
+        knobs = parse_settings([text])
+        pipeline = Pipeline(**knobs)
+    except ValueError as error:
+        assert "Traceback" not in str(error)
+        return
+    for name, value in knobs.items():
+        assert KNOBS[name].check(value) == getattr(pipeline, name)
+        assert "\n" not in str(value)
+
+
+@quick
+@given(st.lists(st.text(max_size=12) | st.sampled_from(["run", "--set", "--json"]), max_size=4))
+def test_a_command_line_of_anything_never_shows_a_traceback(monkeypatch_module, words):
+    out, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        try:
+            code = main(words)
+        except SystemExit as exit:
+            code = exit.code
+    assert code in (0, 1, 2)
+    assert "Traceback" not in error.getvalue()
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module():
+    """Nothing that a fuzzed command line names is really run."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def refuse(*_, **__):
+            raise ValueError("not in this test")
+
+        for name in ("run", "sweep", "machine", "trace", "diagnose", "tune", "panel", "measure"):
+            patch.setattr(lk, name, refuse, raising=False)
+        patch.setattr("labkit.lab.launcher.launch", refuse)
+        patch.setattr("subprocess.Popen", refuse)
+        yield
+
+
+# -- knobs from widgets ------------------------------------------------------------------------
+
+
+@quick
+@given(
+    st.sampled_from(sorted(KNOBS)),
+    st.sampled_from(["value", "index", "min", "max", "_options_labels", "step", "disabled"]),
+    junk | st.sampled_from(["__import__('os')", "../../etc/passwd", 10**12, -1, [0, "x"]]),
+)
+def test_whatever_a_front_end_sends_a_control_holds_an_allowed_value(name, trait, sent):
+    control = Control(KNOBS[name], KNOBS[name].default)
+    with contextlib.suppress(traitlets.TraitError, TypeError, ValueError, KeyError, IndexError):
+        control.widget.set_state({trait: sent})
+    try:
+        value = getattr(Pipeline(**{name: control.value}), name)
+    except ValueError as error:
+        assert name in str(error)
+        return
+    assert KNOBS[name].check(value) == value
+    if KNOBS[name].kind == "str":
+        assert value is None or value in [v for _, v in control.widget.options]
+
+
+# -- names -------------------------------------------------------------------------------------
+
+
+@quick
+@given(st.text(min_size=1, max_size=80))
+@example("../../../etc/cron.d/x")
+@example("GPU-0a1b/../..")
+@example("\0")
+def test_a_devices_lock_stays_in_its_folder(tmp_path_factory, device):
+    folder = tmp_path_factory.getbasetemp() / "locks"
+    fd = device_lock.hold(folder, device[:60], {}, waiting=lambda text: None)
+    __import__("os").close(fd)
+    made = list(folder.iterdir())
+    assert made and all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}\.lock", path.name) for path in made)
+    for path in made:
+        path.unlink()
+
+
+@quick
+@given(st.text(max_size=90) | st.sampled_from(["../x", "a/../../x", "/etc/passwd", "a/b/c", "."]))
+def test_a_recorded_runs_name_stays_inside_its_folder(tmp_path_factory, name):
+    root = tmp_path_factory.getbasetemp()
+    (root / "secret.jsonl").write_text('{"event":"spec","version":1,"run":"r","pipeline":{}}\n')
+    (root / "records").mkdir(exist_ok=True)
+    for text in (name, f"../{name}", "../secret", "x/../../secret", str(root / "secret")):
+        with pytest.raises((ValueError, LookupError)):
+            lk.recorded(text, folder=root / "records")
+
+
+def test_an_experiment_is_one_of_a_list_and_never_a_module_by_name():
+    from labkit.bench.experiments import EXPERIMENTS
+    from labkit.lab.experiment import Experiment
+
+    for name in ("os", "..data", "../x", "__init__", "a.b", ""):
+        with pytest.raises(ValueError, match="experiment"):
+            Experiment(name)
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) for name in EXPERIMENTS)
+
+
+# -- what is shown -----------------------------------------------------------------------------
+
+
+def modules_with_html():
+    return [s for s in SOURCES if re.search(r"_repr_html_|widgets\.HTML|HTML\(", s.read_text())]
+
+
+@pytest.mark.parametrize("source", modules_with_html(), ids=lambda path: path.stem)
+def test_what_is_filled_into_html_is_escaped(source):
+    """No attribute, item or text of anything goes into a template with tags as it is."""
+    tree = ast.parse(source.read_text())
+    bare = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr) and any(
+            isinstance(part, ast.Constant) and re.search(r"</?[a-z]+[ >]", str(part.value))
+            for part in node.values
+        ):
+            parts = [part for part in node.values if isinstance(part, ast.FormattedValue)]
+            bare += [ast.unparse(part.value) for part in parts if is_bare(part)]
+    assert bare == []
+
+
+def is_bare(part):
+    """Whether a part of a template is data: not escaped before, not formatted as a number."""
+    spec = ast.unparse(part.format_spec) if part.format_spec else ""
+    if re.search(r"[%fgd]'?$", spec):
+        return False
+    if isinstance(part.value, ast.Call):
+        return ast.unparse(part.value.func) in ("str", "repr", "getattr", "format")
+    return isinstance(part.value, ast.Attribute | ast.Subscript) or bool(part.conversion > 0)
+
+
+# -- no code from data -------------------------------------------------------------------------
+
+# What the reader wrote in the notebook (a dataset, a step, an answer) goes to their own bench and
+# its workers: once, through a file in the run's folder that is deleted. Nothing comes back so.
+MAY_PICKLE = {
+    "labkit/tuner/source.py", "labkit/learn/attempt.py",  # write it
+    "labkit/bench/own_source.py", "labkit/bench/experiments/exercise.py",  # read it
+    "labkit/bench/by_value.py",
+    # grading a handed-in notebook runs foreign code anyway, in a process that is fenced in first
+    "labkit/learn/cell_child.py", "labkit/bench/confine.py",
+}  # fmt: skip
+RUNS_CELLS = {"labkit/learn/cell_child.py"}  # of a handed-in notebook, fenced in
+NEVER = {"eval", "exec", "compile", "__import__"}
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_nothing_in_the_package_runs_what_it_reads(source):
+    name = source.relative_to(Path(lk.__file__).parents[1]).as_posix()
+    tree = ast.parse(source.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            bad = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib", "yaml"}
+            assert name in MAY_PICKLE or not bad & {n.split(".")[0] for n in names}
+        if not isinstance(node, ast.Call):
+            continue
+        called, keywords = ast.unparse(node.func), {k.arg: k.value for k in node.keywords}
+        assert called not in NEVER or name in RUNS_CELLS, f"{called} in line {node.lineno}"
+        assert called != "os.system" and "shell" not in keywords
+        if called in ("torch.load", "torch.jit.load"):
+            assert ast.unparse(keywords.get("weights_only", ast.Constant(None))) == "True"
+        if called in ("np.load", "numpy.load"):
+            assert ast.unparse(keywords.get("allow_pickle", ast.Constant(None))) == "False"
