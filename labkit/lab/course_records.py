@@ -35,7 +35,7 @@ def _run(name: str, title: str, needs: tuple[str, ...] = (), **knobs: Any) -> Wa
 
 
 def _loader() -> list[Wanted]:
-    stall = {"stall_ms": 400.0, "stall_every": 20, "num_workers": 4}
+    stall = {"stall_ms": 300.0, "stall_every": 20, "num_workers": 6, "steps": 200}
     pinned = {"num_workers": 8, "pin_memory": True, "non_blocking": True}
     return [
         *(

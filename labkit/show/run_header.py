@@ -75,6 +75,7 @@ def knobs_of(run: Run, length: int = 240) -> str:
     if run.alias:
         return run.alias[:length]
     text = ", ".join(f"{name}={value!r}" for name, value in run.asked.changed().items())
+    text = f"the slow script, {fixes}" if (fixes := _fixes(run)) else text
     return (text or "the default pipeline")[:length]
 
 
@@ -93,7 +94,7 @@ def _before(run: Run, before: Run) -> str:
     now = run.asked.to_dict()
     differs = {name: old for name, old in before.asked.to_dict().items() if old != now[name]}
     knobs = ", ".join(f"{name}={old!r}" for name, old in differs.items())
-    knobs = knobs or _fixes(run, before) or "the same knobs"
+    knobs = _fixes(before) or knobs or "the same knobs"
     mark = f"RECORDED on {before.machine.name}, " if before.recorded else ""
     if before.utilization is None:
         return f"before: {mark}{knobs[:240]}: {before.outcome}, without numbers to draw"
@@ -101,12 +102,13 @@ def _before(run: Run, before: Run) -> str:
     return text if stated_of([run]) == stated_of([before]) else _with_stated(text, [before])
 
 
-def _fixes(run: Run, before: Run) -> str:
-    """Name the fixes of the slow script that `before` had, where the two differ in them."""
-    had, has = (((r.event("spec") or {}).get("script") or {}).get("fixes") for r in (before, run))
-    if had == has or not isinstance(had, list):
+def _fixes(run: Run) -> str:
+    """Name what is fixed of the slow script; "" for any other run."""
+    script = (run.event("spec") or {}).get("script")
+    fixes = script.get("fixes") if isinstance(script, dict) else None
+    if not isinstance(fixes, list):
         return ""
-    return f"fixed: {', '.join(map(str, had))}" if had else "nothing fixed"
+    return f"fixed: {', '.join(map(str, fixes))}" if fixes else "nothing fixed"
 
 
 def _with_stated(text: str, runs: list[Run]) -> str:

@@ -26,7 +26,13 @@ def verdict(run: Run) -> str:
         words = f"copies to the device take {copy:.0%} of each step. Notebook 03 overlaps them."
     else:
         words = f"gaps while the host issues work take {other:.0%} of each step: see notebook 07."
-    return f"{busy}: {words}"
+    return f"{busy}: {words}{_not_finite(run)}"
+
+
+def _not_finite(run: Run) -> str:
+    """Say where the loss stopped being a number; the timing is sound all the same."""
+    gone = [] if run.watched else [i for i, loss in enumerate(run.loss) if loss != loss]
+    return f" The loss is NaN from step {gone[0]} on: see notebook 05." if gone else ""
 
 
 def against(run: Run, before: Run) -> str:
