@@ -24,8 +24,10 @@ def measure(job: Any, bench: Workbench) -> None:
     The checks are in `labkit.bench.exercises`, one module each with `check(answer, bench)`. They
     write measurements; a point named "refused" says why the answer does not count.
     """
+    if not str(job.task).isidentifier():
+        raise ValueError(f"task={job.task!r} is no exercise.")
     module = importlib.import_module(f"labkit.bench.exercises.{job.task}")
-    before = _relied_on()
+    before = _relied_on(module)
     try:
         answer = _unpacked(bench.answer)
         module.check(answer, bench)
@@ -33,7 +35,9 @@ def measure(job: Any, bench: Workbench) -> None:
         refuse(bench, str(refused))
     except Exception as error:  # the reader's code may raise anything
         refuse(bench, f"It raised {type(error).__name__}: {str(error)[:300]}")
-    if changed := [name for name, thing in _relied_on().items() if thing is not before[name]]:
+    if changed := [
+        name for name, thing in _relied_on(module).items() if thing is not before.get(name, thing)
+    ]:
         refuse(bench, f"It replaces {', '.join(changed)}: then nothing can be measured.")
 
 
@@ -55,6 +59,7 @@ def _unpacked(path: Path) -> Any:
             path.unlink()
 
 
-def _relied_on() -> dict[str, Any]:
+def _relied_on(check: Any) -> dict[str, Any]:
     found = {f"time.{name}": getattr(time, name) for name in CLOCKS}
-    return found | {f"torch.{name}": getattr(torch, name) for name in TORCH}
+    found |= {f"torch.{name}": getattr(torch, name) for name in TORCH}
+    return found | {f"the check's {name}": thing for name, thing in vars(check).items()}
