@@ -40,8 +40,10 @@ def tiny():
 @pytest.fixture(scope="session")
 def finished(tiny):
     """One finished run, for tests that only read."""
+    from labkit.lab import folders
     from labkit.lab.launcher import launch
 
+    folders.KEPT_RUNS = 10_000  # a session makes more runs than a user keeps, and reads this one
     run = launch(tiny).wait()
     assert run.outcome == "finished", run.error
     return run

@@ -18,6 +18,7 @@ from PIL import Image
 
 from labkit.lab.load import load
 from labkit.lab.pipeline import Pipeline
+from labkit.lab.record import RecordError
 from labkit.show import plots, style
 from labkit.show.instruments import instruments
 from labkit.show.ladder import NO_GAIN, Ladder
@@ -208,9 +209,10 @@ def test_missing_samples_are_gaps_never_zero(record):
     assert 0 not in smi[2]
 
 
-def test_telemetry_that_is_no_telemetry_is_left_out(record):
-    odd = [{"t_ns": "now", "gpu": [3, [1], ["a", "b"], None]}, {"t_ns": 10**12, "gpu_now": "x"}]
-    assert instruments(record(machine=GPU, telemetry=odd)) == []
+def test_telemetry_that_is_no_telemetry_is_refused(record):
+    for odd in ({"t_ns": "now"}, {"t_ns": 1, "gpu": [3, None]}, {"t_ns": 1, "gpu_now": "x"}):
+        with pytest.raises(RecordError, match="not an event"):
+            record(machine=GPU, telemetry=[odd])
 
 
 def test_an_instrument_that_said_nothing_is_not_in_the_legend(record):

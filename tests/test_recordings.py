@@ -158,7 +158,7 @@ def test_a_replay_is_never_mistaken_for_a_measurement(shipped):
     played = lk.replay(lk.recorded("tiny", folder=shipped), speed=100)
     name = played.machine.name
     assert repr(played).startswith(f"RECORDED on {name}")
-    assert played.to_dict()["recorded"] is True
+    assert played.to_dict()["mark"] == f"RECORDED on {name}"
     figure = played.plot()
     assert any("RECORDED" in text.get_text() for text in figure.texts)
     view = LiveView()

@@ -164,7 +164,7 @@ class Measurements(Logged):
         """Everything measured, as JSON types."""
         return {
             "id": self.id, "utc": self.utc, "recorded": self.recorded, "outcome": self.outcome,
-            "error": self.error, "experiment": self.name, "params": self.params,
+            "error": self.error, "mark": self.mark, "experiment": self.name, "params": self.params,
             "machine": self.machine.to_dict(), "skipped": self.skipped,
             "points": [point.to_dict() for point in self.points],
         }  # fmt: skip
@@ -183,7 +183,7 @@ class Measurements(Logged):
         return len(self.points)
 
     def __repr__(self) -> str:
-        mark = f"RECORDED on {self.machine.name}: " if self.recorded else ""
+        mark = f"{self.mark}: " if self.recorded else ""
         count = "1 point" if len(self) == 1 else f"{len(self)} points"
         head = f"{mark}Measurements({self.name}) {self.outcome}: "
         noisy = sum(point.noisy for point in self)

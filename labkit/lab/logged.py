@@ -140,6 +140,11 @@ class Logged:
         """The machine it ran on."""
         return Machine.from_dict(self._last.get("machine", {}))
 
+    @property
+    def mark(self) -> str | None:
+        """ "RECORDED on ..." where it was not measured here; None where it was."""
+        return f"RECORDED on {self.machine.name}" if self.recorded else None
+
     def save(self, path: str | os.PathLike) -> Path:
         """Write the record to `path`: one file, packed where its name ends in .gz; return it."""
         path, source = Path(path), self.path

@@ -275,6 +275,7 @@ class Run(Logged):
         )  # fmt: skip
         values = {name: getattr(self, name) for name in names}
         values["loss"] = [step.get("loss") for step in self._steps]
+        values["mark"] = self.mark
         values["machine"] = self.machine.to_dict()
         values["pipeline"] = self.pipeline.to_dict()
         return values
@@ -320,7 +321,7 @@ class Run(Logged):
         return read(self)
 
     def __repr__(self) -> str:
-        mark = f"RECORDED on {self.machine.name}: " if self.recorded else ""
+        mark = f"{self.mark}: " if self.recorded else ""
         knobs = ", ".join(f"{n}={v!r}" for n, v in self.asked.changed().items()) or "defaults"
         head = f"{mark}Run({self.alias or knobs}) {self.outcome}"
         if self.error:
