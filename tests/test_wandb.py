@@ -9,7 +9,10 @@ import labkit as lk
 wandb = pytest.importorskip("wandb")
 
 
-def test_an_offline_run_is_written_beside_the_run_without_account_or_network(tiny):
+@pytest.mark.parametrize("kernel", ["without W&B", "with a W&B session of its own"])
+def test_an_offline_run_is_written_beside_the_run_without_account(tiny, kernel, monkeypatch):
+    if kernel.startswith("with "):
+        monkeypatch.setenv("WANDB_SERVICE", "3-1-unix-/nowhere/socket")
     run = lk.run(tiny, wandb=True)
     assert run.outcome == "finished"
     deadline = time.monotonic() + 60

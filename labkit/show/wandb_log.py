@@ -161,6 +161,7 @@ def log(run: Run, settings: dict[str, str], folder: Path) -> None:
 
 def main(folder: str, settings: str) -> None:
     """Log the run in `folder`; give up after `PATIENCE_S`."""
+    os.environ.pop("WANDB_SERVICE", None)  # the kernel's own session of W&B is not ours to join
     giving_up = threading.Timer(PATIENCE_S, give_up, (f"no answer in {PATIENCE_S} s",))
     giving_up.daemon = True
     giving_up.start()
