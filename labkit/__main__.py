@@ -12,67 +12,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.lab.pipeline import KNOBS, Pipeline, parse_settings
-from labkit.show import grade_command, ranks_command, record_command, tune_command, watch_command
-
-EPILOG = """labkit COMMAND --help tells more about each, with examples.
-
-start here:
-  labkit machine                        what is there to measure on
-  labkit run --set num_workers=4        one pipeline, for a few seconds
-  labkit diagnose PATH                  what holds a saved run or a profiler trace back
-  labkit watch -- python train.py       your own script, unchanged
-
-Results go to stdout (--json: one JSON object), progress and errors to stderr. The exit code is 0,
-1 where a run failed, 2 where the input was bad, 130 where you interrupted it.
-"""
-
-RUN_EXAMPLES = """examples:
-  labkit run
-  labkit run --set num_workers=4 --set precision=bf16 --plot run.png
-  labkit run --set dataset=array --save before.jsonl.gz && labkit diagnose before.jsonl.gz
-  labkit run --set device=cpu --json | python -m json.tool
-
-"""
-
-SWEEP_EXAMPLES = """examples:
-  labkit sweep --over num_workers=0,2,4,8 --plot workers.png
-  labkit sweep --over batch_size=16,32,64 --over precision=fp32,bf16 --set num_workers=4
-  labkit sweep --over batch_size=64,128,256 --devices cuda:0,cuda:1   one run at a time on each
-
-"""
-
-TRACE_EXAMPLES = """the file comes from your own training loop:
-  with torch.profiler.profile(schedule=torch.profiler.schedule(wait=5, warmup=2, active=5)) as prof:
-      for batch in loader: train(batch); prof.step()
-  prof.export_chrome_trace("trace.json.gz")
-
-examples:
-  labkit trace trace.json.gz
-  labkit trace trace.json.gz --plot trace.png --json
-"""
-
-DIAGNOSE_EXAMPLES = """examples:
-  labkit run --save run.jsonl.gz && labkit diagnose run.jsonl.gz
-  labkit diagnose trace.json.gz         a torch.profiler trace of your own script
-"""
-
-FAULTS_EXAMPLES = """\
-Pipelines with a known fault planted in each, and healthy ones, run one after the other; the
-table says how often the diagnosis named the fault. It takes an hour or so: --keep lets you stop.
-
-examples:
-  labkit faults --seeds 1 --keep faults.jsonl
-  labkit faults --only "no workers" --seeds 1
-"""
-
-WATCH_EXAMPLES = """\
-The script keeps its stdin, stdout, stderr and exit code; the verdict goes to stderr in the end.
-
-examples:
-  labkit watch -- python train.py --epochs 1
-  labkit watch --json -- torchrun --nproc-per-node=2 train.py > verdict.json
-"""
+from labkit.lab.pipeline import Pipeline, parse_settings
+from labkit.show import (
+    command_help,
+    grade_command,
+    ranks_command,
+    record_command,
+    tune_command,
+    watch_command,
+)
 
 
 class BadInput(Exception):
@@ -100,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(
         prog="labkit",
         description="Why is my GPU idle, and what do I change?",
-        epilog=EPILOG,
+        epilog=command_help.EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -119,13 +67,15 @@ def parser() -> argparse.ArgumentParser:
 
     command("machine", machine, "what is here: device, cores, memory, versions")
 
-    sub = command("run", run, "measure one pipeline", epilog=RUN_EXAMPLES + knob_help())
+    sub = command(
+        "run", run, "measure one pipeline", epilog=command_help.RUN_EXAMPLES + command_help.knobs()
+    )
     settings(sub)
     sub.add_argument("--save", metavar="FILE", help="keep the record (.jsonl or .jsonl.gz)")
     sub.add_argument("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
     sub.add_argument("--wandb", action="store_true", help="log to an offline W&B run afterwards")
 
-    epilog = SWEEP_EXAMPLES + knob_help()
+    epilog = command_help.SWEEP_EXAMPLES + command_help.knobs()
     sub = command("sweep", sweep, "measure every combination of values", epilog=epilog)
     settings(sub)
     sub.add_argument("--over", action="append", required=True, metavar="KNOB=A,B,C",
@@ -134,16 +84,16 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
 
     sub = command("trace", trace, "read a torch.profiler trace: where each step's time goes",
-                  epilog=TRACE_EXAMPLES)  # fmt: skip
+                  epilog=command_help.TRACE_EXAMPLES)  # fmt: skip
     sub.add_argument("file", metavar="FILE", help=".json or .json.gz, from torch.profiler")
     sub.add_argument("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
 
     sub = command("diagnose", diagnose, "name the bottleneck of a record or a profiler trace",
-                  epilog=DIAGNOSE_EXAMPLES)  # fmt: skip
+                  epilog=command_help.DIAGNOSE_EXAMPLES)  # fmt: skip
     sub.add_argument("path", metavar="PATH", help="a run's folder or record, or a trace file")
 
     sub = command("faults", faults, "run the labelled fault set, score the diagnosis on it",
-                  epilog=FAULTS_EXAMPLES)  # fmt: skip
+                  epilog=command_help.FAULTS_EXAMPLES)  # fmt: skip
     sub.add_argument("--half", default="scoring", choices=("scoring", "calibration"),
                      help="scoring (default), or what the thresholds were set on")  # fmt: skip
     sub.add_argument(
@@ -182,7 +132,7 @@ def parser() -> argparse.ArgumentParser:
             "watch",
             watch_command.watch,
             "run a script unchanged and judge it from outside",
-            epilog=WATCH_EXAMPLES,
+            epilog=command_help.WATCH_EXAMPLES,
         )  # fmt: skip
     )
 
@@ -199,15 +149,6 @@ def settings(sub: argparse.ArgumentParser) -> None:
     """Add --set, the one way to change knobs."""
     sub.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="settings",
                      help="change a knob; may be repeated, all knobs are listed below")  # fmt: skip
-
-
-def knob_help() -> str:
-    """The knobs as help text: name, default, what it does, what is allowed."""
-    lines = ["knobs (--set KNOB=VALUE):"]
-    for knob in KNOBS.values():
-        lines.append(f"  {knob.name}={knob.default}: {knob.help}")
-        lines.append(f"      {knob.allowed}")
-    return "\n".join(lines)
 
 
 def machine(options: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
 """Tests run in a cache of their own: none of the user's runs, and nothing left behind."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -89,3 +90,21 @@ def processes_of(folder: Path) -> list[str]:
 def torch_segments() -> set[str]:
     """The names of torch's shared memory segments on this machine."""
     return {path.name for path in Path("/dev/shm").glob("torch_*")}
+
+
+async def ended(shown):
+    """Wait for a panel's run to be over, and for its buttons to say so."""
+    await asyncio.wait_for(shown._task, 120)
+    assert not shown.running
+    assert not shown.run_button.disabled
+    assert shown.stop_button.disabled
+
+
+async def until(condition):
+    """Wait for `condition()` in an event loop."""
+
+    async def poll():
+        while not condition():
+            await asyncio.sleep(0.02)
+
+    await asyncio.wait_for(poll(), 120)

@@ -141,6 +141,20 @@ def test_a_launch_bound_run_has_gaps_inside_its_steps():
 # -- telemetry ---------------------------------------------------------------------------------
 
 
+def test_gaps_between_tiny_kernels_are_seen_by_the_x_ray_not_by_the_steps():
+    run = finished(FED.but(model="mlp", width=32, depth=64, batch_size=1))
+    assert run.xray is not None and run.xray.gpu_utilization < run.utilization
+
+
+def test_counters_of_the_card_are_shares_where_it_has_them():
+    run = finished(FED.but(steps=100_000, seconds=6, batch_size=256))
+    counted = [sample["gpm"] for sample in run.telemetry if sample.get("gpm")]
+    if not counted:
+        pytest.skip("this card has no GPM counters (Hopper and later have)")
+    shares = [value for each in counted for value in each.values() if value is not None]
+    assert shares and all(0 <= value <= 1 for value in shares)
+
+
 @pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no nvidia-smi")
 def test_telemetry_agrees_with_nvidia_smi():
     run = launch(FED.but(steps=100_000, seconds=6, batch_size=256))

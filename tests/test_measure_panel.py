@@ -3,24 +3,10 @@
 import asyncio
 
 import pytest
+from conftest import ended, until
 
 import labkit as lk
 from labkit.show.measure_panel import Choice, MeasurePanel, against, measure_panel, overlays
-
-
-async def ended(shown):
-    await asyncio.wait_for(shown._task, 120)
-    assert not shown.running
-    assert not shown.run_button.disabled
-    assert shown.stop_button.disabled
-
-
-async def until(condition):
-    async def poll():
-        while not condition():
-            await asyncio.sleep(0.02)
-
-    await asyncio.wait_for(poll(), 120)
 
 
 def test_a_list_makes_a_control_and_anything_else_is_fixed():

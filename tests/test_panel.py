@@ -4,6 +4,7 @@ import asyncio
 
 import ipywidgets as widgets
 import pytest
+from conftest import ended, until
 
 from labkit.lab.pipeline import KNOBS, Pipeline
 from labkit.show.controls import Control
@@ -22,21 +23,6 @@ def _own_home(tmp_path_factory, monkeypatch):
     folders.home.cache_clear()
     yield
     folders.home.cache_clear()
-
-
-async def ended(shown):
-    await asyncio.wait_for(shown._task, 120)
-    assert not shown.running
-    assert not shown.run_button.disabled
-    assert shown.stop_button.disabled
-
-
-async def until(condition):
-    async def poll():
-        while not condition():
-            await asyncio.sleep(0.02)
-
-    await asyncio.wait_for(poll(), 120)
 
 
 @pytest.mark.parametrize("name", KNOBS)

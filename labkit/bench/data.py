@@ -156,14 +156,6 @@ def make_loader(dataset: Dataset, job: Any, times: ItemTimes | None = None) -> D
         collate = Stalling(collate, job)
     if times is not None:
         dataset, collate = TimedDataset(dataset, times), TimedCollate(collate, times)
-    with_workers: dict[str, Any] = {}
-    if job.num_workers:
-        with_workers = {
-            "prefetch_factor": job.prefetch_factor,
-            "persistent_workers": job.persistent_workers,
-            "worker_init_fn": worker_dies_with_bench,
-            "timeout": 120,  # a worker that hangs fails the run instead of waiting forever
-        }
     return DataLoader(
         dataset,
         batch_size=job.batch_size,
@@ -171,8 +163,20 @@ def make_loader(dataset: Dataset, job: Any, times: ItemTimes | None = None) -> D
         num_workers=job.num_workers,
         pin_memory=job.pin_memory,
         collate_fn=collate,
-        **with_workers,
+        **worker_settings(job),
     )
+
+
+def worker_settings(job: Any) -> dict[str, Any]:
+    """Return what a DataLoader is told about its workers; {} where it has none."""
+    if not job.num_workers:
+        return {}
+    return {
+        "prefetch_factor": job.prefetch_factor,
+        "persistent_workers": job.persistent_workers,
+        "worker_init_fn": worker_dies_with_bench,
+        "timeout": 120,  # a worker that hangs fails the run instead of waiting forever
+    }
 
 
 def like_a_batch(job: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from labkit.bench.events import EventLog, now_ns
 from labkit.bench.loop import Trainer
-from labkit.bench.step_log import NO_DEVICE, StepRing, _line
+from labkit.bench.step_log import NO_DEVICE, StepRing, line_of
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
 
 VOTE_EVERY = 4  # steps, at least, between two votes on whether the time is up
@@ -151,7 +151,7 @@ class DirectSteps(StepRing):
 
     def add(self, i, t, samples, loss, device=NO_DEVICE, cpu_ns=0) -> None:
         """Write step `i`; the arguments are a StepRing's."""
-        line = _line((*device, i + 1, *t, samples, cpu_ns, loss, i + 1))
+        line = line_of((*device, i + 1, *t, samples, cpu_ns, loss, i + 1))
         if marks := self.exchanged.pop(i, None):
             start, end = map(self.as_ns, marks)
             line = f'{line[:-1]},"comm":[{start},{end}]}}'

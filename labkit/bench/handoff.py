@@ -20,6 +20,7 @@ from labkit.bench.process import worker_dies_with_bench
 ROUNDS = 14
 FIRST = 3  # left out: the worker's start
 BUDGET_S = 0.35
+COST_S = 0.4  # about what it takes with the worker's start; see `xray.keep_time`
 COLD_S = 0.035  # after such a wait the model finds cold caches and a core that was asleep
 MIN_STEPS = 8  # of a run: a shorter one is a quick look
 

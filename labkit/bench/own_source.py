@@ -20,13 +20,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from labkit.bench.by_value import ByValue, sendable
+from labkit.bench.data import worker_settings
 from labkit.bench.item_times import ItemTimes, TimedCollate, TimedDataset
 from labkit.bench.own_batches import Endless, EndlessLoader
-from labkit.bench.process import worker_dies_with_bench
 
 KNOBS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "batch_size")
 PARTS = ("dataset", "collate_fn", "step")
-WORKER_TIMEOUT_S = 120  # a worker that hangs fails the run instead of waiting forever
 
 
 def prepare(
@@ -103,16 +102,9 @@ def checked(dataset: Any) -> Any:
 
 def make_loader(dataset: Any, collate: Callable, job: SimpleNamespace) -> DataLoader:
     """Build the reader's DataLoader with the job's settings, in random order, without an end."""
-    more: dict[str, Any] = {}
-    if job.num_workers:
-        more = {
-            "prefetch_factor": job.prefetch_factor,
-            "persistent_workers": job.persistent_workers,
-            "worker_init_fn": worker_dies_with_bench,
-            "timeout": WORKER_TIMEOUT_S,
-        }
-        if torch.multiprocessing.get_start_method() != "fork":
-            dataset, collate = sendable(dataset), ByValue(collate)
+    more = worker_settings(job)
+    if job.num_workers and torch.multiprocessing.get_start_method() != "fork":
+        dataset, collate = sendable(dataset), ByValue(collate)
     if not isinstance(dataset, IterableDataset):
         more["sampler"] = Endless(len(dataset), job.seed)
     return DataLoader(

@@ -88,7 +88,7 @@ class Drain:
             steps.append(step)
             self.next = step[4] + 1
         if steps:
-            self.log.write_line("\n".join(map(_line, steps)))
+            self.log.write_line("\n".join(map(line_of, steps)))
         return len(steps)
 
     def remove(self) -> None:
@@ -119,7 +119,8 @@ def recover(folder: str | Path) -> None:
         drain.remove()
 
 
-def _line(step: tuple) -> str:
+def line_of(step: tuple) -> str:
+    """Return a slot of the ring as the line of JSON that the log holds."""
     c0, c1, b0, b1, number, t0, t1, t2, t3, samples, cpu_ns, loss, _ = step
     text = f"{loss:.7g}" if math.isfinite(loss) else "null"  # strict JSON has no NaN
     cpu = f',"cpu":{cpu_ns}' if cpu_ns else ""

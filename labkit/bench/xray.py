@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from labkit.bench import op_times, probes
+from labkit.bench import handoff, op_times, probes
 from labkit.bench.events import EventLog
 
 FILE_NAME = "xray.json.gz"
@@ -26,11 +26,11 @@ LONGEST_STEP_S = 1.0  # no x-ray where a step takes longer
 
 
 def keep_time(job: Any) -> None:
-    """Shorten a run that has a limit of some seconds by what the x-ray will take."""
+    """Shorten a run that has a limit of some seconds by what the looks behind it will take."""
     if job.xray and job.seconds and job.seconds < 2.5 * COST_S:
         job.xray = False
     elif job.xray and job.seconds:
-        job.seconds -= COST_S
+        job.seconds -= COST_S + handoff.COST_S
 
 
 def look(

@@ -95,8 +95,8 @@ class Distributed:
             if not str(value) or any(c.isspace() for c in str(value)):
                 raise ValueError(f"{name}={value!r} is not allowed: {RENDEZVOUS[name]}.")
 
-    def to_dict(self) -> dict[str, Any]:
-        """The spec as JSON types."""
+    def to_spec(self) -> dict[str, Any]:
+        """What the log's first event says of it."""
         return {
             "pipeline": self.pipeline.to_dict(),
             "ranks": self.ranks,

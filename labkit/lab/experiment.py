@@ -48,6 +48,11 @@ class Experiment:
                 raise ValueError(f"{name}={value!r}: give numbers, texts or lists.") from None
         object.__setattr__(self, "params", {**defaults, **self.params})
 
+    def to_spec(self) -> dict[str, Any]:
+        """What the log's first event says of it."""
+        where = {"pipeline": {"device": self.device}}
+        return {"experiment": self.name, "params": dict(self.params), **where}
+
 
 @dataclass(frozen=True)
 class Measurement:

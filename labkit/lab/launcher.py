@@ -17,6 +17,7 @@ from labkit.bench.events import RESERVE_BYTES, RESERVE_NAME, VERSION, EventLog
 from labkit.lab import folders, leftovers, outcome, processes
 from labkit.lab.distributed import Distributed
 from labkit.lab.experiment import Experiment, Measurements
+from labkit.lab.load import kind_of
 from labkit.lab.pipeline import Pipeline
 from labkit.lab.ranks import Ranks
 from labkit.lab.run import Run
@@ -75,7 +76,7 @@ class Supervised:
 
 
 def launch(
-    spec: Pipeline | Experiment | SlowScript,
+    spec: Pipeline | Experiment | SlowScript | Distributed,
     *,
     fault: str | None = None,
     after: list[str] | None = None,
@@ -90,7 +91,7 @@ def launch(
     _keep[:] = [handle for handle in _keep if handle.alive()]
     folder = folders.new_run()
     leftovers.clear(folder.parent)
-    what, kind = described(spec)
+    what = spec.to_spec()
     order = {"run": folder.name, "cache": str(folders.home()), **what}
     if fault:
         order["fault"] = fault
@@ -114,7 +115,7 @@ def launch(
         shutil.rmtree(folder, ignore_errors=True)
         raise OSError(outcome.with_remedy(f"No run could be started: {error}.")) from error
     _keep.append(handle)
-    return kind(folder, process=handle)
+    return kind_of(what)(folder, process=handle)
 
 
 def supervised(folder: Path, command: list[str]) -> Supervised:
@@ -152,18 +153,6 @@ def _write_spec(folder: Path, what: dict[str, Any]) -> None:
         **what,
     )
     log.close()
-
-
-def described(spec: Pipeline | Experiment | SlowScript) -> tuple[dict[str, Any], type]:
-    """Return what the log's first event says of `spec`, and the kind of log it makes."""
-    if isinstance(spec, Experiment):
-        where = {"pipeline": {"device": spec.device}}
-        return {"experiment": spec.name, "params": dict(spec.params), **where}, Measurements
-    if isinstance(spec, SlowScript):
-        return spec.to_spec(), Run
-    if isinstance(spec, Distributed):
-        return spec.to_dict(), Ranks
-    return {"pipeline": spec.to_dict()}, Run
 
 
 def _start_supervisor(folder: Path, keys: bool) -> subprocess.Popen:

@@ -1,9 +1,10 @@
-"""Opening a record: of a run, or of an experiment's measurements."""
+"""What reads a log, live or recorded: a run, ranks, or an experiment's measurements."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from labkit.lab.experiment import Measurements
 from labkit.lab.ranks import Ranks
@@ -13,6 +14,9 @@ from labkit.lab.run import Run
 
 def load(path: str | os.PathLike) -> Run | Measurements | Ranks:
     """Load a saved or recorded run; raises RecordError (a ValueError) on anything else."""
-    first = first_event(path)
-    kind = Measurements if "experiment" in first else Ranks if "ranks" in first else Run
-    return kind(Path(path), recorded=True)
+    return kind_of(first_event(path))(Path(path), recorded=True)
+
+
+def kind_of(spec: dict[str, Any]) -> type[Run] | type[Measurements] | type[Ranks]:
+    """Return what reads a log whose first event holds `spec`."""
+    return Measurements if "experiment" in spec else Ranks if "ranks" in spec else Run

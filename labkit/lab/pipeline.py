@@ -221,6 +221,10 @@ class Pipeline:
         """Every knob and its value, as JSON types."""
         return {name: getattr(self, name) for name in KNOBS}
 
+    def to_spec(self) -> dict[str, Any]:
+        """What the first event of its run's log says of it."""
+        return {"pipeline": self.to_dict()}
+
     def changed(self) -> dict[str, Any]:
         """The knobs that differ from their defaults."""
         return {n: v for n, v in self.to_dict().items() if v != KNOBS[n].default}

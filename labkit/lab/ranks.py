@@ -18,7 +18,7 @@ from labkit.bench.events import FILE_NAME
 from labkit.lab.logged import Logged
 from labkit.lab.pipeline import Pipeline
 from labkit.lab.record import Tail
-from labkit.lab.run import Run, _pipeline
+from labkit.lab.run import Run, pipeline_of
 
 
 class RankRun(Run):
@@ -132,7 +132,7 @@ class Ranks(Logged):
     @property
     def asked(self) -> Pipeline:
         """The pipeline that was asked for; of a starved rank see its own Run."""
-        return _pipeline(self._last.get("spec", {}).get("pipeline", {}))
+        return pipeline_of(self._last.get("spec", {}).get("pipeline", {}))
 
     @property
     def pipeline(self) -> Pipeline:
@@ -294,7 +294,7 @@ class Ranks(Logged):
         return text + (f"; NOISY: its stretches spread {self.spread:.0%}" if self.noisy else "")
 
     def __repr__(self) -> str:
-        mark = f"RECORDED on {self.machine.name}: " if self.recorded else ""
+        mark = f"{self.mark}: " if self.recorded else ""
         knobs = ", ".join(f"{name}={value!r}" for name, value in self.asked.changed().items())
         settings = [knobs, "no_sync" if self.no_sync else ""]
         settings += [f"starve={self.starve!r}" if self.starve else ""]

@@ -18,7 +18,6 @@ from typing import Any
 import labkit
 from labkit.lab.experiment import Measurements
 from labkit.lab.load import load
-from labkit.lab.record import RecordError
 from labkit.lab.run import Run
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -145,6 +144,3 @@ def _look(file: Path) -> Recording | None:
         file,
         "experiment" in spec,
     )
-
-
-__all__ = ["Recording", "RecordError", "Recordings", "listing", "recorded", "slug"]

@@ -65,7 +65,7 @@ class Run(Logged):
 
     def _pipeline(self, event: str) -> Pipeline | Watched:
         knobs = self._last.get(event, {}).get("pipeline", {})
-        return Watched(self.watched, knobs) if self.watched else _pipeline(knobs)
+        return Watched(self.watched, knobs) if self.watched else pipeline_of(knobs)
 
     @property
     def watched(self) -> str | None:
@@ -378,7 +378,7 @@ def _median_ms(seconds: np.ndarray) -> float:
     return float(np.median(seconds) * 1e3)
 
 
-def _pipeline(knobs: dict[str, Any]) -> Pipeline:
+def pipeline_of(knobs: dict[str, Any]) -> Pipeline:
     """Build a Pipeline from a record; RecordError where its values are not allowed."""
     try:
         return Pipeline(**{name: value for name, value in knobs.items() if name in KNOBS})

@@ -40,8 +40,7 @@ class Attempt:
 
     def described(self, spec: Any) -> dict[str, Any]:
         """Return what the run's first event tells: which exercise, nothing of the answer."""
-        where = {"pipeline": {"device": spec.device}}
-        return {"experiment": spec.name, "params": dict(spec.params), **where}
+        return spec.to_spec()
 
     @staticmethod
     def forget(folder: Path) -> None:

@@ -158,7 +158,7 @@ def knobs_of(spec: Spec) -> dict[str, Any]:
     if isinstance(spec, SlowScript):
         return {"fixes": spec.fixes, "steps": spec.steps}
     if isinstance(spec, Distributed):
-        whole = spec.to_dict()
+        whole = spec.to_spec()
         return {**whole.pop("pipeline"), **whole}
     return spec.to_dict()
 

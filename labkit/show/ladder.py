@@ -45,7 +45,7 @@ class Rung:
         if self.run.throughput is None:
             return f"{self.run.outcome}: {self.run.error or 'too few steps for numbers'}"
         notes = [
-            f"RECORDED on {self.run.machine.name}" if self.run.recorded else "",
+            self.run.mark or "",
             "" if self.run.outcome == "finished" else self.run.outcome,
             NO_GAIN if self.null else "",
             f"noisy: spread {self.run.spread:.0%}" if self.run.noisy else "",

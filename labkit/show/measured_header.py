@@ -23,7 +23,7 @@ def measured_header(
     if before is not None:
         old, now = before.params, measured.params
         differs = {name: value for name, value in old.items() if now.get(name) != value}
-        mark = f"RECORDED on {before.machine.name}, " if before.recorded else ""
+        mark = f"{before.mark}, " if before.recorded else ""
         lines.append((f"before (grey): {mark}{case_of(differs) or 'the same values'}",
                       {"color": BEFORE}))  # fmt: skip
     noisy = sum(point.noisy for point in measured)

@@ -92,7 +92,7 @@ class ReplayPanel(Rerun):
 
     def show_result(self, run: Run, before: Run | None) -> None:
         """Show the verdict, what differs from `before`, and both in one figure."""
-        self.say(f"RECORDED on {run.machine.name}: {verdict(run)}", good=run.error is None)
+        self.say(f"{run.mark}: {verdict(run)}", good=run.error is None)
         if run.utilization is None:
             before = None
         self.compare([] if before is None else [against(run, before)])

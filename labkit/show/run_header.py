@@ -95,7 +95,7 @@ def _before(run: Run, before: Run) -> str:
     differs = {name: old for name, old in before.asked.to_dict().items() if old != now[name]}
     knobs = ", ".join(f"{name}={old!r}" for name, old in differs.items())
     knobs = _fixes(before) or knobs or "the same knobs"
-    mark = f"RECORDED on {before.machine.name}, " if before.recorded else ""
+    mark = f"{before.mark}, " if before.recorded else ""
     if before.utilization is None:
         return f"before: {mark}{knobs[:240]}: {before.outcome}, without numbers to draw"
     text = f"before (grey): {mark}{knobs[:240]}: {_numbers(before)}"

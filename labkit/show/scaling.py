@@ -33,7 +33,7 @@ class ScalingRow:
     def note(self) -> str:
         """What has to be said beside the numbers."""
         found = [
-            f"RECORDED on {self.ranks.machine.name}" if self.ranks.recorded else "",
+            self.ranks.mark or "",
             "" if self.ranks.outcome == "finished" else self.ranks.error or self.ranks.outcome,
             "noisy" if self.ranks.noisy or self.one.noisy else "",
         ]
