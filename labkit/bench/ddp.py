@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -166,16 +167,17 @@ class RankHostTimeline(HostTimeline, DirectSteps):
     """The timeline of a rank whose device is the CPU."""
 
     def __init__(self, folder: Any, log: EventLog, comm: Communication):
-        DirectSteps.__init__(self, folder)
+        HostTimeline.__init__(self, folder)
         self.log, self.comm = log, comm
         comm.take()
 
-    def step(self, i: int, t: tuple[int, int, int, int], samples: int, loss: torch.Tensor) -> None:
-        """Record step `i`; `t` holds its four stamps."""
-        import time
-
+    def step(self, i: int, t: tuple[int, int, int], samples: int, loss: torch.Tensor) -> int:
+        """Record step `i`, as a HostTimeline does; its CPU time in every step."""
+        done = now_ns()
         self.exchanged[i] = self.comm.take()
-        self.add(i, t, samples, loss.item(), cpu_ns=time.thread_time_ns() - self.cpu_ns)
+        spent = time.thread_time_ns() - self.cpu_ns
+        self.add(i, (*t, done), samples, loss.item(), cpu_ns=spent)
+        return done
 
 
 class RankDeviceTimeline(DeviceTimeline, DirectSteps):
@@ -186,10 +188,10 @@ class RankDeviceTimeline(DeviceTimeline, DirectSteps):
         self.comm, comm.stamp = comm, self.event
         comm.take()
 
-    def step(self, i: int, t: tuple[int, int, int, int], samples: int, loss: torch.Tensor) -> None:
+    def step(self, i: int, t: tuple[int, int, int], samples: int, loss: torch.Tensor) -> int:
         """Keep step `i` until the device has finished it."""
         self.exchanged[i] = self.comm.take()
-        super().step(i, t, samples, loss)
+        return super().step(i, t, samples, loss)
 
     def as_ns(self, mark: Any) -> int:
         """Return an event's time as ns on the host's clock."""

@@ -99,16 +99,13 @@ def train(
     for i in range(job.steps):
         asked = now_ns()
         images, labels = next(batches)  # the host waits here for data
-        ready = now_ns()
         with place():
-            timeline.copying()
+            ready = timeline.copying()
             on_device = trainer.to_device(images, labels)
-            timeline.copied()
-        copied = now_ns()
+            copied = timeline.copied()
         timeline.computing()
         loss = trainer.compute(*on_device, update=(i + 1) % job.accumulation_steps == 0)
-        done = now_ns()  # on a GPU: issued, not finished
-        timeline.step(i, (asked, ready, copied, done), len(labels), loss)
+        done = timeline.step(i, (asked, ready, copied), len(labels), loss)
         if trainer.after_step() or done > deadline_ns:
             break
     timeline.finish()

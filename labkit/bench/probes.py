@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 ROUNDS = 7
-BUDGET_S = 0.4  # for all rounds; at least two are done
+BUDGET_S = 0.3  # for all rounds; at least two are done
 HOPELESS = 3.0  # a format this much slower in its first step is not tried again
 
 

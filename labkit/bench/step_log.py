@@ -19,7 +19,7 @@ from pathlib import Path
 from labkit.bench.events import FILE_NAME, EventLog
 
 RING_NAME = "steps.ring"
-SLOTS = 16_384  # 23 s of 1.4 ms steps: how long the draining process may be held up
+SLOTS = 2_048  # 2.9 s of 1.4 ms steps: how long the draining process may be held up
 # A slot: copy start and end, busy start and end on the device (all 0 where it has none), then
 # number, 4 host stamps, samples, CPU time, loss, number again. A slot whose two numbers differ is
 # being written, or was when the end came.

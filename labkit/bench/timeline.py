@@ -1,8 +1,9 @@
 """When the device was busy: step by step, on the host's clock, without ever synchronising.
 
-A step has four host stamps (ns): data asked for, data ready, copy issued, compute issued. On a
-CPU the model runs between the last two, so they are also when the device was busy. On a GPU the
-work runs later: pairs of device events say when, read back once they are done.
+A step has four host stamps (ns): data asked for, data ready, copy issued, compute issued; marking
+one of the last three gives it. On a CPU the model runs between the last two, so they are also when
+the device was busy. On a GPU the work runs later: pairs of device events say when, read back once
+they are done.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Any
 import torch
 
 from labkit.bench.events import EventLog, now_ns
-from labkit.bench.step_log import StepRing
+from labkit.bench.step_log import NO_DEVICE, StepRing
 
-# The thread's CPU clock is a system call: two readings cost a loop with cold caches 11 µs. So it
-# is read in every step that takes a few milliseconds, and in one of eight shorter ones.
+# The thread's CPU clock is a system call: two readings cost a loop with cold caches 11 to 26 µs.
+# So it is read in every step that takes a few milliseconds, and in one of many shorter ones.
 LONG_NS = 4_000_000
-SHORT_STEPS = 8
+SHORT_STEPS = 32
 
 
 class HostTimeline(StepRing):
@@ -31,27 +32,30 @@ class HostTimeline(StepRing):
     """
 
     cpu_ns, until_read = 0, 0
+    # A copy to the CPU is over when it is issued. Just the clock: a method costs cold caches 4 µs
+    copying = copied = staticmethod(now_ns)
 
-    def copying(self) -> None:
-        """The copy to the device is about to be issued."""
+    def __init__(self, folder: str | Path):
+        super().__init__(folder)
+        self.computing = self.read_cpu
 
-    def copied(self) -> None:
-        """It has been issued."""
+    def read_cpu(self) -> None:
+        """Note the thread's CPU time; this is `computing` in a step that tells its own."""
+        self.cpu_ns = time.thread_time_ns()
 
-    def computing(self) -> None:
-        """Forward, backward and optimizer are about to be issued."""
-        if not self.until_read:
-            self.cpu_ns = time.thread_time_ns()
-
-    def step(self, i: int, t: tuple[int, int, int, int], samples: int, loss: torch.Tensor) -> None:
-        """Record step `i`; `t` holds its four stamps."""
-        spent = 0  # not read
+    def step(self, i: int, t: tuple[int, int, int], samples: int, loss: torch.Tensor) -> int:
+        """Record step `i`, over now; `t` holds its other stamps. Returns its end, in ns."""
+        done, spent = now_ns(), 0  # 0: not read
         if self.until_read:
             self.until_read -= 1
+            if not self.until_read:
+                self.computing = self.read_cpu
         else:
             spent = time.thread_time_ns() - self.cpu_ns
-            self.until_read = SHORT_STEPS - 1 if spent < LONG_NS else 0
-        self.add(i, t, samples, loss.item(), cpu_ns=spent)
+            if spent < LONG_NS:
+                self.until_read, self.computing = SHORT_STEPS - 1, now_ns
+        self.add(i, (*t, done), samples, loss.item(), NO_DEVICE, spent)
+        return done
 
     def finish(self) -> None:
         """Nothing is in flight on a CPU."""
@@ -83,30 +87,38 @@ class DeviceTimeline(StepRing):
         event.record()
         return event
 
-    def copying(self) -> None:
-        """Mark the start of the copy on the stream it is issued to."""
+    def copying(self) -> int:
+        """Mark the start of the copy on the stream it is issued to; return the host's time."""
+        now = now_ns()
         self.range.push("copy")
         self.marks = [self.event()]
+        return now
 
-    def copied(self) -> None:
-        """Mark the end of the copy, on the same stream."""
+    def copied(self) -> int:
+        """Mark the end of the copy, on the same stream; return the host's time."""
         self.marks.append(self.event())
         self.range.pop()
+        return now_ns()
 
     def computing(self) -> None:
         """Mark the start of the compute on its own stream."""
         self.range.push("compute")
         self.marks.append(self.event())
 
-    def step(self, i: int, t: tuple[int, int, int, int], samples: int, loss: torch.Tensor) -> None:
-        """Keep step `i` until the device has finished it; write those it has."""
+    def step(self, i: int, t: tuple[int, int, int], samples: int, loss: torch.Tensor) -> int:
+        """Keep step `i`, now issued, until the device is through with it; write those it is.
+
+        `t` holds its other stamps. Returns when it was issued, in ns.
+        """
+        done = now_ns()
         slot = self.losses[i % self.LOSSES]
         slot.copy_(loss.detach(), non_blocking=True)  # queued behind the step, not waited for
         self.marks.append(self.event())
         self.range.pop()
-        self.in_flight.append((i, t, samples, slot, self.marks))
+        self.in_flight.append((i, (*t, done), samples, slot, self.marks))
         while self.in_flight and self.in_flight[0][-1][-1].query():
             self._write(*self.in_flight.popleft())
+        return done
 
     def _write(self, i: int, t: tuple, samples: int, slot: torch.Tensor, marks: list) -> None:
         copy_and_busy = tuple(map(self._host_ns, marks))  # start and end of each

@@ -8,6 +8,7 @@ this device, never assumed. Everything goes to one `xray` event; the trace stays
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from labkit.bench.events import EventLog
 FILE_NAME = "xray.json.gz"
 WINDOW = "labkit.compute"  # the mark around forward, backward and update
 MIN_STEPS = 20  # a run of fewer is a quick look: the x-ray would be a large part of it
-COST_S = 0.8  # about what it takes; kept free of a run that has a limit of some seconds
+COST_S = 0.9  # about what it takes; kept free of a run that has a limit of some seconds
 MORE_STEPS = 3  # profiled after a first one has shown that they are cheap to read
 MANY_EVENTS = 12_000  # of one step
 LONGEST_STEP_S = 1.0  # no x-ray where a step takes longer
@@ -41,7 +42,8 @@ def look(
         log.write("no_xray", why=why)
         return
     try:
-        batch = trainer.to_device(*next(batches))
+        loaded = next(batches)
+        batch = trainer.to_device(*loaded)
         start = time.perf_counter()
         trainer.compute(*batch, update=True)
         probes.finish(trainer.device)
@@ -49,7 +51,7 @@ def look(
         if seconds > LONGEST_STEP_S:
             log.write("no_xray", why=f"a step takes {seconds:.1f} s: too long to repeat")
             return
-        found = profile(trainer, batches, folder)
+        found = profile(trainer, batches, loaded, folder)
         log.write("xray", **found | probes.measure(trainer, *batch))
     except Exception as error:  # the run itself is complete: its numbers stand
         log.write("no_xray", why=f"{type(error).__name__}: {str(error)[:300]}")
@@ -64,9 +66,9 @@ def skip(job: Any, steps: int) -> str | None:
     return None
 
 
-def profile(trainer: Any, batches: Iterator, folder: Path) -> dict[str, Any]:
+def profile(trainer: Any, batches: Iterator, loaded: tuple, folder: Path) -> dict[str, Any]:
     """Profile real steps, keep their trace in `folder`, return what the calmest was made of."""
-    recorded = watch(trainer, batches, 1)
+    recorded = watch(trainer, itertools.repeat(loaded), 1)  # a look at how much there is to read
     events = recorded.profiler.kineto_results.events()
     if len(events) < MANY_EVENTS:  # else one step has to do: reading more would take seconds
         recorded = watch(trainer, batches, MORE_STEPS)
