@@ -85,7 +85,7 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
         log.write("stage", name=name, done=done, total=total)
 
     stage("importing torch")
-    gc.disable()  # of 3 s of imports (torch, and torch._dynamo by its optimizers) it takes 0.45 s
+    gc.disable()  # importing torch takes it a sixth of the time
     from labkit.bench import machine, memory
     from labkit.bench.device_lock import hold
 

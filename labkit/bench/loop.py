@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from labkit.bench.adamw import adamw
 from labkit.bench.data import CLASSES
 from labkit.bench.events import now_ns
 from labkit.bench.models import make_model
@@ -29,7 +30,9 @@ class Trainer:
         model = make_model(job.model, job.width, job.depth, CLASSES, job.image_px)
         self.layout = torch.channels_last if job.channels_last else torch.contiguous_format
         model = model.to(device, memory_format=self.layout)
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=job.fused_optimizer)
+        self.optimizer = adamw(
+            model.parameters(), compiles=bool(job.compile), lr=1e-3, fused=job.fused_optimizer
+        )
         self.model = torch.compile(model, mode=job.compile) if job.compile else model
         # FP16 gradients underflow; the scaler multiplies the loss so that they do not
         self.scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")

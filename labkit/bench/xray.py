@@ -8,11 +8,15 @@ this device, never assumed. Everything goes to one `xray` event; the trace stays
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from torch.autograd.profiler import profile as profiler
+from torch.autograd.profiler import record_function
 
 from labkit.bench import handoff, op_times, probes
 from labkit.bench.events import EventLog
@@ -20,8 +24,8 @@ from labkit.bench.events import EventLog
 FILE_NAME = "xray.json.gz"
 WINDOW = "labkit.compute"  # the mark around forward, backward and update
 MIN_STEPS = 20  # a run of fewer is a quick look: the x-ray would be a large part of it
-COST_S = 0.9  # about what it takes; kept free of a run that has a limit of some seconds
-MORE_STEPS = 3  # profiled after a first one has shown that they are cheap to read
+COST_S = 0.8  # about what it takes; kept free of a run that has a limit of some seconds
+MORE_STEPS = 4  # profiled after a first one has shown that they are cheap to read
 MANY_EVENTS = 12_000  # of one step
 LONGEST_STEP_S = 1.0  # no x-ray where a step takes longer
 
@@ -69,33 +73,30 @@ def skip(job: Any, steps: int) -> str | None:
 def profile(trainer: Any, batches: Iterator, loaded: tuple, folder: Path) -> dict[str, Any]:
     """Profile real steps, keep their trace in `folder`, return what the calmest was made of."""
     recorded = watch(trainer, itertools.repeat(loaded), 1)  # a look at how much there is to read
-    events = recorded.profiler.kineto_results.events()
+    events = recorded.kineto_results.events()
     if len(events) < MANY_EVENTS:  # else one step has to do: reading more would take seconds
         recorded = watch(trainer, batches, MORE_STEPS)
-        events = recorded.profiler.kineto_results.events()
-    recorded.export_chrome_trace(str(folder / FILE_NAME))
+        events = recorded.kineto_results.events()
+    plain = folder / "xray.json"
+    recorded.export_chrome_trace(str(plain))
+    (folder / FILE_NAME).write_bytes(gzip.compress(plain.read_bytes(), compresslevel=6))
+    plain.unlink()
     return op_times.summarise(events, WINDOW)
 
 
 def watch(trainer: Any, batches: Iterator, active: int) -> Any:
-    """Run one step to warm up and `active` more under torch.profiler; return the profiler."""
-    from torch.profiler import ProfilerActivity, record_function, schedule
-    from torch.profiler import profile as profiler
+    """Run `active` steps under PyTorch's profiler; return it.
 
-    activities = [ProfilerActivity.CPU]
-    if trainer.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with profiler(
-        activities=activities,
-        schedule=schedule(wait=0, warmup=1, active=active, repeat=1),
-        record_shapes=True,
-    ) as recorded:
-        for step in range(1 + active):
-            batch = trainer.to_device(*next(batches))
-            with record_function(WINDOW):
-                trainer.compute(*batch, update=True)
-            trainer.after_step()
-            if step == active:
-                probes.finish(trainer.device)  # its kernels must be in the trace
-            recorded.step()
+    It is the one inside torch.profiler.profile, which would import the compiler (1 s) to ask it one
+    thing. Each step is marked as torch.profiler marks it.
+    """
+    device = "cuda" if trainer.device.type == "cuda" else None
+    with profiler(use_device=device, record_shapes=True, use_kineto=True) as recorded:
+        for step in range(active):
+            with record_function(f"ProfilerStep#{step}"):
+                batch = trainer.to_device(*next(batches))
+                with record_function(WINDOW):
+                    trainer.compute(*batch, update=True)
+                trainer.after_step()
+        probes.finish(trainer.device)  # its kernels must be in the trace
     return recorded

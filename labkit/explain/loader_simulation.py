@@ -20,7 +20,7 @@ COOLS_S = 0.012  # of waiting after which most of `Work.cold` is due; from steps
 # What is left of the cores where more threads want one than there are: the rest goes to switching
 # between them, to caches filled again, and to cores that stand idle until the system has moved a
 # thread. Calibrated on the development workloads of tests/benchmarks/prediction.py.
-OVERSUBSCRIBED = 0.85
+OVERSUBSCRIBED = 0.92
 ONE_BY_ONE = 0.1  # of many short waits, how long a single one would have to be to cool as much
 NEVER = float("inf")
 RUN_AHEAD = 8  # steps the host may be ahead of a device of its own
@@ -35,6 +35,7 @@ class Work:
         cpus: (batches, parts) ... CPU time.
         cold: (batches,) what `host` takes more after a long wait for data, when the caches are cold
             and the core has been asleep.
+        chill: What share `cpus` take more behind a wait when no core was at work meanwhile.
         put: CPU time of a worker to hand a batch over, before it is there.
         take: CPU time of the training loop to take a batch.
         host: (batches,) CPU time of a step in the training loop: the model, where it is the CPU's.
@@ -47,6 +48,7 @@ class Work:
     cpus: np.ndarray
     host: np.ndarray
     cold: np.ndarray | None = None
+    chill: float = 0.0
     put: float = 0.0
     take: float = 0.0
     around: float = 0.0
@@ -171,7 +173,8 @@ class _Simulation:
         self.now = moment
         if timer < done:
             _, _, process, cpu, threads = heapq.heappop(self.timers)
-            self._compute(process, cpu, threads)
+            asleep = max(0.0, 1 - self.running / self.cores)  # share of the cores
+            self._compute(process, cpu * (1 + self.work.chill * asleep), threads)
         else:
             _, _, process, threads = heapq.heappop(self.computing)
             self.running -= threads

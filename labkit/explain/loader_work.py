@@ -14,10 +14,12 @@ from labkit.lab.item_costs import ItemCosts, item_costs
 PARTS = 4  # stretches of waiting and computing that a batch is prepared in
 MIN_STEPS = 5  # after short or long waits, to tell what those do
 COLD_OVER_WARM = 1.4  # where not tried: measured between 1.3 and 1.5 on the machines at hand
-# Taking a batch in a running pipeline, over taking it at rest: the caches are cold, and the worker,
-# which has its part in it, is at work. From the development workloads of
-# tests/benchmarks/prediction.py (1.0 to 1.8 ms in the median, 1.3 to 2.4 in the mean, for 0.8).
-TAKE_IN_RUN = 1.5
+# Taking a batch in a running pipeline, over taking it from one worker that does nothing else. From
+# the development workloads of tests/benchmarks/prediction.py, as CHILL: 1.0 to 1.3 do as well.
+TAKE_IN_RUN = 1.3
+# What an item takes more behind a wait if no core was at work meanwhile (0.5 to 0.8 there).
+CHILL = 0.6
+WAITS = 0.2  # an item whose waiting is this much of its CPU time is one that waits
 MIN_BATCHES = 4  # measured, to predict from
 
 
@@ -28,6 +30,7 @@ class Measured:
     pipeline: Any
     machine: Machine
     costs: ItemCosts
+    chilled: np.ndarray  # (batches,) what fetching took, over what it takes while cores are at work
     stall: np.ndarray  # (batches,) whether the batch met a stated stall
     host: np.ndarray  # (steps,) CPU time of the step in the loop, where data came at once
     cold: float  # what it takes more after a long wait
@@ -84,10 +87,12 @@ def measured(run: Any) -> Measured:
             waited = np.full(len(waited), lump * np.median(costs.wait + costs.collate_wait))
         host, cold = _warm_and_cold(host, waited, facts)
     stall = costs.collate_wait > 0.9 * pipeline.stall_ms / 1e3
+    company = _company(costs, stamps, float(np.median(host)) if on_cpu else 0.0, pipeline)
     return Measured(
         pipeline=pipeline,
         machine=Machine(run.machine.cpu_cores or 1),
         costs=costs,
+        chilled=_chilled(costs, company / (run.machine.cpu_cores or 1)),
         stall=stall if pipeline.stall_ms else np.zeros(len(costs), bool),
         host=host,
         cold=cold,
@@ -96,6 +101,21 @@ def measured(run: Any) -> Measured:
         host_threads=(run.machine.threads or 1) if on_cpu else 1,
         handoff=facts,
     )
+
+
+def _company(costs: ItemCosts, stamps: np.ndarray, host: float, pipeline: Any) -> float:
+    """How many threads of the run computed, on average, while a loader process waited."""
+    if not (workers := pipeline.num_workers):
+        return 0.0  # the loop itself was waiting
+    step = (stamps[-1, 5] - stamps[0, 0]) / len(stamps)
+    worker = float(np.median(costs.cpu + costs.collate_cpu + costs.between)) / workers
+    return (host + (workers - 1) * worker) / step
+
+
+def _chilled(costs: ItemCosts, busy: float) -> np.ndarray:
+    """Return (batches,): 1 where items do not wait, more the fewer cores were `busy` (0 to 1)."""
+    waits = costs.wait > WAITS * costs.cpu
+    return 1 + CHILL * max(0.0, 1 - busy) * waits
 
 
 def _handoff(run: Any) -> dict[str, float]:
@@ -154,6 +174,7 @@ def work_of(
         cpus=cpus,
         host=np.maximum(known.host[rows] * change.step + touch, 0),
         cold=np.full(steps, known.cold * change.step),
+        chill=CHILL,
         put=known.handoff.get("worker", float(np.median(costs.between))),
         take=TAKE_IN_RUN * known.handoff.get("main_wall", 0.0),
         around=known.around,
@@ -169,7 +190,8 @@ def _fetching(
     old, costs = known.pipeline, known.costs
     by_item = len(costs.item_cpu[0]) > 0
     scale = target.batch_size / old.batch_size
-    cpu, wait = costs.cpu[draws] * scale, costs.wait[draws] * scale
+    cpu = costs.cpu[draws] / known.chilled[draws] * scale
+    wait = costs.wait[draws] * scale
     parts = PARTS if by_item else 1
     weights_cpu = weights_wait = np.full((len(draws), parts), 1 / parts)
     if by_item:

@@ -182,7 +182,7 @@ class Pipeline:
     # The run
     steps: int = knob(80, "batches to train on", low=1, high=1_000_000)
     seconds: float | None = knob(
-        3.5, "stop after this long even if steps remain", kind="float", unit="s", low=0.1,
+        4.0, "stop after this long even if steps remain", kind="float", unit="s", low=0.1,
         high=86_400, auto="no limit",
     )  # fmt: skip
     xray: bool = knob(

@@ -4,8 +4,10 @@
 
 Every run is kept as a record in DIR, and what is there is not measured again: so it can be done in
 parts, and the table made anew from the records alone (`--table`). Run it on a quiet machine.
-A setting is measured twice, in two passes over all of them, and the two are averaged. A twin's
-difference from its mean says how far the measurements themselves can be trusted.
+There are two passes. In each, a workload is run and its settings right behind it, since a machine
+with neighbours is not as fast at all times; a pass's settings are predicted from that pass's run,
+and what a setting shows is the mean of both. A twin's difference from the mean says how far the
+measurements themselves can be trusted.
 
 The workloads of `EVALUATION` have not been used to make the model; those of `DEVELOPMENT` have:
 the ranges are calibrated on them (`--development`).
@@ -129,10 +131,9 @@ def record(pipeline, path):
 
 def measure(workloads, folder):
     """Make the records of `workloads` that are missing."""
-    for name, (knobs, _) in workloads.items():
-        record(base_of(knobs), folder / name / "base.jsonl.gz")
     for turn in (0, 1):
         for name, (knobs, settings) in workloads.items():
+            record(base_of(knobs), folder / name / f"base-{turn}.jsonl.gz")
             for i, changes in enumerate(settings):
                 pipeline = measured_as(base_of(knobs), changes)
                 record(pipeline, folder / name / f"{i}-{turn}.jsonl.gz")
@@ -142,42 +143,48 @@ def rows_of(workloads, folder):
     """Predict and compare every setting that was measured twice."""
     rows = []
     for name, (_, settings) in workloads.items():
-        if not (folder / name / "base.jsonl.gz").exists():
-            continue
-        base = lk.load(folder / name / "base.jsonl.gz")
+        home = folder / name
         for i, changes in enumerate(settings):
-            files = [folder / name / f"{i}-{turn}.jsonl.gz" for turn in (0, 1)]
-            if all(file.exists() for file in files):
-                rows.append(compare(name, base, changes, [lk.load(file) for file in files]))
+            files = [(home / f"base-{n}.jsonl.gz", home / f"{i}-{n}.jsonl.gz") for n in (0, 1)]
+            if all(base.exists() and file.exists() for base, file in files):
+                pairs = [(lk.load(base), lk.load(file)) for base, file in files]
+                rows.append(compare(name, changes, pairs))
     return rows
 
 
-def compare(name, base, changes, runs):
-    """Predict one setting from `base` as it was measured, and hold it against its two runs."""
+def compare(name, changes, pairs):
+    """Predict one setting from the run before it, twice, and hold it against what it measured."""
     target = {"seconds": SETTING_S, "xray": False, **changes}
     start = time.perf_counter()
-    found = lk.predict(base, **target)
-    seconds = time.perf_counter() - start
-    rate = statistics.mean(run.throughput for run in runs)
-    share = statistics.mean(run.utilization for run in runs)
-    row = {"workload": name, "changes": changes, "throughput": rate, "utilization": share,
-           "base_throughput": base.throughput, "cannot": found.cannot,
-           "twins": abs(runs[0].throughput - runs[1].throughput) / 2 / rate}  # fmt: skip
-    if found.cannot:
+    found = [lk.predict(base, **target) for base, _ in pairs]
+    ms = 1e3 * (time.perf_counter() - start) / len(pairs)
+    rates = [run.throughput for _, run in pairs]
+    row = {"workload": name, "changes": changes, "throughput": statistics.mean(rates),
+           "utilization": statistics.mean(run.utilization for _, run in pairs),
+           "base_throughput": statistics.mean(base.throughput for base, _ in pairs),
+           "cannot": next((one.cannot for one in found if one.cannot), None),
+           "twins": abs(rates[0] - rates[1]) / sum(rates)}  # fmt: skip
+    if row["cannot"]:
         return row | {"regime": "cannot"}
-    low, high = found.throughput_range
-    least, most = found.utilization_range
+    rate = statistics.mean(one.throughput for one in found)
+    share = statistics.mean(one.utilization for one in found)
+    held = [one.throughput_range[0] <= run.throughput <= one.throughput_range[1]
+            for one, (_, run) in zip(found, pairs, strict=True)]  # fmt: skip
     return row | {
-        "predicted_throughput": found.throughput,
-        "predicted_utilization": found.utilization,
-        "range": [low, high],
-        "error": found.throughput / rate - 1,
-        "points": 100 * (found.utilization - share),
-        "inside": low <= rate <= high,
-        "utilization_inside": least <= share <= most,
-        "regime": regime(base, changes, found),
-        "ms": 1e3 * seconds,
-    }
+        "predicted_throughput": rate,
+        "predicted_utilization": share,
+        "error": rate / row["throughput"] - 1,
+        "errors": [one.throughput / measured - 1
+                   for one, measured in zip(found, rates, strict=True)],
+        "points": 100 * (share - row["utilization"]),
+        "inside": sum(held) / len(held),
+        "utilization_inside": statistics.mean(
+            one.utilization_range[0] <= run.utilization <= one.utilization_range[1]
+            for one, (_, run) in zip(found, pairs, strict=True)
+        ),
+        "regime": regime(pairs[0][0], changes, found[0]),
+        "ms": ms,
+    }  # fmt: skip
 
 
 def regime(base, changes, found):
@@ -239,7 +246,7 @@ def show(rows, figures):
         print(
             f"{row['workload']:24}{knobs:44}{row['throughput']:10.0f}"
             f"{row['predicted_throughput']:10.0f}{row['error']:+8.0%}{row['utilization']:6.0%}"
-            f"{row['predicted_utilization']:6.0%}{'  yes' if row['inside'] else '  NO':12} "
+            f"{row['predicted_utilization']:6.0%}{row['inside']:10.0%}   "
             f"{row['regime']}"
         )
     print(f"\n{'regime':20}{'n':>4}{'throughput error':>20}{'utilization points':>20}"
