@@ -55,7 +55,7 @@ class Loop:
             ready, copied = self.timeline.copying(), self.timeline.copied()
             self.timeline.computing()
             self.work()
-            self.timeline.step(i, (asked, ready, copied), 1, self.loss)
+            self.timeline.step(i, asked, ready, copied, 1, self.loss)
         self.timeline.finish()
 
 
@@ -119,7 +119,7 @@ def test_recording_never_synchronises(tmp_path):
         loop.timeline.copied()
         loop.timeline.computing()
         loop.work()
-        loop.timeline.step(0, (1, 2, 3), 1, loop.loss)
+        loop.timeline.step(0, 1, 2, 3, 1, loop.loss)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     loop.timeline.finish()

@@ -171,12 +171,14 @@ class RankHostTimeline(HostTimeline, DirectSteps):
         self.log, self.comm = log, comm
         comm.take()
 
-    def step(self, i: int, t: tuple[int, int, int], samples: int, loss: torch.Tensor) -> int:
+    def step(
+        self, i: int, asked: int, ready: int, copied: int, samples: int, loss: torch.Tensor
+    ) -> int:
         """Record step `i`, as a HostTimeline does; its CPU time in every step."""
         done = now_ns()
         self.exchanged[i] = self.comm.take()
         spent = time.thread_time_ns() - self.cpu_ns
-        self.add(i, (*t, done), samples, loss.item(), cpu_ns=spent)
+        self.add(i, (asked, ready, copied, done), samples, loss.item(), cpu_ns=spent)
         return done
 
 
@@ -188,10 +190,12 @@ class RankDeviceTimeline(DeviceTimeline, DirectSteps):
         self.comm, comm.stamp = comm, self.event
         comm.take()
 
-    def step(self, i: int, t: tuple[int, int, int], samples: int, loss: torch.Tensor) -> int:
+    def step(
+        self, i: int, asked: int, ready: int, copied: int, samples: int, loss: torch.Tensor
+    ) -> int:
         """Keep step `i` until the device has finished it."""
         self.exchanged[i] = self.comm.take()
-        return super().step(i, t, samples, loss)
+        return super().step(i, asked, ready, copied, samples, loss)
 
     def as_ns(self, mark: Any) -> int:
         """Return an event's time as ns on the host's clock."""

@@ -28,7 +28,7 @@ def trainer_of(step_ms: float) -> tuple[Trainer, torch.Tensor, torch.Tensor]:
     """Return the default CNN on one thread, and images so large that a step takes `step_ms`."""
     torch.set_num_threads(1)
     job = SimpleNamespace(
-        seed=0, model="cnn", width=8, depth=2, image_px=48, precision="fp32", compile=None,
+        seed=0, model="cnn", width=8, depth=1, image_px=48, precision="fp32", compile=None,
         channels_last=False, fused_optimizer=False, accumulation_steps=1, non_blocking=False,
         prefetch_to_device=False,
     )  # fmt: skip
@@ -67,9 +67,10 @@ def measure() -> dict[str, float]:
                 copied = timeline.copied()
                 timeline.computing()
                 loss = trainer.compute(*batch, update=True)
-                timeline.step(i, (asked, ready, copied), len(labels), loss)
+                timeline.step(i, asked, ready, copied, len(labels), loss)
             else:
-                trainer.compute(*trainer.to_device(images, labels), update=True)
+                batch = trainer.to_device(images, labels)
+                loss = trainer.compute(*batch, update=True)
             took[lot].append(now_ns() - start)
     first, second, recorded = (statistics.median(lot) / 1e6 for lot in took)
     plain = statistics.median(took[PLAIN] + took[PLAIN_TOO]) / 1e6
