@@ -3,6 +3,8 @@
 import gzip
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -144,3 +146,28 @@ def test_a_torn_last_line_waits_for_its_other_half(tmp_path):
     with file.open("a") as log:
         log.write('ne"}\n')
     assert [event["event"] for event in tail.read()] == ["done"]
+
+
+def test_what_compiles_nothing_is_adamw_to_the_bit_and_imports_no_compiler():
+    code = """
+import sys
+import torch
+from labkit.bench.adamw import AdamW
+
+def trained(kind, **more):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+    optimizer = kind(model.parameters(), lr=1e-2, **more)
+    for _ in range(20):
+        torch.nn.functional.cross_entropy(model(torch.randn(4, 8)), torch.ones(4).long()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+plain, fused = trained(AdamW), trained(AdamW, fused=True)
+assert "torch._dynamo" not in sys.modules
+assert torch.equal(plain, trained(torch.optim.AdamW))
+assert torch.equal(fused, trained(torch.optim.AdamW, fused=True))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
