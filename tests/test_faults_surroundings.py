@@ -61,9 +61,9 @@ ROWS = [
                  mount="mount -t tmpfs -o size=1m tmpfs /dev/shm", short=True),
     Surroundings("disk full under the event log", "failed", "No space left.*Remedy: the disk is",
                  sets=("steps=1000000", "seconds=60"),
-                 mount="mount -t tmpfs -o size=2050k tmpfs $LABKIT_HOME", short=True),
+                 mount="mount -t tmpfs -o size=560k tmpfs $LABKIT_HOME", short=True),
     Surroundings("disk full before the run", "failed", "No space left.*Remedy: the disk is",
-                 mount="mount -t tmpfs -o size=600k tmpfs $LABKIT_HOME"),
+                 mount="mount -t tmpfs -o size=280k tmpfs $LABKIT_HOME"),
     Surroundings("no place for anything", "nothing", "No run could be started: .*No space left"
                  ".*Remedy: the disk is", mount="mount -t tmpfs -o size=100k tmpfs $LABKIT_HOME"),
     Surroundings("folder is read-only", "finished",
