@@ -19,8 +19,8 @@ from pathlib import Path
 from labkit.bench.events import FILE_NAME, EventLog
 
 RING_NAME = "steps.ring"
-# 2.9 s of 1.4 ms steps: how long the draining process may be held up. A larger ring is cold when the
-# loop comes round to it: with 16,384 slots recording a step took 39 µs, with 2,048 12 µs.
+# 2.9 s of 1.4 ms steps: how long the draining process may be held up. A larger ring is cold when
+# the loop comes round to it: with 16,384 slots recording a step took 39 µs, with 2,048 12 µs.
 SLOTS = 2_048
 # A slot: copy start and end, busy start and end on the device (all 0 where it has none), then
 # number, 4 host stamps, samples, CPU time, loss, number again. A slot whose two numbers differ is
