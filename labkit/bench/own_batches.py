@@ -48,7 +48,7 @@ class Batches:
         self.streams = isinstance(loader.dataset, IterableDataset)
         self.taken, self.count, self.marks, self.tensors = 0, None, [], ()
 
-    def __next__(self) -> tuple[Any, range]:
+    def __next__(self) -> tuple[Any, torch.Tensor]:
         try:
             batch = next(self.iterator)
         except StopIteration:
@@ -60,7 +60,8 @@ class Batches:
             if self.streams:  # their last batch may be short
                 self.count = loader_facts.counter_for(batch, self.job.batch_size)
         self.taken += 1
-        return batch, range(self.count(batch) if self.count else self.job.batch_size)
+        count = self.count(batch) if self.count else self.job.batch_size
+        return batch, torch.empty(count, 0)  # in place of the labels, which only the reader knows
 
     def _again(self) -> Any:
         """Begin the next pass over a stream that has ended."""

@@ -154,7 +154,7 @@ class OwnStep:
         self.step, self.model = step, torch.nn.Identity()
         self.no_loss = torch.tensor(float("nan"))
 
-    def to_device(self, batch: Any, _count: range) -> tuple[Any]:
+    def to_device(self, batch: Any, _count: torch.Tensor) -> tuple[Any]:
         """Leave the batch where it is: copying it is the step's business."""
         return (batch,)
 
