@@ -45,7 +45,7 @@ class Recorder(TrainerCallback):
             raise RuntimeError("nothing has been recorded yet: call trainer.train() first.")
         if self._run is None:
             self._run = Run(self._recording.folder, process=self)
-        return self._run.refresh()
+        return self._run
 
     # -- what a Run asks of its process ------------------------------------------------------------
 

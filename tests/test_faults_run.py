@@ -103,7 +103,7 @@ def stop_in(step):
 
 
 def stop_during_import(run):
-    until(lambda: run.refresh().stage["name"] == "importing torch")
+    until(lambda: run.stage["name"] == "importing torch")
     time.sleep(0.2)
     return stop(run)
 
@@ -226,7 +226,7 @@ def test_the_next_run_works():
 @pytest.mark.skipif(not ALL, reason="takes 8 s: set LABKIT_ALL_FAULTS=1")
 def test_a_reader_that_stalls_for_6_seconds_costs_the_run_nothing():
     run = launch(QUICK.but(steps=10**6, seconds=7), fault=NOTHING)
-    until(lambda: run.refresh().steps > 10)
+    until(lambda: run.steps > 10)
     time.sleep(6)
     run.wait()
     ends = [step["t"][3] for step in run.steps_since(0)]

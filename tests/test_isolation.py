@@ -62,7 +62,7 @@ def test_a_kernel_that_dies_takes_its_run_along(how, tmp_path):
     code = (
         "import labkit as lk, sys, time\n"
         "run = lk.run(lk.Pipeline(num_workers=2, steps=100_000, seconds=60), wait=False)\n"
-        "while run.steps < 15: run.refresh(); time.sleep(0.01)\n"
+        "while run.steps < 15: time.sleep(0.01)\n"
         "print(run.path, flush=True); time.sleep(60)"
     )
     kernel = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -78,7 +78,7 @@ def test_steps_missing_from_the_record_are_a_gap_and_not_idle_time(bench):
     bench.steps(80, wait=200 * MS)  # thirty steps were lost on the way
     bench.steps(*range(81, 140))
     follower = Follower()
-    follower.read(bench.run.refresh())
+    follower.read(bench.run)
     teeth, curve = follower.teeth(), follower.curve()
     gap = np.flatnonzero(np.isnan(teeth[:, 0]))
     assert list(gap) == [50]
@@ -162,7 +162,7 @@ def test_a_replay_is_marked_with_the_hardware_it_is_from(bench, tmp_path):
     bench.machine(name="NVIDIA <b>H200</b>")
     bench.steps(*range(30))
     bench.write("done")
-    record = Run(bench.run.refresh().save(tmp_path / "kept" / "r.jsonl"), recorded=True)
+    record = Run(bench.run.save(tmp_path / "kept" / "r.jsonl"), recorded=True)
     view = live.LiveView(before=record)
     assert view.overlay_name == "RECORDED · NVIDIA <b>H200</b>"  # shown as text, never as HTML
     assert view.badge == ""
@@ -189,7 +189,7 @@ def test_outside_a_notebook_the_progress_is_text_on_stderr(bench, capsys):
     bench.steps(*range(30))
     viewer.update(bench.run)
     bench.write("done")
-    viewer.finish(bench.run.refresh())
+    viewer.finish(bench.run)
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
@@ -211,13 +211,13 @@ def test_on_a_terminal_the_line_is_rewritten_in_place(bench, monkeypatch):
     assert shown.startswith("\rrun 1 of 2 (num_workers=0): step 30 of 40")
     assert "\n" not in shown
     bench.write("done")
-    viewer.finish(bench.run.refresh())
+    viewer.finish(bench.run)
     assert sys.stderr.getvalue().count("\n") == 1
 
 
 def test_a_run_without_numbers_leaves_a_text_and_no_figure(bench):
     bench.write("error", kind="ValueError", message="bad luck")
-    figure = live.StaticFigure.of(bench.run.refresh())
+    figure = live.StaticFigure.of(bench.run)
     assert figure._repr_mimebundle_() == {"text/plain": "failed: ValueError: bad luck."}
 
 
@@ -225,7 +225,7 @@ def test_the_final_figure_is_a_png_with_a_text_that_no_run_changes(bench):
     bench.machine()
     bench.steps(*range(30))
     bench.write("done")
-    data, metadata = live.StaticFigure.of(bench.run.refresh())._repr_mimebundle_()
+    data, metadata = live.StaticFigure.of(bench.run)._repr_mimebundle_()
     assert data["image/png"].startswith(b"\x89PNG")
     assert data["text/plain"] == live.FIGURE_TEXT
     assert metadata["image/png"]["width"] <= 900

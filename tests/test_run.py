@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -146,6 +147,30 @@ def test_a_torn_last_line_waits_for_its_other_half(tmp_path):
     with file.open("a") as log:
         log.write('ne"}\n')
     assert [event["event"] for event in tail.read()] == ["done"]
+
+
+def test_a_run_that_goes_on_is_read_whenever_it_is_asked(tiny):
+    run, seen = lk.run(tiny, wait=False), []
+    while run.outcome == "running":  # and nobody calls `refresh`
+        seen.append((run.steps, run.throughput))
+    assert run.outcome == "finished" and run.error is None and run.steps == tiny.steps
+    assert run.throughput and len({steps for steps, _ in seen}) > 3
+
+
+def test_what_is_derived_together_is_of_one_moment(tmp_path):
+    from labkit.lab.run import Run
+
+    whole = write_record(tmp_path / "whole").read_text().splitlines(keepends=True)
+    log = tmp_path / "events.jsonl"
+    log.write_text("".join(whole[:23]))  # 20 steps so far
+    run = Run(tmp_path, process=SimpleNamespace(alive=lambda: True))
+    with run.as_of_now():
+        with log.open("a") as more:
+            more.writelines(whole[23:33])
+        assert run.steps == len(run.stamps) == len(run.loss) == 20
+        assert run.throughput == pytest.approx(16 / 0.060)  # one more moment, inside this one
+        assert run.steps == 20
+    assert run.steps == len(run.stamps) == 30
 
 
 def test_what_compiles_nothing_is_adamw_to_the_bit_and_imports_no_compiler():

@@ -101,13 +101,13 @@ def train(
     deadline_ns = now_ns() + int((job.seconds or 1e9) * 1e9)
     for i in range(job.steps):
         asked = now_ns()
-        images, labels = next(batches)  # the host waits here for data
+        images, labels = next(batches)  # the host waits here for data, and gives the old batch back
         with place():
             ready = timeline.copying()
-            on_device = trainer.to_device(images, labels)
+            images, labels = trainer.to_device(images, labels)
             copied = timeline.copied()
         timeline.computing()
-        loss = trainer.compute(*on_device, update=(i + 1) % job.accumulation_steps == 0)
+        loss = trainer.compute(images, labels, update=(i + 1) % job.accumulation_steps == 0)
         done = timeline.step(i, asked, ready, copied, labels.size(0), loss)
         if trainer.after_step() or done > deadline_ns:
             break

@@ -154,11 +154,11 @@ class OwnStep:
         self.step, self.model = step, torch.nn.Identity()
         self.no_loss = torch.tensor(float("nan"))
 
-    def to_device(self, batch: Any, _count: torch.Tensor) -> tuple[Any]:
+    def to_device(self, batch: Any, counted: torch.Tensor) -> tuple[Any, torch.Tensor]:
         """Leave the batch where it is: copying it is the step's business."""
-        return (batch,)
+        return batch, counted
 
-    def compute(self, batch: Any, update: bool) -> torch.Tensor:
+    def compute(self, batch: Any, _counted: torch.Tensor, update: bool) -> torch.Tensor:
         """Run the reader's step on one batch."""
         if self.step is not None:
             self.step(batch)

@@ -16,6 +16,7 @@ import numpy as np
 from labkit.explain.loader_changes import CannotPredict, Change, change_of
 from labkit.explain.loader_simulation import simulate
 from labkit.explain.loader_work import Measured, measured, work_of
+from labkit.lab.logged import of_one_moment
 from labkit.lab.pipeline import KNOBS, check_names
 
 DRAWS = 5  # simulated runs, each from its own bootstrap sample of what was measured
@@ -70,6 +71,7 @@ class Prediction:
         )
 
 
+@of_one_moment
 def predict(run: Any, **changes: Any) -> Prediction:
     """Predict throughput and utilization of `run` with some knobs changed.
 

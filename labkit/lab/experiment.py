@@ -121,17 +121,27 @@ class Measurements(Logged):
 
     def __init__(self, path: Path, process: Any = None, recorded: bool = False):
         """Read the log at `path`; `process` is the live supervisor's handle, None for a record."""
-        self.points: list[Measurement] = []
-        self.skipped: dict[str, str] = {}  # what was not measured: why
+        self._points: list[Measurement] = []
+        self._skipped: dict[str, str] = {}
         super().__init__(path, process, recorded)
 
     def _take(self, event: dict[str, Any]) -> None:
         if event["event"] == "measurement":
-            self.points.append(_point(event))
+            self._points.append(_point(event))
         elif event["event"] == "skipped":
-            self.skipped[event["what"]] = event["why"]
+            self._skipped[event["what"]] = event["why"]
         else:
             super()._take(event)
+
+    @property
+    def points(self) -> list[Measurement]:
+        """What was measured, in order."""
+        return self._now()._points
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """{what was not measured: why}."""
+        return self._now()._skipped
 
     @property
     def name(self) -> str:

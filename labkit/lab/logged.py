@@ -7,11 +7,14 @@ of training steps, the `Measurements` of an experiment.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gzip
 import os
 import shutil
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,10 @@ from labkit.lab.record import Tail, read_record
 
 
 class Logged:
-    """One event log, live or recorded; reading it runs no code."""
+    """One event log, live or recorded; reading it runs no code.
+
+    Whoever asks a live one for anything gets what it has written by then.
+    """
 
     def __init__(self, path: Path, process: Any = None, recorded: bool = False, tail: Any = None):
         """Read the log at `path`.
@@ -35,22 +41,57 @@ class Logged:
         self._process = process
         self._reading = threading.Lock()
         self._tail = tail or (None if recorded else Tail(self.path / FILE_NAME))
-        self._last: dict[str, dict[str, Any]] = {}  # the last event of each name
+        self._kept: dict[str, dict[str, Any]] = {}  # the last event of each name
+        self._holds = 1  # nothing is read on its own while this is above 0
         if self._tail is None:
             self._absorb(read_record(self.path))
+        self._holds = 0
         self.refresh()
 
     # -- the log ---------------------------------------------------------------------------------
 
     def refresh(self) -> Logged:
         """Read what has been written since the last call."""
-        with self._reading:  # a panel stops its run in a thread; no event may be read twice
-            if self._tail is not None:
-                alive = self._process is not None and self._process.alive()
-                self._absorb(self._tail.read())
-                if not alive and "end" in self._last:
-                    self._tail = None  # complete: nothing will follow
+        if self._tail is not None:
+            with self._reading:  # a panel stops its run in a thread; no event may be read twice
+                self._holds += 1
+                try:
+                    self._read()
+                finally:
+                    self._holds -= 1
         return self
+
+    def _read(self) -> None:
+        if self._tail is None:  # another thread came first
+            return
+        alive = self._process is not None and self._process.alive()
+        self._absorb(self._tail.read())
+        if not alive and "end" in self._kept:
+            self._tail = None  # complete: nothing will follow
+
+    @contextlib.contextmanager
+    def as_of_now(self) -> Iterator[Logged]:
+        """Read what has been written, and nothing more within the block.
+
+        So all that is derived there, a figure or a diagnosis, is of one moment.
+        """
+        self._now()
+        with self._reading:
+            self._holds += 1
+        try:
+            yield self
+        finally:
+            with self._reading:
+                self._holds -= 1
+
+    def _now(self) -> Logged:
+        """Read what has been written since (6 µs while it grows), unless held at a moment."""
+        return self if self._holds else self.refresh()
+
+    @property
+    def _last(self) -> dict[str, dict[str, Any]]:
+        """The last event of each name."""
+        return self._now()._kept
 
     def _absorb(self, events: list[dict[str, Any]]) -> None:
         for event in events:
@@ -58,7 +99,7 @@ class Logged:
 
     def _take(self, event: dict[str, Any]) -> None:
         """Keep what matters of one event; subclasses keep what they are made of."""
-        self._last[event["event"]] = event
+        self._kept[event["event"]] = event
 
     @property
     def id(self) -> str:
@@ -80,7 +121,7 @@ class Logged:
     @property
     def running(self) -> bool:
         """Whether it has not ended yet."""
-        return self.refresh().outcome == "running"
+        return self.outcome == "running"
 
     @property
     def outcome(self) -> str:
@@ -161,3 +202,14 @@ class Logged:
     def _extra_lines(self) -> list[str]:
         """Lines of JSON that a saved record has beyond the log."""
         return []
+
+
+def of_one_moment(derive: Callable) -> Callable:
+    """Let a function whose first argument is a `Logged` see one moment of it, start to end."""
+
+    @functools.wraps(derive)
+    def held(self: Logged, *args: Any, **kwargs: Any) -> Any:
+        with self.as_of_now():
+            return derive(self, *args, **kwargs)
+
+    return held

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from labkit.bench.events import FILE_NAME
-from labkit.lab.logged import Logged
+from labkit.lab.logged import Logged, of_one_moment
 from labkit.lab.pipeline import Pipeline
 from labkit.lab.record import Tail
 from labkit.lab.run import Run, pipeline_of
@@ -35,6 +35,10 @@ class RankRun(Run):
         if self._whole is not None:
             self._whole.refresh()
         return self
+
+    def _now(self) -> RankRun:
+        held = self._holds or self._whole is None or self._whole._holds
+        return self if held else self.refresh()
 
     def _take(self, event: dict[str, Any]) -> None:
         if event["event"] == "step" and not _is_pair(event.get("comm", [0, 0])):
@@ -119,10 +123,11 @@ class Ranks(Logged):
         rank.absorb(end)
 
     def __len__(self) -> int:
-        return len(self._ranks)
+        return len(self._now()._ranks)
 
     def __iter__(self) -> Iterator[RankRun]:
-        return iter([self._ranks[number] for number in sorted(self._ranks)])
+        ranks = self._now()._ranks
+        return iter([ranks[number] for number in sorted(ranks)])
 
     def __getitem__(self, index: int) -> RankRun:
         return list(self)[index]
@@ -174,6 +179,7 @@ class Ranks(Logged):
         return min((rank.steps for rank in self), default=0) if len(self) else 0
 
     @property
+    @of_one_moment
     def throughput(self) -> float | None:
         """Samples per second of this machine's ranks together, warm-up excluded."""
         rates = [rank.throughput for rank in self]
@@ -195,6 +201,7 @@ class Ranks(Logged):
         return [float(np.mean(each)) for each in zip(*(rank.loss for rank in self), strict=False)]
 
     @property
+    @of_one_moment
     def times(self) -> Any:
         """Where every rank's time went (a RankTimes); None if too short."""
         from labkit.explain.rank_times import rank_times  # noqa: TID251 -- a door
@@ -238,12 +245,14 @@ class Ranks(Logged):
         speedup = self.speedup(one)
         return None if speedup is None else speedup / len(self)
 
+    @of_one_moment
     def diagnose(self) -> Any:
         """Name what holds the ranks back, and which of them (a RanksDiagnosis)."""
         from labkit.explain.ranks_diagnosis import diagnose  # noqa: TID251 -- a door
 
         return diagnose(self)
 
+    @of_one_moment
     def plot(self) -> Any:
         """Draw a lane of time for each rank, as a matplotlib Figure."""
         from labkit.show import ranks_figure  # noqa: TID251 -- a door
@@ -252,6 +261,7 @@ class Ranks(Logged):
 
     # -- keeping and showing ---------------------------------------------------------------------
 
+    @of_one_moment
     def to_dict(self) -> dict[str, Any]:
         """The run's statistics, and each rank's, as JSON types."""
         names = (
@@ -281,6 +291,7 @@ class Ranks(Logged):
         return lines
 
     @property
+    @of_one_moment
     def numbers(self) -> str:
         """The measured numbers in one line."""
         times = self.times
@@ -293,6 +304,7 @@ class Ranks(Logged):
         )
         return text + (f"; NOISY: its stretches spread {self.spread:.0%}" if self.noisy else "")
 
+    @of_one_moment
     def __repr__(self) -> str:
         mark = f"{self.mark}: " if self.recorded else ""
         knobs = ", ".join(f"{name}={value!r}" for name, value in self.asked.changed().items())

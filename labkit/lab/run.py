@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.lab.logged import Logged
+from labkit.lab.logged import Logged, of_one_moment
 from labkit.lab.pipeline import KNOBS, Pipeline
 from labkit.lab.record import RecordError
 from labkit.lab.timeline import stamps_ns, utilization_over_time
@@ -47,7 +47,7 @@ class Run(Logged):
         elif event["event"] == "epoch":  # a watched loop goes on: it has not ended after all
             self._epochs.append(event["step"])
             for name in ("done", "error", "end"):
-                self._last.pop(name, None)
+                self._kept.pop(name, None)
         else:
             super()._take(event)
 
@@ -86,16 +86,16 @@ class Run(Logged):
     @property
     def steps(self) -> int:
         """Steps done, warm-up included."""
-        return len(self._steps)
+        return len(self._now()._steps)
 
     def steps_since(self, start: int) -> list[dict[str, Any]]:
         """The step events from the `start`th on: what a reader of a growing run has not seen."""
-        return self._steps[start:]
+        return self._now()._steps[start:]
 
     @property
     def samples(self) -> int:
         """Samples trained on, warm-up included."""
-        return sum(step["n"] for step in self._steps)
+        return sum(step["n"] for step in self._now()._steps)
 
     @property
     def warmup(self) -> int:
@@ -111,7 +111,7 @@ class Run(Logged):
 
         On a CPU copy and compute are what the host did; on a GPU they are the device's own.
         """
-        return _stamps(self, len(self._steps))
+        return _stamps(self, self.steps)
 
     @property
     def busy(self) -> np.ndarray:
@@ -121,7 +121,7 @@ class Run(Logged):
     @property
     def telemetry(self) -> list[dict[str, Any]]:
         """The instruments' samples as recorded, each with `t_ns`; a missing metric is None."""
-        return self._telemetry
+        return self._now()._telemetry
 
     @property
     def thread_s(self) -> np.ndarray:
@@ -129,12 +129,12 @@ class Run(Logged):
 
         On a CPU it falls short of the compute's wall time where others had the core.
         """
-        return np.array([step.get("cpu", np.nan) for step in self._steps], dtype=float) / 1e9
+        return np.array([step.get("cpu", np.nan) for step in self.steps_since(0)], float) / 1e9
 
     @property
     def item_events(self) -> list[dict[str, Any]]:
         """What the items cost to prepare, as the loader's processes wrote it; [] where unknown."""
-        return self._items
+        return self._now()._items
 
     @property
     def xray_facts(self) -> dict[str, Any] | None:
@@ -146,9 +146,10 @@ class Run(Logged):
         """Why there is no x-ray; None where there is one, or the run has not come that far."""
         return self._last.get("no_xray", {}).get("why")
 
+    @of_one_moment
     def seconds(self, t_ns: int) -> float:
         """Return a stamp of this run's clock as seconds since its first batch was asked for."""
-        if not self._steps:
+        if not self.steps:
             return 0.0
         moment, gaps = t_ns - self._steps[0]["t"][0], _pauses(self, self.steps, len(self._epochs))
         if np.searchsorted(gaps[0], moment) % 2:
@@ -182,6 +183,7 @@ class Run(Logged):
         return float(np.diff(stamps[1:, 4:6]).sum() / wall) if wall > 0 else None
 
     @property
+    @of_one_moment
     def throughput(self) -> float | None:
         """Samples per second of wall time, warm-up excluded."""
         stamps = self._measured()
@@ -243,7 +245,8 @@ class Run(Logged):
     @property
     def loss(self) -> list[float]:
         """The loss of every step; NaN where it was not finite."""
-        return [float("nan") if step.get("loss") is None else step["loss"] for step in self._steps]
+        losses = [step.get("loss") for step in self.steps_since(0)]
+        return [float("nan") if loss is None else loss for loss in losses]
 
     @property
     def peak_memory_gib(self) -> float | None:
@@ -257,15 +260,17 @@ class Run(Logged):
         return self._last.get("compiled", {}).get("seconds")
 
     @property
+    @of_one_moment
     def energy_j(self) -> float | None:
         """Energy the card used while training, from its own counter; None where it has none."""
-        if not self._steps:
+        if not self.steps:
             return None
         first, last = self._steps[0]["t"][0], self._steps[-1]["t"][3]
         counts = [s.get("energy_j") for s in self._telemetry if first <= s["t_ns"] <= last]
         counts = [joules for joules in counts if joules is not None]
         return counts[-1] - counts[0] if len(counts) > 1 else None
 
+    @of_one_moment
     def to_dict(self) -> dict[str, Any]:
         """The run's statistics under their attribute names, as JSON types."""
         names = (
@@ -294,12 +299,14 @@ class Run(Logged):
 
         return Comparison(other, self)
 
+    @of_one_moment
     def plot(self, before: Run | None = None) -> Any:
         """Draw the run (over `before`, where given) as a matplotlib Figure."""
         from labkit.show import plots  # noqa: TID251 -- a door to the floor above, opened on use
 
         return plots.draw(self, before)
 
+    @of_one_moment
     def diagnose(self) -> Any:
         """Name what holds the run back, with evidence and advice (a Diagnosis)."""
         from labkit.explain.diagnosis import diagnose  # noqa: TID251 -- a door, opened on use
@@ -307,6 +314,7 @@ class Run(Logged):
         return diagnose(self)
 
     @property
+    @of_one_moment
     def breakdown(self) -> Any:
         """The average step by class, every ns in one (a StepBreakdown); None if too short."""
         from labkit.explain.step_breakdown import breakdown  # noqa: TID251 -- a door
@@ -320,6 +328,7 @@ class Run(Logged):
 
         return read(self)
 
+    @of_one_moment
     def __repr__(self) -> str:
         mark = f"{self.mark}: " if self.recorded else ""
         knobs = ", ".join(f"{n}={v!r}" for n, v in self.asked.changed().items()) or "defaults"
@@ -331,6 +340,7 @@ class Run(Logged):
         return f"{head}: {self.numbers}"
 
     @property
+    @of_one_moment
     def numbers(self) -> str:
         """The measured numbers in one line, with what was stated rather than measured."""
         if self.utilization is None:

@@ -58,7 +58,6 @@ class LiveView(anywidget.AnyWidget):
 
     def update(self, run: Run) -> None:
         """Show what `run` has done by now; costs the kernel well under 1 ms."""
-        run.refresh()
         with self.hold_sync():  # one message to the browser
             self._take_in(run)
             self.running = True
@@ -66,7 +65,6 @@ class LiveView(anywidget.AnyWidget):
 
     def finish(self, run: Run) -> None:
         """Show all of `run` and how it ended."""
-        run.refresh()
         with self.hold_sync():
             self._take_in(run)
             self.running = False
@@ -134,7 +132,7 @@ class TextViewer:
             self.run, self.follower = run, Follower()
         if sys.stderr.isatty() and time.monotonic() - self.shown > self.PERIOD_S:
             self.shown = time.monotonic()
-            self.follower.read(run.refresh())
+            self.follower.read(run)
             self._write("\r", self.follower.line(run), "")
 
     def finish(self, result: Any) -> None:

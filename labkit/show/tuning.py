@@ -82,7 +82,7 @@ class NotebookTable:
         """Say how far the run is that is going on, a few times a second."""
         if time.monotonic() - self.shown > PERIOD_S:
             self.shown, follower = time.monotonic(), Follower()
-            follower.read(run.refresh())
+            follower.read(run)
             self.text = line_of(follower, run)
             self.update(self.tuning)
 
@@ -120,7 +120,7 @@ class TextTable:
         """Rewrite a line about the run that is going on, where there is a terminal."""
         if sys.stderr.isatty() and time.monotonic() - self.shown > PERIOD_S:
             self.shown, follower = time.monotonic(), Follower()
-            follower.read(run.refresh())
+            follower.read(run)
             self._line(line_of(follower, run), "")
 
     def finish(self, tuning: Tuning) -> None:

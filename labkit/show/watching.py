@@ -90,7 +90,7 @@ class Watch:
             self._recorder.flush()
         if self._run is None:
             self._run = Run(self._recorder.folder, process=Open(self))
-        return self._run.refresh()
+        return self._run
 
     def diagnose(self) -> Any:
         """Name what holds the loop back, with evidence and advice (a Diagnosis)."""
