@@ -46,30 +46,47 @@ class CpuMeter:
 
         self.psutil = psutil
         self.bench = psutil.Process(bench_pid)
+        self.tasks = Path(f"/proc/{bench_pid}/task")
+        self.workers: dict[int, psutil.Process] = {}
         self.spent_s: dict[int, float] = {}  # CPU time of each of the run's processes so far
         self.read_at = time.monotonic()
         psutil.cpu_percent()
 
     def read(self) -> dict[str, Any]:
         """Return {cpu, own_cpu: share of all cores in use, by anyone and by this run; rss_gib}."""
-        rss = None
+        spent, rss = {}, None
         with contextlib.suppress(self.psutil.Error):
-            family = [self.bench, *self.bench.children()]
-            rss = sum(p.memory_info().rss for p in family) / 2**30
-        return {
-            "cpu": self.psutil.cpu_percent() / 100,
-            "own_cpu": self._own_share(),
-            "cpus": self.psutil.cpu_count(),
-            "rss_gib": rss and round(rss, 4),
-        }
-
-    def _own_share(self) -> float | None:
-        """Return the share of all cores that bench and workers used since the last call."""
-        spent, now = {}, time.monotonic()
-        with contextlib.suppress(self.psutil.Error):
-            for process in (self.bench, *self.bench.children()):
+            family = self._family()
+            for process in family:
                 times = process.cpu_times()
                 spent[process.pid] = times.user + times.system
+            rss = round(sum(process.memory_info().rss for process in family) / 2**30, 4)
+        return {
+            "cpu": self.psutil.cpu_percent() / 100,
+            "own_cpu": self._own_share(spent),
+            "cpus": self.psutil.cpu_count(),
+            "rss_gib": rss,
+        }
+
+    def _family(self) -> list:
+        """Return the bench and its workers.
+
+        To find them psutil looks at every process of the machine: milliseconds of a core that the
+        run needs. Linux knows a thread's children.
+        """
+        try:
+            found = [task.read_text() for task in self.tasks.glob("*/children")]
+        except OSError:  # a thread has just ended
+            return [self.bench, *self.workers.values()]
+        if not found:  # another system
+            return [self.bench, *self.bench.children()]
+        pids = [int(pid) for pid in " ".join(found).split()]
+        self.workers = {pid: self.workers.get(pid) or self.psutil.Process(pid) for pid in pids}
+        return [self.bench, *self.workers.values()]
+
+    def _own_share(self, spent: dict[int, float]) -> float | None:
+        """Return the share of all cores that bench and workers used since the last call."""
+        now = time.monotonic()
         used = sum(s - self.spent_s.get(pid, s) for pid, s in spent.items())
         cores = (now - self.read_at) * (self.psutil.cpu_count() or 1)
         self.spent_s, self.read_at = spent, now
