@@ -163,14 +163,16 @@ def test_what_is_derived_together_is_of_one_moment(tmp_path):
     whole = write_record(tmp_path / "whole").read_text().splitlines(keepends=True)
     log = tmp_path / "events.jsonl"
     log.write_text("".join(whole[:23]))  # 20 steps so far
-    run = Run(tmp_path, process=SimpleNamespace(alive=lambda: True))
+    process = SimpleNamespace(alive=lambda: len(log.read_text()) < size)
+    size = sum(map(len, whole))
+    run = Run(tmp_path, process=process)
     with run.as_of_now():
         with log.open("a") as more:
-            more.writelines(whole[23:33])
+            more.writelines(whole[23:])  # to its end: the process is gone
         assert run.steps == len(run.stamps) == len(run.loss) == 20
         assert run.throughput == pytest.approx(16 / 0.060)  # one more moment, inside this one
-        assert run.steps == 20
-    assert run.steps == len(run.stamps) == 30
+        assert run.steps == 20 and run.outcome == "running"
+    assert run.steps == len(run.stamps) == 40 and run.outcome == "finished"
 
 
 def test_what_compiles_nothing_is_adamw_to_the_bit_and_imports_no_compiler():

@@ -42,6 +42,7 @@ class Logged:
         self._reading = threading.Lock()
         self._tail = tail or (None if recorded else Tail(self.path / FILE_NAME))
         self._kept: dict[str, dict[str, Any]] = {}  # the last event of each name
+        self._alive = False  # whether its process was, when the log was last read
         self._holds = 1  # nothing is read on its own while this is above 0
         if self._tail is None:
             self._absorb(read_record(self.path))
@@ -66,6 +67,7 @@ class Logged:
             return
         alive = self._process is not None and self._process.alive()
         self._absorb(self._tail.read())
+        self._alive = alive  # only now: who asks meanwhile is told of the moment before
         if not alive and "end" in self._kept:
             self._tail = None  # complete: nothing will follow
 
@@ -87,6 +89,9 @@ class Logged:
     def _now(self) -> Logged:
         """Read what has been written since (6 µs while it grows), unless held at a moment."""
         return self if self._holds else self.refresh()
+
+    def _was_alive(self) -> bool:
+        return self._alive
 
     @property
     def _last(self) -> dict[str, dict[str, Any]]:
@@ -126,8 +131,7 @@ class Logged:
     @property
     def outcome(self) -> str:
         """ "running", "finished", "stopped" or "failed"."""
-        alive = self._process is not None and self._process.alive()
-        return outcome.outcome(self._last, alive)
+        return outcome.outcome(self._last, self._was_alive())
 
     @property
     def error(self) -> str | None:

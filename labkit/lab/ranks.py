@@ -40,6 +40,9 @@ class RankRun(Run):
         held = self._holds or self._whole is None or self._whole._holds
         return self if held else self.refresh()
 
+    def _was_alive(self) -> bool:
+        return self._whole is not None and self._whole._was_alive()
+
     def _take(self, event: dict[str, Any]) -> None:
         if event["event"] == "step" and not _is_pair(event.get("comm", [0, 0])):
             event = {name: value for name, value in event.items() if name != "comm"}

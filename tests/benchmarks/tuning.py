@@ -6,7 +6,8 @@
 
 Each stage keeps its rows in the file, so that the whole can be measured in pieces on a quiet
 machine. The grid's winners, the tuner's and loadtune's choice are measured again, in turn, since
-the best of a noisy grid flatters itself; those second measurements are what is compared. loadtune
+the best of a noisy grid flatters itself: five rounds say which of its winners is the best, and five
+more, in which it could not win by chance, are what is compared. loadtune
 0.3 runs in a process of its own, on the same dataset and model, where it is installed: say where
 with PYTHONPATH. --table exits with 1 where a target is missed.
 """
@@ -36,7 +37,7 @@ WORKLOADS = {
 }
 SECONDS = 1.2  # of each run
 WORKERS, PREFETCH = (1, 2, 3, 4, 6, 8), (1, 2, 4, 8)
-AGAIN = 5  # second measurements of each contender
+AGAIN = 5  # rounds of second measurements: so many to find the grid's best, so many to compare
 WINNERS = 3  # of the grid
 LOADTUNE_STEPS = 50  # as in its own documentation
 
@@ -82,7 +83,7 @@ def measure_loadtune(name):
 
 
 def measure_again(pipeline, kept):
-    """Measure the contenders in turn, AGAIN times; return {name: [rates]}."""
+    """Measure the contenders in turn, twice AGAIN times; return {name: [rates]}."""
     rows = [row for row in kept["grid"]["rows"] if row["rate"]]
     rows = sorted(rows, key=lambda row: -row["rate"])[:WINNERS]
     named = {f"grid {i}": row["setting"] for i, row in enumerate(rows, 1)}
@@ -93,7 +94,7 @@ def measure_again(pipeline, kept):
     settings = {name: setting.but(persistent_workers=False) for name, setting in settings.items()}
     bench, known = Bench(pipeline, None, SECONDS, patience=6), rows[0]["rate"]
     rates = {setting: [] for setting in settings.values()}
-    for _ in range(AGAIN):
+    for _ in range(2 * AGAIN):
         for setting in rates:
             rates[setting].append(bench.measure(setting, known).rate)
     kept["disturbed"] = bench.disturbed
@@ -172,8 +173,9 @@ def table(kept):
         if not {"grid", "tune", "again"} <= set(row):
             print(f"{name:14}(not complete)")
             continue
-        medians = {who: statistics.median(rates) for who, rates in row["again"].items()}
-        best = max(rate for who, rate in medians.items() if who.startswith("grid"))
+        first = {who: statistics.median(rates[:AGAIN]) for who, rates in row["again"].items()}
+        medians = {who: statistics.median(rates[AGAIN:]) for who, rates in row["again"].items()}
+        best = medians[max((who for who in first if who.startswith("grid")), key=first.get)]
         shares.append(medians["tuner"] / best)
         times.append(row["tune"]["seconds"] / row["grid"]["seconds"])
         other = medians.get("loadtune")
