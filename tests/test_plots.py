@@ -16,9 +16,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.transforms import Bbox
 from PIL import Image
 
+from labkit.bench.events import FILE_NAME
 from labkit.lab.load import load
 from labkit.lab.pipeline import Pipeline
 from labkit.lab.record import RecordError
+from labkit.lab.run import Run
 from labkit.show import plots, style
 from labkit.show.instruments import instruments
 from labkit.show.ladder import NO_GAIN, Ladder
@@ -401,13 +403,13 @@ def test_running_a_cell_again_replaces_its_step(record):
     assert [rung.name for rung in ladder.rungs] == ["start", "next"]
 
 
-def test_what_is_no_ended_run_is_refused_by_name(record):
+def test_what_is_no_ended_run_is_refused_by_name(record, tmp_path):
     with pytest.raises(ValueError, match="'more workers': str is not a Run"):
         Ladder().add("more workers", "run")
     with pytest.raises(ValueError, match="name=''"):
         Ladder().add("", record())
-    going = record(end=())
-    going._process = SimpleNamespace(alive=lambda: True)
+    (tmp_path / FILE_NAME).write_bytes(record(end=()).path.read_bytes())
+    going = Run(tmp_path, process=SimpleNamespace(alive=lambda: True))
     with pytest.raises(ValueError, match="'more workers' is still running"):
         Ladder().add("more workers", going)
 

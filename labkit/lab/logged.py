@@ -43,10 +43,10 @@ class Logged:
         self._tail = tail or (None if recorded else Tail(self.path / FILE_NAME))
         self._kept: dict[str, dict[str, Any]] = {}  # the last event of each name
         self._alive = False  # whether its process was, when the log was last read
-        self._holds = 1  # nothing is read on its own while this is above 0
+        self._holds: set[object] = set()  # nothing is read on its own while one is in here
         if self._tail is None:
-            self._absorb(read_record(self.path))
-        self._holds = 0
+            with self._hold():
+                self._absorb(read_record(self.path))
         self.refresh()
 
     # -- the log ---------------------------------------------------------------------------------
@@ -54,12 +54,8 @@ class Logged:
     def refresh(self) -> Logged:
         """Read what has been written since the last call."""
         if self._tail is not None:
-            with self._reading:  # a panel stops its run in a thread; no event may be read twice
-                self._holds += 1
-                try:
-                    self._read()
-                finally:
-                    self._holds -= 1
+            with self._reading, self._hold():  # a panel stops its run in a thread: once is enough
+                self._read()
         return self
 
     def _read(self) -> None:
@@ -78,13 +74,17 @@ class Logged:
         So all that is derived there, a figure or a diagnosis, is of one moment.
         """
         self._now()
-        with self._reading:
-            self._holds += 1
-        try:
+        with self._hold():
             yield self
+
+    @contextlib.contextmanager
+    def _hold(self) -> Iterator[None]:
+        mine = object()
+        try:  # wherever an interrupt comes, none is left behind
+            self._holds.add(mine)
+            yield
         finally:
-            with self._reading:
-                self._holds -= 1
+            self._holds.discard(mine)
 
     def _now(self) -> Logged:
         """Read what has been written since (6 µs while it grows), unless held at a moment."""
