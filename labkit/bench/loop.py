@@ -108,7 +108,7 @@ def train(
             copied = timeline.copied()
         timeline.computing()
         loss = trainer.compute(images, labels, update=(i + 1) % job.accumulation_steps == 0)
-        done = timeline.step(i, asked, ready, copied, labels.size(0), loss)
+        done = timeline.step(i, asked, ready, copied, labels.numel(), loss)
         if trainer.after_step() or done > deadline_ns:
             break
     timeline.finish()

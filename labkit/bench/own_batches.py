@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from labkit.bench import loader_facts
 
+ONE = torch.empty(1)  # expanded, it counts samples and holds none
+
 
 class Endless(Sampler):
     """Shuffled passes over the dataset without end: no batch is prepared without competition."""
@@ -61,7 +63,7 @@ class Batches:
                 self.count = loader_facts.counter_for(batch, self.job.batch_size)
         self.taken += 1
         count = self.count(batch) if self.count else self.job.batch_size
-        return batch, torch.empty(count, 0)  # in place of the labels, which only the reader knows
+        return batch, ONE.expand(count)  # in place of the labels, which only the reader knows
 
     def _again(self) -> Any:
         """Begin the next pass over a stream that has ended."""

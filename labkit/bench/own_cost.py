@@ -67,7 +67,7 @@ def measure() -> dict[str, float]:
                 copied = timeline.copied()
                 timeline.computing()
                 loss = trainer.compute(*batch, update=True)
-                timeline.step(i, asked, ready, copied, labels.size(0), loss)
+                timeline.step(i, asked, ready, copied, labels.numel(), loss)
             else:
                 batch = trainer.to_device(images, labels)
                 loss = trainer.compute(*batch, update=True)
