@@ -1,11 +1,17 @@
 """Every instrument is held against the true intervals, and its error follows by hand."""
 
+import os
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 
 import labkit as lk
+from labkit.bench.telemetry import CpuMeter
 from labkit.lab.timeline import busy_until
 
 
@@ -76,3 +82,24 @@ def test_the_figure_has_a_row_for_each_instrument_that_read_something(finished):
     shown = [reading for reading in views if len(reading.shares)]
     assert len(views.plot().axes) == len(shown) >= 2
     assert "W&amp;B" in views._repr_html_()
+
+
+def test_a_worker_that_ends_while_it_is_read_is_a_gap_and_not_an_idle_core(monkeypatch):
+    worker = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        meter, cpu_times = CpuMeter(os.getpid()), psutil.Process.cpu_times
+        assert meter.read()["rss_gib"] > 0 and worker.pid in {p.pid for p in meter._family()}
+
+        def gone(process):
+            if process.pid == worker.pid:
+                raise psutil.NoSuchProcess(process.pid)
+            return cpu_times(process)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(psutil.Process, "cpu_times", gone)
+            assert meter.read()["own_cpu"] is None
+        time.sleep(0.3)
+        assert meter.read()["own_cpu"] > 0.05  # what it used meanwhile is not lost
+    finally:
+        worker.kill()
+        worker.wait()

@@ -54,16 +54,14 @@ class CpuMeter:
 
     def read(self) -> dict[str, Any]:
         """Return {cpu, own_cpu: share of all cores in use, by anyone and by this run; rss_gib}."""
-        spent, rss = {}, None
+        own = rss = None  # where one of them has just ended
         with contextlib.suppress(self.psutil.Error):
             family = self._family()
-            for process in family:
-                times = process.cpu_times()
-                spent[process.pid] = times.user + times.system
             rss = round(sum(process.memory_info().rss for process in family) / 2**30, 4)
+            own = self._own_share(family)
         return {
             "cpu": self.psutil.cpu_percent() / 100,
-            "own_cpu": self._own_share(spent),
+            "own_cpu": own,
             "cpus": self.psutil.cpu_count(),
             "rss_gib": rss,
         }
@@ -84,9 +82,10 @@ class CpuMeter:
         self.workers = {pid: self.workers.get(pid) or self.psutil.Process(pid) for pid in pids}
         return [self.bench, *self.workers.values()]
 
-    def _own_share(self, spent: dict[int, float]) -> float | None:
+    def _own_share(self, family: list) -> float | None:
         """Return the share of all cores that bench and workers used since the last call."""
-        now = time.monotonic()
+        times, now = [(p.pid, p.cpu_times()) for p in family], time.monotonic()
+        spent = {pid: each.user + each.system for pid, each in times}
         used = sum(s - self.spent_s.get(pid, s) for pid, s in spent.items())
         cores = (now - self.read_at) * (self.psutil.cpu_count() or 1)
         self.spent_s, self.read_at = spent, now
