@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.explain.diagnosis import SHARED, Diagnosis, diagnose
+from labkit.explain.diagnosis import Diagnosis, diagnose
+from labkit.explain.withheld import SHARED
 from labkit.lab import faultset
 from labkit.lab.faultset import CALIBRATION, SCORING, Case
 

@@ -306,7 +306,6 @@ class Run(Logged):
 
         return plots.draw(self, before)
 
-    @of_one_moment
     def diagnose(self) -> Any:
         """Name what holds the run back, with evidence and advice (a Diagnosis)."""
         from labkit.explain.diagnosis import diagnose  # noqa: TID251 -- a door, opened on use
