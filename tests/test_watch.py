@@ -511,7 +511,7 @@ def test_other_ranks_of_a_distributed_training_record_and_keep_quiet(tmp_path):
 
 
 class FakeGpu:
-    """A device with a queue, whose events are like those of torch."""
+    """A device with a queue, and the pool of its events, which are like those of torch."""
 
     def __init__(self, clock):
         self.clock, self.free_ns = clock, 0
@@ -519,20 +519,23 @@ class FakeGpu:
     def work(self, ns):
         self.free_ns = max(self.free_ns, self.clock.now) + ns
 
-    def event(self):
+    def give_back(self, events):
+        for event in events:
+            del event.at_ns  # it may be recorded anew: nobody reads it again
+
+    def record(self):
         gpu = self
 
         class Event:
-            def record(self):
-                self.at_ns = max(gpu.free_ns, gpu.clock.now)
-
             def query(self):
                 return self.at_ns <= gpu.clock.now
 
             def elapsed_time(self, other):
                 return float(np.float32((other.at_ns - self.at_ns) / 1e6))
 
-        return Event()
+        event = Event()
+        event.at_ns = max(gpu.free_ns, gpu.clock.now)
+        return event
 
 
 class HostClock:
@@ -548,7 +551,7 @@ def test_device_intervals_are_right_without_a_synchronisation(monkeypatch, wait_
     host, steps = HostClock(), []
     monkeypatch.setattr(device_clock, "now_ns", host)
     gpu = FakeGpu(host)
-    clock = device_clock.DeviceClock(gpu.event, lambda i, t, n, busy: steps.append((i, busy)))
+    clock = device_clock.DeviceClock(gpu, lambda i, t, n, busy: steps.append((i, busy)))
     truth, begun = [], host()
     for i in range(200):
         host.now += int(wait_ms * 1e6)

@@ -86,15 +86,17 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
 
     stage("importing torch")
     gc.disable()  # importing torch takes it a sixth of the time
-    from labkit.bench import machine, memory
+    from labkit.bench import machine, memory, model_size
     from labkit.bench.device_lock import hold
 
     if "source" not in spec:  # the reader's own step has as many threads as it has with them
         machine.use_fixed_threads()
     device = machine.find_device(spec["pipeline"]["device"])
-    here = machine.describe(device)
+    machine.use(device)
+    here = machine.describe(device) | {"unused_gpu": machine.unused_gpu()}
     log.write("machine", **here)
     holder = {"run": spec["run"], "pid": os.getpid(), "since": time.strftime("%H:%M:%S")}
+    model_size.kept_in = Path(spec["cache"])
     locks = Path(spec["cache"]) / "locks"
     hold(locks, here.get("uuid") or device.type, holder, waiting=stage)
     if "experiment" in spec:
@@ -114,8 +116,8 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog, stage: An
     from labkit.bench.settle import settle
     from labkit.bench.timeline import make_timeline
 
-    job, not_applied = settle(spec["pipeline"], device)
     own = "source" in spec
+    job, not_applied = settle(spec["pipeline"], device, own_model=not own)
     knobs = {name: getattr(job, name) for name in own_source.KNOBS} if own else vars(job)
     log.write("job", pipeline=knobs, not_applied=not_applied)
     if own:

@@ -46,18 +46,17 @@ class DeviceClock:
     device was idle, the second whenever the host looked just then.
     """
 
-    def __init__(self, new_event: Callable[[], Any], write: Callable[..., None]):
-        """`new_event` makes a timing event; `write(i, t, n, interval)` takes finished steps."""
-        self.new_event, self.write = new_event, write
+    def __init__(self, events: Any, write: Callable[..., None]):
+        """`events` is an EventPool; `write(i, t, n, interval)` takes finished steps."""
+        self.events, self.write = events, write
         self.in_flight: deque = deque()
         self.last: Any = None  # the event at `place_ns` on the device's clock
         self.place_ns, self.zero_ns = 0.0, 0.0  # zero: the host's time at place 0
 
     def mark(self) -> tuple[Any, int]:
         """Record an event on the current stream: (event, the host's time before it)."""
-        before, event = now_ns(), self.new_event()
-        event.record()
-        return event, before
+        before = now_ns()
+        return self.events.record(), before
 
     def add(self, i: int, t: tuple, samples: int, start: tuple, end: tuple) -> None:
         """Keep step `i`, whose body has been issued, until the device is through with it."""
@@ -72,9 +71,12 @@ class DeviceClock:
             self.write(i, t, samples, tuple(int(self.zero_ns + place) for place in places))
 
     def _place(self, event: Any, issued_ns: int, seen_ns: int) -> float:
+        moved = 0.0
         if self.last is None:
-            self.last, self.zero_ns = event, issued_ns
-        moved = self.last.elapsed_time(event) * 1e6
+            self.zero_ns = issued_ns
+        else:  # from the event before: over an hour the 32 bits of an elapsed time lose 0.25 ms
+            moved = self.last.elapsed_time(event) * 1e6
+            self.events.give_back([self.last])
         self.last, self.place_ns = event, self.place_ns + moved
         self.zero_ns -= DRIFT * moved
         self.zero_ns = min(max(self.zero_ns, issued_ns - self.place_ns), seen_ns - self.place_ns)
@@ -94,5 +96,6 @@ def clock_for(device: Any, write: Callable[..., None]) -> DeviceClock | None:
     """Return the clock of a CUDA device; None where the host's stamps have to do."""
     if device is None or device.type != "cuda":
         return None
-    torch = sys.modules["torch"]
-    return DeviceClock(lambda: torch.Event(device, enable_timing=True), write)
+    from labkit.bench.device_events import EventPool  # the loop has imported torch by now
+
+    return DeviceClock(EventPool(device), write)

@@ -27,17 +27,19 @@ class Trainer:
         self.job, self.device = job, device
         torch.manual_seed(job.seed)
         use_tf32(job.precision == "tf32")
-        model = make_model(job.model, job.width, job.depth, CLASSES, job.image_px)
+        with device:  # a large model's weights are drawn where they are needed: seconds on a CPU
+            model = make_model(job.model, job.width, job.depth, CLASSES, job.image_px)
         self.layout = torch.channels_last if job.channels_last else torch.contiguous_format
         model = model.to(device, memory_format=self.layout)
-        self.optimizer = adamw(
-            model.parameters(), compiles=bool(job.compile), lr=1e-3, fused=job.fused_optimizer
-        )
+        # fused=False would switch off PyTorch's own default, which updates all at once on a GPU
+        fused = job.fused_optimizer or None
+        self.optimizer = adamw(model.parameters(), compiles=bool(job.compile), lr=1e-3, fused=fused)
         self.model = torch.compile(model, mode=job.compile) if job.compile else model
-        # FP16 gradients underflow; the scaler multiplies the loss so that they do not
+        # FP16 gradients underflow; the scaler multiplies the loss so that they do not. Its step
+        # asks the device whether any is infinite, and waits; a fused optimizer asks there itself
         self.scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")
         self.side_stream = torch.Stream(device) if job.prefetch_to_device else None
-        self.main_stream = torch.accelerator.current_stream() if self.side_stream else None
+        self.main_stream = torch.accelerator.current_stream(device) if self.side_stream else None
 
     def to_device(self, images: torch.Tensor, labels: torch.Tensor) -> tuple:
         """Issue the copy of one batch: (B, 3, px, px) uint8 and (B,) int64."""
@@ -81,7 +83,7 @@ class Trainer:
         labels = torch.randint(0, CLASSES, (size,))
         for _ in range(3):  # CUDA graphs are recorded in the second call and replayed in the third
             self.compute(*self.to_device(noise, labels), update=False)
-        self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad(set_to_none=True)  # in a graph's memory: the next overwrites
         self.model.load_state_dict(kept)
         return (now_ns() - start) / 1e9
 

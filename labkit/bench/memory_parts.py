@@ -8,38 +8,18 @@ those that autograd keeps for the backward pass through its saved-tensor hooks.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from labkit.bench.data import CLASSES
 from labkit.bench.loop import Trainer
-from labkit.bench.settle import SIZES, size_class
+from labkit.bench.model_size import noise_batch
 
 HOW = {
     "cuda": "counted by the CUDA caching allocator at the points of a step",
     "other": "counted from the tensors themselves (every storage once; saved-tensor hooks)",
 }
-
-
-def training_job(device: torch.device, **knobs: Any) -> SimpleNamespace:
-    """Return the knobs that a Trainer reads: plain FP32 training, but for `knobs`."""
-    job = SimpleNamespace(
-        model="cnn", width=None, depth=None, image_px=48, batch_size=16, precision="fp32",
-        channels_last=False, fused_optimizer=False, compile=None, accumulation_steps=1,
-        prefetch_to_device=False, non_blocking=False, seed=0,
-    )  # fmt: skip
-    vars(job).update(knobs)
-    width, depth = SIZES[size_class(device)][job.model]
-    job.width, job.depth = job.width or width, job.depth or depth
-    return job
-
-
-def noise_batch(job: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return random images (B, 3, px, px) uint8 and labels (B,) on the host: no loader."""
-    shape = (job.batch_size, 3, job.image_px, job.image_px)
-    return torch.randint(0, 256, shape, dtype=torch.uint8), torch.randint(0, CLASSES, shape[:1])
 
 
 def measure_step(job: Any, device: torch.device) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from labkit.bench import memory_limit
+
 ROUNDS = 7
 BUDGET_S = 0.3  # for all rounds; at least two are done
 HOPELESS = 3.0  # a format this much slower in its first step is not tried again
@@ -53,7 +55,15 @@ def interleaved(trainer: Any, kinds: dict[str, tuple]) -> dict[str, float]:
         for turn in range(ROUNDS + 1):
             for name, (images, labels, precision) in list(kinds.items()):
                 trainer.job.precision = precision
-                seconds = timed(trainer, images, labels)
+                try:
+                    seconds = timed(trainer, images, labels)
+                except RuntimeError as error:
+                    if name == "plain" or not memory_limit.refused(error):
+                        raise
+                    trainer.optimizer.zero_grad(set_to_none=True)
+                    del kinds[name]  # no room for it: the others stand
+                    times.pop(name)
+                    continue
                 if turn:
                     times[name].append(seconds)  # the first of each warms up
                 elif name == "bf16" and seconds > HOPELESS * timed_again(trainer, kinds, asked):
@@ -86,7 +96,7 @@ def timed(trainer: Any, images: torch.Tensor, labels: torch.Tensor) -> float:
 def finish(device: torch.device) -> None:
     """Wait for the device; a CPU has nothing in flight."""
     if device.type != "cpu":
-        torch.accelerator.synchronize()
+        torch.accelerator.synchronize(device)
 
 
 def bf16_possible(device: torch.device) -> bool:

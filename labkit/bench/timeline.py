@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from labkit.bench.device_events import EventPool
 from labkit.bench.events import EventLog, now_ns
 from labkit.bench.step_log import SLOTS, WORDS, StepRing
 
@@ -69,46 +70,42 @@ class HostTimeline(StepRing):
 class DeviceTimeline(StepRing):
     """Steps of a device that runs behind the host (CUDA, MPS): four events a step, no sync.
 
-    Event times are relative; two anchors, at the start and the end of the run, tie them to the
-    host's clock, and the difference between the two is reported as drift. Losses go to a small
-    page-locked buffer on the device's own queue, since `loss.item()` would wait for the device.
+    Event times are relative, and have 32 bits: each step is placed by the time from the step before
+    to its own first event. Two anchors, at the start and the end of the run, tie them to the host's
+    clock, and the difference between the two is reported as drift. Losses go to a small page-locked
+    buffer on the device's own queue, since `loss.item()` would wait for the device.
     """
 
     LOSSES = 4096  # steps in flight at the most: far more than a launch queue holds (about 1000)
 
     def __init__(self, folder: Path, log: EventLog, device: torch.device):
         super().__init__(folder)
-        self.log, self.device = log, device
+        self.log, self.device, self.events = log, device, EventPool(device)
         self.in_flight: deque = deque()
-        self.losses = torch.zeros(self.LOSSES, pin_memory=device.type == "cuda")
+        self.losses = list(torch.zeros(self.LOSSES, pin_memory=device.type == "cuda"))
         self.range = CudaRanges() if device.type == "cuda" else NoRanges()
-        torch.accelerator.synchronize()
-        self.anchor, self.anchor_ns = self.event(), now_ns()
+        torch.accelerator.synchronize(device)
+        # The first event of the step that was written last, and when it was on the host's clock
+        self.first, self.first_ns = self.events.record(), now_ns()
         self.marks: list = []
-
-    def event(self) -> torch.Event:
-        """Record an event on the current stream (about 2 µs of host time)."""
-        event = torch.Event(self.device, enable_timing=True)
-        event.record()
-        return event
 
     def copying(self) -> int:
         """Mark the start of the copy on the stream it is issued to; return the host's time."""
         now = now_ns()
         self.range.push("copy")
-        self.marks = [self.event()]
+        self.marks = [self.events.record()]
         return now
 
     def copied(self) -> int:
         """Mark the end of the copy, on the same stream; return the host's time."""
-        self.marks.append(self.event())
+        self.marks.append(self.events.record())
         self.range.pop()
         return now_ns()
 
     def computing(self) -> None:
         """Mark the start of the compute on its own stream."""
         self.range.push("compute")
-        self.marks.append(self.event())
+        self.marks.append(self.events.record())
 
     def step(
         self, i: int, asked: int, ready: int, copied: int, samples: int, loss: torch.Tensor
@@ -120,7 +117,7 @@ class DeviceTimeline(StepRing):
         done = now_ns()
         slot = self.losses[i % self.LOSSES]
         slot.copy_(loss.detach(), non_blocking=True)  # queued behind the step, not waited for
-        self.marks.append(self.event())
+        self.marks.append(self.events.record())  # where it has passed, the loss is there too
         self.range.pop()
         self.in_flight.append((i, (asked, ready, copied, done), samples, slot, self.marks))
         while self.in_flight and self.in_flight[0][-1][-1].query():
@@ -128,20 +125,30 @@ class DeviceTimeline(StepRing):
         return done
 
     def _write(self, i: int, t: tuple, samples: int, slot: torch.Tensor, marks: list) -> None:
-        copy_and_busy = tuple(map(self._host_ns, marks))  # start and end of each
+        self._move_to(marks[0])
+        copy_and_busy = tuple(map(self.host_ns, marks))  # start and end of each
         self.add(i, t, samples, slot.item(), copy_and_busy)
+        self.events.give_back(marks[1:])
 
-    def _host_ns(self, event: torch.Event) -> int:
-        return self.anchor_ns + int(self.anchor.elapsed_time(event) * 1e6)
+    def _move_to(self, first: Any) -> None:
+        """Make a step's first event the one that the others are timed from."""
+        self.first_ns += round(self.first.elapsed_time(first) * 1e6)
+        self.events.give_back([self.first])
+        self.first = first
+
+    def host_ns(self, event: Any) -> int:
+        """Return an event of the step being written as ns on the host's clock."""
+        return self.first_ns + round(self.first.elapsed_time(event) * 1e6)
 
     def finish(self) -> None:
         """Wait for the device (the run is over), write what was in flight, report the drift."""
-        torch.accelerator.synchronize()
-        end, end_ns = self.event(), now_ns()
-        torch.accelerator.synchronize()
+        torch.accelerator.synchronize(self.device)
+        end, end_ns = self.events.record(), now_ns()
+        torch.accelerator.synchronize(self.device)
         while self.in_flight:
             self._write(*self.in_flight.popleft())
-        self.log.write("drift", drift_us=(self._host_ns(end) - end_ns) / 1e3)
+        self._move_to(end)
+        self.log.write("drift", drift_us=(self.first_ns - end_ns) / 1e3)
 
 
 class CudaRanges:

@@ -1,0 +1,108 @@
+"""How large a model is where its pipeline leaves that open: sized for the device.
+
+On a CPU a step of 5 to 6 ms on one core, at the default batch of 16 images of 48 px. On a GPU the
+width is so large that a layer is heavy beside its launches, and the depth is found by timing: about
+10 ms a step, so that the default loader starves any card. The depth is found for the default batch
+in FP32 and kept, so that every later run on the card, whatever its other knobs, trains the same
+model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from labkit.bench.data import CLASSES
+from labkit.bench.events import now_ns
+from labkit.bench.loop import Trainer
+
+ON_CPU = {"cnn": (16, 2), "mlp": (128, 3), "transformer": (64, 2)}  # width and depth
+TEXTBOOK = 2  # a CPU's 50 ms delay goes with 10 ms of compute, and takes no core from the model
+WIDTH_ON_GPU = {"cnn": 320, "mlp": 8192, "transformer": 1024}
+STEP_MS = 10.0
+PROBED = (1, 3)  # layers; a line through their times tells the depth
+DEEPEST = 64
+WARMUP, STEPS, ROUNDS = 3, 3, 3
+
+kept_in: Path | None = None  # where depths are kept from run to run; set when a bench starts
+
+
+def fill(job: Any, device: torch.device) -> None:
+    """Set `job.width` and `job.depth` where they are None."""
+    if device.type == "cpu":
+        width, depth = ON_CPU[job.model]
+        depth *= TEXTBOOK if getattr(job, "dataset", None) == "sleep" else 1
+        job.width, job.depth = job.width or width, job.depth or depth
+        return
+    job.width = job.width or WIDTH_ON_GPU[job.model]
+    job.depth = job.depth or kept_depth(job.model, job.width, job.image_px, device)
+
+
+def kept_depth(model: str, width: int, image_px: int, device: torch.device) -> int:
+    """Return the depth that was found before for this card, or find it and keep it."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    asked = {"card": name, "model": model, "width": width, "image_px": image_px}
+    mark = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
+    path = kept_in / "depths" / f"{mark}.json" if kept_in else None
+    if path and path.exists():
+        return json.loads(path.read_text())["depth"]
+    depth, step_ms = find_depth(model, width, image_px, device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # what was tried is no part of the run
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(asked | {"depth": depth, "step_ms": step_ms}))
+        part.replace(path)  # another run on another card may be writing the same
+    return depth
+
+
+def find_depth(
+    model: str, width: int, image_px: int, device: torch.device
+) -> tuple[int, list[float]]:
+    """Return the depth at which a step takes about `STEP_MS`, and the times of `PROBED`, ms."""
+    few, more = (time_step(model, width, depth, image_px, device) for depth in PROBED)
+    a_layer = max((more - few) / (PROBED[1] - PROBED[0]), 1e-3)
+    depth = PROBED[0] + round((STEP_MS - few) / a_layer)
+    return min(max(depth, 1), DEEPEST), [few, more]
+
+
+def time_step(model: str, width: int, depth: int, image_px: int, device: torch.device) -> float:
+    """Return the time of one training step with its batch on the device, ms, host ahead."""
+    job = plain_job(device, model=model, width=width, depth=depth, image_px=image_px)
+    trainer, took = Trainer(job, device), []
+    batch = trainer.to_device(*noise_batch(job))
+    for turn in range(ROUNDS + 1):  # the first one warms up
+        steps = STEPS if turn else WARMUP
+        torch.accelerator.synchronize(device)
+        start = now_ns()
+        for _ in range(steps):
+            trainer.compute(*batch, update=True)
+        torch.accelerator.synchronize(device)
+        took.append((now_ns() - start) / 1e6 / steps)
+    return median(took[1:])
+
+
+def plain_job(device: torch.device, **knobs: Any) -> SimpleNamespace:
+    """Return the knobs that a Trainer reads: plain FP32 training, but for `knobs`."""
+    job = SimpleNamespace(
+        model="cnn", width=None, depth=None, image_px=48, batch_size=16, precision="fp32",
+        channels_last=False, fused_optimizer=False, compile=None, accumulation_steps=1,
+        prefetch_to_device=False, non_blocking=False, seed=0,
+    )  # fmt: skip
+    vars(job).update(knobs)
+    fill(job, device)
+    return job
+
+
+def noise_batch(job: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return random images (B, 3, px, px) uint8 and labels (B,) on the host: no loader."""
+    shape = (job.batch_size, 3, job.image_px, job.image_px)
+    return torch.randint(0, 256, shape, dtype=torch.uint8), torch.randint(0, CLASSES, shape[:1])

@@ -1,0 +1,760 @@
+"""A stand-in GPU, for tests only: CUDA's semantics on a CPU, on queues of a stated speed.
+
+Tensors say that they are on "cuda:0" and hold a CPU's numbers (or none, on the meta device, which
+lets a model of any size run in milliseconds). Every operator on them is a kernel: it costs the
+host a launch, goes into the queue of the current stream, and takes there what the card's data sheet
+allows for its FLOPs and bytes. The host runs ahead; events pass when the queue reaches them; what
+has to wait (`.item()`, a pageable copy, synchronize) waits. `torch.Event`, `torch.Stream`,
+`torch.accelerator` and autograd are PyTorch's own, through CUDA's device guard (standin_gpu.cpp,
+compiled here), and `torch.cuda` is patched where a build without CUDA has nothing. All that the
+queue did is in `kernels`: the truth that labkit's numbers are held against.
+
+    with standin_gpu.installed(H200) as gpu:  # once in a process, which then has this card
+        trainer = Trainer(job, torch.device("cuda", 0))
+        train(trainer, gpu.loader(prep_ms=5), timeline, job)
+        gpu.busy_share(start_ns, end_ns)
+
+On the virtual clock (the default) nothing takes time but what is stated: runs are exact and quick,
+and `labkit`'s `now_ns` and the `time` module tell that time. `real_time=True` keeps the real clock,
+for whole runs in processes of their own: there `LABKIT_STANDIN="H200"` (or "T4,T4") and this
+folder's `standin_site` on PYTHONPATH give every process the card, and `speed` makes it slower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import standin_profiler
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+LAUNCH_US = 6.0  # host time of one operator's launch from eager PyTorch
+VIEW_US = 1.0  # host time of an operator that launches nothing
+EVENT_US = 1.5  # host time of recording an event
+QUERY_US = 0.5
+SHORTEST_KERNEL_US = 2.0
+REACHED, BANDWIDTH_REACHED = 0.7, 0.85  # of the data sheet's peaks, by a good kernel
+MOST_CARDS = 4
+QUEUE = 1024  # launches in flight until the host has to wait
+BLOCKING_COPY = 64 * 2**10  # bytes: a smaller copy from pageable memory is staged and returns
+ORIGINAL = SimpleNamespace(
+    perf_counter_ns=time.perf_counter_ns, perf_counter=time.perf_counter, sleep=time.sleep,
+    monotonic=time.monotonic,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card as its data sheet has it: dense TFLOP/s by format, memory and bus in 10^9 byte/s."""
+
+    name: str
+    tflops: dict[str, float]
+    gb_per_s: float
+    memory_gib: float
+    sms: int
+    capability: tuple[int, int]
+    l2_mib: float
+    bus_gb_per_s: float = 25.0
+    threads_per_sm: int = 2048
+
+
+_HOPPER = {"fp64": 34, "fp32": 67, "tf32": 494, "fp16": 989, "bf16": 989}
+_AMPERE = {"fp64": 9.7, "fp32": 19.5, "tf32": 156, "fp16": 312, "bf16": 312}
+T4 = Card("Tesla T4", {"fp64": 0.25, "fp32": 8.1, "fp16": 65, "bf16": 4}, 320, 14.6, 40, (7, 5), 4,
+          12.0, 1024)  # fmt: skip
+RTX4070 = Card("NVIDIA GeForce RTX 4070", {"fp64": 0.46, "fp32": 29.1, "tf32": 29.1, "fp16": 58.3,
+               "bf16": 58.3}, 504, 11.6, 46, (8, 9), 36, 25.0, 1536)  # fmt: skip
+RTX4090 = Card("NVIDIA GeForce RTX 4090", {"fp64": 1.3, "fp32": 82.6, "tf32": 82.6, "fp16": 165.2,
+               "bf16": 165.2}, 1008, 23.5, 128, (8, 9), 72, 25.0, 1536)  # fmt: skip
+A100 = Card("NVIDIA A100-SXM4-40GB", _AMPERE, 1555, 39.4, 108, (8, 0), 40)
+H100 = Card("NVIDIA H100 80GB HBM3", _HOPPER, 3350, 79.1, 132, (9, 0), 50, 50.0)
+H200 = Card("NVIDIA H200", _HOPPER, 4800, 139.8, 132, (9, 0), 60, 50.0)
+CARDS = {"T4": T4, "RTX4070": RTX4070, "RTX4090": RTX4090, "A100": A100, "H100": H100, "H200": H200}
+
+
+class Kernel(NamedTuple):
+    """One piece of work in a card's queue; times in ns on the host's clock."""
+
+    name: str
+    card: int
+    stream: int
+    start: int
+    end: int
+    flops: float
+    bytes: float
+    format: str = "fp32"
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it crossed the bus."""
+        return self.name.startswith("memcpy")
+
+
+class VirtualClock:
+    """The host's time, which passes only where something is stated to take some."""
+
+    def __init__(self):
+        self.ns = 1_000_000_000
+
+    def now(self) -> int:
+        """Return the time in ns."""
+        return self.ns
+
+    def spend(self, us: float) -> None:
+        """The host works for so long."""
+        self.ns += round(us * 1e3)
+
+    def wait_until(self, ns: int) -> None:
+        """The host waits."""
+        self.ns = max(self.ns, ns)
+
+    def sleep(self, seconds: float) -> None:
+        """Stand in for time.sleep."""
+        self.spend(seconds * 1e6)
+
+
+class RealClock:
+    """The real time: what the host does takes what it takes."""
+
+    now = staticmethod(ORIGINAL.perf_counter_ns)
+
+    def spend(self, us: float) -> None:
+        """Nothing: the real work has been done."""
+
+    def wait_until(self, ns: int) -> None:
+        """Sleep until then."""
+        while (left := ns - self.now()) > 0:
+            ORIGINAL.sleep(left / 1e9)
+
+
+class OnCard(torch.Tensor):
+    """A tensor on the stand-in: it has a card's device, and its numbers in `inner`."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor, device: torch.device):
+        """Wrap `inner`, on a CPU or on meta."""
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(),
+            dtype=inner.dtype, layout=inner.layout, device=device,
+        )  # fmt: skip
+        made.inner = inner
+        GPU.count_memory(made, device)
+        return made
+
+    def __repr__(self, **_: Any) -> str:
+        return f"OnCard({tuple(self.shape)}, {self.dtype}, {self.device})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        """Run an operator on the card."""
+        return GPU.run(func, args, kwargs or {})
+
+
+class ToCard(TorchDispatchMode):
+    """Sees what makes a tensor on the card where there was none: `torch.rand(3, device="cuda")`."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Run an operator where its tensors or its `device` say."""
+        kwargs = kwargs or {}
+        device = kwargs.get("device")
+        to_card = device is not None and torch.device(device).type == "cuda"
+        if to_card or any(isinstance(x, OnCard) for x in tensors_of((*args, *kwargs.values()))):
+            return GPU.run(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+@dataclass
+class StandIn:
+    """The cards, their queues, and the host's clock."""
+
+    cards: tuple[Card, ...]
+    clock: Any
+    numbers: bool = True  # else tensors hold none, and `.item()` is 0
+    speed: float = 1.0  # of all kernels and copies
+    kernels: list[Kernel] = field(default_factory=list)
+    syncs: int = 0  # times the host waited for a card
+    launches: Counter = field(default_factory=Counter)  # kernels by operator
+    stated_us: dict[str, float] = field(default_factory=dict)  # time of an operator, by its name
+    profile: Any = None  # the profiler that is recording
+
+    def __post_init__(self):
+        self.free: dict[tuple[int, int], int] = {}  # when each stream will be through, ns
+        self.bus: dict[tuple[int, str], int] = {}  # when each copy engine will be
+        self.queued: deque = deque()  # ends of the kernels in flight
+        self.events: dict[int, int] = {}  # when each event passes, ns
+        self.arriving: deque = deque()  # (when, do it): copies to the host under way
+        self.shapes: dict[tuple, tuple] = {}  # of what an operator makes, once it is known
+        self.held: dict[int, Counter] = {i: Counter() for i in range(len(self.cards))}
+        self.allocated = [0] * len(self.cards)
+        self.peak = [0] * len(self.cards)
+
+    # -- the queue -----------------------------------------------------------------------------
+
+    def enqueue(
+        self, name: str, card: int, us: float, flops=0.0, bytes=0.0, kind="fp32", engine=""
+    ) -> int:
+        """Launch one kernel on the current stream; return when it ends, ns."""
+        self.clock.spend(LAUNCH_US)
+        while self.queued and self.queued[0] <= self.clock.now():
+            self.queued.popleft()
+        if len(self.queued) >= QUEUE:
+            self.clock.wait_until(self.queued.popleft())
+        stream = library().standin_stream(card)
+        start = max(self.free.get((card, stream), 0), self.clock.now())
+        if engine:
+            start = max(start, self.bus.get((card, engine), 0))
+        end = start + round(us * 1e3 / self.speed)
+        self.free[card, stream] = end
+        if engine:
+            self.bus[card, engine] = end
+        self.queued.append(end)
+        self.kernels.append(Kernel(name, card, stream, start, end, flops, bytes, kind))
+        self.launches[name] += 1
+        return end
+
+    def record(self, event: int, card: int, stream: int) -> None:
+        """Put an event into a stream's queue."""
+        self.clock.spend(EVENT_US)
+        self.events[event] = max(self.free.get((card, stream), 0), self.clock.now())
+
+    def passed(self, event: int) -> bool:
+        """Whether the queue has reached the event."""
+        self.clock.spend(QUERY_US)
+        self.arrive()
+        return self.events.get(event, 0) <= self.clock.now()
+
+    def elapsed_ms(self, start: int, end: int) -> float:
+        """Return the time between two events as CUDA does, in a float of 32 bits; NaN too early."""
+        if not (self.passed(start) and self.passed(end)):
+            return float("nan")
+        ms = (self.events[end] - self.events[start]) / 1e6
+        return ctypes.c_float(ms).value
+
+    def stream_waits(self, event: int, card: int, stream: int) -> None:
+        """Hold a stream until the event has passed."""
+        self.free[card, stream] = max(self.free.get((card, stream), 0), self.events.get(event, 0))
+
+    def host_waits(self, card: int, stream: int, event: int) -> None:
+        """Hold the host until an event, a stream or a card (-1: not asked) is through."""
+        self.syncs += 1
+        if event >= 0:
+            until = [self.events.get(event, 0)]
+        else:
+            until = [
+                end for (c, s), end in self.free.items()
+                if c == card and (stream < 0 or s == stream)
+            ]  # fmt: skip
+        self.clock.wait_until(max(until, default=0))
+        self.arrive()
+
+    def arrive(self) -> None:
+        """Do the copies to the host that are over by now."""
+        while self.arriving and self.arriving[0][0] <= self.clock.now():
+            self.arriving.popleft()[1]()
+
+    # -- operators -----------------------------------------------------------------------------
+
+    def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Run an operator whose tensors, or whose result, are on a card."""
+        name = func.overloadpacket.__name__
+        if self.profile is None:
+            return self.perform(name, func, args, kwargs)
+        start, first, profile = self.clock.now(), len(self.kernels), self.profile
+        shapes = [list(x.shape) for x in tensors_of(args)]
+        try:
+            return self.perform(name, func, args, kwargs)
+        finally:
+            kernels = first, len(self.kernels)
+            profile.ops.append(
+                standin_profiler.Op(f"aten::{name}", start, self.clock.now(), shapes, kernels)
+            )
+
+    def perform(self, name: str, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Do what an operator does, on the queue and on the numbers."""
+        if name in ("_to_copy", "copy_"):
+            return self.copy(func, args, kwargs)
+        if name == "_local_scalar_dense":
+            return self.read(args[0])
+        if name == "record_stream":
+            return None
+        on_card = [x for x in tensors_of((*args, *kwargs.values())) if isinstance(x, OnCard)]
+        device = on_card[0].device if on_card else torch.device(kwargs["device"])
+        if device.index is None:
+            device = torch.device("cuda", library().standin_device())
+        out = self.compute(func, args, kwargs)
+        if does_work(func):
+            self.launch(func, name, device.index, args, kwargs, out)
+        else:
+            self.clock.spend(VIEW_US)
+        if name in ("nonzero", "equal", "is_nonzero", "unique_dim", "_unique2", "masked_select"):
+            self.host_waits(device.index, library().standin_stream(device.index), -1)
+        if changes_an_argument(func):
+            return kwargs.get("out", args[0]) if func._schema.returns else None
+        if isinstance(out, (list, tuple)):
+            return type(out)(self.outside(x, device) for x in out)
+        return self.outside(out, device)
+
+    def compute(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Return what the operator makes of the numbers; without any, tensors of that shape."""
+        if not self.numbers and changes_an_argument(func) and "out" not in kwargs:
+            return None
+        inner = {k: self.inside(v) for k, v in kwargs.items() if k != "pin_memory"}
+        if inner.get("device") is not None:
+            inner["device"] = torch.device("cpu" if self.numbers else "meta")
+        if self.numbers or not does_work(func):  # a view shares its storage
+            return func(*map(self.inside, args), **inner)
+        asked = (func, *map(described, args), *map(described, kwargs.items()))
+        known = self.shapes.get(asked)
+        if known is None:
+            out = func(*map(self.inside, args), **inner)
+            several = isinstance(out, (list, tuple))
+            known = (
+                type(out) if several else None,
+                [described(x) for x in (out if several else [out])],
+            )
+            self.shapes[asked] = known
+            return out
+        kind, specs = known
+        made = [
+            torch.empty_strided(x[0], x[1], dtype=x[2], device="meta") if type(x) is Shape else x
+            for x in specs
+        ]
+        return made[0] if kind is None else kind(made)
+
+    def launch(self, func: Any, name: str, card: int, args: Any, kwargs: Any, out: Any) -> None:
+        """Put an operator's kernels into the queue."""
+        made = out if isinstance(out, (list, tuple)) else (out,)
+        tensors = tensors_of((*args, *kwargs.values(), *made))
+        many = [len(a) for a in args if isinstance(a, (list, tuple)) and name.startswith("_f")]
+        count = -(-max(many, default=1) // 50)  # a multi-tensor kernel takes some 50 of them
+        bytes_ = sum(x.numel() * x.element_size() for x in tensors)
+        flops, kind = 0.0, "fp32"
+        if func._overloadpacket in flop_registry:
+            flops = float(flop_registry[func._overloadpacket](*args, **kwargs, out_val=out))
+            kind = self.format_of(tensors[0].dtype, name)
+        us = self.stated_us.get(name)
+        if us is None:
+            us = self.kernel_us(self.cards[card], flops, bytes_, kind)
+        for _ in range(count):
+            self.enqueue(name, card, us / count, flops / count, bytes_ / count, kind)
+
+    @staticmethod
+    def kernel_us(card: Card, flops: float, bytes_: float, kind: str = "fp32") -> float:
+        """Return what a good kernel takes on the card, µs: the slower of its FLOPs and bytes."""
+        rate = card.tflops.get(kind, card.tflops["fp32"]) * 1e6 * REACHED
+        moved = card.gb_per_s * 1e3 * BANDWIDTH_REACHED
+        return max(SHORTEST_KERNEL_US, flops / rate, bytes_ / moved)
+
+    @staticmethod
+    def format_of(dtype: torch.dtype, name: str) -> str:
+        """Return the format that the arithmetic runs in."""
+        if dtype is torch.float32:
+            if "conv" in name:
+                return "tf32" if torch.backends.cudnn.allow_tf32 else "fp32"
+            return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+        names = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
+        return names.get(dtype, "fp32")
+
+    def inside(self, x: Any) -> Any:
+        """Return the tensor that holds the numbers."""
+        if isinstance(x, OnCard):
+            return x.inner
+        if isinstance(x, (list, tuple)):
+            return [self.inside(each) for each in x]
+        if isinstance(x, torch.Tensor) and not self.numbers and x.device.type == "cpu":
+            return x.to("meta") if x.dim() else x
+        return x
+
+    def outside(self, x: Any, device: torch.device) -> Any:
+        """Return a result as a tensor on the card."""
+        plain = isinstance(x, torch.Tensor) and not isinstance(x, OnCard)
+        return OnCard(x, device) if plain else x
+
+    # -- copies --------------------------------------------------------------------------------
+
+    def copy(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Convert within a card, or copy from and to it."""
+        in_place = func.overloadpacket.__name__ == "copy_"
+        source = args[1] if in_place else args[0]
+        if in_place:
+            target = args[0].device
+            waits = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+        else:
+            target = torch.device(kwargs.get("device") or source.device)
+            waits = not kwargs.get("non_blocking", False)
+        if target.type == "cuda" and target.index is None:
+            target = torch.device("cuda", library().standin_device())
+        size = source.numel() * source.element_size()
+        inner_args, inner_kwargs = list(map(self.inside, args)), dict(kwargs)
+        if not in_place:
+            inner_kwargs = {k: v for k, v in inner_kwargs.items() if k != "pin_memory"}
+            if target.type == "cuda":
+                inner_kwargs["device"] = torch.device("cpu" if self.numbers else "meta")
+        if source.device == target:
+            out = func(*inner_args, **inner_kwargs)
+            self.launch(func, "copy_", target.index, args, {}, out)
+        elif target.type == "cpu":
+            return self.to_host(source, args[0] if in_place else None, size, waits, kwargs)
+        else:
+            pinned = source.device.type == "cpu" and source.is_pinned()
+            out = func(*inner_args, **inner_kwargs)
+            end = self.over_the_bus("memcpyHtoD", target.index, size, "up")
+            if waits or (not pinned and size > BLOCKING_COPY):
+                self.syncs += 1
+                self.clock.wait_until(end)
+        return args[0] if in_place else self.outside(out, target)
+
+    def over_the_bus(self, name: str, card: int, size: int, engine: str) -> int:
+        """Enqueue a copy; return its end, ns."""
+        us = SHORTEST_KERNEL_US + size / (self.cards[card].bus_gb_per_s * 1e3)
+        return self.enqueue(name, card, us, bytes=size, engine=engine)
+
+    def to_host(self, source, target, size: int, waits: bool, kwargs: dict) -> torch.Tensor:
+        """Copy to the host: its numbers are there when the queue has done it, NaN before."""
+        if target is None:
+            dtype = kwargs.get("dtype") or source.dtype
+            target = torch.empty(source.shape, dtype=dtype)
+            waits = True if not kwargs.get("non_blocking") else waits
+        end = self.over_the_bus("memcpyDtoH", source.device.index, size, "down")
+        value = source.inner.detach().clone() if self.numbers else None
+
+        def write() -> None:
+            target.copy_(value) if value is not None else target.zero_()
+
+        if waits or not target.is_pinned():
+            self.syncs += 1
+            self.clock.wait_until(end)
+            self.arrive()
+            write()
+        else:
+            if target.is_floating_point():
+                target.fill_(float("nan"))
+            self.arriving.append((end, write))
+        return target
+
+    def read(self, source: OnCard) -> float:
+        """`.item()`: the host waits for everything before it."""
+        self.to_host(source, None, source.element_size(), True, {})
+        return (
+            source.inner.item() if self.numbers else source.inner.new_zeros((), device="cpu").item()
+        )
+
+    # -- memory --------------------------------------------------------------------------------
+
+    def count_memory(self, tensor: OnCard, device: torch.device) -> None:
+        """Count a storage while a tensor on the card is alive; raise where the card is full."""
+        storage = tensor.inner.untyped_storage()
+        key, size, held = storage._cdata, storage.nbytes(), self.held[device.index]
+        if not held[key]:
+            room = self.cards[device.index].memory_gib * 2**30
+            if self.allocated[device.index] + size > room:
+                raise torch.OutOfMemoryError(
+                    f"CUDA out of memory. Tried to allocate {size / 2**30:.2f} GiB. GPU "
+                    f"{device.index} has a total capacity of {room / 2**30:.2f} GiB"
+                )
+            self.allocated[device.index] += size
+            self.peak[device.index] = max(self.peak[device.index], self.allocated[device.index])
+        held[key] += 1
+        weakref.finalize(tensor, self.release, device.index, key, size).atexit = False
+
+    def release(self, card: int, key: int, size: int) -> None:
+        """A tensor is gone; so is its storage where it was the last."""
+        held = self.held[card]
+        held[key] -= 1
+        if held[key] <= 0:
+            del held[key]
+            self.allocated[card] -= size
+
+    # -- the truth -----------------------------------------------------------------------------
+
+    def busy_ns(self, start: int, end: int, card: int = 0, copies: bool = False) -> int:
+        """Return the ns between two moments in which a kernel (or a copy) was running."""
+        spans = sorted(
+            (max(k.start, start), min(k.end, end)) for k in self.kernels
+            if k.card == card and (copies or not k.is_copy) and k.end > start and k.start < end
+        )  # fmt: skip
+        total = reached = 0
+        for a, b in spans:
+            total += max(0, b - max(a, reached))
+            reached = max(reached, b)
+        return total
+
+    def loader(self, prep_ms: float, batch: Any, workers: int = 0, prefetch: int = 2) -> Iterator:
+        """Yield `batch` as a DataLoader would: each takes `prep_ms` on the host or in a worker."""
+        prep, asked = round(prep_ms * 1e6), []
+        free = [self.clock.now()] * workers
+        depth, number = workers * prefetch, 0
+        while True:
+            now = self.clock.now()
+            asked.append(now)
+            if not workers:
+                self.clock.wait_until(now + prep)
+            else:
+                since = asked[number - depth] if number >= depth else asked[0]
+                mine = number % workers
+                free[mine] = max(free[mine], since) + prep
+                self.clock.wait_until(free[mine])
+            number += 1
+            yield batch() if callable(batch) else batch
+
+
+class Shape(NamedTuple):
+    """A tensor without its numbers."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def described(x: Any) -> Any:
+    """Return an argument as something that can be looked up: tensors by their shape."""
+    if isinstance(x, torch.Tensor):
+        return Shape(tuple(x.shape), x.stride(), x.dtype)
+    if isinstance(x, (list, tuple)):
+        return tuple(map(described, x))
+    return x
+
+
+def tensors_of(values: Any) -> list[torch.Tensor]:
+    """Return the tensors among an operator's arguments, those in lists too."""
+    found = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += [each for each in value if isinstance(each, torch.Tensor)]
+    return found
+
+
+@functools.cache
+def does_work(func: Any) -> bool:
+    """Whether an operator does anything on the card: not a view, nor an allocation."""
+    name = func.overloadpacket.__name__
+    if name.startswith(("empty", "new_empty", "detach", "_unsafe_view", "lift")):
+        return False
+    schema = func._schema
+    view = any(arg.alias_info and not arg.alias_info.is_write for arg in schema.arguments)
+    return not view or schema.is_mutable
+
+
+@functools.cache
+def changes_an_argument(func: Any) -> bool:
+    """Whether an operator returns nothing but an argument that it has changed: `add_`."""
+    schema = func._schema
+    return schema.is_mutable and all(made.alias_info is not None for made in schema.returns)
+
+
+GPU: Any = None  # the one of this process
+_library: Any = None
+
+
+class Answers(ctypes.Structure):
+    """The callbacks of standin_gpu.cpp, in its order."""
+
+    _i, _n = ctypes.c_int64, ctypes.c_int
+    _fields_ = [
+        ("record", ctypes.CFUNCTYPE(None, _i, _n, _i)),
+        ("forget", ctypes.CFUNCTYPE(None, _i)),
+        ("passed", ctypes.CFUNCTYPE(_n, _i)),
+        ("elapsed_ms", ctypes.CFUNCTYPE(ctypes.c_double, _i, _i)),
+        ("stream_waits", ctypes.CFUNCTYPE(None, _i, _n, _i)),
+        ("host_waits", ctypes.CFUNCTYPE(None, _n, _i, _i)),
+    ]
+
+
+def library() -> Any:
+    """Return the compiled guard of this process."""
+    return _library
+
+
+def compiled() -> Path:
+    """Compile standin_gpu.cpp against this PyTorch (3 s, once a machine); return the library."""
+    root = Path(torch.__file__).parent
+    mark = hashlib.sha256(SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:12]
+    made = Path(tempfile.gettempdir()) / f"standin_gpu-{mark}-{os.getuid()}.so"
+    if not made.exists():
+        part = made.with_suffix(f".{os.getpid()}")
+        command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{root / 'include'}", SOURCE,
+                   "-o", part, f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu"]  # fmt: skip
+        subprocess.run(list(map(str, command)), check=True, capture_output=True)
+        part.rename(made)
+    return made
+
+
+def install(*cards: Card, real_time: bool = False, **settings: Any) -> StandIn:
+    """Give this process these cards, for good: call it before anything asks for a device."""
+    global GPU, _library
+    first = _library is None
+    if first:
+        _library = ctypes.CDLL(str(compiled()))
+        _library.standin_stream.restype = ctypes.c_int64
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        import torch.optim.optimizer as optimizer
+
+        optimizer._foreach_supported_types.append(OnCard)
+        ToCard().__enter__()
+        weakref.finalize(StandIn, _library.standin_leave)
+        patch_cuda()
+        fill_in_kernels()
+        standin_profiler.install()
+    GPU = StandIn(cards, RealClock() if real_time else VirtualClock(), **settings)
+    standin_profiler.Profile.gpu = GPU
+    kinds = dict(Answers._fields_)
+    asked = {
+        "record": lambda e, c, s: GPU.record(e, c, s),
+        "forget": lambda e: GPU.events.pop(e, None) and None,
+        "passed": lambda e: GPU.passed(e),
+        "elapsed_ms": lambda a, b: GPU.elapsed_ms(a, b),
+        "stream_waits": lambda e, c, s: GPU.stream_waits(e, c, s),
+        "host_waits": lambda c, s, e: GPU.host_waits(c, s, e),
+    }
+    global _answers
+    _answers = Answers(**{name: kinds[name](call) for name, call in asked.items()})
+    if first:  # autograd starts a thread for each device that it finds in its first backward pass
+        _library.standin_install(MOST_CARDS, _answers)
+        torch.ones(1, requires_grad=True).sum().backward()
+    if _library.standin_install(len(cards), _answers):
+        raise RuntimeError("this system does not let PyTorch be given another accelerator")
+    _library.standin_use(0)
+    return GPU
+
+
+def install_from_environment() -> None:
+    """Install the cards that LABKIT_STANDIN names, on the real clock (see standin_site)."""
+    cards = [CARDS[name] for name in os.environ["LABKIT_STANDIN"].split(",") if name != "none"]
+    speed, numbers = (
+        os.environ.get(f"LABKIT_STANDIN_{what}", "1") for what in ("SPEED", "NUMBERS")
+    )
+    install(*cards, real_time=True, speed=float(speed), numbers=numbers != "0")
+
+
+@contextlib.contextmanager
+def installed(*cards: Card, **settings: Any) -> Iterator[StandIn]:
+    """Install the cards; on the virtual clock let labkit and the time module tell its time."""
+    gpu = install(*cards, **settings)
+    with contextlib.ExitStack() as undo:
+        if isinstance(gpu.clock, VirtualClock):
+            undo.enter_context(telling_time(gpu.clock))
+        yield gpu
+        gpu.clock.wait_until(max(gpu.free.values(), default=0))
+        gpu.arrive()
+
+
+@contextlib.contextmanager
+def telling_time(clock: VirtualClock) -> Iterator[None]:
+    """Let `time` and every `now_ns` of labkit tell the virtual time."""
+    now = clock.now
+    changed: list[tuple[Any, str, Any]] = []
+
+    def change(owner: Any, name: str, value: Any) -> None:
+        changed.append((owner, name, owner.__dict__[name]))
+        setattr(owner, name, value)
+
+    change(time, "perf_counter_ns", lambda: now())
+    for name in ("perf_counter", "monotonic", "thread_time", "process_time"):
+        change(time, name, lambda: now() / 1e9)
+    change(time, "thread_time_ns", lambda: now())
+    change(time, "sleep", clock.sleep)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("labkit.") and hasattr(module, "now_ns"):
+            change(module, "now_ns", lambda: now())
+    try:
+        yield
+    finally:
+        for owner, name, value in reversed(changed):
+            setattr(owner, name, value)
+
+
+def fill_in_kernels() -> None:
+    """Give CUDA the two kernels that `torch.tensor(..., device="cuda")` asks for itself."""
+    global _kernels
+    _kernels = torch.library.Library("aten", "IMPL")
+
+    def empty_strided(size, stride, *, dtype=None, layout=None, device=None, pin_memory=None):
+        inner = "cpu" if GPU.numbers else "meta"
+        card = library().standin_device() if device.index is None else device.index
+        empty = torch.empty_strided(size, stride, dtype=dtype, device=inner)
+        return OnCard(empty, torch.device("cuda", card))
+
+    def copy_(target, source, non_blocking=False):
+        return GPU.copy(torch.ops.aten.copy_.default, (target, source, non_blocking), {})
+
+    _kernels.impl("empty_strided", empty_strided, "CUDA")
+    _kernels.impl("copy_", copy_, "CUDA")
+
+
+def patch_cuda() -> None:
+    """Answer what torch.cuda asks of a driver from the stand-in."""
+    cuda = torch.cuda
+
+    def index(device: Any = None) -> int:
+        if isinstance(device, int):
+            return device
+        found = torch.device(device).index if device is not None else None
+        return library().standin_device() if found is None else found
+
+    def properties(device: Any = None) -> SimpleNamespace:
+        card, i = GPU.cards[index(device)], index(device)
+        return SimpleNamespace(
+            name=card.name, total_memory=int(card.memory_gib * 2**30), major=card.capability[0],
+            minor=card.capability[1], multi_processor_count=card.sms, warp_size=32,
+            max_threads_per_multi_processor=card.threads_per_sm,
+            L2_cache_size=int(card.l2_mib * 2**20),
+            uuid=f"00000000-0000-0000-0000-00000000000{i}", shared_memory_per_multiprocessor=102400,
+            regs_per_multiprocessor=65536, memory_bus_width=256, is_integrated=0,
+        )  # fmt: skip
+
+    def reset_peak(device: Any = None) -> None:
+        GPU.peak[index(device)] = GPU.allocated[index(device)]
+
+    def has_bf16(including_emulation: bool = True) -> bool:
+        return including_emulation or properties().major >= 8
+
+    def spin(ticks: int) -> None:
+        GPU.enqueue("spin_kernel", index(), ticks / 1.5e3)
+
+    answers = {
+        "is_available": lambda: bool(GPU.cards), "device_count": lambda: len(GPU.cards),
+        "is_initialized": lambda: bool(GPU.cards), "_is_in_bad_fork": lambda: False,
+        "_lazy_init": lambda: None, "init": lambda: None, "_lazy_call": lambda *a, **k: None,
+        "current_device": index, "set_device": lambda d: library().standin_use(index(d)),
+        "get_device_properties": properties,
+        "get_device_name": lambda d=None: properties(d).name,
+        "get_device_capability": lambda d=None: GPU.cards[index(d)].capability,
+        "memory_allocated": lambda d=None: GPU.allocated[index(d)],
+        "memory_reserved": lambda d=None: GPU.allocated[index(d)],
+        "max_memory_allocated": lambda d=None: GPU.peak[index(d)],
+        "max_memory_reserved": lambda d=None: GPU.peak[index(d)],
+        "reset_peak_memory_stats": reset_peak,
+        "mem_get_info": lambda d=None: (
+            properties(d).total_memory - GPU.allocated[index(d)], properties(d).total_memory),
+        "synchronize": lambda d=None: GPU.host_waits(index(d), -1, -1),
+        "empty_cache": lambda: None, "manual_seed": lambda s: None,
+        "manual_seed_all": lambda s: None, "is_bf16_supported": has_bf16, "_sleep": spin,
+        "set_per_process_memory_fraction": lambda *a: None,
+        "current_stream": lambda d=None: torch.accelerator.current_stream(index(d)),
+        "Stream": lambda device=None, **k: torch.Stream(torch.device("cuda", index(device))),
+        "stream": lambda stream: stream, "Event": torch.Event,
+    }  # fmt: skip
+    for name, value in answers.items():
+        setattr(cuda, name, value)
+    cuda.nvtx._nvtx = SimpleNamespace(rangePushA=lambda message: 0, rangePop=lambda: 0)

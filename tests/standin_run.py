@@ -1,0 +1,88 @@
+"""A whole run on the stand-in GPU, in this process: what the bench does, on the virtual clock."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import labkit as lk
+from labkit.bench import faults, machine, memory, xray
+from labkit.bench.events import VERSION, EventLog
+from labkit.bench.loop import Trainer, train
+from labkit.bench.model_size import noise_batch
+from labkit.bench.settle import settle
+from labkit.bench.step_log import Drain
+from labkit.bench.timeline import make_timeline
+from labkit.lab.run import Run
+
+DECODE_MS = 0.8  # of one image, on a core of the machine that the stand-in is in
+ARRAY_MS = 0.02
+
+
+def run_on(
+    gpu: Any,
+    pipeline: lk.Pipeline,
+    folder: str | Path | None = None,
+    prep_ms: float | None = None,
+    fault: str | None = None,
+    telemetry: dict[str, Any] | None = None,
+    device: str = "cuda:0",
+) -> Run:
+    """Train as `pipeline` says on the stand-in `gpu` and return the Run that its log gives.
+
+    Args:
+        gpu: What `standin_gpu.installed(...)` gives.
+        pipeline: What to run.
+        folder: Where the log goes; a temporary folder if None.
+        prep_ms: Time to prepare a batch, by one process; from the pipeline if None.
+        fault: As the bench takes it ("python_heavy@40").
+        telemetry: A sample that NVML would have given all along, as `{"gpm": ..., "power_w": ...}`.
+        device: The card.
+    """
+    folder = Path(folder or tempfile.mkdtemp(prefix="standin-run-"))
+    card, log = torch.device(device), EventLog(folder)
+    asked = pipeline.to_dict()
+    log.write("spec", version=VERSION, run=folder.name, utc="2026-01-01T00:00:00+00:00",
+              labkit=lk.__version__, pipeline=asked)  # fmt: skip
+    log.write("hello", pid=1)
+    machine.use(card)
+    log.write("machine", **machine.describe(card))
+    job, not_applied = settle(asked, card)
+    log.write("job", pipeline=vars(job), not_applied=not_applied)
+    trainer = Trainer(job, card)
+    faults.plant(fault, None, trainer)
+    timeline, drain = make_timeline(log, folder, card), Drain(folder, log)
+    log.write("begin", warmup=max(3, job.num_workers * (job.prefetch_factor or 0)))
+    first = gpu.clock.now()
+    batches = gpu.loader(prep_of(job) if prep_ms is None else prep_ms, batch_of(job),
+                         job.num_workers, job.prefetch_factor or 2)  # fmt: skip
+    xray.keep_time(job)
+    gpu.syncs_before = gpu.syncs
+    steps = train(trainer, batches, timeline, job)
+    last = gpu.clock.now()
+    gpu.trained = first, last
+    drain.drain()
+    for t in range(first, last, 200_000_000) if telemetry else ():
+        log.write("telemetry", **telemetry | {"t_ns": t})
+    log.write("memory", peak_bytes=memory.peak_bytes(card))
+    xray.look(trainer, batches, job, steps, folder, log)
+    drain.remove()
+    log.write("done")
+    log.write("end", stop=None, code=0)
+    return Run(folder)
+
+
+def prep_of(job: Any) -> float:
+    """Return how long one process prepares a batch of the job, ms."""
+    if job.dataset == "sleep":
+        return job.prep_ms
+    each = ARRAY_MS if job.dataset == "array" else DECODE_MS * (1 + 0.2 * job.augment)
+    return job.batch_size * (each + job.io_ms)
+
+
+def batch_of(job: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a batch of noise on the host, pinned where the job says so."""
+    return tuple(t.pin_memory() if job.pin_memory else t for t in noise_batch(job))
