@@ -59,6 +59,18 @@ class FakeRun:
     def thread_s(self):
         return self.ms[:, 2] / 1e3 * self.own
 
+    @property
+    def busy(self):
+        return self.stamps[:, 4:]
+
+    @property
+    def utilization(self):
+        return self.ms[:, 2].sum() / self.ms.sum()
+
+    @property
+    def busy_at_least(self):
+        return self.utilization if self.kind == "cpu" else 0.0  # of a loop that waits each step
+
     def seconds(self, t_ns):
         return t_ns / 1e9
 
@@ -68,10 +80,10 @@ def steps(wait=0.2, copy=0.0, compute=20.0, other=0.1, count=30):
     return np.array([[wait, copy, compute, other]] * count) * rng.normal(1, 0.02, (count, 1))
 
 
-def gpu_xray(kernel_us, on_tensor_cores):
+def gpu_xray(kernel_us, on_tensor_cores=0.9, **more):
     return SimpleNamespace(
         kernel_us=kernel_us, tensor_core_share=on_tensor_cores, tensor_core_eligible_share=0.9,
-        top_kernels=(), steps=4,
+        top_kernels=(), steps=4, **{"device_kind": "gpu", "cuda_graphs": False} | more,
     )  # fmt: skip
 
 
@@ -137,7 +149,8 @@ def test_a_run_that_is_too_short_gets_no_verdict_and_is_told_how_many_steps_are_
 
 
 def test_a_shared_gpu_gets_no_verdict():
-    run = FakeRun(steps(wait=50), kind="gpu", telemetry=[{"t_ns": 1, "others": 1}])
+    samples = [{"t_ns": 0, "others": 0}, {"t_ns": 10**9, "others": 1}]
+    run = FakeRun(steps(wait=50), kind="gpu", telemetry=samples)
     found = diagnose(run)
     assert found.bottleneck == "unsure"
     assert "other processes" in found.evidence
@@ -189,17 +202,42 @@ def test_no_xray_is_said():
     assert any("x-ray" in note for note in found.notes)
 
 
-def test_instruments_that_contradict_each_other_give_no_verdict():
-    hidden = gpu_xray(10.0, 0.0)
-    found = diagnose(FakeRun(steps(), kind="gpu", xray=hidden, xray_facts=None))
-    assert found.bottleneck == "unsure"
-    assert "CUDA graphs" in found.advice
+def on_gpu(xray, **more):
+    return diagnose(FakeRun(steps(), kind="gpu", xray=xray, xray_facts=None, **more))
 
 
-def test_gaps_between_kernels_are_launch():
-    gaps = gpu_xray(9_000.0, 0.9)
-    found = diagnose(FakeRun(steps(), kind="gpu", xray=gaps, xray_facts=None))
+@pytest.mark.parametrize(
+    ("seen", "knobs"),
+    [
+        (gpu_xray(0.0), {}),  # no kernel at all, of a device that its events call busy
+        (gpu_xray(40_000.0), {}),  # kernels for longer than it was busy
+        (gpu_xray(2_000.0, cuda_graphs=True), {}),
+        (gpu_xray(2_000.0), {"compile": "reduce-overhead"}),
+    ],
+)
+def test_instruments_that_contradict_each_other_give_no_verdict(seen, knobs):
+    found = on_gpu(seen, pipeline=Pipeline(**knobs))
+    assert (found.bottleneck, found.findings[0].cause) == ("unsure", "instruments disagree")
+    assert ("CUDA graphs" in found.advice) == bool(knobs or seen.cuda_graphs)
+
+
+@pytest.mark.parametrize("kernel_us", [9_000.0, 400.0, 20.0])
+def test_gaps_between_kernels_are_launch_however_little_the_kernels_take(kernel_us):
+    found = on_gpu(gpu_xray(kernel_us))
     assert (found.bottleneck, found.findings[0].cause) == ("launch", "gaps between kernels")
+    assert found.findings[0].lost_share == pytest.approx(1 - kernel_us / 20_000, abs=0.03)
+
+
+def test_a_cuda_graph_whose_kernels_were_seen_is_judged_like_any_step():
+    assert on_gpu(gpu_xray(19_500.0, cuda_graphs=True)).bottleneck == "compute"
+
+
+def test_a_profiler_that_saw_no_device_at_all_is_no_witness_and_no_contradiction():
+    blind = gpu_xray(0.0, device_kind="cpu")
+    starved = FakeRun(steps(wait=60.0), kind="gpu", xray=blind)
+    found = diagnose(starved)
+    assert found.bottleneck == "input"
+    assert any("no device activity" in note for note in found.notes)
 
 
 def test_a_recorded_run_says_so_and_on_what():

@@ -1,68 +1,215 @@
 """NVML in every bad mood: a stub library, compiled here, answers the telemetry in its place.
 
-The telemetry process is the real one, following the log of a run on "a card" of the stub.
+It is compiled against NVIDIA's own header, so its signatures and structs are those of the driver.
 """
 
+import importlib.metadata
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from labkit.bench.events import EventLog
+from labkit.explain.diagnosis import diagnose
+from labkit.explain.withheld import SHARED
+from labkit.lab.load import load
+
+try:
+    HEADER = next(
+        file.locate()
+        for file in importlib.metadata.files("nvidia-nvml-dev") or ()
+        if file.name == "nvml.h"
+    )
+except (importlib.metadata.PackageNotFoundError, StopIteration):
+    HEADER = None
 
 pytestmark = [
     pytest.mark.faults,
     pytest.mark.skipif(sys.platform != "linux", reason="the stub is an ELF library"),
     pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc to compile the stub with"),
+    pytest.mark.skipif(HEADER is None, reason="no nvml.h: pip install nvidia-nvml-dev"),
 ]
 
-OWN, OTHER = "GPU-own", "GPU-other"
+OWN, OTHER, MIG = "GPU-own", "GPU-other", "MIG-own"
+HOST, STRANGER = 4_200_001, 4_200_002  # above Linux's highest process id: nobody's in here
 STUB = r"""
+#include <math.h>
+#include <nvml.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-typedef unsigned u; typedef unsigned long long ull; typedef long card;
-static int is(const char *mood) { const char *m = getenv("STUB"); return m && !strcmp(m, mood); }
+typedef unsigned u; typedef unsigned long long ull;
+static const char *set(const char *name) { const char *s = getenv(name); return s ? s : ""; }
+static int is(const char *mood) { return !strcmp(set("STUB"), mood); }
+static long of(nvmlDevice_t c) { return (long)c; }       /* 1: own, 2: other, 3: a MIG instance */
 static int calls = 0;
-static int answer(void) {
-  if (is("lost") && ++calls > 12) return 15;      /* NVML_ERROR_GPU_IS_LOST */
-  if (is("hangs") && ++calls > 12) sleep(3600);
-  return 0;
+static nvmlReturn_t answer(const char *f, nvmlDevice_t c) {
+  if (!strncmp(set("STUB"), "no ", 3) && !strcmp(set("STUB") + 3, f))
+    return NVML_ERROR_NOT_SUPPORTED;
+  if (of(c) == 3 && !strstr(f, "Memory") && !strstr(f, "RunningProcesses"))
+    return NVML_ERROR_NOT_SUPPORTED;
+  if (is("lost") && ++calls > 40) return NVML_ERROR_GPU_IS_LOST;
+  if (is("hangs") && ++calls > 40) sleep(3600);
+  return NVML_SUCCESS;
 }
-int nvmlInitWithFlags(u f) { return is("mismatch") ? 18 : 0; }
-int nvmlInit_v2(void) { return is("mismatch") ? 18 : 0; }
-int nvmlShutdown(void) { return 0; }
-const char *nvmlErrorString(int e) { return e == 18 ? "Driver/library version mismatch" : "error"; }
+#define ASK { nvmlReturn_t no = answer(__func__, c); if (no) return no; }
+nvmlReturn_t nvmlInitWithFlags(u f) {
+  return is("mismatch") ? NVML_ERROR_LIB_RM_VERSION_MISMATCH : NVML_SUCCESS;
+}
+nvmlReturn_t nvmlShutdown(void) { return NVML_SUCCESS; }
+const char *nvmlErrorString(nvmlReturn_t e) {
+  return e == NVML_ERROR_LIB_RM_VERSION_MISMATCH ? "Driver/library version mismatch" : "error";
+}
+nvmlReturn_t nvmlSystemGetDriverVersion(char *v, u n) {
+  snprintf(v, n, "550.54.14"); return NVML_SUCCESS;
+}
+nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *v) { *v = 12040; return NVML_SUCCESS; }
+nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t c, char *name, u n) {
+  snprintf(name, n, "NVIDIA Stub"); return NVML_SUCCESS;
+}
 /* the other card comes first: NVML's order is not CUDA's */
-int nvmlDeviceGetHandleByIndex_v2(u i, card *c) { *c = i == 0 ? 2 : 1; return 0; }
-int nvmlDeviceGetHandleByUUID(const char *uuid, card *c) {
-  *c = strcmp(uuid, "GPU-own") ? 2 : 1; return 0;
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(u i, nvmlDevice_t *c) {
+  *c = (nvmlDevice_t)(i == 0 ? 2l : 1l); return NVML_SUCCESS;
 }
-int nvmlDeviceGetMemoryInfo(card c, ull *m) {
-  m[0] = 8ull << 30; m[2] = (ull)c << 30; m[1] = m[0] - m[2]; return answer();
+nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *c) {
+  *c = (nvmlDevice_t)(!strcmp(uuid, "MIG-own") ? 3l : !strcmp(uuid, "GPU-own") ? 1l : 2l);
+  return NVML_SUCCESS;
 }
-int nvmlDeviceGetPowerUsage(card c, u *mw) {
-  *mw = 100000 * c; return is("no power") ? 3 : answer();   /* NVML_ERROR_NOT_SUPPORTED */
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t c, nvmlMemory_t *m) {
+  ASK m->total = 8ull << 30; m->used = (ull)of(c) << 30; m->free = m->total - m->used;
+  return NVML_SUCCESS;
 }
-int nvmlDeviceGetTotalEnergyConsumption(card c, ull *mj) {
-  static ull spent = 0; *mj = (spent += 1000) * c; return is("no power") ? 3 : answer();
+nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t c, u *mw) {
+  ASK *mw = 100000 * of(c); return NVML_SUCCESS;
 }
-int nvmlDeviceGetUtilizationRates(card c, u *r) { r[0] = 40 + c; r[1] = 9; return answer(); }
+nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t c, u *mw) {
+  ASK *mw = 300000; return NVML_SUCCESS;
+}
+nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t c, ull *mj) {
+  static ull spent = 0; ASK *mj = (spent += 1000) * of(c); return NVML_SUCCESS;
+}
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t c, nvmlUtilization_t *r) {
+  ASK r->gpu = 40 + of(c); r->memory = 9; return NVML_SUCCESS;
+}
+nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t c, nvmlClockType_t kind, u *mhz) {
+  ASK *mhz = kind != NVML_CLOCK_SM ? 1 : is("throttled") ? 900 : 1980; return NVML_SUCCESS;
+}
+nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t c, nvmlPcieUtilCounter_t which, u *kb) {
+  ASK *kb = which == NVML_PCIE_UTIL_TX_BYTES ? 1500 : 2500; return NVML_SUCCESS;
+}
+static nvmlReturn_t reasons(ull *r) {
+  *r = is("throttled") ? nvmlClocksEventReasonSwPowerCap | nvmlClocksEventReasonSwThermalSlowdown
+                       : nvmlClocksEventReasonNone;
+  return NVML_SUCCESS;
+}
+nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t c, ull *r) {
+  ASK return reasons(r);
+}
+nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t c, nvmlSamplingType_t type, ull last,
+                                  nvmlValueType_t *kind, u *n, nvmlSample_t *s) {
+  ASK *kind = NVML_VALUE_TYPE_UNSIGNED_INT; *n = 1;
+  if (s) { s->timeStamp = last + 100000; s->sampleValue.uiVal = 70; }
+  return NVML_SUCCESS;
+}
+#ifndef OLD
+nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t c, ull *r) {
+  ASK return reasons(r);
+}
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t c, u *n, nvmlProcessInfo_t *p) {
+  ASK u room = *n; char *at = (char *)set("STUB_LISTED"), *end;
+  for (*n = 0;; at = end, ++*n) {                         /* "pid pid" */
+    u pid = strtoul(at, &end, 10);
+    if (end == at) break;
+    if (*n < room) p[*n] = (nvmlProcessInfo_t){.pid = pid, .usedGpuMemory = 1};
+  }
+  return *n > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t c, nvmlProcessUtilizationSample_t *s,
+                                             u *n, ull last) {
+  ASK u room = s ? *n : 0; char *at = (char *)set("STUB_SHARES"), *end;
+  for (*n = 0;; at = end, ++*n) {                         /* "pid:percent pid:percent" */
+    u pid = strtoul(at, &end, 10);
+    if (end == at) break;
+    u percent = strtoul(end + 1, &end, 10);
+    if (*n < room) s[*n] = (nvmlProcessUtilizationSample_t){pid, last + 100000, percent, 0, 0, 0};
+  }
+  return *n == 0 ? NVML_ERROR_NOT_FOUND : s ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+}
+nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t c, nvmlGpmSupport_t *s) {
+  ASK s->isSupportedDevice = s->version == NVML_GPM_SUPPORT_VERSION; return NVML_SUCCESS;
+}
+nvmlReturn_t nvmlGpmSampleAlloc(nvmlGpmSample_t *s) { *s = malloc(8); return NVML_SUCCESS; }
+nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t c, nvmlGpmSample_t s) { ASK return NVML_SUCCESS; }
+nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *g) {
+  if (g->version != NVML_GPM_METRICS_GET_VERSION) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+  for (u i = 0; i < g->numMetrics; ++i) {
+    u id = g->metrics[i].metricId;
+    g->metrics[i].nvmlReturn = id == NVML_GPM_METRIC_SM_OCCUPANCY ? NVML_ERROR_NOT_SUPPORTED : 0;
+    g->metrics[i].value = id == NVML_GPM_METRIC_SM_UTIL          ? (is("NaN") ? NAN : 88)
+                          : id == NVML_GPM_METRIC_ANY_TENSOR_UTIL ? 44
+                          : id == NVML_GPM_METRIC_DRAM_BW_UTIL    ? 22 : 0;
+  }
+  return NVML_SUCCESS;
+}
+#endif
 """
+READ = """
+import json, os, sys
+from labkit.bench.telemetry import GpuMeter
+for mood in json.loads(sys.argv[1]):
+    os.environ.update(mood)  # the stub in this process sees it
+    meter = GpuMeter(os.environ["CARD"], int(os.environ["PID"]))
+    meter.read()
+    print(json.dumps(meter.read() | meter.pcie(), allow_nan=False))
+"""
+# The functions behind each key of a sample, for cards that do not have them
+ASKED = {
+    "nvmlDeviceGetUtilizationRates": "gpu_now",
+    "nvmlDeviceGetSamples": "gpu",
+    "nvmlDeviceGetMemoryInfo": "memory_gib",
+    "nvmlDeviceGetPowerUsage": "power_w",
+    "nvmlDeviceGetEnforcedPowerLimit": "power_limit_w",
+    "nvmlDeviceGetTotalEnergyConsumption": "energy_j",
+    "nvmlDeviceGetClockInfo": "sm_mhz",
+    "nvmlDeviceGetComputeRunningProcesses_v3": "others",
+    "nvmlDeviceGetProcessUtilization": "others_sm",
+    "nvmlGpmQueryDeviceSupport": "gpm",
+}
+NORMAL = {
+    "gpu_now": 0.41, "memory_gib": 1.0, "power_w": 100.0, "power_limit_w": 300.0, "sm_mhz": 1980,
+    "clock_reasons": 0, "others": 0, "others_sm": 0.0, "pcie_tx_mb_s": 1.5, "pcie_rx_mb_s": 2.5,
+    "gpm": {"sm": 0.88, "occupancy": None, "tensor": 0.44, "dram": 0.22},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory):
-    """A folder with a libnvidia-ml.so.1; the environment variable STUB sets its mood."""
+    """A folder with a libnvidia-ml.so.1, and in `old` an older one; STUB sets its mood."""
     folder = tmp_path_factory.mktemp("stub")
+    (folder / "old").mkdir()
     (folder / "stub.c").write_text(STUB)
-    library = folder / "libnvidia-ml.so.1"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-w", "-o", library, folder / "stub.c"], check=True)
+    strict = ["-Wall", "-Werror", "-Wno-deprecated-declarations", "-I", str(HEADER.parent)]
+    for place, more in ((folder, []), (folder / "old", ["-DOLD"])):
+        library = place / "libnvidia-ml.so.1"
+        command = ["gcc", "-shared", "-fPIC", *strict, *more, "-o", library, folder / "stub.c"]
+        subprocess.run(command, check=True)
     return folder
+
+
+def read(library, *moods):
+    """What the telemetry reads from the card, in each of the moods."""
+    usual = {"CARD": OWN, "PID": str(os.getpid()), "STUB": "well"}
+    usual |= {"STUB_LISTED": f"{os.getpid()}", "STUB_SHARES": f"{os.getpid()}:60"}
+    env = os.environ | {"LD_LIBRARY_PATH": str(library)}
+    command = [sys.executable, "-c", READ, json.dumps([usual | mood for mood in moods])]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def telemetry_of(folder, seconds, samples=4, **environment):
@@ -92,12 +239,40 @@ def samples_of(events):
     return [event for event in events if event["event"] == "telemetry"]
 
 
+def verdict(folder, inside, before=()):
+    """The diagnosis of a starved run on a GPU with these samples, in and before its steps."""
+    begin, ms = 10**12, 10**6
+    steps = []
+    for i in range(40):  # 15 ms of waiting and 5 ms of compute: `input`, if anything is said
+        at = begin + 20 * i * ms
+        t, busy = [at, at + 15 * ms, at + 15 * ms, at + 16 * ms], [at + 15 * ms, at + 20 * ms]
+        copy = [busy[0], busy[0]]
+        steps.append({"event": "step", "i": i, "t": t, "n": 16, "copy": copy, "busy": busy})
+    times = [begin - 100 * ms] * len(before) + [begin + (i + 2) * 100 * ms for i in range(4)]
+    samples = zip(times, [*before, *inside, *inside, *inside, *inside], strict=False)
+    events = [
+        {"event": "spec", "version": 1, "run": "a-run", "pipeline": {}},
+        {"event": "machine", "device": "cuda:0", "kind": "gpu", "name": "Stub", "versions": {}},
+        {"event": "begin", "warmup": 3},
+        *steps,
+        *({"event": "telemetry", **sample, "t_ns": at} for at, sample in samples),
+        {"event": "done"},
+    ]
+    file = folder / "run.jsonl"
+    file.write_text("".join(json.dumps({"t_ns": 0, **event}) + "\n" for event in events))
+    return diagnose(load(file))
+
+
 def test_a_card_is_found_by_its_uuid_whatever_nvmls_order(stub, tmp_path):
-    events = telemetry_of(tmp_path, 30, LD_LIBRARY_PATH=str(stub), STUB="well")
-    sample = samples_of(events)[-1]
-    assert sample["power_w"] == 100 and sample["gpu_now"] == 0.41  # the other card has 200 and 42
-    assert sample["memory_gib"] == 1
-    assert sample["gpm"] is None and sample["gpu"] is None  # this stub has none: a gap
+    events = telemetry_of(
+        tmp_path, 30, LD_LIBRARY_PATH=str(stub), STUB="well", STUB_LISTED=f"{os.getpid()}"
+    )
+    first, *_, last = samples_of(events)
+    assert last["power_w"] == 100 and last["gpu_now"] == 0.41  # the other card has 200 and 42
+    assert last["memory_gib"] == 1 and last["others"] == 0
+    assert last["gpu"][0][1] == 0.7 and last["gpm"]["sm"] == 0.88
+    assert last["power_limit_w"] == 300
+    assert first["pcie_tx_mb_s"] == 1.5
 
 
 @pytest.mark.parametrize(
@@ -108,24 +283,146 @@ def test_without_a_driver_that_answers_the_samples_have_gaps_and_the_log_says_wh
     mood, says, stub, tmp_path
 ):
     path = str(tmp_path / "nowhere" if mood == "missing" else stub)
-    events = telemetry_of(tmp_path, 30, LD_LIBRARY_PATH=path, STUB=mood)
+    events = telemetry_of(tmp_path, 30, samples=2, LD_LIBRARY_PATH=path, STUB=mood)
     why = next(event["why"] for event in events if event["event"] == "no_nvml")
     assert says in why
     assert all(sample.get("power_w") is None for sample in samples_of(events))
     assert all(sample["cpu"] is not None for sample in samples_of(events))
 
 
-def test_a_metric_that_is_not_supported_is_none_and_the_others_are_there(stub, tmp_path):
-    events = telemetry_of(tmp_path, 30, LD_LIBRARY_PATH=str(stub), STUB="no power")
-    sample = samples_of(events)[-1]
-    assert sample["power_w"] is None and sample["energy_j"] is None
-    assert sample["gpu_now"] == 0.41
+def test_a_metric_that_a_card_lacks_is_none_and_all_others_are_there(stub):
+    whole, *partial = read(stub, {}, *({"STUB": f"no {function}"} for function in ASKED))
+    assert whole.items() >= NORMAL.items()
+    for sample, key in zip(partial, ASKED.values(), strict=True):
+        assert sample[key] is None
+        assert sample.items() >= {k: v for k, v in NORMAL.items() if k != key}.items()
+
+
+def test_a_mig_instance_has_its_memory_and_its_processes_and_none_of_the_cards_figures(stub):
+    (sample,) = read(stub, {"CARD": MIG})
+    known = {key for key, value in sample.items() if value is not None}
+    assert known == {"memory_gib", "others"} and sample["memory_gib"] == 3
+
+
+def test_an_older_drivers_missing_functions_are_gaps(stub):
+    (sample,) = read(stub / "old", {"STUB": "throttled"})
+    assert sample["others"] is None and sample["others_sm"] is None and sample["gpm"] is None
+    assert sample["power_w"] == 100 and sample["clock_reasons"]  # under its older name
+
+
+def test_a_card_that_is_throttled_says_its_clock_and_why(stub):
+    calm, hot = read(stub, {}, {"STUB": "throttled"})
+    assert hot["sm_mhz"] < calm["sm_mhz"]
+    assert calm["clock_reasons"] == 0 and hot["clock_reasons"] == 0x24  # power limit, heat
+
+
+def test_a_counter_that_is_not_a_number_is_a_gap_and_the_samples_go_on(stub, tmp_path):
+    events = telemetry_of(tmp_path, 30, samples=3, LD_LIBRARY_PATH=str(stub), STUB="NaN")
+    gpm = samples_of(events)[-1]["gpm"]
+    assert gpm["sm"] is None and gpm["tensor"] == 0.44
 
 
 def test_a_card_that_is_lost_becomes_a_gap_in_the_middle(stub, tmp_path):
     events = telemetry_of(tmp_path, 30, samples=8, LD_LIBRARY_PATH=str(stub), STUB="lost")
     powers = [sample["power_w"] for sample in samples_of(events)]
     assert powers[0] == 100 and powers[-1] is None
+    gone = samples_of(events)[-1]
+    assert gone["cpu"] is not None and all(v is None for v in (gone["others"], gone["gpu_now"]))
+
+
+def scene(listed, shares, **more):
+    """Which processes the driver lists, and the percentage of the SMs' time that each had."""
+    shares = " ".join(f"{pid}:{percent}" for pid, percent in shares.items())
+    return {"STUB_LISTED": " ".join(map(str, listed)), "STUB_SHARES": shares} | more
+
+
+@pytest.fixture(scope="module")
+def scenes(stub):
+    """Everybody who may be on a card: what the telemetry reads, by name."""
+    own, over = os.getpid(), threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    worker = subprocess.Popen(["sleep", "60"])
+    everybody = {
+        "the run alone": scene([own], {own: 60}),
+        "nobody yet": scene([], {}),
+        "a notebook that rests": scene([own, STRANGER], {own: 60}),
+        "a desktop": scene([own, STRANGER], {own: 90, STRANGER: 3}),
+        "another training": scene([own, STRANGER], {own: 50, STRANGER: 45}),
+        "the run's own worker": scene([own, worker.pid], {own: 50, worker.pid: 40}),
+        "leftovers of the driver's": scene([own], {own: 60, STRANGER: 4_000_000}),
+        "host ids": scene([HOST], {HOST: 60}),
+        "host ids, another training": scene([HOST, STRANGER], {HOST: 50, STRANGER: 45}),
+        "the thread's id, host shares": scene([thread.native_id], {HOST: 60}),
+    }
+    try:
+        yield dict(zip(everybody, read(stub, *everybody.values()), strict=True))
+    finally:
+        worker.kill()
+        worker.wait()
+        over.set()
+
+
+@pytest.mark.parametrize(
+    ("who", "others", "others_sm", "is_shared"),
+    [
+        ("the run alone", 0, 0.0, False),
+        ("nobody yet", None, None, False),
+        ("a notebook that rests", 1, 0.0, False),
+        ("a desktop", 1, 0.03, False),
+        ("another training", 1, 0.45, True),
+        ("the run's own worker", 0, 0.0, False),
+        ("leftovers of the driver's", 0, 0.0, False),
+        ("host ids", None, None, False),
+        ("host ids, another training", None, 0.45, True),
+        ("the thread's id, host shares", 0, None, False),
+    ],
+)
+def test_a_card_is_shared_where_others_compute_and_not_where_they_rest(
+    who, others, others_sm, is_shared, scenes, tmp_path
+):
+    sample = scenes[who]
+    assert (sample["others"], sample["others_sm"]) == (others, others_sm)
+    found = verdict(tmp_path, [sample])
+    assert (found.findings[0].cause == SHARED) == is_shared
+    assert found.bottleneck == ("unsure" if is_shared else "input")
+    if is_shared:
+        assert "45% of the time" in found.evidence and "threshold" in found.evidence
+
+
+def test_what_others_did_outside_the_measured_steps_is_not_held_against_them(scenes, tmp_path):
+    alone, crowd = scenes["the run alone"], scenes["another training"]
+    assert verdict(tmp_path, [alone], before=[crowd, crowd]).bottleneck == "input"
+
+
+@pytest.mark.parametrize(
+    ("before", "inside", "bottleneck"), [(0, 0, "input"), (1, 1, "input"), (0, 2, "unsure")]
+)
+def test_where_only_contexts_are_told_those_count_that_came_while_it_trained(
+    before, inside, bottleneck, tmp_path
+):
+    """As on MIG, and in records of older versions, which counted the run itself in a container."""
+    found = verdict(tmp_path, [{"others": inside}], before=[{"others": before}])
+    assert found.bottleneck == bottleneck
+    if bottleneck == "unsure":
+        assert "2 other processes" in found.evidence
+
+
+def test_a_card_that_torch_cannot_use_is_named_with_the_remedy(stub, monkeypatch):
+    from labkit import Pipeline
+    from labkit.lab import launcher, machine
+
+    if machine.machine().kind == "gpu":
+        pytest.skip("torch has a GPU of its own here")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(stub))
+    here = machine.machine.__wrapped__()
+    assert here.kind == "cpu" and "no GPU here" not in str(here)
+    assert "NVIDIA Stub cannot be used" in here.to_dict()["unused_gpu"]
+    assert "driver 550.54.14 runs CUDA up to 12.4" in str(here) and "Remedy: " in str(here)
+    assert here.line.endswith("NVIDIA Stub cannot be used")
+    run = launcher.launch(Pipeline(device="cuda", model="mlp", steps=20)).wait()
+    assert run.outcome == "failed"
+    assert "NVIDIA Stub cannot be used" in run.error and "Remedy: " in run.error
 
 
 def test_a_call_that_hangs_ends_the_samples_and_nothing_else(stub, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from played_gpu import GPU, play
 
 import labkit as lk
 from labkit.explain.loader_simulation import Machine, Work, simulate
@@ -108,6 +109,24 @@ def test_a_device_of_its_own_runs_behind_the_host():
     assert simulate(work, Machine(4), workers=1).summary(3, 16)[1] > 0.99
 
 
+@pytest.mark.parametrize("prep", [0.001, 0.004, 0.009, 0.020])
+@pytest.mark.parametrize(
+    ("queues", "period"),
+    [  # launches take 2 ms, the copy 1 ms, the compute 10 ms
+        ({}, lambda prep: 0.001 + max(0.002 + prep, 0.010)),  # the host waits for the copy
+        ({"blocking": False}, lambda prep: max(0.002 + prep, 0.001 + 0.010)),
+        ({"blocking": False, "side_stream": True}, lambda prep: max(0.002 + prep, 0.010)),
+    ],
+)
+def test_without_workers_a_device_of_its_own_computes_while_the_loop_prepares(prep, queues, period):
+    steps = np.ones(200)
+    rate, busy = outcome_of(
+        0, wait=prep, host=0.002, cores=4, device=0.010 * steps, copy=0.001 * steps, **queues
+    )
+    assert rate == pytest.approx(16 / period(prep), rel=0.01)
+    assert busy == pytest.approx(0.010 / period(prep), rel=0.01)
+
+
 # -- predictions from a run ----------------------------------------------------------------------
 
 
@@ -161,6 +180,53 @@ def test_a_bad_knob_is_an_error_that_names_it(tmp_path):
         lk.predict(run, num_worker=2)
     with pytest.raises(ValueError, match="num_workers=-1"):
         lk.predict(run, num_workers=-1)
+
+
+# -- predictions from a run on a GPU -------------------------------------------------------------
+
+
+def on_gpu(path, *, pinned=False, prep=20.0, **how):
+    """Write a run without workers as a GPU would: `prep` ms a batch are waited for."""
+    knobs = {"dataset": "sleep", "prep_ms": prep, "io_ms": 0.0, "num_workers": 0, "steps": 60,
+             "xray": False, "pin_memory": pinned, "non_blocking": pinned,
+             "prefetch_to_device": how.get("side_stream", False)}  # fmt: skip
+    steps, _ = play(prep=prep, waits=not pinned, **how)
+    rows = [[step["i"], step["t"][0], 16, 0, prep * 1e3, 0, 0, 0, 0, 0, [], []] for step in steps]
+    events = [
+        {"event": "spec", "version": 1, "run": "r", "pipeline": knobs},
+        {"event": "machine", **GPU},
+        {"event": "job", "pipeline": knobs, "not_applied": {}},
+        {"event": "begin", "warmup": 3},
+        *steps,
+        {"event": "items", "worker": -1, "rows": rows},
+        {"event": "handoff", "bytes": 1000, "main_wall_us": 0.0, "worker_us": 0.0,
+         "share_us": 0.0},
+        {"event": "done"},
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps({"t_ns": 0, **event}) + "\n" for event in events))
+    return lk.load(path)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"pinned": True}, {"pinned": True, "side_stream": True, "copy": 3.0}, {"sync": True},
+     {"pinned": True, "queue": 50}, {"launch": 12.0, "compute": 3.0}],
+    ids=["pageable", "pinned", "side stream", "a sync each step", "a full queue", "launch-bound"],
+)  # fmt: skip
+@pytest.mark.parametrize(("measured", "asked"), [(3.0, 9.0), (30.0, 5.0), (5.0, 12.0)])
+def test_a_gpu_run_tells_what_another_preparation_would_bring(tmp_path, how, measured, asked):
+    run = on_gpu(tmp_path / "a.jsonl", prep=measured, **how)
+    other = on_gpu(tmp_path / "b.jsonl", prep=asked, **how)
+    found = lk.predict(run, prep_ms=asked)
+    assert found.throughput == pytest.approx(other.throughput, rel=0.03)
+    assert found.utilization == pytest.approx(other.utilization, abs=0.03)
+
+
+def test_workers_gain_nothing_on_a_gpu_that_hides_the_preparation(tmp_path):
+    hidden = lk.predict(on_gpu(tmp_path / "a.jsonl", prep=5.0), num_workers=4)
+    assert not hidden.helps and hidden.limit == "device"
+    shown = lk.predict(on_gpu(tmp_path / "b.jsonl", prep=40.0), num_workers=4)
+    assert shown.helps and shown.utilization == pytest.approx(10.2 / 10.7, abs=0.03)
 
 
 # -- what cannot be predicted --------------------------------------------------------------------

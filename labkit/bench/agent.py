@@ -23,7 +23,7 @@ from labkit.bench.events import FILE_NAME, EventLog
 from labkit.bench.process import die_with
 
 LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "Broken pipe")
-CARDS = "import torch; print(*(torch.cuda.get_device_properties(i).uuid for i in range({})))"
+CARDS = "from labkit.bench.machine import card_uuid\nprint(*(card_uuid(i) for i in range({})))"
 
 
 def main(folder: Path, parent: int) -> None:
@@ -99,8 +99,7 @@ def hold_devices(spec: dict, log: EventLog) -> None:
 def cards(count: int) -> list[str]:
     """The UUIDs of the first cards, asked in another process: this one takes no memory on them."""
     asked = [sys.executable, "-c", CARDS.format(count)]
-    found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
-    return [f"GPU-{uuid}" for uuid in found]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
 
 
 def name_the_failed(failures: dict[int, Any], folder: Path, log: EventLog) -> None:

@@ -16,6 +16,9 @@ from typing import Any
 import torch
 
 KINDS = {"cuda": "gpu", "mps": "gpu", "xpu": "gpu", "cpu": "cpu"}
+# PyTorch's builds by CUDA's major version. A driver runs all builds of the versions it knows: CUDA
+# 12 from driver 525 on, CUDA 13 from 580 on (docs.nvidia.com/deploy/cuda-compatibility).
+BUILDS = {12: "cu126", 13: "cu130"}
 
 
 def find_device(wanted: str = "auto") -> torch.device:
@@ -28,11 +31,74 @@ def find_device(wanted: str = "auto") -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
-            raise RuntimeError(f"device={wanted!r} is not here: {count} CUDA devices are visible.")
+            why = unused_gpu() or f"it is not here, {count} CUDA devices are visible."
+            raise RuntimeError(f"device={wanted!r}: {why}")
         return torch.device("cuda", device.index or 0)
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise RuntimeError("device='mps' is not here: this torch sees no Apple GPU.")
     return device
+
+
+def unused_gpu() -> str | None:
+    """Say which NVIDIA card is here that torch cannot use, why, and the remedy; None if none is.
+
+    NVML comes with the driver: it sees a card whatever torch was built for and whatever is hidden.
+    """
+    if torch.cuda.is_available():
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+        driver, runs = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion()
+    except pynvml.NVMLError:
+        return None
+    built, (major, minor) = torch.version.cuda, (runs // 1000, runs % 1000 // 10)
+    build = BUILDS[min(max(major, 12), 13)]
+    remedy = (
+        f"pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/{build}"
+    )
+    if built is None:
+        why = "this torch is built without CUDA"
+    elif int(built.split(".")[0]) > major:
+        why = "its driver is too old for this torch"
+        remedy += ", or install a newer driver" if major >= 12 else ""
+    else:
+        why, remedy = _why_cuda_does_not_start()
+    if major < 12:
+        remedy = f"install driver 525 or newer, then {remedy}"
+    torch_is = f"torch {torch.__version__} is built for {f'CUDA {built}' if built else 'the CPU'}"
+    facts = f"driver {driver} runs CUDA up to {major}.{minor}, {torch_is}"
+    return f"{name} cannot be used: {why} ({facts}). Remedy: {remedy}"
+
+
+def _why_cuda_does_not_start() -> tuple[str, str]:
+    """Return (why, remedy) where driver and torch would fit, from torch's own words."""
+    words, hidden = "torch does not say why", os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        torch.cuda.init()
+    except Exception as error:
+        words = str(error).strip().split("\n")[0].rstrip(".")
+    if hidden is not None and "No CUDA GPUs" in words:
+        return f"CUDA_VISIBLE_DEVICES={hidden!r} hides it", "unset CUDA_VISIBLE_DEVICES"
+    container = "start a container with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+    return f"CUDA does not start: {words}", f"see whether nvidia-smi works; {container}"
+
+
+def card_uuid(device: torch.device | int) -> str:
+    """The name under which NVML knows a CUDA device; torch gives the UUID without its kind.
+
+    A MIG instance has a UUID of its own, and fewer metrics than a whole card.
+    """
+    card = torch.cuda.get_device_properties(device)
+    return f"{'MIG' if ' MIG ' in card.name else 'GPU'}-{card.uuid}"
+
+
+def use(device: torch.device) -> None:
+    """Make a card the current one: streams, events and timers that name no card mean this one."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def describe(device: torch.device) -> dict[str, Any]:
@@ -80,14 +146,14 @@ def cpu_name() -> str:
 
 
 def _cuda(device: torch.device) -> dict[str, Any]:
-    card = torch.cuda.get_device_properties(device)
+    card, uuid = torch.cuda.get_device_properties(device), card_uuid(device)
     return {
         "name": card.name,
         "memory_gib": _gib(card.total_memory),
-        "uuid": f"GPU-{card.uuid}",
+        "uuid": uuid,
         "sm_count": card.multi_processor_count,
         "compute_capability": f"{card.major}.{card.minor}",
-        **_nvml(f"GPU-{card.uuid}"),
+        **_nvml(uuid),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -130,4 +196,4 @@ def _gib(size_bytes: int | None) -> float | None:
 
 if __name__ == "__main__":
     use_fixed_threads()
-    print(json.dumps(describe(find_device())))
+    print(json.dumps(describe(find_device()) | {"unused_gpu": unused_gpu()}))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -137,30 +138,39 @@ class GpuMeter:
         pynvml.nvmlInit()
         self.card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         self.seen_us = 0  # the driver's stamp of the last utilization sample read
+        self.shares_us, self.own_seen = 0, False  # of the processes' shares of the SMs
         self.epoch_ns = time.time_ns() - now_ns()  # the driver stamps in wall-clock time
         self.gpm = self._ask(lambda: GpmMeter(pynvml, self.card))
 
-    def _ask(self, question) -> Any:
-        """Return the answer, or None where this card or driver has none."""
-        try:
-            return question()
-        except Exception:  # NVMLError, or pynvml's own where the driver is older than it expects
-            return None
+    def _ask(self, *questions) -> Any:
+        """Return the first answer, or None where this card or driver has none."""
+        for question in questions:
+            # NVMLError, or pynvml's own where the driver is older than it expects
+            with contextlib.suppress(Exception):
+                return question()
+        return None
 
     def read(self) -> dict[str, Any]:
-        """Return one sample of everything the card tells, None where it does not."""
+        """Return one sample of everything the card tells, None where it does not.
+
+        `gpu_now` is what nvidia-smi prints. `clock_reasons` is NVML's bit mask of what holds the
+        clocks down (nvmlClocksEventReason...): 0x4 is the power limit, 0x60 heat.
+        """
         nvml, card, ask = self.nvml, self.card, self._ask
-        memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(card).used)
-        milliwatt = ask(lambda: nvml.nvmlDeviceGetPowerUsage(card))
-        millijoule = ask(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(card))
-        rates = ask(lambda: nvml.nvmlDeviceGetUtilizationRates(card).gpu)
         return {
-            "gpu_now": None if rates is None else rates / 100,  # what nvidia-smi prints
+            "gpu_now": ask(lambda: nvml.nvmlDeviceGetUtilizationRates(card).gpu / 100),
             "gpu": ask(self._driver_samples),
-            "memory_gib": None if memory is None else round(memory / 2**30, 3),
-            "power_w": None if milliwatt is None else milliwatt / 1e3,
-            "energy_j": None if millijoule is None else millijoule / 1e3,
+            "memory_gib": ask(lambda: round(nvml.nvmlDeviceGetMemoryInfo(card).used / 2**30, 3)),
+            "power_w": ask(lambda: nvml.nvmlDeviceGetPowerUsage(card) / 1e3),
+            "power_limit_w": ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1e3),
+            "energy_j": ask(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3),
+            "sm_mhz": ask(lambda: nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM)),
+            "clock_reasons": ask(
+                lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(card),
+                lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card),  # before driver 535
+            ),
             "others": ask(self._others),
+            "others_sm": ask(self._others_sm),
             "gpm": self.gpm and ask(self.gpm.read),
         }
 
@@ -185,10 +195,49 @@ class GpuMeter:
             self.seen_us = max(s.timeStamp for s in fresh)
         return [(s.timeStamp * 1000 - self.epoch_ns, s.sampleValue.uiVal / 100) for s in fresh]
 
-    def _others(self) -> int:
-        """Return how many processes that are not this run compute on the card."""
-        running = self.nvml.nvmlDeviceGetComputeRunningProcesses(self.card)
-        return sum(process.pid != self.own_pid for process in running)
+    def _others(self) -> int | None:
+        """Return how many processes that are not this run have a compute context on the card.
+
+        All of them may be idle, as a notebook is that used the card an hour ago. None while the run
+        is not among those listed: it has no context yet, or the driver tells process ids of another
+        namespace (the host's, in a container), and nobody knows which of them are others.
+        """
+        listed = {p.pid for p in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.card)}
+        others = {pid for pid in listed if not self._is_own(pid)}
+        return len(others) if others != listed else None
+
+    def _others_sm(self) -> float | None:
+        """Return the share of the time (0 to 1) in which kernels of others ran, since last asked.
+
+        Where the driver tells process ids of another namespace, at most one of them is the run: all
+        but the largest share is the least that others had. None where that is nothing, and where
+        nobody computed: the driver then has no sample.
+        """
+        told = self.nvml.nvmlDeviceGetProcessUtilization(self.card, self.shares_us)
+        # drivers return leftovers of their buffer too: old samples, and shares above 100 %
+        fresh = [s for s in told if s.timeStamp > self.shares_us and s.smUtil <= 100]
+        if not fresh:
+            return None
+        self.shares_us = max(s.timeStamp for s in fresh)
+        shares = {s.pid: s.smUtil / 100 for s in fresh}
+        own = [share for pid, share in shares.items() if self._is_own(pid)]
+        self.own_seen = self.own_seen or bool(own)
+        if self.own_seen:
+            return round(sum(shares.values()) - sum(own), 4)
+        return round(sum(shares.values()) - max(shares.values()), 4) or None
+
+    def _is_own(self, pid: int) -> bool:
+        """Whether `pid` is of the run: its process, a thread of it, or a child (a loader worker).
+
+        In a container newer drivers list the thread that opened the card.
+        """
+        import psutil
+
+        if pid == self.own_pid or Path(f"/proc/{self.own_pid}/task/{pid}").exists():
+            return True
+        with contextlib.suppress(psutil.Error):
+            return any(parent.pid == self.own_pid for parent in psutil.Process(pid).parents())
+        return False
 
 
 class GpmMeter:
@@ -216,7 +265,10 @@ class GpmMeter:
         nvml.nvmlGpmMetricsGet(query)
         self.samples.reverse()
         answers = zip(self.METRICS, query.metrics, strict=False)
-        return {name: m.value / 100 if m.nvmlReturn == 0 else None for name, m in answers}
+        return {
+            name: m.value / 100 if m.nvmlReturn == 0 and math.isfinite(m.value) else None
+            for name, m in answers
+        }
 
 
 def main(parent: int) -> None:

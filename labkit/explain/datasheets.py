@@ -6,6 +6,7 @@ that is not listed has no peak.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 NVIDIA = "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center"
@@ -29,36 +30,43 @@ _VOLTA = "https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-da
 _TURING = "https://images.nvidia.com/aem-dam/en-zz/Solutions/design-visualization/technologies/turing-architecture/NVIDIA-Turing-Architecture-Whitepaper.pdf"
 _ADA = "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
 
-# The words that all have to be in the device's name, as the driver tells it; the first match counts
+# Not in NVIDIA's whitepaper: 5,888 cores x 2 x 2.475 GHz, Tensor Cores at its rates for Ada (half
+# the GeForce rate of FP16 when accumulated in FP32), 192 bit x 21 Gbit/s
+_RTX_4070 = "https://www.nvidia.com/en-us/geforce/graphics-cards/40-series/rtx-4070-4070ti/"
+
+# The names that the driver has for a card, without the brand in front
 CARDS: list[tuple[tuple[str, ...], Card]] = [
     (("H200",), Card("H200 SXM", 4800.0, _HOPPER, "https://www.nvidia.com/en-us/data-center/h200/")),
-    (("H100", "PCIe"), Card(
+    (("H100 PCIe",), Card(
         "H100 PCIe", 2000.0, {"fp32": 51.0, "tf32": 378.0, "fp16": 756.5, "bf16": 756.5},
         "https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet")),
-    (("H100", "80GB HBM3"), Card(
+    (("H100 80GB HBM3",), Card(
         "H100 SXM", 3350.0, _HOPPER, "https://www.nvidia.com/en-us/data-center/h100/")),
-    (("A100", "SXM4-40GB"), Card("A100 SXM 40 GB", 1555.0, _AMPERE, _A100)),
-    (("A100", "SXM4-80GB"), Card("A100 SXM 80 GB", 2039.0, _AMPERE, _A100)),
-    (("A100", "PCIe-40GB"), Card("A100 PCIe 40 GB", 1555.0, _AMPERE, _A100)),
-    (("A100", "PCIe"), Card("A100 PCIe 80 GB", 1935.0, _AMPERE, _A100)),
-    (("V100", "SXM2"), Card("V100 SXM2", 900.0, {"fp32": 15.7, "fp16": 125.0}, _VOLTA)),
-    (("V100", "PCIE"), Card("V100 PCIe", 900.0, {"fp32": 14.0, "fp16": 112.0}, _VOLTA)),
-    (("Tesla T4",), Card(
-        "T4", 320.0, {"fp32": 8.1, "fp16": 65.0}, _TURING)),
+    (("A100-SXM4-40GB",), Card("A100 SXM 40 GB", 1555.0, _AMPERE, _A100)),
+    (("A100-SXM4-80GB", "A100-SXM-80GB"), Card("A100 SXM 80 GB", 2039.0, _AMPERE, _A100)),
+    (("A100-PCIE-40GB",), Card("A100 PCIe 40 GB", 1555.0, _AMPERE, _A100)),
+    (("A100 80GB PCIe", "A100-PCIE-80GB"), Card("A100 PCIe 80 GB", 1935.0, _AMPERE, _A100)),
+    (("V100-SXM2-16GB", "V100-SXM2-32GB"), Card(
+        "V100 SXM2", 900.0, {"fp32": 15.7, "fp16": 125.0}, _VOLTA)),
+    (("V100-PCIE-16GB", "V100-PCIE-32GB"), Card(
+        "V100 PCIe", 900.0, {"fp32": 14.0, "fp16": 112.0}, _VOLTA)),
+    (("T4",), Card("T4", 320.0, {"fp32": 8.1, "fp16": 65.0}, _TURING)),
     (("RTX 4090",), Card(
         "GeForce RTX 4090", 1008.0,
         {"fp32": 82.6, "tf32": 82.6, "fp16": 165.2, "bf16": 165.2}, _ADA)),
+    (("RTX 4080",), Card(
+        "GeForce RTX 4080", 716.8,
+        {"fp32": 48.7, "tf32": 48.7, "fp16": 97.5, "bf16": 97.5}, _ADA)),
+    (("RTX 4070",), Card(
+        "GeForce RTX 4070", 504.0,
+        {"fp32": 29.1, "tf32": 29.1, "fp16": 58.3, "bf16": 58.3}, _RTX_4070)),
 ]  # fmt: skip
 
 
 def card(name: str) -> Card | None:
     """Return the data sheet of the device with this name; None for a card that is not listed.
 
-    A laptop's or a cut-down card is another product, whatever its name begins with.
+    The whole name counts: a Ti, a laptop's chip or a MIG instance is another product.
     """
-    if any(word in name for word in ("Laptop", "MIG", "NVL", " D", "vGPU")):
-        return None
-    for words, found in CARDS:
-        if all(word in name for word in words):
-            return found
-    return None
+    bare = re.sub("^(NVIDIA |Tesla |GeForce )+", "", name)
+    return next((found for names, found in CARDS if bare in names), None)

@@ -14,12 +14,15 @@ from labkit.explain import thresholds as limits
 from labkit.explain.facts import Evidence, Facts, of_trace
 from labkit.explain.finding import WORDS, Finding
 from labkit.explain.ranking import lead, rank
-from labkit.explain.withheld import contradiction, shared, tied, too_short
+from labkit.explain.withheld import contradiction, shared, tied, too_short, upper_bound
+from labkit.explain.witnesses import deciding
 from labkit.lab.logged import of_one_moment
 from labkit.lab.ranks import Ranks
 from labkit.lab.watched import BODY_NOTE
 
 RECORDS = (".jsonl", ".jsonl.gz")
+LOOK_INSIDE = "Look inside a few steps: run it with xray=True and 20 steps or more."
+PROFILE = "Record a few steps with torch.profiler, and give the trace to lk.diagnose."
 
 
 @dataclass(frozen=True)
@@ -146,9 +149,23 @@ def _of_facts(facts: Facts, source: str, evidence: Evidence | None = None) -> Di
     if evidence is not None and confidence < limits.MIN_CONFIDENCE:
         findings = (tied(confidence, findings), *findings)
         bottleneck = "unsure"
+    if bottleneck == "compute" and _gaps_may_hide(facts):
+        remedy = LOOK_INSIDE if _looked_for(facts) else PROFILE
+        doubt = upper_bound(facts.shares["compute"], facts.witnesses, remedy)
+        return Diagnosis("unsure", (doubt, *findings), 0.0, source, _notes(facts))
     if bottleneck == "compute" and not facts.xray and facts.trace is None:
         confidence = min(confidence, limits.UNSEEN)
     return Diagnosis(bottleneck, findings, confidence, source, _notes(facts))
+
+
+def _gaps_may_hide(facts: Facts) -> bool:
+    """Whether nothing can tell how much of a GPU's busy time it works."""
+    return facts.kind == "gpu" and facts.trace is None and deciding(facts.witnesses) is None
+
+
+def _looked_for(facts: Facts) -> bool:
+    """Whether the run could have had an x-ray: a watched loop could not."""
+    return facts.knobs.get("xray") is not None
 
 
 def _confidence(evidence: Evidence, bottleneck: str) -> float:
@@ -161,9 +178,12 @@ def _confidence(evidence: Evidence, bottleneck: str) -> float:
 
 def _notes(facts: Facts) -> tuple[str, ...]:
     notes = []
-    looked_for = facts.knobs.get("xray") is not None  # not in a watched loop
-    if looked_for and not facts.xray and facts.trace is None:
+    if _looked_for(facts) and not facts.xray and facts.trace is None:
         notes.append("No x-ray: what happens inside the compute was not looked at (xray=True).")
+    elif facts.xray and facts.kind == "gpu" and facts.trace is None:
+        notes.append("The x-ray holds no device activity: gaps between kernels were not seen.")
+    if _gaps_may_hide(facts):
+        notes.append("On a GPU gaps between kernels count as busy: its share is an upper bound.")
     if facts.taken_by_others > limits.FOREIGN_LOAD / 2:
         notes.append(
             f"Other programs had the model's core for {facts.taken_by_others:.0%} of the time."

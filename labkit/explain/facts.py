@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from labkit.explain.step_breakdown import CLASSES, split_steps
+from labkit.explain.witnesses import Witness, witnesses
 
 PAUSE = 1.5  # a step's compute holds a pause where it is longer than this many ordinary ones
 ORDINARY = 0.25  # the quantile of the steps' compute that is an ordinary one
@@ -34,6 +35,7 @@ class Facts:
         compute_us: Compute of the average step, µs.
         xray: The inside of the compute, as the bench's x-ray saw it; empty where there is none.
         trace: The `Breakdown` of a profiler trace: of the x-ray's on a GPU, or the one diagnosed.
+        witnesses: What else can tell whether a GPU worked in the time that its events call busy.
         knobs: The pipeline's settings.
         cores: CPU cores the run may use.
     """
@@ -48,6 +50,7 @@ class Facts:
     stalls: float = 0.0
     compute_us: float | None = None
     trace: Any = None
+    witnesses: tuple[Witness, ...] = ()
     xray: dict[str, Any] = field(default_factory=dict)
     knobs: dict[str, Any] = field(default_factory=dict)
     cores: int | None = None
@@ -81,6 +84,9 @@ class Evidence:
         self.kind = run.machine.kind
         self.xray = sound(run.xray_facts)
         self.trace = run.xray if self.kind == "gpu" else None
+        if self.trace is not None and self.trace.device_kind != "gpu":
+            self.trace = None  # the profiler could not look into the device
+        self.witnesses = witnesses(run) if self.trace is None else ()
         self.knobs = run.pipeline.to_dict()
         self.pauses = self._pauses()
         self.cores = run.machine.cpu_cores
@@ -142,6 +148,7 @@ class Evidence:
             stalls=_in_worst(wait),
             compute_us=float(compute.mean() * 1e6),
             trace=self.trace,
+            witnesses=self.witnesses,
             xray=self.xray,
             knobs=self.knobs,
             cores=self.cores,

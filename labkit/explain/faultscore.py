@@ -174,13 +174,13 @@ def run_set(
     wanted = None if only is None else {faultset.named(name).name for name in only}
     if progress:
         progress(0, 1, "measuring which number format is faster here")
-    precision, machine = faultset.faster_format()
-    done = _kept(keep)
+    here = faultset.base_here()
+    done, machine = _kept(keep), here.machine
     skipped, todo = {}, []
-    for case in faultset.cases(HALVES[half], seeds):
+    for case in here.cases(HALVES[half], seeds):
         if wanted is not None and case.fault.name not in wanted:
             continue
-        why = faultset.cannot_show(case.fault, machine.kind, precision)
+        why = faultset.cannot_show(case.fault, machine.kind, here.base["precision"])
         if why:
             skipped[case.fault.name] = why
         else:
@@ -191,18 +191,18 @@ def run_set(
             progress(number, len(todo), str(case))
         result = done.get((case.fault.name, case.severity, case.seed))
         if result is None:
-            result, again = _score(case, precision)
+            result, again = _score(case)
             repeated += again
             _keep(result, keep)
         scored.append(result)
     return Score(tuple(scored), skipped, machine.name, machine.kind, half, repeated)
 
 
-def _score(case: Case, precision: str) -> tuple[Scored, bool]:
+def _score(case: Case) -> tuple[Scored, bool]:
     """Run and diagnose a case; once more where other programs used the device meanwhile."""
-    found, again = _diagnosed(case, precision), False
+    found, again = _diagnosed(case), False
     if found.findings[0].cause == SHARED:
-        found, again = _diagnosed(case, precision), True
+        found, again = _diagnosed(case), True
     scored = Scored(
         case.fault.name,
         case.severity,
@@ -215,8 +215,8 @@ def _score(case: Case, precision: str) -> tuple[Scored, bool]:
     return scored, again
 
 
-def _diagnosed(case: Case, precision: str) -> Diagnosis:
-    run = case.start(precision).wait()
+def _diagnosed(case: Case) -> Diagnosis:
+    run = case.start().wait()
     if run.outcome != "finished":
         raise RuntimeError(f"{case} did not finish: {run.error or run.outcome}")
     return diagnose(run)

@@ -1,9 +1,9 @@
 """One run through every instrument: what each would have shown, and how wrong that is.
 
-The device's true busy intervals are known, so every instrument can be held against them: those
-that were read during the run (NVML, nvidia-smi, psutil, GPM, the profiler), and the averaging
-windows and polling periods of the usual dashboards, which are computed from the true intervals
-and labelled so.
+The device's true busy intervals are known (a GPU's from a step's first kernel to its last, gaps
+between them included), so every instrument can be held against them: those that were read during
+the run (NVML, nvidia-smi, psutil, GPM, the profiler), and the averaging windows and polling periods
+of the usual dashboards, which are computed from the true intervals and labelled so.
 """
 
 from __future__ import annotations

@@ -4,6 +4,10 @@ What it knows of PyTorch's loader: batches are dealt to the workers in turn and 
 order, so a slow one holds up those behind it; `prefetch_factor` batches for each worker are under
 way at a time, and one more is asked for when one is taken. Of the machine: whoever computes shares
 the cores equally, who waits takes none. A formula for means misses stalls by 40 % (FACTS.md).
+
+And of the device. A CPU that prepares batches itself trains in turn: a step takes prep + compute. A
+GPU runs behind the host, which prepares the next batch meanwhile and is held up only in its copy:
+without workers a step takes near max(prep + launches, compute).
 """
 
 from __future__ import annotations
@@ -38,9 +42,15 @@ class Work:
         chill: What share `cpus` take more behind a wait when no core was at work meanwhile.
         put: CPU time of a worker to hand a batch over, before it is there.
         take: CPU time of the training loop to take a batch.
-        host: (batches,) CPU time of a step in the training loop: the model, where it is the CPU's.
+        host: (batches,) CPU time of a step in the training loop: the model, where it is the CPU's,
+            else its launches.
         around: CPU time of the loop in a step outside of the device's: it looks at the clock, too.
         device: (batches,) time of a step on a device of its own; None on a CPU.
+        copy: (batches,) time to copy a batch to it, in its queue; None where that takes nothing.
+        blocking: Whether the host waits for the copy, and so for all that is queued before it: all
+            copies from pageable memory, and those without non_blocking, do (CUDA's "API
+            synchronization behavior").
+        side_stream: Whether copies have a queue of their own.
         host_threads: Cores that the step takes while it computes.
     """
 
@@ -53,6 +63,9 @@ class Work:
     take: float = 0.0
     around: float = 0.0
     device: np.ndarray | None = None
+    copy: np.ndarray | None = None
+    blocking: bool = True
+    side_stream: bool = False
     host_threads: int = 1
 
 
@@ -134,7 +147,7 @@ class _Simulation:
         self.rates = machine.rates(2 * workers + work.host_threads + 2)
         lump = 1.0 if work.waits.shape[1] <= 2 else ONE_BY_ONE
         self.idle = (lump * work.waits.sum(axis=1)).tolist()  # of a loop that waits by itself
-        self.now = self.virtual = self.core_time = self.step_work = 0.0
+        self.now = self.virtual = self.core_time = self.step_work = self.copied = 0.0
         self.timers: list[tuple] = []  # (when, order, process, CPU time that follows, threads)
         self.computing: list[tuple] = []  # (virtual when done, order, process, threads)
         self.running = self.order = 0
@@ -262,9 +275,14 @@ class _Simulation:
             out.end.append(self.now)
             self.step_work += cpu
             return
+        queue = out.end[-1] if out.end else 0.0  # when the device is through with what it has
+        self.copied = max(self.now, self.copied if work.side_stream else queue)
+        self.copied += 0.0 if work.copy is None else float(work.copy[batch])
+        if work.blocking and self.copied > self.now:
+            yield self.copied - self.now, 0.0, 1
+        begin = max(self.now, self.copied, queue)  # the first kernel runs as soon as it is launched
         yield 0.0, self.host[batch], 1
-        begin = max(self.now, out.end[-1] if out.end else 0.0)
         out.begin.append(begin)
-        out.end.append(begin + float(work.device[batch]))
+        out.end.append(max(begin + float(work.device[batch]), self.now))
         if batch >= RUN_AHEAD and out.end[batch - RUN_AHEAD] > self.now:
             yield out.end[batch - RUN_AHEAD] - self.now, 0.0, 1

@@ -32,9 +32,10 @@ class Measured:
     costs: ItemCosts
     chilled: np.ndarray  # (batches,) what fetching took, over what it takes while cores are at work
     stall: np.ndarray  # (batches,) whether the batch met a stated stall
-    host: np.ndarray  # (steps,) CPU time of the step in the loop, where data came at once
+    host: np.ndarray  # (steps,) CPU time of the step in the loop: of its launches, on a GPU
     cold: float  # what it takes more after a long wait
-    device: np.ndarray | None  # (steps,) time on a device of its own
+    device: np.ndarray | None  # (steps,) time on a device of its own,
+    copy: np.ndarray | None  # and of the copy to it
     around: float
     host_threads: int
     handoff: dict[str, float]  # s
@@ -65,7 +66,6 @@ def measured(run: Any) -> Measured:
     pipeline = run.pipeline
     on_cpu = run.machine.kind == "cpu"
     compute = stamps[:, 5] - stamps[:, 4]
-    raw = np.array([step["t"] for step in run.steps_since(run.warmup)], dtype=float) / 1e9
     if on_cpu:
         own = run.thread_s[run.warmup :]
         seen = ~np.isnan(own) & (compute > 0)
@@ -73,8 +73,8 @@ def measured(run: Any) -> Measured:
         host = np.where(seen, own, compute * share)
         around = np.median(stamps[1:, 0] - stamps[:-1, 5]) + np.median(stamps[:, 4] - stamps[:, 1])
     else:
-        host = raw[:, 3] - raw[:, 1]
-        around = np.median(raw[1:, 0] - raw[:-1, 3])
+        host = _launches(run)
+        around = np.median(stamps[1:, 0] - run.issued[run.warmup : -1])
     facts = _handoff(run)
     if "main_wall" not in facts and pipeline.num_workers:
         early = np.sort(stamps[:, 1] - stamps[:, 0])[: max(1, len(stamps) // 4)]
@@ -97,10 +97,23 @@ def measured(run: Any) -> Measured:
         host=host,
         cold=cold,
         device=None if on_cpu else compute,
+        copy=None if on_cpu else np.maximum(stamps[:, 3] - stamps[:, 2], 0),
         around=max(0.0, float(around)),
         host_threads=(run.machine.threads or 1) if on_cpu else 1,
         handoff=facts,
     )
+
+
+def _launches(run: Any) -> np.ndarray:
+    """Return the host's time to issue each step's compute, s.
+
+    A full queue holds up a host that is more than a step ahead. Such steps count for no more than
+    those in which it was not, or else than the shortest of the run, its first ones included.
+    """
+    t = np.array([step["t"] for step in run.steps_since(0)], dtype=float) / 1e9
+    spent, ahead = t[:, 3] - t[:, 2], run.stamps[:, 4] > run.issued
+    calm = np.median(spent[~ahead]) if (~ahead).sum() >= MIN_STEPS else spent.min()
+    return np.where(ahead, np.minimum(spent, calm), spent)[run.warmup :]
 
 
 def _company(costs: ItemCosts, stamps: np.ndarray, host: float, pipeline: Any) -> float:
@@ -154,7 +167,7 @@ def work_of(
     pool = rng.integers(len(costs), size=len(costs))
     draws = pool[rng.integers(len(pool), size=steps)]
     waits, cpus = _fetching(known, target, draws, rng)
-    scale = target.batch_size / old.batch_size
+    scale, on_cpu = target.batch_size / old.batch_size, known.device is None
     collate_cpu = costs.collate_cpu[draws] * scale
     collate_wait = costs.collate_wait[draws] - known.stall[draws] * old.stall_ms / 1e3
     if target.stall_ms:
@@ -172,13 +185,16 @@ def work_of(
     return Work(
         waits=waits,
         cpus=cpus,
-        host=np.maximum(known.host[rows] * change.step + touch, 0),
+        host=np.maximum(known.host[rows] * (change.step if on_cpu else 1) + touch, 0),
         cold=np.full(steps, known.cold * change.step),
         chill=CHILL,
         put=known.handoff.get("worker", float(np.median(costs.between))),
         take=TAKE_IN_RUN * known.handoff.get("main_wall", 0.0),
         around=known.around,
-        device=None if known.device is None else known.device[rows] * change.step,
+        device=None if on_cpu else known.device[rows] * change.step,
+        copy=None if on_cpu else known.copy[rows] * scale,
+        blocking=not (target.pin_memory and target.non_blocking),
+        side_stream=bool(target.prefetch_to_device),
         host_threads=known.host_threads,
     )
 

@@ -16,6 +16,8 @@ from labkit.explain import thresholds as limits
 from labkit.explain.diagnosis import Diagnosis
 from labkit.explain.finding import WORDS, Finding, gain
 from labkit.explain.rank_times import RankTimes
+from labkit.explain.withheld import upper_bound
+from labkit.explain.witnesses import deciding, witnesses
 
 # A loss below this share of wall time is not named; as for input in thresholds.py. Healthy ranks
 # wait for each other as well: two gloo ranks on two cores 7 to 9 % of the time, beside other
@@ -23,6 +25,7 @@ from labkit.explain.rank_times import RankTimes
 WORTH_NAMING = 0.13
 # The late rank must be the same one in this share of the steps: by chance it is in half of them.
 SAME_RANK = 0.75
+ALONE = "Look into one rank alone, as a run of one process: lk.run(ranks.alone).diagnose()."
 OWN_WAIT = 0.5  # of what the others wait for it, a late rank's extra wait for data explains it
 
 RANK_WORDS = WORDS | {
@@ -70,6 +73,8 @@ def diagnose(ranks: Any) -> RanksDiagnosis:
     notes = ()
     if ranks.world_size > len(ranks):
         notes = ("Only the ranks of this machine were looked at: those of others log there.",)
+    if findings[0].name == "compute" and (doubt := _gaps_may_hide(ranks)):
+        return RanksDiagnosis("unsure", (doubt, *findings), 0.0, source, notes)
     if confidence < limits.MIN_CONFIDENCE:
         doubt = Finding(
             "unsure", "too close to call",
@@ -156,8 +161,19 @@ def _healthy(times: RankTimes) -> Finding:
         "compute", "the devices are the limit",
         f"the ranks compute for {times.compute.mean():.0%} of the time; the waits for data, for "
         f"another rank or for the exchange are below {WORTH_NAMING:.0%} each.",
-        "Look into one rank alone, as a run of one process: lk.run(pipeline).diagnose().", 0.0,
+        ALONE, 0.0,
     )  # fmt: skip
+
+
+def _gaps_may_hide(ranks: Any) -> Finding | None:
+    """Return the doubt about GPUs whose busy time may be gaps between kernels, if there is one."""
+    seen = [(rank, witnesses(rank)) for rank in ranks if rank.machine.kind == "gpu"]
+    judged = [(rank, told, deciding(told)) for rank, told in seen]
+    doubtful = [(rank, told) for rank, told, word in judged if word is None or not word.works]
+    if not doubtful:
+        return None
+    rank, told = doubtful[0]
+    return upper_bound(rank.utilization or 0.0, told, ALONE)
 
 
 def _confidence(times: RankTimes, ranks: Any, verdict: tuple) -> float:

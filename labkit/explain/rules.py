@@ -11,6 +11,7 @@ from collections.abc import Callable
 from labkit.explain import thresholds as limits
 from labkit.explain.facts import Facts
 from labkit.explain.finding import Finding, advise
+from labkit.explain.witnesses import deciding
 
 Rule = Callable[[Facts], Finding | None]
 LIMIT = {name: f"threshold {share:.0%}" for name, share in limits.WORTH_NAMING.items()}
@@ -173,6 +174,28 @@ def gaps_between_kernels(facts: Facts) -> Finding | None:
     )
 
 
+def idles_while_busy(facts: Facts) -> Finding | None:
+    """The device hardly works in the time that its events call busy (a GPU without an x-ray)."""
+    seen = deciding(facts.witnesses)
+    if seen is None or seen.works:
+        return None
+    lost = (1 - seen.share) * facts.shares["compute"]
+    return Finding(
+        "launch",
+        "gaps or small kernels",
+        f"the device is busy {facts.shares['compute']:.0%} of the time by its events, but "
+        f"{seen.said}: gaps between kernels, or kernels too small for it ({LIMIT['launch']}).",
+        advise(
+            "Launch fewer and larger kernels: a larger batch, torch.compile (reduce-overhead uses "
+            "CUDA graphs), no .item() in the step. An x-ray (xray=True) tells gaps from small "
+            "kernels.",
+            lost,
+            "07",
+        ),
+        lost,
+    )
+
+
 def slow_format(facts: Facts) -> Finding | None:
     """The heavy math runs in FP32 where BF16 was measured to be faster on this device."""
     speedup = facts.xray.get("bf16_speedup")
@@ -254,6 +277,7 @@ RULES: tuple[Rule, ...] = (
     pauses,
     host_inside_compute,
     gaps_between_kernels,
+    idles_while_busy,
     slow_format,
     no_tensor_cores,
     passes_over_memory,

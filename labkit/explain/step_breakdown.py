@@ -27,7 +27,8 @@ class StepBreakdown:
 
     On a CPU `compute` is all of forward, backward and update, including Python and dispatch: only
     the x-ray sees inside. On a GPU it is the device's own time from the step's first to its last
-    work, short gaps between kernels included.
+    work, gaps between kernels included: launches that come too late show as `launch` only before
+    the first of them, and the x-ray sees the rest.
     """
 
     step_ms: float

@@ -37,7 +37,8 @@ RESAMPLES = 60  # enough to resolve a confidence of 0.60 to within 0.06 (binomia
 UNSEEN = 0.5
 
 # Share of wall time in which programs that are not part of the run had the core of the model's
-# thread. Above this nothing is called healthy, and no loader with workers slow.
+# thread, or computed on its GPU (NVML, per process). Above this nothing is called healthy, and no
+# loader with workers slow.
 FOREIGN_LOAD = 0.20
 
 # -- inside the compute --------------------------------------------------------------------------
@@ -50,6 +51,27 @@ TENSOR_CORE_GAIN = 2.0
 # only where kernels are known by name alone; on a CPU the chains are counted.
 FUSION_SAVES = 0.5
 
-# An x-ray whose kernels take this many times the compute that the run's own events measured (or
-# this small a part of it) contradicts them. CUDA graphs hide kernels from some profilers.
-DISAGREE_OVER, DISAGREE_UNDER = 1.5, 0.05
+# An x-ray whose kernels take this many times the compute that the run's own events measured
+# contradicts them: no device computes for longer than it is busy.
+DISAGREE_OVER = 1.5
+
+# Kernels that take less of the compute than this are taken to be missing where a CUDA graph was
+# launched: some profilers do not see inside, and its kernels run back to back, so that gaps cannot
+# fill half of it. Without a graph as little as 2 % is what a launch-bound step looks like.
+GRAPH_KERNELS = 0.5
+
+# -- second witnesses of a busy GPU --------------------------------------------------------------
+
+# GPM's SM activity over the busy share. NVIDIA's DCGM user guide, "Profiling Metrics": 0.8 or more
+# is necessary for an effective use of the GPU, less than 0.5 likely indicates an ineffective one.
+SMS_WORK, SMS_REST = 0.8, 0.5
+
+# Mean power over the power limit. ML.ENERGY's power traces (ml-energy/zeus 75a8b93; six models on
+# A40, P100, V100 and Quadro RTX 6000, each from batch 8 to what fits): every model drew under 0.30
+# only where it trained at less than a fifth of its best rate (or, a recommender, was held back by
+# the host at every batch size), ResNet-50 and BERT 0.57 and more at any batch. In between are
+# memory-bound and small kernels. Not for a limit lowered to what a card draws at rest: an A40 held
+# at 100 of its 300 W drew 0.9 of that, whatever it did.
+POWER_WORKS, POWER_RESTS = 0.6, 0.3
+
+MIN_READINGS = 2  # of an instrument inside the measured steps: one may straddle their edge

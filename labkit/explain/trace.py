@@ -22,7 +22,7 @@ from labkit.explain.step_classes import (
     split_by_class,
     split_idle,
 )
-from labkit.explain.trace_breakdown import Breakdown, TopKernel
+from labkit.explain.trace_breakdown import GRAPHS, Breakdown, TopKernel
 from labkit.explain.trace_events import Columns, read_columns
 from labkit.explain.trace_file import TraceError, TraceFile
 from labkit.explain.trace_ranks import Intervals, Rank, split
@@ -127,7 +127,7 @@ def _odd(ranks: list[Rank], total: Counter) -> list[str]:
     if total["devices"] and not total["kernel_time"]:
         notes.append("No kernel falls inside the steps.")
     if any(rank.graph_launches for rank in ranks):
-        notes.append("CUDA graphs were launched: some profilers miss the kernels inside them.")
+        notes.append(GRAPHS)
     return notes
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from labkit.explain.step_classes import CLASSES
 
+GRAPHS = "CUDA graphs were launched: some profilers miss the kernels inside them."  # a note
+
 
 @dataclass(frozen=True)
 class TopKernel:
@@ -81,6 +83,11 @@ class Breakdown:
     def shares(self) -> dict[str, float]:
         """Share (0 to 1) of the step in each class, by name, in the order of priority."""
         return {c: getattr(self, f"{c}_us") / self.step_us for c in (*CLASSES, "other")}
+
+    @property
+    def cuda_graphs(self) -> bool:
+        """Whether CUDA graphs were launched, whose kernels may be missing."""
+        return GRAPHS in self.notes
 
     @property
     def utilization(self) -> float:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 from labkit.explain import thresholds as limits
 from labkit.explain.facts import Evidence, Facts
 from labkit.explain.finding import Finding
 from labkit.explain.ranking import losses, rank, totals
+from labkit.explain.witnesses import Witness
 
+GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile, which use CUDA graphs
+GRAPH_ADVICE = (
+    "CUDA graphs hide kernels from some profilers: run without compile='reduce-overhead'. "
+)
 SHARED = "shared device"  # the cause of a verdict withheld: others used it
 
 
@@ -28,9 +34,8 @@ def too_short(evidence: Evidence) -> Finding | None:
 
 def shared(run: Any, facts: Facts) -> Finding | None:
     """Others worked on the device: a GPU's other processes, or what took the CPU's core."""
-    others = max((sample.get("others") or 0 for sample in run.telemetry), default=0)
-    if others:
-        what = f"{others} other processes computed on the same GPU (NVML)"
+    if facts.kind == "gpu" and (others := _on_the_card(run)):
+        what = others
     elif _spoilt(facts):
         what = (
             f"for {facts.taken_by_others:.0%} of the time the model's thread had work but another "
@@ -47,6 +52,27 @@ def shared(run: Any, facts: Facts) -> Finding | None:
     else:
         return None
     return Finding("unsure", SHARED, f"{what}.", "Stop the other work and run again.", 0.0)
+
+
+def _on_the_card(run: Any) -> str | None:
+    """Say what others computed on the GPU while the steps were measured; None where nothing.
+
+    Who only has a context there (a notebook, a desktop) slows nobody down: each process's share of
+    the SMs' time decides. Where the driver does not tell it (MIG, older drivers, older records) a
+    process counts that came after the warm-up; one that was there before may be idle.
+    """
+    start, end = run.stamps[max(run.warmup - 1, 0), 5], run.stamps[-1, 5]
+    samples = [(run.seconds(sample["t_ns"]), sample) for sample in run.telemetry]
+    shares = [s.get("others_sm") for at, s in samples if start < at <= end]
+    shares = [share for share in shares if share is not None]
+    if shares:
+        text = f"kernels of other processes ran on the same GPU for {fmean(shares):.0%} of the time"
+        over = fmean(shares) > limits.FOREIGN_LOAD
+        return f"{text} (NVML; threshold {limits.FOREIGN_LOAD:.0%})" if over else None
+    counts = [(at, s["others"]) for at, s in samples if at <= end and s.get("others") is not None]
+    before = [count for at, count in counts if at <= start] or [count for _, count in counts[:1]]
+    came = max((count for _, count in counts), default=0) - max(before, default=0)
+    return f"{came} other processes came onto the same GPU (NVML)" if came else None
 
 
 def _neighbours_pause(facts: Facts) -> bool:
@@ -75,15 +101,30 @@ def contradiction(facts: Facts) -> Finding | None:
     if facts.kind != "gpu" or facts.trace is None or not facts.compute_us:
         return None
     ratio = facts.trace.kernel_us / facts.compute_us
-    if limits.DISAGREE_UNDER <= ratio <= limits.DISAGREE_OVER:
+    graphs = facts.trace.cuda_graphs or facts.knobs.get("compile") in GRAPH_MODES
+    missing = ratio == 0 or (graphs and ratio < limits.GRAPH_KERNELS)
+    if not missing and ratio <= limits.DISAGREE_OVER:
         return None
     return Finding(
         "unsure",
         "instruments disagree",
         f"the x-ray saw kernels for {facts.trace.kernel_us / 1e3:.1f} ms a step, the run's own "
         f"events a busy device for {facts.compute_us / 1e3:.1f} ms.",
-        "CUDA graphs hide kernels from some profilers: run without compile='reduce-overhead', or "
-        "look with Nsight Systems.",
+        (GRAPH_ADVICE if graphs else "") + "Look with Nsight Systems.",
+        0.0,
+    )
+
+
+def upper_bound(busy: float, seen: tuple[Witness, ...], remedy: str) -> Finding:
+    """A GPU is busy by its events, and nothing can tell how much of that is gaps."""
+    told = "; ".join(witness.said for witness in seen)
+    return Finding(
+        "unsure",
+        "busy is an upper bound",
+        f"the device is busy at most {busy:.0%} of the time: a step counts from its first kernel "
+        f"to its last, and whether gaps between them are waits for the host was not seen"
+        f"{f': {told}' if told else ''}.",
+        remedy,
         0.0,
     )
 

@@ -44,7 +44,8 @@ class Comparison:
         for name in NAMES:
             old, new = getattr(self.before, name), getattr(self.after, name)
             ratio = f"{new / old:.2f}x" if old and new else ""
-            rows.append((name, _text(name, old), _text(name, new), ratio))
+            texts = (_text(name, run) for run in (self.before, self.after))
+            rows.append((name, *texts, ratio))
         return rows
 
     @property
@@ -73,7 +74,8 @@ class Comparison:
         return f"<table>{head}{body}</table><p>{html.escape(self.verdict)}</p>"
 
 
-def _text(name: str, value: float | None) -> str:
+def _text(name: str, run: Any) -> str:
+    value = getattr(run, name)
     if value is None:
         return "-"
-    return f"{value:.0%}" if name == "utilization" else f"{value:.1f}"
+    return run.busy_text if name == "utilization" else f"{value:.1f}"

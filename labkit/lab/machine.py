@@ -32,6 +32,7 @@ class Machine:
     compute_capability: str | None = None
     driver: str | None = None
     pcie: str | None = None  # the card's link, as it was when asked
+    unused_gpu: str | None = None  # a card that is here and that torch cannot use: why, the remedy
     versions: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -49,16 +50,23 @@ class Machine:
         """The machine in one line: the stamp under every number."""
         threads = f", model on {_count(self.threads, 'thread')}" if self.kind == "cpu" else ""
         torch = self.versions.get("torch", "unknown")
+        unused = f"; {self.unused_gpu.split(':')[0]}" if self.unused_gpu else ""
         return (
-            f"{self.name} ({self.kind.upper()}{threads}), {self.cpu_cores} CPU cores, torch {torch}"
+            f"{self.name} ({self.kind.upper()}{threads}), {self.cpu_cores} CPU cores, "
+            f"torch {torch}{unused}"
         )
 
     def rows(self) -> list[tuple[str, str]]:
         """The short table: (what, value), without what is unknown."""
         device = f"{self.name} ({self.device})"
         no_gpu = self.kind == "cpu"
+        if no_gpu:
+            device += (
+                f": {'GPU not used' if self.unused_gpu else 'no GPU here'}, the CPU is the device"
+            )
         found = [
-            ("device", f"{device}: no GPU here, the CPU is the device" if no_gpu else device),
+            ("device", device),
+            ("GPU not used", self.unused_gpu),
             ("device memory", self.memory_gib and f"{self.memory_gib:.1f} GiB"),
             ("SMs", self.sm_count),
             ("compute capability", self.compute_capability),

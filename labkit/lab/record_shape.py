@@ -73,7 +73,9 @@ MUST: dict[str, dict[str, Callable[[Any], bool]]] = {
 MAY: dict[str, dict[str, Callable[[Any], bool]]] = {
     "spec": {"watched": table, "utc": text},
     "machine": {
-        **dict.fromkeys(("cpu_name", "os", "uuid", "compute_capability", "driver", "pcie"), text),
+        **dict.fromkeys(
+            ("cpu_name", "os", "uuid", "compute_capability", "driver", "pcie", "unused_gpu"), text
+        ),
         **dict.fromkeys(
             ("memory_gib", "cpu_cores", "ram_gib", "shm_gib", "threads", "sm_count"), number
         ),

@@ -19,6 +19,7 @@ from labkit.lab.timeline import stamps_ns, utilization_over_time
 from labkit.lab.watched import Watched, pauses, without
 
 NOISY = 0.10  # torch.utils.benchmark warns where the IQR is a tenth of the median; so do we
+HIDES = 0.05  # of wall time: fewer gaps than that inside the busy time need no word
 BLOCKS = 5  # throughput is compared between so many stretches of the run to judge its noise
 
 
@@ -119,6 +120,11 @@ class Run(Logged):
         return self.stamps[:, 4:6]
 
     @property
+    def issued(self) -> np.ndarray:
+        """When the host had issued each step (steps,), s: long before it ends on a fed GPU."""
+        return _issued(self, self.steps)
+
+    @property
     def telemetry(self) -> list[dict[str, Any]]:
         """The instruments' samples as recorded, each with `t_ns`; a missing metric is None."""
         return self._now()._telemetry
@@ -174,13 +180,51 @@ class Run(Logged):
         """Device-busy share of wall time, 0 to 1, warm-up excluded; None before two steps.
 
         It says that the device had work, not that the work used all of it: a one-thread kernel
-        counts as busy. On a CPU, busy means forward, backward and optimizer.
+        counts as busy. On a CPU, busy means forward, backward and optimizer. On a GPU it lasts from
+        a step's first kernel to its last, so gaps between kernels, in which the device waits for
+        the host's next launch, count too: an upper bound. `busy_at_least` is the lower one, and an
+        x-ray sees the gaps.
         """
         stamps = self._measured()
         if stamps is None:
             return None
         wall = stamps[-1, 5] - stamps[0, 5]
         return float(np.diff(stamps[1:, 4:6]).sum() / wall) if wall > 0 else None
+
+    @property
+    @of_one_moment
+    def busy_at_least(self) -> float | None:
+        """Share of wall time (0 to 1) in which the device certainly worked, warm-up excluded.
+
+        On a GPU: what was left of each step when the host had issued all of it. That much was
+        queued, so no gap in it was a wait for the host. A small share says nothing: it is that of
+        a loop which launches too slowly, and of one which waits for every step. On a CPU it is the
+        utilization.
+        """
+        stamps = self._measured()
+        if stamps is None or self.utilization is None or self.machine.kind != "gpu":
+            return self.utilization
+        start, end = stamps[1:, 4:6].T
+        queued = end - np.clip(self.issued[self.warmup :], start, end)
+        return float(queued.sum() / (stamps[-1, 5] - stamps[0, 5]))
+
+    @property
+    @of_one_moment
+    def utilization_is_upper_bound(self) -> bool:
+        """Whether gaps between kernels may hide in `utilization`: on a GPU without an x-ray.
+
+        Not where the host was so far ahead that hardly any can (`busy_at_least`).
+        """
+        if self.utilization is None or self.machine.kind != "gpu" or self.xray_facts is not None:
+            return False
+        return self.utilization - self.busy_at_least > HIDES
+
+    @property
+    def busy_text(self) -> str:
+        """The utilization in words: "17%", "at most 93%" where it is an upper bound, "unknown"."""
+        if self.utilization is None:
+            return "unknown"
+        return f"{'at most ' if self.utilization_is_upper_bound else ''}{self.utilization:.0%}"
 
     @property
     @of_one_moment
@@ -276,7 +320,8 @@ class Run(Logged):
         names = (
             "id", "utc", "recorded", "outcome", "error", "steps", "samples", "warmup",
             "utilization", "throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "spread",
-            "noisy", "compile_s", "peak_memory_gib", "energy_j", "not_applied",
+            "noisy", "compile_s", "peak_memory_gib", "energy_j", "not_applied", "busy_at_least",
+            "utilization_is_upper_bound",
         )  # fmt: skip
         values = {name: getattr(self, name) for name in names}
         values["loss"] = [step.get("loss") for step in self._steps]
@@ -351,7 +396,7 @@ class Run(Logged):
         )
         text = (
             f"{self.throughput:.0f} {self.unit}/s, {self.machine.kind.upper()} busy "
-            f"{self.utilization:.0%}, step {self.step_ms:.1f} ms ({parts})"
+            f"{self.busy_text}, step {self.step_ms:.1f} ms ({parts})"
         )
         stated = "hidden" if self.alias else stated_waits(self.pipeline)
         text += f"; stated: {stated}" if stated else ""
@@ -375,6 +420,13 @@ def _stamps(run: Run, count: int) -> np.ndarray:
     if not count:
         return np.empty((0, 6))
     return without(stamps_ns(run._steps[:count]), _pauses(run, count, len(run._epochs))) / 1e9
+
+
+@functools.lru_cache(maxsize=64)
+def _issued(run: Run, count: int) -> np.ndarray:
+    stamps = np.array([step["t"][3] for step in run._steps[:count]], dtype=np.int64)
+    from_start = stamps - run._steps[0]["t"][0] if count else stamps
+    return without(from_start, _pauses(run, count, len(run._epochs))) / 1e9
 
 
 @functools.lru_cache(maxsize=64)

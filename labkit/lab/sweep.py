@@ -121,7 +121,7 @@ class Sweep:
                 (
                     *cells,
                     f"{run.throughput:.0f}",
-                    f"{run.utilization:.0%}",
+                    run.busy_text,
                     f"{run.wait_ms:.1f}",
                     f"{run.compute_ms:.1f}",
                     f"{best} {'noisy' if run.noisy else ''}".strip(),

@@ -73,7 +73,9 @@ def _draw_bars(axes: Axes, points: list[Measurement], shown: str, value: Callabl
         axes.barh(row, middle, height=0.62, color=colour, alpha=0.85, linewidth=0)
         low, high = sorted(value(point, s) for s in np.percentile(point.seconds, [25, 75]))
         axes.plot([low, high], [row, row], color="black", linewidth=1.2)
-        text = shown.format(three_digits(middle)) + (" (noisy)" if point.noisy else "")
+        launches = (point.values.get("launch_share") or 0) > 0.5  # on a GPU
+        doubts = (" (launches)" if launches else "") + (" (noisy)" if point.noisy else "")
+        text = shown.format(three_digits(middle)) + doubts
         axes.annotate(
             text, (max(middle, high), row), (5, 0), textcoords="offset points", va="center"
         )

@@ -71,5 +71,5 @@ def _bar(axes: Axes, row: int, run: Run) -> None:
 def _name(run: Run) -> str:
     mark = "RECORDED: " if run.recorded else "here: "
     name = drawable(run.machine.name, 30)
-    busy = f"{device_of(run)} busy {percent(run.utilization)}"
+    busy = f"{device_of(run)} busy {run.busy_text}"
     return f"{mark}{name}\n{drawable(knobs_of(run), 36)}\n{busy}"

@@ -159,7 +159,7 @@ class Follower:
         if wall > 0:
             busy = (self.busy[last] - self.busy[first]) / wall
             parts += [
-                f"{self.kind} busy {busy:.0%}",
+                f"{self.kind} busy {'at most ' if self.kind == 'GPU' else ''}{busy:.0%}",
                 f"{(self.samples[last] - self.samples[first]) / wall:.0f} samples/s",
                 f"waiting for data {median(waits):.1f} ms a step",
             ]

@@ -166,7 +166,7 @@ def _cells(rung: Rung, more: list[str]) -> tuple[str, ...]:
     if run.throughput is None:
         return (rung.name, *["-"] * (5 + len(more)), rung.note)
     return (
-        rung.name, f"{run.throughput:,.0f}", f"{run.utilization:.0%}", f"{run.step_ms:.1f}",
+        rung.name, f"{run.throughput:,.0f}", run.busy_text, f"{run.step_ms:.1f}",
         _ratio(rung.gain), _ratio(rung.in_all), *(_asked_for(run, name) for name in more),
         rung.note,
     )  # fmt: skip

@@ -53,7 +53,7 @@ def _draw_rung(axes: Axes, row: int, rung: Rung) -> None:
             hatch="///" if run.recorded else None, edgecolor="white", linewidth=0,
         )  # fmt: skip
         gain = "" if rung.gain is None else f", {rung.gain:.2f}x"
-        text = f"{run.throughput:,.0f}, busy {run.utilization:.0%}{gain}"
+        text = f"{run.throughput:,.0f}, busy {run.busy_text}{gain}"
         text, colour = "; ".join(filter(None, [text, rung.verdict])), "black"
     axes.annotate(
         drawable(text, 105 if run.throughput is None else 82), (_length(rung), row), (5, 0),

@@ -118,14 +118,16 @@ def _draw_whole(axes: Axes, run: Run, before: Run | None, window: tuple[int, flo
     bin_ms = _draw_curve(axes, run, fill=True, facecolor=COMPUTE, alpha=0.35, linewidth=0)
     _draw_curve(axes, run, fill=False, color=COMPUTE, linewidth=1.3, zorder=4)
     width = f"{ms(bin_ms)} ms" if bin_ms < 1000 else f"{ms(bin_ms / 1e3)} s"
-    share = f"busy share of every {width} (true intervals)"
+    what = "gaps between kernels included" if run.utilization_is_upper_bound else "true intervals"
+    share = f"busy share of every {width} ({what})"
     handles.insert(0, Patch(facecolor=COMPUTE, alpha=0.6, label=share))
     axes.axvspan(*window[1:], facecolor="none", edgecolor="black", linewidth=0.9, zorder=2)
     start = run.stamps[max(run.warmup, 1) - 1, 5]
     mean = run.utilization
     axes.plot([start, end], [mean, mean], "--", color="black", linewidth=1, zorder=5)
     axes.axhline(mean, color="black", linestyle=":", linewidth=0.5)  # leads on to its number
-    _margin_note(axes, mean, f"mean {percent(mean)}")
+    bound = "\n≤" if run.utilization_is_upper_bound else ""  # one line would be too long
+    _margin_note(axes, mean, f"mean{bound} {percent(mean)}")
     axes.set_xlim(0, max(end, before.busy[-1, 1] if before else 0))
     axes.set_ylim(0, 1.03)
     axes.yaxis.set_major_formatter(PercentFormatter(1))

@@ -86,7 +86,7 @@ def device_of(run: Run) -> str:
 
 
 def _numbers(run: Run) -> str:
-    return f"{run.throughput:,.0f} {run.unit}/s, {device_of(run)} busy {percent(run.utilization)}"
+    return f"{run.throughput:,.0f} {run.unit}/s, {device_of(run)} busy {run.busy_text}"
 
 
 def _before(run: Run, before: Run) -> str:

@@ -103,7 +103,8 @@ def _draw_metric(axes: Axes, name: str, lines: list[Line], count: int, runs: lis
         axes.set_ylim(0, 1.22 if len(lines) == 1 else 1.05)
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
         axes.yaxis.set_major_formatter(PercentFormatter(1))
-        axes.set_ylabel(f"{kinds.pop() if len(kinds) == 1 else 'device'} busy")
+        bound = ", at most" if any(run.utilization_is_upper_bound for run in runs) else ""
+        axes.set_ylabel(f"{kinds.pop() if len(kinds) == 1 else 'device'} busy{bound}")
     else:
         top = axes.dataLim.y1
         something = bool(np.isfinite(top) and top > 0)

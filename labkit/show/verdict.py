@@ -14,11 +14,13 @@ def verdict(run: Run) -> str:
     """Say what the run's time went into and which notebook shows the cure."""
     if run.error or run.utilization is None:
         return run.error or f"{run.outcome.capitalize()} after {run.steps} steps: too few to tell."
-    busy = f"{run.machine.kind.upper()} busy {run.utilization:.0%}"
+    busy = f"{run.machine.kind.upper()} busy {run.busy_text}"
     parts = step_parts(run)
     whole = sum(parts.values())
     wait, copy, other = (parts[name] / whole for name in ("wait", "copy", "other"))
-    if run.utilization >= HEALTHY:
+    if run.utilization >= HEALTHY and run.utilization_is_upper_bound:
+        words = "neither data nor copies hold it up; gaps between kernels show with xray=True only."
+    elif run.utilization >= HEALTHY:
         words = "the device is the limit. Notebooks 04, 05 and 07 make its own work cheaper."
     elif wait >= max(copy, other):
         words = f"waiting for data takes {wait:.0%} of each step. Notebook 03 shows the cure."

@@ -16,17 +16,19 @@ import numpy as np
 from labkit.bench.watch import Tally
 from labkit.explain import thresholds as limits
 
+AT_MOST = {"gpu": "at most "}  # gaps between kernels count as busy there
 BAR = 8  # characters
 POINTS = 512  # of the utilization curve; then pairs are merged
 WINDOW_S = 2.0
 
 
-def verdict_so_far(tally: Tally) -> str:
+def verdict_so_far(tally: Tally, kind: str) -> str:
     """Name the bottleneck as far as sums tell; "" while there are too few steps."""
     if tally.steps < limits.MIN_STEPS or not tally.wall:
         return ""
     waiting = tally.wait / tally.wall >= limits.WORTH_NAMING["input"]
-    return f"so far: {'input' if waiting else 'compute'}"
+    fed = "not input" if kind == "gpu" else "compute"  # a GPU's gaps between kernels do not show
+    return f"so far: {'input' if waiting else fed}"
 
 
 def line(watch: Any, done: int) -> str:
@@ -43,8 +45,9 @@ def line(watch: Any, done: int) -> str:
         busy, wait = tally.busy / tally.wall, tally.wait / tally.wall
         parts += [
             f"{tally.samples / tally.wall * 1e9:,.0f} {recorder.unit}/s",
-            f"{recorder.kind.upper()} busy {busy:.0%}, waiting for data {wait:.0%}",
-            verdict_so_far(tally),
+            f"{recorder.kind.upper()} busy {AT_MOST.get(recorder.kind, '')}{busy:.0%}, "
+            f"waiting for data {wait:.0%}",
+            verdict_so_far(tally, recorder.kind),
         ]
     return " · ".join(filter(None, parts))
 

@@ -70,9 +70,12 @@ def guess(run: Any, here: Setting, setting: Setting) -> Expected | None:
     scale = setting.batch_size / here.batch_size
     step_s = here.batch_size / run.throughput * scale
     compute_s = step_s * (run.utilization or 0.0)
-    prepare_s = step_s - compute_s if not here.num_workers else step_s * here.num_workers
+    on_gpu = run.machine.kind == "gpu"  # it computes while the loop prepares the next batch
+    alone_s = run.wait_ms / 1e3 * scale if on_gpu else step_s - compute_s
+    prepare_s = step_s * here.num_workers if here.num_workers else alone_s
     if not setting.num_workers:
-        value = setting.batch_size / (prepare_s + compute_s)
+        step_s = max(prepare_s, compute_s) if on_gpu else prepare_s + compute_s
+        value = setting.batch_size / step_s
         return value, value / RANGE, value * RANGE
     cores = run.machine.cpu_cores or 1
     best, worst = (

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from labkit.bench.caches import cache_bytes
-from labkit.bench.machine import cpu_cores
+from labkit.bench.machine import card_uuid, cpu_cores
 from labkit.bench.workbench import Workbench
 
 # Fact: the name torch has for it. Versions of torch differ in what they tell.
@@ -41,7 +41,7 @@ def of_card(device: torch.device) -> dict[str, Any]:
     facts = {name: getattr(card, known, None) for name, known in CARD.items()}
     if facts["threads_per_sm"] and facts["warp"]:
         facts["warps_per_sm"] = facts["threads_per_sm"] // facts["warp"]
-    return facts | pcie(f"GPU-{card.uuid}")
+    return facts | pcie(card_uuid(device))
 
 
 def pcie(uuid: str) -> dict[str, Any]:

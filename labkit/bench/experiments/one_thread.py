@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from labkit.bench.machine import cpu_cores
+from labkit.bench.machine import card_uuid, cpu_cores
 from labkit.bench.workbench import Workbench
 
 N = 512  # of the matrix products on the CPU
@@ -59,7 +59,7 @@ def on_cuda(job: Any, bench: Workbench) -> None:
     ticks = 2_000_000  # about a millisecond each
     readings = []
     started = time.perf_counter()
-    meter = nvml_meter(f"GPU-{card.uuid}")
+    meter = nvml_meter(card_uuid(bench.device))
     while (now := time.perf_counter() - started) < job.seconds:
         for _ in range(20):
             torch.cuda._sleep(ticks)

@@ -1,0 +1,60 @@
+"""A training loop on a GPU, played through by hand: its step events, and when its kernels ran.
+
+A kernel starts when it has been launched and the one before is over; the host goes on meanwhile.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+MS = 1_000_000
+GPU = {"device": "cuda:0", "kind": "gpu", "name": "NVIDIA H200", "cpu_cores": 16, "versions": {}}
+KERNELS = 10  # of a step
+
+
+def play(
+    *, steps: int = 60, prep: float = 0.1, copy: float = 0.5, launch: float = 2.0,
+    compute: float | Sequence[float] = 10.0, after: float = 0.0, gap: float = 0.0,
+    waits: bool = True, sync: bool = False, side_stream: bool = False, queue: int = 1000,
+) -> tuple[list[dict], np.ndarray]:  # fmt: skip
+    """Play a loop without loader workers; return its step events, and its kernels (n, 2) in ms.
+
+    Args:
+        steps: How many.
+        prep: What the loop does to prepare a batch, ms.
+        copy: What the copy of a batch takes on the bus, ms.
+        launch: What the host does to launch a step's kernels, ms.
+        compute: What a step's kernels take, ms; a sequence is gone through again and again.
+        after: What the host does between two steps, ms.
+        gap: What it does between the copy and the first event of the compute, ms.
+        waits: Whether the host waits for the copy: from pageable memory, or blocking.
+        sync: Whether it waits for the end of each step.
+        side_stream: Whether copies have a queue of their own.
+        queue: Launches in flight before the host has to wait.
+    """
+    host, free, copied = 1000.0, 0.0, 0.0
+    events: list[dict] = []
+    kernels: list[tuple[float, float]] = []
+    lengths = compute if isinstance(compute, Sequence) else [compute]
+    for i in range(steps):
+        asked, ready = host, host + prep
+        first = max(ready, copied if side_stream else free)
+        copied = first + copy
+        after_copy = max(ready, copied) if waits else ready
+        host = after_copy + gap
+        free = begin = max(free, copied, host)
+        for _ in range(KERNELS):
+            if len(kernels) >= queue:
+                host = max(host, kernels[-queue][1])
+            host += launch / KERNELS
+            start = max(free, host)
+            free = start + lengths[i % len(lengths)] / KERNELS
+            kernels.append((start, free))
+        host = max(host, free) if sync else host
+        free = max(host, free)  # the event at the end
+        times = {"t": [asked, ready, after_copy, host], "copy": [first, copied],
+                 "busy": [begin, free]}  # fmt: skip
+        events.append({name: [round(ms * MS) for ms in each] for name, each in times.items()})
+        events[-1] |= {"event": "step", "i": i, "n": 16, "loss": 1.0}
+        host += after
+    return events, np.array(kernels)

@@ -1,0 +1,159 @@
+"""What is said of a machine: its cards, those that torch cannot use, and their data sheets."""
+
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+import torch
+
+from labkit.bench import machine as bench_machine
+from labkit.bench.experiments import anatomy, one_thread
+from labkit.explain.datasheets import card
+from labkit.lab.machine import Machine
+
+NONE = "No CUDA GPUs are available"
+INSTALL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """A driver with one card, of which torch knows nothing; what torch says can be chosen."""
+
+    def set_up(runs, built, says="", visible=None):
+        def start():
+            raise RuntimeError(says)
+
+        for name, answer in {
+            "nvmlInit": None, "nvmlDeviceGetHandleByIndex": 1, "nvmlDeviceGetName": "NVIDIA T4",
+            "nvmlSystemGetDriverVersion": "470.82.01", "nvmlSystemGetCudaDriverVersion": runs,
+        }.items():  # fmt: skip
+            monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.cuda, "init", start)
+        monkeypatch.setattr(torch.version, "cuda", built)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    return set_up
+
+
+@pytest.mark.parametrize(
+    ("runs", "built", "says", "visible", "why", "remedy"),
+    [
+        (12040, "13.0", "too old", None, "driver is too old", f"{INSTALL}cu126, or"),
+        (11040, "12.6", "too old", None, "driver is too old", f"525 or newer, then {INSTALL}cu126"),
+        (12040, None, "", None, "built without CUDA", f"{INSTALL}cu126"),
+        (13000, None, "", None, "built without CUDA", f"{INSTALL}cu130"),
+        (14000, None, "", None, "built without CUDA", f"{INSTALL}cu130"),
+        (12080, "12.6", NONE, "", "CUDA_VISIBLE_DEVICES='' hides it", "unset"),
+        (12080, "12.6", NONE, "7", "CUDA_VISIBLE_DEVICES='7' hides it", "unset"),
+        (12080, "12.6", "Found no driver.\nSee", "0", "Found no driver", "compute,utility"),
+    ],
+)
+def test_a_card_that_torch_cannot_use_is_named_with_the_reason_and_the_remedy(
+    runs, built, says, visible, why, remedy, driver
+):
+    driver(runs, built, says, visible)
+    text = bench_machine.unused_gpu()
+    assert text.startswith("NVIDIA T4 cannot be used: ") and "\n" not in text
+    assert why in text and remedy in text.partition("Remedy: ")[2]
+    assert f"driver 470.82.01 runs CUDA up to {runs // 1000}.{runs % 1000 // 10}" in text
+    assert f"built for CUDA {built}" in text if built else "built for the CPU" in text
+
+
+def test_who_asks_for_a_card_that_torch_cannot_use_is_told_why(driver):
+    driver(12040, "13.0")
+    with pytest.raises(RuntimeError, match="device='cuda': NVIDIA T4 cannot be used.*Remedy: pip"):
+        bench_machine.find_device("cuda")
+    assert bench_machine.find_device("cpu").type == "cpu"
+
+
+def test_without_a_card_none_is_spoken_of(monkeypatch):
+    def no_driver():
+        raise pynvml.NVMLError_LibraryNotFound()
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    assert bench_machine.unused_gpu() is None
+    with pytest.raises(RuntimeError, match="device='cuda': it is not here, 0 CUDA devices"):
+        bench_machine.find_device("cuda")
+
+
+def test_a_card_that_torch_uses_is_not_called_unused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert bench_machine.unused_gpu() is None
+
+
+def test_the_table_and_the_line_say_that_a_card_is_not_used():
+    facts = {"device": "cpu", "kind": "cpu", "name": "Some CPU", "cpu_cores": 2, "threads": 1}
+    without = Machine.from_dict(facts)
+    unused = Machine.from_dict(facts | {"unused_gpu": "NVIDIA T4 cannot be used: why. Remedy: x"})
+    assert "no GPU here" in str(without) and "cannot be used" not in without.line
+    assert "no GPU here" not in str(unused) and "Remedy: x" in str(unused)
+    assert unused.line.endswith("; NVIDIA T4 cannot be used")
+    assert "Remedy: x" in unused._repr_html_() and "unused_gpu" in unused.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "uuid"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "GPU-4f6e"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "MIG-4f6e"),
+    ],
+)
+def test_whoever_asks_nvml_for_a_card_or_a_part_of_one_does_so_by_its_own_name(
+    name, uuid, monkeypatch
+):
+    asked, device = [], torch.device("cuda", 0)
+    bench = SimpleNamespace(device=device, skip=lambda *_: None)
+    here = {"name": name, "uuid": "4f6e", "total_memory": 2**30, "major": 8, "minor": 0}
+    sms = {"multi_processor_count": 14, "max_threads_per_multi_processor": 2048, "warp_size": 32}
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**here, **sms)
+    )
+    for call in ("nvmlInit", "nvmlSystemGetDriverVersion"):
+        monkeypatch.setattr(pynvml, call, lambda: "550.54")
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", asked.append)
+    assert bench_machine.describe(device)["uuid"] == uuid
+    anatomy.of_card(device)
+    one_thread.on_cuda(SimpleNamespace(seconds=0), bench)
+    assert asked == [uuid] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "sheet", "gb_per_s", "fp16"),
+    [
+        ("Tesla T4", "T4", 320, 65),
+        ("Tesla V100-SXM2-32GB", "V100 SXM2", 900, 125),
+        ("Tesla V100-PCIE-16GB", "V100 PCIe", 900, 112),
+        ("NVIDIA A100-SXM4-40GB", "A100 SXM 40 GB", 1555, 312),
+        ("A100-SXM4-40GB", "A100 SXM 40 GB", 1555, 312),
+        ("NVIDIA A100-SXM4-80GB", "A100 SXM 80 GB", 2039, 312),
+        ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40 GB", 1555, 312),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80 GB", 1935, 312),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM", 3350, 989.5),
+        ("NVIDIA H100 PCIe", "H100 PCIe", 2000, 756.5),
+        ("NVIDIA H200", "H200 SXM", 4800, 989.5),
+        ("NVIDIA GeForce RTX 4070", "GeForce RTX 4070", 504, 58.3),
+        ("NVIDIA GeForce RTX 4080", "GeForce RTX 4080", 716.8, 97.5),
+        ("NVIDIA GeForce RTX 4090", "GeForce RTX 4090", 1008, 165.2),
+    ],
+)
+def test_a_card_has_its_own_data_sheet(name, sheet, gb_per_s, fp16):
+    found = card(name)
+    assert (found.name, found.gb_per_s, found.tflop_per_s["fp16"]) == (sheet, gb_per_s, fp16)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA GH200 480GB", "NVIDIA H200 NVL", "NVIDIA H100 NVL", "NVIDIA A100-40C", "GRID T4-8Q",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "Tesla V100S-PCIE-32GB", "NVIDIA T400",
+        "NVIDIA GeForce RTX 4070 Ti", "NVIDIA GeForce RTX 4070 SUPER",
+        "NVIDIA GeForce RTX 4070 Ti SUPER", "NVIDIA GeForce RTX 4080 SUPER",
+        "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090 Laptop GPU",
+    ],
+)  # fmt: skip
+def test_a_card_with_a_name_that_is_only_alike_has_none(name):
+    assert card(name) is None
