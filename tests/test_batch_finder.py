@@ -127,6 +127,23 @@ def test_only_what_memory_refused_counts_as_not_fitting():
     assert in_words(MemoryError()) == "MemoryError"
 
 
+def test_what_a_card_held_before_the_limit_is_not_counted_as_the_trainings(monkeypatch):
+    import torch
+
+    from labkit.bench.memory_limit import impose
+
+    reserved = {"now": 3 * 2**30, "peak": 5 * 2**30}  # of an earlier model, freed and kept
+    card = SimpleNamespace(total_memory=16 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: reserved.update(now=0))
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda _: reserved.update(peak=reserved["now"])
+    )
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: reserved["peak"])
+    assert impose(torch.device("cuda", 0), 2**30).used() == 0
+
+
 def test_a_real_limit_is_found_and_refuses_without_harm():
     pipeline = lk.Pipeline(model="cnn", width=32, depth=2, batch_size=128)
     done = lk.largest_batch(pipeline, limit_gib=0.15, most=8192)

@@ -10,7 +10,10 @@ import torch
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # Linux
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 UNKNOWN_CACHE = 64 * 2**20  # bytes: a size to stay clear of where the cache's is not told
-PAST = 2.0  # an array is so many times the last-level cache; an operation touches two or three
+# An array is so many times the last-level cache; an operation touches two or three. A GPU's L2 does
+# not drop what was used longest ago (Mei and Chu, "Dissecting GPU Memory Hierarchy through
+# Microbenchmarking", IEEE TPDS 28(1), 2017): a part of an array of twice its size stays
+PAST_ON_CPU, PAST_ON_GPU = 2, 8
 SHARE_OF_MEMORY = 1 / 12  # of what is free, at most, for one array
 BLOCK = 2**20  # random numbers drawn; a large array repeats them
 
@@ -38,22 +41,27 @@ def cache_bytes(device: torch.device) -> dict[str, int]:
 def past_cache_elements(device: torch.device, size_bytes: int = 4) -> int:
     """Return how many numbers of `size_bytes` make an array well past the last-level cache.
 
-    Twice the largest cache (128 MiB where its size is unknown), but never more than a twelfth of
-    the memory that is free; `is_past_cache` says whether that was enough.
+    `past_cache` times the largest cache (of 64 MiB where its size is unknown), but never more than
+    a twelfth of the memory that is free; `is_past_cache` says whether that was enough.
     """
     largest = max(cache_bytes(device).values(), default=UNKNOWN_CACHE)
-    wanted = max(PAST * largest, 2**26)
+    wanted = max(past_cache(device) * largest, 2**26)
     elements = int(min(wanted, SHARE_OF_MEMORY * free_bytes(device))) // size_bytes
     return max(BLOCK, elements // BLOCK * BLOCK)
 
 
 def is_past_cache(total_bytes: int, device: torch.device) -> bool | None:
-    """Whether so many bytes are at least twice the largest cache; None where its size is unknown.
+    """Whether so many bytes are well past the largest cache; None where its size is unknown.
 
     `total_bytes` counts every array that an operation touches.
     """
     largest = max(cache_bytes(device).values(), default=None)
-    return None if largest is None else total_bytes >= PAST * largest
+    return None if largest is None else total_bytes >= past_cache(device) * largest
+
+
+def past_cache(device: torch.device) -> int:
+    """How many times the last-level cache is well past it."""
+    return PAST_ON_CPU if device.type == "cpu" else PAST_ON_GPU
 
 
 def free_bytes(device: torch.device) -> int:

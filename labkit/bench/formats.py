@@ -18,7 +18,7 @@ FORMATS = {
 }
 BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}  # of one number in memory
 PROBE = 256  # the probe is a product of (256, 256) matrices: 34 MFLOP
-HOPELESS = 12.0  # a format that is so many times slower than FP32 there is not measured
+HOPELESS = 12.0  # a format that takes a CPU so many times as long as FP32 is not worth running
 
 
 @contextlib.contextmanager
@@ -34,22 +34,24 @@ def using(name: str) -> Iterator[torch.dtype]:
 
 
 def why_not(name: str, device: torch.device) -> str | None:
-    """Return why products in this format are not measured on `device`; None if they can be.
+    """Return why work in this format makes no sense on `device`; None where it does.
 
-    Some formats are there and hopelessly slow (FP16 on most CPUs), so a small product is timed
-    first, against the same in FP32.
+    Some formats are there and hopelessly slow (FP16 on most CPUs), so on a CPU a small product is
+    timed against the same in FP32. On a GPU that would compare launches; a slow format there
+    (FP64 on a consumer's card) gets a smaller product (see `labkit.bench.sizes`).
     """
-    if name == "tf32":
-        if device.type != "cuda":
-            return "TF32 is a mode of NVIDIA's Tensor Cores; this device has none"
+    if name == "tf32" and device.type != "cuda":
+        return "TF32 is a mode of NVIDIA's Tensor Cores; this device has none"
+    if name in ("tf32", "bf16") and device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         if major < 8:
-            return f"TF32 needs compute capability 8.0 (Ampere); this card has {major}.{minor}"
+            here = f"this card has {major}.{minor}"
+            return f"{name.upper()} needs compute capability 8.0 (Ampere); {here}"
     try:
         ratio = probe_s(name, device) / probe_s("fp32", device)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         return f"not here: {str(error).splitlines()[0][:120]}"
-    if ratio > HOPELESS:
+    if device.type == "cpu" and ratio > HOPELESS:
         return f"no fast path here: a probe of {PROBE}x{PROBE} took {ratio:.0f}x as long as FP32"
     return None
 
@@ -64,6 +66,6 @@ def probe_s(name: str, device: torch.device) -> float:
             started = time.perf_counter()
             a @ b
             if device.type != "cpu":
-                torch.accelerator.synchronize()
+                torch.accelerator.synchronize(device)
             times.append(time.perf_counter() - started)
     return min(times[1:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
 from collections.abc import Callable
 
 import numpy as np
@@ -10,31 +10,27 @@ import numpy as np
 from labkit.bench.workbench import Workbench
 
 ROUNDS = 7
-FILL_S = 2e-3  # a time is the mean of as many calls as take this long
 
 
 def in_turn(
-    ways: dict[str, Callable[[], object]], bench: Workbench, rounds: int = ROUNDS
+    ways: dict[str, Callable[[], object]],
+    bench: Workbench,
+    rounds: int = ROUNDS,
+    setting: Callable[[str], contextlib.AbstractContextManager] = contextlib.nullcontext,
 ) -> dict[str, list[float]]:
-    """Time each way once in every round; return per way the time of one call in s, by round."""
+    """Time each way once in every round; return per way the time of one call in s, by round.
+
+    `setting(name)` is entered around a way's calls, outside of the clock.
+    """
     calls, times = {}, {name: [] for name in ways}
     for name, work in ways.items():
-        timed(work, 1, bench)  # warms up
-        calls[name] = max(1, int(FILL_S / max(timed(work, 1, bench), 1e-7)))
+        with setting(name):
+            calls[name] = bench.calls_to_fill(work)
     for _ in range(rounds):
         for name, work in ways.items():
-            times[name].append(timed(work, calls[name], bench))
+            with setting(name):
+                times[name].append(bench.timed(work, calls[name]))
     return times
-
-
-def timed(work: Callable[[], object], calls: int, bench: Workbench) -> float:
-    """Time of one call in s, the device awaited at the end."""
-    bench.synchronize()
-    start = time.perf_counter()
-    for _ in range(calls):
-        work()
-    bench.synchronize()
-    return (time.perf_counter() - start) / calls
 
 
 def paired_gain(slow: list[float], fast: list[float]) -> dict[str, float]:

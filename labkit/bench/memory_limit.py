@@ -71,6 +71,8 @@ class AllocatorLimit(Limit):
 
     def __init__(self, device: torch.device, limit_bytes: int):
         self.device = device
+        torch.cuda.empty_cache()  # what the process used before is not its training's
+        torch.cuda.reset_peak_memory_stats(device)
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
 

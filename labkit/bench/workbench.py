@@ -6,7 +6,9 @@ import importlib
 import json
 import math
 import sys
+import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from labkit.bench.events import EventLog
 MIN_TIME_S = 0.1  # of timing per point, where the experiment does not say otherwise
 NOISY = 0.1  # IQR over median, until which a point is repeated, but never over 4 min_time_s
 MAX_KEPT = 200  # raw times kept of one point
+FILL_S = 2e-3  # calls in a row take this long, so that the wait at their end does not count
 
 
 class Workbench:
@@ -28,6 +31,7 @@ class Workbench:
 
     def __init__(self, device: torch.device, log: EventLog, stage: Callable[..., None]):
         self.device, self.log, self.stage = device, log, stage
+        self._given = False  # whether the device was given work since it was last waited for
 
     def time(
         self,
@@ -37,7 +41,7 @@ class Workbench:
         flops: float | None = None,
         bytes: float | None = None,
         min_time_s: float = MIN_TIME_S,
-        setup: Callable[[], Any] | None = None,
+        launches: int | None = None,
         **case: Any,
     ) -> float:
         """Time `work`, write the raw times, return the median in seconds.
@@ -45,16 +49,73 @@ class Workbench:
         On `torch.utils.benchmark`: warmed up, repeated until the IQR is a tenth of the median, but
         for 4 `min_time_s` at the longest; on a GPU synchronised at the edges of each block. `of`
         names the operation, `case` the point; `flops` and `bytes` are what one call does, counted
-        by the caller, who gives the formula.
+        by the caller, who gives the formula; `launches` how many operations it gives a GPU.
         """
-        globals_ = {"work": work, "setup": setup or (lambda: None)}
-        timer = Timer("work()", "setup()", globals=globals_, num_threads=torch.get_num_threads())
+
+        def given() -> None:
+            self._given = True
+            work()
+
+        self.synchronize()
+        timer = Timer(
+            "work()", globals={"work": work if self.device.type == "cpu" else given},
+            timer=self.now, num_threads=torch.get_num_threads(),
+        )  # fmt: skip
         measured = timer.adaptive_autorange(
             threshold=NOISY, min_run_time=min_time_s / 2, max_run_time=4 * min_time_s
         )
         times = sorted(measured.times)  # s a call, one for each block of calls
-        self.write(of, seconds=_thinned(times), flops=flops, bytes=bytes, **case)
+        share = self.launch_share(measured.median, launches)
+        self.write(of, seconds=_thinned(times), flops=flops, bytes=bytes, values=share, **case)
         return measured.median
+
+    def now(self) -> float:
+        """The time in s, read when the device has done all that it was given.
+
+        A device that was given nothing is not waited for. torch.utils.benchmark makes its blocks
+        10,000 times as long as an empty one: with a wait of some µs in it, half a second.
+        """
+        if self._given:
+            self.synchronize()
+            self._given = False
+        return time.perf_counter()
+
+    def timed(self, work: Callable[[], Any], calls: int = 1) -> float:
+        """Time of one of `calls` calls in a row in s, the device awaited at the end."""
+        self.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            work()
+        self.synchronize()
+        return (time.perf_counter() - start) / calls
+
+    def calls_to_fill(self, work: Callable[[], Any]) -> int:
+        """Warm `work` up; return how many calls take about FILL_S."""
+        self.timed(work)
+        return max(1, int(FILL_S / max(self.timed(work), 1e-7)))
+
+    def quick_s(self, work: Callable[[], Any]) -> float:
+        """Time of one call in s, roughly: to choose a size with, and not written down."""
+        return self.timed(work, self.calls_to_fill(work))
+
+    @cached_property
+    def launch_s(self) -> float:
+        """The time in s below which no operation comes here: one on a single number, in a row.
+
+        On a GPU that is what the host takes to launch it, or the card to start it: whichever is
+        slower.
+        """
+        one = torch.zeros(1, device=self.device)
+        return min(self.quick_s(lambda: one.add_(1)) for _ in range(3))
+
+    def launch_share(self, seconds: float, launches: int | None) -> dict[str, float]:
+        """Which part of a GPU's `seconds` the launches alone would take: {"launch_share": 0 to 1}.
+
+        At 1 a point tells how fast operations are launched, and nothing of what they do.
+        """
+        if launches is None or self.device.type == "cpu":
+            return {}
+        return {"launch_share": min(1.0, launches * self.launch_s / seconds)}
 
     def write(self, of: str, *, seconds: list[float] = (), flops: float | None = None,
               bytes: float | None = None, values: dict[str, Any] | None = None,
@@ -71,7 +132,7 @@ class Workbench:
     def synchronize(self) -> None:
         """Wait for the device; nothing to wait for on a CPU."""
         if self.device.type != "cpu":
-            torch.accelerator.synchronize()
+            torch.accelerator.synchronize(self.device)
 
 
 def perform(

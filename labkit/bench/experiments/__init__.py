@@ -55,13 +55,13 @@ EXPERIMENTS = {
         "matrix_slices",
         "one matrix product at once, the same in slices, and 32 small ones",
         figure="labkit.show.bars_figure",
-        defaults={"n": 1024, "slices": [32, 1024], "small": 32},
+        defaults={"n": None, "slices": [32, 1024], "small": 32},
     ),
     "matrix_sizes": Listed(
         "matrix_sizes",
         "matrix products of sizes around a round number",
         figure="labkit.show.bars_figure",
-        defaults={"around": 1024, "formats": ["fp32", "fp16", "bf16"]},
+        defaults={"around": None, "formats": ["fp32", "fp16", "bf16"]},
     ),
     "eager_chain": Listed(
         "eager_chain",
@@ -102,7 +102,7 @@ EXPERIMENTS = {
         "precision_matmul",
         "one matrix product in each number format",
         figure="labkit.show.bars_figure",
-        defaults={"n": 1024},
+        defaults={"n": None},
     ),
     "underflow": Listed(
         "underflow",

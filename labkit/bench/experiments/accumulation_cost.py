@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from labkit.bench.loop import Trainer
-from labkit.bench.memory_parts import measure_step, noise_batch, training_job
+from labkit.bench.memory_parts import measure_step
+from labkit.bench.model_size import noise_batch, plain_job
 from labkit.bench.workbench import Workbench
 
 
@@ -22,7 +23,7 @@ def measure(job: Any, bench: Workbench) -> None:
         bench.stage("accumulating", i, len(sizes))
         knobs = {"width": job.width, "depth": job.depth, "image_px": job.image_px}
         count = job.effective // micro
-        step = training_job(
+        step = plain_job(
             bench.device, model=job.model, batch_size=micro, accumulation_steps=count, **knobs
         )
         parts = measure_step(step, bench.device)

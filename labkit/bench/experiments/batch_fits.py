@@ -6,7 +6,7 @@ from typing import Any
 
 from labkit.bench import memory_limit
 from labkit.bench.loop import Trainer
-from labkit.bench.memory_parts import noise_batch, training_job
+from labkit.bench.model_size import noise_batch, plain_job
 from labkit.bench.settle import settle
 from labkit.bench.workbench import Workbench
 
@@ -24,7 +24,7 @@ def measure(job: Any, bench: Workbench) -> None:
     if job.pipeline:
         plan, _ = settle({**job.pipeline, **size}, bench.device)
     else:
-        plan = training_job(bench.device, **size)
+        plan = plain_job(bench.device, **size)
     limit = memory_limit.impose(bench.device, int(limit_bytes * (1 - job.margin)))
     done, why = 0, None
     try:

@@ -6,6 +6,7 @@ Each crossing is measured alone, with the same bytes, so that the narrow place c
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import tempfile
 import time
@@ -16,7 +17,8 @@ from typing import Any
 import torch
 
 from labkit.bench.caches import cache_bytes, past_cache_elements, random_array
-from labkit.bench.experiments.matrix_rates import default_size, time_product
+from labkit.bench.experiments.copies import NO_PINS, pins
+from labkit.bench.experiments.matrix_rates import side, time_product
 from labkit.bench.workbench import Workbench
 
 MIB = 2**20
@@ -44,15 +46,19 @@ def measure(job: Any, bench: Workbench) -> None:
     else:
         over_the_bus(bench, source)
     bench.stage("computing")
-    time_product(bench, "fp32", default_size(bench.device), of="arithmetic")
+    time_product(bench, "fp32", side(bench, "fp32", math.inf), of="arithmetic")
 
 
 def over_the_bus(bench: Workbench, source: torch.Tensor) -> None:
     """Pin, cross the bus from pageable and from pinned memory, and copy within the card."""
     bench.stage("crossing the bus")
-    size, pinned = 4 * source.numel(), source.pin_memory()
-    bench.time(lambda: pinned.copy_(source), of="RAM to pinned RAM", bytes=size)
-    for of, start in (("RAM to device", source), ("pinned RAM to device", pinned)):
+    size, starts = 4 * source.numel(), {"RAM to device": source}
+    if pins(bench.device):
+        pinned = starts["pinned RAM to device"] = source.pin_memory()
+        bench.time(lambda: pinned.copy_(source), of="RAM to pinned RAM", bytes=size)
+    else:
+        bench.skip("pinned RAM", NO_PINS)
+    for of, start in starts.items():
         bench.time(lambda start=start: start.to(bench.device), of=of, bytes=size)
     large = random_array(past_cache_elements(bench.device), bench.device)
     other = torch.empty_like(large)

@@ -24,4 +24,4 @@ def measure(job: Any, bench: Workbench) -> None:
 
     for length in job.lengths:
         bench.time(lambda length=length: chain(length), of="in turn", bytes=8 * length * n,
-                   operations=length)  # fmt: skip
+                   launches=length, operations=length)  # fmt: skip

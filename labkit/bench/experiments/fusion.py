@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -38,8 +39,9 @@ def measure(job: Any, bench: Workbench) -> None:
     where there are any. All arrays are there before the clock runs: neither side pays for memory.
     "as written" is `a + b + c` as one writes it, where each result is a new array.
     """
-    # each array as large as the last-level cache: an operation touches two to four of them
-    chosen = max(past_cache_elements(bench.device) // 2, LEAST)
+    # on a CPU each array as large as the last-level cache: an operation touches two to four
+    shared = 2 if bench.device.type == "cpu" else 1
+    chosen = max(past_cache_elements(bench.device) // shared, LEAST)
     count = int(job.mib * 2**20) // ITEM if job.mib else chosen
     largest = count * ITEM / 2**20
     a, b, c = (random_array(count, bench.device) for _ in range(3))
@@ -190,8 +192,10 @@ def compare(chain: Chain, mib: float, bench: Workbench) -> None:
     times = in_turn(ways, bench)
     for name, seconds in times.items():
         moved = chain.bytes(name == "fused", count)
-        gain = paired_gain(times["eager"], seconds) if name == "fused" else {}
-        bench.write(name, seconds=seconds, bytes=moved, values=gain, chain=chain.name, mib=mib)
+        values = paired_gain(times["eager"], seconds) if name == "fused" else {}
+        operations = 1 if name == "fused" else len(chain.reads)
+        values |= bench.launch_share(statistics.median(seconds), operations)
+        bench.write(name, seconds=seconds, bytes=moved, values=values, chain=chain.name, mib=mib)
 
 
 def as_written(sums: Chain, mib: float, bench: Workbench) -> None:
@@ -215,17 +219,17 @@ def launches(bench: Workbench, lacking: str | None) -> None:
             compiled(x, d)
             ways["compiled"] = lambda: compiled(x, d)
     if bench.device.type == "cuda":
-        ways["CUDA graph"] = cuda_graph(ways["eager"])
+        ways["CUDA graph"] = cuda_graph(ways["eager"], bench)
     else:
         bench.skip("CUDA graph", "it records and replays kernels of a CUDA device; none here")
     for name, seconds in in_turn(ways, bench).items():
         bench.write("tiny", seconds=seconds, way=name, operations=MANY, numbers=TINY)
 
 
-def cuda_graph(work: Callable) -> Callable:
+def cuda_graph(work: Callable, bench: Workbench) -> Callable:
     """Record `work` as a CUDA graph and return its replay: one launch for all kernels."""
     work()
-    torch.cuda.synchronize()
+    bench.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()

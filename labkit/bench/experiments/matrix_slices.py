@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from labkit.bench.experiments.matrix_rates import side
 from labkit.bench.workbench import Workbench
 
 
@@ -14,20 +15,23 @@ def measure(job: Any, bench: Workbench) -> None:
 
     Whole or sliced, the multiplications are the same 2 n^3 FLOPs; only their grouping differs.
     Then 32 separate products of (`small`, `small`) matrices, which are less work: only the rate
-    can be compared.
+    can be compared. Without `n` the whole product is just more than its launch.
     """
-    a = torch.randn(job.n, job.n, device=bench.device)  # (n, n)
-    b = torch.randn(job.n, job.n, device=bench.device)
+    n = job.n or side(bench, "fp32")
+    a = torch.randn(n, n, device=bench.device)  # (n, n)
+    b = torch.randn(n, n, device=bench.device)
     out = torch.empty_like(a)
-    flops = 2 * job.n**3
-    bench.time(lambda: torch.mm(a, b, out=out), of="at once", flops=flops, n=job.n, slices=1)
+    flops = 2 * n**3
+    bench.time(lambda: torch.mm(a, b, out=out), of="at once", flops=flops, launches=1, n=n,
+               slices=1)  # fmt: skip
     for count in job.slices:
-        if not 1 < count <= job.n:
-            bench.skip(f"{count} slices", f"there are {job.n} rows: give 2 to {job.n} slices")
+        if not 1 < count <= n:
+            bench.skip(f"{count} slices", f"there are {n} rows: give 2 to {n} slices")
             continue
         rows = list(zip(a.chunk(count), out.chunk(count), strict=True))
         bench.time(lambda rows=rows: [torch.mm(part, b, out=into) for part, into in rows],
-                   of="in slices", flops=flops, n=job.n, slices=len(rows))  # fmt: skip
+                   of="in slices", flops=flops, launches=len(rows), n=n,
+                   slices=len(rows))  # fmt: skip
     pairs = [torch.randn(2, job.small, job.small, device=bench.device) for _ in range(32)]
     bench.time(lambda: [x @ y for x, y in pairs], of="32 small ones",
-               flops=32 * 2 * job.small**3, n=job.small)  # fmt: skip
+               flops=32 * 2 * job.small**3, launches=32, n=job.small)  # fmt: skip

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from labkit.bench.memory_parts import measure_step, training_job
+from labkit.bench.memory_parts import measure_step
+from labkit.bench.model_size import plain_job
 from labkit.bench.workbench import Workbench
 
 
@@ -19,6 +20,6 @@ def measure(job: Any, bench: Workbench) -> None:
     for i, (model, size) in enumerate(cases):
         bench.stage("measuring memory", i, len(cases))
         knobs = {"width": job.width, "depth": job.depth, "image_px": job.image_px}
-        step = training_job(bench.device, model=model, batch_size=size, **knobs)
+        step = plain_job(bench.device, model=model, batch_size=size, **knobs)
         parts = measure_step(step, bench.device)
         bench.write("training step", values=parts, model=model, batch_size=size)

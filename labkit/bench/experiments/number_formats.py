@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from labkit.bench.formats import why_not
 from labkit.bench.loop import use_tf32
 from labkit.bench.workbench import Workbench
 
@@ -34,8 +35,8 @@ def measure(job: Any, bench: Workbench) -> None:
             values={"worst": rounding(bench.device, job.count, lambda x, d=dtype: x.to(d))},
         )
         bench.write("norm", format=name, values=norm(bench.device, dtype))  # fmt: skip
-    if bench.device.type != "cuda" or torch.cuda.get_device_capability() < (8, 0):
-        bench.skip("tf32", "TF32 exists in NVIDIA's Tensor Cores from Ampere on; none here")
+    if why := why_not("tf32", bench.device):
+        bench.skip("tf32", why)
         return
     worst = rounding(bench.device, job.count, through_tensor_cores)
     bench.write("rounding", format="tf32", values={"worst": worst})

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from labkit.bench import triton_package
+from labkit.bench.settle import compile_lacks
 from labkit.bench.workbench import Workbench
 
 INSTALL = "pip install 'labkit[kernels]'"
@@ -24,6 +25,9 @@ def measure(job: Any, bench: Workbench) -> None:
     if importlib.util.find_spec("triton") is None:
         bench.skip("triton kernel", f"triton is not installed: {INSTALL} (Linux)")
         bench.skip("local package", f"its kernel needs triton: {INSTALL} (Linux)")
+    elif bench.device.type == "cuda" and (why := compile_lacks("default", bench.device)):
+        bench.skip("triton kernel", why)
+        bench.skip("local package", why)
     else:
         interpreted = bench.device.type != "cuda"
         if interpreted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,15 +10,15 @@ import torch
 from torch.nn import functional
 
 from labkit.bench.caches import is_past_cache, past_cache_elements, random_array
-from labkit.bench.experiments.matrix_rates import default_size, time_product
-from labkit.bench.formats import FORMATS, why_not
+from labkit.bench.experiments.matrix_rates import side, time_product, usable
+from labkit.bench.sizes import SIDES, fitting
 from labkit.bench.workbench import Workbench
 
 USUAL = ("fp32", "tf32", "fp16", "bf16")
 LAYER = 1024  # numbers normalised together
 CHANNELS, SIDE, KERNEL = 64, 56, 3  # of the convolution: as in a ResNet-18's first stage
-SIZES_CPU = (32, 128, 512)
-SIZES_GPU = (64, 256, 1024, 4096)
+IMAGES = (8, 16, 32, 64, 128, 256, 512)
+SIZES_ON_CPU = (32, 128, 512)
 
 
 def measure(job: Any, bench: Workbench) -> None:
@@ -27,35 +28,31 @@ def measure(job: Any, bench: Workbench) -> None:
     the rate of a large matrix product in each of `formats`. Every operation's FLOPs and bytes are
     counted, not measured; the bytes are what must move at least: every input once in, every output
     once out (Williams, Waterman and Patterson, "Roofline", CACM 2009, for a cold cache).
+
+    Without `n` a format's roof is its largest product that does not take long; without `sizes` a
+    GPU gets those below it that are more than their launch.
     """
     memory_bound(job, bench)
-    formats = usable(job.formats or USUAL, bench)
-    largest = job.n or default_size(bench.device)
-    for name in formats:
+    largest = {}
+    for name in usable(job.formats or USUAL, bench):
         bench.stage(f"the roof of {name}")
-        time_product(bench, name, largest, of="matmul", format=name, roof="compute")
-    sizes = job.sizes or (SIZES_CPU if bench.device.type == "cpu" else SIZES_GPU)
-    for name in formats:
-        for size in dict.fromkeys(sizes):
-            if size == largest:
-                continue  # measured already, as the roof
+        largest[name] = job.n or side(bench, name, math.inf)
+        time_product(bench, name, largest[name], of="matmul", format=name, roof="compute")
+    for name, roof in largest.items():
+        for size in dict.fromkeys(job.sizes or usual_sizes(bench, name)):
+            if size == roof:
+                continue  # measured already
             bench.stage(f"matrix products in {name}")
             time_product(bench, name, size, of="matmul", format=name)
     convolution(bench)
 
 
-def usable(names: Any, bench: Workbench) -> list[str]:
-    """Return the formats that run here at a sensible speed; the others are skipped, with why."""
-    kept = []
-    for name in names:
-        if name not in FORMATS:
-            raise ValueError(f"format {name!r}: there are {', '.join(FORMATS)}.")
-        why = why_not(name, bench.device)
-        if why is None:
-            kept.append(name)
-        else:
-            bench.skip(name, why)
-    return kept
+def usual_sizes(bench: Workbench, name: str) -> list[int]:
+    """Return the sizes of products below the roof, in a format."""
+    if bench.device.type == "cpu":
+        return list(SIZES_ON_CPU)
+    smallest = side(bench, name)
+    return [n for n in SIDES if n >= smallest]
 
 
 def memory_bound(job: Any, bench: Workbench) -> None:
@@ -72,16 +69,18 @@ def memory_bound(job: Any, bench: Workbench) -> None:
     bench.stage("the roof of memory")
     a = random_array(n, bench.device)
     b = torch.empty_like(a).fill_(1.0)
-    bench.time(lambda: b.copy_(a), of="copy", bytes=8 * n, roof="bandwidth")
-    bench.time(lambda: b.mul_(0.9999), of="scale in place", bytes=8 * n, roof="bandwidth")
+    bench.time(lambda: b.copy_(a), of="copy", bytes=8 * n, launches=1, roof="bandwidth")
+    bench.time(lambda: b.mul_(0.9999), of="scale in place", bytes=8 * n, launches=1,
+               roof="bandwidth")  # fmt: skip
     bench.write("arrays", values={"past_cache": is_past_cache(8 * n, bench.device)})
     bench.stage("elementwise operations")
-    bench.time(lambda: torch.add(a, b, out=b), of="add", flops=n, bytes=12 * n, format="fp32")
+    bench.time(lambda: torch.add(a, b, out=b), of="add", flops=n, bytes=12 * n, launches=1,
+               format="fp32")  # fmt: skip
     rows = n // LAYER
     x = a[: rows * LAYER].view(rows, LAYER)  # (rows, 1024)
     weight, bias = torch.rand(2, LAYER, device=bench.device)
     bench.time(layer_norm(x, weight, bias), of="layer norm", flops=7 * x.numel(),
-               bytes=8 * x.numel(), format="fp32")  # fmt: skip
+               bytes=8 * x.numel(), launches=1, format="fp32")  # fmt: skip
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Callable[[], Any]:
@@ -108,16 +107,19 @@ def convolution(bench: Workbench) -> None:
     count multiply-adds, half of that). Bytes: 4 x (input + weights + output).
     """
     bench.stage("convolution")
-    images = 8 if bench.device.type == "cpu" else 128
-    x = torch.randn(images, CHANNELS, SIDE, SIDE, device=bench.device)  # (images, 64, 56, 56)
     weight = torch.randn(CHANNELS, CHANNELS, KERNEL, KERNEL, device=bench.device)
-    flops = 2 * images * CHANNELS * SIDE**2 * CHANNELS * KERNEL**2
-    moved = 4 * (2 * x.numel() + weight.numel())  # as many out as in: the padding keeps the size
+
+    def work_of(images: int) -> Callable[[], Any]:
+        x = torch.randn(images, CHANNELS, SIDE, SIDE, device=bench.device)  # (images, 64, 56, 56)
+        return lambda: functional.conv2d(x, weight, padding=KERNEL // 2)
+
     # cuDNN's convolutions are in TF32 where the card has it, unless told otherwise
     kind = "tf32" if tf32_convolutions(bench.device) else "fp32"
     with torch.inference_mode():
-        bench.time(lambda: functional.conv2d(x, weight, padding=KERNEL // 2), of="convolution",
-                   flops=flops, bytes=moved, format=kind)  # fmt: skip
+        images = fitting(work_of, IMAGES, bench)
+        numbers = images * CHANNELS * SIDE**2  # in, and as many out: the padding keeps the size
+        bench.time(work_of(images), of="convolution", flops=2 * numbers * CHANNELS * KERNEL**2,
+                   bytes=4 * (2 * numbers + weight.numel()), launches=1, format=kind)  # fmt: skip
 
 
 def tf32_convolutions(device: torch.device) -> bool:

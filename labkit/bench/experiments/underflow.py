@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from labkit.bench.settle import precision_lacks
+from labkit.bench.formats import why_not
 from labkit.bench.workbench import Workbench
 
 FP16, BF16 = torch.float16, torch.bfloat16
@@ -40,7 +40,7 @@ def measure(job: Any, bench: Workbench) -> None:
     """
     x, target = field(job.px, bench.device)
     for name, dtype, scaling, factor in CASES:
-        why = precision_lacks("bf16", bench.device) if dtype is BF16 else None
+        why = why_not("bf16", bench.device) if dtype is BF16 else None
         if why:
             bench.skip(name, why)
             continue
