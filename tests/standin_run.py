@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,20 @@ def run_on(
         telemetry: A sample that NVML would have given all along, as `{"gpm": ..., "power_w": ...}`.
         device: The card.
     """
-    folder = Path(folder or tempfile.mkdtemp(prefix="standin-run-"))
-    card, log = torch.device(device), EventLog(folder)
+    folder, before = (
+        Path(folder or tempfile.mkdtemp(dir=os.environ.get("LABKIT_HOME"))),
+        os.getcwd(),
+    )
+    os.chdir(folder)  # as the bench: some faults write there
+    try:
+        _train(gpu, pipeline, folder, prep_ms, fault, telemetry, torch.device(device))
+    finally:
+        os.chdir(before)
+    return Run(folder)
+
+
+def _train(gpu, pipeline, folder, prep_ms, fault, telemetry, card) -> None:
+    log = EventLog(folder)
     asked = pipeline.to_dict()
     log.write("spec", version=VERSION, run=folder.name, utc="2026-01-01T00:00:00+00:00",
               labkit=lk.__version__, pipeline=asked)  # fmt: skip
@@ -72,7 +85,6 @@ def run_on(
     drain.remove()
     log.write("done")
     log.write("end", stop=None, code=0)
-    return Run(folder)
 
 
 def prep_of(job: Any) -> float:

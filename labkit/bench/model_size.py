@@ -4,7 +4,7 @@ On a CPU a step of 5 to 6 ms on one core, at the default batch of 16 images of 4
 width is so large that a layer is heavy beside its launches, and the depth is found by timing: about
 10 ms a step, so that the default loader starves any card. The depth is found for the default batch
 in FP32 and kept, so that every later run on the card, whatever its other knobs, trains the same
-model.
+model. Where the width is stated the depth is not timed: narrow layers would only pile up launches.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from labkit.bench.loop import Trainer
 ON_CPU = {"cnn": (16, 2), "mlp": (128, 3), "transformer": (64, 2)}  # width and depth
 TEXTBOOK = 2  # a CPU's 50 ms delay goes with 10 ms of compute, and takes no core from the model
 WIDTH_ON_GPU = {"cnn": 320, "mlp": 8192, "transformer": 1024}
+STATED_WIDTH_DEPTH = 6  # layers of a GPU's model whose width is stated
 STEP_MS = 10.0
 PROBED = (1, 3)  # layers; a line through their times tells the depth
 DEEPEST = 64
@@ -41,8 +42,10 @@ def fill(job: Any, device: torch.device) -> None:
         depth *= TEXTBOOK if getattr(job, "dataset", None) == "sleep" else 1
         job.width, job.depth = job.width or width, job.depth or depth
         return
-    job.width = job.width or WIDTH_ON_GPU[job.model]
-    job.depth = job.depth or kept_depth(job.model, job.width, job.image_px, device)
+    if job.width is None:
+        job.width = WIDTH_ON_GPU[job.model]
+        job.depth = job.depth or kept_depth(job.model, job.width, job.image_px, device)
+    job.depth = job.depth or STATED_WIDTH_DEPTH
 
 
 def kept_depth(model: str, width: int, image_px: int, device: torch.device) -> int:

@@ -6,6 +6,7 @@ apply; what is large enough to be named is decided in `diagnosis`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from labkit.explain import thresholds as limits
@@ -14,6 +15,9 @@ from labkit.explain.finding import Finding, advise
 from labkit.explain.witnesses import deciding
 
 Rule = Callable[[Facts], Finding | None]
+# Kernels that only move data: PyTorch's elementwise ones, and those of an optimizer that runs each
+# of its operations over all parameters (foreach); a fused one does them in one pass
+PASSES = re.compile(r"elementwise|multi_tensor_apply(?!.*fused)", re.I)
 LIMIT = {name: f"threshold {share:.0%}" for name, share in limits.WORTH_NAMING.items()}
 
 
@@ -255,7 +259,7 @@ def elementwise_kernels(facts: Facts) -> Finding | None:
     if facts.trace is None or facts.kind != "gpu" or not facts.trace.top_kernels:
         return None
     seen = facts.trace
-    us = sum(k.total_us for k in seen.top_kernels if "elementwise" in k.name) / seen.steps
+    us = sum(k.total_us for k in seen.top_kernels if PASSES.search(k.name)) / seen.steps
     share = min(1.0, us / max(seen.kernel_us, 1e-9))
     lost = share * limits.FUSION_SAVES * facts.shares["compute"]
     return Finding(
