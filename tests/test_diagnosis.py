@@ -83,7 +83,7 @@ def steps(wait=0.2, copy=0.0, compute=20.0, other=0.1, count=30):
 def gpu_xray(kernel_us, on_tensor_cores=0.9, **more):
     return SimpleNamespace(
         kernel_us=kernel_us, tensor_core_share=on_tensor_cores, tensor_core_eligible_share=0.9,
-        top_kernels=(), steps=4, **{"device_kind": "gpu", "cuda_graphs": False} | more,
+        steps=4, **{"top_kernels": (), "device_kind": "gpu", "cuda_graphs": False} | more,
     )  # fmt: skip
 
 
@@ -314,3 +314,38 @@ def test_what_is_no_trace_and_no_record_is_one_clear_error(tmp_path):
 def test_replacing_a_pipeline_changes_nothing_it_was_not_asked_to():
     run = FakeRun(steps())
     assert diagnose(replace(run)).to_dict() == diagnose(run).to_dict()
+
+
+def kernels(**us):
+    """The x-ray of a GPU whose four steps of 20 ms have these kernels (µs a step)."""
+    top = tuple(SimpleNamespace(name=name, total_us=4 * each) for name, each in us.items())
+    return gpu_xray(kernel_us=sum(us.values()), top_kernels=top)
+
+
+def test_products_of_odd_sizes_are_told_by_the_alignment_in_their_kernels_names():
+    odd = {"cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_32x2_tn_align1": 15_000}
+    even = {"cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_64x64_32x6_nn_align8": 15_000}
+    plain = {"cutlass_80_simt_sgemm_128x64_8x5_nn_align1": 15_000}  # FP32: aligned as it is made
+    found = [
+        diagnose(FakeRun(steps(), kind="gpu", xray=kernels(**names, other=4_500)))
+        for names in (odd, even, plain)
+    ]
+    assert [f.bottleneck for f in found] == ["precision", "compute", "compute"]
+    assert found[0].findings[0].cause == "unaligned sizes" and "multiple of 8" in found[0].evidence
+
+
+def test_an_optimizer_that_passes_over_memory_for_each_operation_counts_as_memory_traffic():
+    foreach = {"void at::native::multi_tensor_apply_kernel<BinaryOpListAlphaFunctor>": 12_000}
+    fused = {"void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>": 12_000}
+    found = [
+        diagnose(FakeRun(steps(), kind="gpu", xray=kernels(**names, gemm=7_500)))
+        for names in (foreach, fused)
+    ]
+    assert [f.bottleneck for f in found] == ["memory_bandwidth", "compute"]
+
+
+def test_gaps_between_elementwise_kernels_are_launches_and_no_memory_traffic():
+    small = {"void at::native::vectorized_elementwise_kernel<4, add>": 4_000}
+    found = diagnose(FakeRun(steps(), kind="gpu", xray=kernels(**small)))
+    assert found.bottleneck == "launch"
+    assert all(f.lost_share < 0.15 for f in found.findings if f.name == "memory_bandwidth")

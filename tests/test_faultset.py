@@ -2,14 +2,31 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import nn
 
 from labkit.bench import slow_faults
 from labkit.explain.faultscore import NAMES, Score, Scored, run_set
 from labkit.lab import faultset
-from labkit.lab.faultset import CALIBRATION, EVERYTHING, FAULTS, HEALTHY, MIXTURES, SCORING, Case
+from labkit.lab.faultset import (
+    BASES,
+    CALIBRATION,
+    EVERYTHING,
+    FAULTS,
+    HEALTHY,
+    MIXTURES,
+    SCORING,
+    Case,
+    Here,
+)
+from labkit.lab.machine import Machine
 from labkit.show import confusion_figure
+
+CPU = Here(BASES["cpu"] | {"precision": "fp32"}, Machine(kind="cpu"))
+GPU = Here(BASES["gpu"] | {"precision": "bf16", "depth": 11}, Machine(kind="gpu"))
 
 
 def test_the_set_has_two_dozen_faults_healthy_ones_and_mixtures_each_with_a_known_name():
@@ -24,34 +41,130 @@ def test_the_set_has_two_dozen_faults_healthy_ones_and_mixtures_each_with_a_know
 def test_what_sets_the_thresholds_is_not_what_is_scored():
     assert not set(CALIBRATION["severities"]) & set(SCORING["severities"])
     assert not set(CALIBRATION["seeds"]) & set(SCORING["seeds"])
-    calibrated = {(c.severity, c.seed) for c in faultset.cases(CALIBRATION)}
-    scored = {(c.severity, c.seed) for c in faultset.cases(SCORING)}
+    calibrated = {(c.severity, c.seed) for c in CPU.cases(CALIBRATION)}
+    scored = {(c.severity, c.seed) for c in CPU.cases(SCORING)}
     assert not calibrated & scored
-    assert len(list(faultset.cases(SCORING))) == 5 * len(EVERYTHING)
+    assert len(list(CPU.cases(SCORING))) == 5 * len(EVERYTHING)
 
 
+@pytest.mark.parametrize("here", [CPU, GPU], ids=["CPU", "GPU"])
 @pytest.mark.parametrize("fault", EVERYTHING, ids=lambda fault: fault.name)
-def test_every_case_is_a_pipeline_that_is_allowed_and_a_plant_that_exists(fault):
+def test_every_case_is_a_pipeline_that_is_allowed_and_a_plant_that_exists(fault, here):
     for severity in (1, 2, 3, 4):
-        case = Case(fault, severity, 7)
-        assert case.pipeline("fp32").seed == 7
-        assert case.cured("fp32") is not None
+        case = Case(fault.on(here.machine.kind), severity, 7, here.base | {"precision": "bf16"})
+        assert case.pipeline.seed == 7
+        assert case.cured is not None
         for planted in filter(None, (case.planted or "").split("+")):
             name, _, amount = planted.partition("@")
             assert name in slow_faults.NAMES
             assert float(amount) > 0
     if fault in FAULTS:
-        assert (
-            fault.plant or case.pipeline("bf16") != case.cured("bf16") or fault.devices == ("gpu",)
-        )
+        assert fault.plant or case.pipeline != case.cured
 
 
 def test_a_fault_that_cannot_show_says_why():
     assert "GPU" in faultset.cannot_show(faultset.named("pageable copies"), "cpu", "fp32")
     assert "BF16" in faultset.cannot_show(faultset.named("FP32 where BF16 would do"), "cpu", "fp32")
     assert faultset.cannot_show(faultset.named("launch storm"), "cpu", "fp32") is None
+    pageable = faultset.named("pageable copies")
+    assert "--shm-size" in faultset.cannot_show(pageable, "gpu", "bf16", shm_gib=0.06)
+    assert faultset.cannot_show(pageable, "gpu", "bf16", shm_gib=8.0) is None
     with pytest.raises(ValueError, match="not in the fault set"):
         faultset.named("bad luck")
+
+
+def test_a_gpu_gets_faults_of_its_own_size_and_a_cpu_those_it_had():
+    chain = faultset.named("elementwise chain")
+    assert chain.on("cpu") is chain
+    assert chain.on("gpu").amounts != chain.amounts
+    assert chain.on("gpu").expected == chain.expected
+    missing = [fault.name for fault in EVERYTHING if faultset.cannot_show(fault, "gpu", "bf16")]
+    assert missing == ["too many workers"]  # they take cores that a model on a GPU does not need
+
+
+@pytest.mark.parametrize(
+    ("bf16_speedup", "fp16_speedup", "precision"),
+    [(8.0, None, "bf16"), (1.1, None, "fp32"), (None, 5.0, "fp16"), (None, 0.9, "fp32")],
+    ids=["an H200", "no faster in BF16", "a T4", "a P100"],
+)
+def test_on_a_gpu_the_base_takes_the_fastest_format_and_a_depth_of_about_ten_ms(
+    bf16_speedup, fp16_speedup, precision, monkeypatch
+):
+    plain_ms = 44.0  # in FP32, at a depth of 2
+
+    def finished(base):
+        ms = plain_ms / (fp16_speedup if base["precision"] == "fp16" else 1)
+        return SimpleNamespace(
+            compute_ms=ms, xray_facts={"bf16_speedup": bf16_speedup},
+            machine=Machine(kind="gpu"), pipeline=SimpleNamespace(**base),
+        )  # fmt: skip
+
+    monkeypatch.setattr(faultset, "machine", lambda: Machine(kind="gpu"))
+    monkeypatch.setattr(faultset, "_finished", finished)
+    base = faultset.base_here().base
+    assert base["precision"] == precision
+    step_ms = plain_ms / 2 * base["depth"] / max(bf16_speedup or fp16_speedup, 1)
+    assert base["depth"] == 1 or step_ms == pytest.approx(faultset.STEP_MS, rel=0.3)
+
+
+def test_a_slow_format_gives_way_to_the_one_of_the_base():
+    fault = faultset.named("FP32 where BF16 would do").on("gpu")
+    case = Case(fault, 2, 0, GPU.base | {"precision": "fp16"})  # on a T4
+    assert case.pipeline.precision == "fp32" and case.cured.precision == "fp16"
+
+
+# -- what is planted ---------------------------------------------------------------------------
+
+
+def small_trainer(**job):
+    """As much of a trainer as a fault needs, on the CPU."""
+    knobs = {"batch_size": 2, "image_px": 4, "precision": "fp32"} | job
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.Linear(8, 10))
+    return SimpleNamespace(
+        model=model, device=torch.device("cpu"), job=SimpleNamespace(**knobs), after_step=None,
+        compute=lambda images: model(images), to_device=lambda *batch: batch,
+    )  # fmt: skip
+
+
+def test_a_sync_every_step_waits_as_often_as_it_says_however_few_parameters_there_are(monkeypatch):
+    waits, item = [], torch.Tensor.item
+    monkeypatch.setattr(torch.Tensor, "item", lambda t: waits.append(t) or item(t))
+    trainer = small_trainer()
+    slow_faults.plant("read_losses", 150, None, trainer)
+    trainer.after_step()
+    assert len(waits) == 150
+
+
+def test_with_foreach_off_nothing_but_the_planted_optimizer_is_one_by_one():
+    trainer = small_trainer()
+    slow_faults.plant("one_by_one_optimizer", 30, None, trainer)
+    [group] = trainer.optimizer.param_groups
+    assert group["foreach"] is False and not group["fused"]
+    assert len(group["params"]) == 4 + 30
+
+
+def test_each_graph_break_parts_what_is_compiled():
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    trainer = small_trainer()
+    slow_faults.plant("graph_breaks", 3, None, trainer)
+    trainer.model(torch.zeros(2, 3, 4, 4))
+    # In front of a break and behind it, and the model's own; in a loop nothing would be compiled
+    assert counters["stats"]["unique_graphs"] >= 3
+
+
+def test_an_evaluation_runs_in_the_format_of_the_training():
+    trainer, seen = small_trainer(precision="bf16"), []
+    trainer.model[2].register_forward_hook(lambda _module, _in, out: seen.append(out.dtype))
+    slow_faults.plant("evaluate", 1, None, trainer)
+    for _ in range(5):
+        trainer.after_step()
+    assert seen == [torch.bfloat16]
+
+
+# -- run and counted ---------------------------------------------------------------------------
 
 
 def test_severe_faults_are_named_for_real_and_an_interrupted_set_goes_on_where_it_was(tmp_path):

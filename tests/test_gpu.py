@@ -1,27 +1,60 @@
-"""What has to be true on a real card. Skipped, with the reason, where there is none."""
+"""What has to be true on a real card. Skipped, with the reason, where there is none.
 
+Made for anything from a T4 to an H200: no test asserts a time, and what a card or a driver does not
+have is a skip that says so. With LABKIT_STANDIN set (see tests/standin_site) all of it is rehearsed
+but what only a driver, a profiler or real arithmetic can tell.
+"""
+
+import os
 import shutil
 import subprocess
 import time
+from statistics import median
 
 import numpy as np
 import pytest
 
 import labkit as lk
 from labkit.bench import step_log
-from labkit.bench.events import EventLog
+from labkit.bench.events import EventLog, now_ns
+from labkit.bench.experiments import EXPERIMENTS
+from labkit.explain import faultscore
+from labkit.explain.withheld import SHARED
 from labkit.lab.experiment import Experiment
 from labkit.lab.launcher import launch
 from labkit.lab.record import Tail
 
 torch = pytest.importorskip("torch")
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
+from labkit.bench import model_size  # noqa: E402
+from labkit.bench.loop import Trainer  # noqa: E402
+from labkit.bench.timeline import make_timeline  # noqa: E402
+
+REAL = not os.environ.get("LABKIT_STANDIN")
+real_card = pytest.mark.skipif(
+    not REAL, reason="takes a real card's driver, profiler or arithmetic: a stand-in has none"
+)
+has_smi = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no nvidia-smi")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
 ]
+DEVICE = torch.device("cuda", 0)
 
-FED = lk.Pipeline(dataset="array", num_workers=4, steps=60, seconds=20)
+# Made when the file is collected, so that each is legal. None may fall back on the CPU
+STARVED = lk.Pipeline(device="cuda", steps=60 if REAL else 16, seconds=20)
+FED = STARVED.but(dataset="array", num_workers=2)
+LAUNCH_BOUND = FED.but(model="mlp", width=32, depth=64, batch_size=1)
+HEAVY = FED.but(image_px=64, width=768, depth=2, steps=100_000, seconds=6)
+TOO_LARGE = FED.but(model="mlp", width=16_384, depth=256)  # 275 GB of weights alone
+FULL = STARVED.but(dataset="sleep", prep_ms=250, steps=6, model="mlp", width=16_384, depth=1)
+LEAN = STARVED.but(dataset="sleep", prep_ms=0, steps=100_000, seconds=0.8)  # as in notebook 02
+
 POINTS = 0.02  # of utilization
+SLACK_GIB = 0.25  # of a card's memory, for what other programs do meanwhile
+REHEARSED = ("precision_matmul",)  # the others: tests/on_standin/test_sizes.py
 
 
 def finished(pipeline):
@@ -30,9 +63,22 @@ def finished(pipeline):
     return run
 
 
-def memory_used_mib():
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return int(subprocess.run(query, capture_output=True, text=True).stdout.split()[0])
+@pytest.fixture(scope="module")
+def starved():
+    return finished(STARVED.but(xray=False))
+
+
+@pytest.fixture(scope="module")
+def fed():
+    return finished(FED.but(xray=False))
+
+
+def soon(condition, seconds=20):
+    """Whether `condition()` comes true; the driver takes its time with what a process leaves."""
+    deadline = time.monotonic() + seconds
+    while not (so := condition()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return so
 
 
 # -- the timeline ------------------------------------------------------------------------------
@@ -42,20 +88,21 @@ class Loop:
     """Steps on the card with a gap of the host before each, recorded and profiled at once."""
 
     def __init__(self, folder, gap_s, work):
-        from labkit.bench.timeline import make_timeline
-
-        self.timeline = make_timeline(EventLog(folder), folder, torch.device("cuda", 0))
+        self.timeline = make_timeline(EventLog(folder), folder, DEVICE)
         self.gap_s, self.work = gap_s, work
-        self.loss = torch.zeros((), device="cuda")
+        self.loss = torch.zeros((), device=DEVICE)
+
+    def step(self, i):
+        time.sleep(self.gap_s)
+        asked = now_ns()
+        ready, copied = self.timeline.copying(), self.timeline.copied()
+        self.timeline.computing()
+        self.work()
+        self.timeline.step(i, asked, ready, copied, 1, self.loss)
 
     def steps(self, count):
         for i in range(count):
-            time.sleep(self.gap_s)
-            asked = time.perf_counter_ns()
-            ready, copied = self.timeline.copying(), self.timeline.copied()
-            self.timeline.computing()
-            self.work()
-            self.timeline.step(i, asked, ready, copied, 1, self.loss)
+            self.step(i)
         self.timeline.finish()
 
 
@@ -68,23 +115,24 @@ def busy_share(intervals):
 
 
 def heavy():
-    a = torch.randn(2048, 2048, device="cuda")
-    return lambda: [a @ a for _ in range(8)]
+    a = torch.randn(4096, 4096, device=DEVICE)
+    return lambda: [a @ a for _ in range(4)]
 
 
 def graphed():
-    a = torch.randn(512, 512, device="cuda")
+    a = torch.randn(2048, 2048, device=DEVICE)
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.stream(side):
         a @ a  # cuBLAS sets itself up
     torch.cuda.current_stream().wait_stream(side)
     with torch.cuda.graph(graph):
         b = a
-        for _ in range(50):
+        for _ in range(10):
             b = b @ a
     return graph.replay
 
 
+@real_card
 @pytest.mark.parametrize(
     ("name", "gap_s", "make"),
     [("healthy", 0.0, heavy), ("starved", 0.02, heavy), ("graph", 0.01, graphed)],
@@ -106,47 +154,117 @@ def test_busy_intervals_agree_with_the_profilers_kernels(name, gap_s, make, tmp_
         (event.time_range.start, event.time_range.end)
         for event in profiled.events()
         if event.device_type == torch.autograd.DeviceType.CUDA
+        and not event.name.startswith(("Memcpy", "Memset"))
     ]
+    if not kernels:
+        pytest.skip("the profiler saw no kernel: it is not allowed to on this machine")
     assert ours == pytest.approx(busy_share(kernels), abs=POINTS), name
 
 
+@real_card
 def test_recording_never_synchronises(tmp_path):
     loop = Loop(tmp_path, 0.0, heavy())
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")  # an implicit synchronisation raises
     try:
-        loop.timeline.copying()
-        loop.timeline.copied()
-        loop.timeline.computing()
-        loop.work()
-        loop.timeline.step(0, 1, 2, 3, 1, loop.loss)
+        for i in range(10):
+            loop.step(i)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     loop.timeline.finish()
 
 
-def test_a_starved_and_a_fed_run_differ_as_the_lesson_says():
-    starved, fed = finished(lk.Pipeline()), finished(lk.Pipeline(num_workers=8))
-    assert fed.throughput > 2 * starved.throughput
-    assert fed.utilization > starved.utilization + 0.2
-    assert abs(starved.event("drift")["drift_us"]) < 1000
+def test_recording_a_step_costs_the_host_a_small_part_of_it(tmp_path):
+    trainer = Trainer(model_size.plain_job(DEVICE, model="mlp", width=64, depth=8), DEVICE)
+    batch = trainer.to_device(*model_size.noise_batch(trainer.job))
+    timeline = make_timeline(EventLog(tmp_path), tmp_path, DEVICE)
+    took = {False: [], True: []}
+    for i in range(600 if REAL else 80):
+        recorded, start = i % 2 == 1, now_ns()
+        if recorded:
+            asked = now_ns()
+            ready, copied = timeline.copying(), timeline.copied()
+            timeline.computing()
+        loss = trainer.compute(*batch, update=True)
+        if recorded:
+            timeline.step(i // 2, asked, ready, copied, 1, loss)
+        took[recorded].append(now_ns() - start)
+    timeline.finish()
+    plain, stamped = median(took[False]), median(took[True])
+    print(f"host time of a step: {plain / 1e3:.0f} us, recorded {stamped / 1e3:.0f} us")
+    assert stamped < 1.2 * plain
 
 
-def test_a_launch_bound_run_has_gaps_inside_its_steps():
-    run = finished(FED.but(model="mlp", width=32, depth=64, batch_size=1))
-    assert run.diagnose().bottleneck in ("launch", "input"), run.diagnose()
+def test_a_starved_and_a_fed_run_differ_as_the_lesson_says(starved, fed):
+    assert starved.diagnose().bottleneck == "input"
+    assert fed.throughput > 1.5 * starved.throughput
+    assert fed.utilization > starved.utilization + 0.15
+
+
+def test_the_devices_clock_does_not_drift_from_the_hosts(starved):
+    drift_s = abs(starved.event("drift")["drift_us"]) / 1e6
+    assert drift_s < 0.1 * starved.step_ms / 1e3
+
+
+@real_card
+def test_busy_is_an_upper_bound_and_the_x_ray_sees_the_gaps():
+    tight, loose = finished(HEAVY), finished(LAUNCH_BOUND)
+    assert tight.xray.gpu_utilization <= tight.utilization + 0.1
+    assert tight.xray.gpu_utilization > 0.8
+    assert loose.xray.gpu_utilization < loose.utilization - 0.1
+    assert loose.diagnose().bottleneck == "launch", loose.diagnose()
+
+
+@real_card
+def test_without_an_x_ray_a_launch_bound_run_is_not_called_healthy():
+    found = finished(LAUNCH_BOUND.but(xray=False)).diagnose()
+    assert found.bottleneck in ("launch", "unsure"), found
+
+
+# -- sizes and launches ------------------------------------------------------------------------
+
+
+def test_the_default_step_takes_about_what_it_is_sized_for(fed):
+    print(f"depth {fed.pipeline.depth}: {fed.compute_ms:.1f} ms")
+    assert 1 / 3 < fed.compute_ms / model_size.STEP_MS < 3
+
+
+class Counted(TorchDispatchMode):
+    """Counts operators on a card's tensors."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        leaves = tree_leaves((args, kwargs))
+        self.count += any(isinstance(x, torch.Tensor) and x.is_cuda for x in leaves)
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_default_optimizer_does_not_update_tensor_by_tensor():
+    trainer = Trainer(model_size.plain_job(DEVICE, width=16, depth=16), DEVICE)
+    batch = trainer.to_device(*model_size.noise_batch(trainer.job))
+    trainer.compute(*batch, update=True)  # the first update makes the optimizer's state
+    trainer.compute(*batch, update=False)
+    with Counted() as counted:
+        trainer.optimizer.step()
+    assert counted.count < len(list(trainer.model.parameters()))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one card")
+def test_a_second_card_is_measured_as_the_first(fed):
+    other = finished(FED.but(device="cuda:1", xray=False))
+    assert other.machine.device == "cuda:1" and other.machine.uuid != fed.machine.uuid
+    assert other.peak_memory_gib > 0
+    if other.machine.name == fed.machine.name:
+        assert 0.5 < other.compute_ms / fed.compute_ms < 2
 
 
 # -- telemetry ---------------------------------------------------------------------------------
 
 
-def test_gaps_between_tiny_kernels_are_seen_by_the_x_ray_not_by_the_steps():
-    run = finished(FED.but(model="mlp", width=32, depth=64, batch_size=1))
-    assert run.xray is not None and run.xray.gpu_utilization < run.utilization
-
-
+@real_card
 def test_counters_of_the_card_are_shares_where_it_has_them():
-    run = finished(FED.but(steps=100_000, seconds=6, batch_size=256))
+    run = finished(HEAVY)
     counted = [sample["gpm"] for sample in run.telemetry if sample.get("gpm")]
     if not counted:
         pytest.skip("this card has no GPM counters (Hopper and later have)")
@@ -154,69 +272,113 @@ def test_counters_of_the_card_are_shares_where_it_has_them():
     assert shares and all(0 <= value <= 1 for value in shares)
 
 
-@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no nvidia-smi")
+def smi(uuid, field):
+    """What nvidia-smi says of one card, in per cent; None where it does not."""
+    query = ["nvidia-smi", "-i", uuid, f"--query-gpu={field}", "--format=csv,noheader,nounits"]
+    said = subprocess.run(query, capture_output=True, text=True).stdout.strip()
+    return float(said) / 100 if said.replace(".", "").isdigit() else None
+
+
+@real_card
+@has_smi
 def test_telemetry_agrees_with_nvidia_smi():
-    run = launch(FED.but(steps=100_000, seconds=6, batch_size=256))
-    time.sleep(5)
-    query = [
-        "nvidia-smi",
-        "--query-gpu=utilization.gpu,power.draw",
-        "--format=csv,noheader,nounits",
-    ]
-    smi = subprocess.run(query, capture_output=True, text=True).stdout.splitlines()[0].split(",")
+    run = launch(HEAVY)
+    assert soon(lambda: run.steps > 20 or not run.running, 120), run.error
+    asked = []  # (when, what it said), while the run goes on
+    while run.running and len(asked) < 8:
+        asked.append((now_ns(), smi(run.machine.uuid, "utilization.gpu")))
+        time.sleep(0.3)
     run.wait()
-    said = [100 * s["gpu_now"] for s in run.telemetry if s.get("gpu_now") is not None]
-    assert said and abs(max(said) - float(smi[0])) <= 25
-    assert run.energy_j and run.energy_j > 0
+    assert run.outcome == "finished", run.error
+    theirs = [share for _, share in asked[:-1] if share is not None]
+    if not theirs:
+        pytest.skip("nvidia-smi tells no utilization of this card (a part of one, MIG)")
+    during = [s for s in run.telemetry if asked[0][0] <= s["t_ns"] <= asked[-1][0]]
+    ours = [s["gpu_now"] for s in during if s.get("gpu_now") is not None]
+    assert ours and median(ours) == pytest.approx(median(theirs), abs=0.2)
+    assert run.energy_j is None or run.energy_j > 0
 
 
-def test_the_card_is_found_by_its_uuid_whatever_the_order(monkeypatch):
-    first = finished(FED.but(steps=5)).machine.name
-    last = torch.cuda.device_count() - 1
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", str(last))
-    run = finished(FED.but(steps=5))
-    assert run.machine.kind == "gpu" and (last > 0 or run.machine.name == first)
+@real_card
+@has_smi
+def test_neither_the_run_itself_nor_an_idle_context_counts_as_somebody_else():
+    idle = torch.ones(1, device=DEVICE)  # as the reader's own notebook has
+    uuid = finished(FED.but(steps=5, xray=False)).machine.uuid
+    if not soon(lambda: (smi(uuid, "utilization.gpu") or 0) < 0.1):
+        pytest.skip("somebody else computes on this card")
+    run = finished(HEAVY)
+    print("others:", {s.get("others") for s in run.telemetry})
+    print("their share:", {s.get("others_sm") for s in run.telemetry})
+    assert run.diagnose().findings[0].cause != SHARED and idle.is_cuda
+
+
+@real_card
+def test_the_card_is_found_by_its_uuid(monkeypatch):
+    last = finished(FED.but(steps=5, device=f"cuda:{torch.cuda.device_count() - 1}", xray=False))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", last.machine.uuid)  # it is cuda:0 now
+    run = finished(FED.but(steps=5, xray=False))
+    assert run.machine.uuid == last.machine.uuid and run.machine.device == "cuda:0"
+    assert any(sample.get("memory_gib") for sample in run.telemetry)
 
 
 # -- memory ------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no nvidia-smi")
+def used_gib():
+    free, total = torch.cuda.mem_get_info(DEVICE)
+    return (total - free) / 2**30
+
+
 def test_out_of_memory_fails_with_a_remedy_and_leaves_a_clean_card():
-    before = memory_used_mib()
-    run = launch(FED.but(batch_size=65_536, image_px=512, width=2048, steps=5)).wait()
+    before = used_gib()
+    run = launch(TOO_LARGE).wait()
     assert run.outcome == "failed" and "out of memory" in run.error and "Remedy" in run.error
-    assert memory_used_mib() <= before + 64
-    finished(FED.but(steps=5))
-    assert memory_used_mib() <= before + 64
+    assert soon(lambda: used_gib() < before + SLACK_GIB)
+    if REAL:  # a stand-in keeps nothing from one process to the next
+        finished(FED.but(steps=5, xray=False))
+        assert soon(lambda: used_gib() < before + SLACK_GIB)
 
 
-# -- formats, compilation, kernels -------------------------------------------------------------
+def test_a_full_memory_is_no_busy_device():
+    full, lean = finished(FULL.but(xray=False)), finished(LEAN.but(xray=False))
+    assert full.peak_memory_gib > 1.1 * lean.peak_memory_gib
+    assert full.utilization < 0.5 * lean.utilization
 
 
+# -- formats, compilation, experiments ---------------------------------------------------------
+
+
+@real_card
 @pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16"])
-def test_each_format_trains_to_the_same_losses(precision):
-    exact, rounded = finished(FED), finished(FED.but(precision=precision))
+def test_each_format_learns_as_fp32_does(precision, fed):
+    rounded = finished(FED.but(precision=precision, xray=False))
     if why := rounded.not_applied.get("precision"):
         pytest.skip(why)
-    assert rounded.loss[-1] == pytest.approx(exact.loss[-1], rel=0.1)
+    found = lk.losses(fed, rounded)
+    assert found.survived, found
 
 
+@real_card
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_a_compiled_run_is_compiled(mode):
-    run = finished(FED.but(compile=mode, steps=20))
-    assert run.compile_s and "compile" not in run.not_applied
+    run = finished(FED.but(compile=mode, depth=2))
+    if why := run.not_applied.get("compile"):
+        pytest.skip(why)
+    assert run.compile_s
 
 
-@pytest.mark.parametrize("name", ["fusion", "own_kernel", "copies", "roofline", "precision_matmul"])
-def test_the_experiments_run_on_the_card(name):
-    measured = launch(Experiment(name)).wait()
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "exercise"])
+def test_each_experiment_measures_on_the_card(name):
+    if not REAL and name not in REHEARSED:
+        pytest.skip("rehearsed elsewhere: tests/on_standin/test_sizes.py")
+    measured = launch(Experiment(name, device="cuda")).wait()
     assert measured.outcome == "finished", measured.error
-    assert measured.points and measured.machine.kind == "gpu"
+    assert measured.machine.kind == "gpu"
+    assert measured.points or measured.skipped, "neither a point, nor why there is none"
 
 
+@real_card
 def test_the_fault_sets_gpu_half_is_named_right():
-    from labkit.explain import faultscore
-
-    score = faultscore.run_set("scoring", seeds=1)
+    score = faultscore.run_set(seeds=1, keep=os.environ.get("LABKIT_FAULTS_KEEP"))
+    print(score)
     assert score.accuracy >= 0.9, str(score)

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +15,14 @@ from labkit.learn import score
 from labkit.learn.fix import Fix
 from labkit.learn.mystery import NAMES, Mystery
 
-NO_WORKERS = faultset.Case(faultset.named("no workers"), 4, 0)
+BASE = faultset.BASES["cpu"] | {"precision": "fp32"}
+
+
+def case(name, seed=0):
+    return faultset.Case(faultset.named(name), 4, seed, BASE)
+
+
+NO_WORKERS = case("no workers")
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +40,7 @@ def hidden(finished):
 @pytest.fixture(scope="module")
 def starved():
     """A run that waits for its data."""
-    run = NO_WORKERS.start("fp32").wait()
+    run = NO_WORKERS.start().wait()
     assert run.outcome == "finished", run.error
     return run
 
@@ -92,6 +101,18 @@ def test_the_same_number_is_the_same_mystery():
     assert first.run.alias == "a mystery run"
 
 
+def test_on_a_gpu_a_mystery_has_the_size_of_a_gpu(finished, monkeypatch):
+    base = faultset.BASES["gpu"] | {"precision": "bf16", "depth": 11}
+    gpu = faultset.Here(base, replace(finished.machine, kind="gpu"))
+    monkeypatch.setattr(module, "here", lambda: gpu)
+    monkeypatch.setattr(faultset.Case, "start", lambda case: SimpleNamespace(wait=lambda: finished))
+    cases = [lk.mystery(number, recorded=False)._case for number in range(40)]
+    finished.alias = None
+    assert all("gpu" in case.fault.devices for case in cases)
+    healthy = next(case for case in cases if case.fault.name == "healthy CNN")
+    assert healthy.pipeline.width >= 640 and healthy.pipeline.depth == 11
+
+
 # -- the fix -----------------------------------------------------------------------------------
 
 
@@ -129,7 +150,7 @@ def test_what_is_no_fix_gets_a_sentence(hidden, rates, changes, why):
 
 
 def test_code_is_fixed_by_taking_it_out(finished, rates):
-    mystery = Mystery(faultset.Case(faultset.named("garbage collection"), 4, 1), finished)
+    mystery = Mystery(case("garbage collection", 1), finished)
     mystery.reveal()
     rate = finished.throughput
     asked = rates(gone=3 * rate, kept=1.1 * rate)
@@ -142,7 +163,7 @@ def test_code_is_fixed_by_taking_it_out(finished, rates):
 
 def test_there_is_nothing_to_cure_in_a_healthy_run(finished, rates):
     rates(gone=finished.throughput)
-    mystery = Mystery(faultset.Case(faultset.named("healthy MLP"), 4, 2), finished)
+    mystery = Mystery(case("healthy MLP", 2), finished)
     mystery.reveal()
     fix = mystery.fix(num_workers=2)
     assert "nothing to cure" in repr(fix) and fix.share is None and not kept()
@@ -202,5 +223,5 @@ def test_without_recorded_gpu_runs_it_says_what_to_do(starved, tmp_path):
 
 def test_without_a_gpu_some_mysteries_are_recorded(starved, tmp_path, monkeypatch):
     record(starved, tmp_path, "gpu")
-    monkeypatch.setattr(module, "faster_format", lambda: ("fp32", starved.machine))
+    monkeypatch.setattr(module, "here", lambda: faultset.Here(BASE, starved.machine))
     assert lk.mystery(2, folder=tmp_path).run.recorded == (starved.machine.kind != "gpu")

@@ -200,12 +200,29 @@ def test_the_replay_panel_plays_what_is_chosen(shipped):
 # -- made -------------------------------------------------------------------------------------
 
 
-def test_every_record_of_the_course_has_a_name_and_a_title():
-    listed = course_records.wanted()
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_every_record_of_the_course_has_a_name_and_a_title(kind):
+    listed = course_records.wanted(kind)
     names = [each.name for each in listed]
     assert len(names) == len(set(names))
     assert all(recordings.NAME.fullmatch(name) for name in names)
     assert all(each.title for each in listed)
+
+
+def test_records_of_a_gpu_show_there_what_their_titles_say():
+    cpu, gpu = ({w.name: w.spec for w in course_records.wanted(kind)} for kind in ("cpu", "gpu"))
+    assert set(cpu) <= set(gpu)
+    # A batch is worth a copy, a stall is filled by workers that are faster than the card, formats
+    # meet more than launches, and a compiler meets nothing else
+    sides = [gpu[name] for name in ("pageable", "pinned", "prefetched")]
+    assert min(side.batch_size * 3 * side.image_px**2 for side in sides) > 10e6
+    assert len({side.but(**dict.fromkeys(CHANGED, False)) for side in sides}) == 1
+    assert gpu["stall-8"].io_ms == 0 and cpu["stall-8"].io_ms is None
+    assert gpu["precision-bf16"].width * gpu["precision-bf16"].batch_size > 100_000
+    assert gpu["compile-off"].depth == 16 and cpu["compile-off"].depth is None
+
+
+CHANGED = ("pin_memory", "non_blocking", "prefetch_to_device")
 
 
 def test_record_writes_what_it_can_and_says_what_it_could_not(tmp_path, tiny, monkeypatch):

@@ -97,6 +97,6 @@ def watch(trainer: Any, batches: Iterator, active: int) -> Any:
                 batch = trainer.to_device(*next(batches))
                 with record_function(WINDOW):
                     trainer.compute(*batch, update=True)
-                trainer.after_step()
+            trainer.after_step()  # its kernels, if any, are none of the step's compute
         probes.finish(trainer.device)  # its kernels must be in the trace
     return recorded

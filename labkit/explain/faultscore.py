@@ -180,7 +180,9 @@ def run_set(
     for case in here.cases(HALVES[half], seeds):
         if wanted is not None and case.fault.name not in wanted:
             continue
-        why = faultset.cannot_show(case.fault, machine.kind, here.base["precision"])
+        why = faultset.cannot_show(
+            case.fault, machine.kind, here.base["precision"], machine.shm_gib
+        )
         if why:
             skipped[case.fault.name] = why
         else:

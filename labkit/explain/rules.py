@@ -18,6 +18,7 @@ Rule = Callable[[Facts], Finding | None]
 # Kernels that only move data: PyTorch's elementwise ones, and those of an optimizer that runs each
 # of its operations over all parameters (foreach); a fused one does them in one pass
 PASSES = re.compile(r"elementwise|multi_tensor_apply(?!.*fused)", re.I)
+UNALIGNED = re.compile(r"(?:tensorop|wmma|[hs]?16816|[hs]1688|h884).*_align[12]\b")
 LIMIT = {name: f"threshold {share:.0%}" for name, share in limits.WORTH_NAMING.items()}
 
 
@@ -236,6 +237,29 @@ def no_tensor_cores(facts: Facts) -> Finding | None:
     )  # fmt: skip
 
 
+def unaligned_products(facts: Facts) -> Finding | None:
+    """Tensor Core kernels that load one or two numbers at a time: an odd size (told by names).
+
+    CUTLASS ends a kernel's name in the alignment it was made for; 16-bit products of sizes in
+    multiples of 8 run in `align8`.
+    """
+    if facts.trace is None or not facts.trace.top_kernels:
+        return None
+    seen = facts.trace
+    us = sum(k.total_us for k in seen.top_kernels if UNALIGNED.search(k.name)) / seen.steps
+    share = min(1.0, us / max(seen.kernel_us, 1e-9))
+    lost = share * (1 - 1 / limits.TENSOR_CORE_GAIN) * facts.shares["compute"]
+    return Finding(
+        "precision",
+        "unaligned sizes",
+        f"{share:.0%} of kernel time is in products of sizes that are no multiple of 8: at "
+        f"{limits.TENSOR_CORE_GAIN:g}x, the low end of published gains of Tensor Cores, that costs "
+        f"{lost:.0%} of the time ({facts.looked_at}; {LIMIT['precision']}).",
+        advise("Round layers, vocabulary and batch to multiples of 8, better 64.", lost, "05"),
+        lost,
+    )
+
+
 def passes_over_memory(facts: Facts) -> Finding | None:
     """Chains of elementwise operators, each reading and writing all of its data (x-ray)."""
     seen = facts.xray
@@ -261,7 +285,10 @@ def elementwise_kernels(facts: Facts) -> Finding | None:
     seen = facts.trace
     us = sum(k.total_us for k in seen.top_kernels if PASSES.search(k.name)) / seen.steps
     share = min(1.0, us / max(seen.kernel_us, 1e-9))
-    lost = share * limits.FUSION_SAVES * facts.shares["compute"]
+    running = min(
+        1.0, seen.kernel_us / (facts.compute_us or seen.kernel_us or 1.0)
+    )  # less the gaps
+    lost = share * limits.FUSION_SAVES * running * facts.shares["compute"]
     return Finding(
         "memory_bandwidth",
         "elementwise kernels",
@@ -284,6 +311,7 @@ RULES: tuple[Rule, ...] = (
     idles_while_busy,
     slow_format,
     no_tensor_cores,
+    unaligned_products,
     passes_over_memory,
     elementwise_kernels,
 )

@@ -31,7 +31,7 @@ FREE = (
 )  # fmt: skip
 EVERY = 3  # without a GPU, one mystery in so many is a recorded run of one
 
-faster_format = functools.cache(faultset.faster_format)  # one run of a few seconds per session
+here = functools.cache(faultset.base_here)  # one run of a few seconds per session
 
 
 class Mystery:
@@ -78,7 +78,7 @@ class Mystery:
         if case is None:
             return f"Nothing was planted in this record; labkit's diagnosis of it: {self._truth}."
         fault = case.fault
-        if fault in faultset.HEALTHY:
+        if fault.expected == "compute":
             return f"It was healthy ({fault.name}): the device itself is the limit."
         return f"Planted was {fault.name} ({case.amount:g} {fault.about}): {fault.expected}."
 
@@ -129,7 +129,7 @@ class Mystery:
         fault = self._case.fault
         if without is not None and (without != fault.name or not fault.plant):
             return f"There is no {without!r} in its code to take out."
-        cure = fault.cure(self._case.amount)
+        cure = self._case.cure
         other = [name for name in changes if name not in FREE and name not in cure]
         if other:
             return f"Leave {', '.join(other)}: it would not be the same work."
@@ -139,11 +139,10 @@ class Mystery:
 
     def _possible(self, before: float) -> float | None:
         """What the right cure brings over `before`, measured once; None where all was well."""
-        if self._case.fault in faultset.HEALTHY:
+        if self._case.fault.expected == "compute":
             return None
         if self._cured is None:
-            cure = self._case.fault.cure(self._case.amount)
-            self._cured = _rate(self.run.asked.but(**cure, xray=False), None)
+            self._cured = _rate(self._case.cured.but(xray=False), None)
         return self._cured / before
 
     def __repr__(self) -> str:
@@ -176,22 +175,22 @@ def mystery(
                 "with a GPU: python -m labkit record --out DIR; then lk.mystery(recorded=True, "
                 "folder='DIR'). Or take lk.mystery(recorded=False), which runs here."
             )
-    precision, machine = faster_format()
+    base, machine = here()
     choice = random.Random(number)
     possible = [
-        fault
+        fault.on(machine.kind)
         for fault in (*faultset.FAULTS, *faultset.HEALTHY)
-        if faultset.cannot_show(fault, machine.kind, precision) is None
+        if faultset.cannot_show(fault, machine.kind, base["precision"], machine.shm_gib) is None
     ]
-    case = faultset.Case(choice.choice(possible), SEVERITY, seed=number)
-    run = case.start(precision).wait()
+    case = faultset.Case(choice.choice(possible), SEVERITY, number, base)
+    run = case.start().wait()
     if run.outcome != "finished":
         raise RuntimeError(f"Mystery {number} did not finish: {run.error or run.outcome}")
     return Mystery(case, run)
 
 
 def _no_gpu() -> bool:
-    return faster_format()[1].kind != "gpu"
+    return here().machine.kind != "gpu"
 
 
 def _recorded(number: int, folder: str | os.PathLike | None) -> Mystery | None:
