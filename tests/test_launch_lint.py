@@ -1,0 +1,128 @@
+"""On every card each lesson, label and record shows what it says: launches, arithmetic, or memory.
+
+The table is `launch_lint.md`; `python tests/launch_lint.py --write` makes it anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+
+import launch_claims
+import launch_lint
+import launch_points
+import pytest
+import standin_gpu
+import torch
+from launch_replay import Op, Step, replayed
+
+from labkit.bench.experiments import EXPERIMENTS
+from labkit.explain import datasheets
+
+MADE_ANEW = ("H200",)  # the fastest, the first to be launch-bound; all six take a minute
+
+
+@functools.cache
+def stored() -> dict:
+    return launch_lint.parsed(launch_lint.TABLE.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("card", standin_gpu.CARDS)
+def test_every_card_shows_what_the_course_claims(card):
+    differ = [launch_lint.wrong(row) for (_, name), row in stored().items() if name == card]
+    assert differ and not list(filter(None, differ))
+
+
+def test_the_table_is_what_the_course_has_now():
+    minor = torch.__version__.split("+")[0].rsplit(".", 1)[0]
+    if f"PyTorch {minor}." not in launch_lint.TABLE.read_text(encoding="utf-8"):
+        pytest.skip("the table was made with another PyTorch, which launches other kernels")
+    command = [sys.executable, launch_lint.__file__, "--json", *MADE_ANEW]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert child.returncode == 0, child.stderr[-3000:]
+    now = launch_lint.parsed(json.loads(child.stdout))
+    assert now.keys() == {key for key in stored() if key[1] in MADE_ANEW}
+    for key, row in now.items():
+        before = stored()[key]
+        assert (row["claim"], row["regime"]) == (before["claim"], before["regime"]), key
+        assert row["over_launches"] == pytest.approx(before["over_launches"], rel=0.1), key
+
+
+ROW = {"label": "a step", "card": "T4", "waiting": 0.0, "costs": None, "over_launches": 9.0}
+
+
+@pytest.mark.parametrize(
+    ("claim", "shown"),
+    [
+        ("compute", {"regime": "launch"}),
+        ("device", {"regime": "precision", "over_launches": 1.1}),  # a slower host, and it waits
+        ("starved", {"regime": "compute", "waiting": 0.02}),
+        ("not launch", {"regime": "launch"}),
+        ("launch", {"regime": "launch", "costs": 0.03}),
+        ("", {"regime": "out of memory"}),
+    ],
+)
+def test_a_card_that_shows_something_else_is_named(claim, shown):
+    assert "a step: claimed" in launch_lint.wrong(ROW | {"claim": claim} | shown)
+
+
+def test_every_experiment_is_in_the_table_or_has_a_reason_not_to_be():
+    timed = {label.split("(")[0].split()[1] for label, _ in stored() if label.startswith("exp")}
+    assert timed == set(EXPERIMENTS) - set(launch_claims.NO_REGIME)
+
+
+def test_no_exercise_works_on_the_card():
+    folder = launch_points.NOTEBOOKS.parent / "labkit" / "bench" / "exercises"
+    assert not [path for path in folder.glob("*.py") if "bench.device" in path.read_text()]
+
+
+@pytest.mark.parametrize("card", standin_gpu.CARDS.values(), ids=lambda card: card.name)
+def test_the_stand_in_has_the_numbers_of_the_data_sheet(card):
+    sheet = datasheets.card(card.name)
+    assert sheet is not None
+    assert card.gb_per_s == pytest.approx(sheet.gb_per_s, rel=0.01)
+    for name in sheet.tflop_per_s.keys() & card.tflops.keys():
+        assert card.tflops[name] == pytest.approx(sheet.tflop_per_s[name], rel=0.01), name
+
+
+# -- the replay: a queue that can be worked out by hand ------------------------------------------
+
+CARD = standin_gpu.Card("made up", {"fp32": 10 / standin_gpu.REACHED}, 1e3, 1, 1, (8, 0), 1)
+LOAD = [Op("load"), Op("copied")]
+
+
+def kernel(us: float) -> Op:
+    """One that takes so long on the made-up card: 10 TFLOP/s are 1e7 FLOP/us."""
+    return Op("kernel", "mm", flops=us * 1e7, format="fp32")
+
+
+def test_a_device_that_is_slower_than_its_host_never_waits():
+    spent = replayed(Step([*LOAD, *[kernel(20)] * 10], loader_us=100), CARD)
+    assert spent["compute"] == pytest.approx(200)
+    assert spent["input"] == spent["launch"] == pytest.approx(0)
+
+
+def test_a_loader_in_turn_costs_what_exceeds_the_queue():
+    spent = replayed(Step([*LOAD, *[kernel(20)] * 10], loader_us=1000), CARD)
+    assert spent["compute"] == pytest.approx(200)
+    assert spent["input"] + spent["launch"] == pytest.approx(1000 + 10 * 6 - 200, abs=60)
+
+
+def test_short_kernels_wait_for_their_launches():
+    spent = replayed(Step([*LOAD, *[kernel(2)] * 100]), CARD)
+    assert spent["launch"] == pytest.approx(100 * (6 - 2))
+    assert spent["compute"] == pytest.approx(200)
+
+
+def test_a_wait_in_the_step_lets_the_queue_run_dry():
+    fed = [*LOAD, *[kernel(20)] * 10]
+    assert replayed(Step([*fed, Op("wait")]), CARD)["launch"] == pytest.approx(6)
+
+
+def test_workers_share_the_loading():
+    step = Step([*LOAD, kernel(100)], loader_us=1000, workers=4)
+    assert sum(replayed(step, CARD)[part] for part in ("compute", "input", "launch")) == (
+        pytest.approx(250)
+    )
