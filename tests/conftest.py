@@ -1,6 +1,7 @@
 """Tests run in a cache of their own: none of the user's runs, and nothing left behind."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -14,6 +15,8 @@ os.environ["LABKIT_HOME"] = HOME.name
 for name in ("WANDB_API_KEY", "WANDB_MODE"):
     os.environ.pop(name, None)
 
+# A process keeps a stand-in GPU for good: test_on_standin.py runs those tests in one of their own
+collect_ignore = [] if os.environ.get("LABKIT_ON_STANDIN") else ["on_standin"]
 
 fault_figures = []  # of injected faults: (what, clean-up in s, steps finished, steps recorded)
 
@@ -48,6 +51,20 @@ def finished(tiny):
     run = launch(tiny).wait()
     assert run.outcome == "finished", run.error
     return run
+
+
+@pytest.fixture
+def cards():
+    """Install stand-in cards by name, on a clock of their own: `gpu = cards("H200", "T4")`."""
+    import standin_gpu
+
+    with contextlib.ExitStack() as held:
+
+        def install(*names, **settings):
+            found = [standin_gpu.CARDS[name] for name in names]
+            return held.enter_context(standin_gpu.installed(*found, **settings))
+
+        yield install
 
 
 @pytest.fixture(autouse=True)

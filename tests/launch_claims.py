@@ -90,7 +90,7 @@ FREE = {"dataset": "sleep", "prep_ms": 0.0}  # data that costs nothing
 SMALL = {"dataset": "array", "model": "mlp", "image_px": 32}
 NOTEBOOK = {
     "00 first": ("starved", {}),
-    "02 full": ("starved", {"dataset": "sleep", "prep_ms": 250.0, "model": "mlp", "width": 1024,
+    "02 full": ("starved", {"dataset": "sleep", "prep_ms": 250.0, "model": "mlp", "width": 16_384,
                             "depth": 1}),
     "02 lean": ("device", FREE),
     "02 worst": ("input", {"batch_size": 32}),
@@ -99,7 +99,7 @@ NOTEBOOK = {
     "04 batch 1024": ("device", {**FREE, "model": "mlp", "depth": 3, "batch_size": 1024}),
     "05 wide": ("precision", {**SMALL, "width": 4096, "depth": 3, "batch_size": 2048}),
     "05 tiny": ("launch", {**SMALL, "width": 32, "depth": 1, "batch_size": 8}),
-    "06 at once": ("device", {**FREE, "model": "mlp", "batch_size": 64}),
+    "06 at once": ("launch", {**FREE, "model": "mlp", "width": 128, "depth": 3, "batch_size": 64}),
     "07 step": ("device", {"dataset": "array", "image_px": 32}),
 }  # fmt: skip
 

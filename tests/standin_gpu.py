@@ -348,7 +348,8 @@ class StandIn:
     def launch(self, func: Any, name: str, card: int, args: Any, kwargs: Any, out: Any) -> None:
         """Put an operator's kernels into the queue."""
         made = out if isinstance(out, (list, tuple)) else (out,)
-        tensors = tensors_of((*args, *kwargs.values(), *made))
+        given = [value for key, value in kwargs.items() if key != "out"]  # which is made, not read
+        tensors = tensors_of((*args, *given, *made))
         many = [len(a) for a in args if isinstance(a, (list, tuple)) and name.startswith("_f")]
         count = -(-max(many, default=1) // 50)  # a multi-tensor kernel takes some 50 of them
         bytes_ = sum(x.numel() * x.element_size() for x in tensors)

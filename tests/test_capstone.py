@@ -7,7 +7,8 @@ import time
 import pytest
 
 import labkit as lk
-from labkit.bench import slow_settings
+from labkit.bench import slow_settings, xray
+from labkit.explain import thresholds
 from labkit.lab.launcher import launch
 from labkit.lab.slow_script import SlowScript, same_training, stages
 
@@ -39,10 +40,21 @@ def test_fixes_come_in_the_order_of_the_ladder_and_a_wrong_one_is_refused():
 
 
 def test_old_cards_get_fp16_and_new_ones_bf16():
-    turing = slow_settings.settings(("precision",), 40, 8, 20, "fp16")
-    assert turing["precision"] == "fp16" and turing["width"] < 200
-    hopper = slow_settings.settings(slow_settings.LADDER, 132, 64, 20)
-    assert hopper["precision"] == "bf16" and hopper["num_workers"] == 16 and hopper["pin_memory"]
+    turing = slow_settings.settings(("precision",), True, 8, 20, "fp16")
+    assert turing["precision"] == "fp16"
+    hopper = slow_settings.settings(slow_settings.LADDER, True, 64, 20)
+    assert hopper["precision"] == "bf16" and hopper["num_workers"] == 8 and hopper["pin_memory"]
+    assert hopper["width"] is hopper["depth"] is None  # sized for the card, the same in all rungs
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4, 8, 64])
+def test_enough_steps_are_left_for_a_verdict_behind_what_was_prefetched(cores):
+    steps = slow_settings.usual_steps(cores)
+    knobs = slow_settings.settings(slow_settings.LADDER, False, cores, steps)
+    in_flight = knobs["num_workers"] * knobs["prefetch_factor"]
+    warmup = min(max(3, in_flight), steps // 3)  # as the bench asks for it, and a Run allows it
+    assert warmup >= in_flight and steps - warmup >= thresholds.MIN_STEPS
+    assert steps >= xray.MIN_STEPS
 
 
 def test_everything_fixed_is_the_same_training_and_at_least_twice_as_fast(both):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,7 +32,9 @@ MS = 1_000_000
 # -- what needs no process: a record made by hand ------------------------------------------------
 
 
-def record(folder, late_ms=None, waits_ms=(1, 1), transfer_ms=1, compute_ms=10, steps=40, **spec):
+def record(
+    folder, late_ms=None, waits_ms=(1, 1), transfer_ms=1, compute_ms=10, steps=40, job=None, **spec
+):
     """Write a record of ranks that meet once a step: rank r is `late_ms[r]` later than the best."""
     late_ms = late_ms or [0] * len(waits_ms)
     asked = {"ranks": len(waits_ms), "no_sync": False, "starve": {}, "pipeline": {}} | spec
@@ -45,6 +48,7 @@ def record(folder, late_ms=None, waits_ms=(1, 1), transfer_ms=1, compute_ms=10, 
         lines.append(
             {"event": "spec", "version": 1, "run": "r", "pipeline": {}, "place": place} | of
         )
+        lines += [{"event": "job", **job} | of] if job else []
         lines.append({"event": "begin", "warmup": 3} | of)
         for i in range(steps):
             zero = 1000 * MS + i * (arrive + transfer_ms + 1) * MS
@@ -136,6 +140,75 @@ def test_a_hostile_record_of_ranks_is_read_as_gaps(tmp_path):
 def test_bad_settings_are_refused_before_anything_starts(bad, says):
     with pytest.raises(ValueError, match=says):
         Distributed(**bad)
+
+
+# -- which device the ranks take, and the one process they are compared with ---------------------
+
+
+@pytest.fixture
+def visible_cards(monkeypatch):
+    """Let this process see so many CUDA devices."""
+    import torch
+
+    from labkit.bench import ddp
+
+    def see(count):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        found = torch.device("cuda:0" if count else "cpu")
+        monkeypatch.setattr(ddp, "find_device", lambda wanted: found)
+        return ddp
+
+    return see
+
+
+@pytest.mark.parametrize(("count", "kind"), [(0, "cpu"), (1, "cpu"), (2, "cuda")])
+def test_two_ranks_use_cards_where_each_has_its_own(visible_cards, count, kind):
+    ddp = visible_cards(count)
+    assert ddp.device_kind("auto", 2) == kind
+    why = ddp.gpu_passed_over("auto", 2)
+    assert (why is None) == (count != 1)  # only then is there a GPU that the ranks do without
+    assert count != 1 or "2 ranks have 1 between them" in why
+    assert ddp.gpu_passed_over("cpu", 2) is None  # as asked
+
+
+def on(folder, name, kind, device):
+    """Write what a short single run on that device logs; return the Run."""
+    lines = [{"event": "spec", "version": 1, "run": "one", "pipeline": {}}]
+    lines.append({"event": "machine", "device": device, "kind": kind, "name": name, "versions": {}})
+    for i in range(4):
+        t = [(1000 + 20 * i + at) * MS for at in (0, 1, 1, 20)]
+        lines.append({"event": "step", "i": i, "t": t, "n": 16, "loss": 1.0})
+    lines += [{"event": "done"}, {"event": "end", "stop": None, "code": 0}]
+    path = folder / f"{kind}.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return lk.load(path)
+
+
+def test_ranks_on_the_cpu_are_compared_with_one_process_on_the_cpu(tmp_path):
+    why = "each rank needs a CUDA device of its own"
+    ranks = record(tmp_path, job={"pipeline": {"device": "cpu"}, "not_applied": {"device": why}})
+    assert ranks.alone == ranks.asked.but(device="cpu") and ranks.asked.device == "auto"
+    assert ranks.speedup(on(tmp_path, "test", "cpu", "cpu")) > 0
+    with pytest.raises(ValueError, match=f"Tesla T4, 2 ranks on test .{why}.*ranks.alone"):
+        ranks.speedup(on(tmp_path, "Tesla T4", "gpu", "cuda:0"))
+
+
+def test_all_ranks_train_the_size_of_model_that_rank_0_has_found(monkeypatch):
+    from torch import distributed as dist
+
+    from labkit.bench.rank import same_model
+
+    told = []
+
+    def settle(width=320, depth=9):
+        return SimpleNamespace(width=width, depth=depth), {}
+
+    monkeypatch.setattr(dist, "broadcast_object_list", told.extend)
+    job, _ = same_model(0, settle)
+    monkeypatch.setattr(dist, "broadcast_object_list", lambda box: box.__setitem__(0, told[0]))
+    other, _ = same_model(1, lambda width=320, depth=12: settle(width, depth))
+    assert (other.width, other.depth) == (job.width, job.depth) == (320, 9)
 
 
 def test_windows_is_told_what_to_do(monkeypatch):

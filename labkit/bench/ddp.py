@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from labkit.bench.events import EventLog, now_ns
 from labkit.bench.loop import Trainer
+from labkit.bench.machine import find_device
 from labkit.bench.step_log import NO_DEVICE, StepRing, line_of
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
 
@@ -31,13 +32,29 @@ def device_kind(wanted: str, ranks: int) -> str:
 
     `wanted` is the pipeline's device knob; "auto" is CUDA where there is a card for every rank.
     """
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = visible_cards()
     if wanted == "cuda" and count < ranks:
         raise RuntimeError(
             f"ranks={ranks} with device='cuda' need a card each and {count} CUDA devices are "
             "visible: use fewer ranks, or device='cpu'."
         )
     return "cuda" if wanted != "cpu" and count >= ranks else "cpu"
+
+
+def gpu_passed_over(wanted: str, ranks: int) -> str | None:
+    """Why the ranks are on the CPU where a single run would use a GPU; None where they are not."""
+    kind = device_kind(wanted, ranks)
+    if wanted != "auto" or kind != "cpu" or find_device("auto").type == "cpu":
+        return None
+    return (
+        f"each rank needs a CUDA device of its own, and {ranks} ranks have {visible_cards()} "
+        "between them: all train on the CPU, and their gradients travel over gloo"
+    )
+
+
+def visible_cards() -> int:
+    """Return how many CUDA devices this process can use."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 class Communication:
@@ -187,7 +204,7 @@ class RankDeviceTimeline(DeviceTimeline, DirectSteps):
 
     def __init__(self, folder: Any, log: EventLog, device: torch.device, comm: Communication):
         super().__init__(folder, log, device)
-        self.comm, comm.stamp = comm, self.event
+        self.comm, comm.stamp = comm, self.events.record
         comm.take()
 
     def step(
@@ -198,8 +215,9 @@ class RankDeviceTimeline(DeviceTimeline, DirectSteps):
         return super().step(i, asked, ready, copied, samples, loss)
 
     def as_ns(self, mark: Any) -> int:
-        """Return an event's time as ns on the host's clock."""
-        return self._host_ns(mark)
+        """Return an event of the step being written as ns on the host's clock; it is read once."""
+        self.events.give_back([mark])
+        return self.host_ns(mark)
 
 
 def rank_timeline(log: EventLog, folder: Any, device: torch.device, comm: Communication) -> Any:

@@ -63,22 +63,25 @@ def run(spec: dict, place: Any, folder: Path, log: EventLog) -> None:
     import torch
     from torch import distributed as dist
 
-    from labkit.bench import data, ddp, faults, machine, memory
+    from labkit.bench import data, ddp, faults, machine, memory, model_size
     from labkit.bench.loop import train
     from labkit.bench.settle import settle
 
     machine.use_fixed_threads()
+    model_size.kept_in = Path(spec["cache"])
     device = torch.device(ddp.device_kind(pipeline["device"], spec["ranks"]))
     if device.type == "cuda":
         device = torch.device("cuda", place.local_rank)
-        torch.cuda.set_device(device)
+        machine.use(device)
     facts = machine.describe(device)
     log.write("machine", **facts)
     if place.local_rank == 0:  # for the run as a whole; its telemetry is of no single card
         EventLog(folder).write("machine", **facts | {"uuid": None})
     stage("waiting for the other ranks")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    job, not_applied = settle(pipeline, device)
+    job, not_applied = same_model(place.rank, lambda **size: settle(pipeline | size, device))
+    if why := ddp.gpu_passed_over(pipeline["device"], spec["ranks"]):
+        not_applied["device"] = why
     log.write("job", pipeline=vars(job), not_applied=not_applied)
     job.shard = (place.rank, place.world_size)
     dataset = shared_dataset(spec, job, place, stage)
@@ -102,6 +105,16 @@ def run(spec: dict, place: Any, folder: Path, log: EventLog) -> None:
     log.write("memory", peak_bytes=memory.peak_bytes(device))
     trainer.time_is_up.wait()
     dist.barrier()  # nobody closes a connection that another one still uses
+
+
+def same_model(rank: int, settle: Any) -> Any:
+    """Settle the job, with rank 0's size of model: two cards, timed, may come to different ones."""
+    from torch import distributed as dist
+
+    settled = settle() if rank == 0 else None
+    size = [settled and {"width": settled[0].width, "depth": settled[0].depth}]
+    dist.broadcast_object_list(size)
+    return settled or settle(**size[0])
 
 
 def shared_dataset(spec: dict, job: Any, place: Any, stage: Any) -> Any:

@@ -27,12 +27,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from labkit.bench import model_size
 from labkit.bench.data import CLASSES, JpegFiles, make_loader
 from labkit.bench.events import EventLog
 from labkit.bench.images import COUNT, jpeg_folder
 from labkit.bench.item_times import ItemTimes
 from labkit.bench.loop import DTYPES, Trainer
-from labkit.bench.machine import cpu_cores, describe, find_device, use_fixed_threads
+from labkit.bench.machine import cpu_cores, find_device, use_fixed_threads
+from labkit.bench.settle import settle
 from labkit.bench.slow_settings import FIXES, check, settings, usual_steps
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)  # of each colour channel
@@ -45,7 +47,7 @@ class Files(JpegFiles):
     def __init__(self, folder: Path, job: Any, fixes: Sequence[str]):
         super().__init__(folder, job)
         self.lean, self.as_bytes = "items" in fixes, "copies" in fixes
-        records = [{"id": i, "label": i % CLASSES, "box": [i, i, 2.0]} for i in range(6 * COUNT)]
+        records = [{"id": i, "label": i % CLASSES, "box": [i, i, 2.0]} for i in range(4 * COUNT)]
         self.manifest = json.dumps(records)
 
     def __getitem__(self, ticket: tuple[int, int]) -> tuple[torch.Tensor, int]:
@@ -198,15 +200,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     use_fixed_threads()
     device = find_device(options.device)
-    sms = describe(device).get("sm_count") or 0 if device.type != "cpu" else None
-    knobs = settings(fixes, sms, cpu_cores(), options.steps)
-    train(SimpleNamespace(**knobs), device, fixes)
+    knobs = settings(fixes, device.type != "cpu", cpu_cores(), options.steps)
+    model_size.kept_in = Path(os.environ.get("LABKIT_HOME", tempfile.gettempdir()))
+    train(settle(knobs, device)[0], device, fixes, model_size.kept_in / "data")
     return 0
 
 
-def train(job: Any, device: torch.device, fixes: Sequence[str]) -> None:
-    """Train for `job.steps` steps and print how it went."""
-    cache = Path(os.environ.get("LABKIT_HOME", tempfile.gettempdir())) / "data"
+def train(job: Any, device: torch.device, fixes: Sequence[str], cache: Path) -> None:
+    """Train for `job.steps` steps on the images in `cache` and print how it went."""
     files = jpeg_folder(cache, 2 * job.image_px, lambda *_: None)
     trainer = SlowTrainer(job, device, fixes)
     batches, start = iter(make_loader(Files(files, job, fixes), job)), 0.0

@@ -148,6 +148,19 @@ class Ranks(Logged):
         return self[0].pipeline if len(self) else self.asked
 
     @property
+    def alone(self) -> Pipeline:
+        """The same pipeline for one process, on the device that rank 0 had: `lk.run(ranks.alone)`.
+
+        Left to itself, a single run takes the GPU that is too few for the ranks (`not_applied`).
+        """
+        return self.asked.but(device=self.pipeline.device)
+
+    @property
+    def not_applied(self) -> dict[str, str]:
+        """{knob: why it could not act}; of `device`, why the ranks did not use the GPU."""
+        return self[0].not_applied if len(self) else {}
+
+    @property
     def asked_ranks(self) -> int:
         """How many ranks were asked for on this machine."""
         ranks = self._last.get("spec", {}).get("ranks", 0)
@@ -235,7 +248,12 @@ class Ranks(Logged):
         if differs:
             raise ValueError(f"not the same pipeline: {', '.join(differs)} differ.")
         if one.machine.kind != self.machine.kind or one.machine.name != self.machine.name:
-            raise ValueError(f"not the same hardware: {one.machine.name}, {self.machine.name}.")
+            why = self.not_applied.get("device")
+            raise ValueError(
+                f"not the same hardware: one process on {one.machine.name}, {len(self)} ranks on "
+                f"{self.machine.name}{f' ({why})' if why else ''}. Run the one process where the "
+                "ranks were: lk.run(ranks.alone)."
+            )
         return self.throughput / one.throughput if self.throughput and one.throughput else None
 
     def efficiency(self, one: Run) -> float | None:

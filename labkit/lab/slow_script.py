@@ -35,10 +35,9 @@ class SlowScript:
         here = machine()
         gpu, old = here.kind == "gpu", float(here.compute_capability or 9) < 8
         half = "fp16" if gpu and old else "bf16"
-        sms = (here.sm_count or 0) if gpu else None
         cores = here.cpu_cores or 1
         steps = self.steps or usual_steps(cores)
-        return Pipeline(**settings(self.fixes, sms, cores, steps, half))
+        return Pipeline(**settings(self.fixes, gpu, cores, steps, half))
 
     def to_spec(self) -> dict[str, Any]:
         """What the log's first event says of it."""

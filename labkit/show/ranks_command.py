@@ -35,7 +35,7 @@ def arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--starve", action="append", default=[], metavar="RANK:KNOB=VALUE",
                      help="give one rank's loader another setting, such as 1:io_ms=10")  # fmt: skip
     sub.add_argument("--baseline", action="store_true",
-                     help="run one process first, for speedup and efficiency")  # fmt: skip
+                     help="run one process as well, for speedup and efficiency")  # fmt: skip
     sub.add_argument("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
     sub.add_argument("--save", metavar="FILE", help="keep the record (.jsonl or .jsonl.gz)")
     machines = sub.add_argument_group("several machines (torchrun's options)")
@@ -52,9 +52,6 @@ def distributed(options: argparse.Namespace) -> int:
     rendezvous = {name: value for name, value in rendezvous.items() if value is not None}
     starve = starved(options.starve)
     Distributed(pipeline, options.ranks, options.no_sync, starve, rendezvous)  # tells mistakes now
-    one = lk.run(pipeline.but(xray=False)) if options.baseline else None
-    if one is not None and one.outcome != "finished":
-        raise RuntimeError(f"the run of one process {one.outcome}: {one.error}")
     ranks = lk.distributed(
         pipeline,
         ranks=options.ranks,
@@ -62,6 +59,11 @@ def distributed(options: argparse.Namespace) -> int:
         starve=starve,
         rendezvous=rendezvous,
     )
+    one = None
+    if options.baseline and ranks.outcome == "finished":  # on the device that the ranks had
+        one = lk.run(ranks.alone.but(xray=False))
+        if one.outcome != "finished":
+            raise RuntimeError(f"the run of one process {one.outcome}: {one.error}")
     if options.save:
         ranks.save(options.save)
     if options.plot:
