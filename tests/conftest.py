@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,13 +45,13 @@ def tiny():
 @pytest.fixture(scope="session")
 def finished(tiny):
     """One finished run, for tests that only read."""
-    from labkit.lab import folders
     from labkit.lab.launcher import launch
+    from labkit.lab.run import Run
 
-    folders.KEPT_RUNS = 10_000  # a session makes more runs than a user keeps, and reads this one
     run = launch(tiny).wait()
     assert run.outcome == "finished", run.error
-    return run
+    # Out of the way: a session makes more runs than a user keeps, and the oldest are deleted
+    return Run(shutil.copytree(run.path, Path(HOME.name) / "kept" / run.path.name))
 
 
 @pytest.fixture
