@@ -166,7 +166,10 @@ class Pipeline:
     )
     # How it is trained
     precision: str = knob(
-        "fp32", "number format of the heavy math", choices=("fp32", "tf32", "fp16", "bf16")
+        "fp32",
+        "number format of the heavy math; fp16 makes the host wait in every update for its loss "
+        "scale, unless the optimizer is fused",
+        choices=("fp32", "tf32", "fp16", "bf16"),
     )
     accumulation_steps: int = knob(
         1, "batches whose gradients are added up before one update", low=1, high=1024
