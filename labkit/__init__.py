@@ -9,51 +9,57 @@ comes with it: experiments run in a process of their own.
 
 from importlib import import_module
 
+from labkit.wiring import ABOVE
+
 __version__ = "0.1.0"
 
 _NAMES = {
     "Ladder": "labkit.show.ladder",
-    "Pipeline": "labkit.lab.pipeline",
-    "Ranks": "labkit.lab.ranks",
-    "Run": "labkit.lab.run",
+    "Pipeline": "labkit.spec",
+    "Ranks": "labkit.results.ranks",
+    "Run": "labkit.results.run",
     "Scaling": "labkit.show.scaling",
-    "RecordError": "labkit.lab.record",
+    "RecordError": "labkit.results.record",
     "beside": "labkit.show.beside_figure",
-    "challenge": "labkit.learn.challenge",
-    "cost": "labkit.explain.cost",
+    "challenge": "labkit.course.challenge",
+    "cost": "labkit.analysis.cost",
     "cost_panel": "labkit.show.cost_view",
     "distributed": "labkit.show.distributing",
-    "guess": "labkit.learn.guess",
-    "instruments": "labkit.explain.instruments",
-    "knee": "labkit.explain.knee",
-    "largest_batch": "labkit.show.batch_finding",
-    "load": "labkit.lab.load",
-    "diagnose": "labkit.explain.diagnosis",
-    "trace": "labkit.explain.trace",
-    "losses": "labkit.explain.losses",
-    "machine": "labkit.lab.machine",
-    "measure": "labkit.show.measuring",
+    "guess": "labkit.course.guess",
+    "instruments": "labkit.analysis.instruments",
+    "knee": "labkit.analysis.knee",
+    "largest_batch": "labkit.experiments.batch_finding",
+    "load": "labkit.results.load",
+    "diagnose": "labkit.analysis.diagnosis",
+    "trace": "labkit.analysis.trace",
+    "losses": "labkit.analysis.losses",
+    "machine": "labkit.results.machine",
+    "measure": "labkit.experiments.measuring",
     "measure_panel": "labkit.show.measure_panel",
-    "mystery": "labkit.learn.mystery",
+    "mystery": "labkit.course.mystery",
     "panel": "labkit.show.panel",
-    "predict": "labkit.explain.prediction",
+    "predict": "labkit.analysis.prediction",
     "ranks_panel": "labkit.show.ranks_panel",
-    "recorded": "labkit.lab.recordings",
+    "recorded": "labkit.results.recordings",
     "replay": "labkit.show.replaying",
     "replay_panel": "labkit.show.replaying",
-    "roofline": "labkit.explain.roofline",
+    "roofline": "labkit.experiments.roofline_points",
     "run": "labkit.show.running",
-    "same_training": "labkit.lab.slow_script",
-    "slow_script": "labkit.show.capstone",
-    "score": "labkit.learn.score",
+    "same_training": "labkit.results.slow_script",
+    "slow_script": "labkit.course.capstone",
+    "score": "labkit.course.score",
     "sweep": "labkit.show.running",
-    "training_arguments": "labkit.lab.training_arguments",
+    "training_arguments": "labkit.results.training_arguments",
     "tune": "labkit.show.tuning",
     "to_wandb": "labkit.show.wandb_log",
     "watch": "labkit.show.watching",
 }
 
 __all__ = list(_NAMES)
+
+
+# What a result of a lower floor can do with what is defined above it: see `labkit.wiring`
+ABOVE.update({})
 
 
 def __getattr__(name):

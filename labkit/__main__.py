@@ -12,15 +12,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.lab.pipeline import Pipeline, parse_settings
-from labkit.show import (
-    command_help,
-    grade_command,
-    ranks_command,
-    record_command,
-    tune_command,
-    watch_command,
-)
+from labkit.course import grade_command, record_command
+from labkit.show import command_help, ranks_command, tune_command, watch_command
+from labkit.spec import Pipeline, parse_settings
 
 
 class BadInput(Exception):
@@ -215,7 +209,7 @@ def diagnose(options: argparse.Namespace) -> int:
 
 def faults(options: argparse.Namespace) -> int:
     """`labkit faults`."""
-    from labkit.explain import faultscore
+    from labkit.course import faultscore
 
     def progress(done: int, total: int, case: str) -> None:
         print(f"labkit: {done} of {total} runs done; {case}", file=sys.stderr)
@@ -228,7 +222,7 @@ def faults(options: argparse.Namespace) -> int:
         progress=progress,
     )
     if options.plot:
-        from labkit.show import confusion_figure
+        from labkit.course import confusion_figure
 
         confusion_figure.draw(score).savefig(options.plot)
     return answer(options, score.to_dict(), str(score))

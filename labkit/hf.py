@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import labkit
-from labkit.bench.events import now_ns
 from labkit.bench.watch import Recorder as Recording
-from labkit.lab import folders
-from labkit.lab.run import Run
+from labkit.process import folders
+from labkit.process.events import now_ns
+from labkit.results.run import Run
 
 try:
     import accelerate  # noqa: F401 -- the Trainer needs it, and says so late

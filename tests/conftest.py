@@ -45,8 +45,8 @@ def tiny():
 @pytest.fixture(scope="session")
 def finished(tiny):
     """One finished run, for tests that only read."""
-    from labkit.lab.launcher import launch
-    from labkit.lab.run import Run
+    from labkit.results.launch import launch
+    from labkit.results.run import Run
 
     run = launch(tiny).wait()
     assert run.outcome == "finished", run.error
@@ -72,7 +72,7 @@ def cards():
 def no_run_outlives_its_test():
     """A test that fails half way must not keep the device from the next one."""
     yield
-    if launcher := sys.modules.get("labkit.lab.launcher"):
+    if launcher := sys.modules.get("labkit.results.launch"):
         for handle in launcher._keep:
             if handle.alive():
                 handle.stop()

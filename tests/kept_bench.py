@@ -3,8 +3,8 @@
 import importlib
 from types import SimpleNamespace
 
-from labkit.bench.experiments import EXPERIMENTS
 from labkit.bench.workbench import Workbench
+from labkit.experiments import EXPERIMENTS
 
 
 class Kept(Workbench):
@@ -34,5 +34,5 @@ class Kept(Workbench):
 def measured(name, bench, **params):
     """Run an experiment as it is by default, but for `params`."""
     listed = EXPERIMENTS[name]
-    module = importlib.import_module(f"labkit.bench.experiments.{listed.module}")
+    module = importlib.import_module(f"labkit.experiments.{listed.module}")
     module.measure(SimpleNamespace(**listed.defaults | params), bench)

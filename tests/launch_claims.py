@@ -15,9 +15,11 @@ from typing import Any
 
 from standin_gpu import Card
 
-from labkit.lab import course_records, faultset, slow_script
-from labkit.lab.pipeline import Pipeline
-from labkit.learn.tasks import TASKS
+from labkit.course import faultset
+from labkit.course import records as course_records
+from labkit.course.tasks import TASKS
+from labkit.results import slow_script
+from labkit.spec import Pipeline
 
 CORES = 16  # of the machine that the card is in
 SEVERITIES = (1, 4)  # the mildest and the worst; a mystery is a fault of the worst

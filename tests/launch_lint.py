@@ -28,12 +28,12 @@ from launch_points import DEVICE, measured, module_of, points
 from launch_replay import Op, Step, bound_by, diagnosed, period_us, recorded, replayed
 from standin_gpu import CARDS, LAUNCH_US, StandIn
 
+from labkit.analysis.thresholds import WORTH_NAMING
 from labkit.bench import loop, model_size, slow_faults, slow_script
-from labkit.bench.experiments import EXPERIMENTS
-from labkit.bench.settle import settle
-from labkit.explain.thresholds import WORTH_NAMING
-from labkit.lab import faultset
-from labkit.lab.pipeline import Pipeline
+from labkit.bench.resolve_config import settle
+from labkit.course import faultset
+from labkit.experiments import EXPERIMENTS
+from labkit.spec import Pipeline
 
 TABLE = Path(__file__).with_suffix(".md")
 MARGIN = 2.0  # times its launches, at least, for what is claimed to keep the card busy

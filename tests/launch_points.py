@@ -16,8 +16,8 @@ import torch
 from launch_replay import Step, recorded
 from standin_gpu import StandIn
 
-from labkit.bench.experiments import EXPERIMENTS
 from labkit.bench.workbench import Workbench
+from labkit.experiments import EXPERIMENTS
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 DEVICE = torch.device("cuda", 0)
@@ -47,7 +47,7 @@ def points(gpu: StandIn, experiment: str, params: dict) -> Iterator[tuple[str, s
 
 def module_of(experiment: str) -> Any:
     """Import an experiment."""
-    return importlib.import_module(f"labkit.bench.experiments.{EXPERIMENTS[experiment].module}")
+    return importlib.import_module(f"labkit.experiments.{EXPERIMENTS[experiment].module}")
 
 
 def measured() -> Iterator[tuple[str, dict]]:

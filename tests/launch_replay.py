@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from standin_gpu import LAUNCH_US, SHORTEST_KERNEL_US, Card, StandIn, VirtualClock
 
-from labkit.explain.thresholds import FUSION_SAVES, TENSOR_CORE_GAIN, WORTH_NAMING
+from labkit.analysis.thresholds import FUSION_SAVES, TENSOR_CORE_GAIN, WORTH_NAMING
 
 PARTS = ("compute", "memory", "transfer", "input", "launch")  # of a step's time
 ON_CARD = PARTS[:3]

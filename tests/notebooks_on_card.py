@@ -35,15 +35,15 @@ import torch
 import labkit as lk
 from labkit import show
 from labkit.bench import machine, model_size, slow_script, workbench
-from labkit.bench.events import VERSION, EventLog
-from labkit.bench.experiments import autocast_types, fusion
-from labkit.lab import launcher
-from labkit.lab import slow_script as script_spec
-from labkit.lab.distributed import Distributed
-from labkit.lab.experiment import Experiment, Measurements
-from labkit.lab.machine import Machine
-from labkit.lab.ranks import Ranks
-from labkit.lab.slow_script import SlowScript
+from labkit.experiments import autocast_types, fusion
+from labkit.process.events import VERSION, EventLog
+from labkit.results import launch as launcher
+from labkit.results import slow_script as script_spec
+from labkit.results.machine import Machine
+from labkit.results.measurements import Experiment, Measurements
+from labkit.results.ranks import Ranks
+from labkit.results.slow_script import SlowScript
+from labkit.spec import Distributed
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 CARD = torch.device("cuda", 0)

@@ -111,7 +111,7 @@ def install() -> None:
     """Take the place of PyTorch's profiler, also where labkit has imported that already."""
     torch.autograd.profiler.profile = Profile
     torch.autograd.profiler.record_function = Mark
-    if xray := sys.modules.get("labkit.bench.xray"):
+    if xray := sys.modules.get("labkit.bench.profile"):
         xray.profiler, xray.record_function = Profile, Mark
 
 

@@ -10,14 +10,16 @@ from typing import Any
 import torch
 
 import labkit as lk
-from labkit.bench import faults, machine, memory, xray
-from labkit.bench.events import VERSION, EventLog
+from labkit.bench import injected as faults
+from labkit.bench import machine, memory
+from labkit.bench import profile as xray
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch
-from labkit.bench.settle import settle
-from labkit.bench.step_log import Drain
+from labkit.bench.resolve_config import settle
 from labkit.bench.timeline import make_timeline
-from labkit.lab.run import Run
+from labkit.process.events import VERSION, EventLog
+from labkit.process.step_log import Drain
+from labkit.results.run import Run
 
 DECODE_MS = 0.8  # of one image, on a core of the machine that the stand-in is in
 ARRAY_MS = 0.02

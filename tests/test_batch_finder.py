@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import labkit as lk
-from labkit.lab import batch_finder
-from labkit.lab.batch_finder import CONFIRMING_STEPS, FINE, LargestBatch, find
-from labkit.lab.machine import Machine
+from labkit.experiments import largest_batch as batch_finder
+from labkit.experiments.largest_batch import CONFIRMING_STEPS, FINE, LargestBatch, find
+from labkit.results.machine import Machine
 
 
 def attempt_of(most_that_fits, peak=lambda size: 0.1 + size / 1000, limit_gib=1.0):

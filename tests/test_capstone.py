@@ -7,10 +7,11 @@ import time
 import pytest
 
 import labkit as lk
-from labkit.bench import slow_settings, xray
-from labkit.explain import thresholds
-from labkit.lab.launcher import launch
-from labkit.lab.slow_script import SlowScript, same_training, stages
+from labkit.analysis import thresholds
+from labkit.bench import profile as xray
+from labkit.bench import slow_settings
+from labkit.results.launch import launch
+from labkit.results.slow_script import SlowScript, same_training, stages
 
 STEPS = 6
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.bench.experiments import exercise
 from labkit.bench.workbench import Workbench
-from labkit.learn import score, tasks
-from labkit.learn.challenge import Challenge
-from labkit.learn.task import CodeTask, Goal, KnobTask
+from labkit.course import score, tasks
+from labkit.course.challenge import Challenge
+from labkit.course.task import CodeTask, Goal, KnobTask
+from labkit.experiments import exercise
 
 ALL = "LABKIT_ALL_CHALLENGES" in os.environ  # every answer in a process of its own: minutes
 LAUNCHED = {
@@ -32,7 +32,7 @@ def answer_of(task, name):
     answer = task.solution if name == "solution" else task.wrong[name]
     if isinstance(task, CodeTask):
         module, _, name = answer.partition(":")
-        return getattr(importlib.import_module(f"labkit.bench.exercises.{module}"), name)
+        return getattr(importlib.import_module(f"labkit.course.exercises.{module}"), name)
     return answer
 
 
@@ -187,14 +187,14 @@ def test_answers_that_misbehave_get_a_sentence_and_no_traceback(answer, words):
 def another_clock(x):
     import time
 
-    from labkit.bench.exercises.graph_break import whole
+    from labkit.course.exercises.graph_break import whole
 
     time.perf_counter_ns = lambda: 0
     return whole(x)
 
 
 def another_check(x):
-    from labkit.bench.exercises import graph_break
+    from labkit.course.exercises import graph_break
 
     graph_break.broken = graph_break.other_function
     return graph_break.other_function(x)

@@ -6,9 +6,9 @@ import math
 import pytest
 
 import labkit as lk
+from labkit.analysis import prices
 from labkit.bench.telemetry import RaplMeter
-from labkit.explain import prices
-from labkit.lab.machine import Machine
+from labkit.results.machine import Machine
 
 MS = 1_000_000
 START = 10**9

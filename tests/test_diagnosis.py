@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from labkit.explain.diagnosis import diagnose
-from labkit.explain.step_breakdown import CLASSES, breakdown, split_steps
-from labkit.lab.pipeline import Pipeline
+from labkit.analysis.diagnosis import diagnose
+from labkit.analysis.step_breakdown import CLASSES, breakdown, split_steps
+from labkit.spec import Pipeline
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 CALM = {

@@ -14,10 +14,10 @@ import time
 
 import pytest
 
-from labkit.bench.events import EventLog
-from labkit.explain.diagnosis import diagnose
-from labkit.explain.withheld import SHARED
-from labkit.lab.load import load
+from labkit.analysis.diagnosis import diagnose
+from labkit.analysis.withheld import SHARED
+from labkit.process.events import EventLog
+from labkit.results.load import load
 
 try:
     HEADER = next(
@@ -410,7 +410,8 @@ def test_where_only_contexts_are_told_those_count_that_came_while_it_trained(
 
 def test_a_card_that_torch_cannot_use_is_named_with_the_remedy(stub, monkeypatch):
     from labkit import Pipeline
-    from labkit.lab import launcher, machine
+    from labkit.results import launch as launcher
+    from labkit.results import machine
 
     if machine.machine().kind == "gpu":
         pytest.skip("torch has a GPU of its own here")
@@ -428,7 +429,7 @@ def test_a_card_that_torch_cannot_use_is_named_with_the_remedy(stub, monkeypatch
 def test_a_call_that_hangs_ends_the_samples_and_nothing_else(stub, tmp_path, monkeypatch):
     """A whole run, whose telemetry is on the stub's card and hangs there."""
     from labkit import Pipeline
-    from labkit.lab import launcher
+    from labkit.results import launch as launcher
 
     code = (
         "import sys, labkit.bench.telemetry as t\n"

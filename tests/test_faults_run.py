@@ -19,10 +19,10 @@ import pytest
 from conftest import fault_figures, processes_of
 
 from labkit import Pipeline, load
-from labkit.bench.events import now_ns
-from labkit.bench.faults import COUNT_NAME, NOTHING
-from labkit.lab import processes
-from labkit.lab.launcher import launch
+from labkit.bench.injected import COUNT_NAME, NOTHING
+from labkit.process import family as processes
+from labkit.process.events import now_ns
+from labkit.results.launch import launch
 
 pytestmark = [
     pytest.mark.faults,
@@ -238,7 +238,7 @@ def test_a_reader_that_stalls_for_6_seconds_costs_the_run_nothing():
 def test_what_no_one_was_left_to_clear_up_the_next_run_does(tmp_path):
     """Kernel and supervisor are killed at once: the run that starts next sees to what is left."""
     code = (
-        "import labkit as lk; from labkit.lab.launcher import launch\n"
+        "import labkit as lk; from labkit.results.launch import launch\n"
         f"run = launch(lk.Pipeline(**{QUICK.but(**LONG).changed()!r}), fault='escapes')\n"
         "print(run.path, run._process.process.pid, flush=True)\n"
         "run.wait()"

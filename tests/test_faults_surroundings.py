@@ -19,7 +19,8 @@ import pytest
 from conftest import processes_of
 
 from labkit import Pipeline
-from labkit.lab import folders, launcher
+from labkit.process import folders
+from labkit.results import launch as launcher
 
 pytestmark = [
     pytest.mark.faults,

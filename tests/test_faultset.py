@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from labkit.bench import slow_faults
-from labkit.explain.faultscore import NAMES, Score, Scored, run_set
-from labkit.lab import faultset
-from labkit.lab.faultset import (
+from labkit.course import confusion_figure, faultset
+from labkit.course.faultscore import NAMES, Score, Scored, run_set
+from labkit.course.faultset import (
     BASES,
     CALIBRATION,
     EVERYTHING,
@@ -22,8 +22,7 @@ from labkit.lab.faultset import (
     Case,
     Here,
 )
-from labkit.lab.machine import Machine
-from labkit.show import confusion_figure
+from labkit.results.machine import Machine
 
 CPU = Here(BASES["cpu"] | {"precision": "fp32"}, Machine(kind="cpu"))
 GPU = Here(BASES["gpu"] | {"precision": "bf16", "depth": 11}, Machine(kind="gpu"))

@@ -4,10 +4,16 @@ import os
 
 import pytest
 
-from labkit.bench.settle import compiler
-from labkit.explain.fusion import arrays_moved, break_even_steps, gains, largest, predicted_gain
-from labkit.lab.experiment import Experiment
-from labkit.lab.launcher import launch
+from labkit.bench.resolve_config import compiler
+from labkit.experiments.fusion_gain import (
+    arrays_moved,
+    break_even_steps,
+    gains,
+    largest,
+    predicted_gain,
+)
+from labkit.results.launch import launch
+from labkit.results.measurements import Experiment
 
 SMALL = {"mib": 2, "length": 3}
 

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 import labkit as lk
-from labkit.bench import step_log
-from labkit.bench.events import EventLog, now_ns
-from labkit.bench.experiments import EXPERIMENTS
-from labkit.explain import faultscore
-from labkit.explain.withheld import SHARED
-from labkit.lab.experiment import Experiment
-from labkit.lab.launcher import launch
-from labkit.lab.record import Tail
+from labkit.analysis.withheld import SHARED
+from labkit.course import faultscore
+from labkit.experiments import EXPERIMENTS
+from labkit.process import step_log
+from labkit.process.events import EventLog, now_ns
+from labkit.results.launch import launch
+from labkit.results.measurements import Experiment
+from labkit.results.record import Tail
 
 torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import labkit as lk
-from labkit.bench import landlock
-from labkit.lab import launcher
-from labkit.learn.cell_process import run as run_cells
-from labkit.learn.grading import Row, grade
-from labkit.learn.submission import BadNotebook, read
+from labkit.course import landlock
+from labkit.course.cell_process import run as run_cells
+from labkit.course.grading import Row, grade
+from labkit.course.submission import BadNotebook, read
+from labkit.results import launch as launcher
 
 FIRST, BREAK = "00-first", "07-graph-break"
 CHECK_FIRST, CHECK_BREAK = (f'lk.challenge("{key}").check(answer)' for key in (FIRST, BREAK))
@@ -318,7 +318,7 @@ def _empty(tmp_path):
 
 def test_trouble_of_ours_costs_one_row_too(tmp_path, monkeypatch):
     path = notebook(tmp_path, SOLUTION + "\n" + CHECK_FIRST)
-    monkeypatch.setattr("labkit.learn.cell_process.run", lambda *_: 1 / 0)
+    monkeypatch.setattr("labkit.course.cell_process.run", lambda *_: 1 / 0)
     assert grade([path]) == (
         Row(
             str(path),
@@ -330,5 +330,5 @@ def test_trouble_of_ours_costs_one_row_too(tmp_path, monkeypatch):
 
 
 def test_grading_needs_no_torch_here():
-    code = "import sys, labkit.learn.grading; sys.exit('torch' in sys.modules)"
+    code = "import sys, labkit.course.grading; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.bench import device_lock
-from labkit.lab.pipeline import KNOBS, Pipeline, parse_settings
-from labkit.lab.record import HEAD, Tail
+from labkit.process import device_lock
+from labkit.results.record import HEAD, Tail
 from labkit.show.controls import Control
+from labkit.spec import KNOBS, Pipeline, parse_settings
 
 quick = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -135,7 +135,7 @@ def test_a_torn_line_is_never_taken_for_an_event_and_costs_no_other(
 def test_a_record_that_unpacks_to_more_than_fits_is_refused(tmp_path, monkeypatch):
     import gzip
 
-    from labkit.lab import record
+    from labkit.results import record
 
     monkeypatch.setattr(record, "MAX_BYTES", 10_000)
     bomb = tmp_path / "bomb.jsonl.gz"
@@ -197,7 +197,7 @@ def monkeypatch_module():
 
         for name in ("run", "sweep", "machine", "trace", "diagnose", "tune", "panel", "measure"):
             patch.setattr(lk, name, refuse, raising=False)
-        patch.setattr("labkit.lab.launcher.launch", refuse)
+        patch.setattr("labkit.results.launch.launch", refuse)
         patch.setattr("subprocess.Popen", refuse)
         yield
 
@@ -255,8 +255,8 @@ def test_a_recorded_runs_name_stays_inside_its_folder(tmp_path_factory, name):
 
 
 def test_an_experiment_is_one_of_a_list_and_never_a_module_by_name():
-    from labkit.bench.experiments import EXPERIMENTS
-    from labkit.lab.experiment import Experiment
+    from labkit.experiments import EXPERIMENTS
+    from labkit.results.measurements import Experiment
 
     for name in ("os", "..data", "../x", "__init__", "a.b", ""):
         with pytest.raises(ValueError, match="experiment"):
@@ -301,13 +301,13 @@ def is_bare(part):
 # What the reader wrote in the notebook (a dataset, a step, an answer) goes to their own bench and
 # its workers: once, through a file in the run's folder that is deleted. Nothing comes back so.
 MAY_PICKLE = {
-    "labkit/tuner/source.py", "labkit/learn/attempt.py",  # write it
-    "labkit/bench/own_source.py", "labkit/bench/experiments/exercise.py",  # read it
+    "labkit/tuner/source.py", "labkit/course/attempt.py",  # write it
+    "labkit/bench/user_dataset.py", "labkit/experiments/exercise.py",  # read it
     "labkit/bench/by_value.py",
     # grading a handed-in notebook runs foreign code anyway, in a process that is fenced in first
-    "labkit/learn/cell_child.py", "labkit/bench/confine.py",
+    "labkit/course/cell_child.py", "labkit/course/confine.py",
 }  # fmt: skip
-RUNS_CELLS = {"labkit/learn/cell_child.py"}  # of a handed-in notebook, fenced in
+RUNS_CELLS = {"labkit/course/cell_child.py"}  # of a handed-in notebook, fenced in
 NEVER = {"eval", "exec", "compile", "__import__"}
 
 

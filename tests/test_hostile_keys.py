@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import labkit as lk
-from labkit.lab import processes
-from labkit.lab.launcher import launch
+from labkit.process import family as processes
+from labkit.results.launch import launch
 
 ROOT = Path(__file__).parents[1]
 KEYS = {

@@ -12,7 +12,7 @@ import pytest
 
 import labkit as lk
 from labkit.bench.telemetry import CpuMeter
-from labkit.lab.timeline import busy_until
+from labkit.results.timeline import busy_until
 
 
 def a_run(period_s=0.06, busy_s=0.01, seconds=40.0, telemetry=(), kind="gpu"):

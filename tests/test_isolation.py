@@ -10,9 +10,9 @@ import pytest
 from conftest import processes_of, torch_segments
 
 from labkit import Pipeline, load
-from labkit.bench.step_log import SLOT
-from labkit.lab import processes
-from labkit.lab.launcher import launch
+from labkit.process import family as processes
+from labkit.process.step_log import SLOT
+from labkit.results.launch import launch
 
 pytestmark = [
     pytest.mark.faults,

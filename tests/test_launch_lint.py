@@ -18,8 +18,8 @@ import standin_gpu
 import torch
 from launch_replay import Op, Step, replayed
 
-from labkit.bench.experiments import EXPERIMENTS
-from labkit.explain import datasheets
+from labkit.analysis import datasheets
+from labkit.experiments import EXPERIMENTS
 
 MADE_ANEW = ("H200",)  # the fastest, the first to be launch-bound; all six take a minute
 
@@ -74,7 +74,7 @@ def test_every_experiment_is_in_the_table_or_has_a_reason_not_to_be():
 
 
 def test_no_exercise_works_on_the_card():
-    folder = launch_points.NOTEBOOKS.parent / "labkit" / "bench" / "exercises"
+    folder = launch_points.NOTEBOOKS.parent / "labkit" / "course" / "exercises"
     assert not [path for path in folder.glob("*.py") if "bench.device" in path.read_text()]
 
 

@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from labkit.lab.pipeline import Pipeline
-from labkit.lab.run import Run
+from labkit.results.run import Run
 from labkit.show import live
 from labkit.show.follow import TEETH, BusyShare, Follower, unpack
+from labkit.spec import Pipeline
 
 MS = 1_000_000
 

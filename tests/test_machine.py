@@ -6,10 +6,10 @@ import pynvml
 import pytest
 import torch
 
+from labkit.analysis.datasheets import card
 from labkit.bench import machine as bench_machine
-from labkit.bench.experiments import anatomy, one_thread
-from labkit.explain.datasheets import card
-from labkit.lab.machine import Machine
+from labkit.experiments import anatomy, one_thread
+from labkit.results.machine import Machine
 
 NONE = "No CUDA GPUs are available"
 INSTALL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"

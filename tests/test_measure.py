@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import labkit as lk
-from labkit.lab.experiment import Experiment, Measurement
-from labkit.lab.launcher import launch
+from labkit.results.launch import launch
+from labkit.results.measurements import Experiment, Measurement
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import labkit as lk
-from labkit.explain import memory_parts
-from labkit.explain.knee import fit
-from labkit.lab.experiment import Experiment
-from labkit.lab.launcher import launch
+from labkit.analysis.knee import fit
+from labkit.experiments import memory_estimate as memory_parts
+from labkit.results.launch import launch
+from labkit.results.measurements import Experiment
 
 COUNTS = {
     "model": "mlp", "width": 8, "depth": 2, "image_px": 4, "classes": 10, "batch_size": 3,
@@ -103,7 +103,7 @@ def test_two_sizes_make_no_knee():
 
 
 def test_a_knee_is_found_in_a_real_sweep_and_drawn():
-    from labkit.lab.sweep import Sweep
+    from labkit.results.sweep import Sweep
 
     pipeline = lk.Pipeline(dataset="sleep", prep_ms=0, model="mlp", width=32, depth=1, xray=False)
     swept = Sweep(pipeline.but(steps=20), {"batch_size": [2, 64, 512]})

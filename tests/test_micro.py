@@ -8,9 +8,9 @@ import json
 import pytest
 
 import labkit as lk
-from labkit.bench.experiments import EXPERIMENTS
-from labkit.lab.experiment import Experiment
-from labkit.lab.launcher import launch
+from labkit.experiments import EXPERIMENTS
+from labkit.results.launch import launch
+from labkit.results.measurements import Experiment
 from labkit.show.style import png_of
 
 SMALL = {

@@ -8,12 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 import labkit as lk
-from labkit.lab import faultset
-from labkit.lab.shipping import ship
-from labkit.learn import mystery as module
-from labkit.learn import score
-from labkit.learn.fix import Fix
-from labkit.learn.mystery import NAMES, Mystery
+from labkit.course import faultset, score
+from labkit.course import mystery as module
+from labkit.course.fix import Fix
+from labkit.course.mystery import NAMES, Mystery
+from labkit.results.shipping import ship
 
 BASE = faultset.BASES["cpu"] | {"precision": "fp32"}
 

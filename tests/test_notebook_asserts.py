@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import notebooks_on_card as cells  # noqa: E402 -- needs torch
 
-from labkit.lab.distributed import Distributed  # noqa: E402
+from labkit.spec import Distributed  # noqa: E402
 
 needs_standin = pytest.mark.skipif(
     sys.platform != "linux" or not shutil.which("g++"), reason="the stand-in is compiled with g++"

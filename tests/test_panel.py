@@ -6,9 +6,9 @@ import ipywidgets as widgets
 import pytest
 from conftest import ended, until
 
-from labkit.lab.pipeline import KNOBS, Pipeline
 from labkit.show.controls import Control
 from labkit.show.panel import Panel, panel
+from labkit.spec import KNOBS, Pipeline
 
 QUICK = Pipeline(dataset="sleep", prep_ms=10, steps=20, seconds=None)
 LONG = QUICK.but(steps=100_000)
@@ -17,7 +17,7 @@ LONG = QUICK.but(steps=100_000)
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path_factory, monkeypatch):
     """Runs of this file share a folder with no other's."""
-    from labkit.lab import folders
+    from labkit.process import folders
 
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path_factory.mktemp("home")))
     folders.home.cache_clear()

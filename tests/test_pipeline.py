@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import labkit as lk
-from labkit.lab.pipeline import KNOBS, parse_settings
+from labkit.spec import KNOBS, parse_settings
 
 
 def test_every_knob_is_declared_once_with_a_default_it_allows_and_a_line_of_help():
@@ -28,7 +28,7 @@ def test_every_knob_is_declared_once_with_a_default_it_allows_and_a_line_of_help
         ({"pin_memory": 2}, r"pin_memory=2 .*True or False"),
         ({"prefetch_factor": 4}, r"prefetch_factor=4 needs loader workers.*num_workers=0"),
         ({"persistent_workers": True}, r"persistent_workers=True needs loader workers"),
-        ({"num_wokers": 4}, r"no knob 'num_wokers'; did you mean 'num_workers'"),
+        ({"num_wokers": 4}, r"Unknown knob num_wokers=4; did you mean 'num_workers'"),
     ],
 )
 def test_a_bad_value_names_knob_value_and_what_is_allowed(knobs, message):

@@ -16,16 +16,16 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-from labkit.bench.events import FILE_NAME
-from labkit.lab.load import load
-from labkit.lab.pipeline import Pipeline
-from labkit.lab.record import RecordError
-from labkit.lab.run import Run
+from labkit.process.events import FILE_NAME
+from labkit.results.load import load
+from labkit.results.record import RecordError
+from labkit.results.run import Run
 from labkit.show import plots, style
 from labkit.show.instruments import instruments
 from labkit.show.ladder import NO_GAIN, Ladder
 from labkit.show.run_figure import teeth_window
 from labkit.show.step_parts import step_parts, union_length
+from labkit.spec import Pipeline
 
 MS = 1_000_000
 CPU = {"device": "cpu", "kind": "cpu", "name": "Some CPU", "cpu_cores": 2, "threads": 1}
@@ -426,7 +426,7 @@ def test_an_empty_ladder_shows_that_it_is_empty():
 @pytest.mark.parametrize("first", ["", "import matplotlib.pyplot", "%matplotlib inline"])
 def test_a_plot_that_ends_a_cell_is_shown_once_as_a_png(record, first):
     manager = pytest.importorskip("jupyter_client.manager")
-    code = f"{first}\nfrom labkit.lab.load import load\nload({str(record().path)!r}).plot()"
+    code = f"{first}\nfrom labkit.results.load import load\nload({str(record().path)!r}).plot()"
     shown = []
     kernel, client = manager.start_new_kernel(kernel_name="python3")
     try:

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.explain.formats import BF16, FORMATS, FP16, FP32, TF32, formats_table
-from labkit.explain.losses import applied
-from labkit.lab.experiment import Experiment
-from labkit.lab.launcher import launch
+from labkit.analysis.losses import applied
+from labkit.experiments.format_table import BF16, FORMATS, FP16, FP32, TF32, formats_table
+from labkit.results.launch import launch
+from labkit.results.measurements import Experiment
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -7,8 +7,8 @@ import pytest
 from played_gpu import GPU, play
 
 import labkit as lk
-from labkit.explain.loader_simulation import Machine, Work, simulate
-from labkit.lab.item_costs import item_costs
+from labkit.analysis.loader_simulation import Machine, Work, simulate
+from labkit.results.item_costs import item_costs
 
 MS = 1_000_000
 
@@ -296,7 +296,7 @@ def test_what_cannot_act_changes_nothing_and_says_so(tmp_path, knob):
 
 
 def test_a_short_real_run_tells_what_workers_would_bring():
-    from labkit.lab.launcher import launch
+    from labkit.results.launch import launch
 
     pipeline = lk.Pipeline(dataset="sleep", prep_ms=20, model="mlp", width=32, depth=1,
                            steps=30, xray=False)  # fmt: skip

@@ -9,10 +9,11 @@ import time
 import pytest
 
 import labkit as lk
-from labkit.lab import course_records, recordings, shipping
-from labkit.lab.launcher import launch
-from labkit.lab.replay import replay
-from labkit.show import recording
+from labkit.course import recording
+from labkit.course import records as course_records
+from labkit.results import recordings, shipping
+from labkit.results.launch import launch
+from labkit.results.replay import replay
 from labkit.show.follow import Follower
 from labkit.show.live import LiveView
 from labkit.show.replaying import ReplayPanel, replay_panel

@@ -6,8 +6,8 @@ import pytest
 from matplotlib.text import Text
 
 import labkit as lk
-from labkit.explain.datasheets import CARDS, card
-from labkit.explain.roofline import Placed, Roof, roofline
+from labkit.analysis.datasheets import CARDS, card
+from labkit.experiments.roofline_points import Placed, Roof, roofline
 from labkit.show.style import png_of
 
 SECONDS = 0.5  # of every point in the made-up record: rates follow from FLOPs and bytes

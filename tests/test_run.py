@@ -75,7 +75,7 @@ def test_a_saved_run_loads_as_recorded_with_the_same_numbers(finished, tmp_path)
 
 
 def test_a_finished_run_reports_what_ran_and_what_could_not(tiny):
-    from labkit.lab.launcher import launch
+    from labkit.results.launch import launch
 
     run = launch(tiny.but(pin_memory=True, precision="tf32", channels_last=True)).wait()
     assert run.outcome == "finished"
@@ -87,7 +87,7 @@ def test_a_finished_run_reports_what_ran_and_what_could_not(tiny):
 
 
 def test_the_same_seed_trains_on_the_same_samples_whatever_the_workers(tiny):
-    from labkit.lab.launcher import launch
+    from labkit.results.launch import launch
 
     pipeline = tiny.but(dataset="jpeg", io_ms=0, steps=12)
     losses = [launch(pipeline.but(num_workers=n)).wait().loss for n in (0, 3)]
@@ -138,7 +138,7 @@ def test_a_damaged_record_loads_or_is_refused_and_nothing_else(tmp_path_factory,
 
 
 def test_a_torn_last_line_waits_for_its_other_half(tmp_path):
-    from labkit.lab.record import Tail
+    from labkit.results.record import Tail
 
     file = tmp_path / "events.jsonl"
     file.write_text('{"event":"hello","pid":1}\n{"event":"do')
@@ -158,7 +158,7 @@ def test_a_run_that_goes_on_is_read_whenever_it_is_asked(tiny):
 
 
 def test_what_is_derived_together_is_of_one_moment(tmp_path):
-    from labkit.lab.run import Run
+    from labkit.results.run import Run
 
     whole = write_record(tmp_path / "whole").read_text().splitlines(keepends=True)
     log = tmp_path / "events.jsonl"

@@ -7,11 +7,11 @@ import torch
 from kept_bench import Kept, measured
 
 from labkit.bench import caches, formats
-from labkit.bench.experiments import copies, own_kernel
-from labkit.bench.experiments.matrix_rates import side, usable
 from labkit.bench.formats import using
 from labkit.bench.sizes import LONGEST_S, SIDES, fitting
 from labkit.bench.workbench import Workbench
+from labkit.experiments import copies, own_kernel
+from labkit.experiments.matrix_rates import side, usable
 
 # -- choosing a size ---------------------------------------------------------------------------
 

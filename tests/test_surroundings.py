@@ -70,7 +70,7 @@ def test_telemetry_without_a_driver_is_a_gap_and_not_an_error(finished):
 def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_one(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    code = "from labkit.lab.folders import home; print(home())"
+    code = "from labkit.process.folders import home; print(home())"
     env = os.environ | {"LABKIT_HOME": str(blocked)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert "labkit-" in done.stdout

@@ -2,8 +2,8 @@
 
 import pytest
 
-from labkit.lab.pipeline import Pipeline
-from labkit.lab.sweep import Sweep
+from labkit.results.sweep import Sweep
+from labkit.spec import Pipeline
 
 
 class StandIn:

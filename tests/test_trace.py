@@ -14,9 +14,9 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from labkit.explain import trace_file
-from labkit.explain.trace import TraceError, trace
-from labkit.explain.trace_names import uses_tensor_cores
+from labkit.analysis import trace_file
+from labkit.analysis.trace import TraceError, trace
+from labkit.analysis.trace_names import uses_tensor_cores
 from labkit.show.trace_figure import draw
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -447,7 +447,7 @@ def test_it_prints_and_goes_through_json(read):
 
 
 def test_reading_a_trace_loads_neither_torch_nor_matplotlib():
-    code = "import sys, labkit.explain.trace; print(*{'torch', 'matplotlib'} & set(sys.modules))"
+    code = "import sys, labkit.analysis.trace; print(*{'torch', 'matplotlib'} & set(sys.modules))"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY)
     assert not done.stdout.strip()

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from labkit.explain import trace_file
-from labkit.explain.step_classes import CLASSES
-from labkit.explain.trace import TraceError, trace
+from labkit.analysis import trace_file
+from labkit.analysis.step_classes import CLASSES
+from labkit.analysis.trace import TraceError, trace
 
 quick = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 

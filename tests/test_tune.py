@@ -16,7 +16,8 @@ import time
 import pytest
 
 import labkit as lk
-from labkit.bench import by_value, own_source
+from labkit.bench import by_value
+from labkit.bench import user_dataset as own_source
 from labkit.tuner import memory, source
 from labkit.tuner.search import Measured, Search
 from labkit.tuner.setting import Setting, space
@@ -232,7 +233,7 @@ class Stream(torch.utils.data.IterableDataset):
 
 def measured(dataset, step=None, collate_fn=None, **knobs):
     """Return one real run of the reader's own dataset."""
-    from labkit.lab.launcher import launch
+    from labkit.results.launch import launch
 
     made = source.of(dataset, collate_fn, step)
     pipeline = lk.Pipeline(device="cpu", xray=False, steps=40, seconds=20, batch_size=8)

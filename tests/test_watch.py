@@ -678,7 +678,7 @@ def samples(main, workers=0.0, count=0, gpu=None, seconds=20):
     ],
 )
 def test_the_verdict_from_outside_goes_as_far_as_the_evidence(seen, bottleneck, confidence):
-    from labkit.explain.outside_verdict import judge
+    from labkit.analysis.outside_verdict import judge
 
     found = judge(seen)
     assert (found["bottleneck"], found["confidence"]) == (bottleneck, confidence)

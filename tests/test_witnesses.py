@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from played_gpu import GPU, MS, play
 
 import labkit as lk
-from labkit.explain.step_breakdown import CLASSES, breakdown
-from labkit.explain.witnesses import witnesses
+from labkit.analysis.step_breakdown import CLASSES, breakdown
+from labkit.analysis.witnesses import witnesses
 from labkit.show import plots
 from labkit.show.ladder import Ladder
 from labkit.show.verdict import verdict

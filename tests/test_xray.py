@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from labkit.bench import op_times
-from labkit.lab.launcher import launch
-from labkit.lab.load import load
+from labkit.results.launch import launch
+from labkit.results.load import load
 
 
 @pytest.fixture(scope="module")

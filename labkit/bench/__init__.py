@@ -1,1 +1,1 @@
-"""The measured side: the only floor that imports torch. Runs in its own process."""
+"""The measured side: the process of the experiment. The only floor that imports torch."""

@@ -17,8 +17,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from labkit.bench.events import EventLog
 from labkit.bench.process import die_with, keep_sockets_in, short_of_files
+from labkit.process.events import EventLog
 
 MAX_TRACEBACK = 8_000  # characters kept of a traceback
 
@@ -87,7 +87,7 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
     stage("importing torch")
     gc.disable()  # importing torch takes it a sixth of the time
     from labkit.bench import machine, memory, model_size
-    from labkit.bench.device_lock import hold
+    from labkit.process.device_lock import hold
 
     if "source" not in spec:  # the reader's own step has as many threads as it has with them
         machine.use_fixed_threads()
@@ -111,9 +111,11 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
 
 def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog, stage: Any) -> None:
     """Set up the pipeline that `spec` describes, and train."""
-    from labkit.bench import data, handoff, memory, own_source, slow_script, xray
+    from labkit.bench import data, handoff, memory, slow_script
+    from labkit.bench import profile as xray
+    from labkit.bench import user_dataset as own_source
     from labkit.bench.loop import train
-    from labkit.bench.settle import settle
+    from labkit.bench.resolve_config import settle
     from labkit.bench.timeline import make_timeline
 
     own = "source" in spec
@@ -147,7 +149,8 @@ def prepare(
     spec: dict, job: Any, device: Any, folder: Path, log: EventLog, stage: Any
 ) -> tuple[Any, Any]:
     """Return the model's trainer and the loader of a pipeline of our own."""
-    from labkit.bench import data, faults
+    from labkit.bench import data
+    from labkit.bench import injected as faults
     from labkit.bench.item_times import ItemTimes
     from labkit.bench.loop import Trainer
 

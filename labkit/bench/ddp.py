@@ -18,11 +18,11 @@ from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from labkit.bench.events import EventLog, now_ns
 from labkit.bench.loop import Trainer
 from labkit.bench.machine import find_device
-from labkit.bench.step_log import NO_DEVICE, StepRing, line_of
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
+from labkit.process.events import EventLog, now_ns
+from labkit.process.step_log import NO_DEVICE, StepRing, line_of
 
 VOTE_EVERY = 4  # steps, at least, between two votes on whether the time is up
 

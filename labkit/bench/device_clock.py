@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from labkit.bench.events import now_ns
+from labkit.process.events import now_ns
 
 DRIFT = 2e-5  # the most that two quartz clocks part: 20 µs in a second
 PATIENCE_S = 1.0  # for the last steps, when the loop is over

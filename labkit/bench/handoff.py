@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from labkit.bench.events import EventLog, now_ns
 from labkit.bench.process import worker_dies_with_bench
+from labkit.process.events import EventLog, now_ns
 
 ROUNDS = 12
 COLD_EVERY = 3  # rounds: one behind a long wait, the others right behind a step

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from labkit.bench.events import EventLog, now_ns
+from labkit.process.events import EventLog, now_ns
 
 with contextlib.suppress(ImportError):  # not on Windows
     import resource

@@ -13,9 +13,9 @@ from torch import nn
 
 from labkit.bench.adamw import adamw
 from labkit.bench.data import CLASSES
-from labkit.bench.events import now_ns
 from labkit.bench.models import make_model
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
+from labkit.process.events import now_ns
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

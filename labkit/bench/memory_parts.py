@@ -126,7 +126,7 @@ def own_storages(model: torch.nn.Module) -> dict[int, int]:
 
 
 def counts_of(model: torch.nn.Module, job: Any) -> dict[str, Any]:
-    """Return what `labkit.explain.memory_parts` predicts from: counts, no measured memory."""
+    """Return what `experiments.memory_estimate` predicts from: counts, no measured memory."""
     return {
         "model": job.model, "width": job.width, "depth": job.depth, "image_px": job.image_px,
         "classes": CLASSES, "batch_size": job.batch_size,

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from labkit.bench.data import CLASSES
-from labkit.bench.events import now_ns
 from labkit.bench.loop import Trainer
+from labkit.process.events import now_ns
 
 ON_CPU = {"cnn": (16, 2), "mlp": (128, 3), "transformer": (64, 2)}  # width and depth
 TEXTBOOK = 2  # a CPU's 50 ms delay goes with 10 ms of compute, and takes no core from the model

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 
 import torch
 
-from labkit.bench.events import now_ns
 from labkit.bench.loop import Trainer
 from labkit.bench.timeline import HostTimeline
+from labkit.process.events import now_ns
 
 STEP_MS = 1.4
 STEPS = 15_000

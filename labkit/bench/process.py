@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import Any
 
-from labkit.bench.sockets import socket_folder
+from labkit.process.sockets import socket_folder
 
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 FEW_FILES = 6

@@ -18,8 +18,8 @@ from typing import Any
 
 import labkit
 from labkit.bench.__main__ import fail, leave_on_stop, workers
-from labkit.bench.events import VERSION, EventLog
 from labkit.bench.process import die_with, keep_sockets_in
+from labkit.process.events import VERSION, EventLog
 
 
 def main(folder: Path, agent: int) -> None:
@@ -63,9 +63,10 @@ def run(spec: dict, place: Any, folder: Path, log: EventLog) -> None:
     import torch
     from torch import distributed as dist
 
-    from labkit.bench import data, ddp, faults, machine, memory, model_size
+    from labkit.bench import data, ddp, machine, memory, model_size
+    from labkit.bench import injected as faults
     from labkit.bench.loop import train
-    from labkit.bench.settle import settle
+    from labkit.bench.resolve_config import settle
 
     machine.use_fixed_threads()
     model_size.kept_in = Path(spec["cache"])

@@ -29,13 +29,13 @@ from torch.utils.data import DataLoader
 
 from labkit.bench import model_size
 from labkit.bench.data import CLASSES, JpegFiles, make_loader
-from labkit.bench.events import EventLog
 from labkit.bench.images import COUNT, jpeg_folder
 from labkit.bench.item_times import ItemTimes
 from labkit.bench.loop import DTYPES, Trainer
 from labkit.bench.machine import cpu_cores, find_device, use_fixed_threads
-from labkit.bench.settle import settle
+from labkit.bench.resolve_config import settle
 from labkit.bench.slow_settings import FIXES, check, settings, usual_steps
+from labkit.process.events import EventLog
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)  # of each colour channel
 CHECKED = 3  # batches whose pixels are summed up, to prove that all stages see the same

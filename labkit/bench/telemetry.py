@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from labkit.bench.events import FILE_NAME, EventLog, now_ns
 from labkit.bench.process import die_with
+from labkit.process.events import FILE_NAME, EventLog, now_ns
 
 PERIOD_S = 0.2
 

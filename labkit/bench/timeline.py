@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from labkit.bench.device_events import EventPool
-from labkit.bench.events import EventLog, now_ns
-from labkit.bench.step_log import SLOTS, WORDS, StepRing
+from labkit.process.events import EventLog, now_ns
+from labkit.process.step_log import SLOTS, WORDS, StepRing
 
 # The thread's CPU clock is a system call: two readings cost a loop with cold caches 11 to 26 µs.
 # So it is read in every step that takes a few milliseconds, and in one of many shorter ones.

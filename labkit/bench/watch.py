@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit.bench import device_clock, loader_facts
-from labkit.bench.events import VERSION, EventLog
 from labkit.bench.watch_pass import Pass
+from labkit.process.events import VERSION, EventLog
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
 TEETH = 400  # busy intervals kept for the live view

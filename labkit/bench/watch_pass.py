@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from labkit.bench.events import now_ns
+from labkit.process.events import now_ns
 
 if TYPE_CHECKING:
     from labkit.bench.watch import Recorder

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.benchmark import Timer
 
-from labkit.bench.events import EventLog
+from labkit.process.events import EventLog
 
 MIN_TIME_S = 0.1  # of timing per point, where the experiment does not say otherwise
 NOISY = 0.1  # IQR over median, until which a point is repeated, but never over 4 min_time_s
@@ -139,10 +139,8 @@ def perform(
     spec: dict, device: torch.device, folder: Path, log: EventLog, stage: Callable[..., None]
 ) -> None:
     """Run the experiment that `spec` names; an answer to an exercise lies in `folder`."""
-    from labkit.bench.experiments import EXPERIMENTS
-
     name = spec["experiment"]
-    module = importlib.import_module(f"labkit.bench.experiments.{EXPERIMENTS[name].module}")
+    module = importlib.import_module(spec["module"])
     log.write("begin", warmup=0)
     stage(f"measuring: {name}")
     torch.manual_seed(0)

@@ -1,1 +1,1 @@
-"""What a person sees: figures, the live canvas, the panel, progress lines, W&B."""
+"""What a person sees: figures, live view, panels, progress."""

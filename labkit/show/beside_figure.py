@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
-from labkit.lab.run import Run
+from labkit.results.run import Run
 from labkit.show.run_header import device_of, knobs_of, several_header
 from labkit.show.step_parts import step_parts
 from labkit.show.style import PARTS, drawable, legend_above, literal, ms, our_style, page, percent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.lab.pipeline import KNOBS
+from labkit.spec import KNOBS
 
 EPILOG = """labkit COMMAND --help tells more about each, with examples.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from labkit.lab.pipeline import Knob
+from labkit.knobs import Knob
 
 # How far a slider goes where the knob's own range is too wide to aim in; a value beyond it that
 # the pipeline has stretches the slider, and text boxes take the whole range.

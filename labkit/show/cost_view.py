@@ -6,8 +6,8 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from labkit.explain.cost import Cost, cost
-from labkit.lab.run import Run
+from labkit.analysis.cost import Cost, cost
+from labkit.results.run import Run
 from labkit.show.live import allow_widgets, with_text
 
 # (keyword of `cost`, what it is called, unit, step of the arrows)

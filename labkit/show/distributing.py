@@ -10,12 +10,11 @@ from typing import Any
 
 from IPython.display import HTML, display
 
-from labkit.lab.distributed import Distributed
-from labkit.lab.launcher import launch
-from labkit.lab.pipeline import Pipeline
-from labkit.lab.ranks import Ranks
+from labkit.results.launch import launch
+from labkit.results.ranks import Ranks
 from labkit.show import live
 from labkit.show.follow import stage_line
+from labkit.spec import Distributed, Pipeline
 
 PERIOD_S = 0.2
 

@@ -11,8 +11,8 @@ from statistics import median
 
 import numpy as np
 
-from labkit.bench.events import now_ns
-from labkit.lab.run import Run, stated_waits
+from labkit.process.events import now_ns
+from labkit.results.run import Run, stated_waits
 
 TEETH = 400  # blocks on screen at the most: two pixels each in a notebook cell
 WINDOWS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.lab.run import Run
+from labkit.results.run import Run
 from labkit.show.style import INSTRUMENT
 
 # One curve: (label, seconds (n,), shares 0 to 1 (n,) with NaN where a sample is missing, style)

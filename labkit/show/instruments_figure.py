@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from labkit.explain.instruments import Instruments
+from labkit.analysis.instruments import Instruments
 from labkit.show.run_header import run_header
 from labkit.show.style import COMPUTE, our_style, page
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
-from labkit.explain.knee import Knee
+from labkit.analysis.knee import Knee
 from labkit.show.run_header import several_header
 from labkit.show.style import BEFORE, LINES, legend_above, ms, our_style, page
 

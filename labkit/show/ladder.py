@@ -6,8 +6,8 @@ import html
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.explain.energy import joules_per_sample
-from labkit.lab.run import Run, stated_waits
+from labkit.analysis.energy import joules_per_sample
+from labkit.results.run import Run, stated_waits
 from labkit.show.run_header import machine_lines, stated_of
 
 NO_GAIN = "no difference beyond the noise"

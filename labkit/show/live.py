@@ -15,7 +15,7 @@ import anywidget
 import traitlets
 from IPython.display import display
 
-from labkit.lab.run import Run
+from labkit.results.run import Run
 from labkit.show.follow import Follower, closing_line, recorded_mark
 from labkit.show.style import png_of
 

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from labkit.explain.losses import Losses, name_of
+from labkit.analysis.losses import Losses, name_of
 from labkit.show.run_header import several_header
 from labkit.show.style import LINES, drawable, legend_above, our_style, page
 

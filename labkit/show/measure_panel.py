@@ -10,11 +10,11 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from labkit.bench.experiments import EXPERIMENTS
-from labkit.lab.experiment import Experiment, Measurement, Measurements
+from labkit.experiments import EXPERIMENTS  # noqa: TID251 -- until one panel
+from labkit.experiments.measuring import progress_line  # noqa: TID251 -- until one panel
+from labkit.results.measurements import Experiment, Measurement, Measurements
 from labkit.show.live import StaticFigure, allow_widgets
-from labkit.show.measuring import progress_line
-from labkit.show.rerun import Rerun
+from labkit.show.panel_base import Rerun
 
 FAINT = "<style>.labkit-old { opacity: 0.4; }</style>"  # as live.css has it for the other panel
 MOST_LINES = 8  # of a comparison: more than that is what the figure is for

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from labkit.lab.launcher import launch
-from labkit.lab.machine import machine
-from labkit.lab.pipeline import Pipeline
-from labkit.lab.run import Run
+from labkit.results.launch import launch
+from labkit.results.machine import machine
+from labkit.results.run import Run
+from labkit.spec import Pipeline
 
 REPEATS = 5
 

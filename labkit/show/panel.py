@@ -7,12 +7,13 @@ from typing import Any
 
 from IPython.display import display
 
-from labkit.lab.pipeline import KNOBS, Pipeline, check_names
-from labkit.lab.run import Run
+from labkit.knobs import check_names
+from labkit.results.run import Run
 from labkit.show.controls import Control
 from labkit.show.live import LiveView, StaticFigure, allow_widgets
-from labkit.show.rerun import Rerun
+from labkit.show.panel_base import Rerun
 from labkit.show.verdict import against, verdict
+from labkit.spec import KNOBS, Pipeline
 
 # Under the panel, hidden by its own style sheet: seen only where the panel's kernel is gone
 WITHOUT_KERNEL = (
@@ -28,7 +29,7 @@ class Panel(Rerun):
     terminal = "labkit.run()"
 
     def __init__(self, pipeline: Pipeline, knobs: Sequence[str]):
-        check_names(dict.fromkeys(knobs))
+        check_names(knobs, KNOBS)
         self._base = pipeline
         self._refused = False  # whether the knobs as they stand do not go together
         controls = {name: Control(KNOBS[name], getattr(pipeline, name)) for name in knobs}

@@ -6,8 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from labkit.lab.distributed import RENDEZVOUS, Distributed
-from labkit.lab.pipeline import Pipeline, parse_settings
+from labkit.spec import RENDEZVOUS, Distributed, Pipeline, parse_settings
 
 EXAMPLES = """examples:
   labkit distributed --ranks 2

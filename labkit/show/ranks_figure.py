@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
-from labkit.lab.ranks import RankRun, Ranks
-from labkit.lab.run import stated_waits
+from labkit.results.ranks import RankRun, Ranks
+from labkit.results.run import stated_waits
 from labkit.show.run_header import BOLD, LOUD, recorded_line, several_header
 from labkit.show.style import COMPUTE, OTHER, WAIT, legend_above, our_style, page, percent
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from labkit.lab.distributed import Distributed
-from labkit.lab.pipeline import Pipeline
-from labkit.lab.ranks import Ranks
+from labkit.results.ranks import Ranks
 from labkit.show.distributing import progress_line
 from labkit.show.live import StaticFigure, allow_widgets
 from labkit.show.measure_panel import Choice, ProgressView
-from labkit.show.rerun import Rerun
+from labkit.show.panel_base import Rerun
+from labkit.spec import Distributed, Pipeline
 
 CHOICES = {
     "ranks": [1, 2, 3, 4],

@@ -8,11 +8,11 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from labkit.lab.recordings import Recording, Recordings, recorded
-from labkit.lab.replay import replay as play
-from labkit.lab.run import Run
+from labkit.results.recordings import Recording, Recordings, recorded
+from labkit.results.replay import replay as play
+from labkit.results.run import Run
 from labkit.show.live import LiveView, StaticFigure, allow_widgets
-from labkit.show.rerun import Rerun
+from labkit.show.panel_base import Rerun
 from labkit.show.running import watch
 from labkit.show.verdict import against, verdict
 

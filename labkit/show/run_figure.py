@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
 
-from labkit.lab.run import Run
+from labkit.results.run import Run
 from labkit.show.instruments import instruments
 from labkit.show.run_header import GREY, LOUD, device_of, run_header
 from labkit.show.step_parts import step_parts

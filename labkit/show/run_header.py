@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from labkit.lab.run import Run, stated_waits
+from labkit.results.run import Run, stated_waits
 from labkit.show.style import ALARM, BEFORE, percent
 
 BOLD = {"fontsize": 10, "fontweight": "bold"}

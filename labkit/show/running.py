@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.lab.launcher import launch
-from labkit.lab.pipeline import Pipeline
-from labkit.lab.run import Run
-from labkit.lab.sweep import Sweep
+from labkit.results.launch import launch
+from labkit.results.run import Run
+from labkit.results.sweep import Sweep
 from labkit.show import live, wandb_log
+from labkit.spec import Pipeline
 
 
 def run(

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from labkit.lab.ranks import Ranks
-from labkit.lab.run import Run
+from labkit.results.ranks import Ranks
+from labkit.results.run import Run
 from labkit.show.ladder import NUMBER, TEXT
 from labkit.show.run_header import machine_lines
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.lab.run import Run
+from labkit.results.run import Run
 
 
 def step_parts(run: Run) -> dict[str, float] | None:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from labkit.lab.run import Run
+from labkit.results.run import Run
 from labkit.show.run_header import several_header, stated_of
 from labkit.show.style import (
     ALARM,

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from labkit.lab.pipeline import Pipeline, parse_settings
+from labkit.spec import Pipeline, parse_settings
 from labkit.tuner.tuning import Tuning
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from labkit.lab.run import Run
+from labkit.results.run import Run
 from labkit.show.step_parts import step_parts
 
 HEALTHY = 0.8  # busy share from which the device itself is the limit

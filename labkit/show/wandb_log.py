@@ -16,9 +16,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from labkit.lab import folders
-from labkit.lab.load import load
-from labkit.lab.run import Run
+from labkit.process import folders
+from labkit.results.load import load
+from labkit.results.run import Run
 
 MODES = ("offline", "online", "disabled")
 PATIENCE_S = 120  # then this process gives up, whatever the server does

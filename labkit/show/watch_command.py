@@ -16,8 +16,8 @@ import sys
 import time
 from typing import Any
 
+from labkit.analysis.outside_verdict import judge
 from labkit.bench.outside import Outside
-from labkit.explain.outside_verdict import judge
 
 PASSED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # what a scheduler sends to its child
 

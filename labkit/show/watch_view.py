@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from labkit.analysis import thresholds as limits
 from labkit.bench.watch import Tally
-from labkit.explain import thresholds as limits
 
 AT_MOST = {"gpu": "at most "}  # gaps between kernels count as busy there
 BAR = 8  # characters

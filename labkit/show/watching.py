@@ -16,11 +16,11 @@ import sys
 from typing import Any
 
 import labkit
-from labkit.bench.events import now_ns
 from labkit.bench.watch import TELEMETRY_AFTER_NS, Recorder
 from labkit.bench.watch_pass import Pass
-from labkit.lab import folders
-from labkit.lab.run import Run
+from labkit.process import folders
+from labkit.process.events import now_ns
+from labkit.results.run import Run
 from labkit.show.watch_view import view_for
 
 OPEN_MOST = 8  # watches kept open: the loop's, its validation's, and some for generators

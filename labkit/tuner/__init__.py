@@ -1,1 +1,1 @@
-"""Searching for loader settings: prediction proposes, runs decide, the cheapest as good wins."""
+"""The search for better settings."""

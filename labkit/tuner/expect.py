@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from labkit.explain.prediction import predict
-from labkit.lab.pipeline import Pipeline
+from labkit.analysis.prediction import predict
+from labkit.spec import Pipeline
 from labkit.tuner.search import Expected
 from labkit.tuner.setting import Setting
 

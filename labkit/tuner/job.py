@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from labkit.lab.machine import machine
-from labkit.lab.pipeline import KNOBS, Pipeline
+from labkit.results.machine import machine
+from labkit.spec import KNOBS, Pipeline
 from labkit.tuner import memory, source
 from labkit.tuner.expect import Expectation
 from labkit.tuner.search import Search

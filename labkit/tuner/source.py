@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.bench.loader_facts import knobs_of
-from labkit.lab.pipeline import Pipeline
+from labkit.spec import Pipeline
 from labkit.tuner.setting import Setting
 
 NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from labkit.explain.facts import cores_used
-from labkit.explain.thresholds import FOREIGN_LOAD
-from labkit.lab.launcher import launch
-from labkit.lab.pipeline import Pipeline
+from labkit.analysis.facts import cores_used
+from labkit.analysis.thresholds import FOREIGN_LOAD
+from labkit.results.launch import launch
+from labkit.spec import Pipeline
 from labkit.tuner.search import Measured
 from labkit.tuner.setting import Setting
 from labkit.tuner.source import Source

@@ -8,7 +8,7 @@ import statistics
 import sys
 
 from labkit import Pipeline, machine
-from labkit.lab.launcher import launch
+from labkit.results.launch import launch
 
 
 def pairs(before, after, count):

@@ -10,9 +10,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from labkit.lab.pipeline import Pipeline
-from labkit.lab.run import Run
+from labkit.results.run import Run
 from labkit.show.live import LiveView
+from labkit.spec import Pipeline
 
 STEPS, A_FRAME, MS = 5_000, 47, 1_000_000
 

@@ -25,7 +25,7 @@ from pathlib import Path
 os.environ.setdefault("LABKIT_HOME", tempfile.mkdtemp(prefix="labkit-prediction-"))
 
 import labkit as lk
-from labkit.lab.launcher import launch
+from labkit.results.launch import launch
 
 BASE_S, SETTING_S = 4.0, 1.8
 MANY = 100_000  # steps: the seconds end the run

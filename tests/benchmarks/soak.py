@@ -26,7 +26,7 @@ from pathlib import Path
 KERNEL = """
 import json, sys
 from labkit import Pipeline
-from labkit.lab.launcher import launch
+from labkit.results.launch import launch
 run = launch(Pipeline(**json.loads(sys.argv[1])), fault="nothing")
 print(run.path, run._process.process.pid, flush=True)
 run.wait()

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 sys.path.append(str(Path(__file__).parents[1]))
 import standin_gpu
 
-from labkit.bench.events import EventLog, now_ns
 from labkit.bench.timeline import DeviceTimeline
+from labkit.process.events import EventLog, now_ns
 
 PLAIN, PLAIN_TOO, STAMPED = range(3)
 

@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 # VmHWM, not ru_maxrss: a new process inherits the latter from the one that started it.
 CHILD = """
 import json, resource, sys, time
-from labkit.explain.trace import trace
+from labkit.analysis.trace import trace
 
 def peak_bytes():
     try:

@@ -106,9 +106,10 @@ def loadtune(name):
     import torch
     from loadtune import Workload, tune
 
-    from labkit.bench import data, models, settle
+    from labkit.bench import data, models
     from labkit.bench import machine as bench_machine
-    from labkit.lab import folders
+    from labkit.bench import resolve_config as settle
+    from labkit.process import folders
 
     bench_machine.use_fixed_threads()
     asked = WORKLOADS[name].to_dict()

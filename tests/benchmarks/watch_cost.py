@@ -23,8 +23,8 @@ os.environ.setdefault("LABKIT_HOME", tempfile.mkdtemp(prefix="labkit-watch-cost-
 import numpy as np
 
 from labkit.bench import watch_pass
-from labkit.bench.events import now_ns
 from labkit.bench.own_cost import STEP_MS, trainer_of
+from labkit.process.events import now_ns
 from labkit.show.live import LiveView
 from labkit.show.watch_view import CanvasView, Curve, TextView
 from labkit.show.watching import watch

@@ -7,7 +7,8 @@ import torch
 from standin_run import run_on
 
 from labkit import Pipeline
-from labkit.bench import model_size, settle
+from labkit.bench import model_size
+from labkit.bench import resolve_config as settle
 from labkit.bench.loop import Trainer
 from labkit.bench.model_size import noise_batch, plain_job
 
@@ -168,8 +169,8 @@ def test_a_doubled_batch_that_does_not_fit_leaves_the_x_ray_its_other_findings(c
 
 def test_an_operation_on_the_second_card_is_timed_and_not_only_launched(cards, tmp_path):
     from labkit.bench import machine
-    from labkit.bench.events import EventLog
     from labkit.bench.workbench import Workbench
+    from labkit.process.events import EventLog
 
     gpu = cards("T4", "H200", numbers=False)
     second = torch.device("cuda", 1)

@@ -12,7 +12,7 @@ from standin_run import DECODE_MS, run_on
 
 from labkit import Pipeline
 from labkit.bench import slow_faults
-from labkit.lab import faultset
+from labkit.course import faultset
 
 SEVERITY = 2  # the mildest that is scored
 STEPS = 20  # as many as an x-ray needs

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from labkit.bench.ddp import Communication, rank_timeline
-from labkit.bench.events import VERSION, EventLog
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch, plain_job
-from labkit.lab.ranks import RankRun
+from labkit.process.events import VERSION, EventLog
+from labkit.results.ranks import RankRun
 
 DEVICE = torch.device("cuda", 0)
 STEPS, EXCHANGE_US = 40, 3000.0

@@ -8,12 +8,12 @@ import torch
 from kept_bench import Kept, measured
 
 from labkit.bench import workbench
-from labkit.bench.experiments import precision_matmul
 from labkit.bench.loop import Trainer
 from labkit.bench.model_size import noise_batch
-from labkit.bench.settle import settle
+from labkit.bench.resolve_config import settle
 from labkit.bench.sizes import LAUNCHES, LONGEST_S
-from labkit.learn import tasks
+from labkit.course import tasks
+from labkit.experiments import precision_matmul
 
 DEVICE = torch.device("cuda", 0)
 CARDS = ("T4", "RTX4070", "RTX4090", "A100", "H100", "H200")

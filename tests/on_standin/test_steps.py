@@ -145,10 +145,10 @@ def test_a_run_on_the_second_card_leaves_the_first_alone(cards):
 def test_an_hour_into_a_run_a_step_is_timed_as_well_as_in_its_first_minute(cards, tmp_path):
     import torch
 
-    from labkit.bench.events import EventLog
-    from labkit.bench.step_log import recover
     from labkit.bench.timeline import DeviceTimeline
-    from labkit.lab.record import Tail
+    from labkit.process.events import EventLog
+    from labkit.process.step_log import recover
+    from labkit.results.record import Tail
 
     gpu = cards("H200")
     timeline = DeviceTimeline(tmp_path, EventLog(tmp_path), torch.device("cuda", 0))

@@ -1,0 +1,1 @@
+"""Pure functions of results: diagnosis, prediction, traces, cost."""

@@ -1,0 +1,201 @@
+"""What the rules of the diagnosis look at: the numbers of one run, or of one profiler trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from labkit.analysis.step_breakdown import CLASSES, split_steps
+from labkit.analysis.witnesses import Witness, witnesses
+
+PAUSE = 1.5  # a step's compute holds a pause where it is longer than this many ordinary ones
+ORDINARY = 0.25  # the quantile of the steps' compute that is an ordinary one
+XRAY_NUMBERS = ("steps", "window_us", "gap_us", "tiny_us", "tiny_ops", "elementwise_us",
+                "fusible_us")  # fmt: skip
+XRAY_OPTIONAL = ("fixed_share", "bf16_speedup")  # None where they could not be tried
+TOP_STEPS = 0.1  # the share of steps looked at for stalls
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One run or trace in numbers; shares are of wall time, 0 to 1, None where not measured.
+
+    Attributes:
+        kind: "cpu" or "gpu": what the device is.
+        source: Where the shares come from, in words.
+        shares: By class of `step_breakdown.CLASSES`; they add up to 1.
+        pauses: Compute time beyond `PAUSE` ordinary steps, in single steps.
+        stolen: Compute time in which the CPU did not run the model's own thread.
+        blame: The part (0 to 1) of what was stolen that our own loader workers took; others had
+            the rest. None where the CPU use of either is not known.
+        foreign_cores: Cores that programs other than the run used while it trained.
+        stalls: Share of the waiting that falls into the worst tenth of the steps.
+        compute_us: Compute of the average step, µs.
+        xray: The inside of the compute, as the bench's x-ray saw it; empty where there is none.
+        trace: The `Breakdown` of a profiler trace: of the x-ray's on a GPU, or the one diagnosed.
+        witnesses: What else can tell whether a GPU worked in the time that its events call busy.
+        knobs: The pipeline's settings.
+        cores: CPU cores the run may use.
+    """
+
+    kind: str
+    source: str
+    shares: dict[str, float]
+    pauses: float = 0.0
+    stolen: float | None = None
+    blame: float | None = None
+    foreign_cores: float | None = None
+    stalls: float = 0.0
+    compute_us: float | None = None
+    trace: Any = None
+    witnesses: tuple[Witness, ...] = ()
+    xray: dict[str, Any] = field(default_factory=dict)
+    knobs: dict[str, Any] = field(default_factory=dict)
+    cores: int | None = None
+
+    @property
+    def looked_at(self) -> str:
+        """Where the kernels were seen, in words."""
+        return self.source if self.source.startswith("profiler") else "x-ray"
+
+    @property
+    def taken_by_workers(self) -> float | None:
+        """Share of wall time in which our own workers had the core the model needed."""
+        if self.stolen is None or not self.knobs.get("num_workers"):
+            return None
+        return self.stolen * (1.0 if self.blame is None else self.blame)
+
+    @property
+    def taken_by_others(self) -> float:
+        """Share of wall time in which other programs had the core the model needed."""
+        return (self.stolen or 0.0) - (self.taken_by_workers or 0.0)
+
+
+class Evidence:
+    """The measured steps of a run, from which facts can be drawn, and drawn again resampled."""
+
+    def __init__(self, run: Any):
+        """Read the stamps, thread times, x-ray and settings of `run`."""
+        first = max(run.warmup - 1, 0)
+        self.matrix = split_steps(run.stamps[first:])  # (steps, classes), s
+        self.own = run.thread_s[first + 1 :]  # (steps,) s; NaN where not stamped
+        self.kind = run.machine.kind
+        self.xray = sound(run.xray_facts)
+        self.trace = run.xray if self.kind == "gpu" else None
+        if self.trace is not None and self.trace.device_kind != "gpu":
+            self.trace = None  # the profiler could not look into the device
+        self.witnesses = witnesses(run) if self.trace is None else ()
+        self.knobs = run.pipeline.to_dict()
+        self.pauses = self._pauses()
+        self.cores = run.machine.cpu_cores
+        own, self.foreign = cores_used(run)
+        self.blame = None
+        if own is not None and self.foreign is not None and len(self):
+            steps = np.arange(len(self))
+            running = (1 - (self._stolen(steps) or 0.0)) * self.compute.sum() / self.matrix.sum()
+            workers = max(0.0, own - float(running))
+            self.blame = workers / max(workers + self.foreign, 1e-9)
+
+    def __len__(self) -> int:
+        return len(self.matrix)
+
+    def _pauses(self) -> np.ndarray:
+        """Return how much each step's compute exceeds an ordinary one, s; 0 where by little.
+
+        Steps are compared with those at the same place of a gradient accumulation. On a CPU only
+        time that the model's own thread spent counts, where it was read: to lose the core is no
+        pause of ours.
+        """
+        compute = self.compute
+        compute = np.where(np.isnan(self.own), compute, np.fmin(compute, self.own))
+        excess, cycle = np.zeros(len(compute)), self.knobs.get("accumulation_steps") or 1
+        for place in range(min(cycle, len(compute))):
+            some = compute[place::cycle]
+            limit = PAUSE * np.quantile(some, ORDINARY)
+            excess[place::cycle] = np.where(some > limit, some - limit / PAUSE, 0.0)
+        return excess
+
+    @property
+    def compute(self) -> np.ndarray:
+        """Each step's compute, s."""
+        return self.matrix[:, CLASSES.index("compute")]
+
+    def _stolen(self, rows: np.ndarray) -> float | None:
+        """Return the share of the compute in which its thread did not run; None if never read."""
+        known = rows[~np.isnan(self.own[rows])]
+        if self.kind != "cpu" or not len(known):
+            return None
+        wall = self.compute[known]
+        return float(np.maximum(wall - self.own[known], 0).sum() / max(wall.sum(), 1e-9))
+
+    def facts(self, rows: np.ndarray | None = None) -> Facts:
+        """Return the facts of all steps, or of the given rows (a resampled run)."""
+        rows = np.arange(len(self)) if rows is None else rows
+        matrix = self.matrix[rows]
+        total = float(matrix.sum())
+        compute, wait = self.compute[rows], matrix[:, CLASSES.index("wait")]
+        stolen = self._stolen(rows)
+        return Facts(
+            kind=self.kind,
+            source=f"step stamps, {len(matrix)} steps",
+            shares=dict(zip(CLASSES, (matrix.sum(axis=0) / total).tolist(), strict=True)),
+            pauses=float(self.pauses[rows].sum() / total),
+            stolen=None if stolen is None else stolen * float(compute.sum()) / total,
+            blame=self.blame,
+            foreign_cores=self.foreign,
+            stalls=_in_worst(wait),
+            compute_us=float(compute.mean() * 1e6),
+            trace=self.trace,
+            witnesses=self.witnesses,
+            xray=self.xray,
+            knobs=self.knobs,
+            cores=self.cores,
+        )
+
+
+def sound(seen: Any) -> dict[str, Any]:
+    """Return the x-ray's facts where all that the rules read is a number, else nothing."""
+    seen = dict(seen or {})
+    needed = [type(seen.get(name)) in (int, float) for name in XRAY_NUMBERS]
+    optional = [type(seen.get(name)) in (int, float, type(None)) for name in XRAY_OPTIONAL]
+    return seen if all(needed) and all(optional) else {}
+
+
+def cores_used(run: Any) -> tuple[float | None, float | None]:
+    """Return the cores that the run, and that all other programs, used while it trained."""
+    end = run.stamps[-1, 5] if run.steps else 0.0
+    inside = [s for s in run.telemetry if 0 < run.seconds(s["t_ns"]) <= end]
+    rows = [(s.get("own_cpu"), s.get("cpu"), s.get("cpus")) for s in inside]
+    rows = [(own * cpus, cpu * cpus) for own, cpu, cpus in rows if None not in (own, cpu, cpus)]
+    if not rows:
+        return None, None
+    own, everyone = np.mean(rows, axis=0)
+    return float(own), max(0.0, float(everyone - own))
+
+
+def of_trace(breakdown: Any) -> Facts:
+    """Return the facts of a profiler trace, from its `Breakdown`."""
+    s = breakdown.shares
+    on_gpu = breakdown.device_kind == "gpu"
+    shares = {
+        "wait": s["dataloader"],
+        "copy": s["memcpy"] + s["memset"],
+        "compute": s["kernel"] if on_gpu else s["cpu_exec"],
+        "launch": s["runtime"] + (s["cpu_exec"] if on_gpu else 0.0) + s["other"],
+        "other": s["communication"],
+    }
+    return Facts(
+        kind=breakdown.device_kind,
+        source=f"profiler trace {breakdown.source}, {breakdown.steps} steps",
+        shares=shares,
+        compute_us=breakdown.step_us * shares["compute"],
+        trace=breakdown,
+    )
+
+
+def _in_worst(wait: np.ndarray) -> float:
+    """Return the share of all waiting that falls into the worst tenth of the steps."""
+    worst = np.sort(wait)[-max(1, round(TOP_STEPS * len(wait))) :]
+    return float(worst.sum() / wait.sum()) if wait.sum() > 0 else 0.0

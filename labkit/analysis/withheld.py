@@ -1,0 +1,142 @@
+"""Why a run gets no verdict: too short, shared, instruments that disagree, or a tie of causes."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+from labkit.analysis import thresholds as limits
+from labkit.analysis.facts import Evidence, Facts
+from labkit.analysis.finding import Finding
+from labkit.analysis.ranking import losses, rank, totals
+from labkit.analysis.witnesses import Witness
+
+GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile, which use CUDA graphs
+GRAPH_ADVICE = (
+    "CUDA graphs hide kernels from some profilers: run without compile='reduce-overhead'. "
+)
+SHARED = "shared device"  # the cause of a verdict withheld: others used it
+
+
+def too_short(evidence: Evidence) -> Finding | None:
+    """Too few steps were measured."""
+    missing = limits.MIN_STEPS - len(evidence)
+    if missing <= 0:
+        return None
+    return Finding(
+        "unsure",
+        "too short",
+        f"only {len(evidence)} steps behind the warm-up, {limits.MIN_STEPS} are needed.",
+        f"Run {missing} more steps.",
+        0.0,
+    )
+
+
+def shared(run: Any, facts: Facts) -> Finding | None:
+    """Others worked on the device: a GPU's other processes, or what took the CPU's core."""
+    if facts.kind == "gpu" and (others := _on_the_card(run)):
+        what = others
+    elif _spoilt(facts):
+        what = (
+            f"for {facts.taken_by_others:.0%} of the time the model's thread had work but another "
+            f"program had its core (thread CPU time; threshold {limits.FOREIGN_LOAD:.0%})"
+        )
+        if facts.foreign_cores is not None:
+            what += f"; other programs used {facts.foreign_cores:.1f} cores"
+    elif run.watched and _neighbours_pause(facts):
+        what = (
+            f"single steps took far longer than the others while other programs used "
+            f"{facts.foreign_cores:.1f} of {facts.cores} cores (psutil; threshold "
+            f"{limits.FOREIGN_LOAD:.0%}): a watched loop cannot tell which of the two it was"
+        )
+    else:
+        return None
+    return Finding("unsure", SHARED, f"{what}.", "Stop the other work and run again.", 0.0)
+
+
+def _on_the_card(run: Any) -> str | None:
+    """Say what others computed on the GPU while the steps were measured; None where nothing.
+
+    Who only has a context there (a notebook, a desktop) slows nobody down: each process's share of
+    the SMs' time decides. Where the driver does not tell it (MIG, older drivers, older records) a
+    process counts that came after the warm-up; one that was there before may be idle.
+    """
+    start, end = run.stamps[max(run.warmup - 1, 0), 5], run.stamps[-1, 5]
+    samples = [(run.seconds(sample["t_ns"]), sample) for sample in run.telemetry]
+    shares = [s.get("others_sm") for at, s in samples if start < at <= end]
+    shares = [share for share in shares if share is not None]
+    if shares:
+        text = f"kernels of other processes ran on the same GPU for {fmean(shares):.0%} of the time"
+        over = fmean(shares) > limits.FOREIGN_LOAD
+        return f"{text} (NVML; threshold {limits.FOREIGN_LOAD:.0%})" if over else None
+    counts = [(at, s["others"]) for at, s in samples if at <= end and s.get("others") is not None]
+    before = [count for at, count in counts if at <= start] or [count for _, count in counts[:1]]
+    came = max((count for _, count in counts), default=0) - max(before, default=0)
+    return f"{came} other processes came onto the same GPU (NVML)" if came else None
+
+
+def _neighbours_pause(facts: Facts) -> bool:
+    """Whether long steps of a watched loop, whose thread is not timed, may be due to others."""
+    taken = (facts.foreign_cores or 0.0) > limits.FOREIGN_LOAD * (facts.cores or 1)
+    return facts.kind == "cpu" and taken and rank(facts)[0].cause == "pauses inside steps"
+
+
+def _spoilt(facts: Facts) -> bool:
+    """Whether programs that took the CPU's core spoil the verdict.
+
+    They make all that the host does longer in proportion, so its shares stand. But they starve
+    loader workers, which is then no fault of the pipeline, and a device that others use is not
+    the limit.
+    """
+    if facts.taken_by_others <= limits.FOREIGN_LOAD:
+        return False
+    first = rank(facts)[0]
+    starved = first.name == "input" and bool(facts.knobs.get("num_workers"))
+    lost = totals(losses(facts))["input"]
+    return first.name == "compute" or (starved and lost <= facts.taken_by_others)
+
+
+def contradiction(facts: Facts) -> Finding | None:
+    """The x-ray's kernels and the run's own events cannot both be right (a GPU)."""
+    if facts.kind != "gpu" or facts.trace is None or not facts.compute_us:
+        return None
+    ratio = facts.trace.kernel_us / facts.compute_us
+    graphs = facts.trace.cuda_graphs or facts.knobs.get("compile") in GRAPH_MODES
+    missing = ratio == 0 or (graphs and ratio < limits.GRAPH_KERNELS)
+    if not missing and ratio <= limits.DISAGREE_OVER:
+        return None
+    return Finding(
+        "unsure",
+        "instruments disagree",
+        f"the x-ray saw kernels for {facts.trace.kernel_us / 1e3:.1f} ms a step, the run's own "
+        f"events a busy device for {facts.compute_us / 1e3:.1f} ms.",
+        (GRAPH_ADVICE if graphs else "") + "Look with Nsight Systems.",
+        0.0,
+    )
+
+
+def upper_bound(busy: float, seen: tuple[Witness, ...], remedy: str) -> Finding:
+    """A GPU is busy by its events, and nothing can tell how much of that is gaps."""
+    told = "; ".join(witness.said for witness in seen)
+    return Finding(
+        "unsure",
+        "busy is an upper bound",
+        f"the device is busy at most {busy:.0%} of the time: a step counts from its first kernel "
+        f"to its last, and whether gaps between them are waits for the host was not seen"
+        f"{f': {told}' if told else ''}.",
+        remedy,
+        0.0,
+    )
+
+
+def tied(confidence: float, findings: tuple[Finding, ...]) -> Finding:
+    """Say that the run, resampled, gives other verdicts too."""
+    names = list(dict.fromkeys(finding.name for finding in findings))
+    return Finding(
+        "unsure",
+        "too close to call",
+        f"resampling the steps gives the same verdict in {confidence:.0%} of the cases only; the "
+        f"candidates are {' and '.join(names[:2])} ({limits.MIN_CONFIDENCE:.0%} are asked for).",
+        "Run longer (more steps), on a quiet machine.",
+        0.0,
+    )

@@ -1,0 +1,147 @@
+"""Start a distributed run's ranks: `python -m labkit.bench.torchrun_launcher FOLDER PARENT`.
+
+It is PyTorch's own launcher, `torch.distributed.run` (torchrun), in a process that dies with the
+supervisor and keeps the devices' locks for all its ranks: one run, many ranks. It writes into the
+run's log which rank failed and why; what the ranks measure is in a log of each one's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from labkit.bench.__main__ import fail, leave_on_stop
+from labkit.bench.process import die_with
+from labkit.process.events import FILE_NAME, EventLog
+
+LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "Broken pipe")
+CARDS = "from labkit.bench.machine import card_uuid\nprint(*(card_uuid(i) for i in range({})))"
+
+
+def main(folder: Path, parent: int) -> None:
+    """Run the ranks of the run in `folder`, tied to the supervisor `parent`; does not return."""
+    die_with(parent)
+    faulthandler.enable()
+    log = EventLog(folder)
+    leave_on_stop(log)
+    log.write("hello", pid=os.getpid())
+    try:
+        code = launch(json.loads((folder / "spec.json").read_text()), folder, log)
+    except BaseException as error:
+        fail(log, error)
+        code = 1
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def launch(spec: dict, folder: Path, log: EventLog) -> int:
+    """Take the devices, start torchrun, and wait for it; return the exit code."""
+    log.write("stage", name="importing torch", done=None, total=None)
+    from torch import distributed
+
+    if not distributed.is_available():
+        raise RuntimeError(
+            "this PyTorch was built without torch.distributed: install a wheel from pytorch.org."
+        )
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    hold_devices(spec, log)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does; the bench sets its own
+    log.write("stage", name="starting the ranks", done=None, total=None)
+    ranks = [*options(spec), "-m", "labkit.bench.rank", str(folder), str(os.getpid())]
+    try:
+        torchrun.run(torchrun.parse_args(ranks))
+    except SignalException:
+        log.write("stopped")
+        return 130
+    except ChildFailedError as error:
+        name_the_failed(error.failures, folder, log)
+        return 1
+    log.write("done")
+    return 0
+
+
+def options(spec: dict) -> list[str]:
+    """Torchrun's own options: so many ranks here, and how the machines find each other."""
+    listed = [f"--nproc-per-node={spec['ranks']}", "--max-restarts=0"]
+    rendezvous = spec.get("rendezvous") or {}
+    if not rendezvous:
+        return [*listed, "--standalone"]
+    return listed + [f"--{name.replace('_', '-')}={value}" for name, value in rendezvous.items()]
+
+
+def hold_devices(spec: dict, log: EventLog) -> None:
+    """Take the lock of every device that the ranks will use, in one order for all runs."""
+    from labkit.bench.ddp import device_kind
+    from labkit.process.device_lock import hold
+
+    kind, count = device_kind(spec["pipeline"]["device"], spec["ranks"]), spec["ranks"]
+    holder = {"run": spec["run"], "pid": os.getpid(), "since": time.strftime("%H:%M:%S")}
+    names = ["cpu"] if kind == "cpu" else cards(count)
+
+    def waiting(text: str) -> None:
+        log.write("stage", name=text, done=None, total=None)
+
+    for name in sorted(names):
+        hold(Path(spec["cache"]) / "locks", name, holder, waiting=waiting)
+
+
+def cards(count: int) -> list[str]:
+    """The UUIDs of the first cards, asked in another process: this one takes no memory on them."""
+    asked = [sys.executable, "-c", CARDS.format(count)]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+
+
+def name_the_failed(failures: dict[int, Any], folder: Path, log: EventLog) -> None:
+    """Write which rank ended the run and why; the others only lost their peer.
+
+    A rank that was killed goes first, then the one whose exception came first, then any.
+    torchrun itself ends the others with SIGTERM.
+    """
+    log.write("ranks_ended", codes={rank: each.exitcode for rank, each in failures.items()})
+    killed = [r for r, f in failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM]
+    raised = sorted(exceptions(failures, folder), key=lambda found: (found[1], found[2]))
+    rank = killed[0] if killed else raised[0][0] if raised else min(failures)
+    failed, traceback = failures[rank], None
+    if killed or not raised:
+        why = f"process {failed.pid} was ended by {_exit(failed.exitcode)}"
+    else:
+        error = raised[0][3]
+        why, traceback = f"{error['kind']}: {error['message']}", error.get("traceback")
+    log.write(
+        "error", kind=f"Rank {rank}", message=why, traceback=traceback, workers={}, failed_rank=rank
+    )
+
+
+def exceptions(failures: dict[int, Any], folder: Path) -> list[tuple[int, bool, int, dict]]:
+    """Return (rank, whether it only lost its peer, when, event) of the ranks that raised."""
+    found = []
+    for rank, failed in failures.items():
+        with contextlib.suppress(OSError, ValueError):
+            lines = (folder / f"rank{failed.local_rank}" / FILE_NAME).read_text().splitlines()
+            errors = [json.loads(line) for line in lines if line.startswith('{"event":"error"')]
+            for error in errors[:1]:
+                lost = any(text in error["message"] for text in LOST_PEER)
+                found.append((rank, lost, error["t_ns"], error))
+    return found
+
+
+def _exit(code: int) -> str:
+    with contextlib.suppress(ValueError):
+        if code < 0:
+            return signal.Signals(-code).name
+    return f"exit code {code}"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,1 @@
+"""Guesses, challenges, mysteries, the slow script, grading, the fault set."""

@@ -1,0 +1,216 @@
+"""A run from the fault set whose spec is hidden: look, name the bottleneck, then fix it.
+
+On a machine without a GPU recorded GPU runs are among them. Nothing was planted in those: what
+counts as right is labkit's own diagnosis of the record, and they are not run again.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+from typing import Any
+
+from labkit.course import faultset, score
+from labkit.course.fix import Fix
+from labkit.knobs import check_names
+from labkit.results.launch import launch
+from labkit.results.recordings import recorded as recordings
+from labkit.results.run import Run
+from labkit.spec import KNOBS
+
+# Faults that take at least a fifth of the time, so that a figure can show them
+SEVERITY = 4
+NAMES = ("input", "transfer", "launch", "memory_bandwidth", "precision", "compute")
+TRIES = 3
+
+# Knobs that leave the work as it is; a mystery's own cure may need others
+FREE = (
+    "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "non_blocking",
+    "prefetch_to_device", "precision", "compile", "channels_last", "fused_optimizer",
+)  # fmt: skip
+EVERY = 3  # without a GPU, one mystery in so many is a recorded run of one
+
+here = functools.cache(faultset.base_here)  # one run of a few seconds per session
+
+
+class Mystery:
+    """One hidden run: look at `.run`, `.plot()` and `.xray`, `.answer("input")`, then `.fix()`."""
+
+    def __init__(
+        self, case: faultset.Case | None, run: Run, name: str | None = None, truth: str = ""
+    ):
+        """Hide `run`, of `case`; of a record without a case, `truth` is its bottleneck."""
+        self._case, self.run = case, run
+        self._truth = truth or case.fault.expected
+        self._name = name or f"mystery {case.seed if case else run.id}"
+        self._cured: float | None = None
+        self.run.alias = "a mystery run"
+        self.tries = 0
+        self._over = False
+
+    def plot(self):
+        """Draw the run with its knobs left out, as a matplotlib Figure."""
+        return self.run.plot()
+
+    def answer(self, bottleneck: str) -> str:
+        """Return whether `bottleneck` is what was planted; at the third try, also what it was.
+
+        The score keeps the tries until then. Raises ValueError for a word that is no bottleneck.
+        """
+        if bottleneck not in NAMES:
+            raise ValueError(f"{bottleneck!r} is no bottleneck: choose one of {', '.join(NAMES)}.")
+        right = bottleneck == self._truth
+        self.tries += 1
+        if not self._over:
+            score.keep("mysteries", self._name, tries=self.tries, right=right)
+            self._over = right or self.tries >= TRIES
+        if right:
+            return f"Right, at try {self.tries}. {self.reveal()}"
+        if self.tries < TRIES:
+            return f"Not {bottleneck}. Look again at what the device waits for."
+        return f"Not {bottleneck} either. {self.reveal()}"
+
+    def reveal(self) -> str:
+        """Say what was planted, and show the run's knobs from now on."""
+        self.run.alias, self._over = None, True
+        case = self._case
+        if case is None:
+            return f"Nothing was planted in this record; labkit's diagnosis of it: {self._truth}."
+        fault = case.fault
+        if fault.expected == "compute":
+            return f"It was healthy ({fault.name}): the device itself is the limit."
+        return f"Planted was {fault.name} ({case.amount:g} {fault.about}): {fault.expected}."
+
+    def fix(self, *, without: str | None = None, **changes: Any) -> Fix:
+        """Run the mystery again with your fix, and say how much of the right cure it brings.
+
+        Takes ten seconds or so, twice that the first time (the cure is measured too). The score
+        keeps the best. What cannot be tried is said, not raised.
+
+        Args:
+            without: The name of what you take out of the code, as `reveal()` calls it: for faults
+                that no knob can cure.
+            **changes: Knobs of the pipeline, with their new values.
+        """
+        if why := self._not_tried(without, changes):
+            return Fix(why=why)
+        try:
+            pipeline = self.run.asked.but(**changes, xray=False)
+        except ValueError as error:
+            return Fix(why=str(error))
+        gone = without == self._case.fault.name
+        try:
+            before = self.run.throughput
+            gain = _rate(pipeline, None if gone else self._case.planted) / before
+            fix = Fix(gain, self._possible(before))
+        except (RuntimeError, OSError) as error:
+            return Fix(why=str(error))
+        kept = score.read()["mysteries"].get(self._name, {}).get("share")
+        if fix.share is not None:
+            best = max(fix.share, kept if isinstance(kept, (int, float)) else 0.0)
+            score.keep("mysteries", self._name, share=round(best, 3))
+        return fix
+
+    def _not_tried(self, without: str | None, changes: dict[str, Any]) -> str | None:
+        """Why a fix is not run; None where it is."""
+        if not self._over:
+            return "Name the bottleneck first: .answer(...)."
+        if self._case is None:
+            return "A recorded run cannot be run again on this machine: its cause alone counts."
+        if not self.run.throughput:
+            return "The mystery's run was too short to measure."
+        if not changes and without is None:
+            return "Change a knob, or take something out: fix(num_workers=4)."
+        try:
+            check_names(changes, KNOBS)
+        except ValueError as error:
+            return str(error)
+        fault = self._case.fault
+        if without is not None and (without != fault.name or not fault.plant):
+            return f"There is no {without!r} in its code to take out."
+        cure = self._case.cure
+        other = [name for name in changes if name not in FREE and name not in cure]
+        if other:
+            return f"Leave {', '.join(other)}: it would not be the same work."
+        if changes.get("augment", 1) == 0:
+            return "Leave one round of augmentation: it would not be the same work."
+        return None
+
+    def _possible(self, before: float) -> float | None:
+        """What the right cure brings over `before`, measured once; None where all was well."""
+        if self._case.fault.expected == "compute":
+            return None
+        if self._cured is None:
+            self._cured = _rate(self._case.cured.but(xray=False), None)
+        return self._cured / before
+
+    def __repr__(self) -> str:
+        return f"Mystery({self.run!r})"
+
+
+def mystery(
+    number: int = 0, *, recorded: bool | None = None, folder: str | os.PathLike | None = None
+) -> Mystery:
+    """Run mystery `number` of those that can show on this machine (about five seconds).
+
+    The same number is the same mystery.
+
+    Args:
+        number: Which one.
+        recorded: True: a recorded run of a GPU, which is only looked at. False: never. None: on a
+            machine without a GPU one in three, where there are such records.
+        folder: Where the records are, as for `lk.recorded`; None: those of the package.
+
+    Raises:
+        RuntimeError: Its run failed, or there is no record that is asked for.
+    """
+    if recorded or (recorded is None and number % EVERY == EVERY - 1 and _no_gpu()):
+        if found := _recorded(number, folder):
+            return found
+        if recorded:
+            where = "come with labkit" if folder is None else f"are in {folder}"
+            raise RuntimeError(
+                f"No recorded GPU runs with a clear bottleneck {where}. Make some on a machine "
+                "with a GPU: python -m labkit record --out DIR; then lk.mystery(recorded=True, "
+                "folder='DIR'). Or take lk.mystery(recorded=False), which runs here."
+            )
+    base, machine = here()
+    choice = random.Random(number)
+    possible = [
+        fault.on(machine.kind)
+        for fault in (*faultset.FAULTS, *faultset.HEALTHY)
+        if faultset.cannot_show(fault, machine.kind, base["precision"], machine.shm_gib) is None
+    ]
+    case = faultset.Case(choice.choice(possible), SEVERITY, number, base)
+    run = case.start().wait()
+    if run.outcome != "finished":
+        raise RuntimeError(f"Mystery {number} did not finish: {run.error or run.outcome}")
+    return Mystery(case, run)
+
+
+def _no_gpu() -> bool:
+    return here().machine.kind != "gpu"
+
+
+def _recorded(number: int, folder: str | os.PathLike | None) -> Mystery | None:
+    """Return mystery `number` of the recorded GPU runs; None where none has a clear bottleneck."""
+    listed = [r for r in recordings(folder=folder) if r.kind == "gpu" and not r.experiment]
+    random.Random(number).shuffle(listed)
+    for each in listed:
+        try:
+            run = each.load()
+            found = run.diagnose()
+        except ValueError:  # a broken record, or one too short to say anything
+            continue
+        if found.bottleneck in NAMES:  # not "unsure"
+            return Mystery(None, run, f"recorded mystery {number}", found.bottleneck)
+    return None
+
+
+def _rate(pipeline: Any, planted: str | None) -> float:
+    """Run a pipeline; return its samples/s. Raises RuntimeError where there are none."""
+    run = launch(pipeline, fault=planted).wait()
+    if run.outcome != "finished" or not run.throughput:
+        raise RuntimeError(f"It did not finish: {run.error or run.outcome}")
+    return run.throughput

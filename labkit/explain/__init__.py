@@ -1,1 +1,0 @@
-"""Pure functions from what was recorded to an answer: numpy only, no torch, no widgets."""

@@ -1,1 +1,0 @@
-"""Learning by doing: experiments whose answer the reader has to find."""

@@ -1,0 +1,169 @@
+"""The family tree of a run on Linux: who descends from the supervisor, and how to end them all.
+
+Standard library only: the supervisor imports this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+
+from labkit.process.events import FILE_NAME
+
+PR_SET_CHILD_SUBREAPER = 36  # Linux, prctl(2)
+
+MARK = "LABKIT_RUN"  # in the environment of a run's processes: the run's folder
+
+KEY_ENDINGS = ("_API_KEY", "_TOKEN")  # of variables that only the process that logs may see
+NO_KEYS = ("AWS_SESSION_TOKEN",)  # a reader's own dataset may lie in a bucket
+
+# They clean up behind the others and leave by themselves when the last one is gone.
+CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose parent dies, double forks included."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def descendants(root: int) -> list[int]:
+    """Return the pids of all living processes below `root`, zombies left out."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            # pid (comm) state ppid ...; comm may hold spaces and brackets
+            state, parent = file.read().rpartition(b")")[2].split()[:2]
+            if state != b"Z":
+                children.setdefault(int(parent), []).append(int(name))
+    found, queue = [], [root]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+def end_all(root: int, seen: set[int], deadline_s: float = 1.0) -> dict[int, int]:
+    """SIGKILL everything below `root` until nothing is left; return {pid: wait status}.
+
+    Cleaners (multiprocessing's resource tracker, torch's shm manager) are waited for instead, and
+    killed only at the deadline. Pids met on the way are added to `seen`.
+    """
+    deadline = time.monotonic() + deadline_s
+    statuses: dict[int, int] = {}
+    while True:
+        alive = descendants(root)
+        seen.update(alive)
+        if not alive or time.monotonic() > deadline + 0.5:  # hung in a driver: nothing helps
+            return statuses | reap()
+        for pid in alive:
+            if time.monotonic() > deadline or not _is_cleaner(pid):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.003)
+        statuses |= reap()
+
+
+def reap() -> dict[int, int]:
+    """Collect every dead child; return {pid: wait status}."""
+    statuses = {}
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            statuses[pid] = status
+    return statuses
+
+
+def logged_workers(folder: str | os.PathLike) -> set[int]:
+    """Return the pids of the loader workers that the bench wrote into its event log."""
+    return {pid for event in _logged(folder, "workers") for pid in event["pids"]}
+
+
+def logged_bench(folder: str | os.PathLike) -> set[int]:
+    """Return the pid that the bench wrote into its event log, if it got that far."""
+    return {event["pid"] for event in _logged(folder, "hello")}
+
+
+def wait_until_gone(pids: set[int], seconds: float = 1.0) -> None:
+    """Wait until none of `pids` is there, but not longer than `seconds`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(map(exists, pids)):
+        time.sleep(0.01)
+
+
+def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return `environment` without the keys of services: measuring needs none of them."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in NO_KEYS or not name.upper().endswith(KEY_ENDINGS)
+    }
+
+
+def this_system() -> str:
+    """What tells this boot and process namespace from others: pids mean something only in one."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return "unknown"
+
+
+def exists(pid: int) -> bool:
+    """Whether there is a process `pid` (on Windows, where asking is not harmless: yes)."""
+    if sys.platform == "win32":
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def end_marked(folder: str | os.PathLike) -> None:
+    """SIGKILL every process that was started for the run in `folder`, wherever it went (Linux)."""
+    mark = f"{MARK}={folder}".encode()
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+                if mark in file.read().split(b"\0"):
+                    os.kill(int(name), signal.SIGKILL)
+
+
+def _logged(folder: str | os.PathLike, name: str) -> list[dict]:
+    """Return the events of that name from the run's log, and from the logs of its ranks."""
+    start, found = f'{{"event":"{name}"'.encode(), []
+    for place in (folder, *glob.glob(os.path.join(glob.escape(os.fspath(folder)), "rank*"))):
+        with (
+            contextlib.suppress(OSError, ValueError),
+            open(os.path.join(place, FILE_NAME), "rb") as log,
+        ):
+            lines = [line for line in log if line.startswith(start) and line.endswith(b"\n")]
+            found += map(json.loads, lines)
+    return found
+
+
+def remove_segments(pids: set[int]) -> None:
+    """Unlink shared memory that dead torch processes left behind (`/dev/shm/torch_<pid>_...`)."""
+    for pid in pids:
+        for path in glob.glob(f"/dev/shm/torch_{pid}_*"):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
+def _is_cleaner(pid: int) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        command = file.read()
+        return any(name in command for name in CLEANERS)
+    return False

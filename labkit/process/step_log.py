@@ -1,0 +1,142 @@
+"""Steps on their way to the event log: none lost, and hardly a cost to the loop.
+
+Writing a line after every step costs a loop with cold caches 25 µs. So the loop only packs the
+step into a memory-mapped ring, which outlives a SIGKILL of its process; another process, the
+supervisor, drains the ring into the log twenty times a second, and once more when all is over.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import mmap
+import os
+import struct
+from pathlib import Path
+
+from labkit.process.events import FILE_NAME, EventLog
+
+RING_NAME = "steps.ring"
+# 2.9 s of 1.4 ms steps: how long the draining process may be held up. A larger ring is cold when
+# the loop comes round to it: with 16,384 slots recording a step took 39 µs, with 2,048 12 µs.
+SLOTS = 2_048
+# A slot: copy start and end, busy start and end on the device (all 0 where it has none), then
+# number, 4 host stamps, samples, CPU time, loss, number again. A slot whose two numbers differ is
+# being written, or was when the end came.
+SLOT = struct.Struct("=4q7qdq")
+WORDS = SLOT.size // 8
+NO_DEVICE = (0,) * 4
+DRAIN_S = 0.05
+
+
+class StepRing:
+    """The loop's side: packs finished steps into the ring in `folder`."""
+
+    def __init__(self, folder: str | Path):
+        """Make the ring."""
+        fd = os.open(os.path.join(folder, RING_NAME), os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            blank = bytes(SLOTS * SLOT.size)  # written, so that no page fault is left for the loop
+            if os.write(fd, blank) < len(blank):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), RING_NAME)
+            self.ring = mmap.mmap(fd, len(blank))
+        finally:
+            os.close(fd)
+        # Cold caches: storing nine words so takes a loop 4 µs, Struct.pack_into 7
+        self.words, self.reals = memoryview(self.ring).cast("q"), memoryview(self.ring).cast("d")
+
+    def add(
+        self,
+        i: int,
+        t: tuple[int, int, int, int],
+        samples: int,
+        loss: float,
+        device: tuple[int, int, int, int] = NO_DEVICE,
+        cpu_ns: int = 0,
+    ) -> None:
+        """Record step `i`.
+
+        All times in ns: host stamps `t`, the device's copy and busy intervals `device`, and
+        `cpu_ns`, the CPU time of the thread that computed (0: not read).
+        """
+        words, at = self.words, i % SLOTS * WORDS
+        words[at + 4] = i + 1
+        if device is not NO_DEVICE:
+            words[at], words[at + 1], words[at + 2], words[at + 3] = device
+        words[at + 5], words[at + 6], words[at + 7], words[at + 8] = t
+        words[at + 9], words[at + 10] = samples, cpu_ns
+        self.reals[at + 11] = loss
+        words[at + 12] = i + 1
+
+
+class Drain:
+    """The other side: moves steps from the ring in `folder` to the event log."""
+
+    def __init__(self, folder: str | Path, log: EventLog):
+        self.path, self.log = Path(folder) / RING_NAME, log
+        self.ring: mmap.mmap | None = None
+        self.next = 1  # the number of the first step that is not in the log yet
+
+    def drain(self) -> int:
+        """Append the steps that have been finished since the last call; return how many."""
+        if not self._open():
+            return 0
+        steps = []
+        while (step := self._slot(self.next))[4] >= self.next and step[4] == step[-1]:
+            if step[4] > self.next:  # overtaken: the ring went round
+                self.log.write("lost", steps=[self.next - 1, step[4] - 1])
+            steps.append(step)
+            self.next = step[4] + 1
+        if steps:
+            self.log.write_line("\n".join(map(line_of, steps)))
+        return len(steps)
+
+    def remove(self) -> None:
+        """Drain what is left and remove the ring. Call it once the loop's process is gone."""
+        self.drain()
+        self.ring = None
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        self.log.flush()  # on a full disk there may be room now
+
+    def _open(self) -> bool:
+        if self.ring is None:
+            with contextlib.suppress(OSError, ValueError), open(self.path, "rb") as file:
+                if os.fstat(file.fileno()).st_size == SLOTS * SLOT.size:
+                    self.ring = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return self.ring is not None
+
+    def _slot(self, number: int) -> tuple:
+        return SLOT.unpack_from(self.ring, ((number - 1) % SLOTS) * SLOT.size)
+
+
+def recover(folder: str | Path) -> None:
+    """Write the steps that a killed supervisor had not, and remove the ring."""
+    drain = Drain(folder, EventLog(folder))
+    drain.next = _last_written(Path(folder) / FILE_NAME) + 2
+    if drain.path.exists():
+        drain.log.write_line("")  # ends a line that was torn
+        drain.remove()
+
+
+def line_of(step: tuple) -> str:
+    """Return a slot of the ring as the line of JSON that the log holds."""
+    c0, c1, b0, b1, number, t0, t1, t2, t3, samples, cpu_ns, loss, _ = step
+    text = f"{loss:.7g}" if math.isfinite(loss) else "null"  # strict JSON has no NaN
+    cpu = f',"cpu":{cpu_ns}' if cpu_ns else ""
+    device = f',"copy":[{c0},{c1}],"busy":[{b0},{b1}]' if b1 else ""
+    return (
+        f'{{"event":"step","i":{number - 1},"t":[{t0},{t1},{t2},{t3}],'
+        f'"n":{samples},"loss":{text}{cpu}{device}}}'
+    )
+
+
+def _last_written(path: Path) -> int:
+    """The index of the last whole step line in the log; -1 without one."""
+    with contextlib.suppress(OSError):
+        for line in reversed(path.read_bytes().split(b"\n")):
+            if line.startswith(b'{"event":"step"') and line.endswith(b"}"):
+                return int(line.split(b'"i":', 1)[1].split(b",", 1)[0])
+    return -1

@@ -1,0 +1,219 @@
+"""An event log and the process that writes it: how it goes on, how it ended, how it is kept.
+
+The log is the record. Nothing derived is stored, so a live run, a finished one and a record made
+on other hardware are the same thing here. What the events mean is up to the kinds of log: a `Run`
+of training steps, the `Measurements` of an experiment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gzip
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from labkit.process.events import FILE_NAME
+from labkit.results import outcome
+from labkit.results.machine import Machine
+from labkit.results.record import Tail, read_record
+
+
+class Logged:
+    """One event log, live or recorded; reading it runs no code.
+
+    Whoever asks a live one for anything gets what it has written by then.
+    """
+
+    def __init__(self, path: Path, process: Any = None, recorded: bool = False, tail: Any = None):
+        """Read the log at `path`.
+
+        `process` is the live supervisor's handle, None for a record; `tail` is what to read a
+        growing log from, where it is not the file in `path` (a replay).
+        """
+        self.path, self.recorded = Path(path), recorded
+        self.alias: str | None = None  # what figures call it where its knobs are to stay hidden
+        self._process = process
+        self._reading = threading.Lock()
+        self._tail = tail or (None if recorded else Tail(self.path / FILE_NAME))
+        self._kept: dict[str, dict[str, Any]] = {}  # the last event of each name
+        self._alive = False  # whether its process was, when the log was last read
+        self._holds: set[object] = set()  # nothing is read on its own while one is in here
+        if self._tail is None:
+            with self._hold():
+                self._absorb(read_record(self.path))
+        self.refresh()
+
+    # -- the log ---------------------------------------------------------------------------------
+
+    def refresh(self) -> Logged:
+        """Read what has been written since the last call."""
+        if self._tail is not None:
+            with self._reading, self._hold():  # a panel stops its run in a thread: once is enough
+                self._read()
+        return self
+
+    def _read(self) -> None:
+        if self._tail is None:  # another thread came first
+            return
+        alive = self._process is not None and self._process.alive()
+        self._absorb(self._tail.read())
+        self._alive = alive  # only now: who asks meanwhile is told of the moment before
+        if not alive and "end" in self._kept:
+            self._tail = None  # complete: nothing will follow
+
+    @contextlib.contextmanager
+    def as_of_now(self) -> Iterator[Logged]:
+        """Read what has been written, and nothing more within the block.
+
+        So all that is derived there, a figure or a diagnosis, is of one moment.
+        """
+        self._now()
+        with self._hold():
+            yield self
+
+    @contextlib.contextmanager
+    def _hold(self) -> Iterator[None]:
+        mine = object()
+        try:  # wherever an interrupt comes, none is left behind
+            self._holds.add(mine)
+            yield
+        finally:
+            self._holds.discard(mine)
+
+    def _now(self) -> Logged:
+        """Read what has been written since (6 µs while it grows), unless held at a moment."""
+        return self if self._holds else self.refresh()
+
+    def _was_alive(self) -> bool:
+        return self._alive
+
+    @property
+    def _last(self) -> dict[str, dict[str, Any]]:
+        """The last event of each name."""
+        return self._now()._kept
+
+    def _absorb(self, events: list[dict[str, Any]]) -> None:
+        for event in events:
+            self._take(event)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        """Keep what matters of one event; subclasses keep what they are made of."""
+        self._kept[event["event"]] = event
+
+    @property
+    def id(self) -> str:
+        """The run's name: date, time and six hex digits."""
+        return self._last.get("spec", {}).get("run", self.path.name)
+
+    @property
+    def utc(self) -> str | None:
+        """When it was started, as an ISO time in UTC."""
+        return self._last.get("spec", {}).get("utc")
+
+    @property
+    def stage(self) -> dict[str, Any]:
+        """What it was last busy with before training: `name`, and `done` of `total` if counted."""
+        return self._last.get("stage", {"name": "starting"})
+
+    # -- how it went -----------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self.outcome == "running"
+
+    @property
+    def outcome(self) -> str:
+        """ "running", "finished", "stopped" or "failed"."""
+        return outcome.outcome(self._last, self._was_alive())
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed, with a remedy where one is known; None if it did not."""
+        return outcome.reason(
+            self._last, alive=self._tail is not None and self.outcome == "running"
+        )
+
+    @property
+    def traceback(self) -> str | None:
+        """The bench's own traceback, where an exception ended the run."""
+        return self._last.get("error", {}).get("traceback")
+
+    def wait(self, each: Any = None, period_s: float = 0.05) -> Logged:
+        """Block until the run has ended, calling `each(run)` as it grows.
+
+        An interrupt stops the run before it is passed on.
+        """
+        try:
+            while self.running:
+                if each is not None:
+                    each(self)
+                time.sleep(period_s)
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+        finally:
+            self.refresh()
+        self._settle()
+        return self
+
+    def stop(self) -> Logged:
+        """End the run now (0.1 s; 1.2 s where the bench does not answer) and keep what it did."""
+        if self._process is not None:
+            self._process.stop()
+        self._settle()
+        return self
+
+    def _settle(self) -> None:
+        """Wait for the last event: the supervisor writes it once every process is gone."""
+        if self._process is not None:
+            self._process.join()
+        self.refresh()
+
+    def event(self, name: str) -> dict[str, Any] | None:
+        """Return the last event of that name; None where there is none."""
+        return self._last.get(name)
+
+    @property
+    def machine(self) -> Machine:
+        """The machine it ran on."""
+        return Machine.from_dict(self._last.get("machine", {}))
+
+    @property
+    def mark(self) -> str | None:
+        """ "RECORDED on ..." where it was not measured here; None where it was."""
+        return f"RECORDED on {self.machine.name}" if self.recorded else None
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write the record to `path`: one file, packed where its name ends in .gz; return it."""
+        path, source = Path(path), self.path
+        source = source / FILE_NAME if source.is_dir() else source
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened = gzip.open if source.suffix == ".gz" else open
+        opens = gzip.open if path.suffix == ".gz" else open
+        with opened(source, "rb") as old, opens(path, "wb") as new:
+            shutil.copyfileobj(old, new)
+            for line in self._extra_lines():
+                new.write(f"{line}\n".encode())
+        return path
+
+    def _extra_lines(self) -> list[str]:
+        """Lines of JSON that a saved record has beyond the log."""
+        return []
+
+
+def of_one_moment(derive: Callable) -> Callable:
+    """Let a function whose first argument is a `Logged` see one moment of it, start to end."""
+
+    @functools.wraps(derive)
+    def held(self: Logged, *args: Any, **kwargs: Any) -> Any:
+        with self.as_of_now():
+            return derive(self, *args, **kwargs)
+
+    return held

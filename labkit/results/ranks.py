@@ -1,0 +1,340 @@
+"""What came out of a distributed run: one Run for each rank, merged into one object.
+
+Each rank has an event log of its own, `rankN/events.jsonl` in the run's folder; the run's own log
+tells how it was started and how it ended. A saved record is one file: the lines of a rank carry
+its number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labkit.process.events import FILE_NAME
+from labkit.results.event_log import Logged, of_one_moment
+from labkit.results.record import Tail
+from labkit.results.run import Run, pipeline_of
+from labkit.spec import Pipeline
+
+
+class RankRun(Run):
+    """One rank of a distributed run: a Run, and when its gradients were exchanged.
+
+    Its device counts as busy while it waits for the other ranks: so it does in nvidia-smi too,
+    where the kernel of the all-reduce spins. `Ranks.times` tells the two apart.
+    """
+
+    _whole: Ranks | None = None  # the run it is part of, which reads all logs
+
+    def refresh(self) -> RankRun:
+        """Read what has been written since the last call, by all ranks."""
+        if self._whole is not None:
+            self._whole.refresh()
+        return self
+
+    def _now(self) -> RankRun:
+        held = self._holds or self._whole is None or self._whole._holds
+        return self if held else self.refresh()
+
+    def _was_alive(self) -> bool:
+        return self._whole is not None and self._whole._was_alive()
+
+    def _take(self, event: dict[str, Any]) -> None:
+        if event["event"] == "step" and not _is_pair(event.get("comm", [0, 0])):
+            event = {name: value for name, value in event.items() if name != "comm"}
+        super()._take(event)
+
+    def absorb(self, event: dict[str, Any]) -> None:
+        """Take one more event of this rank's log."""
+        self._take(event)
+
+    @property
+    def rank(self) -> int:
+        """Its number among all ranks of the run, on every machine."""
+        place = (self.event("spec") or {}).get("place")
+        return place.get("rank", 0) if isinstance(place, dict) else 0
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the run has, on all machines together."""
+        place = (self.event("spec") or {}).get("place")
+        return place.get("world_size", 1) if isinstance(place, dict) else 1
+
+    @property
+    def exchange_ns(self) -> np.ndarray:
+        """Per step (steps, 2), ns: the last gradient is there; all are averaged.
+
+        NaN in steps that exchanged nothing (`no_sync`). On the clock of the machine's logs.
+        """
+        none = (np.nan, np.nan)
+        return np.array([step.get("comm", none) for step in self._steps], float).reshape(-1, 2)
+
+
+class Ranks(Logged):
+    """A distributed run: its ranks in order, live or recorded.
+
+    `ranks[1]` is a Run, `len(ranks)` how many have begun on this machine.
+    """
+
+    def __init__(self, path: Path, process: Any = None, recorded: bool = False):
+        """Read the run at `path`; `process` is the live supervisor's handle, None for a record."""
+        self._ranks: dict[int, RankRun] = {}  # by their number on this machine
+        self._tails: dict[int, Tail] = {}
+        super().__init__(path, process, recorded)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        rank = event.get("of_rank")
+        if isinstance(rank, int):
+            self._of(rank).absorb(event)
+        else:
+            super()._take(event)
+
+    def _of(self, local_rank: int) -> RankRun:
+        if local_rank not in self._ranks:
+            rank = RankRun(self.path / f"rank{local_rank}", process=self._process)
+            rank.recorded, rank._whole = self.recorded, self
+            self._ranks[local_rank] = rank
+        return self._ranks[local_rank]
+
+    def _absorb(self, events: list[dict[str, Any]]) -> None:
+        super()._absorb(events)
+        folders = range(self.asked_ranks) if self.path.is_dir() else ()
+        for number in folders:
+            place = self.path / f"rank{number}" / FILE_NAME
+            fresh = self._tails.setdefault(number, Tail(place)).read()
+            for event in fresh:
+                self._take({**event, "of_rank": number})
+        if "end" in self._last:
+            for rank in self._ranks.values():
+                self._end(rank)
+
+    def _end(self, rank: RankRun) -> None:
+        """Say how a rank ended that could not say it itself."""
+        if rank.event("done") or rank.event("error") or rank.event("end"):
+            return
+        codes = (self._last.get("ranks_ended") or {}).get("codes", {})
+        end = {**self._last["end"], "code": codes.get(str(rank.rank))}
+        failed = (self._last.get("error") or {}).get("failed_rank")
+        if failed is not None and failed != rank.rank:
+            end["why"] = f"ended by torchrun, because rank {failed} failed"
+        elif end["code"] is None and not end.get("why"):
+            end["why"] = "the run ended before this rank did"
+        rank.absorb(end)
+
+    def __len__(self) -> int:
+        return len(self._now()._ranks)
+
+    def __iter__(self) -> Iterator[RankRun]:
+        ranks = self._now()._ranks
+        return iter([ranks[number] for number in sorted(ranks)])
+
+    def __getitem__(self, index: int) -> RankRun:
+        return list(self)[index]
+
+    # -- what it was -----------------------------------------------------------------------------
+
+    @property
+    def asked(self) -> Pipeline:
+        """The pipeline that was asked for; of a starved rank see its own Run."""
+        return pipeline_of(self._last.get("spec", {}).get("pipeline", {}))
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline that rank 0 ran, with every automatic value filled in."""
+        return self[0].pipeline if len(self) else self.asked
+
+    @property
+    def alone(self) -> Pipeline:
+        """The same pipeline for one process, on the device that rank 0 had: `lk.run(ranks.alone)`.
+
+        Left to itself, a single run takes the GPU that is too few for the ranks (`not_applied`).
+        """
+        return self.asked.but(device=self.pipeline.device)
+
+    @property
+    def not_applied(self) -> dict[str, str]:
+        """{knob: why it could not act}; of `device`, why the ranks did not use the GPU."""
+        return self[0].not_applied if len(self) else {}
+
+    @property
+    def asked_ranks(self) -> int:
+        """How many ranks were asked for on this machine."""
+        ranks = self._last.get("spec", {}).get("ranks", 0)
+        return ranks if isinstance(ranks, int) and 0 <= ranks <= 64 else 0
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks train together, on all machines."""
+        return max((rank.world_size for rank in self), default=self.asked_ranks)
+
+    @property
+    def no_sync(self) -> bool:
+        """Whether gradients were exchanged only before an update."""
+        return self._last.get("spec", {}).get("no_sync") is True
+
+    @property
+    def starve(self) -> dict[int, dict[str, Any]]:
+        """{rank: {knob: value}} of the ranks whose loader was set otherwise."""
+        starve = self._last.get("spec", {}).get("starve", {})
+        return {int(rank): knobs for rank, knobs in starve.items() if isinstance(knobs, dict)}
+
+    @property
+    def failed_rank(self) -> int | None:
+        """The rank whose failure ended the run; None where none did."""
+        return (self._last.get("error") or {}).get("failed_rank")
+
+    # -- statistics ------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """Steps that every rank has done, warm-up included."""
+        return min((rank.steps for rank in self), default=0) if len(self) else 0
+
+    @property
+    @of_one_moment
+    def throughput(self) -> float | None:
+        """Samples per second of this machine's ranks together, warm-up excluded."""
+        rates = [rank.throughput for rank in self]
+        return sum(rates) if rates and all(rates) else None
+
+    @property
+    def spread(self) -> float | None:
+        """How uneven the run was: the least even rank's spread of throughput."""
+        return max((rank.spread for rank in self if rank.spread is not None), default=None)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether its stretches differ so much that small differences mean nothing."""
+        return any(rank.noisy for rank in self)
+
+    @property
+    def loss(self) -> list[float]:
+        """The mean loss over the ranks, per step: that of the joined batch."""
+        return [float(np.mean(each)) for each in zip(*(rank.loss for rank in self), strict=False)]
+
+    @property
+    @of_one_moment
+    def times(self) -> Any:
+        """Where every rank's time went (a RankTimes); None if too short."""
+        from labkit.analysis.rank_times import rank_times  # noqa: TID251 -- a door
+
+        return rank_times(self)
+
+    @property
+    def communication_share(self) -> float | None:
+        """Share of wall time (0 to 1) in which a rank waits for its averaged gradients.
+
+        The mean over the ranks of the time from a rank's last gradient being there to all of them
+        being averaged: what the exchange adds to the step. It holds the transfer and the wait for
+        ranks that are not that far yet (`times` tells them apart). It does not hold the part of
+        the exchange that runs under the backward pass, nor what that costs it in cores or memory
+        traffic, nor DDP's copies into its buckets. None if too short.
+        """
+        times = self.times
+        return None if times is None else float(np.mean(times.communication))
+
+    def speedup(self, one: Run) -> float | None:
+        """Samples per second over those of `one`, the same pipeline in one process.
+
+        Raises ValueError where `one` was another pipeline: its number would mean nothing.
+        """
+        ours, theirs = self.asked.to_dict(), one.asked.to_dict()
+        free = ("steps", "seconds", "xray", "device")
+        differs = [n for n in ours if ours[n] != theirs.get(n) and n not in free]
+        if differs:
+            raise ValueError(f"not the same pipeline: {', '.join(differs)} differ.")
+        if one.machine.kind != self.machine.kind or one.machine.name != self.machine.name:
+            why = self.not_applied.get("device")
+            raise ValueError(
+                f"not the same hardware: one process on {one.machine.name}, {len(self)} ranks on "
+                f"{self.machine.name}{f' ({why})' if why else ''}. Run the one process where the "
+                "ranks were: lk.run(ranks.alone)."
+            )
+        return self.throughput / one.throughput if self.throughput and one.throughput else None
+
+    def efficiency(self, one: Run) -> float | None:
+        """Scaling efficiency, 0 to 1: the speedup over `one` per rank.
+
+        Each rank has the batch of the one process (weak scaling): 1 would be so many times the
+        samples a second as there are ranks. On one CPU the ranks also share cores, caches and
+        memory: that loss is in it, and is none of the communication.
+        """
+        speedup = self.speedup(one)
+        return None if speedup is None else speedup / len(self)
+
+    @of_one_moment
+    def diagnose(self) -> Any:
+        """Name what holds the ranks back, and which of them (a RanksDiagnosis)."""
+        from labkit.analysis.ranks_diagnosis import diagnose  # noqa: TID251 -- a door
+
+        return diagnose(self)
+
+    @of_one_moment
+    def plot(self) -> Any:
+        """Draw a lane of time for each rank, as a matplotlib Figure."""
+        from labkit.show import ranks_figure  # noqa: TID251 -- a door
+
+        return ranks_figure.draw(self)
+
+    # -- keeping and showing ---------------------------------------------------------------------
+
+    @of_one_moment
+    def to_dict(self) -> dict[str, Any]:
+        """The run's statistics, and each rank's, as JSON types."""
+        names = (
+            "id", "utc", "recorded", "outcome", "error", "failed_rank", "world_size", "no_sync",
+            "steps", "throughput", "spread", "noisy", "communication_share",
+        )  # fmt: skip
+        times, diagnosis = self.times, self.diagnose() if self.steps else None
+        return {
+            **{name: getattr(self, name) for name in names},
+            "starve": {str(rank): knobs for rank, knobs in self.starve.items()},
+            "loss": [None if np.isnan(loss) else loss for loss in self.loss],
+            "times": None if times is None else times.to_dict(),
+            "diagnosis": None if diagnosis is None else diagnosis.to_dict(),
+            "machine": self.machine.to_dict(),
+            "pipeline": self.pipeline.to_dict(),
+            "ranks": [{"rank": rank.rank, **rank.to_dict()} for rank in self],
+        }
+
+    def _extra_lines(self) -> list[str]:
+        lines = []
+        for number in sorted(self._ranks) if self.path.is_dir() else ():
+            place = self.path / f"rank{number}" / FILE_NAME
+            lines += [
+                json.dumps({**event, "of_rank": number}, separators=(",", ":"))
+                for event in Tail(place).read()
+            ]
+        return lines
+
+    @property
+    @of_one_moment
+    def numbers(self) -> str:
+        """The measured numbers in one line."""
+        times = self.times
+        if self.throughput is None or times is None:
+            return f"{self.steps} steps: too few to measure"
+        text = (
+            f"{self.throughput:.0f} samples/s together, waiting for data "
+            f"{np.mean(times.wait):.0%}, for each other {np.mean(times.others):.0%}, "
+            f"exchanging gradients {np.mean(times.transfer):.0%}"
+        )
+        return text + (f"; NOISY: its stretches spread {self.spread:.0%}" if self.noisy else "")
+
+    @of_one_moment
+    def __repr__(self) -> str:
+        mark = f"{self.mark}: " if self.recorded else ""
+        knobs = ", ".join(f"{name}={value!r}" for name, value in self.asked.changed().items())
+        settings = [knobs, "no_sync" if self.no_sync else ""]
+        settings += [f"starve={self.starve!r}" if self.starve else ""]
+        inside = ", ".join(filter(None, [f"{self.asked_ranks}", *settings]))
+        return f"{mark}Ranks({inside}) {self.outcome}: {self.error or self.numbers}"
+
+
+def _is_pair(value: Any) -> bool:
+    sound = isinstance(value, list) and len(value) == 2
+    return sound and all(type(stamp) is int and 0 <= stamp < 2**62 for stamp in value)

@@ -1,0 +1,33 @@
+"""What every result can do: print as a table, draw itself, and become JSON types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labkit.results.table import Table
+from labkit.wiring import above
+
+
+class Result:
+    """The base of everything that comes out: a subclass says what its table holds.
+
+    It prints as that table; `plot` finds its figure under the class's name (`labkit.wiring`).
+    """
+
+    def table(self) -> Table:
+        """Return what is printed; every subclass has its own."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything in it as JSON types."""
+        raise NotImplementedError
+
+    def plot(self, **drawing: Any) -> Any:
+        """Draw it as a matplotlib Figure; the options are those of its figure."""
+        return above(f"{type(self).__name__}.plot")(self, **drawing)
+
+    def __repr__(self) -> str:
+        return str(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()

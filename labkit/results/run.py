@@ -1,0 +1,447 @@
+"""What came out: a `Run` reads one event log and derives every number from it when asked.
+
+The log is the record. Nothing derived is stored, so a live run, a finished one and a record made
+on other hardware are the same thing here.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labkit.results.event_log import Logged, of_one_moment
+from labkit.results.record import RecordError
+from labkit.results.timeline import stamps_ns, utilization_over_time
+from labkit.results.watched import Watched, pauses, without
+from labkit.spec import KNOBS, Pipeline
+
+NOISY = 0.10  # torch.utils.benchmark warns where the IQR is a tenth of the median; so do we
+HIDES = 0.05  # of wall time: fewer gaps than that inside the busy time need no word
+BLOCKS = 5  # throughput is compared between so many stretches of the run to judge its noise
+
+
+class Run(Logged):
+    """One measured run, live or recorded.
+
+    Statistics leave out the warm-up: the first steps, and those whose data was prefetched before
+    the clock was running. Medians are over the steps that are left.
+    """
+
+    def __init__(self, path: Path, process: Any = None, recorded: bool = False, tail: Any = None):
+        """Read the run at `path`; the arguments are those of a `Logged`."""
+        self._steps: list[dict[str, Any]] = []
+        self._telemetry: list[dict[str, Any]] = []
+        self._items: list[dict[str, Any]] = []  # what the items cost to prepare
+        self._epochs: list[int] = []  # the first step of each pass over a watched loader
+        super().__init__(path, process, recorded, tail)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        if event["event"] == "step":
+            self._steps.append(event)
+        elif event["event"] == "telemetry":
+            self._telemetry.append(event)
+        elif event["event"] == "items":
+            self._items.append(event)
+        elif event["event"] == "epoch":  # a watched loop goes on: it has not ended after all
+            self._epochs.append(event["step"])
+            for name in ("done", "error", "end"):
+                self._kept.pop(name, None)
+        else:
+            super()._take(event)
+
+    # -- what it was -----------------------------------------------------------------------------
+
+    @property
+    def asked(self) -> Pipeline | Watched:
+        """The pipeline that was asked for; of a watched loop, what is known of it."""
+        return self._pipeline("spec")
+
+    @property
+    def pipeline(self) -> Pipeline | Watched:
+        """The pipeline that ran, with every automatic value filled in."""
+        return self._pipeline("job" if "job" in self._last else "spec")
+
+    def _pipeline(self, event: str) -> Pipeline | Watched:
+        knobs = self._last.get(event, {}).get("pipeline", {})
+        return Watched(self.watched, knobs) if self.watched else pipeline_of(knobs)
+
+    @property
+    def watched(self) -> str | None:
+        """The type of the loader, of a loop that `lk.watch` looked at; None for our own runs."""
+        facts = self._last.get("spec", {}).get("watched")
+        return str(facts.get("loader", "loader")) if isinstance(facts, dict) else None
+
+    @property
+    def unit(self) -> str:
+        """What `samples` counts: "samples", or "batches" of a watched loop that hides its own."""
+        return "batches" if self._last.get("job", {}).get("unit") == "batches" else "samples"
+
+    @property
+    def not_applied(self) -> dict[str, str]:
+        """{knob: why it could not act on this device}."""
+        return dict(self._last.get("job", {}).get("not_applied", {}))
+
+    @property
+    def steps(self) -> int:
+        """Steps done, warm-up included."""
+        return len(self._now()._steps)
+
+    def steps_since(self, start: int) -> list[dict[str, Any]]:
+        """The step events from the `start`th on: what a reader of a growing run has not seen."""
+        return self._now()._steps[start:]
+
+    @property
+    def samples(self) -> int:
+        """Samples trained on, warm-up included."""
+        return sum(step["n"] for step in self._now()._steps)
+
+    @property
+    def warmup(self) -> int:
+        """Steps left out of the statistics: the prefetched ones, but never over a third."""
+        wanted = self._last.get("begin", {}).get("warmup", 0)
+        return max(1, min(wanted, self.steps // 3)) if self.steps else 0
+
+    # -- the timeline, in seconds since the first batch was asked for ----------------------------
+
+    @property
+    def stamps(self) -> np.ndarray:
+        """Per step (steps, 6): asked, ready, copy start, copy end, busy start, busy end; s.
+
+        On a CPU copy and compute are what the host did; on a GPU they are the device's own.
+        """
+        return _stamps(self, self.steps)
+
+    @property
+    def busy(self) -> np.ndarray:
+        """The device's busy intervals (steps, 2): start and end, s."""
+        return self.stamps[:, 4:6]
+
+    @property
+    def issued(self) -> np.ndarray:
+        """When the host had issued each step (steps,), s: long before it ends on a fed GPU."""
+        return _issued(self, self.steps)
+
+    @property
+    def telemetry(self) -> list[dict[str, Any]]:
+        """The instruments' samples as recorded, each with `t_ns`; a missing metric is None."""
+        return self._now()._telemetry
+
+    @property
+    def thread_s(self) -> np.ndarray:
+        """Per step (steps,): CPU time of the thread that ran the compute, s; NaN where not read.
+
+        On a CPU it falls short of the compute's wall time where others had the core.
+        """
+        return np.array([step.get("cpu", np.nan) for step in self.steps_since(0)], float) / 1e9
+
+    @property
+    def item_events(self) -> list[dict[str, Any]]:
+        """What the items cost to prepare, as the loader's processes wrote it; [] where unknown."""
+        return self._now()._items
+
+    @property
+    def xray_facts(self) -> dict[str, Any] | None:
+        """What a few profiled steps were made of, as the bench wrote it; None without an x-ray."""
+        return self._last.get("xray")
+
+    @property
+    def no_xray(self) -> str | None:
+        """Why there is no x-ray; None where there is one, or the run has not come that far."""
+        return self._last.get("no_xray", {}).get("why")
+
+    @of_one_moment
+    def seconds(self, t_ns: int) -> float:
+        """Return a stamp of this run's clock as seconds since its first batch was asked for."""
+        if not self.steps:
+            return 0.0
+        moment, gaps = t_ns - self._steps[0]["t"][0], _pauses(self, self.steps, len(self._epochs))
+        if np.searchsorted(gaps[0], moment) % 2:
+            return float("nan")  # between two passes over a watched loader: no time of the run
+        return float(without(moment, gaps)) / 1e9
+
+    def timeline(self, bins: int = 200) -> tuple[np.ndarray, np.ndarray]:
+        """Utilization over the whole run, from the true intervals: (bins,) s and (bins,) 0 to 1.
+
+        Each value is the busy share of one of `bins` equal stretches, stamped at its middle.
+        """
+        return utilization_over_time(self.busy, bins)
+
+    def _measured(self) -> np.ndarray | None:
+        """The stamps behind the warm-up, the last warm-up step first; None where too few."""
+        return self.stamps[self.warmup - 1 :] if self.steps >= 2 else None
+
+    # -- statistics ------------------------------------------------------------------------------
+
+    @property
+    def utilization(self) -> float | None:
+        """Device-busy share of wall time, 0 to 1, warm-up excluded; None before two steps.
+
+        It says that the device had work, not that the work used all of it: a one-thread kernel
+        counts as busy. On a CPU, busy means forward, backward and optimizer. On a GPU it lasts from
+        a step's first kernel to its last, so gaps between kernels, in which the device waits for
+        the host's next launch, count too: an upper bound. `busy_at_least` is the lower one, and an
+        x-ray sees the gaps.
+        """
+        stamps = self._measured()
+        if stamps is None:
+            return None
+        wall = stamps[-1, 5] - stamps[0, 5]
+        return float(np.diff(stamps[1:, 4:6]).sum() / wall) if wall > 0 else None
+
+    @property
+    @of_one_moment
+    def busy_at_least(self) -> float | None:
+        """Share of wall time (0 to 1) in which the device certainly worked, warm-up excluded.
+
+        On a GPU: what was left of each step when the host had issued all of it. That much was
+        queued, so no gap in it was a wait for the host. A small share says nothing: it is that of
+        a loop which launches too slowly, and of one which waits for every step. On a CPU it is the
+        utilization.
+        """
+        stamps = self._measured()
+        if stamps is None or self.utilization is None or self.machine.kind != "gpu":
+            return self.utilization
+        start, end = stamps[1:, 4:6].T
+        queued = end - np.clip(self.issued[self.warmup :], start, end)
+        return float(queued.sum() / (stamps[-1, 5] - stamps[0, 5]))
+
+    @property
+    @of_one_moment
+    def utilization_is_upper_bound(self) -> bool:
+        """Whether gaps between kernels may hide in `utilization`: on a GPU without an x-ray.
+
+        Not where the host was so far ahead that hardly any can (`busy_at_least`).
+        """
+        if self.utilization is None or self.machine.kind != "gpu" or self.xray_facts is not None:
+            return False
+        return self.utilization - self.busy_at_least > HIDES
+
+    @property
+    def busy_text(self) -> str:
+        """The utilization in words: "17%", "at most 93%" where it is an upper bound, "unknown"."""
+        if self.utilization is None:
+            return "unknown"
+        return f"{'at most ' if self.utilization_is_upper_bound else ''}{self.utilization:.0%}"
+
+    @property
+    @of_one_moment
+    def throughput(self) -> float | None:
+        """Samples per second of wall time, warm-up excluded."""
+        stamps = self._measured()
+        if stamps is None or stamps[-1, 5] <= stamps[0, 5]:
+            return None
+        samples = sum(step["n"] for step in self._steps[self.warmup :])
+        return samples / float(stamps[-1, 5] - stamps[0, 5])
+
+    @property
+    def step_ms(self) -> float | None:
+        """Median time from one step's end on the device to the next, ms."""
+        stamps = self._measured()
+        return None if stamps is None else _median_ms(np.diff(stamps[:, 5]))
+
+    @property
+    def wait_ms(self) -> float | None:
+        """Median time the loop waited for the next batch, ms."""
+        return self._median_between(0, 1)
+
+    @property
+    def copy_ms(self) -> float | None:
+        """Median time of the host-to-device copy, ms. On a CPU there is none to speak of.
+
+        None for a watched loop: its copies are somewhere inside its body.
+        """
+        return None if self.watched else self._median_between(2, 3)
+
+    @property
+    def compute_ms(self) -> float | None:
+        """Median time of forward, backward and optimizer on the device, ms.
+
+        For a watched loop it is the whole loop body.
+        """
+        return self._median_between(4, 5)
+
+    def _median_between(self, start: int, end: int) -> float | None:
+        stamps = self._measured()
+        return None if stamps is None else _median_ms(stamps[1:, end] - stamps[1:, start])
+
+    @property
+    def spread(self) -> float | None:
+        """How uneven the run was: IQR over median of the throughput of its five stretches."""
+        stamps = self._measured()
+        if stamps is None or len(stamps) < 3 * BLOCKS:
+            return None
+        edges = np.linspace(0, len(stamps) - 1, BLOCKS + 1).astype(int)
+        seconds = np.diff(stamps[edges, 5])
+        if (seconds <= 0).any():  # stamps that no clock made
+            return None
+        rates = np.diff(edges) / seconds
+        low, middle, high = np.percentile(rates, [25, 50, 75])
+        return float((high - low) / middle)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether its stretches differ so much that small differences mean nothing."""
+        return self.spread is not None and self.spread > NOISY
+
+    @property
+    def loss(self) -> list[float]:
+        """The loss of every step; NaN where it was not finite."""
+        losses = [step.get("loss") for step in self.steps_since(0)]
+        return [float("nan") if loss is None else loss for loss in losses]
+
+    @property
+    def peak_memory_gib(self) -> float | None:
+        """Most memory held: allocated on a GPU; resident in the bench process on a CPU."""
+        peak = self._last.get("memory", {}).get("peak_bytes")
+        return None if peak is None else peak / 2**30
+
+    @property
+    def compile_s(self) -> float | None:
+        """Time torch.compile took before the first step, s; None for an eager run."""
+        return self._last.get("compiled", {}).get("seconds")
+
+    @property
+    @of_one_moment
+    def energy_j(self) -> float | None:
+        """Energy the card used while training, from its own counter; None where it has none."""
+        if not self.steps:
+            return None
+        first, last = self._steps[0]["t"][0], self._steps[-1]["t"][3]
+        counts = [s.get("energy_j") for s in self._telemetry if first <= s["t_ns"] <= last]
+        counts = [joules for joules in counts if joules is not None]
+        return counts[-1] - counts[0] if len(counts) > 1 else None
+
+    @of_one_moment
+    def to_dict(self) -> dict[str, Any]:
+        """The run's statistics under their attribute names, as JSON types."""
+        names = (
+            "id", "utc", "recorded", "outcome", "error", "steps", "samples", "warmup",
+            "utilization", "throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "spread",
+            "noisy", "compile_s", "peak_memory_gib", "energy_j", "not_applied", "busy_at_least",
+            "utilization_is_upper_bound",
+        )  # fmt: skip
+        values = {name: getattr(self, name) for name in names}
+        values["loss"] = [step.get("loss") for step in self._steps]
+        values["mark"] = self.mark
+        values["machine"] = self.machine.to_dict()
+        values["pipeline"] = self.pipeline.to_dict()
+        return values
+
+    # -- keeping and showing ---------------------------------------------------------------------
+
+    def _extra_lines(self) -> list[str]:
+        from labkit.analysis.xray_trace import to_event  # noqa: TID251 -- a door
+
+        line = to_event(self) if self.event("xray_trace") is None else None
+        return [line] if line else []
+
+    def compare(self, other: Run) -> Any:
+        """Compare this run with `other`, which came before it."""
+        from labkit.results.comparison import Comparison
+
+        return Comparison(other, self)
+
+    @of_one_moment
+    def plot(self, before: Run | None = None) -> Any:
+        """Draw the run (over `before`, where given) as a matplotlib Figure."""
+        from labkit.show import plots  # noqa: TID251 -- a door to the floor above, opened on use
+
+        return plots.draw(self, before)
+
+    def diagnose(self) -> Any:
+        """Name what holds the run back, with evidence and advice (a Diagnosis)."""
+        from labkit.analysis.diagnosis import diagnose  # noqa: TID251 -- a door, opened on use
+
+        return diagnose(self)
+
+    @property
+    @of_one_moment
+    def breakdown(self) -> Any:
+        """The average step by class, every ns in one (a StepBreakdown); None if too short."""
+        from labkit.analysis.step_breakdown import breakdown  # noqa: TID251 -- a door
+
+        return breakdown(self)
+
+    @property
+    def xray(self) -> Any:
+        """The x-ray's trace as a Breakdown; None where it lies in no folder."""
+        from labkit.analysis.xray_trace import read  # noqa: TID251 -- a door
+
+        return read(self)
+
+    @of_one_moment
+    def __repr__(self) -> str:
+        mark = f"{self.mark}: " if self.recorded else ""
+        knobs = ", ".join(f"{n}={v!r}" for n, v in self.asked.changed().items()) or "defaults"
+        head = f"{mark}Run({self.alias or knobs}) {self.outcome}"
+        if self.error:
+            return f"{head}: {self.error}"
+        if self.utilization is None:
+            return f"{head}: {self.steps} steps"
+        return f"{head}: {self.numbers}"
+
+    @property
+    @of_one_moment
+    def numbers(self) -> str:
+        """The measured numbers in one line, with what was stated rather than measured."""
+        if self.utilization is None:
+            return f"{self.steps} steps: too few to measure"
+        parts = f"wait {self.wait_ms:.1f}, " + (
+            f"loop body {self.compute_ms:.1f}"
+            if self.watched
+            else f"copy {self.copy_ms:.1f}, compute {self.compute_ms:.1f}"
+        )
+        text = (
+            f"{self.throughput:.0f} {self.unit}/s, {self.machine.kind.upper()} busy "
+            f"{self.busy_text}, step {self.step_ms:.1f} ms ({parts})"
+        )
+        stated = "hidden" if self.alias else stated_waits(self.pipeline)
+        text += f"; stated: {stated}" if stated else ""
+        return text + (f"; NOISY: its stretches spread {self.spread:.0%}" if self.noisy else "")
+
+
+def stated_waits(pipeline: Pipeline) -> str:
+    """The sleeps in a pipeline that stand in for something slow, in words; "" without any."""
+    parts = []
+    if pipeline.dataset == "sleep" and pipeline.prep_ms:
+        parts.append(f"prep_ms={pipeline.prep_ms:g} a batch")
+    if pipeline.io_ms:
+        parts.append(f"io_ms={pipeline.io_ms:g} an item")
+    if pipeline.stall_ms:
+        parts.append(f"stall_ms={pipeline.stall_ms:g} every {pipeline.stall_every} batches")
+    return ", ".join(parts)
+
+
+@functools.lru_cache(maxsize=64)
+def _stamps(run: Run, count: int) -> np.ndarray:
+    if not count:
+        return np.empty((0, 6))
+    return without(stamps_ns(run._steps[:count]), _pauses(run, count, len(run._epochs))) / 1e9
+
+
+@functools.lru_cache(maxsize=64)
+def _issued(run: Run, count: int) -> np.ndarray:
+    stamps = np.array([step["t"][3] for step in run._steps[:count]], dtype=np.int64)
+    from_start = stamps - run._steps[0]["t"][0] if count else stamps
+    return without(from_start, _pauses(run, count, len(run._epochs))) / 1e9
+
+
+@functools.lru_cache(maxsize=64)
+def _pauses(run: Run, count: int, epochs: int) -> tuple[np.ndarray, np.ndarray]:
+    known = run._epochs[:epochs]
+    return pauses(stamps_ns(run._steps[:count]) if known else np.empty((0, 6)), known)
+
+
+def _median_ms(seconds: np.ndarray) -> float:
+    return float(np.median(seconds) * 1e3)
+
+
+def pipeline_of(knobs: dict[str, Any]) -> Pipeline:
+    """Build a Pipeline from a record; RecordError where its values are not allowed."""
+    try:
+        return Pipeline(**{name: value for name, value in knobs.items() if name in KNOBS})
+    except ValueError as error:
+        raise RecordError(f"The record's pipeline is not valid: {error}") from None

@@ -1,0 +1,318 @@
+"""What is asked for: the frozen specs of everything that can be run, and the one place of knobs.
+
+Every knob is declared once, with its default, unit, range and a line of help; widgets, the command
+line, validation and the docs read that. A `Pipeline` is a training run, `Distributed` the same on
+several ranks, a `SlowScript` a stage of the capstone, an `Experiment` one of `EXPERIMENTS`, which
+the files of `labkit.experiments` fill with the decorator `experiment`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field
+from typing import Any
+
+from labkit.knobs import Knob, Spec, check_names, declares_knobs, knob
+
+DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,2})?")
+
+
+@declares_knobs
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Pipeline(Spec):
+    """A training pipeline to measure: data, loader, model and how it is trained.
+
+    Frozen: `pipeline.but(num_workers=4)` returns a changed copy. `None` means "chosen for this
+    machine or dataset"; the run reports what it became. A bad value raises a ValueError that
+    names the knob, the value and what is allowed.
+    """
+
+    # The data
+    dataset: str = knob(
+        "jpeg",
+        "jpeg: real files, decoded and augmented; array: preprocessed; sleep: a textbook delay",
+        choices=("jpeg", "array", "sleep"),
+    )
+    prep_ms: float | None = knob(
+        None,
+        "delay that stands in for preparing one batch, for dataset='sleep' only",
+        kind="float", unit="ms", low=0, high=10_000, auto="50 ms for 'sleep'",
+    )  # fmt: skip
+    io_ms: float | None = knob(
+        None,
+        "stated storage wait per item, as from a network drive (a sleep, and said so)",
+        kind="float", unit="ms", low=0, high=1_000, auto="2.5 ms for 'jpeg', 0 for the others",
+    )  # fmt: skip
+    stall_ms: float = knob(
+        0.0, "length of a slow-disk stall (a sleep, and said so)", unit="ms", low=0, high=10_000
+    )
+    stall_every: int = knob(
+        20, "one stall in this many batches, when stall_ms is above 0", low=1, high=100_000
+    )
+    image_px: int = knob(
+        48, "edge of the images the model sees; files are twice that", unit="px", low=8, high=512
+    )
+    augment: int = knob(
+        1, "rounds of random crop, flip and colour change for every image", low=0, high=64
+    )
+    # The loader: torch.utils.data.DataLoader's own names
+    batch_size: int = knob(16, "samples in a batch", unit="samples", low=1, high=16_384)
+    num_workers: int = knob(0, "loader processes; 0 prepares in the training loop", low=0, high=128)
+    pin_memory: bool = knob(False, "hand batches over in page-locked memory")
+    prefetch_factor: int | None = knob(
+        None, "batches each worker keeps ready", kind="int", low=1, high=1024,
+        auto="PyTorch's 2 with workers",
+    )  # fmt: skip
+    persistent_workers: bool = knob(False, "keep the workers from one epoch to the next")
+    non_blocking: bool = knob(False, "start copies to the device without waiting for them")
+    prefetch_to_device: bool = knob(
+        False, "copy the next batch on a stream of its own, under the compute of this one"
+    )
+    # The model
+    model: str = knob(
+        "cnn", "the model to train, in plain PyTorch", choices=("mlp", "cnn", "transformer")
+    )
+    width: int | None = knob(
+        None, "channels or features of the model", kind="int", low=1, high=16_384,
+        auto="chosen for the device",
+    )  # fmt: skip
+    depth: int | None = knob(
+        None, "layers of the model", kind="int", low=1, high=256, auto="chosen for the device"
+    )
+    # How it is trained
+    precision: str = knob(
+        "fp32",
+        "number format of the heavy math; fp16 makes the host wait in every update for its loss "
+        "scale, unless the optimizer is fused",
+        choices=("fp32", "tf32", "fp16", "bf16"),
+    )
+    accumulation_steps: int = knob(
+        1, "batches whose gradients are added up before one update", low=1, high=1024
+    )
+    compile: str | None = knob(
+        None,
+        "torch.compile mode; None runs eagerly",
+        kind="str",
+        choices=(None, "default", "reduce-overhead", "max-autotune"),
+    )
+    channels_last: bool = knob(False, "store images and conv weights channels last")
+    fused_optimizer: bool = knob(False, "update all parameters in one fused kernel")
+    # The run
+    steps: int = knob(80, "batches to train on", low=1, high=1_000_000)
+    seconds: float | None = knob(
+        4.0, "stop after this long even if steps remain", kind="float", unit="s", low=0.1,
+        high=86_400, auto="no limit",
+    )  # fmt: skip
+    xray: bool = knob(
+        True, "look inside a few more steps with torch.profiler when the measured ones are over"
+    )
+    seed: int = knob(0, "seed of weights, order and augmentation", low=0, high=2**31 - 1)
+    device: str = knob(
+        "auto", "auto picks the accelerator where there is one, else the CPU", pattern=DEVICE
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_workers == 0:
+            self._needs_workers("prefetch_factor", None)
+            self._needs_workers("persistent_workers", False)
+
+    def _needs_workers(self, name: str, without: Any) -> None:
+        value = getattr(self, name)
+        if value != without:
+            raise ValueError(
+                f"{name}={value!r} needs loader workers and num_workers=0 has none: "
+                f"use num_workers of 1 or more, or leave {name}={without!r}."
+            )
+
+    def to_spec(self) -> dict[str, Any]:
+        """Return what the first event of its run's log says of it."""
+        return {"pipeline": self.to_dict()}
+
+
+KNOBS: dict[str, Knob] = Pipeline.knobs
+
+
+def parse_settings(settings: list[str]) -> dict[str, Any]:
+    """Read `knob=value` strings from a command line; raise ValueError on a bad one."""
+    knobs = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise ValueError(f"{setting!r} is not a setting: write knob=value.")
+        check_names({name: text}, KNOBS)
+        knobs[name] = KNOBS[name].parse(text)
+    return knobs
+
+
+# -- experiments -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Registered:
+    """An experiment as its file declares it: what it is called, its knobs, and its functions."""
+
+    name: str
+    help: str  # one line: what it measures
+    knobs: dict[str, Knob]
+    module: str
+    measure: Callable[..., None]  # measure(job, bench), in the bench: `job` has the knobs' values
+    draw: Callable[..., Any] | None = None  # draw(measurements, before=None) -> Figure
+
+    def figure(self, draw: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorate the function that draws what came out."""
+        self.draw = draw
+        return draw
+
+
+EXPERIMENTS: dict[str, Registered] = {}
+
+
+def experiment(help: str, draw: Callable[..., Any] | None = None, **knobs: Any) -> Callable:
+    """Register the decorated function `name(job, bench)` as the experiment `name`.
+
+    `help` is a line of help; `knobs` are its parameters, each declared with `knob`. The function
+    imports torch itself. Returns a `Registered`, whose `figure` decorates a drawing function.
+    """
+
+    def register(measure: Callable[..., None]) -> Registered:
+        name = measure.__name__
+        declared = {
+            k: Knob(name=k, default=f.default if f.default is not MISSING else f.default_factory(),
+                    **f.metadata)
+            for k, f in knobs.items()
+        }  # fmt: skip
+        EXPERIMENTS[name] = Registered(name, help, declared, measure.__module__, measure, draw)
+        return EXPERIMENTS[name]
+
+    return register
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What to measure: the name of an experiment and the values of its knobs.
+
+    Raises ValueError on an unknown name or knob, and on a value that is not allowed.
+    """
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "auto"  # as the knob of a Pipeline
+
+    def __post_init__(self):
+        if self.name not in EXPERIMENTS:
+            near = difflib.get_close_matches(self.name, EXPERIMENTS, n=1)
+            known = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(EXPERIMENTS)}"
+            raise ValueError(f"Unknown experiment {self.name!r}; {known}")
+        KNOBS["device"].check(self.device)
+        knobs = EXPERIMENTS[self.name].knobs
+        if unknown := [name for name in self.params if name not in knobs]:
+            raise ValueError(
+                f"{self.name} has no knob {unknown[0]!r}; available: {', '.join(knobs) or 'none'}."
+            )
+        values = {n: k.check(self.params.get(n, k.default)) for n, k in knobs.items()}
+        object.__setattr__(self, "params", values)
+
+    def to_spec(self) -> dict[str, Any]:
+        """Return what the log's first event says of it."""
+        where = {"pipeline": {"device": self.device}, "module": EXPERIMENTS[self.name].module}
+        return {"experiment": self.name, "params": dict(self.params), **where}
+
+
+# -- several ranks ---------------------------------------------------------------------------------
+
+STARVING = ("io_ms", "prep_ms", "stall_ms", "stall_every", "augment", "num_workers")
+RENDEZVOUS = {  # torchrun's options for several machines, passed through to it
+    "nnodes": "how many machines",
+    "node_rank": "which of them this one is, from 0",
+    "rdzv_backend": "c10d (the usual), static, etcd-v2",
+    "rdzv_endpoint": "HOST:PORT at which they meet, the same on all",
+    "rdzv_id": "the job's name, the same on all",
+    "master_addr": "with static: the first machine",
+    "master_port": "with static: a free port there",
+    "local_addr": "the address by which the others reach this one",
+}
+
+
+@declares_knobs
+@dataclass(frozen=True, repr=False)
+class Distributed(Spec):
+    """A pipeline on several ranks (processes, a device each) under DistributedDataParallel.
+
+    Attributes:
+        pipeline: What every rank runs; `batch_size` is each rank's, so that all of them together
+            train on `ranks` times as many samples a step.
+        ranks: Processes on this machine, 1 to 64.
+        no_sync: Exchange gradients for the last micro-batch before an update only. It changes
+            something with `accumulation_steps` above 1.
+        starve: {rank: {knob: value}}: ranks whose loader is set otherwise, by the stated knobs.
+        rendezvous: torchrun's options for several machines, by name; empty for one machine.
+
+    Raises:
+        ValueError: A bad value, named with what is allowed.
+        RuntimeError: On Windows, whose PyTorch has no launcher that works out of the box.
+    """
+
+    pipeline: Pipeline = field(default_factory=Pipeline)
+    ranks: int = knob(2, "processes, a device each", low=1, high=64)
+    no_sync: bool = knob(False, "exchange gradients only for the last micro-batch of an update")
+    starve: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    rendezvous: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        if not isinstance(self.pipeline, Pipeline):
+            raise ValueError(f"pipeline={self.pipeline!r}: give a labkit.Pipeline.")
+        super().__post_init__()
+        if self.pipeline.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(
+                f"device={self.pipeline.device!r}: ranks have a device each; use 'auto', 'cpu' or "
+                "'cuda' (CUDA_VISIBLE_DEVICES chooses the cards)."
+            )
+        self._check_rendezvous()
+        self._check_starve()
+        if sys.platform == "win32":
+            raise RuntimeError(
+                "Distributed runs need Linux or macOS: PyTorch's launcher (torchrun) does not "
+                "start on Windows as installed. Use WSL, or lk.run for one process."
+            )
+
+    def _check_starve(self) -> None:
+        several = int(self.rendezvous.get("nnodes", 1)) > 1
+        for rank, knobs in self.starve.items():
+            if not isinstance(rank, int) or rank < 0 or (rank >= self.ranks and not several):
+                raise ValueError(
+                    f"starve={{{rank!r}: ...}}: there are ranks 0 to {self.ranks - 1}."
+                )
+            for name in knobs:
+                if name not in STARVING:
+                    raise ValueError(
+                        f"starve sets what a loader does, and {name!r} is not of that: "
+                        f"use {', '.join(STARVING)}."
+                    )
+            self.pipeline.but(**knobs)  # checks the values
+
+    def _check_rendezvous(self) -> None:
+        for name, value in self.rendezvous.items():
+            if name not in RENDEZVOUS:
+                raise ValueError(
+                    f"{name!r} is not a torchrun rendezvous option; "
+                    f"available: {', '.join(RENDEZVOUS)}."
+                )
+            whole = name in ("nnodes", "node_rank", "master_port")
+            if whole and not str(value).isdigit():
+                raise ValueError(f"{name}={value!r} is not allowed: use a whole number.")
+            if not str(value) or any(c.isspace() for c in str(value)):
+                raise ValueError(f"{name}={value!r} is not allowed: {RENDEZVOUS[name]}.")
+
+    def to_spec(self) -> dict[str, Any]:
+        """Return what the log's first event says of it."""
+        return {
+            "pipeline": self.pipeline.to_dict(),
+            "ranks": self.ranks,
+            "no_sync": self.no_sync,
+            "starve": {str(rank): dict(knobs) for rank, knobs in self.starve.items()},
+            "rendezvous": dict(self.rendezvous),
+        }
