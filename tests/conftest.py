@@ -13,6 +13,10 @@ import pytest
 
 HOME = tempfile.TemporaryDirectory(prefix="labkit-tests-")
 os.environ["LABKIT_HOME"] = HOME.name
+# A run's bench finds `planted.py` (faults) here
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [os.environ.get("PYTHONPATH"), str(Path(__file__).parent)])
+)
 for name in ("WANDB_API_KEY", "WANDB_MODE"):
     os.environ.pop(name, None)
 

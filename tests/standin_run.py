@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 import labkit as lk
-from labkit.bench import injected as faults
-from labkit.bench import machine, memory
+from labkit.bench import machine, memory, slow_faults
 from labkit.bench import profile as xray
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch
@@ -41,7 +40,7 @@ def run_on(
         pipeline: What to run.
         folder: Where the log goes; a temporary folder if None.
         prep_ms: Time to prepare a batch, by one process; from the pipeline if None.
-        fault: As the bench takes it ("python_heavy@40").
+        fault: As `slow_faults.plant_all` takes it ("python_heavy@40").
         telemetry: A sample that NVML would have given all along, as `{"gpm": ..., "power_w": ...}`.
         device: The card.
     """
@@ -68,7 +67,8 @@ def _train(gpu, pipeline, folder, prep_ms, fault, telemetry, card) -> None:
     job, not_applied = settle(asked, card)
     log.write("job", pipeline=vars(job), not_applied=not_applied)
     trainer = Trainer(job, card)
-    faults.plant(fault, None, trainer)
+    if fault:
+        slow_faults.plant_all(fault, None, trainer)
     timeline, drain = make_timeline(log, folder, card), Drain(folder, log)
     log.write("begin", warmup=max(3, job.num_workers * (job.prefetch_factor or 0)))
     first = gpu.clock.now()

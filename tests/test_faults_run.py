@@ -8,7 +8,6 @@ counted past the log (`steps.count`), so that a lost one shows.
 import os
 import re
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -17,9 +16,9 @@ from dataclasses import dataclass
 
 import pytest
 from conftest import fault_figures, processes_of
+from planted import COUNT_NAME, counted, planted
 
 from labkit import Pipeline, load
-from labkit.bench.injected import COUNT_NAME, NOTHING
 from labkit.process import family as processes
 from labkit.process.events import now_ns
 from labkit.results.launch import launch
@@ -46,18 +45,11 @@ def until(condition, seconds=60.0):
         time.sleep(0.005)
 
 
-def counted(run):
-    """How many steps the bench says it has finished."""
-    file = run.path / COUNT_NAME
-    data = file.read_bytes() if file.exists() else b""
-    return struct.unpack("<q", data)[0] if len(data) == 8 else 0
-
-
 def after_steps(act, steps=8):
     """What to do to a run: `act(run)` once it has finished some steps."""
 
     def do(run):
-        until(lambda: counted(run) >= steps or not run.running)
+        until(lambda: counted(run.path) >= steps or not run.running)
         return act(run)
 
     return do
@@ -95,7 +87,7 @@ def stop_in(step):
     """Stop a run that hangs in step number `step`."""
 
     def do(run):
-        until(lambda: counted(run) >= step)
+        until(lambda: counted(run.path) >= step)
         time.sleep(0.3)  # into the step that hangs
         return stop(run)
 
@@ -109,7 +101,7 @@ def stop_during_import(run):
 
 
 def kill_supervisor_of_an_escapee(run):
-    until(lambda: counted(run) >= 10)
+    until(lambda: counted(run.path) >= 10)
     return kill("supervisor")(run)
 
 
@@ -120,7 +112,7 @@ class Fault:
     name: str
     outcome: str
     says: str = ""
-    planted: str = NOTHING
+    planted: str = "nothing"
     do: Callable = lambda run: None  # returns when it acted, in ns, if it did
     more: tuple = ()  # knobs
     limit_s: float = 1.0
@@ -184,15 +176,15 @@ FAULTS = [
     "fault", [f for f in FAULTS if f.short or ALL], ids=lambda fault: fault.name.replace(" ", "-")
 )
 def test_a_fault_ends_the_run_as_it_must_and_leaves_nothing(fault):
-    run = launch(fault.pipeline, fault=fault.planted)
+    run = launch(fault.pipeline, fault=planted(fault.planted))
     acted = fault.do(run)
     run.wait()
     until(lambda: not processes_of(run.path), FORCED_S + SLACK_S)
     cleaned = (now_ns() - (acted or last_word(run))) / 1e9
-    fault_figures.append((fault.name, cleaned, counted(run), run.steps))
+    fault_figures.append((fault.name, cleaned, counted(run.path), run.steps))
     assert run.outcome == fault.outcome, run.error
     assert re.search(fault.says, run.error or "") if fault.says else run.error is None, run.error
-    assert run.steps >= counted(run)
+    assert run.steps >= counted(run.path)
     assert [step["i"] for step in run.steps_since(0)] == list(range(run.steps))
     assert cleaned < fault.limit_s + SLACK_S
     assert_only_the_record_is_left(run)
@@ -225,13 +217,13 @@ def test_the_next_run_works():
 
 @pytest.mark.skipif(not ALL, reason="takes 8 s: set LABKIT_ALL_FAULTS=1")
 def test_a_reader_that_stalls_for_6_seconds_costs_the_run_nothing():
-    run = launch(QUICK.but(steps=10**6, seconds=7), fault=NOTHING)
+    run = launch(QUICK.but(steps=10**6, seconds=7), fault=planted())
     until(lambda: run.steps > 10)
     time.sleep(6)
     run.wait()
     ends = [step["t"][3] for step in run.steps_since(0)]
     pauses = [(b - a) / 1e9 for a, b in zip(ends, ends[1:], strict=False)]
-    assert run.outcome == "finished" and run.steps >= counted(run)
+    assert run.outcome == "finished" and run.steps >= counted(run.path)
     assert max(pauses) < 1
 
 
@@ -239,7 +231,7 @@ def test_what_no_one_was_left_to_clear_up_the_next_run_does(tmp_path):
     """Kernel and supervisor are killed at once: the run that starts next sees to what is left."""
     code = (
         "import labkit as lk; from labkit.results.launch import launch\n"
-        f"run = launch(lk.Pipeline(**{QUICK.but(**LONG).changed()!r}), fault='escapes')\n"
+        f"run = launch(lk.{QUICK.but(**LONG)!r}, fault={planted('escapes')!r})\n"
         "print(run.path, run._process.process.pid, flush=True)\n"
         "run.wait()"
     )

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import processes_of, torch_segments
+from planted import planted
 
 import labkit as lk
 from labkit.process.family import logged_bench, logged_workers
@@ -326,7 +327,7 @@ def test_stop_ends_all_ranks_and_keeps_what_they_did():
 
 
 def test_a_rank_that_raises_is_named_with_its_own_reason():
-    run = launch(Distributed(MLP, ranks=2), fault="dataset_raises").wait()
+    run = launch(Distributed(MLP, ranks=2), fault=planted("dataset_raises")).wait()
     assert run.outcome == "failed" and run.failed_rank == 1
     assert re.search(r"^Rank 1: ValueError: planted", run.error), run.error
 

@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from labkit.bench.process import die_with, keep_sockets_in, short_of_files
+from labkit.bench.process import die_with, keep_sockets_in, planted, short_of_files
 from labkit.process.events import EventLog
 
 MAX_TRACEBACK = 8_000  # characters kept of a traceback
@@ -150,7 +150,6 @@ def prepare(
 ) -> tuple[Any, Any]:
     """Return the model's trainer and the loader of a pipeline of our own."""
     from labkit.bench import data
-    from labkit.bench import injected as faults
     from labkit.bench.item_times import ItemTimes
     from labkit.bench.loop import Trainer
 
@@ -161,10 +160,8 @@ def prepare(
     if job.compile:
         stage("compiling the model")
         log.write("compiled", seconds=trainer.compile_now())
-    dataset = faults.plant(spec.get("fault"), dataset, trainer)
-    loader = data.make_loader(dataset, job, ItemTimes(folder, job.num_workers))
-    faults.plant_in_loader(spec.get("fault"), loader)
-    return trainer, loader
+    dataset = planted(spec.get("fault"), dataset, trainer)
+    return trainer, data.make_loader(dataset, job, ItemTimes(folder, job.num_workers))
 
 
 if __name__ == "__main__":

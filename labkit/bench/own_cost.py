@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import statistics
 import tempfile
+import time
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -80,6 +83,17 @@ def measure() -> dict[str, float]:
         "recorder_cost_share": recorded / plain - 1,
         "recorder_noise_share": abs(second - first) / plain,
     }
+
+
+def hang(_argument: str, dataset: Any, trainer: Trainer) -> Any:
+    """Plant a loop that hangs after a step, deaf to Stop: for timing the forced one."""
+
+    def deaf() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        time.sleep(3600)
+
+    trainer.after_step = deaf
+    return dataset
 
 
 if __name__ == "__main__":

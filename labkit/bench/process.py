@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
 import multiprocessing
 import multiprocessing.queues
 import os
@@ -54,6 +55,18 @@ def short_of_files(pids: list[int]) -> list[int] | None:
                 if used > allowed - FEW_FILES:
                     return [used, allowed]
     return None
+
+
+def planted(fault: str | None, dataset: Any, trainer: Any) -> Any:
+    """Return the dataset after `fault`, "module:function:argument", was planted in a run.
+
+    It is called as `function(argument, dataset, trainer)` before the loader is made, and returns
+    the dataset. Only the fault set, mysteries and tests name one in a spec: no knob reaches it.
+    """
+    if not fault:
+        return dataset
+    module, function, argument = fault.split(":", 2)
+    return getattr(importlib.import_module(module), function)(argument, dataset, trainer)
 
 
 def worker_dies_with_bench(_worker_id: int) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import labkit
 from labkit.bench.__main__ import fail, leave_on_stop, workers
-from labkit.bench.process import die_with, keep_sockets_in
+from labkit.bench.process import die_with, keep_sockets_in, planted
 from labkit.process.events import VERSION, EventLog
 
 
@@ -64,7 +64,6 @@ def run(spec: dict, place: Any, folder: Path, log: EventLog) -> None:
     from torch import distributed as dist
 
     from labkit.bench import data, ddp, machine, memory, model_size
-    from labkit.bench import injected as faults
     from labkit.bench.loop import train
     from labkit.bench.resolve_config import settle
 
@@ -92,7 +91,7 @@ def run(spec: dict, place: Any, folder: Path, log: EventLog) -> None:
         stage("compiling the model")
         log.write("compiled", seconds=trainer.compile_now())
     if place.rank == place.world_size - 1:  # for tests: one rank breaks, the others do not
-        dataset = faults.plant(spec.get("fault"), dataset, trainer)
+        dataset = planted(spec.get("fault"), dataset, trainer)
     timeline = ddp.rank_timeline(log, folder, device, trainer.comm)
     in_flight = job.num_workers * (job.prefetch_factor or 0)
     log.write("begin", warmup=max(3, in_flight))

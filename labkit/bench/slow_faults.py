@@ -259,6 +259,14 @@ BETWEEN_STEPS = {
 NAMES = (*IN_ITEM, *IN_COPY, *IN_MODEL, *BEFORE_STEP, *BETWEEN_STEPS)
 
 
+def plant_all(text: str, dataset: Any, trainer: Any) -> Any:
+    """Plant "python_heavy@40+checkpoint@8": each fault with its amount. The bench's hook."""
+    for each in text.split("+"):
+        name, _, amount = each.partition("@")
+        dataset = plant(name, float(amount), dataset, trainer)
+    return dataset
+
+
 def plant(name: str, amount: float, dataset: Any, trainer: Any) -> Any:
     """Plant one fault in the trainer, or return the dataset with it."""
     if name in IN_ITEM:

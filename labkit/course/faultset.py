@@ -26,6 +26,7 @@ SCORING = {"severities": (2, 4), "seeds": (0, 1, 2, 3, 4)}
 BOTH, CPU, GPU = ("cpu", "gpu"), ("cpu",), ("gpu",)
 STEPS = 24
 FASTER = 1.25  # a 16-bit format counts as the faster one from this speed-up on
+HOOK = "labkit.bench.slow_faults:plant_all"
 STEP_MS = 10.0  # of a GPU's base: 10 times the launches, and what is planted can exceed it
 
 Amount = float
@@ -112,7 +113,7 @@ class Case:
 
     def start(self) -> Run:
         """Start it in a process of its own."""
-        return launch(self.pipeline, fault=self.planted)
+        return launch(self.pipeline, fault=hook(self.planted))
 
     def __str__(self) -> str:
         return f"{self.fault.name} severity {self.severity} seed {self.seed}"
@@ -324,3 +325,8 @@ def true_loss(case: Case) -> float | None:
     well = launch(case.cured.but(xray=False)).wait()
     rates = sick.throughput, well.throughput
     return 1 - rates[0] / rates[1] if all(rates) else None
+
+
+def hook(planted: str | None) -> str | None:
+    """Return what a run is told to plant "name@amount+..."."""
+    return planted and f"{HOOK}:{planted}"

@@ -210,7 +210,7 @@ def _recorded(number: int, folder: str | os.PathLike | None) -> Mystery | None:
 
 def _rate(pipeline: Any, planted: str | None) -> float:
     """Run a pipeline; return its samples/s. Raises RuntimeError where there are none."""
-    run = launch(pipeline, fault=planted).wait()
+    run = launch(pipeline, fault=faultset.hook(planted)).wait()
     if run.outcome != "finished" or not run.throughput:
         raise RuntimeError(f"It did not finish: {run.error or run.outcome}")
     return run.throughput

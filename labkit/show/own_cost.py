@@ -39,7 +39,7 @@ def measure() -> dict[str, Any]:
         "first_step_s": statistics.median(first for first, _ in times),
         "default_run_s": statistics.median(whole for _, whole in times),
         "stop_s": _median(_stop_s),
-        "forced_stop_s": _stop_s(fault="bench_hangs"),
+        "forced_stop_s": _stop_s(fault="labkit.bench.own_cost:hang:"),
         **_recorder(),
     }
 

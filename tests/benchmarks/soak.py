@@ -27,11 +27,13 @@ KERNEL = """
 import json, sys
 from labkit import Pipeline
 from labkit.results.launch import launch
-run = launch(Pipeline(**json.loads(sys.argv[1])), fault="nothing")
+run = launch(Pipeline(**json.loads(sys.argv[1])), fault="planted:plant:nothing")
 print(run.path, run._process.process.pid, flush=True)
 run.wait()
 print(json.dumps([run.outcome, run.error, run.steps, 1 + 1]), flush=True)
 """
+# The bench imports tests/planted.py
+PATH = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
 SHAPES = (
     {"dataset": "sleep", "prep_ms": 2},
     {"dataset": "array", "io_ms": 0},
@@ -111,7 +113,7 @@ class Kill:
         shape = dict(self.chance.choice(SHAPES), num_workers=self.chance.randint(1, 4), **ALWAYS)
         self.kernel = subprocess.Popen(
             [sys.executable, "-c", KERNEL, json.dumps(shape)],
-            stdout=subprocess.PIPE, text=True, env={**os.environ, "LABKIT_HOME": str(home)},
+            stdout=-1, text=True, env=os.environ | {"LABKIT_HOME": str(home), "PYTHONPATH": PATH},
         )  # fmt: skip
         path, supervisor = self.line(60).rsplit(" ", 1)
         self.folder, self.supervisor = Path(path), int(supervisor)

@@ -1,0 +1,170 @@
+"""Faults that break a run, planted by the bench's hook: `launch(..., fault=planted("bench_dies"))`.
+
+The bench imports this file: tests put their folder on its path (see conftest.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import struct
+import threading
+import time
+from functools import partial
+
+AT = 5  # the item, batch or step that breaks
+COUNT_NAME = "steps.count"  # how many steps were finished, told past the log and its ring
+WORKER_PATIENCE_S = 2.0  # in place of two minutes, for a worker that hangs on purpose
+
+
+def planted(name="nothing"):
+    """Return the spec's `fault` for the one of that name; "nothing" only counts the steps."""
+    return f"planted:plant:{name}"
+
+
+def counted(folder):
+    """How many steps the bench in `folder` says it has finished."""
+    file = folder / COUNT_NAME
+    data = file.read_bytes() if file.exists() else b""
+    return struct.unpack("<q", data)[0] if len(data) == 8 else 0
+
+
+def raises(about="this sample cannot be read"):
+    raise ValueError(f"planted: {about}")
+
+
+def dies():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def allocates():
+    import torch
+
+    torch.empty(2**50, dtype=torch.uint8)
+
+
+def runs_out_of_cuda_memory():  # raised, not real: the words are PyTorch's own
+    import torch
+
+    raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has")
+
+
+def hangs_with_the_gil():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it would cut the sleep short
+    ctypes.PyDLL(None).sleep(3600)  # PyDLL keeps the GIL: no thread and no handler runs
+
+
+def ignores_stop():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    time.sleep(3600)
+
+
+def floods():
+    for _ in range(100):
+        os.write(1, b"x" * (1 << 20))
+
+
+def escapes():
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(3600)
+        os._exit(0)
+    os.wait()
+
+
+segfaults, exits = partial(ctypes.string_at, 0), partial(os._exit, 7)
+IN_ITEM = {
+    "dataset_raises": raises, "worker_dies": dies, "worker_segfaults": segfaults,
+    "worker_exits": exits, "worker_hangs": partial(time.sleep, 3600),
+}  # fmt: skip
+IN_COLLATE = {
+    "collate_raises": lambda samples: raises("these samples do not go together"),
+    "sample_unpicklable": lambda samples: threading.Lock(),
+}
+IN_STEP = {
+    "step_raises": raises, "bench_dies": dies, "bench_segfaults": segfaults,
+    "bench_aborts": os.abort, "bench_exits": exits, "allocation_fails": allocates,
+    "cuda_out_of_memory": runs_out_of_cuda_memory, "bench_hangs": hangs_with_the_gil,
+    "bench_is_stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "ignores_stop": ignores_stop, "floods_stdout": floods, "escapes": escapes,
+}  # fmt: skip
+
+
+class Broken:
+    """Wraps a dataset: fetching draw number `at` or a later one does `breaks()` first."""
+
+    def __init__(self, dataset, breaks, at):
+        self.dataset, self.breaks, self.at = dataset, breaks, at
+        if hasattr(dataset, "__getitems__"):  # a batch at a time, as the dataset itself does
+            self.__getitems__ = lambda tickets: self.fetch(dataset.__getitems__, tickets, tickets)
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, ticket):
+        return self.fetch(self.dataset.__getitem__, ticket, [ticket])
+
+    def fetch(self, plain, what, tickets):
+        if tickets[-1][0] >= self.at:
+            self.breaks()
+        return plain(what)
+
+
+def plant(name, dataset, trainer):
+    """Plant the fault and count the finished steps; called by the bench."""
+    counter = count_file()
+
+    def count():
+        struct.pack_into("<q", counter, 0, struct.unpack_from("<q", counter)[0] + 1)
+
+    trainer.after_step = count
+    if name == "loss_is_nan":
+        weights = next(trainer.model.parameters())
+        once(trainer, "compute", lambda: weights.data.fill_(float("nan")))
+    elif name in IN_STEP:
+        once(trainer, "compute", IN_STEP[name])
+    elif name in IN_COLLATE or name == "worker_hangs":
+        change_loader(name)
+    if name in IN_ITEM:
+        return Broken(dataset, IN_ITEM[name], at=AT * trainer.job.batch_size)
+    return dataset
+
+
+def once(owner, name, breaks):
+    """Have call number `AT` of the method, and no other, do `breaks()` first."""
+    plain, calls = getattr(owner, name), iter(range(10**9))
+
+    def broken(*args, **kwargs):
+        if next(calls) == AT:
+            breaks()
+        return plain(*args, **kwargs)
+
+    setattr(owner, name, broken)
+
+
+def change_loader(name):
+    """Have the loader that is made next collate badly, or wait less long for its workers."""
+    from labkit.bench import data
+
+    make = data.make_loader
+
+    def make_loader(*args):
+        loader = make(*args)
+        if name == "worker_hangs":
+            loader.timeout = WORKER_PATIENCE_S
+        else:
+            plain, calls = loader.collate_fn, iter(range(10**9))
+            loader.collate_fn = lambda s: (plain if next(calls) < AT else IN_COLLATE[name])(s)
+        return loader
+
+    data.make_loader = make_loader
+
+
+def count_file():
+    with open(COUNT_NAME, "w+b") as file:  # in the run's folder
+        file.write(bytes(8))
+        file.flush()
+        return mmap.mmap(file.fileno(), 8)
