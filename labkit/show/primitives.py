@@ -1,0 +1,257 @@
+"""What most figures are made of: horizontal bars, lines and stacked bars, on the axes of a `page`.
+
+Each primitive draws on one axes and makes room for its own labels, so that a figure is a header, a
+list of panels (space above, height; in inches) and a call for each of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from labkit.show.style import (
+    BEFORE,
+    CHARACTER_IN,
+    LINES,
+    RC,
+    drawable,
+    legend_above,
+    legend_columns,
+    literal,
+)  # fmt: skip
+
+ROW_IN, THIN_IN, MANY = 0.34, 0.25, 10  # a row of bars, and where there are more than MANY
+NAME = 48  # characters of a row's name, at most
+GAP_PT = 5  # between a bar and its text
+GRID = {"color": "#E6E6E6", "linewidth": 0.8}
+
+
+@dataclass
+class Bar:
+    """A row of `hbars`: a bar from 0 to `value`, with `text` behind it.
+
+    `spread` (low, high) is a line through its end, `marks` are ticks such as single runs, `outline`
+    is a frame up to what would be perfect, `before` the same row of an earlier run.
+    """
+
+    name: str
+    value: float | None  # None draws no bar: the text says why
+    text: str = ""
+    colour: str = LINES[0]
+    spread: tuple[float, float] | None = None
+    marks: Sequence[float] = ()
+    outline: float | None = None
+    before: float | None = None
+    hatch: str | None = None
+    ink: str = "black"  # of the text
+
+    @property
+    def end(self) -> float:
+        """Where the text begins."""
+        reach = [self.value, self.outline, self.before, *(self.spread or ()), *self.marks]
+        return max((x for x in reach if x is not None), default=0.0)
+
+
+def rows_in(count: int) -> float:
+    """Return the height in inches of `count` rows of bars."""
+    return 0.1 + (ROW_IN if count <= MANY else THIN_IN) * count
+
+
+def hbars(axes: Axes, bars: Sequence[Bar], xlabel: str = "") -> None:
+    """Draw a bar per row, from top to bottom. Without an `xlabel` there is no axis below them."""
+    for row, bar in enumerate(bars):
+        look = {"height": 0.62, "linewidth": 0, "hatch": bar.hatch, "edgecolor": "white"}
+        axes.barh(row, bar.value or 0, color=bar.colour, alpha=0.85, **look)
+        if bar.outline is not None:
+            axes.barh(row, bar.outline, height=0.62, fill=False, edgecolor=BEFORE, linewidth=0.9)
+        if bar.spread is not None:
+            axes.plot(bar.spread, [row, row], color="black", linewidth=1.2)
+        axes.plot(bar.marks, [row] * len(bar.marks), "|", color="black")
+        if bar.before is not None:
+            axes.plot([bar.before] * 2, [row - 0.4, row + 0.4], color=BEFORE, linewidth=2)
+        beside(axes, bar.end, row, bar.text, bar.ink)
+    name_rows(axes, [bar.name for bar in bars])
+    fit(axes, [(bar.end, bar.text) for bar in bars])
+    if xlabel:
+        axes.set_xlabel(xlabel)
+    else:
+        axes.set_xticks([])
+        axes.spines["bottom"].set_visible(False)
+
+
+def stack(
+    axes: Axes,
+    rows: Sequence[tuple[str, Mapping[str, float], str]],
+    parts: Mapping[str, tuple[str, str]],
+    xlabel: str = "",
+    predicted: Sequence[Mapping[str, float] | None] = (),
+    inside: Callable[[float], str] | None = None,
+) -> None:
+    """Draw a bar of parts per row: (name, {part: value}, the text behind it).
+
+    Args:
+        axes: Where.
+        rows: From top to bottom.
+        parts: {part: (name in the legend, colour)}, from left to right.
+        xlabel: What a value is, and its unit.
+        predicted: Per row the same parts as they were predicted: a hatched bar above.
+        inside: Writes a part's value into it; "" where it has no room.
+    """
+    ends = []
+    for row, (_, values, text) in enumerate(rows):
+        said = predicted[row] if predicted else None
+        bars = [(row - 0.18, said, True)] if said else []
+        bars += [(row + 0.18 if said else row, values, False)]
+        for y, known, hatched in bars:
+            left = 0.0
+            for part, (_, colour) in parts.items():
+                wide = known.get(part) or 0.0
+                axes.barh(
+                    y, wide, left=left, height=0.34 if said else 0.62, color=colour, linewidth=0,
+                    edgecolor="white", hatch="///" if hatched else None,
+                    alpha=0.55 if hatched else 1,
+                )  # fmt: skip
+                if inside is not None and not hatched:
+                    axes.text(left + wide / 2, y, inside(wide), ha="center", va="center")
+                left += wide
+            words = f"predicted {number(left)}" if hatched else text
+            beside(axes, left, y, words)
+            ends.append((left, words))
+    name_rows(axes, [name for name, _, _ in rows])
+    fit(axes, ends)
+    axes.set_xlabel(xlabel)
+    legend_above(axes, [Patch(color=colour, label=name) for name, colour in parts.values()])
+
+
+@dataclass
+class Series:
+    """A line of `lines`. Dashed is for what was predicted, `before` for an earlier run, in grey."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: str = LINES[0]
+    style: str = "-"
+    marker: str = "o"
+    before: bool = False
+
+    @property
+    def look(self) -> dict[str, Any]:
+        """Return how it is drawn, here and in the legend."""
+        if self.before:
+            return {"color": BEFORE, "linewidth": 1, "marker": self.marker, "markersize": 3}
+        return {"color": self.colour, "linestyle": self.style, "linewidth": 1.5,
+                "marker": self.marker, "markersize": 5}  # fmt: skip
+
+
+def lines(
+    axes: Axes,
+    series: Iterable[Series],
+    xlabel: str = "",
+    ylabel: str = "",
+    *,
+    log: str = "",
+    xticks: Mapping[float, str] | None = None,
+    say: Callable[[float], str] | None = None,
+    legend: Sequence[Line2D] = (),
+) -> None:
+    """Draw several series against an x, with a legend above the axes where they have names.
+
+    Args:
+        axes: Where.
+        series: The lines; a NaN is a gap.
+        xlabel: What x is.
+        ylabel: What y is, and its unit.
+        log: The logarithmic axes: "", "x", "y" or "xy".
+        xticks: {x: label}, and no others.
+        say: Writes the value over every point of a line that is neither dashed nor before.
+        legend: Further entries.
+    """
+    drawn = list(series)
+    for line in drawn:
+        axes.plot(line.x, line.y, zorder=1 if line.before else 2, **line.look)
+        if say is not None and not line.before and line.style == "-":
+            for x, y in zip(line.x, line.y, strict=True):
+                axes.annotate(
+                    say(y), (x, y), (0, 6), textcoords="offset points", ha="center",
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8},
+                )  # fmt: skip
+    if "x" in log:
+        axes.set_xscale("log", base=2 if xticks else 10)
+    if "y" in log:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+        if say is not None:
+            low, high = axes.get_ylim()
+            axes.set_ylim(low / 1.2, high * 1.4)
+    else:
+        axes.set_ylim(0, (1.15 if say else 1.05) * _highest(drawn))
+    if xticks is not None:
+        axes.set_xticks(list(xticks), list(xticks.values()))
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.grid(axis="y", **GRID)
+    axes.set_axisbelow(True)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    named = {line.name: line.look for line in drawn if line.name}
+    handles = [Line2D([], [], label=drawable(name), **look) for name, look in named.items()]
+    handles += legend
+    if handles:
+        legend_above(axes, handles, legend_columns([handle.get_label() for handle in handles]))
+
+
+def _highest(series: Sequence[Series]) -> float:
+    known = [y for line in series for y in line.y if y is not None and not math.isnan(y)]
+    return max(known, default=0) or 1.0
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows 0, 1, 2 ... of an axes, from top to bottom."""
+    axes.set_yticks(range(len(names)), [
+        "\n".join(drawable(line, NAME) for line in name.split("\n")) for name in names
+    ])  # fmt: skip
+    for label in axes.get_yticklabels():
+        literal(label)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+
+
+def beside(axes: Axes, x: float, y: float, text: str, colour: str = "black") -> None:
+    """Write `text` to the right of (x, y)."""
+    label = axes.annotate(
+        drawable(text, 105), (x, y), (GAP_PT, 0), textcoords="offset points", va="center",
+        color=colour, annotation_clip=False,
+    )  # fmt: skip
+    literal(label)
+
+
+def fit(axes: Axes, ends: Iterable[tuple[float, str]]) -> None:
+    """Set the x axis, from 0, so that each text has room behind the x where it begins."""
+    wide = axes.get_position().width * axes.figure.get_figwidth()
+    most = 0.0
+    for x, text in ends:
+        needed = len(text) * CHARACTER_IN * RC["font.size"] + GAP_PT / 72
+        most = max(most, x * wide / (wide - min(needed, 0.75 * wide)))
+    axes.set_xlim(0, 1.02 * most or 1)
+
+
+def number(value: float) -> str:
+    """Write a number with three digits or so, and never as a power of ten."""
+    return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"
+
+
+def size_text(size_bytes: float) -> str:
+    """Write a number of bytes in the unit that suits it: 16 KiB."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.3g} {unit}"
+    return f"{size_bytes:g} B"
