@@ -59,7 +59,19 @@ __all__ = list(_NAMES)
 
 
 # What a result of a lower floor can do with what is defined above it: see `labkit.wiring`
-ABOVE.update({})
+ABOVE.update(
+    {
+        "Ranks.diagnose": "labkit.analysis.ranks_diagnosis:diagnose",
+        "Ranks.plot": "labkit.show.ranks_figure:draw",
+        "Ranks.times": "labkit.analysis.rank_times:rank_times",
+        "Run.breakdown": "labkit.analysis.step_breakdown:breakdown",
+        "Run.diagnose": "labkit.analysis.diagnosis:diagnose",
+        "Run.plot": "labkit.show.run_figure:draw",
+        "Run.xray": "labkit.analysis.xray_trace:read",
+        "Run.xray_event": "labkit.analysis.xray_trace:to_event",
+        "Sweep.plot": "labkit.show.sweep_figure:draw_sweep",
+    }
+)
 
 
 def __getattr__(name):

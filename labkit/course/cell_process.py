@@ -26,7 +26,7 @@ from labkit.course.sealed import Sealed
 from labkit.course.submission import Cells
 from labkit.results import launch as launcher
 from labkit.results import outcome
-from labkit.results.event_log import Logged
+from labkit.results.event_log import EventLogResult
 from labkit.spec import Pipeline
 
 MAX_HEADER = 64 * 1024
@@ -95,11 +95,11 @@ def _run_in(keeper: Path, work: Path, seconds: float) -> tuple[Any, Handed | Non
     )
     command = [sys.executable, "-u", "-c", code]
     handle = launcher.supervised(keeper, command)
-    log = Logged(keeper, process=handle)
+    log = EventLogResult(keeper, process=handle)
     begin = last = time.monotonic()
     stopped = []
 
-    def look(_log: Logged) -> None:
+    def look(_log: EventLogResult) -> None:
         nonlocal last
         now = time.monotonic()
         if now - begin > seconds:

@@ -24,7 +24,7 @@ from labkit.results.machine import Machine
 from labkit.results.record import Tail, read_record
 
 
-class Logged:
+class EventLogResult:
     """One event log, live or recorded; reading it runs no code.
 
     Whoever asks a live one for anything gets what it has written by then.
@@ -51,7 +51,7 @@ class Logged:
 
     # -- the log ---------------------------------------------------------------------------------
 
-    def refresh(self) -> Logged:
+    def refresh(self) -> EventLogResult:
         """Read what has been written since the last call."""
         if self._tail is not None:
             with self._reading, self._hold():  # a panel stops its run in a thread: once is enough
@@ -68,7 +68,7 @@ class Logged:
             self._tail = None  # complete: nothing will follow
 
     @contextlib.contextmanager
-    def as_of_now(self) -> Iterator[Logged]:
+    def as_of_now(self) -> Iterator[EventLogResult]:
         """Read what has been written, and nothing more within the block.
 
         So all that is derived there, a figure or a diagnosis, is of one moment.
@@ -86,7 +86,7 @@ class Logged:
         finally:
             self._holds.discard(mine)
 
-    def _now(self) -> Logged:
+    def _now(self) -> EventLogResult:
         """Read what has been written since (6 µs while it grows), unless held at a moment."""
         return self if self._holds else self.refresh()
 
@@ -145,7 +145,7 @@ class Logged:
         """The bench's own traceback, where an exception ended the run."""
         return self._last.get("error", {}).get("traceback")
 
-    def wait(self, each: Any = None, period_s: float = 0.05) -> Logged:
+    def wait(self, each: Any = None, period_s: float = 0.05) -> EventLogResult:
         """Block until the run has ended, calling `each(run)` as it grows.
 
         An interrupt stops the run before it is passed on.
@@ -163,7 +163,7 @@ class Logged:
         self._settle()
         return self
 
-    def stop(self) -> Logged:
+    def stop(self) -> EventLogResult:
         """End the run now (0.1 s; 1.2 s where the bench does not answer) and keep what it did."""
         if self._process is not None:
             self._process.stop()
@@ -209,10 +209,10 @@ class Logged:
 
 
 def of_one_moment(derive: Callable) -> Callable:
-    """Let a function whose first argument is a `Logged` see one moment of it, start to end."""
+    """Let a function whose first argument is a result see one moment of it, start to end."""
 
     @functools.wraps(derive)
-    def held(self: Logged, *args: Any, **kwargs: Any) -> Any:
+    def held(self: EventLogResult, *args: Any, **kwargs: Any) -> Any:
         with self.as_of_now():
             return derive(self, *args, **kwargs)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from labkit.experiments import EXPERIMENTS  # noqa: TID251 -- until they register themselves
-from labkit.results.event_log import Logged
+from labkit.results.event_log import EventLogResult
 from labkit.spec import Pipeline
 
 NOISY = 0.10  # torch.utils.benchmark warns where the IQR is a tenth of the median; so do we
@@ -117,7 +117,7 @@ class Measurement:
         return " ".join(parts) + (f" NOISY: spread {self.spread:.0%}" if self.noisy else "")
 
 
-class Measurements(Logged):
+class Measurements(EventLogResult):
     """What an experiment measured: its points, in order. Live or recorded, like a Run."""
 
     def __init__(self, path: Path, process: Any = None, recorded: bool = False):

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from labkit.process.events import FILE_NAME
-from labkit.results.event_log import Logged, of_one_moment
+from labkit.results.event_log import EventLogResult, of_one_moment
 from labkit.results.record import Tail
 from labkit.results.run import Run, pipeline_of
 from labkit.spec import Pipeline
+from labkit.wiring import above
 
 
 class RankRun(Run):
@@ -74,7 +75,7 @@ class RankRun(Run):
         return np.array([step.get("comm", none) for step in self._steps], float).reshape(-1, 2)
 
 
-class Ranks(Logged):
+class Ranks(EventLogResult):
     """A distributed run: its ranks in order, live or recorded.
 
     `ranks[1]` is a Run, `len(ranks)` how many have begun on this machine.
@@ -220,9 +221,7 @@ class Ranks(Logged):
     @of_one_moment
     def times(self) -> Any:
         """Where every rank's time went (a RankTimes); None if too short."""
-        from labkit.analysis.rank_times import rank_times  # noqa: TID251 -- a door
-
-        return rank_times(self)
+        return above("Ranks.times")(self)
 
     @property
     def communication_share(self) -> float | None:
@@ -269,16 +268,12 @@ class Ranks(Logged):
     @of_one_moment
     def diagnose(self) -> Any:
         """Name what holds the ranks back, and which of them (a RanksDiagnosis)."""
-        from labkit.analysis.ranks_diagnosis import diagnose  # noqa: TID251 -- a door
-
-        return diagnose(self)
+        return above("Ranks.diagnose")(self)
 
     @of_one_moment
     def plot(self) -> Any:
         """Draw a lane of time for each rank, as a matplotlib Figure."""
-        from labkit.show import ranks_figure  # noqa: TID251 -- a door
-
-        return ranks_figure.draw(self)
+        return above("Ranks.plot")(self)
 
     # -- keeping and showing ---------------------------------------------------------------------
 

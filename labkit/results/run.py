@@ -12,18 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from labkit.results.event_log import Logged, of_one_moment
+from labkit.results.event_log import EventLogResult, of_one_moment
 from labkit.results.record import RecordError
 from labkit.results.timeline import stamps_ns, utilization_over_time
 from labkit.results.watched import Watched, pauses, without
 from labkit.spec import KNOBS, Pipeline
+from labkit.wiring import above
 
 NOISY = 0.10  # torch.utils.benchmark warns where the IQR is a tenth of the median; so do we
 HIDES = 0.05  # of wall time: fewer gaps than that inside the busy time need no word
 BLOCKS = 5  # throughput is compared between so many stretches of the run to judge its noise
 
 
-class Run(Logged):
+class Run(EventLogResult):
     """One measured run, live or recorded.
 
     Statistics leave out the warm-up: the first steps, and those whose data was prefetched before
@@ -31,7 +32,7 @@ class Run(Logged):
     """
 
     def __init__(self, path: Path, process: Any = None, recorded: bool = False, tail: Any = None):
-        """Read the run at `path`; the arguments are those of a `Logged`."""
+        """Read the run at `path`; the arguments are those of an `EventLogResult`."""
         self._steps: list[dict[str, Any]] = []
         self._telemetry: list[dict[str, Any]] = []
         self._items: list[dict[str, Any]] = []  # what the items cost to prepare
@@ -333,9 +334,7 @@ class Run(Logged):
     # -- keeping and showing ---------------------------------------------------------------------
 
     def _extra_lines(self) -> list[str]:
-        from labkit.analysis.xray_trace import to_event  # noqa: TID251 -- a door
-
-        line = to_event(self) if self.event("xray_trace") is None else None
+        line = above("Run.xray_event")(self) if self.event("xray_trace") is None else None
         return [line] if line else []
 
     def compare(self, other: Run) -> Any:
@@ -347,30 +346,22 @@ class Run(Logged):
     @of_one_moment
     def plot(self, before: Run | None = None) -> Any:
         """Draw the run (over `before`, where given) as a matplotlib Figure."""
-        from labkit.show import plots  # noqa: TID251 -- a door to the floor above, opened on use
-
-        return plots.draw(self, before)
+        return above("Run.plot")(self, before)
 
     def diagnose(self) -> Any:
         """Name what holds the run back, with evidence and advice (a Diagnosis)."""
-        from labkit.analysis.diagnosis import diagnose  # noqa: TID251 -- a door, opened on use
-
-        return diagnose(self)
+        return above("Run.diagnose")(self)
 
     @property
     @of_one_moment
     def breakdown(self) -> Any:
         """The average step by class, every ns in one (a StepBreakdown); None if too short."""
-        from labkit.analysis.step_breakdown import breakdown  # noqa: TID251 -- a door
-
-        return breakdown(self)
+        return above("Run.breakdown")(self)
 
     @property
     def xray(self) -> Any:
         """The x-ray's trace as a Breakdown; None where it lies in no folder."""
-        from labkit.analysis.xray_trace import read  # noqa: TID251 -- a door
-
-        return read(self)
+        return above("Run.xray")(self)
 
     @of_one_moment
     def __repr__(self) -> str:

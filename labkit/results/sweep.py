@@ -11,6 +11,7 @@ from typing import Any
 from labkit.knobs import check_names
 from labkit.results.run import Run
 from labkit.spec import KNOBS, Pipeline
+from labkit.wiring import above
 
 
 class Sweep:
@@ -103,9 +104,7 @@ class Sweep:
 
     def plot(self) -> Any:
         """Draw throughput and utilization against the knob as a matplotlib Figure."""
-        from labkit.show import plots  # noqa: TID251 -- a door to the floor above, opened on use
-
-        return plots.draw_sweep(self)
+        return above("Sweep.plot")(self)
 
     def rows(self) -> list[tuple[str, ...]]:
         """The table: the knobs, samples/s, busy share, wait and compute, every cell as text."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from labkit.results.event_log import Logged
+from labkit.results.event_log import EventLogResult
 from labkit.results.launch import launch
 from labkit.show.live import StaticFigure, with_text
 
@@ -130,7 +130,7 @@ class Rerun(widgets.VBox):
         finally:
             self._busy(False)
 
-    async def _follow(self, run: Logged) -> None:
+    async def _follow(self, run: EventLogResult) -> None:
         """Draw `run` until it ends or Stop is pressed; no process of it is left afterwards."""
         try:
             while run.running and not self._stop.is_set():
