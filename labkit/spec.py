@@ -18,6 +18,8 @@ from typing import Any
 from labkit.knobs import Knob, Spec, check_names, declares_knobs, knob
 
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,2})?")
+GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: these record CUDA graphs
+NOISY = 0.10  # IQR over median above which a measurement is noisy, as in torch.utils.benchmark
 
 
 @declares_knobs

@@ -10,8 +10,8 @@ from labkit.analysis.facts import Evidence, Facts
 from labkit.analysis.finding import Finding
 from labkit.analysis.ranking import losses, rank, totals
 from labkit.analysis.witnesses import Witness
+from labkit.spec import GRAPH_MODES
 
-GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile, which use CUDA graphs
 GRAPH_ADVICE = (
     "CUDA graphs hide kernels from some profilers: run without compile='reduce-overhead'. "
 )

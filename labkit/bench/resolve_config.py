@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from labkit.bench import formats, model_size
-
-GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that record CUDA graphs
+from labkit.spec import GRAPH_MODES
 
 
 def settle(
@@ -66,7 +65,7 @@ def _inapplicable(job: SimpleNamespace, device: torch.device):
         yield "compile", None, why
     elif job.compile == "reduce-overhead" and device.type != "cuda":
         yield "compile", "default", "CUDA graphs are a card's: compiled here without them"
-    elif job.compile in GRAPHS and job.accumulation_steps > 1:
+    elif job.compile in GRAPH_MODES and job.accumulation_steps > 1:
         why = "a CUDA graph's next replay overwrites gradients that accumulation has to keep"
         yield "compile", "default", f"{why}: compiled without graphs"
 

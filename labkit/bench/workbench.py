@@ -17,9 +17,9 @@ import torch
 from torch.utils.benchmark import Timer
 
 from labkit.process.events import EventLog
+from labkit.spec import NOISY
 
 MIN_TIME_S = 0.1  # of timing per point, where the experiment does not say otherwise
-NOISY = 0.1  # IQR over median, until which a point is repeated, but never over 4 min_time_s
 MAX_KEPT = 200  # raw times kept of one point
 FILL_S = 2e-3  # calls in a row take this long, so that the wait at their end does not count
 
@@ -61,7 +61,7 @@ class Workbench:
             "work()", globals={"work": work if self.device.type == "cpu" else given},
             timer=self.now, num_threads=torch.get_num_threads(),
         )  # fmt: skip
-        measured = timer.adaptive_autorange(
+        measured = timer.adaptive_autorange(  # repeats a noisy point, for 4 min_time_s at most
             threshold=NOISY, min_run_time=min_time_s / 2, max_run_time=4 * min_time_s
         )
         times = sorted(measured.times)  # s a call, one for each block of calls

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-NOISY = 0.10  # as everywhere: the IQR is a tenth of the median
+from labkit.spec import NOISY
 
 
 def arrays_moved(reads: list[int], writes: int = 1, write_cost: float = 1.0) -> float:

@@ -17,9 +17,7 @@ import numpy as np
 
 from labkit.experiments import EXPERIMENTS  # noqa: TID251 -- until they register themselves
 from labkit.results.event_log import EventLogResult
-from labkit.spec import Pipeline
-
-NOISY = 0.10  # torch.utils.benchmark warns where the IQR is a tenth of the median; so do we
+from labkit.spec import NOISY, Pipeline
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from labkit.results.event_log import EventLogResult, of_one_moment
 from labkit.results.record import RecordError
 from labkit.results.timeline import stamps_ns, utilization_over_time
 from labkit.results.watched import Watched, pauses, without
-from labkit.spec import KNOBS, Pipeline
+from labkit.spec import KNOBS, NOISY, Pipeline
 from labkit.wiring import above
 
-NOISY = 0.10  # torch.utils.benchmark warns where the IQR is a tenth of the median; so do we
 HIDES = 0.05  # of wall time: fewer gaps than that inside the busy time need no word
 BLOCKS = 5  # throughput is compared between so many stretches of the run to judge its noise
 
