@@ -10,6 +10,7 @@ import pytest
 
 from labkit.results.run import Run
 from labkit.show import live
+from labkit.show.display import FIGURE_TEXT, StaticFigure, in_notebook
 from labkit.show.follow import TEETH, BusyShare, Follower, unpack
 from labkit.spec import Pipeline
 
@@ -183,8 +184,8 @@ def test_another_run_starts_a_new_picture(bench, tmp_path):
 
 
 def test_outside_a_notebook_the_progress_is_text_on_stderr(bench, capsys):
-    assert not live.in_notebook()
-    viewer = live.viewer()
+    assert not in_notebook()
+    viewer = live.RunDisplay()
     bench.machine()
     bench.steps(*range(30))
     viewer.update(bench.run)
@@ -202,8 +203,8 @@ def test_on_a_terminal_the_line_is_rewritten_in_place(bench, monkeypatch):
             return True
 
     monkeypatch.setattr(sys, "stderr", Terminal())
-    viewer = live.viewer(total=2)
-    viewer.next("num_workers=0")
+    viewer = live.RunDisplay()
+    viewer.next("run 1 of 2 (num_workers=0): ")
     bench.machine()
     bench.steps(*range(30))
     viewer.update(bench.run)
@@ -217,7 +218,7 @@ def test_on_a_terminal_the_line_is_rewritten_in_place(bench, monkeypatch):
 
 def test_a_run_without_numbers_leaves_a_text_and_no_figure(bench):
     bench.write("error", kind="ValueError", message="bad luck")
-    figure = live.StaticFigure.of(bench.run)
+    figure = StaticFigure.of(bench.run)
     assert figure._repr_mimebundle_() == {"text/plain": "failed: ValueError: bad luck."}
 
 
@@ -225,16 +226,16 @@ def test_the_final_figure_is_a_png_with_a_text_that_no_run_changes(bench):
     bench.machine()
     bench.steps(*range(30))
     bench.write("done")
-    data, metadata = live.StaticFigure.of(bench.run)._repr_mimebundle_()
+    data, metadata = StaticFigure.of(bench.run)._repr_mimebundle_()
     assert data["image/png"].startswith(b"\x89PNG")
-    assert data["text/plain"] == live.FIGURE_TEXT
+    assert data["text/plain"] == FIGURE_TEXT
     assert metadata["image/png"]["width"] <= 900
 
 
 def test_the_canvas_and_the_figure_that_replaces_it_have_one_text():
     bundle = live.LiveView()._repr_mimebundle_()
     data = bundle[0] if isinstance(bundle, tuple) else bundle
-    assert data["text/plain"] == live.FIGURE_TEXT
+    assert data["text/plain"] == FIGURE_TEXT
 
 
 def test_the_live_view_needs_no_torch():

@@ -62,7 +62,7 @@ def all_asserts():
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_ranks_are_compared_with_one_process_whatever_cards_there_are(count, monkeypatch):
     """Notebook 09: with a single card the ranks train on the CPU, and so has the one process to."""
-    from labkit.show import distributing, running
+    from labkit.show import running
 
     def launch(spec, after=None):
         if isinstance(spec, Distributed):
@@ -70,7 +70,6 @@ def test_ranks_are_compared_with_one_process_whatever_cards_there_are(count, mon
         return cells.one_on(spec, "gpu" if count and spec.device != "cpu" else "cpu")
 
     monkeypatch.setattr(running, "launch", launch)
-    monkeypatch.setattr(distributing, "launch", launch)
     found = dict(cells.run_notebook(cells.NOTEBOOKS[9]))
     assert set(found.values()) == {"held"}, found
 

@@ -8,7 +8,7 @@ from labkit.results.launch import launch
 from labkit.results.run import Run
 from labkit.results.slow_script import SlowScript
 from labkit.show import wandb_log
-from labkit.show.running import watch
+from labkit.show.running import follow
 
 
 def slow_script(
@@ -33,9 +33,7 @@ def slow_script(
     """
     started = launch(SlowScript(fixes, steps), after=wandb_log.command(wandb))
     slow_script.last = started
-    if wait:
-        watch(started, before)
-    return started
+    return follow(started, before) if wait else started
 
 
 slow_script.last = None

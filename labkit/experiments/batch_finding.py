@@ -13,7 +13,7 @@ from labkit.experiments.largest_batch import LargestBatch
 from labkit.experiments.measuring import progress_line
 from labkit.results.launch import launch
 from labkit.results.measurements import Experiment, Measurements
-from labkit.show import live
+from labkit.show import display as live
 from labkit.spec import Pipeline
 
 

@@ -12,7 +12,7 @@ from IPython.display import HTML, display
 from labkit.experiments import EXPERIMENTS
 from labkit.results.launch import launch
 from labkit.results.measurements import Experiment, Measurements
-from labkit.show import live
+from labkit.show import display as live
 
 PERIOD_S = 0.2
 

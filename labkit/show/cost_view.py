@@ -8,7 +8,7 @@ import ipywidgets as widgets
 
 from labkit.analysis.cost import Cost, cost
 from labkit.results.run import Run
-from labkit.show.live import allow_widgets, with_text
+from labkit.show.display import allow_widgets, with_text
 
 # (keyword of `cost`, what it is called, unit, step of the arrows)
 PRICES = (

@@ -1,7 +1,7 @@
-"""The one progress display: a line that is rewritten while work goes on, then what is left of it.
+"""What is shown of work in progress, and what is left of it: text on stderr, or a cell's output.
 
-In a notebook it is the output of the cell, elsewhere a line on stderr: rewritten in place on a
-terminal, written once at the end in a log. stdout stays free.
+A line is rewritten while work goes on, on a terminal in place, in a log written once at the end;
+stdout stays free. In a notebook the line is the output of the cell, and gives way to a figure.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import sys
 import time
 from typing import Any
 
-from IPython.display import HTML, display
-
 PERIOD_S = 0.2  # between two looks of a person's eye
+FIGURE_TEXT = "<labkit figure>"  # the same for every figure: nbval compares texts
+SHARPNESS = 1.5  # pixels of a stored figure per CSS pixel: sharp enough, and small in the notebook
 
 
 def in_notebook() -> bool:
@@ -23,29 +23,114 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-class Display:
-    """Progress on one line: call `line` as often as you like, and `final` once."""
+def allow_widgets() -> None:
+    """Let Colab show widgets from packages; nothing to do elsewhere."""
+    if "google.colab" in sys.modules:
+        sys.modules["google.colab"].output.enable_custom_widget_manager()
 
-    def __init__(self):
-        self.text, self.shown_at = "", 0.0
-        self.handle = display(HTML(""), display_id=True) if in_notebook() else None
+
+class Display:
+    """Progress on one line: call `line` as often as you like, and `final` once.
+
+    `first` is shown in the line's place in a notebook, such as a widget that draws itself.
+    """
+
+    def __init__(self, first: Any = None):
+        self.text, self.shown_at, self.handle = "", 0.0, None
+        if in_notebook():
+            from IPython.display import HTML, display
+
+            allow_widgets()
+            self.handle = display(HTML("") if first is None else first, display_id=True)
+
+    @property
+    def due(self) -> bool:
+        """Whether somebody would see another line by now."""
+        seen = self.handle is not None or sys.stderr.isatty()
+        return seen and time.monotonic() - self.shown_at >= PERIOD_S
 
     def line(self, text: str, rich: Any = None) -> None:
         """Say how far it is, a few times a second; `rich` is shown in its place in a notebook."""
-        if time.monotonic() - self.shown_at < PERIOD_S or (text == self.text and rich is None):
+        if not self.due or (text == self.text and rich is None):
             return
         self.shown_at = time.monotonic()
         if self.handle is not None:
-            self.handle.update(HTML(f"<code>{html.escape(text)}</code>") if rich is None else rich)
-        elif sys.stderr.isatty():
+            self._update(text, rich)
+        else:
             print(f"\r{text.ljust(len(self.text))}", end="", file=sys.stderr, flush=True)
         self.text = text
 
     def final(self, text: str = "", rich: Any = None) -> None:
         """Leave `text`, or `rich` in its place in a notebook."""
         if self.handle is not None:
-            self.handle.update(HTML(f"<code>{html.escape(text)}</code>") if rich is None else rich)
+            self._update(text, rich)
         elif text or sys.stderr.isatty():
             start = "\r" if sys.stderr.isatty() else ""
             print(f"{start}{text.ljust(len(self.text))}".rstrip(" "), file=sys.stderr, flush=True)
         self.text, self.shown_at = "", 0.0
+
+    def _update(self, text: str, rich: Any) -> None:
+        from IPython.display import HTML
+
+        self.handle.update(HTML(f"<code>{html.escape(text)}</code>") if rich is None else rich)
+
+
+class StaticFigure:
+    """A figure as a PNG, with a text that is the same for every run: notebooks are compared."""
+
+    def __init__(self, png: bytes, width: int, text: str):
+        self.png, self.width, self.text = png, width, text
+
+    @classmethod
+    def of(cls, result: Any, **drawing: Any) -> StaticFigure:
+        """Draw a Run, Ranks or a Sweep; a text only, where nothing was measured."""
+        if (result.best if hasattr(result, "best") else result.throughput) is None:
+            return cls(b"", 0, closing_line(result))
+        return cls.drawn(result.plot(**drawing))
+
+    @classmethod
+    def drawn(cls, figure: Any) -> StaticFigure:
+        """Render a matplotlib Figure, `figure`, at its own size."""
+        from labkit.show.style import png_of
+
+        width = round(figure.get_figwidth() * figure.dpi)
+        return cls(png_of(figure, SHARPNESS), width, FIGURE_TEXT)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
+        if not self.png:
+            return {"text/plain": self.text}
+        bundle = {"image/png": self.png, "text/plain": self.text}
+        return bundle, {"image/png": {"width": self.width}}
+
+
+def with_text(bundle: Any, text: str) -> Any:
+    """Return a widget's MIME bundle (or bundle and metadata) with `text` as its plain text."""
+    data, *metadata = bundle if isinstance(bundle, tuple) else (bundle,)
+    data = {**(data or {}), "text/plain": text}
+    return (data, *metadata) if metadata else data
+
+
+# -- lines about a run ---------------------------------------------------------------------------
+
+
+def stage_line(run: Any) -> str:
+    """Say what a run that has not measured anything yet is busy with."""
+    stage = run.stage
+    name = f"waiting: {stage['name']}" if " is in use by " in stage["name"] else stage["name"]
+    return f"{name} {stage['done']}/{stage['total']}" if stage.get("total") else name
+
+
+def recorded_mark(run: Any) -> str:
+    """Return the mark of numbers from other hardware; "" for a run made here."""
+    return f"RECORDED · {run.machine.name}" if run.recorded else ""
+
+
+def closing_line(result: Any) -> str:
+    """Say in one line how a run ended and what it measured."""
+    if not hasattr(result, "numbers"):
+        return repr(result)
+    if result.error:
+        return f"{result.outcome}: {result.error}"
+    if result.throughput is None:
+        return f"{result.outcome} after {result.steps} steps, too few to measure"
+    return f"{result.outcome}: {result.steps} steps, {result.numbers}"

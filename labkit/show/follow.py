@@ -13,6 +13,7 @@ import numpy as np
 
 from labkit.process.events import now_ns
 from labkit.results.run import Run, stated_waits
+from labkit.show.display import stage_line
 
 TEETH = 400  # blocks on screen at the most: two pixels each in a notebook cell
 WINDOWS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
@@ -184,24 +185,3 @@ def unpack(frame: bytes) -> tuple[np.ndarray, np.ndarray, tuple[float, float], f
     body = values[HEADER:].reshape(-1, 2)
     window = (float(values[2]), float(values[3]))
     return body[:teeth], body[teeth : teeth + points], window, float(values[4])
-
-
-def stage_line(run: Run) -> str:
-    """Say what a run that has not measured anything yet is busy with."""
-    stage = run.stage
-    name = f"waiting: {stage['name']}" if " is in use by " in stage["name"] else stage["name"]
-    return f"{name} {stage['done']}/{stage['total']}" if stage.get("total") else name
-
-
-def recorded_mark(run: Run) -> str:
-    """The mark under which numbers from other hardware are shown; "" for a run made here."""
-    return f"RECORDED · {run.machine.name}" if run.recorded else ""
-
-
-def closing_line(run: Run) -> str:
-    """Say in one line how a run ended and what it measured."""
-    if run.error:
-        return f"{run.outcome}: {run.error}"
-    if run.utilization is None:
-        return f"{run.outcome} after {run.steps} steps, too few to measure"
-    return f"{run.outcome}: {run.steps} steps, {run.numbers}"

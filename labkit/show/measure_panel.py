@@ -13,7 +13,7 @@ import ipywidgets as widgets
 from labkit.experiments import EXPERIMENTS  # noqa: TID251 -- until one panel
 from labkit.experiments.measuring import progress_line  # noqa: TID251 -- until one panel
 from labkit.results.measurements import Experiment, Measurement, Measurements
-from labkit.show.live import StaticFigure, allow_widgets
+from labkit.show.display import StaticFigure, allow_widgets
 from labkit.show.panel_base import Rerun
 
 FAINT = "<style>.labkit-old { opacity: 0.4; }</style>"  # as live.css has it for the other panel

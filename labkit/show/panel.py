@@ -10,7 +10,8 @@ from IPython.display import display
 from labkit.knobs import check_names
 from labkit.results.run import Run
 from labkit.show.controls import Control
-from labkit.show.live import LiveView, StaticFigure, allow_widgets
+from labkit.show.display import StaticFigure, allow_widgets
+from labkit.show.live import LiveView
 from labkit.show.panel_base import Rerun
 from labkit.show.verdict import against, verdict
 from labkit.spec import KNOBS, Pipeline

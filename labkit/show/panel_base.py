@@ -15,7 +15,7 @@ import ipywidgets as widgets
 
 from labkit.results.event_log import EventLogResult
 from labkit.results.launch import launch
-from labkit.show.live import StaticFigure, with_text
+from labkit.show.display import StaticFigure, with_text
 
 FRAME_S = 1 / 20
 # A front end holds back a control's last change until the one before is acknowledged, and may

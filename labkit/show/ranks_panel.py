@@ -6,8 +6,9 @@ import html
 from typing import Any
 
 from labkit.results.ranks import Ranks
-from labkit.show.distributing import progress_line
-from labkit.show.live import StaticFigure, allow_widgets
+from labkit.show.display import StaticFigure, allow_widgets
+from labkit.show.follow import Follower
+from labkit.show.live import run_line
 from labkit.show.measure_panel import Choice, ProgressView
 from labkit.show.panel_base import Rerun
 from labkit.spec import Distributed, Pipeline
@@ -26,7 +27,7 @@ class RanksView(ProgressView):
 
     def update(self, running: Ranks) -> None:
         """Say how far each rank is."""
-        text = f"<code>{html.escape(progress_line(running))}</code>"
+        text = f"<code>{html.escape(run_line(running, Follower()))}</code>"
         if text != self.value:  # each change is a message to the browser
             self.value = text
 

@@ -3,50 +3,19 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
 
-from labkit.results.recordings import Recording, Recordings, recorded
+from labkit.results.recordings import Recordings, recorded
 from labkit.results.replay import replay as play
 from labkit.results.run import Run
-from labkit.show.live import LiveView, StaticFigure, allow_widgets
+from labkit.show.display import StaticFigure, allow_widgets
+from labkit.show.live import LiveView
 from labkit.show.panel_base import Rerun
-from labkit.show.running import watch
 from labkit.show.verdict import against, verdict
 
 SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
-
-
-def replay(
-    what: str | os.PathLike | Run,
-    *,
-    speed: float = 1.0,
-    wait: bool = True,
-    before: Run | None = None,
-) -> Run:
-    """Play a recorded run through the live view, at the pace it was made or `speed` times that.
-
-    Args:
-        what: A name as in `lk.recorded()`, a recorded Run, or the path of a record.
-        speed: 1 is the pace it was made at; 10 is ten times as fast.
-        wait: Block until it has been played; False returns the growing Run at once.
-        before: A run to draw faintly behind this one.
-
-    Raises:
-        ValueError: No such record, no steps in it, or a bad speed.
-    """
-    grown = play(_path_of(what), speed)
-    return watch(grown, before) if wait else grown
-
-
-def _path_of(what: Any) -> Path:
-    if isinstance(what, (Run, Recording)):
-        return what.path
-    if isinstance(what, os.PathLike) or os.path.exists(what):
-        return Path(what)
-    return recorded(what).path
 
 
 class Chooser(widgets.VBox):

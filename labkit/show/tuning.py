@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.show import live
+from labkit.show.display import in_notebook
 from labkit.show.follow import Follower
 from labkit.tuner.job import TuningJob
 from labkit.tuner.tuning import Trial, Tuning
@@ -56,7 +56,7 @@ def tune(
         baseline=baseline, max_workers=max_workers, seconds=seconds,
     )  # fmt: skip
     tune.last = job.tuning
-    table = NotebookTable() if live.in_notebook() else TextTable()
+    table = NotebookTable() if in_notebook() else TextTable()
     job.each, job.live = table.update, table.running
     try:
         return job.run()

@@ -123,8 +123,9 @@ class CanvasView:
         from IPython.display import display
 
         from labkit.show import live
+        from labkit.show.display import allow_widgets
 
-        live.allow_widgets()
+        allow_widgets()
         self.view, self.curve, self.zero_ns = live.LiveView(), Curve(), None
         self.handle = display(self.view, display_id=True)
 
@@ -159,13 +160,13 @@ class CanvasView:
         """Put the final figure and the diagnosis where the canvas was."""
         from IPython.display import HTML, display
 
-        from labkit.show import live
+        from labkit.show.display import StaticFigure
 
         run = watch.run
         if run.utilization is None:
             self.handle.update(HTML(f"<pre>{html.escape(repr(run))}</pre>"))
         else:
-            self.handle.update(live.StaticFigure.of(run))
+            self.handle.update(StaticFigure.of(run))
             display(run.diagnose())
         self.view.close()
 
@@ -173,7 +174,7 @@ class CanvasView:
 def view_for(_watch: Any) -> TextView | CanvasView:
     """Return what fits: a canvas in a notebook, a line of text elsewhere."""
     if "ipykernel" in sys.modules:
-        from labkit.show.live import in_notebook
+        from labkit.show.display import in_notebook
 
         if in_notebook():
             return CanvasView()
