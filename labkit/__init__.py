@@ -67,9 +67,10 @@ ABOVE.update(
         "Run.breakdown": "labkit.analysis.step_breakdown:breakdown",
         "Run.diagnose": "labkit.analysis.diagnosis:diagnose",
         "Run.plot": "labkit.show.run_figure:draw",
-        "Run.xray": "labkit.analysis.xray_trace:read",
-        "Run.xray_event": "labkit.analysis.xray_trace:to_event",
+        "Run.xray": "labkit.analysis.trace:xray_of",
+        "Run.xray_event": "labkit.analysis.trace:xray_line",
         "Sweep.plot": "labkit.show.sweep_figure:draw_sweep",
+        "Breakdown.plot": "labkit.show.trace_figure:draw",
     }
 )
 

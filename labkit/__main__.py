@@ -193,9 +193,7 @@ def trace(options: argparse.Namespace) -> int:
 
     breakdown = lk.trace(options.file)
     if options.plot:
-        from labkit.show import trace_figure
-
-        trace_figure.draw(breakdown).savefig(options.plot)
+        breakdown.plot().savefig(options.plot)
     return answer(options, breakdown.to_dict(), str(breakdown))
 
 

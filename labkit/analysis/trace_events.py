@@ -1,23 +1,277 @@
-"""The events of a trace that count, in columns: a few numbers per event instead of its text."""
+"""The events of a trace that count, in columns: what, when, on which device, launched by whom.
+
+A few numbers per event instead of its text. The kinds and most names are those of PyTorch's
+TensorBoard plugin (torch-tb-profiler 0.4.3, BSD-3, removed upstream), read for its rules; later
+categories are those of Kineto's ActivityType.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from labkit.analysis import trace_names as kinds
 from labkit.analysis.trace_file import TraceFile
 
-# 2**61 ns is the year 2043 since 1970: sums of two stay inside 64 bits.
-_MOST_NS = 2**61
+# The kinds of events that count. The first seven are the classes of a step, in their priority.
+KERNEL, MEMCPY, MEMSET, COMMUNICATION, RUNTIME, DATALOADER, CPU_OP = range(7)
+STEP, ELIGIBLE_OP, GRAPH_LAUNCH, COMMUNICATION_KERNEL = range(7, 11)
+
+_ANNOTATION = -1  # a label on a stretch of host code: counts only where torch itself wrote it
+_OF_KIND = {
+    KERNEL: "kernel",
+    MEMCPY: "memcpy gpu_memcpy",
+    MEMSET: "memset gpu_memset",
+    COMMUNICATION: "collective_comm",
+    RUNTIME: "runtime cuda_runtime cuda_driver hip_runtime xpu_runtime xpu_driver mtia_runtime "
+    "glow_runtime privateuse1_runtime privateuse1_driver",
+    CPU_OP: "operator cpu_op python",
+    _ANNOTATION: "user_annotation",
+}
+CATEGORIES = {name: kind for kind, names in _OF_KIND.items() for name in names.split()}
+
+# Operators whose kernels can run on Tensor Cores: autocast's list as the plugin had it, and the
+# names that newer versions of torch use for the same work; then nodes of the backward pass.
+_OPERATORS = """
+    _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
+    convolution cudnn_convolution cudnn_convolution_transpose prelu addmm addmv addr matmul mm mv
+    linear addbmm baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell
+    _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell addmm_
+    cudnn_convolution_backward cudnn_convolution_backward_input cudnn_convolution_backward_weight
+    cudnn_convolution_transpose_backward cudnn_convolution_transpose_backward_input
+    cudnn_convolution_transpose_backward_weight convolution_backward cudnn_convolution_relu
+    cudnn_convolution_add_relu baddbmm_ _addmm_activation _scaled_mm _grouped_mm _scaled_grouped_mm
+    _int_mm _cudnn_rnn _cudnn_rnn_backward _flash_attention_forward _flash_attention_backward
+    _efficient_attention_forward _efficient_attention_backward _scaled_dot_product_cudnn_attention
+    _scaled_dot_product_cudnn_attention_backward _cudnn_attention_forward _cudnn_attention_backward
+"""
+_NODES = """
+    CudnnConvolutionBackward CudnnConvolutionTransposeBackward BmmBackward0 MmBackward MvBackward
+    AddmvBackward AddmmBackward AddbmmBackward
+"""
+ELIGIBLE = frozenset([*(f"aten::{name}" for name in _OPERATORS.split()), *_NODES.split()])
+
+# Kernels that run on Tensor Cores, by name: NVIDIA PyProf's list (prof/tc.py, used by the plugin)
+# in the first two lines, then what Hopper and Blackwell libraries and attention kernels are called.
+_TENSOR_CORE = re.compile(
+    r"[hs]884|[hs]1688|hmma|i8816|16816|c1688|dgrad_1x1_stride_2x2|first_layer_wgrad_kernel"
+    r"|conv1x1|conv2d_c1_k1|direct_group|xmma_"
+    r"|16832|gmma|tensorop|nvjet|tcgen05|flash_(?:fwd|bwd)|fmha_cutlass[FB]_b?f16|sdpa_sm\d"
+)
+# The list above has 'xmma_', which also names kernels of plain multiply-adds.
+_NO_TENSOR_CORE = re.compile(r"ffma|simt")
+
+MAX_DEVICES = 256  # beyond, a file is a mistake, or an attack on the reader's time
+_MOST_NS = 2**61  # the year 2043 in ns since 1970: sums of two stay inside 64 bits
 _LONGEST_NAME = 1000  # characters kept; C++ templates run to several thousand
 
 
-def nanoseconds(micros: Any) -> int | None:
+class Intervals(NamedTuple):
+    """Starts and ends of stretches of time, in ns, in no particular order."""
+
+    start: np.ndarray
+    end: np.ndarray
+
+
+@dataclass(frozen=True)
+class Events:
+    """The events of one trace, with device work tied to its launch.
+
+    Attributes:
+        host: The intervals of each kind of host event.
+        device: The intervals of all work on devices, sorted by start.
+        kind: What each piece of device work is (KERNEL, MEMCPY, ...).
+        place: On which device it ran, an index into `devices`.
+        name: Index into `kernels`, -1 where it is no kernel.
+        launch: Index into `launches` of the call that launched it, -1 where unknown.
+        eligible: Whether it was launched by an operator that can use Tensor Cores.
+        launches: The intervals of the calls into the CUDA (HIP, XPU) runtime.
+        graph_launches: How many of them launched a CUDA graph.
+        kernels: The names of all kernels.
+        devices: The devices, as the trace numbers them.
+    """
+
+    host: dict[int, Intervals]
+    device: Intervals
+    kind: np.ndarray
+    place: np.ndarray
+    name: np.ndarray
+    launch: np.ndarray
+    eligible: np.ndarray
+    launches: Intervals
+    graph_launches: int
+    kernels: tuple[str, ...]
+    devices: tuple[str, ...]
+
+
+def uses_tensor_cores(kernel: str) -> bool:
+    """Tell from its name whether a kernel computes on Tensor Cores (sources in this module)."""
+    return bool(_TENSOR_CORE.search(kernel)) and not _NO_TENSOR_CORE.search(kernel)
+
+
+def read_events(file: TraceFile) -> Events:
+    """Read the events of `file` that count.
+
+    Up to 1% of malformed events are left out, with a note in `file.notes`.
+
+    Raises:
+        TraceError: The file cannot be read, has no events that count, or too many malformed ones,
+            or it holds the steps of several ranks.
+    """
+    columns = _Columns()
+    bad, first = 0, ""
+    for number, event in enumerate(file, 1):
+        fault = columns.add(event)
+        if fault:
+            bad += 1
+            first = first or f"in event {number:,} {fault}"
+    good = len(columns.kinds)
+    if bad > 0.01 * (good + bad):
+        raise file.error(f"has malformed events ({bad:,} beside {good:,} usable ones; {first})")
+    if not good:
+        raise file.error("holds no timed event of torch.profiler")
+    if bad:
+        file.notes.append(f"{bad:,} malformed events of {good + bad:,} were left out; {first}.")
+    if len(columns.stepping) > 1:
+        some = ", ".join(sorted(columns.stepping)[:4])
+        raise file.error(
+            f"holds the steps of {len(columns.stepping)} ranks (processes {some})",
+            "write one file per rank, as torch.profiler.tensorboard_trace_handler(folder, "
+            "f'rank{rank}') does, and read them one by one",
+        )
+    if len(columns.devices) > MAX_DEVICES:
+        raise file.error(f"has work on more than {MAX_DEVICES} devices", "give one rank's file")
+    return columns.events()
+
+
+class _Columns:
+    """Collects events; every `add` costs about 3 µs, which is most of the time of a reading."""
+
+    def __init__(self) -> None:
+        self.kinds = array("b")
+        self.rows = {key: array("q") for key in ("start", "end", "correlation", "external")}
+        self.indices = {key: array("i") for key in ("place", "name")}
+        self.kernels: dict[str, int] = {}
+        self.devices: dict[str, int] = {}
+        self.stepping: set[str] = set()  # the processes with ProfilerStep marks: the ranks
+
+    def add(self, event: Any) -> str | None:
+        """Take in one event if it counts; return what is wrong with it, None where nothing is."""
+        if type(event) is not dict:
+            return "there is no object"
+        if event.get("ph") != "X":  # flows, marks, counters and names carry no duration
+            return None
+        name = event.get("name")
+        if type(name) is str and len(name) > _LONGEST_NAME:
+            name = name[:_LONGEST_NAME]
+        try:
+            kind = _kind_of(event.get("cat"), name)
+        except TypeError:
+            return "its category or name is not text"
+        if kind is None:
+            return None
+        start, length = _nanoseconds(event.get("ts")), _nanoseconds(event.get("dur"))
+        if start is None or length is None:
+            return "its 'ts' or 'dur' is not a time in µs"
+        if length < 0:
+            return "its duration is negative"
+        args, process = event.get("args") or {}, event.get("pid")
+        if type(args) is not dict or isinstance(process, (dict, list)):
+            return "its 'args' or 'pid' has the wrong type"
+        self._append(kind, start, start + length, name, str(process)[:100], args)
+        return None
+
+    def _append(self, kind: int, start: int, end: int, name: str, process: str, args: dict) -> None:
+        place = index = -1
+        if kind <= MEMSET:
+            place = self.devices.setdefault(process, len(self.devices))
+        elif kind == STEP:
+            self.stepping.add(process)
+        if kind == KERNEL:
+            index = self.kernels.setdefault(name, len(self.kernels))
+            if "nccl" in name[:20].lower() or "rccl" in name[:20].lower():
+                kind = COMMUNICATION_KERNEL
+        self.kinds.append(kind)
+        self.rows["start"].append(start)
+        self.rows["end"].append(end)
+        self.rows["correlation"].append(_identifier(args.get("correlation")))
+        external = args.get("External id") or args.get("external id")
+        self.rows["external"].append(_identifier(external))
+        self.indices["place"].append(place)
+        self.indices["name"].append(index)
+
+    def events(self) -> Events:
+        """Part host from device, and tie device work to its launches and operators."""
+        kinds = np.frombuffer(self.kinds, np.int8)
+        start, end, correlation, external = (np.frombuffer(r, np.int64) for r in self.rows.values())
+        place, name = (np.frombuffer(column, np.int32) for column in self.indices.values())
+        on_device = (kinds <= MEMSET) | (kinds == COMMUNICATION_KERNEL)
+        host, device = np.flatnonzero(~on_device), np.flatnonzero(on_device)
+        device = device[np.argsort(start[device], kind="stable")]
+        host_kind = kinds[host]
+        launches = host[(host_kind == RUNTIME) | (host_kind == GRAPH_LAUNCH)]
+        launch = _last_match(correlation[device], correlation[launches])
+        operator = external[device]
+        # Some versions give the operator's id to the launch only.
+        adopt = (operator == 0) & (launch >= 0)
+        operator[adopt] = external[launches[launch[adopt]]]
+
+        def launched_by(kind: int) -> np.ndarray:
+            ids = external[host[host_kind == kind]]
+            return np.isin(operator, ids[ids > 0])
+
+        kind = kinds[device]
+        kind[(kind == KERNEL) & launched_by(COMMUNICATION)] = COMMUNICATION_KERNEL
+        by_kind = {int(k): host[host_kind == k] for k in np.unique(host_kind)}
+        return Events(
+            host={k: Intervals(start[own], end[own]) for k, own in by_kind.items()},
+            device=Intervals(start[device], end[device]),
+            kind=kind,
+            place=place[device],
+            name=name[device],
+            launch=launch,
+            eligible=launched_by(ELIGIBLE_OP),
+            launches=Intervals(start[launches], end[launches]),
+            graph_launches=len(by_kind.get(GRAPH_LAUNCH, ())),
+            kernels=tuple(self.kernels),
+            devices=tuple(self.devices),
+        )
+
+
+@lru_cache(maxsize=4096)
+def _kind_of(category: Any, name: Any) -> int | None:
+    """Return what kind of event it is, None where it does not count; TypeError if not text."""
+    if category is None:
+        return None
+    if not isinstance(category, str):
+        raise TypeError
+    kind = CATEGORIES.get(category.lower())
+    if kind is None:
+        return None
+    if not isinstance(name, str):
+        raise TypeError
+    if kind == RUNTIME:
+        return GRAPH_LAUNCH if "GraphLaunch" in name else RUNTIME
+    if kind not in (CPU_OP, _ANNOTATION):
+        return kind
+    if name.startswith("ProfilerStep#"):
+        return STEP
+    if name.startswith(("enumerate(DataLoader)#", "enumerate(DataPipe)#")):
+        return DATALOADER
+    if name.startswith(("nccl:", "gloo:", "ucc:", "mpi:", "xccl:")):
+        return COMMUNICATION
+    if kind == _ANNOTATION:
+        # A person's label spans waiting too; the optimizer's, which torch writes, is work.
+        return CPU_OP if name.startswith("Optimizer.") else None
+    return ELIGIBLE_OP if name in ELIGIBLE else CPU_OP
+
+
+def _nanoseconds(micros: Any) -> int | None:
     """Convert the text of a number of µs to whole ns; None unless a number within ±2**61 ns."""
     if type(micros) is not str:
         return None
@@ -41,117 +295,11 @@ def _identifier(text: Any) -> int:
     return int(text) if type(text) is str and len(text) <= 18 and text.isdecimal() else 0
 
 
-@dataclass(frozen=True)
-class Columns:
-    """The events that count, one array entry each; times in ns.
-
-    Attributes:
-        kind: One of the kinds in `trace_names`.
-        start: When it began.
-        end: When it ended, never before `start`.
-        place: Index into `devices` for events on a device, else into `processes`.
-        correlation: What a launch and the device work it launched share; 0 where unknown.
-        external: What an operator and the launches and device work under it share; 0 where unknown.
-        name: Index into `kernels`, -1 for anything but kernels.
-    """
-
-    kind: np.ndarray
-    start: np.ndarray
-    end: np.ndarray
-    place: np.ndarray
-    correlation: np.ndarray
-    external: np.ndarray
-    name: np.ndarray
-    kernels: tuple[str, ...]
-    processes: tuple[str, ...]
-    devices: tuple[str, ...]
-
-
-class _Builder:
-    """Collects columns; every `add` costs about 3 µs, which is most of the time of a reading."""
-
-    def __init__(self) -> None:
-        self.kinds = array("b")
-        self.rows = {key: array("q") for key in ("start", "end", "correlation", "external")}
-        self.indices = {key: array("i") for key in ("place", "name")}
-        self.kernels: dict[str, int] = {}
-        self.processes: dict[str, int] = {}
-        self.devices: dict[str, int] = {}
-
-    def add(self, event: Any) -> str | None:
-        """Take in one event if it counts; return what is wrong with it, None where nothing is."""
-        if type(event) is not dict:
-            return "there is no object"
-        if event.get("ph") != "X":  # flows, marks, counters and names carry no duration
-            return None
-        name = event.get("name")
-        if type(name) is str and len(name) > _LONGEST_NAME:
-            name = name[:_LONGEST_NAME]
-        try:
-            kind = kinds.kind_of(event.get("cat"), name)
-        except TypeError:
-            return "its category or name is not text"
-        if kind is None:
-            return None
-        start, length = nanoseconds(event.get("ts")), nanoseconds(event.get("dur"))
-        if start is None or length is None:
-            return "its 'ts' or 'dur' is not a time in µs"
-        if length < 0:
-            return "its duration is negative"
-        args = event.get("args") or {}
-        process = event.get("pid")
-        if type(args) is not dict or isinstance(process, (dict, list)):
-            return "its 'args' or 'pid' has the wrong type"
-        self._append(kind, start, start + length, name, str(process)[:100], args)
-        return None
-
-    def _append(self, kind: int, start: int, end: int, name: str, process: str, args: dict) -> None:
-        places = self.devices if kind in kinds.ON_DEVICE else self.processes
-        index = -1
-        if kind == kinds.KERNEL:
-            index = self.kernels.setdefault(name, len(self.kernels))
-            if "nccl" in name[:20].lower() or "rccl" in name[:20].lower():
-                kind = kinds.COMMUNICATION_KERNEL
-        external = args.get("External id") or args.get("external id")
-        self.kinds.append(kind)
-        self.rows["start"].append(start)
-        self.rows["end"].append(end)
-        self.rows["correlation"].append(_identifier(args.get("correlation")))
-        self.rows["external"].append(_identifier(external))
-        self.indices["place"].append(places.setdefault(process, len(places)))
-        self.indices["name"].append(index)
-
-    def columns(self) -> Columns:
-        return Columns(
-            kind=np.frombuffer(self.kinds, np.int8),
-            **{key: np.frombuffer(rows, np.int64) for key, rows in self.rows.items()},
-            **{key: np.frombuffer(rows, np.int32) for key, rows in self.indices.items()},
-            kernels=tuple(self.kernels),
-            processes=tuple(self.processes),
-            devices=tuple(self.devices),
-        )
-
-
-def read_columns(file: TraceFile) -> Columns:
-    """Read the events of `file` that count.
-
-    Up to 1 % of malformed events are left out, with a note in `file.notes`.
-
-    Raises:
-        TraceError: The file cannot be read, has no events that count, or too many malformed ones.
-    """
-    builder = _Builder()
-    bad, first = 0, ""
-    for number, event in enumerate(file, 1):
-        fault = builder.add(event)
-        if fault:
-            bad += 1
-            first = first or f"in event {number:,} {fault}"
-    good = len(builder.kinds)
-    if bad > 0.01 * (good + bad):
-        raise file.error(f"has malformed events ({bad:,} beside {good:,} usable ones; {first})")
-    if not good:
-        raise file.error("holds no timed event of torch.profiler")
-    if bad:
-        file.notes.append(f"{bad:,} malformed events of {good + bad:,} were left out; {first}.")
-    return builder.columns()
+def _last_match(wanted: np.ndarray, offered: np.ndarray) -> np.ndarray:
+    """Return for each wanted id the index of the last equal offered one, -1 for none or id 0."""
+    if not len(offered):
+        return np.full(len(wanted), -1)
+    order = np.argsort(offered, kind="stable")
+    found = np.searchsorted(offered[order], wanted, side="right") - 1
+    match = order[np.maximum(found, 0)]
+    return np.where((found >= 0) & (wanted > 0) & (offered[match] == wanted), match, -1)

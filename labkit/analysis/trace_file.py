@@ -1,4 +1,4 @@
-"""Hand out the events of a trace file of unknown origin one by one, in bounded memory and time.
+"""Yield the events of a trace file of unknown origin one by one, in bounded memory and time.
 
 A profiler trace is tens to hundreds of MiB of JSON, of which the reader needs a few numbers per
 event. `json.loads` of all of it costs ten times the file in memory and three times the time of this
@@ -57,7 +57,6 @@ class TraceFile:
     """
 
     def __init__(self, path: str | os.PathLike):
-        """Remember the path; the file is opened when iterated over."""
         self.path = os.fsdecode(path)
         self.meta: dict[str, Any] = {}
         self.notes: list[str] = []
@@ -67,7 +66,6 @@ class TraceFile:
         return TraceError(f"{self.path!r} {what}: {remedy}.")
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the events, decoded; raise TraceError as soon as the file turns out unfit."""
         try:
             mode = os.stat(self.path).st_mode
         except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
@@ -77,7 +75,16 @@ class TraceFile:
             raise self.error(f"is {kind}", "give the path of one trace file")
         try:
             with open(self.path, "rb") as raw:
-                yield from self._top(_Window(self, raw))
+                window = _Window(self, raw)
+                opening = window.token()
+                if opening == "[":
+                    yield from self._items(window)
+                elif opening == "{":
+                    yield from self._members(window)
+                else:
+                    raise self.error("is no profiler trace, which begins with '[' or '{'")
+                if not window.at_end():
+                    raise window.syntax_error()
         except OSError as error:
             raise self._unreadable(error) from None
 
@@ -85,19 +92,8 @@ class TraceFile:
         reason = getattr(error, "strerror", None) or str(error)
         return self.error(f"cannot be read ({reason})", "check the path and the permissions")
 
-    def _top(self, window: _Window) -> Iterator[Any]:
-        """Walk the outermost value: a list of events, or an object with one under a key."""
-        opening = window.token()
-        if opening == "[":
-            yield from self._items(window)
-        elif opening == "{":
-            yield from self._members(window)
-        else:
-            raise self.error("is no profiler trace, which begins with '[' or '{'")
-        if not window.at_end():
-            raise window.syntax_error()
-
     def _members(self, window: _Window) -> Iterator[Any]:
+        """Walk the outermost object, which has the list of events under a key."""
         found = False
         token = window.token()
         while token != "}":
@@ -150,13 +146,10 @@ class _Window:
 
     def token(self) -> str:
         """Return the next character that is not white space, and step over it."""
-        while True:
-            self.pos = _SPACE.match(self.text, self.pos).end()
-            if self.pos < len(self.text):
-                self.pos += 1
-                return self.text[self.pos - 1]
-            if not self.more():
-                raise self.cut_short()
+        if self.at_end():
+            raise self.cut_short()
+        self.pos += 1
+        return self.text[self.pos - 1]
 
     def after_value(self, closing: str) -> str:
         """Step over the comma that follows a value; return what comes then, or `closing`."""

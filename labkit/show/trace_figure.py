@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from labkit.analysis.trace_breakdown import Breakdown
+from labkit.analysis.trace import Breakdown
 from labkit.show.style import (
     COMPUTE,
     COPY,

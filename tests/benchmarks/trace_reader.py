@@ -6,8 +6,6 @@ Without a file it writes a trace of the given size in Kineto's layout, plain and
 is read in a process of its own, three times; the time is the median, imports not included.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json
@@ -21,41 +19,36 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 # VmHWM, not ru_maxrss: a new process inherits the latter from the one that started it.
 CHILD = """
-import json, resource, sys, time
+import json, pathlib, sys, time
 from labkit.analysis.trace import trace
 
 def peak_bytes():
-    try:
-        with open("/proc/self/status") as status:
-            return next(int(line.split()[1]) * 1024 for line in status if "VmHWM" in line)
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-            1 if sys.platform == "darwin" else 1024
-        )
+    status = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in status if "VmHWM" in line)
 
 before, began = peak_bytes(), time.perf_counter()
-breakdown = trace(sys.argv[1])
-seconds = time.perf_counter() - began
-print(json.dumps({"seconds": seconds, "bytes": peak_bytes() - before, "steps": breakdown.steps}))
+trace(sys.argv[1])
+print(json.dumps({"seconds": time.perf_counter() - began, "bytes": peak_bytes() - before}))
 """
 
 OPERATORS = ("aten::conv2d", "aten::batch_norm", "aten::relu_", "aten::add_", "aten::linear")
 STACK = ";".join(f"torch/nn/modules/module.py({line}): _call_impl" for line in range(1500, 1506))
+PER_STEP = 12_500  # events
 
 
-def step_events(step: int, per_step: int) -> list[dict]:
+def step_events(step: int, count: int) -> list[dict]:
     """Return the events of one step: operators with shapes and stacks, launches, kernels, flows."""
-    start, host, stream = 1_700_000_000_000_000 + step * 200_000, 4321, {"pid": 0, "tid": 7}
-    thread = {"pid": host, "tid": host}
+    start, stream = 1_700_000_000_000_000 + step * 200_000, {"pid": 0, "tid": 7}
+    thread = {"pid": 4321, "tid": 4321}
     events = [
         {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", **thread,
-         "ts": start, "dur": 199_000.5, "args": {"External id": step * per_step + 1}},
+         "ts": start, "dur": 199_000.5, "args": {"External id": step * PER_STEP + 1}},
         {"ph": "X", "cat": "user_annotation", "name": "enumerate(DataLoader)#_Iter.__next__",
          **thread, "ts": start + 10, "dur": 50_000.125, "args": {}},
     ]  # fmt: skip
-    launches = (per_step - len(events)) // 6
+    launches = (count - len(events)) // 6
     for i in range(launches):
-        ts, number = start + 60_000 + i * (100_000 // launches), step * per_step + i + 2
+        ts, number = start + 60_000 + i * (100_000 // launches), step * PER_STEP + i + 2
         ids = {"External id": number, "correlation": number}
         shape = {"Input Dims": [[32, 64, 56, 56], [64, 64, 3, 3], []], "Call stack": STACK}
         events += [
@@ -75,40 +68,31 @@ def step_events(step: int, per_step: int) -> list[dict]:
     return events
 
 
-def write_trace(path: Path, count: int, per_step: int = 12_500) -> int:
-    """Write a trace of about `count` events to `path`; return how many there are."""
-    written = 0
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "wt") as file:
+def write_trace(path: Path, count: int) -> None:
+    """Write a trace of about `count` events to `path`."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "wt") as file:
         file.write('{"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": [\n')
-        while written < count:
-            events = step_events(written // per_step, min(per_step, count))
-            lines = ",\n".join(json.dumps(event, indent=1) for event in events)
-            file.write(("," if written else "") + lines)
-            written += len(events)
+        for step in range(-(-count // PER_STEP)):
+            events = step_events(step, min(PER_STEP, count))
+            file.write("," * bool(step) + ",\n".join(json.dumps(e, indent=1) for e in events))
         file.write("]}")
-    return written
 
 
 def measure(path: Path, times: int = 3) -> dict:
     """Read `path` in processes of its own; return the median seconds and the peak of memory."""
-    runs = []
-    for _ in range(times):
-        command = [sys.executable, "-c", CHILD, str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY)
-        runs.append(json.loads(done.stdout))
-    opener = gzip.open if path.suffix == ".gz" else open
-    events = size = 0
-    with opener(path, "rb") as file:
-        while piece := file.read(2**20):
-            size += len(piece)
-            events += piece.count(b'"ph"')
+    command = [sys.executable, "-c", CHILD, str(path)]
+    runs = [
+        json.loads(subprocess.run(command, capture_output=True, check=True, cwd=REPOSITORY).stdout)
+        for _ in range(times)
+    ]
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+        content = file.read()
     return {
         "file": path.name,
-        "events": events,
-        "megabytes": size / 1e6,
+        "events": content.count(b'"ph"'),
+        "megabytes": len(content) / 1e6,
         "seconds": statistics.median(run["seconds"] for run in runs),
-        "memory_ratio": max(run["bytes"] for run in runs) / size,
+        "memory_ratio": max(run["bytes"] for run in runs) / len(content),
     }
 
 

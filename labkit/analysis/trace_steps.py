@@ -8,18 +8,16 @@ one before ended and lasts until the host's mark and the device work launched in
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from labkit.analysis import trace_names as kinds
-from labkit.analysis.trace_ranks import Intervals, Rank
+from labkit.analysis import trace_events as kinds
+from labkit.analysis.trace_events import Events, Intervals
 
 CLASSES = ("kernel", "memcpy", "memset", "communication", "runtime", "dataloader", "cpu_exec")
 
 # The longest device gap between two pieces of work that were both already launched which still
 # counts as the hardware's own hand-over. On a V100 (the two ResNet-50 traces of pytorch/kineto,
-# 14,778 such gaps) the median is 1 µs, and 99.6 % are 10 µs or shorter.
+# 14,778 such gaps) the median is 1 µs, and 99.6% are 10 µs or shorter.
 SHORT_GAP_NS = 10_000
 
 
@@ -72,44 +70,34 @@ class StepClock:
         return Intervals(self.at(intervals.start), self.at(intervals.end))
 
 
-class Steps(NamedTuple):
-    """The steps of a rank, one after the other without overlap, and what was done to get them."""
+def find_steps(events: Events) -> tuple[Intervals, list[str]]:
+    """Find when the steps begin and end, device work included; return them, and notes.
 
-    intervals: Intervals
-    notes: tuple[str, ...]
-
-
-def find_steps(rank: Rank) -> Steps:
-    """Find when the steps of a rank begin and end, device work included.
-
-    Without marks the whole span of the host's operators is one step. The last steps are dropped
-    where the profiler stopped before all of their kernels were recorded (fewer than 80 % of the
-    kernels of the step before, as the plugin had it).
+    The steps follow one another without overlap. Without marks the whole span of the host's
+    operators is one step. The last steps are dropped where the profiler stopped before all of their
+    kernels were recorded (fewer than 80% of the kernels of the step before, as the plugin had it).
     """
     notes = []
-    marks = rank.host.get(kinds.STEP)
+    marks = events.host.get(kinds.STEP)
     if marks is None or not np.any(marks.end > marks.start):
-        notes.append(
-            "No ProfilerStep marks (call prof.step()): the whole span is taken as one step."
-        )
-        marks = _whole_span(rank)
-    marks = marks[0][marks.end > marks.start], marks[1][marks.end > marks.start]
-    order = np.argsort(marks[0], kind="stable")
-    start, end = marks[0][order], marks[1][order]
+        notes.append("No ProfilerStep marks (call prof.step()): the whole span is one step.")
+        marks = _whole_span(events)
+    long = marks.end > marks.start
+    order = np.argsort(marks.start[long], kind="stable")
+    start, end = marks.start[long][order], marks.end[long][order]
     if not len(start):
-        return Steps(Intervals(start, end), tuple(notes))
+        return Intervals(start, end), notes
 
-    step = _step_of_device_work(rank, start, end)
+    step = _step_of_device_work(events, start, end)
     known = step >= 0
     count = np.bincount(step[known], minlength=len(start))
     before = start[0]  # a step begins where the one before ended
     if known.any():
-        end = end.copy()
-        np.maximum.at(end, step[known], rank.device.end[known])
+        np.maximum.at(end, step[known], events.device.end[known])
         if count[0]:
             # Work launched before the first mark delays the first step's own.
-            early = rank.device.end[~known]
-            early = early[early < rank.device.start[step == 0].min()]
+            early = events.device.end[~known]
+            early = early[early < events.device.start[step == 0].min()]
             before = max(before, early.max(initial=before))
     end = np.maximum.accumulate(np.maximum(np.maximum(start, end), before))
     start = np.maximum(start, np.append(before, end[:-1]))
@@ -121,38 +109,38 @@ def find_steps(rank: Rank) -> Steps:
         if complete < len(count):
             notes.append(f"{len(count) - complete} last steps left out: their kernels are missing.")
             keep[complete:] = False
-    return Steps(Intervals(start[keep], end[keep]), tuple(notes))
+    return Intervals(start[keep], end[keep]), notes
 
 
-def _whole_span(rank: Rank) -> Intervals:
-    host = [rank.host[k] for k in rank.host if k not in (kinds.RUNTIME, kinds.GRAPH_LAUNCH)]
-    span = join(*host) if host else join(rank.launches, rank.device)
+def _whole_span(events: Events) -> Intervals:
+    host = [events.host[k] for k in events.host if k not in (kinds.RUNTIME, kinds.GRAPH_LAUNCH)]
+    span = join(*host) if host else join(events.launches, events.device)
     return Intervals(span.start.min(keepdims=True), span.end.max(keepdims=True))
 
 
-def _step_of_device_work(rank: Rank, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+def _step_of_device_work(events: Events, start: np.ndarray, end: np.ndarray) -> np.ndarray:
     """Return in which step's mark each piece of device work was launched, -1 for none."""
-    if not len(rank.launches.start):
-        return np.full(len(rank.launch), -1)
-    step = np.searchsorted(start, rank.launches.start, side="right") - 1
-    step[rank.launches.end > end[np.maximum(step, 0)]] = -1
-    return np.where(rank.launch >= 0, step[np.maximum(rank.launch, 0)], -1)
+    if not len(events.launches.start):
+        return np.full(len(events.launch), -1)
+    step = np.searchsorted(start, events.launches.start, side="right") - 1
+    step[events.launches.end > end[np.maximum(step, 0)]] = -1
+    return np.where(events.launch >= 0, step[np.maximum(events.launch, 0)], -1)
 
 
-def split_by_class(rank: Rank, clock: StepClock) -> dict[str, int]:
+def split_by_class(events: Events, clock: StepClock) -> dict[str, int]:
     """Return the ns of all steps in each class of `CLASSES` and `other`; they add up to the total.
 
     A class gets what it adds to the union of all classes before it: so no ns is counted twice.
     """
-    roles = {kind: [rank.host[kind]] for kind in rank.host if kind <= kinds.CPU_OP}
-    if kinds.ELIGIBLE_OP in rank.host:
-        roles.setdefault(kinds.CPU_OP, []).append(rank.host[kinds.ELIGIBLE_OP])
-    if kinds.GRAPH_LAUNCH in rank.host:
-        roles.setdefault(kinds.RUNTIME, []).append(rank.host[kinds.GRAPH_LAUNCH])
-    for kind in np.unique(rank.kind):
-        own = rank.kind == kind
+    roles: dict[int, list[Intervals]] = {}
+    same = {kinds.ELIGIBLE_OP: kinds.CPU_OP, kinds.GRAPH_LAUNCH: kinds.RUNTIME}
+    for kind, intervals in events.host.items():
+        roles.setdefault(same.get(kind, kind), []).append(intervals)
+    for kind in np.unique(events.kind):
+        own = events.kind == kind
         role = kinds.COMMUNICATION if kind == kinds.COMMUNICATION_KERNEL else int(kind)
-        roles.setdefault(role, []).append(Intervals(rank.device.start[own], rank.device.end[own]))
+        work = Intervals(events.device.start[own], events.device.end[own])
+        roles.setdefault(role, []).append(work)
 
     times, covered = {}, join()
     for role, name in enumerate(CLASSES):
@@ -163,7 +151,7 @@ def split_by_class(rank: Rank, clock: StepClock) -> dict[str, int]:
     return times
 
 
-def split_idle(rank: Rank, device: int, clock: StepClock) -> dict[str, int]:
+def split_idle(events: Events, device: int, clock: StepClock) -> dict[str, int]:
     """Return the ns of all steps in which `device` ran nothing, by cause.
 
     The rule is Holistic Trace Analysis' (MIT, breakdown_analysis.py), for the device as a whole
@@ -175,12 +163,13 @@ def split_idle(rank: Rank, device: int, clock: StepClock) -> dict[str, int]:
     - `other` if it is longer (the work waited for another stream, for memory, for the profiler),
       or if the launch is not in the trace.
     """
-    own = np.flatnonzero((rank.place == device) & (rank.device.end > rank.device.start))
-    busy = union(Intervals(rank.device.start[own], rank.device.end[own]))
+    work = events.device
+    own = np.flatnonzero((events.place == device) & (work.end > work.start))
+    busy = union(Intervals(work.start[own], work.end[own]))
     # Device work is sorted by start: the first of a busy stretch is what ended the gap before.
-    opener = own[np.searchsorted(rank.device.start[own], busy.start)]
-    launch = rank.launch[opener]
-    launched = np.append(rank.launches.start, 0)[launch]  # index -1, unknown, reads the 0
+    opener = own[np.searchsorted(work.start[own], busy.start)]
+    launch = events.launch[opener]
+    launched = np.append(events.launches.start, 0)[launch]  # index -1, unknown, reads the 0
     gap = Intervals(
         np.concatenate([clock.steps.start[:1], busy.end]),
         np.concatenate([busy.start, clock.steps.end[-1:]]),
@@ -188,7 +177,7 @@ def split_idle(rank: Rank, device: int, clock: StepClock) -> dict[str, int]:
     inside = clock.inside(gap)
     amount = np.maximum(inside.end - inside.start, 0)
     # After the last work nothing is queued: the host's doing, if launches are known at all.
-    known = np.append(launch >= 0, bool((rank.launch >= 0).any()))
+    known = np.append(launch >= 0, bool((events.launch >= 0).any()))
     late = np.append(launched > gap.start[:-1], True)
     short = gap.end - gap.start <= SHORT_GAP_NS
     host_wait, kernel_wait = known & late, known & ~late & short
