@@ -30,7 +30,7 @@ from standin_gpu import CARDS, LAUNCH_US, StandIn
 
 from labkit.analysis.thresholds import WORTH_NAMING
 from labkit.bench import loop, model_size, slow_faults, slow_script
-from labkit.bench.resolve_config import settle
+from labkit.bench.resolve_config import resolve_config
 from labkit.course import faultset
 from labkit.experiments import EXPERIMENTS
 from labkit.spec import Pipeline
@@ -102,7 +102,7 @@ class Lint:
 
     def job(self, claimed: Claimed) -> SimpleNamespace:
         """Return a pipeline as it runs on this card, but for torch.compile: its eager side."""
-        job, _ = settle(claimed.pipeline.to_dict() | {"compile": None}, DEVICE)
+        job, _ = resolve_config(claimed.pipeline.to_dict() | {"compile": None}, DEVICE)
         return job
 
     def ops_of(self, job: Any, planted: str | None = None, fixes: tuple | None = None) -> list[Op]:

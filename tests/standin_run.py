@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 import labkit as lk
-from labkit.bench import machine, memory, slow_faults
+from labkit.bench import machine, slow_faults
 from labkit.bench import profile as xray
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch
-from labkit.bench.resolve_config import settle
+from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import make_timeline
 from labkit.process.events import VERSION, EventLog
 from labkit.process.step_log import Drain
@@ -64,7 +64,7 @@ def _train(gpu, pipeline, folder, prep_ms, fault, telemetry, card) -> None:
     log.write("hello", pid=1)
     machine.use(card)
     log.write("machine", **machine.describe(card))
-    job, not_applied = settle(asked, card)
+    job, not_applied = resolve_config(asked, card)
     log.write("job", pipeline=vars(job), not_applied=not_applied)
     trainer = Trainer(job, card)
     if fault:
@@ -82,7 +82,7 @@ def _train(gpu, pipeline, folder, prep_ms, fault, telemetry, card) -> None:
     drain.drain()
     for t in range(first, last, 200_000_000) if telemetry else ():
         log.write("telemetry", **telemetry | {"t_ns": t})
-    log.write("memory", peak_bytes=memory.peak_bytes(card))
+    log.write("memory", peak_bytes=machine.peak_bytes(card))
     xray.look(trainer, batches, job, steps, folder, log)
     drain.remove()
     log.write("done")

@@ -179,7 +179,7 @@ def test_what_compiles_nothing_is_adamw_to_the_bit_and_imports_no_compiler():
     code = """
 import sys
 import torch
-from labkit.bench.adamw import AdamW
+from labkit.bench.models import AdamW
 
 def trained(kind, **more):
     torch.manual_seed(0)

@@ -86,7 +86,7 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
 
     stage("importing torch")
     gc.disable()  # importing torch takes it a sixth of the time
-    from labkit.bench import machine, memory, model_size
+    from labkit.bench import machine, model_size
     from labkit.process.device_lock import hold
 
     if "source" not in spec:  # the reader's own step has as many threads as it has with them
@@ -104,27 +104,26 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
 
         gc.enable()
         perform(spec, device, folder, log, stage)
-        log.write("memory", peak_bytes=memory.peak_bytes(device))
+        log.write("memory", peak_bytes=machine.peak_bytes(device))
     else:
         run_pipeline(spec, device, folder, log, stage)
 
 
 def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog, stage: Any) -> None:
     """Set up the pipeline that `spec` describes, and train."""
-    from labkit.bench import data, handoff, memory, slow_script
+    from labkit.bench import data, handoff, machine, slow_script, user_dataset
     from labkit.bench import profile as xray
-    from labkit.bench import user_dataset as own_source
     from labkit.bench.loop import train
-    from labkit.bench.resolve_config import settle
+    from labkit.bench.resolve_config import resolve_config
     from labkit.bench.timeline import make_timeline
 
     own = "source" in spec
-    job, not_applied = settle(spec["pipeline"], device, own_model=not own)
-    knobs = {name: getattr(job, name) for name in own_source.KNOBS} if own else vars(job)
+    job, not_applied = resolve_config(spec["pipeline"], device, own_model=not own)
+    knobs = {name: getattr(job, name) for name in user_dataset.KNOBS} if own else vars(job)
     log.write("job", pipeline=knobs, not_applied=not_applied)
     if own:
         stage("loading your dataset")
-        trainer, loader = own_source.prepare(spec["source"], job, folder)
+        trainer, loader = user_dataset.prepare(spec["source"], job, folder)
     elif "script" in spec:
         trainer, loader = slow_script.prepare(spec, job, device, folder, log, stage)
     else:
@@ -139,7 +138,7 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog, stage: An
     log.write("workers", pids=[worker.pid for worker in workers])
     xray.keep_time(job)
     steps = train(trainer, iterator, timeline, job)
-    log.write("memory", peak_bytes=memory.peak_bytes(device))
+    log.write("memory", peak_bytes=machine.peak_bytes(device))
     xray.look(trainer, iterator, job, steps, folder, log)
     batch = iterator.tensors if own else data.like_a_batch(job)
     handoff.look(batch, steps, log, None if own else handoff.training(trainer))

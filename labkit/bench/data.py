@@ -1,4 +1,4 @@
-"""The datasets of the bench and the loader that feeds them to the training loop.
+"""The datasets of the bench, the image files behind them, and the loader that feeds the loop.
 
 Images travel as uint8 and become floats on the device: a quarter of the bytes through the worker
 queues and over the bus.
@@ -6,7 +6,10 @@ queues and over the bus.
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,34 +20,42 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from labkit.bench import images
 from labkit.bench.item_times import ItemTimes, TimedCollate, TimedDataset
 from labkit.bench.process import worker_dies_with_bench
 
-CLASSES = images.CLASSES
+COUNT = 512  # distinct images: above what two workers hold in flight, below a second to make
+CLASSES = 10
+VERSION = 1  # part of the folder's name: a new recipe never meets old files
 
 
-class JpegFiles(Dataset):
+class Images(Dataset):
+    """The images of the course, fetched by a `ticket`: (draw number, index)."""
+
+    def __init__(self, job: Any):
+        self.job, self.io_s = job, job.io_ms / 1e3
+
+    def __len__(self) -> int:
+        return COUNT
+
+
+class JpegFiles(Images):
     """Real JPEG files: read, decoded with Pillow, augmented, resized. One image at a time."""
 
     def __init__(self, folder: Path, job: Any):
-        self.files = [str(folder / f"{i:05d}.jpg") for i in range(images.COUNT)]
-        self.px, self.rounds, self.seed = job.image_px, job.augment, job.seed
-        self.io_s = job.io_ms / 1e3
-
-    def __len__(self) -> int:
-        return len(self.files)
+        super().__init__(job)
+        self.files = [str(folder / f"{i:05d}.jpg") for i in range(COUNT)]
 
     def __getitem__(self, ticket: tuple[int, int]) -> tuple[torch.Tensor, int]:
         draw, index = ticket
         if self.io_s:
-            time.sleep(self.io_s)  # the stated wait of a network drive
+            time.sleep(self.io_s)  # the simulated delay of a network drive
         with Image.open(self.files[index]) as file:
             image = file.convert("RGB")
-        rng = random.Random(self.seed * 1_000_003 + draw)  # same draw, same picture, any worker
-        for _ in range(self.rounds):
+        rng = random.Random(self.job.seed * 1_000_003 + draw)  # same draw, same picture, any worker
+        for _ in range(self.job.augment):
             image = augmented(image, rng)
-        pixels = np.array(image.resize((self.px, self.px)))  # (px, px, 3) uint8
+        px = self.job.image_px
+        pixels = np.array(image.resize((px, px)))  # (px, px, 3) uint8
         return torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), index % CLASSES
 
 
@@ -61,14 +72,12 @@ def augmented(image: Image.Image, rng: random.Random) -> Image.Image:
     return ImageEnhance.Color(image).enhance(rng.uniform(0.8, 1.2))
 
 
-class PreprocessedArray(Dataset):
+class PreprocessedArray(Images):
     """The same images decoded once, in a memory-mapped array; a batch is one indexed read."""
 
     def __init__(self, file: Path, job: Any):
-        self.file, self.array, self.io_s = file, None, job.io_ms / 1e3
-
-    def __len__(self) -> int:
-        return images.COUNT
+        super().__init__(job)
+        self.file, self.array = file, None
 
     def __getitems__(self, tickets: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
         if self.array is None:  # opened in the worker: a map is not copied between processes
@@ -80,20 +89,17 @@ class PreprocessedArray(Dataset):
         return batch, torch.from_numpy(indices % CLASSES)
 
 
-class Delay(Dataset):
+class Delay(Images):
     """The textbook loader: each batch costs `prep_ms` of sleep, and the images are made once."""
 
     def __init__(self, job: Any):
-        self.prep_s, self.io_s = job.prep_ms / 1e3, job.io_ms / 1e3
-        rng = np.random.default_rng(job.seed)
+        super().__init__(job)
         shape = (64, 3, job.image_px, job.image_px)
-        self.pool = torch.from_numpy(rng.integers(0, 256, shape, dtype=np.uint8))
-
-    def __len__(self) -> int:
-        return images.COUNT
+        pool = np.random.default_rng(job.seed).integers(0, 256, shape, dtype=np.uint8)
+        self.pool = torch.from_numpy(pool)
 
     def __getitems__(self, tickets: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        time.sleep(self.prep_s + self.io_s * len(tickets))
+        time.sleep(self.job.prep_ms / 1e3 + self.io_s * len(tickets))
         indices = torch.tensor([index % len(self.pool) for _, index in tickets])
         return self.pool[indices], indices % CLASSES  # (B, 3, px, px) uint8, (B,) int64
 
@@ -123,14 +129,13 @@ class Stalling:
 
     def __init__(self, collate: Callable, job: Any):
         self.collate, self.every, self.stall_s = collate, job.stall_every, job.stall_ms / 1e3
-        self.phase = max(1, job.num_workers)
-        self.seen = 0
+        self.workers, self.seen = max(1, job.num_workers), 0
 
     def __call__(self, samples: Any) -> Any:
         """Collate one batch, after the stall where one is due."""
-        self.seen += 1
         worker = torch.utils.data.get_worker_info()
-        batch = (self.seen - 1) * self.phase + (worker.id if worker else 0)
+        batch = self.seen * self.workers + (worker.id if worker else 0)
+        self.seen += 1
         if batch % self.every == self.every - 1:
             time.sleep(self.stall_s)
         return self.collate(samples)
@@ -141,8 +146,8 @@ def make_dataset(job: Any, cache: Path, progress: Callable[[int, int], None]) ->
     if job.dataset == "sleep":
         return Delay(job)
     if job.dataset == "array":
-        return PreprocessedArray(images.array_file(cache, job.image_px, progress), job)
-    return JpegFiles(images.jpeg_folder(cache, 2 * job.image_px, progress), job)
+        return PreprocessedArray(array_file(cache, job.image_px, progress), job)
+    return JpegFiles(jpeg_folder(cache, 2 * job.image_px, progress), job)
 
 
 def make_loader(dataset: Dataset, job: Any, times: ItemTimes | None = None) -> DataLoader:
@@ -154,33 +159,27 @@ def make_loader(dataset: Dataset, job: Any, times: ItemTimes | None = None) -> D
     collate = _in_shared_memory if by_batch else torch.utils.data.default_collate
     if job.stall_ms:
         collate = Stalling(collate, job)
+    sampler = EndlessShuffle(len(dataset), job.seed, *getattr(job, "shard", ()))
     if times is not None:
         dataset, collate = TimedDataset(dataset, times), TimedCollate(collate, times)
-    return DataLoader(
-        dataset,
-        batch_size=job.batch_size,
-        sampler=EndlessShuffle(len(dataset), job.seed, *getattr(job, "shard", ())),
-        num_workers=job.num_workers,
-        pin_memory=job.pin_memory,
-        collate_fn=collate,
-        **worker_settings(job),
-    )
+    return DataLoader(dataset, sampler=sampler, collate_fn=collate, **loader_settings(job))
 
 
-def worker_settings(job: Any) -> dict[str, Any]:
-    """Return what a DataLoader is told about its workers; {} where it has none."""
-    if not job.num_workers:
-        return {}
-    return {
-        "prefetch_factor": job.prefetch_factor,
-        "persistent_workers": job.persistent_workers,
-        "worker_init_fn": worker_dies_with_bench,
-        "timeout": 120,  # a worker that hangs fails the run instead of waiting forever
-    }
+def loader_settings(job: Any) -> dict[str, Any]:
+    """Return what every DataLoader of the bench is told: the job's knobs, and care for workers."""
+    settings = {name: getattr(job, name) for name in ("batch_size", "num_workers", "pin_memory")}
+    if job.num_workers:
+        settings |= {
+            "prefetch_factor": job.prefetch_factor,
+            "persistent_workers": job.persistent_workers,
+            "worker_init_fn": worker_dies_with_bench,
+            "timeout": 120,  # a worker that hangs fails the run instead of waiting forever
+        }
+    return settings
 
 
 def like_a_batch(job: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a batch as large as the job's."""
+    """Return a batch as large as the job's: blank images (B, 3, px, px) uint8 and labels (B,)."""
     pixels = torch.zeros(job.batch_size, 3, job.image_px, job.image_px, dtype=torch.uint8)
     return pixels, torch.zeros(job.batch_size, dtype=torch.int64)
 
@@ -193,3 +192,79 @@ def _in_shared_memory(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ..
     if torch.utils.data.get_worker_info() is None:
         return batch
     return tuple(tensor.share_memory_() for tensor in batch)
+
+
+# -- the files: procedural, seeded, distinct, made once and kept in the cache ----------------------
+
+
+def draw_image(index: int, px: int) -> np.ndarray:
+    """Return image `index` as (px, px, 3) uint8: a grating of its class, a blob, and film grain.
+
+    The class sets the grating's angle and colour, so a model can learn it; phase, blob and grain
+    come from the index, so no two files are alike and JPEG has real detail to decode.
+    """
+    label = index % CLASSES
+    rng = np.random.default_rng([VERSION, index, px])
+    y, x = np.mgrid[0:px, 0:px] / px
+    angle = np.pi * label / CLASSES
+    phase, frequency = rng.uniform(0, 2 * np.pi), rng.uniform(5, 8)
+    wave = np.sin(2 * np.pi * frequency * (x * np.cos(angle) + y * np.sin(angle)) + phase)
+    cx, cy, size = rng.uniform(0.2, 0.8, 2).tolist() + [rng.uniform(0.05, 0.2)]
+    blob = np.exp(-((x - cx) ** 2 + (y - cy) ** 2) / (2 * size**2))
+    tint = 0.5 + 0.4 * np.cos(2 * np.pi * (label / CLASSES + np.arange(3) / 3))
+    image = (0.5 + 0.3 * wave)[..., None] * tint + 0.3 * blob[..., None]
+    image += rng.normal(0, 0.06, (px, px, 3))
+    return (255 * image.clip(0, 1)).astype(np.uint8)
+
+
+def jpeg_folder(cache: Path, px: int, progress: Callable[[int, int], None]) -> Path:
+    """Return a folder of `COUNT` JPEG files of `px` by `px` pixels, making it if it is missing.
+
+    `progress(done, total)` is called as files are made.
+    """
+
+    def make(folder: Path) -> None:
+        for index in range(COUNT):
+            Image.fromarray(draw_image(index, px)).save(folder / f"{index:05d}.jpg", quality=90)
+            if index % 32 == 0:
+                progress(index, COUNT)
+
+    return _once(cache, f"jpeg-v{VERSION}-{COUNT}x{px}px", make)
+
+
+def array_file(cache: Path, px: int, progress: Callable[[int, int], None]) -> Path:
+    """Return the same images decoded and resized to `px`: one .npy of (COUNT, 3, px, px) uint8."""
+
+    def make(folder: Path) -> None:
+        files = jpeg_folder(cache, 2 * px, progress)
+        array = np.lib.format.open_memmap(
+            folder / "images.npy", mode="w+", dtype=np.uint8, shape=(COUNT, 3, px, px)
+        )
+        for index in range(COUNT):
+            with Image.open(files / f"{index:05d}.jpg") as image:
+                array[index] = np.asarray(image.resize((px, px))).transpose(2, 0, 1)
+            if index % 32 == 0:
+                progress(index, COUNT)
+        array.flush()
+
+    return _once(cache, f"array-v{VERSION}-{COUNT}x{px}px", make) / "images.npy"
+
+
+def _once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
+    """Make a folder that appears under its name only when complete, whoever else is making it."""
+    folder = cache / name
+    if not folder.is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        for old in cache.glob(f".{name}-*"):  # left by a build that was killed
+            if time.time() - old.stat().st_mtime > 600:
+                shutil.rmtree(old, ignore_errors=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
+        try:
+            make(part)
+            os.replace(part, folder)
+        except OSError:
+            if not folder.is_dir():  # not a race with another run that finished first
+                raise
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    return folder

@@ -32,7 +32,7 @@ def device_kind(wanted: str, ranks: int) -> str:
 
     `wanted` is the pipeline's device knob; "auto" is CUDA where there is a card for every rank.
     """
-    count = visible_cards()
+    count = torch.cuda.device_count()
     if wanted == "cuda" and count < ranks:
         raise RuntimeError(
             f"ranks={ranks} with device='cuda' need a card each and {count} CUDA devices are "
@@ -42,19 +42,15 @@ def device_kind(wanted: str, ranks: int) -> str:
 
 
 def gpu_passed_over(wanted: str, ranks: int) -> str | None:
-    """Why the ranks are on the CPU where a single run would use a GPU; None where they are not."""
+    """Return why the ranks are on the CPU where a single run would use a GPU; None otherwise."""
     kind = device_kind(wanted, ranks)
     if wanted != "auto" or kind != "cpu" or find_device("auto").type == "cpu":
         return None
+    count = torch.cuda.device_count()
     return (
-        f"each rank needs a CUDA device of its own, and {ranks} ranks have {visible_cards()} "
-        "between them: all train on the CPU, and their gradients travel over gloo"
+        f"each rank needs a CUDA device of its own, and {ranks} ranks have {count} between them: "
+        "all train on the CPU, and their gradients travel over gloo"
     )
-
-
-def visible_cards() -> int:
-    """Return how many CUDA devices this process can use."""
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 class Communication:
@@ -65,11 +61,11 @@ class Communication:
         self.marks: list[Any] = []
 
     def started(self) -> None:
-        """This rank's gradients are complete: from here on it waits for the others and the wire."""
+        """Note that the gradients are complete: from now on, this waits for others and the wire."""
         self.marks = [self.stamp()]
 
     def ended(self) -> None:
-        """The averaged gradients are there; does nothing in a step without communication."""
+        """Note that the averaged gradients are there; no step without communication has it."""
         if len(self.marks) == 1:
             self.marks.append(self.stamp())
 
@@ -88,7 +84,6 @@ class DistributedTrainer(Trainer):
     """
 
     def __init__(self, job: Any, device: torch.device, no_sync: bool):
-        """Set the rank up; with `no_sync`, only the last micro-batch before an update is sent."""
         super().__init__(job, device)
         self.no_sync, self.comm = no_sync, Communication()
         place = [device.index] if device.type == "cuda" else None
@@ -100,7 +95,7 @@ class DistributedTrainer(Trainer):
         self.time_is_up: Callable[[], bool] = lambda: False
 
     def compute(self, images: torch.Tensor, labels: torch.Tensor, update: bool) -> torch.Tensor:
-        """As a Trainer's, with the gradients exchanged where they have to be."""
+        """Compute as a Trainer does; with `no_sync`, exchange only right before an update."""
         quiet = self.no_sync and not update
         with self.model.no_sync() if quiet else contextlib.nullcontext():
             loss = super().compute(images, labels, update)
@@ -108,15 +103,12 @@ class DistributedTrainer(Trainer):
         return loss
 
     def after_step(self) -> bool:
-        """Whether all ranks leave the loop after this step."""
+        """Return whether all ranks leave the loop after this step."""
         return self.time_is_up()
 
 
 def exchange(comm, bucket):  # DDP refuses annotations that are text, as all are in this file
-    """DDP's communication hook: PyTorch's own averaging all-reduce, with a stamp at the last one.
-
-    DDP calls it for one bucket after the other, for the last one when no gradient is missing.
-    """
+    """Average a bucket as DDP's own hook does; stamp the last: then no gradient is missing."""
     if bucket.is_last():
         comm.started()
     return allreduce_hook(None, bucket)

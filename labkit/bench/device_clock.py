@@ -96,6 +96,6 @@ def clock_for(device: Any, write: Callable[..., None]) -> DeviceClock | None:
     """Return the clock of a CUDA device; None where the host's stamps have to do."""
     if device is None or device.type != "cuda":
         return None
-    from labkit.bench.device_events import EventPool  # the loop has imported torch by now
+    from labkit.bench.timeline import EventPool  # the loop has imported torch by now
 
     return DeviceClock(EventPool(device), write)

@@ -1,9 +1,10 @@
-"""The number formats a matrix product can be in, and which of them are worth running here."""
+"""The number formats of heavy math: what each is to PyTorch, and which make sense on a device."""
 
 from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Iterator
 
 import torch
@@ -16,9 +17,21 @@ FORMATS = {
     "fp16": (torch.float16, "highest"),
     "bf16": (torch.bfloat16, "highest"),
 }
-BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}  # of one number in memory
+BYTES = {name: dtype.itemsize for name, (dtype, _) in FORMATS.items()}  # of one number in memory
+DTYPES = {name: FORMATS[name][0] for name in ("fp16", "bf16")}  # those that take autocast
 PROBE = 256  # the probe is a product of (256, 256) matrices: 34 MFLOP
 HOPELESS = 12.0  # a format that takes a CPU so many times as long as FP32 is not worth running
+
+
+def use_tf32(allowed: bool) -> None:
+    """Let FP32 matrix products and convolutions run in TF32, or make sure that they do not.
+
+    cuDNN convolutions use TF32 unless told otherwise, so "fp32" has to switch it off.
+    """
+    with warnings.catch_warnings():  # the newer names must not be mixed with these, which 2.8 has
+        warnings.simplefilter("ignore")
+        torch.set_float32_matmul_precision("high" if allowed else "highest")
+        torch.backends.cudnn.allow_tf32 = allowed
 
 
 @contextlib.contextmanager
@@ -33,13 +46,8 @@ def using(name: str) -> Iterator[torch.dtype]:
         torch.set_float32_matmul_precision(before)
 
 
-def why_not(name: str, device: torch.device) -> str | None:
-    """Return why work in this format makes no sense on `device`; None where it does.
-
-    Some formats are there and hopelessly slow (FP16 on most CPUs), so on a CPU a small product is
-    timed against the same in FP32. On a GPU that would compare launches; a slow format there
-    (FP64 on a consumer's card) gets a smaller product (see `labkit.bench.sizes`).
-    """
+def lacks(name: str, device: torch.device) -> str | None:
+    """Return what the hardware of `device` lacks for this format; None where it has it."""
     if name == "tf32" and device.type != "cuda":
         return "TF32 is a mode of NVIDIA's Tensor Cores; this device has none"
     if name in ("tf32", "bf16") and device.type == "cuda":
@@ -47,6 +55,18 @@ def why_not(name: str, device: torch.device) -> str | None:
         if major < 8:
             here = f"this card has {major}.{minor}"
             return f"{name.upper()} needs compute capability 8.0 (Ampere); {here}"
+    return None
+
+
+def why_not(name: str, device: torch.device) -> str | None:
+    """Return why work in this format makes no sense on `device`; None where it does.
+
+    Some formats are there and hopelessly slow (FP16 on most CPUs), so on a CPU a small product is
+    timed against the same in FP32. On a GPU that would compare launches; a slow format there
+    (FP64 on a consumer's card) gets a smaller product.
+    """
+    if why := lacks(name, device):
+        return why
     try:
         ratio = probe_s(name, device) / probe_s("fp32", device)
     except (RuntimeError, TypeError, NotImplementedError) as error:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from labkit.bench.adamw import adamw
 from labkit.bench.data import CLASSES
-from labkit.bench.models import make_model
+from labkit.bench.formats import DTYPES, use_tf32
+from labkit.bench.models import adamw, make_model
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
 from labkit.process.events import now_ns
-
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Trainer:
@@ -88,7 +85,7 @@ class Trainer:
         return (now_ns() - start) / 1e9
 
     def after_step(self) -> bool | None:
-        """What a loop does between two steps: nothing here; faults are planted in it.
+        """Do what a loop does between two steps: nothing, unless a fault is planted here.
 
         True ends the loop, as the ranks of a distributed run agree to.
         """
@@ -115,14 +112,3 @@ def train(
             break
     timeline.finish()
     return i + 1
-
-
-def use_tf32(allowed: bool) -> None:
-    """Let FP32 matrix products and convolutions run in TF32, or make sure that they do not.
-
-    cuDNN convolutions use TF32 unless told otherwise, so "fp32" has to switch it off.
-    """
-    with warnings.catch_warnings():  # the newer names must not be mixed with these, which 2.8 has
-        warnings.simplefilter("ignore")
-        torch.set_float32_matmul_precision("high" if allowed else "highest")
-        torch.backends.cudnn.allow_tf32 = allowed

@@ -1,4 +1,4 @@
-"""What is here: the device, the CPU, memory, versions. Read once, in a process of its own.
+"""Describe what is here: the device, the CPU, memory, versions, and the memory a run took.
 
 `python -m labkit.bench.machine` prints it as JSON; the bench writes the same into every run.
 A value that cannot be read is None.
@@ -11,8 +11,11 @@ import json
 import os
 import platform
 import shutil
+import sys
 from typing import Any
 
+import psutil
+import pynvml
 import torch
 
 KINDS = {"cuda": "gpu", "mps": "gpu", "xpu": "gpu", "cpu": "cpu"}
@@ -46,8 +49,6 @@ def unused_gpu() -> str | None:
     """
     if torch.cuda.is_available():
         return None
-    import pynvml
-
     try:
         pynvml.nvmlInit()
         name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
@@ -75,7 +76,7 @@ def unused_gpu() -> str | None:
 
 def _why_cuda_does_not_start() -> tuple[str, str]:
     """Return (why, remedy) where driver and torch would fit, from torch's own words."""
-    words, hidden = "torch does not say why", os.environ.get("CUDA_VISIBLE_DEVICES")
+    words, hidden = "torch gives no reason", os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         torch.cuda.init()
     except Exception as error:
@@ -87,7 +88,7 @@ def _why_cuda_does_not_start() -> tuple[str, str]:
 
 
 def card_uuid(device: torch.device | int) -> str:
-    """The name under which NVML knows a CUDA device; torch gives the UUID without its kind.
+    """Return the name NVML has for a CUDA device; torch gives the UUID without its kind.
 
     A MIG instance has a UUID of its own, and fewer metrics than a whole card.
     """
@@ -103,22 +104,33 @@ def use(device: torch.device) -> None:
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Describe the machine as seen from `device`, as JSON types."""
-    total = _total_memory_bytes()
+    ram = _gib(psutil.virtual_memory().total)
     found = {
         "device": str(device),
         "kind": KINDS.get(device.type, device.type),
         "name": cpu_name(),
-        "memory_gib": _gib(total),
+        "memory_gib": ram,
         "cpu_name": cpu_name(),
         "cpu_cores": cpu_cores(),
-        "ram_gib": _gib(total),
-        "shm_gib": _shm_gib(),
+        "ram_gib": ram,
+        "shm_gib": None,
         "threads": torch.get_num_threads(),
         "os": f"{platform.system()} {platform.release()}",
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }
+    with contextlib.suppress(OSError):
+        found["shm_gib"] = _gib(shutil.disk_usage("/dev/shm").total)
     if device.type == "cuda":
-        found |= _cuda(device)
+        card, uuid = torch.cuda.get_device_properties(device), card_uuid(device)
+        found["versions"]["cuda"] = torch.version.cuda
+        found |= {
+            "name": card.name,
+            "memory_gib": _gib(card.total_memory),
+            "uuid": uuid,
+            "sm_count": card.multi_processor_count,
+            "compute_capability": f"{card.major}.{card.minor}",
+            **_nvml(uuid),
+        }
     elif device.type == "mps":
         found["name"] = f"Apple GPU ({cpu_name()})"
     return found
@@ -130,14 +142,14 @@ def use_fixed_threads() -> None:
 
 
 def cpu_cores() -> int:
-    """The cores this process may use: the cgroup's or the scheduler's limit, not the chip's."""
+    """Return how many cores this process may use: the scheduler's limit, not the chip's."""
     with contextlib.suppress(AttributeError, OSError):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def cpu_name() -> str:
-    """The processor's name, as the system tells it."""
+    """Return the processor's name, as the system tells it."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
         for line in file:
             if line.startswith("model name"):
@@ -145,27 +157,25 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _cuda(device: torch.device) -> dict[str, Any]:
-    card, uuid = torch.cuda.get_device_properties(device), card_uuid(device)
-    return {
-        "name": card.name,
-        "memory_gib": _gib(card.total_memory),
-        "uuid": uuid,
-        "sm_count": card.multi_processor_count,
-        "compute_capability": f"{card.major}.{card.minor}",
-        **_nvml(uuid),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-        },
-    }
+def peak_bytes(device: torch.device) -> int | None:
+    """Return the most the run held: allocated on a CUDA device, resident in the bench on a CPU.
+
+    Neither is what nvidia-smi shows: that also counts the CUDA context and the allocator's cache.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
+    if sys.platform == "win32":
+        return psutil.Process().memory_info().peak_wset
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 
 
 def _nvml(uuid: str) -> dict[str, Any]:
-    """What only the driver tells: its version, and the PCIe link as it is now."""
-    import pynvml
-
+    """Return what only the driver tells: its version, and the PCIe link as it is now."""
     found: dict[str, Any] = {"driver": None, "pcie": None}
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
@@ -176,22 +186,8 @@ def _nvml(uuid: str) -> dict[str, Any]:
     return found
 
 
-def _total_memory_bytes() -> int | None:
-    with contextlib.suppress(ImportError, OSError):
-        import psutil
-
-        return psutil.virtual_memory().total
-    return None
-
-
-def _shm_gib() -> float | None:
-    with contextlib.suppress(OSError):
-        return _gib(shutil.disk_usage("/dev/shm").total)
-    return None
-
-
-def _gib(size_bytes: int | None) -> float | None:
-    return None if size_bytes is None else round(size_bytes / 2**30, 2)
+def _gib(size_bytes: int) -> float:
+    return round(size_bytes / 2**30, 2)
 
 
 if __name__ == "__main__":

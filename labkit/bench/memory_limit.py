@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from labkit.bench.memory import peak_bytes
+from labkit.bench.machine import peak_bytes
 
 STATUS = Path("/proc/self/status")
 # What PyTorch and its libraries say when an allocation is refused

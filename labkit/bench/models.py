@@ -1,6 +1,9 @@
-"""Three small models in plain PyTorch, sized by width and depth."""
+"""Three small models in plain PyTorch, sized by width and depth, and their optimizer."""
 
 from __future__ import annotations
+
+import inspect
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +25,7 @@ class CNN(nn.Module):
 
 
 def conv_block(width: int) -> nn.Module:
-    """A 3x3 convolution that keeps the size, normalised: (B, width, h, w) to the same."""
+    """Return a normalised 3x3 convolution that keeps the size: (B, width, h, w) to the same."""
     conv = nn.Conv2d(width, width, 3, padding=1, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU(inplace=True))
 
@@ -49,10 +52,11 @@ class Transformer(nn.Module):
     def __init__(self, width: int, depth: int, classes: int, image_px: int):
         super().__init__()
         patch = 8
+        heads = next(n for n in (8, 4, 2, 1) if width % n == 0)
         self.patches = nn.Conv2d(3, width, patch, stride=patch)
         self.place = nn.Parameter(torch.zeros(1, (image_px // patch) ** 2, width))
         layer = nn.TransformerEncoderLayer(
-            width, heads(width), 4 * width, dropout=0.0, batch_first=True, norm_first=True
+            width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True
         )
         self.encoder = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
         self.head = nn.Linear(width, classes)
@@ -63,14 +67,26 @@ class Transformer(nn.Module):
         return self.head(self.encoder(x + self.place).mean(dim=1))
 
 
-def heads(width: int) -> int:
-    """The largest of 8, 4, 2, 1 attention heads that divides `width`."""
-    return next(n for n in (8, 4, 2, 1) if width % n == 0)
-
-
 def make_model(name: str, width: int, depth: int, classes: int, image_px: int) -> nn.Module:
     """Build a model by its knob's name."""
     if name == "cnn":
         return CNN(width, depth, classes)
-    kind = MLP if name == "mlp" else Transformer
-    return kind(width, depth, classes, image_px)
+    return {"mlp": MLP, "transformer": Transformer}[name](width, depth, classes, image_px)
+
+
+class AdamW(torch.optim.AdamW):  # of the same name: profiler traces have it
+    """`torch.optim.AdamW` without the guards against torch.compile: ready in half the time.
+
+    PyTorch's optimizers import its compiler (torch._dynamo, about 0.9 s, half of what a run takes
+    to start) for no more than to tell it where not to compile. Without those guards the arithmetic
+    is the same, to the bit, and a step is a few µs shorter.
+    """
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+
+
+def adamw(parameters: Any, compiles: bool, **settings: Any) -> torch.optim.AdamW:
+    """Return the optimizer of a run that compiles its model, or does not."""
+    return (torch.optim.AdamW if compiles else AdamW)(parameters, **settings)

@@ -63,9 +63,9 @@ def run(spec: dict, place: Any, folder: Path, log: EventLog) -> None:
     import torch
     from torch import distributed as dist
 
-    from labkit.bench import data, ddp, machine, memory, model_size
+    from labkit.bench import data, ddp, machine, model_size
     from labkit.bench.loop import train
-    from labkit.bench.resolve_config import settle
+    from labkit.bench.resolve_config import resolve_config
 
     machine.use_fixed_threads()
     model_size.kept_in = Path(spec["cache"])
@@ -79,57 +79,50 @@ def run(spec: dict, place: Any, folder: Path, log: EventLog) -> None:
         EventLog(folder).write("machine", **facts | {"uuid": None})
     stage("waiting for the other ranks")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    job, not_applied = same_model(place.rank, lambda **size: settle(pipeline | size, device))
+    job, not_applied = same_model(
+        place.rank, lambda **size: resolve_config(pipeline | size, device)
+    )
     if why := ddp.gpu_passed_over(pipeline["device"], spec["ranks"]):
         not_applied["device"] = why
     log.write("job", pipeline=vars(job), not_applied=not_applied)
     job.shard = (place.rank, place.world_size)
-    dataset = shared_dataset(spec, job, place, stage)
+
+    def dataset() -> Any:
+        cache = Path(spec["cache"]) / "data"
+        return data.make_dataset(job, cache, lambda n, total: stage("making images", n, total))
+
+    items = dataset() if place.local_rank == 0 else None  # the machine's first makes missing files
+    dist.barrier()
+    items = items or dataset()
     stage("building the model")
     trainer = ddp.DistributedTrainer(job, device, spec["no_sync"])
     if job.compile:
         stage("compiling the model")
         log.write("compiled", seconds=trainer.compile_now())
     if place.rank == place.world_size - 1:  # for tests: one rank breaks, the others do not
-        dataset = planted(spec.get("fault"), dataset, trainer)
+        items = planted(spec.get("fault"), items, trainer)
     timeline = ddp.rank_timeline(log, folder, device, trainer.comm)
-    in_flight = job.num_workers * (job.prefetch_factor or 0)
-    log.write("begin", warmup=max(3, in_flight))
-    iterator = iter(data.make_loader(dataset, job))  # starts the workers
+    log.write("begin", warmup=max(3, job.num_workers * (job.prefetch_factor or 0)))
+    iterator = iter(data.make_loader(items, job))  # starts the workers
     workers.extend(multiprocessing.active_children())
     log.write("workers", pids=[worker.pid for worker in workers])
     dist.barrier()  # or the first step would wait for whoever started last
     trainer.time_is_up = ddp.SharedEnd(job.seconds, job.accumulation_steps)
     job.seconds = None
     train(trainer, iterator, timeline, job)
-    log.write("memory", peak_bytes=memory.peak_bytes(device))
+    log.write("memory", peak_bytes=machine.peak_bytes(device))
     trainer.time_is_up.wait()
     dist.barrier()  # nobody closes a connection that another one still uses
 
 
-def same_model(rank: int, settle: Any) -> Any:
-    """Settle the job, with rank 0's size of model: two cards, timed, may come to different ones."""
+def same_model(rank: int, resolve: Any) -> Any:
+    """Resolve the job with rank 0's size of model: cards that are timed may come to another one."""
     from torch import distributed as dist
 
-    settled = settle() if rank == 0 else None
-    size = [settled and {"width": settled[0].width, "depth": settled[0].depth}]
+    resolved = resolve() if rank == 0 else None
+    size = [resolved and {"width": resolved[0].width, "depth": resolved[0].depth}]
     dist.broadcast_object_list(size)
-    return settled or settle(**size[0])
-
-
-def shared_dataset(spec: dict, job: Any, place: Any, stage: Any) -> Any:
-    """Build the dataset; of the ranks of a machine only the first makes missing files."""
-    from torch import distributed as dist
-
-    from labkit.bench import data
-
-    def make() -> Any:
-        cache = Path(spec["cache"]) / "data"
-        return data.make_dataset(job, cache, lambda n, total: stage("making images", n, total))
-
-    first = make() if place.local_rank == 0 else None
-    dist.barrier()
-    return first if first is not None else make()
+    return resolved or resolve(**size[0])
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from labkit.bench import formats, model_size
 from labkit.spec import GRAPH_MODES
 
 
-def settle(
+def resolve_config(
     asked: dict[str, Any], device: torch.device, own_model: bool = True
 ) -> tuple[SimpleNamespace, dict[str, str]]:
     """Return the job (every knob with its final value) and {knob: why it was not applied}.
@@ -48,7 +49,7 @@ def settle(
     return job, dropped
 
 
-def _inapplicable(job: SimpleNamespace, device: torch.device):
+def _inapplicable(job: SimpleNamespace, device: torch.device) -> Iterator[tuple[str, Any, str]]:
     """Yield (knob, what runs instead, why) for what this device or job cannot honour."""
     if device.type != "cuda":
         bus = "there is no CUDA device to copy to"
@@ -64,28 +65,24 @@ def _inapplicable(job: SimpleNamespace, device: torch.device):
     if why := compile_lacks(job.compile, device):
         yield "compile", None, why
     elif job.compile == "reduce-overhead" and device.type != "cuda":
-        yield "compile", "default", "CUDA graphs are a card's: compiled here without them"
+        yield "compile", "default", "CUDA graphs need a CUDA device: compiled without them"
     elif job.compile in GRAPH_MODES and job.accumulation_steps > 1:
         why = "a CUDA graph's next replay overwrites gradients that accumulation has to keep"
         yield "compile", "default", f"{why}: compiled without graphs"
 
 
 def compile_lacks(mode: str | None, device: torch.device) -> str | None:
-    """Why torch.compile cannot act here, or None where it can."""
+    """Return why torch.compile cannot act on `device`; None where it can, or is not asked to."""
     if mode is None:
         return None
     if os.environ.get("TORCH_COMPILE_DISABLE", "0") not in ("", "0"):
         return "torch.compile is switched off (TORCH_COMPILE_DISABLE): what would run is eager"
-    if device.type == "cpu" and compiler() is None:
-        need = "Visual C++ (cl)" if sys.platform == "win32" else "g++ or clang++"
-        return f"torch.compile needs a C++ compiler on a CPU and found none: install {need}"
     if device.type == "mps":
         return "torch.compile for Apple GPUs is not used here: still a prototype in PyTorch"
-    return graphics_compile_lacks(device) if device.type == "cuda" else None
-
-
-def graphics_compile_lacks(device: torch.device) -> str | None:
-    """Return why Inductor cannot make kernels for a CUDA device, or None where it can."""
+    if device.type == "cpu":
+        need = "Visual C++ (cl)" if sys.platform == "win32" else "g++ or clang++"
+        lost = f"torch.compile needs a C++ compiler on a CPU and found none: install {need}"
+        return None if compiler() else lost
     if torch.cuda.get_device_capability(device) < (7, 0):
         return "torch.compile needs a Volta card (compute capability 7.0) or later: Triton does"
     if importlib.util.find_spec("triton") is None:
@@ -96,6 +93,6 @@ def graphics_compile_lacks(device: torch.device) -> str | None:
 
 
 def compiler() -> str | None:
-    """The path of the C++ compiler that torch.compile would use, or None."""
+    """Return the path of the C++ compiler that torch.compile would use, or None."""
     names = ("cl",) if sys.platform == "win32" else (os.environ.get("CXX", "g++"), "g++", "clang++")
     return next(filter(None, map(shutil.which, names)), None)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from labkit.bench.loop import DTYPES
+from labkit.bench.formats import DTYPES
 
 
 class SlowItems(torch.utils.data.Dataset):

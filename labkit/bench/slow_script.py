@@ -28,12 +28,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from labkit.bench import model_size
-from labkit.bench.data import CLASSES, JpegFiles, make_loader
-from labkit.bench.images import COUNT, jpeg_folder
+from labkit.bench.data import CLASSES, COUNT, JpegFiles, jpeg_folder, make_loader
+from labkit.bench.formats import DTYPES
 from labkit.bench.item_times import ItemTimes
-from labkit.bench.loop import DTYPES, Trainer
+from labkit.bench.loop import Trainer
 from labkit.bench.machine import cpu_cores, find_device, use_fixed_threads
-from labkit.bench.resolve_config import settle
+from labkit.bench.resolve_config import resolve_config
 from labkit.bench.slow_settings import FIXES, check, settings, usual_steps
 from labkit.process.events import EventLog
 
@@ -202,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = find_device(options.device)
     knobs = settings(fixes, device.type != "cpu", cpu_cores(), options.steps)
     model_size.kept_in = Path(os.environ.get("LABKIT_HOME", tempfile.gettempdir()))
-    train(settle(knobs, device)[0], device, fixes, model_size.kept_in / "data")
+    train(resolve_config(knobs, device)[0], device, fixes, model_size.kept_in / "data")
     return 0
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from labkit.bench.device_events import EventPool
 from labkit.process.events import EventLog, now_ns
 from labkit.process.step_log import SLOTS, WORDS, StepRing
 
@@ -23,6 +23,27 @@ from labkit.process.step_log import SLOTS, WORDS, StepRing
 # So it is read in every step that takes a few milliseconds, and in one of many shorter ones.
 LONG_NS = 4_000_000
 SHORT_STEPS = 32
+
+
+class EventPool:
+    """Timing events of one device. Making one costs more than recording it, so they are kept."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.idle = device, []
+        self.alone = torch.accelerator.device_count() == 1
+
+    def record(self) -> Any:
+        """Record an event on the device's current stream; return it."""
+        event = self.idle.pop() if self.idle else torch.Event(self.device, enable_timing=True)
+        if self.alone:  # to ask for the stream takes 1 µs
+            event.record()
+        else:
+            event.record(torch.accelerator.current_stream(self.device))
+        return event
+
+    def give_back(self, events: Iterable[Any]) -> None:
+        """Take events that have been read."""
+        self.idle.extend(events)
 
 
 class HostTimeline(StepRing):
@@ -83,7 +104,10 @@ class DeviceTimeline(StepRing):
         self.log, self.device, self.events = log, device, EventPool(device)
         self.in_flight: deque = deque()
         self.losses = list(torch.zeros(self.LOSSES, pin_memory=device.type == "cuda"))
-        self.range = CudaRanges() if device.type == "cuda" else NoRanges()
+        nvtx = torch.cuda.nvtx  # ranges for Nsight Systems, as in `nsys profile --trace=cuda,nvtx`
+        cuda = device.type == "cuda"
+        self.push = nvtx.range_push if cuda else lambda name: None
+        self.pop = nvtx.range_pop if cuda else lambda: None
         torch.accelerator.synchronize(device)
         # The first event of the step that was written last, and when it was on the host's clock
         self.first, self.first_ns = self.events.record(), now_ns()
@@ -92,19 +116,19 @@ class DeviceTimeline(StepRing):
     def copying(self) -> int:
         """Mark the start of the copy on the stream it is issued to; return the host's time."""
         now = now_ns()
-        self.range.push("copy")
+        self.push("copy")
         self.marks = [self.events.record()]
         return now
 
     def copied(self) -> int:
         """Mark the end of the copy, on the same stream; return the host's time."""
         self.marks.append(self.events.record())
-        self.range.pop()
+        self.pop()
         return now_ns()
 
     def computing(self) -> None:
         """Mark the start of the compute on its own stream."""
-        self.range.push("compute")
+        self.push("compute")
         self.marks.append(self.events.record())
 
     def step(
@@ -118,7 +142,7 @@ class DeviceTimeline(StepRing):
         slot = self.losses[i % self.LOSSES]
         slot.copy_(loss.detach(), non_blocking=True)  # queued behind the step, not waited for
         self.marks.append(self.events.record())  # where it has passed, the loss is there too
-        self.range.pop()
+        self.pop()
         self.in_flight.append((i, (asked, ready, copied, done), samples, slot, self.marks))
         while self.in_flight and self.in_flight[0][-1][-1].query():
             self._write(*self.in_flight.popleft())
@@ -149,22 +173,6 @@ class DeviceTimeline(StepRing):
             self._write(*self.in_flight.popleft())
         self._move_to(end)
         self.log.write("drift", drift_us=(self.first_ns - end_ns) / 1e3)
-
-
-class CudaRanges:
-    """NVTX ranges for Nsight Systems, as in `nsys profile --trace=cuda,nvtx`."""
-
-    push, pop = staticmethod(torch.cuda.nvtx.range_push), staticmethod(torch.cuda.nvtx.range_pop)
-
-
-class NoRanges:
-    """Where there is no NVTX."""
-
-    def push(self, name: str) -> None:
-        """Begin nothing."""
-
-    def pop(self) -> None:
-        """End nothing."""
 
 
 def make_timeline(log: EventLog, folder: Path, device: torch.device) -> Any:

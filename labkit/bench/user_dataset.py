@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from labkit.bench.by_value import ByValue, sendable
-from labkit.bench.data import worker_settings
+from labkit.bench.data import loader_settings
 from labkit.bench.item_times import ItemTimes, TimedCollate, TimedDataset
 from labkit.bench.user_batches import Endless, EndlessLoader
 
@@ -102,17 +102,15 @@ def checked(dataset: Any) -> Any:
 
 def make_loader(dataset: Any, collate: Callable, job: SimpleNamespace) -> DataLoader:
     """Build the reader's DataLoader with the job's settings, in random order, without an end."""
-    more = worker_settings(job)
+    more = {}
     if job.num_workers and torch.multiprocessing.get_start_method() != "fork":
         dataset, collate = sendable(dataset), ByValue(collate)
     if not isinstance(dataset, IterableDataset):
         more["sampler"] = Endless(len(dataset), job.seed)
     return DataLoader(
         dataset,
-        batch_size=job.batch_size,
-        num_workers=job.num_workers,
-        pin_memory=job.pin_memory,
         collate_fn=collate,
+        **loader_settings(job),
         **more,
     )
 

@@ -175,6 +175,6 @@ def with_group_norm(net: nn.Module) -> nn.Module:
 
 def use_exact_math() -> None:
     """No TF32: its 10 bits would be the error that is seen."""
-    from labkit.bench.loop import use_tf32
+    from labkit.bench.formats import use_tf32
 
     use_tf32(False)

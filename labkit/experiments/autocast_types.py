@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from labkit.bench.loop import DTYPES
+from labkit.bench.formats import DTYPES
 from labkit.bench.workbench import Workbench
 
 SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}

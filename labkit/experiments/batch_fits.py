@@ -7,7 +7,7 @@ from typing import Any
 from labkit.bench import memory_limit
 from labkit.bench.loop import Trainer
 from labkit.bench.model_size import noise_batch, plain_job
-from labkit.bench.resolve_config import settle
+from labkit.bench.resolve_config import resolve_config
 from labkit.bench.workbench import Workbench
 
 
@@ -22,7 +22,7 @@ def measure(job: Any, bench: Workbench) -> None:
     limit_bytes = limit_bytes or memory_limit.default_limit_bytes(bench.device)
     size = {"batch_size": job.batch_size}
     if job.pipeline:
-        plan, _ = settle({**job.pipeline, **size}, bench.device)
+        plan, _ = resolve_config({**job.pipeline, **size}, bench.device)
     else:
         plan = plain_job(bench.device, **size)
     limit = memory_limit.impose(bench.device, int(limit_bytes * (1 - job.margin)))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from labkit.bench import images
+from labkit.bench import data
 from labkit.bench.workbench import Workbench
 
 TOP = 3  # functions that a profile names
@@ -95,7 +95,7 @@ def measure(job: Any, bench: Workbench) -> None:
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as place:
         files = [str(Path(place) / f"{i}.jpg") for i in range(count)]
         for i, file in enumerate(files):
-            Image.fromarray(images.draw(i, job.px)).save(file, quality=90)
+            Image.fromarray(data.draw_image(i, job.px)).save(file, quality=90)
         decoded = np.stack([np.asarray(Image.open(file).convert("RGB")) for file in files])
         np.save(Path(place) / "images.npy", decoded)
         ways = {

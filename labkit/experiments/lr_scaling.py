@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from labkit.bench import images
+from labkit.bench import data
 from labkit.bench.models import make_model
 from labkit.bench.workbench import Workbench
 
@@ -62,7 +62,7 @@ def train(
 ) -> dict[str, Any]:  # fmt: skip
     """Train once; return the loss curve against samples seen, and the held-out loss and share."""
     torch.manual_seed(seed)
-    model = make_model("cnn", job.width, job.depth, images.CLASSES, PX).to(pixels.device)
+    model = make_model("cnn", job.width, job.depth, data.CLASSES, PX).to(pixels.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     order = torch.Generator().manual_seed(seed)
     losses, warmup = [], WARMUP_EPOCHS * TRAINED
@@ -95,6 +95,6 @@ def in_stretches(losses: list[float], batch: int) -> tuple[list[int], list[float
 def pictures() -> tuple[torch.Tensor, torch.Tensor]:
     """Return the bench's pictures as floats (N, 3, PX, PX) around 0, and their labels (N,)."""
     count = TRAINED + HELD_OUT
-    drawn = np.stack([images.draw(index, PX) for index in range(count)])  # (N, PX, PX, 3) uint8
+    drawn = np.stack([data.draw_image(index, PX) for index in range(count)])  # (N, PX, PX, 3) uint8
     pixels = torch.from_numpy(drawn).permute(0, 3, 1, 2).float().div_(255).sub_(0.5).mul_(4)
-    return pixels.contiguous(), torch.arange(count) % images.CLASSES
+    return pixels.contiguous(), torch.arange(count) % data.CLASSES

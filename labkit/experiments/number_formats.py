@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from labkit.bench.formats import why_not
-from labkit.bench.loop import use_tf32
+from labkit.bench.formats import use_tf32, why_not
 from labkit.bench.workbench import Workbench
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

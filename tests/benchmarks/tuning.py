@@ -108,12 +108,12 @@ def loadtune(name):
 
     from labkit.bench import data, models
     from labkit.bench import machine as bench_machine
-    from labkit.bench import resolve_config as settle
+    from labkit.bench.resolve_config import resolve_config
     from labkit.process import folders
 
     bench_machine.use_fixed_threads()
     asked = WORKLOADS[name].to_dict()
-    job, _ = settle.settle(asked, torch.device("cpu"))
+    job, _ = resolve_config(asked, torch.device("cpu"))
     ours = data.make_dataset(job, folders.home() / "data", lambda done, total: None)
 
     class Plain(torch.utils.data.Dataset):

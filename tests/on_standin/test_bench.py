@@ -8,7 +8,7 @@ from standin_run import run_on
 
 from labkit import Pipeline
 from labkit.bench import model_size
-from labkit.bench import resolve_config as settle
+from labkit.bench import resolve_config as resolving
 from labkit.bench.loop import Trainer
 from labkit.bench.model_size import noise_batch, plain_job
 
@@ -94,8 +94,8 @@ def test_what_was_tried_to_find_a_depth_is_no_part_of_the_runs_memory(cards):
 # -- what a card cannot do -----------------------------------------------------------------------
 
 
-def settled(**knobs):
-    return settle.settle(Pipeline(depth=1, width=8, **knobs).to_dict(), DEVICE)
+def resolved(**knobs):
+    return resolving.resolve_config(Pipeline(depth=1, width=8, **knobs).to_dict(), DEVICE)
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
@@ -103,10 +103,10 @@ def test_cuda_graphs_and_accumulation_are_refused_together_with_the_reason(
     mode, cards, monkeypatch
 ):
     cards("A100", numbers=False)
-    monkeypatch.setattr(settle, "compile_lacks", lambda *_: None)
-    job, dropped = settled(compile=mode, accumulation_steps=4)
+    monkeypatch.setattr(resolving, "compile_lacks", lambda *_: None)
+    job, dropped = resolved(compile=mode, accumulation_steps=4)
     assert job.compile == "default" and "overwrites gradients" in dropped["compile"]
-    job, dropped = settled(compile=mode)
+    job, dropped = resolved(compile=mode)
     assert job.compile == mode and not dropped
 
 
@@ -135,13 +135,13 @@ def test_compiling_for_a_card_needs_triton_a_compiler_and_volta(missing, says, c
     cards("T4", numbers=False)
     monkeypatch.delenv("CC", raising=False)
     triton = None if missing == "triton" else SimpleNamespace()
-    monkeypatch.setattr(settle.importlib.util, "find_spec", lambda name: triton)
+    monkeypatch.setattr(resolving.importlib.util, "find_spec", lambda name: triton)
     found = None if missing == "compiler" else "/usr/bin/gcc"
-    monkeypatch.setattr(settle.shutil, "which", lambda name: found)
+    monkeypatch.setattr(resolving.shutil, "which", lambda name: found)
     if missing == "volta":
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (6, 1))
-    assert says in settle.compile_lacks("default", DEVICE)
-    assert says in settled(compile="default")[1]["compile"]
+    assert says in resolving.compile_lacks("default", DEVICE)
+    assert says in resolved(compile="default")[1]["compile"]
 
 
 # -- memory --------------------------------------------------------------------------------------

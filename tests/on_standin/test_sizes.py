@@ -10,7 +10,7 @@ from kept_bench import Kept, measured
 from labkit.bench import workbench
 from labkit.bench.loop import Trainer
 from labkit.bench.model_size import noise_batch
-from labkit.bench.resolve_config import settle
+from labkit.bench.resolve_config import resolve_config
 from labkit.bench.sizes import LAUNCHES, LONGEST_S
 from labkit.course import tasks
 from labkit.experiments import precision_matmul
@@ -161,7 +161,7 @@ def test_pinned_pieces_are_of_one_block_and_copied_without_waiting(card):
 
 def trained(gpu, pipeline, updates=2):
     """Train a pipeline without a loader; return (peak memory in GiB, samples/s)."""
-    job, _ = settle(pipeline.to_dict(), DEVICE)
+    job, _ = resolve_config(pipeline.to_dict(), DEVICE)
     trainer = Trainer(job, DEVICE)
     started = 0
     for update in range(updates):

@@ -171,7 +171,7 @@ def test_an_hour_into_a_run_a_step_is_timed_as_well_as_in_its_first_minute(cards
 def test_events_are_used_again(cards):
     import torch
 
-    from labkit.bench import device_events
+    from labkit.bench import timeline as device_events
 
     made, gpu = [], cards("H200", numbers=False)
     real = torch.Event
