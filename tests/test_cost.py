@@ -156,8 +156,8 @@ def test_rapl_that_is_not_there_or_not_readable_is_none(tmp_path):
 def test_the_panel_shows_the_cost_at_the_prices_that_are_set(tmp_path):
     slow = record(tmp_path / "slow.jsonl", watts=lambda busy: 100)
     panel = lk.cost_panel(record(tmp_path / "fast.jsonl", wait_ms=0), before=slow)
-    panel.boxes["usd_per_hour"].value = 36.0
-    panel.boxes["samples_per_epoch"].value = 2_000_000
+    panel.controls["usd_per_hour"].value = 36.0
+    panel.controls["samples_per_epoch"].value = 2_000_000
     assert panel.cost.usd_per_epoch == pytest.approx(2e6 * 0.0005 / 3600 * 36)
     assert f"{panel.cost.usd_per_epoch:.3g}" in panel.table.value
     assert "An epoch of 2,000,000" in repr(panel)

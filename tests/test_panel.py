@@ -7,7 +7,8 @@ import pytest
 from conftest import ended, until
 
 from labkit.show.controls import Control
-from labkit.show.panel import Panel, panel
+from labkit.show.panel import Panel
+from labkit.show.panels import panel
 from labkit.spec import KNOBS, Pipeline
 
 QUICK = Pipeline(dataset="sleep", prep_ms=10, steps=20, seconds=None)
@@ -72,9 +73,9 @@ def test_a_label_has_the_unit_and_escapes_what_it_shows():
 def test_a_panel_starts_from_a_pipeline_and_follows_its_controls():
     shown = panel(QUICK, knobs=["num_workers", "prefetch_factor"], batch_size=8)
     assert isinstance(shown, Panel)
-    assert shown.pipeline == QUICK.but(batch_size=8)
+    assert shown.asked == QUICK.but(batch_size=8)
     shown.controls["num_workers"].value = 3
-    assert shown.pipeline.num_workers == 3
+    assert shown.asked.num_workers == 3
     assert shown.run is None
 
 
@@ -127,7 +128,7 @@ def test_two_runs_are_measured_drawn_and_compared():
         await ended(shown)
         assert shown.runs == [first, shown.run]
         assert shown.view.overlay != b""
-        assert "(prep_ms 10.0 → 40.0)" in shown.comparison.value
+        assert "(prep_ms 10 → 40)" in shown.comparison.value
         assert "slower" in shown.comparison.value
 
     asyncio.run(scenario())

@@ -19,7 +19,7 @@ from labkit.analysis.step_breakdown import CLASSES, breakdown
 from labkit.analysis.witnesses import witnesses
 from labkit.show import plots
 from labkit.show.ladder import Ladder
-from labkit.show.verdict import verdict
+from labkit.show.panels import run_verdict
 from labkit.show.watch_view import verdict_so_far
 
 KNOBS = {"io_ms": 0.0, "xray": False}
@@ -123,7 +123,7 @@ def test_a_launch_bound_loop_looks_busy_and_says_at_most(tmp_path):
     assert run.utilization > 0.9 and truth < 0.15 and run.busy_at_least < 0.1
     assert run.utilization_is_upper_bound
     assert f"GPU busy at most {run.utilization:.0%}" in repr(run)
-    assert "at most" in verdict(run) and "device is the limit" not in verdict(run)
+    assert f"busy at most {run.utilization:.0%}" in run_verdict(run)
     assert json.loads(json.dumps(run.to_dict()))["utilization_is_upper_bound"] is True
 
 

@@ -1,9 +1,10 @@
-"""From a knob to a widget: every control of a panel is made from what `KNOBS` declares."""
+"""From a knob to a widget: every control of a panel is made from a declared knob."""
 
 from __future__ import annotations
 
 import html
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ipywidgets as widgets
@@ -11,7 +12,7 @@ import ipywidgets as widgets
 from labkit.knobs import Knob
 
 # How far a slider goes where the knob's own range is too wide to aim in; a value beyond it that
-# the pipeline has stretches the slider, and text boxes take the whole range.
+# the spec has stretches the slider, and text boxes take the whole range.
 REACH = {
     "num_workers": max(16, os.cpu_count() or 1),
     "prefetch_factor": 16,
@@ -25,6 +26,7 @@ REACH = {
     "width": 1024,
     "depth": 32,
     "seconds": 60,
+    "ranks": 4,
 }
 MOST_ON_A_SLIDER = 300  # whole numbers that a slider of 200 px still lets one hit
 # The stops of a slider with "auto": round numbers, and for whole ones powers of two and between
@@ -35,15 +37,19 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 class Control(widgets.VBox):
-    """One knob: its name and unit above, its widget below; `value` is what the Pipeline gets."""
+    """One knob: its name and unit above, its widget below; `value` is what the spec gets.
 
-    def __init__(self, knob: Knob, value: Any):
-        self.knob, self.widget = knob, make_widget(knob, value)
+    `values` limits it to some: a sequence, or {what is shown: value}.
+    """
+
+    def __init__(self, knob: Knob, value: Any, values: Sequence | Mapping | None = None):
+        self.knob = knob
+        self.widget = make_widget(knob, value) if values is None else chooser(values, value)
         self.widget.layout = widgets.Layout(width="auto", margin="0 0 0 8px")
         self.widget.tooltip = help_text(knob)
         super().__init__([widgets.HTML(label(knob)), self.widget])
         self.layout = widgets.Layout(min_width="0", overflow="hidden")
-        self.add_class(f"labkit-knob-{knob.name}")
+        self.add_class(f"labkit-knob-{knob.name.replace(' ', '-')}")
 
     @property
     def value(self) -> Any:
@@ -54,22 +60,23 @@ class Control(widgets.VBox):
     def value(self, value: Any) -> None:
         self.widget.value = NONE if value is None else value
 
-    def disable(self, disabled: bool) -> None:
-        """Grey the widget out, or let it be used again."""
-        self.widget.disabled = disabled
-
 
 def make_widget(knob: Knob, value: Any) -> widgets.ValueWidget:
     """Return the widget that suits the knob, set to `value`, unable to leave the knob's range."""
     if knob.choices:
-        return _dropdown(knob.choices, value)
+        names = {"off" if each is None else str(each): each for each in knob.choices}
+        return chooser(names, value)
     if knob.kind == "bool":
         return widgets.Checkbox(value, description="on", indent=False)
     if knob.pattern:
-        return _dropdown([*DEVICES, *([] if value in DEVICES else [value])], value)
+        return chooser([*DEVICES, *([] if value in DEVICES else [value])], value)
+    high = min(knob.high, max(REACH.get(knob.name, knob.high), value or 0))
     if knob.auto:
-        return _stops(knob, value)
-    high = reach(knob, value)
+        stops = {0, 1, *WHOLE} if knob.kind == "int" else {0.0, 0.5, *map(float, ROUND)}
+        stops = {stop for stop in stops if knob.low <= stop <= high} | {value} - {None}
+        return chooser([None, *sorted(stops)], value)
+    if knob.kind == "float" and high >= 1e6:
+        return widgets.BoundedFloatText(value, min=knob.low, max=high, step=0.01)
     if knob.kind == "float":
         step = 10 ** len(str(int(high))) / 1000
         return widgets.FloatSlider(
@@ -80,26 +87,29 @@ def make_widget(knob: Knob, value: Any) -> widgets.ValueWidget:
     return widgets.IntSlider(value, min=knob.low, max=high, continuous_update=False)
 
 
-def reach(knob: Knob, value: Any) -> float:
-    """Return where the knob's slider ends: short of its range where that is too wide to aim in."""
-    return min(knob.high, max(REACH.get(knob.name, knob.high), value or 0))
+def chooser(values: Sequence | Mapping, value: Any) -> widgets.ValueWidget:
+    """Return a slider over these values where they are numbers, else a drop-down.
 
-
-def _dropdown(choices: Any, value: Any) -> widgets.Dropdown:
-    names = ["off" if choice is None else str(choice) for choice in choices]
-    values = [NONE if choice is None else choice for choice in choices]
+    It stands at `value`, or at the first of them.
+    """
+    named = values if isinstance(values, Mapping) else {shown(each): each for each in values}
+    options = [(name, NONE if each is None else each) for name, each in named.items()]
+    known = [each for _, each in options]
     value = NONE if value is None else value
-    return widgets.Dropdown(options=list(zip(names, values, strict=True)), value=value)
-
-
-def _stops(knob: Knob, value: Any) -> widgets.SelectionSlider:
-    """Return a slider over round values with "auto" (None) as its first stop."""
-    high = reach(knob, value)
-    stops = {0, 1, *WHOLE} if knob.kind == "int" else {0.0, 0.5, *map(float, ROUND)}
-    stops = {stop for stop in stops if knob.low <= stop <= high} | {value} - {None}
-    options = [("auto", NONE), *((f"{stop:g}", stop) for stop in sorted(stops))]
-    value = NONE if value is None else value
+    value = value if value in known else known[0]
+    if isinstance(values, Mapping) or not all(
+        isinstance(each, (int, float)) and not isinstance(each, bool)
+        for each in known if each != NONE
+    ):  # fmt: skip
+        return widgets.Dropdown(options=options, value=value)
     return widgets.SelectionSlider(options=options, value=value, continuous_update=False)
+
+
+def shown(value: Any) -> str:
+    """Write a knob's value as a person reads it."""
+    if value is None or isinstance(value, bool):
+        return {None: "auto", True: "on", False: "off"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def label(knob: Knob) -> str:

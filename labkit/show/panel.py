@@ -1,100 +1,229 @@
-"""The panel: knobs, Run, Stop, the live view, a verdict, and the run before for comparison."""
+"""The panel: controls made from declared knobs, Run, Stop, what happens, and what changed.
+
+Nothing here blocks the kernel: a run lives in its own process, an asyncio task follows it, and
+what has to wait for processes waits in a thread. What is run, and what is said of it, is up to the
+panel's `Kind` (see `labkit.show.panels`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+import html
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+import ipywidgets as widgets
 from IPython.display import display
 
-from labkit.knobs import check_names
-from labkit.results.run import Run
+from labkit.results.launch import launch
 from labkit.show.controls import Control
-from labkit.show.display import StaticFigure, allow_widgets
+from labkit.show.display import StaticFigure, with_text
 from labkit.show.live import LiveView
-from labkit.show.panel_base import Rerun
-from labkit.show.verdict import against, verdict
-from labkit.spec import KNOBS, Pipeline
 
-# Under the panel, hidden by its own style sheet: seen only where the panel's kernel is gone
+FRAME_S = 1 / 20
+# A front end holds back a control's last change until the one before is acknowledged, and may
+# let the press of Run overtake it: wait for what is on its way, so that what is seen is what runs.
+SETTLE_S = 0.15
+GRID = "repeat(auto-fill, minmax(min(170px, 100%), 1fr))"
+STYLE = """<style>
+.labkit-old { opacity: 0.4; }
+.jp-OutputArea:has(.labkit-panel) .labkit-fallback,
+.output_container:has(.labkit-panel) .labkit-fallback,
+#output-area:has(.labkit-panel) .labkit-fallback { display: none; }
+</style>"""
+# Under the panel, hidden by that style sheet: seen only where the panel's kernel is gone
 WITHOUT_KERNEL = (
     "<div class='labkit-fallback' style='opacity:.75'>A panel needs its kernel: run this cell "
     "(again) to use it.</div>"
 )
-USUAL_KNOBS = ("num_workers", "prefetch_factor", "batch_size", "io_ms")
 
 
-class Panel(Rerun):
-    """Widgets round a pipeline. `.run` is the last Run, `.runs` all of them, oldest first."""
+@dataclass
+class Kind:
+    """What a panel is about: what its controls set, what Run starts, and what is said of it.
 
-    terminal = "labkit.run()"
+    `asked` takes the controls' values by name and raises ValueError where they do not go together;
+    `before` is the last run that had numbers, None for the first.
+    """
 
-    def __init__(self, pipeline: Pipeline, knobs: Sequence[str]):
-        check_names(knobs, KNOBS)
-        self._base = pipeline
-        self._refused = False  # whether the knobs as they stand do not go together
-        controls = {name: Control(KNOBS[name], getattr(pipeline, name)) for name in knobs}
-        super().__init__(controls, LiveView())
-        for control in controls.values():
+    text: str  # stands for the panel where no widgets are shown
+    hint: str  # said before the first run
+    terminal: str  # what does the same where there is no notebook
+    controls: dict[str, Control]
+    asked: Callable[[dict[str, Any]], Any]  # values -> the spec
+    verdict: Callable[[Any], str]  # run -> a sentence
+    against: Callable[[Any, Any], list[str]]  # run, before -> lines
+    figure: Callable[[Any, Any], StaticFigure]  # run, before -> what is left of it
+    start: Callable[[Any], Any] = launch  # spec -> the run that has begun
+    measured: Callable[[Any], bool] = lambda run: run.throughput is not None
+    view: widgets.Widget = field(default_factory=LiveView)
+    button: str = "Run"
+
+
+class Panel(widgets.VBox):
+    """Controls, two buttons and what they bring about. `.run` is the last run, `.runs` all."""
+
+    _task: asyncio.Task | None = None  # follows the run; kept, or it could be collected
+
+    def __init__(self, kind: Kind):
+        self.kind, self.controls, self.view = kind, kind.controls, kind.view
+        self.runs: list[Any] = []  # oldest first
+        self._stop = asyncio.Event()
+        self._refused = False  # whether the controls as they stand do not go together
+        layout = widgets.Layout(width="96px")
+        self.run_button = widgets.Button(
+            description=kind.button, icon="play", button_style="primary", layout=layout
+        )
+        self.stop_button = widgets.Button(
+            description="Stop", icon="stop", disabled=True, layout=layout
+        )
+        self.run_button.on_click(lambda _button: self.start())
+        self.stop_button.on_click(lambda _button: self.stop())
+        self.verdict, self.comparison = widgets.HTML(), widgets.HTML()
+        self.figure = widgets.Image(
+            format="png", layout=widgets.Layout(max_width="100%", display="none")
+        )
+        layout = widgets.Layout(grid_template_columns=GRID, grid_gap="6px 16px", overflow="hidden")
+        knobs = widgets.GridBox(list(self.controls.values()), layout=layout)
+        buttons = widgets.HBox([self.run_button, self.stop_button])
+        head = widgets.VBox([knobs, buttons], layout=widgets.Layout(grid_gap="6px"))
+        super().__init__(
+            [head, self.view, self.verdict, self.comparison, self.figure, widgets.HTML(STYLE)],
+            layout=widgets.Layout(max_width="900px", overflow="hidden"),
+        )
+        self.add_class("labkit-panel")
+        for control in self.controls.values():
             control.widget.observe(self._changed, "value")
-        self.say("Set the knobs and press Run.")
+        self.say(kind.hint)
         self._changed()
 
+    # -- what it holds ---------------------------------------------------------------------------
+
     @property
-    def pipeline(self) -> Pipeline:
-        """What Run would run; raises ValueError where the knobs do not go together."""
-        return self._base.but(**{name: c.value for name, c in self.controls.items()})
+    def asked(self) -> Any:
+        """What Run starts, as the controls stand; raises ValueError where they do not agree."""
+        return self.kind.asked({name: control.value for name, control in self.controls.items()})
 
-    def wanted(self) -> Pipeline:
-        """What Run would run; raises ValueError where the knobs do not go together."""
-        return self.pipeline
+    @property
+    def run(self) -> Any:
+        """The last run, which may still be going on; None before the first."""
+        return self.runs[-1] if self.runs else None
 
-    def measured(self, run: Run) -> bool:
-        """Whether it got far enough to have numbers."""
-        return run.utilization is not None
+    @property
+    def running(self) -> bool:
+        """Whether a run is going on."""
+        return self._task is not None and not self._task.done()
 
-    def show_result(self, run: Run, before: Run | None) -> None:
-        """Show the verdict, what changed since `before`, and both in one figure."""
-        self.say(verdict(run), good=run.error is None)
-        if run.utilization is None:
-            before = None
-        lines = [f"{name} was not applied: {why}." for name, why in run.not_applied.items()]
-        if before is not None:
-            lines.insert(0, against(run, before))
-        self.compare(lines)
-        self.picture(StaticFigure.of(run, **({"before": before} if before else {})))
+    # -- what the buttons do ---------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start what is `asked` and follow it; nothing happens while a run is going on."""
+        if self.running:
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self.say(f"The panel needs a notebook: here, use {self.kind.terminal}.", good=False)
+            return
+        self._stop = asyncio.Event()
+        self._busy(True)
+        self._task = loop.create_task(self._session())
+
+    def stop(self) -> None:
+        """Ask the run to stop; the panel says so at once and shows what it did by then."""
+        self.stop_button.disabled = True
+        self._stop.set()
+
+    def close(self) -> None:
+        """Stop what is running and remove the panel."""
+        if self.running:
+            self.stop()
+        super().close()
+
+    async def _session(self) -> None:
+        """Run once, from the press of the button to the last figure."""
+        try:
+            await self._pause(SETTLE_S)
+            run = self.kind.start(self.asked)
+            before = next((old for old in reversed(self.runs) if self.kind.measured(old)), None)
+            self.runs.append(run)
+            if hasattr(self.view, "show_before"):
+                self.view.show_before(before)
+            self.say("")
+            await self._follow(run)
+            self._show(run, before)
+        except Exception as error:  # in a task nobody would see it
+            plain = isinstance(error, (ValueError, OSError))
+            self.say(str(error) if plain else f"{type(error).__name__}: {error}", good=False)
+        finally:
+            self._busy(False)
+
+    async def _follow(self, run: Any) -> None:
+        """Draw `run` until it ends or Stop is pressed; no process of it is left afterwards."""
+        try:
+            while run.running and not self._stop.is_set():
+                self.view.update(run)
+                await self._pause(FRAME_S)
+        except BaseException:
+            self._stop.set()
+            raise
+        finally:
+            await asyncio.to_thread(run.stop if self._stop.is_set() else run.wait)
+        self.view.finish(run)
+
+    async def _pause(self, seconds: float) -> None:
+        """Let the kernel do other things for so long, or until Stop is pressed."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), seconds)
+
+    # -- what it shows ---------------------------------------------------------------------------
+
+    def say(self, text: str, good: bool = True) -> None:
+        """Show one sentence under the view; in alarm's colour where it is not `good`."""
+        colour = "var(--jp-brand-color1, #1976d2)" if good else "var(--jp-error-color1, #d32f2f)"
+        self.verdict.value = text and (
+            f"<div class='labkit-verdict' style='border-left:3px solid {colour};padding:1px 8px;"
+            f"line-height:1.45;overflow-wrap:anywhere'>{html.escape(text)}</div>"
+        )
+
+    def _show(self, run: Any, before: Any) -> None:
+        """Show how `run` ended, what differs from `before`, and the figure of both."""
+        measured = self.kind.measured(run)
+        before = before if measured else None
+        ended = run.error or f"{run.outcome.capitalize()}: too short to tell."
+        self.say(self.kind.verdict(run) if measured and not run.error else ended, not run.error)
+        lines = "<br>".join(map(html.escape, self.kind.against(run, before)))
+        self.comparison.value = f"<div style='line-height:1.45'>{lines}</div>"
+        drawn = self.kind.figure(run, before) if measured else StaticFigure(b"", 0, "")
+        self.figure.value = drawn.png
+        self.figure.layout.width = f"{drawn.width}px"
+        self.figure.layout.display = None if drawn.png else "none"
+
+    def _busy(self, busy: bool) -> None:
+        self.run_button.disabled, self.stop_button.disabled = busy, not busy
+        for old in (self.comparison, self.figure):  # faint while a run goes on: not its own
+            (old.add_class if busy else old.remove_class)("labkit-old")
 
     def _changed(self, _change: Any = None) -> None:
+        """Say at once where the controls do not go together, until they do again."""
         try:
-            _ = self.pipeline
+            _ = self.asked
         except ValueError as error:
             self.say(str(error), good=False)
             self._refused = True
         else:
-            if self._refused:  # what it said holds no longer
+            if self._refused:
                 self.say("")
             self._refused = False
+
+    def __repr__(self) -> str:
+        return self.kind.text
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        return with_text(super()._repr_mimebundle_(**kwargs), repr(self))
 
     def _ipython_display_(self) -> None:
         display(self._repr_mimebundle_(), raw=True)
         display({"text/html": WITHOUT_KERNEL, "text/plain": ""}, raw=True)
-
-    def __repr__(self) -> str:
-        return f"labkit panel for {', '.join(self.controls)}: run this cell in Jupyter to use it."
-
-
-def panel(
-    pipeline: Pipeline | None = None, knobs: Sequence[str] = USUAL_KNOBS, **settings: Any
-) -> Panel:
-    """Return widgets to set `knobs` of a pipeline, run it, watch it and compare it.
-
-    Args:
-        pipeline: Where the knobs start from; the default pipeline where it is left out.
-        knobs: Names of the knobs to show; each is a knob of `Pipeline`.
-        **settings: Changes to `pipeline`, as in `pipeline.but(...)`.
-
-    Raises:
-        ValueError: A name that is no knob, or a value that is not allowed.
-    """
-    allow_widgets()
-    return Panel((pipeline or Pipeline()).but(**settings), knobs)
