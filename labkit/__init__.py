@@ -72,6 +72,9 @@ ABOVE.update(
         "experiments": "labkit.experiments:EXPERIMENTS",
         "Sweep.plot": "labkit.show.sweep_figure:draw_sweep",
         "Breakdown.plot": "labkit.show.trace_figure:draw",
+        "Instruments.plot": "labkit.show.analysis_figures:draw_instruments",
+        "Knee.plot": "labkit.show.analysis_figures:draw_knee",
+        "Losses.plot": "labkit.show.analysis_figures:draw_losses",
     }
 )
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 import labkit as lk
-from labkit.analysis import prices
+from labkit.analysis import cost as costs
 from labkit.bench.telemetry import RaplMeter
 from labkit.results.machine import Machine
 
@@ -14,40 +14,42 @@ MS = 1_000_000
 START = 10**9
 
 
-def record(path, watts=None, wait_ms=30, busy_ms=10, steps=100, every_ms=200, **machine):
-    """A device that waits and works in turn, 20 samples a step; `watts(busy)` is what it draws.
+@pytest.fixture
+def record(tmp_path):
+    """Make a record: a device that waits and works in turn, and draws `watts(busy)`."""
 
-    The counter is read every `every_ms`; on a multiple of the step a reading holds whole steps.
-    """
-    here = {"device": "cpu", "kind": "cpu", "name": "Test", "cpu_cores": 2, "versions": {}}
-    events = [
-        {"event": "spec", "version": 1, "run": "r", "pipeline": {}, "t_ns": 0},
-        {"event": "machine", **here, **machine},
-        {"event": "begin", "warmup": 5},
-    ]
-    step_ms = wait_ms + busy_ms
-    for i in range(steps):
-        now = START + i * step_ms * MS
-        ready, end = now + wait_ms * MS, now + step_ms * MS
-        events.append({"event": "step", "i": i, "t": [now, ready, ready, end], "n": 20, "loss": 1})
-    joules = 0.0
-    for at in range(0, steps * step_ms + 1, every_ms):
-        energy = None if watts is None else joules
-        events.append({"event": "telemetry", "t_ns": START + at * MS, "energy_j": energy})
-        if watts:
+    def make(watts=None, wait_ms=30, busy_ms=10, steps=100, every_ms=200, **machine):
+        """20 samples a step; a counter read on a multiple of the step holds whole steps."""
+        here = {"device": "cpu", "kind": "cpu", "name": "Test", "cpu_cores": 2, "versions": {}}
+        events = [
+            {"event": "spec", "version": 1, "run": "r", "pipeline": {}, "t_ns": 0},
+            {"event": "machine", **here, **machine},
+            {"event": "begin", "warmup": 5},
+        ]
+        step_ms = wait_ms + busy_ms
+        for i in range(steps):
+            now = START + i * step_ms * MS
+            ready, end = now + wait_ms * MS, now + step_ms * MS
+            t = [now, ready, ready, end]
+            events.append({"event": "step", "i": i, "t": t, "n": 20, "loss": 1})
+        joules = 0.0
+        for at in range(0, steps * step_ms + 1, every_ms):
+            energy = joules if watts else None
+            events.append({"event": "telemetry", "t_ns": START + at * MS, "energy_j": energy})
             for ms in range(at, at + every_ms):
-                joules += watts(ms % step_ms >= wait_ms) / 1000
-    events += [{"event": "done"}, {"event": "end", "stop": None, "code": 0}]
-    path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    return lk.load(path)
+                joules += watts(ms % step_ms >= wait_ms) / 1000 if watts else 0
+        events += [{"event": "done"}, {"event": "end", "stop": None, "code": 0}]
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
+        path.write_text("".join(json.dumps(event) + "\n" for event in events))
+        return lk.load(path)
+
+    return make
 
 
-def test_a_hand_worked_example(tmp_path):
+def test_a_hand_worked_example(record):
     # 20 samples in 40 ms: 500 samples/s. 100 W: 0.2 J a sample. A million samples: 2000 s, 200 kJ
-    run = record(tmp_path / "r.jsonl", watts=lambda busy: 100)
-    found = lk.cost(
-        run, usd_per_hour=1.8, kg_co2_per_kwh=0.5, usd_per_kwh=0.36, samples_per_epoch=1_000_000
-    )
+    prices = {"usd_per_hour": 1.8, "kg_co2_per_kwh": 0.5, "usd_per_kwh": 0.36}
+    found = lk.cost(record(watts=lambda busy: 100), **prices, samples_per_epoch=1_000_000)
     assert found.joules_per_sample == pytest.approx(0.2)
     assert found.hours_per_epoch == pytest.approx(2000 / 3600)
     assert found.kwh_per_epoch == pytest.approx(200e3 / 3.6e6)
@@ -60,73 +62,79 @@ def test_a_hand_worked_example(tmp_path):
     assert found.idle_kg_co2_per_epoch == pytest.approx(0.75 * found.kg_co2_per_epoch)
 
 
-def test_an_idle_device_that_draws_less_has_a_smaller_part_of_the_energy(tmp_path):
+def test_an_idle_device_that_draws_less_has_a_smaller_part_of_the_energy(record):
     # 1 s idle at 50 W and 1 s busy at 300 W, read five times a second: 50 of 350 J
-    run = record(
-        tmp_path / "r.jsonl", watts=lambda busy: 300 if busy else 50, wait_ms=1000, busy_ms=1000,
-        steps=20,
-    )  # fmt: skip
-    found = lk.cost(run)
+    found = lk.cost(
+        record(watts=lambda busy: 300 if busy else 50, wait_ms=1000, busy_ms=1000, steps=20)
+    )
     assert found.watts == pytest.approx(175)
     assert found.idle_share == pytest.approx(0.5)
     assert found.idle_energy_share == pytest.approx(50 / 350)
 
 
-def test_without_a_counter_energy_and_carbon_are_gaps_and_money_is_not(tmp_path):
-    found = lk.cost(record(tmp_path / "r.jsonl"), usd_per_hour=3.6)
+def test_without_a_counter_energy_and_carbon_are_gaps_and_money_is_not(record):
+    found = lk.cost(record(), usd_per_hour=3.6)
     for name in ("watts", "joules_per_sample", "kwh_per_epoch", "kg_co2_per_epoch",
                  "idle_kwh_per_epoch", "idle_joules_per_sample"):  # fmt: skip
         assert getattr(found, name) is None, name
-    assert found.usd_per_epoch == pytest.approx(prices.SAMPLES_PER_EPOCH / 500 * 0.001)
+    assert found.usd_per_epoch == pytest.approx(costs.SAMPLES_PER_EPOCH / 500 * 0.001)
     assert "energy was not measured" in repr(found) and "0 kWh" not in repr(found)
     json.dumps(found.to_dict(), allow_nan=False)
 
 
-def test_before_and_after_at_the_same_prices(tmp_path):
-    slow = record(tmp_path / "slow.jsonl", watts=lambda busy: 100)
-    fast = record(tmp_path / "fast.jsonl", watts=lambda busy: 160, wait_ms=0)
+def test_before_and_after_at_the_same_prices(record):
+    slow, fast = record(watts=lambda busy: 100), record(watts=lambda busy: 160, wait_ms=0)
     found = lk.cost(fast, before=slow, usd_per_hour=2)
     assert found.before.usd_per_epoch == pytest.approx(4 * found.usd_per_epoch)
-    rows = {row[0].strip(): row for row in found.rows()}
+    rows = {row[0].strip(): row for row in found.table().rows}
     assert rows["rent"][-1] == "0.25x"
     assert rows["energy"][-1] == "0.4x"  # 1.6 times the power for a quarter of the time
     assert found.idle_usd_per_epoch == pytest.approx(0, abs=1e-9)
 
 
-def test_the_default_rent_is_for_known_cards_only():
+def test_the_default_rent_is_for_known_cards_only(record):
     def rent(name, kind="gpu", **more):
-        return prices.usual_rent(Machine(kind=kind, name=name, **more))
+        return costs.usual_rent(Machine(kind=kind, name=name, **more))
 
     assert rent("NVIDIA H200") == 5.408 and rent("NVIDIA A100-SXM4-80GB") == 1.844
     assert rent("NVIDIA GH200 480GB") is None and rent("NVIDIA GeForce RTX 4070") is None
     assert rent("some CPU", kind="cpu", cpu_cores=8) == pytest.approx(4 * 0.0816)
-
-
-def test_an_unknown_card_has_no_price_and_says_what_to_give(tmp_path):
-    run = record(tmp_path / "r.jsonl", kind="gpu", name="NVIDIA X <1>")
-    found = lk.cost(run)
+    found = lk.cost(record(kind="gpu", name="NVIDIA X <1>"))
     assert found.usd_per_epoch is None and "give usd_per_hour" in repr(found)
-    assert "RECORDED on NVIDIA X <1>" in repr(found)
-    assert "&lt;1&gt;" in found._repr_html_() and "<1>" not in found._repr_html_()
+    assert "RECORDED on NVIDIA X <1>" in repr(found) and "<1>" not in found._repr_html_()
 
 
-@pytest.mark.parametrize("bad", [-1, math.nan, math.inf])
-def test_a_bad_price_is_refused_by_name(tmp_path, bad):
-    with pytest.raises(ValueError, match="kg_co2_per_kwh"):
-        lk.cost(record(tmp_path / "r.jsonl"), kg_co2_per_kwh=bad)
-
-
-def test_a_run_without_numbers_has_no_cost(tmp_path):
+def test_a_bad_price_and_a_run_without_numbers_are_refused(record):
+    for bad in (-1, math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"kg_co2_per_kwh.*is not allowed"):
+            lk.cost(record(), kg_co2_per_kwh=bad)
     with pytest.raises(ValueError, match="no cost"):
-        lk.cost(record(tmp_path / "r.jsonl", steps=1))
+        lk.cost(record(steps=1))
+
+
+def test_the_panel_shows_the_cost_at_the_prices_that_are_set(record):
+    panel = lk.cost_panel(record(wait_ms=0), before=record(watts=lambda busy: 100))
+    panel.controls["usd_per_hour"].value = 36.0
+    panel.controls["samples_per_epoch"].value = 2_000_000
+    assert panel.cost.usd_per_epoch == pytest.approx(2e6 * 0.0005 / 3600 * 36)
+    assert f"{panel.cost.usd_per_epoch:.3g}" in panel.table.value
+    assert "An epoch of 2,000,000" in repr(panel)
+
+
+def test_a_ladder_shows_energy_and_the_bottleneck_where_asked_for(record):
+    slow, fast = record(watts=lambda busy: 100), record(wait_ms=0)
+    ladder = lk.Ladder(energy=True, limit=True).add("slow", slow).add("fast", fast)
+    head, first, second = (repr(ladder).splitlines() + [""])[:3]
+    assert "J/sample" in head and "limited by" in head and "J/sample" in ladder._repr_html_()
+    assert "0.2 " in first and " input" in first and " compute" in second
+    assert "J/sample" not in repr(lk.Ladder().add("slow", slow))
 
 
 def zone(root, name, uj, kind="package-0", most=1_000_000):
     folder = root / name
     folder.mkdir(exist_ok=True)
-    (folder / "name").write_text(f"{kind}\n")
-    (folder / "energy_uj").write_text(f"{uj}\n")
-    (folder / "max_energy_range_uj").write_text(f"{most}\n")
+    for file, value in (("name", kind), ("energy_uj", uj), ("max_energy_range_uj", most)):
+        (folder / file).write_text(f"{value}\n")
 
 
 def test_rapl_adds_up_packages_and_survives_a_counter_that_goes_round(tmp_path):
@@ -151,23 +159,3 @@ def test_rapl_that_is_not_there_or_not_readable_is_none(tmp_path):
     meter.read()
     (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
     assert meter.read() == {"energy_j": None}
-
-
-def test_the_panel_shows_the_cost_at_the_prices_that_are_set(tmp_path):
-    slow = record(tmp_path / "slow.jsonl", watts=lambda busy: 100)
-    panel = lk.cost_panel(record(tmp_path / "fast.jsonl", wait_ms=0), before=slow)
-    panel.controls["usd_per_hour"].value = 36.0
-    panel.controls["samples_per_epoch"].value = 2_000_000
-    assert panel.cost.usd_per_epoch == pytest.approx(2e6 * 0.0005 / 3600 * 36)
-    assert f"{panel.cost.usd_per_epoch:.3g}" in panel.table.value
-    assert "An epoch of 2,000,000" in repr(panel)
-
-
-def test_a_ladder_shows_energy_and_the_bottleneck_where_asked_for(tmp_path):
-    slow = record(tmp_path / "slow.jsonl", watts=lambda busy: 100)
-    fast = record(tmp_path / "fast.jsonl", wait_ms=0)
-    ladder = lk.Ladder(energy=True, limit=True).add("slow", slow).add("fast", fast)
-    assert ladder.head[-3:-1] == ("J/sample", "limited by")
-    assert [row[-3:-1] for row in ladder.rows()] == [("0.2", "input"), ("-", "compute")]
-    assert "J/sample" in repr(ladder) and "J/sample" in ladder._repr_html_()
-    assert "J/sample" not in repr(lk.Ladder().add("slow", slow))

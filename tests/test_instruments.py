@@ -15,14 +15,14 @@ from labkit.bench.telemetry import CpuMeter
 from labkit.results.timeline import busy_until
 
 
-def a_run(period_s=0.06, busy_s=0.01, seconds=40.0, telemetry=(), kind="gpu"):
+def a_run(period_s=0.06, busy_s=0.01, seconds=40.0, telemetry=()):
     """A stand-in for a Run whose device works at the end of each period."""
     ends = np.arange(period_s, seconds, period_s)
     return SimpleNamespace(
         busy=np.column_stack([ends - busy_s, ends]),
         telemetry=list(telemetry),
         seconds=lambda t_ns: t_ns / 1e9,
-        machine=SimpleNamespace(kind=kind),
+        machine=SimpleNamespace(kind="gpu"),
         xray=None,
     )
 
@@ -31,26 +31,16 @@ def by_name(run, part):
     return next(reading for reading in lk.instruments(run) if part in reading.name)
 
 
-def test_the_true_intervals_are_off_by_nothing():
-    reading = by_name(a_run(), "true intervals")
-    assert reading.distance_pp == pytest.approx(0, abs=1e-6)
-    assert reading.shows_teeth
-
-
-def test_a_one_second_window_has_the_right_mean_and_shows_no_teeth():
-    reading = by_name(a_run(), "nvidia-smi -l 1")
-    assert reading.mean_error_pp == pytest.approx(0, abs=1)
-    assert reading.distance_pp == pytest.approx(100 * 2 * (1 / 6) * (5 / 6), abs=1)
-    assert reading.shows_teeth is False
-    assert reading.source.startswith("computed")
-
-
-def test_stalls_of_seconds_show_even_in_a_slow_window():
+def test_the_true_intervals_are_off_by_nothing_and_a_one_second_window_shows_no_teeth():
+    true = by_name(a_run(), "true intervals")
+    assert true.distance_pp == pytest.approx(0, abs=1e-6)
+    assert true.shows_teeth
+    window = by_name(a_run(), "nvidia-smi -l 1")
+    assert window.mean_error_pp == pytest.approx(0, abs=1)
+    assert window.distance_pp == pytest.approx(100 * 2 * (1 / 6) * (5 / 6), abs=1)
+    assert window.shows_teeth is False and window.source.startswith("computed")
     assert by_name(a_run(period_s=8.0, busy_s=4.0), "nvidia-smi -l 1").shows_teeth
-
-
-def test_polling_every_15_s_takes_a_few_unrelated_points():
-    assert len(by_name(a_run(), "W&B").shares) == 3
+    assert len(by_name(a_run(), "W&B").shares) == 3  # every 15 s: a few unrelated points
 
 
 def test_a_metric_that_was_not_read_is_missing_and_not_zero():
@@ -77,13 +67,14 @@ def test_a_run_without_steps_is_refused():
         lk.instruments(SimpleNamespace(busy=np.empty((0, 2))))
 
 
-def test_the_figure_has_a_row_for_each_instrument_that_read_something(finished):
-    views = lk.instruments(finished)
+def test_the_figure_has_a_row_for_each_instrument_that_read_something():
+    views = lk.instruments(lk.recorded("batch-16"))
     shown = [reading for reading in views if len(reading.shares)]
     assert len(views.plot().axes) == len(shown) >= 2
     assert "W&amp;B" in views._repr_html_()
 
 
+@pytest.mark.slow
 def test_a_worker_that_ends_while_it_is_read_is_a_gap_and_not_an_idle_core(monkeypatch):
     worker = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:

@@ -21,7 +21,7 @@ from labkit.results.load import load
 from labkit.results.record import RecordError
 from labkit.results.run import Run
 from labkit.show import plots, style
-from labkit.show.instruments import instruments
+from labkit.show.analysis_figures import curves
 from labkit.show.ladder import NO_GAIN, Ladder
 from labkit.show.run_figure import teeth_window
 from labkit.show.step_parts import step_parts, union_length
@@ -204,7 +204,7 @@ def test_missing_samples_are_gaps_never_zero(record):
          "gpu": None if i == 4 else [[10**12 + 100 * MS * i, 0.3]]}
         for i in range(8)
     ]  # fmt: skip
-    nvml, smi = instruments(record(machine=GPU, telemetry=samples))
+    nvml, smi = curves(record(machine=GPU, telemetry=samples))
     assert math.isnan(nvml[2][4])
     assert math.isnan(smi[2][3])
     assert 0 not in nvml[2]
@@ -219,7 +219,7 @@ def test_telemetry_that_is_no_telemetry_is_refused(record):
 
 def test_an_instrument_that_said_nothing_is_not_in_the_legend(record):
     samples = [{"t_ns": 10**12 + MS * i, "gpu_now": None, "cpu": 0.5} for i in range(20)]
-    assert instruments(record(machine=GPU, telemetry=samples)) == []
+    assert curves(record(machine=GPU, telemetry=samples)) == []
     assert "all CPU cores (psutil)" in texts(record(telemetry=samples).plot())
 
 

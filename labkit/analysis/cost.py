@@ -1,27 +1,57 @@
 """What a run costs: energy, money and carbon, per sample and per epoch, and the idle part of it.
 
 Energy comes from the device's own counter, as the record has it, and is None without one; so is
-all that follows from it. Money and carbon come from a price and a grid intensity that are the
-reader's to set; the defaults and their sources stand in `labkit.analysis.prices`.
+all that follows from it. It is the device's alone: not the host's, the memory's or the cooling's.
 
-The energy is the device's alone: not the host's, the memory's or the cooling's.
+Money and carbon come from a price and a grid intensity that are the reader's to set. The defaults:
+
+- `usd_per_hour`: what the device rents for at Amazon. GPUs: "EC2 Capacity Blocks for ML", effective
+  rate per accelerator, list of the end of 2024 (H200 5.408, H100 4.916, A100 1.844), and g5.xlarge
+  on demand, us-east-1, June 2026 (A10G 1.006). CPUs: half of m7g.large (two vCPUs) on demand,
+  us-east-1, June 2026 (0.0816), per core. Other cards have no default: None.
+- `kg_co2_per_kwh`: 0.473, the world's average electricity in 2024, life cycle, CO2 equivalents
+  (Ember, Global Electricity Review 2025). Grids range from about 0.05 to 0.7.
+- `samples_per_epoch`: 1,281,167, the training images of ImageNet-1k (ILSVRC 2012).
+- `usd_per_kwh`: none, since a rent includes the electricity; give it for hardware of your own.
 """
 
 from __future__ import annotations
 
-import html
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from labkit.analysis.energy import power
-from labkit.analysis.prices import KG_CO2_PER_KWH, SAMPLES_PER_EPOCH, usual_rent
+import numpy as np
+
+from labkit.results.result import Result
+from labkit.results.table import Table
+from labkit.results.timeline import busy_until
+
+USD_PER_HOUR = {"H200": 5.408, "H100": 4.916, "A100": 1.844, "A10G": 1.006}
+USD_PER_CORE_HOUR = 0.0816 / 2
+KG_CO2_PER_KWH = 0.473
+SAMPLES_PER_EPOCH = 1_281_167
 
 J_PER_KWH = 3.6e6
+PAUSE_S = 1e-3  # the run's clock stood still between two readings: a pause, of no interest here
+
+ROWS = (  # of the table: (what, attribute, unit)
+    ("time", "hours_per_epoch", "h"),
+    ("rent", "usd_per_epoch", "USD"),
+    ("  of it for an idle device", "idle_usd_per_epoch", "USD"),
+    ("energy", "kwh_per_epoch", "kWh"),
+    ("  of it while idle", "idle_kwh_per_epoch", "kWh"),
+    ("electricity", "electricity_usd_per_epoch", "USD"),
+    ("carbon", "kg_co2_per_epoch", "kg CO2e"),
+    ("  of it while idle", "idle_kg_co2_per_epoch", "kg CO2e"),
+    ("energy of a sample", "joules_per_sample", "J"),
+    ("  of it while idle", "idle_joules_per_sample", "J"),
+)
 
 
-@dataclass(frozen=True)
-class Cost:
+@dataclass(frozen=True, repr=False)
+class Cost(Result):
     """What a run costs. Numbers that need something which was not measured or given are None.
 
     Attributes:
@@ -38,7 +68,14 @@ class Cost:
         usd_per_hour: Rent of the device.
         usd_per_kwh: Price of electricity, for hardware of one's own.
         kg_co2_per_kwh: Carbon intensity of the grid, CO2 equivalents.
-        before: The run that this one is compared with.
+        before: The cost of the run that this one is compared with.
+        joules_per_sample: Energy of the device for one sample, J.
+        hours_per_epoch: Wall time of an epoch, h.
+        kwh_per_epoch: Energy of the device for an epoch, kWh.
+        usd_per_epoch: Rent of the device for an epoch, USD.
+        electricity_usd_per_epoch: Electricity for an epoch, USD; in the rent of a rented device.
+        kg_co2_per_epoch: Carbon of that electricity, kg of CO2 equivalents.
+        idle_usd_per_epoch: Rent paid for an idle device, USD; the other `idle_` numbers likewise.
     """
 
     machine: str
@@ -52,136 +89,47 @@ class Cost:
     usd_per_hour: float | None
     usd_per_kwh: float | None
     kg_co2_per_kwh: float
-    before: Cost | None = None
-
-    @property
-    def joules_per_sample(self) -> float | None:
-        """Energy of the device for one sample, J."""
-        return _times(self.watts, self.seconds_per_sample)
-
-    @property
-    def hours_per_epoch(self) -> float:
-        """Wall time of an epoch, h."""
-        return self.samples_per_epoch * self.seconds_per_sample / 3600
-
-    @property
-    def kwh_per_epoch(self) -> float | None:
-        """Energy of the device for an epoch, kWh."""
-        return _times(self.joules_per_sample, self.samples_per_epoch / J_PER_KWH)
-
-    @property
-    def usd_per_epoch(self) -> float | None:
-        """Rent of the device for an epoch, USD."""
-        return _times(self.hours_per_epoch, self.usd_per_hour)
-
-    @property
-    def electricity_usd_per_epoch(self) -> float | None:
-        """Electricity of the device for an epoch, USD. Part of the rent where it is rented."""
-        return _times(self.kwh_per_epoch, self.usd_per_kwh)
-
-    @property
-    def kg_co2_per_epoch(self) -> float | None:
-        """Carbon of that electricity, kg of CO2 equivalents."""
-        return _times(self.kwh_per_epoch, self.kg_co2_per_kwh)
-
-    @property
-    def idle_usd_per_epoch(self) -> float | None:
-        """Rent paid for an idle device, USD."""
-        return _times(self.usd_per_epoch, self.idle_share)
-
-    @property
-    def idle_kwh_per_epoch(self) -> float | None:
-        """Energy of the idle device for an epoch, kWh."""
-        return _times(self.kwh_per_epoch, self.idle_energy_share)
-
-    @property
-    def idle_kg_co2_per_epoch(self) -> float | None:
-        """Carbon of the idle device for an epoch, kg of CO2 equivalents."""
-        return _times(self.kg_co2_per_epoch, self.idle_energy_share)
-
-    @property
-    def idle_joules_per_sample(self) -> float | None:
-        """Energy of the idle device for one sample, J."""
-        return _times(self.joules_per_sample, self.idle_energy_share)
+    before: Cost | None
+    joules_per_sample: float | None
+    hours_per_epoch: float
+    kwh_per_epoch: float | None
+    usd_per_epoch: float | None
+    electricity_usd_per_epoch: float | None
+    kg_co2_per_epoch: float | None
+    idle_usd_per_epoch: float | None
+    idle_kwh_per_epoch: float | None
+    idle_kg_co2_per_epoch: float | None
+    idle_joules_per_sample: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON types."""
-        given = ("machine", "recorded", "unit", "seconds_per_sample", "watts", "idle_share",
-                 "idle_energy_share", "samples_per_epoch", "usd_per_hour", "usd_per_kwh",
-                 "kg_co2_per_kwh")  # fmt: skip
-        values = {name: getattr(self, name) for name in (*given, *(name for _, name, _ in ROWS))}
-        return values | {"before": self.before and self.before.to_dict()}
+        """Return everything as JSON types."""
+        return asdict(self)
 
-    # -- as a table ------------------------------------------------------------------------------
-
-    @property
-    def title(self) -> str:
-        """What the table is of, and where it was measured."""
-        mark = "RECORDED on " if self.recorded else ""
-        return f"An epoch of {self.samples_per_epoch:,} {self.unit} on {mark}{self.machine}"
-
-    @property
-    def foot(self) -> str:
-        """The prices, and why there are gaps."""
-        rent = "unknown: give usd_per_hour" if self.usd_per_hour is None else _text(
-            self.usd_per_hour, "USD/h"
-        )  # fmt: skip
-        parts = [f"rent {rent}", f"grid {self.kg_co2_per_kwh:g} kg CO2e/kWh"]
-        if self.usd_per_kwh is not None:
-            parts.append(f"electricity {self.usd_per_kwh:g} USD/kWh")
-        if self.watts is None:
-            parts.append("energy was not measured: no readable counter, so no joules and no carbon")
-        return "; ".join(parts)
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """The table: (what, before, now, ratio), or (what, now) where there is nothing before."""
+    def table(self) -> Table:
+        """Return the costs of an epoch and a sample, beside those of the run before."""
         rows = []
         for label, name, unit in ROWS:
-            now = getattr(self, name)
-            old = None if self.before is None else getattr(self.before, name)
-            if name == "electricity_usd_per_epoch" and self.usd_per_kwh is None:
-                continue
+            now, old = getattr(self, name), getattr(self.before, name, None)
             if label.startswith(" ") and now is None and old is None:
                 continue  # the gap is in the line above
-            if self.before is None:
-                rows.append((label, _text(now, unit)))
+            if label == "electricity" and self.usd_per_kwh is None:
                 continue
-            ratio = f"{now / old:.3g}x" if old and now is not None else "-"
-            rows.append((label, _text(old, unit), _text(now, unit), ratio))
-        return rows
-
-    def __repr__(self) -> str:
-        head = ("", "now") if self.before is None else ("", "before", "now", "ratio")
-        rows = [head, *self.rows()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
-            for row in rows
-        ]
-        return "\n".join([self.title, *lines, self.foot])
-
-    def _repr_html_(self) -> str:
-        head = ("", "now") if self.before is None else ("", "before", "now", "ratio")
-        body = "".join(_html_row(row, "td") for row in self.rows())
-        return (
-            f"<div style='max-width:860px'><b>{html.escape(self.title)}</b>"
-            f"<table>{_html_row(head, 'th')}{body}</table>"
-            f"<small>{html.escape(self.foot)}</small></div>"
+            before = (_text(old, unit),) if self.before else ()
+            ratio = (f"{now / old:.3g}x" if old and now is not None else None,)
+            rows.append((label, *before, _text(now, unit), *(ratio if self.before else ())))
+        mark = "RECORDED on " if self.recorded else ""
+        rent = _text(self.usd_per_hour, "USD/h") or "unknown: give usd_per_hour"
+        foot = [f"rent {rent}", f"grid {self.kg_co2_per_kwh:g} kg CO2e/kWh"]
+        if self.usd_per_kwh is not None:
+            foot.append(f"electricity {self.usd_per_kwh:g} USD/kWh")
+        if self.watts is None:
+            foot.append("energy was not measured: no readable counter, so no joules and no carbon")
+        return Table(
+            rows,
+            head=("", "before", "now", "ratio") if self.before else ("", "now"),
+            title=f"An epoch of {self.samples_per_epoch:,} {self.unit} on {mark}{self.machine}",
+            foot=["; ".join(foot)],
         )
-
-
-ROWS = (
-    ("time", "hours_per_epoch", "h"),
-    ("rent", "usd_per_epoch", "USD"),
-    ("  of it for an idle device", "idle_usd_per_epoch", "USD"),
-    ("energy", "kwh_per_epoch", "kWh"),
-    ("  of it while idle", "idle_kwh_per_epoch", "kWh"),
-    ("electricity", "electricity_usd_per_epoch", "USD"),
-    ("carbon", "kg_co2_per_epoch", "kg CO2e"),
-    ("  of it while idle", "idle_kg_co2_per_epoch", "kg CO2e"),
-    ("energy of a sample", "joules_per_sample", "J"),
-    ("  of it while idle", "idle_joules_per_sample", "J"),
-)
 
 
 def cost(
@@ -193,7 +141,7 @@ def cost(
     samples_per_epoch: int | None = None,
     before: Any = None,
 ) -> Cost:
-    """Say what a run costs in energy, money and carbon: per sample, per epoch, and while idle.
+    """Return what a run costs in energy, money and carbon: per sample, per epoch, and while idle.
 
     Args:
         run: A Run.
@@ -203,7 +151,7 @@ def cost(
         samples_per_epoch: Samples in an epoch of your training; None takes ImageNet's.
         before: The Run to compare with, at the same prices.
 
-    The defaults and their sources stand in `labkit.analysis.prices`.
+    The defaults and their sources stand in the docstring of `labkit.analysis.cost`.
 
     Raises:
         ValueError: A price below 0 or not finite, or a run without numbers.
@@ -217,38 +165,80 @@ def cost(
             )
     if not run.throughput:
         raise ValueError(f"{run!r}: a run without numbers has no cost.")
+    rent = usual_rent(run.machine) if usd_per_hour is None else usd_per_hour
+    grid = KG_CO2_PER_KWH if kg_co2_per_kwh is None else kg_co2_per_kwh
+    samples = SAMPLES_PER_EPOCH if samples_per_epoch is None else samples_per_epoch
     watts, idle_energy_share = power(run)
+    idle_share, seconds = 1 - run.utilization, 1 / run.throughput
+    hours, joules = samples * seconds / 3600, _times(watts, seconds)
+    kwh, usd = _times(joules, samples / J_PER_KWH), _times(hours, rent)
+    carbon = _times(kwh, grid)
     return Cost(
         machine=run.machine.name,
         recorded=run.recorded,
         unit=run.unit,
-        seconds_per_sample=1 / run.throughput,
+        seconds_per_sample=seconds,
         watts=watts,
-        idle_share=1 - run.utilization,
+        idle_share=idle_share,
         idle_energy_share=idle_energy_share,
-        samples_per_epoch=SAMPLES_PER_EPOCH if samples_per_epoch is None else samples_per_epoch,
-        usd_per_hour=usual_rent(run.machine) if usd_per_hour is None else usd_per_hour,
+        samples_per_epoch=samples,
+        usd_per_hour=rent,
         usd_per_kwh=usd_per_kwh,
-        kg_co2_per_kwh=KG_CO2_PER_KWH if kg_co2_per_kwh is None else kg_co2_per_kwh,
+        kg_co2_per_kwh=grid,
         before=None if before is None else cost(before, **given),
+        joules_per_sample=joules,
+        hours_per_epoch=hours,
+        kwh_per_epoch=kwh,
+        usd_per_epoch=usd,
+        electricity_usd_per_epoch=_times(kwh, usd_per_kwh),
+        kg_co2_per_epoch=carbon,
+        idle_usd_per_epoch=_times(usd, idle_share),
+        idle_kwh_per_epoch=_times(kwh, idle_energy_share),
+        idle_kg_co2_per_epoch=_times(carbon, idle_energy_share),
+        idle_joules_per_sample=_times(joules, idle_energy_share),
     )
+
+
+def usual_rent(machine: Any) -> float | None:
+    """Return the default rent of a device, USD/h; None for a card that is not in the list."""
+    if machine.kind == "cpu":
+        return machine.cpu_cores and USD_PER_CORE_HOUR * machine.cpu_cores
+    found = [usd for card, usd in USD_PER_HOUR.items() if re.search(rf"\b{card}\b", machine.name)]
+    return found[0] if found else None
+
+
+def power(run: Any) -> tuple[float | None, float | None]:
+    """Return mean power (W) behind the warm-up, and the share of its energy spent while idle.
+
+    None and None where the counter was read less than twice.
+    """
+    counts = [(s["t_ns"] / 1e9, run.seconds(s["t_ns"]), s.get("energy_j")) for s in run.telemetry]
+    start, end = run.busy[max(run.warmup - 1, 0), 1], run.busy[-1, 1]
+    counts = [row for row in counts if row[2] is not None and start <= row[1] <= end]
+    if len(counts) < 2:
+        return None, None
+    clock, moment, joules = np.array(counts, float).T
+    seconds, spent = np.diff(moment), np.diff(joules)
+    sound = (seconds > 0) & (spent >= 0) & (np.diff(clock) - seconds < PAUSE_S)
+    if not sound.any() or not spent[sound].sum():
+        return None, None
+    seconds_busy = np.diff(busy_until(run.busy, moment))
+    idle = (1 - seconds_busy[sound] / seconds[sound]).clip(0, 1)
+    total = float(spent[sound].sum())
+    return total / float(seconds[sound].sum()), float((spent[sound] * idle).sum()) / total
+
+
+def joules_per_sample(run: Any) -> float | None:
+    """Return the device's energy for one sample, J; None where it was not measured."""
+    return _times(power(run)[0], 1 / run.throughput) if run.throughput else None
 
 
 def _times(value: float | None, by: float | None) -> float | None:
     return None if value is None or by is None else value * by
 
 
-def _text(value: float | None, unit: str) -> str:
+def _text(value: float | None, unit: str) -> str | None:
     if value is None:
-        return "-"
+        return None
     digits = max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0
     return f"{value:,.{min(digits, 9)}f} {unit}"
-
-
-def _html_row(cells: tuple[str, ...], tag: str) -> str:
-    styles = ["text-align:left;padding:2px 12px 2px 0;white-space:pre"]
-    styles += ["text-align:right;padding:2px 8px;white-space:nowrap"] * (len(cells) - 1)
-    return "<tr>" + "".join(
-        f"<{tag} style='{style}'>{html.escape(cell)}</{tag}>"
-        for cell, style in zip(cells, styles, strict=True)
-    ) + "</tr>"  # fmt: skip

@@ -8,12 +8,14 @@ of the usual dashboards, which are computed from the true intervals and labelled
 
 from __future__ import annotations
 
-import html
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from labkit.results.result import Result
+from labkit.results.table import Table
 from labkit.results.timeline import busy_until
 
 COMPUTED = "computed from the true intervals"
@@ -40,7 +42,7 @@ COUNTERS = (("sm", "GPM: SM activity"), ("tensor", "GPM: tensor activity"), ("dr
 
 @dataclass(frozen=True)
 class Reading:
-    """What one instrument showed: `shares` (0 to 1, NaN where missing) from `times_s` on.
+    """What one instrument showed: `shares` (0 to 1) from `times_s` on.
 
     `mean_error_pp` is the average of its line less the true utilization over the same time;
     `distance_pp` is how far its line was, on average, from what the device was doing at that
@@ -57,10 +59,9 @@ class Reading:
     @property
     def swing(self) -> float | None:
         """Between the 5th and the 95th percentile of its readings, 0 to 1."""
-        known = self.shares[np.isfinite(self.shares)]
-        if len(known) < 2:
+        if len(self.shares) < 2:
             return None
-        low, high = np.percentile(known, [5, 95])
+        low, high = np.percentile(self.shares, [5, 95])
         return float(high - low)
 
     @property
@@ -69,43 +70,32 @@ class Reading:
         return None if self.swing is None else self.swing >= TEETH
 
 
-class Instruments:
-    """Every instrument's view of one run; prints as a table, draws as a figure."""
+@dataclass(frozen=True, repr=False)
+class Instruments(Result):
+    """Every instrument's view of one run, a Reading each."""
 
-    def __init__(self, run: Any, readings: list[Reading]):
-        self.run, self.readings = run, readings
+    run: Any
+    readings: list[Reading]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Reading]:
         return iter(self.readings)
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """The table: (instrument, where from, readings, mean error, distance, shows the teeth)."""
+    def table(self) -> Table:
+        """Return each instrument's source, readings, errors, and whether it shows the teeth."""
+        words = {True: "yes", False: "no", None: None}
+        rows = [
+            (
+                reading.name,
+                reading.source,
+                len(reading.shares) or "none in this run",
+                _points(reading.mean_error_pp, "+.1f"),
+                _points(reading.distance_pp, ".1f"),
+                words[reading.shows_teeth],
+            )
+            for reading in self.readings
+        ]
         head = ("instrument", "", "readings", "mean error", "off by", "shows the teeth")
-        words = {True: "yes", False: "no", None: "-"}
-        rows = [head]
-        for reading in self.readings:
-            count = str(len(reading.shares)) if len(reading.shares) else "none in this run"
-            errors = (_points(reading.mean_error_pp, "+.1f"), _points(reading.distance_pp, ".1f"))
-            rows.append((reading.name, reading.source, count, *errors, words[reading.shows_teeth]))
-        return rows
-
-    def plot(self) -> Any:
-        """Draw every instrument's line over the true intervals as a matplotlib Figure."""
-        from labkit.show import instruments_figure  # noqa: TID251 -- a door, opened on use
-
-        return instruments_figure.draw(self)
-
-    def __repr__(self) -> str:
-        rows = self.rows()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-
-    def _repr_html_(self) -> str:
-        def row(cells: tuple[str, ...]) -> str:
-            style = " style='text-align:left'"
-            return "<tr>" + "".join(f"<td{style}>{html.escape(c)}</td>" for c in cells) + "</tr>"
-
-        return f"<table>{''.join(map(row, self.rows()))}</table>"
+        return Table(rows, head=head, left=(0, 1, 5))
 
 
 def instruments(run: Any) -> Instruments:
@@ -113,54 +103,49 @@ def instruments(run: Any) -> Instruments:
     busy = run.busy
     if len(busy) < 2:
         raise ValueError(f"The run has {len(busy)} steps: an instrument needs two at least.")
-    found = [_true(busy)]
-    found += [_read(run, key, name) for key, name in CURVES.get(run.machine.kind, ())]
+    shares = np.tile([1.0, 0.0], len(busy))
+    found = [Reading("step timing: the true intervals", READ, busy.ravel(), shares)]
+    found += [_read(name, *samples(run, key)) for key, name in CURVES.get(run.machine.kind, ())]
     if run.machine.kind == "gpu":
-        found.append(_driver_samples(run))
-        found += [_counter(run, key, name) for key, name in COUNTERS]
-    found += [_profiler(run)] if getattr(run, "xray", None) is not None else []
-    found += [_window(busy, *window) for window in WINDOWS]
+        found.append(_read("NVML: the driver's own samples", *driver_samples(run)))
+        for key, name in COUNTERS:
+            values = [(event["t_ns"], (event.get("gpm") or {}).get(key)) for event in run.telemetry]
+            found.append(_read(name, *_during(run, values)))
+    if getattr(run, "xray", None) is not None:  # one number: it looked at a few steps only
+        share = np.array([run.xray.utilization])
+        found.append(Reading("PyTorch Profiler: a few steps", READ, run.busy[-1:, 1], share))
+    for name, window_s, period_s in WINDOWS:
+        times = np.arange(window_s, busy[-1, 1] + 1e-9, period_s)
+        shares = (busy_until(busy, times) - busy_until(busy, times - window_s)) / window_s
+        found.append(Reading(name, COMPUTED, times, shares))
     return Instruments(run, [_judged(reading, busy) for reading in found])
 
 
-def _true(busy: np.ndarray) -> Reading:
-    shares = np.tile([1.0, 0.0], len(busy))
-    return Reading("step timing: the true intervals", READ, busy.ravel(), shares)
+def samples(run: Any, key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return a metric that was read once per telemetry event: (seconds, shares, NaN for gaps)."""
+    return _during(run, [(event["t_ns"], event.get(key)) for event in run.telemetry])
 
 
-def _window(busy: np.ndarray, name: str, window_s: float, period_s: float) -> Reading:
-    times = np.arange(window_s, busy[-1, 1] + 1e-9, period_s)
-    shares = (busy_until(busy, times) - busy_until(busy, times - window_s)) / window_s
-    return Reading(name, COMPUTED, times, shares)
+def driver_samples(run: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the samples that the driver had buffered, each with a stamp of its own."""
+    pairs: list[Any] = []
+    for event in run.telemetry:
+        buffered = event.get("gpu")
+        pairs += [(event["t_ns"], None)] if buffered is None else buffered
+    return _during(run, pairs)
 
 
-def _read(run: Any, key: str, name: str) -> Reading:
-    return _samples(run, name, [(event["t_ns"], event.get(key)) for event in run.telemetry])
+def _during(run: Any, pairs: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Turn (t_ns, share or None) into arrays, of the time in which the run trained."""
+    seconds = np.array([run.seconds(t_ns) for t_ns, _ in pairs], dtype=float)
+    shares = np.array([np.nan if share is None else share for _, share in pairs], dtype=float)
+    inside = (seconds >= 0) & (seconds <= run.busy[-1, 1])
+    return seconds[inside], shares[inside]
 
 
-def _counter(run: Any, key: str, name: str) -> Reading:
-    values = [(event["t_ns"], (event.get("gpm") or {}).get(key)) for event in run.telemetry]
-    return _samples(run, name, values)
-
-
-def _driver_samples(run: Any) -> Reading:
-    pairs = [pair for event in run.telemetry for pair in event.get("gpu") or []]
-    return _samples(run, "NVML: the driver's own samples", pairs)
-
-
-def _samples(run: Any, name: str, pairs: list[tuple[int, float | None]]) -> Reading:
-    end = run.busy[-1, 1]
-    known = [(run.seconds(t_ns), share) for t_ns, share in pairs if share is not None]
-    inside = [(second, share) for second, share in known if 0 <= second <= end]
-    times, shares = np.array(inside, dtype=float).reshape(-1, 2).T
-    return Reading(name, READ, times, shares)
-
-
-def _profiler(run: Any) -> Reading:
-    """One number: the profiler looked at a few steps only."""
-    share = run.xray.utilization
-    shares = np.array([] if share is None else [share], dtype=float)
-    return Reading("PyTorch Profiler: a few steps", READ, run.busy[-1:, 1][: len(shares)], shares)
+def _read(name: str, times: np.ndarray, shares: np.ndarray) -> Reading:
+    known = np.isfinite(shares)
+    return Reading(name, READ, times[known], shares[known])
 
 
 def _judged(reading: Reading, busy: np.ndarray) -> Reading:
@@ -175,10 +160,8 @@ def _judged(reading: Reading, busy: np.ndarray) -> Reading:
     # Over a stretch of length L with b busy seconds a line at r is off by r (L - b) + (1 - r) b
     distance = abs(shares * (lengths - worked) + (1 - shares) * worked).sum() / lengths.sum()
     error = ((shares * lengths).sum() - worked.sum()) / lengths.sum()
-    return Reading(
-        reading.name, reading.source, reading.times_s, reading.shares, 100 * error, 100 * distance
-    )
+    return replace(reading, mean_error_pp=100 * error, distance_pp=100 * distance)
 
 
-def _points(value: float | None, form: str) -> str:
-    return "-" if value is None else f"{value:{form}} pp"
+def _points(value: float | None, form: str) -> str | None:
+    return None if value is None else f"{value:{form}} pp"

@@ -5,7 +5,7 @@ t(B) = a + b B. At B = a / b both are equal: a step takes twice the fixed part, 
 half of the samples/s that it does at best, 1 / b. Hockney called that size n-half and fitted it in
 this way (Hockney 1982, "Characterization of computers and optimization by n1/2"; Hockney and
 Jesshope, Parallel Computers 2, 1988, section 1.3). Below the knee a larger batch is nearly free;
-well above it (ten times: 91 % of the best) it buys hardly anything.
+well above it (ten times: 91% of the best) it buys hardly anything.
 
 The line is fitted to the medians of the step times so that relative errors count alike: small
 batches matter as much as large ones. Where the cost of a sample changes with the batch (a cache
@@ -19,11 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from labkit.results.result import Result
+from labkit.results.table import Table
+
 MISFIT = 0.25  # worst relative error of the line up to which the knee is given without a warning
 
 
-@dataclass(frozen=True)
-class Knee:
+@dataclass(frozen=True, repr=False)
+class Knee(Result):
     """t(B) = fixed_ms + sample_ms x B, and what follows.
 
     `batch_size` is None where it lies outside of what was measured: below the smallest or above
@@ -38,7 +41,7 @@ class Knee:
 
     @property
     def n_half(self) -> float:
-        """The batch of half the best samples/s, wherever it lies; inf if samples cost nothing."""
+        """Batch of half the best samples/s, wherever it lies; inf if samples cost nothing."""
         return self.fixed_ms / self.sample_ms if self.sample_ms else float("inf")
 
     @property
@@ -53,7 +56,7 @@ class Knee:
         return 1e3 / self.sample_ms if self.sample_ms else float("inf")
 
     def predicted_ms(self, batch: float) -> float:
-        """The line's time of a step of `batch` samples, ms."""
+        """Return the line's time of a step of `batch` samples, ms."""
         return self.fixed_ms + self.sample_ms * batch
 
     @property
@@ -74,16 +77,18 @@ class Knee:
         warning = f"; NO STRAIGHT LINE: off by up to {self.misfit:.0%}"
         return found + (warning if self.misfit > MISFIT else f" (line within {self.misfit:.0%})")
 
-    def plot(self) -> Any:
-        """Draw step time and samples/s against batch with the line, as a matplotlib Figure."""
-        from labkit.show.knee_figure import draw  # noqa: TID251 -- a door, opened on use
-
-        return draw(self)
-
-    def __repr__(self) -> str:
-        return (
-            f"Knee({self.line}; step = {self.fixed_ms:.3g} ms + {self.sample_ms:.3g} ms x batch; "
-            f"at best {self.best_throughput:,.0f} samples/s)"
+    def table(self) -> Table:
+        """Return each batch measured, beside the line."""
+        rows = [
+            (size, f"{ms:.3g}", f"{self.predicted_ms(size):.3g}", f"{size / ms * 1e3:,.0f}")
+            for size, ms in zip(self.sizes, self.step_ms, strict=True)
+        ]
+        return Table(
+            rows,
+            head=("batch", "compute, ms", "line, ms", "samples/s"),
+            title=f"Knee: {self.line}; step = {self.fixed_ms:.3g} ms + {self.sample_ms:.3g} ms x "
+            f"batch; at best {self.best_throughput:,.0f} samples/s",
+            left=(),
         )
 
 

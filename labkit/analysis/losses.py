@@ -8,83 +8,55 @@ from typing import Any
 
 import numpy as np
 
+from labkit.results.result import Result
+from labkit.results.table import Table
+
 TOLERANCE = 0.1  # of the mean loss; the losses of single batches differ by more than that
+SAME = ("dataset", "batch_size", "seed", "image_px", "model", "augment")  # knobs of a task
 
 
-@dataclass(frozen=True)
-class Survival:
-    """One run's loss against that of the run it should equal."""
+@dataclass(frozen=True, repr=False)
+class Losses(Result):
+    """The loss curves of runs on the same batches, the first of which sets the standard."""
 
-    run: Any
-    mean: float  # loss over all steps; NaN where one was not finite
-    difference: float  # relative, to the base's
+    runs: tuple[Any, ...]
+    tolerance: float
 
-    def within(self, tolerance: float = TOLERANCE) -> bool:
-        """Whether the losses agree; False where one is not finite."""
-        return bool(abs(self.difference) <= tolerance)
-
-
-class Losses:
-    """`lk.losses(base, other, ...)`: the loss curves of runs on the same batches."""
-
-    def __init__(self, base: Any, *others: Any, tolerance: float = TOLERANCE):
-        """Take the run that sets the standard, and those held against it.
-
-        Raises ValueError where the runs did not see the same batches: other data, batch size, seed
-        or number of steps.
-        """
-        self.base, self.others, self.tolerance = base, others, tolerance
-        for run in others:
-            for knob in ("dataset", "batch_size", "seed", "image_px", "model", "augment"):
-                a, b = getattr(base.pipeline, knob), getattr(run.pipeline, knob)
-                if a != b:
-                    raise ValueError(f"{knob}={b!r} against {a!r}: not the same task.")
-        self.steps = min(run.steps for run in (base, *others))
-
-    @property
-    def runs(self) -> list[Any]:
-        """The base first."""
-        return [self.base, *self.others]
+    def curve(self, run: Any) -> np.ndarray:
+        """Return the loss of every step that all runs have."""
+        return np.array(run.loss[: min(run.steps for run in self.runs)])
 
     def mean_of(self, run: Any) -> float:
-        """Mean loss over the steps that all runs have: slower learning raises it, too.
+        """Return the mean loss over the steps that all runs have: slower learning raises it, too.
 
         Not the loss at the end: where a task is learned that is next to nothing, and any two of
         those differ by a large factor.
         """
         return float(np.mean(self.curve(run)))
 
-    def curve(self, run: Any) -> np.ndarray:
-        """The loss of every step that all runs have."""
-        return np.array(run.loss[: self.steps])
+    def difference(self, run: Any) -> float:
+        """Return how far a run's mean loss is from the first run's, relative to that."""
+        return self.mean_of(run) / self.mean_of(self.runs[0]) - 1
 
-    @property
-    def survivals(self) -> list[Survival]:
-        """Each other run against the base."""
-        base = self.mean_of(self.base)
-        means = [(run, self.mean_of(run)) for run in self.others]
-        return [Survival(run, mean, mean / base - 1) for run, mean in means]
+    def within(self, run: Any) -> bool:
+        """Return whether a run's loss agrees with the first's; False where one is not finite."""
+        return bool(abs(self.difference(run)) <= self.tolerance)
 
     @property
     def survived(self) -> bool:
         """Whether every run's loss is within the tolerance."""
-        return all(each.within(self.tolerance) for each in self.survivals)
+        return all(self.within(run) for run in self.runs[1:])
 
-    def plot(self) -> Any:
-        """Draw the curves, as a matplotlib Figure."""
-        from labkit.show.losses_figure import draw  # noqa: TID251 -- a door, opened on use
-
-        return draw(self)
-
-    def __repr__(self) -> str:
-        lines = [f"{name_of(self.base):24} mean loss {self.mean_of(self.base):.4f}"]
-        for each in self.survivals:
-            word = "within" if each.within(self.tolerance) else "OUTSIDE"
-            lines.append(
-                f"{name_of(each.run):24} mean loss {each.mean:.4f}, "
-                f"{each.difference:+.1%}: {word} the tolerance of {self.tolerance:.0%}"
-            )
-        return "\n".join(lines)
+    def table(self) -> Table:
+        """Return the mean loss of every run, and how far it is from the first run's."""
+        word = {True: "within", False: "OUTSIDE"}
+        rows = [
+            (name_of(run), f"{self.mean_of(run):.4f}", f"{self.difference(run):+.1%}",
+             f"{word[self.within(run)]} the tolerance of {self.tolerance:.0%}")
+            for run in self.runs[1:]
+        ]  # fmt: skip
+        first = (name_of(self.runs[0]), f"{self.mean_of(self.runs[0]):.4f}", "", "")
+        return Table([first, *rows], head=("", "mean loss", "difference", ""), left=(0, 3))
 
 
 def losses(base: Any, *others: Any, tolerance: float = TOLERANCE) -> Losses:
@@ -96,13 +68,18 @@ def losses(base: Any, *others: Any, tolerance: float = TOLERANCE) -> Losses:
         tolerance: Relative difference allowed in the mean loss over all steps.
 
     Raises:
-        ValueError: The runs did not train on the same batches.
+        ValueError: The runs did not train on the same batches: other data, batch size or seed.
     """
-    return Losses(base, *others, tolerance=tolerance)
+    for run in others:
+        for knob in SAME:
+            a, b = getattr(base.pipeline, knob), getattr(run.pipeline, knob)
+            if a != b:
+                raise ValueError(f"{knob}={b!r} against {a!r}: not the same task.")
+    return Losses((base, *others), tolerance)
 
 
 def name_of(run: Any) -> str:
-    """The format that a run really used: what could not act here is never in the label."""
+    """Return the format that a run really used: what could not act here is never in the label."""
     mark = f" RECORDED on {run.machine.name}" if run.recorded else ""
     return run.pipeline.precision + mark
 

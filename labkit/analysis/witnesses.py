@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis import energy
 from labkit.analysis import thresholds as limits
+from labkit.analysis.cost import power
 from labkit.results.timeline import busy_until
 
 POWER_LAGS_S = 1.0  # NVML's power is the mean of the last second (nvmlDeviceGetPowerUsage, Ampere)
@@ -80,7 +80,7 @@ def _power(run: Any) -> Witness | None:
     """A card that waits draws little. So do kernels that use little of it."""
     caps = [sample.get("power_limit_w") for sample in run.telemetry]
     caps = [watts for watts in caps if watts is not None and watts > 0]
-    watts = energy.power(run)[0] or _mean_watts(run)
+    watts = power(run)[0] or _mean_watts(run)
     if not caps or watts is None or run.utilization <= 0:
         return None
     drawn = watts / float(np.median(caps))

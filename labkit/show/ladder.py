@@ -6,7 +6,7 @@ import html
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.analysis.energy import joules_per_sample
+from labkit.analysis.cost import joules_per_sample
 from labkit.results.run import Run, stated_waits
 from labkit.show.run_header import machine_lines, stated_of
 

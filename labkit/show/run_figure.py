@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
 
 from labkit.results.run import Run
-from labkit.show.instruments import instruments
+from labkit.show.analysis_figures import curves
 from labkit.show.run_header import GREY, LOUD, device_of, run_header
 from labkit.show.step_parts import step_parts
 from labkit.show.style import (
@@ -111,7 +111,7 @@ def _draw_whole(axes: Axes, run: Run, before: Run | None, window: tuple[int, flo
     """Utilization from the true intervals, the instruments' own samples, warm-up and mean."""
     end = run.busy[-1, 1]
     handles = _draw_warm_up(axes, run)
-    handles += [_draw_instrument(axes, *instrument) for instrument in instruments(run)]
+    handles += [_draw_instrument(axes, *instrument) for instrument in curves(run)]
     if before:
         _draw_curve(axes, before, fill=False, color=BEFORE, linewidth=1.0, alpha=0.75, zorder=3)
         handles.append(Line2D([], [], color=BEFORE, linewidth=1.0, label="before"))

@@ -2,150 +2,75 @@
 
 from __future__ import annotations
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from labkit.analysis.trace import Breakdown
-from labkit.show.style import (
-    COMPUTE,
-    COPY,
-    DPI,
-    OTHER,
-    WAIT,
-    WIDTH_IN,
-    Picture,
-    drawable,
-    literal,
-    our_style,
-)
+from labkit.show.primitives import Bar, hbars, rows_in
+from labkit.show.run_header import BOLD
+from labkit.show.style import COMPUTE, COPY, OTHER, WAIT, drawable, literal, our_style, page
 
-COLOURS = {  # the kit's where a class is one of its parts, else what is left of the same palette
-    "kernel": COMPUTE,
-    "memcpy": COPY,
-    "memset": "#F0E442",
-    "communication": "#0072B2",
-    "runtime": "#D55E00",
-    "dataloader": WAIT,
-    "cpu_exec": "#56B4E9",
-    "other": OTHER,
+CLASSES = {  # (name, colour): the kit's where a class is one of its parts
+    "kernel": ("kernel", COMPUTE),
+    "memcpy": ("copy", COPY),
+    "memset": ("memset", "#F0E442"),
+    "communication": ("communication", "#0072B2"),
+    "runtime": ("CUDA calls", "#D55E00"),
+    "dataloader": ("DataLoader", WAIT),
+    "cpu_exec": ("CPU operators", "#56B4E9"),
+    "other": ("other (Python)", OTHER),
 }
 TENSOR_CORE = "#004D40"
-NAMES = {
-    "kernel": "kernel",
-    "memcpy": "copy",
-    "memset": "memset",
-    "communication": "communication",
-    "runtime": "CUDA calls",
-    "dataloader": "DataLoader",
-    "cpu_exec": "CPU operators",
-    "other": "other (Python)",
-}
-DARK = {"kernel", "memcpy", "communication", "runtime"}  # white text on these
 CAUSES = {
-    "host_wait_us": "host wait\n(ran dry)",
-    "kernel_wait_us": "kernel wait\n(short gaps)",
+    "host_wait_us": "host wait (ran dry)",
+    "kernel_wait_us": "kernel wait (short gaps)",
     "other_us": "other",
 }
 KERNELS = 6  # listed
 NAME_LENGTH = 46  # characters of a kernel's name
+LEFT_IN = 3.1  # room for it
 
 
 @our_style
 def draw(breakdown: Breakdown) -> Figure:
-    """Draw the average step of a trace; times in ms, nothing touches pyplot's global state.
-
-    A trace without device activity gets the bar of the step alone.
-    """
-    on_gpu = breakdown.gpu_utilization is not None
-    figure = Picture(
-        figsize=(WIDTH_IN, 5.2 if on_gpu else 2.2), dpi=DPI, facecolor="white", layout="constrained"
+    """Draw the average step of a trace as bars; one without device activity has no idle gaps."""
+    classes = [
+        Bar(name, ms, f"{_ms(ms)} ({_percent(breakdown.shares[key])})", colour)
+        for key, (name, colour) in CLASSES.items()
+        if (ms := breakdown.shares[key] * breakdown.step_us / 1000)
+    ]
+    panels = [("the average step by class: sums, not a timeline", classes)]
+    if breakdown.gpu_utilization is not None:
+        gaps = {name: breakdown.idle[cause] / 1000 for cause, name in CAUSES.items()}
+        idle, share = sum(gaps.values()), sum(gaps.values()) * 1000 / breakdown.step_us
+        bars = [Bar(name, ms, _ms(ms), "#777777") for name, ms in gaps.items()]
+        panels.append((f"device idle: {_ms(idle)} a step ({_percent(share)})", bars))
+    if breakdown.top_kernels:
+        cores = (breakdown.tensor_core_share, breakdown.tensor_core_eligible_share)
+        on, could = (_percent(share) for share in cores)
+        title = f"top kernels; on Tensor Cores: {on} of kernel time, could be {could}"
+        panels.append((title, _kernels(breakdown)))
+    steps = f"{breakdown.steps} steps" if breakdown.steps > 1 else "1 step"
+    device = drawable(breakdown.device_name or breakdown.device_kind.upper(), 40)
+    header = (
+        f"{device}: {_percent(breakdown.utilization)} of a step computing; {steps} of "
+        f"{_ms(breakdown.step_us / 1000)} on average"
     )
-    rows = figure.subfigures(2 if on_gpu else 1, 1, squeeze=False, height_ratios=_heights(on_gpu))
-    _draw_step(rows[0, 0].subplots(), breakdown)
-    if on_gpu:
-        left, right = rows[1, 0].subplots(1, 2)
-        _draw_idle(left, breakdown)
-        _draw_kernels(right, breakdown)
+    sizes = [(0.36, rows_in(len(bars))) for _, bars in panels]
+    figure, drawn = page([(header, BOLD)], sizes, left_in=LEFT_IN, bottom_in=0.15)
+    for axes, (title, bars) in zip(drawn, panels, strict=True):
+        hbars(axes, bars)
+        literal(axes.set_title(title, loc="left"))
     return figure
 
 
-def _heights(on_gpu: bool) -> list[float]:
-    return [2.3, 3.3] if on_gpu else [1]
-
-
-def _draw_step(axes: Axes, breakdown: Breakdown) -> None:
-    """One stacked bar: the classes in order of priority, the wide ones labelled inside."""
-    left = 0.0
-    handles = []
-    for name, share in breakdown.shares.items():
-        ms = share * breakdown.step_us / 1000
-        colour = COLOURS[name]
-        axes.barh(0, ms, left=left, color=colour, edgecolor="white", linewidth=1)
-        if share >= 0.14:
-            axes.text(
-                left + ms / 2, 0, f"{NAMES[name]}\n{_ms(ms)}", ha="center", va="center",
-                color="white" if name in DARK else "black",
-            )  # fmt: skip
-        if ms:
-            label = f"{NAMES[name]} {_ms(ms)} ({_percent(share)})"
-            handles.append(Patch(color=colour, label=label))
-        left += ms
-    steps = f"{breakdown.steps} steps" if breakdown.steps > 1 else "1 step"
-    device = drawable(breakdown.device_name or breakdown.device_kind.upper(), 40)
-    _title(
-        axes,
-        f"Average of {steps} on {device}: {_ms(breakdown.step_us / 1000)}, "
-        f"{_percent(breakdown.utilization)} of it computing",
-    )
-    axes.set_xlim(0, breakdown.step_us / 1000)
-    axes.set_yticks([])
-    axes.set_xlabel("ms of the step, by class (sums, not a timeline)")
-    axes.spines["left"].set_visible(False)
-    axes.figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
-
-
-def _draw_idle(axes: Axes, breakdown: Breakdown) -> None:
-    """Bars of the device's idle time by cause."""
-    values = [breakdown.idle[cause] / 1000 for cause in CAUSES]
-    bars = axes.barh(list(CAUSES.values()), values, color="#777777")
-    axes.bar_label(bars, [_ms(value) for value in values], padding=4)
-    share = sum(values) * 1000 / breakdown.step_us
-    _title(axes, f"Device idle: {_ms(sum(values))} a step ({_percent(share)})")
-    _finish(axes, max(values))
-    axes.set_xlabel("ms per step")
-
-
-def _draw_kernels(axes: Axes, breakdown: Breakdown) -> None:
-    """Bars of the kernels that took most time, those on Tensor Cores marked."""
-    top = breakdown.top_kernels[:KERNELS]
-    values = [kernel.total_us / 1000 / breakdown.steps for kernel in top]
-    colours = [TENSOR_CORE if kernel.tensor_core else COLOURS["kernel"] for kernel in top]
-    marks = [" (Tensor Cores)" if kernel.tensor_core else "" for kernel in top]
-    labels = [_ms(value) + mark for value, mark in zip(values, marks, strict=True)]
-    bars = axes.barh(range(len(top)), values, color=colours)
-    axes.bar_label(bars, labels, padding=4)
-    axes.set_yticks(range(len(top)), [_short(kernel.name) for kernel in top], fontsize=7.5)
-    for label in axes.get_yticklabels():
-        literal(label)
-    _title(axes, "Top kernels")
-    cores = (breakdown.tensor_core_share, breakdown.tensor_core_eligible_share)
-    on, could = (_percent(share) for share in cores)
-    _finish(axes, max(values, default=0), room=1.6 if any(marks) else 1.3)
-    # Flush right, so that it runs under the names, not out of the figure.
-    axes.set_xlabel(
-        f"ms per step (on Tensor Cores: {on} of kernel time, could be {could})", loc="right"
-    )
-
-
-def _finish(axes: Axes, largest: float, room: float = 1.3) -> None:
-    axes.invert_yaxis()
-    axes.set_xlim(0, largest * room or 1)  # the labels at the bars' ends need it
-    axes.tick_params(axis="y", length=0)
-
-
-def _title(axes: Axes, text: str) -> None:
-    literal(axes.set_title(text, loc="left", fontsize=10))
+def _kernels(breakdown: Breakdown) -> list[Bar]:
+    """Return bars of the kernels that took most time, those on Tensor Cores marked."""
+    bars = []
+    for kernel in breakdown.top_kernels[:KERNELS]:
+        ms = kernel.total_us / 1000 / breakdown.steps
+        colour, mark = (TENSOR_CORE, " (Tensor Cores)") if kernel.tensor_core else (COMPUTE, "")
+        bars.append(Bar(_short(kernel.name), ms, _ms(ms) + mark, colour))
+    return bars
 
 
 def _ms(value: float) -> str:
