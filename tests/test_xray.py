@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from labkit.bench import op_times
+from labkit.bench import profile
 from labkit.results.launch import launch
 from labkit.results.load import load
 
@@ -79,7 +79,7 @@ def test_time_between_operators_is_a_gap_and_an_inner_operator_is_not_counted_tw
         event("aten::addmm", 15, 30),
         event("aten::add", 60, 5),
     ]
-    found = op_times.summarise(events, "w")
+    found = profile.summarise(events, "w")
     assert found["gap_us"] == pytest.approx(55)
     assert found["heavy_us"] == pytest.approx(40)
     assert (found["tiny_us"], found["tiny_ops"]) == (pytest.approx(5), 1)
@@ -93,19 +93,19 @@ def test_marks_around_operators_are_no_operators():
         event("autograd::engine::evaluate_function: MmBackward0", 0, 70),
         event("aten::mm", 10, 30),
     ]
-    assert op_times.summarise(events, "w")["gap_us"] == pytest.approx(70)
+    assert profile.summarise(events, "w")["gap_us"] == pytest.approx(70)
 
 
 def test_the_calmest_step_is_taken():
     events = [event("w", 0, 100), event("w", 200, 50), event("aten::mm", 200, 50)]
-    assert op_times.summarise(events, "w")["window_us"] == pytest.approx(50)
+    assert profile.summarise(events, "w")["window_us"] == pytest.approx(50)
     with pytest.raises(ValueError, match="kept none"):
-        op_times.summarise(events, "other")
+        profile.summarise(events, "other")
 
 
 def test_a_chain_of_elementwise_passes_could_be_one():
     chain = [event("aten::mul", 100 * i, 100) for i in range(4)]
-    assert op_times.summarise([event("w", 0, 400), *chain], "w")["fusible_us"] == pytest.approx(300)
+    assert profile.summarise([event("w", 0, 400), *chain], "w")["fusible_us"] == pytest.approx(300)
 
 
 def test_a_product_or_another_size_ends_a_chain():
@@ -115,4 +115,4 @@ def test_a_product_or_another_size_ends_a_chain():
         event("aten::mul", 200, 100),
         event("aten::mul", 300, 100, size=10),
     ]
-    assert op_times.summarise([event("w", 0, 400), *broken], "w")["fusible_us"] == 0
+    assert profile.summarise([event("w", 0, 400), *broken], "w")["fusible_us"] == 0

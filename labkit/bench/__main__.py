@@ -111,8 +111,7 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
 
 def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog, stage: Any) -> None:
     """Set up the pipeline that `spec` describes, and train."""
-    from labkit.bench import data, handoff, machine, slow_script, user_dataset
-    from labkit.bench import profile as xray
+    from labkit.bench import data, machine, probes, profile, slow_script, user_dataset
     from labkit.bench.loop import train
     from labkit.bench.resolve_config import resolve_config
     from labkit.bench.timeline import make_timeline
@@ -136,12 +135,12 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog, stage: An
     held.append(iterator)
     workers.extend(multiprocessing.active_children())
     log.write("workers", pids=[worker.pid for worker in workers])
-    xray.keep_time(job)
+    profile.keep_time(job)
     steps = train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=machine.peak_bytes(device))
-    xray.look(trainer, iterator, job, steps, folder, log)
+    profile.look(trainer, iterator, job, steps, folder, log)
     batch = iterator.tensors if own else data.like_a_batch(job)
-    handoff.look(batch, steps, log, None if own else handoff.training(trainer))
+    probes.hand_over(batch, steps, log, None if own else trainer)
 
 
 def prepare(

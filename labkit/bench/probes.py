@@ -1,25 +1,41 @@
-"""What a change would bring, measured: the same step with twice the batch, and in BF16.
+"""What is tried out once a run is over: other settings of its step, and handing over a batch.
 
-Timed after the run, interleaved, on the run's last batch, so that nothing else differs.
+Where a run has no workers it cannot tell what workers would cost, and where it has, the cost hides
+in the waiting. So one worker hands over a few ready batches of the run's own shape, each taken
+right behind a step, as in a run that is fed: at rest, taking one costs up to five times as much.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 import torch
 
-from labkit.bench import memory_limit
+from labkit.bench import formats, memory_limit
+from labkit.bench.process import worker_dies_with_bench
+from labkit.process.events import EventLog, now_ns
 
 ROUNDS = 7
 BUDGET_S = 0.3  # for all rounds; at least two are done
-HOPELESS = 3.0  # a format this much slower in its first step is not tried again
+HOPELESS = 3.0  # BF16 so much slower in its first step is not tried again
+
+HANDOFF_ROUNDS = 12
+COLD_EVERY = 3  # rounds: one behind a long wait, the others right behind a step
+FIRST = 2  # rounds that are left out: the worker starts
+HANDOFF_BUDGET_S = 0.35
+HANDOFF_COST_S = 0.4  # about what it takes with the worker's start; see `profile.keep_time`
+COLD_S = 0.035  # after such a wait the model finds cold caches and a core that was asleep
+SETTLE_S = 0.004  # between two batches where there is no step that could be tried
+MIN_STEPS = 8  # of a run: a shorter one is a quick look
 
 
 def measure(trainer: Any, images: torch.Tensor, labels: torch.Tensor) -> dict[str, float | None]:
     """Time one step's compute as it is, with twice the batch, and in BF16.
+
+    They are timed interleaved, on the run's last batch, so that nothing else differs.
 
     Args:
         trainer: The run's trainer; its weights move on, so the run must be over.
@@ -31,15 +47,17 @@ def measure(trainer: Any, images: torch.Tensor, labels: torch.Tensor) -> dict[st
         does not grow with the batch; `bf16_speedup`: time as it is over time in BF16. None where
         it could not be tried.
     """
-    kinds = {"plain": (images, labels, trainer.job.precision)}
+    asked = trainer.job.precision
+    kinds = {"plain": (images, labels, asked)}
     if not hasattr(trainer.model, "_orig_mod"):  # a compiled model would be compiled anew
-        twice = (torch.cat([images, images]), torch.cat([labels, labels]))
-        kinds["double"] = (*twice, trainer.job.precision)
-        if trainer.job.precision == "fp32" and bf16_possible(trainer.device):
+        kinds["double"] = (torch.cat([images, images]), torch.cat([labels, labels]), asked)
+        if asked == "fp32" and not formats.lacks("bf16", trainer.device):
             kinds["bf16"] = (images, labels, "bf16")
-    times = interleaved(trainer, kinds)
-    plain = times["plain"]
-    double, bf16 = times.get("double"), times.get("bf16")
+    try:
+        times = _interleaved(trainer, kinds)
+    finally:
+        trainer.job.precision = asked
+    plain, double, bf16 = times["plain"], times.get("double"), times.get("bf16")
     return {
         "plain_us": plain * 1e6,
         "fixed_share": None if double is None else min(max(2 - double / plain, 0.0), 1.0),
@@ -47,43 +65,33 @@ def measure(trainer: Any, images: torch.Tensor, labels: torch.Tensor) -> dict[st
     }
 
 
-def interleaved(trainer: Any, kinds: dict[str, tuple]) -> dict[str, float]:
+def _interleaved(trainer: Any, kinds: dict[str, tuple]) -> dict[str, float]:
     """Time each kind of step in turn, round after round; return medians in s."""
-    asked, times = trainer.job.precision, {name: [] for name in kinds}
+    times: dict[str, list[float]] = {name: [] for name in kinds}
     started = time.perf_counter()
-    try:
-        for turn in range(ROUNDS + 1):
-            for name, (images, labels, precision) in list(kinds.items()):
-                trainer.job.precision = precision
-                try:
-                    seconds = timed(trainer, images, labels)
-                except RuntimeError as error:
-                    if name == "plain" or not memory_limit.refused(error):
-                        raise
-                    trainer.optimizer.zero_grad(set_to_none=True)
-                    del kinds[name]  # no room for it: the others stand
-                    times.pop(name)
-                    continue
-                if turn:
-                    times[name].append(seconds)  # the first of each warms up
-                elif name == "bf16" and seconds > HOPELESS * timed_again(trainer, kinds, asked):
-                    times[name].append(seconds)
-                    del kinds[name]
-            if turn >= 2 and time.perf_counter() - started > BUDGET_S:
-                break
-    finally:
-        trainer.job.precision = asked
+    for turn in range(ROUNDS + 1):
+        for name, kind in list(kinds.items()):
+            try:
+                seconds = _timed(trainer, *kind)
+            except RuntimeError as error:
+                if name == "plain" or not memory_limit.refused(error):
+                    raise
+                trainer.optimizer.zero_grad(set_to_none=True)
+                del kinds[name], times[name]  # no room for it: the others stand
+                continue
+            if turn:
+                times[name].append(seconds)  # the first of each warms up
+            elif name == "bf16" and seconds > HOPELESS * _timed(trainer, *kinds["plain"]):
+                times[name].append(seconds)
+                del kinds[name]
+        if turn >= 2 and time.perf_counter() - started > BUDGET_S:
+            break
     return {name: median(seconds) for name, seconds in times.items() if seconds}
 
 
-def timed_again(trainer: Any, kinds: dict[str, tuple], precision: str) -> float:
-    """Time the plain step once more."""
-    trainer.job.precision = precision
-    return timed(trainer, *kinds["plain"][:2])
-
-
-def timed(trainer: Any, images: torch.Tensor, labels: torch.Tensor) -> float:
+def _timed(trainer: Any, images: torch.Tensor, labels: torch.Tensor, precision: str) -> float:
     """Return how long one compute takes on the device, s."""
+    trainer.job.precision = precision
     on_cpu = trainer.device.type == "cpu"
     clock = time.thread_time if on_cpu else time.perf_counter  # not the time others had the core
     finish(trainer.device)
@@ -99,6 +107,100 @@ def finish(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def bf16_possible(device: torch.device) -> bool:
-    """Whether BF16 is worth a try: every CPU runs it, if slowly; of GPUs, Ampere and later."""
-    return device.type != "cuda" or torch.cuda.is_bf16_supported(False)
+# -- handing over a batch --------------------------------------------------------------------------
+
+
+class Ready(torch.utils.data.Dataset):
+    """Batches that are there at once: all that is left is handing them over."""
+
+    def __init__(self, batch: tuple[torch.Tensor, ...]):
+        self.batch, self.before = batch, None
+
+    def __len__(self) -> int:
+        return HANDOFF_ROUNDS + 4  # more than are taken: the last are prepared as the others
+
+    def __getitem__(self, _: int) -> tuple:
+        now = time.process_time_ns()
+        between = 0 if self.before is None else now - self.before
+        start = time.thread_time_ns()
+        batch = tuple(tensor.clone().share_memory_() for tensor in self.batch)
+        share = time.thread_time_ns() - start
+        start = time.thread_time_ns()
+        for tensor in self.batch:
+            tensor.clone()
+        clone = time.thread_time_ns() - start
+        self.before = time.process_time_ns()
+        return *batch, between, max(0, share - clone)
+
+
+def hand_over(batch: tuple[torch.Tensor, ...], steps: int, log: EventLog, trainer: Any) -> None:
+    """Write the `handoff` event, or why there is none; `trainer` is a CPU's. Never ends the run."""
+    if steps < MIN_STEPS:
+        return
+    compute = None  # a device of its own does that: the host's caches stay as they are
+    if trainer is not None and trainer.device.type == "cpu":
+
+        def compute(*batch: torch.Tensor) -> None:
+            trainer.compute(*trainer.to_device(*batch), update=True)
+
+    try:
+        log.write("handoff", **handoff_costs(batch, compute))
+    except Exception as error:  # the run itself is complete: its numbers stand
+        log.write("no_handoff", why=f"{type(error).__name__}: {str(error)[:300]}")
+
+
+def handoff_costs(
+    batch: tuple[torch.Tensor, ...], compute: Callable | None = None
+) -> dict[str, float | None]:
+    """Hand `batch` over a few times, let `compute(*batch)` train on it, and return the medians.
+
+    Returns:
+        In µs: `main_wall_us` and `main_cpu_us`, from asking for a batch that is there to having
+        it; `touch_us`, what reading it the first time takes longer than the second; `share_us`,
+        CPU time of the worker to put it into shared memory; `worker_us`, other CPU time of the
+        worker a batch, all its threads; `start_us`, from nothing to the first batch; `warm_us`
+        and `cold_us`, CPU time of the compute right behind a step, and 35 ms after it (None
+        where not tried). And `bytes`.
+    """
+    loader = torch.utils.data.DataLoader(
+        Ready(batch), batch_size=None, num_workers=1, worker_init_fn=worker_dies_with_bench,
+        timeout=20,
+    )  # fmt: skip
+    rows, warm, cold, begun = [], [], [], now_ns()
+    iterator = iter(loader)
+    received = next(iterator)
+    start_us = (now_ns() - begun) / 1e3
+    for turn in range(HANDOFF_ROUNDS):
+        late = turn % COLD_EVERY == 0
+        if compute is None or late:
+            time.sleep(COLD_S if compute else SETTLE_S)
+        wall, cpu = now_ns(), time.thread_time_ns()
+        received = next(iterator)
+        wall, cpu = now_ns() - wall, time.thread_time_ns() - cpu
+        touch = 0
+        if compute is None:
+            touch = _cpu_ns(received[0].sum) - _cpu_ns(received[0].sum)
+        else:
+            (cold if late else warm).append(_cpu_ns(compute, *received[:-2]))
+        if compute is None or not late:
+            rows.append((wall, cpu, touch, *received[-2:]))
+        if now_ns() - begun > HANDOFF_BUDGET_S * 1e9 and len(rows) > FIRST + 1:
+            break
+    wall, cpu, touch, between, share = map(median, zip(*rows[FIRST:], strict=True))
+    return {
+        "main_wall_us": wall / 1e3,
+        "main_cpu_us": cpu / 1e3,
+        "touch_us": max(0.0, touch / 1e3),
+        "share_us": share / 1e3,
+        "worker_us": between / 1e3,
+        "start_us": start_us,
+        "warm_us": median(warm[1:]) / 1e3 if warm else None,
+        "cold_us": median(cold[1:]) / 1e3 if len(cold) > 2 else None,
+        "bytes": sum(tensor.nbytes for tensor in batch),
+    }
+
+
+def _cpu_ns(work: Callable, *given: Any) -> int:
+    start = time.thread_time_ns()
+    work(*given)
+    return time.thread_time_ns() - start
