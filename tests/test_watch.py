@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import labkit as lk
-from labkit.bench import device_clock, loader_facts
+from labkit.bench import their_loop
 from labkit.bench import watch as recording
 from labkit.show import watching
 from labkit.show.watching import watch
@@ -120,14 +120,14 @@ def test_what_fails_inside_the_recorder_never_reaches_the_loop(monkeypatch, caps
     monkeypatch.setattr(watching.folders, "new_run", lambda: open("/nowhere/at/all"))
     assert len(loop(quiet(range(10)))) == 10
     said = capsys.readouterr().err
-    assert "records no more: ZeroDivisionError" in said and "does not record" in said
+    assert "recording stopped: ZeroDivisionError" in said and "not recording" in said
 
 
 def test_what_fails_while_drawing_ends_the_drawing_only(monkeypatch, capsys):
-    monkeypatch.setattr("labkit.show.watch_view.TextView.update", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("labkit.show.watching.View.update", lambda *_, **__: 1 / 0)
     watched = watch([[1]] * 30)
     assert len(loop(watched)) == 30 and watched.run.steps == 30
-    assert "shows no more" in capsys.readouterr().err
+    assert "display stopped" in capsys.readouterr().err
 
 
 # -- what comes out ------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_the_start_of_the_workers_counts_as_waiting():
     ],
 )
 def test_samples_are_counted_or_said_to_be_unknown(batch, hint, count):
-    counter = loader_facts.counter_for(batch, hint)
+    counter = their_loop.counter_for(batch, hint)
     assert (counter and counter(batch)) == count
 
 
@@ -549,9 +549,9 @@ class HostClock:
 @pytest.mark.parametrize(("wait_ms", "kernel_ms"), [(5, 3), (0.1, 3)])
 def test_device_intervals_are_right_without_a_synchronisation(monkeypatch, wait_ms, kernel_ms):
     host, steps = HostClock(), []
-    monkeypatch.setattr(device_clock, "now_ns", host)
+    monkeypatch.setattr(their_loop, "now_ns", host)
     gpu = FakeGpu(host)
-    clock = device_clock.DeviceClock(gpu, lambda i, t, n, busy: steps.append((i, busy)))
+    clock = their_loop.DeviceClock(gpu, lambda i, t, n, busy: steps.append((i, busy)))
     truth, begun = [], host()
     for i in range(200):
         host.now += int(wait_ms * 1e6)

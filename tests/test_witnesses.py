@@ -20,7 +20,7 @@ from labkit.analysis.witnesses import witnesses
 from labkit.show import plots
 from labkit.show.ladder import Ladder
 from labkit.show.panels import run_verdict
-from labkit.show.watch_view import verdict_so_far
+from labkit.show.watching import verdict_so_far
 
 KNOBS = {"io_ms": 0.0, "xray": False}
 count = itertools.count()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from labkit.bench import loader_facts
+from labkit.bench import their_loop
 
 ONE = torch.empty(1)  # expanded, it counts samples and holds none
 
@@ -60,7 +60,7 @@ class Batches:
         if not self.taken:
             self.tensors = tuple(tensor for tensor in leaves(batch) if torch.is_tensor(tensor))
             if self.streams:  # their last batch may be short
-                self.count = loader_facts.counter_for(batch, self.job.batch_size)
+                self.count = their_loop.counter_for(batch, self.job.batch_size)
         self.taken += 1
         count = self.count(batch) if self.count else self.job.batch_size
         return batch, ONE.expand(count)  # in place of the labels, which only the reader knows

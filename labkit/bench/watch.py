@@ -20,9 +20,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from labkit.bench import device_clock, loader_facts
-from labkit.bench.watch_pass import Pass
-from labkit.process.events import VERSION, EventLog
+from labkit.bench import their_loop
+from labkit.process.events import VERSION, EventLog, now_ns
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
 TEETH = 400  # busy intervals kept for the live view
@@ -30,15 +29,28 @@ TEETH = 400  # busy intervals kept for the live view
 STEP = '{"event":"step","i":%d,"t":[%d,%d,%d,%d],"n":%d,"loss":null%s}'
 BUSY = ',"copy":[%d,%d],"busy":[%d,%d]'
 TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
+BEAT_NS = 500_000_000  # two live updates a second: they run in the training process itself
+GATHER_NS = 100_000_000  # steps are written ten times a second,
+MOST_ROWS = 512  # or sooner where they are so short that memory would grow with their rate
+
+
+def say(text: str) -> None:
+    """Say something on stderr; stdout is the script's."""
+    with contextlib.suppress(Exception):  # it may be closed
+        print(f"labkit.watch: {text}", file=sys.stderr)
 
 
 class Tally:
     """Sums over the steps so far, in ns and of bounded size: what the live line is made from."""
 
     def __init__(self):
-        self.steps = self.samples = self.wall = self.busy = self.wait = 0
         self.end: int | None = None  # of the step before, on the device
         self.teeth: deque[tuple[int, int]] = deque(maxlen=TEETH)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the warm-up."""
+        self.steps = self.samples = self.wall = self.busy = self.wait = 0
 
     def add(self, t: tuple, samples: int, busy: tuple[int, int]) -> None:
         """Add a step: its stamps, and when the device was busy."""
@@ -51,10 +63,6 @@ class Tally:
         self.steps, self.samples, self.end = self.steps + 1, self.samples + samples, end
         self.teeth.append((start, end))
 
-    def restart(self) -> None:
-        """Forget the warm-up."""
-        self.steps = self.samples = self.wall = self.busy = self.wait = 0
-
 
 class Recorder:
     """Writes the run of one watched loader into `folder`."""
@@ -63,10 +71,12 @@ class Recorder:
         self.folder, self.pid = Path(folder), os.getpid()
         self.log = EventLog(folder)
         self.lines: list[str] = []  # of steps, on their way to the log
-        self.knobs = loader_facts.knobs_of(loader)
-        self.length = loader_facts.length_of(loader)
+        self.knobs = their_loop.knobs_of(loader)
+        self.length: int | None = None  # batches of a pass, where the loader can tell
+        with contextlib.suppress(TypeError, NotImplementedError, AttributeError):
+            self.length = len(loader)
         self.tally, self.kind, self.unit = Tally(), "device", "samples"
-        self.clock: device_clock.DeviceClock | None = None
+        self.clock: their_loop.DeviceClock | None = None
         self.telemetry: subprocess.Popen | None = None
         self.epoch, self.next, self.first_step, self.warmup = -1, 0, 0, 3
         self._current: Callable[[], Pass | None] = lambda: None
@@ -81,8 +91,6 @@ class Recorder:
             watched={"loader": type(loader).__name__, "length": self.length},
         )
         self.log.write("hello", pid=self.pid)
-
-    # -- a pass over the loader --------------------------------------------------------------
 
     def begin_pass(self, current: Pass) -> None:
         """Begin a pass, and stop recording any older one that is not over.
@@ -102,9 +110,14 @@ class Recorder:
         found = self._current()
         return found if found is not None and found.on else None
 
+    @property
+    def empty(self) -> bool:
+        """Whether the pass that has just ended gave no batch at all."""
+        return self.next == self.first_step and self.how == "exhausted"
+
     def counter(self, batch: Any) -> Callable[[Any], int]:
         """Return what counts the samples of a batch like this one; 1 a batch where unknown."""
-        count = loader_facts.counter_for(batch, self.knobs.get("batch_size"))
+        count = their_loop.counter_for(batch, self.knobs.get("batch_size"))
         self.unit = "batches" if count is None else "samples"
         return count or (lambda _batch: 1)
 
@@ -122,14 +135,27 @@ class Recorder:
             self.clock.collect()
         self._write()
 
+    def _begin(self) -> None:
+        """Say what this is: known only when the first body has run, and used the device."""
+        self.begun = True
+        device = their_loop.find_device()
+        machine = describe(device)
+        self.kind = machine["kind"]
+        self.clock = their_loop.clock_for(device, self._add)
+        self.warmup = max(
+            3, self.knobs.get("num_workers", 0) * self.knobs.get("prefetch_factor", 0)
+        )
+        self.log.write("machine", **machine)
+        self.log.write("job", pipeline=self.knobs, not_applied={}, unit=self.unit)
+        self.log.write("begin", warmup=self.warmup)
+
     def _add(self, i: int, t: tuple, samples: int, busy: tuple[int, int] | None = None) -> None:
         if i == self.warmup:
             self.tally.restart()
         self.tally.add(t, samples, busy or t[2:])
         if i < KEEP_STEPS:
-            self.lines.append(
-                STEP % (i, *t, samples, "" if busy is None else BUSY % (busy[0], *busy[:1], *busy))
-            )
+            device = "" if busy is None else BUSY % (busy[0], *busy[:1], *busy)
+            self.lines.append(STEP % (i, *t, samples, device))
         elif i == KEEP_STEPS:
             self.lines.append(f'{{"event":"full","steps":{KEEP_STEPS}}}')
 
@@ -137,19 +163,6 @@ class Recorder:
         if self.lines:
             self.log.write_line("\n".join(self.lines))
             self.lines.clear()
-
-    def _begin(self) -> None:
-        """Say what this is: known only when the first body has run, and used the device."""
-        self.begun = True
-        device = device_clock.find_device()
-        machine = describe(device)
-        self.kind = machine["kind"]
-        self.clock = device_clock.clock_for(device, self._add)
-        in_flight = self.knobs.get("num_workers", 0) * self.knobs.get("prefetch_factor", 0)
-        self.warmup = max(3, in_flight)
-        self.log.write("machine", **machine)
-        self.log.write("job", pipeline=self.knobs, not_applied={}, unit=self.unit)
-        self.log.write("begin", warmup=self.warmup)
 
     def end_pass(self, how: str, error: BaseException | None = None) -> None:
         """Write how a pass ended: "exhausted", "left early", or with the loader's `error`."""
@@ -214,6 +227,108 @@ class Recorder:
                 env={**os.environ, "PYTHONPATH": path},
                 start_new_session=True,  # Ctrl-C is for the loop
             )
+
+
+class Pass:
+    """One pass over the loader: hands its batches on, and stamps when.
+
+    A step costs one row in a list; what is more waits until `_gathered`, ten times a second, when
+    a hundred rows share the cost of caches that the loop's own work has emptied.
+    """
+
+    __slots__ = (
+        "recorder", "fetch", "beat", "rows", "due", "beat_at", "asked", "ready", "lead_ns", "count",
+        "samples", "start", "clock", "on", "__weakref__",
+    )  # fmt: skip
+
+    def __init__(self, recorder: Recorder, iterator: Any, iter_ns: int, beat: Callable):
+        """`iter_ns` is what iter(loader) took; `beat(now)` is called now and then."""
+        self.recorder, self.fetch, self.beat, self.on = recorder, iterator.__next__, beat, True
+        self.lead_ns = iter_ns  # counts as waiting for the first batch: workers were started
+        self.rows: list[tuple] = []
+        self.due = self.beat_at = self.asked = self.samples = 0
+        self.ready = 0  # 0 while there is no body whose end could be stamped
+        self.count, self.start, self.clock = self._first_count, None, recorder.clock
+        recorder.begin_pass(self)
+
+    def __iter__(self) -> Pass:
+        return self
+
+    def __next__(self) -> Any:
+        now = now_ns()
+        if self.ready:
+            end = None if self.start is None else self.clock.mark()
+            self.rows.append((self.asked, self.ready, now, self.samples, self.start, end))
+            self.ready = 0
+            if now > self.due or len(self.rows) >= MOST_ROWS:
+                now = self._gathered(now)
+        try:
+            batch = self.fetch()
+        except StopIteration:
+            self._end("exhausted")
+            raise
+        except BaseException as error:
+            self._end("failed", error)
+            raise
+        ready = now_ns()
+        self.asked = now
+        try:
+            self.samples = self.count(batch)
+            if self.clock is not None:
+                self.start = self.clock.mark()
+        except Exception as error:
+            self._give_up(error)
+        self.ready = ready
+        return batch
+
+    def _first_count(self, batch: Any) -> int:
+        """Learn how to count samples, and set the clock back to before iter(loader)."""
+        if not self.on:  # the loader failed and was asked again: the loop skips what it cannot read
+            self.recorder.begin_pass(self)
+            self.on = True
+        self.asked, self.lead_ns = self.asked - self.lead_ns, 0
+        self.count = self.recorder.counter(batch)
+        return self.count(batch)
+
+    def _gathered(self, now: int) -> int:
+        """Hand over what has gathered; return when the next batch is asked for."""
+        rows, self.rows, self.due = self.rows, [], now + GATHER_NS
+        if not self.on:
+            return now
+        try:
+            self.recorder.take(rows)
+            self.clock = self.recorder.clock  # known only when the first body has run
+            if now > self.beat_at:
+                self.beat_at = now + BEAT_NS
+                self.beat(now)
+        except Exception as error:
+            self._give_up(error)
+        return now_ns()  # what this took is neither waiting nor body
+
+    def stop(self) -> None:
+        """Hand over what has gathered, and stop recording."""
+        rows, self.rows, on, self.on = self.rows, [], self.on, False
+        self.start = self.clock = None
+        if on:
+            self.recorder.take(rows)
+
+    def _end(self, how: str, error: BaseException | None = None) -> None:
+        if self.on:
+            with contextlib.suppress(Exception):
+                self.stop()
+                self.recorder.end_pass(how, error)
+                if error is not None:
+                    self.count = self._first_count
+                self.beat(None)
+
+    def _give_up(self, error: Exception) -> None:
+        """Stop recording; the loop goes on."""
+        self.on, self.start, self.clock, self.count = False, None, None, lambda _batch: 0
+        say(f"recording stopped: {type(error).__name__}: {error}")
+
+    def __del__(self) -> None:
+        if hasattr(self, "on"):
+            self._end("left early")  # a break, a return or an exception in the body
 
 
 def describe(device: Any) -> dict[str, Any]:

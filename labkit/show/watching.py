@@ -12,18 +12,29 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import shutil
 import sys
 from typing import Any
 
+import numpy as np
+
 import labkit
-from labkit.bench.watch import TELEMETRY_AFTER_NS, Recorder
-from labkit.bench.watch_pass import Pass
+from labkit.analysis import thresholds
+from labkit.bench.watch import TELEMETRY_AFTER_NS, Pass, Recorder, Tally, say
 from labkit.process import folders
 from labkit.process.events import now_ns
 from labkit.results.run import Run
-from labkit.show.watch_view import view_for
+from labkit.show.display import Display, StaticFigure, in_notebook
 
 OPEN_MOST = 8  # watches kept open: the loop's, its validation's, and some for generators
+AT_MOST = {"gpu": "at most "}  # gaps between kernels count as busy there
+BAR = 8  # characters
+POINTS = 512  # of the utilization curve; then every other one is dropped
+WINDOW_S = 2.0
+EMPTY = (
+    "watch: the loader gave no batch. If it is an iterator or a generator, it has been used up: "
+    "make a new one for each pass, or watch the loader itself, not iter(loader)."
+)
 
 _open: list[Watch] = []  # the oldest first; each is the one watch of its loader
 
@@ -41,7 +52,7 @@ class Watch:
         self.loader, self.title, self.live = loader, title, live
         self._recorder: Recorder | None = None
         self._run: Run | None = None
-        self._view: Any = None
+        self._view: View | None = None
         self._since_ns, self._closed = 0, True
 
     def __iter__(self) -> Any:
@@ -56,7 +67,7 @@ class Watch:
         try:
             return Pass(self._opened(), iterator, took, self._beat)
         except Exception as error:
-            say(f"does not record: {type(error).__name__}: {error}")
+            say(f"not recording: {type(error).__name__}: {error}")
             return iterator
 
     def __len__(self) -> int:
@@ -78,8 +89,6 @@ class Watch:
 
     def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
         self.close(error)
-
-    # -- what came of it -------------------------------------------------------------------------
 
     @property
     def run(self) -> Run:
@@ -114,24 +123,23 @@ class Watch:
         name = type(self.loader).__name__
         return f"Watch({name})" if self._recorder is None else f"Watch({name}): {self.run!r}"
 
-    # -- while it goes on ------------------------------------------------------------------------
-
     def _opened(self) -> Recorder:
         """Return the recorder of the open Run; begin a new one where there is none."""
         if self._closed or self._recorder.pid != os.getpid():
             self._recorder = Recorder(folders.new_run(), self.loader, labkit.__version__)
             self._run, self._closed, self._since_ns = None, False, now_ns()
-            self._view = view_for(self) if self.live and is_first_rank() else None
+            self._view = View() if self.live and _speaks_for_all_ranks() else None
             while len(_open) >= OPEN_MOST:
                 _open[0].close()
             _open.append(self)
-            end_with_the_cell()
+            _end_with_the_cell()
         return self._recorder
 
     def _beat(self, now: int | None) -> None:
         """Show how far the loop is; None says that a pass is over."""
-        if not self._outermost():
-            return
+        going = [each for each in _open if each._recorder.current is not None or each is self]
+        if going[:1] != [self]:
+            return  # inside another watched loop: a validation loop draws nothing
         if now is not None and now - self._since_ns > TELEMETRY_AFTER_NS:
             self._recorder.start_telemetry()
         if self._view is not None:
@@ -139,16 +147,11 @@ class Watch:
                 self._view.update(self, over=now is None)
             except Exception as error:  # a closed terminal must not end the recording
                 self._view = None
-                say(f"shows no more: {type(error).__name__}: {error}")
-
-    def _outermost(self) -> bool:
-        """Whether no other loop is going on around this one: a validation loop draws nothing."""
-        going = [each for each in _open if each._recorder.current is not None or each is self]
-        return going[:1] == [self]
+                say(f"display stopped: {type(error).__name__}: {error}")
 
 
 class Open:
-    """Says to a Run whether more may follow."""
+    """Says to a Run whether more may follow, as the process of any other run does."""
 
     def __init__(self, watch: Watch):
         self.watch, self.recorder = watch, watch._recorder
@@ -193,23 +196,9 @@ def watch(loader: Any, *, title: str = "", live: bool = True) -> Watch:
             f"lk.watch({type(loader).__name__}): give it an iterable of batches, such as a "
             "torch.utils.data.DataLoader."
         )
-    for each in _open:
-        if each.loader is loader:
-            watch.last = each
-            return each
-    watch.last = Watch(loader, title, live)
+    same = [each for each in _open if each.loader is loader]
+    watch.last = same[0] if same else Watch(loader, title, live)
     return watch.last
-
-
-def say(text: str) -> None:
-    """Say something on stderr; stdout is the script's."""
-    with contextlib.suppress(Exception):  # it may be closed
-        print(f"labkit.watch: {text}", file=sys.stderr)
-
-
-def is_first_rank() -> bool:
-    """Whether this is the process that speaks for all ranks of a distributed training."""
-    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
 
 
 def close_all(error: BaseException | None = None, going_on: bool = True) -> None:
@@ -223,27 +212,128 @@ def close_all(error: BaseException | None = None, going_on: bool = True) -> None
                 each.close(error)
 
 
-def in_cell() -> Any:
-    """Return IPython's shell where one runs cells, else None."""
-    ipython = sys.modules.get("IPython")
-    return ipython.get_ipython() if ipython else None
+def _speaks_for_all_ranks() -> bool:
+    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
 
 
-def end_with_the_cell() -> None:
+def _end_with_the_cell() -> None:
     """See to it, once, that open Runs end with the notebook cell, or else with the script."""
-    if end_with_the_cell.done:
+    if _end_with_the_cell.done:
         return
-    end_with_the_cell.done = True
-    if shell := in_cell():
-        shell.events.register("post_run_cell", after_cell)
+    _end_with_the_cell.done = True
+    ipython = sys.modules.get("IPython")
+    if shell := ipython and ipython.get_ipython():
+        shell.events.register("post_run_cell", _after_cell)
     atexit.register(lambda: close_all(getattr(sys, "last_value", None)))
 
 
-def after_cell(result: Any) -> None:
+def _after_cell(result: Any) -> None:
     """End the Runs of the loops that ended in this cell."""
     error = getattr(result, "error_in_exec", None)
     close_all(error, going_on=error is not None)
 
 
-end_with_the_cell.done = False
+_end_with_the_cell.done = False
 watch.last = None
+
+
+# -- what is shown while the loop goes on ----------------------------------------------------------
+
+
+class View:
+    """A line on stderr, or the live canvas in a cell; at the end the diagnosis.
+
+    Fed from sums of bounded size, never from the log, and at most twice a second: it runs in the
+    training process itself, where a frame of the canvas costs about a millisecond.
+    """
+
+    def __init__(self):
+        self.canvas, self.points, self.zero_ns = None, [], None
+        self.seen = 0, 0  # wall and busy time behind the last point of the curve, ns
+        if in_notebook():
+            from labkit.show.live import LiveView
+
+            self.canvas = LiveView()
+        self.display = Display(self.canvas)
+
+    def update(self, watch: Any, over: bool) -> None:
+        """Show where the loop is; `over` says that a pass has ended."""
+        recorder = watch._recorder
+        text = EMPTY if over and recorder.empty else line(watch)
+        if self.canvas is not None:
+            with self.canvas.hold_sync():
+                if recorder.tally.teeth:
+                    self.canvas.frame = self._frame(recorder.tally)
+                    self.canvas.device = recorder.kind.upper()
+                    self.canvas.tick += 1
+                self.canvas.running, self.canvas.status = not over, text
+        elif over:
+            self.display.final(text)
+        else:  # a line that wraps could not be written over
+            self.display.line(text[: shutil.get_terminal_size().columns - 1])
+
+    def _frame(self, tally: Tally) -> bytes:
+        from labkit.show.follow import pack
+
+        teeth = np.array(tally.teeth)
+        if self.zero_ns is None:
+            self.zero_ns = teeth[0, 0]
+        teeth = (teeth - self.zero_ns) / 1e9  # (n, 2) s
+        now = float(teeth[-1, 1])
+        # a window that the kept teeth fill, so that none is missing from it
+        start = max(0.0, now - WINDOW_S, float(teeth[0, 0]) if len(teeth) > 100 else 0.0)
+        wall, busy = self.seen if tally.wall >= self.seen[0] else (0, 0)  # the warm-up is forgotten
+        if tally.wall > wall:
+            self.points.append((now, 100 * (tally.busy - busy) / (tally.wall - wall)))
+            self.seen = tally.wall, tally.busy
+        if len(self.points) > POINTS:
+            self.points = self.points[::2]
+        shown = teeth[teeth[:, 1] > start] - start
+        points = np.array(self.points, np.float32).reshape(-1, 2)
+        return pack(shown.astype(np.float32), points, start, max(now, start + 0.01), now)
+
+    def close(self, watch: Any) -> None:
+        """Leave the run and its diagnosis; in a notebook the figure, where the canvas was."""
+        run = watch.run
+        measured = run.utilization is not None
+        in_cell = self.canvas is not None
+        self.display.final(repr(run), StaticFigure.of(run) if in_cell and measured else None)
+        if in_cell:
+            self.canvas.close()
+        if measured and in_cell:
+            from IPython.display import display
+
+            display(run.diagnose())
+        elif measured:
+            diagnosis = run.diagnose()
+            self.display.final(" ".join([str(diagnosis), *diagnosis.notes]))
+
+
+def line(watch: Any) -> str:
+    """Say in one line how far a pass is and what has been measured."""
+    recorder, tally = watch._recorder, watch._recorder.tally
+    head = f"{watch.title}: epoch" if watch.title else "epoch"
+    done = recorder.next - recorder.first_step
+    bar = f"step {done}"
+    if recorder.length:
+        filled = round(BAR * min(1.0, done / recorder.length))
+        bar = f"{'█' * filled}{'░' * (BAR - filled)} {done}/{recorder.length}"
+    parts = [f"{head} {recorder.epoch + 1} {bar}"]
+    if tally.wall:
+        busy, wait = tally.busy / tally.wall, tally.wait / tally.wall
+        parts += [
+            f"{tally.samples / tally.wall * 1e9:,.0f} {recorder.unit}/s",
+            f"{recorder.kind.upper()} busy {AT_MOST.get(recorder.kind, '')}{busy:.0%}, "
+            f"waiting for data {wait:.0%}",
+            verdict_so_far(tally, recorder.kind),
+        ]
+    return " · ".join(filter(None, parts))
+
+
+def verdict_so_far(tally: Tally, kind: str) -> str:
+    """Name the bottleneck as far as sums tell; "" while there are too few steps."""
+    if tally.steps < thresholds.MIN_STEPS or not tally.wall:
+        return ""
+    waiting = tally.wait / tally.wall >= thresholds.WORTH_NAMING["input"]
+    fed = "not input" if kind == "gpu" else "compute"  # a GPU's gaps between kernels do not show
+    return f"so far: {'input' if waiting else fed}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from labkit.bench.loader_facts import knobs_of
+from labkit.bench.their_loop import knobs_of
 from labkit.spec import Pipeline
 from labkit.tuner.setting import Setting
 

@@ -22,12 +22,11 @@ os.environ.setdefault("LABKIT_HOME", tempfile.mkdtemp(prefix="labkit-watch-cost-
 
 import numpy as np
 
-from labkit.bench import watch_pass
+from labkit.bench import watch as recording
 from labkit.bench.own_cost import STEP_MS, trainer_of
 from labkit.process.events import now_ns
 from labkit.show.live import LiveView
-from labkit.show.watch_view import CanvasView, Curve, TextView
-from labkit.show.watching import watch
+from labkit.show.watching import View, watch
 
 
 class Terminal(io.StringIO):
@@ -38,17 +37,17 @@ class Terminal(io.StringIO):
         return True
 
 
-class Canvas(CanvasView):
-    """The canvas, without a kernel to send its frames to."""
-
-    def __init__(self):
-        self.view, self.curve, self.zero_ns = LiveView(), Curve(), None
+def canvas():
+    """The view of a notebook, without a kernel to send its frames to."""
+    view = View()
+    view.canvas = LiveView()
+    return view
 
 
 def measure(steps: int) -> dict[str, float]:
     """Return the step's time without a watch, ms, and the cost of the watch as shares of it."""
     trainer, images, labels = trainer_of(STEP_MS)
-    watch_pass.GATHER_NS *= 2
+    recording.GATHER_NS *= 2
     plain = itertools.repeat((images, labels))
     watched = watch(plain, live=False)
     through, straight = iter(watched).__next__, plain.__next__
@@ -64,8 +63,8 @@ def measure(steps: int) -> dict[str, float]:
     without, with_it = map(trimmed_ms, took)
     wall_without, wall_with = map(trimmed_ms, wall)
     # the first is what pays for opening things
-    line_ms, frame_ms = (beat_ms(watched, view()) for view in (TextView, Canvas))
-    beats_a_ms = 1e6 / watch_pass.BEAT_NS
+    line_ms, frame_ms = (beat_ms(watched, view()) for view in (View, canvas))
+    beats_a_ms = 1e6 / recording.BEAT_NS
     return {
         "step_ms": without,
         "recording_share": with_it / without - 1,

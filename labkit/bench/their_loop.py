@@ -1,8 +1,10 @@
-"""When a GPU was busy with somebody else's loop: events that are never waited for.
+"""What can be told of somebody else's loop: its loader's settings, its samples, its GPU's work.
 
-An event is recorded when a batch is handed over and when the next one is asked for. The first
-passes when the device has done all that was queued before, so the pair spans the body's work from
-its first moment to its last; gaps inside, where the device waits for the host, do not show.
+Nothing here imports torch, runs code of theirs, or waits for a device. When a GPU was busy is told
+by events that are never waited for: one is recorded when a batch is handed over, one when the next
+is asked for. The first passes when the device has done all that was queued before, so the pair
+spans the body's work from its first moment to its last; gaps inside, where the device waits for
+the host, do not show.
 """
 
 from __future__ import annotations
@@ -10,13 +12,48 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from labkit.process.events import now_ns
 
+READ = ("num_workers", "batch_size", "pin_memory", "prefetch_factor", "persistent_workers")
 DRIFT = 2e-5  # the most that two quartz clocks part: 20 µs in a second
 PATIENCE_S = 1.0  # for the last steps, when the loop is over
+
+
+def knobs_of(loader: Any) -> dict[str, int | bool]:
+    """Return the settings of a torch DataLoader under their own names; {} of anything else."""
+    data = sys.modules.get("torch.utils.data")
+    if data is None or not isinstance(loader, data.DataLoader):
+        return {}
+    knobs = {name: getattr(loader, name, None) for name in READ}
+    if knobs["batch_size"] is None:  # where a batch sampler was given
+        knobs["batch_size"] = getattr(loader.batch_sampler, "batch_size", None)
+    return {name: value for name, value in knobs.items() if isinstance(value, (bool, int))}
+
+
+def counter_for(batch: Any, batch_size: int | None) -> Callable[[Any], int] | None:
+    """Return what counts the samples of batches like `batch`; None where that cannot be told.
+
+    They are the length of the first array or tensor in it, however deep in tuples and mappings;
+    or, where it is a list of so many samples as the loader's batch size, the list's own length.
+    """
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return (lambda batch: batch.shape[0]) if len(shape) else None
+    if isinstance(batch, Mapping):
+        parts = list(batch.items())
+    elif isinstance(batch, (list, tuple)):
+        if len(batch) == batch_size:
+            return len
+        parts = list(enumerate(batch))
+    else:
+        return None
+    for place, part in parts:
+        if inner := counter_for(part, batch_size):
+            return lambda batch: inner(batch[place])
+    return len if parts and isinstance(batch, list) else None
 
 
 def find_device() -> Any:
