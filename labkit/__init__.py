@@ -18,7 +18,7 @@ _NAMES = {
     "Pipeline": "labkit.spec",
     "Ranks": "labkit.results.ranks",
     "Run": "labkit.results.run",
-    "Scaling": "labkit.show.scaling",
+    "Scaling": "labkit.show.ladder",
     "RecordError": "labkit.results.record",
     "beside": "labkit.show.beside_figure",
     "challenge": "labkit.course.challenge",

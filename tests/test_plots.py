@@ -103,7 +103,7 @@ def test_the_figure_says_what_was_run_what_was_stated_and_where(record):
     run = record(num_workers=2, prefetch_factor=2)
     shown = texts(run.plot())
     assert "num_workers=2" in shown
-    assert "stated, not measured: io_ms=2.5 an item" in shown
+    assert "simulated delay: io_ms=2.5 an item" in shown
     assert run.machine.line in shown
     assert "CPU busy 17%" in shown
     assert "mean 17%" in shown
@@ -321,7 +321,7 @@ def test_a_sweep_of_one_knob_is_one_line_of_throughput_and_one_of_utilization(re
 def test_a_sweep_says_what_was_stated_and_where_also_when_the_wait_itself_is_swept(record):
     runs = [record(io_ms=io) for io in (0.0, 5.0)]
     shown = texts(plots.draw_sweep(swept(runs=runs, io_ms=[0, 5])))
-    assert "stated, not measured: io_ms, as shown" in shown
+    assert "simulated delay: io_ms, as shown" in shown
     assert runs[0].machine.line in shown
     shown = texts(plots.draw_sweep(swept(runs=[record(recorded=True)], steps=[60])))
     assert "RECORDED on Some CPU" in shown
@@ -362,7 +362,7 @@ def test_each_rung_is_compared_with_the_one_before_and_with_the_first(record):
     ladder = Ladder().add("start", record(wait=30)).add("two", record(wait=10))
     ladder.add("three", record(wait=0))
     assert [round(rung.gain, 1) for rung in ladder.rungs[1:]] == [2.0, 2.0]
-    assert round(ladder.rungs[2].in_all, 1) == 4.0
+    assert round(ladder.rungs[2].total, 1) == 4.0
     assert ladder.rungs[0].gain is None
     assert "3.97x" in repr(ladder)
     assert "io_ms=2.5 an item" in repr(ladder)
@@ -370,16 +370,16 @@ def test_each_rung_is_compared_with_the_one_before_and_with_the_first(record):
 
 def test_a_step_that_gained_nothing_is_kept_and_says_so(record):
     ladder = Ladder().add("start", record()).add("pin", record(pin_memory=True))
-    assert NO_GAIN in ladder.rows()[1][-1]
+    assert NO_GAIN in ladder.table().rows[1][-1]
     assert NO_GAIN in ladder._repr_html_()
 
 
 def test_a_failed_run_is_a_row_with_its_error_and_breaks_no_chain(record):
     ladder = Ladder().add("start", record(wait=30)).add("broken", failed(record))
     ladder.add("after", record(wait=10))
-    rows = ladder.rows()
+    rows = ladder.table().rows
     assert rows[1][-1] == "failed: RuntimeError: no $device$ <here>."
-    assert rows[1][2:7] == ("-",) * 5
+    assert rows[1][2:7] == [None] * 5
     assert round(ladder.rungs[2].gain, 1) == 2.0
     assert "&lt;here&gt;" in ladder._repr_html_()
     assert "<here>" not in ladder._repr_html_()
@@ -388,14 +388,14 @@ def test_a_failed_run_is_a_row_with_its_error_and_breaks_no_chain(record):
 def test_the_hardwares_gain_is_not_the_changes_gain(record):
     ladder = Ladder().add("here", record()).add("there", record(machine=GPU, recorded=True))
     assert ladder.rungs[1].gain is None
-    assert "RECORDED on NVIDIA H200" in ladder.rows()[1][-1]
+    assert "RECORDED on NVIDIA H200" in ladder.table().rows[1][-1]
     assert "RECORDED on NVIDIA H200" in texts(ladder.plot())
 
 
 def test_steps_with_different_stated_waits_each_say_theirs(record):
     ladder = Ladder().add("drive", record()).add("local", record(io_ms=0.0, wait=1))
-    assert ladder.rows()[0][-1] == "stated: io_ms=2.5 an item"
-    assert "stated" not in ladder.rows()[1][-1]
+    assert ladder.table().rows[0][-1] == "simulated delay: io_ms=2.5 an item"
+    assert "delay" not in ladder.table().rows[1][-1]
 
 
 def test_running_a_cell_again_replaces_its_step(record):

@@ -165,7 +165,7 @@ class Follower:
                 f"waiting for data {median(waits):.1f} ms a step",
             ]
         if self.stated:
-            parts.append(f"stated: {self.stated}")
+            parts.append(f"simulated delay: {self.stated}")
         quiet_s = 0 if run.recorded else (now_ns() - self.last_ns) / 1e9
         if quiet_s > max(QUIET_S, 10 * self.step_s):
             parts.append(f"no step for {quiet_s:.0f} s")

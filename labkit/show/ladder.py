@@ -1,59 +1,58 @@
-"""The ladder: a table that grows from step to step of a lesson, and keeps what gained nothing."""
+"""Tables that grow from step to step of a lesson: a ladder of runs, and one of several ranks."""
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from matplotlib.figure import Figure
+
 from labkit.analysis.cost import joules_per_sample
+from labkit.results.ranks import Ranks
+from labkit.results.result import Result
 from labkit.results.run import Run, stated_waits
-from labkit.show.run_header import machine_lines, stated_of
+from labkit.results.table import Table
+from labkit.show.primitives import Bar, hbars, rows_in
+from labkit.show.run_header import machine_lines, several_header, stated_of
+from labkit.show.style import ALARM, COMPUTE, OTHER, drawable, our_style, page
 
 NO_GAIN = "no difference beyond the noise"
-TEXT = "text-align:left;padding:2px 8px;max-width:300px"
-NUMBER = "text-align:right;padding:2px 8px;white-space:nowrap"
-HEAD = ("", "step", "samples/s", "busy", "step ms", "gain", "in all", "")
-ENERGY, LIMIT = "J/sample", "limited by"  # columns on request
+LEFT_IN, BOTTOM_IN = 2.3, 0.1  # of the figures: names to the left, no axis below
 
 
 @dataclass(frozen=True)
 class Rung:
     """One step of a ladder, against the rungs below it that were measured on the same machine.
 
-    `gain` and `in_all` are ratios of throughput: to the rung before, to the first; None where
+    `gain` and `total` are ratios of throughput: to the rung before, to the first; None where
     either side has no numbers. `null` says that the gain is within the two runs' own noise.
-    `stated` are its stated waits, where the ladder's steps differ in them.
+    `stated` are its simulated delays, where the ladder's steps differ in them.
     """
 
     name: str
     run: Run
     gain: float | None = None
-    in_all: float | None = None
+    total: float | None = None
     null: bool = False
     stated: str = ""
 
     @property
     def note(self) -> str:
         """What has to be said beside the numbers; "" where they speak for themselves."""
-        stated = f"stated: {self.stated}" if self.stated and self.run.throughput else ""
-        return "; ".join(filter(None, [self.verdict, stated]))
-
-    @property
-    def verdict(self) -> str:
-        """How the step went, where its numbers do not say it."""
-        if self.run.throughput is None:
-            return f"{self.run.outcome}: {self.run.error or 'too few steps for numbers'}"
-        notes = [
-            self.run.mark or "",
-            "" if self.run.outcome == "finished" else self.run.outcome,
+        run = self.run
+        if run.throughput is None:
+            return f"{run.outcome}: {run.error or 'too few steps for numbers'}"
+        return _joined(
+            run.mark or "",
+            "" if run.outcome == "finished" else run.outcome,
             NO_GAIN if self.null else "",
-            f"noisy: spread {self.run.spread:.0%}" if self.run.noisy else "",
-        ]
-        return "; ".join(filter(None, notes))
+            f"noisy: spread {run.spread:.0%}" if run.noisy else "",
+            f"simulated delay: {self.stated}" if self.stated else "",
+        )
 
 
-class Ladder:
+class Ladder(Result):
     """Steps on the way up, each with its run: `lk.Ladder().add("start", run)`, shown as a table.
 
     Args:
@@ -62,8 +61,8 @@ class Ladder:
     """
 
     def __init__(self, *, energy: bool = False, limit: bool = False) -> None:
-        self._runs: dict[str, Run] = {}
-        self._more = {ENERGY: energy, LIMIT: limit}
+        self.runs: dict[str, Run] = {}  # by the step's name, from first to last
+        self.energy, self.limit = energy, limit
 
     def add(self, name: str, run: Run) -> Ladder:
         """Put a step on top and return the ladder; the same name again replaces that step's run.
@@ -77,7 +76,7 @@ class Ladder:
             raise ValueError(f"{name!r}: {type(run).__name__} is not a Run; give what lk.run gave.")
         if run.running:
             raise ValueError(f"{name!r} is still running: add it after run.wait() or run.stop().")
-        self._runs[name] = run
+        self.runs[name] = run
         return self
 
     @property
@@ -88,8 +87,8 @@ class Ladder:
         gained is no gain of the change.
         """
         rungs: list[Rung] = []
-        for name, run in self._runs.items():
-            stated = "" if self.stated else stated_waits(run.pipeline)
+        for name, run in self.runs.items():
+            stated = "" if self._stated else stated_waits(run.pipeline)
             below = [r.run for r in rungs if r.run.throughput and _place(r.run) == _place(run)]
             if not below or run.throughput is None:
                 rungs.append(Rung(name, run, stated=stated))
@@ -100,94 +99,174 @@ class Ladder:
         return rungs
 
     @property
-    def stated(self) -> str:
-        """The stated waits that all steps have in common; "" where they differ or have none."""
-        each = {stated_of([run]) for run in self._runs.values() if run.throughput is not None}
+    def _stated(self) -> str:
+        """The simulated delays that all steps have in common; "" where they differ."""
+        each = {stated_of([run]) for run in self.runs.values() if run.throughput is not None}
         return each.pop() if len(each) == 1 else ""
 
-    @property
-    def foot(self) -> str:
-        """What the numbers rest on: the machines, and the waits that were stated."""
-        lines = [text for text, _ in machine_lines(self._runs.values())]
-        return "; ".join(filter(None, [*lines, self.stated]))
+    def table(self) -> Table:
+        """Return the steps with their gains, and what the numbers rest on below."""
+        if not self.runs:
+            return Table([], title="Ladder(): no steps yet; add(name, run)")
+        more = ["J/sample"] * self.energy + ["limited by"] * self.limit
+        head = ["", "step", "samples/s", "busy", "step ms", "gain", "total", *more, ""]
+        rows = []
+        for number, rung in enumerate(self.rungs):
+            run, cells = rung.run, [None] * (5 + len(more))
+            if run.throughput is not None:
+                joules = joules_per_sample(run)
+                cells = [
+                    f"{run.throughput:,.0f}", run.busy_text, f"{run.step_ms:.1f}",
+                    _times(rung.gain), _times(rung.total),
+                    *([None if joules is None else f"{joules:.3g}"] * self.energy),
+                    *([run.diagnose().bottleneck] if self.limit else []),
+                ]  # fmt: skip
+            rows.append([number, rung.name, *cells, rung.note])
+        foot = _joined(*(text for text, _ in machine_lines(self.runs.values())), self._stated)
+        return Table(rows, head, foot=[foot], left=(1, len(head) - 1))
 
-    @property
-    def runs(self) -> dict[str, Run]:
-        """{step's name: its run}, from first to last."""
-        return dict(self._runs)
-
-    @property
-    def head(self) -> tuple[str, ...]:
-        """What the table's columns are: `HEAD`, and those asked for."""
-        return (*HEAD[:-1], *(name for name, asked in self._more.items() if asked), HEAD[-1])
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """The table under `head`, every cell as text."""
-        more = [name for name, asked in self._more.items() if asked]
-        return [(str(i), *_cells(rung, more)) for i, rung in enumerate(self.rungs)]
-
-    def plot(self) -> Any:
-        """Draw the ladder's throughput as bars, as a matplotlib Figure."""
-        from labkit.show.ladder_figure import draw_ladder
-
-        return draw_ladder(self)
+    @our_style
+    def plot(self) -> Figure:
+        """Draw a bar of samples/s per step, grey where the step gained nothing beyond the noise."""
+        rungs, runs = self.rungs, list(self.runs.values())
+        if not rungs:
+            return page([("The ladder has no steps yet.", {})], [])[0]
+        title = "samples/s, step by step"
+        if top := [rung for rung in rungs if rung.total]:
+            title = f"{top[-1].name}: {top[-1].total:.1f}x the throughput of the first step"
+        mixed = len({_place(run) for run in runs if run.throughput}) > 1
+        texts = ["each machine's bars have a scale of their own" if mixed else "", stated_of(runs)]
+        header = several_header(title, texts, runs)
+        figure, (axes,) = page(header, [(0.08, rows_in(len(rungs)))], LEFT_IN, BOTTOM_IN)
+        hbars(axes, [_rung_bar(rung) for rung in rungs])
+        return figure
 
     def __len__(self) -> int:
-        return len(self._runs)
-
-    def __repr__(self) -> str:
-        if not self._runs:
-            return "Ladder(): no steps yet; add(name, run)"
-        rows = [self.head, *self.rows()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = []
-        for row in rows:
-            cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-            cells[1], cells[-1] = row[1].ljust(widths[1]), row[-1]
-            lines.append("  ".join(cells).rstrip())
-        return "\n".join([*lines, self.foot])
-
-    def _repr_html_(self) -> str:
-        if not self._runs:
-            return f"<p>{html.escape(repr(self))}</p>"
-        body = "".join(_html_row(row, "td") for row in self.rows())
-        return (
-            f"<table>{_html_row(self.head, 'th')}{body}</table>"
-            f"<p><small>{html.escape(self.foot)}</small></p>"
-        )
+        return len(self.runs)
 
 
-def _place(run: Run) -> tuple:
-    return run.recorded, run.machine.name, run.machine.kind
-
-
-def _cells(rung: Rung, more: list[str]) -> tuple[str, ...]:
+def _rung_bar(rung: Rung) -> Bar:
+    """Return a rung's bar; its length is in units of the first step's on the same machine."""
     run = rung.run
     if run.throughput is None:
-        return (rung.name, *["-"] * (5 + len(more)), rung.note)
-    return (
-        rung.name, f"{run.throughput:,.0f}", run.busy_text, f"{run.step_ms:.1f}",
-        _ratio(rung.gain), _ratio(rung.in_all), *(_asked_for(run, name) for name in more),
-        rung.note,
+        return Bar(drawable(rung.name, 36), None, rung.note, ink=ALARM)
+    numbers = f"{run.throughput:,.0f}, busy {run.busy_text}"
+    numbers += f", {rung.gain:.2f}x" if rung.gain else ""
+    recorded = "RECORDED" if run.recorded else ""  # on what, the header says
+    noise = NO_GAIN if rung.null else "noisy" if run.noisy else ""
+    ended = "" if run.outcome == "finished" else run.outcome
+    return Bar(
+        drawable(rung.name, 36), rung.total or 1.0, _joined(numbers, recorded, ended, noise),
+        OTHER if rung.null else COMPUTE, hatch="///" if run.recorded else None,
     )  # fmt: skip
 
 
-def _asked_for(run: Run, column: str) -> str:
-    if column == LIMIT:
-        return run.diagnose().bottleneck
-    joules = joules_per_sample(run)
-    return "-" if joules is None else f"{joules:.3g}"
+@dataclass(frozen=True)
+class ScalingRow:
+    """A run of ranks, against the one process that it is compared with."""
+
+    name: str
+    ranks: Ranks
+    one: Run
+
+    @property
+    def note(self) -> str:
+        """What has to be said beside the numbers."""
+        ranks = self.ranks
+        ended = "" if ranks.outcome == "finished" else ranks.error or ranks.outcome
+        return _joined(ranks.mark or "", ended, "noisy" if ranks.noisy or self.one.noisy else "")
 
 
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}x"
+class Scaling(Result):
+    """Runs of ranks against one process: `lk.Scaling(one).add("2 ranks", ranks)`, a table."""
+
+    def __init__(self, one: Run):
+        """`one` is the run that rows are compared with where they name no other."""
+        if not isinstance(one, Run):
+            raise ValueError(f"{type(one).__name__} is not a Run; give what lk.run gave.")
+        self.one = one
+        self._rows: dict[str, ScalingRow] = {}
+
+    def add(self, name: str, ranks: Ranks, one: Run | None = None) -> Scaling:
+        """Add a row and return the table; the same name again replaces that row.
+
+        `one` is the one process of that row, where its pipeline is another than the table's.
+        Raises ValueError where the two ran different pipelines, or one is still running.
+        """
+        if not isinstance(ranks, Ranks):
+            raise ValueError(f"{name!r}: {type(ranks).__name__} is not a distributed run.")
+        if ranks.running:
+            raise ValueError(f"{name!r} is still running: add it after wait() or stop().")
+        row = ScalingRow(name, ranks, one or self.one)
+        ranks.speedup(row.one)  # refuses another pipeline
+        self._rows[name] = row
+        return self
+
+    @property
+    def rows(self) -> list[ScalingRow]:
+        """The rows in order."""
+        return list(self._rows.values())
+
+    def table(self) -> Table:
+        """Return speedup, efficiency and where the ranks' time went, the one process first."""
+        head = ["", "ranks", "samples/s", "speedup", "efficiency", "data", "others", "exchange", ""]
+        rate = self.one.throughput
+        rows = [["one process", None, rate and f"{rate:,.0f}", "1.00x", "100%", *[""] * 4]]
+        for row in self.rows:
+            ranks, times, cells = row.ranks, row.ranks.times, [None] * 6
+            if ranks.throughput is not None and times is not None:
+                efficiency = ranks.efficiency(row.one)
+                parts = (times.wait, times.others, times.transfer)
+                cells = [
+                    f"{ranks.throughput:,.0f}", _times(ranks.speedup(row.one)),
+                    None if efficiency is None else f"{efficiency:.0%}",
+                    *(f"{np.mean(part):.0%}" for part in parts),
+                ]  # fmt: skip
+            rows.append([row.name, ranks.world_size, *cells, row.note])
+        runs = [self.one, *(row.ranks for row in self.rows)]
+        foot = _joined(*(text for text, _ in machine_lines(runs)))
+        return Table(rows, head, foot=[foot], left=(0, len(head) - 1))
+
+    @our_style
+    def plot(self) -> Figure:
+        """Draw a bar per row, filled as far as the ranks came, outlined as far as perfect is."""
+        title = "samples/s over those of one process; the outline is perfect scaling"
+        measured = [row for row in self.rows if row.ranks.throughput and row.one.throughput]
+        if measured:
+            last = measured[-1]
+            title = (
+                f"{last.name}: {last.ranks.speedup(last.one):.2f}x one process, "
+                f"{last.ranks.efficiency(last.one):.0%} of perfect scaling (the outline)"
+            )
+        header = several_header(title, [], [self.one, *(row.ranks for row in self.rows)])
+        figure, (axes,) = page(header, [(0.08, rows_in(len(self.rows) + 1))], LEFT_IN, BOTTOM_IN)
+        rate = self.one.throughput
+        first = Bar("one process", 1, f"{rate:,.0f} samples/s" if rate else "no numbers", OTHER)
+        hbars(axes, [first, *map(_scaling_bar, self.rows)])
+        return figure
 
 
-def _html_row(cells: tuple[str, ...], tag: str) -> str:
-    """One row: names and notes to the left, numbers to the right and on one line."""
-    texts = (1, len(cells) - 1)
-    styles = [TEXT if i in texts else NUMBER for i in range(len(cells))]
-    return "<tr>" + "".join(
-        f"<{tag} style='{style}'>{html.escape(cell)}</{tag}>"
-        for cell, style in zip(cells, styles, strict=True)
-    ) + "</tr>"  # fmt: skip
+def _scaling_bar(row: ScalingRow) -> Bar:
+    """Return a row's bar, in units of its own one process."""
+    ranks = row.ranks
+    if ranks.throughput is None or row.one.throughput is None:
+        return Bar(drawable(row.name, 36), None, row.note or "too few steps for numbers", ink=ALARM)
+    speedup = ranks.speedup(row.one)
+    numbers = f"{ranks.throughput:,.0f} samples/s, {speedup:.2f}x, "
+    numbers += f"efficiency {ranks.efficiency(row.one):.0%}"
+    return Bar(
+        drawable(row.name, 36), speedup, _joined(numbers, row.note), COMPUTE, outline=len(ranks),
+        hatch="///" if ranks.recorded else None,
+    )  # fmt: skip
+
+
+def _place(run: Run) -> tuple[Any, ...]:
+    return run.recorded, run.machine.name, run.machine.kind
+
+
+def _times(value: float | None) -> str | None:
+    return None if value is None else f"{value:.2f}x"
+
+
+def _joined(*texts: str) -> str:
+    return "; ".join(filter(None, texts))

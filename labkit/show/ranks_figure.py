@@ -63,7 +63,7 @@ def starved(ranks: Ranks) -> str:
         for rank, knobs in ranks.starve.items()
     ]
     text = "; ".join(filter(None, each))
-    return f"stated, not measured: {text}" if text else ""
+    return f"simulated delay: {text}" if text else ""
 
 
 def _draw_lanes(axes: Axes, runs: list[RankRun]) -> None:

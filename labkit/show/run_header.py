@@ -61,13 +61,13 @@ def stated_of(runs: Iterable[Run], varied: Iterable[str] = ()) -> str:
     Where they differ, and by one of the `varied` knobs, the figure itself says which is which.
     """
     if any(run.alias for run in runs):
-        return "what was stated is hidden"
+        return "simulated delays are hidden"
     stated = dict.fromkeys(stated_waits(r.pipeline) for r in runs if r.throughput is not None)
     sleeps = [name for name in SLEEPS if name in varied]
     if len(stated) > 1 and sleeps:
-        return f"stated, not measured: {' and '.join(sleeps)}, as shown"
+        return f"simulated delay: {' and '.join(sleeps)}, as shown"
     text = " / ".join(text or "none" for text in stated) if any(stated) else ""
-    return f"stated, not measured: {text}" if text else ""
+    return f"simulated delay: {text}" if text else ""
 
 
 def knobs_of(run: Run, length: int = 240) -> str:
