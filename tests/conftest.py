@@ -76,8 +76,8 @@ def cards():
 def no_run_outlives_its_test():
     """A test that fails half way must not keep the device from the next one."""
     yield
-    if launcher := sys.modules.get("labkit.results.launch"):
-        for handle in launcher._keep:
+    if launcher := sys.modules.get("labkit.process.launcher"):
+        for handle in launcher.runs:
             if handle.alive():
                 handle.stop()
 

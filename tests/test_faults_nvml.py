@@ -437,7 +437,7 @@ def test_a_call_that_hangs_ends_the_samples_and_nothing_else(stub, tmp_path, mon
         f"t.wait_for = lambda *a: [e | {{'uuid': {OWN!r}}} for e in wait(*a)]\n"
         "t.main(int(sys.argv[1]))"
     )
-    monkeypatch.setattr(launcher, "TELEMETRY", [sys.executable, "-c", code])
+    monkeypatch.setattr(launcher.launcher, "TELEMETRY", [sys.executable, "-c", code])
     monkeypatch.setenv("LD_LIBRARY_PATH", str(stub))
     monkeypatch.setenv("STUB", "hangs")
     quick = Pipeline(dataset="sleep", prep_ms=2, model="mlp", width=32, depth=1, xray=False)

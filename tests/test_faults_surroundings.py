@@ -167,7 +167,7 @@ def jumping_clock(folder):
 
 
 def test_without_its_interpreter_a_run_says_so(monkeypatch):
-    monkeypatch.setattr(launcher.sys, "executable", "/gone/bin/python")
+    monkeypatch.setattr(sys, "executable", "/gone/bin/python")
     before = set(folders.home().glob("runs/*"))
     with pytest.raises(OSError, match="No run could be started.*Remedy: the Python of this kernel"):
         launcher.launch(QUICK)
@@ -175,7 +175,9 @@ def test_without_its_interpreter_a_run_says_so(monkeypatch):
 
 
 def test_a_bench_that_cannot_be_started_fails_the_run(monkeypatch):
-    monkeypatch.setattr(launcher, "bench_command", lambda spec, folder: ["/gone/bin/python"])
+    monkeypatch.setattr(
+        launcher.launcher, "bench_command", lambda module, folder: ["/gone/bin/python"]
+    )
     run = launcher.launch(QUICK).wait()
     assert run.outcome == "failed"
     assert re.search("could not start Python: .*Remedy: the Python of this kernel", run.error)

@@ -15,7 +15,7 @@ from labkit.course import landlock
 from labkit.course.cell_process import run as run_cells
 from labkit.course.grading import Row, grade
 from labkit.course.submission import BadNotebook, read
-from labkit.results import launch as launcher
+from labkit.process import launcher
 
 FIRST, BREAK = "00-first", "07-graph-break"
 CHECK_FIRST, CHECK_BREAK = (f'lk.challenge("{key}").check(answer)' for key in (FIRST, BREAK))
@@ -52,7 +52,7 @@ def nothing_is_left(tmp_path):
     before = set(temp.glob("labkit-grade-*"))
     yield
     assert set(temp.glob("labkit-grade-*")) <= before
-    assert not [handle for handle in launcher._keep if handle.alive()]
+    assert not [handle for handle in launcher.runs if handle.alive()]
 
 
 @pytest.fixture

@@ -17,8 +17,15 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from labkit.bench.process import die_with, keep_sockets_in, planted, short_of_files
-from labkit.process.events import EventLog
+from labkit.bench.process import (
+    die_with,
+    keep_sockets_in,
+    planted,
+    short_of_files,
+    stands_by,
+    wait_for_run,
+)
+from labkit.process.events import SPEC_NAME, EventLog
 
 MAX_TRACEBACK = 8_000  # characters kept of a traceback
 
@@ -30,6 +37,9 @@ def main(folder: Path, parent: int) -> None:
     """Run the bench in `folder`, tied to the supervisor `parent`; does not return."""
     die_with(parent)
     faulthandler.enable()
+    if stands_by():
+        warm_up()
+        wait_for_run()
     log = EventLog(folder)
     leave_on_stop(log)
     keep_sockets_in(folder)
@@ -37,7 +47,7 @@ def main(folder: Path, parent: int) -> None:
     code = 1
     try:
         try:
-            run(json.loads((folder / "spec.json").read_text()), folder, log)
+            run(json.loads((folder / SPEC_NAME).read_text()), folder, log)
             log.write("done")
             code = 0
         except BaseException as error:
@@ -46,6 +56,31 @@ def main(folder: Path, parent: int) -> None:
         fail(log, error)
     sys.stderr.flush()
     os._exit(code)  # workers and threads end with the process; the supervisor sees to it
+
+
+def warm_up() -> None:
+    """Import what a run needs, and touch no device; everything else each run does for itself."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    gc.disable()
+    import psutil  # noqa: F401
+    import torch
+
+    from labkit.bench import (  # noqa: F401
+        data,
+        handoff,
+        loop,
+        machine,
+        memory,
+        model_size,
+        profile,
+        resolve_config,
+        timeline,
+        user_dataset,
+        workbench,
+    )  # fmt: skip
+
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # imports half of torch itself
+    gc.collect()  # or the run's first collection would look at all of torch: 0.1 s
 
 
 def fail(log: EventLog, error: BaseException) -> None:

@@ -10,10 +10,11 @@ import multiprocessing
 import multiprocessing.queues
 import os
 import signal
+import stat
 import sys
 from typing import Any
 
-from labkit.process.sockets import socket_folder
+from labkit.process.leftovers import socket_folder
 
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 FEW_FILES = 6
@@ -29,6 +30,21 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def stands_by() -> bool:
+    """Whether this process was started ahead of its run."""
+    return stat.S_ISFIFO(os.fstat(0).st_mode)
+
+
+def wait_for_run() -> None:
+    """Wait until the supervisor says that the run's spec is there."""
+    if stands_by():
+        if not os.read(0, 16):
+            os._exit(0)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
 
 
 def keep_sockets_in(folder: str | os.PathLike) -> None:

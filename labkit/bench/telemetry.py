@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from labkit.bench.process import die_with
+from labkit.bench.process import die_with, wait_for_run
 from labkit.process.events import FILE_NAME, EventLog, now_ns
 
 PERIOD_S = 0.2
@@ -274,6 +274,9 @@ class GpmMeter:
 def main(parent: int) -> None:
     """Sample until the supervisor ends this process."""
     die_with(parent)
+    with contextlib.suppress(ImportError):
+        import psutil  # noqa: F401 -- imported before a run is there, where this is a standby's
+    wait_for_run()
     log = EventLog(".")
     hello, machine = wait_for(Path(FILE_NAME), ("hello", "machine"))
     meters: list[Any] = []

@@ -24,8 +24,8 @@ from labkit.course import cell_child
 from labkit.course.attempt import MAX_BYTES
 from labkit.course.sealed import Sealed
 from labkit.course.submission import Cells
+from labkit.process.family import exit_name
 from labkit.results import launch as launcher
-from labkit.results import outcome
 from labkit.results.event_log import EventLogResult
 from labkit.spec import Pipeline
 
@@ -126,7 +126,7 @@ def _handed(file: Path, code: Any) -> Handed:
     if not data:
         if code in (-24, 152):  # SIGXCPU
             return Handed("too long", "It used up its CPU time.")
-        return Handed("crashed", f"The process ended with {outcome.exit_name(code)}.")
+        return Handed("crashed", f"The process ended with {exit_name(code)}.")
     line, _, payload = data.partition(b"\n")
     try:
         header = json.loads(line) if len(line) <= MAX_HEADER else None

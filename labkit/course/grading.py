@@ -33,7 +33,7 @@ from labkit.course.confine import REFUSED
 from labkit.course.sealed import Sealed
 from labkit.course.submission import BadNotebook, Cells, notebooks, read
 from labkit.course.task import CodeTask
-from labkit.results import launch as launcher
+from labkit.process import launcher
 from labkit.spec import Pipeline
 
 TIMEOUT_S = 60.0  # for a challenge's cells, and for each run of the check
@@ -192,7 +192,7 @@ class _Limit:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> _Limit:
-        self._before = list(launcher._keep)
+        self._before = list(launcher.runs)
         self._thread.start()
         return self
 
@@ -203,7 +203,7 @@ class _Limit:
     def _watch(self) -> None:
         since: dict[Any, float] = {}
         while not self._over.wait(0.1):
-            for handle in list(launcher._keep):
+            for handle in list(launcher.runs):
                 if handle in self._before or handle.process.poll() is not None:
                     continue
                 if time.monotonic() - since.setdefault(handle, time.monotonic()) > self.seconds:

@@ -29,7 +29,7 @@ def hold(folder: Path, device: str, holder: dict, waiting: Callable[[str], None]
     path = folder / f"{re.sub('[^A-Za-z0-9-]', '_', device)}.lock"
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     deadline, told = time.monotonic() + PATIENCE_S, False
-    while not _try_lock(fd):
+    while not try_lock(fd):
         text = f"device {device} is in use by {_holder(path)}"
         if time.monotonic() > deadline:
             raise DeviceBusy(f"{text}: stop that run or wait for it to end.")
@@ -42,6 +42,15 @@ def hold(folder: Path, device: str, holder: dict, waiting: Callable[[str], None]
     return fd
 
 
+def any_held(folder: Path) -> bool:
+    """Whether a run of this user, in any kernel, has a device."""
+    for path in folder.glob("*.lock"):
+        with open(path, "rb+") as file:
+            if not try_lock(file.fileno()):
+                return True
+    return False
+
+
 def _holder(path: Path) -> str:
     with contextlib.suppress(OSError, ValueError, KeyError):
         who = json.loads(path.read_text())
@@ -49,23 +58,18 @@ def _holder(path: Path) -> str:
     return "another run"
 
 
-if sys.platform == "win32":
-    import msvcrt
+def try_lock(fd: int) -> bool:
+    """Lock the open file, until it is closed everywhere; return False where another has it."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
 
-    def _try_lock(fd: int) -> bool:
-        try:
             os.lseek(fd, 4096, os.SEEK_SET)  # past the text, which others read
             msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
+        else:
+            import fcntl
 
-else:
-    import fcntl
-
-    def _try_lock(fd: int) -> bool:
-        try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+    except (BlockingIOError, PermissionError):
+        return False
+    return True

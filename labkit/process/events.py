@@ -18,6 +18,7 @@ from typing import Any
 
 VERSION = 1
 FILE_NAME = "events.jsonl"
+SPEC_NAME = "spec.json"  # what the bench is asked to do
 RESERVE_NAME, RESERVE_BYTES = "reserve", 256 * 1024  # given up when the disk is full
 MOST_KEPT = 4 * 2**20  # bytes that wait for room on a full disk
 

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from labkit.process.events import FILE_NAME
 
@@ -116,6 +117,16 @@ def this_system() -> str:
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
     return "unknown"
+
+
+def exit_name(code: Any) -> str:
+    """Name an exit code as Python counts them: negative ones are signals."""
+    if isinstance(code, int) and code < 0:
+        try:
+            return signal.Signals(-code).name
+        except ValueError:
+            return f"signal {-code}"
+    return f"exit code {code}"
 
 
 def exists(pid: int) -> bool:

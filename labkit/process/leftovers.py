@@ -10,24 +10,27 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
+import shutil
 from pathlib import Path
 from typing import IO, Any
 
-from labkit.process import family as processes
-from labkit.process import step_log
-from labkit.process.events import RESERVE_NAME, EventLog
-from labkit.process.sockets import remove_sockets
+from labkit.process import family, step_log
+from labkit.process.device_lock import try_lock
+from labkit.process.events import FILE_NAME, RESERVE_NAME, EventLog
 
 PLAN_NAME = "launch.json"
 PAYLOADS = "*.pkl"  # the reader's own objects, on their way to a bench that ended before
+LONGEST_PATH = 107  # bytes of a Unix socket's path
+LONGEST_NAME = 20  # bytes of a slash and its name in the folder
+SOCKETS = ("listener-*", "pym-*")  # what multiprocessing calls them
 
 
 def plan_of(folder: str | os.PathLike) -> tuple[dict[str, Any], IO]:
     """Read the plan of a run and lock it; return both. The lock holds while the file is open."""
     file = open(os.path.join(folder, PLAN_NAME), encoding="utf-8")
     plan = json.load(file)
-    _lock(file)
+    with contextlib.suppress(OSError):  # a file system without locks
+        try_lock(file.fileno())
     return plan, file
 
 
@@ -36,17 +39,23 @@ def clear(runs: Path) -> None:
     for place in runs.glob(f"*/{PLAN_NAME}"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError), open(place) as file:
             plan = json.load(file)
-            if plan["system"] != processes.this_system() or processes.exists(plan["kernel_pid"]):
+            if plan["system"] != family.this_system() or family.exists(plan["kernel_pid"]):
                 continue
-            if _lock(file):
+            if try_lock(file.fileno()):
                 clear_up(place.parent, stop="kernel gone", code=None)
 
 
 def clear_up(folder: Path, **how: Any) -> None:
-    """End what is left of the run in `folder`, write the steps it finished and `how` it ended."""
-    processes.end_marked(folder)
-    processes.wait_until_gone(processes.logged_bench(folder))
-    processes.remove_segments(processes.logged_workers(folder))
+    """End what is left of the run in `folder`, write the steps it finished and `how` it ended.
+
+    Of a standby that no run was given to, nothing stays.
+    """
+    family.end_marked(folder)
+    if not (folder / FILE_NAME).exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    family.wait_until_gone(family.logged_bench(folder))
+    family.remove_segments(family.logged_workers(folder))
     step_log.recover(folder)
     log = EventLog(folder)
     log.write("end", **how)
@@ -56,20 +65,23 @@ def clear_up(folder: Path, **how: Any) -> None:
 
 def remove_tools(folder: str | os.PathLike) -> None:
     """Remove the files that a run needs only while it goes on, its plan last."""
-    remove_sockets(folder, processes.logged_bench(folder))
-    unread = Path(folder).glob(PAYLOADS)
-    for path in (*unread, Path(folder) / RESERVE_NAME, Path(folder) / PLAN_NAME):
+    run = Path(folder)
+    own = {socket_folder(folder, pid) for pid in family.logged_bench(folder)} - {run}
+    sockets = (path for place in (run, *own) for name in SOCKETS for path in place.glob(name))
+    for path in (*sockets, *run.glob(PAYLOADS), run / RESERVE_NAME, run / PLAN_NAME):
         with contextlib.suppress(OSError):
             path.unlink()
+    for place in own:
+        with contextlib.suppress(OSError):
+            place.rmdir()
 
 
-def _lock(file: IO) -> bool:
-    if sys.platform == "win32":
-        return False  # there the job object ends everything, and nothing is left
-    import fcntl
+def socket_folder(run: str | os.PathLike, bench_pid: int) -> Path:
+    """Return where a bench keeps its processes' sockets, so that a killed run's can be found.
 
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+    It is the run's folder, or where that path is too long, a short one of the bench's own. Left to
+    itself multiprocessing makes a temporary folder, which every killed process leaves behind.
+    """
+    if len(os.fsencode(run)) + LONGEST_NAME <= LONGEST_PATH:
+        return Path(run)
+    return Path(os.environ.get("TMPDIR") or "/tmp") / f"labkit-{bench_pid}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-import signal
 from typing import Any
+
+from labkit.process.family import exit_name
 
 # (what the reason says, what to do). The first that matches is shown behind the reason itself.
 REMEDIES = [
@@ -97,16 +98,6 @@ def _short_of_files(error: dict[str, Any]) -> str:
     if not isinstance(files, list) or len(files) != 2 or "Too many open files" in error["message"]:
         return ""
     return f"Too many open files: a process of the run had {files[0]} of {files[1]} allowed. "
-
-
-def exit_name(code: Any) -> str:
-    """Name an exit code as Python counts them: negative ones are signals."""
-    if isinstance(code, int) and code < 0:
-        try:
-            return signal.Signals(-code).name
-        except ValueError:
-            return f"signal {-code}"
-    return f"exit code {code}"
 
 
 def _death(end: dict[str, Any] | None) -> str:

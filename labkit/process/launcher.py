@@ -1,0 +1,219 @@
+"""Starting a run apart from the kernel: its folder, its supervisor, and the handle on both.
+
+What is run is up to the caller: an order for the bench, and the first event of the log.
+
+**Standby.** From a click to the first step takes over a second, nearly all of it importing torch.
+So when a run has ended, an interactive kernel starts the processes of the next one: they import
+torch, touch no device, open no log, and wait for their order, for ten minutes. Each serves one run,
+as a cold start's do. `LABKIT_WARM=0` switches this off, `LABKIT_WARM=1` on, also in scripts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from labkit.process import device_lock, family, folders, leftovers
+from labkit.process.events import RESERVE_BYTES, RESERVE_NAME, SPEC_NAME, EventLog
+
+BENCH, RANKS = "labkit.bench", "labkit.bench.torchrun_launcher"
+TELEMETRY = [sys.executable, "-m", "labkit.bench.telemetry"]
+JOIN_S = 5.0  # the supervisor is gone 2 s after a forced stop at the latest
+IDLE_S = 600.0  # how long a standby waits for a run
+ROOT = str(Path(__file__).parents[2])  # where the package `labkit` is
+
+runs: list[Handle] = []  # a handle that is collected would close the pipe and end its run
+_standby: Handle | None = None
+_choosing = threading.Lock()  # held while a run or a standby is being started
+
+
+class Handle:
+    """The kernel's handle on a run's supervisor, or on a standby's."""
+
+    def __init__(self, folder: Path, bench: list[str], after: list[str] | None = None):
+        """Start nothing yet: that is up to `begin`, or to `start` ahead of it.
+
+        `bench` is the command that measures, given the supervisor's pid as its last argument;
+        `after` is one to be started when the run is over.
+        """
+        self.folder, self.bench, self.telemetry, self.after = folder, bench, TELEMETRY, after
+        self.process: subprocess.Popen | None = None
+        self.checked = False
+
+    def start(self, idle_s: float | None = None) -> None:
+        """Start the supervisor, which starts the others; with `idle_s` as a standby."""
+        self.surroundings, self.deadline = surroundings(), time.monotonic() + 0.99 * (idle_s or 0)
+        plan = {
+            "kernel_pid": os.getpid(),
+            "system": family.this_system(),
+            "idle_s": idle_s,
+            "bench": self.bench,
+            "telemetry": self.telemetry,
+            "after": self.after,
+        }
+        (self.folder / leftovers.PLAN_NAME).write_text(json.dumps(plan), encoding="utf-8")
+        code = (
+            f"import sys; sys.path.insert(0, {ROOT!r}); "
+            f"from labkit.process.supervisor import main; main({str(self.folder)!r})"
+        )
+        env = dict(os.environ) if self.after else family.without_keys(os.environ)
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), ROOT]))
+        with open(self.folder / "supervisor.stderr", "wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", code], stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL, stderr=errors, env=env, start_new_session=True,
+            )  # fmt: skip
+
+    def begin(self, order: dict[str, Any], head: dict[str, Any]) -> None:
+        """Have the bench do what `order` says; `head` is the log's first event. Raises OSError."""
+        (self.folder / RESERVE_NAME).write_bytes(bytes(RESERVE_BYTES))
+        log = EventLog(self.folder)
+        log.write(**head)
+        log.close()
+        (self.folder / SPEC_NAME).write_text(json.dumps(order), encoding="utf-8")
+        if self.process is None:
+            self.start()
+        else:
+            self.say(b"go\n")
+        runs.append(self)
+
+    def say(self, line: bytes) -> None:
+        """Tell the supervisor something, if it is there."""
+        with contextlib.suppress(OSError, ValueError):
+            self.process.stdin.write(line)
+            self.process.stdin.flush()
+
+    def discard(self) -> None:
+        """End a standby, or give up a run that could not be started: nothing of it stays."""
+        if self.process is None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        else:
+            self.process.stdin.close()
+            runs.append(self)  # until it has ended
+
+    def alive(self) -> bool:
+        """Whether the supervisor is there; where it was killed, see to what it left."""
+        if self.process.poll() is None:
+            return True
+        if not self.checked:
+            self.checked = True
+            if self.process.returncode != 0:
+                leftovers.clear_up(self.folder, stop=None, code=None, why=self._why())
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+            stand_by()
+        return False
+
+    def _why(self) -> str:
+        """Say how the supervisor came to its end."""
+        code = self.process.returncode
+        if code < 0:
+            return f"the supervisor was killed ({family.exit_name(code)})"
+        with contextlib.suppress(OSError):
+            said = (self.folder / "supervisor.stderr").read_text(errors="replace").strip()
+            return f"the supervisor failed: {(said.splitlines() or ['no message'])[-1]}"
+        return f"the supervisor failed ({family.exit_name(code)})"
+
+    def stop(self) -> None:
+        """Ask for Stop and wait until the run's last process is gone."""
+        self.say(b"stop\n")
+        self.join()
+
+    def join(self) -> None:
+        """Wait until the supervisor has ended."""
+        try:
+            self.process.wait(JOIN_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.alive()
+
+
+def bench_command(module: str, folder: Path) -> list[str]:
+    """Return the command that measures in `folder`."""
+    return [sys.executable, "-u", "-m", module, str(folder)]
+
+
+@contextlib.contextmanager
+def starting(module: str = BENCH, after: list[str] | None = None) -> Iterator[Handle]:
+    """Give a handle to begin a run with: the standby where it fits, else one that is cold.
+
+    `module` is the bench's. If the block raises, nothing of the run stays.
+    """
+    global _standby
+    with _choosing:
+        runs[:] = [handle for handle in runs if handle.alive()]
+        leftovers.clear(folders.home() / "runs")
+        handle, _standby = _standby, None
+        if handle and not (module == BENCH and after is None and fits(handle)):
+            handle.discard()  # its import would disturb the run that starts now
+            handle = None
+        if handle is None:
+            folder = folders.new_run()
+            handle = Handle(folder, bench_command(module, folder), after)
+        try:
+            yield handle
+        except BaseException:
+            handle.discard()
+            raise
+
+
+def stand_by(idle_s: float = IDLE_S) -> None:
+    """Start the processes of the next run, where it is worth it and nothing is being measured."""
+    global _standby
+    if not wanted() or not _choosing.acquire(blocking=False):
+        return
+    try:
+        going = any(handle.process.poll() is None for handle in runs)
+        with contextlib.suppress(OSError):
+            if not (going or _standby or device_lock.any_held(folders.home() / "locks")):
+                folder = folders.new_run()
+                handle = Handle(folder, bench_command(BENCH, folder))
+                handle.start(idle_s)
+                _standby = handle
+    finally:
+        _choosing.release()
+
+
+def end_standby() -> None:
+    """End the standby, if there is one: what is measured in the kernel wants to be alone."""
+    global _standby
+    with _choosing:
+        handle, _standby = _standby, None
+        if handle is not None:
+            handle.discard()
+            handle.process.wait(JOIN_S)
+
+
+def wanted() -> bool:
+    """Whether this process may have another run soon: a notebook's kernel, a Python prompt."""
+    said = os.environ.get("LABKIT_WARM", "")
+    return sys.platform != "win32" and said != "0" and (said == "1" or hasattr(sys, "ps1"))
+
+
+def fits(standby: Handle) -> bool:
+    """Whether a cold start now would make the same processes."""
+    return (
+        standby.process.poll() is None
+        and time.monotonic() < standby.deadline
+        and standby.surroundings == surroundings()
+    )
+
+
+def surroundings() -> tuple:
+    """Return what a process inherits from this one."""
+    import resource
+
+    limits = [resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS)]
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    place = sys.executable, os.getcwd(), folders.home()
+    return dict(os.environ), limits, cores, place
