@@ -61,9 +61,9 @@ __all__ = list(_NAMES)
 # What a result of a lower floor can do with what is defined above it: see `labkit.wiring`
 ABOVE.update(
     {
-        "Ranks.diagnose": "labkit.analysis.ranks_diagnosis:diagnose",
+        "Ranks.diagnose": "labkit.analysis.ranks:diagnose",
         "Ranks.plot": "labkit.show.ranks_figure:draw",
-        "Ranks.times": "labkit.analysis.rank_times:rank_times",
+        "Ranks.times": "labkit.analysis.ranks:rank_times",
         "Run.breakdown": "labkit.analysis.step_breakdown:breakdown",
         "Run.diagnose": "labkit.analysis.diagnosis:diagnose",
         "Run.plot": "labkit.show.run_figure:draw",

@@ -15,7 +15,7 @@ import time
 import pytest
 
 from labkit.analysis.diagnosis import diagnose
-from labkit.analysis.withheld import SHARED
+from labkit.analysis.doubts import SHARED
 from labkit.process.events import EventLog
 from labkit.results.load import load
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +10,23 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis import thresholds as limits
+from labkit.analysis.doubts import (
+    contradiction,
+    device_shared,
+    gaps_hidden,
+    too_close,
+    too_short,
+)
 from labkit.analysis.facts import Evidence, Facts, of_trace
-from labkit.analysis.finding import WORDS, Finding
-from labkit.analysis.ranking import lead, rank
-from labkit.analysis.withheld import contradiction, shared, tied, too_short, upper_bound
+from labkit.analysis.finding import BOTTLENECKS, Finding
+from labkit.analysis.rules import lead, rank
+from labkit.analysis.trace import trace
 from labkit.analysis.witnesses import deciding
 from labkit.results.event_log import of_one_moment
+from labkit.results.load import load
 from labkit.results.ranks import Ranks
+from labkit.results.result import Result
+from labkit.results.table import Table
 from labkit.results.watched import BODY_NOTE
 
 RECORDS = (".jsonl", ".jsonl.gz")
@@ -25,13 +34,14 @@ LOOK_INSIDE = "Look inside a few steps: run it with xray=True and 20 steps or mo
 PROFILE = "Record a few steps with torch.profiler, and give the trace to lk.diagnose."
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Result):
     """What holds a run back.
 
     Attributes:
         bottleneck: "input", "transfer", "launch", "memory_bandwidth", "precision", "compute"
-            (healthy: the device is the limit) or "unsure".
+            (healthy: the device is the limit) or "unsure"; of ranks also "communication" and
+            "straggler" (a rank that is late for another reason than its data).
         findings: What costs device time, ranked by how much.
         confidence: 0 to 1: in what share of resampled runs (the steps drawn again with replacement)
             the verdict is the same. Of a trace, whose steps cannot be drawn again: how far the
@@ -58,8 +68,13 @@ class Diagnosis:
         """What to change first."""
         return self.findings[0].advice
 
+    @property
+    def headline(self) -> str:
+        """The verdict in a few words."""
+        return f"{self.bottleneck} ({BOTTLENECKS[self.bottleneck]})"
+
     def to_dict(self) -> dict[str, Any]:
-        """The diagnosis as JSON types."""
+        """Return the diagnosis as JSON types."""
         return {
             "bottleneck": self.bottleneck,
             "confidence": round(self.confidence, 3),
@@ -68,35 +83,23 @@ class Diagnosis:
             "notes": list(self.notes),
         }
 
-    @property
-    def headline(self) -> str:
-        """The verdict in a few words."""
-        return f"{self.bottleneck} ({WORDS[self.bottleneck]})"
-
-    def __str__(self) -> str:
-        mark = f"{self.source}: " if self.source.startswith("RECORDED") else ""
-        evidence = self.evidence.rstrip(".")
-        return f"{mark}Bottleneck {self.headline}: {evidence}. {self.advice}"
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        say = html.escape
-        rows = "".join(
-            "<tr style='vertical-align:top'><td style='text-align:left'>"
-            f"<b>{say(f.name)}</b><br>{say(f.cause)}</td>"
-            f"<td>{f.lost_share:.0%}</td>"
-            f"<td style='text-align:left'>{say(f.evidence)}<br><i>{say(f.advice)}</i></td></tr>"
+    def table(self) -> Table:
+        """Return the findings, the costliest first."""
+        rows = [
+            (f"{f.name}: {f.cause}", f"{f.lost_share:.0%}", f.evidence, f.advice)
             for f in self.findings[:4]
+        ]
+        return Table(
+            rows,
+            head=("finding", "time lost", "evidence", "what to change"),
+            title=f"Bottleneck: {self.headline}",
+            foot=(f"{self.source}; confidence {self.confidence:.0%}", *self.notes),
+            left=(0, 2, 3),
         )
-        notes = "".join(f"<div>{say(note)}</div>" for note in self.notes)
-        return (
-            "<div style='max-width:860px;border-left:4px solid #0072B2;padding-left:12px'>"
-            f"<div style='font-size:115%'>Bottleneck: <b>{say(self.headline)}</b></div>"
-            f"<small>{say(self.source)}; confidence {self.confidence:.0%}</small>"
-            "<table><tr><th>finding</th><th>time lost</th><th style='text-align:left'>evidence, "
-            f"and what to change</th></tr>{rows}</table><small>{notes}</small></div>"
-        )
+
+    def __repr__(self) -> str:
+        mark = f"{self.source}: " if self.source.startswith("RECORDED") else ""
+        return f"{mark}Bottleneck {self.headline}: {self.evidence.rstrip('.')}. {self.advice}"
 
 
 def diagnose(what: Any) -> Diagnosis:
@@ -113,11 +116,8 @@ def diagnose(what: Any) -> Diagnosis:
     if isinstance(what, (str, os.PathLike)):
         path = Path(what)
         if not path.is_dir() and not path.name.endswith(RECORDS):
-            from labkit.analysis.trace import trace
-
-            return _of_facts(of_trace(trace(path)), str(path.name))
-        from labkit.results.load import load
-
+            facts = of_trace(trace(path))
+            return _verdict(facts, rank(facts), lead(facts), path.name)
         what = load(path)
     if isinstance(what, Ranks):
         return what.diagnose()
@@ -127,59 +127,60 @@ def diagnose(what: Any) -> Diagnosis:
 
 @of_one_moment
 def _of_run(run: Any) -> Diagnosis:
-    source = (
-        f"RECORDED on {run.machine.name}" if run.recorded else f"measured on {run.machine.name}"
-    )
-    evidence = Evidence(run)
-    doubt = too_short(evidence)
-    if doubt:
+    source, evidence = source_of(run), Evidence(run)
+    if doubt := too_short(len(evidence)):
         return Diagnosis("unsure", (doubt,), 0.0, source)
     facts = evidence.facts()
-    doubt = shared(run, facts) or contradiction(facts)
-    if doubt:
-        others = [finding for finding in rank(facts) if finding.name != "compute"]
-        return Diagnosis("unsure", (doubt, *others), 0.0, source, _notes(facts))
-    return _of_facts(facts, source, evidence)
-
-
-def _of_facts(facts: Facts, source: str, evidence: Evidence | None = None) -> Diagnosis:
     findings = rank(facts)
-    bottleneck = findings[0].name
-    confidence = lead(facts) if evidence is None else _confidence(evidence, bottleneck)
-    if evidence is not None and confidence < limits.MIN_CONFIDENCE:
-        findings = (tied(confidence, findings), *findings)
-        bottleneck = "unsure"
-    if bottleneck == "compute" and _gaps_may_hide(facts):
-        remedy = LOOK_INSIDE if _looked_for(facts) else PROFILE
-        doubt = upper_bound(facts.shares["compute"], facts.witnesses, remedy)
+    if doubt := device_shared(run, facts) or contradiction(facts):
+        others = [finding for finding in findings if finding.name != "compute"]
+        return Diagnosis("unsure", (doubt, *others), 0.0, source, _notes(facts))
+    confidence = stability(
+        findings[0].name, len(evidence), lambda rows: rank(evidence.facts(rows))[0].name
+    )
+    if confidence < limits.MIN_CONFIDENCE:
+        doubt = too_close(confidence, findings)
+        return Diagnosis("unsure", (doubt, *findings), confidence, source, _notes(facts))
+    return _verdict(facts, findings, confidence, source)
+
+
+def source_of(run: Any) -> str:
+    """Say where a run or ranks were measured."""
+    return f"{'RECORDED' if run.recorded else 'measured'} on {run.machine.name}"
+
+
+def stability(verdict: Any, steps: int, judge: Any) -> float:
+    """Return the share of resampled runs, each given to `judge` as its rows, with this verdict."""
+    rows = np.random.default_rng(0).integers(0, steps, (limits.RESAMPLES, steps))
+    return float(np.mean([judge(row) == verdict for row in rows]))
+
+
+def _verdict(
+    facts: Facts, findings: tuple[Finding, ...], confidence: float, source: str
+) -> Diagnosis:
+    if findings[0].name == "compute" and _gaps_may_hide(facts):
+        remedy = LOOK_INSIDE if _could_look(facts) else PROFILE
+        doubt = gaps_hidden(facts.shares["compute"], facts.witnesses, remedy)
         return Diagnosis("unsure", (doubt, *findings), 0.0, source, _notes(facts))
-    if bottleneck == "compute" and not facts.xray and facts.trace is None:
+    if findings[0].name == "compute" and not facts.xray and facts.trace is None:
         confidence = min(confidence, limits.UNSEEN)
-    return Diagnosis(bottleneck, findings, confidence, source, _notes(facts))
+    return Diagnosis(findings[0].name, findings, confidence, source, _notes(facts))
 
 
 def _gaps_may_hide(facts: Facts) -> bool:
-    """Whether nothing can tell how much of a GPU's busy time it works."""
+    """Return whether nothing can tell how much of its busy time a GPU works."""
     return facts.kind == "gpu" and facts.trace is None and deciding(facts.witnesses) is None
 
 
-def _looked_for(facts: Facts) -> bool:
-    """Whether the run could have had an x-ray: a watched loop could not."""
+def _could_look(facts: Facts) -> bool:
+    """Return whether the run could have had an x-ray: a watched loop could not."""
     return facts.knobs.get("xray") is not None
-
-
-def _confidence(evidence: Evidence, bottleneck: str) -> float:
-    """Return the share of resampled runs with the same verdict."""
-    rng = np.random.default_rng(0)
-    rows = rng.integers(0, len(evidence), (limits.RESAMPLES, len(evidence)))
-    same = [rank(evidence.facts(row))[0].name == bottleneck for row in rows]
-    return float(np.mean(same))
 
 
 def _notes(facts: Facts) -> tuple[str, ...]:
     notes = []
-    if _looked_for(facts) and not facts.xray and facts.trace is None:
-        notes.append("No x-ray: what happens inside the compute was not looked at (xray=True).")
+    if _could_look(facts) and not facts.xray and facts.trace is None:
+        notes.append("No x-ray: what happens inside the compute was not seen (xray=True).")
     elif facts.xray and facts.kind == "gpu" and facts.trace is None:
         notes.append("The x-ray holds no device activity: gaps between kernels were not seen.")
     if _gaps_may_hide(facts):

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from labkit.analysis import thresholds as limits
 from labkit.analysis.step_breakdown import CLASSES, split_steps
 from labkit.analysis.witnesses import Witness, witnesses
 
-PAUSE = 1.5  # a step's compute holds a pause where it is longer than this many ordinary ones
-ORDINARY = 0.25  # the quantile of the steps' compute that is an ordinary one
 XRAY_NUMBERS = ("steps", "window_us", "gap_us", "tiny_us", "tiny_ops", "elementwise_us",
                 "fusible_us")  # fmt: skip
 XRAY_OPTIONAL = ("fixed_share", "bf16_speedup")  # None where they could not be tried
-TOP_STEPS = 0.1  # the share of steps looked at for stalls
 
 
 @dataclass(frozen=True)
@@ -35,14 +33,15 @@ class Facts:
         compute_us: Compute of the average step, µs.
         xray: The inside of the compute, as the bench's x-ray saw it; empty where there is none.
         trace: The `Breakdown` of a profiler trace: of the x-ray's on a GPU, or the one diagnosed.
+        from_trace: Whether all of this was read off that trace.
         witnesses: What else can tell whether a GPU worked in the time that its events call busy.
         knobs: The pipeline's settings.
         cores: CPU cores the run may use.
     """
 
     kind: str
-    source: str
-    shares: dict[str, float]
+    source: str = ""
+    shares: dict[str, float] = field(default_factory=dict)
     pauses: float = 0.0
     stolen: float | None = None
     blame: float | None = None
@@ -50,6 +49,7 @@ class Facts:
     stalls: float = 0.0
     compute_us: float | None = None
     trace: Any = None
+    from_trace: bool = False
     witnesses: tuple[Witness, ...] = ()
     xray: dict[str, Any] = field(default_factory=dict)
     knobs: dict[str, Any] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Facts:
     @property
     def looked_at(self) -> str:
         """Where the kernels were seen, in words."""
-        return self.source if self.source.startswith("profiler") else "x-ray"
+        return self.source if self.from_trace else "x-ray"
 
     @property
     def taken_by_workers(self) -> float | None:
@@ -80,26 +80,36 @@ class Evidence:
         """Read the stamps, thread times, x-ray and settings of `run`."""
         first = max(run.warmup - 1, 0)
         self.matrix = split_steps(run.stamps[first:])  # (steps, classes), s
+        columns = dict(zip(CLASSES, self.matrix.T, strict=True))
+        self.wait, self.compute = columns["wait"], columns["compute"]
         self.own = run.thread_s[first + 1 :]  # (steps,) s; NaN where not stamped
         self.kind = run.machine.kind
-        self.xray = sound(run.xray_facts)
-        self.trace = run.xray if self.kind == "gpu" else None
-        if self.trace is not None and self.trace.device_kind != "gpu":
-            self.trace = None  # the profiler could not look into the device
-        self.witnesses = witnesses(run) if self.trace is None else ()
-        self.knobs = run.pipeline.to_dict()
+        trace = run.xray if self.kind == "gpu" else None
+        if trace is not None and trace.device_kind != "gpu":
+            trace = None  # the profiler could not look into the device
+        used, foreign = cores_used(run)
+        self.known = Facts(
+            kind=self.kind,
+            blame=self._blame(used, foreign),
+            foreign_cores=foreign,
+            trace=trace,
+            witnesses=witnesses(run) if trace is None else (),
+            xray=_sound(run.xray_facts),
+            knobs=run.pipeline.to_dict(),
+            cores=run.machine.cpu_cores,
+        )
         self.pauses = self._pauses()
-        self.cores = run.machine.cpu_cores
-        own, self.foreign = cores_used(run)
-        self.blame = None
-        if own is not None and self.foreign is not None and len(self):
-            steps = np.arange(len(self))
-            running = (1 - (self._stolen(steps) or 0.0)) * self.compute.sum() / self.matrix.sum()
-            workers = max(0.0, own - float(running))
-            self.blame = workers / max(workers + self.foreign, 1e-9)
 
     def __len__(self) -> int:
         return len(self.matrix)
+
+    def _blame(self, used: float | None, foreign: float | None) -> float | None:
+        if used is None or foreign is None or not len(self):
+            return None
+        stolen = self._stolen(np.arange(len(self))) or 0.0
+        running = (1 - stolen) * self.compute.sum() / self.matrix.sum()
+        workers = max(0.0, used - float(running))
+        return workers / max(workers + foreign, 1e-9)
 
     def _pauses(self) -> np.ndarray:
         """Return how much each step's compute exceeds an ordinary one, s; 0 where by little.
@@ -108,19 +118,13 @@ class Evidence:
         time that the model's own thread spent counts, where it was read: to lose the core is no
         pause of ours.
         """
-        compute = self.compute
-        compute = np.where(np.isnan(self.own), compute, np.fmin(compute, self.own))
-        excess, cycle = np.zeros(len(compute)), self.knobs.get("accumulation_steps") or 1
-        for place in range(min(cycle, len(compute))):
+        compute = np.where(np.isnan(self.own), self.compute, np.fmin(self.compute, self.own))
+        excess, cycle = np.zeros(len(self)), self.known.knobs.get("accumulation_steps") or 1
+        for place in range(min(cycle, len(self))):
             some = compute[place::cycle]
-            limit = PAUSE * np.quantile(some, ORDINARY)
-            excess[place::cycle] = np.where(some > limit, some - limit / PAUSE, 0.0)
+            limit = limits.PAUSE * np.quantile(some, limits.ORDINARY)
+            excess[place::cycle] = np.where(some > limit, some - limit / limits.PAUSE, 0.0)
         return excess
-
-    @property
-    def compute(self) -> np.ndarray:
-        """Each step's compute, s."""
-        return self.matrix[:, CLASSES.index("compute")]
 
     def _stolen(self, rows: np.ndarray) -> float | None:
         """Return the share of the compute in which its thread did not run; None if never read."""
@@ -133,29 +137,21 @@ class Evidence:
     def facts(self, rows: np.ndarray | None = None) -> Facts:
         """Return the facts of all steps, or of the given rows (a resampled run)."""
         rows = np.arange(len(self)) if rows is None else rows
-        matrix = self.matrix[rows]
-        total = float(matrix.sum())
-        compute, wait = self.compute[rows], matrix[:, CLASSES.index("wait")]
-        stolen = self._stolen(rows)
-        return Facts(
-            kind=self.kind,
+        matrix, compute, wait = self.matrix[rows], self.compute[rows], self.wait[rows]
+        total, stolen = float(matrix.sum()), self._stolen(rows)
+        worst = np.sort(wait)[-max(1, round(limits.WORST_STEPS * len(wait))) :]
+        return replace(
+            self.known,
             source=f"step stamps, {len(matrix)} steps",
             shares=dict(zip(CLASSES, (matrix.sum(axis=0) / total).tolist(), strict=True)),
             pauses=float(self.pauses[rows].sum() / total),
             stolen=None if stolen is None else stolen * float(compute.sum()) / total,
-            blame=self.blame,
-            foreign_cores=self.foreign,
-            stalls=_in_worst(wait),
+            stalls=float(worst.sum() / wait.sum()) if wait.sum() > 0 else 0.0,
             compute_us=float(compute.mean() * 1e6),
-            trace=self.trace,
-            witnesses=self.witnesses,
-            xray=self.xray,
-            knobs=self.knobs,
-            cores=self.cores,
         )
 
 
-def sound(seen: Any) -> dict[str, Any]:
+def _sound(seen: Any) -> dict[str, Any]:
     """Return the x-ray's facts where all that the rules read is a number, else nothing."""
     seen = dict(seen or {})
     needed = [type(seen.get(name)) in (int, float) for name in XRAY_NUMBERS]
@@ -177,8 +173,7 @@ def cores_used(run: Any) -> tuple[float | None, float | None]:
 
 def of_trace(breakdown: Any) -> Facts:
     """Return the facts of a profiler trace, from its `Breakdown`."""
-    s = breakdown.shares
-    on_gpu = breakdown.device_kind == "gpu"
+    s, on_gpu = breakdown.shares, breakdown.device_kind == "gpu"
     shares = {
         "wait": s["dataloader"],
         "copy": s["memcpy"] + s["memset"],
@@ -192,10 +187,5 @@ def of_trace(breakdown: Any) -> Facts:
         shares=shares,
         compute_us=breakdown.step_us * shares["compute"],
         trace=breakdown,
+        from_trace=True,
     )
-
-
-def _in_worst(wait: np.ndarray) -> float:
-    """Return the share of all waiting that falls into the worst tenth of the steps."""
-    worst = np.sort(wait)[-max(1, round(TOP_STEPS * len(wait))) :]
-    return float(worst.sum() / wait.sum()) if wait.sum() > 0 else 0.0

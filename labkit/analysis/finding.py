@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-WORDS = {
+from labkit.analysis.thresholds import WORTH_NAMING
+
+BOTTLENECKS = {  # every name that a diagnosis can give
     "input": "waiting for data",
     "transfer": "copies to the device",
     "launch": "the host: the device waits for its next piece of work",
     "memory_bandwidth": "memory traffic",
     "precision": "number format",
+    "communication": "exchanging gradients",
+    "straggler": "one rank is slower than the others",
     "compute": "the device itself",
     "unsure": "no verdict",
 }
-NOTEBOOKS = {
-    "02": "02 Sawtooth diagnosis",
-    "03": "03 DataLoader tuning",
-    "04": "04 Batch sizing",
-    "05": "05 Mixed precision",
-    "07": "07 torch.compile and kernels",
+LESSONS = {  # the notebook that teaches the cure
+    "input": "notebook 03 DataLoader tuning",
+    "transfer": "notebook 03 DataLoader tuning",
+    "launch": "notebook 07 torch.compile and kernels",
+    "memory_bandwidth": "notebook 07 torch.compile and kernels",
+    "precision": "notebook 05 Mixed precision",
+    "communication": "notebook 09 Beyond one GPU",
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that costs device time.
+    """One thing that costs device time, or the reason why no verdict is given.
 
     Attributes:
-        name: The bottleneck, one of DESIGN.md's names.
+        name: The bottleneck, one of `BOTTLENECKS`.
         cause: Which rule found it, in a word or two.
-        evidence: What was measured, from which source, against which threshold.
+        evidence: What was measured, by which instrument, against which threshold.
         advice: What to change, what to expect of it, and which notebook teaches it.
         lost_share: Share of wall time (0 to 1) that would be saved if it were gone.
     """
@@ -39,25 +44,22 @@ class Finding:
     cause: str
     evidence: str
     advice: str
-    lost_share: float
+    lost_share: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """The finding as JSON types."""
-        return {
-            "name": self.name,
-            "cause": self.cause,
-            "evidence": self.evidence,
-            "advice": self.advice,
-            "lost_share": round(self.lost_share, 4),
-        }
+        """Return the finding as JSON types."""
+        return asdict(self) | {"lost_share": round(self.lost_share, 4)}
 
 
-def advise(change: str, lost_share: float, notebook: str) -> str:
-    """Write advice with its expected gain: from half of the loss recovered to all of it."""
-    return f"{change} Expect {gain(lost_share)} throughput; notebook {NOTEBOOKS[notebook]}."
-
-
-def gain(lost_share: float) -> str:
-    """Throughput over today's if half of a loss, and if all of it, were recovered."""
-    lost = min(max(lost_share, 0.0), 0.98)
-    return f"{1 / (1 - lost / 2):.1f}x to {1 / (1 - lost):.1f}x the"
+def loss(name: str, cause: str, lost: float, seen: str, source: str, change: str) -> Finding:
+    """Return a loss as a finding; its expected gain is from half of it recovered to all of it."""
+    part = min(max(lost, 0.0), 0.98)
+    gain = f"{1 / (1 - part / 2):.1f}x to {1 / (1 - part):.1f}x"
+    lesson = f"; {LESSONS[name]}" if name in LESSONS else ""
+    return Finding(
+        name,
+        cause,
+        f"{seen} ({source}; threshold {WORTH_NAMING[name]:.0%}).",
+        f"{change} Expect {gain} the throughput{lesson}.",
+        lost,
+    )

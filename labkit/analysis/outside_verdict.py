@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis.finding import NOTEBOOKS
+from labkit.analysis.finding import LESSONS
 
 START_SHARE, START_S = 0.2, 3.0  # of the script is start-up: imports, the model, workers
 MIN_SAMPLES = 8  # two seconds
-RUNS = 0.7  # share of looks in which a process that hardly ever waits has work
+RUNS = 0.7  # share of samples in which a process that hardly ever waits has work
 WAITS = 0.4  # and one that waits for more than half of the time
 FOREIGN = 0.5  # cores of other programs that are worth a word
 BUSY_GPU = 0.8  # NVML's share of time with a kernel running; see notebook 02 on what it hides
 GROWN_GIB = 0.2  # memory that a script's own CUDA context takes at the least
-
-SETTLE = "`for batch in lk.watch(loader):` in the script would settle it."
-MORE_WORKERS = "Raise num_workers, or do less work per item"
+MEANS = {"main_cores": "main", "main_runs": "main_runs", "worker_cores": "workers",
+         "workers_run": "workers_run", "other_cores": "others",
+         "machine_cores": "machine"}  # fmt: skip
 
 
 def judge(samples: list[Any]) -> dict[str, Any]:
@@ -31,25 +31,24 @@ def judge(samples: list[Any]) -> dict[str, Any]:
         `bottleneck`, `confidence` ("low", "medium", or "none" where it is unsure), `evidence`,
         `advice`, and the means behind them: `main_cores`, `worker_cores` (of all workers
         together), `main_runs` and `workers_run` (share of time with work for a core), `workers`,
-        `gpu_utilization` (NVML, 0 to 1), `machine_cores`, `samples`.
+        `other_cores`, `machine_cores`, `gpu_utilization` (NVML, 0 to 1), `samples`.
     """
     end = samples[-1].at_s if samples else 0.0
     kept = [s for s in samples if s.at_s > min(START_S, START_SHARE * end)]
     card = own_card(samples)
-    means = {
-        "main_cores": _mean([s.main for s in kept]),
-        "main_runs": _mean([s.main_runs for s in kept]),
-        "worker_cores": _mean([s.workers for s in kept]),
-        "workers_run": _mean([s.workers_run for s in kept]),
-        "workers": int(np.median([s.worker_count for s in kept])) if kept else 0,
-        "other_cores": _mean([s.others for s in kept]),
-        "machine_cores": _mean([s.machine for s in kept]),
-        "gpu_utilization": _mean([gpu_busy(s, card) for s in kept]) if card else None,
-        "samples": len(kept),
+    means = {name: _mean([getattr(s, of) for s in kept]) for name, of in MEANS.items()}
+    means["workers"] = int(np.median([s.worker_count for s in kept])) if kept else 0
+    means["gpu_utilization"] = _mean([gpu_busy(s, card) for s in kept]) if card else None
+    means["samples"] = len(kept)
+    name, confidence, evidence, advice = _verdict(means)
+    settle = "`for batch in lk.watch(loader):` in the script would settle it."
+    return {
+        "bottleneck": name,
+        "confidence": confidence,
+        "evidence": f"{evidence}.",
+        "advice": f"{advice} {settle}".strip(),
+        **{key: round(v, 3) if isinstance(v, float) else v for key, v in means.items()},
     }
-    if len(kept) < MIN_SAMPLES:
-        return _said("unsure", "none", "the script ended too soon to tell.", "", means)
-    return _of_gpu(means) if means["gpu_utilization"] is not None else _of_cpu(means)
 
 
 def own_card(samples: list[Any]) -> str | None:
@@ -75,40 +74,41 @@ def gpu_busy(sample: Any, uuid: str) -> float | None:
     return float(np.mean(buffered)) if buffered else seen.get("gpu_now")
 
 
-def _of_gpu(m: dict[str, Any]) -> dict[str, Any]:
-    gpu = f"NVML saw a kernel running for {m['gpu_utilization']:.0%} of the time"
-    if m["gpu_utilization"] >= BUSY_GPU:
-        advice = "Notebooks 04, 05 and 07 make the device's own work cheaper."
-        return _said("compute", "medium", f"{gpu}; {_cpu(m)}.", advice, m)
-    if m["workers"] and m["workers_run"] >= RUNS:
-        return _input("medium", f"{gpu} while the loader workers were busy: {_cpu(m)}.", m)
-    if m["main_runs"] < WAITS and m["workers_run"] < WAITS:
-        text = f"{gpu}, and neither the script nor a worker had much to do: {_cpu(m)}."
-        return _input("low", f"{text} They wait, for storage or a network.", m)
-    text = f"{gpu} while the main process was busy, with data or with issuing work: {_cpu(m)}."
-    if m["workers"] and m["main_runs"] >= RUNS:
-        advice = f"Launch fewer and larger kernels; notebook {NOTEBOOKS['07']}."
-        return _said("launch", "low", text, advice, m)
-    return _input("low", text, m)
-
-
-def _of_cpu(m: dict[str, Any]) -> dict[str, Any]:
-    if m["workers"] and m["workers_run"] >= RUNS and m["main_runs"] < WAITS:
-        text = f"no GPU in use; the script waited while its workers were busy: {_cpu(m)}."
-        return _input("medium", text, m)
-    if m["main_runs"] < WAITS:
-        text = f"no GPU in use, and the script waited for most of the time: {_cpu(m)}."
-        return _input("low", f"{text} For data from storage, a network or a sleep.", m)
-    if m["workers"] and m["main_runs"] >= RUNS and m["workers_run"] < WAITS:
-        text = f"no GPU in use; the main process was busy and its workers were not: {_cpu(m)}."
-        return _said("compute", "low", text, "The model is the limit on this CPU.", m)
-    text = f"no GPU in use; preparing data and training look the same from outside: {_cpu(m)}."
-    return _said("unsure", "none", text, "", m)
-
-
-def _input(confidence: str, evidence: str, m: dict[str, Any]) -> dict[str, Any]:
-    advice = MORE_WORKERS if m["workers"] else "Give the DataLoader workers: num_workers=4"
-    return _said("input", confidence, evidence, f"{advice}; notebook {NOTEBOOKS['03']}.", m)
+def _verdict(m: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Return the bottleneck, the confidence, the evidence without its full stop, the advice."""
+    if m["samples"] < MIN_SAMPLES:
+        return "unsure", "none", "the script ended too soon to tell", ""
+    feed = "Raise num_workers, or do less work per item"
+    feed = f"{feed if m['workers'] else 'Give the DataLoader workers: num_workers=4'}; "
+    feed += f"{LESSONS['input']}."
+    main_busy, main_waits = m["main_runs"] >= RUNS, m["main_runs"] < WAITS
+    workers_busy = m["workers"] and m["workers_run"] >= RUNS
+    workers_wait, cpu = m["workers_run"] < WAITS, _cpu(m)
+    if m["gpu_utilization"] is not None:
+        gpu = f"NVML saw a kernel running for {m['gpu_utilization']:.0%} of the time"
+        if m["gpu_utilization"] >= BUSY_GPU:
+            advice = "Notebooks 04, 05 and 07 make the device's own work cheaper."
+            return "compute", "medium", f"{gpu}; {cpu}", advice
+        if workers_busy:
+            return "input", "medium", f"{gpu} while the loader workers were busy: {cpu}", feed
+        if main_waits and workers_wait:
+            seen = f"{gpu}, and neither the script nor a worker had much to do: {cpu}"
+            return "input", "low", f"{seen}. They wait, for storage or a network", feed
+        seen = f"{gpu} while the main process was busy, with data or with issuing work: {cpu}"
+        if m["workers"] and main_busy:
+            return "launch", "low", seen, f"Launch fewer and larger kernels; {LESSONS['launch']}."
+        return "input", "low", seen, feed
+    if workers_busy and main_waits:
+        seen = f"no GPU in use; the script waited while its workers were busy: {cpu}"
+        return "input", "medium", seen, feed
+    if main_waits:
+        seen = f"no GPU in use, and the script waited most of the time: {cpu}"
+        return "input", "low", f"{seen}. For data from storage, a network or a sleep", feed
+    if m["workers"] and main_busy and workers_wait:
+        seen = f"no GPU in use; the main process was busy and its workers were not: {cpu}"
+        return "compute", "low", seen, "The model is the limit on this CPU."
+    seen = f"no GPU in use; preparing data and training look the same from outside: {cpu}"
+    return "unsure", "none", seen, ""
 
 
 def _cpu(m: dict[str, Any]) -> str:
@@ -117,17 +117,6 @@ def _cpu(m: dict[str, Any]) -> str:
         text += f", {m['workers']} workers {m['workers_run']:.0%} ({m['worker_cores']:.1f} cores)"
     foreign = m["machine_cores"] - m["main_cores"] - m["worker_cores"] - m["other_cores"]
     return text + (f"; other programs used {foreign:.1f} cores" if foreign > FOREIGN else "")
-
-
-def _said(name: str, confidence: str, evidence: str, advice: str, m: dict) -> dict[str, Any]:
-    evidence = evidence if evidence.endswith(".") else f"{evidence}."
-    return {
-        "bottleneck": name,
-        "confidence": confidence,
-        "evidence": evidence,
-        "advice": " ".join(filter(None, [advice, SETTLE])),
-        **{key: round(value, 3) if isinstance(value, float) else value for key, value in m.items()},
-    }
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -7,12 +7,16 @@ data, the host issues work (launch), the host does something else between two st
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
-CLASSES = ("wait", "copy", "compute", "launch", "other")
-WORDS = {
+from labkit.results.result import Result
+from labkit.results.table import Table
+
+CLASSES = {
     "wait": "waiting for data",
     "copy": "host-to-device copy",
     "compute": "device compute",
@@ -21,8 +25,8 @@ WORDS = {
 }
 
 
-@dataclass(frozen=True)
-class StepBreakdown:
+@dataclass(frozen=True, repr=False)
+class StepBreakdown(Result):
     """The average step of a run by class, ms. The five add up to `step_ms`.
 
     On a CPU `compute` is all of forward, backward and update, including Python and dispatch: only
@@ -44,68 +48,54 @@ class StepBreakdown:
         """Share (0 to 1) of wall time in each class."""
         return {name: getattr(self, f"{name}_ms") / self.step_ms for name in CLASSES}
 
-    def to_dict(self) -> dict[str, float | int]:
-        """The numbers as JSON types."""
-        return {f"{n}_ms": getattr(self, f"{n}_ms") for n in ("step", *CLASSES)} | {
-            "steps": self.steps
-        }
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers as JSON types."""
+        return asdict(self)
 
-    def __str__(self) -> str:
-        parts = (
-            f"{WORDS[name]} {getattr(self, f'{name}_ms'):.1f} ms ({share:.0%})"
+    def table(self) -> Table:
+        """Return a row for each class, and the step they add up to."""
+        rows = [
+            (CLASSES[name], f"{share * self.step_ms:.1f}", f"{share:.0%}")
             for name, share in self.shares.items()
-            if share >= 0.005
-        )
-        return f"Average of {self.steps} steps, {self.step_ms:.1f} ms: {', '.join(parts)}"
+        ]
+        total = (f"average of {self.steps} steps", f"{self.step_ms:.1f}", "100%")
+        return Table([*rows, total], ("class", "ms per step", "share"))
 
 
-def breakdown(run) -> StepBreakdown | None:
+def breakdown(run: Any) -> StepBreakdown | None:
     """Break down the average step of `run`, warm-up excluded; None before two measured steps."""
     matrix = split_steps(run.stamps[max(run.warmup - 1, 0) :])
     if not len(matrix):
         return None
     mean = matrix.mean(axis=0) * 1e3
-    values = {f"{name}_ms": float(ms) for name, ms in zip(CLASSES, mean, strict=True)}
-    return StepBreakdown(step_ms=float(mean.sum()), steps=len(matrix), **values)
+    return StepBreakdown(float(mean.sum()), *mean.tolist(), len(matrix))
 
 
 def split_steps(stamps: np.ndarray) -> np.ndarray:
     """Split each step but the first by class: (steps, 6) stamps in s to (steps - 1, 5) s.
 
-    The stamps are asked, ready, copy start, copy end, busy start, busy end; the columns that come
-    out are `CLASSES`. Each row adds up to the time from the end before to its own end.
+    The stamps are those of `Run.stamps`; the columns that come out are `CLASSES`. Each row adds up
+    to the time from the end before to its own end.
     """
     if len(stamps) < 2:
         return np.zeros((0, len(CLASSES)))
     asked, ready, copy_start, copy_end, busy_start, busy_end = stamps.T
     end = np.maximum.accumulate(busy_end)
-    begin = np.minimum(end[:-1], end[1:])  # each step's window: begin to end[1:]
-    start = np.clip(busy_start[1:], begin, end[1:])
-    compute = end[1:] - start
+    begin, end = np.minimum(end[:-1], end[1:]), end[1:]  # each step's window
+    start = np.clip(busy_start[1:], begin, end)
     first = np.clip(copy_start[1:], begin, start)
     last = np.clip(copy_end[1:], first, start)
     # What the host did in the two stretches of the gap that no copy fills. On a GPU it may have
-    # been at a later step's data by then, so it is asked by time, not by step number.
-    waiting = _host_time(asked, ready)
-    issuing = _host_time(ready, _issued(stamps))
-
-    def in_gap(clock) -> np.ndarray:
-        return clock(first) - clock(begin) + clock(start) - clock(last)
-
-    wait, launch = in_gap(waiting), in_gap(issuing)
+    # been at a later step's data by then, so it is asked by time, not by step number. When it had
+    # issued a step is known exactly on a CPU, and bounded by what came next elsewhere.
+    issued = np.maximum(ready, np.minimum(busy_end, np.append(asked[1:], np.inf)))
+    clocks = _host_time(asked, ready), _host_time(ready, issued)
+    wait, launch = (clock(first) - clock(begin) + clock(start) - clock(last) for clock in clocks)
     other = (first - begin) + (start - last) - wait - launch
-    rows = np.column_stack([wait, last - first, compute, launch, np.maximum(other, 0.0)])
-    return rows
+    return np.column_stack([wait, last - first, end - start, launch, np.maximum(other, 0.0)])
 
 
-def _issued(stamps: np.ndarray) -> np.ndarray:
-    """When the host had issued each step: known exactly on a CPU, bounded by what came next."""
-    asked, ready, busy_end = stamps[:, 0], stamps[:, 1], stamps[:, 5]
-    following = np.append(asked[1:], np.inf)
-    return np.maximum(ready, np.minimum(busy_end, following))
-
-
-def _host_time(start: np.ndarray, end: np.ndarray):
+def _host_time(start: np.ndarray, end: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     """Return a clock that runs only inside the intervals: time of the run to time inside them."""
     times = np.column_stack([start, end]).ravel()
     spent = np.concatenate([[0.0], np.cumsum(end - start)])

@@ -38,7 +38,8 @@ def witnesses(run: Any) -> tuple[Witness, ...]:
     """Return what there is on a GPU run, the surest first; () on a CPU, where busy is exact."""
     if run.machine.kind != "gpu" or run.utilization is None:
         return ()
-    found = (_host_ahead(run), _sm_activity(run), _power(run))
+    span = float(run.busy[max(run.warmup - 1, 0), 1]), float(run.busy[-1, 1])  # measured, s
+    found = _host_ahead(run), _sm_activity(run, *span), _power(run, *span)
     return tuple(witness for witness in found if witness is not None)
 
 
@@ -49,18 +50,16 @@ def deciding(seen: tuple[Witness, ...]) -> Witness | None:
 
 def _host_ahead(run: Any) -> Witness:
     """The device works off a queue that the host has filled. It can only speak for the device."""
-    hidden = run.utilization - run.busy_at_least
     limit = limits.WORTH_NAMING["launch"]
     said = (
         f"for {run.busy_at_least:.0%} of the time the device worked on a step that the host had "
         f"issued in full (stamps; threshold {max(run.utilization - limit, 0):.0%})"
     )
-    return Witness(said, True if hidden < limit else None)
+    return Witness(said, True if run.utilization - run.busy_at_least < limit else None)
 
 
-def _sm_activity(run: Any) -> Witness | None:
+def _sm_activity(run: Any, start: float, end: float) -> Witness | None:
     """GPM counts SM cycles with at least one warp: few also where kernels fill few SMs."""
-    start, end = _measured(run)
     times = np.array([run.seconds(sample["t_ns"]) for sample in run.telemetry], float)
     shares = [(sample.get("gpm") or {}).get("sm") for sample in run.telemetry]
     shares = np.array(shares, float)  # None, not read, becomes NaN
@@ -76,11 +75,15 @@ def _sm_activity(run: Any) -> Witness | None:
     return _word(said, share, share, limits.SMS_WORK, limits.SMS_REST)
 
 
-def _power(run: Any) -> Witness | None:
+def _power(run: Any, start: float, end: float) -> Witness | None:
     """A card that waits draws little. So do kernels that use little of it."""
     caps = [sample.get("power_limit_w") for sample in run.telemetry]
     caps = [watts for watts in caps if watts is not None and watts > 0]
-    watts = power(run)[0] or _mean_watts(run)
+    watts = power(run)[0]
+    if not watts:  # a card without an energy counter: its power readings
+        inside = [s for s in run.telemetry if start + POWER_LAGS_S <= run.seconds(s["t_ns"]) <= end]
+        read = [s["power_w"] for s in inside if s.get("power_w") is not None]
+        watts = float(np.mean(read)) if len(read) >= limits.MIN_READINGS else None
     if not caps or watts is None or run.utilization <= 0:
         return None
     drawn = watts / float(np.median(caps))
@@ -88,19 +91,6 @@ def _power(run: Any) -> Witness | None:
     # While busy it drew at least the mean, and at most what it is if nothing was drawn while idle
     most = drawn / run.utilization
     return _word(said, drawn, most, limits.POWER_WORKS, limits.POWER_RESTS)
-
-
-def _mean_watts(run: Any) -> float | None:
-    """Return the mean of NVML's power readings, W, for a card without an energy counter."""
-    start, end = _measured(run)
-    inside = [s for s in run.telemetry if start + POWER_LAGS_S <= run.seconds(s["t_ns"]) <= end]
-    watts = [s["power_w"] for s in inside if s.get("power_w") is not None]
-    return float(np.mean(watts)) if len(watts) >= limits.MIN_READINGS else None
-
-
-def _measured(run: Any) -> tuple[float, float]:
-    """Return when the steps behind the warm-up began and ended, s."""
-    return float(run.busy[max(run.warmup - 1, 0), 1]), float(run.busy[-1, 1])
 
 
 def _word(said: str, least: float, most: float, works: float, rests: float) -> Witness:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.analysis.diagnosis import Diagnosis, diagnose
-from labkit.analysis.withheld import SHARED
+from labkit.analysis.doubts import SHARED
 from labkit.course import faultset
 from labkit.course.faultset import CALIBRATION, SCORING, Case
 

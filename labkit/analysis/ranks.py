@@ -1,0 +1,225 @@
+"""What holds several ranks back, and which of them: the slow one is not the one that waits.
+
+All ranks leave a step together. A rank that is short of data looks idle in its loader; all the
+others look busy, in an all-reduce that waits for it. An all-reduce cannot complete before the last
+rank has all its gradients. So of the time that a rank waits for the averaged gradients, the part up
+to the *last* rank's last gradient is waiting for that rank, and what follows is the exchange
+itself. All ranks of one machine share a clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from labkit.analysis import thresholds as limits
+from labkit.analysis.diagnosis import Diagnosis, source_of, stability
+from labkit.analysis.doubts import gaps_hidden, too_close, too_short
+from labkit.analysis.finding import BOTTLENECKS, Finding, loss
+from labkit.analysis.witnesses import deciding, witnesses
+from labkit.results.result import Result
+from labkit.results.table import Table
+from labkit.results.timeline import stamps_ns
+
+PARTS = {"wait": "data", "compute": "compute", "others": "others", "transfer": "exchange",
+         "other": "other"}  # fmt: skip
+ALONE = "Look into one rank alone, as a run of one process: lk.run(ranks.alone).diagnose()."
+
+
+class RankTimes(Result):
+    """Where the measured steps of every rank went, as shares (ranks,) of wall time, 0 to 1.
+
+    Attributes:
+        ranks: The number of each rank.
+        wait: Waiting for data while the device had nothing to do.
+        others: Waiting in the exchange for a rank whose gradients were not complete yet.
+        transfer: The exchange itself, from when all had theirs: what was not overlapped of it.
+        communication: Both: waiting for averaged gradients, for whatever reason.
+        compute: Forward, backward and optimizer, without the two above.
+        other: What is left: copies, Python between the steps.
+        late: (steps,) the place of the rank whose gradients came last; -1 without an exchange.
+        seconds: The parts in s, and "step", from one step's end on the device to the next: each
+            (ranks, steps).
+    """
+
+    def __init__(self, ranks: tuple[int, ...], seconds: dict[str, np.ndarray], late: np.ndarray):
+        """Add up the steps; the arguments are attributes."""
+        self.ranks, self.seconds, self.late = ranks, seconds, late
+        wall = seconds["step"].sum(axis=1)
+        self.wait, self.compute, self.others, self.transfer = (
+            seconds[part].sum(axis=1) / wall for part in ("wait", "compute", "others", "transfer")
+        )
+        self.communication = self.others + self.transfer
+        self.other = np.clip(1 - (self.wait + self.compute + self.communication), 0, 1)
+
+    def __len__(self) -> int:
+        return len(self.late)
+
+    def take(self, steps: np.ndarray) -> RankTimes:
+        """Return the same for the steps with these indices, which may repeat."""
+        some = {part: each[:, steps] for part, each in self.seconds.items()}
+        return RankTimes(self.ranks, some, self.late[steps])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the shares of each rank as JSON types."""
+        shares = {part: [round(float(x), 4) for x in getattr(self, part)] for part in PARTS}
+        return {"ranks": list(self.ranks), "steps": len(self), **shares}
+
+    def table(self) -> Table:
+        """Return a row for each rank."""
+        shares = zip(*(getattr(self, part) for part in PARTS), strict=True)
+        rows = [
+            (rank, *(f"{share:.0%}" for share in row))
+            for rank, row in zip(self.ranks, shares, strict=True)
+        ]
+        return Table(rows, ("rank", *PARTS.values()), left=())
+
+
+def rank_times(ranks: Any) -> RankTimes | None:
+    """Return where the ranks' time went, warm-up excluded; None if there is too little.
+
+    Raises nothing on a damaged record: steps that some rank lacks are left out.
+    """
+    runs = [run for run in ranks if run.steps]
+    count = min((run.steps for run in runs), default=0)
+    first = max((run.warmup for run in runs), default=0)
+    if not runs or count - first < 2 or first < 1:
+        return None
+    stamps = np.stack([_absolute_ns(run)[first - 1 : count] for run in runs])  # (ranks, steps, 6)
+    exchange = np.stack([run.exchange_ns[first:count] for run in runs])  # (ranks, steps, 2)
+    asked, ready, _, _, start, end = np.moveaxis(stamps[:, 1:], 2, 0)
+    before = stamps[:, :-1, 5]  # the end of the step before
+    wait = np.clip(np.minimum(ready, start) - np.maximum(asked, before), 0, None)
+    none = np.isnan(exchange).any(axis=(0, 2))  # (steps,): nothing was exchanged
+    complete, averaged = np.where(none[:, None], 0.0, exchange).transpose(2, 0, 1)
+    exposed = np.clip(averaged - complete, 0, None)
+    others = np.clip(complete.max(axis=0) - complete, 0, exposed)
+    ns = {
+        "step": np.maximum(end - before, 1),
+        "wait": wait,
+        "compute": np.clip(end - start - exposed, 0, None),
+        "others": others,
+        "transfer": exposed - others,
+    }
+    late = np.where(none, -1, complete.argmax(axis=0))
+    seconds = {part: each / 1e9 for part, each in ns.items()}
+    return RankTimes(tuple(run.rank for run in runs), seconds, late)
+
+
+def _absolute_ns(run: Any) -> np.ndarray:
+    """Return the run's stamps (steps, 6) on the machine's own clock."""
+    steps = run.steps_since(0)
+    return (stamps_ns(steps) + steps[0]["t"][0]).astype(float)
+
+
+@dataclass(frozen=True, repr=False)
+class RanksDiagnosis(Diagnosis):
+    """A Diagnosis of several ranks; `rank` is the one that holds the others back, or None."""
+
+    rank: int | None = None
+
+    @property
+    def headline(self) -> str:
+        """The verdict in a few words."""
+        where = "" if self.rank is None else f" on rank {self.rank}"
+        return f"{self.bottleneck}{where} ({BOTTLENECKS[self.bottleneck]})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the diagnosis as JSON types."""
+        return super().to_dict() | {"rank": self.rank}
+
+
+def diagnose(ranks: Any) -> RanksDiagnosis:
+    """Name what holds a distributed run back, and which rank."""
+    source, times = source_of(ranks), ranks.times
+    if doubt := too_short(0 if times is None else len(times)):
+        return RanksDiagnosis("unsure", (doubt,), 0.0, source)
+    findings, rank = _rank(times, ranks)
+    notes = ()
+    if ranks.world_size > len(ranks):
+        notes = ("Only the ranks of this machine were looked at: those of others log there.",)
+    if findings[0].name == "compute" and (doubt := _gaps_may_hide(ranks)):
+        return RanksDiagnosis("unsure", (doubt, *findings), 0.0, source, notes)
+
+    def verdict(rows: np.ndarray) -> tuple[str, int | None]:
+        found, who = _rank(times.take(rows), ranks)
+        return found[0].name, who
+
+    confidence = stability((findings[0].name, rank), len(times), verdict)
+    if confidence < limits.MIN_CONFIDENCE:
+        doubt = too_close(confidence, findings)
+        return RanksDiagnosis("unsure", (doubt, *findings), confidence, source, notes)
+    return RanksDiagnosis(findings[0].name, findings, confidence, source, notes, rank)
+
+
+def _rank(times: RankTimes, ranks: Any) -> tuple[tuple[Finding, ...], int | None]:
+    """Return what costs time, the costliest first, and the rank to blame for the first."""
+    found = [_late(times), (_starved(times), None), (_exchange(times, ranks), None)]
+    worth = [(f, who) for f, who in found if f and f.lost_share >= limits.WORTH_NAMING[f.name]]
+    worth.sort(key=lambda pair: -pair[0].lost_share)
+    if worth:
+        return tuple(finding for finding, _ in worth), worth[0][1]
+    healthy = Finding(
+        "compute",
+        "the devices are the limit",
+        f"the ranks compute for {times.compute.mean():.0%} of the time; the waits for data, for "
+        f"another rank or for the exchange are below {limits.WORTH_NAMING['input']:.0%} each.",
+        ALONE,
+    )
+    return (healthy,), None
+
+
+def _late(times: RankTimes) -> tuple[Finding | None, int | None]:
+    """One rank is last in nearly all steps: by its own wait for data, or otherwise."""
+    exchanged = times.late[times.late >= 0]
+    if len(times.ranks) < 2 or not len(exchanged):
+        return None, None
+    counts = np.bincount(exchanged, minlength=len(times.ranks))
+    who = int(counts.argmax())
+    if counts[who] < limits.SAME_RANK * len(exchanged):
+        return None, None
+    rank, rest = times.ranks[who], np.arange(len(times.ranks)) != who
+    lost, fed = float(times.others[rest].mean()), times.wait[rest].mean()
+    seen = (
+        f"rank {rank}'s gradients came last in {counts[who]} of {len(exchanged)} steps; the others "
+        f"waited for them {lost:.0%} of the time, seemingly busy, in the all-reduce"
+    )
+    if float(times.wait[who] - fed) >= limits.OWN_WAIT * lost:
+        seen += f"; it waited for data {times.wait[who]:.0%} of the time, the others {fed:.0%}"
+        change = f"Feed rank {rank}: its disk, its share of the files, its num_workers."
+        return loss("input", "one rank is short of data", lost, seen, "stamps", change), rank
+    seen += "; it waited for data no more than they did"
+    change = f"Look at what else runs where rank {rank} does, its clock and its batches' sizes."
+    return loss("straggler", "one rank is slower", lost, seen, "stamps", change), rank
+
+
+def _starved(times: RankTimes) -> Finding:
+    """All ranks wait for data: what the best fed of them waits, all do."""
+    lost = float(times.wait.min())
+    seen = f"every rank waits for data at least {lost:.0%} of the time"
+    change = "Prepare batches in other processes: num_workers."
+    return loss("input", "all ranks are short of data", lost, seen, "step stamps", change)
+
+
+def _exchange(times: RankTimes, ranks: Any) -> Finding:
+    """The exchange itself, from when every rank had its gradients."""
+    lost = float(times.transfer.mean())
+    change = "Exchange less often (accumulation_steps with no_sync=True) or use a larger batch."
+    if ranks.pipeline.accumulation_steps > 1 and not ranks.no_sync:
+        change = "Exchange only before an update (no_sync=True)."
+    here = " of this machine" if ranks.world_size > len(ranks) else ""
+    seen = f"ranks wait {lost:.0%} of the time for gradients that every rank{here} has computed"
+    source = "not overlapped; stamps in DDP's communication hook"
+    return loss("communication", "the exchange is not hidden", lost, seen, source, change)
+
+
+def _gaps_may_hide(ranks: Any) -> Finding | None:
+    """Return the doubt about GPUs whose busy time may be gaps between kernels, if there is one."""
+    for rank in ranks:
+        told = witnesses(rank)
+        word = deciding(told)
+        if rank.machine.kind == "gpu" and not (word and word.works):
+            return gaps_hidden(rank.utilization or 0.0, told, ALONE)
+    return None
