@@ -2,7 +2,7 @@
 
 The log is the record. Nothing derived is stored, so a live run, a finished one and a record made
 on other hardware are the same thing here. What the events mean is up to the kinds of log: a `Run`
-of training steps, the `Measurements` of an experiment.
+of training steps, `Ranks`, the `Measurements` of an experiment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from labkit.process.events import FILE_NAME
 from labkit.results import outcome
 from labkit.results.machine import Machine
 from labkit.results.record import Tail, read_record
+from labkit.wiring import above
 
 
 class EventLogResult:
@@ -30,11 +31,16 @@ class EventLogResult:
     Whoever asks a live one for anything gets what it has written by then.
     """
 
+    SERIES: tuple[str, ...] = ()  # events of which every one is kept; of others, the last
+
     def __init__(self, path: Path, process: Any = None, recorded: bool = False, tail: Any = None):
         """Read the log at `path`.
 
-        `process` is the live supervisor's handle, None for a record; `tail` is what to read a
-        growing log from, where it is not the file in `path` (a replay).
+        Args:
+            path: The run's folder, or a saved record.
+            process: The live supervisor's handle; None for a record.
+            recorded: Whether it was measured elsewhere, or before.
+            tail: What a growing log is read from, where it is not the file in `path` (a replay).
         """
         self.path, self.recorded = Path(path), recorded
         self.alias: str | None = None  # what figures call it where its knobs are to stay hidden
@@ -42,6 +48,7 @@ class EventLogResult:
         self._reading = threading.Lock()
         self._tail = tail or (None if recorded else Tail(self.path / FILE_NAME))
         self._kept: dict[str, dict[str, Any]] = {}  # the last event of each name
+        self._series: dict[str, list[dict[str, Any]]] = {name: [] for name in self.SERIES}
         self._alive = False  # whether its process was, when the log was last read
         self._holds: set[object] = set()  # nothing is read on its own while one is in here
         if self._tail is None:
@@ -90,21 +97,30 @@ class EventLogResult:
         """Read what has been written since (6 µs while it grows), unless held at a moment."""
         return self if self._holds else self.refresh()
 
-    def _was_alive(self) -> bool:
-        return self._alive
-
     @property
     def _last(self) -> dict[str, dict[str, Any]]:
         """The last event of each name."""
         return self._now()._kept
 
-    def _absorb(self, events: list[dict[str, Any]]) -> None:
+    def _events(self, name: str) -> list[dict[str, Any]]:
+        """All events of a name in `SERIES`."""
+        return self._now()._series[name]
+
+    def _absorb(self, events: Iterable[dict[str, Any]]) -> None:
         for event in events:
             self._take(event)
 
     def _take(self, event: dict[str, Any]) -> None:
-        """Keep what matters of one event; subclasses keep what they are made of."""
-        self._kept[event["event"]] = event
+        """Keep what matters of one event."""
+        name = event["event"]
+        if name in self._series:
+            self._series[name].append(event)
+        else:
+            self._kept[name] = event
+
+    def event(self, name: str) -> dict[str, Any] | None:
+        """Return the last event of that name; None where there is none."""
+        return self._last.get(name)
 
     @property
     def id(self) -> str:
@@ -131,14 +147,12 @@ class EventLogResult:
     @property
     def outcome(self) -> str:
         """ "running", "finished", "stopped" or "failed"."""
-        return outcome.outcome(self._last, self._was_alive())
+        return outcome.outcome(self._last, self._alive)
 
     @property
     def error(self) -> str | None:
         """Why it failed, with a remedy where one is known; None if it did not."""
-        return outcome.reason(
-            self._last, alive=self._tail is not None and self.outcome == "running"
-        )
+        return outcome.reason(self._last, alive=self._tail is not None and self.running)
 
     @property
     def traceback(self) -> str | None:
@@ -176,10 +190,6 @@ class EventLogResult:
             self._process.join()
         self.refresh()
 
-    def event(self, name: str) -> dict[str, Any] | None:
-        """Return the last event of that name; None where there is none."""
-        return self._last.get(name)
-
     @property
     def machine(self) -> Machine:
         """The machine it ran on."""
@@ -189,6 +199,13 @@ class EventLogResult:
     def mark(self) -> str | None:
         """ "RECORDED on ..." where it was not measured here; None where it was."""
         return f"RECORDED on {self.machine.name}" if self.recorded else None
+
+    def plot(self, **drawing: Any) -> Any:
+        """Draw it as a matplotlib Figure; the options are those of its figure."""
+        with self.as_of_now():
+            return above(f"{type(self).__name__}.plot")(self, **drawing)
+
+    # -- keeping ---------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write the record to `path`: one file, packed where its name ends in .gz; return it."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
-import html
 import json
 import subprocess
 import sys
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from labkit.results.result import Result
+from labkit.results.table import Table
+
 PROBE_SECONDS = 90  # a cold import of torch from a slow disk takes tens of seconds
 
 
-@dataclass(frozen=True)
-class Machine:
+@dataclass(frozen=True, repr=False)
+class Machine(Result):
     """The hardware and versions of a run. What could not be read is None."""
 
     device: str = "unknown"
@@ -27,7 +29,7 @@ class Machine:
     shm_gib: float | None = None  # /dev/shm, through which workers hand over batches
     threads: int | None = None  # that the model runs on, where the device is the CPU
     os: str | None = None
-    uuid: str | None = field(default=None, repr=False)
+    uuid: str | None = None
     sm_count: int | None = None
     compute_capability: str | None = None
     driver: str | None = None
@@ -42,13 +44,14 @@ class Machine:
         return cls(**{k: v for k, v in values.items() if k in names})
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything known, as JSON types."""
+        """Return everything known, as JSON types."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @property
     def line(self) -> str:
         """The machine in one line: the stamp under every number."""
-        threads = f", model on {_count(self.threads, 'thread')}" if self.kind == "cpu" else ""
+        plural = "" if self.threads == 1 else "s"
+        threads = f", model on {self.threads} thread{plural}" if self.kind == "cpu" else ""
         torch = self.versions.get("torch", "unknown")
         unused = f"; {self.unused_gpu.split(':')[0]}" if self.unused_gpu else ""
         return (
@@ -56,48 +59,28 @@ class Machine:
             f"torch {torch}{unused}"
         )
 
-    def rows(self) -> list[tuple[str, str]]:
-        """The short table: (what, value), without what is unknown."""
-        device = f"{self.name} ({self.device})"
-        no_gpu = self.kind == "cpu"
-        if no_gpu:
-            device += (
-                f": {'GPU not used' if self.unused_gpu else 'no GPU here'}, the CPU is the device"
-            )
+    def table(self) -> Table:
+        """Return what is known of it, a line each."""
+        on_cpu = self.kind == "cpu"
+        why = "GPU not used" if self.unused_gpu else "no GPU here"
+        note = f": {why}, the CPU is the device" if on_cpu else ""
         found = [
-            ("device", device),
+            ("device", f"{self.name} ({self.device}){note}"),
             ("GPU not used", self.unused_gpu),
             ("device memory", self.memory_gib and f"{self.memory_gib:.1f} GiB"),
             ("SMs", self.sm_count),
             ("compute capability", self.compute_capability),
             ("driver", self.driver),
             ("PCIe link", self.pcie),
-            ("CPU", None if no_gpu else self.cpu_name),
+            ("CPU", None if on_cpu else self.cpu_name),
             ("CPU cores", self.cpu_cores),
-            ("model threads", self.threads if no_gpu else None),
-            ("RAM", None if no_gpu or not self.ram_gib else f"{self.ram_gib:.1f} GiB"),
+            ("model threads", self.threads if on_cpu else None),
+            ("RAM", None if on_cpu or not self.ram_gib else f"{self.ram_gib:.1f} GiB"),
             ("/dev/shm", self.shm_gib and f"{self.shm_gib:.2f} GiB"),
             ("system", self.os),
             ("versions", ", ".join(f"{k} {v}" for k, v in self.versions.items() if v)),
         ]
-        return [(what, str(value)) for what, value in found if value]
-
-    def __str__(self) -> str:
-        return "\n".join(f"{what:20}{value}" for what, value in self.rows())
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        cells = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(what)}</th>"
-            f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
-            for what, value in self.rows()
-        )
-        return f"<table>{cells}</table>"
-
-
-def _count(number: int | None, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+        return Table([row for row in found if row[1]], left=(0, 1))
 
 
 @functools.cache

@@ -7,8 +7,9 @@ its number.
 
 from __future__ import annotations
 
+import collections
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import numpy as np
 
 from labkit.process.events import FILE_NAME
 from labkit.results.event_log import EventLogResult, of_one_moment
-from labkit.results.record import Tail
-from labkit.results.run import Run, pipeline_of
-from labkit.spec import Pipeline
+from labkit.results.record import Tail, pipeline_of
+from labkit.results.result import noise
+from labkit.results.run import Run
+from labkit.spec import NOISY, Pipeline
 from labkit.wiring import above
 
 
@@ -29,41 +31,19 @@ class RankRun(Run):
     where the kernel of the all-reduce spins. `Ranks.times` tells the two apart.
     """
 
-    _whole: Ranks | None = None  # the run it is part of, which reads all logs
-
-    def refresh(self) -> RankRun:
-        """Read what has been written since the last call, by all ranks."""
-        if self._whole is not None:
-            self._whole.refresh()
-        return self
-
-    def _now(self) -> RankRun:
-        held = self._holds or self._whole is None or self._whole._holds
-        return self if held else self.refresh()
-
-    def _was_alive(self) -> bool:
-        return self._whole is not None and self._whole._was_alive()
-
-    def _take(self, event: dict[str, Any]) -> None:
-        if event["event"] == "step" and not _is_pair(event.get("comm", [0, 0])):
-            event = {name: value for name, value in event.items() if name != "comm"}
-        super()._take(event)
-
-    def absorb(self, event: dict[str, Any]) -> None:
-        """Take one more event of this rank's log."""
-        self._take(event)
-
     @property
     def rank(self) -> int:
         """Its number among all ranks of the run, on every machine."""
-        place = (self.event("spec") or {}).get("place")
-        return place.get("rank", 0) if isinstance(place, dict) else 0
+        return self._place().get("rank", 0)
 
     @property
     def world_size(self) -> int:
         """How many ranks the run has, on all machines together."""
+        return self._place().get("world_size", 1)
+
+    def _place(self) -> dict[str, Any]:
         place = (self.event("spec") or {}).get("place")
-        return place.get("world_size", 1) if isinstance(place, dict) else 1
+        return place if isinstance(place, dict) else {}
 
     @property
     def exchange_ns(self) -> np.ndarray:
@@ -71,8 +51,36 @@ class RankRun(Run):
 
         NaN in steps that exchanged nothing (`no_sync`). On the clock of the machine's logs.
         """
+        pairs = [step.get("comm") for step in self._events("step")]
         none = (np.nan, np.nan)
-        return np.array([step.get("comm", none) for step in self._steps], float).reshape(-1, 2)
+        return np.array([p if _is_pair(p) else none for p in pairs], float).reshape(-1, 2)
+
+
+class _RankLog:
+    """Stands where a rank's Run has its process and its log's tail: the whole run reads all logs.
+
+    So every rank is seen at the moment at which the whole is.
+    """
+
+    def __init__(self, whole: Ranks):
+        self.whole, self.ended = whole, False
+        self.waiting: collections.deque[dict[str, Any]] = collections.deque()
+        self.stop, self.join = whole.stop, whole._settle
+
+    def put(self, event: dict[str, Any]) -> None:
+        """Add one event for the rank to read."""
+        self.ended |= event["event"] in ("done", "error", "end")
+        self.waiting.append(event)
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Yield the events that came since the last call."""
+        self.whole._now()
+        while self.waiting:
+            yield self.waiting.popleft()
+
+    def alive(self) -> bool:
+        """Whether the whole run was going on when its logs were last read."""
+        return self.whole._alive
 
 
 class Ranks(EventLogResult):
@@ -82,56 +90,49 @@ class Ranks(EventLogResult):
     """
 
     def __init__(self, path: Path, process: Any = None, recorded: bool = False):
-        """Read the run at `path`; `process` is the live supervisor's handle, None for a record."""
-        self._ranks: dict[int, RankRun] = {}  # by their number on this machine
+        """Read the run at `path`; the arguments are those of an `EventLogResult`."""
+        self._ranks: dict[int, tuple[_RankLog, RankRun]] = {}  # by their number on this machine
         self._tails: dict[int, Tail] = {}
         super().__init__(path, process, recorded)
 
     def _take(self, event: dict[str, Any]) -> None:
-        rank = event.get("of_rank")
-        if isinstance(rank, int):
-            self._of(rank).absorb(event)
-        else:
+        number = event.get("of_rank")
+        if not isinstance(number, int):
             super()._take(event)
-
-    def _of(self, local_rank: int) -> RankRun:
-        if local_rank not in self._ranks:
-            rank = RankRun(self.path / f"rank{local_rank}", process=self._process)
-            rank.recorded, rank._whole = self.recorded, self
-            self._ranks[local_rank] = rank
-        return self._ranks[local_rank]
-
-    def _absorb(self, events: list[dict[str, Any]]) -> None:
-        super()._absorb(events)
-        folders = range(self.asked_ranks) if self.path.is_dir() else ()
-        for number in folders:
-            place = self.path / f"rank{number}" / FILE_NAME
-            fresh = self._tails.setdefault(number, Tail(place)).read()
-            for event in fresh:
-                self._take({**event, "of_rank": number})
-        if "end" in self._last:
-            for rank in self._ranks.values():
-                self._end(rank)
-
-    def _end(self, rank: RankRun) -> None:
-        """Say how a rank ended that could not say it itself."""
-        if rank.event("done") or rank.event("error") or rank.event("end"):
             return
-        codes = (self._last.get("ranks_ended") or {}).get("codes", {})
-        end = {**self._last["end"], "code": codes.get(str(rank.rank))}
-        failed = (self._last.get("error") or {}).get("failed_rank")
+        if number not in self._ranks:
+            log = _RankLog(self)
+            rank = RankRun(self.path / f"rank{number}", log, self.recorded, tail=log)
+            self._ranks[number] = log, rank
+        self._ranks[number][0].put(event)
+
+    def _absorb(self, events: Iterable[dict[str, Any]]) -> None:
+        super()._absorb(events)
+        for number in range(self.asked_ranks) if self.path.is_dir() else ():
+            place = self.path / f"rank{number}" / FILE_NAME
+            for event in self._tails.setdefault(number, Tail(place)).read():
+                self._take({**event, "of_rank": number})
+        if "end" in self._kept:
+            for log, rank in self._ranks.values():
+                if not log.ended:
+                    log.put(self._end_of(rank))
+
+    def _end_of(self, rank: RankRun) -> dict[str, Any]:
+        """Say how a rank ended that could not say it itself."""
+        codes = (self._kept.get("ranks_ended") or {}).get("codes", {})
+        end = {**self._kept["end"], "code": codes.get(str(rank.rank))}
+        failed = self.failed_rank
         if failed is not None and failed != rank.rank:
             end["why"] = f"ended by torchrun, because rank {failed} failed"
         elif end["code"] is None and not end.get("why"):
             end["why"] = "the run ended before this rank did"
-        rank.absorb(end)
+        return end
 
     def __len__(self) -> int:
         return len(self._now()._ranks)
 
     def __iter__(self) -> Iterator[RankRun]:
-        ranks = self._now()._ranks
-        return iter([ranks[number] for number in sorted(ranks)])
+        return iter([rank for _, (_, rank) in sorted(self._now()._ranks.items())])
 
     def __getitem__(self, index: int) -> RankRun:
         return list(self)[index]
@@ -204,13 +205,13 @@ class Ranks(EventLogResult):
 
     @property
     def spread(self) -> float | None:
-        """How uneven the run was: the least even rank's spread of throughput."""
+        """How uneven the run was: the spread of throughput of the rank where it is largest."""
         return max((rank.spread for rank in self if rank.spread is not None), default=None)
 
     @property
     def noisy(self) -> bool:
         """Whether its stretches differ so much that small differences mean nothing."""
-        return any(rank.noisy for rank in self)
+        return (self.spread or 0.0) > NOISY
 
     @property
     def loss(self) -> list[float]:
@@ -267,13 +268,8 @@ class Ranks(EventLogResult):
 
     @of_one_moment
     def diagnose(self) -> Any:
-        """Name what holds the ranks back, and which of them (a RanksDiagnosis)."""
+        """Name what holds the ranks back, and which of them does (a RanksDiagnosis)."""
         return above("Ranks.diagnose")(self)
-
-    @of_one_moment
-    def plot(self) -> Any:
-        """Draw a lane of time for each rank, as a matplotlib Figure."""
-        return above("Ranks.plot")(self)
 
     # -- keeping and showing ---------------------------------------------------------------------
 
@@ -297,14 +293,11 @@ class Ranks(EventLogResult):
         }
 
     def _extra_lines(self) -> list[str]:
-        lines = []
-        for number in sorted(self._ranks) if self.path.is_dir() else ():
-            place = self.path / f"rank{number}" / FILE_NAME
-            lines += [
-                json.dumps({**event, "of_rank": number}, separators=(",", ":"))
-                for event in Tail(place).read()
-            ]
-        return lines
+        return [
+            json.dumps({**event, "of_rank": number}, separators=(",", ":"))
+            for number in (sorted(self._ranks) if self.path.is_dir() else ())
+            for event in Tail(self.path / f"rank{number}" / FILE_NAME).read()
+        ]
 
     @property
     @of_one_moment
@@ -318,15 +311,15 @@ class Ranks(EventLogResult):
             f"{np.mean(times.wait):.0%}, for each other {np.mean(times.others):.0%}, "
             f"exchanging gradients {np.mean(times.transfer):.0%}"
         )
-        return text + (f"; NOISY: its stretches spread {self.spread:.0%}" if self.noisy else "")
+        return text + (f"; {noise(self.spread)}" if self.noisy else "")
 
     @of_one_moment
     def __repr__(self) -> str:
         mark = f"{self.mark}: " if self.recorded else ""
         knobs = ", ".join(f"{name}={value!r}" for name, value in self.asked.changed().items())
-        settings = [knobs, "no_sync" if self.no_sync else ""]
-        settings += [f"starve={self.starve!r}" if self.starve else ""]
-        inside = ", ".join(filter(None, [f"{self.asked_ranks}", *settings]))
+        starve = f"starve={self.starve!r}" if self.starve else ""
+        settings = [str(self.asked_ranks), knobs, "no_sync" if self.no_sync else "", starve]
+        inside = ", ".join(filter(None, settings))
         return f"{mark}Ranks({inside}) {self.outcome}: {self.error or self.numbers}"
 
 

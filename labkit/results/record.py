@@ -1,34 +1,127 @@
 """Reading an event log: as it grows, or from a record, checked before anything uses it.
 
-A record is a run's folder, or one .jsonl or .jsonl.gz file with the same lines. JSON only: loading
-one runs no code.
+A record is a run's folder, or one .jsonl or .jsonl.gz file with the same lines. It may come from
+anywhere: loading one runs no code, and what readers rely on is checked here (`MUST`, `MAY`).
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from labkit.process.events import FILE_NAME, VERSION
-from labkit.results.record_shape import sound
+from labkit.spec import KNOBS, Pipeline
 
 MAX_BYTES = 256 * 2**20  # of a record, unpacked: about two million steps
 MAX_LINE = 2**20
 HEAD = b'{"event":'
-
-
-def _no_constant(text: str) -> None:
-    raise ValueError(f"{text} is no JSON")
-
-
-STRICT = json.JSONDecoder(parse_constant=_no_constant)  # no NaN and no infinity
+MOST = 2**62  # of a whole number: a time in ns, a size in bytes, a count
+BROKEN = (OSError, EOFError, gzip.zlib.error)  # a file that cannot be read to its end
 
 
 class RecordError(ValueError):
     """A record that cannot be used: the message names the file, what is wrong, and what to do."""
+
+
+# -- what events look like -----------------------------------------------------------------------
+
+Check = Callable[[Any], bool]
+
+
+def _number(value: Any) -> bool:
+    return _whole(value) if type(value) is int else type(value) is float and math.isfinite(value)
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and abs(value) < MOST
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < MOST
+
+
+def _is_a(kind: type) -> Check:
+    return lambda value: isinstance(value, kind)
+
+
+def _list_of(check: Check, size: int | None = None) -> Check:
+    return lambda value: (
+        isinstance(value, list) and size in (None, len(value)) and all(map(check, value))
+    )
+
+
+def _numbers_by_name(value: Any) -> bool:
+    return isinstance(value, dict) and all(v is None or _number(v) for v in value.values())
+
+
+_text, _table, _listed = _is_a(str), _is_a(dict), _is_a(list)
+_span = _list_of(_whole, 2)
+_device_texts = ("cpu_name", "os", "uuid", "compute_capability", "driver", "pcie", "unused_gpu")
+_device_numbers = ("memory_gib", "cpu_cores", "ram_gib", "shm_gib", "threads", "sm_count")
+
+MUST: dict[str, dict[str, Check]] = {
+    "spec": {"version": _whole, "run": _text, "pipeline": _table},
+    "machine": {"device": _text, "kind": _text, "name": _text, "versions": _table},
+    "job": {"pipeline": _table, "not_applied": _table},
+    "stage": {"name": _text},
+    "begin": {"warmup": _count},
+    "epoch": {"step": _count},
+    "measurement": {"of": _text, "case": _table, "seconds": _listed},
+    "skipped": {"what": _text, "why": _text},
+    "step": {"i": _count, "t": _list_of(_whole, 4), "n": _count},
+    "error": {"kind": _text, "message": _text},
+    "items": {"worker": _whole, "rows": _listed},
+    "handoff": {"bytes": _whole},
+    "telemetry": {"t_ns": _whole},
+    "xray": {"steps": _whole},
+    "no_xray": {"why": _text},
+}
+MAY: dict[str, dict[str, Check]] = {  # where it is there, and not null
+    "spec": {"watched": _table, "utc": _text},
+    "machine": dict.fromkeys(_device_texts, _text) | dict.fromkeys(_device_numbers, _number),
+    "job": {"unit": _text},
+    "stage": {"done": _count, "total": _count},
+    "step": {"copy": _span, "busy": _span, "loss": _number, "cpu": _count},
+    "error": {"traceback": _text, "workers": _table, "files": _listed},
+    "telemetry": {"gpu": _list_of(_list_of(_number, 2)), "gpm": _numbers_by_name},
+    "memory": {"peak_bytes": _count},
+    "compiled": {"seconds": _number},
+    "end": {"stop": _text, "code": _whole, "why": _text},
+}
+IF_THERE = {"spec": {"experiment": _text, "params": _table, "ranks": _whole}}  # and then not null
+NUMBERS = ("telemetry",)  # whose other values are numbers, or gaps
+
+
+def _sound(event: Any) -> bool:
+    """Whether `event` is one, and everything in it is of the right shape."""
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        return False
+    name = event["event"]
+    must, may, there = (table.get(name, {}) for table in (MUST, MAY, IF_THERE))
+    checks = [(event.get(key), check) for key, check in must.items()]
+    checks += [(event[key], check) for key, check in may.items() if event.get(key) is not None]
+    checks += [(event[key], check) for key, check in there.items() if key in event]
+    if not all(check(value) for value, check in checks):
+        return False
+    rest = (event[key] for key in event if key not in may and key not in must and key != "event")
+    if name in NUMBERS:
+        return all(value is None or _number(value) for value in rest)
+    return all(_number(value) for value in rest if type(value) in (int, float))
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is not valid JSON")
+
+
+STRICT = json.JSONDecoder(parse_constant=_no_constant)  # no NaN and no infinity
 
 
 class Tail:
@@ -52,16 +145,15 @@ class Tail:
 
 def read_record(path: str | os.PathLike) -> list[dict[str, Any]]:
     """Read and check a whole record; raise RecordError on anything that is not one."""
-    path = Path(path)
-    file = path / FILE_NAME if os.path.isdir(path) else path
     try:
-        data = _bounded(file)
+        with opened(path) as stream:
+            data = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise RecordError(
-            f"{path}: there is no record here; give a folder or a .jsonl file."
-        ) from None
-    except (OSError, EOFError, gzip.zlib.error) as error:
+        raise RecordError(f"{path}: no record here; give a folder or a .jsonl file.") from None
+    except BROKEN as error:
         raise RecordError(f"{path}: cannot be read ({error}).") from None
+    if len(data) > MAX_BYTES:
+        raise RecordError(f"{path}: cannot be read (larger than {MAX_BYTES // 2**20} MiB).")
     events = []
     *lines, _torn = data.split(b"\n")
     for number, line in enumerate(lines, 1):
@@ -77,36 +169,19 @@ def read_record(path: str | os.PathLike) -> list[dict[str, Any]]:
     return events
 
 
-def _is_torn(line: bytes) -> bool:
-    """Whether a line is the front of an event whose writer was killed: passed over, not refused."""
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return line.startswith(HEAD)
-    return False
-
-
 def first_event(path: str | os.PathLike) -> dict[str, Any]:
     """Return the first event of a record: what kind it is. {} where there is none to be read."""
-    path = Path(path)
-    file = path / FILE_NAME if os.path.isdir(path) else path
     try:
-        with _open(file) as stream:
+        with opened(path) as stream:
             return _event(stream.readline(MAX_LINE)) or {}
-    except (OSError, EOFError, gzip.zlib.error):
+    except BROKEN:
         return {}
 
 
-def _open(file: Path) -> Any:
+def opened(path: str | os.PathLike) -> Any:
+    """Open a record, a folder or a file, for reading bytes."""
+    file = Path(path) / FILE_NAME if os.path.isdir(path) else Path(path)
     return gzip.open(file, "rb") if file.suffix == ".gz" else open(file, "rb")
-
-
-def _bounded(file: Path) -> bytes:
-    with _open(file) as stream:
-        data = stream.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise OSError(f"larger than {MAX_BYTES // 2**20} MiB")
-    return data
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
@@ -121,4 +196,62 @@ def _event(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         torn = line.rfind(HEAD)  # within a JSON text its quotes would be escaped
         return _event(line[torn:]) if torn > 0 else None
-    return event if sound(event) else None
+    return event if _sound(event) else None
+
+
+def _is_torn(line: bytes) -> bool:
+    """Whether a line is the front of an event whose writer was killed: passed over, not refused."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return line.startswith(HEAD)
+    return False
+
+
+# -- what a record says was run ------------------------------------------------------------------
+
+
+def pipeline_of(knobs: dict[str, Any]) -> Pipeline:
+    """Build a Pipeline from a record; raise RecordError where its values are not allowed."""
+    try:
+        return Pipeline(**{name: value for name, value in knobs.items() if name in KNOBS})
+    except ValueError as error:
+        raise RecordError(f"The record's pipeline is not valid: {error}") from None
+
+
+class Watched:
+    """Stands where a run has its Pipeline: the knobs read off the user's loader, None for others.
+
+    Nothing else is claimed, and nothing can be run again from it.
+    """
+
+    simulated_delay = ""
+
+    def __init__(self, loader: str, knobs: dict[str, Any]):
+        """`loader` is the name of its type; `knobs` are the settings that it shows."""
+        self.loader = str(loader)[:80]
+        plain = {n: v for n, v in knobs.items() if n in KNOBS and isinstance(v, (bool, int))}
+        self.__dict__ |= dict.fromkeys(KNOBS) | plain
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every knob of a Pipeline; None where this loop's value is not known."""
+        return {name: getattr(self, name) for name in KNOBS}
+
+    def changed(self) -> dict[str, Any]:
+        """Return what is known, the loader's type first."""
+        known = {name: value for name, value in self.to_dict().items() if value is not None}
+        return {"watched": self.loader, **known}
+
+    def but(self, **changes: Any) -> Any:
+        """Raise ValueError: labkit holds neither the data nor the model of a watched loop."""
+        raise ValueError(
+            "this run was watched, not made by labkit: change your own loader and watch it again."
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Watched) and self.changed() == other.changed()
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        return f"Watched({', '.join(f'{n}={v!r}' for n, v in self.changed().items())})"

@@ -8,6 +8,11 @@ from labkit.results.table import Table
 from labkit.wiring import above
 
 
+def noise(spread: float, what: str = "throughput") -> str:
+    """Return what is said of a measurement whose `spread` (IQR over median) is above NOISY."""
+    return f"NOISY: {what} varied by {spread:.0%} (IQR/median)"
+
+
 class Result:
     """The base of everything that comes out: a subclass says what its table holds.
 

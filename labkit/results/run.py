@@ -1,26 +1,27 @@
-"""What came out: a `Run` reads one event log and derives every number from it when asked.
-
-The log is the record. Nothing derived is stored, so a live run, a finished one and a record made
-on other hardware are the same thing here.
-"""
+"""What came out: a `Run` reads one event log and derives every number from it when asked."""
 
 from __future__ import annotations
 
-import functools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from labkit.results.event_log import EventLogResult, of_one_moment
-from labkit.results.record import RecordError
-from labkit.results.timeline import stamps_ns, utilization_over_time
-from labkit.results.watched import Watched, pauses, without
-from labkit.spec import KNOBS, NOISY, Pipeline
+from labkit.results.record import Watched, pipeline_of
+from labkit.results.result import noise
+from labkit.results.sweep import Comparison
+from labkit.results.timeline import Timeline, busy_until
+from labkit.spec import NOISY, Pipeline
 from labkit.wiring import above
 
 HIDES = 0.05  # of wall time: fewer gaps than that inside the busy time need no word
 BLOCKS = 5  # throughput is compared between so many stretches of the run to judge its noise
+# of a run, as `to_dict` and `--json` list them
+NUMBERS = (
+    "id", "utc", "recorded", "outcome", "error", "steps", "samples", "warmup", "utilization",
+    "throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "spread", "noisy", "compile_s",
+    "peak_memory_gib", "energy_j", "not_applied", "busy_at_least", "utilization_is_upper_bound",
+)  # fmt: skip
 
 
 class Run(EventLogResult):
@@ -30,27 +31,15 @@ class Run(EventLogResult):
     the clock was running. Medians are over the steps that are left.
     """
 
-    def __init__(self, path: Path, process: Any = None, recorded: bool = False, tail: Any = None):
-        """Read the run at `path`; the arguments are those of an `EventLogResult`."""
-        self._steps: list[dict[str, Any]] = []
-        self._telemetry: list[dict[str, Any]] = []
-        self._items: list[dict[str, Any]] = []  # what the items cost to prepare
-        self._epochs: list[int] = []  # the first step of each pass over a watched loader
-        super().__init__(path, process, recorded, tail)
+    SERIES = ("step", "telemetry", "items", "epoch")
+
+    _clock: tuple[tuple[int, int], Timeline] | None = None  # of so many steps and epochs
 
     def _take(self, event: dict[str, Any]) -> None:
-        if event["event"] == "step":
-            self._steps.append(event)
-        elif event["event"] == "telemetry":
-            self._telemetry.append(event)
-        elif event["event"] == "items":
-            self._items.append(event)
-        elif event["event"] == "epoch":  # a watched loop goes on: it has not ended after all
-            self._epochs.append(event["step"])
+        super()._take(event)
+        if event["event"] == "epoch":  # a watched loop goes on: it has not ended after all
             for name in ("done", "error", "end"):
                 self._kept.pop(name, None)
-        else:
-            super()._take(event)
 
     # -- what it was -----------------------------------------------------------------------------
 
@@ -70,7 +59,7 @@ class Run(EventLogResult):
 
     @property
     def watched(self) -> str | None:
-        """The type of the loader, of a loop that `lk.watch` looked at; None for our own runs."""
+        """The type of the loader of a loop that `lk.watch` looked at; None for our own runs."""
         facts = self._last.get("spec", {}).get("watched")
         return str(facts.get("loader", "loader")) if isinstance(facts, dict) else None
 
@@ -87,16 +76,16 @@ class Run(EventLogResult):
     @property
     def steps(self) -> int:
         """Steps done, warm-up included."""
-        return len(self._now()._steps)
+        return len(self._events("step"))
 
     def steps_since(self, start: int) -> list[dict[str, Any]]:
-        """The step events from the `start`th on: what a reader of a growing run has not seen."""
-        return self._now()._steps[start:]
+        """Return the step events from the `start`th on: what a reader has not seen yet."""
+        return self._events("step")[start:]
 
     @property
     def samples(self) -> int:
         """Samples trained on, warm-up included."""
-        return sum(step["n"] for step in self._now()._steps)
+        return sum(step["n"] for step in self._events("step"))
 
     @property
     def warmup(self) -> int:
@@ -106,13 +95,22 @@ class Run(EventLogResult):
 
     # -- the timeline, in seconds since the first batch was asked for ----------------------------
 
+    @of_one_moment
+    def _timeline(self) -> Timeline:
+        steps, epochs = self._series["step"], self._series["epoch"]
+        size = len(steps), len(epochs)
+        if self._clock is None or self._clock[0] != size:
+            passes = [event["step"] for event in epochs]
+            self._clock = size, Timeline(steps[: size[0]], passes)
+        return self._clock[1]
+
     @property
     def stamps(self) -> np.ndarray:
         """Per step (steps, 6): asked, ready, copy start, copy end, busy start, busy end; s.
 
         On a CPU copy and compute are what the host did; on a GPU they are the device's own.
         """
-        return _stamps(self, self.steps)
+        return self._timeline().stamps
 
     @property
     def busy(self) -> np.ndarray:
@@ -122,12 +120,25 @@ class Run(EventLogResult):
     @property
     def issued(self) -> np.ndarray:
         """When the host had issued each step (steps,), s: long before it ends on a fed GPU."""
-        return _issued(self, self.steps)
+        return self._timeline().issued
 
-    @property
-    def telemetry(self) -> list[dict[str, Any]]:
-        """The instruments' samples as recorded, each with `t_ns`; a missing metric is None."""
-        return self._now()._telemetry
+    def seconds(self, t_ns: int) -> float:
+        """Return a stamp of this run's clock as seconds since its first batch was asked for.
+
+        NaN between two passes over a watched loader: that is no time of the run.
+        """
+        return self._timeline().seconds(t_ns) if self.steps else 0.0
+
+    def timeline(self, bins: int = 200) -> tuple[np.ndarray, np.ndarray]:
+        """Return utilization over the whole run: (bins,) s and (bins,) 0 to 1.
+
+        Each value is the busy share of one of `bins` equal stretches, stamped at its middle.
+        """
+        busy = self.busy
+        if len(busy) == 0:
+            return np.empty(0), np.empty(0)
+        edges = np.linspace(0.0, busy[-1, 1], bins + 1)
+        return (edges[:-1] + edges[1:]) / 2, np.diff(busy_until(busy, edges)) / np.diff(edges)
 
     @property
     def thread_s(self) -> np.ndarray:
@@ -135,12 +146,17 @@ class Run(EventLogResult):
 
         On a CPU it falls short of the compute's wall time where others had the core.
         """
-        return np.array([step.get("cpu", np.nan) for step in self.steps_since(0)], float) / 1e9
+        return np.array([step.get("cpu", np.nan) for step in self._events("step")], float) / 1e9
+
+    @property
+    def telemetry(self) -> list[dict[str, Any]]:
+        """The instruments' samples as recorded, each with `t_ns`; a missing metric is None."""
+        return self._events("telemetry")
 
     @property
     def item_events(self) -> list[dict[str, Any]]:
         """What the items cost to prepare, as the loader's processes wrote it; [] where unknown."""
-        return self._now()._items
+        return self._events("items")
 
     @property
     def xray_facts(self) -> dict[str, Any] | None:
@@ -152,28 +168,11 @@ class Run(EventLogResult):
         """Why there is no x-ray; None where there is one, or the run has not come that far."""
         return self._last.get("no_xray", {}).get("why")
 
-    @of_one_moment
-    def seconds(self, t_ns: int) -> float:
-        """Return a stamp of this run's clock as seconds since its first batch was asked for."""
-        if not self.steps:
-            return 0.0
-        moment, gaps = t_ns - self._steps[0]["t"][0], _pauses(self, self.steps, len(self._epochs))
-        if np.searchsorted(gaps[0], moment) % 2:
-            return float("nan")  # between two passes over a watched loader: no time of the run
-        return float(without(moment, gaps)) / 1e9
-
-    def timeline(self, bins: int = 200) -> tuple[np.ndarray, np.ndarray]:
-        """Utilization over the whole run, from the true intervals: (bins,) s and (bins,) 0 to 1.
-
-        Each value is the busy share of one of `bins` equal stretches, stamped at its middle.
-        """
-        return utilization_over_time(self.busy, bins)
+    # -- statistics ------------------------------------------------------------------------------
 
     def _measured(self) -> np.ndarray | None:
         """The stamps behind the warm-up, the last warm-up step first; None where too few."""
         return self.stamps[self.warmup - 1 :] if self.steps >= 2 else None
-
-    # -- statistics ------------------------------------------------------------------------------
 
     @property
     def utilization(self) -> float | None:
@@ -233,19 +232,19 @@ class Run(EventLogResult):
         stamps = self._measured()
         if stamps is None or stamps[-1, 5] <= stamps[0, 5]:
             return None
-        samples = sum(step["n"] for step in self._steps[self.warmup :])
+        samples = sum(step["n"] for step in self.steps_since(self.warmup))
         return samples / float(stamps[-1, 5] - stamps[0, 5])
 
     @property
     def step_ms(self) -> float | None:
         """Median time from one step's end on the device to the next, ms."""
         stamps = self._measured()
-        return None if stamps is None else _median_ms(np.diff(stamps[:, 5]))
+        return None if stamps is None else float(np.median(np.diff(stamps[:, 5])) * 1e3)
 
     @property
     def wait_ms(self) -> float | None:
         """Median time the loop waited for the next batch, ms."""
-        return self._median_between(0, 1)
+        return self._median_ms(0, 1)
 
     @property
     def copy_ms(self) -> float | None:
@@ -253,7 +252,7 @@ class Run(EventLogResult):
 
         None for a watched loop: its copies are somewhere inside its body.
         """
-        return None if self.watched else self._median_between(2, 3)
+        return None if self.watched else self._median_ms(2, 3)
 
     @property
     def compute_ms(self) -> float | None:
@@ -261,11 +260,11 @@ class Run(EventLogResult):
 
         For a watched loop it is the whole loop body.
         """
-        return self._median_between(4, 5)
+        return self._median_ms(4, 5)
 
-    def _median_between(self, start: int, end: int) -> float | None:
+    def _median_ms(self, start: int, end: int) -> float | None:
         stamps = self._measured()
-        return None if stamps is None else _median_ms(stamps[1:, end] - stamps[1:, start])
+        return None if stamps is None else float(np.median(stamps[1:, end] - stamps[1:, start]) * 1e3)
 
     @property
     def spread(self) -> float | None:
@@ -277,19 +276,18 @@ class Run(EventLogResult):
         seconds = np.diff(stamps[edges, 5])
         if (seconds <= 0).any():  # stamps that no clock made
             return None
-        rates = np.diff(edges) / seconds
-        low, middle, high = np.percentile(rates, [25, 50, 75])
+        low, middle, high = np.percentile(np.diff(edges) / seconds, [25, 50, 75])
         return float((high - low) / middle)
 
     @property
     def noisy(self) -> bool:
         """Whether its stretches differ so much that small differences mean nothing."""
-        return self.spread is not None and self.spread > NOISY
+        return (self.spread or 0.0) > NOISY
 
     @property
     def loss(self) -> list[float]:
         """The loss of every step; NaN where it was not finite."""
-        losses = [step.get("loss") for step in self.steps_since(0)]
+        losses = [step.get("loss") for step in self._events("step")]
         return [float("nan") if loss is None else loss for loss in losses]
 
     @property
@@ -307,45 +305,14 @@ class Run(EventLogResult):
     @of_one_moment
     def energy_j(self) -> float | None:
         """Energy the card used while training, from its own counter; None where it has none."""
-        if not self.steps:
+        if not (steps := self._events("step")):
             return None
-        first, last = self._steps[0]["t"][0], self._steps[-1]["t"][3]
-        counts = [s.get("energy_j") for s in self._telemetry if first <= s["t_ns"] <= last]
+        first, last = steps[0]["t"][0], steps[-1]["t"][3]
+        counts = [s.get("energy_j") for s in self.telemetry if first <= s["t_ns"] <= last]
         counts = [joules for joules in counts if joules is not None]
         return counts[-1] - counts[0] if len(counts) > 1 else None
 
-    @of_one_moment
-    def to_dict(self) -> dict[str, Any]:
-        """The run's statistics under their attribute names, as JSON types."""
-        names = (
-            "id", "utc", "recorded", "outcome", "error", "steps", "samples", "warmup",
-            "utilization", "throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "spread",
-            "noisy", "compile_s", "peak_memory_gib", "energy_j", "not_applied", "busy_at_least",
-            "utilization_is_upper_bound",
-        )  # fmt: skip
-        values = {name: getattr(self, name) for name in names}
-        values["loss"] = [step.get("loss") for step in self._steps]
-        values["mark"] = self.mark
-        values["machine"] = self.machine.to_dict()
-        values["pipeline"] = self.pipeline.to_dict()
-        return values
-
-    # -- keeping and showing ---------------------------------------------------------------------
-
-    def _extra_lines(self) -> list[str]:
-        line = above("Run.xray_event")(self) if self.event("xray_trace") is None else None
-        return [line] if line else []
-
-    def compare(self, other: Run) -> Any:
-        """Compare this run with `other`, which came before it."""
-        from labkit.results.comparison import Comparison
-
-        return Comparison(other, self)
-
-    @of_one_moment
-    def plot(self, before: Run | None = None) -> Any:
-        """Draw the run (over `before`, where given) as a matplotlib Figure."""
-        return above("Run.plot")(self, before)
+    # -- what others make of it ------------------------------------------------------------------
 
     def diagnose(self) -> Any:
         """Name what holds the run back, with evidence and advice (a Diagnosis)."""
@@ -362,6 +329,27 @@ class Run(EventLogResult):
         """The x-ray's trace as a Breakdown; None where it lies in no folder."""
         return above("Run.xray")(self)
 
+    def compare(self, other: Run) -> Comparison:
+        """Compare this run with `other`, which came before it."""
+        return Comparison(other, self)
+
+    # -- keeping and showing ---------------------------------------------------------------------
+
+    def _extra_lines(self) -> list[str]:
+        line = above("Run.xray_event")(self) if self.event("xray_trace") is None else None
+        return [line] if line else []
+
+    @of_one_moment
+    def to_dict(self) -> dict[str, Any]:
+        """Return the run's statistics under their attribute names, as JSON types."""
+        return {
+            **{name: getattr(self, name) for name in NUMBERS},
+            "loss": [step.get("loss") for step in self._events("step")],
+            "mark": self.mark,
+            "machine": self.machine.to_dict(),
+            "pipeline": self.pipeline.to_dict(),
+        }
+
     @of_one_moment
     def __repr__(self) -> str:
         mark = f"{self.mark}: " if self.recorded else ""
@@ -376,62 +364,15 @@ class Run(EventLogResult):
     @property
     @of_one_moment
     def numbers(self) -> str:
-        """The measured numbers in one line, with what was stated rather than measured."""
+        """The measured numbers in one line, with what was simulated rather than measured."""
         if self.utilization is None:
             return f"{self.steps} steps: too few to measure"
-        parts = f"wait {self.wait_ms:.1f}, " + (
-            f"loop body {self.compute_ms:.1f}"
-            if self.watched
-            else f"copy {self.copy_ms:.1f}, compute {self.compute_ms:.1f}"
-        )
+        copy = "" if self.watched else f"copy {self.copy_ms:.1f}, "
+        parts = f"wait {self.wait_ms:.1f}, {copy}{'loop body' if self.watched else 'compute'}"
         text = (
             f"{self.throughput:.0f} {self.unit}/s, {self.machine.kind.upper()} busy "
-            f"{self.busy_text}, step {self.step_ms:.1f} ms ({parts})"
+            f"{self.busy_text}, step {self.step_ms:.1f} ms ({parts} {self.compute_ms:.1f})"
         )
-        stated = "hidden" if self.alias else stated_waits(self.pipeline)
-        text += f"; stated: {stated}" if stated else ""
-        return text + (f"; NOISY: its stretches spread {self.spread:.0%}" if self.noisy else "")
-
-
-def stated_waits(pipeline: Pipeline) -> str:
-    """The sleeps in a pipeline that stand in for something slow, in words; "" without any."""
-    parts = []
-    if pipeline.dataset == "sleep" and pipeline.prep_ms:
-        parts.append(f"prep_ms={pipeline.prep_ms:g} a batch")
-    if pipeline.io_ms:
-        parts.append(f"io_ms={pipeline.io_ms:g} an item")
-    if pipeline.stall_ms:
-        parts.append(f"stall_ms={pipeline.stall_ms:g} every {pipeline.stall_every} batches")
-    return ", ".join(parts)
-
-
-@functools.lru_cache(maxsize=64)
-def _stamps(run: Run, count: int) -> np.ndarray:
-    if not count:
-        return np.empty((0, 6))
-    return without(stamps_ns(run._steps[:count]), _pauses(run, count, len(run._epochs))) / 1e9
-
-
-@functools.lru_cache(maxsize=64)
-def _issued(run: Run, count: int) -> np.ndarray:
-    stamps = np.array([step["t"][3] for step in run._steps[:count]], dtype=np.int64)
-    from_start = stamps - run._steps[0]["t"][0] if count else stamps
-    return without(from_start, _pauses(run, count, len(run._epochs))) / 1e9
-
-
-@functools.lru_cache(maxsize=64)
-def _pauses(run: Run, count: int, epochs: int) -> tuple[np.ndarray, np.ndarray]:
-    known = run._epochs[:epochs]
-    return pauses(stamps_ns(run._steps[:count]) if known else np.empty((0, 6)), known)
-
-
-def _median_ms(seconds: np.ndarray) -> float:
-    return float(np.median(seconds) * 1e3)
-
-
-def pipeline_of(knobs: dict[str, Any]) -> Pipeline:
-    """Build a Pipeline from a record; RecordError where its values are not allowed."""
-    try:
-        return Pipeline(**{name: value for name, value in knobs.items() if name in KNOBS})
-    except ValueError as error:
-        raise RecordError(f"The record's pipeline is not valid: {error}") from None
+        stated = "hidden" if self.alias else self.pipeline.simulated_delay
+        text += f"; simulated delay: {stated}" if stated else ""
+        return text + (f"; {noise(self.spread)}" if self.noisy else "")

@@ -1,20 +1,85 @@
-"""One knob, or several, tried at several values: isolated runs, one at a time on each device."""
+"""Runs side by side: one against the run before, and a sweep over the values of some knobs."""
 
 from __future__ import annotations
 
-import html
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from labkit.knobs import check_names
-from labkit.results.run import Run
+from labkit.results.result import Result
+from labkit.results.table import Table
 from labkit.spec import KNOBS, Pipeline
-from labkit.wiring import above
+
+COMPARED = ("throughput", "utilization", "step_ms", "wait_ms", "copy_ms", "compute_ms")
 
 
-class Sweep:
+class Comparison(Result):
+    """The Run `after` against the Run `before`: what was changed, and what it brought."""
+
+    def __init__(self, before: Any, after: Any):
+        self.before, self.after = before, after
+
+    @property
+    def changed(self) -> dict[str, tuple[Any, Any]]:
+        """{knob: (before, after)} of the knobs that differ in what really ran.
+
+        Those that followed from another one (both were left to labkit) are not listed.
+        """
+        old, new = self.before.pipeline.to_dict(), self.after.pipeline.to_dict()
+        asked = [run.asked.to_dict() for run in (self.before, self.after)]
+        differ = [name for name in old if old[name] != new[name]]
+        own = [name for name in differ if any(knobs[name] is not None for knobs in asked)]
+        return {name: (old[name], new[name]) for name in own}
+
+    @property
+    def speedup(self) -> float | None:
+        """Throughput after over before; None where either has none."""
+        old, new = self.before.throughput, self.after.throughput
+        return new / old if old and new else None
+
+    @property
+    def significant(self) -> bool:
+        """Whether the difference is larger than the two runs' own unevenness."""
+        noise = max(self.before.spread or 0.0, self.after.spread or 0.0, 0.02)
+        return self.speedup is not None and abs(self.speedup - 1) > noise
+
+    @property
+    def verdict(self) -> str:
+        """One sentence on what the change brought."""
+        if self.speedup is None:
+            return "One of the runs has no numbers to compare."
+        where = {r.machine.name for r in (self.before, self.after) if r.recorded}
+        mark = f" RECORDED numbers are from {', '.join(sorted(where))}." if where else ""
+        if not self.significant:
+            return f"No difference beyond the noise ({self.speedup:.2f}x).{mark}"
+        word = "faster" if self.speedup > 1 else "slower"
+        return f"{max(self.speedup, 1 / self.speedup):.2f}x {word}.{mark}"
+
+    def table(self) -> Table:
+        """Return the changed knobs and the numbers, before and after, with the verdict below."""
+        rows = [(name, repr(old), repr(new), "") for name, (old, new) in self.changed.items()]
+        for name in COMPARED:
+            old, new = getattr(self.before, name), getattr(self.after, name)
+            ratio = f"{new / old:.2f}x" if old and new else ""
+            rows.append((name, _text(name, self.before), _text(name, self.after), ratio))
+        return Table(rows, ("", "before", "after", "ratio"), foot=(self.verdict,))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the changes and the speed-up as JSON types."""
+        names = ("changed", "speedup", "significant", "verdict")
+        return {name: getattr(self, name) for name in names}
+
+
+def _text(name: str, run: Any) -> str | None:
+    value = getattr(run, name)
+    if value is None:
+        return None
+    return run.busy_text if name == "utilization" else f"{value:.1f}"
+
+
+class Sweep(Result):
     """The runs of a sweep, in the order of the product of its knobs' values.
 
     `runs` may be shorter than `pipelines`: a sweep that was interrupted keeps what it has.
@@ -37,21 +102,21 @@ class Sweep:
         products = itertools.product(*self.knobs.values())
         self.settings = [dict(zip(self.knobs, values, strict=True)) for values in products]
         self.pipelines = [pipeline.but(**setting) for setting in self.settings]
-        self.runs: list[Run] = []
+        self.runs: list[Any] = []  # each a Run
 
     def __len__(self) -> int:
         return len(self.runs)
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self.runs)
 
-    def __getitem__(self, index: int) -> Run:
+    def __getitem__(self, index: int) -> Any:
         return self.runs[index]
 
     def measure(
         self,
-        start: Callable[[Pipeline], Run],
-        each: Callable[[Run], None] = lambda run: None,
+        start: Callable[[Pipeline], Any],
+        each: Callable[[Any], None] = lambda run: None,
         begun: Callable[[dict[str, Any]], None] = lambda setting: None,
         period_s: float = 0.05,
     ) -> Sweep:
@@ -66,16 +131,15 @@ class Sweep:
         An interrupt stops the runs that go on, keeps those that have ended, and is passed on.
         """
         left = list(zip(self.settings, self.pipelines, strict=True))[len(self.runs) :]
-        on: dict[str | None, Run] = {}  # the run that each device has
+        on: dict[str | None, Any] = {}  # the run that each device has
         try:
             while left or on:
                 for device in self.devices or (None,):
                     if device not in on and left:
                         setting, pipeline = left.pop(0)
                         begun(setting)
-                        run = start(pipeline if device is None else pipeline.but(device=device))
-                        on[device] = run
-                        self.runs.append(run)
+                        on[device] = start(pipeline.but(device=device) if device else pipeline)
+                        self.runs.append(on[device])
                 for device, run in list(on.items()):
                     if run.running:
                         each(run)
@@ -93,55 +157,36 @@ class Sweep:
         return self
 
     @property
-    def best(self) -> Run | None:
-        """The run with the highest throughput; None where none has numbers."""
+    def best(self) -> Any:
+        """The Run with the highest throughput; None where none has numbers."""
         measured = [run for run in self.runs if run.throughput]
         return max(measured, key=lambda run: run.throughput, default=None)
 
     def to_list(self) -> list[dict[str, Any]]:
-        """Every run's statistics, as JSON types."""
+        """Return every run's statistics, as JSON types."""
         return [run.to_dict() for run in self.runs]
 
-    def plot(self) -> Any:
-        """Draw throughput and utilization against the knob as a matplotlib Figure."""
-        return above("Sweep.plot")(self)
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """The table: the knobs, samples/s, busy share, wait and compute, every cell as text."""
+    def table(self) -> Table:
+        """Return the knobs, samples/s, busy share, wait and compute of each run."""
         where = ("device",) if self.devices else ()
-        rows = [(*self.knobs, *where, "samples/s", "busy", "wait ms", "compute ms", "")]
+        rows = []
         for setting, run in zip(self.settings, self.runs, strict=False):
             cells = [repr(value) for value in setting.values()]
             cells += [run.asked.device] if self.devices else []
             if run.throughput is None:
-                rows.append((*cells, "-", "-", "-", "-", run.error or run.outcome))
+                rows.append((*cells, None, None, None, None, run.error or run.outcome))
                 continue
             best = "best" if run is self.best else ""
-            rows.append(
-                (
-                    *cells,
-                    f"{run.throughput:.0f}",
-                    run.busy_text,
-                    f"{run.wait_ms:.1f}",
-                    f"{run.compute_ms:.1f}",
-                    f"{best} {'noisy' if run.noisy else ''}".strip(),
-                )
-            )
-        return rows
-
-    def __repr__(self) -> str:
-        rows = self.rows()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.rjust, row, widths)).rstrip() for row in rows]
+            note = f"{best} {'noisy' if run.noisy else ''}".strip()
+            times = (f"{run.wait_ms:.1f}", f"{run.compute_ms:.1f}")
+            rows.append((*cells, f"{run.throughput:.0f}", run.busy_text, *times, note))
         left = len(self.pipelines) - len(self.runs)
-        return "\n".join(lines + ([f"({left} not run)"] if left else []))
-
-    def _repr_html_(self) -> str:
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in self.rows()
+        return Table(
+            rows,
+            (*self.knobs, *where, "samples/s", "busy", "wait ms", "compute ms", ""),
+            foot=(f"({left} not run)",) if left else (),
+            left=(),
         )
-        return f"<table>{body}</table>"
 
 
 def _values(name: str, values: Any) -> list[Any]:

@@ -1,0 +1,208 @@
+"""Saved and recorded runs: load one, list what is there, play one back.
+
+A recorded run is `<machine>/<name>.jsonl.gz` in the package, or in a folder that `labkit record`
+wrote. What it is stands in its first events, so that there is no list of them to keep in step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import labkit
+from labkit.results.measurements import Measurements
+from labkit.results.ranks import Ranks
+from labkit.results.record import BROKEN, RecordError, first_event, opened, read_record
+from labkit.results.result import Result
+from labkit.results.run import Run
+from labkit.results.table import Table
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+HEAD_BYTES = 32 * 1024  # of a record, unpacked: its spec and its machine stand in it
+LEAD_NS = 300_000_000  # of a replay, before the first step: what came earlier is there at once
+
+
+def load(path: str | os.PathLike) -> Run | Measurements | Ranks:
+    """Load a saved or recorded run; raises RecordError (a ValueError) on anything else."""
+    return kind_of(first_event(path))(Path(path), recorded=True)
+
+
+def kind_of(spec: dict[str, Any]) -> type[Run] | type[Measurements] | type[Ranks]:
+    """Return what reads a log whose first event holds `spec`."""
+    return Measurements if "experiment" in spec else Ranks if "ranks" in spec else Run
+
+
+# -- recorded runs -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One recorded run in a listing, before it is loaded."""
+
+    name: str
+    title: str  # what it shows
+    hardware: str
+    kind: str  # "gpu" or "cpu"
+    date: str
+    torch: str
+    path: Path
+    experiment: bool = False  # measurements rather than steps
+
+    def load(self) -> Run | Measurements | Ranks:
+        """Load it; it is marked RECORDED wherever it shows."""
+        return load(self.path)
+
+
+class Library(Result, tuple):
+    """A listing of recorded runs; prints as a table."""
+
+    def table(self) -> Table:
+        """Return name, title, hardware, date and torch version of each."""
+        if not self:
+            return Table((), foot=("no recorded runs here",))
+        rows = [(e.name, e.title, e.hardware, e.date, e.torch) for e in self]
+        return Table(rows, ("name", "what it shows", "RECORDED on", "date", "torch"), left=range(5))
+
+
+def recorded(
+    name: str | None = None, folder: str | os.PathLike | None = None
+) -> Library | Run | Measurements | Ranks:
+    """List the recorded runs, or load the one called `name`.
+
+    Args:
+        name: As the listing shows it; None returns the listing. Where several machines recorded
+            it, a GPU's comes first; `"<machine>/<name>"` asks for one of them.
+        folder: What `labkit record --out FOLDER` wrote; None: what comes with the package.
+
+    Raises:
+        ValueError: No such record; the message says what is available.
+        RecordError: The file is not a record.
+    """
+    folder = Path(folder) if folder is not None else Path(labkit.__file__).parent / "records"
+    files = [*folder.glob("*.jsonl.gz"), *folder.glob("*/*.jsonl.gz")] if folder.is_dir() else []
+    entries = [entry for file in files if (entry := _entry(file))]
+    found = Library(sorted(entries, key=lambda e: (e.kind != "gpu", e.hardware, e.name)))
+    if name is None:
+        return found
+    machine, _, plain = str(name).rpartition("/")
+    if not NAME.fullmatch(plain) or (machine and not NAME.fullmatch(machine)):
+        raise ValueError(f"recorded({name!r}): a name has letters, digits, - and _ only.")
+    matching = [e for e in found if e.name == plain and machine in ("", e.path.parent.name)]
+    if not matching:
+        known = ", ".join(dict.fromkeys(e.name for e in found)) or "none"
+        raise ValueError(f"Unknown record {name!r}; available: {known}.")
+    return matching[0].load()
+
+
+def _entry(file: Path) -> Entry | None:
+    """Read what a record says of itself; None where it is not one."""
+    try:
+        with opened(file) as stream:
+            head = stream.read(HEAD_BYTES)
+        first: dict[str, dict[str, Any]] = {}
+        for line in head.split(b"\n")[:-1]:
+            event = json.loads(line)
+            first.setdefault(event["event"], event)
+            if "machine" in first:
+                break
+        spec, machine = first["spec"], first["machine"]
+    except (*BROKEN, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    name = file.name.removesuffix(".jsonl.gz")
+    if not NAME.fullmatch(name):
+        return None
+    versions = machine.get("versions")
+    return Entry(
+        name,
+        str(spec.get("title", ""))[:100],
+        str(machine.get("name", "unknown"))[:60],
+        str(machine.get("kind", "unknown")),
+        str(spec.get("utc", "unknown"))[:10],
+        str(versions.get("torch", "unknown") if isinstance(versions, dict) else "unknown")[:20],
+        file,
+        "experiment" in spec,
+    )
+
+
+# -- played back ---------------------------------------------------------------------------------
+
+
+class Playback:
+    """Stands where a live run has its process and the tail of its log.
+
+    `read` returns the events that are due since the last call: steps at the time they ended,
+    everything before the first step and after the last one at once.
+    """
+
+    def __init__(self, events: list[dict[str, Any]], speed: float, clock: Callable[[], float]):
+        self.speed, self.clock, self.begun, self.place = speed, clock, None, 0
+        timed = sorted(zip(_due(events), events, strict=True), key=lambda pair: pair[0])  # stable
+        self.due, self.events = [due for due, _ in timed], [event for _, event in timed]
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the events whose time has come."""
+        if self.begun is None:
+            self.begun = self.clock()
+        now = (self.clock() - self.begun) * 1e9 * self.speed
+        start = self.place
+        while self.alive() and self.due[self.place] <= now:
+            self.place += 1
+        return self.events[start : self.place]
+
+    def alive(self) -> bool:
+        """Whether there is more to come."""
+        return self.place < len(self.events)
+
+    def stop(self) -> None:
+        """Play no further: the run ends here as "stopped"."""
+        if self.alive():
+            self.events[self.place :] = [{"event": "end", "t_ns": 0, "stop": "asked", "code": None}]
+            self.due[self.place :] = [0]
+
+    def join(self) -> None:
+        """Return at once: there is no process to wait for."""
+
+
+def play(
+    path: str | Path, speed: float = 1.0, clock: Callable[[], float] = time.monotonic
+) -> Run:
+    """Return a Run that grows like the recorded one did, `speed` times as fast.
+
+    Nothing is measured: it is `recorded`, and says so wherever it shows.
+
+    Raises RecordError where `path` is no record of a run, ValueError on a bad speed.
+    """
+    if not isinstance(speed, (int, float)) or not 0 < speed <= 1e6:
+        raise ValueError(f"speed={speed!r} is not allowed: use 1 for the real pace, 10 for faster.")
+    events = read_record(path)
+    if not any(event["event"] == "step" for event in events):
+        raise RecordError(f"{path}: it has no steps to replay.")
+    played = Playback(events, float(speed), clock)
+    return Run(Path(path), process=played, recorded=True, tail=played)
+
+
+def _due(events: list[dict[str, Any]]) -> list[int]:
+    """When each event is due, ns since the replay began."""
+    steps = [event for event in events if event["event"] == "step"]
+    zero = steps[0]["t"][0] - LEAD_NS
+    last = max(_end(step) for step in steps) - zero
+    seen, due = False, []
+    for event in events:
+        seen = seen or event["event"] == "step"
+        if event["event"] == "step":
+            due.append(min(_end(event) - zero, last))
+        elif event["event"] in ("telemetry", "epoch", "items") and seen:
+            due.append(min(max(int(event.get("t_ns", 0)) - zero, 0), last))
+        else:
+            due.append(last if seen else 0)
+    return due
+
+
+def _end(step: dict[str, Any]) -> int:
+    return max(step["t"][3], step.get("busy", (0, 0))[1])
