@@ -134,6 +134,18 @@ class Pipeline(Spec):
         """Return what the first event of its run's log says of it."""
         return {"pipeline": self.to_dict()}
 
+    @property
+    def simulated_delay(self) -> str:
+        """The sleeps that stand in for something slow, in words; "" without any."""
+        parts = []
+        if self.dataset == "sleep" and self.prep_ms:
+            parts.append(f"prep_ms={self.prep_ms:g} per batch")
+        if self.io_ms:
+            parts.append(f"io_ms={self.io_ms:g} per item")
+        if self.stall_ms:
+            parts.append(f"stall_ms={self.stall_ms:g} every {self.stall_every} batches")
+        return ", ".join(parts)
+
 
 KNOBS: dict[str, Knob] = Pipeline.knobs
 

@@ -16,7 +16,7 @@ from typing import Any
 from standin_gpu import Card
 
 from labkit.course import faultset
-from labkit.course import records as course_records
+from labkit.course import wanted as course_records
 from labkit.course.tasks import TASKS
 from labkit.results import slow_script
 from labkit.spec import Pipeline

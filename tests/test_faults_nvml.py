@@ -17,7 +17,7 @@ import pytest
 from labkit.analysis.diagnosis import diagnose
 from labkit.analysis.doubts import SHARED
 from labkit.process.events import EventLog
-from labkit.results.load import load
+from labkit.results.library import load
 
 try:
     HEADER = next(

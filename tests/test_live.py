@@ -156,7 +156,7 @@ def test_the_line_tells_the_numbers_of_the_run_so_far(bench):
     assert busy == f"CPU busy {bench.run.utilization:.0%}"
     assert rate == f"{bench.run.throughput:.0f} samples/s"
     assert wait == f"waiting for data {bench.run.wait_ms:.1f} ms a step"
-    assert stated == "simulated delay: io_ms=2.5 an item"
+    assert stated == "simulated delay: io_ms=2.5 per item"
 
 
 def test_a_replay_is_marked_with_the_hardware_it_is_from(bench, tmp_path):

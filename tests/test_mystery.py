@@ -12,7 +12,7 @@ from labkit.course import faultset, score
 from labkit.course import mystery as module
 from labkit.course.fix import Fix
 from labkit.course.mystery import NAMES, Mystery
-from labkit.results.shipping import ship
+from labkit.course.record import ship
 
 BASE = faultset.BASES["cpu"] | {"precision": "fp32"}
 

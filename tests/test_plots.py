@@ -17,7 +17,7 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 
 from labkit.process.events import FILE_NAME
-from labkit.results.load import load
+from labkit.results.library import load
 from labkit.results.record import RecordError
 from labkit.results.run import Run
 from labkit.show import plots, style
@@ -103,7 +103,7 @@ def test_the_figure_says_what_was_run_what_was_stated_and_where(record):
     run = record(num_workers=2, prefetch_factor=2)
     shown = texts(run.plot())
     assert "num_workers=2" in shown
-    assert "simulated delay: io_ms=2.5 an item" in shown
+    assert "simulated delay: io_ms=2.5 per item" in shown
     assert run.machine.line in shown
     assert "CPU busy 17%" in shown
     assert "mean 17%" in shown
@@ -325,7 +325,7 @@ def test_a_sweep_says_what_was_stated_and_where_also_when_the_wait_itself_is_swe
     assert runs[0].machine.line in shown
     shown = texts(plots.draw_sweep(swept(runs=[record(recorded=True)], steps=[60])))
     assert "RECORDED on Some CPU" in shown
-    assert "io_ms=2.5 an item" in shown
+    assert "io_ms=2.5 per item" in shown
 
 
 def test_runs_that_failed_or_were_not_run_are_gaps(record):
@@ -365,7 +365,7 @@ def test_each_rung_is_compared_with_the_one_before_and_with_the_first(record):
     assert round(ladder.rungs[2].total, 1) == 4.0
     assert ladder.rungs[0].gain is None
     assert "3.97x" in repr(ladder)
-    assert "io_ms=2.5 an item" in repr(ladder)
+    assert "io_ms=2.5 per item" in repr(ladder)
 
 
 def test_a_step_that_gained_nothing_is_kept_and_says_so(record):
@@ -394,7 +394,7 @@ def test_the_hardwares_gain_is_not_the_changes_gain(record):
 
 def test_steps_with_different_stated_waits_each_say_theirs(record):
     ladder = Ladder().add("drive", record()).add("local", record(io_ms=0.0, wait=1))
-    assert ladder.table().rows[0][-1] == "simulated delay: io_ms=2.5 an item"
+    assert ladder.table().rows[0][-1] == "simulated delay: io_ms=2.5 per item"
     assert "delay" not in ladder.table().rows[1][-1]
 
 
@@ -426,7 +426,7 @@ def test_an_empty_ladder_shows_that_it_is_empty():
 @pytest.mark.parametrize("first", ["", "import matplotlib.pyplot", "%matplotlib inline"])
 def test_a_plot_that_ends_a_cell_is_shown_once_as_a_png(record, first):
     manager = pytest.importorskip("jupyter_client.manager")
-    code = f"{first}\nfrom labkit.results.load import load\nload({str(record().path)!r}).plot()"
+    code = f"{first}\nfrom labkit.results.library import load\nload({str(record().path)!r}).plot()"
     shown = []
     kernel, client = manager.start_new_kernel(kernel_name="python3")
     try:

@@ -9,11 +9,11 @@ import time
 import pytest
 
 import labkit as lk
-from labkit.course import recording
-from labkit.course import records as course_records
-from labkit.results import recordings, shipping
+from labkit.course import record as shipping
+from labkit.course import wanted as course_records
+from labkit.results import library
 from labkit.results.launch import launch
-from labkit.results.replay import replay
+from labkit.results.library import play as replay
 from labkit.show.follow import Follower
 from labkit.show.live import LiveView
 from labkit.show.panels import replay_panel
@@ -23,7 +23,7 @@ from labkit.show.panels import replay_panel
 def shipped(finished, tmp_path_factory):
     """A record made here, in the layout that `record` writes."""
     folder = tmp_path_factory.mktemp("records")
-    place = folder / recordings.slug(finished.machine.name)
+    place = folder / shipping.slug(finished.machine.name)
     shipping.ship(finished.path, place / "tiny.jsonl.gz", name="tiny", title="a tiny run")
     return folder
 
@@ -83,7 +83,7 @@ def test_the_listing_says_what_on_what_and_when(finished, shipped):
 
 
 def test_unknown_names_and_paths_are_refused_with_what_there_is(shipped):
-    with pytest.raises(ValueError, match="There are: tiny"):
+    with pytest.raises(ValueError, match="available: tiny"):
         lk.recorded("nothing", folder=shipped)
     for name in ("../tiny", "a/../tiny", "/etc/passwd", "tiny.jsonl"):
         with pytest.raises(ValueError, match="letters, digits"):
@@ -206,7 +206,7 @@ def test_every_record_of_the_course_has_a_name_and_a_title(kind):
     listed = course_records.wanted(kind)
     names = [each.name for each in listed]
     assert len(names) == len(set(names))
-    assert all(recordings.NAME.fullmatch(name) for name in names)
+    assert all(library.NAME.fullmatch(name) for name in names)
     assert all(each.title for each in listed)
 
 
@@ -232,20 +232,20 @@ def test_record_writes_what_it_can_and_says_what_it_could_not(tmp_path, tiny, mo
         course_records.Wanted("two", "needs a GPU", tiny.but(pin_memory=True), ("pin_memory",)),
         course_records.Wanted("three", "fails", tiny.but(device="cuda:99")),
     ]
-    monkeypatch.setattr(recording, "wanted", lambda: made)
-    done = recording.record(tmp_path)
+    monkeypatch.setattr(shipping, "wanted", lambda: made)
+    done = shipping.record(tmp_path)
     assert "one" in done.made and "not here" in done.left_out["three"]
     if lk.machine().kind == "cpu":
         assert "CUDA" in done.left_out["two"]
     assert lk.recorded("one", folder=tmp_path).recorded
-    again = recording.record(tmp_path, only=["one"])
+    again = shipping.record(tmp_path, only=["one"])
     assert again.kept == ["one"] and not again.made
-    with pytest.raises(ValueError, match="There are: one"):
-        recording.record(tmp_path, only=["nothing"])
+    with pytest.raises(ValueError, match="available: one"):
+        shipping.record(tmp_path, only=["nothing"])
 
 
 def test_a_run_that_takes_too_long_is_left_out(tmp_path, tiny, monkeypatch):
     slow = course_records.Wanted("slow", "a run", tiny.but(prep_ms=2000, steps=100, seconds=60))
-    monkeypatch.setattr(recording, "wanted", lambda: [slow])
-    monkeypatch.setattr(recording, "LONGEST_S", 1.0)
-    assert "longer than" in recording.record(tmp_path).left_out["slow"]
+    monkeypatch.setattr(shipping, "wanted", lambda: [slow])
+    monkeypatch.setattr(shipping, "LONGEST_S", 1.0)
+    assert "longer than" in shipping.record(tmp_path).left_out["slow"]

@@ -165,7 +165,7 @@ def test_the_run_can_be_saved_loaded_compared_and_drawn(tmp_path):
     loaded = lk.load(watched.run.save(tmp_path / "run.jsonl.gz"))
     assert loaded.recorded and loaded.utilization == watched.run.utilization
     assert loaded.pipeline == watched.run.pipeline
-    assert loaded.compare(watched.run).rows()
+    assert loaded.compare(watched.run).table().rows
     assert loaded.plot() is not None
     assert json.loads(json.dumps(loaded.to_dict()))["outcome"] == "finished"
 

@@ -8,7 +8,7 @@ import torch
 
 from labkit.bench import profile
 from labkit.results.launch import launch
-from labkit.results.load import load
+from labkit.results.library import load
 
 
 @pytest.fixture(scope="module")

@@ -23,11 +23,11 @@ from labkit.analysis.rules import lead, rank
 from labkit.analysis.trace import trace
 from labkit.analysis.witnesses import deciding
 from labkit.results.event_log import of_one_moment
-from labkit.results.load import load
+from labkit.results.library import load
 from labkit.results.ranks import Ranks
+from labkit.results.record import BODY_NOTE
 from labkit.results.result import Result
 from labkit.results.table import Table
-from labkit.results.watched import BODY_NOTE
 
 RECORDS = (".jsonl", ".jsonl.gz")
 LOOK_INSIDE = "Look inside a few steps: run it with xray=True and 20 steps or more."

@@ -15,7 +15,7 @@ from labkit.course import faultset, score
 from labkit.course.fix import Fix
 from labkit.knobs import check_names
 from labkit.results.launch import launch
-from labkit.results.recordings import recorded as recordings
+from labkit.results.library import recorded as recordings
 from labkit.results.run import Run
 from labkit.spec import KNOBS
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
 EPILOG = """\
 Records go to DIR/<machine>/<name>.jsonl.gz, without host name, user name, paths or keys.
@@ -21,15 +20,8 @@ def arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """`labkit record`; returns 130 where it was interrupted."""
-    from labkit.course.recording import Bar, record
+    from labkit.course.record import record
 
-    code = 0
-    try:
-        done = record(options.out, options.only, Bar())
-    except KeyboardInterrupt:
-        if not hasattr(record, "last"):
-            raise
-        done, code = record.last, 130
-        print("\nlabkit: interrupted; what was made is kept", file=sys.stderr)
+    done = record(options.out, options.only)
     print(json.dumps(done.to_dict(), allow_nan=False) if options.json else done)
-    return code
+    return 130 if done.interrupted else 0

@@ -10,7 +10,7 @@ import labkit
 from labkit.process import folders, launcher
 from labkit.process.events import VERSION
 from labkit.results import outcome
-from labkit.results.load import kind_of
+from labkit.results.library import kind_of
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
 from labkit.results.run import Run

@@ -169,9 +169,7 @@ class Playback:
         """Return at once: there is no process to wait for."""
 
 
-def play(
-    path: str | Path, speed: float = 1.0, clock: Callable[[], float] = time.monotonic
-) -> Run:
+def play(path: str | Path, speed: float = 1.0, clock: Callable[[], float] = time.monotonic) -> Run:
     """Return a Run that grows like the recorded one did, `speed` times as fast.
 
     Nothing is measured: it is `recorded`, and says so wherever it shows.

@@ -219,6 +219,12 @@ def pipeline_of(knobs: dict[str, Any]) -> Pipeline:
         raise RecordError(f"The record's pipeline is not valid: {error}") from None
 
 
+BODY_NOTE = (
+    "A watched loop: busy is the whole loop body (copies, logging and all), since only the loader "
+    "was looked at; copies and gaps inside the body do not show here."
+)
+
+
 class Watched:
     """Stands where a run has its Pipeline: the knobs read off the user's loader, None for others.
 

@@ -264,7 +264,9 @@ class Run(EventLogResult):
 
     def _median_ms(self, start: int, end: int) -> float | None:
         stamps = self._measured()
-        return None if stamps is None else float(np.median(stamps[1:, end] - stamps[1:, start]) * 1e3)
+        if stamps is None:
+            return None
+        return float(np.median(stamps[1:, end] - stamps[1:, start]) * 1e3)
 
     @property
     def spread(self) -> float | None:

@@ -12,7 +12,7 @@ from statistics import median
 import numpy as np
 
 from labkit.process.events import now_ns
-from labkit.results.run import Run, stated_waits
+from labkit.results.run import Run
 from labkit.show.display import stage_line
 
 TEETH = 400  # blocks on screen at the most: two pixels each in a notebook cell
@@ -86,7 +86,7 @@ class Follower:
             self.zero_ns = events[0]["t"][0]
             self.next = events[0]["i"]
             pipeline = run.pipeline
-            self.steps_asked, self.stated = pipeline.steps, stated_waits(pipeline)
+            self.steps_asked, self.stated = pipeline.steps, pipeline.simulated_delay
             self.kind = run.machine.kind.upper()
         for event in events:
             self._add(event)

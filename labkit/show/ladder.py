@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from labkit.analysis.cost import joules_per_sample
 from labkit.results.ranks import Ranks
 from labkit.results.result import Result
-from labkit.results.run import Run, stated_waits
+from labkit.results.run import Run
 from labkit.results.table import Table
 from labkit.show.primitives import Bar, hbars, rows_in
 from labkit.show.run_header import machine_lines, several_header, stated_of
@@ -88,7 +88,7 @@ class Ladder(Result):
         """
         rungs: list[Rung] = []
         for name, run in self.runs.items():
-            stated = "" if self._stated else stated_waits(run.pipeline)
+            stated = "" if self._stated else run.pipeline.simulated_delay
             below = [r.run for r in rungs if r.run.throughput and _place(r.run) == _place(run)]
             if not below or run.throughput is None:
                 rungs.append(Rung(name, run, stated=stated))

@@ -11,9 +11,8 @@ import ipywidgets as widgets
 
 from labkit.analysis.cost import Cost, cost
 from labkit.knobs import Knob, check_names
+from labkit.results.library import Library, play, recorded
 from labkit.results.measurements import Measurement, Measurements
-from labkit.results.recordings import Recordings, recorded
-from labkit.results.replay import replay
 from labkit.results.run import Run
 from labkit.show.controls import Control, shown
 from labkit.show.display import StaticFigure, allow_widgets, stage_line, with_text
@@ -110,7 +109,7 @@ def replay_panel(*names: str, folder: str | os.PathLike | None = None) -> Panel:
     chosen = [r for r in listed if not r.experiment and (not names or r.name in names)]
     if not chosen:
         raise ValueError("There is no recorded run to play.")
-    return _shown(of_records(Recordings(chosen)))
+    return _shown(of_records(Library(chosen)))
 
 
 def cost_panel(run: Run, *, before: Run | None = None) -> CostPanel:
@@ -145,7 +144,7 @@ def of_pipeline(pipeline: Pipeline, knobs: Sequence[str]) -> Kind:
     )
 
 
-def of_records(recordings: Recordings) -> Kind:
+def of_records(recordings: Library) -> Kind:
     """Return what a panel of recorded runs does: play one of them, as if it were measured now."""
     names = {f"{r.name} · {r.title} · {r.hardware}": i for i, r in enumerate(recordings)}
     chosen = Knob("recorded run", "int", 0, "which of them to play")
@@ -159,7 +158,7 @@ def of_records(recordings: Recordings) -> Kind:
             "speed": Control(speed, 1.0, {f"{speed:g}x": speed for speed in SPEEDS}),
         },
         asked=lambda values: (recordings[values["recorded run"]].path, values["speed"]),
-        start=lambda asked: replay(*asked),
+        start=lambda asked: play(*asked),
         verdict=run_verdict,
         against=runs_apart,
         figure=run_figure,

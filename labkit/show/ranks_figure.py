@@ -11,9 +11,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from labkit.results.ranks import RankRun, Ranks
-from labkit.results.run import stated_waits
+from labkit.results.result import noise
 from labkit.show.run_header import BOLD, LOUD, recorded_line, several_header
-from labkit.show.style import COMPUTE, OTHER, WAIT, legend_above, our_style, page, percent
+from labkit.show.style import COMPUTE, OTHER, WAIT, legend_above, our_style, page
 
 TEETH = 6  # steps in the window
 EXCHANGE, OTHERS = "#0072B2", "#56B4E9"
@@ -38,7 +38,7 @@ def draw(ranks: Ranks) -> Figure:
     numbers = f"{ranks.throughput:,.0f} samples/s together; " + ranks.diagnose().headline
     lines = several_header(title(ranks), [numbers, starved(ranks)], [ranks])
     if ranks.noisy:
-        lines.append((f"NOISY: its stretches spread {percent(ranks.spread)}", LOUD))
+        lines.append((noise(ranks.spread), LOUD))
     if ranks.outcome != "finished":
         lines.append((f"{ranks.outcome}: {ranks.error or ''}".rstrip(": "), LOUD))
     tall = 0.15 + LANE_IN * len(times.ranks)
@@ -57,7 +57,7 @@ def title(ranks: Ranks) -> str:
 
 def starved(ranks: Ranks) -> str:
     """The stated waits, and which ranks were given another loader."""
-    each = [stated_waits(ranks.pipeline)] if len(ranks) and 0 not in ranks.starve else []
+    each = [ranks.pipeline.simulated_delay] if len(ranks) and 0 not in ranks.starve else []
     each += [
         f"rank {rank}: " + ", ".join(f"{name}={value!r}" for name, value in knobs.items())
         for rank, knobs in ranks.starve.items()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from labkit.results.run import Run, stated_waits
-from labkit.show.style import ALARM, BEFORE, percent
+from labkit.results.result import noise
+from labkit.results.run import Run
+from labkit.show.style import ALARM, BEFORE
 
 BOLD = {"fontsize": 10, "fontweight": "bold"}
 GREY = {"fontsize": 8, "color": "#555555"}
@@ -29,7 +30,7 @@ def run_header(run: Run, before: Run | None = None) -> list[Line]:
         lines.append((f"not applied on this device: {', '.join(run.not_applied)}", GREY))
     lines += machine_lines([run] if before is None else [run, before])
     if run.noisy:
-        lines.append((f"NOISY: its stretches spread {percent(run.spread)}", LOUD))
+        lines.append((noise(run.spread), LOUD))
     if run.outcome != "finished":
         why = f": {run.error}" if run.error else ""
         lines.append((f"{run.outcome} after {_steps(run.steps)}{why}", LOUD))
@@ -62,7 +63,7 @@ def stated_of(runs: Iterable[Run], varied: Iterable[str] = ()) -> str:
     """
     if any(run.alias for run in runs):
         return "simulated delays are hidden"
-    stated = dict.fromkeys(stated_waits(r.pipeline) for r in runs if r.throughput is not None)
+    stated = dict.fromkeys(r.pipeline.simulated_delay for r in runs if r.throughput is not None)
     sleeps = [name for name in SLEEPS if name in varied]
     if len(stated) > 1 and sleeps:
         return f"simulated delay: {' and '.join(sleeps)}, as shown"

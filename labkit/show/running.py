@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit.results.launch import launch
+from labkit.results.library import Entry, play, recorded
 from labkit.results.ranks import Ranks
-from labkit.results.recordings import Recording, recorded
-from labkit.results.replay import replay as play
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.show import wandb_log
@@ -102,7 +101,7 @@ def replay(
     Raises:
         ValueError: No such record, no steps in it, or a bad speed.
     """
-    if isinstance(what, (Run, Recording)):
+    if isinstance(what, (Run, Entry)):
         path = what.path
     else:
         is_file = isinstance(what, os.PathLike) or os.path.exists(what)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.process import folders
-from labkit.results.load import load
+from labkit.results.library import load
 from labkit.results.run import Run
 
 MODES = ("offline", "online", "disabled")

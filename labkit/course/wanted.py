@@ -19,7 +19,7 @@ from labkit.spec import Pipeline
 # twice as long on a GPU: a T4 takes 0.25 s for a step that an H200 does in 0.03 s.
 
 FED = {"dataset": "array", "num_workers": 2}  # a loader that keeps up: what is left is the device
-LONGER = {"seconds": 8.0}
+PINNED = {"pin_memory": True, "non_blocking": True}
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def wanted(kind: str | None = None) -> list[Wanted]:
     `kind` is that of the device here where it is None.
     """
     on_gpu = (kind or machine().kind) == "gpu"
-    return [*_loader(on_gpu), *_device(on_gpu), *_script(), *_experiments()]
+    return [*_loader(on_gpu), *_copies(on_gpu), *_device(on_gpu), *_script(), *_experiments()]
 
 
 def _run(name: str, title: str, needs: tuple[str, ...] = (), **knobs: Any) -> Wanted:
@@ -51,22 +51,21 @@ def _loader(on_gpu: bool) -> list[Wanted]:
     if on_gpu:  # which asks for a batch every 10 ms: only workers that are faster get ahead of it,
         stall |= {"num_workers": 8, "io_ms": 0.0}
         decode["augment"] = 6  # and one process that decodes and no more would keep up
-    return [
-        *(
-            _run(f"workers-{n}", f"the default pipeline, num_workers={n}", num_workers=n)
-            for n in (0, 1, 2, 4, 6, 8, 16)
-        ),
-        *(
-            _run(f"decode-{n}", f"no storage wait, num_workers={n}", num_workers=n, **decode)
-            for n in (0, 2, 8)
-        ),
-        *(
-            _run(f"textbook-{n}", f"50 ms a batch, num_workers={n}", dataset="sleep", num_workers=n)
-            for n in (0, 1, 5, 8)
-        ),
-        _run("stall-2", "a slow disk, prefetch_factor=2", prefetch_factor=2, **stall),
-        _run("stall-8", "a slow disk, prefetch_factor=8", prefetch_factor=8, **stall),
-        *_copies(on_gpu),
+    found = [
+        _run(f"workers-{n}", f"the default pipeline, num_workers={n}", num_workers=n)
+        for n in (0, 1, 2, 4, 6, 8, 16)
+    ]
+    found += [
+        _run(f"decode-{n}", f"no storage wait, num_workers={n}", num_workers=n, **decode)
+        for n in (0, 2, 8)
+    ]
+    found += [
+        _run(f"textbook-{n}", f"50 ms a batch, num_workers={n}", dataset="sleep", num_workers=n)
+        for n in (0, 1, 5, 8)
+    ]
+    return found + [
+        _run(f"stall-{n}", f"a slow disk, prefetch_factor={n}", prefetch_factor=n, **stall)
+        for n in (2, 8)
     ]
 
 
@@ -74,52 +73,48 @@ def _copies(on_gpu: bool) -> list[Wanted]:
     # 19 MB a batch, and compute of the same order on every card; a CPU has nothing to copy to
     heavy = {"dataset": "array", "image_px": 224, "batch_size": 128, "width": 16, "depth": 2}
     base = {"num_workers": 8, **(heavy if on_gpu else {})}
-    pinned = {**base, "pin_memory": True, "non_blocking": True}
-    beside = {**pinned, "prefetch_to_device": True}
+    beside = {**base, **PINNED, "prefetch_to_device": True}
     return [
         *([_run("pageable", "pageable memory", **base)] if on_gpu else []),
-        _run("pinned", "page-locked memory", ("pin_memory",), **pinned),
+        _run("pinned", "page-locked memory", ("pin_memory",), **base, **PINNED),
         _run("prefetched", "the next batch copied meanwhile", ("prefetch_to_device",), **beside),
     ]
 
 
 def _device(on_gpu: bool) -> list[Wanted]:
-    fed = {**FED, **(LONGER if on_gpu else {})}
+    fed = {**FED, "seconds": 8.0} if on_gpu else FED
     transformer = {**fed, "model": "transformer", "batch_size": 64}
     small = {**FED, "model": "mlp", "width": 256}
     if on_gpu:
         transformer |= {"batch_size": 128, "width": 2048, "depth": 1}  # no launches, in BF16 too
         small["depth"] = 16  # all launches
-    return [
-        *(
-            _run(f"batch-{n}", f"arrays, batch_size={n}", batch_size=n, **fed)
-            for n in (1, 4, 16, 64, 256)
-        ),
-        *(
-            _run(f"precision-{p}", f"a transformer in {p}", _need("precision", p != "fp32"),
-                 precision=p, **transformer)
-            for p in ("fp32", "tf32", "fp16", "bf16")
-        ),
-        *(
-            _run(f"compile-{mode or 'off'}", f"a small model, compile={mode!r}",
-                 _need("compile", mode is not None), compile=mode, **small)
-            for mode in (None, "default", "reduce-overhead")
-        ),
-    ]  # fmt: skip
+    found = [
+        _run(f"batch-{n}", f"arrays, batch_size={n}", batch_size=n, **fed)
+        for n in (1, 4, 16, 64, 256)
+    ]
+    for precision in ("fp32", "tf32", "fp16", "bf16"):
+        title, needs = f"a transformer in {precision}", _needs(precision=precision != "fp32")
+        found.append(
+            _run(f"precision-{precision}", title, needs, precision=precision, **transformer)
+        )
+    for mode in (None, "default", "reduce-overhead"):
+        title, needs = f"a small model, compile={mode!r}", _needs(compile=mode is not None)
+        found.append(_run(f"compile-{mode or 'off'}", title, needs, compile=mode, **small))
+    return found
+
+
+def _needs(**knobs: bool) -> tuple[str, ...]:
+    return tuple(name for name, needed in knobs.items() if needed)
 
 
 def _script() -> list[Wanted]:
-    return [Wanted(f"capstone-{i}", _fixed(stage.fixes), stage) for i, stage in enumerate(stages())]
-
-
-def _fixed(fixes: tuple[str, ...]) -> str:
-    return f"the slow script, then {fixes[-1]} fixed" if fixes else "the slow script, nothing fixed"
+    found = []
+    for number, stage in enumerate(stages()):
+        fixed = f"then {stage.fixes[-1]} fixed" if stage.fixes else "nothing fixed"
+        found.append(Wanted(f"capstone-{number}", f"the slow script, {fixed}", stage))
+    return found
 
 
 def _experiments() -> list[Wanted]:
     names = [name for name in EXPERIMENTS if name != "exercise"]
     return [Wanted(name, EXPERIMENTS[name].help, Experiment(name)) for name in names]
-
-
-def _need(knob: str, needed: bool) -> tuple[str, ...]:
-    return (knob,) if needed else ()

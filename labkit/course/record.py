@@ -1,0 +1,233 @@
+"""`labkit record`: every recorded run of the course on this machine, in files fit to ship.
+
+Nothing personal is in them, and they are small enough to come with the package. What is kept is
+listed event by event, so that what nobody thought of is left out.
+"""
+
+from __future__ import annotations
+
+import getpass
+import gzip
+import json
+import platform
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from labkit.course.wanted import Wanted, wanted
+from labkit.results.launch import launch
+from labkit.results.machine import machine
+from labkit.results.record import read_record
+from labkit.show.display import Display
+
+BUDGET_S = 480.0  # of all records together
+LONGEST_S = 60.0  # of one: then it is stopped and left out
+SHIPPED_MIB = 4.0  # what may come with the package
+MOST_STEPS = 600  # the first so many: a stretch as it was, since thinned steps would have no teeth
+MOST_ITEM_ROWS = 400
+MOST_TELEMETRY = 400
+
+# {event: its keys; None = all of them}. Kept out: pids, the card's UUID, paths, tracebacks.
+KEPT: dict[str, tuple[str, ...] | None] = {
+    "spec": ("version", "run", "utc", "labkit", "pipeline", "experiment", "params", "script"),
+    "machine": (
+        "device", "kind", "name", "memory_gib", "cpu_name", "cpu_cores", "ram_gib", "shm_gib",
+        "threads", "os", "sm_count", "compute_capability", "driver", "pcie", "versions",
+    ),
+    "job": ("pipeline", "not_applied"),
+    "samples": None, "begin": None, "epoch": None, "step": None, "items": None, "handoff": None,
+    "measurement": None, "skipped": None, "memory": None, "telemetry": None, "drift": None,
+    "compiled": None, "lost": None, "xray": None, "xray_trace": None, "no_xray": None,
+    "error": ("kind", "message"), "done": None, "stopped": None, "end": None,
+}  # fmt: skip
+PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][\w.@+~-]+){2,}")
+
+
+@dataclass
+class Made:
+    """What `record` did: the files it wrote, and what it could not record and why."""
+
+    folder: str
+    made: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)  # there already
+    left_out: dict[str, str] = field(default_factory=dict)  # {name: why}
+    seconds: float = 0.0
+    interrupted: bool = False
+
+    @property
+    def mib(self) -> float:
+        """Size of the folder, MiB."""
+        return sum(file.stat().st_size for file in Path(self.folder).glob("*.jsonl.gz")) / 2**20
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON types."""
+        return {**asdict(self), "mib": self.mib}
+
+    def __repr__(self) -> str:
+        lines = [
+            f"{len(self.made)} records made, {len(self.kept)} were there, "
+            f"{len(self.left_out)} left out; {self.mib:.2f} MiB in {self.folder}; "
+            f"{self.seconds:.0f} s"
+        ]
+        if self.mib > SHIPPED_MIB:
+            lines.append(f"  too large to ship with the package: {SHIPPED_MIB:.0f} MiB at most")
+        lines += [f"  left out: {name}: {why}" for name, why in self.left_out.items()]
+        if self.interrupted:
+            lines.append("  interrupted: what was made is kept; run it again to go on")
+        return "\n".join(lines)
+
+
+def record(out: str | Path, only: Iterable[str] | None = None) -> Made:
+    """Measure every recorded run of the course that is not in `out` yet; return a summary.
+
+    Records go to `out`/<machine>/<name>.jsonl.gz: no host name, user name, path or key is in them.
+    An interrupt ends it and keeps what has been made; the next call goes on from there.
+
+    Args:
+        out: The folder to write to.
+        only: Names to record; None: all of the course's.
+
+    Raises:
+        ValueError: A name in `only` that the course does not have.
+        OSError: `out` cannot be written.
+    """
+    listed = wanted()
+    names = [each.name for each in listed]
+    for name in only or ():
+        if name not in names:
+            raise ValueError(f"Unknown record {name!r}; available: {', '.join(names)}.")
+    chosen = listed if only is None else [each for each in listed if each.name in only]
+    folder = Path(out) / slug(machine().name)
+    folder.mkdir(parents=True, exist_ok=True)
+    done, start, display = Made(str(folder)), time.monotonic(), Display()
+    try:
+        for number, each in enumerate(chosen, 1):
+            name, target = each.name, folder / f"{each.name}.jsonl.gz"
+            display.line(f"{number}/{len(chosen)} {name}")
+            if target.exists():
+                done.kept.append(name)
+            elif time.monotonic() - start > BUDGET_S:
+                done.left_out[name] = "out of time: run the same command again to go on"
+            elif why := _make(each, target):
+                done.left_out[name] = why
+            else:
+                done.made.append(name)
+            display.final(f"{number}/{len(chosen)} {name} {done.left_out.get(name, '')}".rstrip())
+    except KeyboardInterrupt:
+        done.interrupted = True
+    done.seconds = time.monotonic() - start
+    return done
+
+
+def slug(hardware: str) -> str:
+    """Return a machine's name as the name of a folder."""
+    words = re.sub(r"\((R|TM)\)", "", hardware)
+    return re.sub(r"[^A-Za-z0-9]+", "-", words).strip("-")[:64] or "machine"
+
+
+def _make(each: Wanted, target: Path) -> str | None:
+    """Measure and write one record; return why not, where there is none."""
+    deadline = time.monotonic() + LONGEST_S
+
+    def give_up(_run: Any) -> None:
+        if time.monotonic() > deadline:
+            raise TimeoutError
+
+    try:
+        run = launch(each.spec)
+        try:
+            run.wait(each=give_up)
+        except TimeoutError:
+            run.stop()
+            return f"took longer than {LONGEST_S:.0f} s"
+    except OSError as error:
+        return str(error)
+    if run.outcome != "finished":
+        return run.error or run.outcome
+    if missing := [knob for knob in each.needs if knob in run.not_applied]:
+        return run.not_applied[missing[0]]
+    if not getattr(run, "points", True):
+        return "; ".join(run.skipped.values()) or "nothing could be measured"
+    ship(run.path, target, name=each.name, title=each.title)
+    return None
+
+
+# -- fit to ship ---------------------------------------------------------------------------------
+
+
+def ship(source: Path, target: Path, *, name: str, title: str) -> Path:
+    """Write the record at `source` to `target` (.jsonl.gz), fit to ship; return `target`.
+
+    Args:
+        source: A record: a folder or a file.
+        target: The file to write.
+        name: What the record is called: letters, digits, - and _.
+        title: What it shows, in a few words.
+
+    Raises:
+        RecordError: `source` is not a record.
+    """
+    names = _names()
+    events = [_clean(event, names) for event in _kept(read_record(source))]
+    events[0] |= {"name": name, "title": title}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_suffix(".part")
+    with gzip.GzipFile(unfinished, "wb", mtime=0) as file:
+        for event in events:
+            file.write(json.dumps(event, separators=(",", ":"), allow_nan=False).encode() + b"\n")
+    unfinished.replace(target)  # an interrupt leaves no half record
+    return target
+
+
+def _kept(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the events that are shipped, in order, thinned."""
+    steps = sum(event["event"] == "step" for event in events)
+    done = rows = samples = 0
+    for event in events:
+        kind = event["event"]
+        if kind not in KEPT:
+            continue
+        if kind == "step":
+            done += 1
+            if done == MOST_STEPS + 1:
+                yield {"event": "thinned", "t_ns": event["t"][0], "steps": steps}
+            if done > MOST_STEPS:
+                continue
+        elif kind == "items":
+            event = {**event, "rows": event["rows"][: max(0, MOST_ITEM_ROWS - rows)]}
+            rows += len(event["rows"])
+        elif kind == "telemetry":
+            samples += 1
+            if samples > MOST_TELEMETRY or done > MOST_STEPS:
+                continue
+        keys = KEPT[kind]
+        if keys is not None:
+            event = {key: event[key] for key in ("event", "t_ns", *keys) if key in event}
+        yield event
+
+
+def _clean(value: Any, names: list[str]) -> Any:
+    """Take paths, and the user's and the machine's name, out of every text."""
+    if isinstance(value, dict):
+        return {key: _clean(each, names) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_clean(each, names) for each in value]
+    if not isinstance(value, str):
+        return value
+    text = PATH.sub("<path>", value)
+    for name in names:
+        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "<name>", text)
+    return text
+
+
+def _names() -> list[str]:
+    """The names that say whose machine it is; "root" and the like say nothing."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        user = ""
+    found = {user, platform.node(), platform.node().split(".")[0]}
+    return [name for name in found if len(name) > 1 and name not in ("root", "localhost")]
