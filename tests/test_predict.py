@@ -7,7 +7,7 @@ import pytest
 from played_gpu import GPU, play
 
 import labkit as lk
-from labkit.analysis.loader_simulation import Machine, Work, simulate
+from labkit.analysis.loader_simulation import Work, simulate
 from labkit.results.item_costs import item_costs
 
 MS = 1_000_000
@@ -17,7 +17,7 @@ def outcome_of(workers, *, wait=0.0, cpu=0.0, host=0.010, batches=200, cores=2, 
     """Simulate equal batches; `wait`, `cpu` and `host` in s."""
     waits = np.full((batches, 1), wait) if np.isscalar(wait) else np.reshape(wait, (-1, 1))
     work = Work(waits, np.full(waits.shape, cpu), np.full(batches, host), **more)
-    found = simulate(work, Machine(cores), workers=workers, prefetch=prefetch)
+    found = simulate(work, cores, workers=workers, prefetch=prefetch)
     return found.summary(max(3, workers * prefetch), 16)
 
 
@@ -85,7 +85,7 @@ def test_one_slow_batch_holds_up_all_behind_it():
     waits = np.full(120, 0.010)
     waits[60] = 0.5
     work = Work(waits[:, None], np.zeros((120, 1)), np.full(120, 0.001))
-    found = simulate(work, Machine(8), workers=4)
+    found = simulate(work, 8, workers=4)
     assert found.ready[60] - found.ready[59] > 0.4
     assert found.ready[63] - found.ready[60] < 0.01  # these had long been there
 
@@ -106,7 +106,7 @@ def test_handing_batches_over_costs_the_loop():
 def test_a_device_of_its_own_runs_behind_the_host():
     work = Work(np.full((100, 1), 0.002), np.zeros((100, 1)), np.full(100, 0.001),
                 device=np.full(100, 0.010))  # fmt: skip
-    assert simulate(work, Machine(4), workers=1).summary(3, 16)[1] > 0.99
+    assert simulate(work, 4, workers=1).summary(3, 16)[1] > 0.99
 
 
 @pytest.mark.parametrize("prep", [0.001, 0.004, 0.009, 0.020])

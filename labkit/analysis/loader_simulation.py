@@ -3,7 +3,7 @@
 What it knows of PyTorch's loader: batches are dealt to the workers in turn and handed out in that
 order, so a slow one holds up those behind it; `prefetch_factor` batches for each worker are under
 way at a time, and one more is asked for when one is taken. Of the machine: whoever computes shares
-the cores equally, who waits takes none. A formula for means misses stalls by 40 % (FACTS.md).
+the cores equally, who waits takes none. A formula for means misses stalls by 40 %.
 
 And of the device. A CPU that prepares batches itself trains in turn: a step takes prep + compute. A
 GPU runs behind the host, which prepares the next batch meanwhile and is held up only in its copy:
@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,94 +32,24 @@ RUN_AHEAD = 8  # steps the host may be ahead of a device of its own
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be done, in s of a core that is not shared, or of waiting.
+    """What is to be done, in s of a core that is not shared, or of waiting."""
 
-    Attributes:
-        waits: (batches, parts) waiting while a batch is prepared, each followed by ...
-        cpus: (batches, parts) ... CPU time.
-        cold: (batches,) what `host` takes more after a long wait for data, when the caches are cold
-            and the core has been asleep.
-        chill: What share `cpus` take more behind a wait when no core was at work meanwhile.
-        put: CPU time of a worker to hand a batch over, before it is there.
-        take: CPU time of the training loop to take a batch.
-        host: (batches,) CPU time of a step in the training loop: the model, where it is the CPU's,
-            else its launches.
-        around: CPU time of the loop in a step outside of the device's: it looks at the clock, too.
-        device: (batches,) time of a step on a device of its own; None on a CPU.
-        copy: (batches,) time to copy a batch to it, in its queue; None where that takes nothing.
-        blocking: Whether the host waits for the copy, and so for all that is queued before it: all
-            copies from pageable memory, and those without non_blocking, do (CUDA's "API
-            synchronization behavior").
-        side_stream: Whether copies have a queue of their own.
-        host_threads: Cores that the step takes while it computes.
-    """
-
-    waits: np.ndarray
-    cpus: np.ndarray
-    host: np.ndarray
+    waits: np.ndarray  # (batches, parts) waiting while a batch is prepared, each followed by ...
+    cpus: np.ndarray  # (batches, parts) ... CPU time
+    host: np.ndarray  # (batches,) CPU time of a step in the loop: of the model, or its launches
+    # (batches,) what `host` takes more after a long wait for data, caches cold and core asleep
     cold: np.ndarray | None = None
-    chill: float = 0.0
-    put: float = 0.0
-    take: float = 0.0
-    around: float = 0.0
-    device: np.ndarray | None = None
-    copy: np.ndarray | None = None
+    chill: float = 0.0  # share `cpus` take more behind a wait if no core was at work meanwhile
+    put: float = 0.0  # CPU time of a worker to hand a batch over, before it is there
+    take: float = 0.0  # CPU time of the loop to take a batch
+    around: float = 0.0  # CPU time of the loop's own in a step: it reads the clock, too
+    device: np.ndarray | None = None  # (batches,) time of a step on a GPU; None on a CPU
+    copy: np.ndarray | None = None  # (batches,) time to copy a batch there, in its queue
+    # Whether the host waits for the copy, and so for all that is queued before it: all copies from
+    # pageable memory, and those without non_blocking, do (CUDA's "API synchronization behavior")
     blocking: bool = True
-    side_stream: bool = False
-    host_threads: int = 1
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The cores that the loader and the training loop share."""
-
-    cores: int
-
-    def rates(self, most: int) -> list[float]:
-        """Speed of each of n computing threads, for n from 0 to `most`."""
-        return [
-            1.0 if n <= self.cores else OVERSUBSCRIBED * self.cores / n for n in range(most + 1)
-        ]
-
-
-@dataclass
-class Outcome:
-    """When things happened, s: per step, as `Run.stamps` has it."""
-
-    asked: list[float] = field(default_factory=list)
-    ready: list[float] = field(default_factory=list)
-    begin: list[float] = field(default_factory=list)  # of the device's work
-    end: list[float] = field(default_factory=list)
-    stretch: float = 1.0  # time of the steps, over what they take on cores of their own
-    cores_busy: float = 0.0  # share of all core time, 0 to 1
-
-    def summary(self, warmup: int, batch_size: int) -> tuple[float, float]:
-        """Return (samples/s, utilization) behind the warm-up, as a Run counts them."""
-        steps = len(self.end)
-        first = min(warmup, max(1, steps // 3))
-        wall = self.end[-1] - self.end[first - 1]
-        busy = sum(self.end[first:]) - sum(self.begin[first:])
-        return (steps - first) * batch_size / wall, busy / wall
-
-
-def simulate(
-    work: Work,
-    machine: Machine,
-    *,
-    workers: int,
-    prefetch: int = 2,
-    seconds: float | None = None,
-) -> Outcome:
-    """Run the loader and the training loop over all batches of `work`, or for `seconds`.
-
-    Args:
-        work: What each batch and step takes.
-        machine: The cores it runs on.
-        workers: Loader processes; with 0 the training loop prepares its batches itself.
-        prefetch: Batches each worker has under way at the most.
-        seconds: Stop after the first step that ends later than this; None for no limit.
-    """
-    return _Simulation(work, machine, workers, prefetch, seconds).run()
+    side_stream: bool = False  # whether copies have a queue of their own
+    host_threads: int = 1  # cores that the step takes while it computes
 
 
 def coldness(waited: Any) -> Any:
@@ -127,24 +57,46 @@ def coldness(waited: Any) -> Any:
     return 1 - np.exp(-((np.asarray(waited) / COOLS_S) ** 2))
 
 
-class _Simulation:
-    """Processes are generators that yield (waiting, CPU time, threads); None: until woken.
+def simulate(
+    work: Work, cores: int, *, workers: int, prefetch: int = 2, seconds: float | None = None
+) -> Simulation:
+    """Run the loader and the training loop over all batches of `work`, or for `seconds`.
 
-    `virtual` is the work that a thread which always computes would have done by now: as all
-    threads advance alike, whoever computes is done when it has grown by what is left.
+    Args:
+        work: What each batch and step takes.
+        cores: What the loader and the training loop share.
+        workers: Loader processes; with 0 the training loop prepares its batches itself.
+        prefetch: Batches each worker has under way at the most.
+        seconds: Stop after the first step that ends later than this; None for no limit.
+    """
+    simulation = Simulation(work, cores, workers, prefetch, NEVER if seconds is None else seconds)
+    simulation.run()
+    return simulation
+
+
+class Simulation:
+    """The loader and the training loop; `asked`, `ready`, `begin`, `end` are s, as `Run.stamps`.
+
+    Processes are generators that yield (waiting, CPU time, threads); None: until woken. `virtual`
+    is the work that a thread which always computes would have done by now: as all threads advance
+    alike, whoever computes is done when it has grown by what is left.
     """
 
-    def __init__(self, work, machine, workers, prefetch, seconds):
-        self.work, self.workers, self.prefetch = work, workers, prefetch
-        self.limit = float("inf") if seconds is None else seconds
-        self.count, self.cores = len(work.host), machine.cores
+    def __init__(self, work: Work, cores: int, workers: int, prefetch: int, limit: float):
+        """Set everything to the start; the arguments are those of `simulate`."""
+        self.work, self.cores, self.workers, self.prefetch = work, cores, workers, prefetch
+        self.limit, self.count = limit, len(work.host)
+        self.asked, self.ready, self.begin, self.end = [], [], [], []
         self.host = work.host.tolist()
         self.cold = [0.0] * self.count if work.cold is None else work.cold.tolist()
         self.parts = [
-            list(zip(waits, cpus, strict=True))
+            [(wait, cpu, 1) for wait, cpu in zip(waits, cpus, strict=True)]
             for waits, cpus in zip(work.waits.tolist(), work.cpus.tolist(), strict=True)
         ]
-        self.rates = machine.rates(2 * workers + work.host_threads + 2)
+        most = 2 * workers + work.host_threads + 2  # threads that may want a core at once
+        self.rates = [
+            1.0 if n <= cores else OVERSUBSCRIBED * cores / n for n in range(most + 1)
+        ]  # speed of each of n computing threads
         lump = 1.0 if work.waits.shape[1] <= 2 else ONE_BY_ONE
         self.idle = (lump * work.waits.sum(axis=1)).tolist()  # of a loop that waits by itself
         self.now = self.virtual = self.core_time = self.step_work = self.copied = 0.0
@@ -154,23 +106,39 @@ class _Simulation:
         self.queues: list[deque] = [deque() for _ in range(workers)]
         self.arrived: deque[int] = deque()
         self.asleep: set[int] = set()
-        self.outcome = Outcome()
 
-    def run(self) -> Outcome:
+    def run(self) -> None:
         """Let everything happen in order."""
         loop = self._loop_with_workers() if self.workers else self._loop_alone()
         self.processes = [loop, *map(self._worker, range(self.workers))]
         for number in range(len(self.processes)):
             self._go_on(number)
-        while (self.timers or self.computing) and len(self.outcome.end) < self.count:
+        while (self.timers or self.computing) and len(self.end) < self.count:
             self._advance()
-            if self.now > self.limit and self.outcome.end and self.outcome.end[-1] > self.limit:
+            if self.now > self.limit and self.end and self.end[-1] > self.limit:
                 break
-        out = self.outcome
-        if self.work.device is None and (alone := self.step_work):
-            out.stretch = (sum(out.end) - sum(out.begin[: len(out.end)])) / alone
-        out.cores_busy = self.core_time / (self.now * self.cores) if self.now else 0.0
-        return self.outcome
+
+    def summary(self, warmup: int, batch_size: int) -> tuple[float, float]:
+        """Return (samples/s, utilization) behind the warm-up, as a Run counts them."""
+        steps = len(self.end)
+        first = min(warmup, max(1, steps // 3))
+        wall = self.end[-1] - self.end[first - 1]
+        busy = sum(self.end[first:]) - sum(self.begin[first:])
+        return (steps - first) * batch_size / wall, busy / wall
+
+    @property
+    def stretch(self) -> float:
+        """Time of a CPU's steps, over what they take on cores of their own."""
+        if self.work.device is not None or not self.step_work:
+            return 1.0
+        return (sum(self.end) - sum(self.begin[: len(self.end)])) / self.step_work
+
+    @property
+    def cores_busy(self) -> float:
+        """Share of all core time, 0 to 1."""
+        return self.core_time / (self.now * self.cores) if self.now else 0.0
+
+    # -- who runs when ---------------------------------------------------------------------------
 
     def _advance(self) -> None:
         """Go to the next moment at which something ends."""
@@ -215,33 +183,29 @@ class _Simulation:
 
     # -- what the processes do -------------------------------------------------------------------
 
-    def _parts(self, batch: int) -> Iterator[tuple]:
-        for wait, cpu in self.parts[batch % len(self.parts)]:
-            yield wait, cpu, 1
-
     def _worker(self, index: int) -> Iterator[tuple | None]:
         queue, put = self.queues[index], self.work.put
         while True:
             while not queue:
                 yield None
             batch = queue.popleft()
-            yield from self._parts(batch)
+            yield from self.parts[batch % len(self.parts)]
             if put:
                 yield 0.0, put, 1
             self.arrived.append(batch)
             self._wake(0)
 
     def _loop_with_workers(self) -> Iterator[tuple | None]:
-        work, asked, there = self.work, 0, set()
+        asked, there = 0, set()
         for asked in range(self.workers * self.prefetch):
             self._ask(asked)
         for batch in range(self.count):
-            self.outcome.asked.append(self.now)
+            self.asked.append(self.now)
             while batch not in there:
                 while not self.arrived:
                     yield None
                 there.add(self.arrived.popleft())
-                yield 0.0, work.take, 1
+                yield 0.0, self.work.take, 1
             there.discard(batch)
             asked += 1  # the data is endless: the last batches come under the same load
             self._ask(asked)
@@ -254,35 +218,31 @@ class _Simulation:
 
     def _loop_alone(self) -> Iterator[tuple]:
         for batch in range(self.count):
-            self.outcome.asked.append(self.now)
-            yield from self._parts(batch)
+            self.asked.append(self.now)
+            yield from self.parts[batch % len(self.parts)]
             yield from self._step(batch)
 
     def _step(self, batch: int) -> Iterator[tuple]:
-        out, work = self.outcome, self.work
-        out.ready.append(self.now)
+        work, end = self.work, self.end
+        self.ready.append(self.now)
         if work.around:
             yield 0.0, work.around, 1
         if work.device is None:
-            waited = (
-                self.idle[batch % len(self.idle)]
-                if not self.workers
-                else out.ready[-1] - out.asked[-1]
-            )
-            out.begin.append(self.now)
+            waited = self.ready[-1] - self.asked[-1] if self.workers else self.idle[batch]
+            self.begin.append(self.now)
             cpu = self.host[batch] + self.cold[batch] * float(coldness(waited))
             yield 0.0, cpu, work.host_threads
-            out.end.append(self.now)
+            end.append(self.now)
             self.step_work += cpu
             return
-        queue = out.end[-1] if out.end else 0.0  # when the device is through with what it has
+        queue = end[-1] if end else 0.0  # when the device is through with what it has
         self.copied = max(self.now, self.copied if work.side_stream else queue)
         self.copied += 0.0 if work.copy is None else float(work.copy[batch])
         if work.blocking and self.copied > self.now:
             yield self.copied - self.now, 0.0, 1
         begin = max(self.now, self.copied, queue)  # the first kernel runs as soon as it is launched
         yield 0.0, self.host[batch], 1
-        out.begin.append(begin)
-        out.end.append(max(begin + float(work.device[batch]), self.now))
-        if batch >= RUN_AHEAD and out.end[batch - RUN_AHEAD] > self.now:
-            yield out.end[batch - RUN_AHEAD] - self.now, 0.0, 1
+        self.begin.append(begin)
+        end.append(max(begin + float(work.device[batch]), self.now))
+        if batch >= RUN_AHEAD and end[batch - RUN_AHEAD] > self.now:
+            yield end[batch - RUN_AHEAD] - self.now, 0.0, 1

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis.loader_changes import CannotPredict, Change, change_of
 from labkit.analysis.loader_simulation import simulate
-from labkit.analysis.loader_work import Measured, measured, work_of
+from labkit.analysis.loader_work import CannotPredict, Measured, measured, work_of
 from labkit.knobs import check_names
 from labkit.results.event_log import of_one_moment
+from labkit.results.result import Result
+from labkit.results.table import Table
 from labkit.spec import KNOBS
 
 DRAWS = 5  # simulated runs, each from its own bootstrap sample of what was measured
@@ -31,9 +32,24 @@ WORTH = 0.05  # a gain below this is not called one, however quiet the run
 DEVICE_BOUND, CPU_BOUND = 0.9, 0.9  # utilization; share of all core time
 STRETCHED = 1.1  # a step that takes so much longer than alone is held back by who shares its cores
 
+FREE = ("num_workers", "prefetch_factor", "stall_ms", "stall_every", "steps", "seconds", "seed",
+        "xray")  # fmt: skip
+NEVER = {
+    "image_px": "what items and steps of another image size take",
+    "augment": "what a round of augmentation takes",
+    "compile": "the compiled model",
+    "accumulation_steps": "what an update takes, apart from the rest of a step,",
+    "non_blocking": "how much of the copy would overlap",
+    "prefetch_to_device": "how much of the copy would overlap",
+    "channels_last": "the other memory layout",
+    "fused_optimizer": "the fused update",
+}  # of other knobs that are not FREE: "another {knob}"
+BATCH_FACTOR = 4  # the step's time at other batch sizes is a straight line only so far
+LITTLE_COPY = 0.02  # of a step: below this, faster copies cannot show
 
-@dataclass(frozen=True)
-class Prediction:
+
+@dataclass(frozen=True, repr=False)
+class Prediction(Result):
     """What a run with some knobs changed would measure.
 
     Attributes:
@@ -57,18 +73,33 @@ class Prediction:
     cannot: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The prediction as JSON types."""
+        """Return the prediction as JSON types."""
         return asdict(self)
 
-    def __repr__(self) -> str:
-        knobs = ", ".join(f"{name}={value!r}" for name, value in self.changes.items())
+    @property
+    def _title(self) -> str:
+        return f"Prediction({', '.join(f'{name}={v!r}' for name, v in self.changes.items())})"
+
+    def table(self) -> Table:
+        """Return what is predicted with its range, and why."""
         if self.cannot:
-            return f"Prediction({knobs}): {self.cannot}"
+            return Table((), title=self._title, foot=(self.cannot,))
+        (low, high), (least, most) = self.throughput_range, self.utilization_range
+        rows = [
+            ("samples/s", f"{self.throughput:.0f}", f"{low:.0f} to {high:.0f}"),
+            ("busy", f"{self.utilization:.0%}", f"{least:.0%} to {most:.0%}"),
+        ]
+        foot = (f"limit: {self.limit}; {self.why}",)
+        return Table(rows, ("", "predicted", "range"), self._title, foot)
+
+    def __repr__(self) -> str:
+        if self.cannot:
+            return f"{self._title}: {self.cannot}"
         (low, high), (least, most) = self.throughput_range, self.utilization_range
         return (
-            f"Prediction({knobs}): predicted {self.throughput:.0f} samples/s ({low:.0f} to "
-            f"{high:.0f}), busy {self.utilization:.0%} ({least:.0%} to {most:.0%}), limit: "
-            f"{self.limit}; {self.why}"
+            f"{self._title}: predicted {self.throughput:.0f} samples/s ({low:.0f} to {high:.0f}), "
+            f"busy {self.utilization:.0%} ({least:.0%} to {most:.0%}), limit: {self.limit}; "
+            f"{self.why}"
         )
 
 
@@ -83,15 +114,38 @@ def predict(run: Any, **changes: Any) -> Prediction:
     try:
         known = _known(run, run.steps, len(run.item_events))
         target = _target(known, changes)
-        change = change_of(run, target)
+        step, notes = _step(run, target)
         if target.num_workers and not known.pipeline.num_workers and not known.handoff:
             raise CannotPredict(
                 "what it costs to hand a batch over from a worker was not measured: run it again "
                 "with 8 steps or more, or with num_workers=1"
             )
-        return _predicted(run, known, target, change, changes)
     except CannotPredict as why:
         return Prediction(changes, cannot=f"cannot predict: {why}.", why=str(why))
+    rates, shares, cores, stretches = _simulated(known, target, step)
+    throughput, utilization = float(np.median(rates)), float(np.median(shares))
+    taken = np.median(cores) > CPU_BOUND
+    limit = "cpu" if taken else "input"
+    if utilization > DEVICE_BOUND and not (taken and np.median(stretches) > STRETCHED):
+        limit = "device"
+    error = float(np.hypot(2 * np.std(rates) / throughput, MODEL_ERROR[limit]))
+    spread = float(np.hypot(2 * np.std(shares), UTILIZATION_ERROR[limit]))
+    noise = max(WORTH, run.spread or 0.0)
+    held = {
+        "input": "the loop still waits for data",
+        "cpu": f"CPU-bound: all {known.cores} cores are saturated",
+        "device": "the device is nearly always busy",
+    }[limit]
+    return Prediction(
+        changes,
+        throughput,
+        (throughput / (1 + error), throughput * (1 + error)),
+        utilization,
+        (max(0.0, utilization - spread), min(1.0, utilization + spread)),
+        limit,
+        helps=throughput > run.throughput * (1 + noise),
+        why="; ".join([f"{_gain(throughput / run.throughput, noise)} {held}", *notes]),
+    )
 
 
 @functools.lru_cache(maxsize=32)
@@ -111,66 +165,83 @@ def _target(known: Measured, changes: dict[str, Any]) -> Any:
     return known.pipeline.but(**knobs)
 
 
-def _predicted(
-    run: Any, known: Measured, target: Any, change: Change, changes: dict[str, Any]
-) -> Prediction:
-    rates, shares, cores, stretches = _simulated(known, target, change)
-    throughput, utilization = float(np.median(rates)), float(np.median(shares))
-    limit = _limit(utilization, float(np.median(cores)), float(np.median(stretches)))
-    error = float(np.hypot(2 * np.std(rates) / throughput, MODEL_ERROR[limit]))
-    spread = float(np.hypot(2 * np.std(shares), UTILIZATION_ERROR[limit]))
-    noise = max(WORTH, run.spread or 0.0)
-    helps = throughput > run.throughput * (1 + noise)
-    return Prediction(
-        changes,
-        throughput,
-        (throughput / (1 + error), throughput * (1 + error)),
-        utilization,
-        (max(0.0, utilization - spread), min(1.0, utilization + spread)),
-        limit,
-        helps,
-        _why(run, throughput, noise, limit, known.machine.cores, change.notes),
-    )
-
-
-def _simulated(known: Measured, target: Any, change: Change) -> tuple[list[float], ...]:
+def _simulated(known: Measured, target: Any, step: float) -> tuple[list[float], ...]:
     """Return every draw's throughput, utilization, busy share of the cores, steps' stretch."""
     prefetch = target.prefetch_factor or 0
     steps = min(target.steps, max(STEPS, 6 * target.stall_every if target.stall_ms else 0))
+    warmup = max(3, target.num_workers * prefetch)
     found = []
     for draw in range(DRAWS):
-        work = work_of(known, target, change, steps, np.random.default_rng(draw))
-        outcome = simulate(
-            work, known.machine, workers=target.num_workers, prefetch=prefetch,
+        work = work_of(known, target, step, steps, np.random.default_rng(draw))
+        came = simulate(
+            work, known.cores, workers=target.num_workers, prefetch=prefetch,
             seconds=target.seconds,
         )  # fmt: skip
-        warmup = max(3, target.num_workers * prefetch)
-        numbers = outcome.summary(warmup, target.batch_size)
-        found.append((*numbers, outcome.cores_busy, outcome.stretch))
+        found.append((*came.summary(warmup, target.batch_size), came.cores_busy, came.stretch))
     return tuple(map(list, zip(*found, strict=True)))
 
 
-def _limit(utilization: float, cores_busy: float, stretch: float) -> str:
-    taken = cores_busy > CPU_BOUND
-    if utilization > DEVICE_BOUND and not (taken and stretch > STRETCHED):
-        return "device"
-    return "cpu" if taken else "input"
-
-
-def _why(
-    run: Any, throughput: float, noise: float, limit: str, cores: int, notes: tuple[str, ...]
-) -> str:
-    """Say in one sentence what comes of it, and why it is not more."""
-    ratio = throughput / run.throughput
-    held = {
-        "input": "the loop still waits for its data",
-        "cpu": f"the {cores} cores are taken: who computes shares them",
-        "device": "the device is nearly always busy",
-    }[limit]
+def _gain(ratio: float, noise: float) -> str:
     if ratio > 1 + noise:
-        head = f"{ratio:.2f} times the measured throughput; then {held}"
-    elif ratio < 1 - noise:
-        head = f"it would be slower, {ratio:.2f} times the measured throughput; {held}"
-    else:
-        head = f"it will not help: {ratio - 1:+.0%} is within the noise of {noise:.0%}; {held}"
-    return "; ".join([head, *notes])
+        return f"{ratio:.2f}x the measured throughput; then"
+    if ratio < 1 - noise:
+        return f"it would be slower, {ratio:.2f}x the measured throughput;"
+    return f"it will not help: {ratio - 1:+.0%} is within the noise of {noise:.0%};"
+
+
+# -- what the changed knobs do to a step ---------------------------------------------------------
+
+
+def _step(run: Any, target: Any) -> tuple[float, list[str]]:
+    """Return the time of a step over that of the measured one, and what was taken into account.
+
+    Raises CannotPredict where the run cannot tell.
+    """
+    old, seen, step, notes = run.pipeline, run.xray_facts or {}, 1.0, []
+    for name, value in target.to_dict().items():
+        if value == getattr(old, name) or name in FREE:
+            continue
+        if name in ("io_ms", "prep_ms"):
+            if getattr(old, name) is None:
+                raise CannotPredict(f"the run states no {name}: its waits are its own")
+        elif name == "batch_size":
+            fixed = _fixed_share(seen, old.batch_size, value)
+            notes.append(f"{fixed:.0%} of a step does not grow with the batch (x-ray)")
+            step *= fixed + (1 - fixed) * value / old.batch_size
+        elif name == "precision":
+            if value != "bf16" or old.precision != "fp32" or not seen.get("bf16_speedup"):
+                raise CannotPredict(
+                    f"a step in {value} was not timed: run it once with precision={value!r} (an "
+                    "x-ray of an fp32 run times bf16)"
+                )
+            step /= seen["bf16_speedup"]
+        elif name == "persistent_workers":
+            notes.append("persistent_workers acts between epochs, and this run has one")
+        elif name == "pin_memory":
+            notes.append(_pin_memory(run))
+        else:
+            what = NEVER.get(name, f"another {name}")
+            raise CannotPredict(f"{what} was not measured: run it once with {name}={value!r}")
+    return step, notes
+
+
+def _fixed_share(seen: dict[str, Any], old: int, new: int) -> float:
+    if not old / BATCH_FACTOR <= new <= old * BATCH_FACTOR:
+        raise CannotPredict(
+            f"batch_size={new} is more than {BATCH_FACTOR} times away from the measured {old}: "
+            f"run it once with a batch size from {-(-new // BATCH_FACTOR)} to {new * BATCH_FACTOR}"
+        )
+    if seen.get("fixed_share") is None:
+        raise CannotPredict(
+            "no x-ray tells how a step's time grows with the batch: run it again with xray=True "
+            "and 3 seconds or more"
+        )
+    return seen["fixed_share"]
+
+
+def _pin_memory(run: Any) -> str:
+    if run.machine.kind == "cpu":
+        return "pin_memory does nothing where the device is the CPU"
+    if run.copy_ms is not None and run.copy_ms < LITTLE_COPY * run.step_ms:
+        return f"copies take {run.copy_ms / run.step_ms:.1%} of a step: pinning cannot show"
+    raise CannotPredict("copies from the other kind of memory were not timed: run it once")
