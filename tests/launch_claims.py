@@ -15,10 +15,9 @@ from typing import Any
 
 from standin_gpu import Card
 
-from labkit.course import faultset
+from labkit.course import faultset, slow_script
 from labkit.course import wanted as course_records
-from labkit.course.tasks import TASKS
-from labkit.results import slow_script
+from labkit.course.task import all_tasks
 from labkit.spec import Pipeline
 
 CORES = 16  # of the machine that the card is in
@@ -125,7 +124,7 @@ def pipelines(card: Card, base: dict[str, Any]) -> Iterator[Claimed]:
         elif "launches" in getattr(record.spec, "fixes", ()):  # before: loops in Python, on purpose
             script = record.spec
             yield Claimed(f"record {record.name}", script.pipeline, claim, fixes=script.fixes)
-    for key, task in TASKS.items():
+    for key, task in all_tasks().items():
         posed = isinstance(getattr(task, "base", None), Pipeline)
         if posed and not (task.needs and task.needs(SimpleNamespace(**here))):
             for part, claim in zip(("base", "solution"), EXERCISES.get(key, ("", "")), strict=True):

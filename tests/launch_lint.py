@@ -29,9 +29,9 @@ from launch_replay import Op, Step, bound_by, diagnosed, period_us, recorded, re
 from standin_gpu import CARDS, LAUNCH_US, StandIn
 
 from labkit.analysis.thresholds import WORTH_NAMING
-from labkit.bench import loop, model_size, slow_faults, slow_script
+from labkit.bench import loop, model_size, slow_faults
 from labkit.bench.resolve_config import resolve_config
-from labkit.course import faultset
+from labkit.course import faultset, slow_script_train
 from labkit.experiments import EXPERIMENTS
 from labkit.spec import Pipeline
 
@@ -118,7 +118,7 @@ class Lint:
         if fixes is None:
             trainer = loop.Trainer(job, DEVICE)
         else:
-            trainer = slow_script.SlowTrainer(job, DEVICE, fixes)
+            trainer = slow_script_train.SlowTrainer(job, DEVICE, fixes)
         host_us = sum(claims.HOST_US.get(name, lambda _: 0.0)(amount) for name, amount in faults)
         for name, amount in faults:
             if name not in claims.ONLY_HOST:

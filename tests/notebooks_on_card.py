@@ -34,15 +34,16 @@ import torch
 
 import labkit as lk
 from labkit import show
-from labkit.bench import machine, model_size, slow_script, workbench
+from labkit.bench import machine, model_size, workbench
+from labkit.course import slow_script as script_spec
+from labkit.course import slow_script_train
+from labkit.course.slow_script import SlowScript
 from labkit.experiments import autocast_types, fusion
 from labkit.process.events import VERSION, EventLog
 from labkit.results import launch as launcher
-from labkit.results import slow_script as script_spec
 from labkit.results.machine import Machine
 from labkit.results.measurements import Experiment, Measurements
 from labkit.results.ranks import Ranks
-from labkit.results.slow_script import SlowScript
 from labkit.spec import Distributed
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
@@ -177,7 +178,7 @@ class Card:
         folder = Path(tempfile.mkdtemp())
         usual = standin_run.Trainer, standin_run.batch_of
         standin_run.Trainer = functools.partial(
-            slow_script.SlowTrainer, fixes=fixes, log=EventLog(folder)
+            slow_script_train.SlowTrainer, fixes=fixes, log=EventLog(folder)
         )
         standin_run.batch_of = functools.partial(blank_batch, as_bytes="copies" in fixes)
         prep_ms = asked.batch_size * (LEAN_MS if "items" in fixes else WASTEFUL_MS)

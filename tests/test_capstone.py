@@ -9,9 +9,9 @@ import pytest
 import labkit as lk
 from labkit.analysis import thresholds
 from labkit.bench import profile as xray
-from labkit.bench import slow_settings
+from labkit.course import slow_script as slow_settings
+from labkit.course.slow_script import SlowScript, same_training, stages
 from labkit.results.launch import launch
-from labkit.results.slow_script import SlowScript, same_training, stages
 
 STEPS = 6
 
@@ -34,7 +34,7 @@ def test_the_stages_add_one_fix_at_a_time():
 
 def test_fixes_come_in_the_order_of_the_ladder_and_a_wrong_one_is_refused():
     assert SlowScript(("memory", "data")).fixes == ("data", "memory")
-    with pytest.raises(ValueError, match="'worker' is no fix .* data, items"):
+    with pytest.raises(ValueError, match="Unknown fix 'worker'; available: data, items"):
         lk.slow_script("worker")
     with pytest.raises(ValueError, match="steps"):
         SlowScript(steps=0)
@@ -70,7 +70,7 @@ def test_another_training_is_told_apart(both, tiny, finished):
     slow, fast = both
     with pytest.raises(AssertionError, match="another loss in step"):
         same_training(fast, slow, tolerance=1e-9)
-    with pytest.raises(AssertionError, match="no finished run of the slow script"):
+    with pytest.raises(AssertionError, match="not a finished run of the slow script"):
         same_training(finished, slow)
     shorter = launch(SlowScript(slow_settings.LADDER, steps=STEPS - 1)).wait()
     with pytest.raises(AssertionError, match="same samples"):
@@ -78,9 +78,9 @@ def test_another_training_is_told_apart(both, tiny, finished):
 
 
 def test_the_script_runs_on_its_own(tmp_path):
-    command = [sys.executable, "-m", "labkit.bench.slow_script", "--steps", "3"]
+    command = [sys.executable, "-m", "labkit.course.slow_script", "--steps", "3"]
     done = subprocess.run([*command, "--fix", "all,"], capture_output=True, text=True)
-    assert done.returncode == 2 and "no fix" in done.stderr
+    assert done.returncode == 2 and "Unknown fix" in done.stderr
     done = subprocess.run(
         [*command, "--fix", "items,copies,launches"], capture_output=True, text=True
     )

@@ -301,8 +301,8 @@ def is_bare(part):
 # What the reader wrote in the notebook (a dataset, a step, an answer) goes to their own bench and
 # its workers: once, through a file in the run's folder that is deleted. Nothing comes back so.
 MAY_PICKLE = {
-    "labkit/tuner/source.py", "labkit/course/attempt.py",  # write it
-    "labkit/bench/user_dataset.py", "labkit/experiments/exercise.py",  # read it
+    "labkit/tuner/source.py", "labkit/course/answers.py",  # write it
+    "labkit/bench/user_dataset.py",  # read it
     "labkit/bench/by_value.py",
     # grading a handed-in notebook runs foreign code anyway, in a process that is fenced in first
     "labkit/course/cell_child.py", "labkit/course/confine.py",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib
 import json
 import multiprocessing
 import os
@@ -146,7 +147,7 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
 
 def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog, stage: Any) -> None:
     """Set up the pipeline that `spec` describes, and train."""
-    from labkit.bench import data, machine, probes, profile, slow_script, user_dataset
+    from labkit.bench import data, machine, probes, profile, user_dataset
     from labkit.bench.loop import train
     from labkit.bench.resolve_config import resolve_config
     from labkit.bench.timeline import make_timeline
@@ -158,8 +159,9 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog, stage: An
     if own:
         stage("loading your dataset")
         trainer, loader = user_dataset.prepare(spec["source"], job, folder)
-    elif "script" in spec:
-        trainer, loader = slow_script.prepare(spec, job, device, folder, log, stage)
+    elif "module" in spec:
+        made = importlib.import_module(spec["module"])
+        trainer, loader = made.prepare(spec, job, device, folder, log, stage)
     else:
         trainer, loader = prepare(spec, job, device, folder, log, stage)
     in_flight = job.num_workers * (job.prefetch_factor or 0)

@@ -1,117 +1,135 @@
 """A challenge as the reader meets it: the task, `.check(answer)`, one hint at a time.
 
-The answer is run in a process of its own and judged on what that measured. Whatever the answer is,
-the reader gets a verdict, never a traceback of ours.
+A goal compares with a baseline measured in the same session, never with an absolute time. What is
+measured close to its mark is measured again, and the median counts. Whatever the answer is, the
+reader gets a verdict, never a traceback of ours.
 """
 
 from __future__ import annotations
 
 import html
+import time
 from dataclasses import dataclass
-from typing import Any
+from statistics import median
+from typing import Any, ClassVar
 
-from labkit.course import score, tasks
-from labkit.course.attempt import Attempt, Unsendable
-from labkit.course.task import Goal, KnobTask, Task, middle
-from labkit.results.launch import launch
+from labkit.course import score
+from labkit.course.answers import Unsendable
+from labkit.course.task import Task, all_tasks
 from labkit.results.machine import machine
-from labkit.results.measurements import Experiment
-from labkit.spec import Pipeline
+from labkit.results.result import Result
+from labkit.results.table import Table
 
 REPEATS = 3  # runs of a result that is close to its mark, baseline included
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What a check found; truthy where the challenge is passed."""
+@dataclass(frozen=True, repr=False)
+class Verdict(Result):
+    """What a check found; truthy where the challenge is passed.
+
+    `kind` is "passed", "not yet", "no answer", "crashed" (a run did not finish) or "timed out".
+    """
 
     key: str
-    passed: bool
-    lines: tuple[str, ...]  # what was expected, and what was measured
+    kind: str
+    lines: tuple[str, ...] = ()  # what was expected, and what was measured
     why: str | None = None  # it was not measured at all
     hint: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether every goal was met."""
+        return self.kind == "passed"
 
     def __bool__(self) -> bool:
         return self.passed
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
-        return {"key": self.key, "passed": self.passed, "lines": list(self.lines), "why": self.why}
-
-    def __repr__(self) -> str:
+    def table(self) -> Table:
+        """The goals, line by line."""
         head = f"{self.key}: {'PASSED' if self.passed else 'not yet'}"
-        return "\n".join([head, *self._text()])
+        foot = (self.why or "", f"Hint: {self.hint}" if self.hint else "")
+        return Table([(line,) for line in self.lines], title=head, foot=foot)
 
-    def _text(self) -> list[str]:
-        rows = [f"  {line}" for line in self.lines]
-        rows += [f"  {self.why}"] if self.why else []
-        return rows + ([f"  Hint: {self.hint}"] if self.hint else [])
-
-    def _repr_html_(self) -> str:
-        head = f"<b>{'✓ passed' if self.passed else '✗ not yet'}</b> {html.escape(self.key)}"
-        return "<br>".join([head, *map(html.escape, self._text())])
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON types."""
+        return {"key": self.key, "passed": self.passed, "lines": list(self.lines), "why": self.why}
 
 
 class Challenge:
     """One challenge: read it, `.check(answer)` it, ask for the `.solution()` after a try."""
 
-    _baselines: dict[str, list[Any]] = {}  # per task: what was measured in this session
+    _baselines: ClassVar[dict[str, list[Any]]] = {}  # by task: what was measured in this session
 
-    def __init__(self, task: Task):
-        self.task, self.tries = task, 0
+    def __init__(self, task: Task, limit_s: float | None = None):
+        """Pose `task`; a run of an answer is stopped after `limit_s`."""
+        self.task, self.limit_s, self.tries = task, limit_s, 0
 
     def check(self, answer: Any) -> Verdict:
         """Run the answer apart from the kernel and judge it. `...` stands for no answer yet."""
         if answer is None or answer is ...:
-            return self._verdict(False, why="No answer yet.", count=False)
+            return Verdict(self.task.key, "no answer", why="No answer yet.")
         try:
-            if why := self.task.refuse(answer) or self._missing():
-                return self._verdict(False, why=why)
+            needs = self.task.needs
+            if why := self.task.refuse(answer) or (needs and needs(machine())):
+                return self._verdict("not yet", why=why)
             return self._judge(answer)
-        except (Unsendable, _Failed, OSError, RuntimeError, LookupError) as problem:
-            return self._verdict(False, why=str(problem), count="DeviceBusy" not in str(problem))
+        except _Failed as failed:
+            return self._verdict(failed.kind, why=str(failed))
+        except (Unsendable, OSError, RuntimeError, LookupError) as problem:
+            return self._verdict("not yet", why=str(problem))
 
     def solution(self) -> Any:
         """Return a solution that passes; after a first try only."""
-        if not self.tries:
-            return "Try it first: check an answer of your own, then ask again."
-        return tasks.solution_of(self.task)
+        return self.task.solved if self.tries else (
+            "Try it first: check an answer of your own, then ask again."
+        )  # fmt: skip
 
-    def _missing(self) -> str | None:
-        """What this machine lacks for it; None where nothing."""
-        return self.task.needs(machine()) if self.task.needs else None
+    @property
+    def start(self) -> Any:
+        """What to begin from: a spec, or code as text; None where there is nothing."""
+        return self.task.given
 
     def _judge(self, answer: Any) -> Verdict:
-        measured, baselines = [self._run(answer)], self._baseline(1)
-        values = self._values(measured, baselines)
-        if any(goal.near(value) for goal, value in zip(self.task.goals, values, strict=True)):
+        goals, measured = self.task.goals, [self._run(answer)]
+        values = self._numbers(measured, self._baseline(1))
+        if any(goal.near(value) for goal, value in zip(goals, values, strict=True)):
             measured += [self._run(answer) for _ in range(REPEATS - 1)]
-            values = self._values(measured, self._baseline(REPEATS))
-        if others := [why for why in map(self._other_work, measured) if why]:
-            return self._verdict(False, why=others[0])
-        lines = [_line(g, v) for g, v in zip(self.task.goals, values, strict=True)]
-        passed = all(g.met(v) for g, v in zip(self.task.goals, values, strict=True))
-        return self._verdict(passed, lines)
+            values = self._numbers(measured, self._baseline(REPEATS))
+        baseline = self._baseline(1)[0]
+        for run in measured:
+            if why := self.task.other_work(run, baseline):
+                return self._verdict("not yet", why=why)
+        met = [goal.met(value) for goal, value in zip(goals, values, strict=True)]
+        lines = [
+            f"{'yes' if ok else 'no'}: {goal.expected}; "
+            f"measured {'nothing' if value is None else f'{value:.4g}'}"
+            for ok, goal, value in zip(met, goals, values, strict=True)
+        ]
+        return self._verdict("passed" if all(met) else "not yet", lines)
 
-    def _values(self, measured: list[Any], baselines: list[Any]) -> list[float | None]:
-        """Per goal the median over the runs."""
+    def _numbers(self, measured: list[Any], baselines: list[Any]) -> list[float | None]:
+        """Return for each goal the median over the runs; None where nothing was measured."""
         pairs = [(run, baselines[i % len(baselines)]) for i, run in enumerate(measured)]
-        return [middle([goal.value(*pair) for pair in pairs]) for goal in self.task.goals]
+        found = [[goal.value(*pair) for pair in pairs] for goal in self.task.goals]
+        known = [[value for value in values if value is not None] for values in found]
+        return [median(values) if values else None for values in known]
 
     def _run(self, answer: Any) -> Any:
-        if isinstance(self.task, KnobTask):
-            run = launch(self.task.spec(answer)).wait()
-        else:
-            spec = Experiment("exercise", {"task": self.task.exercise})
-            run = launch(spec, source=Attempt(answer)).wait()
+        run, start, late = self.task.start(answer), time.monotonic(), []
+
+        def look(_run: Any) -> None:
+            if self.limit_s and time.monotonic() - start > self.limit_s:
+                late.append(run.stop())
+
+        run.wait(look)
+        if late:
+            raise _Failed(f"A run was stopped after {self.limit_s:g} s.", "timed out")
         if run.outcome != "finished":
             raise _Failed(f"It did not finish. {run.error or run.outcome}")
         return run
 
     def _baseline(self, count: int) -> list[Any]:
-        """The baseline's runs in this session, measured where there are too few."""
-        if not isinstance(self.task, KnobTask):
-            return [None]  # an exercise measures its own baseline, beside the answer
+        """Return the baseline's runs in this session, measured where there are too few."""
         if not self.task.compares:
             return [None]
         kept = self._baselines.setdefault(self.task.key, [])
@@ -119,67 +137,39 @@ class Challenge:
             kept.append(self._run(self.task.against or self.task.base))
         return kept
 
-    def _other_work(self, run: Any) -> str | None:
-        """Why the answer did something else than it was asked; None where it did not."""
-        if isinstance(self.task, KnobTask):
-            if self.task.same_losses and self.task.compares:
-                pairs = zip(run.loss[:5], self._baseline(1)[0].loss[:5], strict=False)
-                if any(abs(a - b) > self.task.tolerance * max(1.0, abs(b)) for a, b in pairs):
-                    return "The losses are not those of the same work."
-            return None
-        found = [point for point in run if point.of == "refused"]
-        return found[0].values.get("why") if found else None
-
-    def _verdict(
-        self, passed: bool, lines: Any = (), why: str | None = None, count: bool = True
-    ) -> Verdict:
-        hint = None
-        if count:
+    def _verdict(self, kind: str, lines: Any = (), why: str | None = None) -> Verdict:
+        hint, passed = None, kind == "passed"
+        if "DeviceBusy" not in (why or ""):  # that was no try
             self.tries += 1
             score.keep("challenges", self.task.key, passed=passed, tries=self.tries)
-            if not passed and self.task.hints:
+            if not passed:
                 hint = self.task.hints[min(self.tries, len(self.task.hints)) - 1]
-        return Verdict(self.task.key, passed, tuple(lines), why, hint)
-
-    @property
-    def start(self) -> Any:
-        """What to begin from: a spec, or code as text; None where there is nothing."""
-        if isinstance(self.task, KnobTask):
-            return self.task.base
-        return tasks.source_of(self.task.start) if self.task.start else None
-
-    @property
-    def rules(self) -> str:
-        """What kind of answer is expected, and what it may change."""
-        if not isinstance(self.task, KnobTask):
-            return f"The answer is a {self.task.kind}."
-        kind = "a Pipeline or a dict" if isinstance(self.start, Pipeline) else "a dict"
-        return f"The answer is {kind} of changes; only {', '.join(self.task.free)} may change."
+        return Verdict(self.task.key, kind, tuple(lines), why, hint)
 
     def __repr__(self) -> str:
-        lines = [f"Challenge {self.task.key}: {self.task.title}", self.task.text, self.rules]
+        task = self.task
+        lines = [f"Challenge {task.key}: {task.title}", task.text, task.rules]
         return "\n".join([*lines, *([f"\n{self.start}"] if self.start else [])])
 
     def _repr_html_(self) -> str:
-        title = f"{html.escape(self.task.key)}: {html.escape(self.task.title)}"
-        style = "white-space: pre-wrap"
-        code = f"<pre style='{style}'>{html.escape(str(self.start))}</pre>" if self.start else ""
-        text = f"{html.escape(self.task.text)}<br>{html.escape(self.rules)}"
-        return f"<b>{title}</b><p>{text}</p>{code}"
+        title, text, rules, code = map(
+            html.escape, (self.task.title, self.task.text, self.task.rules, str(self.start or ""))
+        )
+        code = code and f"<pre style='white-space: pre-wrap'>{code}</pre>"
+        return f"<b>{html.escape(self.task.key)}: {title}</b><p>{text}<br>{rules}</p>{code}"
 
 
 class _Failed(Exception):
     """The answer could not be run to its end; the message says why."""
 
+    def __init__(self, why: str, kind: str = "crashed"):
+        super().__init__(why)
+        self.kind = kind
+
 
 def challenge(key: str) -> Challenge:
     """Return the challenge `key`, as "02-feed"; raises ValueError where there is none."""
-    if key not in tasks.TASKS:
-        raise ValueError(f"challenge {key!r}: there are {', '.join(tasks.TASKS)}.")
-    return Challenge(tasks.TASKS[key])
-
-
-def _line(goal: Goal, value: float | None) -> str:
-    mark = "yes" if goal.met(value) else "no"
-    shown = "not measured" if value is None else f"{value:.4g}"
-    return f"{mark}: {goal.expected}; measured {shown}"
+    tasks = all_tasks()
+    if key not in tasks:
+        raise ValueError(f"Unknown challenge {key!r}; available: {', '.join(tasks)}.")
+    return Challenge(tasks[key])

@@ -7,12 +7,12 @@ import json
 import sys
 
 EPILOG = """\
-Only the challenge cells are run again, each in a process of its own, in a copy of the notebook's
-folder, with limits. A submission that hangs, crashes, floods or pries costs only its own rows:
-  passed, not yet, no answer, refused (out of its folder), crashed, too long, no notebook
-It runs with your rights all the same: with strangers, grade in a container.
+Only the challenge cells are run again, each challenge in a clean notebook with a kernel of its own,
+in a copy of the notebook's folder, with limits. What goes wrong costs a submission its own rows:
+  passed, not yet, no answer, crashed, timed out, not a notebook
+Submissions run with your rights: grade strangers' code in a container.
 
-The exit code is 0 where everything was graded, 2 where a file was no notebook (the others are
+The exit code is 0 where everything was graded, 2 where a file was not a notebook (the others are
 graded). --json prints {"rows": [{notebook, challenge, verdict, passed, why, lines}], "bad": N}.
 
 examples:

@@ -1,53 +1,56 @@
-"""Grading submitted notebooks: their challenge cells are run again, their answers checked here.
+"""Grade submitted notebooks: their challenge cells run in a clean notebook, their answers checked.
 
 A challenge in a notebook is the code cell that calls `lk.challenge("KEY").check(answer)`, with the
 cells before it that are tagged "challenge" (or are nbgrader's cells for an answer) and check
-nothing. Of all other cells only the import statements are done: a challenge's cells are
-self-contained otherwise. Where a key is checked twice, the last cell counts.
+nothing. For each of them a clean notebook is made: the import statements of all cells before, then
+those cells, then a check of ours. So cells must not rely on variables made elsewhere. Where a key
+is checked twice, the last cell counts.
 
-Each challenge's cells run in a process of their own (`cell_process`), in a copy of the notebook's
-folder, within limits of time, memory, output and files, and with other folders, the network and
-other processes out of reach (`labkit.course.confine`). All that comes out is the answer: a Pipeline
-or changes as JSON, code as a pickle that only the bench opens, confined too. What a cell prints
-counts for nothing. So a submission that hangs, crashes or pries costs its own rows. Code that is
-graded runs with your rights all the same, and can lie about itself in the bench: with strangers,
-grade in a container.
+nbclient runs it in a kernel of its own, in a copy of the notebook's folder, without keys in its
+environment, within limits of time and memory; all its processes are ended afterwards. While the
+submitted cells run, `lk.challenge` only collects answers: what they print or compare counts for
+nothing. That holds against accidents. It is no sandbox: strangers' code belongs in a container.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import html
+import importlib.util
+import json
+import logging
 import os
+import shutil
+import subprocess
+import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.course import cell_process, tasks
-from labkit.course.challenge import Challenge
-from labkit.course.confine import REFUSED
-from labkit.course.sealed import Sealed
+import labkit
+from labkit.course.challenge import REPEATS, Challenge
 from labkit.course.submission import BadNotebook, Cells, notebooks, read
-from labkit.course.task import CodeTask
-from labkit.process import launcher
-from labkit.spec import Pipeline
+from labkit.course.task import all_tasks
+from labkit.process import family
+from labkit.results.result import Result
+from labkit.results.table import Table
 
 TIMEOUT_S = 60.0  # for a challenge's cells, and for each run of the check
-VERDICTS = (
-    "passed", "not yet", "no answer", "refused", "crashed", "too long", "no notebook",
-)  # fmt: skip
-MAX_WHY = 300
-
-Progress = Callable[[int, int, str], None]
+MEMORY_BYTES = 4 * 2**30  # for a challenge's cells (RLIMIT_DATA)
+MAX_FOLDER_BYTES = 64 * 2**20  # of what lies beside it
+OURS = "labkit"  # in the metadata of cells that were not submitted
 
 
 @dataclass(frozen=True)
 class Row:
-    """One notebook and challenge: a verdict of `VERDICTS`, what was measured, and why."""
+    """A notebook and a challenge: the verdict, what was measured, and why.
+
+    `verdict` is "passed", "not yet", "no answer", "crashed", "timed out" or "not a notebook".
+    """
 
     notebook: str
     challenge: str | None
@@ -56,51 +59,36 @@ class Row:
     lines: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
-        return {
-            "notebook": self.notebook, "challenge": self.challenge, "verdict": self.verdict,
-            "passed": self.verdict == "passed", "why": self.why, "lines": list(self.lines),
-        }  # fmt: skip
-
-    @property
-    def cells(self) -> tuple[str, str, str, str]:
-        """The row as text, fit for a terminal."""
-        said = self.why or "; ".join(self.lines)
-        return _plain(self.notebook), _plain(self.challenge or "-"), self.verdict, _plain(said)
+        """Return it as JSON types."""
+        return {**asdict(self), "passed": self.verdict == "passed", "lines": list(self.lines)}
 
 
-class Grades(tuple):
+class Grades(Result, tuple):
     """The rows of a grading, in the order of the notebooks; prints as a table."""
-
-    HEAD = ("notebook", "challenge", "verdict", "why")
 
     @property
     def bad(self) -> list[Row]:
-        """The files that are no notebooks."""
-        return [row for row in self if row.verdict == "no notebook"]
+        """The files that are not notebooks."""
+        return [row for row in self if row.verdict == "not a notebook"]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """Return it as JSON types."""
         return {"rows": [row.to_dict() for row in self], "bad": len(self.bad)}
 
-    def __repr__(self) -> str:
-        table = [self.HEAD, *(row.cells for row in self)]
-        widths = [max(len(row[i]) for row in table) for i in range(3)]
-        lines = []
-        for row in table:
-            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-            lines.append("  ".join([*cells, row[3]]).rstrip())
+    def table(self) -> Table:
+        """A row for each notebook and challenge, fit for a terminal."""
+        rows = [
+            (row.notebook, row.challenge, row.verdict, row.why or "; ".join(row.lines))
+            for row in self
+        ]
         passed = sum(row.verdict == "passed" for row in self)
-        count = f"{passed} of {len(self) - len(self.bad)} passed"
-        bad = f"; {len(self.bad)} no notebook" if self.bad else ""
-        return "\n".join([*lines, count + bad])
-
-    def _repr_html_(self) -> str:
-        def line(cells: Iterable[str], tag: str) -> str:
-            return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-        body = "".join(line(row.cells, "td") for row in self)
-        return f"<table>{line(self.HEAD, 'th')}{body}</table>"
+        bad = f"; {len(self.bad)} not a notebook" if self.bad else ""
+        return Table(
+            [[cell and _plain(cell) for cell in row] for row in rows],
+            ("notebook", "challenge", "verdict", "why"),
+            foot=(f"{passed} of {len(self) - len(self.bad)} passed{bad}",),
+            left=range(4),
+        )
 
 
 def grade(
@@ -108,7 +96,7 @@ def grade(
     *,
     only: Iterable[str] | None = None,
     timeout_s: float = TIMEOUT_S,
-    progress: Progress | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> Grades:
     """Grade the challenges in submitted notebooks; return one row for each.
 
@@ -120,114 +108,201 @@ def grade(
         progress: Called with (done, total, what is next).
 
     Raises:
-        ValueError: A key that there is not, a folder without notebooks, a bad timeout.
+        ValueError: An unknown key, a folder without notebooks, a bad timeout.
     """
-    wanted = list(dict.fromkeys(only or ()))
-    if unknown := [key for key in wanted if key not in tasks.TASKS]:
-        raise ValueError(f"challenge {unknown[0]!r}: there are {', '.join(tasks.TASKS)}.")
+    wanted, tasks = list(dict.fromkeys(only or ())), all_tasks()
+    if unknown := [key for key in wanted if key not in tasks]:
+        raise ValueError(f"Unknown challenge {unknown[0]!r}; available: {', '.join(tasks)}.")
+    if importlib.util.find_spec("nbclient") is None:
+        raise RuntimeError("Grading needs nbclient: pip install 'labkit[notebooks]'.")
     if not 0 < timeout_s <= 3600:
         raise ValueError(f"timeout {timeout_s:g}: give seconds, at most 3600.")
     rows: list[Row] = []
-    found = notebooks([os.fspath(each) for each in given])
-    with _surroundings():
-        for done, path in enumerate(found):
-            if progress is not None:
-                progress(done, len(found), str(path))
-            rows += _grade_notebook(path, wanted, timeout_s)
+    found = notebooks(map(Path, given))
+    for done, path in enumerate(found):
+        if progress is not None:
+            progress(done, len(found), str(path))
+        try:
+            has = {cells.key: cells for cells in read(path)}
+        except BadNotebook as bad:
+            rows.append(Row(str(path), None, "not a notebook", str(bad)))
+            continue
+        rows += [
+            _graded(path, key, has.get(key), timeout_s) for key in wanted or has
+        ] or [Row(str(path), None, "no answer", "No cell checks a challenge.")]  # fmt: skip
     return Grades(rows)
 
 
-def _grade_notebook(path: Path, wanted: list[str], timeout_s: float) -> list[Row]:
-    name = str(path)
-    try:
-        submission = read(path)
-    except BadNotebook as bad:
-        return [Row(name, None, "no notebook", str(bad))]
-    has = {cells.key: cells for cells in submission.challenges}
-    keys = wanted or list(has)
-    if not keys:
-        return [Row(name, None, "no answer", "No cell checks a challenge.")]
-    return [_grade_challenge(path, key, has.get(key), timeout_s) for key in keys]
-
-
-def _grade_challenge(path: Path, key: str, cells: Cells | None, timeout_s: float) -> Row:
+def _graded(path: Path, key: str, cells: Cells | None, timeout_s: float) -> Row:
     if cells is None:
         return Row(str(path), key, "no answer", "No cell checks it.")
-    if key not in tasks.TASKS:
+    if key not in all_tasks():
         return Row(str(path), key, "crashed", "There is no such challenge.")
     try:
-        handed = cell_process.run(path, cells, timeout_s)
-        if handed.verdict:
-            return Row(str(path), key, handed.verdict, handed.why)
-        return _checked(path, key, handed.answer, timeout_s)
+        return Row(str(path), key, **_run(path, cells, timeout_s))
     except Exception as error:  # one row's trouble must not cost the others theirs
         why = f"It could not be graded: {type(error).__name__}: {error}"
-        return Row(str(path), key, "crashed", why[:MAX_WHY])
-
-
-def _checked(path: Path, key: str, answer: Pipeline | dict | Sealed, timeout_s: float) -> Row:
-    """Check an answer in the bench, as the reader's own kernel would."""
-    challenge = Challenge(tasks.TASKS[key])
-    if isinstance(answer, Sealed) and not isinstance(challenge.task, CodeTask):
-        why = f"The answer is not code, and this is a {answer.kind}."
-        return Row(str(path), key, "not yet", why)
-    with _Limit(timeout_s) as limit:
-        verdict = challenge.check(answer)
-    found, why = ("passed" if verdict.passed else "not yet"), verdict.why
-    if limit.stopped and not verdict.passed:
-        found, why = "too long", f"A run was stopped after {timeout_s:g} s."
-    elif why and REFUSED in why:
-        found = "refused"
-    elif why and why.startswith("It did not finish"):
-        found = "crashed"
-    return Row(str(path), key, found, why[:MAX_WHY] if why else None, verdict.lines)
-
-
-class _Limit:
-    """Stops every run that takes longer than it may, while it is entered."""
-
-    def __init__(self, seconds: float):
-        self.seconds, self.stopped = seconds, False
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> _Limit:
-        self._before = list(launcher.runs)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        since: dict[Any, float] = {}
-        while not self._over.wait(0.1):
-            for handle in list(launcher.runs):
-                if handle in self._before or handle.process.poll() is not None:
-                    continue
-                if time.monotonic() - since.setdefault(handle, time.monotonic()) > self.seconds:
-                    self.stopped = True
-                    handle.stop()
-
-
-@contextlib.contextmanager
-def _surroundings() -> Iterator[None]:
-    """What the check's runs find: caches and temporary files of this grading only, no score."""
-    before = dict(os.environ)
-    with tempfile.TemporaryDirectory(prefix="labkit-grade-", ignore_cleanup_errors=True) as place:
-        caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "TMPDIR": ""}
-        os.environ.update({name: os.path.join(place, sub) for name, sub in caches.items()})
-        os.environ["LABKIT_NO_SCORE"] = "1"
-        os.environ.setdefault("USER", "grader")  # /etc/passwd is out of the bench's reach
-        try:
-            yield
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+        return Row(str(path), key, "crashed", why[:300])
 
 
 def _plain(text: str) -> str:
-    """Text of a submission without what a terminal would obey; one line, not too long."""
+    """Return text of a submission on one line, without what a terminal would obey."""
     shown = "".join(char if char.isprintable() else " " for char in text)
     return shown if len(shown) <= 200 else shown[:199] + "…"
+
+
+# -- running it ------------------------------------------------------------------------------------
+
+
+def _run(path: Path, cells: Cells, timeout_s: float) -> dict[str, Any]:
+    """Run a challenge's cells and check their answer; return the fields of its row."""
+    from nbclient.client import NotebookClient
+    from nbclient.exceptions import CellTimeoutError, DeadKernelError
+
+    with tempfile.TemporaryDirectory(prefix="labkit-grade-", ignore_cleanup_errors=True) as place:
+        work, result = Path(place, "work"), Path(place, "verdict.json")
+        _copy(path.resolve().parent, work)
+        until: list[float] = []  # when the submitted cells have to be done
+
+        def seconds(cell: Any) -> float:
+            if OURS in cell.metadata:  # its runs are limited one by one
+                return 60 + 2 * REPEATS * timeout_s
+            until.append(time.monotonic() + timeout_s)
+            return max(1, round(until[0] - time.monotonic()))
+
+        notebook = _clean_notebook(cells, result, timeout_s)
+        client = NotebookClient(
+            notebook, kernel_name="python3", allow_errors=True, timeout_func=seconds,
+            shutdown_kernel="immediate", resources={"metadata": {"path": str(work)}},
+            log=logging.Logger("quiet", logging.CRITICAL + 1),
+        )  # fmt: skip
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        with ThreadPoolExecutor(1) as thread:  # in the main one nbclient would keep Ctrl-C
+            execute = client.async_execute(env=_environment(place), **quiet)
+            done = thread.submit(asyncio.run, execute)
+            try:
+                done.result()
+            except CellTimeoutError:
+                return {"verdict": "timed out", "why": f"Stopped after {timeout_s:g} s."}
+            except DeadKernelError:
+                return {"verdict": "crashed", "why": _error(notebook) or "Its process ended."}
+            finally:
+                family.end_marked(place)  # what the cells started, wherever it went
+        if not result.exists():
+            return {"verdict": "crashed", "why": _error(notebook) or "Its process ended."}
+        found = json.loads(result.read_text(encoding="utf-8"))
+        error = _error(notebook)
+        if found["verdict"] == "no answer" and error and not error.startswith("NotImplemented"):
+            return {"verdict": "crashed", "why": error}  # else nbgrader's stub of an empty answer
+        return {**found, "lines": tuple(found["lines"])}
+
+
+def _clean_notebook(cells: Cells, result: Path, timeout_s: float) -> Any:
+    """Return a notebook with imports, the submitted cells, and around them cells of ours."""
+    from nbformat import v4
+
+    def ours(text: str) -> Any:
+        return v4.new_code_cell(text, metadata={OURS: True})
+
+    module = "from labkit.course import grading as labkit_grading"
+    check = f"labkit_grading.judge({cells.key!r}, {str(result)!r}, {timeout_s!r})"
+    return v4.new_notebook(
+        cells=[
+            ours(f"{module}\nlabkit_grading.collect()\nimport labkit as lk"),
+            *map(ours, cells.imports()),
+            *map(v4.new_code_cell, cells.cells),
+            ours(f"{module}\n{check}"),
+        ]
+    )
+
+
+def _error(notebook: Any) -> str | None:
+    """Return what the submitted cells raised first, and the first import that failed."""
+    raised = {True: [], False: []}
+    for cell in notebook.cells:
+        for output in cell.outputs:
+            if output.output_type == "error":
+                said = (output.evalue.strip().splitlines() or [""])[0]
+                raised[OURS in cell.metadata].append(f"{output.ename}: {said}"[:300])
+    missing = f" ({raised[True][0][:200]})" if raised[True] else ""
+    return raised[False][0] + missing if raised[False] else None
+
+
+def _environment(place: str) -> dict[str, str]:
+    root = str(Path(labkit.__file__).parents[1])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return family.without_keys(os.environ) | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "IPYTHONDIR": os.path.join(place, "ipython"),  # no start-up files of the grader's
+        "LABKIT_NO_SCORE": "1",
+        family.MARK: place,
+    }
+
+
+def _copy(folder: Path, work: Path) -> None:
+    """Copy what lies beside a notebook: no notebooks (others' may), links or hidden files."""
+
+    def skipped(_place: str, names: list[str]) -> list[str]:
+        place = Path(_place)
+        return [
+            n
+            for n in names
+            if n[0] == "." or n.endswith(".ipynb") or place.joinpath(n).is_symlink()
+        ]
+
+    files = (p for p in folder.rglob("*") if p.is_file() and not skipped(str(p.parent), [p.name]))
+    room = MAX_FOLDER_BYTES
+    for file in files:
+        room -= file.stat().st_size
+        if room < 0:
+            raise ValueError(
+                f"there are more than {MAX_FOLDER_BYTES // 2**20} MiB beside the notebook; give "
+                "each submission a folder of its own."
+            )
+    shutil.copytree(folder, work, ignore=skipped)
+
+
+# -- in the kernel of the clean notebook -----------------------------------------------------------
+
+
+class Collector:
+    """Stands in for a challenge while submitted cells run: its check only keeps the answer."""
+
+    answers: dict[str, Any] = {}
+    start = None
+
+    def __init__(self, key: str):
+        self.key = key
+
+    def check(self, answer: Any) -> Collector:
+        """Keep the answer; the last one counts."""
+        self.answers[self.key] = answer
+        return self
+
+    def solution(self) -> str:
+        """Return none."""
+        return "No solutions while grading."
+
+
+def collect() -> None:
+    """Collect answers from now on, drop what is printed, and limit memory."""
+    labkit.challenge = Collector
+    sys.stdout = sys.stderr = open(os.devnull, "w")
+    _limit_memory(MEMORY_BYTES)
+
+
+def judge(key: str, result: str, timeout_s: float) -> None:
+    """Check the answer that was collected; write {verdict, why, lines} into `result`."""
+    _limit_memory(None)  # the check's runs are ours
+    verdict = Challenge(all_tasks()[key], limit_s=timeout_s).check(Collector.answers.get(key))
+    found = {"verdict": verdict.kind, "why": verdict.why, "lines": verdict.lines}
+    Path(result).write_text(json.dumps(found), encoding="utf-8")
+
+
+def _limit_memory(most: int | None) -> None:
+    with contextlib.suppress(ImportError, ValueError, OSError):  # Windows has none
+        import resource
+
+        # Not RLIMIT_AS: CUDA reserves address space that it never touches
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard if most is None else most, hard))

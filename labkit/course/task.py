@@ -1,19 +1,29 @@
-"""What a challenge asks: a task, its goals as relations, its hints, and how it is tried out.
+"""What a challenge asks: a task, its goals, its hints, and how an answer is tried out.
 
-A goal compares what the attempt measures with a baseline measured in the same session, never with
-an absolute time. A measurement close to its mark is repeated and the median counts.
+The challenges stand in `labkit.course.nb00` to `nb09`, one file a notebook. A code challenge is a
+function: its docstring is the task, its body checks an answer (in the bench, which imports torch).
+A knob challenge is answered with changes of a spec, and judged by what that measures.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from statistics import median
-from typing import Any
+from importlib import import_module
+from itertools import dropwhile
+from pathlib import Path
+from typing import Any, ClassVar
 
-from labkit.course.sealed import Sealed
-from labkit.results.slow_script import SlowScript
-from labkit.spec import KNOBS, Distributed, Pipeline
+from labkit.course.answers import Attempt
+from labkit.results.launch import launch
+from labkit.spec import KNOBS, Distributed, Experiment, Pipeline
+
+CLOSE = 0.1  # of a mark: where noise could decide
+
+Value = Callable[[Any, Any], "float | None"]  # (attempt, baseline) -> the number
+
+# -- goals -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -21,21 +31,19 @@ class Goal:
     """One relation: a number of the attempt, over the same of the baseline or on its own."""
 
     what: str  # in words, as the reader sees it: "samples/s over the baseline's"
-    value: Callable[[Any, Any], float | None]  # (attempt, baseline) -> the number
+    value: Value | None = None  # None: what a check returns under the goal's name
     at_least: float | None = None
     at_most: float | None = None
-    close: float | None = 0.1  # measured again this near to the mark, as a share; None: exact
+    close: float | None = None  # measured again this near to the mark, as a share; None: exact
 
     def met(self, value: float | None) -> bool:
-        """Whether `value` satisfies the relation; a number that is missing does not."""
-        if value is None:
-            return False
+        """Return whether `value` satisfies the relation; a number that is missing does not."""
         low = -float("inf") if self.at_least is None else self.at_least
         high = float("inf") if self.at_most is None else self.at_most
-        return low <= value <= high
+        return value is not None and low <= value <= high
 
     def near(self, value: float | None) -> bool:
-        """Whether noise could have decided."""
+        """Return whether noise could have decided."""
         if value is None or self.close is None:
             return False
         marks = [mark for mark in (self.at_least, self.at_most) if mark is not None]
@@ -44,18 +52,26 @@ class Goal:
     @property
     def expected(self) -> str:
         """The relation in words."""
-        parts = []
         if self.at_least is not None and self.at_least == self.at_most:
             return f"{self.what}: {self.at_least:g}"
-        if self.at_least is not None:
-            parts.append(f"at least {self.at_least:g}")
-        if self.at_most is not None:
-            parts.append(f"at most {self.at_most:g}")
-        return f"{self.what}: {' and '.join(parts)}"
+        marks = {"at least": self.at_least, "at most": self.at_most}
+        return f"{self.what}: " + " and ".join(
+            f"{word} {mark:g}" for word, mark in marks.items() if mark is not None
+        )
 
 
-def ratio(name: str) -> Callable[[Any, Any], float | None]:
-    """A goal's value: the attempt's attribute over the baseline's."""
+def at_least(mark: float, what: str, value: Value | None = None, **more: Any) -> Goal:
+    """Return the goal that `what` is `mark` or more."""
+    return Goal(what, value, at_least=mark, **more)
+
+
+def at_most(mark: float, what: str, value: Value | None = None, **more: Any) -> Goal:
+    """Return the goal that `what` is `mark` or less."""
+    return Goal(what, value, at_most=mark, **more)
+
+
+def ratio(name: str) -> Value:
+    """Return a goal's value: the attempt's attribute over the baseline's."""
 
     def value(attempt: Any, baseline: Any) -> float | None:
         mine, theirs = getattr(attempt, name), getattr(baseline, name)
@@ -64,13 +80,13 @@ def ratio(name: str) -> Callable[[Any, Any], float | None]:
     return value
 
 
-def own(name: str) -> Callable[[Any, Any], float | None]:
-    """A goal's value: the attempt's attribute as it is."""
-    return lambda attempt, _baseline: getattr(attempt, name)
+def faster(times: float) -> Goal:
+    """Return the goal to train so many times the baseline's samples/s."""
+    return at_least(times, "samples/s over the baseline's", ratio("throughput"), close=CLOSE)
 
 
-def counted(name: str) -> Callable[[Any, Any], float | None]:
-    """A goal's value: what an exercise wrote under `name`."""
+def counted(name: str) -> Value:
+    """Return a goal's value: what a check returned under `name`."""
 
     def value(measured: Any, _baseline: Any) -> float | None:
         found = [point.values[name] for point in measured if name in point.values]
@@ -79,110 +95,198 @@ def counted(name: str) -> Callable[[Any, Any], float | None]:
     return value
 
 
-def exactly(what: str, value: Callable, **marks: float) -> Goal:
-    """Return a goal about a number that has no noise."""
-    return Goal(what, value, close=None, **marks)
+def sized_for_a_cpu(machine: Any) -> str | None:
+    """Return why a challenge whose model is large for a CPU says nothing on a GPU."""
+    return None if machine.kind == "cpu" else "Its model is sized for a CPU; here is a GPU."
 
 
-@dataclass(frozen=True)
+# -- tasks -----------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
 class Task:
-    """One challenge. `KnobTask` is answered with a spec, `CodeTask` with a function or class.
-
-    `wrong` holds plausible answers that must fail, at least one of them a cheat; the tests try
-    them, and the solution, on every change.
-    """
+    """What both kinds of challenge have; `needs(machine)` says why it cannot be done here."""
 
     key: str  # "02-feed": notebook and name
     title: str
     text: str  # what to do, and what may be changed
     goals: tuple[Goal, ...]
     hints: tuple[str, ...]
-    solution: Any
-    wrong: dict[str, Any] = field(default_factory=dict)
-    needs: Callable[[Any], str | None] | None = None  # (machine) -> why it cannot be done here
+    needs: Callable[[Any], str | None] | None = None
 
 
-Spec = Pipeline | SlowScript | Distributed
-
-
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class KnobTask(Task):
-    """Answered with `base` with the knobs in `free` changed: a Pipeline, or a dict of changes.
+    """Answered with `base` with the knobs in `free` changed: a spec, or a dict of changes.
 
     `against` is what the goals compare with, where it is not `base` itself.
     """
 
-    base: Spec = field(default_factory=Pipeline)
+    base: Any = field(default_factory=Pipeline)  # or a SlowScript, or Distributed
     free: tuple[str, ...] = ()
+    solution: Any = None
     same_losses: bool = True  # whether the allowed knobs leave the first losses as they are
     tolerance: float = 1e-3  # of the losses: 16-bit formats round
-    against: Spec | None = None
+    against: Any = None
     compares: bool = True  # whether a goal looks at the baseline at all
 
-    def spec(self, attempt: Any) -> Spec:
+    @property
+    def given(self) -> Any:
+        """What to begin from."""
+        return self.base
+
+    @property
+    def solved(self) -> Any:
+        """A solution that passes."""
+        return self.solution
+
+    @property
+    def rules(self) -> str:
+        """What kind of answer is expected, and what it may change."""
+        kind = "a Pipeline or a dict" if isinstance(self.base, Pipeline) else "a dict"
+        return f"The answer is {kind} of changes; only {', '.join(self.free)} may change."
+
+    def spec(self, answer: Any) -> Any:
         """Return what is to be run; raises ValueError, saying why, for what is no answer."""
-        if isinstance(attempt, type(self.base)):
-            return attempt
-        if not isinstance(attempt, dict):
+        if isinstance(answer, type(self.base)):
+            return answer
+        if not isinstance(answer, dict):
             wanted = type(self.base).__name__ if isinstance(self.base, Pipeline) else "dict"
-            raise ValueError(f"The answer is a {wanted}, this is {type(attempt).__name__}.")
-        known = knobs_of(self.base)
-        if unknown := [str(name) for name in attempt if name not in known]:
+            raise ValueError(f"The answer is a {wanted}, this is {type(answer).__name__}.")
+        known = _values(self.base)
+        if unknown := [str(name) for name in answer if name not in known]:
             raise ValueError(f"There is no {', '.join(unknown)} to change here.")
         if isinstance(self.base, Distributed):
-            knobs = {name: value for name, value in attempt.items() if name in KNOBS}
-            own = {name: value for name, value in attempt.items() if name not in KNOBS}
-            return replace(self.base, pipeline=self.base.pipeline.but(**knobs), **own)
-        return replace(self.base, **attempt)
+            knobs = {name: value for name, value in answer.items() if name in KNOBS}
+            own = {name: value for name, value in answer.items() if name not in KNOBS}
+            return self.base.but(pipeline=self.base.pipeline.but(**knobs), **own)
+        return self.base.but(**answer)
 
-    def refuse(self, attempt: Any) -> str | None:
-        """Why this attempt is not run at all; None where it may be."""
+    def refuse(self, answer: Any) -> str | None:
+        """Return why this answer is not run at all; None where it may be."""
         try:
-            before, after = knobs_of(self.base), knobs_of(self.spec(attempt))
+            before, after = _values(self.base), _values(self.spec(answer))
         except (ValueError, TypeError, AttributeError, RuntimeError) as error:
             return str(error)
         if before == after:
             return "This is what you were given: change one of the allowed knobs."
-        changed = [name for name in after if after[name] != before[name] and name not in self.free]
-        if changed:
+        if held := [n for n in after if after[n] != before[n] and n not in self.free]:
             return (
-                f"Leave {', '.join(changed)} as {'it is' if len(changed) == 1 else 'they are'}: "
+                f"Leave {', '.join(held)} as {'it is' if len(held) == 1 else 'they are'}: "
                 f"only {', '.join(self.free)} may change, or it is not the same work."
             )
         return None
 
+    def start(self, answer: Any) -> Any:
+        """Start the answer's run."""
+        return launch(self.spec(answer))
 
-def knobs_of(spec: Spec) -> dict[str, Any]:
+    def other_work(self, run: Any, baseline: Any) -> str | None:
+        """Return why the run did something else than it was asked; None where it did not."""
+        if self.same_losses and self.compares:
+            pairs = zip(run.loss[:5], baseline.loss[:5], strict=False)
+            if any(abs(a - b) > self.tolerance * max(1.0, abs(b)) for a, b in pairs):
+                return "The losses are not those of the same work."
+        return None
+
+
+def _values(spec: Any) -> dict[str, Any]:
     """Return everything that a spec sets, by name."""
-    if isinstance(spec, SlowScript):
-        return {"fixes": spec.fixes, "steps": spec.steps}
     if isinstance(spec, Distributed):
         whole = spec.to_spec()
         return {**whole.pop("pipeline"), **whole}
     return spec.to_dict()
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class CodeTask(Task):
-    """Answered with a function or a class, which is tried out in a process of its own.
+    """Answered with a function or a class, which `check(answer)` tries out in the bench.
 
-    `exercise` names a module of `labkit.course.exercises`, whose measurements the goals read; there
-    are the answers too, and `solution` and `wrong` name them: "module:name".
+    The check returns {goal: number}. It decorates the code to begin from, `@task.start_code`, and a
+    solution, `@task.solution`.
     """
 
-    exercise: str = ""
-    start: str = ""  # the code to begin from, "module:name" too
+    check: Callable[[Any], dict[str, float]]
     kind: str = "function"  # or "class"
+    begin: Any = None
+    answer: Any = None
+    compares: ClassVar[bool] = False  # a check measures its own baseline, beside the answer
 
-    def refuse(self, attempt: Any) -> str | None:
-        """Why this attempt is not run at all; None where it may be."""
-        if isinstance(attempt, Sealed):  # from a submission: only the bench opens it
-            return attempt.refuse(self.kind)
-        right = isinstance(attempt, type) if self.kind == "class" else callable(attempt)
-        return None if right else f"The answer is a {self.kind}, this is {type(attempt).__name__}."
+    def start_code(self, code: Any) -> Any:
+        """Take the decorated function or class as what to begin from."""
+        self.begin = code
+        return code
+
+    def solution(self, code: Any) -> Any:
+        """Take the decorated function or class as a solution."""
+        self.answer = code
+        return code
+
+    @property
+    def given(self) -> str | None:
+        """The code to begin from, as text."""
+        return _source(self.begin) if self.begin else None
+
+    @property
+    def solved(self) -> str:
+        """The code of a solution that passes."""
+        return _source(self.answer)
+
+    @property
+    def rules(self) -> str:
+        """What kind of answer is expected."""
+        return f"The answer is a {self.kind}."
+
+    def refuse(self, answer: Any) -> str | None:
+        """Return why this answer is not run at all; None where it may be."""
+        right = isinstance(answer, type) if self.kind == "class" else callable(answer)
+        return None if right else f"The answer is a {self.kind}, this is {type(answer).__name__}."
+
+    def start(self, answer: Any) -> Any:
+        """Start the run that tries the answer out."""
+        task = f"{self.check.__module__}:{self.check.__name__}"
+        return launch(Experiment("exercise", {"task": task}), source=Attempt(answer))
+
+    def other_work(self, measured: Any, _baseline: Any) -> str | None:
+        """Return why the answer does not count; None where it does."""
+        return next((p.values.get("why") for p in measured if p.of == "refused"), None)
 
 
-def middle(values: list[float | None]) -> float | None:
-    """Return the median of what was measured; None where nothing was."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+def _source(code: Any) -> str:
+    lines = inspect.getsourcelines(code)[0]
+    return "".join(dropwhile(lambda line: line.startswith("@"), lines)).rstrip()
+
+
+TASKS: dict[str, Task] = {}
+
+
+def knobs(key: str, title: str, text: str, *goals: Goal, **more: Any) -> KnobTask:
+    """Add a challenge that is answered with knobs; `more` are the fields of a KnobTask."""
+    TASKS[key] = KnobTask(key=key, title=title, text=text, goals=goals, **more)
+    return TASKS[key]
+
+
+def code(key: str, *hints: str, kind: str = "function", **goals: Goal) -> Callable:
+    """Add a challenge that is answered with code; decorates its check.
+
+    The check's docstring is the title and, below it, the task. It returns a number for each goal,
+    by name.
+    """
+
+    def add(check: Callable[[Any], dict[str, float]]) -> CodeTask:
+        title, _, text = inspect.getdoc(check).partition("\n\n")
+        TASKS[key] = CodeTask(
+            key=key, title=title.rstrip("."), text=" ".join(text.split()), hints=hints, kind=kind,
+            goals=tuple(replace(goal, value=counted(name)) for name, goal in goals.items()),
+            check=check,
+        )  # fmt: skip
+        return TASKS[key]
+
+    return add
+
+
+def all_tasks() -> dict[str, Task]:
+    """Return every challenge of the course by its key, in the notebooks' order."""
+    for file in sorted(Path(__file__).parent.glob("nb*.py")):
+        import_module(f"labkit.course.{file.stem}")
+    return dict(sorted(TASKS.items(), key=lambda each: each[0][:2]))

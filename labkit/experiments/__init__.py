@@ -182,9 +182,4 @@ EXPERIMENTS = {
         figure="labkit.experiments.bars_figure",
         defaults={"workers": 4, "epochs": 5},
     ),
-    "exercise": Listed(
-        "exercise",
-        "an answer to a challenge, tried out",
-        defaults={"task": None},
-    ),
 }

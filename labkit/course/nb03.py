@@ -1,4 +1,4 @@
-"""Challenge: a dataset whose items cost a fraction, with everything that prepares them timed."""
+"""Notebook 03, DataLoader tuning: its challenges."""
 
 from __future__ import annotations
 
@@ -9,17 +9,33 @@ from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any
 
-import torch
+from labkit.course.answers import Refused, difference
+from labkit.course.task import CLOSE, at_least, at_most, code, faster, knobs
+from labkit.spec import Pipeline
 
-from labkit.bench.workbench import Workbench
-from labkit.course.exercises.counting import difference
-from labkit.experiments.exercise import Refused
-
+SMALL = {"model": "mlp", "width": 32, "depth": 1, "image_px": 16, "seconds": None, "xray": False}
+STALLS = Pipeline(
+    dataset="sleep", prep_ms=15.0, stall_ms=600.0, stall_every=21, num_workers=4,
+    prefetch_factor=1, steps=168, **SMALL,
+)  # fmt: skip
+DEEP = Pipeline(dataset="sleep", prep_ms=80.0, num_workers=4, prefetch_factor=16, steps=80, **SMALL)
 PX, COUNT, ROUNDS = 24, 48, 7
 
 
-def check(answer: Any, bench: Workbench) -> None:
-    """Time constructor and items against the slow dataset's, on data neither has seen."""
+@code(
+    "03-lean",
+    "What does __getitem__ do for one item that it could do once for all?",
+    "torch.frombuffer makes a tensor of bytes without looking at them one by one.",
+    kind="class",
+    ratio=at_least(4.0, "times as fast", close=CLOSE),
+)
+def lean(answer: Any) -> dict[str, float]:
+    """a lean __getitem__.
+
+    Write a dataset class with the same items as this one (labels, and FP32 images of
+    shape (3, px, px) in 0 to 1), which takes a quarter of the time at the most. The
+    constructor is timed as well, on data it has not seen, and so is every item, once.
+    """
     compare_items(answer, *data(0))
     ratios = []
     for seed in range(1, ROUNDS + 1):
@@ -27,13 +43,12 @@ def check(answer: Any, bench: Workbench) -> None:
         slow_ns, fast_ns = timed(Slow, *fresh), timed(answer, *fresh)
         ratios.append(slow_ns / fast_ns)
         compare_items(answer, *fresh, some=4)
-    bench.write("items", values={"ratio": median(ratios)})
+    return {"ratio": median(ratios)}
 
 
 def data(seed: int) -> tuple[str, bytes]:
     """Return a manifest of records, and the pixels they point into."""
-    rng = random.Random(seed)
-    size = 3 * PX * PX
+    rng, size = random.Random(seed), 3 * PX * PX
     records = [{"at": i * size, "label": rng.randrange(1000), "px": PX} for i in range(COUNT)]
     rng.shuffle(records)
     return json.dumps(records), rng.randbytes(COUNT * size)
@@ -55,11 +70,12 @@ def compare_items(kind: Any, manifest: str, pixels: bytes, some: int = COUNT) ->
         raise Refused(f"It has {len(mine)} items, not {len(theirs)}.")
     for index in random.Random(5).sample(range(COUNT), some):
         (image, label), (right, right_label) = mine[index], theirs[index]
-        same = type(image) is torch.Tensor and image.dtype == right.dtype
+        same = type(image) is type(right) and image.dtype == right.dtype
         if not same or difference(image, right) > 1e-6 or label != right_label:
             raise Refused(f"Item {index} is not the one the slow dataset has.")
 
 
+@lean.start_code
 class Slow:
     """A dataset with the habits of many: it parses everything for one item, and loops."""
 
@@ -70,6 +86,8 @@ class Slow:
         return len(json.loads(self.manifest))
 
     def __getitem__(self, index):
+        import torch
+
         record = [SimpleNamespace(**each) for each in json.loads(self.manifest)][index]
         size = 3 * record.px * record.px
         raw = self.pixels[record.at : record.at + size]
@@ -81,13 +99,13 @@ class Slow:
         return torch.tensor(image), record.label
 
 
-# -- answers: one that passes, and some that do not ------------------------------------------
-
-
+@lean.solution
 class Lean:
     """Parses once, and lets torch loop over the pixels: (3, px, px) FP32 in 0 to 1."""
 
     def __init__(self, manifest, pixels):
+        import torch
+
         self.records = json.loads(manifest)
         self.pixels = torch.frombuffer(bytearray(pixels), dtype=torch.uint8)
 
@@ -101,45 +119,38 @@ class Lean:
         return raw.view(3, px, px).float() / 255, record["label"]
 
 
-class ParsedOnce(Slow):
-    """Parses once, and still loops over pixels in Python."""
-
-    def __init__(self, manifest, pixels):
-        super().__init__(manifest, pixels)
-        self.records = [SimpleNamespace(**each) for each in json.loads(manifest)]
-
-    def __len__(self):
-        return len(self.records)
-
-    def __getitem__(self, index):
-        record = self.records[index]
-        self.manifest = json.dumps([vars(record)])  # the one record that the slow code parses
-        return super().__getitem__(0)
-
-
-class BeforeTheClock(Slow):
-    """All the work in the constructor, where nobody seems to look."""
-
-    def __init__(self, manifest, pixels):
-        super().__init__(manifest, pixels)
-        self.items = [super(BeforeTheClock, self).__getitem__(i) for i in range(len(self))]
-
-    def __getitem__(self, index):
-        return self.items[index]
+knobs(
+    "03-stalls",
+    "ride over the stalls",
+    "The disk stalls for 600 ms in one of 21 batches. Train at least 1.6 times as fast all "
+    "the same, with the same four workers.",
+    faster(1.6),
+    hints=(
+        "Batches are handed over in order: while one worker stalls, the others fill the queue.",
+        "How many batches can three workers make in 600 ms? So many places the queue needs.",
+    ),
+    base=STALLS,
+    free=("prefetch_factor",),
+    solution=STALLS.but(prefetch_factor=32),
+)
 
 
-class HalfTheItems(Lean):
-    """Every second item is the one before."""
-
-    def __getitem__(self, index):
-        return super().__getitem__(index // 2 * 2)
+def queued(run: Any, _baseline: Any) -> float:
+    """Return how many batches the workers keep ready."""
+    return run.pipeline.num_workers * (run.pipeline.prefetch_factor or 0)
 
 
-class StoppedClock(Slow):
-    """Replaces the clock."""
-
-    def __init__(self, manifest, pixels):
-        import time
-
-        super().__init__(manifest, pixels)
-        time.perf_counter = time.perf_counter_ns = lambda: 0
+knobs(
+    "03-small-queue",
+    "a quarter of the queue",
+    "Four workers keep 64 batches ready. Keep at most 16, and at least 0.8 of the speed.",
+    faster(0.8),
+    at_most(16, "num_workers * prefetch_factor", queued),
+    hints=(
+        "Nothing stalls here. What, then, are 64 batches in memory good for?",
+        "The workers set the speed; the queue only evens it out.",
+    ),
+    base=DEEP,
+    free=("num_workers", "prefetch_factor"),
+    solution=DEEP.but(prefetch_factor=2),
+)

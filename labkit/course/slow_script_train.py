@@ -1,8 +1,6 @@
 """One training script with everything wrong with it, and a named fix for each of its bottlenecks.
 
-    python -m labkit.bench.slow_script                          as slow as it comes
-    python -m labkit.bench.slow_script --fix data,items,copies  the same script, three things fixed
-
+For the bench, which imports it by the name in the spec; `labkit.course.slow_script` has the fixes.
 It trains a small CNN on real JPEG files. Whatever is fixed, it sees the same samples in the same
 order and learns the same: a fix changes how the work is done, never what is done. `lk.slow_script`
 runs it isolated and recorded, on the bench's own loop, timeline and x-ray.
@@ -10,10 +8,8 @@ runs it isolated and recorded, on the bench's own loop, timeline and x-ray.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import sys
 import tempfile
 import time
 import zlib
@@ -34,8 +30,8 @@ from labkit.bench.item_times import ItemTimes
 from labkit.bench.loop import Trainer
 from labkit.bench.machine import cpu_cores, find_device, use_fixed_threads
 from labkit.bench.resolve_config import resolve_config
-from labkit.bench.slow_settings import FIXES, check, settings, usual_steps
 from labkit.process.events import EventLog
+from labkit.spec import Pipeline
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)  # of each colour channel
 CHECKED = 3  # batches whose pixels are summed up, to prove that all stages see the same
@@ -181,36 +177,18 @@ def prepare(
     return trainer, make_loader(Files(made, job, fixes), job, times)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Train here and now, as a script does; print the loss and the samples a second."""
-    lines = "\n".join(f"  {name:10}{about}" for name, about in FIXES.items())
-    parser = argparse.ArgumentParser(
-        prog="python -m labkit.bench.slow_script",
-        description="A training script with everything wrong with it.",
-        epilog=f"fixes:\n{lines}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--fix", default="", metavar="A,B,...", help="what to fix, or 'all'")
-    parser.add_argument("--steps", type=int, default=usual_steps(cpu_cores()))
-    parser.add_argument("--device", default="auto", help="auto, cpu, mps, cuda or cuda:N")
-    options = parser.parse_args(arguments)
-    try:
-        fixes = check(FIXES if options.fix == "all" else filter(None, options.fix.split(",")))
-    except ValueError as error:
-        parser.error(str(error))
+def train_here(fixes: Sequence[str], device_name: str, steps: int | None) -> None:
+    """Train in this process, as a script does; print how it went."""
+    from labkit.course.slow_script import settings, usual_steps
+
     use_fixed_threads()
-    device = find_device(options.device)
-    knobs = settings(fixes, device.type != "cpu", cpu_cores(), options.steps)
+    device, cores = find_device(device_name), cpu_cores()
     model_size.kept_in = Path(os.environ.get("LABKIT_HOME", tempfile.gettempdir()))
-    train(resolve_config(knobs, device)[0], device, fixes, model_size.kept_in / "data")
-    return 0
-
-
-def train(job: Any, device: torch.device, fixes: Sequence[str], cache: Path) -> None:
-    """Train for `job.steps` steps on the images in `cache` and print how it went."""
-    files = jpeg_folder(cache, 2 * job.image_px, lambda *_: None)
+    asked = settings(fixes, device.type != "cpu", cores, steps or usual_steps(cores))
+    job, _ = resolve_config(Pipeline(**asked).to_dict(), device)
+    folder = jpeg_folder(model_size.kept_in / "data", 2 * job.image_px, lambda *_: None)
     trainer = SlowTrainer(job, device, fixes)
-    batches, start = iter(make_loader(Files(files, job, fixes), job)), 0.0
+    batches, start = iter(make_loader(Files(folder, job, fixes), job)), 0.0
     for step in range(job.steps):
         start = time.perf_counter() if step == 1 else start  # the first one starts the workers
         loss = trainer.compute(*trainer.to_device(*next(batches)), update=True)
@@ -220,7 +198,3 @@ def train(job: Any, device: torch.device, fixes: Sequence[str], cache: Path) -> 
     if job.steps > 1:
         rate = (job.steps - 1) * job.batch_size / (time.perf_counter() - start)
         print(f"{rate:.0f} samples/s; fixed: {', '.join(fixes) or 'nothing'}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

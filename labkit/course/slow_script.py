@@ -1,0 +1,201 @@
+"""The slow script of notebook 08: which of its bottlenecks are fixed, and what that sets.
+
+    python -m labkit.course.slow_script                          as slow as it comes
+    python -m labkit.course.slow_script --fix data,items,copies  the same script, three things fixed
+
+Here are its spec and settings, without torch; `labkit.course.slow_script_train` trains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.knobs import Spec, declares_knobs, knob
+from labkit.results.launch import launch
+from labkit.results.machine import machine
+from labkit.results.run import Run
+from labkit.show import wandb_log
+from labkit.show.running import follow
+from labkit.spec import Pipeline
+
+# In the order in which the bottleneck moves; the course's notebook 08 climbs them as a ladder
+FIXES = {
+    "data": "loader workers prepare batches beside the training loop",
+    "items": "a lean __getitem__: nothing parsed twice, no Python loop over pixels",
+    "copies": "one pinned block of bytes a batch, copied without waiting, for lines of floats",
+    "launches": "whole-batch operations for Python loops, no .item() in every step",
+    "precision": "autocast to 16 bits (bf16; fp16 on cards older than Ampere)",
+    "memory": "a fused SiLU and optimizer, channels-last layout: fewer passes over memory",
+    "compile": "torch.compile; not part of 'the ladder', since compiling takes longer than it",
+}
+LADDER = tuple(FIXES)[:-1]
+
+MOST_WORKERS, PREFETCH = 8, 2  # with lean items eight workers feed any card
+STEPS = 30  # at least: 20 get an x-ray, and a verdict needs 12 behind the warm-up
+TOLERANCE = 0.02  # of the loss: 16-bit formats round, everything else is exact to 1e-4
+
+
+@declares_knobs
+@dataclass(frozen=True, repr=False)
+class SlowScript(Spec):
+    """One stage of the slow script: `fixes` are names of `FIXES`, kept in the ladder's order.
+
+    Raises ValueError for a name that is not a fix, and for steps that are not allowed.
+    """
+
+    fixes: tuple[str, ...] = knob(
+        (), "what is fixed", kind="str", choices=tuple(FIXES), each=True
+    )  # fmt: skip
+    steps: int | None = knob(
+        None, "batches to train on", kind="int", low=1, high=1_000_000, auto="enough for a verdict"
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fixes", in_order(self.fixes))
+        object.__setattr__(self, "steps", self.knobs["steps"].check(self.steps))
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The knobs that describe this stage on this machine."""
+        here = machine()
+        gpu, old = here.kind == "gpu", float(here.compute_capability or 9) < 8
+        cores = here.cpu_cores or 1
+        half = "fp16" if gpu and old else "bf16"
+        return Pipeline(**settings(self.fixes, gpu, cores, self.steps or usual_steps(cores), half))
+
+    def to_spec(self) -> dict[str, Any]:
+        """Return what the log's first event says of it, and what trains it."""
+        return {
+            "pipeline": self.pipeline.to_dict(),
+            "script": {"fixes": list(self.fixes)},
+            "module": "labkit.course.slow_script_train",
+        }
+
+
+def slow_script(
+    *fixes: str,
+    wait: bool = True,
+    wandb: bool | str | dict[str, Any] | None = None,
+    before: Run | None = None,
+    steps: int | None = None,
+) -> Run:
+    """Run the deliberately slow training script with some of its bottlenecks fixed.
+
+    Args:
+        *fixes: Any of "data", "items", "copies", "launches", "precision", "memory", "compile";
+            none of them is the script at its slowest.
+        wait: As in `lk.run`.
+        wandb: As in `lk.run`.
+        before: A run to draw faintly behind this one.
+        steps: Batches to train on; None leaves it to labkit.
+
+    Raises:
+        ValueError: A name that is not a fix, before anything starts.
+    """
+    started = launch(SlowScript(fixes, steps), after=wandb_log.command(wandb))
+    slow_script.last = started
+    return follow(started, before) if wait else started
+
+
+slow_script.last = None
+
+
+def stages(fixes: Iterable[str] = LADDER) -> list[SlowScript]:
+    """Return the script with nothing fixed, then with one more fix at a time."""
+    fixes = tuple(fixes)
+    return [SlowScript(fixes[:count]) for count in range(len(fixes) + 1)]
+
+
+def same_training(run: Any, first: Any, tolerance: float = TOLERANCE) -> None:
+    """Raise AssertionError unless two runs of the script did the same work.
+
+    The same samples in the same order (a checksum of the pixels of the first batches), as many of
+    them, and the same loss in every step, to `tolerance` of it.
+    """
+    for each in (run, first):
+        if each.outcome != "finished" or not each.event("samples"):
+            raise AssertionError(f"not a finished run of the slow script: {each!r}")
+    pixels = [each.event("samples").get("crc32") for each in (run, first)]
+    if pixels[0] != pixels[1] or run.samples != first.samples:
+        raise AssertionError("not the same samples in the same order")
+    for step, (now, before) in enumerate(zip(run.loss, first.loss, strict=True)):
+        if not abs(now - before) <= tolerance * abs(before):
+            raise AssertionError(f"another loss in step {step}: {now:.4f}, it was {before:.4f}")
+
+
+def in_order(fixes: Iterable[str]) -> tuple[str, ...]:
+    """Return the fixes in the order of the ladder; raise ValueError for an unknown one."""
+    asked = list(fixes)
+    for name in asked:
+        if name not in FIXES:
+            raise ValueError(f"Unknown fix {name!r}; available: {', '.join(FIXES)}.")
+    return tuple(name for name in FIXES if name in asked)
+
+
+def workers_for(cores: int) -> int:
+    """Return how many loader workers the script gets: one a core, two at least, eight at most."""
+    return max(2, min(cores, MOST_WORKERS))
+
+
+def usual_steps(cores: int) -> int:
+    """Return enough steps for a verdict: those of batches prefetched at the start are a third.
+
+    They count as warm-up, of which a run leaves out no more than that.
+    """
+    return max(STEPS, 3 * PREFETCH * workers_for(cores))
+
+
+def settings(
+    fixes: Iterable[str], gpu: bool, cores: int, steps: int, half: str = "bf16"
+) -> dict[str, Any]:
+    """Return the knobs of the script with `fixes`; `half` is the 16-bit format.
+
+    On a GPU the model is left to the bench, which sizes it for the card, and the batch is so large
+    that 16 bits do not make its kernels too small.
+    """
+    fixes, (width, depth) = set(in_order(fixes)), (None, None) if gpu else (40, 5)
+    workers = workers_for(cores) if "data" in fixes else 0
+    return {
+        "dataset": "jpeg", "io_ms": 0.0, "augment": 0, "image_px": 48, "model": "cnn",
+        "width": width, "depth": depth, "steps": steps, "seconds": 100.0,
+        "batch_size": 48 if gpu else 16,
+        "num_workers": workers,
+        "prefetch_factor": PREFETCH if workers else None,
+        "pin_memory": gpu and "copies" in fixes,
+        "non_blocking": gpu and "copies" in fixes,
+        "precision": half if "precision" in fixes else "fp32",
+        "channels_last": "memory" in fixes,
+        "fused_optimizer": "memory" in fixes,
+        "compile": "default" if "compile" in fixes else None,
+    }  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train here and now, as a script does; print the loss and the samples a second."""
+    lines = "\n".join(f"  {name:10}{about}" for name, about in FIXES.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m labkit.course.slow_script",
+        description="A training script with everything wrong with it.",
+        epilog=f"fixes:\n{lines}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--fix", default="", metavar="A,B,...", help="what to fix, or 'all'")
+    parser.add_argument("--steps", type=int, help="batches to train on")
+    parser.add_argument("--device", default="auto", help="auto, cpu, mps, cuda or cuda:N")
+    options = parser.parse_args(arguments)
+    try:
+        fixes = in_order(FIXES if options.fix == "all" else filter(None, options.fix.split(",")))
+    except ValueError as error:
+        parser.error(str(error))
+    from labkit.course import slow_script_train
+
+    slow_script_train.train_here(fixes, options.device, options.steps)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
