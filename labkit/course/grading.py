@@ -235,6 +235,7 @@ def _environment(place: str) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(paths),
         "IPYTHONDIR": os.path.join(place, "ipython"),  # no start-up files of the grader's
         "LABKIT_NO_SCORE": "1",
+        "LABKIT_WARM": "0",
         family.MARK: place,
     }
 
