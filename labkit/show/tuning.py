@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import html
-import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.show.display import in_notebook
+from labkit.show.display import Display
 from labkit.show.follow import Follower
 from labkit.tuner.job import TuningJob
-from labkit.tuner.tuning import Trial, Tuning
-
-PERIOD_S = 0.2
+from labkit.tuner.tuning import Tuning
 
 
 def tune(
@@ -56,116 +51,52 @@ def tune(
         baseline=baseline, max_workers=max_workers, seconds=seconds,
     )  # fmt: skip
     tune.last = job.tuning
-    table = NotebookTable() if in_notebook() else TextTable()
-    job.each, job.live = table.update, table.running
+    progress = Progress(job.tuning)
+    job.each, job.live = progress.trial, progress.running
     try:
         return job.run()
     finally:
-        table.finish(job.tuning)
+        progress.display.final(job.tuning.headline, progress.page())
 
 
-class NotebookTable:
-    """The table of trials in the output of a cell, growing."""
+class Progress:
+    """The trials so far: a growing table in a notebook, elsewhere a line on stderr for each."""
 
-    def __init__(self):
-        from IPython.display import display
+    def __init__(self, tuning: Tuning):
+        self.tuning, self.display, self.said = tuning, Display(), 0
 
-        self.shown, self.text = 0.0, ""
-        self.handle = display(Html(""), display_id=True)
+    def page(self, now: str = "") -> Any:
+        """Return the table as HTML; its text is the same for every tuning: notebooks are compared.
 
-    def update(self, tuning: Tuning) -> None:
-        """Show the trials so far."""
-        self.tuning = tuning
-        self.handle.update(Html(page(tuning, self.text)))
+        `now` says what is going on.
+        """
+        from IPython.display import HTML
 
-    def running(self, run: Any) -> None:
-        """Say how far the run is that is going on, a few times a second."""
-        if time.monotonic() - self.shown > PERIOD_S:
-            self.shown, follower = time.monotonic(), Follower()
-            follower.read(run)
-            self.text = line_of(follower, run)
-            self.update(self.tuning)
+        return HTML(self.tuning.table(now)._repr_html_())
 
-    def finish(self, tuning: Tuning) -> None:
-        """Leave the finished table."""
-        self.text = ""
-        self.update(tuning)
-
-
-class Html:
-    """HTML with a text that is the same for every tuning: stored notebooks are compared."""
-
-    def __init__(self, text: str):
-        self.text = text
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/html": self.text, "text/plain": "<labkit tuning>"}
-
-
-class TextTable:
-    """The trials as lines on stderr, one when each has been measured; stdout stays free."""
-
-    def __init__(self):
-        self.shown, self.width, self.said = 0.0, 0, 0
-
-    def update(self, tuning: Tuning) -> None:
-        """Write the runs that have ended since the last call."""
+    def trial(self) -> None:
+        """Show a trial that has begun or ended; one that has ended leaves its line."""
+        tuning = self.tuning
         ended = sum(len(trial.rates) + bool(trial.error) for trial in tuning.tried)
-        if ended == self.said:
-            return
-        self.said = ended
-        self._line(trial_line(tuning, tuning.latest), "\n")
+        if ended > self.said:
+            self.said = ended
+            self.display.final(line_of(tuning), self.page())
 
     def running(self, run: Any) -> None:
-        """Rewrite a line about the run that is going on, where there is a terminal."""
-        if sys.stderr.isatty() and time.monotonic() - self.shown > PERIOD_S:
-            self.shown, follower = time.monotonic(), Follower()
+        """Say how far the run is that is going on."""
+        if self.display.due:
+            follower = Follower()
             follower.read(run)
-            self._line(line_of(follower, run), "")
-
-    def finish(self, tuning: Tuning) -> None:
-        """Write the result in one line."""
-        self._line(tuning.headline, "\n")
-
-    def _line(self, text: str, end: str) -> None:
-        start = "\r" if sys.stderr.isatty() else ""
-        print(start + text.ljust(self.width), end=end, file=sys.stderr, flush=True)
-        self.width = 0 if end else len(text)
+            # without how many steps it might do: the clock ends it
+            now = follower.line(run).replace(f" of {follower.steps_asked}", "")
+            self.display.line(now, self.page(now))
 
 
-def line_of(follower: Follower, run: Any) -> str:
-    """Say what the run that is going on does, without how many steps it might do."""
-    return follower.line(run).replace(f" of {follower.steps_asked}", "")
-
-
-def trial_line(tuning: Tuning, trial: Trial) -> str:
-    """Say in one line what a trial gave, what was expected of it, and why it was tried."""
+def line_of(tuning: Tuning) -> str:
+    """Say in one line what the last trial gave, what was expected of it, and why it was tried."""
+    trial = tuning.latest
     rate = f"{trial.rates[-1]:,.0f} samples/s" if trial.rates and not trial.error else "failed"
-    expected = trial.expected
-    hoped = f" (predicted {expected[1]:,.0f} to {expected[2]:,.0f})" if expected else ""
+    hoped = f" (predicted {trial.predicted})" if trial.predicted else ""
     again = f", run {len(trial.rates)}" if len(trial.rates) > 1 else f": {trial.why}"
     what = tuning.verdict(trial)
     return f"{trial.setting}: {rate}{hoped}{'; ' + what if what else ''}{again}"
-
-
-def page(tuning: Tuning, now: str = "") -> str:
-    """Return the tuning as HTML: the result, the table of trials, the snippet; all escaped."""
-    say = html.escape
-    left = "text-align:left;padding-right:14px"
-    head, *rows = tuning.rows()
-    best = tuning.winner
-    body = [f"<tr>{''.join(f'<th style={left!r}>{say(cell)}</th>' for cell in head)}</tr>"]
-    for trial, row in zip(tuning.tried, rows, strict=True):
-        bold = ";font-weight:bold" if trial is best else ""
-        cells = "".join(f"<td style='{left}{bold}'>{say(cell[:200])}</td>" for cell in row)
-        body.append(f"<tr>{cells}</tr>")
-    small = [f"{name}: {reason}" for name, reason in tuning.reasons.items()] if tuning.done else []
-    small += [*tuning.notes, f"samples/s, measured on {tuning.line}"]
-    notes = "".join(f"<div>{say(note)}</div>" for note in small)
-    code = f"<pre style='margin:4px 0'>{say(tuning.snippet)}</pre>" if tuning.done else ""
-    going = f"<div><i>{say(now or 'starting')}</i></div>" if not tuning.done else ""
-    return (
-        "<div style='max-width:860px;border-left:4px solid #0072B2;padding-left:12px'>"
-        f"<div style='font-size:115%'><b>{say(tuning.headline)}</b></div>"
-        f"<table>{''.join(body)}</table>{going}{code}<small>{notes}</small></div>"
-    )

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.tuner.setting import PYTORCH_PREFETCH, Setting
-from labkit.tuner.tuning import TIE, Trial, Tuning
+from labkit.tuner.tuning import PYTORCH_PREFETCH, TIE, Setting, Trial, Tuning
 
 MOST_TRIED = 5  # settings measured, the baseline included
 MOST_RUNS = 7  # runs in all, repeats included; the last check against the baseline comes on top
@@ -37,6 +36,10 @@ class Measured:
 Expected = tuple[float, float, float]  # samples/s: value, low, high
 
 
+def _cost(setting: Setting) -> tuple[int, int, int]:
+    return setting.cost
+
+
 class Search:
     """One search over `settings`, filling a Tuning as it goes."""
 
@@ -47,7 +50,7 @@ class Search:
         measure: Callable[[Setting, float | None], Measured],
         expect: Callable[[Any, Setting, Setting], Expected | None],
         refuse: Callable[[Setting, list[Trial]], str | None] = lambda setting, trials: None,
-        each: Callable[[Tuning], None] = lambda tuning: None,
+        each: Callable[[], None] = lambda: None,
         variants: tuple[dict[str, Any], ...] = (),
     ):
         """Set up a search; nothing runs yet.
@@ -58,7 +61,7 @@ class Search:
             measure: Runs a setting; gets the samples/s expected of it, to choose how long.
             expect: Predicts a setting from a run of another: (run, that one's setting, this one).
             refuse: Why a setting may not be run, such as for want of memory; None where it may.
-            each: Called whenever the Tuning has changed.
+            each: Called whenever a trial begins or ends.
             variants: Changes that are tried on the winner at the end, as {"pin_memory": True}.
         """
         self.tuning, self.settings = tuning, settings
@@ -77,67 +80,69 @@ class Search:
         finally:
             self.tuning.seconds = time.monotonic() - begun
             self.tuning.done = True
-            self.each(self.tuning)
         return self.tuning
 
     def _search(self) -> None:
-        baseline = self._run(Trial(self.tuning.start, "the setting to start from"))
+        tuning = self.tuning
+        baseline = self._run(Trial(tuning.start, "the setting to start from"))
         if baseline.rate is None:
             raise RuntimeError(f"The setting to start from cannot be measured: {baseline.error}")
-        while len(self.tuning.tried) < MOST_TRIED and self.runs < MOST_RUNS:
+        while len(tuning.tried) < MOST_TRIED and self.runs < MOST_RUNS:
             found = self._next()
             if found is None:
                 break
             self._run(found)
         self._settle_ties()
         self._try_variants()
-        self.tuning.settle(self._not_slower(self.tuning.winner))
-        self._tell()
+        tuning.chosen = self._not_slower(tuning.winner)
+        if self.refused:
+            which = min(self.refused, key=_cost)
+            tuning.notes.append(
+                f"Not tried: {len(self.refused)} settings; {which}: {self.refused[which]}."
+            )
+        if len(tuning.tried) == 1:
+            tuning.notes.append(
+                "No other setting was predicted to be faster or as fast and cheaper."
+            )
 
     # -- what to try next ------------------------------------------------------------------------
 
     def _next(self) -> Trial | None:
         """Return the trial most worth a run, or None where none is."""
-        best = self.tuning.winner
-        if best is None or self._missed() > PATIENCE:
+        best, missed = self.tuning.winner, self._missed()
+        if best is None or missed > PATIENCE:
             return None
         hopes = self._hopes()
         if not hopes:
             return None
-        faster = self._faster(hopes, best)
-        return faster or self._cheaper(hopes, best)
+        return self._faster(hopes, best, missed) or self._cheaper(hopes, best)
 
     def _hopes(self) -> dict[Setting, Expected]:
         """Predict what has not been tried: every number of workers, and how deep only for the best.
 
         A prediction takes tens of ms, so those that cannot come out near the top are left out.
         """
-        open_to = [s for s in self.settings if self.tuning.trial(s) or self._may_run(s)]
+        tried = self.tuning.trial
+        open_to = [s for s in self.settings if tried(s) or self._may_run(s)]
         usual = [s for s in open_to if s.prefetch_factor in (None, PYTORCH_PREFETCH)]
         known = {s: found for s in usual if (found := self._expected(s))}
         top = max((value for value, _, _ in known.values()), default=0.0)
         near = {(s.num_workers, s.batch_size) for s, hope in known.items() if hope[0] >= NEAR * top}
-        hopes = {}
-        for setting in open_to:
-            if (setting.num_workers, setting.batch_size) in near and not self.tuning.trial(setting):
-                found = self._expected(setting)
-                hopes |= {setting: found} if found else {}
-        return hopes
+        worth = [s for s in open_to if (s.num_workers, s.batch_size) in near and not tried(s)]
+        return {s: found for s in worth if (found := self._expected(s))}
 
-    def _faster(self, hopes: dict[Setting, Expected], best: Trial) -> Trial | None:
-        missed = self._missed()
+    def _faster(self, hopes: dict[Setting, Expected], best: Trial, missed: int) -> Trial | None:
         top = max(value for value, _, _ in hopes.values())
         if top > (1 + TIE + missed * CLOSE) * best.rate:
             tied = [s for s, (value, _, _) in hopes.items() if value >= (1 - TIE) * top]
-            setting = min(tied, key=lambda setting: setting.cost)
+            setting = min(tied, key=_cost)
             return Trial(setting, "predicted fastest, and the cheapest such", hopes[setting])
         if missed:
             return None
         reach = {s: min(high, (1 + REACH) * value) for s, (value, _, high) in hopes.items()}
         most = max(reach.values())
         if most > (1 + CLOSE) * best.rate:
-            tied = [s for s, high in reach.items() if high >= (1 - TIE) * most]
-            setting = min(tied, key=lambda setting: setting.cost)
+            setting = min((s for s, high in reach.items() if high >= (1 - TIE) * most), key=_cost)
             return Trial(setting, "might be faster: its range reaches higher", hopes[setting])
         return None
 
@@ -150,12 +155,11 @@ class Search:
         return missed
 
     def _cheaper(self, hopes: dict[Setting, Expected], best: Trial) -> Trial | None:
-        enough = (1 - TIE / 2) * best.rate
-        most = best.setting.num_workers
+        enough, most = (1 - TIE / 2) * best.rate, best.setting.num_workers
         tied = [s for s, hope in hopes.items() if hope[0] >= enough and s.num_workers < most]
         if not tied:
             return None
-        setting = min(tied, key=lambda setting: setting.cost)
+        setting = min(tied, key=_cost)
         return Trial(setting, "fewer workers, and predicted to be as fast", hopes[setting])
 
     def _expected(self, setting: Setting) -> Expected | None:
@@ -169,10 +173,12 @@ class Search:
         return tuple(part * near.rate / itself[0] for part in found)
 
     def _may_run(self, setting: Setting) -> bool:
-        """Whether nothing speaks against running it: memory, or a cheaper one that failed."""
+        """Return whether nothing speaks against it: memory, or a cheaper one that failed."""
         for trial in self.tuning.tried:
-            if trial.error and not trial.rates and at_least(setting, trial.setting):
-                return False
+            failed = trial.error and not trial.rates
+            (workers, waiting, _), (least, fewest, _) = setting.cost, trial.setting.cost
+            if failed and workers >= least and waiting >= fewest:
+                return False  # it asks for no less
         why = self.refuse(setting, self.tuning.tried)
         if why:
             self.refused[setting] = why
@@ -185,23 +191,22 @@ class Search:
         if trial not in self.tuning.tried:
             self.tuning.tried.append(trial)
         self.tuning.latest = trial
-        self.each(self.tuning)
+        self.each()
         measured = self.measure(trial.setting, trial.rate or (trial.expected or (None,))[0])
         self.runs += 1
         trial.error = measured.error
         if measured.rate:
             trial.rates.append(measured.rate)
             trial.runs.append(measured.run)
-        self.each(self.tuning)
+        self.each()
         return trial
 
     def _settle_ties(self) -> None:
         """Measure again what is too close to tell: the fastest, and the cheapest near it."""
         for _ in range(2):
-            close = self._close()
-            if len(close) < 2:
-                return
-            fastest = max(close, key=lambda trial: trial.rate)
+            sound = [trial for trial in self.tuning.tried if trial.rate and not trial.error]
+            fastest = max(sound, key=lambda trial: trial.rate)
+            close = [trial for trial in sound if trial.rate >= (1 - CLOSE) * fastest.rate]
             cheapest = min(close, key=lambda trial: trial.setting.cost)
             if cheapest is fastest or (len(fastest.rates) > 1 and len(cheapest.rates) > 1):
                 return
@@ -209,15 +214,10 @@ class Search:
                 if self.runs < MOST_RUNS:
                     self._run(trial)
 
-    def _close(self) -> list[Trial]:
-        sound = [trial for trial in self.tuning.tried if trial.rate and not trial.error]
-        top = max(trial.rate for trial in sound)
-        return [trial for trial in sound if trial.rate >= (1 - CLOSE) * top]
-
     def _try_variants(self) -> None:
         for change in self.variants:
             setting = self.tuning.winner.setting.but(**change)
-            if setting != self.tuning.winner.setting and self.tuning.trial(setting) is None:
+            if self.tuning.trial(setting) is None:
                 what = ", ".join(f"{name}={value}" for name, value in change.items())
                 self._run(Trial(setting, f"the best so far with {what}"))
 
@@ -232,29 +232,13 @@ class Search:
         return best if kept else baseline
 
     def _runs_left(self, baseline: Trial, best: Trial) -> bool:
-        """Whether the two are to be measured again: the closer they are, the more often."""
+        """Return whether to measure the two again: the closer they are, the more often."""
         close = abs(best.rate / baseline.rate - 1) <= CLOSE
         return min(len(baseline.rates), len(best.rates)) < (RUNS_EACH if close else 2)
 
-    def _tell(self) -> None:
-        """Say what was left out, and why the search is over."""
-        notes = self.tuning.notes
-        if self.refused:
-            which = min(self.refused, key=lambda setting: setting.cost)
-            notes.append(
-                f"Not tried: {len(self.refused)} settings; {which}: {self.refused[which]}."
-            )
-        if len(self.tuning.tried) == 1:
-            notes.append("No other setting was predicted to be faster, or as fast and cheaper.")
-
 
 def distance(one: Setting, other: Setting) -> float:
-    """How far two settings are apart, for choosing which run predicts which."""
+    """Return how far two settings are apart, for choosing which run predicts which."""
     workers = abs(math.log2(1 + one.num_workers) - math.log2(1 + other.num_workers))
     depth = abs(math.log2(one.prefetch_factor or 1) - math.log2(other.prefetch_factor or 1))
     return workers + 0.3 * depth + abs(math.log2(one.batch_size / other.batch_size))
-
-
-def at_least(one: Setting, other: Setting) -> bool:
-    """Whether `one` asks for no less than `other` in workers and in samples that wait."""
-    return all(a >= b for a, b in zip(one.cost[:2], other.cost[:2], strict=True))

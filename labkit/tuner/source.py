@@ -16,7 +16,7 @@ from typing import Any
 
 from labkit.bench.their_loop import knobs_of
 from labkit.spec import Pipeline
-from labkit.tuner.setting import Setting
+from labkit.tuner.tuning import Setting
 
 NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 PAYLOAD = "source.pkl"
@@ -40,7 +40,7 @@ class Source:
     parts: tuple[str, ...]
 
     def place(self, folder: Path) -> dict[str, Any]:
-        """Write the payload into a run's folder, for its owner alone; return what the bench does.
+        """Write the payload into a run's folder, for its owner alone; return the bench's order.
 
         Raises OSError where it cannot be written.
         """
@@ -50,12 +50,8 @@ class Source:
                 file.write(self.payload)
         here = os.getcwd()
         path = [here, *(os.path.abspath(place or here) for place in sys.path)]
-        return {
-            "imports": self.imports,
-            "payload": PAYLOAD if self.payload is not None else None,
-            "cwd": here,
-            "path": path,
-        }
+        payload = PAYLOAD if self.payload is not None else None
+        return {"imports": self.imports, "payload": payload, "cwd": here, "path": path}
 
     @staticmethod
     def forget(folder: Path) -> None:
@@ -65,11 +61,8 @@ class Source:
 
     def described(self, pipeline: Pipeline) -> dict[str, Any]:
         """Return what the run's first event tells: the loader's settings, and whose data it is."""
-        knobs = pipeline.to_dict()
-        return {
-            "pipeline": {name: knobs[name] for name in Setting.__dataclass_fields__},
-            "watched": {"loader": f"DataLoader({self.name})"},
-        }
+        knobs = {name: getattr(pipeline, name) for name in Setting.__dataclass_fields__}
+        return {"pipeline": knobs, "watched": {"loader": f"DataLoader({self.name})"}}
 
 
 def of(dataset: Any, collate_fn: Any = None, step: Any = None) -> Source:
@@ -91,7 +84,7 @@ def of(dataset: Any, collate_fn: Any = None, step: Any = None) -> Source:
 
 
 def is_loader(what: Any) -> bool:
-    """Whether `what` is a torch DataLoader: its dataset and its settings can be read off it."""
+    """Return whether `what` is a torch DataLoader: dataset and settings can be read off it."""
     return bool(knobs_of(what))
 
 

@@ -1,28 +1,37 @@
-"""Measuring one setting: an isolated run, as long as it needs and no longer."""
+"""Measuring one setting in an isolated run, and what it would take of the machine's memory."""
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import psutil
 
 from labkit.analysis.facts import cores_used
 from labkit.analysis.thresholds import FOREIGN_LOAD
 from labkit.results.launch import launch
 from labkit.spec import Pipeline
 from labkit.tuner.search import Measured
-from labkit.tuner.setting import Setting
 from labkit.tuner.source import Source
+from labkit.tuner.tuning import Setting, Trial
 
 FEWEST_STEPS = 24  # behind the warm-up; with fewer, throughput is a guess
 LONGEST_S = 30.0  # of one run
 ENDLESS = 1_000_000  # steps: the clock ends a run, so that its queues never run dry
 PATIENCE = 3  # runs that may be made again because others used the cores meanwhile
+SHARE = 0.8  # of the memory that is free: the rest is for what was not foreseen
+CGROUP = Path("/sys/fs/cgroup")
 
 
 class Bench:
     """Runs settings of one pipeline, or of one source, for about `seconds` each.
 
     Attributes:
+        count: How many runs there were.
         disturbed: The share of all cores that other programs used, of runs where it was much.
     """
 
@@ -43,8 +52,7 @@ class Bench:
         run = self._calm_run(setting, self._seconds(setting, rate))
         if run.error or run.outcome != "finished":
             return Measured(None, run.error or run.outcome, run)
-        wanted = FEWEST_STEPS + setting.in_flight
-        if run.steps < wanted and rate is None:
+        if run.steps < FEWEST_STEPS + setting.in_flight and rate is None:
             slow = run.throughput or run.samples / self.seconds or 1.0
             run = self._calm_run(setting, self._seconds(setting, slow))
         if run.error or run.throughput is None:
@@ -89,3 +97,67 @@ def taken_by_others(run: Any) -> float:
     """Return the share of all cores that other programs used while it ran; 0 where not known."""
     _, foreign = cores_used(run)
     return (foreign or 0.0) / (run.machine.cpu_cores or 1)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Free:
+    """Memory that is free now, bytes; None where it cannot be told.
+
+    Attributes:
+        ram: Of the machine, or of the container where that is less.
+        shm: Of /dev/shm, through which workers hand over their batches.
+    """
+
+    ram: int | None
+    shm: int | None
+
+    @classmethod
+    def now(cls) -> Free:
+        """Read it."""
+        ram = shm = None
+        with contextlib.suppress(OSError, ValueError):
+            limit = int((CGROUP / "memory.max").read_text())  # "max" where there is none
+            stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+            used = int((CGROUP / "memory.current").read_text()) - int(stat["inactive_file"])
+            ram = limit - used
+        with contextlib.suppress(OSError):
+            shm = shutil.disk_usage("/dev/shm").free
+        free = psutil.virtual_memory().available
+        return cls(free if ram is None else max(0, min(ram, free)), shm)
+
+
+def refusal(setting: Setting, trials: list[Trial], free: Free) -> str | None:
+    """Return why there is no memory for `setting`, from what smaller ones took; None if there is.
+
+    Counted are the batches that wait in the queues, one in each worker's hands, and a copy of the
+    process for each worker: a forked worker shares its parent's memory at first, but as Python
+    counts references in the objects it reads, their pages become its own. So this is what they may
+    grow to.
+    """
+    known = ((trial, run.event("handoff") or {}) for trial in trials for run in trial.runs)
+    per_sample = next((e["bytes"] / t.setting.batch_size for t, e in known if e.get("bytes")), 0)
+    batches = (setting.in_flight + setting.num_workers) * (2 if setting.pin_memory else 1)
+    queues = batches * per_sample * setting.batch_size
+    if free.shm is not None and queues > SHARE * free.shm:
+        return f"its queues may hold {_gib(queues)} and /dev/shm has {_gib(free.shm)} free"
+    worker_gib = max(
+        (
+            sample["rss_gib"] / (1 + trial.setting.num_workers)
+            for trial in trials
+            for run in trial.runs
+            for sample in run.telemetry
+            if sample.get("rss_gib")
+        ),
+        default=0.0,
+    )
+    whole = queues + setting.num_workers * worker_gib * 2**30
+    if free.ram is not None and whole > SHARE * free.ram:
+        return f"its workers and queues may take {_gib(whole)}, {_gib(free.ram)} of RAM are free"
+    return None
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"

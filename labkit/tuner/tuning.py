@@ -1,14 +1,78 @@
-"""What came out of a search: every setting that was tried, why, and the one to take."""
+"""What a search tries and what came of it: loader settings, their trials, and the one to take."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from labkit.tuner.setting import Setting
+from labkit.results.result import Result
+from labkit.results.table import Table
 
+WORKERS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+PREFETCH = (1, 2, 4, 8)  # batches per worker
+PYTORCH_PREFETCH = 2  # its default
 TIE = 0.015  # throughputs closer than this are the same: repeats of one run differ by more
+CELL = 72  # characters of a cell: errors can be long
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The arguments of a DataLoader that are tuned, under their own names."""
+
+    num_workers: int = 0
+    prefetch_factor: int | None = None
+    pin_memory: bool = False
+    persistent_workers: bool = False
+    batch_size: int = 16
+
+    @classmethod
+    def of(cls, knobs: dict[str, Any]) -> Setting:
+        """Make one from {knob: value}; with workers, prefetch_factor becomes PyTorch's default."""
+        names = cls.__dataclass_fields__
+        made = cls(**{name: value for name, value in knobs.items() if name in names})
+        if made.num_workers and made.prefetch_factor is None:
+            made = replace(made, prefetch_factor=PYTORCH_PREFETCH)
+        return made
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the arguments: `DataLoader(dataset, **setting.to_dict())`."""
+        return asdict(self)
+
+    def but(self, **changes: Any) -> Setting:
+        """Return a changed copy; without workers, what needs them is dropped."""
+        made = replace(self, **changes)
+        if not made.num_workers:
+            return replace(made, prefetch_factor=None, persistent_workers=False)
+        return made
+
+    @property
+    def in_flight(self) -> int:
+        """Batches that may wait in the loader's queues."""
+        return self.num_workers * (self.prefetch_factor or 0)
+
+    @property
+    def cost(self) -> tuple[int, int, int]:
+        """What makes one setting cheaper than another: workers, then samples that wait in RAM."""
+        return self.num_workers, self.in_flight * self.batch_size, int(self.pin_memory)
+
+    def __str__(self) -> str:
+        workers = "1 worker" if self.num_workers == 1 else f"{self.num_workers} workers"
+        text = f"{workers}, prefetch {self.prefetch_factor}" if self.num_workers else "no workers"
+        return text + (", pinned" if self.pin_memory else "")
+
+
+def space(baseline: Setting, max_workers: int, batch_sizes: Iterable[int]) -> list[Setting]:
+    """Return what may be tried: the baseline's other settings with other workers and prefetch."""
+    made = {
+        baseline.but(num_workers=count, prefetch_factor=depth, batch_size=size)
+        for size in batch_sizes
+        for count in WORKERS
+        for depth in PREFETCH
+        if count <= max_workers
+    }
+    return sorted(made, key=lambda setting: (setting.batch_size, setting.cost))
 
 
 @dataclass
@@ -35,8 +99,13 @@ class Trial:
         """Median measured throughput, samples/s."""
         return median(self.rates) if self.rates else None
 
+    @property
+    def predicted(self) -> str | None:
+        """The range that was predicted, samples/s."""
+        return self.expected and f"{self.expected[1]:,.0f} to {self.expected[2]:,.0f}"
+
     def to_dict(self) -> dict[str, Any]:
-        """The trial as JSON types."""
+        """Return the trial as JSON types."""
         return {
             "setting": self.setting.to_dict(),
             "why": self.why,
@@ -49,27 +118,36 @@ class Trial:
         }
 
 
-class Tuning:
+@dataclass(repr=False)
+class Tuning(Result):
     """The result of a search, also of one that goes on or was interrupted.
 
     Attributes:
+        name: What was tuned.
+        start: The setting it started from.
+        line: The machine, in a line.
         tried: Every trial, in the order of its first run.
+        latest: The trial that was run last, or is running.
         reasons: {knob: why it has the value it has}, of the knobs that were not searched.
         notes: What limits the result, in words.
+        extra: Settings found without a search.
+        chosen: The trial to take, where the search has ended.
         interrupted: Whether it was stopped before its end.
         seconds: Time it took, s.
     """
 
-    def __init__(self, name: str, baseline: Setting, line: str = ""):
-        self.name, self.line = name, line
-        self.start = baseline
-        self.tried: list[Trial] = []
-        self.latest: Trial | None = None  # the one that was run last, or is running
-        self.reasons: dict[str, str] = {}
-        self.notes: list[str] = []
-        self.interrupted, self.done, self.seconds = False, False, 0.0
-        self.extra: dict[str, Any] = {}  # settings found without a search
-        self._chosen: Trial | None = None
+    name: str
+    start: Setting
+    line: str = ""
+    tried: list[Trial] = field(default_factory=list)
+    latest: Trial | None = None
+    reasons: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
+    chosen: Trial | None = None
+    interrupted: bool = False
+    done: bool = False
+    seconds: float = 0.0
 
     @property
     def baseline(self) -> Trial | None:
@@ -78,8 +156,11 @@ class Tuning:
 
     @property
     def winner(self) -> Trial | None:
-        """The trial of the setting to take; while it goes on, the best so far."""
-        return self._chosen or choose(self.tried)
+        """The trial to take: while it goes on, the cheapest of those that tie with the fastest."""
+        measured = [trial for trial in self.tried if trial.rate and not trial.error]
+        top = max((trial.rate for trial in measured), default=0)
+        tied = [trial for trial in measured if trial.rate >= (1 - TIE) * top]
+        return self.chosen or min(tied, key=lambda trial: trial.setting.cost, default=None)
 
     @property
     def best(self) -> dict[str, Any]:
@@ -88,8 +169,7 @@ class Tuning:
         The setting it started from where nothing else was measured.
         """
         setting = self.winner.setting if self.winner else self.start
-        more = self.extra if setting.num_workers else {}
-        return setting.but(**more).to_dict()
+        return setting.but(**self.extra if setting.num_workers else {}).to_dict()
 
     @property
     def speedup(self) -> float | None:
@@ -98,10 +178,6 @@ class Tuning:
             return None
         return self.winner.rate / self.baseline.rate
 
-    def settle(self, trial: Trial | None) -> None:
-        """End the search with this trial's setting."""
-        self._chosen = trial
-
     def trial(self, setting: Setting) -> Trial | None:
         """Return the trial of `setting`; None where it was not tried."""
         return next((trial for trial in self.tried if trial.setting == setting), None)
@@ -109,14 +185,11 @@ class Tuning:
     @property
     def snippet(self) -> str:
         """The result as code to paste."""
-        best = {k: v for k, v in self.best.items() if v is not None and v is not False}
-        best.setdefault("num_workers", 0)
-        order = [name for name in self.best if name in best]
-        listed = ", ".join(f"{name}={best[name]!r}" for name in order)
-        return f"DataLoader(dataset, {listed})"
+        best = {k: v for k, v in self.best.items() if k == "num_workers" or v not in (None, False)}
+        return f"DataLoader(dataset, {', '.join(f'{k}={v!r}' for k, v in best.items())})"
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as JSON types."""
+        """Return the result as JSON types."""
         return {
             "source": self.name,
             "machine": self.line,
@@ -142,25 +215,9 @@ class Tuning:
         if trial is best:
             words.append("best" if self.done else "best so far")
         elif best and trial.rate and trial.rate >= (1 - TIE) * best.rate:
-            words.append(
-                "a tie, but costs more" if trial.setting.cost > best.setting.cost else "a tie"
-            )
+            dearer = trial.setting.cost > best.setting.cost
+            words.append("a tie, but costs more" if dearer else "a tie")
         return ", ".join(words)
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """The table: setting, predicted and measured samples/s, what came of it, and why."""
-        rows = [("setting", "predicted", "measured", "", "why it was tried")]
-        for trial in self.tried:
-            expected = trial.expected
-            predicted = f"{expected[1]:,.0f} to {expected[2]:,.0f}" if expected else "-"
-            measured = f"{trial.rate:,.0f}" if trial.rate else "-"
-            if len(trial.rates) > 1:
-                measured += f" ({len(trial.rates)} runs)"
-            what = str(trial.setting)
-            if trial.setting.batch_size != self.start.batch_size:
-                what += f", batch {trial.setting.batch_size}"
-            rows.append((what, predicted, measured, self.verdict(trial), trial.why))
-        return rows
 
     @property
     def headline(self) -> str:
@@ -172,20 +229,24 @@ class Tuning:
         took = f", found in {self.seconds:.0f} s" if self.done else ""
         return f"Tuning({self.name}){state}: {self.winner.setting}: {rate}{took}"
 
-    def __repr__(self) -> str:
-        rows = [tuple(cell[:72] for cell in row) for row in self.rows()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        why = [f"{name}: {reason}" for name, reason in self.reasons.items()]
-        lines = [self.headline, *table, *why, *self.notes, self.snippet]
-        return "\n".join([*lines, *([f"measured on {self.line}"] if self.line else [])])
-
-
-def choose(trials: list[Trial]) -> Trial | None:
-    """Return the cheapest of the trials that tie with the fastest; None without a measured one."""
-    measured = [trial for trial in trials if trial.rate and not trial.error]
-    if not measured:
-        return None
-    top = max(trial.rate for trial in measured)
-    tied = [trial for trial in measured if trial.rate >= (1 - TIE) * top]
-    return min(tied, key=lambda trial: trial.setting.cost)
+    def table(self, now: str = "") -> Table:
+        """Return every trial; below, once it is done, reasons and code; `now` is what goes on."""
+        rows = []
+        for trial in self.tried:
+            measured = f"{trial.rate:,.0f}" if trial.rate else None
+            if len(trial.rates) > 1:
+                measured += f" ({len(trial.rates)} runs)"
+            what = str(trial.setting)
+            if trial.setting.batch_size != self.start.batch_size:
+                what += f", batch {trial.setting.batch_size}"
+            rows.append((what, trial.predicted, measured, self.verdict(trial)[:CELL], trial.why))
+        reasons = [f"{name}: {reason}" for name, reason in self.reasons.items()]
+        ended = [*reasons, *self.notes, self.snippet] if self.done else [now or "starting"]
+        return Table(
+            rows,
+            head=("setting", "predicted", "measured", "", "why it was tried"),
+            title=self.headline,
+            foot=[*ended, f"samples/s, measured on {self.line}" if self.line else ""],
+            left=range(5),
+            bold=[i for i, trial in enumerate(self.tried) if trial is self.winner],
+        )

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from labkit import Pipeline, machine
 from labkit.tuner.job import TuningJob
-from labkit.tuner.setting import Setting
 from labkit.tuner.trials import Bench
+from labkit.tuner.tuning import Setting
 
 WORKLOADS = {
     "light decode": Pipeline(io_ms=0, image_px=32, augment=0, batch_size=32),
