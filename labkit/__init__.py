@@ -20,7 +20,7 @@ _NAMES = {
     "Run": "labkit.results.run",
     "Scaling": "labkit.show.ladder",
     "RecordError": "labkit.results.record",
-    "beside": "labkit.show.beside_figure",
+    "beside": "labkit.show.run_figure",
     "challenge": "labkit.course.challenge",
     "cost": "labkit.analysis.cost",
     "cost_panel": "labkit.show.panels",

@@ -20,11 +20,11 @@ from labkit.process.events import FILE_NAME
 from labkit.results.library import load
 from labkit.results.record import RecordError
 from labkit.results.run import Run
-from labkit.show import plots, style
+from labkit.show import style
 from labkit.show.analysis_figures import curves
 from labkit.show.ladder import NO_GAIN, Ladder
-from labkit.show.run_figure import teeth_window
-from labkit.show.step_parts import step_parts, union_length
+from labkit.show.run_figure import draw, step_parts, teeth_window
+from labkit.show.sweep_figure import draw_sweep
 from labkit.spec import Pipeline
 
 MS = 1_000_000
@@ -124,7 +124,7 @@ def test_the_teeth_are_the_true_intervals_of_a_few_steps(record):
     run = record()
     steps, start, end = teeth_window(run)
     assert steps == 10
-    teeth = plots.draw(run).axes[0].collections[-1]  # the last lane is the device's
+    teeth = draw(run).axes[0].collections[-1]  # the last lane is the device's
     drawn = [path.get_extents().intervalx for path in teeth.get_paths()]
     true = run.busy[(run.busy[:, 1] > start) & (run.busy[:, 0] < end)]
     assert np.allclose(drawn, np.clip(true, start, end))
@@ -132,7 +132,7 @@ def test_the_teeth_are_the_true_intervals_of_a_few_steps(record):
 
 def test_both_axes_have_one_clock_and_the_window_is_marked_below(record):
     run = record()
-    teeth, whole, _ = plots.draw(run).axes
+    teeth, whole, _ = draw(run).axes
     start, end = teeth.get_xlim()
     marks = [p.get_extents().intervalx for p in whole.patches]
     assert any(np.allclose(mark, whole.transData.transform([(start, 0), (end, 0)])[:, 0])
@@ -141,19 +141,19 @@ def test_both_axes_have_one_clock_and_the_window_is_marked_below(record):
 
 
 def test_a_gpu_has_a_lane_for_copies_and_a_cpu_has_none(record):
-    gpu = plots.draw(record(machine=GPU)).axes[0]
+    gpu = draw(record(machine=GPU)).axes[0]
     assert [t.get_text() for t in gpu.get_yticklabels()] == [
         "loop waits for data",
         "copy",
         "GPU busy",
     ]
-    cpu = plots.draw(record()).axes[0]
+    cpu = draw(record()).axes[0]
     assert "copy" not in [t.get_text() for t in cpu.get_yticklabels()]
 
 
 def test_a_hundred_thousand_steps_draw_as_few_things_as_a_hundred(record):
     def artists(run):
-        figure = plots.draw(run)
+        figure = draw(run)
         return sum(len(c.get_paths()) for a in figure.axes for c in a.collections)
 
     many = record(steps=100_000, wait=0.1, compute=0.2, machine=GPU)
@@ -239,12 +239,6 @@ def test_waiting_that_the_device_hides_under_its_work_is_not_counted(record):
     assert parts["wait"] == pytest.approx(20.2 - 10 - parts["other"], abs=0.01)
 
 
-def test_intervals_that_overlap_are_counted_once():
-    intervals = np.array([[0.0, 2.0], [1.0, 3.0], [5.0, 9.0], [6.0, 7.0]])
-    assert union_length(intervals, 0.5, 8.0) == pytest.approx(2.5 + 3.0)
-    assert union_length(np.empty((0, 2)), 0.0, 1.0) == 0
-
-
 def test_two_bars_where_there_is_a_run_before(record):
     figure = record(wait=1, num_workers=4).plot(before=record())
     assert [t.get_text() for t in figure.axes[2].get_yticklabels()] == ["this run", "before"]
@@ -290,7 +284,7 @@ def test_no_figure_is_too_wide_too_heavy_or_cut_off(record):
         gpu.plot(before=runs[0]),
         runs[2].plot(before=gpu),
         failed(record).plot(),
-        plots.draw_sweep(grid),
+        draw_sweep(grid),
         ladder.plot(),
     ):
         assert overflow(figure) == []
@@ -312,7 +306,7 @@ def test_drawing_leaves_the_readers_style_alone_and_does_not_take_it_over(record
 
 def test_a_sweep_of_one_knob_is_one_line_of_throughput_and_one_of_utilization(record):
     runs = [record(wait=w, num_workers=n) for n, w in ((0, 50.0), (2, 20.0))]
-    rates, busy = plots.draw_sweep(swept(runs=runs, num_workers=[0, 2])).axes
+    rates, busy = draw_sweep(swept(runs=runs, num_workers=[0, 2])).axes
     assert list(rates.lines[0].get_ydata()) == [run.throughput for run in runs]
     assert list(busy.lines[0].get_ydata()) == [run.utilization for run in runs]
     assert [t.get_text() for t in busy.get_xticklabels()] == ["0", "2"]
@@ -320,39 +314,34 @@ def test_a_sweep_of_one_knob_is_one_line_of_throughput_and_one_of_utilization(re
 
 def test_a_sweep_says_what_was_stated_and_where_also_when_the_wait_itself_is_swept(record):
     runs = [record(io_ms=io) for io in (0.0, 5.0)]
-    shown = texts(plots.draw_sweep(swept(runs=runs, io_ms=[0, 5])))
+    shown = texts(draw_sweep(swept(runs=runs, io_ms=[0, 5])))
     assert "simulated delay: io_ms, as shown" in shown
     assert runs[0].machine.line in shown
-    shown = texts(plots.draw_sweep(swept(runs=[record(recorded=True)], steps=[60])))
+    shown = texts(draw_sweep(swept(runs=[record(recorded=True)], steps=[60])))
     assert "RECORDED on Some CPU" in shown
     assert "io_ms=2.5 per item" in shown
 
 
 def test_runs_that_failed_or_were_not_run_are_gaps(record):
     runs = [record(), failed(record, num_workers=2)]
-    figure = plots.draw_sweep(swept(runs=runs, num_workers=[0, 2, 4]))
+    figure = draw_sweep(swept(runs=runs, num_workers=[0, 2, 4]))
     values = figure.axes[0].lines[0].get_ydata()
     assert np.isnan(np.array(values, dtype=float)).tolist() == [False, True, True]
     shown = texts(figure)
     assert "1 not run" in shown
     assert "× no numbers: num_workers=2: RuntimeError" in shown
-    png(plots.draw_sweep(swept(num_workers=[0, 2])))
+    png(draw_sweep(swept(num_workers=[0, 2])))
 
 
 def test_several_knobs_are_grouped_into_lines_of_the_first(record):
     runs = [record(batch_size=b, num_workers=n, wait=10.0 * b + n) for n in (0, 2) for b in (8, 16)]
-    figure = plots.draw_sweep(swept(runs=runs, num_workers=[0, 2], batch_size=[8, 16]))
+    figure = draw_sweep(swept(runs=runs, num_workers=[0, 2], batch_size=[8, 16]))
     lines = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 2]
     rates = [run.throughput for run in runs]
     drawn = [list(line.get_ydata()) for line in lines if line.get_linestyle() == "-"]
     assert [rates[0], rates[2]] in drawn
     assert [rates[1], rates[3]] in drawn
     assert "batch_size=16" in texts(figure)
-
-
-def test_a_metric_that_is_none_is_refused_by_name(record):
-    with pytest.raises(ValueError, match="metric='speed' is not allowed: use throughput"):
-        plots.draw_sweep(swept(num_workers=[0]), "speed")
 
 
 # -- the ladder ----------------------------------------------------------------------------------
@@ -442,7 +431,7 @@ def test_a_plot_that_ends_a_cell_is_shown_once_as_a_png(record, first):
 
 
 def test_plotting_does_not_import_pyplot():
-    code = "import sys, labkit.show.plots; assert 'matplotlib.pyplot' not in sys.modules"
+    code = "import sys, labkit.show.run_figure; assert 'matplotlib.pyplot' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -17,9 +17,9 @@ from played_gpu import GPU, MS, play
 import labkit as lk
 from labkit.analysis.step_breakdown import CLASSES, breakdown
 from labkit.analysis.witnesses import witnesses
-from labkit.show import plots
 from labkit.show.ladder import Ladder
 from labkit.show.panels import run_verdict
+from labkit.show.sweep_figure import draw_sweep
 from labkit.show.watching import verdict_so_far
 
 KNOBS = {"io_ms": 0.0, "xray": False}
@@ -129,9 +129,7 @@ def test_a_launch_bound_loop_looks_busy_and_says_at_most(tmp_path):
 
 def test_its_figures_and_tables_say_so_too(tmp_path):
     run, _ = record(tmp_path, **LAUNCH_BOUND)
-    text = "\n".join(
-        t.get_text() for t in plots.draw(run).findobj(lambda a: hasattr(a, "get_text"))
-    )
+    text = "\n".join(t.get_text() for t in run.plot().findobj(lambda a: hasattr(a, "get_text")))
     assert "GPU busy at most" in text and "≤" in text and "gaps between kernels included" in text
     assert "at most" in repr(Ladder().add("a run", run))
     assert run.busy_text in "".join(
@@ -142,7 +140,7 @@ def test_its_figures_and_tables_say_so_too(tmp_path):
 def test_a_sweep_of_such_runs_says_at_most_on_its_axis(tmp_path):
     runs = [record(tmp_path, **how)[0] for how in (LAUNCH_BOUND, FED)]
     swept = SimpleNamespace(knobs={"batch_size": [8, 64]}, runs=runs, pipeline=lk.Pipeline())
-    labels = [axes.get_ylabel() for axes in plots.draw_sweep(swept).axes]
+    labels = [axes.get_ylabel() for axes in draw_sweep(swept).axes]
     assert "GPU busy, at most" in labels
 
 

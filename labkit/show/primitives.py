@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -30,6 +32,7 @@ from labkit.show.style import (
 ROW_IN, THIN_IN, MANY = 0.34, 0.25, 10  # a row of bars, and where there are more than MANY
 NAME = 48  # characters of a row's name, at most
 GAP_PT = 5  # between a bar and its text
+LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue
 GRID = {"color": "#E6E6E6", "linewidth": 0.8}
 
 
@@ -119,7 +122,9 @@ def stack(
                     alpha=0.55 if hatched else 1,
                 )  # fmt: skip
                 if inside is not None and not hatched:
-                    axes.text(left + wide / 2, y, inside(wide), ha="center", va="center")
+                    ink = "white" if np.dot(to_rgb(colour), LUMINANCE) < 0.45 else "black"
+                    middle = {"ha": "center", "va": "center"}
+                    axes.text(left + wide / 2, y, inside(wide), color=ink, **middle)
                 left += wide
             words = f"predicted {number(left)}" if hatched else text
             beside(axes, left, y, words)
@@ -178,7 +183,7 @@ def lines(
     for line in drawn:
         axes.plot(line.x, line.y, zorder=1 if line.before else 2, **line.look)
         if say is not None and not line.before and line.style == "-":
-            for x, y in zip(line.x, line.y, strict=True):
+            for x, y in [(x, y) for x, y in zip(line.x, line.y, strict=True) if y == y]:
                 axes.annotate(
                     say(y), (x, y), (0, 6), textcoords="offset points", ha="center",
                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8},

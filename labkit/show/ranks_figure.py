@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,9 +9,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from labkit.results.ranks import RankRun, Ranks
-from labkit.results.result import noise
-from labkit.show.run_header import BOLD, LOUD, recorded_line, several_header
-from labkit.show.style import COMPUTE, OTHER, WAIT, legend_above, our_style, page
+from labkit.show.primitives import name_rows, stack
+from labkit.show.run_header import BOLD, GREY, LOUD, doubts, recorded_line, several_header
+from labkit.show.style import COMPUTE, OTHER, WAIT, legend_above, our_style, page, percent
 
 TEETH = 6  # steps in the window
 EXCHANGE, OTHERS = "#0072B2", "#56B4E9"
@@ -32,31 +30,41 @@ LANE_IN = 0.34
 def draw(ranks: Ranks) -> Figure:
     """Draw `ranks`; a run too short for numbers gets a figure that says so."""
     times = ranks.times
+    count = "1 rank" if ranks.world_size == 1 else f"{ranks.world_size} ranks"
     if times is None:
         why = ranks.error or f"{ranks.outcome} after {ranks.steps} steps: too few to measure"
-        return page([*recorded_line([ranks]), (title(ranks), BOLD), (why, LOUD)], [])[0]
-    numbers = f"{ranks.throughput:,.0f} samples/s together; " + ranks.diagnose().headline
-    lines = several_header(title(ranks), [numbers, starved(ranks)], [ranks])
-    if ranks.noisy:
-        lines.append((noise(ranks.spread), LOUD))
-    if ranks.outcome != "finished":
-        lines.append((f"{ranks.outcome}: {ranks.error or ''}".rstrip(": "), LOUD))
+        lines = [(f"{count}, no numbers", BOLD), (why, LOUD), (knobs(ranks), GREY)]
+        return page([*recorded_line([ranks]), *lines], [])[0]
+    title = f"{count}: {ranks.throughput:,.0f} samples/s together, {ranks.diagnose().headline}"
+    texts = [starved(ranks), knobs(ranks)]
     tall = 0.15 + LANE_IN * len(times.ranks)
-    figure, (lanes, shares) = page(lines, [(0.32, tall), (0.62, tall)])
+    figure, (lanes, shares) = page(
+        [*several_header(title, texts, [ranks]), *doubts(ranks)], [(0.32, tall), (0.62, tall)]
+    )
     _draw_lanes(lanes, [rank for rank in ranks if rank.steps])
-    _draw_shares(shares, times)
+    parts = {part: np.asarray(getattr(times, part)) for part in PARTS}
+    rows = [
+        (f"rank {rank}", {part: each[row] for part, each in parts.items()}, "")
+        for row, rank in enumerate(times.ranks)
+    ]
+    stack(
+        shares, rows, PARTS, "share of wall time, warm-up left out",
+        inside=lambda share: percent(share) if share >= LABELLED else "",
+    )  # fmt: skip
+    shares.get_legend().remove()  # the lanes have it
+    shares.set_xlim(0, 1)
+    shares.xaxis.set_major_formatter(PercentFormatter(1))
     return figure
 
 
-def title(ranks: Ranks) -> str:
-    """What was run, in words."""
-    knobs = ", ".join(f"{name}={value!r}" for name, value in ranks.asked.changed().items())
-    count = "1 rank" if ranks.world_size == 1 else f"{ranks.world_size} ranks"
-    return ", ".join(filter(None, [count, "no_sync" if ranks.no_sync else "", knobs]))[:240]
+def knobs(ranks: Ranks) -> str:
+    """Return what was asked for, in words."""
+    changed = (f"{name}={value!r}" for name, value in ranks.asked.changed().items())
+    return ", ".join([*changed, *(["no_sync"] if ranks.no_sync else [])])[:240]
 
 
 def starved(ranks: Ranks) -> str:
-    """The stated waits, and which ranks were given another loader."""
+    """Return the simulated delays, and which ranks were given another loader."""
     each = [ranks.pipeline.simulated_delay] if len(ranks) and 0 not in ranks.starve else []
     each += [
         f"rank {rank}: " + ", ".join(f"{name}={value!r}" for name, value in knobs.items())
@@ -75,7 +83,7 @@ def _draw_lanes(axes: Axes, runs: list[RankRun]) -> None:
         for colour, spans in lane(run, runs, start, start + TEETH).items():
             shifted = [((a - zero) / 1e6, (b - a) / 1e6) for a, b in spans if b > a]
             axes.broken_barh(shifted, (row - 0.4, 0.8), facecolors=colour, linewidth=0)
-    _name_rows(axes, runs)
+    name_rows(axes, [f"rank {run.rank}" for run in runs])
     axes.set_xlim(left=0)
     axes.set_xlabel("ms, on one clock; steps in the middle of the run", labelpad=1)
     legend_above(axes, [Patch(color=colour, label=name) for name, colour in PARTS.values()])
@@ -99,27 +107,3 @@ def lane(run: RankRun, runs: list[RankRun], start: int, stop: int) -> dict[str, 
         spans[OTHERS].append((own[0], last))
         spans[EXCHANGE].append((last, own[1]))
     return spans
-
-
-def _draw_shares(axes: Axes, times: Any) -> None:
-    left = np.zeros(len(times.ranks))
-    for part, (_, colour) in PARTS.items():
-        values = np.asarray(getattr(times, part))
-        axes.barh(range(len(values)), values, left=left, height=0.8, color=colour)
-        for row, value in enumerate(values):
-            if value >= LABELLED:
-                ink = "white" if colour in (EXCHANGE, COMPUTE) else "black"
-                axes.text(left[row] + value / 2, row, f"{value:.0%}", ha="center", va="center",
-                          color=ink, fontsize=8)  # fmt: skip
-        left += values
-    _name_rows(axes, times.ranks)
-    axes.set_xlim(0, 1)
-    axes.xaxis.set_major_formatter(PercentFormatter(1))
-    axes.set_xlabel("of wall time, warm-up excluded", labelpad=1)
-
-
-def _name_rows(axes: Axes, rows: Any) -> None:
-    names = [f"rank {getattr(row, 'rank', row)}" for row in rows]
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0)

@@ -1,8 +1,9 @@
-"""The figure of one run: the teeth, the utilization over the whole run, and the mean step.
+"""The figure of one run, and of several beside each other.
 
-Two axes on one clock (seconds since the first batch was asked for). The teeth are true intervals,
-never samples, and only those of a short window are drawn, so that a run of a million steps is as
-quick to draw as one of a hundred.
+One run: the teeth and the utilization over the whole run, two axes on one clock (seconds since the
+first batch was asked for), and the mean step. The teeth are true intervals, never samples, and only
+those of a short window are drawn, so that a run of a million steps is as quick to draw as one of a
+hundred.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
 
 from labkit.results.run import Run
 from labkit.show.analysis_figures import curves
-from labkit.show.run_header import GREY, LOUD, device_of, run_header
-from labkit.show.step_parts import step_parts
+from labkit.show.primitives import rows_in, stack
+from labkit.show.run_header import GREY, LOUD, device_of, knobs_of, run_header, several_header
 from labkit.show.style import (
     BEFORE,
     COMPUTE,
     COPY,
     PARTS,
     WAIT,
+    drawable,
     legend_above,
     ms,
     our_style,
@@ -35,7 +37,8 @@ from labkit.show.style import (
 
 TEETH, MAX_TEETH = 10, 24  # steps in the window: two rounds of the workers where they are many
 STEPS_A_BIN, MAX_BINS = 3, 120  # of the utilization: finer bins would show single teeth, aliased
-LABELLED = 0.07  # a part at least this wide has its percentage written in
+LABELLED = 0.07  # a part at least this wide has its number written in
+ROW_IN = 0.62  # of `beside`: a name has three lines
 
 
 @our_style
@@ -44,12 +47,13 @@ def draw(run: Run, before: Run | None = None) -> Figure:
 
     A run too short to have numbers gets a figure that says so, and why.
     """
-    if run.utilization is None:
-        return _without_numbers(run)
     header = run_header(run, before)
+    if run.utilization is None:
+        why = "Nothing to draw: utilization needs two steps or more, and the warm-up is left out."
+        return page([*header, (why, GREY if run.error else LOUD)], [])[0]
     if before is not None and before.utilization is None:
         before = None  # the header says so
-    panels = [(0.30, 1.25), (0.72, 1.55), (0.80, 0.72 if before else 0.42)]
+    panels = [(0.30, 1.25), (0.72, 1.55), (0.80, rows_in(2 if before else 1))]
     figure, (teeth, whole, step) = page(header, panels)
     window = teeth_window(run)
     _draw_teeth(teeth, run, window)
@@ -58,9 +62,42 @@ def draw(run: Run, before: Run | None = None) -> Figure:
     return figure
 
 
-def _without_numbers(run: Run) -> Figure:
-    why = "Nothing to draw: utilization needs two steps or more, and the warm-up is left out."
-    return page([*run_header(run), (why, GREY if run.error else LOUD)], [])[0]
+def beside(*runs: Run) -> Figure:
+    """Draw runs of different machines, live or recorded, one bar each: shares of the mean step.
+
+    Machines differ by orders of magnitude in ms, so the bars are shares; the ms stand at the end.
+    Raises ValueError where a run has no numbers, or none is given.
+    """
+    if not runs:
+        raise ValueError("beside(): give at least one run.")
+    for run in runs:
+        if not isinstance(run, Run) or run.utilization is None:
+            raise ValueError(f"beside(): there are no steps to draw in {run!r}.")
+    return _draw_beside(runs)
+
+
+@our_style
+def _draw_beside(runs: tuple[Run, ...]) -> Figure:
+    low, high = (f"{pick(run.utilization for run in runs):.0%}" for pick in (min, max))
+    title = "The mean step on each machine: busy " + (low if low == high else f"{low} to {high}")
+    height = ROW_IN * len(runs)
+    figure, (axes,) = page(several_header(title, [], runs), [(0.32, height)], left_in=2.6)
+    rows = []
+    for run in runs:
+        parts = step_parts(run)
+        total = sum(parts.values())
+        shares = {part: value / total for part, value in parts.items()}
+        name = f"{'RECORDED: ' if run.recorded else 'here: '}{drawable(run.machine.name, 30)}"
+        busy = f"{device_of(run)} busy {run.busy_text}"
+        name = f"{name}\n{drawable(knobs_of(run), 36)}\n{busy}"
+        rows.append((name, shares, f"{ms(total)} ms, {run.throughput:,.0f}/s"))
+    stack(
+        axes, rows, PARTS, "share of the mean step (warm-up left out)",
+        inside=lambda share: percent(share) if share >= LABELLED else "",
+    )  # fmt: skip
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    axes.set_xticks(np.linspace(0, 1, 6))
+    return figure
 
 
 # -- the teeth -----------------------------------------------------------------------------------
@@ -110,8 +147,12 @@ def _draw_teeth(axes: Axes, run: Run, window: tuple[int, float, float]) -> None:
 def _draw_whole(axes: Axes, run: Run, before: Run | None, window: tuple[int, float, float]) -> None:
     """Utilization from the true intervals, the instruments' own samples, warm-up and mean."""
     end = run.busy[-1, 1]
-    handles = _draw_warm_up(axes, run)
-    handles += [_draw_instrument(axes, *instrument) for instrument in curves(run)]
+    handles = []
+    if run.warmup:
+        axes.axvspan(0, run.stamps[run.warmup - 1, 5], color="#EEEEEE", linewidth=0, zorder=0)
+        handles.append(Patch(facecolor="#E4E4E4", label="warm-up"))
+    for label, seconds, shares, style in curves(run):  # a missing sample is NaN: a gap
+        handles += axes.plot(seconds, shares, label=label, **style)
     if before:
         _draw_curve(axes, before, fill=False, color=BEFORE, linewidth=1.0, alpha=0.75, zorder=3)
         handles.append(Line2D([], [], color=BEFORE, linewidth=1.0, label="before"))
@@ -127,7 +168,10 @@ def _draw_whole(axes: Axes, run: Run, before: Run | None, window: tuple[int, flo
     axes.plot([start, end], [mean, mean], "--", color="black", linewidth=1, zorder=5)
     axes.axhline(mean, color="black", linestyle=":", linewidth=0.5)  # leads on to its number
     bound = "\n≤" if run.utilization_is_upper_bound else ""  # one line would be too long
-    _margin_note(axes, mean, f"mean{bound} {percent(mean)}")
+    axes.annotate(
+        f"mean{bound} {percent(mean)}", (1, mean), (5, 0), xycoords=("axes fraction", "data"),
+        textcoords="offset points", va="center", fontweight="bold", annotation_clip=False,
+    )  # fmt: skip
     axes.set_xlim(0, max(end, before.busy[-1, 1] if before else 0))
     axes.set_ylim(0, 1.03)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
@@ -146,65 +190,33 @@ def _draw_curve(axes: Axes, run: Run, **style: Any) -> float:
     return edges[1] * 1e3
 
 
-def _draw_warm_up(axes: Axes, run: Run) -> list[Patch]:
-    if not run.warmup:
-        return []
-    axes.axvspan(0, run.stamps[run.warmup - 1, 5], color="#EEEEEE", linewidth=0, zorder=0)
-    return [Patch(facecolor="#E4E4E4", label="warm-up")]
-
-
-def _draw_instrument(axes: Axes, label: str, seconds: Any, shares: Any, style: dict) -> Line2D:
-    """Draw an instrument's samples as they are; a missing one is NaN, and breaks the line."""
-    return axes.plot(seconds, shares, label=label, **style)[0]
-
-
-def _margin_note(axes: Axes, y: float, text: str) -> None:
-    axes.annotate(
-        text, (1, y), (5, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-        va="center", fontweight="bold", annotation_clip=False,
-    )  # fmt: skip
-
-
 # -- the mean step -------------------------------------------------------------------------------
 
 
+def step_parts(run: Run) -> dict[str, float]:
+    """Return the mean step's parts in ms: every moment in one of `PARTS`, warm-up excluded."""
+    mean = run.breakdown
+    other_ms = mean.launch_ms + mean.other_ms
+    return dict(zip(PARTS, (mean.wait_ms, mean.copy_ms, mean.compute_ms, other_ms), strict=True))
+
+
 def _draw_steps(axes: Axes, run: Run, before: Run | None) -> None:
-    """A stacked bar of the mean step; every number is in the legend, the wide shares inside."""
-    bars = [("this run", step_parts(run))] + ([("before", step_parts(before))] if before else [])
-    longest = max(sum(parts.values()) for _, parts in bars)
-    for row, (_, parts) in enumerate(bars):
-        left, total = 0.0, sum(parts.values())
-        for part, value in parts.items():
-            axes.barh(row, value, left=left, height=0.72, color=PARTS[part][1], linewidth=0)
-            if value >= LABELLED * longest:
-                axes.text(
-                    left + value / 2, row, percent(value / total), ha="center", va="center",
-                    color="white" if part == "copy" else "black",
-                )  # fmt: skip
-            left += value
-        axes.annotate(
-            f"{ms(total)} ms", (total, row), (5, 0), textcoords="offset points", va="center",
-            fontweight="bold", annotation_clip=False,
-        )  # fmt: skip
-    axes.set_yticks(range(len(bars)), [name for name, _ in bars])
-    axes.tick_params(axis="y", length=0)
-    axes.invert_yaxis()
-    axes.set_xlim(0, longest or 1)
-    axes.set_xlabel("ms of the mean step: what the device did, or waited for (warm-up left out)")
-    now, old = bars[0][1], bars[-1][1] if before else None
-    parts = [part for part in PARTS if part != "copy" or not run.watched]
-    handles = [_part_handle(part, now, old) for part in parts]
-    if run.watched:  # forward, copies and logging alike
-        handles[parts.index("compute")].set_label(
-            handles[parts.index("compute")].get_label().replace("compute", "loop body")
-        )
-    legend_above(axes, handles)
-
-
-def _part_handle(part: str, now: dict[str, float], old: dict[str, float] | None) -> Patch:
-    name, colour = PARTS[part]
-    if old:
-        text = f"{name} {ms(old[part])} → {ms(now[part])} ms"
-    else:
-        text = f"{name} {ms(now[part])} ms ({percent(now[part] / sum(now.values()))})"
-    return Patch(facecolor=colour, label=text)
+    """A stacked bar of the mean step; every number is in the legend, the wide ones inside too."""
+    now, old = step_parts(run), step_parts(before) if before else None
+    rows = [("this run", now), *([("before", old)] if old else [])]
+    totals = [sum(parts.values()) for _, parts in rows]
+    named = {}
+    for part, (name, colour) in PARTS.items():
+        if run.watched and part == "copy":
+            continue  # somewhere inside the loop's body
+        name = "loop body" if run.watched and part == "compute" else name
+        numbers = f"{ms(now[part])} ms ({percent(now[part] / totals[0])})"
+        numbers = f"{ms(old[part])} → {ms(now[part])} ms" if old else numbers
+        named[part] = (f"{name} {numbers}", colour)
+    stack(
+        axes,
+        [(name, parts, f"{ms(sum(parts.values()))} ms") for name, parts in rows],
+        named,
+        "ms of the mean step: what the device did, or waited for (warm-up left out)",
+        inside=lambda value: ms(value) if value >= LABELLED * max(totals) else "",
+    )

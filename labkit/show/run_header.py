@@ -1,4 +1,4 @@
-"""The lines above every figure: what was run, what was stated, on which machine, how it ended."""
+"""The lines above every figure: what came out, what was simulated, what ran, on which machine."""
 
 from __future__ import annotations
 
@@ -12,29 +12,36 @@ from labkit.show.style import ALARM, BEFORE
 BOLD = {"fontsize": 10, "fontweight": "bold"}
 GREY = {"fontsize": 8, "color": "#555555"}
 LOUD = {"fontweight": "bold", "color": ALARM}
-
-SLEEPS = ("prep_ms", "io_ms", "stall_ms", "stall_every", "dataset")  # knobs that change them
+DELAYS = ("prep_ms", "io_ms", "stall_ms", "stall_every", "dataset")  # knobs that change them
+TITLE = 60  # characters of the knobs in a title
 
 Line = tuple[str, dict[str, Any]]
 
 
 def run_header(run: Run, before: Run | None = None) -> list[Line]:
     """Return the header of one run's figure; `before` is drawn in grey behind it."""
-    lines = [*recorded_line([run]), (knobs_of(run), BOLD)]
-    if run.utilization is not None:
-        lines.append((_with_stated(_numbers(run), [run]), {}))
+    lines = [*recorded_line([run]), (message(run, before), BOLD)]
+    numbers = f"{run.throughput:,.0f} {run.unit}/s" if before and run.throughput else ""
+    lines.append(("; ".join(filter(None, [numbers, stated_of([run])])), {}))
     if before is not None:
         font = {"fontweight": "bold"} if before.recorded else {}
         lines.append((_before(run, before), {"color": BEFORE} | font))
+    lines.append((knobs_of(run), GREY))
     if run.not_applied:
         lines.append((f"not applied on this device: {', '.join(run.not_applied)}", GREY))
     lines += machine_lines([run] if before is None else [run, before])
-    if run.noisy:
-        lines.append((noise(run.spread), LOUD))
-    if run.outcome != "finished":
-        why = f": {run.error}" if run.error else ""
-        lines.append((f"{run.outcome} after {_steps(run.steps)}{why}", LOUD))
-    return lines
+    return [line for line in lines if line[0]] + doubts(run)
+
+
+def message(run: Run, before: Run | None = None) -> str:
+    """Return the title: what came out, in numbers, and what was changed to get there."""
+    if run.utilization is None:
+        return run.alias or "No numbers"
+    busy = f"{device_of(run)} busy {run.busy_text}"
+    if before is None or not before.throughput:
+        return f"{run.throughput:,.0f} {run.unit}/s, {busy}"
+    changed = run.alias or _fixes(run) or _apart(before, run) or "the same knobs"
+    return f"{changed[:TITLE]}: {run.throughput / before.throughput:.1f}x the throughput, {busy}"
 
 
 def several_header(title: str, texts: list[str], runs: Iterable[Run]) -> list[Line]:
@@ -56,28 +63,38 @@ def machine_lines(runs: Iterable[Run]) -> list[Line]:
     return [(line, GREY) for line in known]
 
 
+def doubts(run: Any) -> list[Line]:
+    """Return the lines that say what the numbers are worth: NOISY, stopped, failed."""
+    lines = []
+    if run.noisy:
+        lines.append((noise(run.spread), LOUD))
+    if run.outcome != "finished":
+        steps = f"{run.steps:,} step" + ("" if run.steps == 1 else "s")
+        lines.append((f"{run.outcome} after {steps}{f': {run.error}' if run.error else ''}", LOUD))
+    return lines
+
+
 def stated_of(runs: Iterable[Run], varied: Iterable[str] = ()) -> str:
-    """Return the stated waits behind the runs' numbers, and that they were stated; "" if none.
+    """Return the simulated delays behind the runs' numbers; "" if there are none.
 
     Where they differ, and by one of the `varied` knobs, the figure itself says which is which.
     """
     if any(run.alias for run in runs):
         return "simulated delays are hidden"
     stated = dict.fromkeys(r.pipeline.simulated_delay for r in runs if r.throughput is not None)
-    sleeps = [name for name in SLEEPS if name in varied]
-    if len(stated) > 1 and sleeps:
-        return f"simulated delay: {' and '.join(sleeps)}, as shown"
+    delays = [name for name in DELAYS if name in varied]
+    if len(stated) > 1 and delays:
+        return f"simulated delay: {' and '.join(delays)}, as shown"
     text = " / ".join(text or "none" for text in stated) if any(stated) else ""
     return f"simulated delay: {text}" if text else ""
 
 
 def knobs_of(run: Run, length: int = 240) -> str:
     """Return the knobs that were asked for and are not the defaults, or the run's alias."""
-    if run.alias:
-        return run.alias[:length]
+    fixes = _fixes(run)
     text = ", ".join(f"{name}={value!r}" for name, value in run.asked.changed().items())
-    text = f"the slow script, {fixes}" if (fixes := _fixes(run)) else text
-    return (text or "the default pipeline")[:length]
+    text = f"the slow script, {fixes}" if fixes else text or "the default pipeline"
+    return (run.alias or text)[:length]
 
 
 def device_of(run: Run) -> str:
@@ -86,21 +103,24 @@ def device_of(run: Run) -> str:
     return "device" if kind == "unknown" else kind.upper()
 
 
-def _numbers(run: Run) -> str:
-    return f"{run.throughput:,.0f} {run.unit}/s, {device_of(run)} busy {run.busy_text}"
-
-
 def _before(run: Run, before: Run) -> str:
     """Name the run before by the knobs in which it differs, and say where it is from."""
-    now = run.asked.to_dict()
-    differs = {name: old for name, old in before.asked.to_dict().items() if old != now[name]}
-    knobs = ", ".join(f"{name}={old!r}" for name, old in differs.items())
-    knobs = _fixes(before) or knobs or "the same knobs"
+    knobs = (_fixes(before) or _apart(run, before) or "the same knobs")[:240]
     mark = f"{before.mark}, " if before.recorded else ""
     if before.utilization is None:
-        return f"before: {mark}{knobs[:240]}: {before.outcome}, without numbers to draw"
-    text = f"before (grey): {mark}{knobs[:240]}: {_numbers(before)}"
-    return text if stated_of([run]) == stated_of([before]) else _with_stated(text, [before])
+        return f"before: {mark}{knobs}: {before.outcome}, without numbers to draw"
+    text = f"before (grey): {mark}{knobs}: {message(before)}"
+    other = stated_of([before])
+    return text if other == stated_of([run]) else f"{text}; {other or 'no simulated delay'}"
+
+
+def _apart(old: Run, new: Run) -> str:
+    """Return the knobs of `new` that `old` had otherwise."""
+    known = old.asked.to_dict()
+    changed = {
+        name: value for name, value in new.asked.to_dict().items() if value != known.get(name)
+    }
+    return ", ".join(f"{name}={value!r}" for name, value in changed.items())
 
 
 def _fixes(run: Run) -> str:
@@ -110,11 +130,3 @@ def _fixes(run: Run) -> str:
     if not isinstance(fixes, list):
         return ""
     return f"fixed: {', '.join(map(str, fixes))}" if fixes else "nothing fixed"
-
-
-def _with_stated(text: str, runs: list[Run]) -> str:
-    return "; ".join(filter(None, [text, stated_of(runs)]))
-
-
-def _steps(count: int) -> str:
-    return f"{count:,} step" + ("" if count == 1 else "s")

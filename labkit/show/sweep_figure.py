@@ -1,4 +1,4 @@
-"""The figure of a sweep: a metric and the utilization against the knob that was varied."""
+"""The figure of a sweep: throughput and utilization against the knob that was varied."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
 from labkit.results.run import Run
+from labkit.show.primitives import Series, lines
 from labkit.show.run_header import several_header, stated_of
 from labkit.show.style import (
     ALARM,
     LEGEND_ROW_IN,
     LINES,
     drawable,
-    legend_above,
     legend_columns,
     literal,
     our_style,
@@ -27,16 +26,6 @@ from labkit.show.style import (
     percent,
 )
 
-METRICS = {
-    "throughput": "samples/s",
-    "utilization": "device busy",
-    "step_ms": "median step, ms",
-    "wait_ms": "median wait for data, ms",
-    "copy_ms": "median copy, ms",
-    "compute_ms": "median compute, ms",
-    "peak_memory_gib": "peak memory, GiB",
-    "energy_j": "energy, J",
-}
 MARKERS = "osD^vPX"
 VALUES_SHOWN = 10  # points of one line that still have room for their numbers
 
@@ -45,121 +34,98 @@ Line = tuple[str, list["Run | None"]]
 
 
 @our_style
-def draw_sweep(sweep: Any, metric: str = "throughput") -> Figure:
-    """Draw `metric` and utilization against the sweep's first knob, a line per other combination.
+def draw_sweep(sweep: Any) -> Figure:
+    """Draw throughput and utilization against the sweep's first knob, a line per other combination.
 
     The knob's values stand at equal distances, so that powers of two read well. Bars through the
     throughput are the run's own unevenness (`Run.spread`). A run without numbers is a gap, marked.
-    Raises ValueError for a metric that is no number of a Run.
     """
-    if metric not in METRICS:
-        raise ValueError(f"metric={metric!r} is not allowed: use {', '.join(METRICS)}.")
     knob, *others = sweep.knobs
-    values = list(sweep.knobs[knob])
-    lines = lines_of(sweep)
-    metrics = list(dict.fromkeys([metric, "utilization"]))
-    texts = [_left_out(sweep), stated_of(sweep.runs, sweep.knobs)]
-    columns = legend_columns([label for label, _ in lines])
-    legend_in = 0.12 + LEGEND_ROW_IN * -(-len(lines) // columns) if others else 0.14
-    panels = [(legend_in, 1.8), (0.22, 1.3)][: len(metrics)]
-    figure, axes = page(several_header(_title(sweep), texts, sweep.runs), panels)
-    for each, name in zip(axes, metrics, strict=True):
-        _draw_metric(each, name, lines, len(values), sweep.runs)
-        each.tick_params(labelbottom=each is axes[-1])
-    axes[-1].set_xticks(range(len(values)), [drawable(str(value), 16) for value in values])
-    for label in axes[-1].get_xticklabels():
-        literal(label)
-    axes[-1].set_xlabel(knob)
+    found = lines_of(sweep)
+    texts = [_left_out(sweep), stated_of(sweep.runs, sweep.knobs), _fixed(sweep)]
+    legend_in = 0.14
     if others:
-        handles = [Line2D([], [], label=label, **_style(i)) for i, (label, _) in enumerate(lines)]
-        legend_above(axes[0], handles, columns)
+        legend_in += LEGEND_ROW_IN * -(-len(found) // legend_columns([name for name, _ in found]))
+    panels = [(legend_in, 1.8), (0.22, 1.3)]
+    figure, (rates, busy) = page(several_header(message(sweep), texts, sweep.runs), panels)
+    kinds = {run.machine.kind.upper() for run in sweep.runs if run.machine.kind != "unknown"}
+    bound = ", at most" if any(run.utilization_is_upper_bound for run in sweep.runs) else ""
+    device = kinds.pop() if len(kinds) == 1 else "device"
+    _draw(rates, found, "throughput", "samples/s", "{:,.0f}".format)
+    _draw(busy, [("", line) for _, line in found], "utilization", f"{device} busy{bound}", percent)
+    busy.set_ylim(0, 1.22 if len(found) == 1 else 1.05)
+    busy.set_yticks([0, 0.25, 0.5, 0.75, 1])
+    busy.yaxis.set_major_formatter(PercentFormatter(1))
+    values = [drawable(str(value), 16) for value in sweep.knobs[knob]]
+    for axes in (rates, busy):
+        axes.set_xlim(-0.5, len(values) - 0.5)
+        axes.set_xticks(range(len(values)), values)
+        axes.tick_params(labelbottom=axes is busy)
+    for label in busy.get_xticklabels():
+        literal(label)
+    busy.set_xlabel(knob)
     return figure
+
+
+def message(sweep: Any) -> str:
+    """Return the title: the best setting, and what it brings over the slowest."""
+    measured = [
+        (run, setting)
+        for run, setting in zip(sweep.runs, _settings(sweep), strict=False)
+        if run.throughput
+    ]
+    if len(measured) < 2:
+        return f"sweep of {', '.join(sweep.knobs)}"
+    best, setting = max(measured, key=lambda pair: pair[0].throughput)
+    slowest = min(run.throughput for run, _ in measured)
+    text = ", ".join(f"{name}={value!r}" for name, value in setting.items())
+    return f"{text}: {best.throughput / slowest:.1f}x the throughput of the slowest setting"
 
 
 def lines_of(sweep: Any) -> list[Line]:
     """Sort the runs into lines: the first knob along the axis, the others as lines."""
     knob, *others = sweep.knobs
-    lines: dict[tuple, list[Run | None]] = {}
+    found: dict[tuple, list[Run | None]] = {}
     positions = range(len(sweep.knobs[knob]))
     products = itertools.product(positions, *(sweep.knobs[name] for name in others))
     for (position, *rest), run in itertools.zip_longest(products, sweep.runs):
-        line = lines.setdefault(tuple(rest), [None] * len(positions))
-        line[position] = run
+        found.setdefault(tuple(rest), [None] * len(positions))[position] = run
     return [
         (", ".join(f"{name}={value!r}" for name, value in zip(others, rest, strict=True)), line)
-        for rest, line in lines.items()
+        for rest, line in found.items()
     ]
 
 
-def _draw_metric(axes: Axes, name: str, lines: list[Line], count: int, runs: list[Run]) -> None:
-    for index, (_, line) in enumerate(lines):
-        _draw_line(axes, name, line, _style(index), numbers=len(lines) == 1)
-    axes.set_xlim(-0.5, count - 0.5)
-    axes.set_xticks(range(count))
-    axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    if name == "utilization":
-        kinds = {run.machine.kind.upper() for run in runs if run.machine.kind != "unknown"}
-        axes.set_ylim(0, 1.22 if len(lines) == 1 else 1.05)
-        axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
-        bound = ", at most" if any(run.utilization_is_upper_bound for run in runs) else ""
-        axes.set_ylabel(f"{kinds.pop() if len(kinds) == 1 else 'device'} busy{bound}")
-    else:
-        top = axes.dataLim.y1
-        something = bool(np.isfinite(top) and top > 0)
-        axes.set_ylim(0, top * 1.22 if something else 1)
-        axes.set_ylabel(METRICS[name])
-        if not something:
-            axes.set_yticks([])
+def _draw(axes: Axes, found: list[Line], name: str, ylabel: str, say: Any) -> None:
+    """Draw one number of the runs, with the spread of the throughput, and crosses for gaps."""
+    series = []
+    for index, (label, line) in enumerate(found):
+        values = [getattr(run, name) if run else None for run in line]
+        values = np.array([np.nan if value is None else value for value in values], float)
+        colour, style = LINES[index % len(LINES)], "-" if index < len(LINES) else "--"
+        marker = MARKERS[index % len(MARKERS)]
+        series.append(Series(label, range(len(line)), values, colour, style, marker))
+        if name == "throughput":  # half the IQR to either side
+            spreads = np.array([(run.spread or 0.0) if run else 0.0 for run in line])
+            half = np.nan_to_num(values) * spreads / 2
+            axes.errorbar(range(len(line)), values, half, fmt="none", ecolor=colour, capsize=3)
+        for x, run in enumerate(line):
+            if run is not None and np.isnan(values[x]):
+                axes.plot(x, 0.03, "x", color=ALARM, markersize=7, mew=2, clip_on=False,
+                          transform=axes.get_xaxis_transform())  # fmt: skip
+    few = len(found) == 1 and len(found[0][1]) <= VALUES_SHOWN
+    lines(axes, series, ylabel=ylabel, say=say if few else None)
 
 
-def _style(index: int) -> dict[str, Any]:
-    return {
-        "color": LINES[index % len(LINES)],
-        "marker": MARKERS[index % len(MARKERS)],
-        "linestyle": "-" if index < len(LINES) else "--",
-        "linewidth": 1.4,
-        "markersize": 5,
-    }
+def _settings(sweep: Any) -> list[dict[str, Any]]:
+    values = itertools.product(*sweep.knobs.values())
+    return [dict(zip(sweep.knobs, each, strict=True)) for each in values]
 
 
-def _draw_line(
-    axes: Axes, name: str, line: list[Run | None], style: dict[str, Any], numbers: bool
-) -> None:
-    values = [np.nan if run is None else _value(run, name) for run in line]
-    errors = None
-    if name == "throughput":  # half the IQR to either side
-        spreads = [run.spread or 0.0 if run else 0.0 for run in line]
-        errors = np.nan_to_num(np.array(values)) * spreads / 2
-    axes.errorbar(range(len(values)), values, yerr=errors, capsize=3, elinewidth=1, **style)
-    for x, (run, value) in enumerate(zip(line, values, strict=True)):
-        if run is not None and np.isnan(value):
-            axes.plot(x, 0.03, "x", color=ALARM, markersize=7, mew=2, clip_on=False,
-                      transform=axes.get_xaxis_transform())  # fmt: skip
-        elif numbers and len(line) <= VALUES_SHOWN and not np.isnan(value):
-            top = value + (errors[x] if errors is not None else 0)
-            axes.annotate(
-                _number(name, value), (x, top), (0, 5), textcoords="offset points", ha="center",
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8},
-            )  # fmt: skip
-
-
-def _number(name: str, value: float) -> str:
-    if name == "utilization":
-        return percent(value)
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _value(run: Run, name: str) -> float:
-    value = getattr(run, name)
-    return np.nan if value is None else float(value)
-
-
-def _title(sweep: Any) -> str:
+def _fixed(sweep: Any) -> str:
+    """Name the knobs that were not varied and are not the defaults."""
     fixed = {n: v for n, v in sweep.pipeline.changed().items() if n not in sweep.knobs}
-    text = f"sweep of {', '.join(sweep.knobs)}"
-    return text + (f" ({', '.join(f'{n}={v!r}' for n, v in fixed.items())})" if fixed else "")
+    return ", ".join(f"{name}={value!r}" for name, value in fixed.items())
 
 
 def _left_out(sweep: Any) -> str:
