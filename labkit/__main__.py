@@ -1,243 +1,307 @@
 """The labs from a terminal: `python -m labkit --help`.
 
-With --json each command prints one JSON object on stdout and nothing else there. Errors go to
-stderr; the exit code is 2 for bad input and 1 where a run failed.
+A command is a function here, with its options and examples in the decorator; what it returns is
+printed by `labkit.terminal`, where --json, --save, --plot and the exit codes are at home.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Sequence
 from typing import Any
 
-from labkit.course import grade_command, record_command
-from labkit.show import command_help, ranks_command, tune_command, watch_command
-from labkit.spec import Pipeline, parse_settings
+import labkit as lk
+from labkit.spec import RENDEZVOUS, Distributed, Pipeline, parse_settings
+from labkit.terminal import (
+    PLOT,
+    SAVE,
+    SET,
+    Answer,
+    command,
+    main,
+    option,
+    progress,
+    repeated,
+    so_far,
+    watched,
+)
 
 
-class BadInput(Exception):
-    """What the user gave cannot be used: shown as one line, exit code 2."""
+@command("what is here: device, cores, memory, versions")
+def machine(_options: argparse.Namespace) -> Answer:
+    """`labkit machine`."""
+    return Answer(lk.machine())
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
-    options = parser().parse_args(arguments)
-    try:
-        return options.command(options)
-    except (ValueError, BadInput) as error:
-        print(f"labkit: {error}", file=sys.stderr)
-        return 2
-    except (RuntimeError, OSError) as error:
-        print(f"labkit: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("labkit: interrupted", file=sys.stderr)
-        return 130
+@command(
+    "measure one pipeline", SET, SAVE, PLOT,
+    option("--wandb", action="store_true", help="log to an offline W&B run afterwards"),
+    lists_knobs=True,
+    examples="""examples:
+  labkit run
+  labkit run --set num_workers=4 --set precision=bf16 --plot run.png
+  labkit run --set dataset=array --save before.jsonl.gz && labkit diagnose before.jsonl.gz
+  labkit run --set device=cpu --json | python -m json.tool
+""",
+)  # fmt: skip
+def run(options: argparse.Namespace) -> Answer:
+    """`labkit run`."""
+    done = lk.run(Pipeline(**parse_settings(options.settings)), wandb=options.wandb)
+    lines = [repr(done), *(f"not applied: {k}: {why}" for k, why in done.not_applied.items())]
+    return Answer(done, text="\n".join(lines), code=int(done.outcome == "failed"))
 
 
-def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
-    root = argparse.ArgumentParser(
-        prog="labkit",
-        description="Why is my GPU idle, and what do I change?",
-        epilog=command_help.EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
+@command(
+    "measure every combination of values", SET, PLOT,
+    repeated("--over", "KNOB=A,B,C", "the values of a knob to try; repeated: every combination",
+             required=True),
+    option("--devices", metavar="A,B,C", help="run on each of these at the same time"),
+    lists_knobs=True,
+    examples="""examples:
+  labkit sweep --over num_workers=0,2,4,8 --plot workers.png
+  labkit sweep --over batch_size=16,32,64 --over precision=fp32,bf16 --set num_workers=4
+  labkit sweep --over batch_size=64,128,256 --devices cuda:0,cuda:1   one run at a time on each
+""",
+)  # fmt: skip
+def sweep(options: argparse.Namespace) -> Answer:
+    """`labkit sweep`."""
+    over = {}
+    for text in options.over:
+        name, equals, values = text.partition("=")
+        if not equals or not values:
+            raise ValueError(f"--over {text!r} is not KNOB=A,B,C.")
+        over[name] = [parse_settings([f"{name}={value}"])[name] for value in values.split(",")]
+    devices = options.devices.split(",") if options.devices else None
+    swept = lk.sweep(Pipeline(**parse_settings(options.settings)), devices=devices, **over)
+    failed = any(each.outcome == "failed" for each in swept)
+    return Answer(swept, values=swept.to_list(), code=int(failed))
 
-    def command(name: str, function: Any, help: str, **more: Any) -> argparse.ArgumentParser:
-        sub = commands.add_parser(
-            name,
-            help=help,
-            description=help,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            **more,
+
+@command(
+    "read a torch.profiler trace: where each step's time goes", PLOT,
+    option("file", metavar="FILE", help=".json or .json.gz, from torch.profiler"),
+    examples="""the file comes from your own training loop:
+  with torch.profiler.profile(schedule=torch.profiler.schedule(wait=5, warmup=2, active=5)) as prof:
+      for batch in loader: train(batch); prof.step()
+  prof.export_chrome_trace("trace.json.gz")
+
+examples:
+  labkit trace trace.json.gz
+  labkit trace trace.json.gz --plot trace.png --json
+""",
+)  # fmt: skip
+def trace(options: argparse.Namespace) -> Answer:
+    """`labkit trace FILE`."""
+    return Answer(lk.trace(options.file))
+
+
+@command(
+    "name the bottleneck of a record or a profiler trace",
+    option("path", metavar="PATH", help="a run's folder or record, or a trace file"),
+    examples="""examples:
+  labkit run --save run.jsonl.gz && labkit diagnose run.jsonl.gz
+  labkit diagnose trace.json.gz         a torch.profiler trace of your own script
+""",
+)
+def diagnose(options: argparse.Namespace) -> Answer:
+    """`labkit diagnose PATH`."""
+    return Answer(lk.diagnose(options.path))
+
+
+@command(
+    "run the labelled fault set, score the diagnosis on it", PLOT,
+    option("--half", default="scoring", choices=("scoring", "calibration"),
+           help="scoring (default), or what the thresholds were set on"),
+    option("--seeds", type=int, default=5, choices=range(1, 6), help="seeds of each, 1 to 5"),
+    repeated("--only", "NAME", "one fault; may be repeated"),
+    option("--keep", metavar="FILE", help="results so far: what is in it is not run again"),
+    examples="""\
+Pipelines with a known fault planted in each, and healthy ones, run one after the other; the
+table says how often the diagnosis named the fault. It takes a quarter of
+an hour on a CPU: --keep lets you stop.
+
+examples:
+  labkit faults --seeds 1 --keep faults.jsonl
+  labkit faults --only "no workers" --seeds 1
+""",
+)  # fmt: skip
+def faults(options: argparse.Namespace) -> Answer:
+    """`labkit faults`."""
+    from labkit.course.faultscore import run_set
+
+    return Answer(
+        run_set(
+            options.half, seeds=options.seeds, only=options.only, keep=options.keep,
+            progress=progress("runs done"),
         )
-        sub.add_argument("--json", action="store_true", help="print one JSON object on stdout")
-        sub.set_defaults(command=function)
-        return sub
-
-    command("machine", machine, "what is here: device, cores, memory, versions")
-
-    sub = command(
-        "run", run, "measure one pipeline", epilog=command_help.RUN_EXAMPLES + command_help.knobs()
-    )
-    settings(sub)
-    sub.add_argument("--save", metavar="FILE", help="keep the record (.jsonl or .jsonl.gz)")
-    sub.add_argument("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
-    sub.add_argument("--wandb", action="store_true", help="log to an offline W&B run afterwards")
-
-    epilog = command_help.SWEEP_EXAMPLES + command_help.knobs()
-    sub = command("sweep", sweep, "measure every combination of values", epilog=epilog)
-    settings(sub)
-    sub.add_argument("--over", action="append", required=True, metavar="KNOB=A,B,C",
-                     help="the values of a knob to try; repeated: every combination")  # fmt: skip
-    sub.add_argument("--devices", metavar="A,B,C", help="run on each of these at the same time")
-    sub.add_argument("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
-
-    sub = command("trace", trace, "read a torch.profiler trace: where each step's time goes",
-                  epilog=command_help.TRACE_EXAMPLES)  # fmt: skip
-    sub.add_argument("file", metavar="FILE", help=".json or .json.gz, from torch.profiler")
-    sub.add_argument("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
-
-    sub = command("diagnose", diagnose, "name the bottleneck of a record or a profiler trace",
-                  epilog=command_help.DIAGNOSE_EXAMPLES)  # fmt: skip
-    sub.add_argument("path", metavar="PATH", help="a run's folder or record, or a trace file")
-
-    sub = command("faults", faults, "run the labelled fault set, score the diagnosis on it",
-                  epilog=command_help.FAULTS_EXAMPLES)  # fmt: skip
-    sub.add_argument("--half", default="scoring", choices=("scoring", "calibration"),
-                     help="scoring (default), or what the thresholds were set on")  # fmt: skip
-    sub.add_argument(
-        "--seeds", type=int, default=5, choices=range(1, 6), help="seeds of each, 1 to 5"
-    )
-    sub.add_argument("--only", action="append", metavar="NAME", help="one fault; may be repeated")
-    sub.add_argument(
-        "--keep", metavar="FILE", help="results so far: what is in it is not run again"
-    )
-    sub.add_argument("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
-
-    tune_command.arguments(
-        command("tune", tune_command.run, "find loader settings: measure what prediction suggests")
-    )
-
-    record_command.arguments(
-        command(
-            "record",
-            record_command.run,
-            "make every recorded run of the course on this machine",
-            epilog=record_command.EPILOG,
-        )
-    )
-
-    grade_command.arguments(
-        command(
-            "grade",
-            grade_command.run,
-            "run the challenges of submitted notebooks again, and check them",
-            epilog=grade_command.EPILOG,
-        )
-    )
-
-    watch_command.arguments(
-        command(
-            "watch",
-            watch_command.watch,
-            "run a script unchanged and judge it from outside",
-            epilog=command_help.WATCH_EXAMPLES,
-        )  # fmt: skip
-    )
-
-    ranks_command.arguments(
-        command("distributed", ranks_command.distributed,
-                "measure one pipeline on several processes (DistributedDataParallel)")
     )  # fmt: skip
 
-    command("bench-self", bench_self, "what the kit itself costs, measured on this machine")
-    return root
+
+@command(
+    "find loader settings: measure what prediction suggests",
+    option("dataset", nargs="?", metavar="MODULE:FUNCTION",
+           help="a function that returns your dataset"),
+    option("--collate", metavar="MODULE:NAME", help="your collate_fn"),
+    option("--step", metavar="MODULE:NAME", help="what your loop does with a batch"),
+    option("--batch-size", metavar="N[,N...]", help="to tune for; several: to search among"),
+    option("--max-workers", type=int, metavar="N", help="the most workers to try"),
+    option("--seconds", type=float, default=1.5, help="to measure each setting for"),
+    repeated("--set", "KNOB=VALUE", "without MODULE:FUNCTION: the pipeline; with it: the loader "
+             "settings you have now", default=[], dest="settings"),
+    examples="""examples:
+  labkit tune --set io_ms=5
+  labkit tune my_package.data:train_set --batch-size 64 --set num_workers=2
+""",
+)  # fmt: skip
+def tune(options: argparse.Namespace) -> Answer:
+    """`labkit tune`."""
+    settings = parse_settings(options.settings)
+    sizes = [int(size) for size in options.batch_size.split(",")] if options.batch_size else None
+    more = {"batch_size": sizes, "max_workers": options.max_workers, "seconds": options.seconds}
+    if not options.dataset:
+        if options.collate or options.step:
+            raise ValueError("--collate and --step go with MODULE:FUNCTION, a dataset of your own.")
+        return so_far(lk.tune, Pipeline(**settings), **more)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    own = {"collate_fn": options.collate, "step": options.step, "baseline": settings}
+    return so_far(lk.tune, options.dataset, **more, **own)
 
 
-def settings(sub: argparse.ArgumentParser) -> None:
-    """Add --set, the one way to change knobs."""
-    sub.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="settings",
-                     help="change a knob; may be repeated, all knobs are listed below")  # fmt: skip
+@command(
+    "make every recorded run of the course on this machine",
+    option("--out", metavar="DIR", required=True, help="where the records go"),
+    repeated("--only", "NAME", "record this one; may be repeated"),
+    examples="""\
+Records go to DIR/<machine>/<name>.jsonl.gz, without host name, user name, paths or keys.
+Run it again to go on after an interrupt. To look at them:
+  python -c "import labkit as lk; print(lk.recorded(folder='DIR'))"
+""",
+)
+def record(options: argparse.Namespace) -> Answer:
+    """`labkit record`."""
+    from labkit.course.record import record
+
+    done = record(options.out, options.only)
+    return Answer(done, code=130 if done.interrupted else 0)
 
 
-def machine(options: argparse.Namespace) -> int:
-    """`labkit machine`."""
-    import labkit as lk
+@command(
+    "run the challenges of submitted notebooks again, and check them",
+    option("notebooks", nargs="+", metavar="NOTEBOOK", help="a notebook, or a folder"),
+    repeated("--only", "KEY", "grade this challenge, as 02-feed; may be repeated"),
+    option("--timeout", metavar="S", type=float, default=60.0,
+           help="seconds for a challenge's cells, and for each run of its check (default 60)"),
+    examples="""\
+Only the challenge cells are run again, each challenge in a clean notebook with a kernel of its own,
+in a copy of the notebook's folder, with limits. What goes wrong costs a submission its own rows:
+  passed, not yet, no answer, crashed, timed out, not a notebook
+Submissions run with your rights: grade strangers' code in a container.
 
-    return answer(options, lk.machine().to_dict(), str(lk.machine()))
+The exit code is 0 where everything was graded, 2 where a file was not a notebook (the others are
+graded). --json prints {"rows": [{notebook, challenge, verdict, passed, why, lines}], "bad": N}.
+
+examples:
+  labkit grade alice.ipynb bob.ipynb
+  labkit grade submitted/ --only 02-feed --json      nbgrader's folder: all students' notebooks
+""",
+)  # fmt: skip
+def grade(options: argparse.Namespace) -> Answer:
+    """`labkit grade`."""
+    from labkit.course import grading
+
+    grades = grading.grade(
+        options.notebooks, only=options.only, timeout_s=options.timeout,
+        progress=progress("notebooks graded"),
+    )  # fmt: skip
+    return Answer(grades, code=2 if grades.bad else 0)
 
 
-def run(options: argparse.Namespace) -> int:
-    """`labkit run`."""
-    import labkit as lk
+@command(
+    "run a script unchanged and judge it from outside",
+    option("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run"),
+    examples="""\
+The script keeps its stdin, stdout, stderr and exit code; the verdict goes to stderr in the end.
 
-    done = lk.run(Pipeline(**parse_settings(options.settings)), wandb=options.wandb)
-    if options.save:
-        done.save(options.save)
-    if options.plot:
-        done.plot().savefig(options.plot)
-    lines = [repr(done), *(f"not applied: {k}: {why}" for k, why in done.not_applied.items())]
-    answer(options, done.to_dict(), "\n".join(lines))
-    return 1 if done.outcome == "failed" else 0
+examples:
+  labkit watch -- python train.py --epochs 1
+  labkit watch --json -- torchrun --nproc-per-node=2 train.py > verdict.json
+""",
+)
+def watch(options: argparse.Namespace) -> int:
+    """`labkit watch -- COMMAND`."""
+    found, sentence = watched(options.script, quiet_stdout=options.json)
+    if options.json:
+        print(json.dumps(found, allow_nan=False))
+    else:
+        print(f"labkit watch: {sentence}", file=sys.stderr)
+    return found["exit_code"]
 
 
-def sweep(options: argparse.Namespace) -> int:
-    """`labkit sweep`."""
-    import labkit as lk
+@command(
+    "measure one pipeline on several processes (DistributedDataParallel)", SET, SAVE, PLOT,
+    option("--ranks", type=int, default=2, help="processes on this machine (default 2)"),
+    option("--no-sync", action="store_true", help="exchange gradients only before an update"),
+    repeated("--starve", "RANK:KNOB=VALUE", "give one rank's loader another setting: 1:io_ms=10",
+             default=[]),
+    option("--baseline", action="store_true",
+           help="run one process as well, for speedup and efficiency"),
+    *(option(f"--{name.replace('_', '-')}", metavar="VALUE", help=f"several machines: {text}")
+      for name, text in RENDEZVOUS.items()),
+    examples="""examples:
+  labkit distributed --ranks 2
+  labkit distributed --ranks 4 --baseline --plot scaling.png
+  labkit distributed --ranks 2 --set accumulation_steps=4 --no-sync
+  labkit distributed --ranks 2 --starve 1:io_ms=10     which rank is it that waits?
 
+on several machines, the same line on each (torchrun's own options, passed through to it):
+  labkit distributed --ranks 8 --nnodes 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --rdzv-id 1
+  srun --ntasks-per-node=1 labkit distributed --ranks 8 --nnodes $SLURM_NNODES \\
+      --rdzv-backend c10d --rdzv-id $SLURM_JOB_ID --rdzv-endpoint FIRST_HOST:29500
+
+Each machine prints what its own ranks measured. The knobs of --set are listed by: labkit run --help
+""",
+)  # fmt: skip
+def distributed(options: argparse.Namespace) -> Answer:
+    """`labkit distributed`."""
+    starve: dict[int, dict[str, Any]] = {}
+    for text in options.starve:
+        rank, colon, setting = text.partition(":")
+        if not colon or not rank.isdigit():
+            raise ValueError(f"--starve {text!r} is not RANK:KNOB=VALUE.")
+        starve.setdefault(int(rank), {}).update(parse_settings([setting]))
+    given = {name: getattr(options, name) for name in RENDEZVOUS if getattr(options, name)}
     pipeline = Pipeline(**parse_settings(options.settings))
-    devices = options.devices.split(",") if options.devices else None
-    swept = lk.sweep(pipeline, devices=devices, **dict(map(values, options.over)))
-    if options.plot:
-        swept.plot().savefig(options.plot)
-    answer(options, swept.to_list(), repr(swept))
-    return 1 if any(each.outcome == "failed" for each in swept) else 0
+    asked = {"ranks": options.ranks, "no_sync": options.no_sync}
+    asked |= {"starve": starve, "rendezvous": given}
+    Distributed(pipeline, **asked)  # tells mistakes now
+    ranks = lk.distributed(pipeline, **asked)
+    lines = [repr(ranks), *([repr(ranks.times)] if ranks.times else []), str(ranks.diagnose())]
+    against = {}
+    if options.baseline and ranks.outcome == "finished":  # on the device that the ranks had
+        one = lk.run(ranks.alone.but(xray=False))
+        if one.outcome != "finished":
+            raise RuntimeError(f"the run of one process {one.outcome}: {one.error}")
+        if ranks.throughput and one.throughput:
+            against = {
+                "baseline_throughput": one.throughput,
+                "speedup": ranks.speedup(one),
+                "efficiency": ranks.efficiency(one),
+            }
+            lines.append(f"speedup {against['speedup']:.2f}, {against['efficiency']:.0%} a rank")
+    values = ranks.to_dict() | against
+    return Answer(ranks, values, "\n".join(lines), code=int(ranks.outcome == "failed"))
 
 
-def values(text: str) -> tuple[str, list[Any]]:
-    """Read KNOB=A,B,C; raises ValueError where it is not that."""
-    name, equals, listed = text.partition("=")
-    if not equals or not listed:
-        raise BadInput(f"--over {text!r} is not KNOB=A,B,C.")
-    return name, [parse_settings([f"{name}={value}"])[name] for value in listed.split(",")]
-
-
-def trace(options: argparse.Namespace) -> int:
-    """`labkit trace FILE`."""
-    import labkit as lk
-
-    breakdown = lk.trace(options.file)
-    if options.plot:
-        breakdown.plot().savefig(options.plot)
-    return answer(options, breakdown.to_dict(), str(breakdown))
-
-
-def diagnose(options: argparse.Namespace) -> int:
-    """`labkit diagnose PATH`."""
-    import labkit as lk
-
-    diagnosis = lk.diagnose(options.path)
-    return answer(options, diagnosis.to_dict(), str(diagnosis))
-
-
-def faults(options: argparse.Namespace) -> int:
-    """`labkit faults`."""
-    from labkit.course import faultscore
-
-    def progress(done: int, total: int, case: str) -> None:
-        print(f"labkit: {done} of {total} runs done; {case}", file=sys.stderr)
-
-    score = faultscore.run_set(
-        options.half,
-        seeds=options.seeds,
-        only=options.only,
-        keep=options.keep,
-        progress=progress,
-    )
-    if options.plot:
-        from labkit.course import confusion_figure
-
-        confusion_figure.draw(score).savefig(options.plot)
-    return answer(options, score.to_dict(), str(score))
-
-
-def bench_self(options: argparse.Namespace) -> int:
+@command("what the kit itself costs, measured on this machine")
+def bench_self(_options: argparse.Namespace) -> Answer:
     """`labkit bench-self`."""
-    from labkit.show import own_cost
+    from labkit.experiments import own_cost
 
     costs = own_cost.measure()
-    return answer(options, costs, own_cost.table(costs))
-
-
-def answer(options: argparse.Namespace, values: Any, text: str) -> int:
-    """Print the result as asked for and return 0."""
-    print(json.dumps(values, allow_nan=False) if options.json else text)
-    return 0
+    return Answer(own_cost.table(costs), values=costs)
 
 
 if __name__ == "__main__":

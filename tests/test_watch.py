@@ -584,20 +584,9 @@ def test_the_sums_behind_the_live_line_agree_with_the_run():
 
 # -- from outside --------------------------------------------------------------------------------
 
-COMMAND = (
-    "import argparse, sys\n"
-    "from labkit.show import watch_command\n"
-    "parser = argparse.ArgumentParser()\n"
-    "parser.add_argument('--json', action='store_true')\n"
-    "watch_command.arguments(parser)\n"
-    "try: sys.exit(watch_command.watch(parser.parse_args()))\n"
-    "except ValueError as error: print(error, file=sys.stderr); sys.exit(2)\n"
-)
-
-
 def outside(*arguments, **more):
     return subprocess.run(
-        [sys.executable, "-c", COMMAND, *arguments],
+        [sys.executable, "-m", "labkit", "watch", *arguments],
         capture_output=True,
         text=True,
         timeout=120,

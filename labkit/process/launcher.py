@@ -167,10 +167,10 @@ def starting(module: str = BENCH, after: list[str] | None = None) -> Iterator[Ha
             raise
 
 
-def stand_by(idle_s: float = IDLE_S) -> None:
-    """Start the processes of the next run, where it is worth it and nothing is being measured."""
+def stand_by(idle_s: float = IDLE_S, forced: bool = False) -> None:
+    """Start the processes of the next run, where it is `wanted` and nothing is being measured."""
     global _standby
-    if not wanted() or not _choosing.acquire(blocking=False):
+    if not (forced or wanted()) or not _choosing.acquire(blocking=False):
         return
     try:
         going = any(handle.process.poll() is None for handle in runs)

@@ -23,7 +23,7 @@ os.environ.setdefault("LABKIT_HOME", tempfile.mkdtemp(prefix="labkit-watch-cost-
 import numpy as np
 
 from labkit.bench import watch as recording
-from labkit.bench.own_cost import STEP_MS, trainer_of
+from labkit.experiments.own_cost import STEP_MS, trainer_of
 from labkit.process.events import now_ns
 from labkit.show.live import LiveView
 from labkit.show.watching import View, watch

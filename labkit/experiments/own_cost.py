@@ -1,0 +1,190 @@
+"""What the kit itself costs, measured on this machine: `labkit bench-self`.
+
+What recording costs a training loop is measured in pairs, each step recorded or not by lot:
+`python -m labkit.experiments.own_cost` prints that alone. Blocks of steps cannot resolve 1 % on a
+noisy machine (A/A noise is 3-5 %); steps interleaved at random can. Two of the three lots are the
+same unrecorded step: what they differ by is the noise of the measurement.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from labkit.process import launcher
+from labkit.process.events import now_ns
+from labkit.results.launch import launch
+from labkit.results.machine import machine
+from labkit.results.run import Run
+from labkit.results.table import Table
+from labkit.spec import Pipeline
+
+REPEATS = 5
+STEP_MS = 1.4
+STEPS = 15_000
+PLAIN, PLAIN_TOO, RECORDED = range(3)
+CLAIMS = {  # key -> (what it is, what it should stay below)
+    "import_s": ("import labkit, above a bare Python", 0.5),
+    "first_step_s": ("lk.run to its first step", 4.0),
+    "warm_first_step_s": ("the same with a standby", 0.3),
+    "default_run_s": ("a default run, from start to end", 6.0),
+    "stop_s": ("Stop, when the bench cooperates", 0.2),
+    "forced_stop_s": ("Stop, when it hangs", 1.5),
+    "recorder_cost_share": ("recording, as a share of a 1.4 ms step", 0.01),
+    "recorder_step_ms": ("that step without recording, ms", None),
+}
+
+
+def measure() -> dict[str, Any]:
+    """Measure each of CLAIMS (medians of several repeats) and name the machine."""
+    print("labkit: measuring its own cost, about a minute ...", file=sys.stderr)
+    middle = statistics.median
+    times = [_default_run() for _ in range(REPEATS)]
+    command = [sys.executable, "-m", "labkit.experiments.own_cost"]
+    alone = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return {
+        "machine": machine().line,
+        "import_s": middle(_import_s() for _ in range(REPEATS)),
+        "first_step_s": middle(first for first, _ in times),
+        "warm_first_step_s": middle(_warm_first_step_s() for _ in range(REPEATS)),
+        "default_run_s": middle(whole for _, whole in times),
+        "stop_s": middle(_stop_s() for _ in range(REPEATS)),
+        "forced_stop_s": _stop_s(fault="labkit.experiments.own_cost:hang:"),
+        **json.loads(alone),
+    }
+
+
+def table(costs: dict[str, Any]) -> Table:
+    """Return the costs, each beside what it should stay below."""
+    rows = [
+        (what, f"{costs[key]:.4f}", "" if limit is None else f"(below {limit:g})")
+        for key, (what, limit) in CLAIMS.items()
+    ]
+    return Table(rows, title=costs["machine"], left=(0, 2))
+
+
+def _import_s() -> float:
+    def seconds(code: str) -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        return time.perf_counter() - start
+
+    return seconds("import labkit; labkit.Pipeline") - seconds("pass")
+
+
+def _default_run(**knobs: Any) -> tuple[float, float]:
+    """Return (seconds to the first step's end, seconds to the end)."""
+    start, first = time.perf_counter(), []
+
+    def see(run: Run) -> None:
+        if run.steps and not first:
+            first.append(time.perf_counter() - start)
+
+    launch(Pipeline(**knobs)).wait(each=see, period_s=0.01)
+    return first[0], time.perf_counter() - start
+
+
+def _warm_first_step_s() -> float:
+    launcher.stand_by(forced=True)
+    time.sleep(5)
+    return _default_run(steps=5, xray=False)[0]
+
+
+def _stop_s(fault: str | None = None) -> float:
+    run = launch(Pipeline(num_workers=2, steps=100_000, seconds=60), fault=fault)
+    while run.running and not run.steps:
+        time.sleep(0.01)
+    time.sleep(0.3)  # past the step in which a planted hang begins
+    start = time.perf_counter()
+    run.stop()
+    return time.perf_counter() - start
+
+
+def hang(_argument: str, dataset: Any, trainer: Any) -> Any:
+    """Plant a loop that hangs after a step, deaf to Stop: the bench's hook for the forced one."""
+
+    def deaf() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        time.sleep(3600)
+
+    trainer.after_step = deaf
+    return dataset
+
+
+# -- in a process of its own -----------------------------------------------------------------------
+
+
+def trainer_of(step_ms: float) -> tuple[Any, Any, Any]:
+    """Return the default CNN on one thread, and images so large that a step takes `step_ms`."""
+    import torch
+
+    from labkit.bench.loop import Trainer
+
+    torch.set_num_threads(1)
+    job = SimpleNamespace(
+        seed=0, model="cnn", width=8, depth=1, image_px=48, precision="fp32", compile=None,
+        channels_last=False, fused_optimizer=False, accumulation_steps=1, non_blocking=False,
+        prefetch_to_device=False,
+    )  # fmt: skip
+    trainer = Trainer(job, torch.device("cpu"))
+    for px in range(16, 256, 2):
+        images = torch.randint(0, 256, (2, 3, px, px), dtype=torch.uint8)  # (B, 3, px, px)
+        labels = torch.randint(0, 10, (2,))
+        took = []
+        for _ in range(60):
+            start = now_ns()
+            trainer.compute(images, labels, update=True)
+            took.append(now_ns() - start)
+        if statistics.median(took[20:]) >= step_ms * 1e6:
+            break
+    return trainer, images, labels
+
+
+def recorder_cost() -> dict[str, float]:
+    """Return the step time without and with recording (medians, ms), the cost and the noise.
+
+    Cost and noise are shares of the step: recorded against not recorded, and one half of the
+    unrecorded steps against the other.
+    """
+    from labkit.bench.timeline import HostTimeline
+
+    trainer, images, labels = trainer_of(STEP_MS)
+    lots = random.Random(0)
+    took: tuple[list[int], ...] = ([], [], [])
+    with tempfile.TemporaryDirectory() as folder:
+        timeline = HostTimeline(folder)
+        for i in range(STEPS):
+            lot = lots.randrange(3)
+            start = now_ns()
+            if lot == RECORDED:
+                asked = now_ns()
+                ready = timeline.copying()
+                batch = trainer.to_device(images, labels)
+                copied = timeline.copied()
+                timeline.computing()
+                loss = trainer.compute(*batch, update=True)
+                timeline.step(i, asked, ready, copied, labels.numel(), loss)
+            else:
+                batch = trainer.to_device(images, labels)
+                loss = trainer.compute(*batch, update=True)
+            took[lot].append(now_ns() - start)
+    first, second, recorded = (statistics.median(lot) / 1e6 for lot in took)
+    plain = statistics.median(took[PLAIN] + took[PLAIN_TOO]) / 1e6
+    return {
+        "recorder_step_ms": plain,
+        "recorder_recorded_step_ms": recorded,
+        "recorder_cost_share": recorded / plain - 1,
+        "recorder_noise_share": abs(second - first) / plain,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(recorder_cost()))
