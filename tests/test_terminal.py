@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+import labkit.__main__  # noqa: F401 -- registers the commands
+
 QUICK = ("--set", "dataset=sleep", "--set", "prep_ms=2", "--set", "model=mlp", "--set", "steps=20")
 
 
@@ -66,7 +68,7 @@ def test_a_run_that_fails_is_exit_code_1(labkit_command):
 
 def commands():
     """Every command's parser, by name."""
-    from labkit.__main__ import parser
+    from labkit.terminal import parser
 
     (found,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
     return found.choices
@@ -84,7 +86,7 @@ def test_every_command_explains_itself_and_each_of_its_options(name):
 
 
 def test_help_lists_every_command_and_how_to_begin():
-    from labkit.__main__ import parser
+    from labkit.terminal import parser
 
     text = parser().format_help()
     assert all(name in text for name in commands())
@@ -93,7 +95,7 @@ def test_help_lists_every_command_and_how_to_begin():
 
 @pytest.mark.parametrize("name", ["run", "sweep", "trace", "diagnose", "faults", "distributed"])
 def test_the_help_shows_examples_that_the_command_line_takes(name):
-    from labkit.__main__ import parser
+    from labkit.terminal import parser
 
     lines = commands()[name].epilog.splitlines()
     examples = [line.strip() for line in lines if line.startswith(f"  labkit {name} ")]

@@ -584,6 +584,7 @@ def test_the_sums_behind_the_live_line_agree_with_the_run():
 
 # -- from outside --------------------------------------------------------------------------------
 
+
 def outside(*arguments, **more):
     return subprocess.run(
         [sys.executable, "-m", "labkit", "watch", *arguments],
@@ -621,7 +622,7 @@ def test_ctrl_c_is_the_scripts_to_answer():
         "except KeyboardInterrupt: raise SystemExit(3)\n"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "--", sys.executable, "-c", code],
+        [sys.executable, "-m", "labkit", "watch", "--", sys.executable, "-c", code],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

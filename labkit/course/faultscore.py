@@ -108,6 +108,12 @@ class Score:
             "wrong": [s.__dict__ for s in self.scored if not s.right],
         }
 
+    def plot(self) -> Any:
+        """Draw the confusion matrix; returns a matplotlib Figure."""
+        from labkit.course import confusion_figure
+
+        return confusion_figure.draw(self)
+
     @property
     def headline(self) -> str:
         """The score in one line."""
