@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
+import pynvml
 
 from labkit.bench.telemetry import GpuMeter
 
@@ -63,7 +64,7 @@ class Outside:
         return list(self.samples)
 
     def _look(self) -> None:
-        cards = open_cards(self.root.pid)
+        cards = _open_cards(self.root.pid)
         while not self.ended.is_set():
             with contextlib.suppress(psutil.Error):  # it has just ended
                 family = [self.root, *self.root.children(recursive=True)]
@@ -82,10 +83,7 @@ class Outside:
         return {pid: sum(looks) / len(looks) for pid, looks in seen.items()}
 
     def _sample(
-        self,
-        family: list[psutil.Process],
-        states: dict[int, float],
-        cards: dict[str, GpuMeter],
+        self, family: list[psutil.Process], states: dict[int, float], cards: dict[str, GpuMeter]
     ) -> Sample:
         now = time.monotonic()
         elapsed, self.before = now - self.before, now
@@ -109,7 +107,7 @@ class Outside:
             worker_count=len(workers),
             others=sum(cores[pid] for pid in rest),
             machine=psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1),
-            gpus={uuid: look_at(card, set(cores)) for uuid, card in cards.items()},
+            gpus={uuid: _look_at(card, set(cores)) for uuid, card in cards.items()},
         )
 
     def _is_worker(self, process: psutil.Process) -> bool:
@@ -123,12 +121,10 @@ class Outside:
         return self.kinds[process.pid]
 
 
-def open_cards(pid: int) -> dict[str, GpuMeter]:
+def _open_cards(pid: int) -> dict[str, GpuMeter]:
     """Return a meter for every GPU that the driver shows; {} without a driver."""
     cards = {}
-    with contextlib.suppress(Exception):  # no package, no driver, another version
-        import pynvml
-
+    with contextlib.suppress(Exception):  # no driver, another version
         pynvml.nvmlInit()
         for i in range(pynvml.nvmlDeviceGetCount()):
             uuid = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(i))
@@ -136,12 +132,10 @@ def open_cards(pid: int) -> dict[str, GpuMeter]:
     return cards
 
 
-def look_at(card: GpuMeter, family: set[int]) -> dict[str, Any]:
+def _look_at(card: GpuMeter, family: set[int]) -> dict[str, Any]:
     """Return what a card tells, and `own`: whether one of the family's processes is on it."""
-    found = card.read()
-    try:
-        running = card.nvml.nvmlDeviceGetComputeRunningProcesses(card.card)
+    found = card.read() | {"own": None}
+    with contextlib.suppress(pynvml.NVMLError):
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(card.card)
         found["own"] = any(process.pid in family for process in running)
-    except card.nvml.NVMLError:
-        found["own"] = None
     return found

@@ -1,4 +1,4 @@
-"""What the instruments say: NVML, RAPL and psutil, sampled in a process of their own.
+"""Sample the instruments, NVML, RAPL and psutil, in a process of their own.
 
 A hung driver call stops the samples, never the run. Every metric is optional: one that this
 machine does not have is None in every sample and a gap in every plot.
@@ -14,8 +14,12 @@ import json
 import math
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
+import pynvml
 
 from labkit.bench.process import die_with, wait_for_run
 from labkit.process.events import FILE_NAME, EventLog, now_ns
@@ -43,9 +47,6 @@ class CpuMeter:
     """CPU use of the whole machine, and memory of the run's own processes."""
 
     def __init__(self, bench_pid: int):
-        import psutil
-
-        self.psutil = psutil
         self.bench = psutil.Process(bench_pid)
         self.tasks = Path(f"/proc/{bench_pid}/task")
         self.workers: dict[int, psutil.Process] = {}
@@ -56,16 +57,12 @@ class CpuMeter:
     def read(self) -> dict[str, Any]:
         """Return {cpu, own_cpu: share of all cores in use, by anyone and by this run; rss_gib}."""
         own = rss = None  # where one of them has just ended
-        with contextlib.suppress(self.psutil.Error):
+        with contextlib.suppress(psutil.Error):
             family = self._family()
             rss = round(sum(process.memory_info().rss for process in family) / 2**30, 4)
             own = self._own_share(family)
-        return {
-            "cpu": self.psutil.cpu_percent() / 100,
-            "own_cpu": own,
-            "cpus": self.psutil.cpu_count(),
-            "rss_gib": rss,
-        }
+        cpu = psutil.cpu_percent() / 100
+        return {"cpu": cpu, "own_cpu": own, "cpus": psutil.cpu_count(), "rss_gib": rss}
 
     def _family(self) -> list:
         """Return the bench and its workers.
@@ -80,7 +77,7 @@ class CpuMeter:
         if not found:  # another system
             return [self.bench, *self.bench.children()]
         pids = [int(pid) for pid in " ".join(found).split()]
-        self.workers = {pid: self.workers.get(pid) or self.psutil.Process(pid) for pid in pids}
+        self.workers = {pid: self.workers.get(pid) or psutil.Process(pid) for pid in pids}
         return [self.bench, *self.workers.values()]
 
     def _own_share(self, family: list) -> float | None:
@@ -88,7 +85,7 @@ class CpuMeter:
         times, now = [(p.pid, p.cpu_times()) for p in family], time.monotonic()
         spent = {pid: each.user + each.system for pid, each in times}
         used = sum(s - self.spent_s.get(pid, s) for pid, s in spent.items())
-        cores = (now - self.read_at) * (self.psutil.cpu_count() or 1)
+        cores = (now - self.read_at) * (psutil.cpu_count() or 1)
         self.spent_s, self.read_at = spent, now
         return round(used / cores, 3) if cores > 0 else None
 
@@ -132,23 +129,13 @@ class GpuMeter:
 
     def __init__(self, uuid: str, own_pid: int):
         """Open the card by UUID (NVML's order is not CUDA's); raises NVMLError where it cannot."""
-        import pynvml
-
-        self.nvml, self.own_pid = pynvml, own_pid
+        self.own_pid = own_pid
         pynvml.nvmlInit()
         self.card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         self.seen_us = 0  # the driver's stamp of the last utilization sample read
         self.shares_us, self.own_seen = 0, False  # of the processes' shares of the SMs
         self.epoch_ns = time.time_ns() - now_ns()  # the driver stamps in wall-clock time
-        self.gpm = self._ask(lambda: GpmMeter(pynvml, self.card))
-
-    def _ask(self, *questions) -> Any:
-        """Return the first answer, or None where this card or driver has none."""
-        for question in questions:
-            # NVMLError, or pynvml's own where the driver is older than it expects
-            with contextlib.suppress(Exception):
-                return question()
-        return None
+        self.gpm = _ask(lambda: GpmMeter(self.card))
 
     def read(self) -> dict[str, Any]:
         """Return one sample of everything the card tells, None where it does not.
@@ -156,40 +143,38 @@ class GpuMeter:
         `gpu_now` is what nvidia-smi prints. `clock_reasons` is NVML's bit mask of what holds the
         clocks down (nvmlClocksEventReason...): 0x4 is the power limit, 0x60 heat.
         """
-        nvml, card, ask = self.nvml, self.card, self._ask
+        nvml, card = pynvml, self.card
         return {
-            "gpu_now": ask(lambda: nvml.nvmlDeviceGetUtilizationRates(card).gpu / 100),
-            "gpu": ask(self._driver_samples),
-            "memory_gib": ask(lambda: round(nvml.nvmlDeviceGetMemoryInfo(card).used / 2**30, 3)),
-            "power_w": ask(lambda: nvml.nvmlDeviceGetPowerUsage(card) / 1e3),
-            "power_limit_w": ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1e3),
-            "energy_j": ask(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3),
-            "sm_mhz": ask(lambda: nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM)),
-            "clock_reasons": ask(
+            "gpu_now": _ask(lambda: nvml.nvmlDeviceGetUtilizationRates(card).gpu / 100),
+            "gpu": _ask(self._driver_samples),
+            "memory_gib": _ask(lambda: round(nvml.nvmlDeviceGetMemoryInfo(card).used / 2**30, 3)),
+            "power_w": _ask(lambda: nvml.nvmlDeviceGetPowerUsage(card) / 1e3),
+            "power_limit_w": _ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1e3),
+            "energy_j": _ask(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3),
+            "sm_mhz": _ask(lambda: nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM)),
+            "clock_reasons": _ask(
                 lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(card),
                 lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card),  # before driver 535
             ),
-            "others": ask(self._others),
-            "others_sm": ask(self._others_sm),
-            "gpm": self.gpm and ask(self.gpm.read),
+            "others": _ask(self._others),
+            "others_sm": _ask(self._others_sm),
+            "gpm": self.gpm and _ask(self.gpm.read),
         }
 
     def pcie(self) -> dict[str, Any]:
         """Return PCIe traffic in MB/s over the driver's last 20 ms; each call takes that long."""
-
-        def counter(which: int) -> float | None:
-            kb = self._ask(lambda: self.nvml.nvmlDeviceGetPcieThroughput(self.card, which))
-            return None if kb is None else kb / 1e3
-
+        counters = {"tx": pynvml.NVML_PCIE_UTIL_TX_BYTES, "rx": pynvml.NVML_PCIE_UTIL_RX_BYTES}
         return {
-            "pcie_tx_mb_s": counter(self.nvml.NVML_PCIE_UTIL_TX_BYTES),
-            "pcie_rx_mb_s": counter(self.nvml.NVML_PCIE_UTIL_RX_BYTES),
+            f"pcie_{way}_mb_s": _ask(
+                lambda which=which: pynvml.nvmlDeviceGetPcieThroughput(self.card, which) / 1e3
+            )
+            for way, which in counters.items()
         }
 
     def _driver_samples(self) -> list[tuple[int, float]]:
         """Return the driver's own utilization samples since the last call: (t_ns, 0 to 1)."""
-        kind = self.nvml.NVML_GPU_UTILIZATION_SAMPLES
-        _, samples = self.nvml.nvmlDeviceGetSamples(self.card, kind, self.seen_us)
+        kind = pynvml.NVML_GPU_UTILIZATION_SAMPLES
+        _, samples = pynvml.nvmlDeviceGetSamples(self.card, kind, self.seen_us)
         fresh = [s for s in samples if s.timeStamp > self.seen_us]
         if fresh:
             self.seen_us = max(s.timeStamp for s in fresh)
@@ -202,7 +187,7 @@ class GpuMeter:
         is not among those listed: it has no context yet, or the driver tells process ids of another
         namespace (the host's, in a container), and nobody knows which of them are others.
         """
-        listed = {p.pid for p in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.card)}
+        listed = {p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(self.card)}
         others = {pid for pid in listed if not self._is_own(pid)}
         return len(others) if others != listed else None
 
@@ -213,7 +198,7 @@ class GpuMeter:
         but the largest share is the least that others had. None where that is nothing, and where
         nobody computed: the driver then has no sample.
         """
-        told = self.nvml.nvmlDeviceGetProcessUtilization(self.card, self.shares_us)
+        told = pynvml.nvmlDeviceGetProcessUtilization(self.card, self.shares_us)
         # drivers return leftovers of their buffer too: old samples, and shares above 100 %
         fresh = [s for s in told if s.timeStamp > self.shares_us and s.smUtil <= 100]
         if not fresh:
@@ -231,8 +216,6 @@ class GpuMeter:
 
         In a container newer drivers list the thread that opened the card.
         """
-        import psutil
-
         if pid == self.own_pid or Path(f"/proc/{self.own_pid}/task/{pid}").exists():
             return True
         with contextlib.suppress(psutil.Error):
@@ -245,43 +228,45 @@ class GpmMeter:
 
     METRICS = {"sm": 2, "occupancy": 3, "tensor": 5, "dram": 10}  # NVML_GPM_METRIC_*
 
-    def __init__(self, nvml: Any, card: Any):
+    def __init__(self, card: Any):
         """Raises NVMLError on cards without GPM."""
-        if not nvml.nvmlGpmQueryDeviceSupport(card).isSupportedDevice:
-            raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
-        self.nvml, self.card = nvml, card
-        self.samples = [nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()]
-        nvml.nvmlGpmSampleGet(card, self.samples[0])
+        if not pynvml.nvmlGpmQueryDeviceSupport(card).isSupportedDevice:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        self.card, self.samples = card, [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
+        pynvml.nvmlGpmSampleGet(card, self.samples[0])
 
     def read(self) -> dict[str, float | None]:
         """Return each metric's average (0 to 1) since the last call."""
-        nvml = self.nvml
-        nvml.nvmlGpmSampleGet(self.card, self.samples[1])
-        query = nvml.c_nvmlGpmMetricsGet_t()
-        query.version, query.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(self.METRICS)
+        pynvml.nvmlGpmSampleGet(self.card, self.samples[1])
+        query = pynvml.c_nvmlGpmMetricsGet_t()
+        query.version, query.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(self.METRICS)
         query.sample1, query.sample2 = self.samples
         for slot, metric in enumerate(self.METRICS.values()):
             query.metrics[slot].metricId = metric
-        nvml.nvmlGpmMetricsGet(query)
+        pynvml.nvmlGpmMetricsGet(query)
         self.samples.reverse()
-        answers = zip(self.METRICS, query.metrics, strict=False)
         return {
             name: m.value / 100 if m.nvmlReturn == 0 and math.isfinite(m.value) else None
-            for name, m in answers
+            for name, m in zip(self.METRICS, query.metrics, strict=False)
         }
+
+
+def _ask(*questions: Callable[[], Any]) -> Any:
+    """Return the first answer, or None where this card or driver has none."""
+    for question in questions:
+        # NVMLError, or pynvml's own where the driver is older than it expects
+        with contextlib.suppress(Exception):
+            return question()
+    return None
 
 
 def main(parent: int) -> None:
     """Sample until the supervisor ends this process."""
     die_with(parent)
-    with contextlib.suppress(ImportError):
-        import psutil  # noqa: F401 -- imported before a run is there, where this is a standby's
-    wait_for_run()
+    wait_for_run()  # where this is a standby's
     log = EventLog(".")
     hello, machine = wait_for(Path(FILE_NAME), ("hello", "machine"))
-    meters: list[Any] = []
-    with contextlib.suppress(ImportError):
-        meters.append(CpuMeter(hello["pid"]))
+    meters: list[Any] = [CpuMeter(hello["pid"])]
     if machine["kind"] == "cpu":
         meters.append(RaplMeter())
     if uuid := machine.get("uuid"):
