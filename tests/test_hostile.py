@@ -303,7 +303,6 @@ def is_bare(part):
 MAY_PICKLE = {
     "labkit/tuner/source.py", "labkit/course/answers.py",  # write it
     "labkit/bench/user_dataset.py",  # read it
-    "labkit/bench/by_value.py",
     # grading a handed-in notebook runs foreign code anyway, in a process that is fenced in first
     "labkit/course/cell_child.py", "labkit/course/confine.py",
 }  # fmt: skip

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 import labkit as lk
-from labkit.bench import by_value, user_dataset
+from labkit.bench import user_dataset
 from labkit.tuner import source, trials
 from labkit.tuner.search import Measured, Search
 from labkit.tuner.tuning import Setting, Trial, Tuning, space
@@ -294,7 +294,7 @@ def test_what_is_sent_to_spawned_workers_may_come_from_a_notebook():
     code = "class Here:\n def __len__(self): return 3\n def __getitem__(self, i): return i"
     scope = {"__name__": "__main__"}
     exec(code, scope)
-    sent = by_value.sendable(user_dataset.NamesTheItem(scope["Here"]()))
+    sent = user_dataset.sendable(user_dataset.NamesTheItem(scope["Here"]()))
     assert [pickle.loads(pickle.dumps(sent))[i] for i in range(3)] == [0, 1, 2]
 
 

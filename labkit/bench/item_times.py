@@ -1,4 +1,4 @@
-"""What an item costs to prepare, measured where it is prepared: in the loader's own processes.
+"""Measure what an item costs to prepare, where it is prepared: in the loader's own processes.
 
 For every item its CPU time and its true waiting (a read, a sleep) are told apart, since a waiting
 worker takes no core, and both from the time it stood in line for a core, which says nothing about
@@ -52,12 +52,8 @@ class ItemTimes:
         self.stop.lap()
         return True
 
-    def fetched(self, count: int, items: list[tuple[int, int, int]]) -> None:
-        """Keep what fetching the `count` samples took, item by item or all in one lap."""
-        self.count, self.items = count, items
-
     def collated(self) -> None:
-        """End the batch."""
+        """End the batch, whose `count` samples took `items`: one by one, or all in one lap."""
         if self.seen >= self.room:
             return
         collate = self.stop.lap()
@@ -67,9 +63,8 @@ class ItemTimes:
         kept = self.items[:: -(-len(self.items) // ITEMS)] if len(self.items) > 1 else []
         row = [number, self.start_ns, self.count, *map(_us, (*sums, *collate, self.between_ns))]
         self.rows.append([*row, [_us(i[0]) for i in kept], [_us(i[1]) for i in kept]])
-        now = self.start_ns
-        if now > self.due or self.seen == self.room:
-            self.due = now + GATHER_NS
+        if self.start_ns > self.due or self.seen == self.room:
+            self.due = self.start_ns + GATHER_NS
             self.log.write("items", worker=self.worker, rows=self.rows)
             self.rows = []
 
@@ -124,7 +119,7 @@ class TimedDataset(torch.utils.data.Dataset):
             for ticket in tickets:
                 batch.append(self.dataset[ticket])
                 items.append(times.stop.lap())
-        times.fetched(len(tickets), items)
+        times.count, times.items = len(tickets), items
         return batch
 
 

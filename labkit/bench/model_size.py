@@ -1,4 +1,4 @@
-"""How large a model is where its pipeline leaves that open: sized for the device.
+"""Size the model for the device, where its pipeline leaves that open.
 
 On a CPU a step of 5 to 6 ms on one core, at the default batch of 16 images of 48 px. On a GPU the
 width is so large that a layer is heavy beside its launches, and the depth is found by timing: about
@@ -49,32 +49,24 @@ def fill(job: Any, device: torch.device) -> None:
 
 
 def kept_depth(model: str, width: int, image_px: int, device: torch.device) -> int:
-    """Return the depth that was found before for this card, or find it and keep it."""
+    """Return the depth at which a step takes about `STEP_MS`: found before, or now and kept."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     asked = {"card": name, "model": model, "width": width, "image_px": image_px}
     mark = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
     path = kept_in / "depths" / f"{mark}.json" if kept_in else None
     if path and path.exists():
         return json.loads(path.read_text())["depth"]
-    depth, step_ms = find_depth(model, width, image_px, device)
+    few, more = (time_step(model, width, depth, image_px, device) for depth in PROBED)
+    a_layer = max((more - few) / (PROBED[1] - PROBED[0]), 1e-3)
+    depth = min(max(PROBED[0] + round((STEP_MS - few) / a_layer), 1), DEEPEST)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # what was tried is no part of the run
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(asked | {"depth": depth, "step_ms": step_ms}))
+        part.write_text(json.dumps(asked | {"depth": depth, "step_ms": [few, more]}))
         part.replace(path)  # another run on another card may be writing the same
     return depth
-
-
-def find_depth(
-    model: str, width: int, image_px: int, device: torch.device
-) -> tuple[int, list[float]]:
-    """Return the depth at which a step takes about `STEP_MS`, and the times of `PROBED`, ms."""
-    few, more = (time_step(model, width, depth, image_px, device) for depth in PROBED)
-    a_layer = max((more - few) / (PROBED[1] - PROBED[0]), 1e-3)
-    depth = PROBED[0] + round((STEP_MS - few) / a_layer)
-    return min(max(depth, 1), DEEPEST), [few, more]
 
 
 def time_step(model: str, width: int, depth: int, image_px: int, device: torch.device) -> float:

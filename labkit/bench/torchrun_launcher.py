@@ -44,7 +44,7 @@ def main(folder: Path, parent: int) -> None:
 
 def launch(spec: dict, folder: Path, log: EventLog) -> int:
     """Take the devices, start torchrun, and wait for it; return the exit code."""
-    log.write("stage", name="importing torch", done=None, total=None)
+    stage(log, "importing torch")
     from torch import distributed
 
     if not distributed.is_available():
@@ -57,7 +57,7 @@ def launch(spec: dict, folder: Path, log: EventLog) -> int:
 
     hold_devices(spec, log)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does; the bench sets its own
-    log.write("stage", name="starting the ranks", done=None, total=None)
+    stage(log, "starting the ranks")
     ranks = [*options(spec), "-m", "labkit.bench.rank", str(folder), str(os.getpid())]
     try:
         torchrun.run(torchrun.parse_args(ranks))
@@ -72,7 +72,7 @@ def launch(spec: dict, folder: Path, log: EventLog) -> int:
 
 
 def options(spec: dict) -> list[str]:
-    """Torchrun's own options: so many ranks here, and how the machines find each other."""
+    """Return torchrun's own options: how many ranks, and how the machines find each other."""
     listed = [f"--nproc-per-node={spec['ranks']}", "--max-restarts=0"]
     rendezvous = spec.get("rendezvous") or {}
     if not rendezvous:
@@ -85,21 +85,19 @@ def hold_devices(spec: dict, log: EventLog) -> None:
     from labkit.bench.ddp import device_kind
     from labkit.process.device_lock import hold
 
-    kind, count = device_kind(spec["pipeline"]["device"], spec["ranks"]), spec["ranks"]
+    names = ["cpu"]
+    if device_kind(spec["pipeline"]["device"], spec["ranks"]) == "cuda":
+        # asked in another process: this one takes no memory on the cards
+        asked = [sys.executable, "-c", CARDS.format(spec["ranks"])]
+        names = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
     holder = {"run": spec["run"], "pid": os.getpid(), "since": time.strftime("%H:%M:%S")}
-    names = ["cpu"] if kind == "cpu" else cards(count)
-
-    def waiting(text: str) -> None:
-        log.write("stage", name=text, done=None, total=None)
-
     for name in sorted(names):
-        hold(Path(spec["cache"]) / "locks", name, holder, waiting=waiting)
+        hold(Path(spec["cache"]) / "locks", name, holder, waiting=lambda text: stage(log, text))
 
 
-def cards(count: int) -> list[str]:
-    """The UUIDs of the first cards, asked in another process: this one takes no memory on them."""
-    asked = [sys.executable, "-c", CARDS.format(count)]
-    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+def stage(log: EventLog, name: str) -> None:
+    """Write what the run is busy with."""
+    log.write("stage", name=name, done=None, total=None)
 
 
 def name_the_failed(failures: dict[int, Any], folder: Path, log: EventLog) -> None:
@@ -110,11 +108,13 @@ def name_the_failed(failures: dict[int, Any], folder: Path, log: EventLog) -> No
     """
     log.write("ranks_ended", codes={rank: each.exitcode for rank, each in failures.items()})
     killed = [r for r, f in failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM]
-    raised = sorted(exceptions(failures, folder), key=lambda found: (found[1], found[2]))
-    rank = killed[0] if killed else raised[0][0] if raised else min(failures)
+    raised = sorted(_exceptions(failures, folder), key=lambda found: found[:2])
+    rank = killed[0] if killed else raised[0][2] if raised else min(failures)
     failed, traceback = failures[rank], None
     if killed or not raised:
-        why = f"process {failed.pid} was ended by {_exit(failed.exitcode)}"
+        code = failed.exitcode
+        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        why = f"process {failed.pid} was ended by {how}"
     else:
         error = raised[0][3]
         why, traceback = f"{error['kind']}: {error['message']}", error.get("traceback")
@@ -123,8 +123,8 @@ def name_the_failed(failures: dict[int, Any], folder: Path, log: EventLog) -> No
     )
 
 
-def exceptions(failures: dict[int, Any], folder: Path) -> list[tuple[int, bool, int, dict]]:
-    """Return (rank, whether it only lost its peer, when, event) of the ranks that raised."""
+def _exceptions(failures: dict[int, Any], folder: Path) -> list[tuple[bool, int, int, dict]]:
+    """Return (whether it only lost its peer, when, rank, event) of the ranks that raised."""
     found = []
     for rank, failed in failures.items():
         with contextlib.suppress(OSError, ValueError):
@@ -132,15 +132,8 @@ def exceptions(failures: dict[int, Any], folder: Path) -> list[tuple[int, bool, 
             errors = [json.loads(line) for line in lines if line.startswith('{"event":"error"')]
             for error in errors[:1]:
                 lost = any(text in error["message"] for text in LOST_PEER)
-                found.append((rank, lost, error["t_ns"], error))
+                found.append((lost, error["t_ns"], rank, error))
     return found
-
-
-def _exit(code: int) -> str:
-    with contextlib.suppress(ValueError):
-        if code < 0:
-            return signal.Signals(-code).name
-    return f"exit code {code}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The reader's own dataset in the bench: fetched as the spec says, and fed through a DataLoader.
 
 The step is the reader's too. Where none is given the loop only takes the batches: then nothing is
-busy, and what is measured is the loader alone.
+busy, and what is measured is the loader alone. Batches do not end: the run says when to stop, so
+that none is prepared without the competition of others, as the last ones of a pass would be.
 """
 
 from __future__ import annotations
@@ -10,22 +11,22 @@ import contextlib
 import importlib
 import os
 import pickle
+import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from labkit.bench.by_value import ByValue, sendable
+from labkit.bench import their_loop
 from labkit.bench.data import loader_settings
 from labkit.bench.item_times import ItemTimes, TimedCollate, TimedDataset
-from labkit.bench.user_batches import Endless, EndlessLoader
 
 KNOBS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "batch_size")
-PARTS = ("dataset", "collate_fn", "step")
+ONE = torch.empty(1)  # expanded, it counts samples and holds none
 
 
 def prepare(
@@ -35,28 +36,34 @@ def prepare(
 
     Raises:
         ImportError, AttributeError: A "module:name" that is not there.
-        TypeError: A dataset that a DataLoader cannot use.
+        TypeError, ValueError: A dataset that a DataLoader cannot use.
     """
-    parts = fetch(order, folder)
+    parts = _fetch(order, folder)
     dataset = checked(parts["dataset"])
     collate = parts["collate_fn"] or torch.utils.data.default_collate
-    streams = isinstance(dataset, IterableDataset)
-    if not streams:
+    more = {}
+    if not isinstance(dataset, IterableDataset):
+        more["sampler"] = Endless(len(dataset), job.seed)
         times = ItemTimes(folder, job.num_workers)
         dataset = TimedDataset(NamesTheItem(dataset), times)
         collate = TimedCollate(collate, times)
-    return OwnStep(parts["step"]), EndlessLoader(make_loader(dataset, collate, job), job)
+    if job.num_workers and torch.multiprocessing.get_start_method() != "fork":
+        dataset, collate = sendable(dataset), ByValue(collate)
+    loader = DataLoader(dataset, collate_fn=collate, **loader_settings(job), **more)
+    return OwnStep(parts["step"]), EndlessLoader(loader, job)
 
 
-def fetch(order: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _fetch(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return {part: object or None}; the payload is deleted as soon as it has been read."""
     os.chdir(order["cwd"])  # the reader's relative paths
     sys.path += [place for place in order["path"] if place not in sys.path]
-    parts = dict.fromkeys(PARTS)
+    parts = dict.fromkeys(("dataset", "collate_fn", "step"))
     for name, text in order["imports"].items():
-        parts[name] = named(text)
-    if isinstance(order["imports"].get("dataset"), str) and not usable(parts["dataset"]):
-        parts["dataset"] = parts["dataset"]()
+        parts[name] = _named(text)
+    made = parts["dataset"]  # a dataset already, or the function or class that makes one
+    is_made = not isinstance(made, type) and hasattr(made, "__getitem__")
+    if "dataset" in order["imports"] and not is_made:
+        parts["dataset"] = made()
     if order["payload"]:  # objects of the user's own kernel, for this process only
         payload = folder / order["payload"]
         try:
@@ -67,7 +74,7 @@ def fetch(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     return parts
 
 
-def named(text: str) -> Any:
+def _named(text: str) -> Any:
     """Return what "module:name" names."""
     module, _, names = text.partition(":")
     found = importlib.import_module(module)
@@ -76,11 +83,6 @@ def named(text: str) -> Any:
             raise AttributeError(f"{text!r}: module {module} has no {names!r}")
         found = getattr(found, name)
     return found
-
-
-def usable(found: Any) -> bool:
-    """Whether `found` is a dataset already, rather than a function or class that makes one."""
-    return not isinstance(found, type) and hasattr(found, "__getitem__")
 
 
 def checked(dataset: Any) -> Any:
@@ -94,25 +96,22 @@ def checked(dataset: Any) -> Any:
             "with __len__ and __getitem__, or an IterableDataset."
         )
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise TypeError(f"{kind} is no dataset: it needs __len__ and __getitem__.")
+        raise TypeError(f"{kind} is not a dataset: it needs __len__ and __getitem__.")
     if not len(dataset):
         raise ValueError(f"{kind} is empty: there is no item to load.")
     return dataset
 
 
-def make_loader(dataset: Any, collate: Callable, job: SimpleNamespace) -> DataLoader:
-    """Build the reader's DataLoader with the job's settings, in random order, without an end."""
-    more = {}
-    if job.num_workers and torch.multiprocessing.get_start_method() != "fork":
-        dataset, collate = sendable(dataset), ByValue(collate)
-    if not isinstance(dataset, IterableDataset):
-        more["sampler"] = Endless(len(dataset), job.seed)
-    return DataLoader(
-        dataset,
-        collate_fn=collate,
-        **loader_settings(job),
-        **more,
-    )
+class Endless(Sampler):
+    """Shuffled passes over the dataset without end."""
+
+    def __init__(self, count: int, seed: int):
+        self.count, self.seed = count, seed
+
+    def __iter__(self) -> Iterator[int]:
+        rng = random.Random(self.seed)
+        while True:
+            yield from rng.sample(range(self.count), self.count)
 
 
 class NamesTheItem(Dataset):
@@ -163,4 +162,122 @@ class OwnStep:
         return self.no_loss
 
     def after_step(self) -> None:
-        """Nothing happens between two steps."""
+        """Do nothing between two steps."""
+
+
+class EndlessLoader:
+    """A DataLoader whose batches do not end."""
+
+    def __init__(self, loader: DataLoader, job: SimpleNamespace):
+        self.loader, self.job = loader, job
+
+    def __iter__(self) -> Batches:
+        return Batches(self.loader, self.job)
+
+
+class Batches:
+    """The loader's batches without end, each with how many samples it holds."""
+
+    def __init__(self, loader: DataLoader, job: SimpleNamespace):
+        self.loader, self.job = loader, job
+        self.iterator = iter(loader)  # starts the workers
+        self.streams = isinstance(loader.dataset, IterableDataset)
+        self.taken, self.count, self.marks, self.tensors = 0, None, [], ()
+
+    def __next__(self) -> tuple[Any, torch.Tensor]:
+        try:
+            batch = next(self.iterator)
+        except StopIteration:
+            batch = self._again()
+        if self.streams and self.taken <= self.job.num_workers:
+            self._compare(batch)
+        if not self.taken:
+            self.tensors = tuple(tensor for tensor in _leaves(batch) if torch.is_tensor(tensor))
+            if self.streams:  # their last batch may be short
+                self.count = their_loop.counter_for(batch, self.job.batch_size)
+        self.taken += 1
+        count = self.count(batch) if self.count else self.job.batch_size
+        return batch, ONE.expand(count)  # in place of the labels, which only the reader knows
+
+    def _again(self) -> Any:
+        """Begin the next pass over a stream that has ended."""
+        if self.taken:
+            self.iterator = iter(self.loader)
+            with contextlib.suppress(StopIteration):
+                return next(self.iterator)
+        raise RuntimeError(
+            f"the dataset gave {self.taken} batches and then none at all: is it a one-shot "
+            "iterator? Its __iter__ has to begin anew each time."
+        )
+
+    def _compare(self, batch: Any) -> None:
+        """Raise where every worker streams the same samples: they would all be trained on twice."""
+        values = [x.numpy().tobytes() if torch.is_tensor(x) else repr(x) for x in _leaves(batch)]
+        self.marks.append(values)
+        workers = self.job.num_workers
+        if workers > 1 and len(self.marks) == workers + 1:
+            first, second, *_, again = self.marks
+            if first == second and again != first:
+                raise RuntimeError(
+                    f"each of {workers} workers streams the same samples: with an IterableDataset "
+                    "use torch.utils.data.get_worker_info() to give each worker its own share, "
+                    "or stay at num_workers=1."
+                )
+
+
+def _leaves(batch: Any) -> Iterator[Any]:
+    """Yield what is in a batch, however deep in tuples and mappings."""
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, (list, tuple)):
+        for part in batch:
+            yield from _leaves(part)
+    else:
+        yield batch
+
+
+# -- workers that are spawned ----------------------------------------------------------------------
+
+
+class ByValue:
+    """What a spawned worker can be sent although it was defined in a notebook."""
+
+    def __init__(self, what: Any):
+        self.what = what
+
+    def __getstate__(self) -> bytes:
+        import cloudpickle
+
+        return cloudpickle.dumps(self.what)
+
+    def __setstate__(self, state: bytes) -> None:
+        self.what = pickle.loads(state)
+
+    def __call__(self, *given: Any) -> Any:
+        """Call it."""
+        return self.what(*given)
+
+
+class MapByValue(ByValue, Dataset):
+    """A dataset by index, sent by value."""
+
+    def __len__(self) -> int:
+        return len(self.what)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.what[index]
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return self.what.__getitems__(indices)
+
+
+class StreamByValue(ByValue, IterableDataset):
+    """A stream, sent by value."""
+
+    def __iter__(self) -> Iterator:
+        return iter(self.what)
+
+
+def sendable(dataset: Any) -> ByValue:
+    """Return `dataset` so that a spawned worker can be sent it."""
+    return StreamByValue(dataset) if isinstance(dataset, IterableDataset) else MapByValue(dataset)
