@@ -68,11 +68,10 @@ def warm_up() -> None:
 
     from labkit.bench import (  # noqa: F401
         data,
-        handoff,
         loop,
         machine,
-        memory,
         model_size,
+        probes,
         profile,
         resolve_config,
         timeline,
