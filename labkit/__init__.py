@@ -28,13 +28,13 @@ _NAMES = {
     "guess": "labkit.course.score",
     "instruments": "labkit.analysis.instruments",
     "knee": "labkit.analysis.knee",
-    "largest_batch": "labkit.experiments.batch_finding",
+    "largest_batch": "labkit.experiments.largest_batch",
     "load": "labkit.results.library",
     "diagnose": "labkit.analysis.diagnosis",
     "trace": "labkit.analysis.trace",
     "losses": "labkit.analysis.losses",
     "machine": "labkit.results.machine",
-    "measure": "labkit.experiments.measuring",
+    "measure": "labkit.experiments.measure",
     "measure_panel": "labkit.show.measure_panel",
     "mystery": "labkit.course.mystery",
     "panel": "labkit.show.panels",
@@ -61,6 +61,7 @@ __all__ = list(_NAMES)
 # What a result of a lower floor can do with what is defined above it: see `labkit.wiring`
 ABOVE.update(
     {
+        "Measurements.plot": "labkit.experiments.measure:draw",
         "Ranks.diagnose": "labkit.analysis.ranks:diagnose",
         "Ranks.plot": "labkit.show.ranks_figure:draw",
         "Ranks.times": "labkit.analysis.ranks:rank_times",

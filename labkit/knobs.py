@@ -20,7 +20,7 @@ class Knob:
     """
 
     name: str
-    kind: str  # "int", "float", "bool" or "str"
+    kind: str  # "int", "float", "bool", "str" or "dict"
     default: Any
     help: str
     unit: str = ""
@@ -40,6 +40,8 @@ class Knob:
             words = "True or False"
         elif self.pattern:
             words = "'auto', 'cpu', 'mps', 'cuda' or 'cuda:N'"
+        elif self.kind in ("str", "dict"):
+            words = "a text" if self.kind == "str" else "a dict"
         else:
             number = "a whole number" if self.kind == "int" else "a number"
             words = f"{number} from {self.low:g} to {self.high:g} {self.unit}".rstrip()
@@ -62,6 +64,9 @@ class Knob:
                 return bool(value)
         elif self.pattern:
             if isinstance(value, str) and self.pattern.fullmatch(value):
+                return value
+        elif self.kind in ("str", "dict"):
+            if isinstance(value, str if self.kind == "str" else Mapping):
                 return value
         else:
             number = _number(value, whole=self.kind == "int")
@@ -102,7 +107,12 @@ def _number(value: Any, whole: bool) -> int | float | None:
 
 
 def knob(default: Any, help: str, *, kind: str = "", **rules: Any) -> Any:
-    """Declare a knob as a dataclass field (its kind follows from the default where it has one)."""
+    """Declare a knob as a dataclass field.
+
+    Its kind follows from the default where it has one; a default that is a list takes lists.
+    """
+    if isinstance(default, list):
+        kind, rules["each"] = kind or type(default[0]).__name__, True
     kind = kind or type(default).__name__
     return field(default=default, metadata={"kind": kind, "help": help, **rules})
 

@@ -12,10 +12,11 @@ import difflib
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.knobs import Knob, Spec, check_names, declares_knobs, knob
+from labkit.wiring import above
 
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,2})?")
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: these record CUDA graphs
@@ -194,11 +195,7 @@ def experiment(help: str, draw: Callable[..., Any] | None = None, **knobs: Any) 
 
     def register(measure: Callable[..., None]) -> Registered:
         name = measure.__name__
-        declared = {
-            k: Knob(name=k, default=f.default if f.default is not MISSING else f.default_factory(),
-                    **f.metadata)
-            for k, f in knobs.items()
-        }  # fmt: skip
+        declared = {k: Knob(name=k, default=f.default, **f.metadata) for k, f in knobs.items()}
         EXPERIMENTS[name] = Registered(name, help, declared, measure.__module__, measure, draw)
         return EXPERIMENTS[name]
 
@@ -217,12 +214,13 @@ class Experiment:
     device: str = "auto"  # as the knob of a Pipeline
 
     def __post_init__(self):
-        if self.name not in EXPERIMENTS:
-            near = difflib.get_close_matches(self.name, EXPERIMENTS, n=1)
-            known = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(EXPERIMENTS)}"
+        every = above("experiments")  # imports their files, which fills the table
+        if self.name not in every:
+            near = difflib.get_close_matches(self.name, every, n=1)
+            known = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(every)}"
             raise ValueError(f"Unknown experiment {self.name!r}; {known}")
         KNOBS["device"].check(self.device)
-        knobs = EXPERIMENTS[self.name].knobs
+        knobs = every[self.name].knobs
         if unknown := [name for name in self.params if name not in knobs]:
             raise ValueError(
                 f"{self.name} has no knob {unknown[0]!r}; available: {', '.join(knobs) or 'none'}."

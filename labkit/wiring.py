@@ -1,7 +1,8 @@
-"""What a lower floor may call of a floor above it, by name: `labkit/__init__.py` fills the table.
+"""What is looked up when it is used: names of a floor above, and modules that are slow to import.
 
 A `Run` can draw itself and give its verdict, and neither figures nor rules may be known where runs
-are read. So imports point down only, and the names that point up stand in one place, at the top.
+are read. So imports point down only, and the names that point up stand in one table, which
+`labkit/__init__.py` fills.
 """
 
 from __future__ import annotations
@@ -17,3 +18,19 @@ def above(name: str) -> Callable[..., Any]:
     """Return the function that stands in the table under `name`; raises KeyError without one."""
     module, _, attribute = ABOVE[name].partition(":")
     return getattr(import_module(module), attribute)
+
+
+class Later:
+    """A module that is imported when its first attribute is used.
+
+    An experiment's file is read in the kernel, which must not import torch, and in the bench, which
+    must not import matplotlib: `torch = Later("torch")`.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        value = getattr(import_module(self._name), attribute)
+        self.__dict__[attribute] = value  # from now on as quick as the module's own
+        return value

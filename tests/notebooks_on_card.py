@@ -42,9 +42,9 @@ from labkit.experiments import autocast_types, fusion
 from labkit.process.events import VERSION, EventLog
 from labkit.results import launch as launcher
 from labkit.results.machine import Machine
-from labkit.results.measurements import Experiment, Measurements
+from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
-from labkit.spec import Distributed
+from labkit.spec import Distributed, Experiment
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 CARD = torch.device("cuda", 0)

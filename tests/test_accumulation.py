@@ -2,8 +2,8 @@
 
 import pytest
 
+from labkit.experiments import Experiment
 from labkit.results.launch import launch
-from labkit.results.measurements import Experiment
 
 LIMITS = {"float32": 1e-6, "float64": 1e-14}
 

@@ -3,8 +3,6 @@
 import os
 
 import pytest
-
-from labkit.bench.resolve_config import compiler
 from labkit.experiments.fusion_gain import (
     arrays_moved,
     break_even_steps,
@@ -12,8 +10,10 @@ from labkit.experiments.fusion_gain import (
     largest,
     predicted_gain,
 )
+
+from labkit.bench.resolve_config import compiler
+from labkit.experiments import Experiment
 from labkit.results.launch import launch
-from labkit.results.measurements import Experiment
 
 SMALL = {"mib": 2, "length": 3}
 

@@ -17,11 +17,10 @@ import pytest
 import labkit as lk
 from labkit.analysis.doubts import SHARED
 from labkit.course import faultscore
-from labkit.experiments import EXPERIMENTS
+from labkit.experiments import EXPERIMENTS, Experiment
 from labkit.process import step_log
 from labkit.process.events import EventLog, now_ns
 from labkit.results.launch import launch
-from labkit.results.measurements import Experiment
 from labkit.results.record import Tail
 
 torch = pytest.importorskip("torch")

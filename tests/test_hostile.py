@@ -255,8 +255,7 @@ def test_a_recorded_runs_name_stays_inside_its_folder(tmp_path_factory, name):
 
 
 def test_an_experiment_is_one_of_a_list_and_never_a_module_by_name():
-    from labkit.experiments import EXPERIMENTS
-    from labkit.results.measurements import Experiment
+    from labkit.experiments import EXPERIMENTS, Experiment
 
     for name in ("os", "..data", "../x", "__init__", "a.b", ""):
         with pytest.raises(ValueError, match="experiment"):

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from labkit.bench import triton_package
+from labkit.experiments import Experiment
 from labkit.results.launch import launch
-from labkit.results.measurements import Experiment
 
 TRITON, KERNELS = (importlib.util.find_spec(name) for name in ("triton", "kernels"))
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import labkit as lk
+from labkit.experiments import Experiment
 from labkit.results.launch import launch
-from labkit.results.measurements import Experiment, Measurement
+from labkit.results.measurements import Measurement
 
 
 @pytest.fixture(scope="module")

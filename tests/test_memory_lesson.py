@@ -7,9 +7,9 @@ import pytest
 
 import labkit as lk
 from labkit.analysis.knee import fit
+from labkit.experiments import Experiment
 from labkit.experiments import memory_estimate as memory_parts
 from labkit.results.launch import launch
-from labkit.results.measurements import Experiment
 
 COUNTS = {
     "model": "mlp", "width": 8, "depth": 2, "image_px": 4, "classes": 10, "batch_size": 3,

@@ -8,9 +8,8 @@ import json
 import pytest
 
 import labkit as lk
-from labkit.experiments import EXPERIMENTS
+from labkit.experiments import EXPERIMENTS, Experiment
 from labkit.results.launch import launch
-from labkit.results.measurements import Experiment
 from labkit.show.style import png_of
 
 SMALL = {

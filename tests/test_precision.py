@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from labkit.experiments.format_table import BF16, FORMATS, FP16, FP32, TF32, formats_table
 
 import labkit as lk
 from labkit.analysis.losses import applied
-from labkit.experiments.format_table import BF16, FORMATS, FP16, FP32, TF32, formats_table
+from labkit.experiments import Experiment
 from labkit.results.launch import launch
-from labkit.results.measurements import Experiment
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -1,13 +1,14 @@
-"""What every experiment is given: a device, a stopwatch, and a place to write what came out."""
+"""What every experiment is given: a device and its limits, a stopwatch, and a place to write to."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +17,29 @@ from typing import Any
 import torch
 from torch.utils.benchmark import Timer
 
+from labkit.bench import formats
+from labkit.bench.resolve_config import compile_lacks
 from labkit.process.events import EventLog
-from labkit.spec import NOISY
+from labkit.spec import EXPERIMENTS, NOISY
 
 MIN_TIME_S = 0.1  # of timing per point, where the experiment does not say otherwise
 MAX_KEPT = 200  # raw times kept of one point
 FILL_S = 2e-3  # calls in a row take this long, so that the wait at their end does not count
+ROUNDS = 7  # of several ways timed in turn
+
+LAUNCHES = 20  # an operation takes as long as so many launches: at most a 20th of it is not its own
+LONGEST_S = 0.3  # of one call: a point takes a handful of calls, an experiment dozens of points
+SIDES = (1024, 2048, 4096, 8192)  # of square matrices
+
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # Linux
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+UNKNOWN_CACHE = 64 * 2**20  # bytes: a size to stay clear of where the cache's is not told
+# An array is so many times the last-level cache; an operation touches two or three. A GPU's L2 does
+# not drop what was used longest ago (Mei and Chu, "Dissecting GPU Memory Hierarchy through
+# Microbenchmarking", IEEE TPDS 28(1), 2017): a part of an array of twice its size stays
+PAST_ON_CPU, PAST_ON_GPU = 2, 8
+SHARE_OF_MEMORY = 1 / 12  # of what is free, at most, for one array
+BLOCK = 2**20  # random numbers drawn; a large array repeats them
 
 
 class Workbench:
@@ -31,7 +49,24 @@ class Workbench:
 
     def __init__(self, device: torch.device, log: EventLog, stage: Callable[..., None]):
         self.device, self.log, self.stage = device, log, stage
+        self.on_cpu = device is not None and device.type == "cpu"
         self._given = False  # whether the device was given work since it was last waited for
+
+    # -- the log -----------------------------------------------------------------------------------
+
+    def write(self, of: str, *, seconds: list[float] = (), flops: float | None = None,
+              bytes: float | None = None, values: dict[str, Any] | None = None,
+              **case: Any) -> None:  # fmt: skip
+        """Write one result: times of one call each (s), or other `values` by name, or both."""
+        event = {"of": of, "case": case, "seconds": list(seconds)}
+        event |= {"flops": flops, "bytes": bytes, "values": _plain(values or {})}
+        self.log.write("measurement", **event)
+
+    def skip(self, what: str, why: str) -> None:
+        """Say that `what` was not measured, and why; it shows as a gap, with this reason."""
+        self.log.write("skipped", what=what, why=why)
+
+    # -- the stopwatch -----------------------------------------------------------------------------
 
     def time(
         self,
@@ -58,19 +93,40 @@ class Workbench:
 
         self.synchronize()
         timer = Timer(
-            "work()", globals={"work": work if self.device.type == "cpu" else given},
+            "work()", globals={"work": work if self.on_cpu else given},
             timer=self.now, num_threads=torch.get_num_threads(),
         )  # fmt: skip
         measured = timer.adaptive_autorange(  # repeats a noisy point, for 4 min_time_s at most
             threshold=NOISY, min_run_time=min_time_s / 2, max_run_time=4 * min_time_s
         )
         times = sorted(measured.times)  # s a call, one for each block of calls
+        kept = times[:: math.ceil(len(times) / MAX_KEPT)]
         share = self.launch_share(measured.median, launches)
-        self.write(of, seconds=_thinned(times), flops=flops, bytes=bytes, values=share, **case)
+        self.write(of, seconds=kept, flops=flops, bytes=bytes, values=share, **case)
         return measured.median
 
+    def in_turn(
+        self,
+        ways: dict[str, Callable[[], object]],
+        setting: Callable[[str], contextlib.AbstractContextManager] = contextlib.nullcontext,
+    ) -> dict[str, list[float]]:
+        """Time each way once in every round; return per way the time of one call in s, by round.
+
+        A neighbour on the machine then disturbs all of them. `setting(name)` is entered around a
+        way's calls, outside of the clock.
+        """
+        calls, times = {}, {name: [] for name in ways}
+        for name, work in ways.items():
+            with setting(name):
+                calls[name] = self.calls_to_fill(work)
+        for _ in range(ROUNDS):
+            for name, work in ways.items():
+                with setting(name):
+                    times[name].append(self.timed(work, calls[name]))
+        return times
+
     def now(self) -> float:
-        """The time in s, read when the device has done all that it was given.
+        """Return the time in s, read when the device has done all that it was given.
 
         A device that was given nothing is not waited for. torch.utils.benchmark makes its blocks
         10,000 times as long as an empty one: with a wait of some µs in it, half a second.
@@ -81,7 +137,7 @@ class Workbench:
         return time.perf_counter()
 
     def timed(self, work: Callable[[], Any], calls: int = 1) -> float:
-        """Time of one of `calls` calls in a row in s, the device awaited at the end."""
+        """Return the time of one of `calls` calls in a row in s, the device awaited at the end."""
         self.synchronize()
         start = time.perf_counter()
         for _ in range(calls):
@@ -95,7 +151,7 @@ class Workbench:
         return max(1, int(FILL_S / max(self.timed(work), 1e-7)))
 
     def quick_s(self, work: Callable[[], Any]) -> float:
-        """Time of one call in s, roughly: to choose a size with, and not written down."""
+        """Return the rough time of one call in s: to choose a size with, and not written down."""
         return self.timed(work, self.calls_to_fill(work))
 
     @cached_property
@@ -109,30 +165,115 @@ class Workbench:
         return min(self.quick_s(lambda: one.add_(1)) for _ in range(3))
 
     def launch_share(self, seconds: float, launches: int | None) -> dict[str, float]:
-        """Which part of a GPU's `seconds` the launches alone would take: {"launch_share": 0 to 1}.
+        """Return which part of a GPU's `seconds` launches alone take: {"launch_share": 0 to 1}.
 
         At 1 a point tells how fast operations are launched, and nothing of what they do.
         """
-        if launches is None or self.device.type == "cpu":
+        if launches is None or self.on_cpu:
             return {}
         return {"launch_share": min(1.0, launches * self.launch_s / seconds)}
 
-    def write(self, of: str, *, seconds: list[float] = (), flops: float | None = None,
-              bytes: float | None = None, values: dict[str, Any] | None = None,
-              **case: Any) -> None:  # fmt: skip
-        """Write one result: times of one call each (s), or other `values` by name, or both."""
-        event = {"of": of, "case": case, "seconds": list(seconds)}
-        event |= {"flops": flops, "bytes": bytes, "values": _plain(values or {})}
-        self.log.write("measurement", **event)
-
-    def skip(self, what: str, why: str) -> None:
-        """Say that `what` was not measured, and why; it shows as a gap, with this reason."""
-        self.log.write("skipped", what=what, why=why)
-
     def synchronize(self) -> None:
         """Wait for the device; nothing to wait for on a CPU."""
-        if self.device.type != "cpu":
+        if not self.on_cpu:
             torch.accelerator.synchronize(self.device)
+
+    # -- sizes that suit the device ----------------------------------------------------------------
+
+    def fitting(
+        self,
+        work_of: Callable[[int], Callable[[], Any]],
+        sizes: Sequence[int] = SIDES,
+        launches: float = LAUNCHES,
+    ) -> int:
+        """Return the first of the ascending `sizes` at which a call takes as long as `launches`.
+
+        No larger one is tried where its call might take longer than LONGEST_S, going by the cube of
+        the size; so with `launches` infinite it is the largest sensible one. On a CPU, where a
+        launch is nothing, it is the first, and nothing is timed.
+        """
+        if self.on_cpu:
+            return sizes[0]
+        for size, larger in zip(sizes, (*sizes[1:], math.inf), strict=True):
+            seconds = self.quick_s(work_of(size))
+            if seconds >= launches * self.launch_s or seconds * (larger / size) ** 3 > LONGEST_S:
+                break
+        return size
+
+    def cache_bytes(self) -> dict[str, int]:
+        """Return the size of each cache level in bytes, smallest first; {} where nobody tells.
+
+        On a CPU the data caches of its first core ("L1d", "L2", "L3"); on a CUDA device "L2".
+        """
+        if self.device.type == "cuda":
+            return {"L2": torch.cuda.get_device_properties(self.device).L2_cache_size}
+        found = {}
+        for folder in sorted(CACHES.glob("index*")) if self.on_cpu else ():
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                kind, level, size = (
+                    (folder / name).read_text().strip() for name in ("type", "level", "size")
+                )
+                if kind != "Instruction":
+                    name = f"L{level}d" if kind == "Data" else f"L{level}"
+                    found[name] = int(size[:-1]) * UNITS[size[-1]]
+        return found
+
+    def past_cache_elements(self, mib: float | None = None) -> int:
+        """Return how many float32 numbers make an array of `mib`, or one well past the caches.
+
+        That is PAST_ON_CPU or PAST_ON_GPU times the largest cache (of 64 MiB where its size is
+        unknown), but never more than a twelfth of the memory that is free; `is_past_cache` says
+        whether that was enough.
+        """
+        if mib is not None:
+            return int(mib * 2**20) // 4
+        wanted = max(self._past * max(self.cache_bytes().values(), default=UNKNOWN_CACHE), 2**26)
+        elements = int(min(wanted, SHARE_OF_MEMORY * self.free_bytes())) // 4
+        return max(BLOCK, elements // BLOCK * BLOCK)
+
+    def is_past_cache(self, total_bytes: int) -> bool | None:
+        """Return whether so many bytes are well past the largest cache; None where it is unknown.
+
+        `total_bytes` counts every array that an operation touches.
+        """
+        largest = max(self.cache_bytes().values(), default=None)
+        return None if largest is None else total_bytes >= self._past * largest
+
+    @property
+    def _past(self) -> int:
+        return PAST_ON_CPU if self.on_cpu else PAST_ON_GPU
+
+    def free_bytes(self) -> int:
+        """Return the memory that is free on the device; of a CPU, the RAM that is available."""
+        if self.device.type == "cuda":
+            return torch.cuda.mem_get_info(self.device)[0]
+        import psutil
+
+        return psutil.virtual_memory().available
+
+    def random_array(self, elements: int, device: torch.device | str | None = None) -> torch.Tensor:
+        """Return `elements` random float32 numbers, (elements,), each page of them really there.
+
+        A million are drawn and repeated: drawing a gigabyte takes longer than measuring with it.
+        """
+        block = torch.rand(min(elements, BLOCK), device=device or self.device)
+        return block.repeat(-(-elements // BLOCK))[:elements].contiguous()
+
+    # -- what the device can do --------------------------------------------------------------------
+
+    def usable(self, names: Iterable[str]) -> list[str]:
+        """Return the formats that run here at a sensible speed; the others are skipped."""
+        kept = []
+        for name in names:
+            if why := formats.why_not(name, self.device):
+                self.skip(name, why)
+            else:
+                kept.append(name)
+        return kept
+
+    def compile_lacks(self) -> str | None:
+        """Return what torch.compile lacks here, and the remedy; None where it can run."""
+        return compile_lacks("default", self.device)
 
 
 def perform(
@@ -140,7 +281,7 @@ def perform(
 ) -> None:
     """Run the experiment that `spec` names; an answer to an exercise lies in `folder`."""
     name = spec["experiment"]
-    module = importlib.import_module(spec["module"])
+    importlib.import_module(spec["module"])  # registers it
     log.write("begin", warmup=0)
     stage(f"measuring: {name}")
     torch.manual_seed(0)
@@ -148,14 +289,19 @@ def perform(
     if source := spec.get("source"):
         bench.answer = folder / source["payload"]
         sys.path += [place for place in source["path"] if place not in sys.path]
-    module.measure(SimpleNamespace(**spec["params"]), bench)
+    EXPERIMENTS[name].measure(job_of(name, spec["params"]), bench)
+
+
+def job_of(name: str, params: dict[str, Any]) -> SimpleNamespace:
+    """Return the values of an experiment's knobs; one that takes a list is always a list."""
+    knobs = EXPERIMENTS[name].knobs
+    values = {each: params.get(each, knobs[each].default) for each in knobs}
+    for each, value in values.items():
+        if knobs[each].each and value is not None and not isinstance(value, list):
+            values[each] = [value]
+    return SimpleNamespace(**values)
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     """JSON has no NaN and no infinity: they are written as None, a gap."""
     return json.loads(json.dumps(values, default=str), parse_constant=lambda _: None)
-
-
-def _thinned(times: list[float]) -> list[float]:
-    step = math.ceil(len(times) / MAX_KEPT)
-    return times[::step]

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.course.slow_script import stages
-from labkit.experiments import EXPERIMENTS
+from labkit.experiments import EXPERIMENTS, Experiment
 from labkit.results.machine import machine
-from labkit.results.measurements import Experiment
 from labkit.spec import Pipeline
 
 # Runs are of the default length, 80 steps or 4 s, and the clock has 8 minutes for all. Some have

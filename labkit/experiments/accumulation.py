@@ -1,4 +1,4 @@
-"""Whether micro-batches add up to the large batch: the update compared, and the classic mistakes.
+"""Accumulation: whether micro-batches add up to the large batch, and what they save and cost.
 
 "The update" is plain SGD's: the learning rate times the gradient. It is compared before it is added
 to the weights, since adding rounds it to the weights' own digits. The error is the norm of the
@@ -7,174 +7,270 @@ difference over the norm of the update that one large batch gives, all parameter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
+from labkit.experiments import memory
+from labkit.experiments.measure import header, primitives, style
+from labkit.spec import experiment, knob
+from labkit.wiring import Later
 
-from labkit.bench.models import make_model
-from labkit.bench.workbench import Workbench
+torch, nn, functional = Later("torch"), Later("torch.nn"), Later("torch.nn.functional")
+models, formats = Later("labkit.bench.models"), Later("labkit.bench.formats")
 
 PX, CLASSES, VOCABULARY, LONGEST = 32, 10, 50, 24
 LR = 0.1
 IGNORED = -100  # the label of a position that is padding, as cross_entropy skips it
 
-Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 
-
-def measure(job: Any, bench: Workbench) -> None:
+@experiment(
+    "micro-batches against one large batch: is it the same update?",
+    micro=knob(8, "samples in a micro-batch", low=2, high=1024),
+    count=knob(8, "micro-batches in an update", low=2, high=1024),
+)
+def accumulation(job: Any, bench: Any) -> None:
     """Compare `count` micro-batches of `micro` samples with one batch of `micro` x `count`.
 
     FP32 and FP64, without batch norm; then what goes wrong, each with its cure, in FP64, where
     rounding hides nothing.
     """
     bench.stage("comparing updates")
-    use_exact_math()
+    formats.use_tf32(False)  # its 10 bits would be the error that is seen
+    no_fp64 = bench.device.type == "mps"
     for model in ("mlp", "transformer"):
         for dtype in (torch.float32, torch.float64):
-            if dtype is torch.float64 and bench.device.type == "mps":
+            if dtype is torch.float64 and no_fp64:
                 bench.skip(f"{model}, float64", "Apple GPUs have no FP64")
                 continue
-            error = equivalence(job, bench.device, model, dtype)
             name = str(dtype).removeprefix("torch.")
+            net = Net(job, bench.device, model, dtype)
+            error = net.error(lambda y, net=net: 1 / net.count)
             bench.write("equivalence", values={"error": error}, model=model, dtype=name)
-    exact = torch.float32 if bench.device.type == "mps" else torch.float64
-    for name, mistake in MISTAKES.items():
-        wrong, cured, cure = mistake(job, bench.device, exact)
+    exact = torch.float32 if no_fp64 else torch.float64
+    for name, (mistake, cure) in MISTAKES.items():
+        wrong, cured = mistake(job, bench.device, exact)
         bench.write("mistake", values={"error": wrong, "cured": cured, "cure": cure}, name=name)
     bench.write("hidden by Adam", values={"error": hidden_by_adam(job, bench.device, exact)})
 
 
-def equivalence(job: Any, device: torch.device, model: str, dtype: torch.dtype) -> float:
-    """Relative difference of the update: accumulated against at once."""
-    net, images, labels = net_and_batch(model, job.micro * job.count, device, dtype)
-    at_once = update_of(net, [(images, labels, 1.0)])
-    parts = zip(images.split(job.micro), labels.split(job.micro), strict=True)
-    return difference(update_of(net, ((x, y, 1 / job.count) for x, y in parts)), at_once)
+class Net:
+    """A model and a batch of samples for it: its update at once, and from micro-batches."""
+
+    def __init__(self, job: Any, device: Any, model: str, dtype: Any, size: int | None = None):
+        """Make a model of the bench and `size` (`micro` x `count`) random pictures."""
+        torch.manual_seed(0)
+        self.model = models.make_model(model, 64, 2, CLASSES, PX).to(device, dtype).train()
+        size = size or job.micro * job.count
+        self.inputs = torch.rand(size, 3, PX, PX, device=device, dtype=dtype)
+        self.labels = torch.randint(0, CLASSES, (size,), device=device)
+        self.micro, self.loss = job.micro, functional.cross_entropy
+
+    @property
+    def count(self) -> int:
+        """How many micro-batches there are."""
+        return -(-len(self.labels) // self.micro)
+
+    def update(self, weight: Callable[[Any], float] | None = None) -> torch.Tensor:
+        """Return SGD's update, flat: at once, or each micro-batch's loss times weight(labels)."""
+        micro = self.micro if weight else len(self.labels)
+        self.model.zero_grad(set_to_none=True)
+        for x, y in zip(self.inputs.split(micro), self.labels.split(micro), strict=True):
+            loss = self.loss(self.model(x), y)
+            (loss * (weight(y) if weight else 1.0)).backward()
+        return LR * torch.cat([p.grad.flatten() for p in self.model.parameters()])
+
+    def error(self, weight: Callable[[Any], float]) -> float:
+        """Return how far the update from micro-batches is from that at once."""
+        return difference(self.update(weight), self.update())
 
 
-def no_division(job: Any, device: torch.device, dtype: torch.dtype) -> tuple:
-    """The losses are added up as they are: the update is `count` times too long."""
-    net, images, labels = net_and_batch("mlp", job.micro * job.count, device, dtype)
-    at_once = update_of(net, [(images, labels, 1.0)])
-    parts = list(zip(images.split(job.micro), labels.split(job.micro), strict=True))
-    wrong = update_of(net, ((x, y, 1.0) for x, y in parts))
-    right = update_of(net, ((x, y, 1 / len(parts)) for x, y in parts))
-    return difference(wrong, at_once), difference(right, at_once), "loss / number of micro-batches"
+def no_division(job: Any, device: Any, dtype: Any) -> tuple[float, float]:
+    """Add the losses up as they are: the update is `count` times too long."""
+    net = Net(job, device, "mlp", dtype)
+    return net.error(lambda y: 1.0), net.error(lambda y: 1 / net.count)
 
 
-def hidden_by_adam(job: Any, device: torch.device, dtype: torch.dtype) -> float:
-    """What is left of the missing division in Adam's first step, which divides by the gradient."""
-    net, images, labels = net_and_batch("mlp", job.micro * job.count, device, dtype)
-    gradient = update_of(net, [(images, labels, 1.0)]) / LR
-    return difference(adams_first(job.count * gradient), adams_first(gradient))
+def batch_norm(job: Any, device: Any, dtype: Any) -> tuple[float, float]:
+    """Take batch norm's mean and deviation of each micro-batch alone: another function.
+
+    Group norm looks at one sample at a time.
+    """
+    net = Net(job, device, "cnn", dtype)
+    wrong = net.error(lambda y: 1 / net.count)
+    for block in net.model.blocks:
+        block[1] = nn.GroupNorm(8, block[1].num_features, device=device, dtype=dtype)
+    return wrong, net.error(lambda y: 1 / net.count)
 
 
-def adams_first(gradient: torch.Tensor) -> torch.Tensor:
-    """Adam's first update for that gradient, before it is added to any weights."""
-    zeros = torch.zeros_like(gradient, requires_grad=True)
-    zeros.grad = gradient
-    torch.optim.Adam([zeros], lr=LR).step()
-    return zeros.detach()
-
-
-def batch_norm(job: Any, device: torch.device, dtype: torch.dtype) -> tuple:
-    """Batch norm takes mean and deviation of each micro-batch alone: another function."""
-    net, images, labels = net_and_batch("cnn", job.micro * job.count, device, dtype)
-    at_once = update_of(net, [(images, labels, 1.0)])
-    parts = list(zip(images.split(job.micro), labels.split(job.micro), strict=True))
-    wrong = update_of(net, ((x, y, 1 / len(parts)) for x, y in parts))
-    cured = with_group_norm(net)
-    at_once_cured = update_of(cured, [(images, labels, 1.0)])
-    right = update_of(cured, ((x, y, 1 / len(parts)) for x, y in parts))
-    return difference(wrong, at_once), difference(right, at_once_cured), "group norm instead"
-
-
-def unequal_last(job: Any, device: torch.device, dtype: torch.dtype) -> tuple:
-    """The last micro-batch is half as long, and weighs as much as the others."""
+def unequal_last(job: Any, device: Any, dtype: Any) -> tuple[float, float]:
+    """Let the last micro-batch, half as long, weigh as much as the others."""
     size = job.micro * job.count - job.micro // 2
-    net, images, labels = net_and_batch("mlp", size, device, dtype)
-    at_once = update_of(net, [(images, labels, 1.0)])
-    parts = list(zip(images.split(job.micro), labels.split(job.micro), strict=True))
-    wrong = update_of(net, ((x, y, 1 / len(parts)) for x, y in parts))
-    right = update_of(net, ((x, y, len(y) / size) for x, y in parts))
-    return difference(wrong, at_once), difference(right, at_once), "weight by samples"
+    net = Net(job, device, "mlp", dtype, size)
+    return net.error(lambda y: 1 / net.count), net.error(lambda y: len(y) / size)
 
 
-def token_mean(job: Any, device: torch.device, dtype: torch.dtype) -> tuple:
-    """Each micro-batch averages over its own tokens, and they differ in number."""
+def token_mean(job: Any, device: Any, dtype: Any) -> tuple[float, float]:
+    """Let each micro-batch average over its own tokens, which differ in number."""
+    net = Net(job, device, "mlp", dtype)
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Embedding(VOCABULARY, 32), nn.Linear(32, 64), nn.ReLU(),
-                        nn.Linear(64, VOCABULARY)).to(device, dtype)  # fmt: skip
-    count = job.micro * job.count
-    tokens = torch.randint(0, VOCABULARY, (count, LONGEST), device=device)  # (B, T)
-    labels = torch.randint(0, VOCABULARY, (count, LONGEST), device=device)
-    lengths = torch.randint(2, LONGEST + 1, (count, 1), device=device).sort(dim=0).values
-    labels[torch.arange(LONGEST, device=device) >= lengths] = IGNORED
-    at_once = update_of(net, [(tokens, labels, 1.0)], of_tokens)
-    parts = list(zip(tokens.split(job.micro), labels.split(job.micro), strict=True))
-    wrong = update_of(net, ((x, y, 1 / len(parts)) for x, y in parts), of_tokens)
-    total = (labels != IGNORED).sum().item()
-    right = update_of(
-        net, ((x, y, (y != IGNORED).sum().item() / total) for x, y in parts), of_tokens
-    )
-    return difference(wrong, at_once), difference(right, at_once), "weight by tokens"
+    net.model = nn.Sequential(nn.Embedding(VOCABULARY, 32), nn.Linear(32, 64), nn.ReLU(),
+                              nn.Linear(64, VOCABULARY)).to(device, dtype)  # fmt: skip
+    size = len(net.labels)
+    net.inputs = torch.randint(0, VOCABULARY, (size, LONGEST), device=device)  # (B, T)
+    net.labels = torch.randint(0, VOCABULARY, (size, LONGEST), device=device)
+    lengths = torch.randint(2, LONGEST + 1, (size, 1), device=device).sort(dim=0).values
+    net.labels[torch.arange(LONGEST, device=device) >= lengths] = IGNORED
+    total = (net.labels != IGNORED).sum().item()
+
+    def of_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        flat = logits.flatten(0, 1), labels.flatten()
+        return functional.cross_entropy(*flat, ignore_index=IGNORED)
+
+    net.loss = of_tokens
+    right = net.error(lambda y: (y != IGNORED).sum().item() / total)
+    return net.error(lambda y: 1 / net.count), right
 
 
-MISTAKES = {
-    "no division by the number of steps": no_division,
-    "batch norm's statistics": batch_norm,
-    "unequal last batch": unequal_last,
-    "loss averaged over tokens": token_mean,
+MISTAKES = {  # with their cures
+    "no division by the number of steps": (no_division, "loss / number of micro-batches"),
+    "batch norm's statistics": (batch_norm, "group norm instead"),
+    "unequal last batch": (unequal_last, "weight by samples"),
+    "loss averaged over tokens": (token_mean, "weight by tokens"),
 }
 
 
-def mean_loss(net: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross entropy, averaged over the samples."""
-    return cross_entropy(net(inputs), labels)
+def hidden_by_adam(job: Any, device: Any, dtype: Any) -> float:
+    """Return what is left of the missing division in Adam's first step, before it is added.
 
+    It divides by the gradient.
+    """
+    gradient = Net(job, device, "mlp", dtype).update() / LR
 
-def of_tokens(net: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross entropy, averaged over the tokens that are no padding."""
-    return cross_entropy(net(inputs).flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+    def first_step(gradient: torch.Tensor) -> torch.Tensor:
+        zeros = torch.zeros_like(gradient, requires_grad=True)
+        zeros.grad = gradient
+        torch.optim.Adam([zeros], lr=LR).step()
+        return zeros.detach()
 
-
-def update_of(net: nn.Module, parts: Iterator | list, loss: Loss = mean_loss) -> torch.Tensor:
-    """Accumulate the gradients of (inputs, labels, weight) parts; return SGD's update, flat."""
-    net.zero_grad(set_to_none=True)
-    for inputs, labels, weight in parts:
-        (loss(net, inputs, labels) * weight).backward()
-    return LR * torch.cat([p.grad.flatten() for p in net.parameters()])
+    return difference(first_step(job.count * gradient), first_step(gradient))
 
 
 def difference(update: torch.Tensor, reference: torch.Tensor) -> float:
-    """Norm of the difference over the norm of the reference; taken in FP64 where there is one."""
+    """Return the norm of the difference over the reference's; in FP64 where there is one."""
     if reference.device.type != "mps":
         update, reference = update.double(), reference.double()
     return ((update - reference).norm() / reference.norm()).item()
 
 
-def net_and_batch(model: str, size: int, device: torch.device, dtype: torch.dtype) -> tuple:
-    """Return a model of the bench and a batch of random pictures and labels for it."""
-    torch.manual_seed(0)
-    net = make_model(model, 64, 2, CLASSES, PX).to(device, dtype).train()
-    images = torch.rand(size, 3, PX, PX, device=device, dtype=dtype)
-    return net, images, torch.randint(0, CLASSES, (size,), device=device)
+FLOOR = 1e-18  # where a difference of exactly 0 is drawn
 
 
-def with_group_norm(net: nn.Module) -> nn.Module:
-    """Replace batch norm by group norm, which looks at one sample at a time."""
-    for block in net.blocks:
-        old = block[1]
-        like = {"device": old.weight.device, "dtype": old.weight.dtype}
-        block[1] = nn.GroupNorm(8, old.num_features, **like)
-    return net
+@accumulation.figure
+def draw_errors(measured: Any) -> Any:
+    """Draw the relative error of the update on a logarithmic axis: as it is done, and cured."""
+    rows = [(f"{p.case['model']}, {p.case['dtype']}", None, p.values["error"], "")
+            for p in measured.where("equivalence")]  # fmt: skip
+    rows += [(p.case["name"], p.values["error"], p.values["cured"], p.values["cure"])
+             for p in measured.where("mistake")]  # fmt: skip
+    title = "done right, micro-batches give the large batch's update to the last digits"
+    lines = header(measured, None, "update = plain SGD's: lr x gradient", title=title)
+    panels = [(0.24, 0.1 + 0.3 * len(rows))] if rows else []
+    figure, drawn = style.page(lines, panels, left_in=2.7)
+    for axes in drawn:
+        _draw_rows(axes, rows)
+    return figure
 
 
-def use_exact_math() -> None:
-    """No TF32: its 10 bits would be the error that is seen."""
-    from labkit.bench.formats import use_tf32
+def _draw_rows(axes: Any, rows: list[tuple[str, float | None, float, str]]) -> None:
+    right_look = {"color": style.COMPUTE, "marker": "o", "linestyle": "", "markersize": 7}
+    wrong_look = {"color": style.ALARM, "marker": "X", "linestyle": "", "markersize": 7}
+    for y, (_, wrong, right, cure) in enumerate(rows):
+        x = max(right, FLOOR)
+        if wrong is not None:
+            axes.plot([x, wrong], [y, y], color="#CCCCCC", linewidth=1.2, zorder=1)
+            axes.plot(wrong, y, **wrong_look)
+            primitives.beside(axes, 1.6 * wrong, y, f"{wrong:.1e}")
+        axes.plot(x, y, **right_look)
+        words = (f"{right:.0e}" if right else "0") + (f" ({cure})" if cure else "")
+        axes.annotate(words, (x, y), (9, 0), textcoords="offset points", va="center",
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0})  # fmt: skip
+    for limit in (1e-6, 1e-14):
+        axes.axvline(limit, color="#999999", linewidth=0.9, linestyle=":", zorder=0)
+    axes.set_xscale("log")
+    axes.set_xlim(FLOOR / 3, 1e3)
+    primitives.name_rows(axes, [name for name, *_ in rows])
+    axes.set_xlabel("norm of the difference / norm of the large batch's update")
+    primitives.legend(axes, {
+        "as the mistake has it": wrong_look, "done right": right_look,
+        "1e-14 (FP64) and 1e-6 (FP32)": {"color": "#999999", "linestyle": ":"},
+    })  # fmt: skip
 
-    use_tf32(False)
+
+# -- what it saves and costs -----------------------------------------------------------------------
+
+
+@experiment(
+    "what accumulation saves in memory and costs in samples/s",
+    model=knob("transformer", "model to train", choices=memory.MODELS),
+    effective=knob(64, "samples of an update", low=1, high=16_384),
+    seconds_each=knob(0.15, "timing of a micro-batch", unit="s", low=0.01, high=60),
+    **memory.SIZED,
+)
+def accumulation_cost(job: Any, bench: Any) -> None:
+    """Make one update from `effective` samples, in micro-batches of 1, 2, 4 ... up to all at once.
+
+    Timed as a whole: every forward and backward of the update and the optimizer's step. Memory by
+    part, as the experiment memory_parts counts it: one micro-batch's activations at a time.
+    """
+    sizes = [2**i for i in range(job.effective.bit_length()) if job.effective % 2**i == 0]
+    for i, micro in enumerate(sizes):
+        bench.stage("accumulating", i, len(sizes))
+        count = job.effective // micro
+        step = memory.plain_step(job, bench, model=job.model, batch_size=micro,
+                                 accumulation_steps=count)  # fmt: skip
+        case = {"effective": job.effective, "micro": micro, "steps": count}
+        bench.write("memory", values=memory.measure_step(step, bench.device), **case)
+        update = one_update(step, bench.device)
+        bench.time(update, of="update", min_time_s=job.seconds_each, **case)
+
+
+def one_update(step: Any, device: torch.device) -> Callable[[], None]:
+    """Return a function that makes one update from `accumulation_steps` micro-batches."""
+    trainer = memory.loop.Trainer(step, device)
+    batch = trainer.to_device(*memory.model_size.noise_batch(step))
+
+    def update() -> None:
+        for i in range(step.accumulation_steps):
+            trainer.compute(*batch, update=i + 1 == step.accumulation_steps)
+
+    return update
+
+
+@accumulation_cost.figure
+def draw_cost(measured: Any, before: Any = None) -> Any:
+    """Draw memory by part, and samples/s, for each size of the micro-batch."""
+    points = measured.where("memory")
+    if not points:
+        return style.page(header(measured, before), [])[0]
+    name = "{micro} ({steps}x)".format
+    stacks, rates = [], []
+    for point in points:
+        parts = memory.measured(point)
+        stacks.append((name(**point.case), parts.mib, primitives.number(parts.total / memory.MIB)))
+    for point in measured.where("update"):
+        rate = point.case["effective"] / point.median_s
+        then = before.where("update", **point.case) if before is not None else []
+        old = point.case["effective"] / then[0].median_s if then else None
+        rates.append(primitives.Bar(name(**point.case), rate, f"{rate:,.0f}", before=old))
+    totals = [sum(parts.values()) for _, parts, _ in stacks]
+    title = f"one update from {points[0].case['effective']} samples"
+    if rates:
+        share, speed = totals[0] / totals[-1], rates[0].value / rates[-1].value
+        title += f", one by one: {share:.0%} of the memory, {speed:.0%} of the speed"
+    lines = header(measured, before, points[0].values["how"], title=title)
+    rows_in = primitives.rows_in(len(points))
+    figure, (upper, lower) = style.page(lines, [(0.24, rows_in), (0.6, rows_in)], left_in=1.4)
+    legend = {part: (part, colour) for part, colour in memory.PARTS.items()}
+    primitives.stack(upper, stacks, legend, "memory by micro-batch (and how many of them), MiB")
+    primitives.hbars(lower, rates, "samples/s")
+    return figure

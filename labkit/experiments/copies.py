@@ -1,58 +1,73 @@
-"""The same bytes copied in many pieces and in one; pageable and pinned; waiting or not."""
+"""Copies: the same bytes in many pieces and in one, and the way of a batch from disk to the math.
+
+On a GPU `bytes` of a copy are those that cross the bus. On a CPU there is no bus: the pieces go
+from RAM to RAM, and `bytes` is what is copied (it is read once and written once).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
+import tempfile
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-import torch
+from labkit.experiments.matrix_products import side, time_product
+from labkit.experiments.measure import bars, header, primitives, style
+from labkit.spec import experiment, knob
+from labkit.wiring import Later
 
-from labkit.bench.caches import random_array
-from labkit.bench.workbench import Workbench
+torch, boxes = Later("torch"), Later("labkit.show.boxes")
 
 MIB = 2**20
 NO_PINS = "page-locked memory is for CUDA devices; this GPU shares the CPU's memory"
 ISSUES = 20  # copies of which the host's own share is timed
+READS = 5  # of the file
 
 
-def measure(job: Any, bench: Workbench) -> None:
+@experiment(
+    "the same bytes copied in one piece and in many",
+    draw=bars,
+    mib=knob(64, "what is copied", unit="MiB", low=1, high=1 << 16),
+    pieces=knob([1, 64, 4096], "pieces it is copied in", low=1, high=1 << 30),
+)
+def copies(job: Any, bench: Any) -> None:
     """Copy `mib` MiB as 1 piece and as many, for each number in `pieces`.
 
-    On a GPU from RAM to the card, from pageable and from pinned memory, blocking and not. There
-    `bytes` are those that cross the bus. On a CPU there is no bus: the pieces go from RAM to RAM,
-    and `bytes` is what is copied (it is read once and written once).
+    On a GPU from RAM to the card, from pageable and from pinned memory, blocking and not.
     """
     total = job.mib * MIB // 4  # float32 numbers
-    for pieces in job.pieces:
+    for done, pieces in enumerate(job.pieces, 1):
         if pieces > total:
             bench.skip(f"{pieces} pieces", f"{job.mib} MiB are only {total} numbers")
             continue
-        bench.stage("copying", job.pieces.index(pieces) + 1, len(job.pieces))
-        if bench.device.type == "cpu":
+        bench.stage("copying", done, len(job.pieces))
+        if bench.on_cpu:
             copy_in_ram(bench, total, pieces)
         else:
             copy_to_card(bench, total, pieces)
-    if bench.device.type == "cpu":
+    if bench.on_cpu:
         bench.skip("pinned and non_blocking", "there is no bus to cross: the device is the CPU")
     elif not pins(bench.device):
         bench.skip("pinned", NO_PINS)
 
 
-def copy_in_ram(bench: Workbench, total: int, pieces: int) -> None:
+def copy_in_ram(bench: Any, total: int, pieces: int) -> None:
     """Time copies from RAM to RAM; the pieces lie apart, as tensors of their own would."""
-    sources = separate(total, pieces)
-    targets = [torch.empty_like(source) for source in sources]
-    for target in targets:
-        target.fill_(1.0)  # its pages are there before the clock runs
+    sources = separate(bench, total, pieces)
+    targets = [torch.empty_like(source).fill_(1.0) for source in sources]  # their pages are there
     pairs = list(zip(targets, sources, strict=True))
     bench.time(lambda: [to.copy_(of) for to, of in pairs], of="copy", bytes=4 * total,
                pieces=pieces)  # fmt: skip
 
 
-def copy_to_card(bench: Workbench, total: int, pieces: int) -> None:
+def copy_to_card(bench: Any, total: int, pieces: int) -> None:
     """Time copies from RAM to the card in each of the four ways, and what the host waits."""
     for pinned in (False, True) if pins(bench.device) else (False,):
-        sources = separate(total, pieces, pinned)
+        sources = separate(bench, total, pieces, pinned)
         for waits in (True, False):
             case = {"pieces": pieces, "pinned": pinned, "non_blocking": not waits}
 
@@ -64,7 +79,7 @@ def copy_to_card(bench: Workbench, total: int, pieces: int) -> None:
                 bench.write("the host is held", seconds=held(bench, copy), **case)
 
 
-def held(bench: Workbench, copy: Any) -> list[float]:
+def held(bench: Any, copy: Any) -> list[float]:
     """Return how long the call itself takes, s, each from an idle device: not the copy's time."""
     times = []
     for _ in range(ISSUES):
@@ -76,21 +91,167 @@ def held(bench: Workbench, copy: Any) -> list[float]:
     return sorted(times)
 
 
-def pins(device: torch.device) -> bool:
-    """Whether memory can be page-locked for `device`. For Apple's, PyTorch moves it there instead.
+def pins(device: Any) -> bool:
+    """Return whether memory can be page-locked for `device`.
 
-    (Up to 2.13: pytorch issue 181374.)
+    For Apple's, PyTorch moves it there instead (up to 2.13: pytorch issue 181374).
     """
     return device.type == "cuda"
 
 
-def separate(total: int, pieces: int, pinned: bool = False) -> list[torch.Tensor]:
+def separate(bench: Any, total: int, pieces: int, pinned: bool = False) -> list[torch.Tensor]:
     """Return `pieces` tensors in RAM of together `total` random numbers, in memory apart.
 
     Pinned ones lie in one block: to page-lock each of thousands takes seconds.
     """
     each = total // pieces
-    numbers = random_array(each * pieces, torch.device("cpu"))
+    numbers = bench.random_array(each * pieces, "cpu")
     if pinned:
         return list(numbers.pin_memory().split(each))
     return [piece.clone() for piece in numbers.split(each)]
+
+
+# -- the way of a batch ----------------------------------------------------------------------------
+
+
+@experiment(
+    "the way of a batch from disk to the device's arithmetic, each crossing measured",
+    mib=knob(64, "size of the batch", unit="MiB", low=1, high=1 << 14),
+)
+def batch_path(job: Any, bench: Any) -> None:
+    """Move `mib` MiB over each leg; `bytes` of a leg are what arrives (not read plus written).
+
+    Each crossing is measured alone, with the same bytes, so that the narrow place can be seen.
+    """
+    size = job.mib * MIB
+    with a_file(size) as path:
+        bench.stage("reading from disk")
+        if hasattr(os, "posix_fadvise"):
+            bench.write("disk to RAM", seconds=read_times(path, evicted=True), bytes=size)
+        else:
+            bench.skip("disk to RAM", "this system cannot drop a file from its page cache")
+        bench.write("page cache to RAM", seconds=read_times(path, evicted=False), bytes=size)
+    bench.stage("copying in RAM")
+    source = bench.random_array(size // 4, "cpu")
+    target = torch.empty_like(source).fill_(1.0)
+    bench.time(lambda: target.copy_(source), of="RAM to RAM", bytes=size)
+    if bench.on_cpu:
+        within_cpu(bench)
+    else:
+        over_the_bus(bench, source)
+    bench.stage("computing")
+    time_product(bench, "fp32", side(bench, "fp32", math.inf), of="arithmetic")
+
+
+def over_the_bus(bench: Any, source: torch.Tensor) -> None:
+    """Pin, cross the bus from pageable and from pinned memory, and copy within the card."""
+    bench.stage("crossing the bus")
+    size, starts = 4 * source.numel(), {"RAM to device": source}
+    if pins(bench.device):
+        pinned = starts["pinned RAM to device"] = source.pin_memory()
+        bench.time(lambda: pinned.copy_(source), of="RAM to pinned RAM", bytes=size)
+    else:
+        bench.skip("pinned RAM", NO_PINS)
+    for of, start in starts.items():
+        bench.time(lambda start=start: start.to(bench.device), of=of, bytes=size)
+    large = bench.random_array(bench.past_cache_elements())
+    other = torch.empty_like(large)
+    bench.time(lambda: other.copy_(large), of="device memory", bytes=4 * large.numel())
+
+
+def within_cpu(bench: Any) -> None:
+    """Read from RAM and from the second-level cache (a sum: every number once); no bus to cross."""
+    why = "the device is the CPU: a batch is where it is computed already"
+    bench.skip("pinned RAM, PCIe, device memory", why)
+    large = bench.random_array(bench.past_cache_elements())
+    bench.time(lambda: large.sum(), of="RAM to core", bytes=4 * large.numel())
+    cache = bench.cache_bytes().get("L2")
+    if cache is None:
+        bench.skip("L2 cache to core", "the size of the cache is unknown")
+        return
+    small = large[: cache // 8]  # float32: half of the cache
+    bench.time(lambda: small.sum(), of="L2 cache to core", bytes=4 * small.numel())
+
+
+@contextlib.contextmanager
+def a_file(size: int) -> Iterator[Path]:
+    """Write a file of random bytes to the run's own disk, and remove it afterwards."""
+    handle, name = tempfile.mkstemp(dir=Path.cwd(), suffix=".bin")
+    try:
+        with open(handle, "wb") as file:
+            for start in range(0, size, MIB):
+                file.write(os.urandom(min(MIB, size - start)))
+            file.flush()
+            os.fsync(file.fileno())
+        yield Path(name)
+    finally:
+        os.unlink(name)
+
+
+def read_times(path: Path, evicted: bool) -> list[float]:
+    """Read the whole file `READS` times into one buffer; return the seconds of each, sorted.
+
+    `evicted` drops it from the page cache before, so that it is read from disk.
+    """
+    buffer, times = bytearray(path.stat().st_size), []
+    for _ in range(READS):
+        with open(path, "rb", buffering=0) as file:
+            if evicted:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            started = time.perf_counter()
+            file.readinto(buffer)
+            times.append(time.perf_counter() - started)
+    return sorted(times)
+
+
+# -- its figure: places as boxes, crossings as arrows with their rates -----------------------------
+
+WIDE, TALL = 7.9, 1.75  # inches
+# Per kind of device: the gap between places in inches, and the places: what is written in the box,
+# its colour, the leg that leads there, what was measured beside it
+PATHS: dict[str, tuple[float, list[tuple[str, str, str | None, tuple[str, str] | None]]]] = {
+    "cpu": (1.3, [
+        ("disk", "#EEEEEE", None, None),
+        ("RAM\n(the file)", "#CFE3F1", "disk to RAM", ("page cache to RAM", "a file read before")),
+        ("RAM\n(the batch)", "#CFE3F1", "RAM to RAM", None),
+        ("core", "#CDE9DF", "RAM to core", ("L2 cache to core", "from the L2 cache")),
+    ]),
+    "gpu": (0.88, [
+        ("disk", "#EEEEEE", None, None),
+        ("RAM,\npageable", "#CFE3F1", "disk to RAM", ("page cache to RAM", "a file read before")),
+        ("RAM,\npinned", "#B9D3E8", "RAM to pinned RAM", None),
+        ("VRAM", "#F5E6C4", "pinned RAM to device", ("RAM to device", "from pageable RAM")),
+        ("SMs", "#CDE9DF", "device memory", None),
+    ]),
+}  # fmt: skip
+
+
+@batch_path.figure
+def draw_path(measured: Any) -> Any:
+    """Draw the way of a batch, each arrow with its measured GB/s, the narrowest one in bold."""
+    gap, path = PATHS["gpu" if measured.machine.kind == "gpu" else "cpu"]
+    rates = {point.of: point.gb_per_s for point in measured if point.gb_per_s}
+    slowest = min((leg for _, _, leg, _ in path if leg in rates), key=rates.get, default=None)
+    narrow = f"{primitives.number(rates[slowest])} GB/s" if slowest else "not measured"
+    title = f"the narrowest place: {slowest}, {narrow}"
+    lines = header(measured, None, "10⁹ byte/s that arrive, each crossing alone", title=title)
+    figure, (axes,) = style.page(lines, [(0.05, TALL)], left_in=0.12, bottom_in=0.05)
+    boxes.canvas(axes, WIDE, TALL)
+    wide = (WIDE - (len(path) - 1) * gap - 0.1) / len(path)
+    arithmetic = next((p.tflop_per_s for p in measured.where("arithmetic") if p.tflop_per_s), None)
+    for place, (name, colour, leg, beside) in enumerate(path):
+        x = 0.05 + place * (wide + gap)
+        middle = x + wide / 2
+        boxes.box(axes, x, 0.55, wide, 0.8, colour)
+        if arithmetic and name in ("core", "SMs"):
+            name += "\n" + primitives.flops_text(arithmetic).replace(" ", "\n")
+        boxes.say(axes, middle, 0.95, name)
+        if leg:
+            boxes.arrow(axes, (x - gap + 0.04, 0.95), (x - 0.04, 0.95))
+            rate = f"{primitives.number(rates[leg])} GB/s" if leg in rates else "not\nmeasured"
+            boxes.say(axes, x - gap / 2, 1.12 if leg in rates else 1.2, rate, fontsize=8,
+                      fontweight="bold" if leg == slowest else "normal")  # fmt: skip
+        if beside and beside[0] in rates:
+            text = f"{beside[1]}:\n{primitives.number(rates[beside[0]])} GB/s"
+            boxes.say(axes, middle, 0.28, text, fontsize=8, color="#555555")
+    return figure

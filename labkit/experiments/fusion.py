@@ -1,4 +1,9 @@
-"""Elementwise chains one operation at a time and fused by torch.compile: bytes, time, code."""
+"""Elementwise chains one operation at a time and fused by torch.compile: bytes, time, code.
+
+An elementwise operation does a handful of FLOPs a number and moves 4 to 12 bytes for it: past the
+caches its time is its bytes over the memory's bandwidth. Fused, the intermediate arrays are never
+written and never read again.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,17 @@ import re
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
 
-from labkit.bench.caches import is_past_cache, past_cache_elements, random_array
-from labkit.bench.in_turn import in_turn, paired_gain
-from labkit.bench.resolve_config import compile_lacks
-from labkit.bench.workbench import Workbench
+from labkit.experiments.measure import header, primitives, style
+from labkit.spec import NOISY, experiment, knob
+from labkit.wiring import Later
+
+torch, dynamo = Later("torch"), Later("torch._dynamo")
+inductor, counted = Later("torch._inductor.utils"), Later("torch._dynamo.utils")
 
 SMALL_MIB = (1 / 256, 1 / 16, 1, 16)
 ITEM = 4  # bytes of a float
@@ -22,17 +30,39 @@ LEAST = 1 << 24  # numbers in a large array: 64 MiB
 BLOCK = 1 << 20  # numbers with which a chain is compiled and checked
 TINY, MANY = 256, 200  # numbers in an array, operations on it: what launches cost
 
-UNARY = (
-    lambda x, out: torch.mul(x, 1.5, out=out),
-    lambda x, out: torch.add(x, 1.0, out=out),
-    lambda x, out: torch.clamp(x, min=-1.0, out=out),
-    lambda x, out: torch.sub(x, 0.25, out=out),
-    lambda x, out: torch.mul(x, 0.5, out=out),
-    lambda x, out: torch.neg(x, out=out),
-)
+UNARY = (("mul", 1.5), ("add", 1.0), ("clamp", -1.0), ("sub", 0.25), ("mul", 0.5), ("neg",))
 
 
-def measure(job: Any, bench: Workbench) -> None:
+@dataclass
+class Chain:
+    """An elementwise expression, eager and compiled, over arrays that exist already."""
+
+    name: str
+    reads: list[int]  # per eager operation, the arrays it reads; each writes one
+    inputs: int  # the different arrays that the whole expression reads
+    eager: Callable
+    plain: Callable  # what is compiled
+    arrays: tuple
+    between: torch.Tensor  # for the results in between
+    d: torch.Tensor
+    fused: Callable | None = None  # `plain`, once it is compiled
+
+    def bytes(self, fused: bool, count: int) -> int:
+        """Count the bytes moved for arrays of `count` numbers."""
+        return int(arrays_moved([self.inputs] if fused else self.reads)) * count * ITEM
+
+    def cut(self, count: int) -> tuple[tuple, torch.Tensor, torch.Tensor]:
+        """Return the first `count` numbers of every array."""
+        return tuple(x[:count] for x in self.arrays), self.between[:count], self.d[:count]
+
+
+@experiment(
+    "elementwise chains, one operation at a time and fused",
+    mib=knob(None, "size of the largest arrays", kind="float", unit="MiB", low=0.01, high=1 << 17,
+             auto="past the last-level cache"),
+    length=knob(6, "operations in the chain", low=1, high=1000),
+)  # fmt: skip
+def fusion(job: Any, bench: Any) -> None:
     """Time d = a + b + c and a chain of `length` operations, eager and fused, by array size.
 
     Bytes: 4 for every number that an operation reads or writes, the arrays in between included
@@ -40,20 +70,20 @@ def measure(job: Any, bench: Workbench) -> None:
     "as written" is `a + b + c` as one writes it, where each result is a new array.
     """
     # on a CPU each array as large as the last-level cache: an operation touches two to four
-    shared = 2 if bench.device.type == "cpu" else 1
-    chosen = max(past_cache_elements(bench.device) // shared, LEAST)
-    count = int(job.mib * 2**20) // ITEM if job.mib else chosen
+    shared = 2 if bench.on_cpu else 1
+    count = bench.past_cache_elements(job.mib) if job.mib else 0
+    count = count or max(bench.past_cache_elements() // shared, LEAST)
     largest = count * ITEM / 2**20
-    a, b, c = (random_array(count, bench.device) for _ in range(3))
+    a, b, c = (bench.random_array(count) for _ in range(3))
     between, d = torch.ones_like(a), torch.ones_like(a)
     sums = Chain("a + b + c", [2, 2], 3, eager_sum, fused_sum, (a, b, c), between, d)
     unary = Chain(f"{job.length} operations", [1] * job.length, 1, *unary_of(job.length), (a,),
                   between, d)  # fmt: skip
-    lacking = compile_lacks("default", bench.device)
+    lacking = bench.compile_lacks()
     for chain in (sums, unary):
         touched = (chain.inputs + 1) * count * ITEM  # by the fused pass; the eager ones touch more
         facts = {"reads": chain.reads, "inputs": chain.inputs, "mib": largest}
-        facts["past cache"] = is_past_cache(touched, bench.device)
+        facts["past cache"] = bench.is_past_cache(touched)
         bench.write("arrays", chain=chain.name, values=facts)
         lacking = lacking or compile_it(chain, bench)
     if lacking:
@@ -63,36 +93,10 @@ def measure(job: Any, bench: Workbench) -> None:
     for mib in sorted({*SMALL_MIB, largest}):
         for chain in (sums, unary) if mib <= largest else ():
             compare(chain, mib, bench)
-    as_written(sums, largest, bench)
+    seconds = bench.in_turn({"as written": lambda: a + b + c})["as written"]
+    bench.write("as written", seconds=seconds, chain=sums.name, mib=largest,
+                bytes=sums.bytes(False, count))  # fmt: skip
     launches(bench, lacking)
-
-
-class Chain:
-    """An elementwise expression, eager and compiled, over arrays that exist already."""
-
-    def __init__(
-        self,
-        name: str,
-        reads: list[int],
-        inputs: int,
-        eager: Callable,
-        plain: Callable,
-        arrays: tuple,
-        between: torch.Tensor,
-        d: torch.Tensor,
-    ):
-        self.name, self.reads, self.inputs = name, reads, inputs
-        self.eager, self.plain, self.fused = eager, plain, None
-        self.arrays, self.between, self.d = arrays, between, d
-
-    def bytes(self, fused: bool, count: int) -> int:
-        """Count the bytes moved for arrays of `count` numbers."""
-        passes = self.inputs + 1 if fused else sum(self.reads) + len(self.reads)
-        return passes * count * ITEM
-
-    def cut(self, count: int) -> tuple[tuple, torch.Tensor, torch.Tensor]:
-        """The first `count` numbers of every array."""
-        return tuple(x[:count] for x in self.arrays), self.between[:count], self.d[:count]
 
 
 def eager_sum(arrays: tuple, between: torch.Tensor, d: torch.Tensor) -> None:
@@ -109,48 +113,46 @@ def fused_sum(arrays: tuple, d: torch.Tensor) -> None:
 
 
 def unary_of(length: int) -> tuple[Callable, Callable]:
-    """A chain of cheap operations on one array: one by one between two buffers, and plain."""
-    steps = [UNARY[i % len(UNARY)] for i in range(length)]
+    """Return a chain of cheap operations: one by one between two buffers, and plain."""
+    named = (UNARY[i % len(UNARY)] for i in range(length))
+    steps = [(getattr(torch, name), args) for name, *args in named]
 
     def eager(arrays: tuple, between: torch.Tensor, d: torch.Tensor) -> None:
         x = arrays[0]
-        for i, step in enumerate(steps):
+        for i, (operation, args) in enumerate(steps):
             out = d if (length - 1 - i) % 2 == 0 else between  # the last one writes d
-            x = step(x, out)
+            x = operation(x, *args, out=out)
 
     def plain(arrays: tuple, d: torch.Tensor) -> None:
         x = arrays[0]
-        for step in steps:
-            x = step(x, None)
+        for operation, args in steps:
+            x = operation(x, *args)
         d.copy_(x)
 
     return eager, plain
 
 
-def compile_it(chain: Chain, bench: Workbench) -> str | None:
+def compile_it(chain: Chain, bench: Any) -> str | None:
     """Compile the chain and write how long that took, the code, and whether it is right.
 
     Returns why it could not be compiled, or None. A second compilation finds the first one's
     result in Inductor's cache on disk; so does the first where an earlier run left it there.
     """
-    from torch._dynamo.utils import counters
-    from torch._inductor.utils import run_and_get_code
-
     bench.stage(f"compiling {chain.name}")
     arrays, between, d = chain.cut(BLOCK)
     for turn in ("first", "again"):
-        torch._dynamo.reset()
-        counters.clear()
+        dynamo.reset()
+        counted.counters.clear()
         compiled = torch.compile(chain.plain, dynamic=True)
         start = time.perf_counter()
         try:
-            _, codes = run_and_get_code(compiled, arrays, d)
+            _, codes = inductor.run_and_get_code(compiled, arrays, d)
         except Exception as error:
             return f"torch.compile failed: {str(error).strip().splitlines()[0][:200]}"
         seconds = time.perf_counter() - start
         if not codes:  # torch.compile switched off, for one: what ran was eager
             return "torch.compile produced no kernel: is it switched off (TORCH_COMPILE_DISABLE)?"
-        cached = bool(counters["inductor"]["fxgraph_cache_hit"])
+        cached = bool(counted.counters["inductor"]["fxgraph_cache_hit"])
         values = {"from cache": cached, "kernels": len(codes)}
         bench.write("compile", seconds=[seconds], chain=chain.name, turn=turn, values=values)
     result = d.clone()
@@ -160,53 +162,51 @@ def compile_it(chain: Chain, bench: Workbench) -> str | None:
     return None
 
 
-def show_kernel(chain: Chain, bench: Workbench) -> None:
-    """Write the kernel for arrays of one fixed size: the same loop, without code for a rest."""
-    from torch._inductor.utils import run_and_get_code
+def show_kernel(chain: Chain, bench: Any) -> None:
+    """Write the kernel for arrays of one fixed size: the same loop, without code for a rest.
+
+    It is the kernel's own text in what Inductor generated: C++ or Triton, without the frame.
+    """
 
     def fixed(arrays: tuple, d: torch.Tensor) -> None:  # a function of its own: captured anew
         chain.plain(arrays, d)
 
     arrays, _, d = chain.cut(BLOCK)
-    _, codes = run_and_get_code(torch.compile(fixed, dynamic=False), arrays, d)
-    bench.write("kernel", chain=chain.name, values={"code": kernel_of(codes), "numbers": len(d)})
+    _, codes = inductor.run_and_get_code(torch.compile(fixed, dynamic=False), arrays, d)
+    found = re.findall(r"r?'''(.*?)'''", "\n".join(codes), re.DOTALL)
+    code = next((text for text in found if "extern" in text or "@triton" in text), None)
+    if code is not None:
+        lines = [line.rstrip() for line in code.strip().splitlines() if "#include" not in line]
+        code = "\n".join(lines).strip()
+    bench.write("kernel", chain=chain.name, values={"code": code, "numbers": len(d)})
 
 
-def kernel_of(codes: list[str]) -> str | None:
-    """The kernel's own text in what Inductor generated: C++ or Triton, without the frame."""
-    for text in re.findall(r"r?'''(.*?)'''", "\n".join(codes), re.DOTALL):
-        if "extern" in text or "@triton" in text:
-            lines = [line for line in text.strip().splitlines() if "#include" not in line]
-            return "\n".join(line.rstrip() for line in lines).strip()
-    return None
+def compare(chain: Chain, mib: float, bench: Any) -> None:
+    """Time the chain at one array size, eager and fused in turn.
 
-
-def compare(chain: Chain, mib: float, bench: Workbench) -> None:
-    """Time the chain at one array size, eager and fused in turn."""
+    The gain is taken round by round: what slows the whole machine for a while slows both sides of
+    a round, and cancels.
+    """
     count = int(mib * 2**20) // ITEM
     arrays, between, d = chain.cut(count)
     ways = {"eager": lambda: chain.eager(arrays, between, d)}
     if chain.fused is not None:
         ways["fused"] = lambda: chain.fused(arrays, d)
     bench.stage(f"{chain.name}: {mib:.4g} MiB an array")
-    times = in_turn(ways, bench)
+    times = bench.in_turn(ways)
     for name, seconds in times.items():
-        moved = chain.bytes(name == "fused", count)
-        values = paired_gain(times["eager"], seconds) if name == "fused" else {}
-        operations = 1 if name == "fused" else len(chain.reads)
+        fused, values = name == "fused", {}
+        if fused:
+            rounds = np.array(times["eager"]) / np.array(seconds)
+            low, middle, high = np.percentile(rounds, [25, 50, 75])
+            values = {"gain": float(middle), "spread": float((high - low) / middle)}
+        operations = 1 if fused else len(chain.reads)
         values |= bench.launch_share(statistics.median(seconds), operations)
-        bench.write(name, seconds=seconds, bytes=moved, values=values, chain=chain.name, mib=mib)
+        bench.write(name, seconds=seconds, bytes=chain.bytes(fused, count), values=values,
+                    chain=chain.name, mib=mib)  # fmt: skip
 
 
-def as_written(sums: Chain, mib: float, bench: Workbench) -> None:
-    """Time `a + b + c` with new arrays for the results, as the reader would write it."""
-    a, b, c = sums.arrays
-    seconds = in_turn({"as written": lambda: a + b + c}, bench)["as written"]
-    bench.write("as written", seconds=seconds, chain=sums.name, mib=mib,
-                bytes=sums.bytes(False, a.numel()))  # fmt: skip
-
-
-def launches(bench: Workbench, lacking: str | None) -> None:
+def launches(bench: Any, lacking: str | None) -> None:
     """Time hundreds of operations on a tiny array: eager, compiled, and as a CUDA graph."""
     eager, plain = unary_of(MANY)
     x = (torch.randn(TINY, device=bench.device),)
@@ -222,11 +222,11 @@ def launches(bench: Workbench, lacking: str | None) -> None:
         ways["CUDA graph"] = cuda_graph(ways["eager"], bench)
     else:
         bench.skip("CUDA graph", "it records and replays kernels of a CUDA device; none here")
-    for name, seconds in in_turn(ways, bench).items():
+    for name, seconds in bench.in_turn(ways).items():
         bench.write("tiny", seconds=seconds, way=name, operations=MANY, numbers=TINY)
 
 
-def cuda_graph(work: Callable, bench: Workbench) -> Callable:
+def cuda_graph(work: Callable, bench: Any) -> Callable:
     """Record `work` as a CUDA graph and return its replay: one launch for all kernels."""
     work()
     bench.synchronize()
@@ -234,3 +234,133 @@ def cuda_graph(work: Callable, bench: Workbench) -> Callable:
     with torch.cuda.graph(graph):
         work()
     return graph.replay
+
+
+# -- what fusing gains -----------------------------------------------------------------------------
+
+
+def arrays_moved(reads: list[int], write_cost: float = 1.0) -> float:
+    """Count the array passes of operations one after another, each of which writes one array.
+
+    Args:
+        reads: Per operation, how many arrays it reads.
+        write_cost: Passes that a write costs. 1 counts what the program asks for; 2 is a CPU with
+            write-allocate, which reads a cache line before it stores to it (Intel 64 and IA-32
+            Optimization Reference Manual, on write-back memory and non-temporal stores).
+    """
+    return sum(reads) + write_cost * len(reads)
+
+
+def predicted_gain(reads: list[int], inputs: int, write_cost: float = 1.0) -> float:
+    """Predict how many times as fast one fused pass is, from the bytes alone.
+
+    `inputs` is how many different arrays the whole expression reads; the rest as `arrays_moved`.
+    """
+    return arrays_moved(reads, write_cost) / arrays_moved([inputs], write_cost)
+
+
+def break_even_steps(compile_s: float, eager_s: float, compiled_s: float) -> float | None:
+    """Return after how many steps compiling is paid back; None where a step gains nothing."""
+    saved = eager_s - compiled_s
+    return compile_s / saved if saved > 0 else None
+
+
+@dataclass(frozen=True)
+class Gain:
+    """One chain of operations: what fusing was predicted to gain, and what it gained."""
+
+    chain: str
+    array_mib: float
+    predicted: float  # from the bytes as counted
+    predicted_write_allocate: float  # where every write first reads
+    measured: float | None  # median over the rounds; None where nothing could be compiled
+    spread: float | None = None  # IQR over median, of the rounds
+    past_cache: bool | None = None  # whether the arrays are well past it; None where unknown
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the rounds differ so much that the gain means little."""
+        return self.spread is not None and self.spread > NOISY
+
+    @property
+    def off(self) -> float | None:
+        """Measured over predicted."""
+        return None if self.measured is None else self.measured / self.predicted
+
+    def __str__(self) -> str:
+        measured = "not measured" if self.measured is None else f"{self.measured:.2f}x"
+        off = "" if self.off is None else f", ratio {self.off:.2f}"
+        off += " (not past the last cache)" if self.past_cache is False else ""
+        off += f" NOISY: the gain varied by {self.spread:.0%} (IQR/median)" if self.noisy else ""
+        return (
+            f"{self.chain:12} {self.array_mib:9.4g} MiB an array: predicted {self.predicted:.2f}x "
+            f"({self.predicted_write_allocate:.2f}x with write-allocate), measured {measured}{off}"
+        )
+
+
+def gains(measured: Any) -> list[Gain]:
+    """Return the gain of every chain and size in the measurements of the experiment "fusion"."""
+    found = []
+    for eager in measured.where("eager"):
+        chain, size = eager.case["chain"], eager.case["mib"]
+        fused = next((p.values for p in measured.where("fused", chain=chain, mib=size)), {})
+        facts = measured.one("arrays", chain=chain).values
+        reads, inputs = facts["reads"], facts["inputs"]
+        said = predicted_gain(reads, inputs), predicted_gain(reads, inputs, write_cost=2)
+        past = facts.get("past cache") if size == facts["mib"] else None
+        found.append(Gain(chain, size, *said, fused.get("gain"), fused.get("spread"), past))
+    return found
+
+
+def largest(measured: Any) -> list[Gain]:
+    """Return the gains at the largest arrays: those past the caches."""
+    every = gains(measured)
+    size = max((gain.array_mib for gain in every), default=0)
+    return [gain for gain in every if gain.array_mib == size]
+
+
+@fusion.figure
+def draw(measured: Any, before: Any = None) -> Any:
+    """Draw predicted and measured gain at the largest arrays, and the gain by array size.
+
+    Dashed lines are the prediction from bytes, which knows no launch cost and no cache. The line
+    at 1 is "no gain".
+    """
+    every = [gain for gain in gains(measured) if gain.measured]
+    if not every:
+        return style.page(header(measured, before), [])[0]
+    rows = _rows(measured, before)
+    best = max(largest(measured), key=lambda gain: gain.measured or 0)
+    title = f"{best.chain} fused: {best.measured:.1f}x as fast, {best.predicted:.1f}x predicted"
+    size = f"bars: arrays of {best.array_mib:.4g} MiB each"
+    panels = [(0.1, primitives.rows_in(len(rows))), (0.75, 1.8)]
+    figure, axes = style.page(header(measured, before, size, title=title), panels, left_in=2.9)
+    primitives.hbars(axes[0], rows, "eager / fused, time")
+    series = []
+    for chain, colour in zip(dict.fromkeys(g.chain for g in every), style.LINES, strict=False):
+        mine = [gain for gain in every if gain.chain == chain]
+        x, y = [gain.array_mib for gain in mine], [gain.measured for gain in mine]
+        said = [gain.predicted for gain in mine]
+        series.append(primitives.Series(f"{chain}, measured", x, y, colour))
+        series.append(primitives.Series("predicted from the bytes", x, said, colour, "--", ""))
+    ticks = {g.array_mib: primitives.size_text(g.array_mib * 2**20) for g in every}
+    primitives.lines(axes[1], series, "size of one array", "gain by fusing", log="xy", xticks=ticks)
+    for each, line in zip(axes, ("axvline", "axhline"), strict=True):
+        getattr(each, line)(1, color="#999999", lw=0.8, ls=":")
+    return figure
+
+
+def _rows(measured: Any, before: Any) -> list[Any]:
+    old = {gain.chain: gain.measured for gain in (largest(before) if before else [])}
+    rows = []
+    for gain in largest(measured):
+        for name, value, colour in (
+            ("predicted from the bytes", gain.predicted, "#BBBBBB"),
+            ("predicted, every write reads first", gain.predicted_write_allocate, "#7F7F7F"),
+            ("measured", gain.measured, style.LINES[2]),
+        ):
+            then = old.get(gain.chain) if name == "measured" else None
+            if value is not None:
+                rows.append(primitives.Bar(f"{gain.chain}: {name}", value, f"{value:.2f}x", colour,
+                                           before=then))  # fmt: skip
+    return rows

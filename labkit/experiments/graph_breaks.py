@@ -11,29 +11,31 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from labkit.spec import experiment
+from labkit.wiring import Later
 
-from labkit.bench.workbench import Workbench
+torch = Later("torch")
 
 LENGTHS = (16, 24, 32, 40, 48, 56, 64, 72, 80, 88)  # more than torch._dynamo recompiles for
 
 
 def broken(x: torch.Tensor) -> torch.Tensor:
-    """A function with a Python decision in the middle: the tensor's value is needed to go on."""
-    y = torch.relu(x * 2)
+    """Decide in Python in the middle: the tensor's value is needed to go on."""
+    y = (x * 2).relu()
     if y.sum().item() > 0:
         y = y - y.mean()
     return y * 0.5
 
 
 def whole(x: torch.Tensor) -> torch.Tensor:
-    """The same as one graph: the decision is made on the device."""
-    y = torch.relu(x * 2)
-    y = torch.where(y.sum() > 0, y - y.mean(), y)
+    """Do the same as one graph: the decision is made on the device."""
+    y = (x * 2).relu()
+    y = (y - y.mean()).where(y.sum() > 0, y)
     return y * 0.5
 
 
-def measure(job: Any, bench: Workbench) -> None:
+@experiment("what torch.compile captures, and how often again")
+def graph_breaks(job: Any, bench: Any) -> None:
     """Count the graphs and breaks of two functions, and the captures for changing lengths."""
     x = torch.randn(64, device=bench.device)
     torch.testing.assert_close(broken(x), whole(x))
@@ -84,7 +86,7 @@ def captures(options: dict[str, Any], lengths: tuple, device: torch.device) -> d
 
 
 class Heard(logging.Handler):
-    """What TORCH_LOGS=recompiles would print, kept as lines."""
+    """Keeps what TORCH_LOGS=recompiles would print, as lines."""
 
     def __init__(self):
         super().__init__(logging.DEBUG)
@@ -108,7 +110,7 @@ class Heard(logging.Handler):
 
 
 def short(reason: str) -> str:
-    """The first line of a break's reason, and what PyTorch suggests."""
+    """Return the first line of a break's reason, and what PyTorch suggests."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     hints = [line for line in lines if line.startswith(("Explanation", "Hint"))]
     return " | ".join([lines[0], *hints[:2]])[:400] if lines else ""

@@ -1,4 +1,4 @@
-"""The largest batch that fits: a bisection whose every try is a process of its own.
+"""`lk.largest_batch`: a bisection whose every try is a process of its own.
 
 An out-of-memory error ends that try and nothing else. What fits is tried again, for more steps, in
 a fresh process, before it is believed.
@@ -6,19 +6,130 @@ a fresh process, before it is believed.
 
 from __future__ import annotations
 
-import html
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.experiments.measure import display, primitives, progress_line, run_header, style
+from labkit.results.launch import launch
 from labkit.results.machine import Machine
 from labkit.results.measurements import Measurements
-from labkit.spec import KNOBS, Pipeline
+from labkit.results.result import Result
+from labkit.results.table import Table
+from labkit.spec import KNOBS, Experiment, Pipeline, experiment, knob
+from labkit.wiring import Later
+
+memory_limit, loop = Later("labkit.bench.memory_limit"), Later("labkit.bench.loop")
+model_size, config = Later("labkit.bench.model_size"), Later("labkit.bench.resolve_config")
 
 STEPS, CONFIRMING_STEPS = 3, 12  # the optimizer's state is there from the second step on
 LEAP = 8  # at most so many times the last size that fitted: the line is no law beyond
 FINE = 32  # good enough: a gap of a 32nd of what fits
 KILLED = "SIGKILL"  # the system's own out-of-memory killer
+
+
+# -- one try, in the bench -------------------------------------------------------------------------
+
+
+@experiment(
+    "whether a pipeline can train at one batch size within a limit on memory",
+    pipeline=knob({}, "knobs of the pipeline; empty: a small CNN's"),
+    batch_size=knob(16, "samples in a batch", low=1, high=16_384),
+    steps=knob(STEPS, "steps to train", low=1, high=10_000),
+    limit_gib=knob(None, "limit on memory", kind="float", unit="GiB", low=1e-6, high=1 << 20,
+                   auto="what is free on the card; on a CPU 0.5 GiB"),
+    margin=knob(0.1, "share of the limit that is left free", low=0, high=1),
+)  # fmt: skip
+def batch_fits(job: Any, bench: Any) -> None:
+    """Train `steps` steps of `pipeline` at `batch_size` under a limit; write whether it went.
+
+    Batches are random images: no loader, no files. A refused allocation is an answer here, no
+    failure; every other error is one.
+    """
+    limit_bytes = int((job.limit_gib or 0) * 2**30)
+    limit_bytes = limit_bytes or memory_limit.default_limit_bytes(bench.device)
+    size = {"batch_size": job.batch_size}
+    if job.pipeline:
+        plan, _ = config.resolve_config({**job.pipeline, **size}, bench.device)
+    else:
+        plan = model_size.plain_job(bench.device, **size)
+    limit = memory_limit.impose(bench.device, int(limit_bytes * (1 - job.margin)))
+    done, why = 0, None
+    try:
+        trainer = loop.Trainer(plan, bench.device)
+        images, labels = model_size.noise_batch(plan)
+        for done in range(job.steps):
+            bench.stage(f"batch {job.batch_size}: step", done, job.steps)
+            trainer.compute(*trainer.to_device(images, labels), update=True)
+            bench.synchronize()
+            limit.check()
+        done = job.steps
+    except (RuntimeError, MemoryError) as error:
+        if not memory_limit.refused(error):
+            raise
+        why = memory_limit.in_words(error)
+    limit.lift()
+    bench.write("fits", batch_size=job.batch_size, values={
+        "fits": why is None, "why": why, "steps": done, "peak_bytes": limit.used(),
+        "limit_bytes": limit_bytes, "margin": job.margin, "how": limit.how,
+    })  # fmt: skip
+
+
+# -- the search ------------------------------------------------------------------------------------
+
+
+def largest_batch(
+    pipeline: Pipeline | None = None,
+    *,
+    limit_gib: float | None = None,
+    margin: float = 0.1,
+    multiple: int = 8,
+    most: int = 16_384,
+    **knobs: Any,
+) -> LargestBatch:
+    """Find the largest batch that trains within a limit on memory, each try in its own process.
+
+    Starts at the pipeline's own batch size. On a GPU the limit is what is free on the card, unless
+    `limit_gib` says less; on a CPU it is on the training process's own memory, beyond what PyTorch
+    itself takes, and stated: 0.5 GiB unless `limit_gib` says otherwise. What is found was trained
+    with again, for more steps, in a fresh process, in which it may use the margin too. The loader's
+    memory is not in it.
+
+    Args:
+        pipeline: What to train; its `batch_size` is where the search begins.
+        limit_gib: The limit, GiB; None as above.
+        margin: Share of the limit that the first steps leave free, 0 up to 1.
+        multiple: Sizes from this on are multiples of it.
+        most: The largest size to try.
+        **knobs: Changes to `pipeline`.
+
+    Raises:
+        ValueError: A bad setting, before anything starts.
+        RuntimeError: A try that failed for another reason than memory.
+        KeyboardInterrupt: While searching; that try has been stopped, and what was tried before
+            is in `lk.largest_batch.last`.
+    """
+    pipeline = (pipeline or Pipeline()).but(**knobs)
+    if not 0 <= margin < 1:
+        raise ValueError(f"margin={margin!r} is not allowed: use a share from 0 up to 1.")
+    if limit_gib is not None and not limit_gib > 0:
+        raise ValueError(f"limit_gib={limit_gib!r} is not allowed: use GiB above 0, or None.")
+    if multiple < 1:
+        raise ValueError(f"multiple={multiple!r} is not allowed: use a whole number from 1.")
+    KNOBS["batch_size"].check(most)
+    search = largest_batch.last = LargestBatch(pipeline, margin, multiple, most)  # for an interrupt
+    shown = display.Display()
+    try:
+        while (plan := search.next) is not None:
+            size, steps = plan
+            # what grows until it is confirmed is the margin's to take
+            params = {"margin": 0.0 if steps == CONFIRMING_STEPS else margin, "steps": steps}
+            params |= {"pipeline": pipeline.to_dict(), "batch_size": size, "limit_gib": limit_gib}
+            started = launch(Experiment("batch_fits", params, pipeline.device))
+            search.take(started.wait(each=lambda run: shown.line(progress_line(run))))
+    finally:
+        drawn = display.in_notebook() and any(t.peak_gib for t in search.tried)
+        shown.final(search.line, display.StaticFigure.drawn(search.plot()) if drawn else None)
+    return search
 
 
 @dataclass(frozen=True)
@@ -33,7 +144,7 @@ class Try:
     confirming: bool = False
 
 
-class LargestBatch:
+class LargestBatch(Result):
     """What `lk.largest_batch` found: `.batch_size`, `.tried`, and under which limit.
 
     `batch_size` is None where not even one sample fits, and as long as nothing was confirmed.
@@ -46,22 +157,80 @@ class LargestBatch:
         self.how, self.machine = "", Machine.from_dict({})
 
     @property
+    def fitting(self) -> int:
+        """The largest size that fitted and lies below every size that did not; 0 without any."""
+        sizes = (t.batch_size for t in self.tried if t.fits)
+        return max((s for s in sizes if self.refused is None or s < self.refused), default=0)
+
+    @property
+    def refused(self) -> int | None:
+        """The smallest size that did not fit."""
+        return min((t.batch_size for t in self.tried if not t.fits), default=None)
+
+    @property
     def batch_size(self) -> int | None:
         """The largest size that fitted twice, the second time for more steps."""
-        return max((t.batch_size for t in confirmed(self.tried)), default=None)
+        low = self.fitting
+        twice = (t.batch_size for t in self.tried if t.fits and t.confirming)
+        return max((size for size in twice if size <= low), default=None)
 
     @property
     def next(self) -> tuple[int, int] | None:
         """The size to try next and for how many steps; None where the search is over."""
-        best, low = self.batch_size or 0, fitting(self.tried)
-        room = self.limit_gib * (1 - self.margin) if self.limit_gib else None
-        start = min(self.pipeline.batch_size, self.most)
-        size = next_size(self.tried, start, self.most, self.multiple, room)
+        size = self._next_size()
         if size is not None:
             return size, STEPS
-        return (low, CONFIRMING_STEPS) if low > best else None
+        return (self.fitting, CONFIRMING_STEPS) if self.fitting > (self.batch_size or 0) else None
 
-    def take(self, measured: Measurements) -> Try:
+    def _next_size(self) -> int | None:
+        """Return the size to try next, or None where the bracket is small enough.
+
+        Upwards it doubles, or leaps to where a line through the measured peaks meets the limit;
+        between a size that fits and one that does not, it tries by turns what the line says and the
+        middle, so that a line that misleads costs at most as many tries again as plain bisection.
+        Sizes from `multiple` on are multiples of it.
+        """
+        if not self.tried:
+            return min(self.pipeline.batch_size, self.most)
+        low, high, guess, multiple = self.fitting, self.refused, self._line_meets(), self.multiple
+        if high is None:
+            return None if low >= self.most else min(self.most, self._even(self._upwards(low)))
+        unit = 1 if high <= multiple else multiple
+        if high - low <= max(unit, low // FINE):
+            return None
+        by_line = guess is not None and len(self.tried) % 2 == 0
+        wanted = guess if by_line else (low + high) // 2
+        return max(low + 1, self._even(min(max(wanted, low + unit), high - 1)))
+
+    def _upwards(self, low: int) -> int:
+        """Return where to go as long as everything fits: to the line's limit, then just beyond.
+
+        Where going just beyond did not help, it doubles.
+        """
+        guess = self._line_meets()
+        if guess is not None and guess >= low + self.multiple:
+            return min(guess, LEAP * low)
+        below = max((t.batch_size for t in self.tried if t.batch_size < low), default=0)
+        small = max(self.multiple, low // FINE)
+        return low + small if guess is not None and low - below > small else 2 * low
+
+    def _even(self, size: int) -> int:
+        """Round down to a multiple, where that is above what fits."""
+        rounded = size // self.multiple * self.multiple
+        return rounded if rounded > self.fitting else size
+
+    def _line_meets(self) -> int | None:
+        """Return where the line through the two largest measured peaks meets the limit."""
+        peaks = {t.batch_size: t.peak_gib for t in self.tried if t.fits and t.peak_gib}
+        if len(peaks) < 2 or not self.limit_gib:
+            return None
+        (b0, p0), (b1, p1) = sorted(peaks.items())[-2:]
+        if p1 <= p0:
+            return None
+        meets = b1 + (self.limit_gib * (1 - self.margin) - p1) * (b1 - b0) / (p1 - p0)
+        return int(min(max(meets, 0), KNOBS["batch_size"].high))  # it may be infinite
+
+    def take(self, measured: Measurements) -> None:
         """Add the try that `measured` tells of; raise RuntimeError where it failed otherwise."""
         size, steps = measured.params["batch_size"], measured.params["steps"]
         self.machine = measured.machine
@@ -71,20 +240,15 @@ class LargestBatch:
                 raise KeyboardInterrupt
             if KILLED not in (measured.error or ""):
                 raise RuntimeError(f"batch_size={size}: {measured.error or measured.outcome}")
-            done = Try(size, False, 0, None, measured.error, confirming)
-        else:
-            found = measured.points[-1].values
-            self.limit_gib, self.how = found["limit_bytes"] / 2**30, found["how"]
-            peak = found["peak_bytes"]
-            peak_gib = None if peak is None else peak / 2**30
-            done = Try(size, found["fits"], found["steps"], peak_gib, found["why"], confirming)
-        self.tried.append(done)
-        return done
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """The table of what was tried, in order, every cell as text."""
-        head = ("batch", "steps", "peak GiB", "fits", "")
-        return [head, *(_cells(t, self.batch_size) for t in self.tried)]
+            self.tried.append(Try(size, False, 0, None, measured.error, confirming))
+            return
+        found = measured.points[-1].values
+        self.limit_gib, self.how = found["limit_bytes"] / 2**30, found["how"]
+        peak = found["peak_bytes"]
+        peak_gib = None if peak is None else peak / 2**30
+        self.tried.append(
+            Try(size, found["fits"], found["steps"], peak_gib, found["why"], confirming)
+        )
 
     @property
     def line(self) -> str:
@@ -99,134 +263,64 @@ class LargestBatch:
         ended = ended if self.next is None else " so far: search not over"
         return f"largest batch {self.batch_size}{ended} in {limit}"
 
-    def plot(self) -> Any:
-        """Draw memory against batch size as a matplotlib Figure."""
-        from labkit.experiments.batch_finder_figure import draw
-
-        return draw(self)
+    def table(self) -> Table:
+        """Return what was tried, in order."""
+        rows = []
+        for t in self.tried:
+            notes = [
+                "checked again" * t.confirming,
+                "largest" * (t.confirming and t.batch_size == self.batch_size),
+                t.why,
+            ]
+            peak = None if t.peak_gib is None else f"{t.peak_gib:.3f}"
+            rows.append((t.batch_size, t.steps, peak, "yes" if t.fits else "no",
+                         ", ".join(filter(None, notes))[:90]))  # fmt: skip
+        head = ("batch", "steps", "peak GiB", "fits", "")
+        return Table(rows, head, foot=[self.line], left=(4,))
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as JSON types."""
+        """Return the result as JSON types."""
         return {
             "batch_size": self.batch_size, "limit_gib": self.limit_gib, "margin": self.margin,
             "how": self.how, "machine": self.machine.to_dict(),
             "pipeline": self.pipeline.to_dict(), "tried": [vars(t) for t in self.tried],
         }  # fmt: skip
 
-    def __repr__(self) -> str:
-        rows = self.rows()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.rjust, row, widths)).rstrip() for row in rows]
-        return "\n".join([*lines, self.line])
-
-    def _repr_html_(self) -> str:
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in self.rows()
-        )
-        machine = f"; {self.machine.line}" if self.tried else ""
-        return f"<table>{body}</table><p><small>{html.escape(self.line + machine)}</small></p>"
+    def plot(self) -> Any:
+        """Draw memory against batch size as a matplotlib Figure."""
+        return style.our_style(draw)(self)
 
 
-def find(
-    search: LargestBatch, attempt: Callable[[int, int], Measurements], each: Callable[[], None]
-) -> LargestBatch:
-    """Run `attempt(batch_size, steps)` until the search is over, calling `each` after every one."""
-    while (plan := search.next) is not None:
-        search.take(attempt(*plan))
-        each()
-    return search
-
-
-def check(margin: float, multiple: int, most: int, limit_gib: float | None) -> None:
-    """Raise ValueError for a bad setting, naming it and what is allowed."""
-    if not 0 <= margin < 1:
-        raise ValueError(f"margin={margin!r} is not allowed: use a share from 0 up to 1.")
-    if limit_gib is not None and not limit_gib > 0:
-        raise ValueError(f"limit_gib={limit_gib!r} is not allowed: use GiB above 0, or None.")
-    if multiple < 1:
-        raise ValueError(f"multiple={multiple!r} is not allowed: use a whole number from 1.")
-    KNOBS["batch_size"].check(most)
-
-
-def fitting(tried: Iterable[Try]) -> int:
-    """The largest size that fitted and lies below every size that did not; 0 without any."""
-    tried = list(tried)
-    refused = min((t.batch_size for t in tried if not t.fits), default=None)
-    sizes = (t.batch_size for t in tried if t.fits)
-    return max((s for s in sizes if refused is None or s < refused), default=0)
-
-
-def confirmed(tried: Iterable[Try]) -> list[Try]:
-    """The tries that fitted for the longer time, no larger than any that did not fit."""
-    tried = list(tried)
-    low = fitting(tried)
-    return [t for t in tried if t.fits and t.confirming and t.batch_size <= low]
-
-
-def next_size(
-    tried: list[Try], start: int, most: int, multiple: int, room_gib: float | None
-) -> int | None:
-    """Return the size to try next, or None where the bracket is small enough.
-
-    Upwards it doubles, or leaps to where a line through the measured peaks meets the limit;
-    between a size that fits and one that does not, it tries by turns what the line says and the
-    middle, so that a line that misleads costs at most as many tries again as plain bisection.
-    Sizes from `multiple` on are multiples of it.
-    """
-    if not tried:
-        return start
-    low = fitting(tried)
-    high = min((t.batch_size for t in tried if not t.fits), default=None)
-    guess = _line_meets(tried, room_gib)
-    if high is None:
-        if low >= most:
-            return None
-        below = max((t.batch_size for t in tried if t.batch_size < low), default=0)
-        return min(most, _even(_upwards(low, below, guess, multiple), multiple, low))
-    unit = 1 if high <= multiple else multiple
-    if high - low <= max(unit, low // FINE):
-        return None
-    by_line = guess is not None and len(tried) % 2 == 0
-    wanted = guess if by_line else (low + high) // 2
-    inside = min(max(wanted, low + unit), high - 1)
-    return max(low + 1, _even(inside, multiple, low))
-
-
-def _upwards(low: int, below: int, guess: int | None, multiple: int) -> int:
-    """Where to go as long as everything fits: to the line's limit, then just beyond it.
-
-    `below` is the size tried before `low`: where going just beyond did not help, it doubles.
-    """
-    if guess is not None and guess >= low + multiple:
-        return min(guess, LEAP * low)
-    small = max(multiple, low // FINE)
-    return low + small if guess is not None and low - below > small else 2 * low
-
-
-def _even(size: int, multiple: int, low: int) -> int:
-    """Round down to a multiple, where that is above `low`."""
-    rounded = size // multiple * multiple
-    return rounded if rounded > low else size
-
-
-def _line_meets(tried: list[Try], room_gib: float | None) -> int | None:
-    """Where the line through the two largest measured peaks meets the limit; None without one."""
-    peaks = {t.batch_size: t.peak_gib for t in tried if t.fits and t.peak_gib}
-    if len(peaks) < 2 or not room_gib:
-        return None
-    (b0, p0), (b1, p1) = sorted(peaks.items())[-2:]
-    if p1 <= p0:
-        return None
-    meets = b1 + (room_gib - p1) * (b1 - b0) / (p1 - p0)
-    return int(min(max(meets, 0), KNOBS["batch_size"].high))  # it may be infinite
-
-
-def _cells(done: Try, best: int | None) -> tuple[str, ...]:
-    peak = "-" if done.peak_gib is None else f"{done.peak_gib:.3f}"
-    notes = ["checked again" if done.confirming else ""]
-    notes += ["largest" if done.confirming and done.batch_size == best else "", done.why or ""]
-    fits = "yes" if done.fits else "no"
-    return (
-        str(done.batch_size), str(done.steps), peak, fits, ", ".join(filter(None, notes))[:90],
-    )  # fmt: skip
+def draw(search: LargestBatch) -> Any:
+    """Draw the peak of every try against its batch: dots that fit, crosses that were refused."""
+    knobs = ", ".join(f"{n}={v!r}" for n, v in search.pipeline.changed().items())
+    lines = [(search.line, run_header.BOLD), (knobs or "the default pipeline", {})]
+    if refused := next((t for t in search.tried if t.why), None):
+        said = f"refused at {refused.batch_size}: {refused.why}"
+        lines.append((said[:150], run_header.GREY))
+    lines.append((search.machine.line, run_header.GREY))
+    figure, (axes,) = style.page(lines, [(0.24, 2.3)])
+    limit, dot = search.limit_gib or 0, {"color": style.COMPUTE, "marker": "o", "linestyle": ""}
+    looks = {
+        "fits": dot | {"markerfacecolor": "white"}, "fits, checked again": dot,
+        "refused": {"color": style.ALARM, "marker": "x", "linestyle": "", "mew": 2},
+        "limit": {"color": style.ALARM},
+        f"margin of {search.margin:.0%}": {"color": "#F3D9CC", "linewidth": 6},
+    }  # fmt: skip
+    inner = limit * (1 - search.margin)
+    axes.axhspan(inner, limit, color="#F3D9CC", linewidth=0)
+    axes.axhline(limit, color=style.ALARM, linewidth=1.3)
+    for t in search.tried:
+        look = "fits, checked again" if t.confirming else "fits"
+        if not t.fits or t.peak_gib is not None:
+            peak = t.peak_gib if t.fits else inner
+            axes.plot(t.batch_size, peak, zorder=3, **looks[look if t.fits else "refused"])
+        if t.confirming and t.batch_size == search.batch_size and t.peak_gib is not None:
+            axes.annotate(f"{t.batch_size}", (t.batch_size, t.peak_gib), (-6, -4), ha="right",
+                          textcoords="offset points", va="top", fontweight="bold")  # fmt: skip
+    axes.set_ylim(0, limit * 1.12 or 1)
+    axes.set_xlim(0, max((t.batch_size for t in search.tried), default=1) * 1.08)
+    axes.set_xlabel("batch size, samples")
+    axes.set_ylabel("peak memory, GiB")
+    primitives.legend(axes, looks)
+    return figure

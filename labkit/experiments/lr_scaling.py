@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Any
 
 import numpy as np
-import torch
-from torch.nn.functional import cross_entropy
 
-from labkit.bench import data
-from labkit.bench.models import make_model
-from labkit.bench.workbench import Workbench
+from labkit.experiments.measure import header, primitives, style
+from labkit.spec import experiment, knob
+from labkit.wiring import Later
+
+torch, functional = Later("torch"), Later("torch.nn.functional")
+data, models = Later("labkit.bench.data"), Later("labkit.bench.models")
 
 TRAINED, HELD_OUT = 2048, 1024  # images
 PX = 16
 WARMUP_EPOCHS = 1
 CURVE = 64  # points kept of a loss curve
+GUESSING = math.log(10)  # the loss of a model that knows nothing of 10 classes
+CUT = 3.0  # a held-out loss above it is drawn as this
 
 # (what it is called, batch times, learning rate times, whether it warms up)
 CASES = [
@@ -30,7 +34,16 @@ CASES = [
 ]
 
 
-def measure(job: Any, bench: Workbench) -> None:
+@experiment(
+    "larger batches and the learning rate: a small real training run",
+    batch_size=knob(16, "samples of the smallest batch", low=1, high=TRAINED),
+    lr=knob(0.02, "learning rate of the smallest batch", low=1e-6, high=10),
+    epochs=knob(4, "passes over the images", low=1, high=100),
+    seeds=knob(3, "trainings of each case", low=1, high=100),
+    width=knob(16, "channels of the CNN", low=1, high=1024),
+    depth=knob(2, "blocks of the CNN", low=1, high=64),
+)
+def lr_scaling(job: Any, bench: Any) -> None:
     """Train a small CNN on the bench's pictures with plain SGD, for the same samples every time.
 
     The linear scaling rule (Goyal et al. 2017, arXiv:1706.02677): batch times k, learning rate
@@ -62,7 +75,7 @@ def train(
 ) -> dict[str, Any]:  # fmt: skip
     """Train once; return the loss curve against samples seen, and the held-out loss and share."""
     torch.manual_seed(seed)
-    model = make_model("cnn", job.width, job.depth, data.CLASSES, PX).to(pixels.device)
+    model = models.make_model("cnn", job.width, job.depth, data.CLASSES, PX).to(pixels.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     order = torch.Generator().manual_seed(seed)
     losses, warmup = [], WARMUP_EPOCHS * TRAINED
@@ -72,24 +85,20 @@ def train(
                 share = min(1.0, (len(losses) + 1) * batch / warmup)
                 optimizer.param_groups[0]["lr"] = lr * share
             chosen = chosen.to(pixels.device)
-            loss = cross_entropy(model(pixels[chosen]), labels[chosen])
+            loss = functional.cross_entropy(model(pixels[chosen]), labels[chosen])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
     with torch.no_grad():
         logits = model(pixels[TRAINED:])  # (HELD_OUT, classes)
-        held_out = cross_entropy(logits, labels[TRAINED:]).item()
+        held_out = functional.cross_entropy(logits, labels[TRAINED:]).item()
         right = (logits.argmax(1) == labels[TRAINED:]).float().mean().item()
-    samples, curve = in_stretches(torch.stack(losses).tolist(), batch)
-    return {"samples": samples, "loss": curve, "held_out": held_out, "right": right}
-
-
-def in_stretches(losses: list[float], batch: int) -> tuple[list[int], list[float]]:
-    """Average the losses over equal stretches, at most CURVE of them: (samples seen, mean loss)."""
-    stretches = np.array_split(np.arange(len(losses)), min(CURVE, len(losses)))
-    samples = [int((part[-1] + 1) * batch) for part in stretches]
-    return samples, [float(np.mean([losses[i] for i in part])) for part in stretches]
+    # the losses averaged over equal stretches
+    stretches = np.array_split(torch.stack(losses).tolist(), min(CURVE, len(losses)))
+    ends = np.cumsum([len(part) for part in stretches]) * batch
+    return {"samples": ends.tolist(), "loss": [float(part.mean()) for part in stretches],
+            "held_out": held_out, "right": right}  # fmt: skip
 
 
 def pictures() -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,3 +107,42 @@ def pictures() -> tuple[torch.Tensor, torch.Tensor]:
     drawn = np.stack([data.draw_image(index, PX) for index in range(count)])  # (N, PX, PX, 3) uint8
     pixels = torch.from_numpy(drawn).permute(0, 3, 1, 2).float().div_(255).sub_(0.5).mul_(4)
     return pixels.contiguous(), torch.arange(count) % data.CLASSES
+
+
+@lr_scaling.figure
+def draw(measured: Any) -> Any:
+    """Draw the training loss against samples seen, and below it each case's held-out loss."""
+    points = list(measured)
+    title = "the same samples, other batches and learning rates (median of the seeds)"
+    panels = [(0.1, 2.3), (0.62, primitives.rows_in(len(points)))] if points else []
+    figure, axes = style.page(header(measured, title=title), panels, left_in=2.4)
+    if not points:
+        return figure
+    series, rows = [], []
+    for point, colour in zip(points, style.LINES, strict=False):
+        loss = [math.nan if value is None else value for value in point.values["loss"]]
+        dash = "--" if point.case["warmup"] else "-"
+        series.append(primitives.Series("", point.values["samples"], loss, colour, dash, ""))
+        rows.append(_held_out(point, colour))
+    primitives.lines(axes[0], series, "samples seen (dashed: warm-up)",
+                     "training loss (colours as below)", log="y")  # fmt: skip
+    axes[0].axhline(GUESSING, color="#999999", linewidth=0.8, linestyle=":")
+    axes[0].annotate("guessing", (1, GUESSING), (3, 0), xycoords=("axes fraction", "data"),
+                     textcoords="offset points", va="center", color="#777777")  # fmt: skip
+    axes[0].set_ylim(top=12)
+    axes[0].set_xlim(left=0)
+    label = f"held-out loss at the end (bar: median, marks: each seed; cut off at {CUT:g})"
+    primitives.hbars(axes[1], rows, label)
+    return figure
+
+
+def _held_out(point: Any, colour: str) -> Any:
+    losses = [loss for loss in point.values["held_out"] if loss is not None]
+    middle = statistics.median(losses) if losses else math.nan
+    right = statistics.median(r or 0 for r in point.values["right"])
+    return primitives.Bar(
+        point.of, min(middle, CUT) if losses else CUT,
+        f"{middle:.2f}, {right:.0%} right, {point.values['updates']} updates", colour,
+        marks=[min(loss, CUT) for loss in losses],
+        ink="black" if middle < GUESSING else style.ALARM,
+    )  # fmt: skip

@@ -1,19 +1,40 @@
-"""Small matrix products one after another against one batched product of the same work."""
+"""Matrix products: many small ones against one batch, in slices, odd sizes and every format.
+
+FLOPs: 2 n^3 a product of (n, n) matrices (n multiplications and n additions for each of n^2
+results). Bytes: 3 n^2 numbers, each matrix moved once.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
-import torch
+from labkit.experiments.measure import bars, faster
+from labkit.spec import experiment, knob
+from labkit.wiring import Later
 
-from labkit.bench.workbench import Workbench
+torch, formats = Later("torch"), Later("labkit.bench.formats")
+
+ALL = ("fp64", "fp32", "tf32", "fp16", "bf16")
+USUAL = ALL[1:]
+SIDE = {"kind": "int", "low": 1, "high": 1 << 16, "auto": "chosen for the device"}
+OFFSETS = (-64, -32, -8, -1, 0, 1, 8, 32, 64)
+MULTIPLES = (64, 32, 8)
+SMALL_COUNT = 32  # of the small products beside the slices
+ROWS = 64  # of a product, on which its error is measured
 
 
-def measure(job: Any, bench: Workbench) -> None:
+@experiment(
+    "a thousand small products one after another against one batched product",
+    n=knob(64, "rows of a matrix", low=1, high=1 << 16),
+    count=knob(1000, "matrices", low=1, high=1 << 20),
+)
+def matrix_products(job: Any, bench: Any) -> None:
     """Time `count` products of (n, n) matrices in a Python loop and as one `torch.bmm`.
 
-    FLOPs: 2 n^3 a product (n multiplications and n additions for each of n^2 results). On a GPU
-    the loop is nothing but launches; so is one call for small matrices (see its launch_share).
+    On a GPU the loop is nothing but launches; so is one call for small matrices (see its
+    launch_share).
     """
     a = torch.randn(job.count, job.n, job.n, device=bench.device)  # (count, n, n)
     b = torch.randn(job.count, job.n, job.n, device=bench.device)
@@ -22,3 +43,139 @@ def measure(job: Any, bench: Workbench) -> None:
     bench.time(lambda: [x @ y for x, y in pairs], of="one by one", flops=flops,
                launches=job.count, n=job.n)  # fmt: skip
     bench.time(lambda: torch.bmm(a, b), of="batched", flops=flops, launches=1, n=job.n)
+
+
+@matrix_products.figure
+def draw_products(measured: Any, before: Any = None) -> Any:
+    """Draw the two rates."""
+    return bars(measured, before, faster(measured, "one by one", "batched"))
+
+
+@experiment(
+    "the rate of a large matrix product in each number format",
+    draw=bars,
+    n=knob(None, "rows of a matrix", **SIDE),
+    formats=knob(None, "number formats", kind="str", choices=ALL, each=True, auto="all"),
+)
+def matrix_rates(job: Any, bench: Any) -> None:
+    """Time a product of (n, n) matrices in each of `formats` that runs here.
+
+    Without `n` each format gets the largest that does not take long: on a card with few FP64 units
+    that is less in FP64.
+    """
+    for name in bench.usable(job.formats or ALL):
+        bench.stage(f"matrix product in {name}")
+        time_product(bench, name, job.n or side(bench, name, math.inf), of=name)
+
+
+@experiment(
+    "one matrix product at once, the same in slices, and 32 small ones",
+    draw=bars,
+    n=knob(None, "rows of a matrix", **SIDE),
+    slices=knob([32, 1024], "slices of the rows", low=1, high=1 << 16),
+    small=knob(32, "rows of a small matrix", low=1, high=1 << 12),
+)
+def matrix_slices(job: Any, bench: Any) -> None:
+    """Time A @ B of (n, n) matrices at once and in slices of A's rows, for each number in `slices`.
+
+    Whole or sliced, the multiplications are the same; only their grouping differs. The separate
+    products of (`small`, `small`) matrices are less work: only the rate can be compared. Without
+    `n` the whole product is just more than its launch.
+    """
+    n = job.n or side(bench, "fp32")
+    a = torch.randn(n, n, device=bench.device)  # (n, n)
+    b = torch.randn(n, n, device=bench.device)
+    out = torch.empty_like(a)
+    flops = 2 * n**3
+    bench.time(lambda: torch.mm(a, b, out=out), of="at once", flops=flops, launches=1, n=n,
+               slices=1)  # fmt: skip
+    for count in job.slices:
+        if not 1 < count <= n:
+            bench.skip(f"{count} slices", f"there are {n} rows: give 2 to {n} slices")
+            continue
+        rows = list(zip(a.chunk(count), out.chunk(count), strict=True))
+        bench.time(lambda rows=rows: [torch.mm(part, b, out=into) for part, into in rows],
+                   of="in slices", flops=flops, launches=len(rows), n=n,
+                   slices=len(rows))  # fmt: skip
+    small = job.small
+    pairs = [torch.randn(2, small, small, device=bench.device) for _ in range(SMALL_COUNT)]
+    bench.time(lambda: [x @ y for x, y in pairs], of=f"{SMALL_COUNT} small ones",
+               flops=SMALL_COUNT * 2 * small**3, launches=SMALL_COUNT, n=small)  # fmt: skip
+
+
+@experiment(
+    "matrix products of sizes around a round number",
+    draw=bars,
+    around=knob(None, "rows in the middle of the sizes", **(SIDE | {"low": 65})),
+    formats=knob(["fp32", "fp16", "bf16"], "number formats", choices=ALL),
+)
+def matrix_sizes(job: Any, bench: Any) -> None:
+    """Time (n, n) products for n around `around`, in each of `formats`.
+
+    FLOPs are 2 n^3, so a rate does not fall merely because n is larger. `multiple` in the case is
+    the largest of 64, 32 and 8 that divides n, or 1. Without `around` it is the smallest of the
+    bench's sizes that is more than its launch in every format.
+    """
+    names = bench.usable(job.formats)
+    around = job.around or max((side(bench, name) for name in names), default=None)
+    for name in names:
+        for done, offset in enumerate(OFFSETS):
+            bench.stage(f"sizes in {name}", done, len(OFFSETS))
+            n = around + offset
+            multiple = next((m for m in MULTIPLES if n % m == 0), 1)
+            time_product(bench, name, n, of=name, multiple=multiple)
+
+
+@experiment(
+    "one matrix product in each number format",
+    draw=bars,
+    n=knob(None, "rows of a matrix", **SIDE),
+)
+def precision_matmul(job: Any, bench: Any) -> None:
+    """Time an (n, n) product in each format that this device has, and its error against FP64.
+
+    The error is the norm of the difference over the norm of the FP64 product, before the inputs
+    were rounded. Without `n` the product is just more than its launch in the fastest format.
+    """
+    names = bench.usable(USUAL)
+    n = job.n or max(side(bench, name) for name in names)
+    exact = torch.randn(2, n, n, dtype=torch.float64)
+    ways = {}
+    for name in names:
+        a, b = exact.to(bench.device, formats.FORMATS[name][0])
+        ways[name] = lambda a=a, b=b: a @ b
+    bench.stage("matrix products: " + ", ".join(ways))
+    for name, seconds in bench.in_turn(ways, setting=formats.using).items():
+        size = 3 * n * n * formats.BYTES[name]
+        bench.write("matmul", seconds=seconds, flops=2 * n**3, bytes=size, precision=name)
+    for name, work in ways.items():
+        with formats.using(name):
+            relative = relative_error(work(), exact)
+        bench.write("error", precision=name, values={"relative": relative})
+
+
+def relative_error(result: torch.Tensor, exact: torch.Tensor) -> float:
+    """Return the relative error of the first rows of `result`, taken together."""
+    truth = exact[0, :ROWS] @ exact[1]
+    return ((result[:ROWS].double().cpu() - truth).norm() / truth.norm()).item()
+
+
+def product(n: int, dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
+    """Return a product of two (n, n) matrices as a function, its result in memory that is there."""
+    a = torch.randn(n, n, device=device).to(dtype)  # (n, n)
+    b = torch.randn(n, n, device=device).to(dtype)
+    out = torch.empty_like(a)
+    return lambda: torch.mm(a, b, out=out)
+
+
+def time_product(bench: Any, name: str, n: int, *, of: str, **case: Any) -> None:
+    """Time one (n, n) product in a format and write it."""
+    with formats.using(name) as dtype:
+        bench.time(product(n, dtype, bench.device), of=of, flops=2 * n**3, launches=1,
+                   bytes=3 * n * n * formats.BYTES[name], n=n, **case)  # fmt: skip
+
+
+def side(bench: Any, name: str, launches: float = 20) -> int:
+    """Return the n whose product in a format takes so long as `launches`; 1024 on a CPU."""
+    with formats.using(name) as dtype:
+        return bench.fitting(lambda n: product(n, dtype, bench.device), launches=launches)

@@ -1,31 +1,49 @@
-"""A Triton kernel of our own, checked against PyTorch, and loaded as a package by its name."""
+"""A Triton kernel of our own, checked against PyTorch, and loaded as a package by its name.
+
+The package is for the Hugging Face library `kernels`:
+
+    FOLDER/build/torch-cpu/__init__.py      the code: a copy of labkit/bench/triton_add.py
+    FOLDER/build/torch-cpu/metadata.json    what it is, and for which backend
+
+On the Hub the folder is a repository. `LOCAL_KERNELS=name=folder` makes `get_kernel(name)` take
+it from disk: no network, and the code that runs is the code you can read.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
+import labkit
+from labkit.spec import experiment, knob
+from labkit.wiring import Later
 
-from labkit.bench import triton_package
-from labkit.bench.resolve_config import compile_lacks
-from labkit.bench.workbench import Workbench
+torch = Later("torch")
 
 INSTALL = "pip install 'labkit[kernels]'"
 SIZES = (1, 1000, 1024, 100_003)  # less than a block, a whole one, and a rest
 BIG = 1 << 26  # numbers, for timing on a GPU: 256 MiB an array
+NAME = "labkit/add3"
+VERSION = 1
 
 
-def measure(job: Any, bench: Workbench) -> None:
+@experiment(
+    "a Triton kernel of our own, checked, and loaded by name",
+    hub=knob("kernels-community/activation", "repository on the Hub that is looked up"),
+    load=knob(False, "download that kernel and load it: foreign code"),
+)
+def own_kernel(job: Any, bench: Any) -> None:
     """Check the kernel and the package against a + b + c; on a GPU, time it too."""
     if importlib.util.find_spec("triton") is None:
         bench.skip("triton kernel", f"triton is not installed: {INSTALL} (Linux)")
         bench.skip("local package", f"its kernel needs triton: {INSTALL} (Linux)")
-    elif bench.device.type == "cuda" and (why := compile_lacks("default", bench.device)):
+    elif bench.device.type == "cuda" and (why := bench.compile_lacks()):
         bench.skip("triton kernel", why)
         bench.skip("local package", why)
     else:
@@ -41,7 +59,7 @@ def measure(job: Any, bench: Workbench) -> None:
     hub(job.hub, job.load, bench)
 
 
-def check(what: str, add3: Callable, bench: Workbench, facts: dict[str, Any]) -> None:
+def check(what: str, add3: Callable, bench: Any, facts: dict[str, Any]) -> None:
     """Compare with PyTorch at sizes that fill a block, and that do not."""
     for n in SIZES:
         a, b, c = (torch.randn(n, device=bench.device) for _ in range(3))
@@ -49,34 +67,59 @@ def check(what: str, add3: Callable, bench: Workbench, facts: dict[str, Any]) ->
         bench.write(what, n=n, values={"largest difference": worst, **facts})
 
 
-def time_it(add3: Callable, bench: Workbench) -> None:
+def time_it(add3: Callable, bench: Any) -> None:
     """Time the kernel against PyTorch's two operations. Bytes: 4 passes, and 6."""
     a, b, c = (torch.randn(BIG, device=bench.device) for _ in range(3))
     bench.time(lambda: a + b + c, of="time", way="PyTorch", bytes=6 * 4 * BIG)
     bench.time(lambda: add3(a, b, c), of="time", way="our kernel", bytes=4 * 4 * BIG)
 
 
-def local_package(bench: Workbench) -> None:
+def local_package(bench: Any) -> None:
     """Write the package, load it by name, check it like the kernel itself."""
     if importlib.util.find_spec("kernels") is None:
         bench.skip("local package", f"the library kernels is not installed: {INSTALL}")
         return
     with tempfile.TemporaryDirectory() as folder:
-        root = triton_package.write_package(Path(folder), bench.device.type)
+        root = write_package(Path(folder), bench.device.type)
         files = sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
-        module = triton_package.load_by_name(root)
-        facts = {"name": triton_package.NAME, "module": module.__name__, "files": files}
+        os.environ["LOCAL_KERNELS"] = f"{NAME}={root}"  # read by kernels, once
+        from kernels import get_kernel
+
+        module = get_kernel(NAME, version=VERSION)
+        facts = {"name": NAME, "module": module.__name__, "files": files}
         check("local package", module.add3, bench, facts)
 
 
-def hub(repository: str, load: bool, bench: Workbench) -> None:
-    """Look a kernel up on the Hub, and load it where that was asked for; else say why not."""
+def write_package(folder: Path, backend: str) -> Path:
+    """Write the package for "cpu" or "cuda"; return the folder."""
+    variant = folder / "build" / f"torch-{backend}"
+    variant.mkdir(parents=True, exist_ok=True)
+    code = Path(labkit.__file__).with_name("bench") / "triton_add.py"
+    shutil.copyfile(code, variant / "__init__.py")
+    facts = {
+        "name": "add3", "id": "labkit_add3", "version": VERSION, "license": "MIT",
+        "python-depends": [], "backend": {"type": backend},
+    }  # fmt: skip
+    (variant / "metadata.json").write_text(json.dumps(facts, indent=2))
+    return folder
+
+
+def hub(repository: str, load: bool, bench: Any) -> None:
+    """Look a kernel up on the Hub, and load it where that was asked for; else say why not.
+
+    Loading is a download and then foreign code in this process. `kernels` refuses publishers that
+    it does not know; nothing here overrides that.
+    """
     if importlib.util.find_spec("kernels") is None:
         bench.skip("hub kernel", f"the library kernels is not installed: {INSTALL}")
         return
+    from kernels import get_kernel, has_kernel
+
     try:
-        there = triton_package.on_the_hub(repository)
-        names = triton_package.names_from_hub(repository) if load else None
+        there, names = has_kernel(repository, version=VERSION), None
+        if load:
+            module = get_kernel(repository, version=VERSION)
+            names = [name for name in dir(module) if name[0] != "_"]
     except Exception as error:  # no network, no such build, publisher not trusted: all said
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         bench.skip("hub kernel", f"no network, or the Hub does not vouch for the publisher: {said}")

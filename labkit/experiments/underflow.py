@@ -8,52 +8,58 @@ a loss that is a mean over all its numbers. d loss / d output = 2 error / count 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from typing import Any
 
-import torch
-from torch import nn
+from labkit.experiments.measure import header, primitives, style
+from labkit.experiments.number_formats import FP16
+from labkit.spec import experiment, knob
+from labkit.wiring import Later
 
-from labkit.bench.formats import why_not
-from labkit.bench.workbench import Workbench
+torch, nn, formats = Later("torch"), Later("torch.nn"), Later("labkit.bench.formats")
 
-FP16, BF16 = torch.float16, torch.bfloat16
 TOO_HIGH = 2.0**34  # a loss scale that makes the gradients overflow
 
-# (name, dtype of autocast or None, GradScaler's settings or None, a fixed factor instead)
-CASES = (
+# (name, format of autocast or None, GradScaler's settings or None, a fixed factor instead)
+CASES: tuple[tuple[str, str | None, dict[str, float] | None, float], ...] = (
     ("fp32", None, None, 1.0),
-    ("fp16, no scaler", FP16, None, 1.0),
-    ("fp16, scaler", FP16, {}, 1.0),
-    ("bf16, no scaler", BF16, None, 1.0),
-    ("fp16, scaler too high", FP16, {"init_scale": TOO_HIGH, "growth_interval": 10}, 1.0),
-    ("fp16, fixed factor", FP16, None, TOO_HIGH),
+    ("fp16, no scaler", "fp16", None, 1.0),
+    ("fp16, scaler", "fp16", {}, 1.0),
+    ("bf16, no scaler", "bf16", None, 1.0),
+    ("fp16, scaler too high", "fp16", {"init_scale": TOO_HIGH, "growth_interval": 10}, 1.0),
+    ("fp16, fixed factor", "fp16", None, TOO_HIGH),
 )
 
 
-def measure(job: Any, bench: Workbench) -> None:
+@experiment(
+    "gradients that vanish in FP16, and the scaler that keeps them",
+    px=knob(256, "edge of the picture", unit="px", low=8, high=2048),
+    steps=knob(40, "steps of each training", low=2, high=10_000),
+)
+def underflow(job: Any, bench: Any) -> None:
     """Train the same small network in each case and write what its gradients came to.
 
     Values: `loss` per step; `zeros`, the share of the gradient at the output that is exactly 0
     in the first step; `scale` and `skipped` per step, where there is a scaler. Of the FP32 case
     also `exponents`, the histogram of log2 of that gradient.
     """
-    x, target = field(job.px, bench.device)
-    for name, dtype, scaling, factor in CASES:
-        why = why_not("bf16", bench.device) if dtype is BF16 else None
+    x, target = displacement(job.px, bench.device)
+    for name, format_, scaling, factor in CASES:
+        why = formats.why_not("bf16", bench.device) if format_ == "bf16" else None
         if why:
             bench.skip(name, why)
             continue
         bench.stage(f"training: {name}")
+        dtype = formats.DTYPES[format_] if format_ else None
         values = train(x, target, dtype, scaling, factor, job.steps)
         bench.write("training", case=name, values=values)
 
 
-def field(px: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """A smooth displacement over a px x px picture, in metres, of at most 2 mm.
+def displacement(px: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a smooth displacement over a px x px picture, in metres, of at most 2 mm.
 
-    Returns:
-        The features of every pixel, (px^2, 16): waves over the picture. The target, (px^2, 3).
+    The features of every pixel, (px^2, 16), are waves over the picture; the target is (px^2, 3).
     """
     generator = torch.Generator().manual_seed(0)
     place = torch.linspace(0, 1, px)
@@ -66,13 +72,9 @@ def field(px: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    dtype: torch.dtype | None,
-    scaling: dict[str, float] | None,
-    factor: float,
-    steps: int,
-) -> dict[str, Any]:
+    x: torch.Tensor, target: torch.Tensor, dtype: torch.dtype | None,
+    scaling: dict[str, float] | None, factor: float, steps: int,
+) -> dict[str, Any]:  # fmt: skip
     """Train one network from the same start; return what is known of every step."""
     torch.manual_seed(0)
     device = x.device.type
@@ -103,7 +105,7 @@ def train(
 
 
 def gradient(grad: torch.Tensor) -> dict[str, Any]:
-    """What the gradient at the output is made of: its zeros, and where its other values lie."""
+    """Describe the gradient at the output: its zeros, and where its other values lie."""
     size = grad.detach().float().abs()
     present = size[(size > 0) & size.isfinite()]
     exponents, counts = present.log2().floor().int().unique(return_counts=True)
@@ -113,3 +115,62 @@ def gradient(grad: torch.Tensor) -> dict[str, Any]:
         "infinite": (~size.isfinite()).float().mean().item(),
         "exponents": [exponents.tolist(), (counts / size.numel()).tolist()],
     }
+
+
+@underflow.figure
+def draw(measured: Any) -> Any:
+    """Draw the gradient's sizes, the loss of every case, and the scale of the case too high."""
+    cases = measured.where("training")
+    lost = next((p.values["zeros"] for p in cases if p.case["case"] == "fp16, no scaler"), None)
+    title = "" if lost is None else f"in FP16 {lost:.0%} of the gradient becomes 0 without a scaler"
+    panels = [(0.34, 1.15), (0.85, 1.6), (0.62, 0.9)]
+    figure, (sizes, losses, scale) = style.page(header(measured, title=title), panels)
+    _draw_sizes(sizes, measured.where("training", case="fp32"))
+    _draw_losses(losses, cases)
+    for point in cases:
+        skipped = point.values.get("skipped") or []
+        if any(skipped):
+            heights = [math.log2(value) for value in point.values["scale"]]
+            scale.step(range(len(heights)), heights, where="post", color=style.LINES[4], lw=1.4)
+            at = [step for step, was in enumerate(skipped) if was]
+            scale.plot(at, [heights[i] for i in at], "x", color=style.ALARM, ms=6, mew=1.6)
+    scale.set_ylabel("log2 of the scale")
+    scale.set_xlabel('step of the case "scaler too high" (×: the update was skipped)')
+    return figure
+
+
+def _draw_sizes(axes: Any, found: list[Any]) -> None:
+    if found:
+        exponents, shares = found[0].values["exponents"]
+        axes.bar(exponents, shares, width=0.85, color=style.LINES[0], align="edge")
+    smallest, normal = math.log2(FP16.smallest), math.log2(FP16.smallest_normal)
+    axes.axvspan(-60, smallest - 1, color=style.ALARM, alpha=0.12, lw=0)
+    axes.axvline(normal, color="#555555", lw=1, ls=":")
+    top = 1.25 * axes.get_ylim()[1]
+    axes.set_ylim(0, top)
+    for x, side, words, ink in (
+        (smallest - 1.5, "right", "becomes 0 in fp16", style.ALARM),
+        ((smallest + normal) / 2, "center", "digits lost", "black"),
+        (normal + 0.4, "left", "all digits in fp16", "black"),
+    ):
+        axes.text(x, top * 0.97, words, ha=side, va="top", color=ink)
+    axes.set_xlim(-50, 2)
+    axes.set_ylabel("share")
+    axes.set_xlabel("log2 of the gradient at the output, first step, in fp32")
+
+
+def _draw_losses(axes: Any, cases: list[Any]) -> None:
+    dashes, series = ("-", "--", "-", ":", "-.", "-"), []
+    for point, colour, dash in zip(cases, style.LINES, dashes, strict=False):
+        loss = [math.nan if value is None else value for value in point.values["loss"]]
+        series.append(
+            primitives.Series(point.case["case"], range(len(loss)), loss, colour, dash, "")
+        )
+        gaps = [step for step, value in enumerate(loss) if math.isnan(value)]
+        if gaps and gaps[0] > 0:
+            last = gaps[0] - 1
+            axes.plot(last, loss[last], "X", color=style.ALARM, ms=9, zorder=5)
+            axes.annotate("NaN from here on", (last, loss[last]), (12, 5),
+                          textcoords="offset points", color=style.ALARM)  # fmt: skip
+    primitives.lines(axes, series, "step", "loss (m²)", log="y")
+    axes.set_ylim(top=1.6 * axes.get_ylim()[1])  # room for the note

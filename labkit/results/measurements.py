@@ -1,56 +1,20 @@
-"""An experiment that is not a training run: what to measure, and what came out.
+"""What an experiment measured: a log with the isolation, outcomes, records and replay of a Run.
 
-`Experiment` is the spec, `Measurements` reads the log: the same isolation, outcomes, records and
-replay as a Run has, with points in place of steps.
+It has points in place of steps. What was asked for is a `labkit.spec.Experiment`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from labkit.experiments import EXPERIMENTS  # noqa: TID251 -- until they register themselves
 from labkit.results.event_log import EventLogResult
-from labkit.spec import NOISY, Pipeline
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """What to measure: the name of an experiment and its parameters.
-
-    Raises ValueError on an unknown name or parameter, naming what there is.
-    """
-
-    name: str
-    params: Mapping[str, Any] = field(default_factory=dict)
-    device: str = "auto"  # as the knob of a Pipeline
-
-    def __post_init__(self):
-        if self.name not in EXPERIMENTS:
-            raise ValueError(f"experiment {self.name!r}: there are {', '.join(EXPERIMENTS)}.")
-        Pipeline(device=self.device)  # checks it
-        defaults = EXPERIMENTS[self.name].defaults
-        for name, value in self.params.items():
-            if name not in defaults:
-                known = ", ".join(defaults) or "none"
-                raise ValueError(f"{self.name} has no parameter {name!r}; it has: {known}.")
-            try:
-                json.dumps(value, allow_nan=False)
-            except (TypeError, ValueError):
-                raise ValueError(f"{name}={value!r}: give numbers, texts or lists.") from None
-        object.__setattr__(self, "params", {**defaults, **self.params})
-
-    def to_spec(self) -> dict[str, Any]:
-        """What the log's first event says of it."""
-        module = f"labkit.experiments.{EXPERIMENTS[self.name].module}"
-        where = {"pipeline": {"device": self.device}, "module": module}
-        return {"experiment": self.name, "params": dict(self.params), **where}
+from labkit.spec import NOISY
+from labkit.wiring import above
 
 
 @dataclass(frozen=True)
@@ -112,7 +76,9 @@ class Measurement:
         if self.tflop_per_s:
             parts.append(f"{self.tflop_per_s * 1e3:.1f} GFLOP/s")
         parts += [f"{name}={_short(value)}" for name, value in self.values.items()]
-        return " ".join(parts) + (f" NOISY: spread {self.spread:.0%}" if self.noisy else "")
+        return " ".join(parts) + (
+            f" NOISY: times varied by {self.spread:.0%} (IQR/median)" if self.noisy else ""
+        )
 
 
 class Measurements(EventLogResult):
@@ -167,7 +133,7 @@ class Measurements(EventLogResult):
         if len(found) != 1:
             wanted = f"{of or 'point'} {case or ''}".strip()
             why = self.skipped.get(of or "") or self.error or f"there are {len(found)} of them"
-            raise LookupError(f"{self.name}: no one {wanted}: {why}")
+            raise LookupError(f"{self.name}: no single {wanted}: {why}")
         return found[0]
 
     def ratio(self, slow: Measurement, fast: Measurement) -> float:
@@ -185,10 +151,7 @@ class Measurements(EventLogResult):
 
     def plot(self, **drawing: Any) -> Any:
         """Draw the points as a matplotlib Figure, in the way that suits this experiment."""
-        listed = EXPERIMENTS.get(self.name)
-        if listed is None or listed.figure is None:
-            raise ValueError(f"{self.name}: there is no figure for it; read .points.")
-        return import_module(listed.figure).draw(self, **drawing)
+        return above("Measurements.plot")(self, **drawing)
 
     def __iter__(self) -> Iterator[Measurement]:
         return iter(self.points)

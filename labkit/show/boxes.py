@@ -45,8 +45,3 @@ def canvas(axes: Axes, wide: float, tall: float) -> None:
     axes.set_axis_off()
     axes.set_xlim(0, wide)
     axes.set_ylim(0, tall)
-
-
-def number(value: float) -> str:
-    """Write a number with three digits or so, and never as a power of ten."""
-    return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"

@@ -5,16 +5,14 @@ from __future__ import annotations
 import html
 import inspect
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import ipywidgets as widgets
 
-from labkit.experiments import EXPERIMENTS  # noqa: TID251 -- until one panel
-from labkit.experiments.measuring import progress_line  # noqa: TID251 -- until one panel
-from labkit.results.measurements import Experiment, Measurement, Measurements
+from labkit.results.measurements import Measurement, Measurements
 from labkit.show.display import StaticFigure, allow_widgets
 from labkit.show.panel_base import Rerun
+from labkit.spec import EXPERIMENTS, Experiment
 
 FAINT = "<style>.labkit-old { opacity: 0.4; }</style>"  # as live.css has it for the other panel
 MOST_LINES = 8  # of a comparison: more than that is what the figure is for
@@ -54,7 +52,7 @@ class ProgressView(widgets.HTML):
 
     def update(self, running: Measurements) -> None:
         """Say how far it is."""
-        text = f"<code>{html.escape(progress_line(running))}</code>"
+        text = f"<code>{html.escape(running.progress)}</code>"
         if text != self.value:  # each change is a message to the browser
             self.value = text
 
@@ -98,11 +96,10 @@ class MeasurePanel(Rerun):
         self.say(run.error or _summary(run), good=run.error is None)
         lines = [] if before is None or not len(run) else against(run, before)
         self.compare(lines + [f"not measured: {what}: {why}" for what, why in run.skipped.items()])
-        listed = EXPERIMENTS[run.name]
-        if listed.figure is None or not len(run) or run.error:
+        if EXPERIMENTS[run.name].draw is None or not len(run) or run.error:
             self.picture(StaticFigure(b"", 0, ""))
             return
-        overlay = {"before": before} if before is not None and overlays(listed.figure) else {}
+        overlay = {"before": before} if before is not None and overlays(run.name) else {}
         self.picture(StaticFigure.drawn(run.plot(**overlay)))
 
     def __repr__(self) -> str:
@@ -134,9 +131,9 @@ def measure_panel(name: str, *, device: str = "auto", **params: Any) -> MeasureP
     return MeasurePanel(Experiment(name, fixed, device), choices)
 
 
-def overlays(figure: str) -> bool:
-    """Whether the figure module's draw can show an earlier run behind the last one."""
-    return "before" in inspect.signature(import_module(figure).draw).parameters
+def overlays(name: str) -> bool:
+    """Whether the experiment's figure can show an earlier run behind the last one."""
+    return "before" in inspect.signature(EXPERIMENTS[name].draw).parameters
 
 
 def against(run: Measurements, before: Measurements) -> list[str]:

@@ -260,3 +260,15 @@ def size_text(size_bytes: float) -> str:
         if size_bytes >= scale:
             return f"{size_bytes / scale:.3g} {unit}"
     return f"{size_bytes:g} B"
+
+
+def flops_text(tflop_per_s: float) -> str:
+    """Write a rate of arithmetic in the unit that suits it."""
+    small = tflop_per_s < 1
+    return f"{number(tflop_per_s * 1e3)} GFLOP/s" if small else f"{number(tflop_per_s)} TFLOP/s"
+
+
+def legend(axes: Axes, looks: Mapping[str, dict[str, Any]]) -> None:
+    """Put a legend above the axes: {name: how its line or marker is drawn}."""
+    handles = [Line2D([], [], label=drawable(name), **look) for name, look in looks.items()]
+    legend_above(axes, handles, legend_columns(list(looks)))

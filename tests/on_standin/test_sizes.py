@@ -6,12 +6,12 @@ import pytest
 import standin_gpu
 import torch
 from kept_bench import Kept, measured
+from labkit.bench.sizes import LAUNCHES, LONGEST_S
 
 from labkit.bench import workbench
 from labkit.bench.loop import Trainer
 from labkit.bench.model_size import noise_batch
 from labkit.bench.resolve_config import resolve_config
-from labkit.bench.sizes import LAUNCHES, LONGEST_S
 from labkit.course import tasks
 from labkit.experiments import precision_matmul
 

@@ -1,0 +1,289 @@
+"""What a training step needs of the device's memory: predicted from counts, and measured.
+
+Per part, in bytes, for FP32 training with AdamW (4 bytes a number):
+
+- weights: 4 for every parameter, plus the buffers (batch norm's running statistics);
+- gradients: 4 for every parameter;
+- optimizer: 8 for every parameter (AdamW keeps two averages; Loshchilov and Hutter 2019,
+  Algorithm 2), plus a 4-byte step count per tensor;
+- activations: what autograd keeps from the forward for the backward pass. It grows with the batch;
+  the other three do not.
+
+What is kept follows from each layer's derivative (PyTorch's `derivatives.yaml` lists the saved
+tensors): a linear layer or convolution keeps its input, batch norm and layer norm their input, ReLU
+its output, attention its queries, keys, values and output, softmax its output. A tensor that two
+layers keep is there once. In numbers per sample, with w = width, d = depth, C = classes:
+
+- mlp: 3 px^2 (the image) + d w (each hidden layer's ReLU, which is the next one's input) + C
+- cnn: 3 px^2 + (1 + 2 d) w (px/2)^2 + w + C: the stem's ReLU; of each block the output of the
+  convolution (batch norm's input) and of the ReLU; the pooled features
+- transformer: 3 px^2 + d (12 T w + (h + 4) T) + w + C with T = (px/8)^2 tokens and h heads: of
+  each encoder layer two layer norms' inputs and outputs (4 T w, and mean and deviation, 4 T),
+  q, k, v and the attention's output (4 T w, and a logsumexp per head), the hidden ReLU of width
+  4 w (4 T w). The counting is that of Korthikanti et al. 2022 (arXiv:2205.05198, section 4),
+  redone for FP32 and for this layer: ReLU, no dropout, no score matrix kept.
+
+The labels (int64) add 8 bytes a sample. Not in it: temporaries that live for a part of the step
+only, which come on top at the peak; the CUDA context and the allocator's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from labkit.experiments.measure import header, primitives, style
+from labkit.spec import KNOBS, experiment, knob
+from labkit.wiring import Later
+
+torch, loop = Later("torch"), Later("labkit.bench.loop")
+data, model_size = Later("labkit.bench.data"), Later("labkit.bench.model_size")
+
+FLOAT = 4  # bytes
+MIB = 2**20
+PARTS = {  # with their colours
+    "weights": "#0072B2", "gradients": "#E69F00", "optimizer": "#AA4499", "activations": "#009E73",
+}  # fmt: skip
+PATCH = 8  # px: the edge of a token of the bench's transformer
+MODELS = KNOBS["model"].choices
+SIZED = {  # the knobs of the models measured here
+    name: knob(None, KNOBS[name].help, kind="int", low=1, high=KNOBS[name].high,
+               auto="chosen for the device")
+    for name in ("width", "depth")
+} | {"image_px": knob(48, "edge of the images", unit="px", low=8, high=512)}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MemoryParts:
+    """Bytes of one training step by part; `total` is their sum, not the peak."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """The sum of the parts, bytes: what is held when the backward pass begins and ends."""
+        return sum(asdict(self).values())
+
+    @property
+    def fixed(self) -> int:
+        """What the batch size does not change, bytes."""
+        return self.total - self.activations
+
+    @property
+    def mib(self) -> dict[str, float]:
+        """The parts in MiB, by name."""
+        return {part: size / MIB for part, size in asdict(self).items()}
+
+    def __repr__(self) -> str:
+        return f"MemoryParts({', '.join(f'{part} {x:.1f}' for part, x in self.mib.items())} MiB)"
+
+
+def predict(counts: dict[str, Any]) -> MemoryParts:
+    """Return the parts of a step from the counts of a model; the formulas stand above.
+
+    Args:
+        counts: `model`, `width`, `depth`, `image_px`, `classes`, `batch_size`, `parameters`,
+            `parameter_tensors` and `buffer_bytes`, as the experiment memory_parts writes them.
+    """
+    weights = FLOAT * counts["parameters"]
+    return MemoryParts(
+        weights=weights + counts["buffer_bytes"],
+        gradients=weights,
+        optimizer=2 * weights + FLOAT * counts["parameter_tensors"],
+        activations=counts["batch_size"] * activation_bytes_per_sample(counts),
+    )
+
+
+def activation_bytes_per_sample(counts: dict[str, Any]) -> int:
+    """Return the bytes that one sample keeps for the backward pass; the formulas stand above."""
+    width, depth, px = counts["width"], counts["depth"], counts["image_px"]
+    if counts["model"] == "mlp":
+        numbers = depth * width
+    elif counts["model"] == "cnn":
+        edge = (px + 1) // 2  # the stem's stride of 2
+        numbers = (1 + 2 * depth) * width * edge**2 + width
+    else:
+        tokens = (px // PATCH) ** 2
+        heads = next(n for n in (8, 4, 2, 1) if width % n == 0)  # as the bench chooses them
+        numbers = depth * (12 * tokens * width + (heads + 4) * tokens) + width
+    return FLOAT * (3 * px**2 + numbers + counts["classes"]) + 8
+
+
+def measured(point: Any) -> MemoryParts:
+    """Return the parts that a point of the experiment memory_parts measured."""
+    return MemoryParts(**{part: point.values[f"{part}_bytes"] for part in PARTS})
+
+
+def largest_batch(counts: dict[str, Any], limit_bytes: float) -> int:
+    """Return the batch at which the parts alone fill the limit: an upper bound, no temporaries."""
+    room = limit_bytes - predict(counts).fixed
+    return max(0, int(room // activation_bytes_per_sample(counts)))
+
+
+# -- measured at the points of a real step ---------------------------------------------------------
+
+
+@experiment(
+    "what fills the memory in a training step: predicted beside measured",
+    model=knob(list(MODELS), "models to train", choices=MODELS),
+    batch_size=knob([16, 64], "samples in a batch", low=1, high=16_384),
+    **SIZED,
+)
+def memory_parts(job: Any, bench: Any) -> None:
+    """Train a few steps of every model at every batch size and write the bytes of each part.
+
+    The models are the bench's own, trained in FP32 with AdamW, as by `lk.run`.
+    """
+    cases = [(model, size) for model in job.model for size in job.batch_size]
+    for i, (model, size) in enumerate(cases):
+        bench.stage("measuring memory", i, len(cases))
+        step = plain_step(job, bench, model=model, batch_size=size)
+        parts = measure_step(step, bench.device)
+        bench.write("training step", values=parts, model=model, batch_size=size)
+
+
+def plain_step(job: Any, bench: Any, **knobs: Any) -> Any:
+    """Return a plain training step of the bench's, of the `SIZED` knobs of `job`."""
+    sized = {name: getattr(job, name) for name in SIZED}
+    return model_size.plain_job(bench.device, **sized, **knobs)
+
+
+def measure_step(job: Any, device: torch.device) -> dict[str, Any]:
+    """Train three steps of `job` and return the bytes of each part, with the counts of the model.
+
+    On a CUDA device the caching allocator counts: what is allocated before and after each point. A
+    CPU's allocator keeps no such book, so there the tensors themselves are counted.
+
+    Keys: `weights_bytes` (parameters and buffers), `gradients_bytes`, `optimizer_bytes`,
+    `activations_bytes` (kept between forward and backward, the batch as floats among them),
+    `peak_bytes` (of a whole step; None where nothing counts it), `how`, and the model's counts.
+    """
+    if device.type == "cuda":
+        trainer, parts = _by_allocator(job, device)
+        how = "counted by the CUDA caching allocator at the points of a step"
+    else:
+        trainer, parts = _by_tensors(job, device)
+        how = "counted from the tensors themselves (every storage once; saved-tensor hooks)"
+    model = trainer.model
+    return {
+        "model": job.model, "width": job.width, "depth": job.depth, "image_px": job.image_px,
+        "classes": data.CLASSES, "batch_size": job.batch_size,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameter_tensors": sum(1 for _ in model.parameters()),
+        "buffer_bytes": sum(b.numel() * b.element_size() for b in model.buffers()),
+        **parts, "how": how,
+    }  # fmt: skip
+
+
+def _by_tensors(job: Any, device: torch.device) -> tuple[Any, dict[str, int | None]]:
+    trainer = loop.Trainer(job, device)
+    batch = trainer.to_device(*model_size.noise_batch(job))
+    model = trainer.model
+    with KeptForBackward(own_storages(model)) as kept:
+        trainer.compute(*batch, update=False)
+    gradients = storages(p.grad for p in model.parameters() if p.grad is not None)
+    trainer.compute(*batch, update=True)
+    state = [value for kept_of in trainer.optimizer.state.values() for value in kept_of.values()]
+    return trainer, {
+        "weights_bytes": sum(own_storages(model).values()),
+        "gradients_bytes": sum(gradients.values()),
+        "optimizer_bytes": sum(storages(filter(torch.is_tensor, state)).values()),
+        "activations_bytes": kept.bytes,
+        "peak_bytes": None,  # nothing counts a CPU's temporaries
+    }
+
+
+def _by_allocator(job: Any, device: torch.device) -> tuple[Any, dict[str, int | None]]:
+    # cuBLAS allocates what it keeps, for the forward's and the backward's thread
+    layer = torch.nn.Linear(64, 64).to(device)
+    layer(torch.ones(64, 64, device=device, requires_grad=True)).sum().backward()
+
+    def allocated() -> int:
+        torch.cuda.synchronize(device)
+        return torch.cuda.memory_allocated(device)
+
+    start = allocated()
+    trainer = loop.Trainer(job, device)
+    at = {"model": allocated()}
+    batch = trainer.to_device(*model_size.noise_batch(job))
+    at["batch"] = allocated()
+    hook = trainer.model.register_forward_hook(lambda *_: at.update(forward=allocated()))
+    trainer.compute(*batch, update=False)
+    hook.remove()
+    at["backward"] = allocated()
+    trainer.compute(*batch, update=True)
+    at["update"] = allocated()  # the gradients are gone again: set_to_none
+    torch.cuda.reset_peak_memory_stats(device)
+    trainer.compute(*batch, update=True)
+    torch.cuda.synchronize(device)
+    return trainer, {
+        "weights_bytes": at["model"] - start,
+        "gradients_bytes": at["backward"] - at["batch"],
+        "optimizer_bytes": at["update"] - at["batch"],
+        "activations_bytes": at["forward"] - at["batch"],
+        "peak_bytes": torch.cuda.max_memory_allocated(device) - start,
+    }
+
+
+class KeptForBackward:
+    """Counts what autograd keeps between forward and backward: every storage once.
+
+    Storages in `without` (the model's own) are no activations. `bytes` is the sum.
+    """
+
+    def __init__(self, without: dict[int, int]):
+        self.without, self.kept = without, {}
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.kept |= storages([tensor])  # alive until the backward pass: no address comes twice
+        return tensor
+
+    @property
+    def bytes(self) -> int:
+        """Bytes kept, the model's own storages left out."""
+        return sum(size for place, size in self.kept.items() if place not in self.without)
+
+    def __enter__(self) -> KeptForBackward:
+        self.hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.hooks.__exit__(*error)
+
+
+def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Return {address: bytes} of the storages behind `tensors`: views of one count once."""
+    found = (tensor.untyped_storage() for tensor in tensors)
+    return {storage.data_ptr(): storage.nbytes() for storage in found}
+
+
+def own_storages(model: torch.nn.Module) -> dict[int, int]:
+    """Return {address: bytes} of a model's parameters and buffers."""
+    return storages([*model.parameters(), *model.buffers()])
+
+
+@memory_parts.figure
+def draw(run: Any) -> Any:
+    """Draw two stacked bars per model and batch: predicted (hatched) over measured."""
+    rows, predicted, ratios = [], [], []
+    for point in run:
+        said, seen = predict(point.values), measured(point)
+        peak = point.values.get("peak_bytes")
+        text = f"measured {seen.total / MIB:.4g}" + (f", peak {peak / MIB:.4g}" if peak else "")
+        rows.append((f"{point.case['model']}, batch {point.case['batch_size']}", seen.mib, text))
+        predicted.append(said.mib)
+        ratios.append(seen.total / said.total)
+    how = sorted({f"measured: {point.values['how']}" for point in run})
+    title = f"measured is {min(ratios):.2f} to {max(ratios):.2f} of predicted" if ratios else ""
+    panels = [(0.22, 0.1 + 0.5 * len(rows))] if rows else []
+    figure, axes = style.page(header(run, None, *how, title=title), panels, left_in=2.3)
+    if rows:
+        legend = {part: (part, colour) for part, colour in PARTS.items()}
+        label = "memory of one training step, MiB (hatched: predicted; plain: measured)"
+        primitives.stack(axes[0], rows, legend, label, predicted)
+    return figure
