@@ -1,9 +1,8 @@
 """A workbench that keeps its points in memory and times them with a single call."""
 
-import importlib
 from types import SimpleNamespace
 
-from labkit.bench.workbench import Workbench
+from labkit.bench.workbench import Workbench, job_of
 from labkit.experiments import EXPERIMENTS
 
 
@@ -33,6 +32,4 @@ class Kept(Workbench):
 
 def measured(name, bench, **params):
     """Run an experiment as it is by default, but for `params`."""
-    listed = EXPERIMENTS[name]
-    module = importlib.import_module(f"labkit.experiments.{listed.module}")
-    module.measure(SimpleNamespace(**listed.defaults | params), bench)
+    EXPERIMENTS[name].measure(job_of(name, params), bench)

@@ -162,7 +162,6 @@ INSTEAD = {  # parameters that make it quicker, and as telling
 }  # fmt: skip
 STUBS = {  # what a module of an experiment calls that the stand-in has not
     "relative_error": lambda *_: 0.0,  # of numbers
-    "compile_lacks": lambda *_: "the eager side only",
     "cuda_graph": lambda work, *_: work,
 }
 PART_OF: dict[str, Callable] = {  # Triton's own kernel cannot run: PyTorch's side

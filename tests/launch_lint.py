@@ -24,7 +24,7 @@ import launch_claims as claims
 import standin_gpu
 import torch
 from launch_claims import Claimed
-from launch_points import DEVICE, measured, module_of, points
+from launch_points import DEVICE, measured, points
 from launch_replay import Op, Step, bound_by, diagnosed, period_us, recorded, replayed
 from standin_gpu import CARDS, LAUNCH_US, StandIn
 
@@ -32,7 +32,6 @@ from labkit.analysis.thresholds import WORTH_NAMING
 from labkit.bench import loop, model_size, slow_faults
 from labkit.bench.resolve_config import resolve_config
 from labkit.course import faultset, slow_script_train
-from labkit.experiments import EXPERIMENTS
 from labkit.spec import Pipeline
 
 TABLE = Path(__file__).with_suffix(".md")
@@ -246,8 +245,6 @@ def everything(names: list[str]) -> list[Row]:
     """Return all rows for these cards."""
     os.chdir(tempfile.mkdtemp())  # some faults write files
     model_size.kept_in = Path.cwd()
-    for experiment in EXPERIMENTS:
-        module_of(experiment)
     with standin_gpu.installed(CARDS[names[0]], numbers=False) as gpu:
         return list(Lint(gpu).rows(names))
 

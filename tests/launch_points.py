@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import launch_claims as claims
@@ -16,7 +15,7 @@ import torch
 from launch_replay import Step, recorded
 from standin_gpu import StandIn
 
-from labkit.bench.workbench import Workbench
+from labkit.bench.workbench import Workbench, job_of
 from labkit.experiments import EXPERIMENTS
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -27,27 +26,23 @@ UNSAID = ("launches", "multiple")
 
 def points(gpu: StandIn, experiment: str, params: dict) -> Iterator[tuple[str, str, Step]]:
     """Run an experiment; yield (label, claim, step) of each point that the card worked for."""
-    module, bench = module_of(experiment), LintBench(gpu)
+    module, bench = sys.modules[EXPERIMENTS[experiment].module], LintBench(gpu)
     with contextlib.ExitStack() as undo:
-        for name, stub in {"in_turn": bench.in_turn, **claims.STUBS}.items():
+        for name, stub in claims.STUBS.items():
             if hasattr(module, name):
                 undo.callback(setattr, module, name, getattr(module, name))
                 setattr(module, name, stub)
         if experiment == "precision_matmul":  # its exact product takes a CPU seconds
             undo.enter_context(torch.device("meta"))
-        measure = claims.PART_OF.get(experiment, lambda module: module.measure)(module)
-        measure(SimpleNamespace(**EXPERIMENTS[experiment].defaults | params), bench)
+        part = claims.PART_OF.get(experiment)
+        measure = part(module) if part else EXPERIMENTS[experiment].measure
+        measure(job_of(experiment, params), bench)
     asked = ", ".join(f"{name}={value}" for name, value in params.items())
     for of, case, step in bench.points:
         said = {name: value for name, value in case.items() if name not in UNSAID}
         about = ", ".join(f"{name}={value}" for name, value in said.items())
         label = f"experiment {experiment}({asked}): {of} {about}".strip()
         yield label, claims.of_point(experiment, of, case), step
-
-
-def module_of(experiment: str) -> Any:
-    """Import an experiment."""
-    return importlib.import_module(f"labkit.experiments.{EXPERIMENTS[experiment].module}")
 
 
 def measured() -> Iterator[tuple[str, dict]]:
@@ -107,6 +102,10 @@ class LintBench(Workbench):
         }
         if isinstance(seconds, Timed) and seconds.step.totals[0]:
             self.points.append((of, case, seconds.step))
+
+    def compile_lacks(self) -> str:
+        """Only the eager side is recorded."""
+        return "the eager side only"
 
     def skip(self, what: str, why: str) -> None:
         """Nothing was recorded."""

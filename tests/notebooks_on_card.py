@@ -38,7 +38,7 @@ from labkit.bench import machine, model_size, workbench
 from labkit.course import slow_script as script_spec
 from labkit.course import slow_script_train
 from labkit.course.slow_script import SlowScript
-from labkit.experiments import autocast_types, fusion
+from labkit.experiments import fusion, number_formats
 from labkit.process.events import VERSION, EventLog
 from labkit.results import launch as launcher
 from labkit.results.machine import Machine
@@ -377,9 +377,9 @@ def prepare() -> None:
             module.launch = lambda spec, after=None: Card.here.launch(spec)
     script_spec.machine = lk.machine = lambda: Card.here.machine
     workbench.Workbench = OneCall
-    fusion.compile_lacks, fusion.compile_it = lambda *_: None, compiled_for_card
+    OneCall.compile_lacks, fusion.compile_it = lambda *_: None, compiled_for_card
     fusion.show_kernel = fusion.launches = lambda *_: None
-    autocast_types.kept_for_backward = lambda *_: 0
+    number_formats.kept_for_backward = lambda *_: 0
     gc.freeze()  # what has been imported is not looked at again
 
 

@@ -3,16 +3,16 @@
 import os
 
 import pytest
-from labkit.experiments.fusion_gain import (
+
+from labkit.bench.resolve_config import compiler
+from labkit.experiments import Experiment
+from labkit.experiments.fusion import (
     arrays_moved,
     break_even_steps,
     gains,
     largest,
     predicted_gain,
 )
-
-from labkit.bench.resolve_config import compiler
-from labkit.experiments import Experiment
 from labkit.results.launch import launch
 
 SMALL = {"mib": 2, "length": 3}

@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from labkit.bench import triton_package
-from labkit.experiments import Experiment
+from labkit.experiments import Experiment, own_kernel
 from labkit.results.launch import launch
 
 TRITON, KERNELS = (importlib.util.find_spec(name) for name in ("triton", "kernels"))
@@ -48,7 +47,7 @@ def test_the_hub_is_not_there_or_has_no_such_kernel_and_the_run_says_which(own):
 
 
 def test_a_package_is_a_copy_of_the_kernel_and_its_metadata(tmp_path):
-    folder = triton_package.write_package(tmp_path, "cpu") / "build" / "torch-cpu"
+    folder = own_kernel.write_package(tmp_path, "cpu") / "build" / "torch-cpu"
     assert "def add3" in (folder / "__init__.py").read_text()
     facts = json.loads((folder / "metadata.json").read_text())
     assert facts["backend"] == {"type": "cpu"} and facts["license"] == "MIT"

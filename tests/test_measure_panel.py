@@ -116,5 +116,5 @@ def test_points_are_paired_by_case_then_by_position():
 
 
 def test_the_run_before_is_given_only_to_a_figure_that_has_room_for_it():
-    assert overlays("labkit.experiments.bars_figure")
-    assert not overlays("labkit.show.trace_figure")
+    assert overlays("matrix_products")
+    assert not overlays("batch_path")

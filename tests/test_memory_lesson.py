@@ -8,7 +8,7 @@ import pytest
 import labkit as lk
 from labkit.analysis.knee import fit
 from labkit.experiments import Experiment
-from labkit.experiments import memory_estimate as memory_parts
+from labkit.experiments import memory as memory_parts
 from labkit.results.launch import launch
 
 COUNTS = {

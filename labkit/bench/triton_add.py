@@ -1,7 +1,7 @@
 """d = a + b + c in one pass: a Triton kernel of our own. Three reads and one write a number.
 
 The file stands alone (torch and triton only), so that it is also the body of a package that the
-Hugging Face library `kernels` loads: see `labkit.bench.triton_package`.
+Hugging Face library `kernels` loads: see `labkit.experiments.own_kernel`.
 """
 
 import torch

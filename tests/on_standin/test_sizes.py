@@ -6,14 +6,14 @@ import pytest
 import standin_gpu
 import torch
 from kept_bench import Kept, measured
-from labkit.bench.sizes import LAUNCHES, LONGEST_S
 
 from labkit.bench import workbench
 from labkit.bench.loop import Trainer
 from labkit.bench.model_size import noise_batch
 from labkit.bench.resolve_config import resolve_config
+from labkit.bench.workbench import LAUNCHES, LONGEST_S
 from labkit.course import tasks
-from labkit.experiments import precision_matmul
+from labkit.experiments import matrix_products
 
 DEVICE = torch.device("cuda", 0)
 CARDS = ("T4", "RTX4070", "RTX4090", "A100", "H100", "H200")
@@ -34,7 +34,7 @@ def of_one(name, experiment):
         bench = Kept(DEVICE)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(workbench, "FILL_S", 1e-3)
-            patch.setattr(precision_matmul, "relative_error", lambda *_: 0.0)  # without numbers
+            patch.setattr(matrix_products, "relative_error", lambda *_: 0.0)  # without numbers
             switched = switches_inside_the_clock(bench, patch)
             measured(experiment, bench, **FEWER.get(experiment, {}))
         return {
