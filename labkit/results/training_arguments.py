@@ -2,60 +2,53 @@
 
 from __future__ import annotations
 
-import html
 import os
 import shutil
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from labkit.results.machine import Machine, machine
+from labkit.results.result import Result
+from labkit.results.table import Table
 from labkit.spec import Pipeline
 
+KNOBS = {  # of the Pipeline, by the setting of TrainingArguments that stands for each
+    "dataloader_num_workers": "num_workers",
+    "dataloader_pin_memory": "pin_memory",
+    "dataloader_prefetch_factor": "prefetch_factor",
+    "per_device_train_batch_size": "batch_size",
+    "gradient_accumulation_steps": "accumulation_steps",
+    "bf16": "precision",
+    "tf32": "precision",
+    "torch_compile": "compile",
+    "fp16": "precision",
+}
 
-class TrainingSettings(Mapping):
+
+class TrainingSettings(Result, dict):
     """Settings for `TrainingArguments(output_dir=..., **settings)`, and what became of each knob.
 
     Attributes:
-        knobs: {setting: the knob of the Pipeline that it stands for, with its value}.
+        pipeline: Where they come from.
         notes: {setting: why this machine cannot honour it, or what else it needs here}.
     """
 
-    def __init__(self, values: dict[str, Any], knobs: dict[str, str], notes: dict[str, str]):
-        self._values, self.knobs, self.notes = values, knobs, notes
+    def __init__(self, values: dict[str, Any], pipeline: Pipeline, notes: dict[str, str]):
+        super().__init__(values)
+        self.pipeline, self.notes = pipeline, notes
 
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings alone."""
+        return dict(self)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def rows(self) -> list[tuple[str, str, str, str]]:
-        """The table: (setting, value, knob it stands for, note)."""
-        return [
-            (name, repr(value), self.knobs.get(name, ""), self.notes.get(name, ""))
-            for name, value in self.items()
-        ]
-
-    def __repr__(self) -> str:
-        rows = self.rows()
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = []
-        for row in rows:
-            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-            lines.append("  ".join([*cells, row[3]]).rstrip())
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        def row(cells: tuple, tag: str) -> str:
-            style = "text-align:left;padding:2px 12px 2px 0;max-width:360px"
-            body = "".join(f"<{tag} style='{style}'>{html.escape(cell)}</{tag}>" for cell in cells)
-            return f"<tr>{body}</tr>"
-
-        head = row(("TrainingArguments", "value", "knob of the Pipeline", "on this machine"), "th")
-        return f"<table>{head}{''.join(row(cells, 'td') for cells in self.rows())}</table>"
+    def table(self) -> Table:
+        """Return each setting, the knob it stands for, and what this machine makes of it."""
+        rows = []
+        for name, value in self.items():
+            knob = KNOBS.get(name)
+            asked = f"{knob}={getattr(self.pipeline, knob)!r}" if knob else ""
+            rows.append((name, repr(value), asked, self.notes.get(name, "")))
+        head = ("TrainingArguments", "value", "knob of the Pipeline", "on this machine")
+        return Table(rows, head=head, left=range(4))
 
 
 def training_arguments(pipeline: Pipeline, here: Machine | None = None) -> TrainingSettings:
@@ -70,67 +63,35 @@ def training_arguments(pipeline: Pipeline, here: Machine | None = None) -> Train
         here: The machine to run on; this one where it is left out.
     """
     here = here or machine()
-    notes: dict[str, str] = {}
     gpu = here.kind == "gpu" and here.device.startswith("cuda")
-    ampere = gpu and _capability(here) >= (8, 0)
-
-    def unless(name: str, wanted: bool, why: str | None) -> bool:
-        """Return `wanted`, or False with the reason noted where it cannot be."""
-        if wanted and why:
-            notes[name] = why
-        return bool(wanted and not why)
-
-    values = {
-        "dataloader_num_workers": pipeline.num_workers,
-        "dataloader_pin_memory": unless(
-            "dataloader_pin_memory", pipeline.pin_memory,
-            None if gpu else "there is no CUDA device to copy to: it would gain nothing",
-        ),
-        "dataloader_prefetch_factor": pipeline.prefetch_factor,
-        "per_device_train_batch_size": pipeline.batch_size,
-        "gradient_accumulation_steps": pipeline.accumulation_steps,
-        "bf16": unless(
-            "bf16", pipeline.precision == "bf16",
-            "needs an Ampere card or later" if gpu and not ampere else None,
-        ),
-        "tf32": unless(
-            "tf32", pipeline.precision == "tf32",
-            None if ampere else "a format of NVIDIA's Tensor Cores, from Ampere on: "
-            "TrainingArguments refuses it elsewhere",
-        ) or (False if ampere else None),
-        "torch_compile": unless(
-            "torch_compile", pipeline.compile is not None,
-            None if gpu or _compiler() else "needs a C++ compiler on a CPU and found none",
-        ),
-    }  # fmt: skip
-    if pipeline.precision == "fp16":
-        values["fp16"] = unless("fp16", True, None if gpu else "no use on a CPU: it is slower")
+    major = int((here.compute_capability or "0").partition(".")[0])
+    ampere = gpu and major >= 8
+    # Why this machine cannot honour a setting; one that it can is not in here
+    cannot = {}
+    if not gpu:
+        cannot["dataloader_pin_memory"] = (
+            "there is no CUDA device to copy to: it would gain nothing"
+        )
+        cannot["fp16"] = "no use on a CPU: it is slower"
+        if not any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
+            cannot["torch_compile"] = "needs a C++ compiler on a CPU and found none"
+    if gpu and not ampere:
+        cannot["bf16"] = "needs an Ampere card or later"
+    if not ampere:
+        cannot["tf32"] = (
+            "a format of NVIDIA's Tensor Cores, from Ampere on: TrainingArguments refuses it "
+            "elsewhere"
+        )
+    asked = {name: getattr(pipeline, knob) for name, knob in KNOBS.items()}
+    asked |= {name: pipeline.precision == name for name in ("bf16", "tf32", "fp16")}
+    asked["torch_compile"] = pipeline.compile is not None
+    notes = {name: why for name, why in cannot.items() if asked[name]}
+    values = asked | dict.fromkeys(notes, False)
+    if not ampere:
+        values["tf32"] = None  # even False is refused there
+    if pipeline.precision != "fp16":
+        del values["fp16"]
     if here.kind == "cpu":
         values["use_cpu"] = True
         notes["use_cpu"] = "said outright: without a GPU, bf16=True is refused unless it is"
-    return TrainingSettings(values, _knobs(pipeline), notes)
-
-
-def _knobs(pipeline: Pipeline) -> dict[str, str]:
-    names = {
-        "dataloader_num_workers": "num_workers",
-        "dataloader_pin_memory": "pin_memory",
-        "dataloader_prefetch_factor": "prefetch_factor",
-        "per_device_train_batch_size": "batch_size",
-        "gradient_accumulation_steps": "accumulation_steps",
-        "bf16": "precision",
-        "tf32": "precision",
-        "fp16": "precision",
-        "torch_compile": "compile",
-    }
-    return {name: f"{knob}={getattr(pipeline, knob)!r}" for name, knob in names.items()}
-
-
-def _capability(here: Machine) -> tuple[int, ...]:
-    return tuple(int(part) for part in (here.compute_capability or "0.0").split("."))
-
-
-def _compiler() -> str | None:
-    return next(
-        filter(None, map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))), None
-    )
+    return TrainingSettings(values, pipeline, notes)
