@@ -7,14 +7,15 @@
 Each stage keeps its rows in the file, so that the whole can be measured in pieces on a quiet
 machine. The grid's winners, the tuner's and loadtune's choice are measured again, in turn, since
 the best of a noisy grid flatters itself: five rounds say which of its winners is the best, and five
-more, in which it could not win by chance, are what is compared. loadtune
-0.3 runs in a process of its own, on the same dataset and model, where it is installed: say where
-with PYTHONPATH. --table exits with 1 where a target is missed.
+more, in which it could not win by chance, are what is compared. loadtune 0.3 runs in a process of
+its own, on the same dataset and model, where PYTHONPATH has it. --table exits with 1 where a target
+is missed.
 """
 
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import statistics
 import subprocess
@@ -42,25 +43,20 @@ WINNERS = 3  # of the grid
 LOADTUNE_STEPS = 50  # as in its own documentation
 
 
-def grid(base):
-    """The 25 settings: without workers, and 6 x 4 with."""
-    start = Setting(batch_size=base.batch_size)
-    return [start] + [
-        start.but(num_workers=w, prefetch_factor=p) for w in WORKERS for p in PREFETCH
-    ]
-
-
 def measure_grid(pipeline):
-    """Measure every point once; return its rows and the time it all took."""
+    """Measure the 25 settings once: without workers, and 6 x 4 with."""
+    start = Setting(batch_size=pipeline.batch_size)
+    points = [(0, None), *itertools.product(WORKERS, PREFETCH)]
     bench, begun = Bench(pipeline, None, SECONDS), time.monotonic()
     rows, known = [], None
-    for setting in grid(pipeline):
+    for workers, prefetch in points:
+        setting = start.but(num_workers=workers, prefetch_factor=prefetch)
         rate = bench.measure(setting, known).rate
         known = max(filter(None, [rate, known]), default=None)
         rows.append({"setting": setting.to_dict(), "rate": rate})
-    again = bench.count - len(rows)  # runs that others disturbed, made again: not the grid's time
+    # runs that others disturbed were made again: not the grid's time
     seconds = (time.monotonic() - begun) * len(rows) / bench.count
-    return {"rows": rows, "seconds": seconds, "made again": again, "disturbed": bench.disturbed}
+    return {"rows": rows, "seconds": seconds, "disturbed": bench.disturbed}
 
 
 def measure_tuner(pipeline):
@@ -68,8 +64,7 @@ def measure_tuner(pipeline):
     begun = time.monotonic()
     tuning = TuningJob(pipeline, seconds=SECONDS, max_workers=8).run()
     print(tuning)
-    found = tuning.to_dict()
-    return {"best": found["best"], "seconds": time.monotonic() - begun, "tuning": found}
+    return {"best": tuning.best, "seconds": time.monotonic() - begun, "tuning": tuning.to_dict()}
 
 
 def measure_loadtune(name):
@@ -84,21 +79,17 @@ def measure_loadtune(name):
 
 def measure_again(pipeline, kept):
     """Measure the contenders in turn, twice AGAIN times; return {name: [rates]}."""
-    rows = [row for row in kept["grid"]["rows"] if row["rate"]]
-    rows = sorted(rows, key=lambda row: -row["rate"])[:WINNERS]
-    named = {f"grid {i}": row["setting"] for i, row in enumerate(rows, 1)}
-    named["tuner"] = kept["tune"]["best"]
-    if kept.get("loadtune"):
-        named["loadtune"] = kept["loadtune"]["best"]
-    settings = {name: Setting.of(best) for name, best in named.items()}
-    settings = {name: setting.but(persistent_workers=False) for name, setting in settings.items()}
-    bench, known = Bench(pipeline, None, SECONDS, patience=6), rows[0]["rate"]
+    rows = sorted(filter(lambda row: row["rate"], kept["grid"]["rows"]), key=lambda r: -r["rate"])
+    named = {f"grid {i}": row["setting"] for i, row in enumerate(rows[:WINNERS], 1)}
+    named |= {who: kept[who]["best"] for who in ("tune", "loadtune") if kept.get(who)}
+    settings = {who: Setting.of(best).but(persistent_workers=False) for who, best in named.items()}
+    bench = Bench(pipeline, None, SECONDS, patience=6)
     rates = {setting: [] for setting in settings.values()}
     for _ in range(2 * AGAIN):
         for setting in rates:
-            rates[setting].append(bench.measure(setting, known).rate)
+            rates[setting].append(bench.measure(setting, rows[0]["rate"]).rate)
     kept["disturbed"] = bench.disturbed
-    return {name: rates[setting] for name, setting in settings.items()}
+    return {who: rates[setting] for who, setting in settings.items()}
 
 
 def loadtune(name):
@@ -112,8 +103,7 @@ def loadtune(name):
     from labkit.process import folders
 
     bench_machine.use_fixed_threads()
-    asked = WORKLOADS[name].to_dict()
-    job, _ = resolve_config(asked, torch.device("cpu"))
+    job, _ = resolve_config(WORKLOADS[name].to_dict(), torch.device("cpu"))
     ours = data.make_dataset(job, folders.home() / "data", lambda done, total: None)
 
     class Plain(torch.utils.data.Dataset):
@@ -158,44 +148,37 @@ def loadtune(name):
     print(said.getvalue(), file=sys.stderr)
     faster = result.best and result.best.throughput > result.baseline.throughput
     knobs = result.best.knobs.loader_kwargs() if faster else {"num_workers": 0}
-    knobs["batch_size"] = job.batch_size
-    tried = [trial.knobs.label() for trial in result.trials]
-    seconds = time.monotonic() - begun
-    print(json.dumps({"best": knobs, "seconds": seconds, "tried": tried}))
+    best = knobs | {"batch_size": job.batch_size}
+    print(json.dumps({"best": best, "seconds": time.monotonic() - begun}))
 
 
 def table(kept):
     """Print the table; return whether every target holds."""
     shares, times, ahead = [], [], []
-    print(
-        f"{'workload':14}{'tuner chose':26}{'of grid best':>13}{'of its time':>12}{'loadtune':>10}"
-    )
+    form = "{:14}{:26}{:>13}{:>12}{:>10}".format
+    print(form("workload", "tuner chose", "of grid best", "of its time", "loadtune"))
     for name, row in kept["workloads"].items():
         if not {"grid", "tune", "again"} <= set(row):
             print(f"{name:14}(not complete)")
             continue
         first = {who: statistics.median(rates[:AGAIN]) for who, rates in row["again"].items()}
-        medians = {who: statistics.median(rates[AGAIN:]) for who, rates in row["again"].items()}
-        best = medians[max((who for who in first if who.startswith("grid")), key=first.get)]
-        shares.append(medians["tuner"] / best)
+        second = {who: statistics.median(rates[AGAIN:]) for who, rates in row["again"].items()}
+        best = second[max((who for who in first if who.startswith("grid")), key=first.get)]
+        shares.append(second["tune"] / best)
         times.append(row["tune"]["seconds"] / row["grid"]["seconds"])
-        other = medians.get("loadtune")
-        ahead.append(other is None or medians["tuner"] >= 0.98 * other)
-        chose = str(Setting.of(row["tune"]["best"]))
-        beside = f"{other / best:.0%}" if other else "-"
-        print(f"{name:14}{chose:26}{shares[-1]:>13.1%}{times[-1]:>12.0%}{beside:>10}")
+        other = second.get("loadtune")
+        ahead.append(other is None or second["tune"] >= 0.98 * other)
+        chose, beside = Setting.of(row["tune"]["best"]), f"{other / best:.0%}" if other else "-"
+        print(form(name, str(chose), f"{shares[-1]:.1%}", f"{times[-1]:.0%}", beside))
         if row.get("disturbed"):
             print(f"{'':14}disturbed by other programs: {len(row['disturbed'])} of the last runs")
     print(f"{kept['machine']}; loadtune as a share of the same best")
+    share, least, took = statistics.median(shares), min(shares), statistics.median(times)
     claims = {
-        f"median share of the grid's best {statistics.median(shares):.1%} >= 97 %": (
-            statistics.median(shares) >= 0.97
-        ),
-        f"never under 90 %: worst {min(shares):.1%}": min(shares) >= 0.9,
-        f"median share of its time {statistics.median(times):.0%} <= 25 %": (
-            statistics.median(times) <= 0.25
-        ),
-        "nowhere behind loadtune by more than the 2 % of a tie": all(ahead),
+        f"median share of the grid's best {share:.1%} >= 97%": share >= 0.97,
+        f"never under 90%: worst {least:.1%}": least >= 0.9,
+        f"median share of its time {took:.0%} <= 25%": took <= 0.25,
+        "nowhere behind loadtune by more than the 2% of a tie": all(ahead),
     }
     for claim, holds in claims.items():
         print(f"{'holds' if holds else 'FAILS'}: {claim}")
@@ -217,17 +200,15 @@ def main():
     if options.table:
         return 0 if table(kept) else 1
     kept["machine"] = machine().line
+    stages = {"grid": lambda: measure_grid(pipeline), "tune": lambda: measure_tuner(pipeline),
+              "again": lambda: measure_again(pipeline, row)}  # fmt: skip
     for name in options.workload or WORKLOADS:
-        row = kept["workloads"].setdefault(name, {})
-        for stage in options.stage or ("grid", "tune", "again"):
+        pipeline, row = WORKLOADS[name], kept["workloads"].setdefault(name, {})
+        for stage in options.stage or stages:
             begun = time.monotonic()
-            if stage == "grid":
-                row["grid"] = measure_grid(WORKLOADS[name])
-            elif stage == "tune":
-                row["tune"] = measure_tuner(WORKLOADS[name])
+            row[stage] = stages[stage]()
+            if stage == "tune":
                 row["loadtune"] = measure_loadtune(name)
-            else:
-                row["again"] = measure_again(WORKLOADS[name], row)
             options.rows.write_text(json.dumps(kept, indent=1))
             print(f"{name}, {stage}: {time.monotonic() - begun:.0f} s", flush=True)
     return 0
