@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from labkit.results.run import Run
-from labkit.show import live
 from labkit.show.display import FIGURE_TEXT, StaticFigure, in_notebook
-from labkit.show.follow import TEETH, BusyShare, Follower, unpack
+from labkit.show.follow import TEETH, BusyShare, Follower
+from labkit.show.live import LiveView, RunDisplay
 from labkit.spec import Pipeline
 
 MS = 1_000_000
@@ -28,13 +28,12 @@ class Alive:
 
 
 class Bench:
-    """Writes the log that a bench would: `step(i)` waits 5 ms and is busy for 1 ms."""
+    """Writes the log that a bench would: `steps(i)` waits 5 ms and is busy for 1 ms."""
 
     def __init__(self, folder, now_ns=10**9, **knobs):
         self.file = open(folder / "events.jsonl", "a")
         self.now = now_ns
-        pipeline = Pipeline(**knobs).to_dict()
-        self.write("spec", version=1, run="test", pipeline=pipeline)
+        self.write("spec", version=1, run="test", pipeline=Pipeline(**knobs).to_dict())
         self.run = Run(folder, process=Alive())
 
     def write(self, event, **values):
@@ -60,16 +59,30 @@ def bench(tmp_path):
     bench.file.close()
 
 
-def test_a_frame_holds_the_true_busy_intervals(bench):
+@pytest.fixture
+def trained(bench):
     bench.machine()
-    bench.steps(*range(40))
-    view = live.LiveView()
-    view.update(bench.run)
+    bench.steps(*range(34))
+    return bench
+
+
+def unpack(frame):
+    """What `follow.pack` was given: teeth, curve, (window start, end), span."""
+    teeth, points, start, end, span, *body = np.frombuffer(frame, np.float32)
+    body = np.array(body).reshape(-1, 2)
+    return body[: int(teeth)], body[int(teeth) : int(teeth + points)], (start, end), span
+
+
+# -- the picture ---------------------------------------------------------------------------------
+
+
+def test_a_frame_holds_the_true_busy_intervals(trained):
+    view = LiveView()
+    view.update(trained.run)
     teeth, curve, window, span = unpack(view.frame)
     assert window == pytest.approx((0, 2))
-    assert span == pytest.approx(0.24)
-    np.testing.assert_allclose(teeth, bench.run.busy, atol=1e-6)
-    np.testing.assert_allclose(np.diff(teeth), 0.001, atol=1e-6)
+    assert span == pytest.approx(0.204)
+    np.testing.assert_allclose(teeth, trained.run.busy, atol=1e-6)
     assert curve[:, 1].mean() == pytest.approx(100 / 6, abs=3)
 
 
@@ -81,9 +94,7 @@ def test_steps_missing_from_the_record_are_a_gap_and_not_idle_time(bench):
     follower = Follower()
     follower.read(bench.run)
     teeth, curve = follower.teeth(), follower.curve()
-    gap = np.flatnonzero(np.isnan(teeth[:, 0]))
-    assert list(gap) == [50]
-    assert np.isnan(teeth[50]).all()
+    assert list(np.flatnonzero(np.isnan(teeth).all(axis=1))) == [50]
     lost = (curve[:, 0] > 0.3) & (curve[:, 0] < 0.5)
     assert np.isnan(curve[lost, 1]).all()
     known = curve[~np.isnan(curve[:, 1]), 1]
@@ -93,7 +104,7 @@ def test_steps_missing_from_the_record_are_a_gap_and_not_idle_time(bench):
 
 def test_the_view_keeps_up_without_reading_a_step_twice(bench, monkeypatch):
     bench.machine()
-    view, added = live.LiveView(), []
+    view, added = LiveView(), []
     add = Follower._add
     monkeypatch.setattr(Follower, "_add", lambda self, e: (added.append(e["i"]), add(self, e)))
     for start in range(0, 400, 20):
@@ -108,19 +119,14 @@ def test_a_frame_stays_small_however_long_the_run():
     share, follower = BusyShare(), Follower()
     for i in range(50_000):
         share.add(i * 0.01 + 0.008, i * 0.01 + 0.01)
-    assert len(share.busy) <= BusyShare.BINS
-    assert len(share.curve(0.5)) <= BusyShare.BINS
+    assert len(share.busy) <= BusyShare.BINS and len(share.curve(0.5)) <= BusyShare.BINS
     follower.share = share
     follower.starts.extend(i * 0.01 + 0.008 for i in range(50_000))
     follower.ends.extend(i * 0.01 + 0.01 for i in range(50_000))
     follower.done = follower.ends
     assert len(follower.teeth()) <= TEETH
     np.testing.assert_allclose(share.curve(5)[:, 1], 20, atol=0.1)
-
-
-def test_hours_between_two_steps_cost_no_more_than_seconds():
-    share = BusyShare()
-    share.add(1e9, 1e9 + 1)
+    share.add(1e9, 1e9 + 1)  # hours between two steps
     assert len(share.busy) <= BusyShare.BINS
 
 
@@ -133,30 +139,42 @@ def test_the_window_shows_teeth_whatever_the_step(step_s, width):
     assert end - start == pytest.approx(width)
 
 
+def test_another_run_starts_a_new_picture(trained, tmp_path):
+    view = LiveView()
+    view.update(trained.run)
+    (tmp_path / "next").mkdir()
+    view.update(Bench(tmp_path / "next").run)
+    assert view.frame == b"" and view.status == "starting"
+
+
+# -- the line ------------------------------------------------------------------------------------
+
+
 def test_the_line_says_the_stage_until_something_is_measured(bench):
-    view = live.LiveView()
+    view = LiveView()
+    stages = {
+        "making images 128/512": ("making images", 128, 512),
+        "waiting: device cpu is in use by run x": ("device cpu is in use by run x", None, None),
+    }
     view.update(bench.run)
     assert view.status == "starting"
-    bench.write("stage", name="making images", done=128, total=512)
-    view.update(bench.run)
-    assert view.status == "making images 128/512"
-    bench.write("stage", name="device cpu is in use by run x", done=None, total=None)
-    view.update(bench.run)
-    assert view.status == "waiting: device cpu is in use by run x"
+    for line, (name, done, total) in stages.items():
+        bench.write("stage", name=name, done=done, total=total)
+        view.update(bench.run)
+        assert view.status == line
     assert view.frame == b""
 
 
-def test_the_line_tells_the_numbers_of_the_run_so_far(bench):
-    bench.machine()
-    bench.steps(*range(34))
-    view = live.LiveView()
-    view.update(bench.run)
-    step, busy, rate, wait, stated, *_ = view.status.split(" · ")
-    assert step == "step 34 of 40"
-    assert busy == f"CPU busy {bench.run.utilization:.0%}"
-    assert rate == f"{bench.run.throughput:.0f} samples/s"
-    assert wait == f"waiting for data {bench.run.wait_ms:.1f} ms a step"
-    assert stated == "simulated delay: io_ms=2.5 per item"
+def test_the_line_tells_the_numbers_of_the_run_so_far(trained):
+    view, run = LiveView(), trained.run
+    view.update(run)
+    assert view.status.split(" · ")[:5] == [
+        "step 34 of 40",
+        f"CPU busy {run.utilization:.0%}",
+        f"{run.throughput:.0f} samples/s",
+        f"waiting for data {run.wait_ms:.1f} ms a step",
+        "simulated delay: io_ms=2.5 per item",
+    ]
 
 
 def test_a_replay_is_marked_with_the_hardware_it_is_from(bench, tmp_path):
@@ -164,7 +182,7 @@ def test_a_replay_is_marked_with_the_hardware_it_is_from(bench, tmp_path):
     bench.steps(*range(30))
     bench.write("done")
     record = Run(bench.run.save(tmp_path / "kept" / "r.jsonl"), recorded=True)
-    view = live.LiveView(before=record)
+    view = LiveView(before=record)
     assert view.overlay_name == "RECORDED · NVIDIA <b>H200</b>"  # shown as text, never as HTML
     assert view.badge == ""
     view.finish(record)
@@ -172,48 +190,32 @@ def test_a_replay_is_marked_with_the_hardware_it_is_from(bench, tmp_path):
     assert view.status.startswith("finished: 30 steps")
 
 
-def test_another_run_starts_a_new_picture(bench, tmp_path):
-    bench.machine()
-    bench.steps(*range(30))
-    view = live.LiveView()
-    view.update(bench.run)
-    (tmp_path / "next").mkdir()
-    view.update(Bench(tmp_path / "next").run)
-    assert view.frame == b""
-    assert view.status == "starting"
-
-
-def test_outside_a_notebook_the_progress_is_text_on_stderr(bench, capsys):
+def test_outside_a_notebook_the_progress_is_text_on_stderr(trained, capsys):
     assert not in_notebook()
-    viewer = live.RunDisplay()
-    bench.machine()
-    bench.steps(*range(30))
-    viewer.update(bench.run)
-    bench.write("done")
-    viewer.finish(bench.run)
+    shown = RunDisplay()
+    shown.update(trained.run)
+    trained.write("done")
+    shown.finish(trained.run)
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.count("\n") == 1
-    assert err.startswith("finished: 30 steps")
+    assert err.count("\n") == 1 and err.startswith("finished: 34 steps")
 
 
-def test_on_a_terminal_the_line_is_rewritten_in_place(bench, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+def test_on_a_terminal_the_line_is_rewritten_in_place(trained, monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    shown = RunDisplay()
+    shown.next("run 1 of 2 (num_workers=0): ")
+    shown.update(trained.run)
+    assert terminal.getvalue().startswith("\rrun 1 of 2 (num_workers=0): step 34 of 40")
+    assert "\n" not in terminal.getvalue()
+    trained.write("done")
+    shown.finish(trained.run)
+    assert terminal.getvalue().count("\n") == 1
 
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    viewer = live.RunDisplay()
-    viewer.next("run 1 of 2 (num_workers=0): ")
-    bench.machine()
-    bench.steps(*range(30))
-    viewer.update(bench.run)
-    shown = sys.stderr.getvalue()
-    assert shown.startswith("\rrun 1 of 2 (num_workers=0): step 30 of 40")
-    assert "\n" not in shown
-    bench.write("done")
-    viewer.finish(bench.run)
-    assert sys.stderr.getvalue().count("\n") == 1
+
+# -- what is left of it --------------------------------------------------------------------------
 
 
 def test_a_run_without_numbers_leaves_a_text_and_no_figure(bench):
@@ -222,22 +224,15 @@ def test_a_run_without_numbers_leaves_a_text_and_no_figure(bench):
     assert figure._repr_mimebundle_() == {"text/plain": "failed: ValueError: bad luck."}
 
 
-def test_the_final_figure_is_a_png_with_a_text_that_no_run_changes(bench):
-    bench.machine()
-    bench.steps(*range(30))
-    bench.write("done")
-    data, metadata = StaticFigure.of(bench.run)._repr_mimebundle_()
-    assert data["image/png"].startswith(b"\x89PNG")
-    assert data["text/plain"] == FIGURE_TEXT
-    assert metadata["image/png"]["width"] <= 900
-
-
-def test_the_canvas_and_the_figure_that_replaces_it_have_one_text():
-    bundle = live.LiveView()._repr_mimebundle_()
-    data = bundle[0] if isinstance(bundle, tuple) else bundle
-    assert data["text/plain"] == FIGURE_TEXT
+def test_the_canvas_and_the_figure_that_replaces_it_have_one_text(trained):
+    trained.write("done")
+    data, metadata = StaticFigure.of(trained.run)._repr_mimebundle_()
+    assert data["image/png"].startswith(b"\x89PNG") and metadata["image/png"]["width"] <= 900
+    bundle = LiveView()._repr_mimebundle_()
+    canvas = bundle[0] if isinstance(bundle, tuple) else bundle
+    assert data["text/plain"] == canvas["text/plain"] == FIGURE_TEXT
 
 
 def test_the_live_view_needs_no_torch():
-    code = "import labkit.show.live, labkit.show.panel, sys; sys.exit('torch' in sys.modules)"
+    code = "import labkit.show.live, labkit.show.panels, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

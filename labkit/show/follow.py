@@ -21,8 +21,6 @@ USUAL_WINDOW_S = 2.0
 QUIET_S = 2.0  # without a step, before the line says so
 RECENT = 256  # steps behind the live median of the wait
 
-HEADER = 5  # numbers at the head of a frame; see `pack`
-
 
 class BusyShare:
     """Busy share against time on a grid that coarsens as time goes on: at most `BINS` points."""
@@ -153,10 +151,8 @@ class Follower:
             return stage_line(run)
         first, last = max(0, run.warmup - 1), len(self.done) - 1
         parts = [f"step {last + 1} of {self.steps_asked}"]
-        wall, waits = (
-            self.done[last] - self.done[first],
-            self.waits[max(first + 1, last - RECENT) :],
-        )
+        wall = self.done[last] - self.done[first]
+        waits = self.waits[max(first + 1, last - RECENT) :]
         if wall > 0:
             busy = (self.busy[last] - self.busy[first]) / wall
             parts += [
@@ -176,12 +172,3 @@ def pack(teeth: np.ndarray, curve: np.ndarray, start: float, end: float, span: f
     """Pack a frame: numbers of teeth and of points, window start and end, span; then both."""
     head = np.array([len(teeth), len(curve), start, end, span], np.float32)
     return head.tobytes() + teeth.tobytes() + curve.tobytes()
-
-
-def unpack(frame: bytes) -> tuple[np.ndarray, np.ndarray, tuple[float, float], float]:
-    """Return what `pack` was given: teeth, curve, (window start, end), span."""
-    values = np.frombuffer(frame, np.float32)
-    teeth, points = int(values[0]), int(values[1])
-    body = values[HEADER:].reshape(-1, 2)
-    window = (float(values[2]), float(values[3]))
-    return body[:teeth], body[teeth : teeth + points], window, float(values[4])

@@ -23,6 +23,9 @@ from labkit.results.run import Run
 MODES = ("offline", "online", "disabled")
 PATIENCE_S = 120  # then this process gives up, whatever the server does
 POINTS = 500  # of the utilization timeline
+NUMBERS = ("outcome", "error", "throughput", "utilization", "step_ms", "wait_ms", "copy_ms",
+           "compute_ms", "peak_memory_gib", "energy_j", "noisy")  # fmt: skip
+VERDICT = ("bottleneck", "confidence", "evidence", "advice")
 
 
 def command(wandb: bool | str | dict[str, Any] | None) -> list[str] | None:
@@ -32,22 +35,22 @@ def command(wandb: bool | str | dict[str, Any] | None) -> list[str] | None:
     """
     if wandb is None or wandb is False:
         return None
-    settings = {"project": "labkit", "mode": "offline"}
-    if isinstance(wandb, dict):
-        unknown = set(wandb) - {"project", "mode", "name"}
-        if unknown:
-            raise ValueError(f"wandb={wandb!r}: use the keys project, mode and name.")
-        settings |= wandb
-    elif isinstance(wandb, str):
-        settings["mode"] = wandb
-    if settings["mode"] not in MODES:
-        raise ValueError(f"wandb mode {settings['mode']!r} is not allowed: use one of {MODES}.")
+    given = wandb if isinstance(wandb, dict) else {"mode": wandb} if wandb is not True else {}
+    if set(given) - {"project", "mode", "name"}:
+        raise ValueError(f"wandb={wandb!r}: use the keys project, mode and name.")
+    settings = {"project": "labkit", "mode": "offline"} | given
+    _check_mode(settings["mode"])
     if settings["mode"] == "online" and not os.environ.get("WANDB_API_KEY"):
         raise ValueError(
             "wandb mode 'online' needs your key in the environment variable WANDB_API_KEY; "
             "mode 'offline' needs none."
         )
     return [sys.executable, "-m", "labkit.show.wandb_log", ".", json.dumps(settings)]
+
+
+def _check_mode(mode: Any) -> None:
+    if mode not in MODES:
+        raise ValueError(f"wandb mode {mode!r} is not allowed: use one of {MODES}.")
 
 
 def to_wandb(
@@ -81,8 +84,7 @@ def to_wandb(
         import wandb
     except ImportError:
         raise ImportError("wandb is not installed: pip install wandb") from None
-    if mode not in MODES:
-        raise ValueError(f"wandb mode {mode!r} is not allowed: use one of {MODES}.")
+    _check_mode(mode)
     named = {"": what} if isinstance(what, Run) else dict(getattr(what, "runs", what) or {})
     if not named or not all(isinstance(run, Run) for run in named.values()):
         raise ValueError(f"{what!r}: give a Run, a Ladder or a dictionary of Runs.")
@@ -103,26 +105,20 @@ def add_to(session: Any, run: Run, name: str = "") -> None:
 
     place = "/".join(filter(None, ("labkit", name)))
     session.summary.update({f"{place}/{key}": value for key, value in summary(run).items()})
-    rows = [
-        [float(second), float(share)] for second, share in zip(*run.timeline(POINTS), strict=True)
-    ]
+    rows = [list(map(float, point)) for point in zip(*run.timeline(POINTS), strict=True)]
     table = wandb.Table(columns=["seconds", "utilization"], data=rows)
     chart = wandb.plot.line(table, "seconds", "utilization", title=f"true utilization {name}")
     session.log({f"{place}/utilization": chart}, commit=False)
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """The run's numbers and its diagnosis, as W&B's summary keeps them."""
-    numbers = run.to_dict()
-    kept = ("outcome", "error", "throughput", "utilization", "step_ms", "wait_ms", "copy_ms")
-    kept += ("compute_ms", "peak_memory_gib", "energy_j", "noisy")
-    found = {name: numbers[name] for name in kept}
+    """Return the run's numbers and its diagnosis, as W&B's summary keeps them."""
+    found = {name: value for name, value in run.to_dict().items() if name in NUMBERS}
     if run.recorded:
         found["recorded_on"] = run.machine.name
     if run.utilization is not None:
         diagnosis = run.diagnose()
-        found |= {"bottleneck": diagnosis.bottleneck, "confidence": diagnosis.confidence}
-        found |= {"evidence": diagnosis.evidence, "advice": diagnosis.advice}
+        found |= {name: getattr(diagnosis, name) for name in VERDICT}
     return found
 
 
@@ -141,19 +137,11 @@ def log(run: Run, settings: dict[str, str], folder: Path) -> None:
     )
     session.define_metric("seconds")
     session.define_metric("utilization", step_metric="seconds")
-    stamps, losses = run.stamps, run.loss
-    for i, row in enumerate(stamps):
-        session.log(
-            {
-                "loss": losses[i],
-                "wait_ms": 1e3 * (row[1] - row[0]),
-                "copy_ms": 1e3 * (row[3] - row[2]),
-                "compute_ms": 1e3 * (row[5] - row[4]),
-            },
-            step=i,
-        )
-    times, busy = run.timeline(POINTS)
-    for second, share in zip(times, busy, strict=True):
+    parts_ms = 1e3 * (run.stamps[:, 1::2] - run.stamps[:, ::2])  # (steps, 3)
+    for i, (loss, parts) in enumerate(zip(run.loss, parts_ms, strict=True)):
+        named = zip(("wait_ms", "copy_ms", "compute_ms"), parts, strict=True)
+        session.log({"loss": loss, **dict(named)}, step=i)
+    for second, share in zip(*run.timeline(POINTS), strict=True):
         session.log({"seconds": float(second), "utilization": float(share)})
     session.summary.update(summary(run))
     session.finish()
