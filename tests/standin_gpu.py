@@ -38,6 +38,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import standin_profiler
 import torch
@@ -104,7 +105,6 @@ class Kernel(NamedTuple):
 
     @property
     def is_copy(self) -> bool:
-        """Whether it crossed the bus."""
         return self.name.startswith("memcpy")
 
 
@@ -115,19 +115,15 @@ class VirtualClock:
         self.ns = 1_000_000_000
 
     def now(self) -> int:
-        """Return the time in ns."""
         return self.ns
 
     def spend(self, us: float) -> None:
-        """The host works for so long."""
         self.ns += round(us * 1e3)
 
     def wait_until(self, ns: int) -> None:
-        """The host waits."""
         self.ns = max(self.ns, ns)
 
     def sleep(self, seconds: float) -> None:
-        """Stand in for time.sleep."""
         self.spend(seconds * 1e6)
 
 
@@ -137,10 +133,9 @@ class RealClock:
     now = staticmethod(ORIGINAL.perf_counter_ns)
 
     def spend(self, us: float) -> None:
-        """Nothing: the real work has been done."""
+        pass  # the real work has been done
 
     def wait_until(self, ns: int) -> None:
-        """Sleep until then."""
         while (left := ns - self.now()) > 0:
             ORIGINAL.sleep(left / 1e9)
 
@@ -152,7 +147,6 @@ class OnCard(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor, device: torch.device):
-        """Wrap `inner`, on a CPU or on meta."""
         made = torch.Tensor._make_wrapper_subclass(
             cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(),
             dtype=inner.dtype, layout=inner.layout, device=device,
@@ -170,7 +164,6 @@ class OnCard(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        """Run an operator on the card."""
         return GPU.run(func, args, kwargs or {})
 
 
@@ -178,7 +171,6 @@ class ToCard(TorchDispatchMode):
     """Sees what makes a tensor on the card where there was none: `torch.rand(3, device="cuda")`."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Run an operator where its tensors or its `device` say."""
         kwargs = kwargs or {}
         device = kwargs.get("device")
         to_card = device is not None and torch.device(device).type == "cuda"
@@ -202,8 +194,8 @@ class StandIn:
     profile: Any = None  # the profiler that is recording
 
     def __post_init__(self):
-        self.free: dict[tuple[int, int], int] = {}  # when each stream will be through, ns
-        self.bus: dict[tuple[int, str], int] = {}  # when each copy engine will be
+        # When each card's stream (by its number) or copy engine (by its name) will be through, ns
+        self.free: dict[tuple[int, int | str], int] = {}
         self.queued: deque = deque()  # ends of the kernels in flight
         self.events: dict[int, int] = {}  # when each event passes, ns
         self.arriving: deque = deque()  # (when, do it): copies to the host under way
@@ -224,25 +216,23 @@ class StandIn:
         if len(self.queued) >= QUEUE:
             self.clock.wait_until(self.queued.popleft())
         stream = library().standin_stream(card)
-        start = max(self.free.get((card, stream), 0), self.clock.now())
-        if engine:
-            start = max(start, self.bus.get((card, engine), 0))
+        lanes = [(card, stream)] + ([(card, engine)] if engine else [])
+        start = max(self.clock.now(), *(self.free.get(lane, 0) for lane in lanes))
         end = start + round(us * 1e3 / self.speed)
-        self.free[card, stream] = end
-        if engine:
-            self.bus[card, engine] = end
+        self.free |= dict.fromkeys(lanes, end)
         self.queued.append(end)
         self.kernels.append(Kernel(name, card, stream, start, end, flops, bytes, kind))
         self.launches[name] += 1
         return end
 
     def record(self, event: int, card: int, stream: int) -> None:
-        """Put an event into a stream's queue."""
         self.clock.spend(EVENT_US)
         self.events[event] = max(self.free.get((card, stream), 0), self.clock.now())
 
+    def forget(self, event: int) -> None:
+        self.events.pop(event, None)
+
     def passed(self, event: int) -> bool:
-        """Whether the queue has reached the event."""
         self.clock.spend(QUERY_US)
         self.arrive()
         return self.events.get(event, 0) <= self.clock.now()
@@ -255,31 +245,24 @@ class StandIn:
         return ctypes.c_float(ms).value
 
     def stream_waits(self, event: int, card: int, stream: int) -> None:
-        """Hold a stream until the event has passed."""
         self.free[card, stream] = max(self.free.get((card, stream), 0), self.events.get(event, 0))
 
     def host_waits(self, card: int, stream: int, event: int) -> None:
         """Hold the host until an event, a stream or a card (-1: not asked) is through."""
         self.syncs += 1
-        if event >= 0:
-            until = [self.events.get(event, 0)]
-        else:
-            until = [
-                end for (c, s), end in self.free.items()
-                if c == card and (stream < 0 or s == stream)
-            ]  # fmt: skip
+        until = [self.events.get(event, 0)] if event >= 0 else [
+            end for (c, s), end in self.free.items() if c == card and (stream < 0 or s == stream)
+        ]  # fmt: skip
         self.clock.wait_until(max(until, default=0))
         self.arrive()
 
     def arrive(self) -> None:
-        """Do the copies to the host that are over by now."""
         while self.arriving and self.arriving[0][0] <= self.clock.now():
             self.arriving.popleft()[1]()
 
     # -- operators -----------------------------------------------------------------------------
 
     def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Run an operator whose tensors, or whose result, are on a card."""
         name = func.overloadpacket.__name__
         if self.profile is None:
             return self.perform(name, func, args, kwargs)
@@ -294,7 +277,6 @@ class StandIn:
             )
 
     def perform(self, name: str, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Do what an operator does, on the queue and on the numbers."""
         if name in ("_to_copy", "copy_"):
             return self.copy(func, args, kwargs)
         if name == "_local_scalar_dense":
@@ -302,9 +284,7 @@ class StandIn:
         if name == "record_stream":
             return None
         on_card = [x for x in tensors_of((*args, *kwargs.values())) if isinstance(x, OnCard)]
-        device = on_card[0].device if on_card else torch.device(kwargs["device"])
-        if device.index is None:
-            device = torch.device("cuda", library().standin_device())
+        device = on_card[0].device if on_card else on_a_card(torch.device(kwargs["device"]))
         out = self.compute(func, args, kwargs)
         if does_work(func):
             self.launch(func, name, device.index, args, kwargs, out)
@@ -328,25 +308,13 @@ class StandIn:
         if self.numbers or not does_work(func):  # a view shares its storage
             return func(*map(self.inside, args), **inner)
         asked = (func, *map(described, args), *map(described, kwargs.items()))
-        known = self.shapes.get(asked)
-        if known is None:
+        if asked not in self.shapes:
             out = func(*map(self.inside, args), **inner)
-            several = isinstance(out, (list, tuple))
-            known = (
-                type(out) if several else None,
-                [described(x) for x in (out if several else [out])],
-            )
-            self.shapes[asked] = known
+            self.shapes[asked] = described(out)
             return out
-        kind, specs = known
-        made = [
-            torch.empty_strided(x[0], x[1], dtype=x[2], device="meta") if type(x) is Shape else x
-            for x in specs
-        ]
-        return made[0] if kind is None else kind(made)
+        return blank(self.shapes[asked])
 
     def launch(self, func: Any, name: str, card: int, args: Any, kwargs: Any, out: Any) -> None:
-        """Put an operator's kernels into the queue."""
         made = out if isinstance(out, (list, tuple)) else (out,)
         given = [value for key, value in kwargs.items() if key != "out"]  # which is made, not read
         tensors = tensors_of((*args, *given, *made))
@@ -372,7 +340,6 @@ class StandIn:
 
     @staticmethod
     def format_of(dtype: torch.dtype, name: str) -> str:
-        """Return the format that the arithmetic runs in."""
         if dtype is torch.float32:
             if "conv" in name:
                 return "tf32" if torch.backends.cudnn.allow_tf32 else "fp32"
@@ -381,7 +348,6 @@ class StandIn:
         return names.get(dtype, "fp32")
 
     def inside(self, x: Any) -> Any:
-        """Return the tensor that holds the numbers."""
         if isinstance(x, OnCard):
             return x.inner
         if isinstance(x, (list, tuple)):
@@ -391,7 +357,6 @@ class StandIn:
         return x
 
     def outside(self, x: Any, device: torch.device) -> Any:
-        """Return a result as a tensor on the card."""
         plain = isinstance(x, torch.Tensor) and not isinstance(x, OnCard)
         return OnCard(x, device) if plain else x
 
@@ -401,20 +366,14 @@ class StandIn:
         """Convert within a card, or copy from and to it."""
         in_place = func.overloadpacket.__name__ == "copy_"
         source = args[1] if in_place else args[0]
-        if in_place:
-            target = args[0].device
-            waits = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
-        else:
-            target = torch.device(kwargs.get("device") or source.device)
-            waits = not kwargs.get("non_blocking", False)
-        if target.type == "cuda" and target.index is None:
-            target = torch.device("cuda", library().standin_device())
+        target = args[0].device if in_place else kwargs.get("device") or source.device
+        target = on_a_card(torch.device(target))
+        waits = not (args[2] if in_place and len(args) > 2 else kwargs.get("non_blocking", False))
         size = source.numel() * source.element_size()
-        inner_args, inner_kwargs = list(map(self.inside, args)), dict(kwargs)
-        if not in_place:
-            inner_kwargs = {k: v for k, v in inner_kwargs.items() if k != "pin_memory"}
-            if target.type == "cuda":
-                inner_kwargs["device"] = torch.device("cpu" if self.numbers else "meta")
+        inner_args = list(map(self.inside, args))
+        inner_kwargs = {k: v for k, v in kwargs.items() if k != "pin_memory"}
+        if target.type == "cuda" and not in_place:
+            inner_kwargs["device"] = torch.device("cpu" if self.numbers else "meta")
         if source.device == target:
             out = func(*inner_args, **inner_kwargs)
             self.launch(func, "copy_", target.index, args, {}, out)
@@ -423,25 +382,21 @@ class StandIn:
         else:
             pinned = source.device.type == "cpu" and source.is_pinned()
             out = func(*inner_args, **inner_kwargs)
-            end = self.over_the_bus(
-                "memcpyHtoD", target.index, size if pinned else size / PAGEABLE, "up"
-            )
+            crossing = size if pinned else size / PAGEABLE
+            end = self.over_the_bus("memcpyHtoD", target.index, crossing, "up")
             if waits or (not pinned and size > BLOCKING_COPY):
                 self.syncs += 1
                 self.clock.wait_until(end)
         return args[0] if in_place else self.outside(out, target)
 
     def over_the_bus(self, name: str, card: int, size: int, engine: str) -> int:
-        """Enqueue a copy; return its end, ns."""
         us = SHORTEST_KERNEL_US + size / (self.cards[card].bus_gb_per_s * 1e3)
         return self.enqueue(name, card, us, bytes=size, engine=engine)
 
     def to_host(self, source, target, size: int, waits: bool, kwargs: dict) -> torch.Tensor:
         """Copy to the host: its numbers are there when the queue has done it, NaN before."""
         if target is None:
-            dtype = kwargs.get("dtype") or source.dtype
-            target = torch.empty(source.shape, dtype=dtype)
-            waits = True if not kwargs.get("non_blocking") else waits
+            target = torch.empty(source.shape, dtype=kwargs.get("dtype") or source.dtype)
         end = self.over_the_bus("memcpyDtoH", source.device.index, size, "down")
         value = source.inner.detach().clone() if self.numbers else None
 
@@ -462,9 +417,7 @@ class StandIn:
     def read(self, source: OnCard) -> float:
         """`.item()`: the host waits for everything before it."""
         self.to_host(source, None, source.element_size(), True, {})
-        return (
-            source.inner.item() if self.numbers else source.inner.new_zeros((), device="cpu").item()
-        )
+        return (source.inner if self.numbers else torch.zeros((), dtype=source.dtype)).item()
 
     # -- memory --------------------------------------------------------------------------------
 
@@ -525,6 +478,12 @@ class StandIn:
             yield batch() if callable(batch) else batch
 
 
+def on_a_card(device: torch.device) -> torch.device:
+    """Return the current card where a device is only called "cuda"."""
+    nameless = device.type == "cuda" and device.index is None
+    return torch.device("cuda", library().standin_device()) if nameless else device
+
+
 class Shape(NamedTuple):
     """A tensor without its numbers."""
 
@@ -540,6 +499,13 @@ def described(x: Any) -> Any:
     if isinstance(x, (list, tuple)):
         return tuple(map(described, x))
     return x
+
+
+def blank(x: Any) -> Any:
+    """Return tensors without numbers in the place of those that were described."""
+    if isinstance(x, Shape):
+        return torch.empty_strided(x.size, x.stride, dtype=x.dtype, device="meta")
+    return tuple(map(blank, x)) if isinstance(x, tuple) else x
 
 
 def tensors_of(values: Any) -> list[torch.Tensor]:
@@ -590,7 +556,6 @@ class Answers(ctypes.Structure):
 
 
 def library() -> Any:
-    """Return the compiled guard of this process."""
     return _library
 
 
@@ -626,17 +591,8 @@ def install(*cards: Card, real_time: bool = False, **settings: Any) -> StandIn:
         standin_profiler.install()
     GPU = StandIn(cards, RealClock() if real_time else VirtualClock(), **settings)
     standin_profiler.Profile.gpu = GPU
-    kinds = dict(Answers._fields_)
-    asked = {
-        "record": lambda e, c, s: GPU.record(e, c, s),
-        "forget": lambda e: GPU.events.pop(e, None) and None,
-        "passed": lambda e: GPU.passed(e),
-        "elapsed_ms": lambda a, b: GPU.elapsed_ms(a, b),
-        "stream_waits": lambda e, c, s: GPU.stream_waits(e, c, s),
-        "host_waits": lambda c, s, e: GPU.host_waits(c, s, e),
-    }
     global _answers
-    _answers = Answers(**{name: kinds[name](call) for name, call in asked.items()})
+    _answers = Answers(**{name: kind(getattr(GPU, name)) for name, kind in Answers._fields_})
     if first:  # autograd starts a thread for each device that it finds in its first backward pass
         _library.standin_install(MOST_CARDS, _answers)
         torch.ones(1, requires_grad=True).sum().backward()
@@ -648,10 +604,9 @@ def install(*cards: Card, real_time: bool = False, **settings: Any) -> StandIn:
 
 def install_from_environment() -> None:
     """Install the cards that LABKIT_STANDIN names, on the real clock (see standin_site)."""
-    cards = [CARDS[name] for name in os.environ["LABKIT_STANDIN"].split(",") if name != "none"]
-    speed, numbers = (
-        os.environ.get(f"LABKIT_STANDIN_{what}", "1") for what in ("SPEED", "NUMBERS")
-    )
+    named = os.environ
+    cards = [CARDS[name] for name in named["LABKIT_STANDIN"].split(",") if name != "none"]
+    speed, numbers = named.get("LABKIT_STANDIN_SPEED", "1"), named.get("LABKIT_STANDIN_NUMBERS")
     install(*cards, real_time=True, speed=float(speed), numbers=numbers != "0")
 
 
@@ -671,25 +626,20 @@ def installed(*cards: Card, **settings: Any) -> Iterator[StandIn]:
 def telling_time(clock: VirtualClock) -> Iterator[None]:
     """Let `time` and every `now_ns` of labkit tell the virtual time."""
     now = clock.now
-    changed: list[tuple[Any, str, Any]] = []
+    with contextlib.ExitStack() as changed:
 
-    def change(owner: Any, name: str, value: Any) -> None:
-        changed.append((owner, name, owner.__dict__[name]))
-        setattr(owner, name, value)
+        def change(owner: Any, name: str, value: Any) -> None:
+            changed.enter_context(mock.patch.object(owner, name, value))
 
-    change(time, "perf_counter_ns", lambda: now())
-    for name in ("perf_counter", "monotonic", "thread_time", "process_time"):
-        change(time, name, lambda: now() / 1e9)
-    change(time, "thread_time_ns", lambda: now())
-    change(time, "sleep", clock.sleep)
-    for name, module in list(sys.modules.items()):
-        if name.startswith("labkit.") and hasattr(module, "now_ns"):
-            change(module, "now_ns", lambda: now())
-    try:
+        for name in ("perf_counter_ns", "thread_time_ns"):
+            change(time, name, lambda: now())
+        for name in ("perf_counter", "monotonic", "thread_time", "process_time"):
+            change(time, name, lambda: now() / 1e9)
+        change(time, "sleep", clock.sleep)
+        for name, module in list(sys.modules.items()):
+            if name.startswith("labkit.") and hasattr(module, "now_ns"):
+                change(module, "now_ns", lambda: now())
         yield
-    finally:
-        for owner, name, value in reversed(changed):
-            setattr(owner, name, value)
 
 
 def fill_in_kernels() -> None:
