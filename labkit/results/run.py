@@ -10,7 +10,7 @@ from labkit.results.event_log import EventLogResult, of_one_moment
 from labkit.results.record import Watched, pipeline_of
 from labkit.results.result import noise
 from labkit.results.sweep import Comparison
-from labkit.results.timeline import Timeline, busy_until
+from labkit.results.timeline import Timeline, unevenness
 from labkit.spec import NOISY, Pipeline
 from labkit.wiring import above
 
@@ -32,8 +32,7 @@ class Run(EventLogResult):
     """
 
     SERIES = ("step", "telemetry", "items", "epoch")
-
-    _clock: tuple[tuple[int, int], Timeline] | None = None  # of so many steps and epochs
+    _clock: Timeline | None = None
 
     def _take(self, event: dict[str, Any]) -> None:
         super()._take(event)
@@ -98,11 +97,10 @@ class Run(EventLogResult):
     @of_one_moment
     def _timeline(self) -> Timeline:
         steps, epochs = self._series["step"], self._series["epoch"]
-        size = len(steps), len(epochs)
-        if self._clock is None or self._clock[0] != size:
-            passes = [event["step"] for event in epochs]
-            self._clock = size, Timeline(steps[: size[0]], passes)
-        return self._clock[1]
+        clock = self._clock
+        if clock is None or clock.size != (len(steps), len(epochs)):
+            clock = self._clock = Timeline(steps, [event["step"] for event in epochs])
+        return clock
 
     @property
     def stamps(self) -> np.ndarray:
@@ -123,22 +121,12 @@ class Run(EventLogResult):
         return self._timeline().issued
 
     def seconds(self, t_ns: int) -> float:
-        """Return a stamp of this run's clock as seconds since its first batch was asked for.
-
-        NaN between two passes over a watched loader: that is no time of the run.
-        """
+        """Return a stamp of this run's clock in s; NaN between passes over a watched loader."""
         return self._timeline().seconds(t_ns) if self.steps else 0.0
 
     def timeline(self, bins: int = 200) -> tuple[np.ndarray, np.ndarray]:
-        """Return utilization over the whole run: (bins,) s and (bins,) 0 to 1.
-
-        Each value is the busy share of one of `bins` equal stretches, stamped at its middle.
-        """
-        busy = self.busy
-        if len(busy) == 0:
-            return np.empty(0), np.empty(0)
-        edges = np.linspace(0.0, busy[-1, 1], bins + 1)
-        return (edges[:-1] + edges[1:]) / 2, np.diff(busy_until(busy, edges)) / np.diff(edges)
+        """Return utilization over the whole run, in equal stretches: (bins,) s, (bins,) 0 to 1."""
+        return self._timeline().utilization(bins)
 
     @property
     def thread_s(self) -> np.ndarray:
@@ -196,9 +184,8 @@ class Run(EventLogResult):
         """Share of wall time (0 to 1) in which the device certainly worked, warm-up excluded.
 
         On a GPU: what was left of each step when the host had issued all of it. That much was
-        queued, so no gap in it was a wait for the host. A small share says nothing: it is that of
-        a loop which launches too slowly, and of one which waits for every step. On a CPU it is the
-        utilization.
+        queued, so no gap in it was a wait for the host. A small share says nothing: a loop that
+        launches too slowly has it, and one that waits for every step. On a CPU: the utilization.
         """
         stamps = self._measured()
         if stamps is None or self.utilization is None or self.machine.kind != "gpu":
@@ -210,10 +197,7 @@ class Run(EventLogResult):
     @property
     @of_one_moment
     def utilization_is_upper_bound(self) -> bool:
-        """Whether gaps between kernels may hide in `utilization`: on a GPU without an x-ray.
-
-        Not where the host was so far ahead that hardly any can (`busy_at_least`).
-        """
+        """Whether gaps between kernels may hide in `utilization`; `busy_at_least` has none of them."""
         if self.utilization is None or self.machine.kind != "gpu" or self.xray_facts is not None:
             return False
         return self.utilization - self.busy_at_least > HIDES
@@ -248,18 +232,12 @@ class Run(EventLogResult):
 
     @property
     def copy_ms(self) -> float | None:
-        """Median time of the host-to-device copy, ms. On a CPU there is none to speak of.
-
-        None for a watched loop: its copies are somewhere inside its body.
-        """
+        """Median time of the host-to-device copy, ms; None for a watched loop, which hides it."""
         return None if self.watched else self._median_ms(2, 3)
 
     @property
     def compute_ms(self) -> float | None:
-        """Median time of forward, backward and optimizer on the device, ms.
-
-        For a watched loop it is the whole loop body.
-        """
+        """Median time of forward, backward and optimizer (a watched loop's body), ms."""
         return self._median_ms(4, 5)
 
     def _median_ms(self, start: int, end: int) -> float | None:
@@ -272,14 +250,7 @@ class Run(EventLogResult):
     def spread(self) -> float | None:
         """How uneven the run was: IQR over median of the throughput of its five stretches."""
         stamps = self._measured()
-        if stamps is None or len(stamps) < 3 * BLOCKS:
-            return None
-        edges = np.linspace(0, len(stamps) - 1, BLOCKS + 1).astype(int)
-        seconds = np.diff(stamps[edges, 5])
-        if (seconds <= 0).any():  # stamps that no clock made
-            return None
-        low, middle, high = np.percentile(np.diff(edges) / seconds, [25, 50, 75])
-        return float((high - low) / middle)
+        return None if stamps is None else unevenness(stamps[:, 5], BLOCKS)
 
     @property
     def noisy(self) -> bool:
@@ -310,8 +281,8 @@ class Run(EventLogResult):
         if not (steps := self._events("step")):
             return None
         first, last = steps[0]["t"][0], steps[-1]["t"][3]
-        counts = [s.get("energy_j") for s in self.telemetry if first <= s["t_ns"] <= last]
-        counts = [joules for joules in counts if joules is not None]
+        inside = [s.get("energy_j") for s in self.telemetry if first <= s["t_ns"] <= last]
+        counts = [joules for joules in inside if joules is not None]
         return counts[-1] - counts[0] if len(counts) > 1 else None
 
     # -- what others make of it ------------------------------------------------------------------
@@ -357,11 +328,8 @@ class Run(EventLogResult):
         mark = f"{self.mark}: " if self.recorded else ""
         knobs = ", ".join(f"{n}={v!r}" for n, v in self.asked.changed().items()) or "defaults"
         head = f"{mark}Run({self.alias or knobs}) {self.outcome}"
-        if self.error:
-            return f"{head}: {self.error}"
-        if self.utilization is None:
-            return f"{head}: {self.steps} steps"
-        return f"{head}: {self.numbers}"
+        few = f"{self.steps} steps" if self.utilization is None else ""
+        return f"{head}: {self.error or few or self.numbers}"
 
     @property
     @of_one_moment

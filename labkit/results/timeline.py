@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,14 @@ class Timeline:
     watch did not see what happened there, so no statistic may count it as idle.
 
     Attributes:
+        size: The number of steps and of passes it is made of.
         stamps: (steps, 6): asked, ready, copy start, copy end, busy start, busy end; s.
     """
 
     def __init__(self, steps: list[dict[str, Any]], passes: list[int]):
         """`passes` holds the number of the first step of each pass over a watched loader."""
-        self._steps = steps
+        self.size = len(steps), len(passes)
+        self._done_ns = np.array([step["t"][3] for step in steps], dtype=np.int64)
         self._zero_ns = steps[0]["t"][0] if steps else 0
         stamps = stamps_ns(steps)
         first = np.array(sorted({i for i in passes if 0 < i < len(steps)}), dtype=np.int64)
@@ -38,11 +39,10 @@ class Timeline:
             return moment_ns
         return moment_ns - np.interp(moment_ns, self._edges, self._gone)
 
-    @functools.cached_property
+    @property
     def issued(self) -> np.ndarray:
         """When the host had issued each step (steps,), s."""
-        done = np.array([step["t"][3] for step in self._steps], dtype=np.int64)
-        return self._running(done - self._zero_ns) / 1e9
+        return self._running(self._done_ns - self._zero_ns) / 1e9
 
     def seconds(self, t_ns: int) -> float:
         """Return a stamp of the run's clock in s; NaN within a pause, which is no time of it."""
@@ -50,6 +50,14 @@ class Timeline:
         if np.searchsorted(self._edges, moment) % 2:
             return float("nan")
         return float(self._running(moment)) / 1e9
+
+    def utilization(self, bins: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (bins,) s and the busy share (bins,) of equal stretches, stamped at the middle."""
+        busy = self.stamps[:, 4:6]
+        if len(busy) == 0:
+            return np.empty(0), np.empty(0)
+        edges = np.linspace(0.0, busy[-1, 1], bins + 1)
+        return (edges[:-1] + edges[1:]) / 2, np.diff(busy_until(busy, edges)) / np.diff(edges)
 
 
 def stamps_ns(steps: list[dict[str, Any]]) -> np.ndarray:
@@ -64,6 +72,21 @@ def stamps_ns(steps: list[dict[str, Any]]) -> np.ndarray:
         rows.append((asked, ready, *copy, *busy))
     stamps = np.array(rows, dtype=np.int64).reshape(-1, 6)
     return stamps - stamps[:1, :1]
+
+
+def unevenness(ends_s: np.ndarray, blocks: int) -> float | None:
+    """Return IQR over median of the steps per second in `blocks` stretches; None where too few.
+
+    `ends_s` (steps,) are the steps' ends, s.
+    """
+    if len(ends_s) < 3 * blocks:
+        return None
+    edges = np.linspace(0, len(ends_s) - 1, blocks + 1).astype(int)
+    seconds = np.diff(ends_s[edges])
+    if (seconds <= 0).any():  # stamps that no clock made
+        return None
+    low, middle, high = np.percentile(np.diff(edges) / seconds, [25, 50, 75])
+    return float((high - low) / middle)
 
 
 def busy_until(busy: np.ndarray, moments_s: np.ndarray) -> np.ndarray:
