@@ -197,7 +197,7 @@ class Run(EventLogResult):
     @property
     @of_one_moment
     def utilization_is_upper_bound(self) -> bool:
-        """Whether gaps between kernels may hide in `utilization`; `busy_at_least` has none of them."""
+        """Whether gaps between kernels may hide in `utilization`, unlike in `busy_at_least`."""
         if self.utilization is None or self.machine.kind != "gpu" or self.xray_facts is not None:
             return False
         return self.utilization - self.busy_at_least > HIDES
