@@ -1,23 +1,30 @@
-"""Statistics follow from the log, and a record is checked before it is used."""
+"""Statistics follow from the log, records are checked before use, runs stand side by side."""
 
 import gzip
 import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import labkit as lk
+from labkit.results.launch import launch
+from labkit.results.record import Tail
+from labkit.results.run import Run
+from labkit.results.sweep import Sweep
+from labkit.spec import Pipeline
 
 MS = 1_000_000
+VERSION_1 = json.loads(Path(__file__).with_name("records_version_1.json").read_text())
 
 
-def write_record(path, steps=40, wait_ms=50, busy_ms=10, **more):
-    """Write a record of a device that waits and works in turn."""
+def write_record(path, steps=40, wait_ms=50, busy_ms=10, slower=0.0):
+    """Write a record of a device that waits and works in turn, each step a little slower."""
     events = [
         {"event": "spec", "version": 1, "run": "r", "pipeline": {"num_workers": 0}, "t_ns": 0},
         {"event": "machine", "device": "cpu", "kind": "cpu", "name": "Test", "versions": {}},
@@ -26,12 +33,15 @@ def write_record(path, steps=40, wait_ms=50, busy_ms=10, **more):
     now = 10**9
     for i in range(steps):
         ready, end = now + wait_ms * MS, now + (wait_ms + busy_ms) * MS
-        stamps = [now, ready, ready, end]
+        stamps = [int(t * (1 + slower * i)) for t in (now, ready, ready, end)]
         events.append({"event": "step", "i": i, "t": stamps, "n": 16, "loss": 1.0 / (i + 1)})
         now = end
-    events += more.get("end", [{"event": "done"}, {"event": "end", "stop": None, "code": 0}])
+    events += [{"event": "done"}, {"event": "end", "stop": None, "code": 0}]
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
     return path
+
+
+# -- numbers -------------------------------------------------------------------------------------
 
 
 def test_the_textbook_loop_is_a_sixth_busy(tmp_path):
@@ -51,32 +61,26 @@ def test_a_missing_number_is_none_and_never_zero(tmp_path):
 
 
 def test_an_uneven_run_says_that_it_is_noisy(tmp_path):
-    path = write_record(tmp_path / "r.jsonl", steps=60)
-    lines = path.read_text().splitlines()
-    for k, line in enumerate(lines):
-        event = json.loads(line)
-        if event["event"] == "step":  # stretch time: each step a little slower than the last
-            event["t"] = [int(stamp * (1 + event["i"] / 20)) for stamp in event["t"]]
-            lines[k] = json.dumps(event)
-    path.write_text("\n".join(lines) + "\n")
-    run = lk.load(path)
-    assert run.noisy and "NOISY" in repr(run)
+    run = lk.load(write_record(tmp_path / "r.jsonl", steps=60, slower=0.05))
+    assert run.noisy and f"NOISY: throughput varied by {run.spread:.0%} (IQR/median)" in repr(run)
 
 
-def test_a_saved_run_loads_as_recorded_with_the_same_numbers(finished, tmp_path):
-    for name in ("run.jsonl", "run.jsonl.gz"):
-        loaded = lk.load(finished.save(tmp_path / name))
-        assert loaded.utilization == finished.utilization
-        assert loaded.loss == finished.loss
-        assert loaded.pipeline == finished.pipeline
-        assert loaded.recorded and not finished.recorded
-        assert repr(loaded).startswith("RECORDED on ")
-    assert lk.load(finished.path).throughput == finished.throughput
+def test_every_shipped_record_gives_the_numbers_it_gave_when_it_was_made():
+    listed = lk.recorded()
+    assert {entry.name for entry in listed} == set(VERSION_1)
+    for entry in listed:
+        result, then = entry.load(), dict(VERSION_1[entry.name])
+        if not entry.experiment:
+            assert result.diagnose().bottleneck == then.pop("bottleneck"), entry.name
+            assert {name: getattr(result, name) for name in then} == then, entry.name
+            continue
+        times = [point.median_s for point in result if point.median_s is not None]
+        now = (result.outcome, len(result), len(result.skipped), sum(times))
+        assert now == tuple(then.values()), entry.name
 
 
+@pytest.mark.slow
 def test_a_finished_run_reports_what_ran_and_what_could_not(tiny):
-    from labkit.results.launch import launch
-
     run = launch(tiny.but(pin_memory=True, precision="tf32", channels_last=True)).wait()
     assert run.outcome == "finished"
     if run.machine.kind == "cpu":
@@ -86,21 +90,87 @@ def test_a_finished_run_reports_what_ran_and_what_could_not(tiny):
     assert all(math.isfinite(loss) for loss in run.loss)
 
 
+@pytest.mark.slow
 def test_the_same_seed_trains_on_the_same_samples_whatever_the_workers(tiny):
-    from labkit.results.launch import launch
-
     pipeline = tiny.but(dataset="jpeg", io_ms=0, steps=12)
     losses = [launch(pipeline.but(num_workers=n)).wait().loss for n in (0, 3)]
     assert losses[0] == losses[1]
 
 
-def test_comparing_names_the_change_and_what_it_brought(tmp_path):
-    slow = lk.load(write_record(tmp_path / "slow.jsonl"))
-    fast = lk.load(write_record(tmp_path / "fast.jsonl", wait_ms=5))
-    assert fast.compare(slow).speedup == pytest.approx(4)
-    assert "4.00x faster" in fast.compare(slow).verdict
-    assert "No difference" in slow.compare(slow).verdict
-    assert "RECORDED" in repr(fast.compare(slow))
+@pytest.mark.slow
+def test_what_compiles_nothing_is_adamw_to_the_bit_and_imports_no_compiler():
+    code = """
+import sys
+import torch
+from labkit.bench.models import AdamW
+
+def trained(kind, **more):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+    optimizer = kind(model.parameters(), lr=1e-2, **more)
+    for _ in range(20):
+        torch.nn.functional.cross_entropy(model(torch.randn(4, 8)), torch.ones(4).long()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+plain, fused = trained(AdamW), trained(AdamW, fused=True)
+assert "torch._dynamo" not in sys.modules
+assert torch.equal(plain, trained(torch.optim.AdamW))
+assert torch.equal(fused, trained(torch.optim.AdamW, fused=True))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+# -- one moment of a log that grows --------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_is_read_whenever_it_is_asked(tiny):
+    run, seen = lk.run(tiny, wait=False), []
+    while run.outcome == "running":  # and nobody calls `refresh`
+        seen.append((run.steps, run.throughput))
+    assert run.outcome == "finished" and run.error is None and run.steps == tiny.steps
+    assert run.throughput and len({steps for steps, _ in seen}) > 3
+
+
+def test_what_is_derived_together_is_of_one_moment(tmp_path):
+    whole = write_record(tmp_path / "whole").read_text().splitlines(keepends=True)
+    log = tmp_path / "events.jsonl"
+    log.write_text("".join(whole[:23]))  # 20 steps so far
+    size = sum(map(len, whole))
+    run = Run(tmp_path, process=SimpleNamespace(alive=lambda: len(log.read_text()) < size))
+    with run.as_of_now():
+        with log.open("a") as more:
+            more.writelines(whole[23:])  # to its end: the process is gone
+        assert run.steps == len(run.stamps) == len(run.loss) == 20
+        assert run.throughput == pytest.approx(16 / 0.060)  # one more moment, inside this one
+        assert run.steps == 20 and run.outcome == "running"
+    assert run.steps == len(run.stamps) == 40 and run.outcome == "finished"
+
+
+def test_a_torn_last_line_waits_for_its_other_half(tmp_path):
+    file = tmp_path / "events.jsonl"
+    file.write_text('{"event":"hello","pid":1}\n{"event":"do')
+    tail = Tail(file)
+    assert [event["event"] for event in tail.read()] == ["hello"]
+    with file.open("a") as log:
+        log.write('ne"}\n')
+    assert [event["event"] for event in tail.read()] == ["done"]
+
+
+# -- records -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_saved_run_loads_as_recorded_with_the_same_numbers(finished, tmp_path):
+    for name in ("run.jsonl", "run.jsonl.gz"):
+        loaded = lk.load(finished.save(tmp_path / name))
+        mine, theirs = finished.to_dict(), loaded.to_dict()
+        assert {n for n in mine if mine[n] != theirs[n]} == {"recorded", "mark"}
+        assert loaded.recorded and repr(loaded).startswith("RECORDED on ")
+    assert lk.load(finished.path).throughput == finished.throughput
 
 
 @pytest.mark.parametrize(
@@ -125,9 +195,10 @@ def test_what_is_no_record_is_refused_with_one_clear_error(content, message, tmp
         lk.load(tmp_path / "missing.jsonl")
 
 
+@settings(derandomize=True, deadline=None)
 @given(st.binary(max_size=400), st.integers(0, 3000))
 def test_a_damaged_record_loads_or_is_refused_and_nothing_else(tmp_path_factory, noise, where):
-    file = tmp_path_factory.mktemp("fuzz") / "r.jsonl"
+    file = tmp_path_factory.getbasetemp() / "damaged.jsonl"
     data = write_record(file, steps=20).read_bytes()
     file.write_bytes(data[:where] + noise + data[where:])
     try:
@@ -137,64 +208,92 @@ def test_a_damaged_record_loads_or_is_refused_and_nothing_else(tmp_path_factory,
         pass
 
 
-def test_a_torn_last_line_waits_for_its_other_half(tmp_path):
-    from labkit.results.record import Tail
-
-    file = tmp_path / "events.jsonl"
-    file.write_text('{"event":"hello","pid":1}\n{"event":"do')
-    tail = Tail(file)
-    assert [event["event"] for event in tail.read()] == ["hello"]
-    with file.open("a") as log:
-        log.write('ne"}\n')
-    assert [event["event"] for event in tail.read()] == ["done"]
+# -- side by side --------------------------------------------------------------------------------
 
 
-def test_a_run_that_goes_on_is_read_whenever_it_is_asked(tiny):
-    run, seen = lk.run(tiny, wait=False), []
-    while run.outcome == "running":  # and nobody calls `refresh`
-        seen.append((run.steps, run.throughput))
-    assert run.outcome == "finished" and run.error is None and run.steps == tiny.steps
-    assert run.throughput and len({steps for steps, _ in seen}) > 3
+def test_comparing_names_the_change_and_what_it_brought(tmp_path):
+    slow = lk.load(write_record(tmp_path / "slow.jsonl"))
+    fast = lk.load(write_record(tmp_path / "fast.jsonl", wait_ms=5))
+    assert fast.compare(slow).speedup == pytest.approx(4)
+    assert "4.00x faster" in fast.compare(slow).verdict
+    assert "No difference" in slow.compare(slow).verdict
+    assert "RECORDED" in repr(fast.compare(slow)) and "4.00x" in fast.compare(slow)._repr_html_()
 
 
-def test_what_is_derived_together_is_of_one_moment(tmp_path):
-    from labkit.results.run import Run
+class StandIn:
+    """A run that takes so many looks to end, and counts who is on a device."""
 
-    whole = write_record(tmp_path / "whole").read_text().splitlines(keepends=True)
-    log = tmp_path / "events.jsonl"
-    log.write_text("".join(whole[:23]))  # 20 steps so far
-    process = SimpleNamespace(alive=lambda: len(log.read_text()) < size)
-    size = sum(map(len, whole))
-    run = Run(tmp_path, process=process)
-    with run.as_of_now():
-        with log.open("a") as more:
-            more.writelines(whole[23:])  # to its end: the process is gone
-        assert run.steps == len(run.stamps) == len(run.loss) == 20
-        assert run.throughput == pytest.approx(16 / 0.060)  # one more moment, inside this one
-        assert run.steps == 20 and run.outcome == "running"
-    assert run.steps == len(run.stamps) == 40 and run.outcome == "finished"
+    on: dict = {}
+    most: dict = {}
+
+    def __init__(self, pipeline, looks):
+        self.asked, self.left, self.outcome = pipeline, looks, "running"
+        device = pipeline.device
+        self.on[device] = self.on.get(device, 0) + 1
+        self.most[device] = max(self.most.get(device, 0), self.on[device])
+
+    @property
+    def running(self):
+        self.left -= 1
+        return self.left > 0
+
+    def wait(self):
+        self.end("finished")
+
+    def stop(self):
+        self.end("stopped")
+
+    def end(self, outcome):
+        self.outcome = outcome
+        self.on[self.asked.device] -= 1
 
 
-def test_what_compiles_nothing_is_adamw_to_the_bit_and_imports_no_compiler():
-    code = """
-import sys
-import torch
-from labkit.bench.models import AdamW
+@pytest.fixture
+def stand_ins():
+    StandIn.on, StandIn.most = {}, {}
+    looks = iter([9, 2, 2, 2, 2])
+    return lambda pipeline: StandIn(pipeline, next(looks))
 
-def trained(kind, **more):
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
-    optimizer = kind(model.parameters(), lr=1e-2, **more)
-    for _ in range(20):
-        torch.nn.functional.cross_entropy(model(torch.randn(4, 8)), torch.ones(4).long()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
-plain, fused = trained(AdamW), trained(AdamW, fused=True)
-assert "torch._dynamo" not in sys.modules
-assert torch.equal(plain, trained(torch.optim.AdamW))
-assert torch.equal(fused, trained(torch.optim.AdamW, fused=True))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+def swept(**more):
+    return Sweep(Pipeline(), {"batch_size": [1, 2, 3, 4, 5]}, **more)
+
+
+def test_a_device_that_is_free_takes_the_next_setting_of_a_sweep(stand_ins):
+    sweep = swept(devices=["cuda:0", "cuda:1"]).measure(stand_ins, period_s=0)
+    assert [run.asked.batch_size for run in sweep] == [1, 2, 3, 4, 5]
+    # the first run is long: meanwhile the other device does all the rest
+    assert [run.asked.device for run in sweep] == ["cuda:0"] + ["cuda:1"] * 4
+    assert StandIn.most == {"cuda:0": 1, "cuda:1": 1}
+    assert all(run.outcome == "finished" for run in sweep)
+
+
+def test_without_devices_runs_follow_each_other_where_the_pipeline_says(stand_ins):
+    sweep = swept().measure(stand_ins, period_s=0)
+    assert {run.asked.device for run in sweep} == {"auto"} and StandIn.most == {"auto": 1}
+
+
+def test_an_interrupt_stops_what_runs_and_keeps_what_has_ended(stand_ins):
+    sweep, seen = swept(devices=["cuda:0", "cuda:1"]), []
+
+    def interrupts(run):
+        seen.append(run)
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep.measure(stand_ins, interrupts, period_s=0)
+    assert not any(StandIn.on.values())
+    assert [run.outcome for run in sweep][-1:] in ([], ["finished"])
+
+
+@pytest.mark.parametrize(
+    ("devices", "knobs"),
+    [
+        ("cuda:0", {}), ([], {}), (["cuda:0", "cuda:0"], {}), (["cuda", "cuda:0"], {}),
+        (["tpu"], {}), (["cpu"], {"device": ["cpu"]}),
+    ],
+)  # fmt: skip
+def test_bad_devices_of_a_sweep_are_refused_before_anything_runs(devices, knobs):
+    with pytest.raises(ValueError, match="device"):
+        Sweep(Pipeline(), {"batch_size": [1], **knobs}, devices=devices)
