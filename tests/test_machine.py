@@ -8,7 +8,7 @@ import torch
 
 from labkit.analysis.datasheets import card
 from labkit.bench import machine as bench_machine
-from labkit.experiments import anatomy, one_thread
+from labkit.experiments import device as device_experiments
 from labkit.results.machine import Machine
 
 NONE = "No CUDA GPUs are available"
@@ -69,20 +69,17 @@ def test_who_asks_for_a_card_that_torch_cannot_use_is_told_why(driver):
     assert bench_machine.find_device("cpu").type == "cpu"
 
 
-def test_without_a_card_none_is_spoken_of(monkeypatch):
+def test_a_card_that_torch_uses_or_that_is_not_there_is_not_called_unused(monkeypatch):
     def no_driver():
         raise pynvml.NVMLError_LibraryNotFound()
 
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert bench_machine.unused_gpu() is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
     assert bench_machine.unused_gpu() is None
     with pytest.raises(RuntimeError, match="device='cuda': it is not here, 0 CUDA devices"):
         bench_machine.find_device("cuda")
-
-
-def test_a_card_that_torch_uses_is_not_called_unused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert bench_machine.unused_gpu() is None
 
 
 def test_the_table_and_the_line_say_that_a_card_is_not_used():
@@ -95,65 +92,50 @@ def test_the_table_and_the_line_say_that_a_card_is_not_used():
     assert "Remedy: x" in unused._repr_html_() and "unused_gpu" in unused.to_dict()
 
 
-@pytest.mark.parametrize(
-    ("name", "uuid"),
-    [
-        ("NVIDIA A100-SXM4-40GB", "GPU-4f6e"),
-        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "MIG-4f6e"),
-    ],
-)
-def test_whoever_asks_nvml_for_a_card_or_a_part_of_one_does_so_by_its_own_name(
-    name, uuid, monkeypatch
-):
-    asked, device = [], torch.device("cuda", 0)
-    bench = SimpleNamespace(device=device, skip=lambda *_: None)
-    here = {"name": name, "uuid": "4f6e", "total_memory": 2**30, "major": 8, "minor": 0}
-    sms = {"multi_processor_count": 14, "max_threads_per_multi_processor": 2048, "warp_size": 32}
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**here, **sms)
-    )
+@pytest.mark.parametrize("part", ["", " MIG 1g.5gb"])
+def test_nvml_is_asked_for_a_card_or_a_part_of_one_by_its_own_name(part, monkeypatch):
+    asked, uuid = [], "MIG-4f6e" if part else "GPU-4f6e"
+    here = SimpleNamespace(
+        name=f"NVIDIA A100-SXM4-40GB{part}", uuid="4f6e", total_memory=2**30, major=8, minor=0,
+        multi_processor_count=14,
+    )  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: here)
     for call in ("nvmlInit", "nvmlSystemGetDriverVersion"):
         monkeypatch.setattr(pynvml, call, lambda: "550.54")
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", asked.append)
-    assert bench_machine.describe(device)["uuid"] == uuid
-    anatomy.of_card(device)
-    one_thread.on_cuda(SimpleNamespace(seconds=0), bench)
+    assert bench_machine.describe(torch.device("cuda", 0))["uuid"] == uuid
+    device_experiments.pcie(bench_machine.card_uuid(torch.device("cuda", 0)))
+    device_experiments.nvml_meter(bench_machine.card_uuid(torch.device("cuda", 0)))
     assert asked == [uuid] * 3
 
 
-@pytest.mark.parametrize(
-    ("name", "sheet", "gb_per_s", "fp16"),
-    [
-        ("Tesla T4", "T4", 320, 65),
-        ("Tesla V100-SXM2-32GB", "V100 SXM2", 900, 125),
-        ("Tesla V100-PCIE-16GB", "V100 PCIe", 900, 112),
-        ("NVIDIA A100-SXM4-40GB", "A100 SXM 40 GB", 1555, 312),
-        ("A100-SXM4-40GB", "A100 SXM 40 GB", 1555, 312),
-        ("NVIDIA A100-SXM4-80GB", "A100 SXM 80 GB", 2039, 312),
-        ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40 GB", 1555, 312),
-        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80 GB", 1935, 312),
-        ("NVIDIA H100 80GB HBM3", "H100 SXM", 3350, 989.5),
-        ("NVIDIA H100 PCIe", "H100 PCIe", 2000, 756.5),
-        ("NVIDIA H200", "H200 SXM", 4800, 989.5),
-        ("NVIDIA GeForce RTX 4070", "GeForce RTX 4070", 504, 58.3),
-        ("NVIDIA GeForce RTX 4080", "GeForce RTX 4080", 716.8, 97.5),
-        ("NVIDIA GeForce RTX 4090", "GeForce RTX 4090", 1008, 165.2),
-    ],
-)
-def test_a_card_has_its_own_data_sheet(name, sheet, gb_per_s, fp16):
-    found = card(name)
-    assert (found.name, found.gb_per_s, found.tflop_per_s["fp16"]) == (sheet, gb_per_s, fp16)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "NVIDIA GH200 480GB", "NVIDIA H200 NVL", "NVIDIA H100 NVL", "NVIDIA A100-40C", "GRID T4-8Q",
-        "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "Tesla V100S-PCIE-32GB", "NVIDIA T400",
-        "NVIDIA GeForce RTX 4070 Ti", "NVIDIA GeForce RTX 4070 SUPER",
-        "NVIDIA GeForce RTX 4070 Ti SUPER", "NVIDIA GeForce RTX 4080 SUPER",
-        "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090 Laptop GPU",
-    ],
+SHEETS = {
+    "Tesla T4": ("T4", 320, 65),
+    "Tesla V100-SXM2-32GB": ("V100 SXM2", 900, 125),
+    "Tesla V100-PCIE-16GB": ("V100 PCIe", 900, 112),
+    "NVIDIA A100-SXM4-40GB": ("A100 SXM 40 GB", 1555, 312),
+    "A100-SXM4-40GB": ("A100 SXM 40 GB", 1555, 312),
+    "NVIDIA A100-SXM4-80GB": ("A100 SXM 80 GB", 2039, 312),
+    "NVIDIA A100-PCIE-40GB": ("A100 PCIe 40 GB", 1555, 312),
+    "NVIDIA A100 80GB PCIe": ("A100 PCIe 80 GB", 1935, 312),
+    "NVIDIA H100 80GB HBM3": ("H100 SXM", 3350, 989.5),
+    "NVIDIA H100 PCIe": ("H100 PCIe", 2000, 756.5),
+    "NVIDIA H200": ("H200 SXM", 4800, 989.5),
+    "NVIDIA GeForce RTX 4070": ("GeForce RTX 4070", 504, 58.3),
+    "NVIDIA GeForce RTX 4080": ("GeForce RTX 4080", 716.8, 97.5),
+    "NVIDIA GeForce RTX 4090": ("GeForce RTX 4090", 1008, 165.2),
+}
+ALIKE = (
+    "NVIDIA GH200 480GB", "NVIDIA H200 NVL", "NVIDIA H100 NVL", "NVIDIA A100-40C", "GRID T4-8Q",
+    "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "Tesla V100S-PCIE-32GB", "NVIDIA T400",
+    "NVIDIA GeForce RTX 4070 Ti", "NVIDIA GeForce RTX 4070 SUPER",
+    "NVIDIA GeForce RTX 4070 Ti SUPER", "NVIDIA GeForce RTX 4080 SUPER",
+    "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090 Laptop GPU",
 )  # fmt: skip
-def test_a_card_with_a_name_that_is_only_alike_has_none(name):
-    assert card(name) is None
+
+
+def test_a_card_has_its_own_data_sheet_and_one_with_a_name_only_alike_has_none():
+    for name, sheet in SHEETS.items():
+        found = card(name)
+        assert (found.name, found.gb_per_s, found.tflop_per_s["fp16"]) == sheet
+    assert not [name for name in ALIKE if card(name) is not None]
