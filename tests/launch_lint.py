@@ -29,9 +29,9 @@ from launch_replay import Op, Step, bound_by, diagnosed, period_us, recorded, re
 from standin_gpu import CARDS, LAUNCH_US, StandIn
 
 from labkit.analysis.thresholds import WORTH_NAMING
-from labkit.bench import loop, model_size, slow_faults
+from labkit.bench import loop, model_size
 from labkit.bench.resolve_config import resolve_config
-from labkit.course import faultset, slow_script_train
+from labkit.course import faultset, slow_faults, slow_script_train
 from labkit.spec import Pipeline
 
 TABLE = Path(__file__).with_suffix(".md")

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 import labkit as lk
-from labkit.bench import machine, slow_faults
+from labkit.bench import machine
 from labkit.bench import profile as xray
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import make_timeline
+from labkit.course import slow_faults
 from labkit.process.events import VERSION, EventLog
 from labkit.process.step_log import Drain
 from labkit.results.run import Run

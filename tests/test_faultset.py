@@ -8,75 +8,44 @@ import pytest
 import torch
 from torch import nn
 
-from labkit.bench import slow_faults
-from labkit.course import confusion_figure, faultset
-from labkit.course.faultscore import NAMES, Score, Scored, run_set
-from labkit.course.faultset import (
-    BASES,
-    CALIBRATION,
-    EVERYTHING,
-    FAULTS,
-    HEALTHY,
-    MIXTURES,
-    SCORING,
-    Case,
-    Here,
-)
+from labkit.course import faultset, slow_faults
+from labkit.course.faultscore import FaultScore, Scored, run_set
+from labkit.course.faultset import BASES, CALIBRATION, EVERYTHING, FAULTS, SCORING, Case, Here
 from labkit.results.machine import Machine
 
 CPU = Here(BASES["cpu"] | {"precision": "fp32"}, Machine(kind="cpu"))
 GPU = Here(BASES["gpu"] | {"precision": "bf16", "depth": 11}, Machine(kind="gpu"))
 
 
-def test_the_set_has_two_dozen_faults_healthy_ones_and_mixtures_each_with_a_known_name():
-    assert len(FAULTS) >= 24
-    assert len(HEALTHY) >= 4
-    assert len(MIXTURES) >= 4
+def test_the_set_has_two_dozen_faults_healthy_ones_and_mixtures_and_scores_on_other_seeds():
+    assert len(FAULTS) >= 24 and len(faultset.HEALTHY) >= 4 and len(faultset.MIXTURES) >= 4
     assert len({fault.name for fault in EVERYTHING}) == len(EVERYTHING)
-    assert {fault.expected for fault in EVERYTHING} == set(NAMES)
-    assert all(fault.expected == "compute" for fault in HEALTHY)
-
-
-def test_what_sets_the_thresholds_is_not_what_is_scored():
-    assert not set(CALIBRATION["severities"]) & set(SCORING["severities"])
-    assert not set(CALIBRATION["seeds"]) & set(SCORING["seeds"])
-    calibrated = {(c.severity, c.seed) for c in CPU.cases(CALIBRATION)}
-    scored = {(c.severity, c.seed) for c in CPU.cases(SCORING)}
-    assert not calibrated & scored
+    assert {fault.expected for fault in EVERYTHING} == set(faultset.NAMES)
+    assert all(fault.expected == "compute" for fault in faultset.HEALTHY)
+    for key in ("severities", "seeds"):
+        assert not set(CALIBRATION[key]) & set(SCORING[key])
     assert len(list(CPU.cases(SCORING))) == 5 * len(EVERYTHING)
 
 
 @pytest.mark.parametrize("here", [CPU, GPU], ids=["CPU", "GPU"])
-@pytest.mark.parametrize("fault", EVERYTHING, ids=lambda fault: fault.name)
-def test_every_case_is_a_pipeline_that_is_allowed_and_a_plant_that_exists(fault, here):
-    for severity in (1, 2, 3, 4):
-        case = Case(fault.on(here.machine.kind), severity, 7, here.base | {"precision": "bf16"})
-        assert case.pipeline.seed == 7
-        assert case.cured is not None
-        for planted in filter(None, (case.planted or "").split("+")):
-            name, _, amount = planted.partition("@")
-            assert name in slow_faults.NAMES
-            assert float(amount) > 0
-    if fault in FAULTS:
-        assert fault.plant or case.pipeline != case.cured
+def test_every_case_is_a_pipeline_that_is_allowed_and_a_plant_that_exists(here):
+    for fault in EVERYTHING:
+        for severity in (1, 2, 3, 4):
+            case = Case(fault.on(here.machine.kind), severity, 7, here.base | {"precision": "bf16"})
+            assert case.pipeline.seed == 7 and case.cured is not None
+            for planted in filter(None, (case.planted or "").split("+")):
+                name, _, amount = planted.partition("@")
+                assert name in slow_faults.PLANTS and float(amount) > 0
+        assert fault not in FAULTS or fault.plant or case.pipeline != case.cured
 
 
 def test_a_fault_that_cannot_show_says_why():
-    assert "GPU" in faultset.cannot_show(faultset.named("pageable copies"), "cpu", "fp32")
-    assert "BF16" in faultset.cannot_show(faultset.named("FP32 where BF16 would do"), "cpu", "fp32")
+    pageable, slow_format = map(faultset.named, ("pageable copies", "FP32 where BF16 would do"))
+    assert "GPU" in faultset.cannot_show(pageable, "cpu", "fp32")
+    assert "BF16" in faultset.cannot_show(slow_format, "cpu", "fp32")
     assert faultset.cannot_show(faultset.named("launch storm"), "cpu", "fp32") is None
-    pageable = faultset.named("pageable copies")
     assert "--shm-size" in faultset.cannot_show(pageable, "gpu", "bf16", shm_gib=0.06)
     assert faultset.cannot_show(pageable, "gpu", "bf16", shm_gib=8.0) is None
-    with pytest.raises(ValueError, match="not in the fault set"):
-        faultset.named("bad luck")
-
-
-def test_a_gpu_gets_faults_of_its_own_size_and_a_cpu_those_it_had():
-    chain = faultset.named("elementwise chain")
-    assert chain.on("cpu") is chain
-    assert chain.on("gpu").amounts != chain.amounts
-    assert chain.on("gpu").expected == chain.expected
     missing = [fault.name for fault in EVERYTHING if faultset.cannot_show(fault, "gpu", "bf16")]
     assert missing == ["too many workers"]  # they take cores that a model on a GPU does not need
 
@@ -106,13 +75,15 @@ def test_on_a_gpu_the_base_takes_the_fastest_format_and_a_depth_of_about_ten_ms(
     assert base["depth"] == 1 or step_ms == pytest.approx(faultset.STEP_MS, rel=0.3)
 
 
-def test_a_slow_format_gives_way_to_the_one_of_the_base():
+def test_a_gpu_gets_faults_of_its_own_size_and_a_slow_format_gives_way_to_the_base():
+    chain = faultset.named("elementwise chain")
+    assert chain.on("cpu") is chain and chain.on("gpu").amounts != chain.amounts
     fault = faultset.named("FP32 where BF16 would do").on("gpu")
     case = Case(fault, 2, 0, GPU.base | {"precision": "fp16"})  # on a T4
     assert case.pipeline.precision == "fp32" and case.cured.precision == "fp16"
 
 
-# -- what is planted ---------------------------------------------------------------------------
+# -- what is planted -------------------------------------------------------------------------------
 
 
 def small_trainer(**job):
@@ -125,23 +96,29 @@ def small_trainer(**job):
     )  # fmt: skip
 
 
-def test_a_sync_every_step_waits_as_often_as_it_says_however_few_parameters_there_are(monkeypatch):
+def test_a_sync_every_step_waits_as_often_as_it_says_and_evaluates_in_the_trainings_format(
+    monkeypatch,
+):
     waits, item = [], torch.Tensor.item
     monkeypatch.setattr(torch.Tensor, "item", lambda t: waits.append(t) or item(t))
-    trainer = small_trainer()
-    slow_faults.plant("read_losses", 150, None, trainer)
+    trainer, seen = small_trainer(precision="bf16"), []
+    trainer.model[2].register_forward_hook(lambda _module, _in, out: seen.append(out.dtype))
+    slow_faults.plant_all("read_losses@150+evaluate@1", None, trainer)
     trainer.after_step()
     assert len(waits) == 150
+    for _ in range(4):
+        trainer.after_step()
+    assert seen == [torch.bfloat16]
 
 
 def test_with_foreach_off_nothing_but_the_planted_optimizer_is_one_by_one():
     trainer = small_trainer()
     slow_faults.plant("one_by_one_optimizer", 30, None, trainer)
     [group] = trainer.optimizer.param_groups
-    assert group["foreach"] is False and not group["fused"]
-    assert len(group["params"]) == 4 + 30
+    assert group["foreach"] is False and not group["fused"] and len(group["params"]) == 4 + 30
 
 
+@pytest.mark.slow
 def test_each_graph_break_parts_what_is_compiled():
     from torch._dynamo.utils import counters
 
@@ -154,78 +131,55 @@ def test_each_graph_break_parts_what_is_compiled():
     assert counters["stats"]["unique_graphs"] >= 3
 
 
-def test_an_evaluation_runs_in_the_format_of_the_training():
-    trainer, seen = small_trainer(precision="bf16"), []
-    trainer.model[2].register_forward_hook(lambda _module, _in, out: seen.append(out.dtype))
-    slow_faults.plant("evaluate", 1, None, trainer)
-    for _ in range(5):
-        trainer.after_step()
-    assert seen == [torch.bfloat16]
+# -- run and counted -------------------------------------------------------------------------------
 
 
-# -- run and counted ---------------------------------------------------------------------------
-
-
-def test_severe_faults_are_named_for_real_and_an_interrupted_set_goes_on_where_it_was(tmp_path):
-    keep, told = tmp_path / "results.jsonl", []
-    names = ["object building", "many small copies", "Python-heavy model", "healthy CNN"]
-    score = run_set(
-        seeds=1, only=names, keep=keep, progress=lambda done, total, case: told.append(case)
+@pytest.mark.slow
+def test_severe_faults_are_named_for_real_and_an_interrupted_set_goes_on_where_it_was(
+    tmp_path, labkit_command
+):
+    keep, names = (
+        tmp_path / "results.jsonl",
+        ["object building", "many small copies", "healthy CNN"],
     )
-    assert score.n == 4
-    assert score.false_alarms == 0
+    only = [word for name in names for word in ("--only", name)]
+    plot = tmp_path / "matrix.png"
+    run = ("faults", "--seeds", "1", "--keep", keep, "--plot", plot, "--json")
+    done = labkit_command(*run, *only)
+    assert done.returncode == 0 and plot.exists() and "runs done" in done.stderr, done.stderr
+    score = json.loads(done.stdout)
+    assert {"n", "accuracy", "false_alarms", "unsure", "matrix"} <= set(score)
     # On a machine with neighbours a run may get no verdict; none may get a wrong one
-    assert all(s.right or s.named == "unsure" for s in score.scored), str(score)
-    assert any(s.right for s in score.scored), str(score)
-    assert len(told) >= 4
+    assert score["n"] == 3 and score["false_alarms"] == 0 and score["accuracy"] > 0
+    assert all(wrong["named"] == "unsure" for wrong in score["wrong"]), score
     lines = keep.read_text().splitlines()
-    assert len(lines) == 4
     keep.write_text("\n".join(lines) + '\n{"torn')
-    again = run_set(seeds=1, only=names[:1], keep=keep)
-    assert again.scored == score.scored[:1]
-    assert len(keep.read_text().splitlines()) == 5  # nothing was run again
+    assert run_set(seeds=1, only=names[:1], keep=keep).n == 1
+    assert len(lines) == 3 and keep.read_text().count("\n") == 3  # nothing was run again
 
 
 def result(expected, named, **more):
-    base = Scored("a fault", 2, 0, expected, named, 1.0, 0.3)
-    return replace(base, **more)
+    return replace(Scored("a fault", 2, 0, expected, named, 1.0, 0.3), **more)
 
 
 def test_the_score_counts_what_it_says():
-    score = Score(
-        (
-            result("input", "input"),
-            result("launch", "input"),
-            result("compute", "compute"),
-            result("compute", "precision"),
-            result("compute", "unsure"),
-        ),
-        {"pageable copies": "shows on a GPU only"},
-        "a <CPU>",
-        "cpu",
-        "scoring",
-    )
-    assert score.n == 5
-    assert score.accuracy == pytest.approx(2 / 5)
-    assert score.false_alarms == 1
-    assert score.unsure == pytest.approx(1 / 5)
+    named = ("input", "input"), ("launch", "input"), ("compute", "compute")
+    named += ("compute", "precision"), ("compute", "unsure")
+    skipped = {"pageable copies": "shows on a GPU only"}
+    score = FaultScore(tuple(result(*pair) for pair in named), skipped, "a <CPU>", "cpu", "scoring")
+    assert (score.n, score.accuracy, score.false_alarms, score.unsure) == (5, 0.4, 1, 0.2)
     assert score.matrix["launch"]["input"] == 1
-    values = json.loads(json.dumps(score.to_dict(), allow_nan=False))
-    assert {"n", "accuracy", "false_alarms", "unsure", "matrix"} <= set(values)
+    json.dumps(score.to_dict(), allow_nan=False)
     assert "a <CPU>" in str(score) and "pageable copies" in str(score)
     assert "<CPU>" not in score._repr_html_()
-    assert confusion_figure.draw(score).axes
+    assert score.plot().axes
+    empty = FaultScore((), {}, "a CPU", "cpu", "scoring")
+    assert (empty.accuracy, empty.unsure, empty.false_alarms) == (None, None, 0)
+    assert "No run" in str(empty) and empty.plot().axes
 
 
 def test_a_half_or_a_fault_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match="half='best'"):
+    with pytest.raises(ValueError, match="Unknown half 'best'"):
         run_set("best")
-    with pytest.raises(ValueError, match="not in the fault set"):
+    with pytest.raises(ValueError, match="Unknown fault 'bad luck'"):
         run_set(only=["bad luck"])
-
-
-def test_a_score_of_nothing_is_no_division_by_zero():
-    empty = Score((), {}, "a CPU", "cpu", "scoring")
-    assert (empty.accuracy, empty.unsure, empty.false_alarms) == (None, None, 0)
-    assert "No run" in str(empty)
-    assert confusion_figure.draw(empty).axes

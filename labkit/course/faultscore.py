@@ -5,22 +5,22 @@ A run counts as right where the first-ranked bottleneck is the planted one. `uns
 
 from __future__ import annotations
 
-import html
 import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from labkit.analysis.diagnosis import Diagnosis, diagnose
 from labkit.analysis.doubts import SHARED
 from labkit.course import faultset
-from labkit.course.faultset import CALIBRATION, SCORING, Case
+from labkit.course.faultset import NAMES
+from labkit.results.result import Result
+from labkit.results.table import Table
 
-HALVES = {"scoring": SCORING, "calibration": CALIBRATION}
-NAMES = ("input", "transfer", "launch", "memory_bandwidth", "precision", "compute")
+HALVES = {"scoring": faultset.SCORING, "calibration": faultset.CALIBRATION}
 
 
 @dataclass(frozen=True)
@@ -40,26 +40,21 @@ class Scored:
         """Whether the first-ranked bottleneck is the planted one."""
         return self.named == self.expected
 
+    def __str__(self) -> str:
+        what = f"{self.fault}, severity {self.severity}, seed {self.seed}"
+        return f"{what}: planted {self.expected}, named {self.named}"
 
-@dataclass(frozen=True)
-class Score:
-    """The confusion matrix of one kind of device, on named hardware.
 
-    Attributes:
-        scored: Every run.
-        skipped: Faults that cannot show here, and why.
-        machine: The device's name.
-        kind: "cpu" or "gpu".
-        half: "scoring" or "calibration".
-        repeated: Runs that were measured again, once, as other programs had used the device.
-    """
+@dataclass(frozen=True, repr=False)
+class FaultScore(Result):
+    """The confusion matrix of one kind of device, on named hardware."""
 
     scored: tuple[Scored, ...]
-    skipped: dict[str, str]
-    machine: str
-    kind: str
-    half: str
-    repeated: int = 0
+    skipped: dict[str, str]  # faults that cannot show here, and why
+    machine: str  # the device's name
+    kind: str  # "cpu" or "gpu"
+    half: str  # "scoring" or "calibration"
+    repeated: int = 0  # runs measured again, once, as other programs had used the device
 
     @property
     def n(self) -> int:
@@ -86,27 +81,19 @@ class Score:
     @property
     def matrix(self) -> dict[str, dict[str, int]]:
         """Runs by what was planted, then by what was named."""
-        rows = {}
-        for planted in NAMES:
-            named = Counter(s.named for s in self.scored if s.expected == planted)
-            rows[planted] = {name: named[name] for name in (*NAMES, "unsure")}
-        return rows
+        count = Counter((s.expected, s.named) for s in self.scored)
+        return {p: {name: count[p, name] for name in (*NAMES, "unsure")} for p in NAMES}
+
+    def plot(self) -> Any:
+        """Draw the matrix as a matplotlib Figure."""
+        return draw(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The score as JSON types."""
-        return {
-            "n": self.n,
-            "accuracy": self.accuracy,
-            "false_alarms": self.false_alarms,
-            "unsure": self.unsure,
-            "matrix": self.matrix,
-            "machine": self.machine,
-            "kind": self.kind,
-            "half": self.half,
-            "repeated": self.repeated,
-            "skipped": self.skipped,
-            "wrong": [s.__dict__ for s in self.scored if not s.right],
-        }
+        """Return it as JSON types."""
+        names = ("n", "accuracy", "false_alarms", "unsure", "matrix", "machine", "kind", "half",
+                 "repeated", "skipped")  # fmt: skip
+        wrong = [asdict(s) for s in self.scored if not s.right]
+        return {**{name: getattr(self, name) for name in names}, "wrong": wrong}
 
     def plot(self) -> Any:
         """Draw the confusion matrix; returns a matplotlib Figure."""
@@ -125,33 +112,16 @@ class Score:
             f"{self.unsure:.1%} unsure"
         )
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """The matrix as text: planted, then one column for each name."""
-        head = ("planted", *NAMES, "unsure")
-        body = [(name, *(str(c or "") for c in row.values())) for name, row in self.matrix.items()]
-        return [head, *body]
-
-    def __str__(self) -> str:
-        rows = self.rows()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.rjust, row, widths)).rstrip() for row in rows]
-        wrong = [
-            f"  {s.fault}, severity {s.severity}, seed {s.seed}: planted {s.expected}, "
-            f"named {s.named}"
-            for s in self.scored
-            if not s.right
-        ]
-        skipped = [f"  not run: {name}: {why}" for name, why in self.skipped.items()]
-        return "\n".join([self.headline, *lines, *wrong, *skipped])
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in self.rows()
+    def table(self) -> Table:
+        """The matrix: planted, then one column for each name."""
+        wrong = [f"  {s}" for s in self.scored if not s.right]
+        return Table(
+            [(planted, *(n or "" for n in row.values())) for planted, row in self.matrix.items()],
+            ("planted", *NAMES, "unsure"),
+            title=self.headline,
+            foot=(*wrong, *(f"  not run: {name}: {why}" for name, why in self.skipped.items())),
+            left=(),
         )
-        return f"<b>{html.escape(self.headline)}</b><table>{body}</table>"
 
 
 def run_set(
@@ -161,7 +131,7 @@ def run_set(
     only: Iterable[str] | None = None,
     keep: str | os.PathLike | None = None,
     progress: Callable[[int, int, str], None] | None = None,
-) -> Score:
+) -> FaultScore:
     """Run a half of the fault set on this machine, diagnose every run, return the score.
 
     Args:
@@ -172,79 +142,96 @@ def run_set(
         progress: Called as (done, total, case) before each run.
 
     Raises:
-        ValueError: A half or a fault that does not exist.
+        ValueError: An unknown half or fault.
         RuntimeError: A run of the set failed.
     """
     if half not in HALVES:
-        raise ValueError(f"half={half!r}: there are {' and '.join(HALVES)}.")
+        raise ValueError(f"Unknown half {half!r}; available: {', '.join(HALVES)}.")
     wanted = None if only is None else {faultset.named(name).name for name in only}
     if progress:
         progress(0, 1, "measuring which number format is faster here")
     here = faultset.base_here()
-    done, machine = _kept(keep), here.machine
-    skipped, todo = {}, []
+    machine, done = here.machine, _kept(keep)
+    surroundings = machine.kind, here.base["precision"], machine.shm_gib
+    skipped, todo, scored, repeated = {}, [], [], 0
     for case in here.cases(HALVES[half], seeds):
-        if wanted is not None and case.fault.name not in wanted:
-            continue
-        why = faultset.cannot_show(
-            case.fault, machine.kind, here.base["precision"], machine.shm_gib
-        )
-        if why:
-            skipped[case.fault.name] = why
-        else:
-            todo.append(case)
-    scored, repeated = [], 0
+        if wanted is None or case.fault.name in wanted:
+            if why := faultset.cannot_show(case.fault, *surroundings):
+                skipped[case.fault.name] = why
+            else:
+                todo.append(case)
     for number, case in enumerate(todo):
         if progress:
             progress(number, len(todo), str(case))
         result = done.get((case.fault.name, case.severity, case.seed))
         if result is None:
-            result, again = _score(case)
-            repeated += again
-            _keep(result, keep)
+            found = _diagnosed(case)
+            if found.findings[0].cause == SHARED:  # others used the device: once more
+                found, repeated = _diagnosed(case), repeated + 1
+            result = Scored(
+                case.fault.name, case.severity, case.seed, case.fault.expected, found.bottleneck,
+                round(found.confidence, 3), round(found.findings[0].lost_share, 4),
+            )  # fmt: skip
+            if keep is not None:
+                with open(keep, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(result)) + "\n")
         scored.append(result)
-    return Score(tuple(scored), skipped, machine.name, machine.kind, half, repeated)
+    return FaultScore(tuple(scored), skipped, machine.name, machine.kind, half, repeated)
 
 
-def _score(case: Case) -> tuple[Scored, bool]:
-    """Run and diagnose a case; once more where other programs used the device meanwhile."""
-    found, again = _diagnosed(case), False
-    if found.findings[0].cause == SHARED:
-        found, again = _diagnosed(case), True
-    scored = Scored(
-        case.fault.name,
-        case.severity,
-        case.seed,
-        case.fault.expected,
-        found.bottleneck,
-        round(found.confidence, 3),
-        round(found.findings[0].lost_share, 4),
-    )
-    return scored, again
-
-
-def _diagnosed(case: Case) -> Diagnosis:
+def _diagnosed(case: faultset.Case) -> Diagnosis:
     run = case.start().wait()
     if run.outcome != "finished":
         raise RuntimeError(f"{case} did not finish: {run.error or run.outcome}")
     return diagnose(run)
 
 
-def _keep(scored: Scored, keep: str | os.PathLike | None) -> None:
-    if keep is not None:
-        with open(keep, "a", encoding="utf-8") as file:
-            file.write(json.dumps(scored.__dict__) + "\n")
-
-
 def _kept(keep: str | os.PathLike | None) -> dict[tuple[str, int, int], Scored]:
     """Read the results of an interrupted run of the set; a torn last line is ignored."""
-    if keep is None or not Path(keep).exists():
-        return {}
     found = {}
-    for line in Path(keep).read_text(encoding="utf-8").splitlines():
-        try:
-            scored = Scored(**json.loads(line))
-        except (ValueError, TypeError):
-            continue
-        found[scored.fault, scored.severity, scored.seed] = scored
+    if keep is not None and Path(keep).exists():
+        for line in Path(keep).read_text(encoding="utf-8").splitlines():
+            try:
+                scored = Scored(**json.loads(line))
+            except (ValueError, TypeError):
+                continue
+            found[scored.fault, scored.severity, scored.seed] = scored
     return found
+
+
+def draw(score: FaultScore) -> Any:
+    """Draw a `FaultScore`: planted down, named across; right ones green, wrong ones red."""
+    import numpy as np
+    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.figure import Figure
+
+    ends = ("#D55E00", "#009E73")
+    scales = [LinearSegmentedColormap.from_list("share", ["#FFFFFF", end]) for end in ends]
+    planted, named = list(score.matrix), [*NAMES, "unsure"]
+    counts = np.array([[score.matrix[p][n] for n in named] for p in planted])
+    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    colours = [
+        [scales[p == n](share[i, j]) for j, n in enumerate(named)] for i, p in enumerate(planted)
+    ]
+    figure = Figure(figsize=(8.2, 4.4), layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(np.array(colours), aspect="auto")
+    for i, j in zip(*np.nonzero(counts), strict=True):
+        ink = "white" if share[i, j] > 0.6 else "black"
+        axes.text(j, i, counts[i, j], ha="center", va="center", fontsize=11, color=ink)
+    words = {"memory_bandwidth": "memory\nbandwidth", "compute": "compute\n(healthy)"}
+    for axis, names in ((axes.xaxis, named), (axes.yaxis, planted)):
+        axis.set_ticks(range(len(names)), [words.get(n, n) for n in names], fontsize=9)
+        axis.set_ticks(np.arange(len(names) + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color="#CCCCCC", linewidth=0.8)
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("named first by the diagnosis")
+    axes.set_ylabel("planted")
+    right = "no runs" if score.accuracy is None else f"{score.accuracy:.1%} right"
+    title = (
+        f"{score.n} runs of the {score.half} half: {right}, {score.false_alarms} healthy called "
+        f"sick\n{score.machine} ({score.kind.upper()})"
+    )
+    axes.set_title(title, loc="left", fontsize=11).set_parse_math(False)
+    return figure

@@ -1,9 +1,9 @@
 """The labelled fault set: pipelines with one planted fault each, healthy ones, mixtures of two.
 
 A label is what was planted, not what the diagnosis says: each fault names the resource it takes
-from the device, and `cured` is the same pipeline without it, so that what it costs can be measured
-(`true_loss`). Severities 1 and 3 and the calibration seeds are for setting thresholds, 2 and 4 and
-the scoring seeds for scoring; none is used for both.
+from the device, and `cured` is the same pipeline without it, so that what it costs can be measured.
+Severities 1 and 3 and the calibration seeds are for setting thresholds, 2 and 4 and the scoring
+seeds for scoring; none is used for both.
 
 A GPU does a CPU's step in a fraction of a millisecond, and then waits for launches whatever was
 planted. So there the set stands on a larger base, as deep as it takes for a step of `STEP_MS`, and
@@ -23,55 +23,41 @@ from labkit.spec import Pipeline
 
 CALIBRATION = {"severities": (1, 3), "seeds": (100, 101, 102, 103, 104)}
 SCORING = {"severities": (2, 4), "seeds": (0, 1, 2, 3, 4)}
+NAMES = ("input", "transfer", "launch", "memory_bandwidth", "precision", "compute")
 BOTH, CPU, GPU = ("cpu", "gpu"), ("cpu",), ("gpu",)
 STEPS = 24
 FASTER = 1.25  # a 16-bit format counts as the faster one from this speed-up on
-HOOK = "labkit.bench.slow_faults:plant_all"
 STEP_MS = 10.0  # of a GPU's base: 10 times the launches, and what is planted can exceed it
+HOOK = "labkit.course.slow_faults:plant_all"
 
-Amount = float
 Base = dict[str, Any]  # knobs of the healthy pipeline that faults are planted in
-Knobs = Callable[[Amount], dict[str, Any]]
+Knobs = Callable[[float], Base]  # from a fault's amount
 
 
-def nothing(_amount: Amount) -> dict[str, Any]:
-    """No knob depends on the amount."""
-    return {}
+def _knobs(base: Base | None = None, /, **knobs: Any) -> Knobs:
+    """Return fixed knobs by the amount, which `...` stands for."""
+    knobs = (base or {}) | knobs
+    return lambda amount: {k: int(amount) if v is ... else v for k, v in knobs.items()}
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One way to make a pipeline slow, in four severities.
-
-    Attributes:
-        name: The fault.
-        expected: What a right diagnosis names first.
-        amounts: Its size at severity 1 to 4, in the unit that `about` states.
-        about: What is planted, and the unit of the amount.
-        devices: Where it can show: "cpu", "gpu".
-        plant: Name in `labkit.bench.slow_faults`; None where knobs alone make the fault.
-        also: A second fault, "name@amount", for mixtures.
-        knobs: The knobs it needs, from the amount.
-        cure: The knobs that take it away (its plant is left out too), from the amount.
-        needs: "bf16" where it shows only on a device on which a 16-bit format is faster; "shm"
-            where its batches in flight take more than a container's usual 64 MB of /dev/shm.
-        on_gpu: The fields that differ on a GPU.
-    """
+    """One way to make a pipeline slow, in four severities."""
 
     name: str
-    expected: str
-    amounts: tuple[Amount, Amount, Amount, Amount]
-    about: str
-    devices: tuple[str, ...] = BOTH
-    plant: str | None = None
-    also: str | None = None
-    knobs: Knobs = field(default=nothing, repr=False)
-    cure: Knobs = field(default=nothing, repr=False)
-    needs: str | None = None
-    on_gpu: dict[str, Any] = field(default_factory=dict, repr=False, hash=False)
+    expected: str  # what a right diagnosis names first
+    amounts: tuple[float, float, float, float]  # its size at severity 1 to 4, as `about` states
+    about: str  # what is planted, and the unit of the amount
+    devices: tuple[str, ...] = BOTH  # where it can show
+    plant: str | None = None  # name in `slow_faults`; None where knobs alone make the fault
+    also: str | None = None  # a second fault, "name@amount", for mixtures
+    knobs: Knobs = field(default=_knobs(), repr=False)  # those it needs
+    cure: Knobs = field(default=_knobs(), repr=False)  # those that take it away, with the plant
+    needs: str | None = None  # "bf16": a faster 16-bit format; "shm": 1 GiB of /dev/shm
+    on_gpu: Base = field(default_factory=dict, repr=False, hash=False)  # fields that differ there
 
     def on(self, kind: str) -> Fault:
-        """The fault as it is planted on a "cpu" or "gpu"."""
+        """Return the fault as it is planted on a "cpu" or "gpu"."""
         return replace(self, **self.on_gpu, on_gpu={}) if kind == "gpu" else self
 
 
@@ -85,13 +71,13 @@ class Case:
     base: Base = field(repr=False)
 
     @property
-    def amount(self) -> Amount:
+    def amount(self) -> float:
         """The size of the fault, in the fault's own unit."""
         return self.fault.amounts[self.severity - 1]
 
     @property
     def planted(self) -> str | None:
-        """What the bench is told to plant; None where knobs alone make the fault."""
+        """What is planted, "name@amount+..."; None where knobs alone make the fault."""
         own = f"{self.fault.plant}@{self.amount:g}" if self.fault.plant else None
         return "+".join(filter(None, (own, self.fault.also))) or None
 
@@ -101,7 +87,7 @@ class Case:
         return Pipeline(**(self.base | self.fault.knobs(self.amount)), seed=self.seed)
 
     @property
-    def cure(self) -> dict[str, Any]:
+    def cure(self) -> Base:
         """The knobs that take the fault away; a slow format gives way to the base's."""
         format = {"precision": self.base["precision"]} if self.fault.needs == "bf16" else {}
         return self.fault.cure(self.amount) | format
@@ -113,10 +99,15 @@ class Case:
 
     def start(self) -> Run:
         """Start it in a process of its own."""
-        return launch(self.pipeline, fault=hook(self.planted))
+        return started(self.pipeline, self.planted)
 
     def __str__(self) -> str:
         return f"{self.fault.name} severity {self.severity} seed {self.seed}"
+
+
+def started(pipeline: Pipeline, planted: str | None) -> Run:
+    """Start a pipeline with "name@amount+..." planted in it, or nothing."""
+    return launch(pipeline, fault=planted and f"{HOOK}:{planted}")
 
 
 # CPU: a healthy step of 20 to 40 ms on one core. GPU: `base_here` finds precision and depth; the
@@ -131,12 +122,6 @@ BASES: dict[str, Base] = {
 JPEG = {"dataset": "jpeg", "io_ms": 0.0, "num_workers": 1}
 SMALL = {"width": 16, "depth": 3}  # on a GPU: next to nothing beside what is planted
 LARGE_MAPS = {"width": 256, "depth": 1, "image_px": 128, "batch_size": 64}  # passes over 134 MB
-
-
-def _knobs(base: Base | None = None, /, **knobs: Any) -> Knobs:
-    """Return fixed knobs by the amount, which `...` stands for."""
-    knobs = (base or {}) | knobs
-    return lambda amount: {k: int(amount) if v is ... else v for k, v in knobs.items()}
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -259,7 +244,7 @@ def named(name: str) -> Fault:
     for fault in EVERYTHING:
         if fault.name == name:
             return fault
-    raise ValueError(f"{name!r} is not in the fault set: {', '.join(f.name for f in EVERYTHING)}.")
+    raise ValueError(f"Unknown fault {name!r}; available: {', '.join(f.name for f in EVERYTHING)}.")
 
 
 class Here(NamedTuple):
@@ -306,7 +291,7 @@ def _finished(base: Base) -> Run:
 def cannot_show(
     fault: Fault, kind: str, precision: str, shm_gib: float | None = None
 ) -> str | None:
-    """Why the fault cannot show on a "cpu" or "gpu" whose base runs in `precision`, or None."""
+    """Return why a fault cannot show on a "cpu" or "gpu" whose base runs so; None where it can."""
     if kind not in fault.devices:
         return f"shows on a {' or '.join(fault.devices).upper()} only"
     if fault.needs == "bf16" and precision == "fp32":
@@ -314,19 +299,3 @@ def cannot_show(
     if fault.needs == "shm" and shm_gib is not None and shm_gib < 1:
         return f"takes 1 GiB of /dev/shm, and there are {shm_gib:.2f}: docker run --shm-size=2g"
     return None
-
-
-def true_loss(case: Case) -> float | None:
-    """Run a case with and without its fault: the share of time (0 to 1) that the fault costs.
-
-    None where one of the two failed or trained on too few steps.
-    """
-    sick = case.start().wait()
-    well = launch(case.cured.but(xray=False)).wait()
-    rates = sick.throughput, well.throughput
-    return 1 - rates[0] / rates[1] if all(rates) else None
-
-
-def hook(planted: str | None) -> str | None:
-    """Return what a run is told to plant "name@amount+..."."""
-    return planted and f"{HOOK}:{planted}"

@@ -9,29 +9,71 @@ from __future__ import annotations
 import functools
 import os
 import random
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from labkit.course import faultset, score
-from labkit.course.fix import Fix
+from labkit.course.faultset import NAMES
 from labkit.knobs import check_names
-from labkit.results.launch import launch
 from labkit.results.library import recorded as recordings
+from labkit.results.result import Result
 from labkit.results.run import Run
+from labkit.results.table import Table
 from labkit.spec import KNOBS
 
-# Faults that take at least a fifth of the time, so that a figure can show them
-SEVERITY = 4
-NAMES = ("input", "transfer", "launch", "memory_bandwidth", "precision", "compute")
+SEVERITY = 4  # faults that take at least a fifth of the time, so that a figure can show them
 TRIES = 3
+EVERY = 3  # without a GPU, one mystery in so many is a recorded run of one
 
 # Knobs that leave the work as it is; a mystery's own cure may need others
 FREE = (
     "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "non_blocking",
     "prefetch_to_device", "precision", "compile", "channels_last", "fused_optimizer",
 )  # fmt: skip
-EVERY = 3  # without a GPU, one mystery in so many is a recorded run of one
 
 here = functools.cache(faultset.base_here)  # one run of a few seconds per session
+
+
+@dataclass(frozen=True, repr=False)
+class Fix(Result):
+    """What a reader's fix of a mystery brought; truthy where it brought most of the cure.
+
+    Attributes:
+        gain: Samples/s with the fix over those of the mystery; None where it was not measured.
+        possible: The same of the right cure; None where there was nothing to cure.
+        why: Why it was not measured.
+    """
+
+    gain: float | None = None
+    possible: float | None = None
+    why: str | None = None
+
+    @property
+    def share(self) -> float | None:
+        """How much of what the cure brings the fix brought, 0 to 1; None where it brings nothing.
+
+        It is the gained samples/s over those that the cure gains, both measured once here.
+        """
+        if self.gain is None or self.possible is None or self.possible <= 1:
+            return None
+        return min(1.0, max(0.0, (self.gain - 1) / (self.possible - 1)))
+
+    def __bool__(self) -> bool:
+        return self.share is not None and self.share >= 0.5
+
+    def table(self) -> Table:
+        """The fix beside the right cure, in samples/s over those of the mystery."""
+        if self.gain is None:
+            return Table((), title=f"Not measured: {self.why}")
+        share = "" if self.share is None else f"{self.share:.0%} of the cure"
+        rows = [("your fix", f"{self.gain:.2f}x", share)]
+        if self.possible is None:
+            return Table(rows, foot=("It was healthy: there was nothing to cure.",))
+        return Table([*rows, ("the right cure", f"{self.possible:.2f}x", "")], left=(0, 2))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON types."""
+        return {**asdict(self), "share": self.share}
 
 
 class Mystery:
@@ -56,10 +98,10 @@ class Mystery:
     def answer(self, bottleneck: str) -> str:
         """Return whether `bottleneck` is what was planted; at the third try, also what it was.
 
-        The score keeps the tries until then. Raises ValueError for a word that is no bottleneck.
+        The score keeps the tries until then. Raises ValueError for an unknown bottleneck.
         """
         if bottleneck not in NAMES:
-            raise ValueError(f"{bottleneck!r} is no bottleneck: choose one of {', '.join(NAMES)}.")
+            raise ValueError(f"Unknown bottleneck {bottleneck!r}; available: {', '.join(NAMES)}.")
         right = bottleneck == self._truth
         self.tries += 1
         if not self._over:
@@ -93,18 +135,14 @@ class Mystery:
                 that no knob can cure.
             **changes: Knobs of the pipeline, with their new values.
         """
-        if why := self._not_tried(without, changes):
-            return Fix(why=why)
         try:
+            if why := self._not_tried(without, changes):
+                return Fix(why=why)
             pipeline = self.run.asked.but(**changes, xray=False)
-        except ValueError as error:
-            return Fix(why=str(error))
-        gone = without == self._case.fault.name
-        try:
-            before = self.run.throughput
-            gain = _rate(pipeline, None if gone else self._case.planted) / before
-            fix = Fix(gain, self._possible(before))
-        except (RuntimeError, OSError) as error:
+            gone = without == self._case.fault.name
+            gain = _rate(pipeline, None if gone else self._case.planted) / self.run.throughput
+            fix = Fix(gain, self._possible())
+        except (ValueError, RuntimeError, OSError) as error:
             return Fix(why=str(error))
         kept = score.read()["mysteries"].get(self._name, {}).get("share")
         if fix.share is not None:
@@ -113,7 +151,7 @@ class Mystery:
         return fix
 
     def _not_tried(self, without: str | None, changes: dict[str, Any]) -> str | None:
-        """Why a fix is not run; None where it is."""
+        """Return why a fix is not run; None where it is."""
         if not self._over:
             return "Name the bottleneck first: .answer(...)."
         if self._case is None:
@@ -122,28 +160,24 @@ class Mystery:
             return "The mystery's run was too short to measure."
         if not changes and without is None:
             return "Change a knob, or take something out: fix(num_workers=4)."
-        try:
-            check_names(changes, KNOBS)
-        except ValueError as error:
-            return str(error)
+        check_names(changes, KNOBS)
         fault = self._case.fault
         if without is not None and (without != fault.name or not fault.plant):
             return f"There is no {without!r} in its code to take out."
-        cure = self._case.cure
-        other = [name for name in changes if name not in FREE and name not in cure]
+        other = [name for name in changes if name not in FREE and name not in self._case.cure]
         if other:
             return f"Leave {', '.join(other)}: it would not be the same work."
         if changes.get("augment", 1) == 0:
             return "Leave one round of augmentation: it would not be the same work."
         return None
 
-    def _possible(self, before: float) -> float | None:
-        """What the right cure brings over `before`, measured once; None where all was well."""
+    def _possible(self) -> float | None:
+        """Return what the right cure brings, measured once; None where all was well."""
         if self._case.fault.expected == "compute":
             return None
         if self._cured is None:
             self._cured = _rate(self._case.cured.but(xray=False), None)
-        return self._cured / before
+        return self._cured / self.run.throughput
 
     def __repr__(self) -> str:
         return f"Mystery({self.run!r})"
@@ -165,7 +199,9 @@ def mystery(
     Raises:
         RuntimeError: Its run failed, or there is no record that is asked for.
     """
-    if recorded or (recorded is None and number % EVERY == EVERY - 1 and _no_gpu()):
+    if recorded or (
+        recorded is None and number % EVERY == EVERY - 1 and here().machine.kind != "gpu"
+    ):
         if found := _recorded(number, folder):
             return found
         if recorded:
@@ -189,10 +225,6 @@ def mystery(
     return Mystery(case, run)
 
 
-def _no_gpu() -> bool:
-    return here().machine.kind != "gpu"
-
-
 def _recorded(number: int, folder: str | os.PathLike | None) -> Mystery | None:
     """Return mystery `number` of the recorded GPU runs; None where none has a clear bottleneck."""
     listed = [r for r in recordings(folder=folder) if r.kind == "gpu" and not r.experiment]
@@ -210,7 +242,7 @@ def _recorded(number: int, folder: str | os.PathLike | None) -> Mystery | None:
 
 def _rate(pipeline: Any, planted: str | None) -> float:
     """Run a pipeline; return its samples/s. Raises RuntimeError where there are none."""
-    run = launch(pipeline, fault=faultset.hook(planted)).wait()
+    run = faultset.started(pipeline, planted).wait()
     if run.outcome != "finished" or not run.throughput:
         raise RuntimeError(f"It did not finish: {run.error or run.outcome}")
     return run.throughput

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import labkit
@@ -42,12 +41,3 @@ def launch(
     except OSError as error:
         raise OSError(outcome.with_remedy(f"No run could be started: {error}.")) from error
     return kind_of(what)(folder, process=handle)
-
-
-def supervised(folder: Path, command: list[str]) -> launcher.Handle:
-    """Start `command` in `folder`, kept by a supervisor as a run's bench is. Raises OSError."""
-    handle = launcher.Handle(folder, command)
-    handle.telemetry = None
-    handle.start()
-    launcher.runs.append(handle)
-    return handle

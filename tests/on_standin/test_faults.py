@@ -11,8 +11,7 @@ from standin_gpu import LAUNCH_US
 from standin_run import DECODE_MS, run_on
 
 from labkit import Pipeline
-from labkit.bench import slow_faults
-from labkit.course import faultset
+from labkit.course import faultset, slow_faults
 
 SEVERITY = 2  # the mildest that is scored
 STEPS = 20  # as many as an x-ray needs
@@ -34,8 +33,8 @@ def here(request, cards, monkeypatch, tmp_path):
     gpu = cards(request.param, numbers=False)
     monkeypatch.setattr(faultset, "machine", lambda: SimpleNamespace(kind="gpu"))
     monkeypatch.setattr(faultset, "_finished", lambda base: run_on(gpu, Pipeline(**base)))
-    monkeypatch.setitem(slow_faults.IN_MODEL, "python_heavy", spending(gpu, LOOP_US))
-    monkeypatch.setitem(slow_faults.IN_MODEL, "graph_breaks", spending(gpu, BREAK_US))
+    monkeypatch.setitem(slow_faults.PLANTS, "python_heavy", ("trainer", spending(gpu, LOOP_US)))
+    monkeypatch.setitem(slow_faults.PLANTS, "graph_breaks", ("trainer", spending(gpu, BREAK_US)))
     monkeypatch.chdir(tmp_path)  # checkpoints are written
     return SimpleNamespace(gpu=gpu, card=request.param, base=faultset.base_here().base)
 

@@ -1,8 +1,6 @@
 """Faults that cost time, planted for real: each takes an amount, in the unit its docstring states.
 
-`IN_ITEM` runs in the loader for every item, the others in the training process: `IN_COPY` replaces
-the copy to the device, `IN_MODEL` changes the model or the optimizer, `BEFORE_STEP` runs in front
-of each step's compute, `BETWEEN_STEPS` behind it.
+The bench imports this by the name in the spec and calls `plant_all`.
 """
 
 from __future__ import annotations
@@ -19,12 +17,62 @@ from torch import nn
 
 from labkit.bench.formats import DTYPES
 
+PLANTS: dict[str, tuple[str, Callable]] = {}  # name -> (where it is planted, the fault)
+
+
+def planted(where: str) -> Callable[[Callable], Callable]:
+    """Register the decorated fault as one that is planted there.
+
+    "item": `fault(dataset, ticket, amount)` is done by the loader for every sample fetched.
+    "trainer": `fault(trainer, amount)` changes the copies, the model or the optimizer.
+    "before step", "after step": `fault(trainer, amount)` returns what is done there, every step.
+    """
+
+    def register(fault: Callable) -> Callable:
+        PLANTS[fault.__name__] = where, fault
+        return fault
+
+    return register
+
+
+def plant_all(text: str, dataset: Any, trainer: Any) -> Any:
+    """Plant "python_heavy@40+checkpoint@8": each fault with its amount. The bench's hook."""
+    for each in text.split("+"):
+        name, _, amount = each.partition("@")
+        dataset = plant(name, float(amount), dataset, trainer)
+    return dataset
+
+
+def plant(name: str, amount: float, dataset: Any, trainer: Any) -> Any:
+    """Plant one fault in the trainer, or return the dataset with it."""
+    (where, fault), amount = PLANTS[name], int(amount)
+    if where == "item":
+        kind = SlowBatches if hasattr(dataset, "__getitems__") else SlowItems
+        return kind(dataset, fault, amount)
+    done = fault(trainer, amount)
+    if where == "before step":
+        trainer.compute = _both(done, trainer.compute)
+    elif where == "after step":
+        trainer.after_step = _both(trainer.after_step, done)
+    return dataset
+
+
+def _both(first: Callable | None, second: Callable) -> Callable:
+    """Return a function that calls `first()` and returns what `second` does with its arguments."""
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        if first is not None:
+            first()
+        return second(*args, **kwargs)
+
+    return both
+
 
 class SlowItems(torch.utils.data.Dataset):
     """Wraps a dataset; `work(dataset, ticket, amount)` is done for every sample that is fetched."""
 
-    def __init__(self, dataset: Any, work: Callable, amount: float):
-        self.dataset, self.work, self.amount = dataset, work, int(amount)
+    def __init__(self, dataset: Any, work: Callable, amount: int):
+        self.dataset, self.work, self.amount = dataset, work, amount
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -43,18 +91,21 @@ class SlowBatches(SlowItems):
         return self.dataset.__getitems__(tickets)
 
 
+@planted("item")
 def slow_decode(dataset: Any, ticket: tuple[int, int], amount: int) -> None:
     """Every item is read, decoded and augmented `amount` times more than it is used."""
     for _ in range(amount):
         _ = dataset[ticket]
 
 
+@planted("item")
 def object_building(_dataset: Any, _ticket: tuple[int, int], amount: int) -> None:
     """Every item builds `amount` Python dictionaries, as a dataset of parsed records does."""
     records = [{"id": i, "box": (i, i + 1, 2.0), "tag": str(i)} for i in range(amount)]
     _ = sum(record["id"] for record in records)
 
 
+@planted("item")
 def oversubscribed(_dataset: Any, _ticket: tuple[int, int], amount: int) -> None:
     """Every item is blurred `amount` times by torch, on 16 threads in each worker."""
     if torch.get_num_threads() != 16:
@@ -63,16 +114,16 @@ def oversubscribed(_dataset: Any, _ticket: tuple[int, int], amount: int) -> None
         nn.functional.conv2d(torch.ones(1, 3, 160, 160), torch.ones(8, 3, 5, 5), padding=2)
 
 
-def small_copies(trainer: Any, amount: float) -> None:
+@planted("trainer")
+def small_copies(trainer: Any, amount: int) -> None:
     """The batch goes to the device in `amount` pieces a sample, and is put together there."""
     device, plain = trainer.device, trainer.to_device
 
     def to_device(images: torch.Tensor, labels: torch.Tensor) -> tuple:
-        pieces = images.flatten(2).chunk(int(amount), dim=2)
+        pieces = images.flatten(2).chunk(amount, dim=2)
         parts = [part.to(device, copy=True) for piece in pieces for part in piece]  # many copies
-        pieces = [
-            torch.stack(parts[i : i + len(images)]) for i in range(0, len(parts), len(images))
-        ]
+        starts = range(0, len(parts), len(images))
+        pieces = [torch.stack(parts[i : i + len(images)]) for i in starts]
         return torch.cat(pieces, dim=2).view(images.shape), plain(images[:0], labels)[1]
 
     trainer.to_device = to_device
@@ -84,43 +135,47 @@ def on_stem(trainer: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Non
     stem.register_forward_hook(lambda _module, _inputs, out: change(out))
 
 
-def launch_storm(trainer: Any, amount: float) -> None:
+@planted("trainer")
+def launch_storm(trainer: Any, amount: int) -> None:
     """The model runs `amount` pairs of operators on eight numbers."""
     start = torch.zeros(8, device=trainer.device)
 
     def storm(out: torch.Tensor) -> torch.Tensor:
         x = start
-        for _ in range(int(amount)):
+        for _ in range(amount):
             x = x * 0.5 + 1.0
         return out + 0.0 * x[0]
 
     on_stem(trainer, storm)
 
 
-def python_heavy(trainer: Any, amount: float) -> None:
+@planted("trainer")
+def python_heavy(trainer: Any, amount: int) -> None:
     """The model's forward runs `amount` thousand turns of a Python loop."""
 
     def count(out: torch.Tensor) -> torch.Tensor:
         total = 0
-        for i in range(int(1000 * amount)):
+        for i in range(1000 * amount):
             total += i & 7
         return out if total >= 0 else -out
 
     on_stem(trainer, count)
 
 
-def elementwise_chain(trainer: Any, amount: float) -> None:
+@planted("trainer")
+def elementwise_chain(trainer: Any, amount: int) -> None:
     """A GELU written out of `amount` times five elementwise operators, each a pass over memory."""
 
     def chain(out: torch.Tensor) -> torch.Tensor:
-        for _ in range(int(amount)):
+        for _ in range(amount):
             out = 0.5 * out * (1.0 + torch.tanh(0.8 * out + 0.04))
         return out
 
     on_stem(trainer, chain)
 
 
-def graph_breaks(trainer: Any, amount: float) -> None:
+@planted("trainer")
+def graph_breaks(trainer: Any, amount: int) -> None:
     """The model is compiled, and its forward falls back to Python `amount` times."""
     start = torch.zeros(8, device=trainer.device)
 
@@ -131,7 +186,7 @@ def graph_breaks(trainer: Any, amount: float) -> None:
 
     def breaks(out: torch.Tensor) -> torch.Tensor:
         x = start
-        for _ in range(int(amount)):
+        for _ in range(amount):
             x = broken(x)
         return out + 0.0 * x[0]
 
@@ -139,14 +194,15 @@ def graph_breaks(trainer: Any, amount: float) -> None:
     trainer.model = torch.compile(trainer.model, backend="eager")
 
 
-def recompiles(trainer: Any, amount: float) -> None:
+@planted("trainer")
+def recompiles(trainer: Any, amount: int) -> None:
     """The model depends on a number that is new in every step: compiled anew, once in `amount`."""
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 10_000
-    model, steps = trainer.model, iter(range(10**9))
+    model, steps = trainer.model, itertools.count()
     model.scale = 0
 
     def before(_module: Any, _inputs: Any) -> None:
-        model.scale = next(steps) // int(amount)
+        model.scale = next(steps) // amount
 
     on_stem(trainer, lambda out: out + 0.0 * model.scale)
     compiled = torch.compile(model, backend="eager", dynamic=False)
@@ -154,32 +210,35 @@ def recompiles(trainer: Any, amount: float) -> None:
     trainer.model = compiled
 
 
-def one_by_one_optimizer(trainer: Any, amount: float) -> None:
+@planted("trainer")
+def one_by_one_optimizer(trainer: Any, amount: int) -> None:
     """The model has `amount` vectors of 16 more, and the optimizer updates them one by one."""
     model, device = trainer.model, trainer.device
-    model.extra = nn.ParameterList(torch.zeros(16) for _ in range(int(amount))).to(device)
+    model.extra = nn.ParameterList(torch.zeros(16) for _ in range(amount)).to(device)
     on_stem(trainer, lambda out: out + torch.cat(list(model.extra)).sum())
     # Nothing else is one by one: PyTorch's default on a GPU is to update them all at once
     trainer.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
 
 
-def collect_garbage(_trainer: Any, amount: float) -> Callable[[], None]:
+@planted("before step")
+def collect_garbage(_trainer: Any, amount: int) -> Callable[[], None]:
     """A full garbage collection of the process, once in `amount` steps."""
-    steps = iter(range(1, 10**9))
+    steps = itertools.count(1)
 
     def collect() -> None:
-        if next(steps) % int(amount) == 0:
+        if next(steps) % amount == 0:
             gc.collect()
 
     return collect
 
 
-def log_everything(trainer: Any, amount: float) -> Callable[[], None]:
+@planted("after step")
+def log_everything(trainer: Any, amount: int) -> Callable[[], None]:
     """Statistics of every parameter as JSON to a synced file, `amount` times a step."""
     file = open("every_step.log", "w")  # in the run's folder
 
     def log() -> None:
-        for _ in range(int(amount)):
+        for _ in range(amount):
             for name, p in trainer.model.named_parameters():
                 values = p.detach().float()
                 row = {"name": name, "mean": values.mean().item(), "max": values.max().item()}
@@ -190,9 +249,10 @@ def log_everything(trainer: Any, amount: float) -> Callable[[], None]:
     return log
 
 
-def evaluate(trainer: Any, amount: float) -> Callable[[], None]:
+@planted("after step")
+def evaluate(trainer: Any, amount: int) -> Callable[[], None]:
     """Every fifth step, `amount` held-out batches are evaluated and scored in Python."""
-    job, steps = trainer.job, iter(range(1, 10**9))
+    job, steps = trainer.job, itertools.count(1)
     images = torch.zeros(job.batch_size, 3, job.image_px, job.image_px, dtype=torch.uint8)
     dtype = DTYPES.get(job.precision)
 
@@ -202,7 +262,7 @@ def evaluate(trainer: Any, amount: float) -> Callable[[], None]:
         trainer.model.eval()
         cast = torch.amp.autocast(trainer.device.type, dtype=dtype, enabled=dtype is not None)
         with torch.no_grad(), cast:  # in FP32 it would take an H200 ten times as long
-            for _ in range(int(amount)):
+            for _ in range(amount):
                 guess = trainer.model(trainer.to_device(images, images[:, 0, 0, 0])[0].float())
                 _ = [int(row.argmax()) for row in guess]  # waits for the device, row by row
         trainer.model.train()
@@ -210,9 +270,10 @@ def evaluate(trainer: Any, amount: float) -> Callable[[], None]:
     return run
 
 
-def checkpoint(trainer: Any, amount: float) -> Callable[[], None]:
+@planted("after step")
+def checkpoint(trainer: Any, amount: int) -> Callable[[], None]:
     """Every fifth step, the weights and `amount` MB of optimizer state are written and synced."""
-    steps, state = iter(range(1, 10**9)), torch.rand(int(amount * 250_000))
+    steps, state = itertools.count(1), torch.rand(amount * 250_000)
 
     def save() -> None:
         if next(steps) % 5:
@@ -224,69 +285,13 @@ def checkpoint(trainer: Any, amount: float) -> Callable[[], None]:
     return save
 
 
-def read_losses(trainer: Any, amount: float) -> Callable[[], None]:
+@planted("after step")
+def read_losses(trainer: Any, amount: int) -> Callable[[], None]:
     """The host waits for the device `amount` times in every step (`.item()`): costs a GPU only."""
 
     def read() -> None:
         parameters = itertools.cycle(trainer.model.parameters())
-        for p in itertools.islice(parameters, int(amount)):
+        for p in itertools.islice(parameters, amount):
             p.detach()[:1].sum().item()
 
     return read
-
-
-IN_ITEM = {
-    "slow_decode": slow_decode,
-    "object_building": object_building,
-    "oversubscribed": oversubscribed,
-}
-IN_COPY = {"small_copies": small_copies}
-IN_MODEL = {
-    "launch_storm": launch_storm,
-    "python_heavy": python_heavy,
-    "elementwise_chain": elementwise_chain,
-    "graph_breaks": graph_breaks,
-    "recompiles": recompiles,
-    "one_by_one_optimizer": one_by_one_optimizer,
-}
-BEFORE_STEP = {"collect_garbage": collect_garbage}
-BETWEEN_STEPS = {
-    "log_everything": log_everything,
-    "evaluate": evaluate,
-    "checkpoint": checkpoint,
-    "read_losses": read_losses,
-}
-NAMES = (*IN_ITEM, *IN_COPY, *IN_MODEL, *BEFORE_STEP, *BETWEEN_STEPS)
-
-
-def plant_all(text: str, dataset: Any, trainer: Any) -> Any:
-    """Plant "python_heavy@40+checkpoint@8": each fault with its amount. The bench's hook."""
-    for each in text.split("+"):
-        name, _, amount = each.partition("@")
-        dataset = plant(name, float(amount), dataset, trainer)
-    return dataset
-
-
-def plant(name: str, amount: float, dataset: Any, trainer: Any) -> Any:
-    """Plant one fault in the trainer, or return the dataset with it."""
-    if name in IN_ITEM:
-        kind = SlowBatches if hasattr(dataset, "__getitems__") else SlowItems
-        return kind(dataset, IN_ITEM[name], amount)
-    if name in BEFORE_STEP:
-        trainer.compute = _both(BEFORE_STEP[name](trainer, amount), trainer.compute)
-    elif name in BETWEEN_STEPS:
-        trainer.after_step = _both(trainer.after_step, BETWEEN_STEPS[name](trainer, amount))
-    else:
-        (IN_COPY | IN_MODEL)[name](trainer, amount)
-    return dataset
-
-
-def _both(first: Callable, second: Callable) -> Callable:
-    """Return a function that calls `first()` and returns what `second` does with its arguments."""
-
-    def both(*args: Any, **kwargs: Any) -> Any:
-        if first is not None:
-            first()
-        return second(*args, **kwargs)
-
-    return both
