@@ -95,12 +95,6 @@ class FaultScore(Result):
         wrong = [asdict(s) for s in self.scored if not s.right]
         return {**{name: getattr(self, name) for name in names}, "wrong": wrong}
 
-    def plot(self) -> Any:
-        """Draw the confusion matrix; returns a matplotlib Figure."""
-        from labkit.course import confusion_figure
-
-        return confusion_figure.draw(self)
-
     @property
     def headline(self) -> str:
         """The score in one line."""
