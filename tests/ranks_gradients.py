@@ -8,6 +8,8 @@ from torch import distributed as dist
 
 from labkit.bench.ddp import DistributedTrainer
 
+MICRO = (1, 2)  # micro-batches that a rank's share of the batch is trained in
+
 
 def job(**changes):
     """What a Trainer reads of a job; an MLP, as batch norm's statistics are each rank's own."""
@@ -19,11 +21,11 @@ def job(**changes):
     return SimpleNamespace(**knobs | changes)
 
 
-def batch(size):
-    """A fixed batch: (size, 3, 16, 16) uint8 and (size,) int64."""
+def batch():
+    """A fixed batch: (32, 3, 16, 16) uint8 and (32,) int64."""
     random = torch.Generator().manual_seed(7)
-    pixels = torch.randint(0, 256, (size, 3, 16, 16), dtype=torch.uint8, generator=random)
-    return pixels, torch.randint(0, 10, (size,), generator=random)
+    pixels = torch.randint(0, 256, (32, 3, 16, 16), dtype=torch.uint8, generator=random)
+    return pixels, torch.randint(0, 10, (32,), generator=random)
 
 
 def gradients(trainer):
@@ -31,22 +33,21 @@ def gradients(trainer):
     return torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
 
 
-def main(out, size, micro):
+def train(out, micro):
     """Train one rank's share of the batch in `micro` micro-batches, without an update."""
-    dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    trainer = DistributedTrainer(
-        job(accumulation_steps=micro), torch.device("cpu"), no_sync=micro > 1
-    )
-    pixels, labels = (part[rank::ranks] for part in batch(size))
-    parts = list(zip(pixels.chunk(micro), labels.chunk(micro), strict=True))
+    knobs = job(accumulation_steps=micro)
+    trainer = DistributedTrainer(knobs, torch.device("cpu"), no_sync=micro > 1)
     trainer.optimizer.step = lambda *_: None  # what is looked at are the gradients
     trainer.optimizer.zero_grad = lambda **_: None
+    parts = zip(*(part[rank::ranks].chunk(micro) for part in batch()), strict=True)
     for number, part in enumerate(parts, 1):
-        trainer.compute(*part, update=number == len(parts))
-    torch.save(gradients(trainer), f"{out}.{rank}")
+        trainer.compute(*part, update=number == micro)
+    torch.save(gradients(trainer), f"{out}.{rank}.{micro}")
     dist.barrier()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    dist.init_process_group("gloo")
+    for micro in MICRO:
+        train(sys.argv[1], micro)

@@ -27,9 +27,19 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="torchrun needs 
 MLP = Pipeline(dataset="array", model="mlp", width=64, depth=1, steps=40, xray=False, device="cpu")
 LONG = MLP.but(num_workers=1, steps=100_000, seconds=60)
 MS = 1_000_000
+END = [{"event": "done"}, {"event": "end", "stop": None, "code": 0}]
 
 
 # -- what needs no process: a record made by hand ------------------------------------------------
+
+
+def write(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return lk.load(path)
+
+
+def machine(name="test", kind="cpu", device="cpu"):
+    return {"event": "machine", "device": device, "kind": kind, "name": name, "versions": {}}
 
 
 def record(
@@ -38,36 +48,27 @@ def record(
     """Write a record of ranks that meet once a step: rank r is `late_ms[r]` later than the best."""
     late_ms = late_ms or [0] * len(waits_ms)
     asked = {"ranks": len(waits_ms), "no_sync": False, "starve": {}, "pipeline": {}} | spec
-    lines = [{"event": "spec", "version": 1, "run": "by-hand", **asked}]
-    machine = {"event": "machine", "device": "cpu", "kind": "cpu", "name": "test", "versions": {}}
-    lines.append(machine)
+    lines = [{"event": "spec", "version": 1, "run": "by-hand", **asked}, machine()]
     arrive = max(w + late for w, late in zip(waits_ms, late_ms, strict=True)) + compute_ms
     for rank, (wait, late) in enumerate(zip(waits_ms, late_ms, strict=True)):
-        of = {"of_rank": rank}
         place = {"rank": rank, "local_rank": rank, "world_size": len(waits_ms)}
-        lines.append(
-            {"event": "spec", "version": 1, "run": "r", "pipeline": {}, "place": place} | of
-        )
-        lines += [{"event": "job", **job} | of] if job else []
-        lines.append({"event": "begin", "warmup": 3} | of)
+        own = [{"event": "spec", "version": 1, "run": "r", "pipeline": {}, "place": place}]
+        own += [{"event": "job", **job}] if job else []
+        own.append({"event": "begin", "warmup": 3})
         for i in range(steps):
             zero = 1000 * MS + i * (arrive + transfer_ms + 1) * MS
             done = zero + (arrive + transfer_ms) * MS
-            own = zero + (wait + compute_ms + late) * MS
             t = [zero, zero + wait * MS, zero + wait * MS, done + MS]
-            step = {"event": "step", "i": i, "t": t, "n": 16, "loss": 1.0, "comm": [own, done]}
-            lines.append(step | of)
-        lines.append({"event": "done"} | of)
-    lines += [{"event": "done"}, {"event": "end", "stop": None, "code": 0}]
-    path = folder / "ranks.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return lk.load(path)
+            ready = zero + (wait + compute_ms + late) * MS
+            own.append({"event": "step", "i": i, "t": t, "n": 16, "loss": 1.0,
+                        "comm": [ready, done]})  # fmt: skip
+        lines += [{**line, "of_rank": rank} for line in [*own, {"event": "done"}]]
+    return write(folder / "ranks.jsonl", lines + END)
 
 
 def test_the_wait_for_another_rank_is_told_from_the_exchange(tmp_path):
     ranks = record(tmp_path, waits_ms=(2, 10), transfer_ms=3)
-    times = ranks.times
-    step_ms = 10 + 10 + 3 + 1
+    times, step_ms = ranks.times, 10 + 10 + 3 + 1
     assert times.wait == pytest.approx([2 / step_ms, 10 / step_ms])
     assert times.others == pytest.approx([8 / step_ms, 0])
     assert times.transfer == pytest.approx([3 / step_ms] * 2)
@@ -75,48 +76,40 @@ def test_the_wait_for_another_rank_is_told_from_the_exchange(tmp_path):
     assert ranks.communication_share == pytest.approx((11 + 3) / 2 / step_ms)
     total = times.wait + times.others + times.transfer + times.compute + times.other
     assert total == pytest.approx([1, 1])
-
-
-def test_a_starved_rank_is_named_though_the_others_look_busy(tmp_path):
-    found = record(tmp_path, waits_ms=(1, 1, 30)).diagnose()
-    assert (found.bottleneck, found.rank) == ("input", 2)
-    assert "rank 2" in found.evidence and "rank 2" in found.headline
-    assert json.dumps(found.to_dict()) and found.to_dict()["rank"] == 2
-
-
-def test_a_slow_rank_that_has_its_data_is_a_straggler(tmp_path):
-    found = record(tmp_path, late_ms=(20, 0)).diagnose()
-    assert (found.bottleneck, found.rank) == ("straggler", 0)
+    assert "exchange" in repr(times) and "<th" in times._repr_html_()
 
 
 @pytest.mark.parametrize(
-    ("case", "bottleneck"),
-    [({"transfer_ms": 20}, "communication"), ({"waits_ms": (20, 20)}, "input"), ({}, "compute")],
+    ("case", "bottleneck", "rank"),
+    [
+        ({"waits_ms": (1, 1, 30)}, "input", 2),  # starved, though the others look busy
+        ({"late_ms": (20, 0)}, "straggler", 0),  # slow, though it has its data
+        ({"transfer_ms": 20}, "communication", None),
+        ({"waits_ms": (20, 20)}, "input", None),
+        ({}, "compute", None),
+        ({"steps": 5}, "unsure", None),
+    ],
 )
-def test_what_all_ranks_share_names_no_rank(tmp_path, case, bottleneck):
-    found = record(tmp_path, **case).diagnose()
-    assert (found.bottleneck, found.rank) == (bottleneck, None)
+def test_what_holds_the_ranks_back_is_named_and_which_of_them(tmp_path, case, bottleneck, rank):
+    ranks = record(tmp_path, **case)
+    found = ranks.diagnose()
+    assert (found.bottleneck, found.rank) == (bottleneck, rank)
+    assert json.loads(json.dumps(found.to_dict()))["rank"] == rank
+    if rank is not None:
+        assert f"rank {rank}" in found.evidence and f"on rank {rank}" in found.headline
+    assert ranks.plot() is not None and lk.diagnose(ranks.path) == found
 
 
-def test_too_few_steps_give_no_verdict(tmp_path):
-    ranks = record(tmp_path, steps=5)
-    assert ranks.diagnose().bottleneck == "unsure"
-    assert ranks.plot() is not None
-
-
-def test_a_record_says_recorded_on_its_table_and_figure(tmp_path):
+def test_a_record_says_recorded_on_its_table_figure_and_verdict(tmp_path):
     ranks = record(tmp_path)
     assert repr(ranks).startswith("RECORDED on test")
-    texts = [text.get_text() for text in ranks.plot().texts]
-    assert any("RECORDED on test" in text for text in texts)
+    assert any("RECORDED on test" in text.get_text() for text in ranks.plot().texts)
     assert ranks.diagnose().source.startswith("RECORDED")
 
 
 def test_a_hostile_record_of_ranks_is_read_as_gaps(tmp_path):
-    record(tmp_path)
-    path = tmp_path / "ranks.jsonl"
-    text = re.sub(r'"comm": \[\d+, ', '"comm": ["x", ', path.read_text())
-    path.write_text(text)
+    path = record(tmp_path).path
+    path.write_text(re.sub(r'"comm": \[\d+, ', '"comm": ["x", ', path.read_text()))
     ranks = lk.load(path)
     assert np.isnan(ranks[0].exchange_ns).all()
     assert ranks.times.communication == pytest.approx([0, 0])
@@ -141,29 +134,25 @@ def test_bad_settings_are_refused_before_anything_starts(bad, says):
         Distributed(**bad)
 
 
+def test_windows_is_told_what_to_do(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(RuntimeError, match="Linux or macOS"):
+        Distributed()
+
+
 # -- which device the ranks take, and the one process they are compared with ---------------------
 
 
-@pytest.fixture
-def visible_cards(monkeypatch):
-    """Let this process see so many CUDA devices."""
+@pytest.mark.parametrize(("count", "kind"), [(0, "cpu"), (1, "cpu"), (2, "cuda")])
+def test_two_ranks_use_cards_where_each_has_its_own(monkeypatch, count, kind):
     import torch
 
     from labkit.bench import ddp
 
-    def see(count):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-        found = torch.device("cuda:0" if count else "cpu")
-        monkeypatch.setattr(ddp, "find_device", lambda wanted: found)
-        return ddp
-
-    return see
-
-
-@pytest.mark.parametrize(("count", "kind"), [(0, "cpu"), (1, "cpu"), (2, "cuda")])
-def test_two_ranks_use_cards_where_each_has_its_own(visible_cards, count, kind):
-    ddp = visible_cards(count)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    found = torch.device("cuda:0" if count else "cpu")
+    monkeypatch.setattr(ddp, "find_device", lambda wanted: found)
     assert ddp.device_kind("auto", 2) == kind
     why = ddp.gpu_passed_over("auto", 2)
     assert (why is None) == (count != 1)  # only then is there a GPU that the ranks do without
@@ -171,26 +160,23 @@ def test_two_ranks_use_cards_where_each_has_its_own(visible_cards, count, kind):
     assert ddp.gpu_passed_over("cpu", 2) is None  # as asked
 
 
-def on(folder, name, kind, device):
+def single(folder, name, kind, device):
     """Write what a short single run on that device logs; return the Run."""
     lines = [{"event": "spec", "version": 1, "run": "one", "pipeline": {}}]
-    lines.append({"event": "machine", "device": device, "kind": kind, "name": name, "versions": {}})
+    lines.append(machine(name, kind, device))
     for i in range(4):
         t = [(1000 + 20 * i + at) * MS for at in (0, 1, 1, 20)]
         lines.append({"event": "step", "i": i, "t": t, "n": 16, "loss": 1.0})
-    lines += [{"event": "done"}, {"event": "end", "stop": None, "code": 0}]
-    path = folder / f"{kind}.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return lk.load(path)
+    return write(folder / f"{kind}.jsonl", lines + END)
 
 
 def test_ranks_on_the_cpu_are_compared_with_one_process_on_the_cpu(tmp_path):
     why = "each rank needs a CUDA device of its own"
     ranks = record(tmp_path, job={"pipeline": {"device": "cpu"}, "not_applied": {"device": why}})
     assert ranks.alone == ranks.asked.but(device="cpu") and ranks.asked.device == "auto"
-    assert ranks.speedup(on(tmp_path, "test", "cpu", "cpu")) > 0
+    assert ranks.speedup(single(tmp_path, "test", "cpu", "cpu")) > 0
     with pytest.raises(ValueError, match=f"Tesla T4, 2 ranks on test .{why}.*ranks.alone"):
-        ranks.speedup(on(tmp_path, "Tesla T4", "gpu", "cuda:0"))
+        ranks.speedup(single(tmp_path, "Tesla T4", "gpu", "cuda:0"))
 
 
 def test_all_ranks_train_the_size_of_model_that_rank_0_has_found(monkeypatch):
@@ -210,32 +196,25 @@ def test_all_ranks_train_the_size_of_model_that_rank_0_has_found(monkeypatch):
     assert (other.width, other.depth) == (job.width, job.depth) == (320, 9)
 
 
-def test_windows_is_told_what_to_do(monkeypatch):
-    monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(RuntimeError, match="Linux or macOS"):
-        Distributed()
-
-
 # -- what is run ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("micro", [1, 2])
-def test_two_ranks_have_the_gradients_of_one_process_on_the_joined_batch(tmp_path, micro):
+@pytest.mark.slow
+def test_two_ranks_have_the_gradients_of_one_process_on_the_joined_batch(tmp_path):
     import torch
-    from ranks_gradients import batch, gradients, job
+    from ranks_gradients import MICRO, batch, gradients, job
 
     from labkit.bench.loop import Trainer
 
     script = Path(__file__).with_name("ranks_gradients.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*torchrun, "--nproc-per-node=2", script, tmp_path / "of", 32, micro]
+    command = [*torchrun, "--nproc-per-node=2", script, tmp_path / "of"]
     subprocess.run(list(map(str, command)), check=True, capture_output=True, timeout=120)
     trainer = Trainer(job(), torch.device("cpu"))
-    trainer.compute(*batch(32), update=False)
+    trainer.compute(*batch(), update=False)
     expected = gradients(trainer)
-    for rank in (0, 1):
-        found = torch.load(tmp_path / f"of.{rank}")
-        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
+    for name in (f"of.{rank}.{micro}" for rank in (0, 1) for micro in MICRO):
+        assert torch.allclose(torch.load(tmp_path / name), expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -247,36 +226,27 @@ def both():
     return one, ranks
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_what_one_process_learns_from_the_joined_batch(both):
     one, ranks = both
     assert len(ranks) == 2 and [rank.rank for rank in ranks] == [0, 1]
     assert all(rank.steps == one.steps for rank in ranks)
     assert ranks.loss == pytest.approx(one.loss, rel=1e-3, abs=1e-4)
-
-
-def test_each_rank_is_a_run_and_the_shares_add_up(both):
-    _, ranks = both
     assert all(rank.outcome == "finished" and rank.throughput for rank in ranks)
     times = ranks.times
-    assert (times.communication > 0).all()
+    assert (times.communication > 0).all() and 0 < ranks.communication_share < 1
     assert (times.wait + times.compute + times.communication <= 1.001).all()
-    assert 0 < ranks.communication_share < 1
-    print(ranks, times, ranks.diagnose(), sep="\n")
-
-
-def test_efficiency_is_refused_against_another_pipeline(both):
-    one, ranks = both
     with pytest.raises(ValueError, match="batch_size"):
-        ranks.efficiency(one)
+        ranks.efficiency(one)  # of another pipeline
 
 
+@pytest.mark.slow
 def test_saved_ranks_load_with_the_same_numbers(both, tmp_path):
     _, ranks = both
     again = lk.load(ranks.save(tmp_path / "ranks.jsonl.gz"))
     assert isinstance(again, Ranks) and again.recorded and again[1].recorded
     assert again.loss == ranks.loss and repr(again.times) == repr(ranks.times)
-    from_folder = lk.load(ranks.path)
-    assert from_folder.loss == ranks.loss
+    assert lk.load(ranks.path).loss == ranks.loss
     json.dumps(again.to_dict(), allow_nan=False)
 
 
@@ -295,6 +265,7 @@ def started(spec):
 
 
 @linux
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["rank", "agent", "supervisor"])
 def test_killing_a_process_of_the_ranks_fails_the_run_and_leaves_nothing(victim):
     before = torch_segments()
@@ -316,6 +287,7 @@ def test_killing_a_process_of_the_ranks_fails_the_run_and_leaves_nothing(victim)
 
 
 @linux
+@pytest.mark.slow
 def test_stop_ends_all_ranks_and_keeps_what_they_did():
     run = started(Distributed(LONG, ranks=2))
     assert len(logged_workers(run.path)) == 2 and len(logged_bench(run.path)) == 3
@@ -326,12 +298,14 @@ def test_stop_ends_all_ranks_and_keeps_what_they_did():
     until(lambda: not processes_of(run.path), 2)
 
 
+@pytest.mark.slow
 def test_a_rank_that_raises_is_named_with_its_own_reason():
     run = launch(Distributed(MLP, ranks=2), fault=planted("dataset_raises")).wait()
     assert run.outcome == "failed" and run.failed_rank == 1
     assert re.search(r"^Rank 1: ValueError: planted", run.error), run.error
 
 
+@pytest.mark.slow
 def test_ranks_end_together_when_their_time_is_up():
     run = launch(Distributed(MLP.but(steps=1_000_000, seconds=1.0), ranks=2)).wait()
     assert run.outcome == "finished", run.error
