@@ -61,14 +61,14 @@ class Breakdown(Result):
         device_name: What the trace calls the device; None where it does not, or calls it several.
         steps: How many steps were averaged.
         step_us: Length of a step: of the host's mark and the device work launched in it.
-        kernel_us: A compute kernel runs.
-        memcpy_us: A copy runs, and no kernel.
-        memset_us: A memset runs, and none of the above.
-        communication_us: A collective (NCCL, Gloo) runs, and none of the above.
-        runtime_us: The host is in a call of the CUDA (HIP, XPU) runtime, and none of the above.
-        dataloader_us: The host waits for the DataLoader, and none of the above.
-        cpu_exec_us: The host executes an operator, and none of the above.
-        other_us: None of the above: Python, mostly.
+        kernel_us: A compute kernel runs; each class below has what none above it covers.
+        memcpy_us: A copy runs.
+        memset_us: A memset runs.
+        communication_us: A collective (NCCL, Gloo) runs.
+        runtime_us: The host is in a call of the CUDA (HIP, XPU) runtime.
+        dataloader_us: The host waits for the DataLoader.
+        cpu_exec_us: The host executes an operator.
+        other_us: Python, mostly.
         gpu_utilization: Share (0 to 1) of the steps in which a kernel ran, collectives included.
             Not how well it used the GPU. None without device activity.
         tensor_core_share: Share of kernel time in Tensor Core kernels, told by their names.
@@ -127,25 +127,22 @@ class Breakdown(Result):
         """Return the classes of the step, and below them idle time, Tensor Cores and notes."""
         device = self.device_name or self.device_kind.upper()
         steps = f"{self.steps} steps" if self.steps > 1 else "1 step"
-        foot = [f"note: {note}" for note in self.notes]
-        if self.tensor_core_share is not None:
-            foot.insert(
-                0,
-                f"Tensor Cores: {self.tensor_core_share:.0%} of kernel time uses them, "
-                f"{self.tensor_core_eligible_share:.0%} is of operators that can",
-            )
+        title = f"Trace {self.source}: {steps} of {self.step_us / 1000:,.1f} ms on {device}, "
+        rows = [
+            (_words(name), f"{getattr(self, name + '_us') / 1000:,.2f} ms", f"{share:.1%}")
+            for name, share in self.shares.items()
+        ]
+        foot = []
         if self.gpu_utilization is not None:
             idle = (f"{_words(k)} {v / 1000:,.1f} ms" for k, v in self.idle.items())
-            foot.insert(0, f"device idle: {', '.join(idle)}")
-        return Table(
-            [
-                (_words(name), f"{getattr(self, name + '_us') / 1000:,.2f} ms", f"{share:.1%}")
-                for name, share in self.shares.items()
-            ],
-            title=f"Trace {self.source}: {steps} of {self.step_us / 1000:,.1f} ms on {device}, "
-            f"{self.utilization:.1%} busy",
-            foot=foot,
-        )
+            foot.append(f"device idle: {', '.join(idle)}")
+        if self.tensor_core_share is not None:
+            foot.append(
+                f"Tensor Cores: {self.tensor_core_share:.0%} of kernel time uses them, "
+                f"{self.tensor_core_eligible_share:.0%} is of operators that can"
+            )
+        foot += [f"note: {note}" for note in self.notes]
+        return Table(rows, title=f"{title}{self.utilization:.1%} busy", foot=foot)
 
 
 def _words(name: str) -> str:
@@ -254,7 +251,7 @@ def _odd(events: Events, devices: int, has_kernels: bool) -> list[str]:
         notes.append("Device work is not tied to launches: the causes of idle time are unknown.")
     if devices and not has_kernels:
         notes.append("No kernel falls inside the steps.")
-    return [*notes, GRAPHS] if events.graph_launches else notes
+    return [*notes, GRAPHS] if kinds.GRAPH_LAUNCH in events.host else notes
 
 
 def _device_name(file: TraceFile, events: Events) -> str | None:

@@ -80,33 +80,18 @@ class Intervals(NamedTuple):
 
 @dataclass(frozen=True)
 class Events:
-    """The events of one trace, with device work tied to its launch.
+    """The events of one trace, with device work tied to its launch."""
 
-    Attributes:
-        host: The intervals of each kind of host event.
-        device: The intervals of all work on devices, sorted by start.
-        kind: What each piece of device work is (KERNEL, MEMCPY, ...).
-        place: On which device it ran, an index into `devices`.
-        name: Index into `kernels`, -1 where it is no kernel.
-        launch: Index into `launches` of the call that launched it, -1 where unknown.
-        eligible: Whether it was launched by an operator that can use Tensor Cores.
-        launches: The intervals of the calls into the CUDA (HIP, XPU) runtime.
-        graph_launches: How many of them launched a CUDA graph.
-        kernels: The names of all kernels.
-        devices: The devices, as the trace numbers them.
-    """
-
-    host: dict[int, Intervals]
-    device: Intervals
-    kind: np.ndarray
-    place: np.ndarray
-    name: np.ndarray
-    launch: np.ndarray
-    eligible: np.ndarray
-    launches: Intervals
-    graph_launches: int
+    host: dict[int, Intervals]  # of each kind of host event
+    launches: Intervals  # the calls into the CUDA (HIP, XPU) runtime
+    device: Intervals  # all work on devices, sorted by start; for each piece of it:
+    kind: np.ndarray  # KERNEL, MEMCPY, ...
+    place: np.ndarray  # on which device it ran, an index into `devices`
+    name: np.ndarray  # index into `kernels`, -1 where it is no kernel
+    launch: np.ndarray  # index into `launches` of the call that launched it, -1 where unknown
+    eligible: np.ndarray  # whether an operator launched it that can use Tensor Cores
     kernels: tuple[str, ...]
-    devices: tuple[str, ...]
+    devices: tuple[str, ...]  # as the trace numbers them
 
 
 def uses_tensor_cores(kernel: str) -> bool:
@@ -130,7 +115,7 @@ def read_events(file: TraceFile) -> Events:
         if fault:
             bad += 1
             first = first or f"in event {number:,} {fault}"
-    good = len(columns.kinds)
+    good = columns.count
     if bad > 0.01 * (good + bad):
         raise file.error(f"has malformed events ({bad:,} beside {good:,} usable ones; {first})")
     if not good:
@@ -153,9 +138,8 @@ class _Columns:
     """Collects events; every `add` costs about 3 µs, which is most of the time of a reading."""
 
     def __init__(self) -> None:
-        self.kinds = array("b")
-        self.rows = {key: array("q") for key in ("start", "end", "correlation", "external")}
-        self.indices = {key: array("i") for key in ("place", "name")}
+        # kind, start, end, correlation, external id, place and name: seven numbers an event
+        self.rows, self.count = array("q"), 0
         self.kernels: dict[str, int] = {}
         self.devices: dict[str, int] = {}
         self.stepping: set[str] = set()  # the processes with ProfilerStep marks: the ranks
@@ -196,20 +180,15 @@ class _Columns:
             index = self.kernels.setdefault(name, len(self.kernels))
             if "nccl" in name[:20].lower() or "rccl" in name[:20].lower():
                 kind = COMMUNICATION_KERNEL
-        self.kinds.append(kind)
-        self.rows["start"].append(start)
-        self.rows["end"].append(end)
-        self.rows["correlation"].append(_identifier(args.get("correlation")))
-        external = args.get("External id") or args.get("external id")
-        self.rows["external"].append(_identifier(external))
-        self.indices["place"].append(place)
-        self.indices["name"].append(index)
+        correlation = _identifier(args.get("correlation"))
+        external = _identifier(args.get("External id") or args.get("external id"))
+        self.rows.extend((kind, start, end, correlation, external, place, index))
+        self.count += 1
 
     def events(self) -> Events:
         """Part host from device, and tie device work to its launches and operators."""
-        kinds = np.frombuffer(self.kinds, np.int8)
-        start, end, correlation, external = (np.frombuffer(r, np.int64) for r in self.rows.values())
-        place, name = (np.frombuffer(column, np.int32) for column in self.indices.values())
+        columns = np.frombuffer(self.rows, np.int64).reshape(-1, 7).T
+        kinds, start, end, correlation, external, place, name = columns
         on_device = (kinds <= MEMSET) | (kinds == COMMUNICATION_KERNEL)
         host, device = np.flatnonzero(~on_device), np.flatnonzero(on_device)
         device = device[np.argsort(start[device], kind="stable")]
@@ -237,7 +216,6 @@ class _Columns:
             launch=launch,
             eligible=launched_by(ELIGIBLE_OP),
             launches=Intervals(start[launches], end[launches]),
-            graph_launches=len(by_kind.get(GRAPH_LAUNCH, ())),
             kernels=tuple(self.kernels),
             devices=tuple(self.devices),
         )

@@ -52,9 +52,8 @@ def tune(
     )  # fmt: skip
     tune.last = job.tuning
     progress = Progress(job.tuning)
-    job.each, job.live = progress.trial, progress.running
     try:
-        return job.run()
+        return job.run(progress.ended, progress.running)
     finally:
         progress.display.final(job.tuning.headline, progress.page())
 
@@ -63,24 +62,17 @@ class Progress:
     """The trials so far: a growing table in a notebook, elsewhere a line on stderr for each."""
 
     def __init__(self, tuning: Tuning):
-        self.tuning, self.display, self.said = tuning, Display(), 0
+        self.tuning, self.display = tuning, Display()
 
     def page(self, now: str = "") -> Any:
-        """Return the table as HTML; its text is the same for every tuning: notebooks are compared.
-
-        `now` says what is going on.
-        """
+        """Return the table, with what is going on `now`, as HTML for a notebook."""
         from IPython.display import HTML
 
         return HTML(self.tuning.table(now)._repr_html_())
 
-    def trial(self) -> None:
-        """Show a trial that has begun or ended; one that has ended leaves its line."""
-        tuning = self.tuning
-        ended = sum(len(trial.rates) + bool(trial.error) for trial in tuning.tried)
-        if ended > self.said:
-            self.said = ended
-            self.display.final(line_of(tuning), self.page())
+    def ended(self) -> None:
+        """Show a trial that has been run: it leaves its line."""
+        self.display.final(line_of(self.tuning), self.page())
 
     def running(self, run: Any) -> None:
         """Say how far the run is that is going on."""

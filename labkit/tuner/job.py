@@ -22,10 +22,7 @@ RANGE = 1.5  # either way, of a guess
 class TuningJob:
     """A search on a pipeline or on the reader's own data, checked and ready.
 
-    Attributes:
-        tuning: The result, filled as it goes.
-        live: Called with the run that is going on, often.
-        each: Called whenever a trial begins or ends.
+    `tuning` is the result, filled as it goes.
     """
 
     def __init__(
@@ -64,22 +61,27 @@ class TuningJob:
         most = max(LEAST_MAX_WORKERS, 2 * (here.cpu_cores or 1))
         most = most if max_workers is None else KNOBS["num_workers"].check(max_workers)
         self.tuning = Tuning(name, start, here.line)
-        self.live: Callable[[Any], None] = lambda run: None
-        self.each: Callable[[], None] = lambda: None
         self.expectation = Expectation()
-        self.bench = trials.Bench(pipeline, self.source, seconds, lambda run: self.live(run))
+        self.bench = trials.Bench(pipeline, self.source, seconds)
         self.search = Search(
             self.tuning,
             [setting for setting in space(start, most, sizes) if setting != start],
             self.bench.measure,
             self.expectation,
             lambda setting, tried: trials.refusal(setting, tried, trials.Free.now()),
-            lambda: self.each(),
             self._variants(start, here.kind == "gpu" and here.device.startswith("cuda")),
         )
 
-    def run(self) -> Tuning:
-        """Search; raises RuntimeError where the starting point cannot be measured."""
+    def run(
+        self,
+        each: Callable[[], None] | None = None,
+        live: Callable[[Any], None] | None = None,
+    ) -> Tuning:
+        """Search; raises RuntimeError where the starting point cannot be measured.
+
+        `each` is called when a trial has been run, `live` with the run that is going on, often.
+        """
+        self.search.each, self.bench.each = each, live
         try:
             return self.search.run()
         finally:

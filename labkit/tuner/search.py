@@ -50,7 +50,6 @@ class Search:
         measure: Callable[[Setting, float | None], Measured],
         expect: Callable[[Any, Setting, Setting], Expected | None],
         refuse: Callable[[Setting, list[Trial]], str | None] = lambda setting, trials: None,
-        each: Callable[[], None] = lambda: None,
         variants: tuple[dict[str, Any], ...] = (),
     ):
         """Set up a search; nothing runs yet.
@@ -61,12 +60,12 @@ class Search:
             measure: Runs a setting; gets the samples/s expected of it, to choose how long.
             expect: Predicts a setting from a run of another: (run, that one's setting, this one).
             refuse: Why a setting may not be run, such as for want of memory; None where it may.
-            each: Called whenever a trial begins or ends.
             variants: Changes that are tried on the winner at the end, as {"pin_memory": True}.
         """
         self.tuning, self.settings = tuning, settings
-        self.measure, self.expect, self.refuse, self.each = measure, expect, refuse, each
+        self.measure, self.expect, self.refuse = measure, expect, refuse
         self.variants, self.runs = variants, 0
+        self.each: Callable[[], None] | None = None  # called when a trial has been run
         self.refused: dict[Setting, str] = {}
 
     def run(self) -> Tuning:
@@ -191,14 +190,14 @@ class Search:
         if trial not in self.tuning.tried:
             self.tuning.tried.append(trial)
         self.tuning.latest = trial
-        self.each()
         measured = self.measure(trial.setting, trial.rate or (trial.expected or (None,))[0])
         self.runs += 1
         trial.error = measured.error
         if measured.rate:
             trial.rates.append(measured.rate)
             trial.runs.append(measured.run)
-        self.each()
+        if self.each is not None:
+            self.each()
         return trial
 
     def _settle_ties(self) -> None:

@@ -40,12 +40,12 @@ class Bench:
         pipeline: Pipeline,
         source: Source | None,
         seconds: float,
-        each: Callable[[Any], None] | None = None,
         patience: int = PATIENCE,
     ):
-        self.pipeline, self.source, self.seconds, self.each = pipeline, source, seconds, each
+        self.pipeline, self.source, self.seconds = pipeline, source, seconds
         self.patience, self.count = patience, 0
         self.disturbed: list[float] = []
+        self.each: Callable[[Any], None] | None = None  # called with the run that is going on
 
     def measure(self, setting: Setting, rate: float | None) -> Measured:
         """Run `setting` once; once more, and longer, where a run of unknown rate was too short."""
