@@ -105,10 +105,10 @@ def test_each_ns_goes_to_the_first_active_class_in_every_kind_of_file(
 
 
 def test_labels_of_a_person_are_no_work_but_the_optimizer_is(read):
-    marks = [step(1, 0, 100), event("user_annotation", "my training step", 0, 90)]
-    assert read(marks).cpu_exec_us == 0
-    marks.append(event("user_annotation", "Optimizer.step#SGD.step", 10, 20))
-    assert read(marks).cpu_exec_us == 20
+    labels = [("my training step", 0, 90), ("Optimizer.step#SGD.step", 10, 20)]
+    assert (
+        read([step(1, 0, 100), *(event("user_annotation", *it) for it in labels)]).cpu_exec_us == 20
+    )
 
 
 @needs_real_traces
@@ -159,12 +159,11 @@ def test_the_last_step_is_left_out_when_its_kernels_are_missing(read):
     full = [step(1, 0, 100), step(2, 100, 100)]
     full += [e for i in range(5) for e in (launch(i + 1, 10 + i * 10), kernel(i + 1, 50 + i, 1))]
     result = read([*full, launch(9, 110), kernel(9, 120, 1)])
-    assert result.steps == 1
-    assert "1 last step" in result.notes[0]
+    assert result.steps == 1 and "1 last step" in result.notes[0]
 
 
 def test_without_step_marks_the_whole_span_is_one_step(read):
-    result = read([e for e in LADDER if not e["name"].startswith("ProfilerStep")])
+    result = read(LADDER[1:])
     assert (result.steps, result.step_us) == (1, 80)
     assert "No ProfilerStep marks" in result.notes[0]
 
@@ -193,26 +192,23 @@ def test_idle_time_has_its_cause_and_adds_up(read):
 def test_copies_under_kernels_are_counted(read):
     copy = event("gpu_memcpy", "Memcpy HtoD", 40, 40, pid=0, stream=9)
     result = read([step(1, 0, 100), kernel(1, 0, 50), copy])
-    assert result.copy_overlap_share == 0.25
-    assert result.memcpy_us == 30
+    assert (result.copy_overlap_share, result.memcpy_us) == (0.25, 30)
 
 
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        ("volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn", True),
-        ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_nn", True),
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", True),
-        ("nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNT", True),
-        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>(F)", True),
-        ("sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize32x32x8_stage3_ffma_aligna4", False),
-        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x64_8x5_nn_align1>", False),
-        ("volta_sgemm_128x64_nt", False),
-        ("void at::native::vectorized_elementwise_kernel<4, float>(int)", False),
-    ],
-)
-def test_tensor_core_kernels_are_told_by_name(name, answer):
-    assert uses_tensor_cores(name) is answer
+TENSOR_CORE = """
+    volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNT
+    ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_nn
+    sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64 pytorch_flash::flash_fwd_kernel<F>
+"""
+PLAIN = """
+    sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize32x32x8_stage3_ffma_aligna4 volta_sgemm_128x64_nt
+    cutlass::Kernel2<cutlass_80_simt_sgemm_128x64_8x5_nn_align1> vectorized_elementwise_kernel<4>
+"""
+
+
+def test_tensor_core_kernels_are_told_by_name():
+    assert all(map(uses_tensor_cores, TENSOR_CORE.split()))
+    assert not any(map(uses_tensor_cores, PLAIN.split()))
 
 
 def test_tensor_core_shares_are_of_kernel_time(read):
@@ -238,8 +234,7 @@ def test_collectives_are_known_by_kernel_name_and_by_operator(read):
         kernel(2, 30, 10, name="reduce", **{"External id": 3}), kernel(3, 35, 10),
     ])  # fmt: skip
     assert result.communication_us == 10 + 5 + 5  # a compute kernel covers the last 5
-    assert result.kernel_us == 10
-    assert result.gpu_utilization == 0.25
+    assert (result.kernel_us, result.gpu_utilization) == (10, 0.25)
 
 
 def test_several_devices_are_averaged_and_it_says_so(read):
@@ -279,20 +274,16 @@ def test_a_trace_of_this_machines_cpu(tmp_path):
     result = trace(tmp_path / "cpu.json.gz")
     assert (result.device_kind, result.steps) == ("cpu", 3)
     assert result.gpu_utilization is result.tensor_core_share is result.copy_overlap_share is None
-    assert set(result.idle.values()) == {None}
-    assert result.dataloader_us > 0 and result.cpu_exec_us > 0
-    assert result.utilization == result.cpu_exec_us / result.step_us
+    assert set(result.idle.values()) == {None} and result.dataloader_us > 0
+    assert result.utilization == result.cpu_exec_us / result.step_us > 0
     assert any("No device activity" in note for note in result.notes)
 
 
 GOOD = json.dumps(LADDER)
 MALFORMED = {
     "empty": b"",
-    "white space": b" \n ",
     "no events": b'{"traceEvents": []}',
-    "only labels": json.dumps([{"ph": "M", "name": "process_name"}]).encode(),
     "other JSON": b'{"a": 1}',
-    "a number": b"1",
     "events of the wrong type": b'{"traceEvents": 5}',
     "a picture": b"\x89PNG\r\n\x1a\n\0\0",
     "UTF-16": GOOD.encode("utf-16"),
@@ -300,15 +291,10 @@ MALFORMED = {
     "gz cut short": gzip.compress(GOOD.encode())[:-20],
     "gz damaged": gzip.compress(GOOD.encode())[:40] + b"\xff" * 40,
     "text after the end": GOOD.encode() + b" x",
-    "a missing value": GOOD.replace('"dur": 80', '"dur": ').encode(),
     "negative duration": GOOD.replace('"dur": 80', '"dur": -80').encode(),
     "NaN": GOOD.replace('"dur": 80', '"dur": NaN').encode(),
-    "Infinity": GOOD.replace('"ts": 0', '"ts": Infinity').encode(),
     "a huge integer": GOOD.replace('"dur": 80', '"dur": ' + "8" * 10_000).encode(),
     "a huge exponent": GOOD.replace('"dur": 80', '"dur": 8e999999999').encode(),
-    "a duration of text": GOOD.replace('"dur": 80', '"dur": "long"').encode(),
-    "wrong types": json.dumps([5, None, {"ph": "X", "cat": [], "name": {}}]).encode(),
-    "args of the wrong type": json.dumps([LADDER[0] | {"args": [1]}]).encode(),
     "no time at all": json.dumps([step(1, 5, 0)]).encode(),
     "10 MB of nesting": b"[" * 10_000_000,
     "an endless string": b'["' + b"a" * 10_000_000,
@@ -370,17 +356,12 @@ def test_a_zip_bomb_is_refused_before_it_is_unpacked(read):
         read(gzip.compress(b"[" + b" " * (64 * 2**20), 1))
 
 
-CONTRACT = {
-    "step_us", "kernel_us", "memcpy_us", "memset_us", "communication_us", "runtime_us",
-    "dataloader_us", "cpu_exec_us", "other_us", "gpu_utilization", "tensor_core_share", "steps",
-    "idle",
-}  # fmt: skip
-
-
 def test_it_prints_and_goes_through_json(read):
     odd = "<script>alert(1)</script>"
     result = read({"deviceProperties": [{"id": 0, "name": odd}], "traceEvents": LADDER})
-    assert not CONTRACT - set(json.loads(json.dumps(result.to_dict())))
+    contract = {f"{c}_us" for c in (*CLASSES, "step")} | {"steps", "idle"}
+    contract |= {"gpu_utilization", "tensor_core_share"}
+    assert not contract - set(json.loads(json.dumps(result.to_dict())))
     assert "10.0% busy" in repr(result) and "device idle: " in repr(result)
     assert odd in repr(result) and odd not in result._repr_html_()
 
