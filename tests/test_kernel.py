@@ -23,7 +23,8 @@ START_AND_GO_ON = START[:-1] + ", wait=False)"
 NEXT_RUN = (
     "import labkit as lk\n"
     "run = lk.run(lk.Pipeline(dataset='sleep', prep_ms=1, model='mlp', steps=20, xray=False))\n"
-    "assert 1 + 1 == 2 and run.outcome == 'finished', run.error"
+    "assert run.outcome == 'finished', run.error\n"
+    "from labkit.process import launcher; assert launcher._standby"
 )
 ENDS = {  # how a kernel ends: what it was doing, and what ends it
     "restart": (START, lambda manager, client: manager.restart_kernel(now=True)),

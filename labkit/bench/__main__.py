@@ -30,6 +30,12 @@ from labkit.process.events import SPEC_NAME, EventLog
 
 MAX_TRACEBACK = 8_000  # characters kept of a traceback
 
+WARM = [  # what a run imports
+    f"labkit.bench.{name}"
+    for name in ("data", "loop", "machine", "model_size", "probes", "profile",
+                 "resolve_config", "timeline", "user_dataset", "workbench")
+]  # fmt: skip
+
 workers: list[Any] = []  # the loader's processes
 held: list[Any] = []  # what would wait, when let go of, up to 5 s for each worker that is not idle
 
@@ -63,22 +69,9 @@ def warm_up() -> None:
     """Import what a run needs, and touch no device; everything else each run does for itself."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()
-    import psutil  # noqa: F401
-    import torch
-
-    from labkit.bench import (  # noqa: F401
-        data,
-        loop,
-        machine,
-        model_size,
-        probes,
-        profile,
-        resolve_config,
-        timeline,
-        user_dataset,
-        workbench,
-    )  # fmt: skip
-
+    for name in (*WARM, "psutil"):
+        importlib.import_module(name)
+    torch = sys.modules["torch"]
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # imports half of torch itself
     gc.collect()  # or the run's first collection would look at all of torch: 0.1 s
 

@@ -1,0 +1,157 @@
+"""The next run's processes, started ahead: quick, used once, and gone when they should be."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import processes_of
+from planted import planted
+
+from labkit import Pipeline
+from labkit.process import family, launcher
+from labkit.results.launch import launch
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+
+QUICK = Pipeline(dataset="sleep", prep_ms=1, model="mlp", width=32, depth=1, steps=5, xray=False)
+
+
+@pytest.fixture
+def standing():
+    """Start a standby and wait until it has imported torch: `standing()` returns its handle."""
+
+    def start():  # in the test itself: pytest changes the environment between setup and call
+        launcher.stand_by(forced=True)
+        handle = launcher._standby
+        until(lambda: waits(handle))
+        return handle
+
+    launcher.end_standby()
+    yield start
+    launcher.end_standby()
+
+
+def until(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def waits(handle):
+    """Whether the standby's bench has imported torch and uses no CPU time any more."""
+    pid = min(family.descendants(handle.process.pid), default=0)
+    with contextlib.suppress(OSError):
+        if "libtorch_cpu" in open(f"/proc/{pid}/maps").read():
+            before = open(f"/proc/{pid}/stat").read()
+            time.sleep(0.3)
+            return open(f"/proc/{pid}/stat").read() == before and before.split()[2] == "S"
+    return False
+
+
+def first_step_s(pipeline=QUICK):
+    start = time.perf_counter_ns()
+    run = launch(pipeline).wait()
+    assert run.outcome == "finished", run.error
+    return run, (run.steps_since(0)[0]["t"][3] - start) / 1e9
+
+
+def test_a_standby_gives_the_first_step_sooner_and_serves_one_run(standing):
+    standby = standing()
+    assert not (standby.folder / "events.jsonl").exists()
+    warm, seconds = first_step_s()
+    assert warm.path == standby.folder and launcher._standby is None
+    cold, cold_seconds = first_step_s()
+    assert cold.path != warm.path and seconds < 0.6 * cold_seconds
+    assert cold.loss == warm.loss  # the same training
+    hello = [run.event("hello")["pid"] for run in (warm, cold)]
+    assert hello[0] != hello[1]  # no switch that one run sets is there for another
+    assert not processes_of(warm.path)
+
+
+def test_where_the_surroundings_have_changed_a_run_starts_cold(standing, monkeypatch):
+    standby = standing()
+    assert launcher.fits(standby)
+    with monkeypatch.context() as patch:
+        patch.chdir("/")
+        assert not launcher.fits(standby)
+    monkeypatch.setenv("LABKIT_TEST", "1")
+    assert first_step_s()[0].path != standby.folder
+    until(lambda: not standby.folder.exists() and not processes_of(standby.folder), 2)
+
+
+def test_an_unused_standby_ends_by_itself_and_leaves_nothing():
+    launcher.end_standby()
+    launcher.stand_by(idle_s=0.5, forced=True)
+    handle = launcher._standby
+    until(lambda: handle.process.poll() is not None, 5)
+    assert handle.process.returncode == 0 and not handle.folder.exists()
+    assert not processes_of(handle.folder)
+    assert first_step_s()[0].path != handle.folder
+
+
+@pytest.mark.parametrize("role", ["supervisor", "bench"])
+def test_a_standby_that_is_killed_costs_the_next_run_nothing(standing, role):
+    standby = standing()
+    below = family.descendants(standby.process.pid)
+    os.kill(standby.process.pid if role == "supervisor" else min(below), signal.SIGKILL)
+    until(lambda: standby.process.poll() is not None)
+    assert first_step_s()[0].path != standby.folder
+    assert not processes_of(standby.folder)
+    launcher.leftovers.clear_up(standby.folder)
+    assert not standby.folder.exists()
+
+
+def test_no_standby_is_started_while_a_run_goes_on():
+    run = launch(QUICK.but(steps=10**6, seconds=60))
+    until(lambda: run.steps > 3)
+    launcher.stand_by(forced=True)
+    assert launcher._standby is None
+    run.stop()
+
+
+def test_stop_works_in_a_run_that_a_standby_serves(standing):
+    standby = standing()
+    run = launch(QUICK.but(steps=10**6, seconds=60), fault=planted("ignores_stop"))
+    until(lambda: run.steps > 2)
+    run.stop()
+    assert run.path == standby.folder and run.outcome == "stopped"
+    assert not processes_of(run.path)
+
+
+KERNEL = f"""
+import labkit as lk, time
+from labkit.process import launcher
+lk.run(lk.{QUICK!r})
+print(launcher._standby.folder, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_standby_dies_with_its_kernel(how):
+    env = os.environ | {"LABKIT_WARM": "1"}
+    kernel = subprocess.Popen([sys.executable, "-c", KERNEL], env=env, stdout=-1, text=True)
+    folder = kernel.stdout.readline().strip()
+    assert processes_of(folder)
+    kernel.send_signal(how)
+    kernel.wait()
+    until(lambda: not processes_of(folder) and not os.path.exists(folder), 2)
+
+
+def test_only_where_another_run_may_come_is_one_kept_ready(monkeypatch):
+    """A notebook's kernel and a prompt have `sys.ps1`; scripts and terminal commands do not."""
+    monkeypatch.delenv("LABKIT_WARM", raising=False)
+    assert not launcher.wanted()
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    assert launcher.wanted()
+    monkeypatch.setenv("LABKIT_WARM", "0")
+    assert not launcher.wanted()
