@@ -65,6 +65,8 @@ def why_not(name: str, device: torch.device) -> str | None:
     timed against the same in FP32. On a GPU that would compare launches; a slow format there
     (FP64 on a consumer's card) gets a smaller product.
     """
+    if name == "fp32":
+        return None
     if why := lacks(name, device):
         return why
     try:

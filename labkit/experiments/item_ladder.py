@@ -40,7 +40,7 @@ class Naive:
     def decoded(self, index: int) -> np.ndarray:
         """Return a file's pixels, (px, px, 3) uint8."""
         with image.open(self.files[index]) as file:
-            return np.asarray(file.convert("RGB"))
+            return np.array(file.convert("RGB"))
 
     def __getitem__(self, index: int) -> torch.Tensor:
         with image.open(self.files[index]) as file:

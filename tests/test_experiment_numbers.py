@@ -1,0 +1,510 @@
+"""What follows from an experiment's numbers: pure arithmetic, figures of records, no process."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kept_bench import Kept, measured
+from matplotlib.text import Text
+
+import labkit as lk
+from labkit.analysis.datasheets import CARDS, card
+from labkit.analysis.knee import fit
+from labkit.analysis.losses import applied
+from labkit.bench import formats, workbench
+from labkit.bench.memory_limit import impose, in_words, refused
+from labkit.bench.workbench import LONGEST_S, SIDES, Workbench
+from labkit.experiments import EXPERIMENTS, Experiment, copies, largest_batch, memory, own_kernel
+from labkit.experiments.fusion import arrays_moved, break_even_steps, predicted_gain
+from labkit.experiments.largest_batch import CONFIRMING_STEPS, FINE, LargestBatch
+from labkit.experiments.matrix_products import side
+from labkit.experiments.number_formats import BF16, FORMATS, FP16, FP32, TF32, formats_table
+from labkit.experiments.roofline_points import Placed, Roof, roofline
+from labkit.results.machine import Machine
+from labkit.results.measurements import Measurement
+
+CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)
+SHIPPED = [r for r in lk.recorded() if r.experiment]
+
+# -- specs, points and the figures of records ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "device", "says"),
+    [
+        ("no such thing", {}, "auto", "Unknown experiment 'no such thing'; available: "),
+        ("fusoin", {}, "auto", "did you mean 'fusion'"),
+        ("matrix_products", {"size": 3}, "auto", "available: n, count"),
+        ("matrix_products", {"n": object()}, "auto", "use a whole number from 1"),
+        ("matrix_rates", {"formats": ["fp12"]}, "auto", "use 'fp64', 'fp32'"),
+        ("copies", {"pieces": []}, "auto", "at least one value"),
+        ("matrix_products", {}, "tpu", "device='tpu'"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_before_anything_starts(name, params, device, says):
+    with pytest.raises(ValueError, match=says):
+        Experiment(name, params, device)
+
+
+def test_every_knob_of_an_experiment_takes_its_default_and_has_help():
+    for name, registered in EXPERIMENTS.items():
+        assert registered.help and all(knob.help for knob in registered.knobs.values()), name
+        params = {knob.name: knob.check(knob.default) for knob in registered.knobs.values()}
+        assert Experiment(name).params == params
+
+
+def test_a_knob_that_takes_a_list_is_one_in_the_bench():
+    job = workbench.job_of("memory_parts", {"model": "cnn", "batch_size": 64})
+    assert job.model == ["cnn"] and job.batch_size == [64] and job.width is None
+
+
+@pytest.mark.parametrize("record", SHIPPED, ids=lambda record: record.name)
+def test_the_figure_of_a_record_says_so_and_no_two_texts_overlap(record):
+    done = record.load()
+    json.dumps(done.to_dict(), allow_nan=False)
+    if EXPERIMENTS[done.name].draw is None:
+        with pytest.raises(ValueError, match="has no figure"):
+            done.plot()
+        return
+    figure = done.plot(before=done)
+    said = "\n".join(text.get_text() for text in figure.texts)
+    assert "RECORDED on" in said and done.machine.name in said
+    figure.canvas.draw()
+    found = [*figure.texts, *(text for axes in figure.axes for text in axes.texts)]
+    boxes = [text.get_window_extent() for text in found if text.get_text().strip()]
+    overlaps = [1 for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
+    assert not overlaps or done.name == "roofline"  # whose labels have threads, and a test below
+
+
+def test_a_wide_spread_is_called_noisy():
+    steady = Measurement("x", {}, np.array([1.0, 1.01, 1.02, 1.03]))
+    wild = Measurement("x", {}, np.array([1.0, 1.3, 1.9, 2.6]))
+    assert not steady.noisy and wild.noisy and "NOISY: times varied by" in repr(wild)
+
+
+def test_a_hostile_record_is_read_as_gaps(tmp_path):
+    bad = {"of": "x", "seconds": ["a", -1, 2.0], "flops": "many", "bytes": {}, "values": []}
+    point = record_of(tmp_path, [bad]).points[-1]
+    assert list(point.seconds) == [2.0]
+    assert point.flops is None and point.bytes is None and point.values == {}
+
+
+# -- fusing, formats, memory -----------------------------------------------------------------------
+
+
+def test_bytes_of_a_chain_are_counted_and_compiling_pays_back():
+    assert arrays_moved([2, 2]) == 6 and arrays_moved([3]) == 4
+    assert predicted_gain([2, 2], inputs=3) == 1.5
+    assert predicted_gain([2, 2], inputs=3, write_cost=2) == 1.6
+    assert predicted_gain([1] * 6, inputs=1) == predicted_gain([1] * 6, 1, write_cost=2) == 6
+    assert break_even_steps(10, 0.03, 0.01) == pytest.approx(500)
+    assert break_even_steps(10, 0.01, 0.01) is break_even_steps(10, 0.01, 0.02) is None
+
+
+@pytest.mark.parametrize("name", ["fp32", "fp16", "bf16"])
+def test_a_format_follows_from_its_bits_and_rounds_as_a_tensor_does(name):
+    form, dtype = FORMATS[name], formats.FORMATS[name][0]
+    info = torch.finfo(dtype)
+    assert form.max == info.max and form.eps == info.eps and form.bytes == formats.BYTES[name]
+    assert form.smallest_normal == info.smallest_normal and form.bytes * 8 == info.bits
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal(5000) * np.exp2(rng.uniform(-30, 20, 5000))
+    values = np.concatenate([values, [0.0, 1e-8, 3e-8, 65_504, 65_519, 65_520, 70_000, 2049]])
+    values = values.astype(np.float32).astype(np.float64)
+    tensor = torch.from_numpy(values).float().to(dtype).double().numpy()
+    np.testing.assert_array_equal(form.rounded(values), tensor)
+
+
+def test_tf32_has_the_range_of_fp32_and_the_digits_of_fp16():
+    assert TF32.lowest == FP32.lowest == BF16.lowest < FP16.lowest
+    assert TF32.eps == FP16.eps < BF16.eps
+    assert TF32.rounded(np.array([1 + 2**-10, 1 + 2**-12])).tolist() == [1 + 2**-10, 1.0]
+    assert "tf32" in str(formats_table())
+
+
+COUNTS = {
+    "model": "mlp", "width": 8, "depth": 2, "image_px": 4, "classes": 10, "batch_size": 3,
+    "parameters": 570, "parameter_tensors": 6, "buffer_bytes": 0,
+}  # fmt: skip
+
+
+def test_memory_follows_from_counts_and_only_activations_grow_with_the_batch():
+    parts = memory.predict(COUNTS)
+    assert parts.weights == parts.gradients == 4 * 570
+    assert parts.optimizer == 8 * 570 + 4 * 6
+    # image 3 x 4 x 4, two hidden layers of 8, 10 classes, 4 bytes each, and the label's 8
+    assert parts.activations == 3 * (4 * (48 + 16 + 10) + 8)
+    large = memory.predict(COUNTS | {"batch_size": 30})
+    assert large.fixed == parts.fixed and large.activations == 10 * parts.activations
+    size = memory.largest_batch(COUNTS, 200_000)
+    assert memory.predict(COUNTS | {"batch_size": size}).total <= 200_000
+    assert memory.predict(COUNTS | {"batch_size": size + 1}).total > 200_000
+    assert memory.largest_batch(COUNTS, 100) == 0
+
+
+# -- the roofline ----------------------------------------------------------------------------------
+
+ROOF = Roof(gb_per_s=100.0, tflop_per_s={"fp32": 2.0, "fp16": 8.0})
+SECONDS = 0.5  # of every point in the made-up record: rates follow from FLOPs and bytes
+
+
+def record_of(folder, points, name="roofline", machine="Some Card"):
+    """Load a record of an experiment that nobody ran: the numbers are chosen, not measured."""
+    events = [
+        {"event": "spec", "version": 1, "run": "20260101-000000-abcdef", "experiment": name,
+         "params": {}, "pipeline": {"device": "auto"}},
+        {"event": "machine", "device": "cuda:0", "kind": "gpu", "name": machine, "cpu_cores": 8,
+         "versions": {"torch": "2"}},
+        *({"event": "measurement", "case": {}, "values": {}, **point} for point in points),
+        {"event": "skipped", "what": "tf32", "why": "not on <this> card"},
+        {"event": "done"}, {"event": "end", "code": 0, "stop": None},
+    ]  # fmt: skip
+    lines = [json.dumps({"t_ns": i, **event}) for i, event in enumerate(events)]
+    folder.mkdir(exist_ok=True)
+    (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
+    return lk.load(folder)
+
+
+def point(of, flops=None, bytes=None, **case):
+    return {"of": of, "flops": flops, "bytes": bytes, "seconds": [SECONDS] * 5, "case": case}
+
+
+# Roofs of 100 GB/s, 2 TFLOP/s (fp32) and 8 TFLOP/s (fp16), and four operations
+USUAL = [
+    point("copy", bytes=50e9, roof="bandwidth"),
+    point("scale in place", bytes=40e9, roof="bandwidth"),
+    {"of": "arrays", "seconds": [], "values": {"past_cache": True}},
+    point("matmul", 1e12, 1e9, format="fp32", n=4096, roof="compute"),
+    point("matmul", 4e12, 1e9, format="fp16", n=4096, roof="compute"),
+    point("matmul", 1e10, 1e10, format="fp32", n=64),
+    point("add", 45e9 / 12, 45e9, format="fp32"),
+    point("convolution", 8e11, 1e9, format="fp32"),
+]
+
+
+def test_the_ridge_divides_memory_from_compute():
+    for kind, ridge in (("fp32", 20), ("fp16", 80)):
+        assert ROOF.ridge(kind) == pytest.approx(ridge)
+        assert ROOF.attainable(ridge, kind) == pytest.approx(ROOF.tflop_per_s[kind])
+    assert ROOF.regime(10, "fp32") == "memory" and ROOF.regime(30, "fp32") == "compute"
+    assert ROOF.regime(30, "fp16") == "memory"  # a faster format's ridge lies further right
+    assert ROOF.attainable(10, "fp32") == pytest.approx(1.0)
+    low = Placed("matmul", "fp32", 1.0, 0.001, 0.1, "memory")
+    near = Placed("add", "fp32", 1.0, 0.09, 0.1, "memory")
+    assert "overhead" in low.verdict and near.verdict == "memory bound"
+
+
+def test_a_record_is_read_and_its_operations_placed(tmp_path):
+    more = [point("add", 1e9, 1e9, format="fp8"), point("softmax", None, 1e9, format="fp32")]
+    line = lk.roofline(record_of(tmp_path, USUAL + more))
+    assert line.recorded and line.roof == ROOF and len(line.points) == 5
+    add, convolution = line.one("add"), line.one("convolution")
+    assert add.regime == "memory" and add.intensity == pytest.approx(1 / 12)
+    assert add.of_roof == pytest.approx(0.9) and convolution.of_roof == pytest.approx(0.8)
+    assert convolution.regime == "compute"
+    assert line.one("matmul", n=64, format="fp32").of_roof < 0.25
+    assert "RECORDED on Some Card" in repr(line) and json.dumps(line.to_dict())
+
+
+def test_the_fastest_counts_and_a_missing_roof_is_an_error(tmp_path):
+    faster = [point("matmul", 1.5e12, 1e9, format="fp32", n=512),
+              point("scale in place", bytes=75e9, roof="bandwidth")]  # fmt: skip
+    roof = roofline(record_of(tmp_path / "a", USUAL + faster)).roof
+    assert roof.tflop_per_s["fp32"] == pytest.approx(3.0) and roof.gb_per_s == pytest.approx(150)
+    with pytest.raises(LookupError, match="no pass over memory"):
+        roofline(record_of(tmp_path / "b", USUAL[3:]))
+    with pytest.raises(LookupError, match="no matrix product"):
+        roofline(record_of(tmp_path / "c", USUAL[:3]))
+    for other in (record_of(tmp_path / "d", [], name="copies"), "roofline"):
+        with pytest.raises(ValueError, match="is not a roofline"):
+            roofline(other)
+
+
+def test_only_cards_with_a_cited_data_sheet_have_a_peak():
+    none = ("Some Card", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D",
+            "Intel(R) Xeon(R) Processor")  # fmt: skip
+    assert not any(map(card, none))
+    assert card("NVIDIA H200").gb_per_s == 4800 and card("Tesla T4").name == "T4"
+    assert card("NVIDIA A100-SXM4-80GB").gb_per_s == 2039
+    assert card("NVIDIA A100-SXM4-40GB").gb_per_s == 1555
+    assert card("NVIDIA H100 80GB HBM3").name == "H100 SXM"
+    assert card("NVIDIA H100 PCIe").name == "H100 PCIe"
+    assert all(found.source.startswith("https://") for _, found in CARDS)
+
+
+def texts(figure):
+    found = [*figure.texts, *figure.axes[0].texts, *figure.axes[0].get_legend().get_texts()]
+    return "\n".join(text.get_text() for text in found)
+
+
+def test_the_roofline_says_what_it_is_and_a_known_card_has_its_promise_dashed(tmp_path):
+    for name, promise in (("Some Card", False), ("NVIDIA H200", True)):
+        now = record_of(tmp_path / name, USUAL, machine=name)
+        figure = now.plot(before=now)
+        dashed = any(line.get_linestyle() == "--" for line in figure.axes[0].lines)
+        assert dashed == promise == ("nvidia.com/en-us/data-center/h200/" in texts(figure))
+        for said in (f"RECORDED on {name}", "tf32: not on <this> card", "ridge at 20 FLOP/byte",
+                     "before (grey)", "convolution", "matmul 64"):  # fmt: skip
+            assert said in texts(figure)
+
+
+def test_no_two_labels_of_the_roofline_overlap(tmp_path):
+    sizes = [
+        point("matmul", 2.0 * n**3 * s, 12.0 * n**2 * s, format=kind, n=n)
+        for kind, share in (("fp32", 1.0), ("fp16", 3.5))
+        for n in (32, 128, 512, 2048)
+        for s in [share * 1e12 * min(1, n / 900) / (4.0 * n**3)]
+    ]
+    figure = record_of(tmp_path, USUAL + sizes).plot()
+    figure.canvas.draw()
+    boxes = [Text.get_window_extent(text) for text in figure.axes[0].texts]  # without its line
+    pairs = [(a, b) for i, a in enumerate(boxes) for b in boxes[:i]]
+    assert len(boxes) >= 8 and not [1 for a, b in pairs if a.overlaps(b)]
+
+
+# -- the largest batch -----------------------------------------------------------------------------
+
+
+def search(fits, peak=lambda size: 0.1 + size / 1000, start=16, most=16_384, error=None):
+    """Search on a device on which up to `fits(steps)` samples fit, and larger ones end so."""
+    found = LargestBatch(lk.Pipeline(batch_size=start), 0.1, 8, most)
+    while (plan := found.next) is not None:
+        size, steps = plan
+        there = size <= fits(steps)
+        values = {
+            "fits": there, "why": None if there else "out of memory", "steps": steps,
+            "peak_bytes": peak(size) * 2**30, "limit_bytes": 2**30, "how": "made up",
+        }  # fmt: skip
+        failed = error if not there else None
+        found.take(SimpleNamespace(
+            params={"batch_size": size, "steps": steps}, machine=Machine.from_dict({}),
+            points=[] if failed else [SimpleNamespace(values=values)],
+            outcome="failed" if failed else "finished", error=failed,
+        ))  # fmt: skip
+    return found
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    true=st.integers(1, 16_384), start=st.integers(1, 4096), base=st.floats(0, 5),
+    slope=st.floats(-0.001, 0.1),
+)  # fmt: skip
+def test_it_is_found_whatever_the_peaks_say(true, start, base, slope):
+    done = search(lambda _: true, lambda size: base + slope * size, start)
+    found = done.batch_size
+    assert found is not None and found <= true
+    assert true - found <= max(2 * (1 if true < 8 else 8), 2 * (found // FINE))
+    assert len(done.tried) <= 40
+
+
+def test_sizes_are_multiples_and_a_true_line_needs_few_tries():
+    done = search(lambda _: 803)
+    assert done.batch_size == 800 and len(done.tried) <= 7
+    assert all(t.batch_size % 8 == 0 for t in done.tried)
+
+
+def test_what_fits_for_a_few_steps_only_is_not_believed():
+    done = search(lambda steps: 100 if steps == CONFIRMING_STEPS else 200)
+    assert done.batch_size is not None and done.batch_size <= 100
+    last = [t for t in done.tried if t.fits][-1]
+    assert last.confirming and last.batch_size == done.batch_size
+
+
+def test_the_ends_of_a_search_are_said():
+    none, most = search(lambda _: 0), search(lambda _: 10**6, most=256)
+    assert none.batch_size is None and none.tried[-1].batch_size == 1
+    assert "not even one sample fits" in none.line
+    assert most.batch_size == 256 and "the most that was asked for" in repr(most)
+
+
+def test_a_try_that_the_system_killed_did_not_fit_and_any_other_failure_is_raised():
+    done = search(lambda _: 64, error="The bench process was ended by SIGKILL.")
+    assert done.batch_size == 64 and done.to_dict()["tried"]
+    with pytest.raises(RuntimeError, match="batch_size=16: TypeError"):
+        search(lambda _: 8, error="TypeError: no.")
+    done.tried.append(largest_batch.Try(8, False, 0, None, "<b>no</b>"))
+    assert "<b>" not in done._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("margin", 1), ("margin", -0.1), ("limit_gib", 0), ("multiple", 0)]
+)
+def test_bad_settings_are_refused_before_anything_starts(setting, value):
+    with pytest.raises(ValueError, match=f"{setting}={value}"):
+        lk.largest_batch(**{setting: value})
+
+
+def test_only_what_memory_refused_counts_as_not_fitting():
+    said = RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"
+    )
+    assert refused(MemoryError()) and refused(said)
+    assert refused(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."))
+    assert not refused(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert in_words(said) == "DefaultCPUAllocator: can't allocate memory"
+    assert in_words(MemoryError()) == "MemoryError"
+
+
+def test_what_a_card_held_before_the_limit_is_not_counted_as_the_trainings(monkeypatch):
+    held = {"now": 3 * 2**30, "peak": 5 * 2**30}  # of an earlier model, freed and kept
+    for name, stub in {
+        "get_device_properties": lambda _: SimpleNamespace(total_memory=16 * 2**30),
+        "set_per_process_memory_fraction": lambda *_: None,
+        "empty_cache": lambda: held.update(now=0),
+        "reset_peak_memory_stats": lambda _: held.update(peak=held["now"]),
+        "max_memory_reserved": lambda _: held["peak"],
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stub)
+    assert impose(CARD, 2**30).used() == 0
+
+
+# -- the workbench: sizes that suit the device; tests/on_standin has six of them -------------------
+
+
+class Stated(Kept):
+    """A bench on a card that is not there: its work is a number, the seconds of a call."""
+
+    launch_s = 6e-6
+
+    def timed(self, work, calls=1):
+        self.longest_s = max(self.longest_s, work)
+        return work
+
+
+@pytest.mark.parametrize(
+    ("tflops", "twenty_launches", "largest"),
+    [(0.25, 1024, 2048), (1.3, 1024, 4096), (4.5, 1024, 8192), (20.0, 2048, 8192),
+     (700.0, 4096, 8192)],
+)  # fmt: skip
+def test_a_size_is_more_than_its_launch_and_no_call_is_long(tflops, twenty_launches, largest):
+    bench = Stated(CARD)
+
+    def seconds(n):
+        return 2 * n**3 / (tflops * 1e12)
+
+    assert bench.fitting(seconds, SIDES) == twenty_launches
+    assert bench.fitting(seconds, SIDES, math.inf) == largest
+    assert bench.longest_s <= LONGEST_S
+
+
+def test_on_a_cpu_sizes_are_as_they_were_and_nothing_is_timed(monkeypatch):
+    monkeypatch.setattr(Workbench, "quick_s", lambda *_: pytest.fail("it was timed"))
+    bench = Workbench(CPU, None, None)
+    assert side(bench, "fp32") == side(bench, "fp64", math.inf) == 1024
+    assert bench.launch_share(1.0, 1) == {}
+
+
+@pytest.mark.parametrize(("kind", "times"), [("cpu", 2), ("cuda", 8), ("mps", 8)])
+def test_past_the_cache_is_twice_a_cpus_and_eight_times_a_gpus(kind, times, monkeypatch):
+    bench, l2 = Workbench(torch.device(kind), None, None), 60 * 2**20
+    monkeypatch.setattr(Workbench, "cache_bytes", lambda _: {"L2": l2})
+    monkeypatch.setattr(Workbench, "free_bytes", lambda _: 2**40)
+    assert 4 * bench.past_cache_elements() == times * l2
+    assert bench.is_past_cache(times * l2) and not bench.is_past_cache(times * l2 - 1)
+    monkeypatch.setattr(Workbench, "free_bytes", lambda _: 12 * 64 * 2**20)
+    assert 4 * bench.past_cache_elements() == 64 * 2**20  # a twelfth of what is free
+
+
+def test_one_rule_says_which_formats_make_no_sense_on_a_cpu(monkeypatch):
+    slow = {"fp16": 20.0, "fp64": 2.0}
+    monkeypatch.setattr(formats, "probe_s", lambda name, _: slow.get(name, 1.0))
+    bench = Kept(CPU)
+    assert bench.usable(("fp32", "fp64", "tf32", "fp16", "bf16")) == ["fp32", "fp64", "bf16"]
+    assert "20x as long" in dict(x.values() for _, x in bench.events)["fp16"]
+    measured("precision_matmul", bench, n=64)
+    assert not [x for _, x in bench.events if x.get("case") == {"precision": "fp16"}]
+
+
+def test_the_setting_of_a_format_lasts_as_long_as_its_calls():
+    before = torch.get_float32_matmul_precision()
+    with formats.using("tf32"):
+        assert torch.get_float32_matmul_precision() == "high"
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_the_bench_waits_for_its_own_card_and_only_for_work(monkeypatch):
+    waited, second = [], torch.device("cuda", 1)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda *device: waited.append(device))
+    bench = Workbench(second, SimpleNamespace(write=lambda *_, **__: None), None)
+    bench.now()
+    assert not waited
+    bench.time(lambda: None, of="nothing", min_time_s=0.001)
+    assert len(waited) > 3 and set(waited) == {(second,)}
+
+
+def test_a_gpu_that_page_locks_nothing_is_measured_without(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda *_: pytest.fail("it was pinned"))
+    bench = Kept(torch.device("meta"))  # a GPU that is no CUDA device
+    bench.synchronize = lambda: None
+    measured("copies", bench, mib=1, pieces=[1, 4])
+    cases = [about["case"] for event, about in bench.events if event == "measurement"]
+    assert cases and not any(case["pinned"] for case in cases)
+    assert ("skipped", {"what": "pinned", "why": copies.NO_PINS}) in bench.events
+
+
+def test_our_kernel_is_skipped_where_it_cannot_be_compiled_and_its_package_is_a_copy(
+    monkeypatch, tmp_path
+):
+    folder = own_kernel.write_package(tmp_path, "cpu") / "build" / "torch-cpu"
+    assert "def add3" in (folder / "__init__.py").read_text()
+    facts = json.loads((folder / "metadata.json").read_text())
+    assert facts["backend"] == {"type": "cpu"} and facts["license"] == "MIT"
+    monkeypatch.setattr(own_kernel.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(Workbench, "compile_lacks", lambda _: "no C compiler: install gcc")
+    monkeypatch.setattr(own_kernel, "hub", lambda *_: None)
+    bench = Kept(CARD)
+    measured("own_kernel", bench)
+    assert [about["what"] for _, about in bench.events] == ["triton kernel", "local package"]
+    assert all("install gcc" in about["why"] for _, about in bench.events)
+
+
+# -- the knee of a batch sweep, and losses that agree ----------------------------------------------
+
+SIZES = [1, 4, 16, 64, 256, 1024]
+
+
+def test_the_knee_is_where_the_fixed_part_equals_the_part_per_sample():
+    found = fit(SIZES, [5 + 0.1 * size for size in SIZES])
+    assert found.batch_size == 50 and found.misfit < 1e-9
+    assert found.best_throughput == pytest.approx(10_000)
+    rng = np.random.default_rng(0)
+    noisy = [(5 + 0.1 * size) * rng.uniform(0.95, 1.05) for size in SIZES]
+    assert fit(SIZES, noisy).batch_size == pytest.approx(50, rel=0.2)
+
+
+def test_a_knee_outside_of_the_sizes_or_of_no_line_is_no_number():
+    rising = fit([64, 128, 256], [64.0, 128.0, 256.0])
+    assert rising.batch_size is None and "below 64" in rising.line
+    flat = fit([1, 2, 4], [5.0, 5.0, 5.0])
+    assert flat.batch_size is None and "above 4" in flat.line and math.isinf(flat.n_half)
+    assert "NO STRAIGHT LINE" in fit(SIZES, [1, 1, 1, 1, 40, 400]).line
+    with pytest.raises(ValueError, match="three or more"):
+        fit([1, 2], [1.0, 2.0])
+
+
+class Fake:
+    """As much of a Run as a comparison of losses reads."""
+
+    def __init__(self, precision, loss, **knobs):
+        self.asked = lk.Pipeline(precision=precision, **knobs)
+        self.pipeline, self.loss, self.steps = self.asked, loss, len(loss)
+        self.recorded, self.not_applied = False, {}
+
+
+def test_losses_are_held_against_a_tolerance_on_the_same_batches():
+    base, near = Fake("fp32", [2.0, 1.0, 1.0, 1.0]), Fake("bf16", [2.0, 1.0, 1.0, 1.2])
+    assert lk.losses(base, near).survived
+    off = lk.losses(base, Fake("fp16", [2.0, 2.0, 2.0, 2.0]))
+    assert not off.survived and "OUTSIDE" in repr(off)
+    assert not lk.losses(base, Fake("fp16", [2.0, 1.0, 1.0, math.nan])).survived
+    with pytest.raises(ValueError, match="seed=1"):
+        lk.losses(Fake("fp32", [1.0]), Fake("bf16", [1.0], seed=1))
+    run = Fake("tf32", [1.0])
+    run.not_applied = {"precision": "no Tensor Cores"}
+    acting, lacking = applied([Fake("fp32", [1.0]), run])
+    assert len(acting) == 1 and lacking == {"tf32": "no Tensor Cores"}

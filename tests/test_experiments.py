@@ -1,0 +1,333 @@
+"""Every experiment, small and for real: what it counts, what it skips and why, what follows.
+
+Times are whatever the machine gives: only counts, cases and wide relations are asserted. Most run
+in this process; what a process of its own is needed for is launched.
+"""
+
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from kept_bench import here
+
+import labkit as lk
+from labkit.bench import workbench
+from labkit.bench.resolve_config import compiler
+from labkit.experiments import EXPERIMENTS, Experiment, accumulation, fusion, memory
+from labkit.experiments.number_formats import FORMATS
+from labkit.results.launch import launch
+
+pytestmark = pytest.mark.slow
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+
+SMALL = {
+    "anatomy": {},
+    "copies": {"mib": 4, "pieces": [1, 4096, 1 << 30]},
+    "bandwidth": {"largest_mib": 4},
+    "matrix_rates": {"n": 128},
+    "matrix_slices": {"n": 256, "slices": [32, 256, 1000], "small": 16},
+    "matrix_sizes": {"around": 128, "formats": ["fp32"]},
+    "eager_chain": {"mib": 16, "lengths": [1, 4]},
+    "one_thread": {"seconds": 0.2},
+    "roofline": {"mib": 16, "n": 256, "formats": ["fp32", "bf16"], "sizes": [32, 128]},
+    "batch_path": {"mib": 4},
+    "number_formats": {"count": 10_000},
+    "autocast_types": {},
+    "precision_matmul": {"n": 128},
+    "underflow": {"px": 256, "steps": 12},
+    "fusion": {"mib": 2, "length": 3},
+    "memory_parts": {"batch_size": [4, 16], "image_px": 32},
+    "accumulation": {},
+    "accumulation_cost": {"effective": 16, "model": "mlp", "image_px": 32, "seconds_each": 0.01},
+    "item_ladder": {"px": 16, "batch_size": 4},
+    "worker_memory": {"items": 20_000, "workers": 1},
+    "epoch_start": {"workers": 1, "epochs": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, tmp_path):
+    monkeypatch.setitem(workbench.Workbench.time.__kwdefaults__, "min_time_s", 0.01)
+    monkeypatch.chdir(tmp_path)
+
+
+@functools.cache
+def measured(name):
+    return here(name, **SMALL[name])
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_it_measures_saves_loads_and_draws(name, tmp_path):
+    done = measured(name)
+    assert done.points and done.name == name
+    again = lk.load(done.save(tmp_path / "record.jsonl.gz"))
+    assert [p.to_dict() for p in again] == [p.to_dict() for p in done]
+    json.dumps(again.to_dict(), allow_nan=False)
+    if EXPERIMENTS[name].draw:
+        assert again.plot(before=done).get_figwidth() * 100 <= 900
+
+
+def test_one_block_and_many_pieces_are_the_same_bytes():
+    copies = measured("copies")
+    one, many = (copies.one("copy", pieces=pieces) for pieces in (1, 4096))
+    assert one.bytes == many.bytes == 4 * 2**20 and many.median_s > one.median_s
+    assert f"{1 << 30} pieces" in copies.skipped
+    assert "no bus" in copies.skipped["pinned and non_blocking"]
+
+
+def test_bandwidth_counts_what_is_read_and_what_is_written():
+    points = measured("bandwidth").where("copy")
+    sizes = [point.case["array_bytes"] for point in points]
+    assert sizes == sorted(sizes) and sizes[-1] == 4 * 2**20
+    assert all(point.bytes == 2 * point.case["array_bytes"] for point in points)
+    assert measured("bandwidth").one("largest").values["past_cache"] in (True, False, None)
+
+
+def test_every_format_is_measured_or_skipped_with_a_reason():
+    rates = measured("matrix_rates")
+    of = {point.of for point in rates}
+    assert of | set(rates.skipped) == {"fp64", "fp32", "tf32", "fp16", "bf16"}
+    assert not of & set(rates.skipped) and rates.one("fp32").flops == 2 * 128**3
+    assert all(len(why) > 10 for why in rates.skipped.values())
+    products = measured("precision_matmul")
+    for name in set(FORMATS) - set(products.skipped):
+        assert products.one("matmul", precision=name).tflop_per_s > 0
+        assert products.one("error", precision=name).values["relative"] < 4 * FORMATS[name].eps
+
+
+def test_slices_are_the_same_multiplications_and_sizes_name_their_multiple():
+    slices = measured("matrix_slices")
+    whole = slices.one("at once")
+    assert {p.flops for p in slices.where("in slices")} == {whole.flops} == {2 * 256**3}
+    assert slices.one("32 small ones").flops == 32 * 2 * 16**3 and "1000 slices" in slices.skipped
+    cases = {p.case["n"]: p.case["multiple"] for p in measured("matrix_sizes")}
+    assert cases == {64: 64, 96: 32, 120: 8, 127: 1, 128: 64, 129: 1, 136: 8, 160: 32, 192: 64}
+
+
+def test_four_passes_move_four_times_the_bytes():
+    one, four = (measured("eager_chain").one("in turn", operations=count) for count in (1, 4))
+    assert one.bytes == 2 * 16 * 2**20 and four.bytes == 4 * one.bytes
+    assert four.median_s > one.median_s
+
+
+def test_one_thread_fills_its_meter_but_not_the_device():
+    for point in measured("one_thread").where("threads", threads=1):
+        assert 0 < point.values["meter"] <= 1.1  # less where others have the core
+        assert point.values["used"] == pytest.approx(1 / point.values["lanes"])
+    assert measured("anatomy").one("device").values["cores"] >= 1
+
+
+def test_the_path_is_measured_leg_by_leg_and_leaves_no_file(tmp_path):
+    path = here("batch_path", mib=1)
+    assert path.one("page cache to RAM").bytes == 2**20
+    assert path.one("RAM to core").gb_per_s and "PCIe" in str(path.skipped)
+    assert not list(tmp_path.glob("*.bin"))
+
+
+def test_the_measured_roofline_places_what_was_counted():
+    line = lk.roofline(measured("roofline"))
+    assert line.one("add").intensity == pytest.approx(1 / 12)
+    assert line.one("layer norm").intensity == pytest.approx(7 / 8)
+    assert line.one("matmul", n=128, format="fp32").intensity == pytest.approx(128 / 6)
+    assert set(line.roof.tflop_per_s) | set(measured("roofline").skipped) == {"fp32", "bf16"}
+
+
+def test_every_format_is_found_on_real_tensors():
+    found = measured("number_formats")
+    for name in ("fp32", "fp16", "bf16"):
+        assert found.one("limits", format=name).values["smallest"] == FORMATS[name].smallest
+        assert found.one("rounding", format=name).values["worst"] <= FORMATS[name].eps / 2
+    assert found.one("example", format="fp16", number=70_000.0).values["became"] == "inf"
+    assert "Tensor Cores" in found.skipped["tf32"]
+
+
+def test_autocast_is_asked_for_the_dtype_of_every_output():
+    found = measured("autocast_types")
+    out = {point.case["op"]: point.values for point in found.where("output")}
+    assert out["matmul"]["from fp32"] == "bf16" and out["add"]["from fp32"] == "fp32"
+    full, half = (found.one("kept", precision=name).values["mib"] for name in ("fp32", "bf16"))
+    assert 0 < half < full
+
+
+def test_gradients_vanish_in_fp16_and_the_scaler_brings_them_back():
+    names = ("fp32", "fp16, no scaler", "fp16, scaler", "fp16, scaler too high")
+    full, alone, scaled, high = (
+        measured("underflow").one("training", case=name).values for name in names
+    )
+    assert alone["dtype"] == "float16" and full["zeros"] < 0.01
+    assert alone["zeros"] > 2 * scaled["zeros"] + 0.2 and scaled["loss"][-1] < alone["loss"][-1]
+    assert high["skipped"][0] and not all(high["skipped"])
+    assert high["scale"][1] == high["scale"][0] / 2
+    fixed = measured("underflow").one("training", case="fp16, fixed factor")
+    assert fixed.values["loss"][-1] is None  # NaN, a gap in the record
+
+
+@needs_compiler
+def test_a_chain_is_fused_and_its_kernel_shown():
+    fused = measured("fusion")
+    assert all(point.values["kernels"] == 1 for point in fused.where("compile"))
+    kernel = fused.one("kernel").values["code"]
+    assert ("for" in kernel or "triton" in kernel) and "#include" not in kernel
+    at_largest = fusion.largest(fused)
+    assert [gain.array_mib for gain in at_largest] == [2, 2]
+    assert all(gain.measured > 0 for gain in at_largest)
+    eager, one = (fused.one(way, chain="a + b + c", mib=2) for way in ("eager", "fused"))
+    assert eager.bytes / one.bytes == at_largest[0].predicted == 1.5
+    tiny = {point.case["way"]: point for point in fused.where("tiny")}
+    assert tiny["eager"].median_s > 2 * tiny["compiled"].median_s
+    assert ("CUDA graph" in tiny) != ("CUDA graph" in fused.skipped)
+
+
+def test_without_a_compiler_the_eager_half_is_measured_and_nothing_is_called_fused(monkeypatch):
+    lacking = "no C++ compiler: install gcc"
+    monkeypatch.setattr(workbench.Workbench, "compile_lacks", lambda _: lacking)
+    done = here("fusion", **SMALL["fusion"])
+    assert done.skipped["fused"] == lacking
+    assert done.where("eager") and not done.where("fused") and not done.where("compile")
+    assert [point.case["way"] for point in done.where("tiny")] == ["eager"]
+    assert all(gain.measured is None for gain in fusion.gains(done))
+    assert "not measured" in str(fusion.largest(done)[0]) and not done.plot().axes
+
+
+def test_graph_breaks_are_found_and_removed():
+    done = here("graph_breaks")
+    broken = done.one("explain", function="broken").values
+    assert broken["breaks"] >= 1 and broken["graphs"] == broken["breaks"] + 1
+    assert broken["reasons"] and not any(os.sep + "work" in r for r in broken["reasons"])
+    whole = done.one("explain", function="whole").values
+    assert whole == {"graphs": 1, "breaks": 0, "reasons": []}
+    took = {point.case["way"]: point.values for point in done.where("captures")}
+    every, default, dynamic, padded = took.values()
+    assert every["captured"] == every["limit"] < every["calls"] and every["eager"] > 0
+    assert padded["captured"] == 1 and padded["eager"] == dynamic["eager"] == 0
+    assert dynamic["captured"] <= default["captured"] < every["captured"] and default["log"]
+
+
+def test_memory_is_predicted_within_a_tenth_of_what_is_measured():
+    done = measured("memory_parts")
+    assert len(done) == 6
+    for point in done:
+        said, seen = memory.predict(point.values), memory.measured(point)
+        assert said.mib == pytest.approx(seen.mib, rel=0.1), point.case
+        assert "tensors themselves" in point.values["how"]
+
+
+def test_micro_batches_add_up_and_every_mistake_is_seen_and_cured():
+    compared = measured("accumulation")
+    for model in ("mlp", "transformer"):
+        for dtype, limit in (("float32", 1e-6), ("float64", 1e-14)):
+            point = compared.one("equivalence", model=model, dtype=dtype)
+            assert point.values["error"] < limit
+    mistakes = {point.case["name"]: point.values for point in compared.where("mistake")}
+    assert set(mistakes) == set(accumulation.MISTAKES)
+    for name, values in mistakes.items():
+        assert values["error"] > 1e-4 and values["cured"] < 1e-13, name
+    assert mistakes["no division by the number of steps"]["error"] == pytest.approx(7)
+
+
+def test_a_smaller_micro_batch_saves_activations_and_nothing_else():
+    done = measured("accumulation_cost")
+    parts = {point.case["micro"]: point.values for point in done.where("memory")}
+    assert list(parts) == [1, 2, 4, 8, 16] and len(done.where("update")) == 5
+    assert parts[1]["activations_bytes"] < parts[16]["activations_bytes"] / 8
+    for part in ("weights_bytes", "gradients_bytes", "optimizer_bytes"):
+        assert parts[1][part] == pytest.approx(parts[16][part], rel=0.01)
+
+
+def test_the_scaling_rule_holds_at_four_times_and_breaks_at_sixty_four():
+    tiny = here("lr_scaling", seeds=1, epochs=1, width=4, depth=1)
+    assert all(point.values["samples"][-1] == 2048 for point in tiny) and tiny.plot().axes
+    done = lk.recorded("lr_scaling")
+    held_out = {point.of: point.values["held_out"][0] for point in done}
+    assert held_out["batch x4, same lr"] > 2 * held_out["base"]
+    assert held_out["batch x4, lr x4"] < 0.5 * held_out["batch x4, same lr"]
+    assert held_out["batch x64, lr x64, warm-up"] > 2 * held_out["batch x4, lr x4, warm-up"]
+
+
+# -- in a process of its own -----------------------------------------------------------------------
+
+
+def test_an_experiment_runs_apart_and_one_that_fails_says_why():
+    done = lk.measure("matrix_products", n=8, count=16)
+    assert done.outcome == "finished", done.error
+    assert [point.of for point in done] == ["one by one", "batched"]
+    batched = done.one("batched", n=8)
+    assert batched.flops == 2 * 16 * 8**3 and lk.measure.last is done
+    assert batched.tflop_per_s == pytest.approx(batched.flops / batched.median_s / 1e12)
+    with pytest.raises(LookupError, match="there are 0 of them"):
+        done.one("batched", n=9)
+    failed = launch(Experiment("matrix_products", {"n": 1 << 16, "count": 1 << 16})).wait()
+    assert failed.outcome == "failed" and failed.error and not failed.points
+
+
+def test_the_own_kernel_and_package_are_checked_or_say_how_to_install_what_they_lack():
+    own = launch(Experiment("own_kernel", {"hub": "labkit/no-such-kernel"})).wait()
+    assert own.outcome == "finished", own.error
+    for what in ("triton kernel", "local package"):
+        points = own.where(what)
+        assert bool(points) != (what in own.skipped)
+        assert all(point.values["largest difference"] < 1e-6 for point in points)
+        assert points or "labkit[kernels]" in own.skipped[what]
+    assert own.skipped.get("hub kernel") or not own.one("hub kernel").values["loaded"]
+    if importlib.util.find_spec("triton"):
+        interpreted = own.where("triton kernel")[0].values["interpreted"]
+        assert interpreted == (own.machine.kind == "cpu") != bool(own.where("time"))
+
+
+RECIPE = """
+from labkit.experiments.measure import bars
+from labkit.spec import experiment, knob
+from labkit.wiring import Later
+
+torch = Later("torch")
+
+
+@experiment("how long a sum takes", draw=bars, n=knob(1000, "numbers", low=1, high=1 << 20))
+def my_sum(job, bench):
+    x = torch.rand(job.n, device=bench.device)
+    bench.time(x.sum, of="sum", bytes=4 * job.n, launches=1, n=job.n)
+"""
+
+
+def test_an_experiment_is_added_with_one_file(tmp_path, monkeypatch):
+    (tmp_path / "my_experiment.py").write_text(RECIPE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    importlib.import_module("my_experiment")
+    try:
+        with pytest.raises(ValueError, match="n=0 is not allowed"):
+            lk.measure("my_sum", n=0)
+        done = lk.measure("my_sum", n=64)
+        assert done.outcome == "finished", done.error
+        assert done.one("sum").bytes == 256 and done.plot().axes
+    finally:
+        del EXPERIMENTS["my_sum"]
+
+
+def test_a_real_limit_on_memory_is_found_and_refuses_without_harm():
+    pipeline = lk.Pipeline(model="cnn", width=32, depth=2, batch_size=128)
+    done = lk.largest_batch(pipeline, limit_gib=0.15, most=8192, multiple=128)
+    assert done.batch_size and lk.largest_batch.last is done
+    refused = [t for t in done.tried if not t.fits]
+    assert refused[0].why and all(t.batch_size > done.batch_size for t in refused)
+    assert done.limit_gib == pytest.approx(0.15) and done.plot().axes
+
+
+def test_a_knee_is_found_in_a_real_sweep_and_drawn():
+    from labkit.results.sweep import Sweep
+
+    pipeline = lk.Pipeline(dataset="sleep", prep_ms=0, model="mlp", width=32, depth=1, xray=False)
+    swept = Sweep(pipeline.but(steps=20), {"batch_size": [2, 64, 512]})
+    swept.runs = [launch(each).wait() for each in swept.pipelines]
+    found = lk.knee(swept)
+    assert found.sizes == (2, 64, 512) and found.sample_ms > 0
+    assert swept[0].machine.line in [text.get_text() for text in found.plot().texts]
+
+
+def test_importing_the_experiments_imports_neither_torch_nor_matplotlib():
+    code = "import sys, labkit.experiments; print({'torch', 'matplotlib'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
