@@ -69,10 +69,8 @@ class Cost(Result):
         usd_per_kwh: Price of electricity, for hardware of one's own.
         kg_co2_per_kwh: Carbon intensity of the grid, CO2 equivalents.
         before: The cost of the run that this one is compared with.
-        joules_per_sample: Energy of the device for one sample, J.
-        hours_per_epoch: Wall time of an epoch, h.
-        kwh_per_epoch: Energy of the device for an epoch, kWh.
-        usd_per_epoch: Rent of the device for an epoch, USD.
+        joules_per_sample: Energy of the device for one sample, J; `kwh_per_epoch` likewise.
+        hours_per_epoch: Wall time of an epoch, h; `usd_per_epoch` is its rent.
         electricity_usd_per_epoch: Electricity for an epoch, USD; in the rent of a rented device.
         kg_co2_per_epoch: Carbon of that electricity, kg of CO2 equivalents.
         idle_usd_per_epoch: Rent paid for an idle device, USD; the other `idle_` numbers likewise.

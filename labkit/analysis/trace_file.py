@@ -50,16 +50,12 @@ class TraceFile:
 
     Numbers arrive as text, `NaN` and the infinities too. Iterating raises `TraceError` where the
     file cannot be read, is no such trace, is cut short, or passes one of this module's limits.
-
-    Attributes:
-        meta: What the file says beside its events, of the keys in `KEPT`; complete after iterating.
-        notes: What was repaired on the way, as sentences.
     """
 
     def __init__(self, path: str | os.PathLike):
         self.path = os.fsdecode(path)
-        self.meta: dict[str, Any] = {}
-        self.notes: list[str] = []
+        self.meta: dict[str, Any] = {}  # what it says beside its events, of the keys in `KEPT`
+        self.notes: list[str] = []  # what was repaired on the way, as sentences
 
     def error(self, what: str, remedy: str = EXPORT_AGAIN) -> TraceError:
         """Return the exception for this file: one sentence of name, fault and remedy."""
@@ -68,12 +64,9 @@ class TraceFile:
     def __iter__(self) -> Iterator[Any]:
         try:
             mode = os.stat(self.path).st_mode
-        except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
-            raise self._unreadable(error) from None
-        if not stat.S_ISREG(mode):  # a pipe or a device would block, or never end
-            kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-            raise self.error(f"is {kind}", "give the path of one trace file")
-        try:
+            if not stat.S_ISREG(mode):  # a pipe or a device would block, or never end
+                kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+                raise self.error(f"is {kind}", "give the path of one trace file")
             with open(self.path, "rb") as raw:
                 window = _Window(self, raw)
                 opening = window.token()
@@ -85,12 +78,11 @@ class TraceFile:
                     raise self.error("is no profiler trace, which begins with '[' or '{'")
                 if not window.at_end():
                     raise window.syntax_error()
-        except OSError as error:
-            raise self._unreadable(error) from None
-
-    def _unreadable(self, error: Exception) -> TraceError:
-        reason = getattr(error, "strerror", None) or str(error)
-        return self.error(f"cannot be read ({reason})", "check the path and the permissions")
+        except TraceError:
+            raise
+        except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
+            what = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+            raise self.error(what, "check the path and the permissions") from None
 
     def _members(self, window: _Window) -> Iterator[Any]:
         """Walk the outermost object, which has the list of events under a key."""
@@ -139,10 +131,9 @@ class _Window:
         packed = raw.peek(2)[:2] == b"\x1f\x8b"  # the name may lie, the first bytes do not
         self.stream = gzip.GzipFile(fileobj=raw) if packed else raw
         self.decoder = codecs.getincrementaldecoder("utf-8-sig")()
-        self.text, self.pos = "", 0
+        self.text, self.pos, self.ended = "", 0, False
         self.passed = 0  # characters before `text`
         self.size = 0  # uncompressed bytes so far
-        self.ended = False
 
     def token(self) -> str:
         """Return the next character that is not white space, and step over it."""
@@ -186,8 +177,8 @@ class _Window:
                 before = max(self.pos - 1, 0)  # the pattern looks at the character before, too
                 self.text = self.text[:before] + _BARE.sub("null", self.text[before:])
                 continue
-            self.pos = at
-            cut = cut or any(word.startswith(self.text[at:]) for word in _WORDS)
+            self.pos, rest = at, self.text[at:]
+            cut = cut or any(word.startswith(rest) for word in _WORDS)
             raise self.cut_short() if cut else self.syntax_error()
 
     def more(self) -> bool:
@@ -223,9 +214,9 @@ class _Window:
             raise self.file.error(f"is damaged ({error})") from None
         self.size += len(piece)
         if self.size > MAX_BYTES:
-            what = f"is larger than {MAX_BYTES / 2**30:g} GiB uncompressed"
-            raise self.file.error(what, PROFILE_LESS)
-        if self.size > RATIO_FROM and self.size > MAX_RATIO * self.raw.tell():
+            gib = MAX_BYTES / 2**30
+            raise self.file.error(f"is larger than {gib:g} GiB uncompressed", PROFILE_LESS)
+        if self.size > max(RATIO_FROM, MAX_RATIO * self.raw.tell()):
             what = f"unpacks to more than {MAX_RATIO} times its size, as no profiler trace does"
             raise self.file.error(what)
         return piece
@@ -242,10 +233,7 @@ class _Window:
     def cut_short(self) -> TraceError:
         if not self.passed + len(self.text.strip()):
             return self.file.error("is empty")
-        return self.file.error(f"is cut short at {self._place()}")
+        return self.file.error(f"is cut short at character {self.passed + self.pos:,}")
 
     def syntax_error(self) -> TraceError:
-        return self.file.error(f"is not valid JSON near {self._place()}")
-
-    def _place(self) -> str:
-        return f"character {self.passed + self.pos:,}"
+        return self.file.error(f"is not valid JSON near character {self.passed + self.pos:,}")

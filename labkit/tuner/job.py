@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from labkit.analysis.prediction import predict
+from labkit.bench.their_loop import knobs_of
 from labkit.results.machine import machine
 from labkit.spec import KNOBS, Pipeline
 from labkit.tuner import source, trials
@@ -44,7 +45,7 @@ class TuningJob:
                 raise ValueError("collate_fn and step go with a dataset of your own.")
             self.source, pipeline, name, knobs = None, what, repr(what), what.to_dict()
         else:
-            if source.is_loader(what):
+            if knobs_of(what):  # a DataLoader: dataset and settings can be read off it
                 self.source, knobs = source.of_loader(what, step)
             else:
                 self.source, knobs = source.of(what, collate_fn, step), {"batch_size": BATCH_SIZE}

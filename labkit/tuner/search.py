@@ -54,13 +54,10 @@ class Search:
     ):
         """Set up a search; nothing runs yet.
 
-        Args:
-            tuning: Where everything goes.
-            settings: What may be tried.
-            measure: Runs a setting; gets the samples/s expected of it, to choose how long.
-            expect: Predicts a setting from a run of another: (run, that one's setting, this one).
-            refuse: Why a setting may not be run, such as for want of memory; None where it may.
-            variants: Changes that are tried on the winner at the end, as {"pin_memory": True}.
+        `measure` runs a setting and gets the samples/s expected of it, to choose how long; `expect`
+        predicts a setting from a run of another: (run, that one's setting, this one); `refuse`
+        returns why a setting may not be run, such as for want of memory; `variants` are changes
+        that are tried on the winner at the end, as {"pin_memory": True}.
         """
         self.tuning, self.settings = tuning, settings
         self.measure, self.expect, self.refuse = measure, expect, refuse

@@ -25,25 +25,15 @@ MAX_PAYLOAD = 512 * 2**20  # bytes; a larger data set is better made where it is
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset, and the collate_fn and step that go with it, ready to be sent.
+    """A dataset, and the collate_fn and step that go with it, ready to be sent."""
 
-    Attributes:
-        name: What tables and snippets call the dataset.
-        imports: {"dataset", "collate_fn" or "step": "module:name"}.
-        payload: The parts given as objects, pickled by value; None where all have names.
-        parts: The names of all parts that were given.
-    """
-
-    name: str
-    imports: dict[str, str]
-    payload: bytes | None = field(repr=False)
-    parts: tuple[str, ...]
+    name: str  # what tables and snippets call the dataset
+    imports: dict[str, str]  # {"dataset", "collate_fn" or "step": "module:name"}
+    payload: bytes | None = field(repr=False)  # the parts given as objects, pickled by value
+    parts: tuple[str, ...]  # the names of all parts that were given
 
     def place(self, folder: Path) -> dict[str, Any]:
-        """Write the payload into a run's folder, for its owner alone; return the bench's order.
-
-        Raises OSError where it cannot be written.
-        """
+        """Write the payload into a run's folder, for its owner alone; return the bench's order."""
         if self.payload is not None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
             with open(os.open(folder / PAYLOAD, flags, 0o600), "wb") as file:
@@ -81,11 +71,6 @@ def of(dataset: Any, collate_fn: Any = None, step: Any = None) -> Source:
         _check(objects["dataset"])
     named = imports.get("dataset") or type(dataset).__name__
     return Source(named, imports, _pickled(objects) if objects else None, tuple(given))
-
-
-def is_loader(what: Any) -> bool:
-    """Return whether `what` is a torch DataLoader: dataset and settings can be read off it."""
-    return bool(knobs_of(what))
 
 
 def of_loader(loader: Any, step: Any = None) -> tuple[Source, dict[str, Any]]:

@@ -28,23 +28,14 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 class Bench:
-    """Runs settings of one pipeline, or of one source, for about `seconds` each.
-
-    Attributes:
-        count: How many runs there were.
-        disturbed: The share of all cores that other programs used, of runs where it was much.
-    """
+    """Runs settings of one pipeline, or of one source, for about `seconds` each."""
 
     def __init__(
-        self,
-        pipeline: Pipeline,
-        source: Source | None,
-        seconds: float,
-        patience: int = PATIENCE,
+        self, pipeline: Pipeline, source: Source | None, seconds: float, patience: int = PATIENCE
     ):
         self.pipeline, self.source, self.seconds = pipeline, source, seconds
-        self.patience, self.count = patience, 0
-        self.disturbed: list[float] = []
+        self.patience, self.count = patience, 0  # runs that may be made again; that were made
+        self.disturbed: list[float] = []  # the share of the cores that others took, where much
         self.each: Callable[[Any], None] | None = None  # called with the run that is going on
 
     def measure(self, setting: Setting, rate: float | None) -> Measured:
@@ -104,15 +95,10 @@ def taken_by_others(run: Any) -> float:
 
 @dataclass(frozen=True)
 class Free:
-    """Memory that is free now, bytes; None where it cannot be told.
+    """Memory that is free now, bytes; None where it cannot be told."""
 
-    Attributes:
-        ram: Of the machine, or of the container where that is less.
-        shm: Of /dev/shm, through which workers hand over their batches.
-    """
-
-    ram: int | None
-    shm: int | None
+    ram: int | None  # of the machine, or of the container where that is less
+    shm: int | None  # of /dev/shm, through which workers hand over their batches
 
     @classmethod
     def now(cls) -> Free:
@@ -143,16 +129,13 @@ def refusal(setting: Setting, trials: list[Trial], free: Free) -> str | None:
     queues = batches * per_sample * setting.batch_size
     if free.shm is not None and queues > SHARE * free.shm:
         return f"its queues may hold {_gib(queues)} and /dev/shm has {_gib(free.shm)} free"
-    worker_gib = max(
-        (
-            sample["rss_gib"] / (1 + trial.setting.num_workers)
-            for trial in trials
-            for run in trial.runs
-            for sample in run.telemetry
-            if sample.get("rss_gib")
-        ),
-        default=0.0,
-    )
+    sizes = [
+        (sample.get("rss_gib") or 0.0) / (1 + trial.setting.num_workers)
+        for trial in trials
+        for run in trial.runs
+        for sample in run.telemetry
+    ]
+    worker_gib = max(sizes, default=0.0)
     whole = queues + setting.num_workers * worker_gib * 2**30
     if free.ram is not None and whole > SHARE * free.ram:
         return f"its workers and queues may take {_gib(whole)}, {_gib(free.ram)} of RAM are free"

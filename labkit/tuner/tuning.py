@@ -77,22 +77,14 @@ def space(baseline: Setting, max_workers: int, batch_sizes: Iterable[int]) -> li
 
 @dataclass
 class Trial:
-    """One setting: why it was tried, what was expected of it, and what was measured.
-
-    Attributes:
-        why: What led to it, in words.
-        expected: Predicted throughput, samples/s: (value, low, high); None where not predicted.
-        rates: Measured throughputs, samples/s, one for each run.
-        runs: The runs themselves.
-        error: Why its last run gave no number; None where it did.
-    """
+    """One setting: why it was tried, what was expected of it, and what was measured."""
 
     setting: Setting
     why: str
-    expected: tuple[float, float, float] | None = None
-    rates: list[float] = field(default_factory=list)
+    expected: tuple[float, float, float] | None = None  # samples/s predicted: value, low, high
+    rates: list[float] = field(default_factory=list)  # samples/s measured, one for each run
     runs: list[Any] = field(default_factory=list, repr=False)
-    error: str | None = None
+    error: str | None = None  # why the last run gave no number
 
     @property
     def rate(self) -> float | None:
@@ -120,34 +112,20 @@ class Trial:
 
 @dataclass(repr=False)
 class Tuning(Result):
-    """The result of a search, also of one that goes on or was interrupted.
+    """The result of a search, also of one that goes on or was interrupted."""
 
-    Attributes:
-        name: What was tuned.
-        start: The setting it started from.
-        line: The machine, in a line.
-        tried: Every trial, in the order of its first run.
-        latest: The trial that was run last, or is running.
-        reasons: {knob: why it has the value it has}, of the knobs that were not searched.
-        notes: What limits the result, in words.
-        extra: Settings found without a search.
-        chosen: The trial to take, where the search has ended.
-        interrupted: Whether it was stopped before its end.
-        seconds: Time it took, s.
-    """
-
-    name: str
-    start: Setting
-    line: str = ""
-    tried: list[Trial] = field(default_factory=list)
-    latest: Trial | None = None
-    reasons: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    extra: dict[str, Any] = field(default_factory=dict)
-    chosen: Trial | None = None
+    name: str  # what was tuned
+    start: Setting  # it started from
+    line: str = ""  # the machine
+    tried: list[Trial] = field(default_factory=list)  # in the order of their first runs
+    latest: Trial | None = None  # run last, or running
+    reasons: dict[str, str] = field(default_factory=dict)  # {knob that was not searched: why}
+    notes: list[str] = field(default_factory=list)  # what limits the result
+    extra: dict[str, Any] = field(default_factory=dict)  # settings found without a search
+    chosen: Trial | None = None  # to take, where the search has ended
     interrupted: bool = False
     done: bool = False
-    seconds: float = 0.0
+    seconds: float = 0.0  # it took
 
     @property
     def baseline(self) -> Trial | None:
