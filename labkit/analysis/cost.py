@@ -52,49 +52,30 @@ ROWS = (  # of the table: (what, attribute, unit)
 
 @dataclass(frozen=True, repr=False)
 class Cost(Result):
-    """What a run costs. Numbers that need something which was not measured or given are None.
+    """What a run costs. Numbers that need something which was not measured or given are None."""
 
-    Attributes:
-        machine: The name of the device.
-        recorded: Whether the run was replayed from a record.
-        unit: What a sample is: "samples", or "batches" of a watched loop that hides its own.
-        seconds_per_sample: Wall time, warm-up excluded.
-        watts: Mean power while training, from the energy counter.
-        idle_share: Share of the time in which the device was idle, 0 to 1.
-        idle_energy_share: Share of the energy spent then. Power is taken as constant between two
-            readings of the counter (0.2 s); an idle device draws less than a busy one, so where
-            idle and busy alternate faster than that this is an upper bound.
-        samples_per_epoch: Samples in an epoch.
-        usd_per_hour: Rent of the device.
-        usd_per_kwh: Price of electricity, for hardware of one's own.
-        kg_co2_per_kwh: Carbon intensity of the grid, CO2 equivalents.
-        before: The cost of the run that this one is compared with.
-        joules_per_sample: Energy of the device for one sample, J; `kwh_per_epoch` likewise.
-        hours_per_epoch: Wall time of an epoch, h; `usd_per_epoch` is its rent.
-        electricity_usd_per_epoch: Electricity for an epoch, USD; in the rent of a rented device.
-        kg_co2_per_epoch: Carbon of that electricity, kg of CO2 equivalents.
-        idle_usd_per_epoch: Rent paid for an idle device, USD; the other `idle_` numbers likewise.
-    """
-
-    machine: str
-    recorded: bool
-    unit: str
-    seconds_per_sample: float
-    watts: float | None
-    idle_share: float
+    machine: str  # the name of the device
+    recorded: bool  # whether the run was replayed from a record
+    unit: str  # "samples", or "batches" of a watched loop that hides its own
+    seconds_per_sample: float  # wall time, warm-up excluded
+    watts: float | None  # mean power while training, from the energy counter
+    idle_share: float  # of the time, 0 to 1
+    # Of the energy. Power is taken as constant between two readings of the counter (0.2 s); an idle
+    # device draws less than a busy one, so where idle and busy alternate faster than that this is
+    # an upper bound
     idle_energy_share: float | None
     samples_per_epoch: int
-    usd_per_hour: float | None
-    usd_per_kwh: float | None
-    kg_co2_per_kwh: float
-    before: Cost | None
-    joules_per_sample: float | None
-    hours_per_epoch: float
-    kwh_per_epoch: float | None
-    usd_per_epoch: float | None
-    electricity_usd_per_epoch: float | None
-    kg_co2_per_epoch: float | None
-    idle_usd_per_epoch: float | None
+    usd_per_hour: float | None  # rent of the device
+    usd_per_kwh: float | None  # electricity, for hardware of one's own
+    kg_co2_per_kwh: float  # carbon intensity of the grid, CO2 equivalents
+    before: Cost | None  # of the run that this one is compared with
+    joules_per_sample: float | None  # of the device
+    hours_per_epoch: float  # wall time
+    kwh_per_epoch: float | None  # of the device
+    usd_per_epoch: float | None  # rent
+    electricity_usd_per_epoch: float | None  # part of the rent where the device is rented
+    kg_co2_per_epoch: float | None  # of that electricity, CO2 equivalents
+    idle_usd_per_epoch: float | None  # rent paid for an idle device; the others likewise
     idle_kwh_per_epoch: float | None
     idle_kg_co2_per_epoch: float | None
     idle_joules_per_sample: float | None

@@ -53,56 +53,35 @@ class Breakdown(Result):
     """Where the time of an average step went, in µs; every ns of a step is in exactly one class.
 
     Read from a profiler trace, whose recording slows the host: a traced step is longer, and idler,
-    than an untraced one.
-
-    Attributes:
-        source: The file's name.
-        device_kind: "gpu", or "cpu" where the trace holds no device activity.
-        device_name: What the trace calls the device; None where it does not, or calls it several.
-        steps: How many steps were averaged.
-        step_us: Length of a step: of the host's mark and the device work launched in it.
-        kernel_us: A compute kernel runs; each class below has what none above it covers.
-        memcpy_us: A copy runs.
-        memset_us: A memset runs.
-        communication_us: A collective (NCCL, Gloo) runs.
-        runtime_us: The host is in a call of the CUDA (HIP, XPU) runtime.
-        dataloader_us: The host waits for the DataLoader.
-        cpu_exec_us: The host executes an operator.
-        other_us: Python, mostly.
-        gpu_utilization: Share (0 to 1) of the steps in which a kernel ran, collectives included.
-            Not how well it used the GPU. None without device activity.
-        tensor_core_share: Share of kernel time in Tensor Core kernels, told by their names.
-        tensor_core_eligible_share: Share of kernel time launched by operators that could use them.
-        idle: Time the device runs nothing, by cause: `host_wait_us` (it ran dry: the work that
-            ends the gap was launched after the gap began), `kernel_wait_us` (short gaps between
-            work that was already launched), `other_us`. None each without device activity.
-        copy_overlap_share: Share of copy time during which a kernel ran; None without copies.
-        top_kernels: The kernels that took most time.
-        rank: The rank the file says it is of; None where it does not say.
-        notes: What was missing or odd, and how it was handled.
+    than an untraced one. Each class has the time that none above it covers.
     """
 
-    source: str
-    device_kind: str
-    device_name: str | None
-    steps: int
-    step_us: float
-    kernel_us: float
-    memcpy_us: float
-    memset_us: float
-    communication_us: float
-    runtime_us: float
-    dataloader_us: float
-    cpu_exec_us: float
-    other_us: float
+    source: str  # the file's name
+    device_kind: str  # "gpu", or "cpu" where the trace holds no device activity
+    device_name: str | None  # what the trace calls it; None where it does not, or calls it several
+    steps: int  # that were averaged
+    step_us: float  # of the host's mark and the device work launched in it
+    kernel_us: float  # a compute kernel runs
+    memcpy_us: float  # a copy runs
+    memset_us: float  # a memset runs
+    communication_us: float  # a collective (NCCL, Gloo) runs
+    runtime_us: float  # the host is in a call of the CUDA (HIP, XPU) runtime
+    dataloader_us: float  # the host waits for the DataLoader
+    cpu_exec_us: float  # the host executes an operator
+    other_us: float  # Python, mostly
+    # Share (0 to 1) of the steps in which a kernel ran, collectives included; not how well it used
+    # the GPU. None without device activity
     gpu_utilization: float | None
-    tensor_core_share: float | None
-    tensor_core_eligible_share: float | None
+    tensor_core_share: float | None  # of kernel time in Tensor Core kernels, told by their names
+    tensor_core_eligible_share: float | None  # of kernel time of operators that could use them
+    # Time the device runs nothing, by cause: `host_wait_us` (it ran dry: the work that ends the gap
+    # was launched after the gap began), `kernel_wait_us` (short gaps between work that was already
+    # launched), `other_us`; None each without device activity
     idle: dict[str, float | None]
-    copy_overlap_share: float | None
-    top_kernels: tuple[TopKernel, ...]
-    rank: int | None
-    notes: tuple[str, ...]
+    copy_overlap_share: float | None  # of copy time during which a kernel ran; None without copies
+    top_kernels: tuple[TopKernel, ...]  # that took most time
+    rank: int | None  # that the file says it is of; None where it does not say
+    notes: tuple[str, ...]  # what was missing or odd, and how it was handled
 
     @property
     def shares(self) -> dict[str, float]:
