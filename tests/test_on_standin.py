@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent / "on_standin"
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or not shutil.which("g++"), reason="the stand-in is compiled with g++"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        sys.platform != "linux" or not shutil.which("g++"), reason="it is compiled with g++"
+    ),
+]
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("test_*.py")))
