@@ -21,7 +21,7 @@ from typing import Any
 from labkit.process.events import FILE_NAME
 from labkit.results import outcome
 from labkit.results.machine import Machine
-from labkit.results.record import Tail, read_record
+from labkit.results.record import Tail, opened, read_record
 from labkit.wiring import above
 
 
@@ -60,19 +60,16 @@ class EventLogResult:
 
     def refresh(self) -> EventLogResult:
         """Read what has been written since the last call."""
-        if self._tail is not None:
-            with self._reading, self._hold():  # a panel stops its run in a thread: once is enough
-                self._read()
+        if self._tail is None:
+            return self
+        with self._reading, self._hold():  # a panel stops its run in a thread: once is enough
+            if self._tail is not None:
+                alive = self._process is not None and self._process.alive()
+                self._absorb(self._tail.read())
+                self._alive = alive  # only now: who asks meanwhile is told of the moment before
+                if not alive and "end" in self._kept:
+                    self._tail = None  # complete: nothing will follow
         return self
-
-    def _read(self) -> None:
-        if self._tail is None:  # another thread came first
-            return
-        alive = self._process is not None and self._process.alive()
-        self._absorb(self._tail.read())
-        self._alive = alive  # only now: who asks meanwhile is told of the moment before
-        if not alive and "end" in self._kept:
-            self._tail = None  # complete: nothing will follow
 
     @contextlib.contextmanager
     def as_of_now(self) -> Iterator[EventLogResult]:
@@ -103,8 +100,16 @@ class EventLogResult:
         return self._now()._kept
 
     def _events(self, name: str) -> list[dict[str, Any]]:
-        """All events of a name in `SERIES`."""
+        """Return all events of a name in `SERIES`."""
         return self._now()._series[name]
+
+    def event(self, name: str) -> dict[str, Any] | None:
+        """Return the last event of that name; None where there is none."""
+        return self._last.get(name)
+
+    def _fact(self, event: str, key: str, default: Any = None) -> Any:
+        """Return what the last event of that name says of `key`."""
+        return self._last.get(event, {}).get(key, default)
 
     def _absorb(self, events: Iterable[dict[str, Any]]) -> None:
         for event in events:
@@ -118,26 +123,32 @@ class EventLogResult:
         else:
             self._kept[name] = event
 
-    def event(self, name: str) -> dict[str, Any] | None:
-        """Return the last event of that name; None where there is none."""
-        return self._last.get(name)
+    # -- what it was, and how it went ------------------------------------------------------------
 
     @property
     def id(self) -> str:
         """The run's name: date, time and six hex digits."""
-        return self._last.get("spec", {}).get("run", self.path.name)
+        return self._fact("spec", "run", self.path.name)
 
     @property
     def utc(self) -> str | None:
         """When it was started, as an ISO time in UTC."""
-        return self._last.get("spec", {}).get("utc")
+        return self._fact("spec", "utc")
+
+    @property
+    def machine(self) -> Machine:
+        """The machine it ran on."""
+        return Machine.from_dict(self._last.get("machine", {}))
+
+    @property
+    def mark(self) -> str | None:
+        """ "RECORDED on ..." where it was not measured here; None where it was."""
+        return f"RECORDED on {self.machine.name}" if self.recorded else None
 
     @property
     def stage(self) -> dict[str, Any]:
         """What it was last busy with before training: `name`, and `done` of `total` if counted."""
         return self._last.get("stage", {"name": "starting"})
-
-    # -- how it went -----------------------------------------------------------------------------
 
     @property
     def running(self) -> bool:
@@ -157,7 +168,7 @@ class EventLogResult:
     @property
     def traceback(self) -> str | None:
         """The bench's own traceback, where an exception ended the run."""
-        return self._last.get("error", {}).get("traceback")
+        return self._fact("error", "traceback")
 
     def wait(self, each: Any = None, period_s: float = 0.05) -> EventLogResult:
         """Block until the run has ended, calling `each(run)` as it grows.
@@ -174,63 +185,54 @@ class EventLogResult:
             raise
         finally:
             self.refresh()
-        self._settle()
-        return self
+        return self._settle()
 
     def stop(self) -> EventLogResult:
         """End the run now (0.1 s; 1.2 s where the bench does not answer) and keep what it did."""
         if self._process is not None:
             self._process.stop()
-        self._settle()
-        return self
+        return self._settle()
 
-    def _settle(self) -> None:
+    def _settle(self) -> EventLogResult:
         """Wait for the last event: the supervisor writes it once every process is gone."""
         if self._process is not None:
             self._process.join()
-        self.refresh()
+        return self.refresh()
 
-    @property
-    def machine(self) -> Machine:
-        """The machine it ran on."""
-        return Machine.from_dict(self._last.get("machine", {}))
-
-    @property
-    def mark(self) -> str | None:
-        """ "RECORDED on ..." where it was not measured here; None where it was."""
-        return f"RECORDED on {self.machine.name}" if self.recorded else None
+    # -- keeping and showing ---------------------------------------------------------------------
 
     def plot(self, **drawing: Any) -> Any:
         """Draw it as a matplotlib Figure; the options are those of its figure."""
         with self.as_of_now():
             return above(f"{type(self).__name__}.plot")(self, **drawing)
 
-    # -- keeping ---------------------------------------------------------------------------------
-
     def save(self, path: str | os.PathLike) -> Path:
         """Write the record to `path`: one file, packed where its name ends in .gz; return it."""
-        path, source = Path(path), self.path
-        source = source / FILE_NAME if source.is_dir() else source
+        path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        opened = gzip.open if source.suffix == ".gz" else open
-        opens = gzip.open if path.suffix == ".gz" else open
-        with opened(source, "rb") as old, opens(path, "wb") as new:
+        packs = gzip.open if path.suffix == ".gz" else open
+        with opened(self.path) as old, packs(path, "wb") as new:
             shutil.copyfileobj(old, new)
             for line in self._extra_lines():
                 new.write(f"{line}\n".encode())
         return path
 
-    def _extra_lines(self) -> list[str]:
-        """Lines of JSON that a saved record has beyond the log."""
-        return []
+    def _extra_lines(self) -> Iterable[str]:
+        """Return the lines of JSON that a saved record has beyond the log."""
+        return ()
 
 
-def of_one_moment(derive: Callable) -> Callable:
+def of_one_moment(compute: Callable) -> Callable:
     """Let a function whose first argument is a result see one moment of it, start to end."""
 
-    @functools.wraps(derive)
+    @functools.wraps(compute)
     def held(self: EventLogResult, *args: Any, **kwargs: Any) -> Any:
         with self.as_of_now():
-            return derive(self, *args, **kwargs)
+            return compute(self, *args, **kwargs)
 
     return held
+
+
+def derived(compute: Callable) -> property:
+    """Make a property whose value is derived from one moment of the log."""
+    return property(of_one_moment(compute))

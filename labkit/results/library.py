@@ -35,7 +35,7 @@ def load(path: str | os.PathLike) -> Run | Measurements | Ranks:
 
 def kind_of(spec: dict[str, Any]) -> type[Run] | type[Measurements] | type[Ranks]:
     """Return what reads a log whose first event holds `spec`."""
-    return Measurements if "experiment" in spec else Ranks if "ranks" in spec else Run
+    return Measurements if spec.get("experiment") else Ranks if spec.get("ranks") else Run
 
 
 # -- recorded runs -------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def _entry(file: Path) -> Entry | None:
         str(spec.get("utc", "unknown"))[:10],
         str(versions.get("torch", "unknown") if isinstance(versions, dict) else "unknown")[:20],
         file,
-        "experiment" in spec,
+        bool(spec.get("experiment")),
     )
 
 

@@ -116,7 +116,7 @@ class Measurements(EventLogResult):
     @property
     def params(self) -> dict[str, Any]:
         """The experiment's parameters."""
-        return dict(self._last.get("spec", {}).get("params", {}))
+        return dict(self._last.get("spec", {}).get("params") or {})
 
     def where(self, of: str | None = None, **case: Any) -> list[Measurement]:
         """Return the points of the operation `of` whose case has these values."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from labkit.process.events import FILE_NAME
-from labkit.results.event_log import EventLogResult, of_one_moment
+from labkit.results.event_log import EventLogResult, derived, of_one_moment
 from labkit.results.record import Tail, pipeline_of
 from labkit.results.result import noise
 from labkit.results.run import Run
@@ -142,7 +142,7 @@ class Ranks(EventLogResult):
     @property
     def asked(self) -> Pipeline:
         """The pipeline that was asked for; of a starved rank see its own Run."""
-        return pipeline_of(self._last.get("spec", {}).get("pipeline", {}))
+        return pipeline_of(self._fact("spec", "pipeline", {}))
 
     @property
     def pipeline(self) -> Pipeline:
@@ -165,7 +165,7 @@ class Ranks(EventLogResult):
     @property
     def asked_ranks(self) -> int:
         """How many ranks were asked for on this machine."""
-        ranks = self._last.get("spec", {}).get("ranks", 0)
+        ranks = self._fact("spec", "ranks", 0)
         return ranks if isinstance(ranks, int) and 0 <= ranks <= 64 else 0
 
     @property
@@ -176,28 +176,27 @@ class Ranks(EventLogResult):
     @property
     def no_sync(self) -> bool:
         """Whether gradients were exchanged only before an update."""
-        return self._last.get("spec", {}).get("no_sync") is True
+        return self._fact("spec", "no_sync") is True
 
     @property
     def starve(self) -> dict[int, dict[str, Any]]:
         """{rank: {knob: value}} of the ranks whose loader was set otherwise."""
-        starve = self._last.get("spec", {}).get("starve", {})
+        starve = self._fact("spec", "starve", {})
         return {int(rank): knobs for rank, knobs in starve.items() if isinstance(knobs, dict)}
 
     @property
     def failed_rank(self) -> int | None:
         """The rank whose failure ended the run; None where none did."""
-        return (self._last.get("error") or {}).get("failed_rank")
+        return self._fact("error", "failed_rank")
 
     # -- statistics ------------------------------------------------------------------------------
 
     @property
     def steps(self) -> int:
         """Steps that every rank has done, warm-up included."""
-        return min((rank.steps for rank in self), default=0) if len(self) else 0
+        return min((rank.steps for rank in self), default=0)
 
-    @property
-    @of_one_moment
+    @derived
     def throughput(self) -> float | None:
         """Samples per second of this machine's ranks together, warm-up excluded."""
         rates = [rank.throughput for rank in self]
@@ -205,7 +204,7 @@ class Ranks(EventLogResult):
 
     @property
     def spread(self) -> float | None:
-        """How uneven the run was: the spread of throughput of the rank where it is largest."""
+        """How uneven the run was: the spread of throughput of the least even rank."""
         return max((rank.spread for rank in self if rank.spread is not None), default=None)
 
     @property
@@ -218,8 +217,7 @@ class Ranks(EventLogResult):
         """The mean loss over the ranks, per step: that of the joined batch."""
         return [float(np.mean(each)) for each in zip(*(rank.loss for rank in self), strict=False)]
 
-    @property
-    @of_one_moment
+    @derived
     def times(self) -> Any:
         """Where every rank's time went (a RankTimes); None if too short."""
         return above("Ranks.times")(self)
@@ -238,7 +236,7 @@ class Ranks(EventLogResult):
         return None if times is None else float(np.mean(times.communication))
 
     def speedup(self, one: Run) -> float | None:
-        """Samples per second over those of `one`, the same pipeline in one process.
+        """Return samples per second over those of `one`, the same pipeline in one process.
 
         Raises ValueError where `one` was another pipeline: its number would mean nothing.
         """
@@ -257,11 +255,10 @@ class Ranks(EventLogResult):
         return self.throughput / one.throughput if self.throughput and one.throughput else None
 
     def efficiency(self, one: Run) -> float | None:
-        """Scaling efficiency, 0 to 1: the speedup over `one` per rank.
+        """Return the scaling efficiency, 0 to 1: the speed-up over `one` per rank.
 
-        Each rank has the batch of the one process (weak scaling): 1 would be so many times the
-        samples a second as there are ranks. On one CPU the ranks also share cores, caches and
-        memory: that loss is in it, and is none of the communication.
+        Each rank has the batch of the one process (weak scaling). On one CPU the ranks also share
+        cores, caches and memory: that loss is in it, and is none of the communication.
         """
         speedup = self.speedup(one)
         return None if speedup is None else speedup / len(self)
@@ -275,7 +272,7 @@ class Ranks(EventLogResult):
 
     @of_one_moment
     def to_dict(self) -> dict[str, Any]:
-        """The run's statistics, and each rank's, as JSON types."""
+        """Return the run's statistics, and each rank's, as JSON types."""
         names = (
             "id", "utc", "recorded", "outcome", "error", "failed_rank", "world_size", "no_sync",
             "steps", "throughput", "spread", "noisy", "communication_share",
@@ -299,8 +296,7 @@ class Ranks(EventLogResult):
             for event in Tail(self.path / f"rank{number}" / FILE_NAME).read()
         ]
 
-    @property
-    @of_one_moment
+    @derived
     def numbers(self) -> str:
         """The measured numbers in one line."""
         times = self.times

@@ -1,7 +1,7 @@
 """Reading an event log: as it grows, or from a record, checked before anything uses it.
 
 A record is a run's folder, or one .jsonl or .jsonl.gz file with the same lines. It may come from
-anywhere: loading one runs no code, and what readers rely on is checked here (`MUST`, `MAY`).
+anywhere: loading one runs no code, and what readers rely on is checked here (`SHAPES`).
 """
 
 from __future__ import annotations
@@ -30,87 +30,84 @@ class RecordError(ValueError):
 
 # -- what events look like -----------------------------------------------------------------------
 
-Check = Callable[[Any], bool]
-
-
-def _number(value: Any) -> bool:
-    return _whole(value) if type(value) is int else type(value) is float and math.isfinite(value)
-
 
 def _whole(value: Any) -> bool:
     return type(value) is int and abs(value) < MOST
 
 
 def _count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < MOST
+    return _whole(value) and value >= 0
 
 
-def _is_a(kind: type) -> Check:
-    return lambda value: isinstance(value, kind)
+def _number(value: Any) -> bool:
+    return _whole(value) or (type(value) is float and math.isfinite(value))
 
 
-def _list_of(check: Check, size: int | None = None) -> Check:
-    return lambda value: (
-        isinstance(value, list) and size in (None, len(value)) and all(map(check, value))
-    )
+def _gap_or_number(value: Any) -> bool:
+    return value is None or _number(value)
+
+
+def _list_of(check: Callable[[Any], bool], size: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and len(value) == size and all(map(check, value))
+
+
+def _pairs(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_list_of(_number, 2), value))
 
 
 def _numbers_by_name(value: Any) -> bool:
-    return isinstance(value, dict) and all(v is None or _number(v) for v in value.values())
+    return isinstance(value, dict) and all(map(_gap_or_number, value.values()))
 
 
-_text, _table, _listed = _is_a(str), _is_a(dict), _is_a(list)
-_span = _list_of(_whole, 2)
-_device_texts = ("cpu_name", "os", "uuid", "compute_capability", "driver", "pcie", "unused_gpu")
-_device_numbers = ("memory_gib", "cpu_cores", "ram_gib", "shm_gib", "threads", "sm_count")
-
-MUST: dict[str, dict[str, Check]] = {
-    "spec": {"version": _whole, "run": _text, "pipeline": _table},
-    "machine": {"device": _text, "kind": _text, "name": _text, "versions": _table},
-    "job": {"pipeline": _table, "not_applied": _table},
-    "stage": {"name": _text},
-    "begin": {"warmup": _count},
-    "epoch": {"step": _count},
-    "measurement": {"of": _text, "case": _table, "seconds": _listed},
-    "skipped": {"what": _text, "why": _text},
-    "step": {"i": _count, "t": _list_of(_whole, 4), "n": _count},
-    "error": {"kind": _text, "message": _text},
-    "items": {"worker": _whole, "rows": _listed},
-    "handoff": {"bytes": _whole},
-    "telemetry": {"t_ns": _whole},
-    "xray": {"steps": _whole},
-    "no_xray": {"why": _text},
-}
-MAY: dict[str, dict[str, Check]] = {  # where it is there, and not null
-    "spec": {"watched": _table, "utc": _text},
-    "machine": dict.fromkeys(_device_texts, _text) | dict.fromkeys(_device_numbers, _number),
-    "job": {"unit": _text},
-    "stage": {"done": _count, "total": _count},
-    "step": {"copy": _span, "busy": _span, "loss": _number, "cpu": _count},
-    "error": {"traceback": _text, "workers": _table, "files": _listed},
-    "telemetry": {"gpu": _list_of(_list_of(_number, 2)), "gpm": _numbers_by_name},
-    "memory": {"peak_bytes": _count},
-    "compiled": {"seconds": _number},
-    "end": {"stop": _text, "code": _whole, "why": _text},
-}
-IF_THERE = {"spec": {"experiment": _text, "params": _table, "ranks": _whole}}  # and then not null
-NUMBERS = ("telemetry",)  # whose other values are numbers, or gaps
+# {event: (what must be there, what may be missing or null)}, each a type or a check
+SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "spec": (
+        {"version": _whole, "run": str, "pipeline": dict},
+        {"watched": dict, "utc": str, "experiment": str, "params": dict, "ranks": _whole},
+    ),
+    "machine": (
+        {"device": str, "kind": str, "name": str, "versions": dict},
+        {
+            "memory_gib": _number, "cpu_name": str, "cpu_cores": _number, "ram_gib": _number,
+            "shm_gib": _number, "threads": _number, "os": str, "uuid": str, "sm_count": _number,
+            "compute_capability": str, "driver": str, "pcie": str, "unused_gpu": str,
+        },
+    ),
+    "job": ({"pipeline": dict, "not_applied": dict}, {"unit": str}),
+    "stage": ({"name": str}, {"done": _count, "total": _count}),
+    "begin": ({"warmup": _count}, {}),
+    "epoch": ({"step": _count}, {}),
+    "step": (
+        {"i": _count, "t": _list_of(_whole, 4), "n": _count},
+        {"copy": _list_of(_whole, 2), "busy": _list_of(_whole, 2), "loss": _number, "cpu": _count},
+    ),
+    "items": ({"worker": _whole, "rows": list}, {}),
+    "handoff": ({"bytes": _whole}, {}),
+    "telemetry": ({"t_ns": _whole}, {"gpu": _pairs, "gpm": _numbers_by_name}),
+    "measurement": ({"of": str, "case": dict, "seconds": list}, {}),
+    "skipped": ({"what": str, "why": str}, {}),
+    "memory": ({}, {"peak_bytes": _count}),
+    "compiled": ({}, {"seconds": _number}),
+    "xray": ({"steps": _whole}, {}),
+    "no_xray": ({"why": str}, {}),
+    "error": ({"kind": str, "message": str}, {"traceback": str, "workers": dict, "files": list}),
+    "end": ({}, {"stop": str, "code": _whole, "why": str}),
+}  # fmt: skip
 
 
 def _sound(event: Any) -> bool:
     """Whether `event` is one, and everything in it is of the right shape."""
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return False
-    name = event["event"]
-    must, may, there = (table.get(name, {}) for table in (MUST, MAY, IF_THERE))
-    checks = [(event.get(key), check) for key, check in must.items()]
-    checks += [(event[key], check) for key, check in may.items() if event.get(key) is not None]
-    checks += [(event[key], check) for key, check in there.items() if key in event]
-    if not all(check(value) for value, check in checks):
-        return False
-    rest = (event[key] for key in event if key not in may and key not in must and key != "event")
-    if name in NUMBERS:
-        return all(value is None or _number(value) for value in rest)
+    must, may = SHAPES.get(event["event"], ({}, {}))
+    checks = [(rule, event.get(key)) for key, rule in must.items()]
+    checks += [(rule, event[key]) for key, rule in may.items() if event.get(key) is not None]
+    for rule, value in checks:
+        if not (isinstance(value, rule) if isinstance(rule, type) else rule(value)):
+            return False
+    rest = [event[key] for key in event if key not in may and key not in must and key != "event"]
+    if event["event"] == "telemetry":  # all other values are numbers, or gaps
+        return all(map(_gap_or_number, rest))
     return all(_number(value) for value in rest if type(value) in (int, float))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.results.event_log import EventLogResult, of_one_moment
+from labkit.results.event_log import EventLogResult, derived, of_one_moment
 from labkit.results.record import Watched, pipeline_of
 from labkit.results.result import noise
 from labkit.results.sweep import Comparison
@@ -59,18 +59,18 @@ class Run(EventLogResult):
     @property
     def watched(self) -> str | None:
         """The type of the loader of a loop that `lk.watch` looked at; None for our own runs."""
-        facts = self._last.get("spec", {}).get("watched")
+        facts = self._fact("spec", "watched")
         return str(facts.get("loader", "loader")) if isinstance(facts, dict) else None
 
     @property
     def unit(self) -> str:
         """What `samples` counts: "samples", or "batches" of a watched loop that hides its own."""
-        return "batches" if self._last.get("job", {}).get("unit") == "batches" else "samples"
+        return "batches" if self._fact("job", "unit") == "batches" else "samples"
 
     @property
     def not_applied(self) -> dict[str, str]:
         """{knob: why it could not act on this device}."""
-        return dict(self._last.get("job", {}).get("not_applied", {}))
+        return dict(self._fact("job", "not_applied", {}))
 
     @property
     def steps(self) -> int:
@@ -89,7 +89,7 @@ class Run(EventLogResult):
     @property
     def warmup(self) -> int:
         """Steps left out of the statistics: the prefetched ones, but never over a third."""
-        wanted = self._last.get("begin", {}).get("warmup", 0)
+        wanted = self._fact("begin", "warmup", 0)
         return max(1, min(wanted, self.steps // 3)) if self.steps else 0
 
     # -- the timeline, in seconds since the first batch was asked for ----------------------------
@@ -154,7 +154,7 @@ class Run(EventLogResult):
     @property
     def no_xray(self) -> str | None:
         """Why there is no x-ray; None where there is one, or the run has not come that far."""
-        return self._last.get("no_xray", {}).get("why")
+        return self._fact("no_xray", "why")
 
     # -- statistics ------------------------------------------------------------------------------
 
@@ -178,8 +178,7 @@ class Run(EventLogResult):
         wall = stamps[-1, 5] - stamps[0, 5]
         return float(np.diff(stamps[1:, 4:6]).sum() / wall) if wall > 0 else None
 
-    @property
-    @of_one_moment
+    @derived
     def busy_at_least(self) -> float | None:
         """Share of wall time (0 to 1) in which the device certainly worked, warm-up excluded.
 
@@ -194,8 +193,7 @@ class Run(EventLogResult):
         queued = end - np.clip(self.issued[self.warmup :], start, end)
         return float(queued.sum() / (stamps[-1, 5] - stamps[0, 5]))
 
-    @property
-    @of_one_moment
+    @derived
     def utilization_is_upper_bound(self) -> bool:
         """Whether gaps between kernels may hide in `utilization`, unlike in `busy_at_least`."""
         if self.utilization is None or self.machine.kind != "gpu" or self.xray_facts is not None:
@@ -209,8 +207,7 @@ class Run(EventLogResult):
             return "unknown"
         return f"{'at most ' if self.utilization_is_upper_bound else ''}{self.utilization:.0%}"
 
-    @property
-    @of_one_moment
+    @derived
     def throughput(self) -> float | None:
         """Samples per second of wall time, warm-up excluded."""
         stamps = self._measured()
@@ -266,16 +263,15 @@ class Run(EventLogResult):
     @property
     def peak_memory_gib(self) -> float | None:
         """Most memory held: allocated on a GPU; resident in the bench process on a CPU."""
-        peak = self._last.get("memory", {}).get("peak_bytes")
+        peak = self._fact("memory", "peak_bytes")
         return None if peak is None else peak / 2**30
 
     @property
     def compile_s(self) -> float | None:
         """Time torch.compile took before the first step, s; None for an eager run."""
-        return self._last.get("compiled", {}).get("seconds")
+        return self._fact("compiled", "seconds")
 
-    @property
-    @of_one_moment
+    @derived
     def energy_j(self) -> float | None:
         """Energy the card used while training, from its own counter; None where it has none."""
         if not (steps := self._events("step")):
@@ -291,8 +287,7 @@ class Run(EventLogResult):
         """Name what holds the run back, with evidence and advice (a Diagnosis)."""
         return above("Run.diagnose")(self)
 
-    @property
-    @of_one_moment
+    @derived
     def breakdown(self) -> Any:
         """The average step by class, every ns in one (a StepBreakdown); None if too short."""
         return above("Run.breakdown")(self)
@@ -331,8 +326,7 @@ class Run(EventLogResult):
         few = f"{self.steps} steps" if self.utilization is None else ""
         return f"{head}: {self.error or few or self.numbers}"
 
-    @property
-    @of_one_moment
+    @derived
     def numbers(self) -> str:
         """The measured numbers in one line, with what was simulated rather than measured."""
         if self.utilization is None:
