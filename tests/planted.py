@@ -31,6 +31,14 @@ def counted(folder):
     return struct.unpack("<q", data)[0] if len(data) == 8 else 0
 
 
+def wait_until(condition, seconds=60.0):
+    """Wait until `condition()` is true; fail when it takes too long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
 def raises(about="this sample cannot be read"):
     raise ValueError(f"planted: {about}")
 

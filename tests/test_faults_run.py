@@ -16,15 +16,17 @@ from dataclasses import dataclass
 
 import pytest
 from conftest import fault_figures, processes_of
-from planted import COUNT_NAME, counted, planted
+from planted import COUNT_NAME, counted, planted, wait_until
 
 from labkit import Pipeline, load
-from labkit.process import family as processes
+from labkit.process import family
 from labkit.process.events import now_ns
+from labkit.process.step_log import SLOT
 from labkit.results.launch import launch
 
 pytestmark = [
     pytest.mark.faults,
+    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 
@@ -35,46 +37,38 @@ QUICK = Pipeline(
     dataset="sleep", prep_ms=2, model="mlp", width=32, depth=1, steps=30, xray=False, num_workers=2
 )
 LONG = {"steps": 10**6, "seconds": 60}
-
-
-def until(condition, seconds=60.0):
-    """Wait until `condition()` is true; fail when it takes too long."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
+TOOLS = {"steps.ring", "reserve", "launch.json"}
 
 
 def after_steps(act, steps=8):
     """What to do to a run: `act(run)` once it has finished some steps."""
 
     def do(run):
-        until(lambda: counted(run.path) >= steps or not run.running)
+        wait_until(lambda: counted(run.path) >= steps or not run.running)
         return act(run)
 
     return do
 
 
-def kill(*roles):
+def kill(*roles, timed=True):
     def act(run):
-        bench = min(processes.logged_bench(run.path))
+        below = family.descendants(run._process.process.pid)
         pids = {
-            "bench": bench,
-            "worker": min(processes.logged_workers(run.path), default=None),
+            "bench": min(family.logged_bench(run.path)),
+            "worker": min(family.logged_workers(run.path), default=None),
             "supervisor": run._process.process.pid,
-            "telemetry": telemetry_of(run),
+            "telemetry": next((p for p in below if b"telemetry" in command_of(p)), None),
         }
         start = now_ns()
         for role in roles:
             os.kill(pids[role], signal.SIGKILL)
-        return start
+        return start if timed else None
 
     return after_steps(act)
 
 
-def telemetry_of(run):
-    pids = processes.descendants(run._process.process.pid)
-    return next((p for p in pids if b"telemetry" in open(f"/proc/{p}/cmdline", "rb").read()), None)
+def command_of(pid):
+    return open(f"/proc/{pid}/cmdline", "rb").read()
 
 
 def stop(run):
@@ -87,7 +81,7 @@ def stop_in(step):
     """Stop a run that hangs in step number `step`."""
 
     def do(run):
-        until(lambda: counted(run.path) >= step)
+        wait_until(lambda: counted(run.path) >= step)
         time.sleep(0.3)  # into the step that hangs
         return stop(run)
 
@@ -95,14 +89,9 @@ def stop_in(step):
 
 
 def stop_during_import(run):
-    until(lambda: run.stage["name"] == "importing torch")
+    wait_until(lambda: run.stage["name"] == "importing torch")
     time.sleep(0.2)
     return stop(run)
-
-
-def kill_supervisor_of_an_escapee(run):
-    until(lambda: counted(run.path) >= 10)
-    return kill("supervisor")(run)
 
 
 @dataclass(frozen=True)
@@ -167,8 +156,9 @@ FAULTS = [
     Fault("all but the kernel killed", "failed", "supervisor was killed",
           do=kill("worker", "bench", "supervisor", "telemetry"), more=long),
     Fault("supervisor of an escapee killed", "failed", "supervisor was killed", "escapes",
-          kill_supervisor_of_an_escapee, more=long, short=True),
-    Fault("telemetry killed", "finished", do=kill("telemetry"), more=(("steps", 200),)),
+          after_steps(kill("supervisor"), 10), more=long, short=True),
+    Fault("telemetry killed", "finished", do=kill("telemetry", timed=False),
+          more=(("steps", 200),)),
 ]  # fmt: skip
 
 
@@ -179,16 +169,21 @@ def test_a_fault_ends_the_run_as_it_must_and_leaves_nothing(fault):
     run = launch(fault.pipeline, fault=planted(fault.planted))
     acted = fault.do(run)
     run.wait()
-    until(lambda: not processes_of(run.path), FORCED_S + SLACK_S)
+    wait_until(lambda: not processes_of(run.path), FORCED_S + SLACK_S)
     cleaned = (now_ns() - (acted or last_word(run))) / 1e9
     fault_figures.append((fault.name, cleaned, counted(run.path), run.steps))
     assert run.outcome == fault.outcome, run.error
     assert re.search(fault.says, run.error or "") if fault.says else run.error is None, run.error
     assert run.steps >= counted(run.path)
-    assert [step["i"] for step in run.steps_since(0)] == list(range(run.steps))
+    assert_in_order(run)
     assert cleaned < fault.limit_s + SLACK_S
-    assert_only_the_record_is_left(run)
+    left = {path.name for path in run.path.iterdir()}
+    assert not left & TOOLS and not [n for n in left if n.startswith(("listener-", "pym-"))]
+    for pid in family.logged_workers(run.path) | family.logged_bench(run.path):
+        assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{pid}_")]
     assert load(run.path).steps == run.steps
+    if fault.name == "Stop":
+        assert run.event("end")["code"] == 130  # the bench left by itself
     if fault.planted == "loss_is_nan":
         assert run.loss[0] == run.loss[0] and run.loss[-1] != run.loss[-1]
         assert run.to_dict()["loss"][-1] is None
@@ -202,52 +197,71 @@ def last_word(run):
     return next((e["t_ns"] for e in events if e), None) or run.steps_since(0)[-1]["t"][3]
 
 
-def assert_only_the_record_is_left(run):
-    """No tool of the run lies in its folder, none of its shared memory in /dev/shm."""
-    left = {path.name for path in run.path.iterdir()}
-    assert not left & {"steps.ring", "reserve", "launch.json"}
-    assert not [name for name in left if name.startswith(("listener-", "pym-"))]
-    for pid in processes.logged_workers(run.path) | processes.logged_bench(run.path):
-        assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{pid}_")]
+def assert_in_order(run):
+    assert [step["i"] for step in run.steps_since(0)] == list(range(run.steps))
 
 
-def test_the_next_run_works():
-    assert launch(QUICK).wait().outcome == "finished"
+def test_steps_finished_before_a_kill_are_in_the_record():
+    run = launch(QUICK.but(num_workers=0, prep_ms=0, **LONG))
+    wait_until(lambda: run.steps >= 15)
+    bench = min(family.logged_bench(run.path))
+    os.kill(bench, signal.SIGSTOP)  # hold it still between two writes of its log
+    data = (run.path / "steps.ring").read_bytes()
+    slots = [SLOT.unpack_from(data, at) for at in range(0, len(data) - SLOT.size + 1, SLOT.size)]
+    os.kill(bench, signal.SIGKILL)
+    assert run.wait().steps == max(slot[4] for slot in slots if slot[4] == slot[-1])
+
+
+def test_a_second_run_waits_for_the_device_and_says_for_whom():
+    first = launch(QUICK.but(**LONG))
+    wait_until(lambda: first.steps > 3)
+    second = launch(QUICK)
+    wait_until(lambda: second.running and f"in use by run {first.id}" in second.stage["name"])
+    first.stop()
+    assert second.wait().outcome == "finished"  # the run after a Stop works
 
 
 @pytest.mark.skipif(not ALL, reason="takes 8 s: set LABKIT_ALL_FAULTS=1")
 def test_a_reader_that_stalls_for_6_seconds_costs_the_run_nothing():
     run = launch(QUICK.but(steps=10**6, seconds=7), fault=planted())
-    until(lambda: run.steps > 10)
+    wait_until(lambda: run.steps > 10)
     time.sleep(6)
     run.wait()
     ends = [step["t"][3] for step in run.steps_since(0)]
-    pauses = [(b - a) / 1e9 for a, b in zip(ends, ends[1:], strict=False)]
     assert run.outcome == "finished" and run.steps >= counted(run.path)
-    assert max(pauses) < 1
+    assert max(b - a for a, b in zip(ends, ends[1:], strict=False)) < 1e9
 
 
-def test_what_no_one_was_left_to_clear_up_the_next_run_does(tmp_path):
-    """Kernel and supervisor are killed at once: the run that starts next sees to what is left."""
-    code = (
-        "import labkit as lk; from labkit.results.launch import launch\n"
-        f"run = launch(lk.{QUICK.but(**LONG)!r}, fault={planted('escapes')!r})\n"
-        "print(run.path, run._process.process.pid, flush=True)\n"
-        "run.wait()"
-    )
+KERNEL = f"""
+import labkit as lk
+from labkit.results.launch import launch
+run = launch(lk.{QUICK.but(**LONG)!r}, fault={planted("escapes")!r})
+print(run.path, run._process.process.pid, flush=True)
+run.wait()
+"""
+
+
+@pytest.mark.parametrize("victims", ["kernel", "kernel and supervisor"])
+def test_a_kernel_that_dies_takes_its_run_along(victims, tmp_path):
+    """Where its supervisor dies too, the run that starts next sees to what is left."""
     env = os.environ | {"LABKIT_HOME": str(tmp_path)}
-    kernel = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=-1, text=True)
+    kernel = subprocess.Popen([sys.executable, "-c", KERNEL], env=env, stdout=-1, text=True)
     path, supervisor = kernel.stdout.readline().split()
     file = os.path.join(path, COUNT_NAME)
-    until(lambda: os.path.exists(file) and int.from_bytes(open(file, "rb").read(), "little") > 9)
-    for pid in (kernel.pid, int(supervisor)):
-        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: os.path.exists(file) and open(file, "rb").read() > b"\x09")
+    kernel.kill()
+    if "supervisor" in victims:
+        os.kill(int(supervisor), signal.SIGKILL)
     kernel.wait()
-    finished = int.from_bytes(open(file, "rb").read(), "little")
-    code = f"import labkit as lk; print(lk.run(lk.Pipeline(**{QUICK.changed()!r})).outcome)"
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.stdout.strip() == "finished", done.stderr
-    assert not processes_of(path)
+    if "supervisor" in victims:
+        finished = int.from_bytes(open(file, "rb").read(), "little")
+        code = f"import labkit as lk; print(lk.run(lk.{QUICK!r}).outcome)"
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+        assert done.stdout.strip() == "finished", done.stderr
+    else:
+        wait_until(lambda: not processes_of(path) and not os.path.exists(f"{path}/launch.json"), 2)
+        finished = int.from_bytes(open(file, "rb").read(), "little")
     run = load(path)
     assert run.outcome == "stopped" and run.steps >= finished
-    assert not {"steps.ring", "reserve", "launch.json"} & set(os.listdir(path))
+    assert_in_order(run)
+    assert not processes_of(path) and not TOOLS & set(os.listdir(path))

@@ -1,4 +1,4 @@
-"""What surrounds a run is broken: it ends with the reason and the remedy, and leaves nothing.
+"""What surrounds a run is broken or missing: it says so, with the remedy, and leaves nothing.
 
 Each row runs `labkit run --json` in surroundings made for it: mounts of its own, limits, packages
 that do not import, a clock that jumps.
@@ -11,7 +11,6 @@ import resource
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,17 +18,19 @@ import pytest
 from conftest import processes_of
 
 from labkit import Pipeline
-from labkit.process import folders
-from labkit.results import launch as launcher
+from labkit.process import folders, launcher
+from labkit.results.launch import launch
 
 pytestmark = [
     pytest.mark.faults,
+    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="uses Linux's limits and mounts"),
 ]
 
 ALL = os.environ.get("LABKIT_ALL_FAULTS") == "1"
 SETTINGS = ("dataset=sleep", "prep_ms=1", "model=mlp", "width=32", "depth=1", "xray=false")
 QUICK = Pipeline(dataset="sleep", prep_ms=1, model="mlp", width=32, depth=1, steps=20, xray=False)
+TOOLS = {"steps.ring", "reserve", "launch.json"}
 
 
 @dataclass(frozen=True)
@@ -98,15 +99,14 @@ def test_in_broken_surroundings_a_run_ends_as_it_must(row, tmp_path):
     # what the run left is looked at from inside: its mounts go with it
     inside = f"{' '.join(command)}; code=$?; ls -R {home} >&2; exit $code"
     inside = f"{row.mount} && ({inside})" if row.mount else inside
-    unshare = ["unshare", "-m"] if row.mount else []
 
     def limit():
         for which, most in row.limits.items():
             resource.setrlimit(which, (most, most))
 
     done = subprocess.run(
-        [*unshare, "sh", "-c", inside], env=env, preexec_fn=limit, capture_output=True, text=True,
-        timeout=120,
+        [*(["unshare", "-m"] if row.mount else []), "sh", "-c", inside], env=env, timeout=120,
+        preexec_fn=limit, capture_output=True, text=True,
     )  # fmt: skip
     if row.mount and "mount" in done.stderr and not done.stdout:
         pytest.skip(f"no mounts here: {done.stderr.strip()[-200:]}")
@@ -118,7 +118,7 @@ def test_in_broken_surroundings_a_run_ends_as_it_must(row, tmp_path):
     run = json.loads(done.stdout)
     assert run["outcome"] == row.outcome, run["error"]
     assert re.search(row.says, run["error"]) if row.says else run["error"] is None, run["error"]
-    assert not {"steps.ring", "launch.json", "reserve"} & set(done.stderr.split())
+    assert not TOOLS & set(done.stderr.split())
     assert not [*tmp_path.glob("pymp-*"), *tmp_path.glob("labkit-[0-9]*")]
     if "steps=1000000" in row.sets:  # the disk was full in the middle: what was done is there
         assert run["steps"] > 200
@@ -170,41 +170,34 @@ def test_without_its_interpreter_a_run_says_so(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/gone/bin/python")
     before = set(folders.home().glob("runs/*"))
     with pytest.raises(OSError, match="No run could be started.*Remedy: the Python of this kernel"):
-        launcher.launch(QUICK)
+        launch(QUICK)
     assert set(folders.home().glob("runs/*")) <= before  # not even an empty folder
 
 
 def test_a_bench_that_cannot_be_started_fails_the_run(monkeypatch):
-    monkeypatch.setattr(
-        launcher.launcher, "bench_command", lambda module, folder: ["/gone/bin/python"]
-    )
-    run = launcher.launch(QUICK).wait()
+    monkeypatch.setattr(launcher, "bench_command", lambda *_: ["/gone/bin/python"])
+    run = launch(QUICK).wait()
     assert run.outcome == "failed"
     assert re.search("could not start Python: .*Remedy: the Python of this kernel", run.error)
-    assert not {"launch.json", "reserve"} & {path.name for path in run.path.iterdir()}
+    assert not TOOLS & {path.name for path in run.path.iterdir()}
 
 
 @pytest.mark.skipif(not ALL, reason="takes 6 s: set LABKIT_ALL_FAULTS=1")
 def test_two_kernels_at_once_take_turns_and_say_for_whom_they_wait(tmp_path):
-    knobs = QUICK.but(steps=150, num_workers=2).changed()
     code = (
         "import labkit as lk, sys\n"
-        f"run = lk.run(lk.Pipeline(**{knobs!r}), wait=False)\n"
+        f"run = lk.run(lk.{QUICK.but(steps=150, num_workers=2)!r}, wait=False)\n"
         "seen = set()\n"
         "while run.running: seen.add(run.stage['name'])\n"
         "print(run.id, run.outcome, run.steps, [text for text in seen if 'in use by' in text])"
     )
     env = os.environ | {"LABKIT_HOME": str(tmp_path)}
-    kernels = [
-        subprocess.Popen([sys.executable, "-c", code], env=env, stdout=-1, text=True)
-        for _ in range(2)
-    ]
+    command = [sys.executable, "-c", code]
+    kernels = [subprocess.Popen(command, env=env, stdout=-1, text=True) for _ in range(2)]
     said = [kernel.communicate(timeout=120)[0].strip() for kernel in kernels]
     assert all(" finished 150 " in text for text in said), said
-    names = [text.split()[0] for text in said]
-    waited = [text for text in said if "in use by run" in text]
-    assert len(waited) == 1
-    assert names[0] in waited[0] and names[1] in waited[0]
+    (waited,) = (text for text in said if "in use by run" in text)
+    assert all(text.split()[0] in waited for text in said)
     spans = sorted(map(span, (tmp_path / "runs").iterdir()))
     assert spans[0][1] <= spans[1][0]  # one after the other
 
@@ -216,9 +209,45 @@ def span(folder):
     return steps[0]["t"][0], steps[-1]["t"][3]
 
 
-@pytest.mark.skipif(not ALL, reason="takes 4 s: set LABKIT_ALL_FAULTS=1")
-def test_a_clock_set_back_does_not_reorder_or_overwrite_runs(monkeypatch):
-    monkeypatch.setattr(time, "strftime", lambda *_: "19990101-000000")
-    first, second = launcher.launch(QUICK), launcher.launch(QUICK)
-    assert first.path != second.path
-    assert first.wait().outcome == second.wait().outcome == "finished"
+# -- what a machine lacks --------------------------------------------------------------------------
+
+RUN = ("run", "--json", "--set", "model=mlp", "--set", "steps=20", "--set", "xray=false")
+
+
+def test_without_a_compiler_nothing_eager_is_called_compiled(labkit_command, tmp_path):
+    """And nothing is written into the folder that it is started from."""
+    (tmp_path / "empty").mkdir()
+    bare = os.environ | {"PATH": str(tmp_path), "CXX": ""}
+    compiled = ("--set", "compile=default")
+    run = json.loads(labkit_command(*RUN, *compiled, env=bare, cwd=tmp_path / "empty").stdout)
+    if run["machine"]["kind"] == "gpu":
+        pytest.skip("a GPU needs no C++ compiler for this")
+    assert run["outcome"] == "finished"
+    assert run["pipeline"]["compile"] is None and run["compile_s"] is None
+    assert "C++ compiler" in run["not_applied"]["compile"]
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="no g++ here")
+def test_compilation_is_over_before_the_first_step(labkit_command):
+    run = json.loads(labkit_command(*RUN, "--set", "compile=default").stdout)
+    eager = json.loads(labkit_command(*RUN).stdout)
+    assert run["outcome"] == "finished", run["error"]
+    assert run["compile_s"] > 0 and run["steps"] == 20
+    assert run["loss"] == pytest.approx(eager["loss"], rel=1e-3)  # the same training
+
+
+def test_telemetry_without_a_driver_is_a_gap_and_not_an_error(finished):
+    assert finished.telemetry
+    if finished.machine.kind == "cpu":
+        assert finished.energy_j is None
+        assert all(sample.get("gpu") is None for sample in finished.telemetry)
+
+
+def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_one(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    code = "from labkit.process.folders import home; print(home())"
+    env = os.environ | {"LABKIT_HOME": str(blocked)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert "labkit-" in done.stdout

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from conftest import processes_of
-from planted import planted
+from planted import planted, wait_until
 
 from labkit import Pipeline
 from labkit.process import family, launcher
@@ -31,19 +31,12 @@ def standing():
     def start():  # in the test itself: pytest changes the environment between setup and call
         launcher.stand_by(forced=True)
         handle = launcher._standby
-        until(lambda: waits(handle))
+        wait_until(lambda: waits(handle))
         return handle
 
     launcher.end_standby()
     yield start
     launcher.end_standby()
-
-
-def until(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def waits(handle):
@@ -85,14 +78,14 @@ def test_where_the_surroundings_have_changed_a_run_starts_cold(standing, monkeyp
         assert not launcher.fits(standby)
     monkeypatch.setenv("LABKIT_TEST", "1")
     assert first_step_s()[0].path != standby.folder
-    until(lambda: not standby.folder.exists() and not processes_of(standby.folder), 2)
+    wait_until(lambda: not standby.folder.exists() and not processes_of(standby.folder), 2)
 
 
 def test_an_unused_standby_ends_by_itself_and_leaves_nothing():
     launcher.end_standby()
     launcher.stand_by(idle_s=0.5, forced=True)
     handle = launcher._standby
-    until(lambda: handle.process.poll() is not None, 5)
+    wait_until(lambda: handle.process.poll() is not None, 5)
     assert handle.process.returncode == 0 and not handle.folder.exists()
     assert not processes_of(handle.folder)
     assert first_step_s()[0].path != handle.folder
@@ -103,7 +96,7 @@ def test_a_standby_that_is_killed_costs_the_next_run_nothing(standing, role):
     standby = standing()
     below = family.descendants(standby.process.pid)
     os.kill(standby.process.pid if role == "supervisor" else min(below), signal.SIGKILL)
-    until(lambda: standby.process.poll() is not None)
+    wait_until(lambda: standby.process.poll() is not None)
     assert first_step_s()[0].path != standby.folder
     assert not processes_of(standby.folder)
     launcher.leftovers.clear_up(standby.folder)
@@ -112,7 +105,7 @@ def test_a_standby_that_is_killed_costs_the_next_run_nothing(standing, role):
 
 def test_no_standby_is_started_while_a_run_goes_on():
     run = launch(QUICK.but(steps=10**6, seconds=60))
-    until(lambda: run.steps > 3)
+    wait_until(lambda: run.steps > 3)
     launcher.stand_by(forced=True)
     assert launcher._standby is None
     run.stop()
@@ -121,7 +114,7 @@ def test_no_standby_is_started_while_a_run_goes_on():
 def test_stop_works_in_a_run_that_a_standby_serves(standing):
     standby = standing()
     run = launch(QUICK.but(steps=10**6, seconds=60), fault=planted("ignores_stop"))
-    until(lambda: run.steps > 2)
+    wait_until(lambda: run.steps > 2)
     run.stop()
     assert run.path == standby.folder and run.outcome == "stopped"
     assert not processes_of(run.path)
@@ -144,7 +137,7 @@ def test_a_standby_dies_with_its_kernel(how):
     assert processes_of(folder)
     kernel.send_signal(how)
     kernel.wait()
-    until(lambda: not processes_of(folder) and not os.path.exists(folder), 2)
+    wait_until(lambda: not processes_of(folder) and not os.path.exists(folder), 2)
 
 
 def test_only_where_another_run_may_come_is_one_kept_ready(monkeypatch):
