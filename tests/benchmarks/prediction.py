@@ -14,21 +14,27 @@ the ranges are calibrated on them (`--development`).
 """
 
 import argparse
+import itertools
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import fmean
+
+import numpy as np
 
 os.environ.setdefault("LABKIT_HOME", tempfile.mkdtemp(prefix="labkit-prediction-"))
 
 import labkit as lk
 from labkit.results.launch import launch
+from labkit.results.table import Table
 
 BASE_S, SETTING_S = 4.0, 1.8
 MANY = 100_000  # steps: the seconds end the run
+PASSES = (0, 1)
+REGIMES = {"input": "waiting-bound", "device": "device-bound", "cpu": "CPU-saturated"}
 TARGETS = (
     "targets: utilization 3 points (median), 8 (90th percentile); throughput 8 % (median), 15 % "
     "(90th percentile) where waiting or the device is the limit, 12 % (median) where the cores "
@@ -105,157 +111,123 @@ DEVELOPMENT = {
 }  # fmt: skip
 
 
-def base_of(knobs):
-    """The run that everything is predicted from."""
-    return lk.Pipeline(**{"steps": MANY, "seconds": BASE_S, **knobs})
-
-
-def measured_as(pipeline, changes):
-    """The pipeline that is measured: shorter, and with no x-ray."""
-    knobs = {"num_workers": pipeline.num_workers, **changes}
-    if not knobs["num_workers"]:
-        knobs |= {"prefetch_factor": None, "persistent_workers": False}
-    return pipeline.but(**{"seconds": SETTING_S, "xray": False, **knobs})
-
-
-def record(pipeline, path):
-    """Measure `pipeline` and keep its record, unless it is there already."""
-    if path.exists():
-        return
-    run = launch(pipeline).wait()
-    if run.outcome != "finished":
-        raise SystemExit(f"{path.stem}: {run.error}")
-    run.save(path)
-    print(f"{time.strftime('%H:%M:%S')} {path.parent.name}/{path.stem}: {run}", file=sys.stderr)
+def pipelines_of(knobs, settings):
+    """Return {record: pipeline}: the base, and each setting, shorter and without an x-ray."""
+    base = lk.Pipeline(**{"steps": MANY, "seconds": BASE_S, **knobs})
+    found = {"base": base}
+    for i, changes in enumerate(settings):
+        changed = {"num_workers": base.num_workers, **changes}
+        if not changed["num_workers"]:
+            changed |= {"prefetch_factor": None, "persistent_workers": False}
+        found[str(i)] = base.but(**{"seconds": SETTING_S, "xray": False, **changed})
+    return found
 
 
 def measure(workloads, folder):
     """Make the records of `workloads` that are missing."""
-    for turn in (0, 1):
-        for name, (knobs, settings) in workloads.items():
-            record(base_of(knobs), folder / name / f"base-{turn}.jsonl.gz")
-            for i, changes in enumerate(settings):
-                pipeline = measured_as(base_of(knobs), changes)
-                record(pipeline, folder / name / f"{i}-{turn}.jsonl.gz")
+    for turn, (name, workload) in itertools.product(PASSES, workloads.items()):
+        for what, pipeline in pipelines_of(*workload).items():
+            path = folder / name / f"{what}-{turn}.jsonl.gz"
+            if path.exists():
+                continue
+            run = launch(pipeline).wait()
+            if run.outcome != "finished":
+                raise SystemExit(f"{name} {path.stem}: {run.error}")
+            run.save(path)
+            print(f"{time.strftime('%H:%M:%S')} {name} {path.stem}: {run}", file=sys.stderr)
 
 
 def rows_of(workloads, folder):
-    """Predict and compare every setting that was measured twice."""
+    """Predict and compare every setting that was measured in both passes."""
     rows = []
     for name, (_, settings) in workloads.items():
-        home = folder / name
         for i, changes in enumerate(settings):
-            files = [(home / f"base-{n}.jsonl.gz", home / f"{i}-{n}.jsonl.gz") for n in (0, 1)]
-            if all(base.exists() and file.exists() for base, file in files):
-                pairs = [(lk.load(base), lk.load(file)) for base, file in files]
-                rows.append(compare(name, changes, pairs))
+            files = [folder / name / f"{of}-{n}.jsonl.gz" for n in PASSES for of in ("base", i)]
+            if all(file.exists() for file in files):
+                first, one, second, other = map(lk.load, files)
+                rows.append(compare(name, changes, [(first, one), (second, other)]))
     return rows
+
+
+def within(span, value):
+    return span[0] <= value <= span[1]
 
 
 def compare(name, changes, pairs):
     """Predict one setting from the run before it, twice, and hold it against what it measured."""
     target = {"seconds": SETTING_S, "xray": False, **changes}
-    start = time.perf_counter()
     found = [lk.predict(base, **target) for base, _ in pairs]
-    ms = 1e3 * (time.perf_counter() - start) / len(pairs)
     rates = [run.throughput for _, run in pairs]
-    row = {"workload": name, "changes": changes, "throughput": statistics.mean(rates),
-           "utilization": statistics.mean(run.utilization for _, run in pairs),
-           "base_throughput": statistics.mean(base.throughput for base, _ in pairs),
+    row = {"workload": name, "changes": changes, "throughput": fmean(rates),
+           "utilization": fmean(run.utilization for _, run in pairs),
            "cannot": next((one.cannot for one in found if one.cannot), None),
            "twins": abs(rates[0] - rates[1]) / sum(rates)}  # fmt: skip
     if row["cannot"]:
-        return row | {"regime": "cannot"}
-    rate = statistics.mean(one.throughput for one in found)
-    share = statistics.mean(one.utilization for one in found)
-    held = [one.throughput_range[0] <= run.throughput <= one.throughput_range[1]
-            for one, (_, run) in zip(found, pairs, strict=True)]  # fmt: skip
+        return row
+    both = [(one, run) for one, (_, run) in zip(found, pairs, strict=True)]
+    rate, share = fmean(one.throughput for one in found), fmean(one.utilization for one in found)
+    tailed = changes.get("stall_ms", pairs[0][0].pipeline.stall_ms)
     return row | {
         "predicted_throughput": rate,
         "predicted_utilization": share,
         "error": rate / row["throughput"] - 1,
-        "errors": [one.throughput / measured - 1
-                   for one, measured in zip(found, rates, strict=True)],
         "points": 100 * (share - row["utilization"]),
-        "inside": sum(held) / len(held),
-        "utilization_inside": statistics.mean(
-            one.utilization_range[0] <= run.utilization <= one.utilization_range[1]
-            for one, (_, run) in zip(found, pairs, strict=True)
+        "inside": fmean(within(p.throughput_range, run.throughput) for p, run in both),
+        "utilization_inside": fmean(
+            within(p.utilization_range, run.utilization) for p, run in both
         ),
-        "regime": regime(pairs[0][0], changes, found[0]),
-        "ms": ms,
-    }  # fmt: skip
-
-
-def regime(base, changes, found):
-    """Name what holds the setting back, heavy tails apart."""
-    if changes.get("stall_ms", base.pipeline.stall_ms):
-        return "heavy-tailed"
-    return {"input": "waiting-bound", "device": "device-bound", "cpu": "CPU-saturated"}[found.limit]
+        "regime": "heavy-tailed" if tailed else REGIMES[found[0].limit],
+    }
 
 
 def summary(rows):
     """Return the figures by regime, and of all."""
-    groups = {}
-    for row in rows:
-        groups.setdefault(row["regime"], []).append(row)
-    groups.pop("cannot", None)
-    told = [row for group in groups.values() for row in group]
-    figures = {name: figures_of(group) for name, group in sorted(groups.items())}
-    free = [row for row in told if row["regime"] != "CPU-saturated"]
-    if free:
-        figures["not CPU-saturated"] = figures_of(free)
-    if told:
-        figures["all"] = figures_of(told)
-    return figures
+    told = [row for row in rows if not row["cannot"]]
+    groups = {name: [row for row in told if row["regime"] == name]
+              for name in sorted({row["regime"] for row in told})}  # fmt: skip
+    groups["not CPU-saturated"] = [row for row in told if row["regime"] != REGIMES["cpu"]]
+    groups["all"] = told
+    return {name: figures_of(group) for name, group in groups.items() if group}
 
 
 def figures_of(rows):
-    """Median and 90th percentile of the errors, and how often the range held."""
-    errors = sorted(abs(row["error"]) for row in rows)
-    points = sorted(abs(row["points"]) for row in rows)
+    """Return median and 90th percentile of the errors, and how often the range held."""
+    errors = np.percentile([abs(row["error"]) for row in rows], [50, 90]).tolist()
+    points = np.percentile([abs(row["points"]) for row in rows], [50, 90]).tolist()
     return {
         "n": len(rows),
-        "throughput_error": percentile(errors, 50),
-        "throughput_error_90": percentile(errors, 90),
-        "utilization_points": percentile(points, 50),
-        "utilization_points_90": percentile(points, 90),
-        "coverage": sum(row["inside"] for row in rows) / len(rows),
-        "utilization_coverage": sum(row["utilization_inside"] for row in rows) / len(rows),
-        "twins": percentile(sorted(row["twins"] for row in rows), 50),
+        "throughput_error": errors[0],
+        "throughput_error_90": errors[1],
+        "utilization_points": points[0],
+        "utilization_points_90": points[1],
+        "coverage": fmean(row["inside"] for row in rows),
+        "utilization_coverage": fmean(row["utilization_inside"] for row in rows),
+        "twins": float(np.median([row["twins"] for row in rows])),
     }
-
-
-def percentile(ordered, percent):
-    """Return the percentile of a sorted list, between neighbours by interpolation."""
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def show(rows, figures):
     """Print both tables."""
-    print(f"{'workload':24}{'changes':44}{'measured':>10}{'predicted':>10}{'error':>8}"
-          f"{'busy':>6}{'pred':>6}{'  range held':12} regime")  # fmt: skip
+    head = ("workload", "changes", "measured", "predicted", "error", "busy", "predicted",
+            "range held", "regime")  # fmt: skip
+    cells = []
     for row in rows:
         knobs = ", ".join(f"{k}={v}" for k, v in row["changes"].items())
-        if row["cannot"]:
-            print(f"{row['workload']:24}{knobs:44}{row['throughput']:10.0f}  {row['cannot']}")
-            continue
-        print(
-            f"{row['workload']:24}{knobs:44}{row['throughput']:10.0f}"
-            f"{row['predicted_throughput']:10.0f}{row['error']:+8.0%}{row['utilization']:6.0%}"
-            f"{row['predicted_utilization']:6.0%}{row['inside']:10.0%}   "
-            f"{row['regime']}"
-        )
-    print(f"\n{'regime':20}{'n':>4}{'throughput error':>20}{'utilization points':>20}"
-          f"{'range held':>12}{'twins':>8}")  # fmt: skip
-    for name, f in figures.items():
-        rates = f"{f['throughput_error']:.1%}, {f['throughput_error_90']:.1%}"
-        points = f"{f['utilization_points']:.1f}, {f['utilization_points_90']:.1f}"
-        print(f"{name:20}{f['n']:4}{rates:>20}{points:>20}{f['coverage']:12.0%}{f['twins']:8.1%}")
-    print("(errors: median, 90th percentile)\n" + TARGETS)
+        told = [row["cannot"]] if row["cannot"] else [
+            f"{row['predicted_throughput']:.0f}", f"{row['error']:+.0%}",
+            f"{row['utilization']:.0%}", f"{row['predicted_utilization']:.0%}",
+            f"{row['inside']:.0%}", row["regime"],
+        ]  # fmt: skip
+        cells.append((row["workload"], knobs, f"{row['throughput']:.0f}", *told))
+    print(Table(cells, head, left=(0, 1, 8)), end="\n\n")
+    head = ("regime", "n", "throughput error", "utilization points", "range held", "twins")
+    cells = [
+        (name, f["n"], f"{f['throughput_error']:.1%}, {f['throughput_error_90']:.1%}",
+         f"{f['utilization_points']:.1f}, {f['utilization_points_90']:.1f}",
+         f"{f['coverage']:.0%}", f"{f['twins']:.1%}")
+        for name, f in figures.items()
+    ]  # fmt: skip
+    print(Table(cells, head, foot=("(errors: median, 90th percentile)", TARGETS)))
 
 
 def main():
@@ -267,8 +239,7 @@ def main():
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     workloads = DEVELOPMENT if asked.development else EVALUATION
-    wanted = asked.workload or workloads
-    workloads = {name: workloads[name] for name in wanted}
+    workloads = {name: workloads[name] for name in asked.workload or workloads}
     if not asked.table:
         measure(workloads, asked.records)
     rows = rows_of(workloads, asked.records)
