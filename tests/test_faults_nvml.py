@@ -14,8 +14,7 @@ import time
 
 import pytest
 
-from labkit.analysis.diagnosis import diagnose
-from labkit.analysis.doubts import SHARED
+from labkit.analysis.diagnosis import SHARED, diagnose
 from labkit.process.events import EventLog
 from labkit.results.library import load
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import labkit as lk
-from labkit.analysis.doubts import SHARED
+from labkit.analysis.diagnosis import SHARED
 from labkit.course import faultscore
 from labkit.experiments import EXPERIMENTS, Experiment
 from labkit.process import step_log

@@ -8,52 +8,44 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis import thresholds as limits
+from labkit.analysis.cost import power
 from labkit.analysis.step_breakdown import CLASSES, split_steps
-from labkit.analysis.witnesses import Witness, witnesses
+from labkit.results.timeline import busy_until
 
 XRAY_NUMBERS = ("steps", "window_us", "gap_us", "tiny_us", "tiny_ops", "elementwise_us",
                 "fusible_us")  # fmt: skip
+POWER_LAGS_S = 1.0  # NVML's power is the mean of the last second (nvmlDeviceGetPowerUsage, Ampere)
 XRAY_OPTIONAL = ("fixed_share", "bf16_speedup")  # None where they could not be tried
 
 
 @dataclass(frozen=True)
+class Witness:
+    """One instrument's word on the time that the events call busy."""
+
+    said: str  # what it measured, and against which threshold
+    works: bool | None = None  # whether the device worked; None where this cannot be told from it
+    share: float = 1.0  # of the busy time in which it worked, 0 to 1, where it says "not"
+
+
+@dataclass(frozen=True)
 class Facts:
-    """One run or trace in numbers; shares are of wall time, 0 to 1, None where not measured.
+    """One run or trace in numbers; shares are of wall time, 0 to 1, None where not measured."""
 
-    Attributes:
-        kind: "cpu" or "gpu": what the device is.
-        source: Where the shares come from, in words.
-        shares: By class of `step_breakdown.CLASSES`; they add up to 1.
-        pauses: Compute time beyond `PAUSE` ordinary steps, in single steps.
-        stolen: Compute time in which the CPU did not run the model's own thread.
-        blame: The part (0 to 1) of what was stolen that our own loader workers took; others had
-            the rest. None where the CPU use of either is not known.
-        foreign_cores: Cores that programs other than the run used while it trained.
-        stalls: Share of the waiting that falls into the worst tenth of the steps.
-        compute_us: Compute of the average step, µs.
-        xray: The inside of the compute, as the bench's x-ray saw it; empty where there is none.
-        trace: The `Breakdown` of a profiler trace: of the x-ray's on a GPU, or the one diagnosed.
-        from_trace: Whether all of this was read off that trace.
-        witnesses: What else can tell whether a GPU worked in the time that its events call busy.
-        knobs: The pipeline's settings.
-        cores: CPU cores the run may use.
-    """
-
-    kind: str
-    source: str = ""
-    shares: dict[str, float] = field(default_factory=dict)
-    pauses: float = 0.0
-    stolen: float | None = None
-    blame: float | None = None
-    foreign_cores: float | None = None
-    stalls: float = 0.0
-    compute_us: float | None = None
-    trace: Any = None
-    from_trace: bool = False
-    witnesses: tuple[Witness, ...] = ()
-    xray: dict[str, Any] = field(default_factory=dict)
-    knobs: dict[str, Any] = field(default_factory=dict)
-    cores: int | None = None
+    kind: str  # "cpu" or "gpu": what the device is
+    source: str = ""  # where the shares come from, in words
+    shares: dict[str, float] = field(default_factory=dict)  # by class of a step; they add up to 1
+    pauses: float = 0.0  # compute time beyond ordinary steps, in single ones
+    stolen: float | None = None  # compute time in which the CPU did not run the model's own thread
+    blame: float | None = None  # the part of it (0 to 1) that our own loader workers took
+    foreign_cores: float | None = None  # that programs other than the run used while it trained
+    stalls: float = 0.0  # share of the waiting that falls into the worst tenth of the steps
+    compute_us: float | None = None  # of the average step
+    trace: Any = None  # the Breakdown of the x-ray's trace on a GPU, or of the one diagnosed
+    from_trace: bool = False  # whether all of this was read off that trace
+    witnesses: tuple[Witness, ...] = ()  # what else can tell whether a busy GPU worked
+    xray: dict[str, Any] = field(default_factory=dict)  # the compute as the bench's x-ray saw it
+    knobs: dict[str, Any] = field(default_factory=dict)  # the pipeline's settings
+    cores: int | None = None  # that the run may use
 
     @property
     def looked_at(self) -> str:
@@ -189,3 +181,78 @@ def of_trace(breakdown: Any) -> Facts:
         trace=breakdown,
         from_trace=True,
     )
+
+
+# -- second witnesses of a busy GPU: did it work, or wait between kernels for the next launch? ----
+#
+# A pair of events counts a GPU as busy from a step's first kernel to its last, gaps included. Where
+# no x-ray looked inside, these can tell: the host that ran ahead (stamps), the SMs (GPM counters of
+# Hopper and later cards) and the power the card drew.
+
+
+def witnesses(run: Any) -> tuple[Witness, ...]:
+    """Return what there is on a GPU run, the surest first; () on a CPU, where busy is exact."""
+    if run.machine.kind != "gpu" or run.utilization is None:
+        return ()
+    span = float(run.busy[max(run.warmup - 1, 0), 1]), float(run.busy[-1, 1])  # measured, s
+    found = _host_ahead(run), _sm_activity(run, *span), _power(run, *span)
+    return tuple(witness for witness in found if witness is not None)
+
+
+def deciding(seen: tuple[Witness, ...]) -> Witness | None:
+    """Return the first witness that can tell; None where none can."""
+    return next((witness for witness in seen if witness.works is not None), None)
+
+
+def _host_ahead(run: Any) -> Witness:
+    """The device works off a queue that the host has filled. It can only speak for the device."""
+    limit = limits.WORTH_NAMING["launch"]
+    said = (
+        f"for {run.busy_at_least:.0%} of the time the device worked on a step that the host had "
+        f"issued in full (stamps; threshold {max(run.utilization - limit, 0):.0%})"
+    )
+    return Witness(said, True if run.utilization - run.busy_at_least < limit else None)
+
+
+def _sm_activity(run: Any, start: float, end: float) -> Witness | None:
+    """GPM counts SM cycles with at least one warp: few also where kernels fill few SMs."""
+    times = np.array([run.seconds(sample["t_ns"]) for sample in run.telemetry], float)
+    shares = [(sample.get("gpm") or {}).get("sm") for sample in run.telemetry]
+    shares = np.array(shares, float)  # None, not read, becomes NaN
+    if len(times) < 2:
+        return None
+    length = np.diff(times)  # each reading is the mean since the one before
+    kept = (times[:-1] >= start) & (times[1:] <= end) & (length > 0) & np.isfinite(shares[1:])
+    busy = np.diff(busy_until(run.busy, np.nan_to_num(times)))[kept].sum()
+    if kept.sum() < limits.MIN_READINGS or busy <= 0:
+        return None
+    share = float((shares[1:] * length)[kept].sum() / busy)
+    said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that counts as busy (GPM"
+    return _word(said, share, share, limits.SMS_WORK, limits.SMS_REST)
+
+
+def _power(run: Any, start: float, end: float) -> Witness | None:
+    """A card that waits draws little. So do kernels that use little of it."""
+    caps = [sample.get("power_limit_w") for sample in run.telemetry]
+    caps = [watts for watts in caps if watts is not None and watts > 0]
+    watts = power(run)[0]
+    if not watts:  # a card without an energy counter: its power readings
+        inside = [s for s in run.telemetry if start + POWER_LAGS_S <= run.seconds(s["t_ns"]) <= end]
+        read = [s["power_w"] for s in inside if s.get("power_w") is not None]
+        watts = float(np.mean(read)) if len(read) >= limits.MIN_READINGS else None
+    if not caps or watts is None or run.utilization <= 0:
+        return None
+    drawn = watts / float(np.median(caps))
+    said = f"the card drew {drawn:.0%} of its power limit ({watts:.0f} W; NVML"
+    # While busy it drew at least the mean, and at most what it is if nothing was drawn while idle
+    most = drawn / run.utilization
+    return _word(said, drawn, most, limits.POWER_WORKS, limits.POWER_RESTS)
+
+
+def _word(said: str, least: float, most: float, works: float, rests: float) -> Witness:
+    """Judge a reading that lies between `least` and `most`."""
+    if least >= works:
+        return Witness(f"{said}; threshold {works:.0%})", True)
+    if most < rests:
+        return Witness(f"{said}; threshold {rests:.0%})", False, max(most, 0.0) / works)
+    return Witness(f"{said}; between {rests:.0%} and {works:.0%} it tells nothing)")

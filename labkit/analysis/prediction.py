@@ -76,31 +76,18 @@ class Prediction(Result):
         """Return the prediction as JSON types."""
         return asdict(self)
 
-    @property
-    def _title(self) -> str:
-        return f"Prediction({', '.join(f'{name}={v!r}' for name, v in self.changes.items())})"
-
     def table(self) -> Table:
-        """Return what is predicted with its range, and why."""
-        if self.cannot:
-            return Table((), title=self._title, foot=(self.cannot,))
-        (low, high), (least, most) = self.throughput_range, self.utilization_range
-        rows = [
-            ("samples/s", f"{self.throughput:.0f}", f"{low:.0f} to {high:.0f}"),
-            ("busy", f"{self.utilization:.0%}", f"{least:.0%} to {most:.0%}"),
-        ]
-        foot = (f"limit: {self.limit}; {self.why}",)
-        return Table(rows, ("", "predicted", "range"), self._title, foot)
-
-    def __repr__(self) -> str:
-        if self.cannot:
-            return f"{self._title}: {self.cannot}"
-        (low, high), (least, most) = self.throughput_range, self.utilization_range
-        return (
-            f"{self._title}: predicted {self.throughput:.0f} samples/s ({low:.0f} to {high:.0f}), "
-            f"busy {self.utilization:.0%} ({least:.0%} to {most:.0%}), limit: {self.limit}; "
-            f"{self.why}"
-        )
+        """Return the prediction in one line."""
+        knobs = ", ".join(f"{name}={value!r}" for name, value in self.changes.items())
+        said = self.cannot
+        if not said:
+            (low, high), (least, most) = self.throughput_range, self.utilization_range
+            said = (
+                f"predicted {self.throughput:.0f} samples/s ({low:.0f} to {high:.0f}), busy "
+                f"{self.utilization:.0%} ({least:.0%} to {most:.0%}), limit: {self.limit}; "
+                f"{self.why}"
+            )
+        return Table((), title=f"Prediction({knobs}): {said}")
 
 
 @of_one_moment

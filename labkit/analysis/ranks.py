@@ -9,16 +9,21 @@ itself. All ranks of one machine share a clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from labkit.analysis import thresholds as limits
-from labkit.analysis.diagnosis import Diagnosis, source_of, stability
-from labkit.analysis.doubts import gaps_hidden, too_close, too_short
-from labkit.analysis.finding import BOTTLENECKS, Finding, loss
-from labkit.analysis.witnesses import deciding, witnesses
+from labkit.analysis.diagnosis import (
+    Diagnosis,
+    gaps_hidden,
+    source_of,
+    stability,
+    too_close,
+    too_short,
+)
+from labkit.analysis.facts import deciding, witnesses
+from labkit.analysis.finding import Finding, loss
 from labkit.results.result import Result
 from labkit.results.table import Table
 from labkit.results.timeline import stamps_ns
@@ -114,34 +119,17 @@ def _absolute_ns(run: Any) -> np.ndarray:
     return (stamps_ns(steps) + steps[0]["t"][0]).astype(float)
 
 
-@dataclass(frozen=True, repr=False)
-class RanksDiagnosis(Diagnosis):
-    """A Diagnosis of several ranks; `rank` is the one that holds the others back, or None."""
-
-    rank: int | None = None
-
-    @property
-    def headline(self) -> str:
-        """The verdict in a few words."""
-        where = "" if self.rank is None else f" on rank {self.rank}"
-        return f"{self.bottleneck}{where} ({BOTTLENECKS[self.bottleneck]})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the diagnosis as JSON types."""
-        return super().to_dict() | {"rank": self.rank}
-
-
-def diagnose(ranks: Any) -> RanksDiagnosis:
+def diagnose(ranks: Any) -> Diagnosis:
     """Name what holds a distributed run back, and which rank."""
     source, times = source_of(ranks), ranks.times
     if doubt := too_short(0 if times is None else len(times)):
-        return RanksDiagnosis("unsure", (doubt,), 0.0, source)
+        return Diagnosis("unsure", (doubt,), 0.0, source)
     findings, rank = _rank(times, ranks)
     notes = ()
     if ranks.world_size > len(ranks):
         notes = ("Only the ranks of this machine were looked at: those of others log there.",)
     if findings[0].name == "compute" and (doubt := _gaps_may_hide(ranks)):
-        return RanksDiagnosis("unsure", (doubt, *findings), 0.0, source, notes)
+        return Diagnosis("unsure", (doubt, *findings), 0.0, source, notes)
 
     def verdict(rows: np.ndarray) -> tuple[str, int | None]:
         found, who = _rank(times.take(rows), ranks)
@@ -150,8 +138,8 @@ def diagnose(ranks: Any) -> RanksDiagnosis:
     confidence = stability((findings[0].name, rank), len(times), verdict)
     if confidence < limits.MIN_CONFIDENCE:
         doubt = too_close(confidence, findings)
-        return RanksDiagnosis("unsure", (doubt, *findings), confidence, source, notes)
-    return RanksDiagnosis(findings[0].name, findings, confidence, source, notes, rank)
+        return Diagnosis("unsure", (doubt, *findings), confidence, source, notes)
+    return Diagnosis(findings[0].name, findings, confidence, source, notes, rank)
 
 
 def _rank(times: RankTimes, ranks: Any) -> tuple[tuple[Finding, ...], int | None]:

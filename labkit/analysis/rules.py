@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from labkit.analysis import thresholds as limits
-from labkit.analysis.facts import Facts
+from labkit.analysis.facts import Facts, deciding
 from labkit.analysis.finding import Finding, loss
-from labkit.analysis.witnesses import deciding
 
 PAUSES = "pauses inside steps"
 FEWER_LAUNCHES = (

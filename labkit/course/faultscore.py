@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.analysis.diagnosis import Diagnosis, diagnose
-from labkit.analysis.doubts import SHARED
+from labkit.analysis.diagnosis import SHARED, Diagnosis, diagnose
 from labkit.course import faultset
 from labkit.course.faultset import NAMES
 from labkit.results.result import Result

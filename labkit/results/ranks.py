@@ -265,7 +265,7 @@ class Ranks(EventLogResult):
 
     @of_one_moment
     def diagnose(self) -> Any:
-        """Name what holds the ranks back, and which of them does (a RanksDiagnosis)."""
+        """Name what holds the ranks back, and which of them does (a Diagnosis)."""
         return above("Ranks.diagnose")(self)
 
     # -- keeping and showing ---------------------------------------------------------------------
