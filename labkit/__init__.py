@@ -35,7 +35,7 @@ _NAMES = {
     "losses": "labkit.analysis.losses",
     "machine": "labkit.results.machine",
     "measure": "labkit.experiments.measure",
-    "measure_panel": "labkit.show.measure_panel",
+    "measure_panel": "labkit.show.panels",
     "mystery": "labkit.course.mystery",
     "panel": "labkit.show.panels",
     "predict": "labkit.analysis.prediction",

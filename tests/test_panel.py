@@ -1,15 +1,17 @@
-"""The panel without a browser: its handlers called in an event loop, with real runs behind it."""
+"""The panel without a browser: its handlers in an event loop, on replays and a few real runs."""
 
 import asyncio
+import dataclasses
 
-import ipywidgets as widgets
 import pytest
 from conftest import ended, until
 
+import labkit as lk
+from labkit.results.library import play
 from labkit.show.controls import Control
 from labkit.show.panel import Panel
-from labkit.show.panels import panel
-from labkit.spec import KNOBS, Pipeline
+from labkit.show.panels import of_pipeline, points_apart
+from labkit.spec import EXPERIMENTS, KNOBS, Distributed, Experiment, Pipeline
 
 QUICK = Pipeline(dataset="sleep", prep_ms=10, steps=20, seconds=None)
 LONG = QUICK.but(steps=100_000)
@@ -26,136 +28,152 @@ def _own_home(tmp_path_factory, monkeypatch):
     folders.home.cache_clear()
 
 
-@pytest.mark.parametrize("name", KNOBS)
-def test_every_knob_has_a_control_that_holds_its_default(name):
-    control = Control(KNOBS[name], KNOBS[name].default)
-    assert control.value == KNOBS[name].default
-    assert type(control.value) is type(KNOBS[name].default)
+@pytest.fixture
+def played():
+    """Return a panel of a pipeline whose runs are played from a record, `speed` times as fast."""
+    record = lk.recorded("workers-6").path
+
+    def make(speed=50.0, **more):
+        kind = of_pipeline(QUICK, ["num_workers", "prefetch_factor"])
+        starts = {"start": lambda asked: play(record, speed), **more}
+        return Panel(dataclasses.replace(kind, **starts))
+
+    return make
+
+
+# -- controls ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", KNOBS)
-def test_no_control_can_send_what_its_knob_refuses(name):
-    widget = Control(KNOBS[name], KNOBS[name].default).widget
-    control = Control(KNOBS[name], KNOBS[name].default)
+def test_a_control_holds_its_knobs_default_and_cannot_send_what_the_knob_refuses(name):
+    knob = KNOBS[name]
+    control = Control(knob, knob.default)
+    assert control.value == knob.default and type(control.value) is type(knob.default)
+    widget = control.widget
     if hasattr(widget, "options"):
         values = [value for _, value in widget.options]
     else:
         values = [widget.min, widget.max] if hasattr(widget, "min") else [False, True]
     for value in values:
-        control.widget.value = value
-        KNOBS[name].check(control.value)
+        widget.value = value
+        knob.check(control.value)
 
 
-def test_a_value_beyond_the_sliders_usual_reach_is_kept():
-    assert Control(KNOBS["num_workers"], 100).value == 100
-    assert Control(KNOBS["prefetch_factor"], 500).value == 500
-    assert Control(KNOBS["device"], "cuda:3").value == "cuda:3"
+@pytest.mark.parametrize(
+    ("name", "value"), [("num_workers", 100), ("prefetch_factor", 500), ("device", "cuda:3")]
+)
+def test_a_value_beyond_the_sliders_usual_reach_is_kept(name, value):
+    assert Control(KNOBS[name], value).value == value
 
 
-def test_none_is_shown_as_auto_and_sent_as_none():
+@pytest.mark.parametrize(
+    "values", [[None, 8], [True, False], [[1, 2], [3]], ["fp32", "bf16"], [0.5, 1.0]]
+)
+def test_a_control_offers_any_values_and_shows_none_as_auto(values):
+    control = Control(KNOBS["io_ms"], values[-1], values)
+    assert control.value == values[-1]
+    control.value = values[0]
+    assert control.value == values[0]
+    assert (control.widget.options[0][0] == "auto") == (values[0] is None)
+
+
+def test_a_label_has_the_unit_and_the_help():
     control = Control(KNOBS["io_ms"], None)
-    assert control.widget.options[control.widget.index][0] == "auto"
-    control.value = 5.0
-    assert control.value == 5.0
-    control.value = None
-    assert control.value is None
-
-
-def test_a_label_has_the_unit_and_escapes_what_it_shows():
-    control = Control(KNOBS["io_ms"], None)
-    label = control.children[0]
-    assert isinstance(label, widgets.HTML)
-    assert "io_ms" in label.value
-    assert ">ms<" in label.value
+    assert "io_ms" in control.children[0].value and ">ms<" in control.children[0].value
     assert KNOBS["io_ms"].help in control.widget.tooltip
 
 
+# -- what each kind of panel asks for ------------------------------------------------------------
+
+
 def test_a_panel_starts_from_a_pipeline_and_follows_its_controls():
-    shown = panel(QUICK, knobs=["num_workers", "prefetch_factor"], batch_size=8)
-    assert isinstance(shown, Panel)
+    shown = lk.panel(QUICK, knobs=["num_workers", "prefetch_factor"], batch_size=8)
     assert shown.asked == QUICK.but(batch_size=8)
     shown.controls["num_workers"].value = 3
-    assert shown.asked.num_workers == 3
-    assert shown.run is None
-
-
-def test_an_unknown_knob_is_named():
+    assert shown.asked.num_workers == 3 and shown.run is None
+    text = shown._repr_mimebundle_()["text/plain"]  # for a viewer without widgets
+    assert text.startswith("labkit panel for num_workers, prefetch_factor: ")
     with pytest.raises(ValueError, match="did you mean 'num_workers'"):
-        panel(knobs=["num_worker"])
+        lk.panel(knobs=["num_worker"])
 
 
-def test_a_static_viewer_gets_a_sentence():
-    text = panel()._repr_mimebundle_()["text/plain"]
-    assert text.startswith("labkit panel for num_workers, prefetch_factor, batch_size, io_ms")
+def test_an_experiments_knobs_are_controls_and_a_list_says_which_values():
+    shown = lk.measure_panel("matrix_products", n=[8, 16, 64], count=32)
+    assert list(shown.controls) == ["n"] and shown.asked.params == {"n": 64, "count": 32}
+    shown.controls["n"].value = 8
+    assert shown.asked.params == {"n": 8, "count": 32}
+    assert list(lk.panel("matrix_products").controls) == ["n", "count"]
+    assert lk.panel(Experiment("matrix_products", {"n": 8})).asked.params["n"] == 8
+    assert repr(shown).startswith("labkit panel of matrix_products for n:")
 
 
-def test_knobs_that_do_not_go_together_are_explained_and_start_nothing():
+def test_every_experiment_has_a_panel_that_asks_for_its_defaults():
+    for name in lk.measure_panel("fusion") and EXPERIMENTS:
+        assert lk.panel(name).asked == Experiment(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "why"),
+    [
+        ("nothing", {}, "available"),
+        ("matrix_products", {"size": [1]}, "no knob 'size'"),
+        ("matrix_products", {"n": []}, "at least one value"),
+        ("matrix_products", {"n": [0]}, "n=0 is not allowed"),
+    ],
+)
+def test_bad_names_and_values_are_refused_before_any_widget(name, values, why):
+    with pytest.raises(ValueError, match=why):
+        lk.measure_panel(name, **values)
+
+
+def test_a_panel_of_ranks_asks_for_what_its_controls_say():
+    shown = lk.ranks_panel(batch_size=8)
+    shown.controls["ranks"].value = 3
+    shown.controls["rank 1 waits (prep_ms)"].value = 20
+    wanted = shown.asked
+    assert (wanted.ranks, wanted.pipeline.batch_size) == (3, 8)
+    assert wanted.starve == {1: {"prep_ms": 20}}
+    assert lk.panel(Distributed(QUICK, 4)).asked == Distributed(QUICK, 4)
+    shown = lk.ranks_panel(Pipeline())
+    shown.controls["rank 1 waits (prep_ms)"].value = 20
+    assert "dataset=&#x27;sleep&#x27;" in shown.verdict.value
+
+
+def test_a_panel_of_a_record_plays_it_and_one_of_a_run_shows_its_cost():
+    assert "recorded run" in lk.panel("workers-0").controls
+    assert lk.panel(["workers-0", "workers-6"]).kind.button == "Play"
+    cost = lk.panel(lk.recorded("workers-6"), before=lk.recorded("workers-0"))
+    assert cost.cost.before is not None and "<table" in cost.table.value
+
+
+# -- run, follow, stop ---------------------------------------------------------------------------
+
+
+def test_knobs_that_do_not_go_together_are_explained_and_start_nothing(played):
     async def scenario():
-        shown = panel(QUICK)
+        shown = played()
         shown.controls["prefetch_factor"].value = 4
         assert "needs loader workers" in shown.verdict.value
         shown.start()
         await ended(shown)
-        assert "needs loader workers" in shown.verdict.value
-        assert shown.runs == []
+        assert "needs loader workers" in shown.verdict.value and shown.runs == []
         shown.controls["num_workers"].value = 1
         assert shown.verdict.value == ""
 
     asyncio.run(scenario())
 
 
-def test_outside_a_notebook_run_says_what_to_do_instead():
-    shown = panel(QUICK)
+@pytest.mark.parametrize("shown", [lk.panel, lambda: lk.panel("fusion")])
+def test_outside_a_notebook_run_says_what_to_do_instead(shown):
+    shown = shown()
     shown.run_button.click()
-    assert "labkit.run()" in shown.verdict.value
+    assert f"use {shown.kind.terminal}" in shown.verdict.value
     assert not shown.run_button.disabled
 
 
-def test_two_runs_are_measured_drawn_and_compared():
+def test_ten_presses_of_run_start_one_run_stop_ends_it_and_the_kernel_stays_free(played):
     async def scenario():
-        shown = panel(QUICK, knobs=["prep_ms"])
-        shown.run_button.click()
-        assert shown.run_button.disabled
-        await until(lambda: shown.view.tick > 0)
-        await ended(shown)
-        first = shown.run
-        assert first.outcome == "finished"
-        assert "busy" in shown.verdict.value
-        assert bytes(shown.figure.value).startswith(b"\x89PNG")
-        assert shown.view.overlay == b""
-        shown.controls["prep_ms"].value = 40.0
-        shown.run_button.click()
-        await ended(shown)
-        assert shown.runs == [first, shown.run]
-        assert shown.view.overlay != b""
-        assert "(prep_ms 10 → 40)" in shown.comparison.value
-        assert "slower" in shown.comparison.value
-
-    asyncio.run(scenario())
-
-
-def test_ten_presses_of_run_start_one_run_and_stop_ends_it():
-    async def scenario():
-        shown = panel(LONG)
-        for _ in range(10):
-            shown.start()
-        await until(lambda: shown.view.tick > 0)
-        for _ in range(10):
-            shown.start()
-        shown.stop_button.click()
-        assert shown.stop_button.disabled
-        await ended(shown)
-        assert len(shown.runs) == 1
-        assert shown.run.outcome == "stopped"
-        assert not shown.view.running
-        assert shown.view.status.startswith("stopped")
-
-    asyncio.run(scenario())
-
-
-def test_the_kernel_stays_free_while_a_run_goes_on_and_is_stopped():
-    async def scenario():
-        shown, beats = panel(LONG), 0
+        shown, beats = played(speed=0.5), 0
 
         async def heart():
             nonlocal beats
@@ -164,38 +182,25 @@ def test_the_kernel_stays_free_while_a_run_goes_on_and_is_stopped():
                 beats += 1
 
         pulse = asyncio.create_task(heart())
-        shown.start()
-        await until(lambda: shown.view.tick >= 5)
-        at_stop = beats
-        shown.stop()
-        await until(lambda: not shown.run.running)
-        assert at_stop > 20
-        assert beats > at_stop  # it beat while the processes were waited for
+        for _ in range(10):
+            shown.start()
+        await until(lambda: shown.view.tick >= 3)
+        for _ in range(10):
+            shown.start()
+        assert beats > 20
+        shown.stop_button.click()
+        assert shown.stop_button.disabled
         await ended(shown)
         pulse.cancel()
+        assert [run.outcome for run in shown.runs] == ["stopped"]
+        assert not shown.view.running and shown.view.status.startswith("stopped")
 
     asyncio.run(scenario())
 
 
-def test_a_second_panel_waits_for_the_device_and_says_so():
+def test_an_error_while_following_is_shown_and_leaves_no_run_behind(played, monkeypatch):
     async def scenario():
-        first, second = panel(LONG), panel(QUICK)
-        first.start()
-        await until(lambda: first.view.tick > 0)
-        second.start()
-        await until(lambda: "in use by" in second.view.status)
-        assert second.view.status.startswith("waiting: device")
-        first.stop()
-        await ended(first)
-        await ended(second)
-        assert second.run.outcome == "finished"
-
-    asyncio.run(scenario())
-
-
-def test_an_error_while_following_is_shown_and_leaves_no_run_behind(monkeypatch):
-    async def scenario():
-        shown = panel(LONG)
+        shown = played(speed=0.1)
 
         def breaks(run):
             raise RuntimeError("no <canvas>")
@@ -209,13 +214,65 @@ def test_an_error_while_following_is_shown_and_leaves_no_run_behind(monkeypatch)
     asyncio.run(scenario())
 
 
-def test_closing_the_panel_stops_its_run():
+def test_closing_the_panel_stops_its_run(played):
     async def scenario():
-        shown = panel(LONG)
+        shown = played(speed=0.1)
         shown.start()
         await until(lambda: shown.view.tick > 0)
         shown.close()
         await asyncio.wait_for(shown._task, 120)
         assert shown.run.outcome == "stopped"
+
+    asyncio.run(scenario())
+
+
+# -- with real runs ------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_runs_are_measured_drawn_and_compared_and_a_second_panel_waits():
+    async def scenario():
+        shown, other = lk.panel(LONG, knobs=["prep_ms"]), lk.panel(QUICK)
+        shown.run_button.click()
+        assert shown.run_button.disabled
+        await until(lambda: shown.run is not None and shown.run.steps > 20)
+        other.start()  # two at once: one device
+        await until(lambda: "in use by" in other.view.status)
+        assert other.view.status.startswith("waiting: device")
+        shown.stop()
+        await ended(shown)
+        await ended(other)
+        assert (shown.run.outcome, other.run.outcome) == ("stopped", "finished")
+        assert "busy" in other.verdict.value and shown.view.overlay == b""
+        assert bytes(other.figure.value).startswith(b"\x89PNG")
+        shown.controls["prep_ms"].value = 100.0
+        shown.run_button.click()
+        await until(lambda: len(shown.runs) == 2 and shown.run.steps > 5)
+        shown.stop()
+        await ended(shown)
+        assert len(shown.runs) == 2 and shown.view.overlay != b""
+        assert "(prep_ms 10 → 100)" in shown.comparison.value
+        assert "slower" in shown.comparison.value
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_an_experiment_is_measured_drawn_and_compared_and_one_that_fails_says_why():
+    async def scenario():
+        shown = lk.measure_panel("matrix_products", n=[8, 16, 1 << 16], count=16)
+        for value in (8, 16):
+            shown.controls["n"].value = value
+            shown.run_button.click()
+            await ended(shown)
+            assert shown.run.outcome == "finished"
+            assert bytes(shown.figure.value).startswith(b"\x89PNG")
+        assert "(n 8 → 16)" in shown.comparison.value and "GFLOP/s" in shown.comparison.value
+        assert points_apart(shown.run, shown.run)[0] == "Against the run before (same values):"
+        shown.controls["n"].value = 1 << 16
+        shown.start()
+        await ended(shown)
+        assert shown.run.outcome == "failed" and "Finished" not in shown.verdict.value
+        assert "labkit-verdict" in shown.verdict.value
 
     asyncio.run(scenario())

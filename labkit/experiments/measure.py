@@ -142,7 +142,7 @@ def bars(measured: Measurements, before: Measurements | None = None, title: str 
         launches = (point.values.get("launch_share") or 0) > 0.5  # on a GPU
         doubts = " (launches)" * launches + " (noisy)" * point.noisy
         low, high = sorted(value(point, s) for s in np.percentile(point.seconds, [25, 75]))
-        old = same_point(point, points, before)
+        old = measured.partner(point, before) if before is not None else None
         rows.append(primitives.Bar(
             ", ".join(filter(None, [point.of, case_of(point.case)])), middle,
             f"{primitives.number(middle)} {unit}{doubts}",
@@ -152,16 +152,3 @@ def bars(measured: Measurements, before: Measurements | None = None, title: str 
     if points:
         primitives.hbars(axes[0], rows, unit)
     return figure
-
-
-def same_point(
-    point: Measurement, points: list[Measurement], before: Measurements | None
-) -> Measurement | None:
-    """Return the point of `before` of the same case, else of the same place among its kind."""
-    if before is None:
-        return None
-    now, then = [p for p in points if p.of == point.of], before.where(point.of)
-    same = [old for old in then if old.case == point.case]
-    if not same and len(now) == len(then):
-        same = [then[now.index(point)]]
-    return same[0] if same else None

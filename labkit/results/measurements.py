@@ -140,6 +140,14 @@ class Measurements(EventLogResult):
         """How many times as long `slow` took as `fast`, by their medians."""
         return slow.median_s / fast.median_s
 
+    def partner(self, point: Measurement, before: Measurements) -> Measurement | None:
+        """Return the point of `before` of the same case, else of the same place among its kind."""
+        now, then = self.where(point.of), before.where(point.of)
+        same = [old for old in then if old.case == point.case]
+        if not same and len(now) == len(then):
+            same = [then[now.index(point)]]
+        return same[0] if same else None
+
     def to_dict(self) -> dict[str, Any]:
         """Everything measured, as JSON types."""
         return {

@@ -61,11 +61,19 @@ class Control(widgets.VBox):
         self.widget.value = NONE if value is None else value
 
 
+def has_widget(knob: Knob, value: Any) -> bool:
+    """Return whether there is a widget for the knob at `value`, without values to choose from."""
+    ranged = knob.low is not None and knob.high is not None
+    known = knob.choices or knob.pattern or knob.kind == "bool" or ranged
+    return bool(known) and not isinstance(value, list)
+
+
 def make_widget(knob: Knob, value: Any) -> widgets.ValueWidget:
     """Return the widget that suits the knob, set to `value`, unable to leave the knob's range."""
     if knob.choices:
-        names = {"off" if each is None else str(each): each for each in knob.choices}
-        return chooser(names, value)
+        values = dict.fromkeys([*([None] if knob.auto else []), *knob.choices])
+        none = "auto" if knob.auto else "off"
+        return chooser({none if each is None else str(each): each for each in values}, value)
     if knob.kind == "bool":
         return widgets.Checkbox(value, description="on", indent=False)
     if knob.pattern:

@@ -14,10 +14,10 @@ from labkit.knobs import Knob, check_names
 from labkit.results.library import Library, play, recorded
 from labkit.results.measurements import Measurement, Measurements
 from labkit.results.run import Run
-from labkit.show.controls import Control, shown
+from labkit.show.controls import Control, has_widget, shown
 from labkit.show.display import StaticFigure, allow_widgets, stage_line, with_text
 from labkit.show.panel import Kind, Panel
-from labkit.spec import KNOBS, Distributed, Experiment, Pipeline
+from labkit.spec import EXPERIMENTS, KNOBS, Distributed, Experiment, Pipeline
 from labkit.wiring import above
 
 USUAL_KNOBS = ("num_workers", "prefetch_factor", "batch_size", "io_ms")
@@ -55,7 +55,7 @@ def panel(what: Any = None, knobs: Sequence[str] = USUAL_KNOBS, **settings: Any)
     if isinstance(what, Distributed):
         return _shown(of_ranks(what))
     if isinstance(what, Experiment):
-        return measure_panel(what.name, device=what.device, **{**what.params, **settings})
+        return _shown(of_experiment(what, {}, set()))
     if isinstance(what, str) and what in above("experiments"):
         return measure_panel(what, **settings)
     if isinstance(what, (str, list, tuple)):
@@ -77,7 +77,6 @@ def measure_panel(name: str, *, device: str = "auto", **params: Any) -> Panel:
     lists = {knob: values for knob, values in params.items() if isinstance(values, list)}
     if empty := [knob for knob, values in lists.items() if not values]:
         raise ValueError(f"{empty[0]}=[]: give at least one value.")
-    above("experiments")  # the names are known once they are loaded
     Experiment(name, {knob: values[0] for knob, values in lists.items()}, device)
     fixed = {knob: value for knob, value in params.items() if knob not in lists}
     return _shown(of_experiment(Experiment(name, fixed, device), lists, set(fixed)))
@@ -207,10 +206,11 @@ def of_ranks(base: Distributed) -> Kind:
 
 def of_experiment(base: Experiment, lists: Mapping[str, list], fixed: set[str]) -> Kind:
     """Return what a panel of an experiment does: its knobs, or those with a list of values."""
-    known = above("experiments")[base.name]
-    wanted = [name for name in known.knobs if (name in lists if lists else name not in fixed)]
+    known = EXPERIMENTS[base.name]
     controls = {
-        name: Control(known.knobs[name], base.params[name], lists.get(name)) for name in wanted
+        name: Control(knob, base.params[name], lists.get(name))
+        for name, knob in known.knobs.items()
+        if (name in lists if lists else name not in fixed and has_widget(knob, base.params[name]))
     }
 
     def figure(run: Measurements, before: Measurements | None) -> StaticFigure:
@@ -315,24 +315,13 @@ def points_apart(run: Measurements, before: Measurements | None) -> list[str]:
     lines = []
     if before is not None and len(run):
         changes = _changes(before.params, run.params) or "same values"
-        apart = [(a, _change(a, b)) for a, b in pairs(run, before)]
+        both = [(point, run.partner(point, before)) for point in run]
+        apart = [(point, _change(point, old)) for point, old in both if old]
         lines = [f"{_label(point)}: {change}" for point, change in apart if change]
         if len(lines) > MOST_LINES:
             lines = [*lines[:MOST_LINES], f"and {len(lines) - MOST_LINES} more"]
         lines = [f"Against the run before ({changes}):", *lines]
     return lines + [f"not measured: {what}: {why}" for what, why in run.skipped.items()]
-
-
-def pairs(run: Measurements, before: Measurements) -> list[tuple[Measurement, Measurement]]:
-    """Pair the points of the same case; else, where there are as many of a kind, by position."""
-    found = []
-    for of in dict.fromkeys(point.of for point in run):
-        now, then = run.where(of), before.where(of)
-        same = [(a, b) for a in now for b in then if a.case == b.case]
-        if not same and len(now) == len(then):
-            same = list(zip(now, then, strict=True))
-        found += same
-    return found
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
