@@ -15,7 +15,7 @@ import labkit as lk
 from labkit.bench.workbench import Workbench
 from labkit.course import answers, nb07, score
 from labkit.course.challenge import Challenge
-from labkit.course.task import CodeTask, Goal, KnobTask, all_tasks
+from labkit.course.task import CodeTask, Goal, KnobTask, all_tasks, shown
 
 ALL = "LABKIT_ALL_CHALLENGES" in os.environ  # every answer in a process of its own: minutes
 LAUNCHED = [  # as readers run them, in every test run
@@ -32,17 +32,19 @@ def all_answers(kind):
         (key, name)
         for key, task in TASKS.items()
         if isinstance(task, kind)
-        for name in ("solution", *WRONG[key], *["start"][: bool(getattr(task, "begin", None))])
+        for name in (
+            "solution",
+            *WRONG[key],
+            *(["start"] if kind is CodeTask and task.base else []),
+        )
     ]
 
 
 def answer_of(key, name):
     task = TASKS[key]
     if name == "start":
-        return task.begin
-    if name != "solution":
-        return WRONG[key][name]
-    return task.solution if isinstance(task, KnobTask) else task.answer
+        return task.base
+    return task.solution if name == "solution" else WRONG[key][name]
 
 
 def run_here(challenge, answer):
@@ -103,10 +105,10 @@ def test_every_notebook_has_two_to_four_challenges_each_with_hints_cheats_and_a_
     for key, task in TASKS.items():
         assert task.title and task.text and task.hints and task.goals, key
         assert len(WRONG[key]) >= 2 and any(name.startswith("cheat") for name in WRONG[key]), key
-        shown = lk.challenge(key)
-        assert str(shown.start or "") in repr(shown) and task.title in shown._repr_html_()
+        posed = lk.challenge(key)
+        assert str(posed.start or "") in repr(posed) and task.title in posed._repr_html_()
         if isinstance(task, CodeTask):
-            assert task.solved.startswith(("def ", "class "))
+            assert shown(task.solution).startswith(("def ", "class "))
 
 
 @pytest.mark.parametrize(
@@ -151,9 +153,12 @@ def raises(x):
 
 
 def another_clock(x):
-    import time
-
     time.perf_counter_ns = lambda: 0
+    return nb07.whole(x)
+
+
+def another_check(x):
+    nb07.broken = nb07.whole
     return nb07.whole(x)
 
 
@@ -165,29 +170,22 @@ def heavy():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "words"),
-    [
-        (raises, "RuntimeError: mine"),
-        (hangs_up, "did not finish"),
-        (heavy(), "MiB of data"),
-        (another_clock, "replaces time.perf_counter_ns"),
-    ],
-)
+    [(hangs_up, "did not finish"), (another_clock, "replaces time.perf_counter_ns"),
+     (heavy(), "MiB of data")],
+)  # fmt: skip
 def test_answers_that_misbehave_get_a_sentence_and_no_traceback(answer, words):
     verdict = lk.challenge("07-graph-break").check(answer)
     assert not verdict and words in verdict.why, verdict
 
 
-def test_an_answer_that_replaces_the_check_is_refused(monkeypatch):
+@pytest.mark.parametrize(
+    ("answer", "words"), [(raises, "RuntimeError: mine"), (another_check, "the check's broken")]
+)
+def test_so_do_those_that_raise_or_replace_the_check(answer, words, monkeypatch):
     monkeypatch.setattr(Challenge, "_run", run_here)
-    other = wrong_answers.CODE["07-graph-break"]["cheat"]
-
-    def replaces(x):
-        nb07.broken = other
-        return other(x)
-
     monkeypatch.setattr(nb07, "broken", nb07.broken)  # put back afterwards
-    verdict = lk.challenge("07-graph-break").check(replaces)
-    assert not verdict and "replaces the check's broken" in verdict.why, verdict
+    verdict = lk.challenge("07-graph-break").check(answer)
+    assert not verdict and words in verdict.why, verdict
 
 
 def test_a_result_near_its_mark_is_measured_again_and_the_median_counts(monkeypatch):

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from labkit.course import score
 from labkit.course.answers import Unsendable
-from labkit.course.task import Task, all_tasks
+from labkit.course.task import Task, all_tasks, shown
 from labkit.results.machine import machine
 from labkit.results.result import Result
 from labkit.results.table import Table
@@ -80,14 +80,14 @@ class Challenge:
 
     def solution(self) -> Any:
         """Return a solution that passes; after a first try only."""
-        return self.task.solved if self.tries else (
-            "Try it first: check an answer of your own, then ask again."
-        )  # fmt: skip
+        if not self.tries:
+            return "Try it first: check an answer of your own, then ask again."
+        return shown(self.task.solution)
 
     @property
     def start(self) -> Any:
         """What to begin from: a spec, or code as text; None where there is nothing."""
-        return self.task.given
+        return shown(self.task.base)
 
     def _judge(self, answer: Any) -> Verdict:
         goals, measured = self.task.goals, [self._run(answer)]

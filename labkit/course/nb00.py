@@ -73,7 +73,7 @@ class SimulatedDevice:
         return self.now
 
 
-@stopwatch.solution
+@stopwatch.solved_by
 def warmed_and_waited(work, wait, clock):
     """Warm up, wait, time many calls, wait again."""
     work()

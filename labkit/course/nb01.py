@@ -44,13 +44,13 @@ def one_crossing(answer: Any) -> dict[str, float]:
     return {"crossings": len(sent), "bytes": extra}
 
 
-@one_crossing.start_code
+@one_crossing.starts_from
 def each(pieces, send):
     """A crossing each."""
     return [send(piece) for piece in pieces]
 
 
-@one_crossing.solution
+@one_crossing.solved_by
 def together(pieces, send):
     """Joined to one block, sent once, cut up again on the other side."""
     import torch
@@ -88,7 +88,7 @@ def batched_products(answer: Any) -> dict[str, float]:
     return {"operations": len(counted.names), "flops": share}
 
 
-@batched_products.start_code
+@batched_products.starts_from
 def one_by_one(a, b):
     """A call each."""
     import torch
@@ -96,7 +96,7 @@ def one_by_one(a, b):
     return torch.stack([x @ y for x, y in zip(a, b, strict=True)])
 
 
-@batched_products.solution
+@batched_products.solved_by
 def batched(a, b):
     """One call for all."""
     return a @ b
@@ -120,7 +120,7 @@ def intensity(answer: Any) -> dict[str, float]:
     return {"error": max(errors)}
 
 
-@intensity.solution
+@intensity.solved_by
 def formula(m, k, n, bytes_per_number):
     """FLOPs over bytes: read (m, k) and (k, n), write (m, n)."""
     return 2 * m * k * n / ((m * k + k * n + m * n) * bytes_per_number)

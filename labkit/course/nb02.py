@@ -54,7 +54,7 @@ def busy_share(answer: Any) -> dict[str, float]:
     return {"error": worst}
 
 
-@busy_share.solution
+@busy_share.solved_by
 def merged(intervals, start, end):
     """The union of the intervals, cut to the window, over its length."""
     busy, until = 0, start

@@ -75,7 +75,7 @@ def compare_items(kind: Any, manifest: str, pixels: bytes, some: int = COUNT) ->
             raise Refused(f"Item {index} is not the one the slow dataset has.")
 
 
-@lean.start_code
+@lean.starts_from
 class Slow:
     """A dataset with the habits of many: it parses everything for one item, and loops."""
 
@@ -99,7 +99,7 @@ class Slow:
         return torch.tensor(image), record.label
 
 
-@lean.solution
+@lean.solved_by
 class Lean:
     """Parses once, and lets torch loop over the pixels: (3, px, px) FP32 in 0 to 1."""
 

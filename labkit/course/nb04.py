@@ -95,7 +95,7 @@ def held_after_a_step(model: Any, dtype: Any) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-@training_memory.solution
+@training_memory.solved_by
 def by_parameter(model):
     """Weight, gradient and two moments, each in the weight's own type; a frozen one is alone."""
     return sum(p.nbytes * (4 if p.requires_grad else 1) for p in model.parameters())

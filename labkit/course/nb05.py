@@ -41,7 +41,7 @@ def small_gradients(answer: Any) -> dict[str, float]:
     return {"error": worst}
 
 
-@small_gradients.start_code
+@small_gradients.starts_from
 def plain(loss_of, weights):
     """Every gradient becomes zero."""
     import torch
@@ -49,7 +49,7 @@ def plain(loss_of, weights):
     return torch.autograd.grad(loss_of(weights), weights)[0].float()
 
 
-@small_gradients.solution
+@small_gradients.solved_by
 def scaled(loss_of, weights, scale=2.0**14):
     """The loss times a power of two; divided again in FP32, where small numbers fit."""
     import torch
@@ -91,7 +91,7 @@ def skip(answer: Any) -> dict[str, float]:
     return {"error": worst}
 
 
-@skip.solution
+@skip.solved_by
 def careful(weights, scale, lr):
     """Look at all gradients before any weight is touched."""
     import torch
@@ -130,14 +130,14 @@ def softmax(answer: Any) -> dict[str, float]:
     return {"error": worst}
 
 
-@softmax.start_code
+@softmax.starts_from
 def as_written(scores):
     """exp(12) is more than FP16 can hold."""
     powers = scores.exp()
     return powers / powers.sum(-1, keepdim=True)
 
 
-@softmax.solution
+@softmax.solved_by
 def in_fp32(scores):
     """FP32 in between, and the largest score taken off first."""
     scores = scores.float()

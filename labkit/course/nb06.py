@@ -36,7 +36,7 @@ def uneven(answer: Any) -> dict[str, float]:
     )
 
 
-@uneven.start_code
+@uneven.starts_from
 def by_micro_batch(model, batches):
     """The mean of means: the last sample weighs as much as eight others."""
     from torch.nn.functional import cross_entropy
@@ -45,7 +45,7 @@ def by_micro_batch(model, batches):
         (cross_entropy(model(x), y) / len(batches)).backward()
 
 
-@uneven.solution
+@uneven.solved_by
 def weighted(model, batches):
     """Every sample weighs the same: sum, and divide by the number of all of them."""
     from torch.nn.functional import cross_entropy
@@ -85,7 +85,7 @@ def token_mean(answer: Any) -> dict[str, float]:
     )
 
 
-@token_mean.start_code
+@token_mean.starts_from
 def mean_of_means(model, batches):
     """The tokens of short sentences weigh more than those of long ones."""
     from torch.nn.functional import cross_entropy
@@ -95,7 +95,7 @@ def mean_of_means(model, batches):
         (loss / len(batches)).backward()
 
 
-@token_mean.solution
+@token_mean.solved_by
 def by_token(model, batches):
     """Count the tokens of all batches first; every one weighs the same."""
     from torch.nn.functional import cross_entropy
@@ -146,7 +146,7 @@ def norm(answer: Any) -> dict[str, float]:
     return {"error": error, "off": max(float(out.mean().abs()), float((out.std() - 1).abs()))}
 
 
-@norm.start_code
+@norm.starts_from
 def batch(channels):
     """Statistics over the micro-batch: four small batches are not one large one."""
     from torch import nn
@@ -154,7 +154,7 @@ def batch(channels):
     return nn.BatchNorm2d(channels)
 
 
-@norm.solution
+@norm.solved_by
 def group(channels):
     """Statistics within each sample: no other sample has a say."""
     from torch import nn

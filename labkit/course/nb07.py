@@ -30,7 +30,7 @@ def graph_break(answer: Any) -> dict[str, float]:
     return {"graphs": found.graph_count, "breaks": found.graph_break_count}
 
 
-@graph_break.start_code
+@graph_break.starts_from
 def broken(x):
     """The function of the task: `.item()` ends the graph in the middle."""
     import torch
@@ -41,7 +41,7 @@ def broken(x):
     return y * 0.5
 
 
-@graph_break.solution
+@graph_break.solved_by
 def whole(x):
     """One graph: the condition becomes a choice between tensors."""
     import torch
@@ -80,7 +80,7 @@ def bytes_moved(answer: Any) -> dict[str, float]:
     return {"share": moved[1] / moved[0], "passes": moved[1] / once}
 
 
-@bytes_moved.start_code
+@bytes_moved.starts_from
 def by_hand(x):
     """GELU as its formula is written: every sign in it is a pass over memory."""
     import torch
@@ -89,7 +89,7 @@ def by_hand(x):
     return 0.5 * x * (1 + torch.tanh(inner))
 
 
-@bytes_moved.solution
+@bytes_moved.solved_by
 def fused(x):
     """One operation that reads x and writes the result."""
     from torch.nn.functional import gelu
@@ -133,13 +133,13 @@ def few_graphs(answer: Any) -> dict[str, float]:
     return {"graphs": len(graphs), "work": padded / real}
 
 
-@few_graphs.start_code
+@few_graphs.starts_from
 def as_it_comes(x):
     """A graph for each length."""
     return x
 
 
-@few_graphs.solution
+@few_graphs.solved_by
 def buckets(x):
     """To the next of three lengths."""
     from torch.nn.functional import pad
@@ -171,7 +171,7 @@ def break_even(answer: Any) -> dict[str, float]:
     return {"wrong": sum(answer(*case) != right for case, right in cases.items())}
 
 
-@break_even.solution
+@break_even.solved_by
 def pays_after(compile_s, eager_ms, compiled_ms):
     """The first step count by which the saved milliseconds are at least those of compiling."""
     import math

@@ -111,7 +111,7 @@ def exchanged(answer: Any, gradients: list) -> tuple[list, list[int]]:
     return means, sent
 
 
-@all_reduce.start_code
+@all_reduce.starts_from
 def everyone_to_everyone(rank, ranks, mine, send, receive):
     """Right, and more bytes with every rank."""
     others = [other for other in range(ranks) if other != rank]
@@ -120,7 +120,7 @@ def everyone_to_everyone(rank, ranks, mine, send, receive):
     return (mine + sum(receive(other) for other in others)) / ranks
 
 
-@all_reduce.solution
+@all_reduce.solved_by
 def ring(rank, ranks, mine, send, receive):
     """In a ring: parts are summed on their way round, then the sums go round."""
     import torch
@@ -167,7 +167,7 @@ def shards(answer: Any) -> dict[str, float]:
     return {"missing": missing, "uneven": uneven, "repeated": repeated, "stale": stale}
 
 
-@shards.solution
+@shards.solved_by
 def shared_order(count, ranks, rank, epoch):
     """One order for all ranks, from the epoch; filled up from its start; every so-many-th."""
     import random

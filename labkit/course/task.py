@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import dropwhile
 from pathlib import Path
@@ -112,6 +112,8 @@ class Task:
     text: str  # what to do, and what may be changed
     goals: tuple[Goal, ...]
     hints: tuple[str, ...]
+    base: Any = None  # what to begin from: a spec, a function, a class
+    solution: Any = None
     needs: Callable[[Any], str | None] | None = None
 
 
@@ -122,23 +124,11 @@ class KnobTask(Task):
     `against` is what the goals compare with, where it is not `base` itself.
     """
 
-    base: Any = field(default_factory=Pipeline)  # or a SlowScript, or Distributed
     free: tuple[str, ...] = ()
-    solution: Any = None
     same_losses: bool = True  # whether the allowed knobs leave the first losses as they are
     tolerance: float = 1e-3  # of the losses: 16-bit formats round
     against: Any = None
     compares: bool = True  # whether a goal looks at the baseline at all
-
-    @property
-    def given(self) -> Any:
-        """What to begin from."""
-        return self.base
-
-    @property
-    def solved(self) -> Any:
-        """A solution that passes."""
-        return self.solution
 
     @property
     def rules(self) -> str:
@@ -202,35 +192,23 @@ def _values(spec: Any) -> dict[str, Any]:
 class CodeTask(Task):
     """Answered with a function or a class, which `check(answer)` tries out in the bench.
 
-    The check returns {goal: number}. It decorates the code to begin from, `@task.start_code`, and a
-    solution, `@task.solution`.
+    The check returns {goal: number}. `@task.starts_from` decorates the code to begin from,
+    `@task.solved_by` a solution.
     """
 
     check: Callable[[Any], dict[str, float]]
     kind: str = "function"  # or "class"
-    begin: Any = None
-    answer: Any = None
     compares: ClassVar[bool] = False  # a check measures its own baseline, beside the answer
 
-    def start_code(self, code: Any) -> Any:
+    def starts_from(self, code: Any) -> Any:
         """Take the decorated function or class as what to begin from."""
-        self.begin = code
+        self.base = code
         return code
 
-    def solution(self, code: Any) -> Any:
+    def solved_by(self, code: Any) -> Any:
         """Take the decorated function or class as a solution."""
-        self.answer = code
+        self.solution = code
         return code
-
-    @property
-    def given(self) -> str | None:
-        """The code to begin from, as text."""
-        return _source(self.begin) if self.begin else None
-
-    @property
-    def solved(self) -> str:
-        """The code of a solution that passes."""
-        return _source(self.answer)
 
     @property
     def rules(self) -> str:
@@ -252,8 +230,11 @@ class CodeTask(Task):
         return next((p.values.get("why") for p in measured if p.of == "refused"), None)
 
 
-def _source(code: Any) -> str:
-    lines = inspect.getsourcelines(code)[0]
+def shown(answer: Any) -> Any:
+    """Return an answer as the reader is shown it: code as text, a spec as it is."""
+    if not callable(answer):
+        return answer
+    lines = inspect.getsourcelines(answer)[0]
     return "".join(dropwhile(lambda line: line.startswith("@"), lines)).rstrip()
 
 
