@@ -8,8 +8,8 @@ from played_gpu import GPU, play
 
 import labkit as lk
 from labkit.analysis.loader_simulation import Work, simulate
-from labkit.results.item_costs import item_costs
 from labkit.results.launch import launch
+from labkit.results.timeline import item_costs
 
 MS = 1_000_000
 CPU = {"device": "cpu", "kind": "cpu", "name": "Test", "versions": {}, "cpu_cores": 2, "threads": 1}

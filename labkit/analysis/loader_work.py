@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis.loader_simulation import ONE_BY_ONE, Work, coldness
-from labkit.results.item_costs import ItemCosts, item_costs
+from labkit.results.timeline import ItemCosts, item_costs
 
 PARTS = 4  # stretches of waiting and computing that a batch is prepared in
 MIN_STEPS = 5  # after short or long waits, to tell what those do

@@ -44,27 +44,25 @@ def _run(name: str, title: str, needs: tuple[str, ...] = (), **knobs: Any) -> Wa
     return Wanted(name, title, Pipeline(**knobs), needs)
 
 
+def _each(name: str, title: str, knob: str, values: tuple, **knobs: Any) -> list[Wanted]:
+    return [
+        _run(f"{name}-{value}", f"{title}, {knob}={value}", **{knob: value}, **knobs)
+        for value in values
+    ]
+
+
 def _loader(on_gpu: bool) -> list[Wanted]:
     stall = {"stall_ms": 300.0, "stall_every": 20, "num_workers": 6, "steps": 200}
     decode = {"io_ms": 0.0}
     if on_gpu:  # which asks for a batch every 10 ms: only workers that are faster get ahead of it,
         stall |= {"num_workers": 8, "io_ms": 0.0}
         decode["augment"] = 6  # and one process that decodes and no more would keep up
-    found = [
-        _run(f"workers-{n}", f"the default pipeline, num_workers={n}", num_workers=n)
-        for n in (0, 1, 2, 4, 6, 8, 16)
-    ]
-    found += [
-        _run(f"decode-{n}", f"no storage wait, num_workers={n}", num_workers=n, **decode)
-        for n in (0, 2, 8)
-    ]
-    found += [
-        _run(f"textbook-{n}", f"50 ms a batch, num_workers={n}", dataset="sleep", num_workers=n)
-        for n in (0, 1, 5, 8)
-    ]
-    return found + [
-        _run(f"stall-{n}", f"a slow disk, prefetch_factor={n}", prefetch_factor=n, **stall)
-        for n in (2, 8)
+    workers = "num_workers"
+    return [
+        *_each("workers", "the default pipeline", workers, (0, 1, 2, 4, 6, 8, 16)),
+        *_each("decode", "no storage wait", workers, (0, 2, 8), **decode),
+        *_each("textbook", "50 ms a batch", workers, (0, 1, 5, 8), dataset="sleep"),
+        *_each("stall", "a slow disk", "prefetch_factor", (2, 8), **stall),
     ]
 
 
@@ -87,10 +85,7 @@ def _device(on_gpu: bool) -> list[Wanted]:
     if on_gpu:
         transformer |= {"batch_size": 128, "width": 2048, "depth": 1}  # no launches, in BF16 too
         small["depth"] = 16  # all launches
-    found = [
-        _run(f"batch-{n}", f"arrays, batch_size={n}", batch_size=n, **fed)
-        for n in (1, 4, 16, 64, 256)
-    ]
+    found = _each("batch", "arrays", "batch_size", (1, 4, 16, 64, 256), **fed)
     for precision in ("fp32", "tf32", "fp16", "bf16"):
         title, needs = f"a transformer in {precision}", _needs(precision=precision != "fp32")
         found.append(
