@@ -1,12 +1,11 @@
 """Measure the trace reader: events, seconds, and peak memory as a multiple of the file's size.
 
-    python tests/benchmarks/trace_reader.py [--events 75000] [--json] [TRACE ...]
+    python tests/benchmarks/trace_reader.py [TRACE ...]
 
-Without a file it writes a trace of the given size in Kineto's layout, plain and gzipped. Each file
-is read in a process of its own, three times; the time is the median, imports not included.
+Without a file it writes traces of 75,000 events in Kineto's layout, plain and gzipped. Each file is
+read in a process of its own, three times; the time is the median, imports not included.
 """
 
-import argparse
 import gzip
 import json
 import statistics
@@ -14,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import IO
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -31,46 +31,45 @@ trace(sys.argv[1])
 print(json.dumps({"seconds": time.perf_counter() - began, "bytes": peak_bytes() - before}))
 """
 
-OPERATORS = ("aten::conv2d", "aten::batch_norm", "aten::relu_", "aten::add_", "aten::linear")
 STACK = ";".join(f"torch/nn/modules/module.py({line}): _call_impl" for line in range(1500, 1506))
 PER_STEP = 12_500  # events
 
 
 def step_events(step: int, count: int) -> list[dict]:
     """Return the events of one step: operators with shapes and stacks, launches, kernels, flows."""
-    start, stream = 1_700_000_000_000_000 + step * 200_000, {"pid": 0, "tid": 7}
-    thread = {"pid": 4321, "tid": 4321}
+    start, host, stream = 1_700_000_000_000_000 + step * 200_000, {"pid": 9, "tid": 9}, {"pid": 0}
+    mark = {"ph": "X", "cat": "user_annotation", **host}
+    load = "enumerate(DataLoader)#_Iter.__next__"
     events = [
-        {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", **thread,
-         "ts": start, "dur": 199_000.5, "args": {"External id": step * PER_STEP + 1}},
-        {"ph": "X", "cat": "user_annotation", "name": "enumerate(DataLoader)#_Iter.__next__",
-         **thread, "ts": start + 10, "dur": 50_000.125, "args": {}},
-    ]  # fmt: skip
-    launches = (count - len(events)) // 6
+        {**mark, "name": f"ProfilerStep#{step}", "ts": start, "dur": 199_000.5, "args": {}},
+        {**mark, "name": load, "ts": start + 10, "dur": 50_000.125, "args": {}},
+    ]
+    launches = count // 5
     for i in range(launches):
         ts, number = start + 60_000 + i * (100_000 // launches), step * PER_STEP + i + 2
         ids = {"External id": number, "correlation": number}
         shape = {"Input Dims": [[32, 64, 56, 56], [64, 64, 3, 3], []], "Call stack": STACK}
         events += [
-            {"ph": "X", "cat": "cpu_op", "name": OPERATORS[i % 5], **thread,
+            {"ph": "X", "cat": "cpu_op", "name": "aten::conv2d", **host,
              "ts": ts, "dur": 20.25, "args": {**shape, "External id": number}},
-            {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", **thread,
+            {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", **host,
              "ts": ts + 5, "dur": 6.75, "args": {"cbid": 211, **ids}},
             {"ph": "X", "cat": "kernel", "name": f"void kernel_{i % 40}<float, 512>(int, int)",
-             **stream, "ts": ts + 15, "dur": 9.5,
-             "args": {"device": 0, "stream": 7, **ids, "blocks per SM": 0.625,
-                      "grid": [50, 1, 1], "block": [256, 1, 1], "est. achieved occupancy %": 8}},
-            {"ph": "s", "id": number, **thread, "ts": ts + 5, "cat": "ac2g", "name": "ac2g"},
+             **stream, "ts": ts + 15, "dur": 9.5, "args": {"device": 0, "grid": [50, 1, 1], **ids}},
+            {"ph": "s", "id": number, **host, "ts": ts + 5, "cat": "ac2g", "name": "ac2g"},
             {"ph": "f", "id": number, **stream, "ts": ts + 15, "cat": "ac2g", "name": "ac2g"},
-            {"ph": "i", "s": "t", "name": "[memory]", **thread, "ts": ts + 3,
-             "args": {"Device Type": 0, "Device Id": -1, "Bytes": 4096}},
         ]  # fmt: skip
     return events
 
 
+def opened(path: Path, mode: str) -> IO:
+    """Open a trace, packed or not."""
+    return (gzip.open if path.suffix == ".gz" else open)(path, mode)
+
+
 def write_trace(path: Path, count: int) -> None:
     """Write a trace of about `count` events to `path`."""
-    with (gzip.open if path.suffix == ".gz" else open)(path, "wt") as file:
+    with opened(path, "wt") as file:
         file.write('{"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": [\n')
         for step in range(-(-count // PER_STEP)):
             events = step_events(step, min(PER_STEP, count))
@@ -85,10 +84,9 @@ def measure(path: Path, times: int = 3) -> dict:
         json.loads(subprocess.run(command, capture_output=True, check=True, cwd=REPOSITORY).stdout)
         for _ in range(times)
     ]
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+    with opened(path, "rb") as file:
         content = file.read()
     return {
-        "file": path.name,
         "events": content.count(b'"ph"'),
         "megabytes": len(content) / 1e6,
         "seconds": statistics.median(run["seconds"] for run in runs),
@@ -96,29 +94,16 @@ def measure(path: Path, times: int = 3) -> dict:
     }
 
 
-def main() -> None:
-    """Measure the files named on the command line, or generated ones."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("traces", nargs="*", type=Path)
-    parser.add_argument("--events", type=int, default=75_000)
-    parser.add_argument("--json", action="store_true", help="print a list of JSON objects")
-    asked = parser.parse_args()
+if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        paths = asked.traces
+        paths = [Path(path) for path in sys.argv[1:]]
         if not paths:
             paths = [Path(folder) / "generated.json", Path(folder) / "generated.json.gz"]
             for path in paths:
-                write_trace(path, asked.events)
-        results = [measure(path) for path in paths]
-    if asked.json:
-        print(json.dumps(results))
-        return
-    for r in results:
-        print(
-            f"{r['file']}: {r['events']:,} events, {r['megabytes']:.1f} MB uncompressed, "
-            f"{r['seconds']:.2f} s, peak memory {r['memory_ratio']:.2f} x the uncompressed file"
-        )
-
-
-if __name__ == "__main__":
-    main()
+                write_trace(path, 75_000)
+        for path in paths:
+            r = measure(path)
+            print(
+                f"{path.name}: {r['events']:,} events, {r['megabytes']:.1f} MB uncompressed, "
+                f"{r['seconds']:.2f} s, peak memory {r['memory_ratio']:.2f} x the uncompressed file"
+            )
