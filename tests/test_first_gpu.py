@@ -15,9 +15,10 @@ import labkit as lk
 
 TESTS = Path(__file__).parent
 SCRIPT = TESTS / "first_gpu.sh"
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or not shutil.which("timeout"), reason="a script for Linux"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not shutil.which("timeout"), reason="a script for Linux"),
+]
 STAGES = ["machine", "tests", "records", "notebooks", "faults"]
 NOTEBOOKS = sorted(path.stem for path in (TESTS.parent / "notebooks").glob("*.ipynb"))
 CALLED = ["machine", "tests", "records", *NOTEBOOKS, "faults"]
@@ -63,24 +64,18 @@ def results(out):
     return {line[:28].strip(): line[29:63].strip() for line in lines}
 
 
-def test_every_stage_is_done_once_and_the_next_start_does_none(pretended):
-    done, calls, out = pretended()
-    assert done.returncode == 0, done.stderr
-    assert results(out) == dict.fromkeys(CALLED, "passed")
-    assert len(calls) == len(CALLED)
-    done, calls, _ = pretended()
-    assert done.returncode == 0 and not calls
-    assert results(out) == dict.fromkeys(CALLED, "passed before")
-
-
 def test_a_failing_stage_leaves_its_log_and_is_all_that_is_done_again(pretended):
+    pretended("--dry-run")  # counts for nothing on a card
     done, calls, out = pretended(failing="not fault_set")
-    assert done.returncode == 1 and len(calls) == len(CALLED)
-    assert results(out)["tests"] == "FAILED (3), tests.log"
-    assert results(out)["faults"] == results(out)["records"] == "passed"
+    assert done.returncode == 1 and len(calls) == len(CALLED), done.stderr
+    passed = dict.fromkeys(CALLED, "passed")
+    assert results(out) == passed | {"tests": "FAILED (3), tests.log"}
     assert "it broke" in (out / "tests.log").read_text()
     done, calls, _ = pretended()
     assert done.returncode == 0 and len(calls) == 1 and "test_gpu.py" in calls[0]
+    done, calls, _ = pretended()
+    assert done.returncode == 0 and not calls
+    assert results(out) == dict.fromkeys(CALLED, "passed before")
 
 
 def test_what_takes_too_long_is_stopped_and_what_is_left_is_not_begun(pretended):
@@ -91,23 +86,14 @@ def test_what_takes_too_long_is_stopped_and_what_is_left_is_not_begun(pretended)
     assert not any("record" in call for call in calls)
 
 
-def test_a_rehearsal_counts_for_nothing_on_a_card(pretended):
-    pretended("--dry-run")
-    _, calls, out = pretended()
-    assert len(calls) == len(CALLED) and results(out)["tests"] == "passed"
-
-
 def test_without_a_gpu_it_says_so_and_begins_nothing(tmp_path):
     if lk.machine().kind == "gpu":
         pytest.skip("there is a GPU here")
     done = start(str(tmp_path / "out"))
     assert done.returncode == 2 and "no GPU" in done.stderr
     assert not (tmp_path / "out" / "tests.log").exists()
-
-
-def test_a_bad_call_tells_how_it_is_called():
     done = start("--nonsense")
-    assert done.returncode == 2 and "--dry-run" in done.stderr
+    assert done.returncode == 2 and "--dry-run" in done.stderr  # told how it is called
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="the stand-in is compiled with g++")
@@ -121,6 +107,6 @@ def test_all_of_it_is_rehearsed_on_a_stand_in(tmp_path):
     logs = "\n".join(path.read_text()[-3000:] for path in out.glob("*.log"))
     assert done.returncode == 0, logs
     assert results(out) == dict.fromkeys(STAGES, "passed")
-    assert "9 passed" in (out / "tests.log").read_text()  # the others need a real card
+    assert "8 passed" in (out / "tests.log").read_text()  # the others need a real card
     [record] = lk.recorded(folder=out / "records")
     assert record.kind == "gpu" and "T4" in record.hardware
