@@ -7,7 +7,7 @@ import pytest
 from played_gpu import GPU, play
 
 import labkit as lk
-from labkit.analysis.loader_simulation import Work, simulate
+from labkit.analysis.loader_simulation import Simulation, Work
 from labkit.results.launch import launch
 from labkit.results.timeline import item_costs
 
@@ -19,8 +19,8 @@ def outcome_of(workers, *, wait=0.0, cpu=0.0, host=0.010, batches=200, cores=2, 
     """Simulate equal batches; `wait`, `cpu` and `host` in s. Returns (samples/s, busy share)."""
     waits = np.full((batches, 1), wait) if np.isscalar(wait) else np.reshape(wait, (-1, 1))
     work = Work(waits, np.full(waits.shape, cpu), np.full(batches, host), **more)
-    found = simulate(work, cores, workers=workers, prefetch=prefetch)
-    return found.summary(max(3, workers * prefetch), 16)
+    found = Simulation(work, cores, workers, prefetch)
+    return found.summary(max(3, workers * prefetch), 16)[:2]
 
 
 def write(path, machine, knobs, steps, items, extra=(), spec=(), without=()):
@@ -102,7 +102,7 @@ def test_one_slow_batch_holds_up_all_behind_it_unless_the_queue_is_deep():
     waits = np.full(120, 0.010)
     waits[60] = 0.5
     work = Work(waits[:, None], np.zeros((120, 1)), np.full(120, 0.001))
-    found = simulate(work, 8, workers=4)
+    found = Simulation(work, 8, workers=4)
     assert found.ready[60] - found.ready[59] > 0.4
     assert found.ready[63] - found.ready[60] < 0.01  # these had long been there
     waits = np.full(400, 0.012)
@@ -214,9 +214,9 @@ def test_what_cannot_act_changes_nothing_and_says_so(tmp_path, knob):
 
 @pytest.mark.parametrize(
     ("changes", "word"),
-    [({"model": "mlp"}, "model"), ({"image_px": 224}, "image"), ({"compile": "default"}, "compile"),
-     ({"precision": "bf16"}, "bf16"), ({"batch_size": 32}, "x-ray"),
-     ({"accumulation_steps": 4}, "update")],
+    [({"model": "mlp"}, "model"), ({"image_px": 224}, "image_px"),
+     ({"compile": "default"}, "compile"), ({"precision": "bf16"}, "bf16"),
+     ({"batch_size": 32}, "x-ray"), ({"accumulation_steps": 4}, "accumulation_steps")],
 )  # fmt: skip
 def test_what_the_run_does_not_tell_is_not_predicted(textbook, changes, word):
     found = lk.predict(textbook, **changes)

@@ -57,23 +57,6 @@ def coldness(waited: Any) -> Any:
     return 1 - np.exp(-((np.asarray(waited) / COOLS_S) ** 2))
 
 
-def simulate(
-    work: Work, cores: int, *, workers: int, prefetch: int = 2, seconds: float | None = None
-) -> Simulation:
-    """Run the loader and the training loop over all batches of `work`, or for `seconds`.
-
-    Args:
-        work: What each batch and step takes.
-        cores: What the loader and the training loop share.
-        workers: Loader processes; with 0 the training loop prepares its batches itself.
-        prefetch: Batches each worker has under way at the most.
-        seconds: Stop after the first step that ends later than this; None for no limit.
-    """
-    simulation = Simulation(work, cores, workers, prefetch, NEVER if seconds is None else seconds)
-    simulation.run()
-    return simulation
-
-
 class Simulation:
     """The loader and the training loop; `asked`, `ready`, `begin`, `end` are s, as `Run.stamps`.
 
@@ -82,10 +65,15 @@ class Simulation:
     alike, whoever computes is done when it has grown by what is left.
     """
 
-    def __init__(self, work: Work, cores: int, workers: int, prefetch: int, limit: float):
-        """Set everything to the start; the arguments are those of `simulate`."""
+    def __init__(
+        self, work: Work, cores: int, workers: int, prefetch: int = 2, seconds: float | None = None
+    ):
+        """Run over all batches of `work`, or to the end of the first step later than `seconds`.
+
+        With no `workers` the loop prepares its batches itself; each has `prefetch` under way.
+        """
         self.work, self.cores, self.workers, self.prefetch = work, cores, workers, prefetch
-        self.limit, self.count = limit, len(work.host)
+        self.limit, self.count = NEVER if seconds is None else seconds, len(work.host)
         self.asked, self.ready, self.begin, self.end = [], [], [], []
         self.host = work.host.tolist()
         self.cold = [0.0] * self.count if work.cold is None else work.cold.tolist()
@@ -93,10 +81,9 @@ class Simulation:
             [(wait, cpu, 1) for wait, cpu in zip(waits, cpus, strict=True)]
             for waits, cpus in zip(work.waits.tolist(), work.cpus.tolist(), strict=True)
         ]
-        most = 2 * workers + work.host_threads + 2  # threads that may want a core at once
-        self.rates = [
-            1.0 if n <= cores else OVERSUBSCRIBED * cores / n for n in range(most + 1)
-        ]  # speed of each of n computing threads
+        most, shared = 2 * workers + work.host_threads + 2, OVERSUBSCRIBED * cores
+        # Speed of each of n computing threads
+        self.rates = [1.0 if n <= cores else shared / n for n in range(most + 1)]
         lump = 1.0 if work.waits.shape[1] <= 2 else ONE_BY_ONE
         self.idle = (lump * work.waits.sum(axis=1)).tolist()  # of a loop that waits by itself
         self.now = self.virtual = self.core_time = self.step_work = self.copied = 0.0
@@ -106,9 +93,6 @@ class Simulation:
         self.queues: list[deque] = [deque() for _ in range(workers)]
         self.arrived: deque[int] = deque()
         self.asleep: set[int] = set()
-
-    def run(self) -> None:
-        """Let everything happen in order."""
         loop = self._loop_with_workers() if self.workers else self._loop_alone()
         self.processes = [loop, *map(self._worker, range(self.workers))]
         for number in range(len(self.processes)):
@@ -118,25 +102,21 @@ class Simulation:
             if self.now > self.limit and self.end and self.end[-1] > self.limit:
                 break
 
-    def summary(self, warmup: int, batch_size: int) -> tuple[float, float]:
-        """Return (samples/s, utilization) behind the warm-up, as a Run counts them."""
+    def summary(self, warmup: int, batch_size: int) -> tuple[float, float, float, float]:
+        """Return what a Run would count behind the warm-up, and what the cores did.
+
+        These are samples/s, utilization, the busy share of all core time, and the time of a CPU's
+        steps over what they take on cores of their own.
+        """
         steps = len(self.end)
         first = min(warmup, max(1, steps // 3))
         wall = self.end[-1] - self.end[first - 1]
         busy = sum(self.end[first:]) - sum(self.begin[first:])
-        return (steps - first) * batch_size / wall, busy / wall
-
-    @property
-    def stretch(self) -> float:
-        """Time of a CPU's steps, over what they take on cores of their own."""
-        if self.work.device is not None or not self.step_work:
-            return 1.0
-        return (sum(self.end) - sum(self.begin[: len(self.end)])) / self.step_work
-
-    @property
-    def cores_busy(self) -> float:
-        """Share of all core time, 0 to 1."""
-        return self.core_time / (self.now * self.cores) if self.now else 0.0
+        cores_busy = self.core_time / (self.now * self.cores)
+        stretch = 1.0
+        if self.step_work:
+            stretch = (sum(self.end) - sum(self.begin[:steps])) / self.step_work
+        return (steps - first) * batch_size / wall, busy / wall, cores_busy, stretch
 
     # -- who runs when ---------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis.loader_simulation import simulate
+from labkit.analysis.loader_simulation import Simulation
 from labkit.analysis.loader_work import CannotPredict, Measured, measured, work_of
 from labkit.knobs import check_names
 from labkit.results.event_log import of_one_moment
@@ -34,16 +34,6 @@ STRETCHED = 1.1  # a step that takes so much longer than alone is held back by w
 
 FREE = ("num_workers", "prefetch_factor", "stall_ms", "stall_every", "steps", "seconds", "seed",
         "xray")  # fmt: skip
-NEVER = {
-    "image_px": "what items and steps of another image size take",
-    "augment": "what a round of augmentation takes",
-    "compile": "the compiled model",
-    "accumulation_steps": "what an update takes, apart from the rest of a step,",
-    "non_blocking": "how much of the copy would overlap",
-    "prefetch_to_device": "how much of the copy would overlap",
-    "channels_last": "the other memory layout",
-    "fused_optimizer": "the fused update",
-}  # of other knobs that are not FREE: "another {knob}"
 BATCH_FACTOR = 4  # the step's time at other batch sizes is a straight line only so far
 LITTLE_COPY = 0.02  # of a step: below this, faster copies cannot show
 
@@ -160,11 +150,8 @@ def _simulated(known: Measured, target: Any, step: float) -> tuple[list[float], 
     found = []
     for draw in range(DRAWS):
         work = work_of(known, target, step, steps, np.random.default_rng(draw))
-        came = simulate(
-            work, known.cores, workers=target.num_workers, prefetch=prefetch,
-            seconds=target.seconds,
-        )  # fmt: skip
-        found.append((*came.summary(warmup, target.batch_size), came.cores_busy, came.stretch))
+        came = Simulation(work, known.cores, target.num_workers, prefetch, target.seconds)
+        found.append(came.summary(warmup, target.batch_size))
     return tuple(map(list, zip(*found, strict=True)))
 
 
@@ -207,8 +194,9 @@ def _step(run: Any, target: Any) -> tuple[float, list[str]]:
         elif name == "pin_memory":
             notes.append(_pin_memory(run))
         else:
-            what = NEVER.get(name, f"another {name}")
-            raise CannotPredict(f"{what} was not measured: run it once with {name}={value!r}")
+            raise CannotPredict(
+                f"the effect of {name} was not measured: run it once with {name}={value!r}"
+            )
     return step, notes
 
 

@@ -6,7 +6,7 @@ not those it is scored on) so that no healthy run of that half crosses it.
 
 from __future__ import annotations
 
-# -- when a loss is worth a name -----------------------------------------------------------------
+# == when a loss is worth a name ==
 
 # Healthy runs of the calibration half came to about 0.1 for input (the hand-over from a worker,
 # and its share of the cores), 0.01 for transfer, 0.13 for launch (every eager model dispatches,
@@ -24,7 +24,7 @@ WORTH_NAMING = {
     "straggler": 0.13,
 }
 
-# -- when no verdict is given --------------------------------------------------------------------
+# == when no verdict is given ==
 
 # Measured steps, warm-up excluded: the bootstrap below needs a distribution.
 MIN_STEPS = 12
@@ -41,14 +41,14 @@ UNSEEN = 0.5
 # GPU (NVML, per process). Above it nothing is called healthy, and no loader with workers slow.
 FOREIGN_LOAD = 0.20
 
-# -- steps ---------------------------------------------------------------------------------------
+# == steps ==
 
 # A step holds a pause where its compute exceeds PAUSE ordinary ones; ORDINARY is their quantile.
 PAUSE, ORDINARY = 1.5, 0.25
 # Waiting comes in stalls where the worst tenth of the steps has more than this of it.
 WORST_STEPS, STALLS = 0.1, 0.6
 
-# -- inside the compute --------------------------------------------------------------------------
+# == inside the compute ==
 
 # What 16-bit formats gain on Tensor Cores at the least: the low end of the published 2x to 8x
 # (PyTorch and NVIDIA mixed-precision guides). Only for traces, where nothing can be measured.
@@ -67,7 +67,7 @@ DISAGREE_OVER = 1.5
 # fill half of it. Without a graph as little as 2 % is what a launch-bound step looks like.
 GRAPH_KERNELS = 0.5
 
-# -- second witnesses of a busy GPU --------------------------------------------------------------
+# == second witnesses of a busy GPU ==
 
 # GPM's SM activity over the busy share. NVIDIA's DCGM user guide, "Profiling Metrics": 0.8 or more
 # is necessary for an effective use of the GPU, less than 0.5 likely indicates an ineffective one.
@@ -83,7 +83,7 @@ POWER_WORKS, POWER_RESTS = 0.6, 0.3
 
 MIN_READINGS = 2  # of an instrument inside the measured steps: one may straddle their edge
 
-# -- ranks ---------------------------------------------------------------------------------------
+# == ranks ==
 
 # The late rank must be the same one in this share of the steps: of two, chance makes it half.
 SAME_RANK = 0.75
