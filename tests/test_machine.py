@@ -104,9 +104,8 @@ def test_nvml_is_asked_for_a_card_or_a_part_of_one_by_its_own_name(part, monkeyp
         monkeypatch.setattr(pynvml, call, lambda: "550.54")
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", asked.append)
     assert bench_machine.describe(torch.device("cuda", 0))["uuid"] == uuid
-    device_experiments.pcie(bench_machine.card_uuid(torch.device("cuda", 0)))
-    device_experiments.nvml_meter(bench_machine.card_uuid(torch.device("cuda", 0)))
-    assert asked == [uuid] * 3
+    device_experiments.nvml_card(torch.device("cuda", 0))
+    assert asked == [uuid] * 2
 
 
 SHEETS = {

@@ -242,10 +242,9 @@ def draw_path(measured: Any) -> Any:
     for place, (name, colour, leg, beside) in enumerate(path):
         x = 0.05 + place * (wide + gap)
         middle = x + wide / 2
-        boxes.box(axes, x, 0.55, wide, 0.8, colour)
         if arithmetic and name in ("core", "SMs"):
             name += "\n" + primitives.flops_text(arithmetic).replace(" ", "\n")
-        boxes.say(axes, middle, 0.95, name)
+        boxes.box(axes, x, 0.55, wide, 0.8, colour, name)
         if leg:
             boxes.arrow(axes, (x - gap + 0.04, 0.95), (x - 0.04, 0.95))
             rate = f"{primitives.number(rates[leg])} GB/s" if leg in rates else "not\nmeasured"

@@ -6,14 +6,14 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 from labkit.experiments.measure import header, primitives, style
 from labkit.spec import experiment, knob
 from labkit.wiring import Later
 
-torch, machine, boxes = Later("torch"), Later("labkit.bench.machine"), Later("labkit.show.boxes")
+torch, pynvml = Later("torch"), Later("pynvml")
+machine, boxes = Later("labkit.bench.machine"), Later("labkit.show.boxes")
 
 # Fact: the name torch has for it. Versions of torch differ in what they tell.
 CARD = {
@@ -37,7 +37,7 @@ def anatomy(job: Any, bench: Any) -> None:
         facts = {name: getattr(card, known, None) for name, known in CARD.items()}
         if facts["threads_per_sm"] and facts["warp"]:
             facts["warps_per_sm"] = facts["threads_per_sm"] // facts["warp"]
-        facts |= pcie(machine.card_uuid(bench.device))
+        facts |= pcie(bench.device)
     elif bench.on_cpu:
         vectors = None
         with contextlib.suppress(AttributeError):
@@ -49,17 +49,20 @@ def anatomy(job: Any, bench: Any) -> None:
     bench.write("device", values={**facts, "caches": bench.cache_bytes()}, kind=bench.device.type)
 
 
-def pcie(uuid: str) -> dict[str, Any]:
+def pcie(device: Any) -> dict[str, Any]:
     """Return what the card's link to the host can do at most; an idle card may run it slower."""
-    import pynvml
-
     facts: dict[str, Any] = {"pcie_generation": None, "pcie_width": None}
     with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        card = nvml_card(device)
         facts["pcie_generation"] = pynvml.nvmlDeviceGetMaxPcieLinkGeneration(card)
         facts["pcie_width"] = pynvml.nvmlDeviceGetMaxPcieLinkWidth(card)
     return facts
+
+
+def nvml_card(device: Any) -> Any:
+    """Return NVML's handle of a card."""
+    pynvml.nvmlInit()
+    return pynvml.nvmlDeviceGetHandleByUUID(machine.card_uuid(device))
 
 
 # -- its drawing -----------------------------------------------------------------------------------
@@ -80,66 +83,60 @@ def draw_device(measured: Any) -> Any:
     lines = header(measured, title=MEANING.get(kind, "the device"))
     figure, (axes,) = style.page(lines, [(0.1, TALL)], left_in=0.12, bottom_in=0.1)
     boxes.canvas(axes, WIDE, TALL)
-    (_draw_gpu if kind == "gpu" else _draw_cpu)(axes, measured.machine, facts)
+    sizes = {name: primitives.size_text(n) for name, n in (facts.get("caches") or {}).items()}
+    (_draw_gpu if kind == "gpu" else _draw_cpu)(axes, measured.machine, facts, sizes)
     return figure
 
 
-def _said(*texts: str | None) -> str:
-    return "\n".join(filter(None, texts))
+def _joined(*texts: str | None, by: str = "\n") -> str:
+    return by.join(filter(None, texts))
 
 
-def _draw_cpu(axes: Any, here: Any, facts: dict[str, Any]) -> None:
-    cores = facts.get("cores") or here.cpu_cores
-    caches = facts.get("caches") or {}
-    own = [f"{name} {primitives.size_text(n)}" for name, n in caches.items() if name != "L3"]
+def _draw_cpu(axes: Any, here: Any, facts: dict[str, Any], caches: dict[str, str]) -> None:
+    cores = facts.get("cores") or here.cpu_cores or 0
+    own = [f"{name} {size}" for name, size in caches.items() if name != "L3"]
     vectors = facts.get("vectors") and f"vectors: {facts['vectors']}"
     boxes.box(axes, 0.05, 1.62, WIDE - 0.1, 1.62, "white")
-    if cores and cores <= 8:
-        wide = (WIDE - 0.4) / cores
-        for i in range(cores):
-            boxes.box(axes, 0.26 + i * wide, 1.74, wide - 0.12, 1.36, CORE)
-            boxes.say(axes, 0.2 + (i + 0.5) * wide, 2.42, _said(f"core {i + 1}", vectors, *own))
-    elif cores:
+    if cores > 8:
         _draw_many(axes, cores, 0.2, 1.74, 4.9, 1.36)
         each = f"each: {', '.join(own)}" if own else ""
-        boxes.say(axes, 6.5, 2.42, _said(f"{cores} cores", vectors, each))
+        boxes.say(axes, 6.5, 2.42, _joined(f"{cores} cores", vectors, each))
+    wide = (WIDE - 0.4) / (cores or 1)
+    for i in range(cores if cores <= 8 else 0):
+        text = _joined(f"core {i + 1}", vectors, *own)
+        boxes.box(axes, 0.26 + i * wide, 1.74, wide - 0.12, 1.36, CORE, text)
     if "L3" in caches:
-        boxes.box(axes, 0.05, 1.08, WIDE - 0.1, 0.42, CACHE)
-        size = primitives.size_text(caches["L3"])
-        boxes.say(axes, WIDE / 2, 1.29, f"L3 cache {size}, as the system reports it")
+        text = f"L3 cache {caches['L3']}, as the system reports it"
+        boxes.box(axes, 0.05, 1.08, WIDE - 0.1, 0.42, CACHE, text)
         boxes.arrow(axes, (WIDE / 2, 1.5), (WIDE / 2, 1.62))
-    boxes.box(axes, 0.05, 0.2, WIDE - 0.1, 0.6, MEMORY)
-    boxes.say(axes, WIDE / 2, 0.5, f"RAM {here.ram_gib:.1f} GiB" if here.ram_gib else "RAM")
+    ram = _joined("RAM", here.ram_gib and f"{here.ram_gib:.1f} GiB", by=" ")
+    boxes.box(axes, 0.05, 0.2, WIDE - 0.1, 0.6, MEMORY, ram)
     boxes.arrow(axes, (WIDE / 2, 0.8), (WIDE / 2, 1.08 if "L3" in caches else 1.62))
 
 
-def _draw_gpu(axes: Any, here: Any, facts: dict[str, Any]) -> None:
+def _draw_gpu(axes: Any, here: Any, facts: dict[str, Any], caches: dict[str, str]) -> None:
     boxes.box(axes, 1.75, 0.2, WIDE - 1.8, 3.04, "white")
     if sms := facts.get("sms") or here.sm_count:
         _draw_many(axes, sms, 1.9, 1.5, 3.2, 1.36)
         boxes.say(axes, 3.5, 3.03, f"{sms} SMs")
-    boxes.box(axes, 5.35, 1.5, 2.4, 1.36, CORE)
-    boxes.say(axes, 6.55, 3.03, "one of them")
     warps, registers = facts.get("warps_per_sm"), facts.get("registers_per_sm")
     shared = facts.get("shared_bytes_per_sm")
-    inside = _said(
+    inside = _joined(
         warps and facts.get("warp") and f"{warps} warps of {facts['warp']} threads in flight",
         registers and f"{registers:,} registers",
         shared and f"{primitives.size_text(shared)} shared memory",
     )
-    boxes.say(axes, 6.55, 2.18, inside or "torch does not tell its inside")
-    if l2 := (facts.get("caches") or {}).get("L2"):
-        boxes.box(axes, 1.9, 0.98, WIDE - 2.05, 0.36, CACHE)
-        boxes.say(axes, (1.9 + WIDE) / 2, 1.16, f"L2 cache {primitives.size_text(l2)}")
-    boxes.box(axes, 1.9, 0.3, WIDE - 2.05, 0.54, MEMORY)
-    size = [here.memory_gib and f"{here.memory_gib:.0f} GiB",
-            facts.get("bus_bits") and f"{facts['bus_bits']} bits wide"]  # fmt: skip
-    memory = f"device memory (VRAM) {', '.join(filter(None, size))}".strip()
-    boxes.say(axes, (1.9 + WIDE) / 2, 0.57, memory)
-    boxes.box(axes, 0.05, 0.3, 0.95, 2.56, BUS)
-    ram = f"\n{here.ram_gib:.0f} GiB" if here.ram_gib else ""
-    cores = f"\n\nCPU\n{here.cpu_cores} cores" if here.cpu_cores else ""
-    boxes.say(axes, 0.525, 1.58, f"RAM{ram}{cores}")
+    boxes.box(axes, 5.35, 1.5, 2.4, 1.36, CORE, inside or "torch does not tell its inside")
+    boxes.say(axes, 6.55, 3.03, "one of them")
+    if "L2" in caches:
+        boxes.box(axes, 1.9, 0.98, WIDE - 2.05, 0.36, CACHE, f"L2 cache {caches['L2']}")
+    memory = here.memory_gib and f"{here.memory_gib:.0f} GiB"
+    wide = facts.get("bus_bits") and f"{facts['bus_bits']} bits wide"
+    text = _joined("device memory (VRAM)", _joined(memory, wide, by=", "), by=" ")
+    boxes.box(axes, 1.9, 0.3, WIDE - 2.05, 0.54, MEMORY, text)
+    ram = here.ram_gib and f"{here.ram_gib:.0f} GiB"
+    cores = here.cpu_cores and f"\nCPU\n{here.cpu_cores} cores"
+    boxes.box(axes, 0.05, 0.3, 0.95, 2.56, BUS, _joined("RAM", ram, cores))
     boxes.arrow(axes, (1.0, 0.57), (1.9, 0.57))
     bus = f"PCIe\n{here.pcie}" if here.pcie else "bus"
     if facts.get("pcie_generation") and facts.get("pcie_width"):
@@ -212,37 +209,19 @@ def one_on_card(job: Any, bench: Any) -> None:
     lanes = card.multi_processor_count * card.max_threads_per_multi_processor
     readings = []
     started = time.perf_counter()
-    meter = nvml_meter(machine.card_uuid(bench.device))
-    while (now := time.perf_counter() - started) < job.seconds:
-        for _ in range(20):
-            torch.cuda._sleep(TICKS)
-        bench.synchronize()
-        reading = meter()
-        if reading is not None and now > job.seconds / 2:  # its window has filled by then
-            readings.append(reading)
+    with contextlib.suppress(pynvml.NVMLError):
+        meter = nvml_card(bench.device)
+        while (now := time.perf_counter() - started) < job.seconds:
+            for _ in range(20):
+                torch.cuda._sleep(TICKS)
+            bench.synchronize()
+            if now > job.seconds / 2:  # the meter's window has filled by then
+                readings.append(pynvml.nvmlDeviceGetUtilizationRates(meter).gpu / 100)
     if not readings:
         bench.skip("one thread", "NVML does not tell this card's utilization")
         return
     values = {"meter": statistics.median(readings), "lanes": lanes, "used": 1 / lanes}
     bench.write("threads", values=values, threads=1)
-
-
-def nvml_meter(uuid: str) -> Callable[[], float | None]:
-    """Return a function that reads the card's utilization, 0 to 1; None where it is not told."""
-    import pynvml
-
-    card = None
-    with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-
-    def read() -> float | None:
-        with contextlib.suppress(pynvml.NVMLError):
-            if card is not None:
-                return pynvml.nvmlDeviceGetUtilizationRates(card).gpu / 100
-        return None
-
-    return read
 
 
 @one_thread.figure
@@ -251,18 +230,15 @@ def draw_threads(measured: Any, before: Any = None) -> Any:
     kind, rows = measured.machine.kind, []
     for point in measured.where("threads"):
         who = "1 thread" if point.case.get("threads") == 1 else f"{point.case['threads']} threads"
-        for key, names, colour in (
-            ("meter", METER, style.INSTRUMENT),
-            ("used", LANES, style.COMPUTE),
-        ):
-            value = 100 * point.values[key]
+        for key, names in (("meter", METER), ("used", LANES)):
+            value, name = 100 * point.values[key], names.get(kind, key)
             text = f"{value:.3g} %" if value < 1 else f"{value:.0f} %"
-            rows.append(primitives.Bar(f"{who}: {names.get(kind, key)}", value, text, colour))
+            colour = style.INSTRUMENT if key == "meter" else style.COMPUTE
+            rows.append(primitives.Bar(f"{who}: {name}", value, text, colour))
+    texts = [row.text for row in rows] or ["nothing"] * 2
+    title = f"the meter reads {texts[0]}, and {texts[1]} of the device is used"
     panels = [(0.1, primitives.rows_in(len(rows)))] if rows else []
-    title = (
-        f"the meter reads {rows[0].text}, and {rows[1].text} of the device is used" if rows else ""
-    )
     figure, axes = style.page(header(measured, before, title=title), panels, 3.7, 0.5)
-    if rows:
-        primitives.hbars(axes[0], rows, "% of what the meter, or the device, can show")
+    for each in axes:
+        primitives.hbars(each, rows, "% of what the meter, or the device, can show")
     return figure

@@ -76,7 +76,7 @@ def fusion(job: Any, bench: Any) -> None:
     largest = count * ITEM / 2**20
     a, b, c = (bench.random_array(count) for _ in range(3))
     between, d = torch.ones_like(a), torch.ones_like(a)
-    sums = Chain("a + b + c", [2, 2], 3, eager_sum, fused_sum, (a, b, c), between, d)
+    sums = Chain("a + b + c", [2, 2], 3, *sum_of_three(), (a, b, c), between, d)
     unary = Chain(f"{job.length} operations", [1] * job.length, 1, *unary_of(job.length), (a,),
                   between, d)  # fmt: skip
     lacking = bench.compile_lacks()
@@ -99,17 +99,20 @@ def fusion(job: Any, bench: Any) -> None:
     launches(bench, lacking)
 
 
-def eager_sum(arrays: tuple, between: torch.Tensor, d: torch.Tensor) -> None:
-    """Add three arrays: two operations, the first one's result is written and read again."""
-    a, b, c = arrays
-    torch.add(a, b, out=between)
-    torch.add(between, c, out=d)
+def sum_of_three() -> tuple[Callable, Callable]:
+    """Return a + b + c: in two operations, with an array in between, and plain."""
+    add = torch.add
 
+    def eager(arrays: tuple, between: torch.Tensor, d: torch.Tensor) -> None:
+        a, b, c = arrays
+        add(a, b, out=between)
+        add(between, c, out=d)
 
-def fused_sum(arrays: tuple, d: torch.Tensor) -> None:
-    """Add three arrays, as the compiler sees it: it is free to do all in one pass."""
-    a, b, c = arrays
-    d.copy_(a + b + c)
+    def plain(arrays: tuple, d: torch.Tensor) -> None:
+        a, b, c = arrays
+        d.copy_(a + b + c)
+
+    return eager, plain
 
 
 def unary_of(length: int) -> tuple[Callable, Callable]:

@@ -85,16 +85,16 @@ def matrix_slices(job: Any, bench: Any) -> None:
     n = job.n or side(bench, "fp32")
     a = torch.randn(n, n, device=bench.device)  # (n, n)
     b = torch.randn(n, n, device=bench.device)
-    out = torch.empty_like(a)
+    out, mm = torch.empty_like(a), torch.mm
     flops = 2 * n**3
-    bench.time(lambda: torch.mm(a, b, out=out), of="at once", flops=flops, launches=1, n=n,
+    bench.time(lambda: mm(a, b, out=out), of="at once", flops=flops, launches=1, n=n,
                slices=1)  # fmt: skip
     for count in job.slices:
         if not 1 < count <= n:
             bench.skip(f"{count} slices", f"there are {n} rows: give 2 to {n} slices")
             continue
         rows = list(zip(a.chunk(count), out.chunk(count), strict=True))
-        bench.time(lambda rows=rows: [torch.mm(part, b, out=into) for part, into in rows],
+        bench.time(lambda rows=rows: [mm(part, b, out=into) for part, into in rows],
                    of="in slices", flops=flops, launches=len(rows), n=n,
                    slices=len(rows))  # fmt: skip
     small = job.small

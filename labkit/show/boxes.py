@@ -12,14 +12,17 @@ from labkit.show.style import drawable, literal
 EDGE = "#444444"
 
 
-def box(axes: Axes, x: float, y: float, wide: float, tall: float, colour: str) -> None:
-    """Draw a rounded box with its lower left corner at (x, y); units are the axes'."""
+def box(
+    axes: Axes, x: float, y: float, wide: float, tall: float, colour: str, text: str = ""
+) -> None:
+    """Draw a rounded box with its lower left corner at (x, y), in the axes' units, and its text."""
     axes.add_patch(
         FancyBboxPatch(
             (x, y), wide, tall, boxstyle="round,pad=0,rounding_size=0.06", linewidth=0.9,
             facecolor=colour, edgecolor=EDGE,
         )
     )  # fmt: skip
+    say(axes, x + wide / 2, y + tall / 2, text)
 
 
 def cell(axes: Axes, x: float, y: float, wide: float, tall: float, colour: str) -> None:
