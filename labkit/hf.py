@@ -111,12 +111,10 @@ class Recorder(TrainerCallback):
             self._asked = now_ns()
 
     def on_evaluate(self, *_args: Any, **_more: Any) -> None:
-        """The loader is asked only when the evaluation is done."""
+        """The loader is asked only when this is done."""
         self._asked = now_ns()
 
-    def on_save(self, *_args: Any, **_more: Any) -> None:
-        """The loader is asked only when the checkpoint is written."""
-        self._asked = now_ns()
+    on_save = on_evaluate
 
     def on_train_end(self, *_args: Any, **_more: Any) -> None:
         """End the record."""

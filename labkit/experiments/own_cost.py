@@ -1,9 +1,9 @@
 """What the kit itself costs, measured on this machine: `labkit bench-self`.
 
-What recording costs a training loop is measured in pairs, each step recorded or not by lot:
-`python -m labkit.experiments.own_cost` prints that alone. Blocks of steps cannot resolve 1 % on a
-noisy machine (A/A noise is 3-5 %); steps interleaved at random can. Two of the three lots are the
-same unrecorded step: what they differ by is the noise of the measurement.
+What recording costs a loop is measured in pairs, each step recorded or not by lot, as blocks of
+steps cannot resolve 1 % on a noisy machine (A/A noise is 3-5 %). Two of the three lots are the same
+unrecorded step: what they differ by is the noise. `python -m labkit.experiments.own_cost` prints
+that alone.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +23,6 @@ from labkit.process import launcher
 from labkit.process.events import now_ns
 from labkit.results.launch import launch
 from labkit.results.machine import machine
-from labkit.results.run import Run
 from labkit.results.table import Table
 from labkit.spec import Pipeline
 
@@ -46,19 +45,16 @@ CLAIMS = {  # key -> (what it is, what it should stay below)
 def measure() -> dict[str, Any]:
     """Measure each of CLAIMS (medians of several repeats) and name the machine."""
     print("labkit: measuring its own cost, about a minute ...", file=sys.stderr)
-    middle = statistics.median
-    times = [_default_run() for _ in range(REPEATS)]
-    command = [sys.executable, "-m", "labkit.experiments.own_cost"]
-    alone = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    runs = [run_s() for _ in range(REPEATS)]
     return {
         "machine": machine().line,
-        "import_s": middle(_import_s() for _ in range(REPEATS)),
-        "first_step_s": middle(first for first, _ in times),
-        "warm_first_step_s": middle(_warm_first_step_s() for _ in range(REPEATS)),
-        "default_run_s": middle(whole for _, whole in times),
-        "stop_s": middle(_stop_s() for _ in range(REPEATS)),
-        "forced_stop_s": _stop_s(fault="labkit.experiments.own_cost:hang:"),
-        **json.loads(alone),
+        "import_s": median(import_s() for _ in range(REPEATS)),
+        "first_step_s": median(first for first, _ in runs),
+        "warm_first_step_s": median(run_s(warm=True)[0] for _ in range(REPEATS)),
+        "default_run_s": median(whole for _, whole in runs),
+        "stop_s": median(stop_s() for _ in range(REPEATS)),
+        "forced_stop_s": stop_s(fault=f"{hang.__module__}:hang:"),
+        **json.loads(subprocess.check_output([sys.executable, "-m", hang.__module__])),
     }
 
 
@@ -71,34 +67,28 @@ def table(costs: dict[str, Any]) -> Table:
     return Table(rows, title=costs["machine"], left=(0, 2))
 
 
-def _import_s() -> float:
-    def seconds(code: str) -> float:
+def import_s() -> float:
+    """Return what importing labkit adds to a Python that starts, s."""
+    times = []
+    for code in ("import labkit; labkit.Pipeline", "pass"):
         start = time.perf_counter()
         subprocess.run([sys.executable, "-c", code], check=True)
-        return time.perf_counter() - start
-
-    return seconds("import labkit; labkit.Pipeline") - seconds("pass")
-
-
-def _default_run(**knobs: Any) -> tuple[float, float]:
-    """Return (seconds to the first step's end, seconds to the end)."""
-    start, first = time.perf_counter(), []
-
-    def see(run: Run) -> None:
-        if run.steps and not first:
-            first.append(time.perf_counter() - start)
-
-    launch(Pipeline(**knobs)).wait(each=see, period_s=0.01)
-    return first[0], time.perf_counter() - start
+        times.append(time.perf_counter() - start)
+    return times[0] - times[1]
 
 
-def _warm_first_step_s() -> float:
-    launcher.stand_by(forced=True)
-    time.sleep(5)
-    return _default_run(steps=5, xray=False)[0]
+def run_s(warm: bool = False) -> tuple[float, float]:
+    """Return the seconds from the start of a default run to its first step, and to its end."""
+    if warm:
+        launcher.stand_by(forced=True)
+        time.sleep(5)
+    start = now_ns()
+    run = launch(Pipeline()).wait()
+    return (run.steps_since(0)[0]["t"][3] - start) / 1e9, (now_ns() - start) / 1e9
 
 
-def _stop_s(fault: str | None = None) -> float:
+def stop_s(fault: str | None = None) -> float:
+    """Return how long Stop takes, s."""
     run = launch(Pipeline(num_workers=2, steps=100_000, seconds=60), fault=fault)
     while run.running and not run.steps:
         time.sleep(0.01)
@@ -117,9 +107,6 @@ def hang(_argument: str, dataset: Any, trainer: Any) -> Any:
 
     trainer.after_step = deaf
     return dataset
-
-
-# -- in a process of its own -----------------------------------------------------------------------
 
 
 def trainer_of(step_ms: float) -> tuple[Any, Any, Any]:
@@ -143,22 +130,17 @@ def trainer_of(step_ms: float) -> tuple[Any, Any, Any]:
             start = now_ns()
             trainer.compute(images, labels, update=True)
             took.append(now_ns() - start)
-        if statistics.median(took[20:]) >= step_ms * 1e6:
+        if median(took[20:]) >= step_ms * 1e6:
             break
     return trainer, images, labels
 
 
 def recorder_cost() -> dict[str, float]:
-    """Return the step time without and with recording (medians, ms), the cost and the noise.
-
-    Cost and noise are shares of the step: recorded against not recorded, and one half of the
-    unrecorded steps against the other.
-    """
+    """Return the step time without and with recording (ms), and cost and noise as shares of it."""
     from labkit.bench.timeline import HostTimeline
 
     trainer, images, labels = trainer_of(STEP_MS)
-    lots = random.Random(0)
-    took: tuple[list[int], ...] = ([], [], [])
+    lots, took = random.Random(0), ([], [], [])
     with tempfile.TemporaryDirectory() as folder:
         timeline = HostTimeline(folder)
         for i in range(STEPS):
@@ -176,8 +158,8 @@ def recorder_cost() -> dict[str, float]:
                 batch = trainer.to_device(images, labels)
                 loss = trainer.compute(*batch, update=True)
             took[lot].append(now_ns() - start)
-    first, second, recorded = (statistics.median(lot) / 1e6 for lot in took)
-    plain = statistics.median(took[PLAIN] + took[PLAIN_TOO]) / 1e6
+    first, second, recorded = (median(lot) / 1e6 for lot in took)
+    plain = median(took[PLAIN] + took[PLAIN_TOO]) / 1e6
     return {
         "recorder_step_ms": plain,
         "recorder_recorded_step_ms": recorded,

@@ -1,10 +1,12 @@
 """Soak: real runs with workers, killed at random moments, and what is left afterwards.
 
-Each kill starts a kernel (a Python process), which starts a run; a seeded choice of kernel,
-supervisor, bench, workers and telemetry is killed while it goes on, or while it starts. What is
-left is looked for from outside: processes and shared memory in /proc and /dev/shm, finished steps
-in a memory-mapped counter that the bench keeps past the log. `python soak.py --kills 200 --seed 0`
-works for `--minutes` and is called again to go on; it prints the figures of all kills so far.
+Each kill starts a kernel (a Python process), which starts a run, half of them on a standby; a
+seeded choice of kernel, supervisor, bench, workers and telemetry is killed while it goes on, or
+while it starts, or while it still stands by. What is left is looked for from outside: processes and
+shared memory in /proc and /dev/shm, finished steps in a memory-mapped counter that the bench keeps
+past the log.
+`python soak.py --kills 200 --seed 0` works for `--minutes` and is called again to go on; it prints
+the figures of all kills so far.
 """
 
 import argparse
@@ -17,23 +19,29 @@ import random
 import re
 import select
 import signal
-import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from planted import counted
+
 KERNEL = """
 import json, sys
 from labkit import Pipeline
+from labkit.process import launcher
 from labkit.results.launch import launch
-run = launch(Pipeline(**json.loads(sys.argv[1])), fault="planted:plant:nothing")
+shape, stands = json.loads(sys.argv[1])
+if stands:
+    launcher.stand_by(forced=True)
+    print(launcher._standby.folder, launcher._standby.process.pid, flush=True)
+    input()
+run = launch(Pipeline(**shape), fault="planted:plant:nothing")
 print(run.path, run._process.process.pid, flush=True)
 run.wait()
 print(json.dumps([run.outcome, run.error, run.steps, 1 + 1]), flush=True)
 """
-# The bench imports tests/planted.py
-PATH = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
 SHAPES = (
     {"dataset": "sleep", "prep_ms": 2},
     {"dataset": "array", "io_ms": 0},
@@ -42,6 +50,7 @@ SHAPES = (
 ALWAYS = {"model": "mlp", "width": 32, "depth": 1, "steps": 10**6, "seconds": 60, "xray": False}
 ROLES = ("kernel", "supervisor", "bench", "worker", "telemetry")
 PATIENCE_S = 10.0  # before what is still there counts as an orphan
+TOOLS = ("*.ring", "reserve", "launch.json", "listener-*", "pym-*")
 
 
 def processes():
@@ -71,38 +80,15 @@ def roles(kernel, supervisor):
     """{role: pids} as they are now."""
     table = processes()
     below = {pid for pid, (parent, *_) in table.items() if parent == supervisor}
-    found = {"kernel": [kernel], "supervisor": [supervisor], "worker": []}
+    found = {"kernel": [kernel], "supervisor": [supervisor]}
     found["telemetry"] = [p for p in below if b"labkit.bench.telemetry" in table[p][1]]
     found["bench"] = [p for p in below if b"labkit.bench\0" in table[p][1]]
-    for pid, (parent, command, *_) in table.items():
-        if parent in found["bench"] and b"resource_tracker" not in command:
-            found["worker"].append(pid)
+    found["worker"] = [
+        pid
+        for pid, (parent, command, *_) in table.items()
+        if parent in found["bench"] and b"resource_tracker" not in command
+    ]
     return {role: pids for role, pids in found.items() if pids and pids[0] in table}
-
-
-def counted(folder):
-    """How many steps the bench says it has finished."""
-    with contextlib.suppress(OSError, struct.error):
-        return struct.unpack("<q", (folder / "steps.count").read_bytes())[0]
-    return 0
-
-
-def segments(pids):
-    return [path for pid in pids for path in glob.glob(f"/dev/shm/torch_{pid}_*")]
-
-
-def steps_of(folder):
-    """Indices of the steps in the record, and how many torn lines lie in its log."""
-    import labkit
-
-    log = (folder / "events.jsonl").read_bytes()
-    torn = 0
-    for line in log.split(b"\n"):
-        try:
-            json.loads(line or b"{}")
-        except ValueError:
-            torn += 1
-    return [step["i"] for step in labkit.load(folder).steps_since(0)], torn
 
 
 class Kill:
@@ -111,13 +97,27 @@ class Kill:
     def __init__(self, seed, home):
         self.chance = random.Random(seed)
         shape = dict(self.chance.choice(SHAPES), num_workers=self.chance.randint(1, 4), **ALWAYS)
-        self.kernel = subprocess.Popen(
-            [sys.executable, "-c", KERNEL, json.dumps(shape)],
-            stdout=-1, text=True, env=os.environ | {"LABKIT_HOME": str(home), "PYTHONPATH": PATH},
-        )  # fmt: skip
+        self.stands = self.chance.choices(["", "used", "idle"], [50, 35, 15])[0]
+        if self.stands == "idle":  # what is killed is the standby; the run comes after
+            shape["seconds"] = 1
+        path = os.pathsep.join([sys.path[0], os.environ.get("PYTHONPATH", "")])
+        env = os.environ | {"LABKIT_HOME": str(home), "PYTHONPATH": path}
+        command = [sys.executable, "-c", KERNEL, json.dumps([shape, self.stands])]
+        self.kernel = subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=env)
+        self.result = {"seed": seed, "stands": self.stands}
+        self.started()
+        if self.stands == "used":
+            time.sleep(self.chance.uniform(0, 3))
+            self.go()
+            self.started()
+
+    def go(self):
+        with contextlib.suppress(BrokenPipeError):
+            print(file=self.kernel.stdin, flush=True)
+
+    def started(self):
         path, supervisor = self.line(60).rsplit(" ", 1)
         self.folder, self.supervisor = Path(path), int(supervisor)
-        self.result = {"seed": seed}
 
     def line(self, seconds):
         """The kernel's next line; an error when it does not come."""
@@ -126,9 +126,9 @@ class Kill:
         return self.kernel.stdout.readline().strip()
 
     def wait_for_the_moment(self):
-        if self.chance.random() < 0.15:
-            time.sleep(self.chance.uniform(0, 1.5))  # while it starts
-            return
+        if self.stands == "idle" or self.chance.random() < 0.15:
+            time.sleep(self.chance.uniform(0, 3 if self.stands == "idle" else 1.5))
+            return  # while it starts
         deadline = time.monotonic() + 60
         while counted(self.folder) < 3:
             if time.monotonic() > deadline or select.select([self.kernel.stdout], [], [], 0)[0]:
@@ -158,32 +158,48 @@ class Kill:
 
     def look(self):
         """Wait until all is gone; note for how long, and what the kernel says."""
-        while (left := of_run(self.folder)) and time.monotonic() - self.start < PATIENCE_S:
+        standby, alive = self.folder, "kernel" not in self.wanted
+        if self.stands == "idle" and alive:
+            self.go()
+            self.started()
+            said, self.start = self.line(60), time.monotonic()
+        while (left := of_run(self.folder) | of_run(standby)) and (
+            time.monotonic() - self.start < PATIENCE_S
+        ):
             self.family |= left
             time.sleep(0.004)
         self.result |= {"seconds": time.monotonic() - self.start, "orphans": len(left)}
         for pid in left:
             os.kill(pid, signal.SIGKILL)
-        if "kernel" in self.wanted:
-            self.kernel.wait()
-            return
-        outcome, error, steps, answer = json.loads(self.line(30))
-        assert outcome == "failed" and error and answer == 2, (outcome, error)
-        self.result |= {"outcome": outcome, "error": error, "kernel_saw": steps}
+        if alive:
+            said = said if self.stands == "idle" else self.line(30)
+            outcome, error, steps, answer = json.loads(said)
+            assert (outcome == "finished") == (self.stands == "idle"), (outcome, error)
+            assert answer == 2 and (error or outcome == "finished")
+            self.result |= {"outcome": outcome, "error": error, "kernel_saw": steps}
         self.kernel.wait()
 
     def judge(self):
         """What the record holds, once the next run has been started."""
-        recorded, torn = steps_of(self.folder)
+        import labkit
+
+        recorded, torn = [], 0
+        log = self.folder / "events.jsonl"
+        for line in log.read_bytes().split(b"\n") if log.exists() else ():
+            try:
+                json.loads(line or b"{}")
+            except ValueError:
+                torn += 1
+        if log.exists():
+            recorded = [step["i"] for step in labkit.load(self.folder).steps_since(0)]
         finished = counted(self.folder)
-        kept = ("*.ring", "reserve", "launch.json", "listener-*", "pym-*")
         self.result |= {
             "finished": finished,
             "lost": max(0, finished - len(set(recorded))),
             "bad": sum(i != k for k, i in enumerate(recorded)),  # doubled, torn or out of order
             "torn": torn,
-            "segments": len(segments(self.family)),
-            "files": sum(len(list(self.folder.glob(name))) for name in kept),
+            "segments": sum(len(glob.glob(f"/dev/shm/torch_{pid}_*")) for pid in self.family),
+            "files": sum(len(list(self.folder.glob(name))) for name in TOOLS),
         }
         if self.result.get("kernel_saw", len(recorded)) != len(recorded):
             self.result["bad"] += 1
@@ -201,6 +217,7 @@ def report(results):
         re.sub(r"\d+", "N", r["error"])[:60] for r in results if r.get("error")
     )
     print(f"kills                      {len(results)} (of {total('processes')} processes)")
+    print("standbys                  ", dict(collections.Counter(r["stands"] for r in results)))
     print(f"orphans                    {total('orphans')}")
     print(f"leftover /dev/shm segments {total('segments')}")
     print(f"leftover files in runs     {total('files')}")
@@ -221,30 +238,24 @@ def main():
     options = options.parse_args()
     options.home.mkdir(exist_ok=True)
     state = options.home / f"soak-{options.seed}.jsonl"
-    results = (
-        [json.loads(line) for line in state.read_text().splitlines()] if state.exists() else []
-    )
+    lines = state.read_text().splitlines() if state.exists() else []
+    results = [json.loads(line) for line in lines]
     deadline, before = time.monotonic() + 60 * options.minutes, None
-    with state.open("a") as file:
-
-        def judged(kill):
-            results.append(kill.judge())
-            file.write(json.dumps(results[-1]) + "\n")
-            file.flush()
-
-        for number in range(len(results), options.kills + 1):
-            last = number == options.kills or time.monotonic() > deadline
-            kill = Kill(options.seed * 100_000 + number, options.home)
-            if before is not None:
-                judged(before)
-            kill.wait_for_the_moment()
-            if last:  # only the run after the last kill: it works too
-                kill.kernel.kill()
-                kill.kernel.wait()
-                break
-            kill.kill()
-            kill.look()
-            before = kill
+    for number in range(len(results), options.kills + 1):
+        last = number == options.kills or time.monotonic() > deadline
+        kill = Kill(options.seed * 100_000 + number, options.home)
+        if before is not None:
+            results.append(before.judge())
+            with state.open("a") as file:
+                file.write(json.dumps(results[-1]) + "\n")
+        kill.wait_for_the_moment()
+        if last:  # only the run after the last kill: it works too
+            kill.kernel.kill()
+            kill.kernel.wait()
+            break
+        kill.kill()
+        kill.look()
+        before = kill
     report(results)
 
 
