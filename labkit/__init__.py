@@ -73,7 +73,7 @@ ABOVE.update(
         "Run.xray_event": "labkit.analysis.trace:xray_line",
         "experiments": "labkit.experiments:EXPERIMENTS",
         "Sweep.plot": "labkit.show.sweep_figure:draw_sweep",
-        "Breakdown.plot": "labkit.show.trace_figure:draw",
+        "Breakdown.plot": "labkit.show.analysis_figures:draw_trace",
         "Instruments.plot": "labkit.show.analysis_figures:draw_instruments",
         "Knee.plot": "labkit.show.analysis_figures:draw_knee",
         "Losses.plot": "labkit.show.analysis_figures:draw_losses",

@@ -1,4 +1,4 @@
-"""What a run costs: hand-worked examples, and None where energy was not measured."""
+"""The cost of a run: hand-worked examples, and None where energy was not measured."""
 
 import json
 import math

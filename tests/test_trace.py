@@ -1,4 +1,4 @@
-"""What `trace` says of profiler traces: small ones made here, and two real ones where they lie."""
+"""Profiler traces, read: small ones made here, and two real ones where they lie."""
 
 import gzip
 import itertools
@@ -156,7 +156,7 @@ def test_the_last_step_is_left_out_when_its_kernels_are_missing(read):
     full = [step(1, 0, 100), step(2, 100, 100)]
     full += [e for i in range(5) for e in (launch(i + 1, 10 + i * 10), kernel(i + 1, 50 + i, 1))]
     result = read([*full, launch(9, 110), kernel(9, 120, 1)])
-    assert result.steps == 1 and "1 last step" in result.notes[0]
+    assert result.steps == 1 and "Dropped the last step:" in result.notes[0]
 
 
 def test_without_step_marks_the_whole_span_is_one_step(read):

@@ -262,8 +262,8 @@ def test_a_stream_that_repeats_or_is_over_after_one_pass_is_refused(batches):
     ("bad", "knobs", "message"),
     [
         (iter([1, 2, 3]), {}, "one-shot iterator"),
-        (Numbers, {}, "Give an object of it"),
-        (42, {}, "no dataset"),
+        (Numbers, {}, "Pass an instance"),
+        (42, {}, "not a dataset"),
         ("make_dataset", {}, "module:function"),
         (Numbers(bad=threading.Lock()), {}, r"cannot be sent .* 'module:function'"),
         (Numbers(), {"step": "nocolon"}, "module:function"),
@@ -340,7 +340,7 @@ def test_an_object_from_a_notebook_is_tuned_and_leaves_no_payload_behind(tmp_pat
     first, knobs, left = done.stdout.splitlines()
     assert int(first.split()[0]) > 0 and "True" in first
     assert knobs == "0 8 None" and left == "[]"
-    assert "the setting to start from" in done.stderr and "x the baseline" in done.stderr
+    assert "the starting point" in done.stderr and "x the baseline" in done.stderr
 
 
 @pytest.mark.slow

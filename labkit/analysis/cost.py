@@ -1,4 +1,4 @@
-"""What a run costs: energy, money and carbon, per sample and per epoch, and the idle part of it.
+"""The cost of a run: energy, money and carbon, per sample and per epoch, and the idle part of it.
 
 Energy comes from the device's own counter, as the record has it, and is None without one; so is
 all that follows from it. It is the device's alone: not the host's, the memory's or the cooling's.
@@ -52,7 +52,7 @@ ROWS = (  # of the table: (what, attribute, unit)
 
 @dataclass(frozen=True, repr=False)
 class Cost(Result):
-    """What a run costs. Numbers that need something which was not measured or given are None."""
+    """The cost of a run. Numbers that need something which was not measured or given are None."""
 
     machine: str  # the name of the device
     recorded: bool  # whether the run was replayed from a record

@@ -1,4 +1,4 @@
-"""What the makers of some cards promise: peaks from data sheets, each with its source.
+"""Peaks of some cards, from their makers' data sheets, each with its source.
 
 Only drawn as a dashed line, and never used for a verdict: what counts is what was measured. A card
 that is not listed has no peak.

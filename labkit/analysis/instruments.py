@@ -42,7 +42,7 @@ COUNTERS = (("sm", "GPM: SM activity"), ("tensor", "GPM: tensor activity"), ("dr
 
 @dataclass(frozen=True)
 class Reading:
-    """What one instrument showed: `shares` (0 to 1) from `times_s` on.
+    """The readings of one instrument: `shares` (0 to 1) from `times_s` on.
 
     `mean_error_pp` is the average of its line less the true utilization over the same time;
     `distance_pp` is how far its line was, on average, from what the device was doing at that

@@ -67,7 +67,7 @@ class Knee(Result):
 
     @property
     def line(self) -> str:
-        """What was found, in words."""
+        """The finding, in words."""
         if self.batch_size is None and self.n_half < min(self.sizes):
             found = f"the knee lies below {min(self.sizes)}, the smallest batch measured"
         elif self.batch_size is None:

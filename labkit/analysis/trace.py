@@ -141,7 +141,7 @@ def trace(path: str | os.PathLike) -> Breakdown:
         devices. `notes` says so.
 
     Raises:
-        TraceError: The file cannot be read, is damaged, is no profiler trace, holds several ranks
+        TraceError: The file cannot be read, is damaged, is not a profiler trace, has several ranks
             or no time inside steps, or is larger than 2 GiB uncompressed.
     """
     file = TraceFile(path)
@@ -149,7 +149,7 @@ def trace(path: str | os.PathLike) -> Breakdown:
     steps, notes = find_steps(events)
     clock, count = StepClock(steps), len(steps.start)
     if not clock.total:
-        raise file.error("holds steps that take no time")
+        raise file.error("has only steps of zero length")
     is_kernel = (events.kind == kinds.KERNEL) | (events.kind == kinds.COMMUNICATION_KERNEL)
     devices = np.unique(events.place[is_kernel] if is_kernel.any() else events.place)
     inside = clock.inside(events.device)

@@ -106,7 +106,7 @@ def read_events(file: TraceFile) -> Events:
 
     Raises:
         TraceError: The file cannot be read, has no events that count, or too many malformed ones,
-            or it holds the steps of several ranks.
+            or it has the steps of several ranks.
     """
     columns = _Columns()
     bad, first = 0, ""
@@ -119,13 +119,13 @@ def read_events(file: TraceFile) -> Events:
     if bad > 0.01 * (good + bad):
         raise file.error(f"has malformed events ({bad:,} beside {good:,} usable ones; {first})")
     if not good:
-        raise file.error("holds no timed event of torch.profiler")
+        raise file.error("has no timed event of torch.profiler")
     if bad:
         file.notes.append(f"{bad:,} malformed events of {good + bad:,} were left out; {first}.")
     if len(columns.stepping) > 1:
         some = ", ".join(sorted(columns.stepping)[:4])
         raise file.error(
-            f"holds the steps of {len(columns.stepping)} ranks (processes {some})",
+            f"has the steps of {len(columns.stepping)} ranks (processes {some})",
             "write one file per rank, as torch.profiler.tensorboard_trace_handler(folder, "
             "f'rank{rank}') does, and read them one by one",
         )
@@ -147,7 +147,7 @@ class _Columns:
     def add(self, event: Any) -> str | None:
         """Take in one event if it counts; return what is wrong with it, None where nothing is."""
         if type(event) is not dict:
-            return "there is no object"
+            return "it is not an object"
         if event.get("ph") != "X":  # flows, marks, counters and names carry no duration
             return None
         name = event.get("name")

@@ -49,7 +49,7 @@ class TraceFile:
     """The events of a Chrome trace (.json or .json.gz), in file order; iterate over it once.
 
     Numbers arrive as text, `NaN` and the infinities too. Iterating raises `TraceError` where the
-    file cannot be read, is no such trace, is cut short, or passes one of this module's limits.
+    file cannot be read, is not such a trace, is cut short, or passes one of this module's limits.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -75,7 +75,7 @@ class TraceFile:
                 elif opening == "{":
                     yield from self._members(window)
                 else:
-                    raise self.error("is no profiler trace, which begins with '[' or '{'")
+                    raise self.error("is not a profiler trace, which begins with '[' or '{'")
                 if not window.at_end():
                     raise window.syntax_error()
         except TraceError:
@@ -108,7 +108,7 @@ class TraceFile:
                     self.meta[key] = value
             token = window.after_value("}")
         if not found:
-            raise self.error("is JSON, but no profiler trace (it has no 'traceEvents')")
+            raise self.error("is JSON, but not a profiler trace (it has no 'traceEvents')")
 
     def _items(self, window: _Window) -> Iterator[Any]:
         count = 0

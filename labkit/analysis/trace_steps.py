@@ -107,7 +107,9 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
         last = int(np.flatnonzero(count)[-1])
         complete = last if last > 0 and count[last] < 0.8 * count[last - 1] else last + 1
         if complete < len(count):
-            notes.append(f"{len(count) - complete} last steps left out: their kernels are missing.")
+            cut = len(count) - complete
+            steps = "step" if cut == 1 else f"{cut} steps"
+            notes.append(f"Dropped the last {steps}: their kernels are missing.")
             keep[complete:] = False
     return Intervals(start[keep], end[keep]), notes
 

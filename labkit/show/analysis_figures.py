@@ -1,4 +1,4 @@
-"""The figures of `lk.instruments`, `lk.knee` and `lk.losses`, and the instruments' own curves."""
+"""The figures of `lk.trace`, `lk.instruments`, `lk.knee` and `lk.losses`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,24 @@ from matplotlib.lines import Line2D
 from labkit.analysis.instruments import Instruments, driver_samples, samples
 from labkit.analysis.knee import Knee
 from labkit.analysis.losses import Losses, name_of
+from labkit.analysis.trace import Breakdown
 from labkit.results.run import Run
 from labkit.show.primitives import Bar, Series, hbars, lines, rows_in
-from labkit.show.run_header import run_header, several_header
-from labkit.show.style import BEFORE, COMPUTE, INSTRUMENT, LINES, ms, our_style, page
+from labkit.show.run_header import BOLD, run_header, several_header
+from labkit.show.style import (
+    BEFORE,
+    COMPUTE,
+    COPY,
+    INSTRUMENT,
+    LINES,
+    OTHER,
+    WAIT,
+    drawable,
+    literal,
+    ms,
+    our_style,
+    page,
+)  # fmt: skip
 
 MANY = 100  # readings of the telemetry, from which on their dots would make one band
 DOTS = {"marker": ".", "markersize": 5, "linestyle": "none", "color": "#0072B2", "zorder": 3}
@@ -123,3 +137,89 @@ def draw_losses(losses: Losses) -> Figure:
         bars = zip(map(name_of, runs), values, known, LINES, strict=False)
         hbars(axes, [Bar(*bar) for bar in bars], label)
     return figure
+
+
+# -- a profiler trace ------------------------------------------------------------------------------
+
+CLASSES = {  # (name, colour): the kit's where a class is one of its parts
+    "kernel": ("kernel", COMPUTE),
+    "memcpy": ("copy", COPY),
+    "memset": ("memset", "#F0E442"),
+    "communication": ("communication", "#0072B2"),
+    "runtime": ("CUDA calls", "#D55E00"),
+    "dataloader": ("DataLoader", WAIT),
+    "cpu_exec": ("CPU operators", "#56B4E9"),
+    "other": ("other (Python)", OTHER),
+}
+TENSOR_CORE = "#004D40"
+CAUSES = {
+    "host_wait_us": "host wait (ran dry)",
+    "kernel_wait_us": "kernel wait (short gaps)",
+    "other_us": "other",
+}
+KERNELS = 6  # listed
+NAME_LENGTH = 46  # characters of a kernel's name
+LEFT_IN = 3.1  # room for it
+
+
+@our_style
+def draw_trace(breakdown: Breakdown) -> Figure:
+    """Draw the average step of a trace as bars; one without device activity has no idle gaps."""
+    classes = [
+        Bar(name, took, f"{_ms(took)} ({_percent(breakdown.shares[key])})", colour)
+        for key, (name, colour) in CLASSES.items()
+        if (took := breakdown.shares[key] * breakdown.step_us / 1000)
+    ]
+    panels = [("the average step by class: sums, not a timeline", classes)]
+    if breakdown.gpu_utilization is not None:
+        gaps = {name: breakdown.idle[cause] / 1000 for cause, name in CAUSES.items()}
+        idle, share = sum(gaps.values()), sum(gaps.values()) * 1000 / breakdown.step_us
+        bars = [Bar(name, gap, _ms(gap), "#777777") for name, gap in gaps.items()]
+        panels.append((f"device idle: {_ms(idle)} a step ({_percent(share)})", bars))
+    if breakdown.top_kernels:
+        cores = (breakdown.tensor_core_share, breakdown.tensor_core_eligible_share)
+        on, could = (_percent(share) for share in cores)
+        title = f"top kernels; on Tensor Cores: {on} of kernel time, could be {could}"
+        panels.append((title, _kernels(breakdown)))
+    steps = f"{breakdown.steps} steps" if breakdown.steps > 1 else "1 step"
+    device = drawable(breakdown.device_name or breakdown.device_kind.upper(), 40)
+    header = (
+        f"{device}: {_percent(breakdown.utilization)} of a step computing; {steps} of "
+        f"{_ms(breakdown.step_us / 1000)} on average"
+    )
+    sizes = [(0.36, rows_in(len(bars))) for _, bars in panels]
+    figure, drawn = page([(header, BOLD)], sizes, left_in=LEFT_IN, bottom_in=0.15)
+    for axes, (title, bars) in zip(drawn, panels, strict=True):
+        hbars(axes, bars)
+        literal(axes.set_title(title, loc="left"))
+    return figure
+
+
+def _kernels(breakdown: Breakdown) -> list[Bar]:
+    """Return bars of the kernels that took most time, those on Tensor Cores marked."""
+    bars = []
+    for kernel in breakdown.top_kernels[:KERNELS]:
+        took = kernel.total_us / 1000 / breakdown.steps
+        colour, mark = (TENSOR_CORE, " (Tensor Cores)") if kernel.tensor_core else (COMPUTE, "")
+        bars.append(Bar(_short(kernel.name), took, _ms(took) + mark, colour))
+    return bars
+
+
+def _ms(value: float) -> str:
+    """Write a time given in ms, in µs where that reads better."""
+    return f"{value:,.1f} ms" if value >= 0.95 or not value else f"{value * 1000:.3g} µs"
+
+
+def _percent(share: float | None) -> str:
+    if share is None:
+        return "unknown"
+    return f"{share:.0%}" if share >= 0.0095 or not share else f"{share:.1%}"
+
+
+def _short(name: str) -> str:
+    """Cut a demangled C++ name to what tells kernels apart: no namespaces, no parameter list."""
+    name = name.removeprefix("void ").split("(")[0] or name
+    head, angle, arguments = name.partition("<")
+    head = head.rsplit("::", 1)[-1]
+    arguments = arguments.replace("at::native::", "").replace("at::detail::", "")
+    return drawable(head + angle + arguments, NAME_LENGTH)

@@ -42,7 +42,7 @@ def tune(
 
     Raises:
         ValueError: Something that cannot be tuned, before anything runs.
-        RuntimeError: The setting to start from cannot be measured, with the reason: a dataset that
+        RuntimeError: The starting point cannot be measured, with the reason: a dataset that
             fails on some item, for example.
         KeyboardInterrupt: The run that was going on has been stopped first.
     """

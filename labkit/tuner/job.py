@@ -1,4 +1,4 @@
-"""From what the reader gives to a search that is ready to run, and what it expects of a setting."""
+"""A search set up from a pipeline, a dataset or a loader, and its predictions."""
 
 from __future__ import annotations
 
@@ -122,12 +122,12 @@ class TuningJob:
             )
         if self.expectation.cannot:
             tuning.notes.append(
-                f"Guessed from waiting and computing, as one {self.expectation.cannot}"
+                f"Estimated from wait and compute times alone: {self.expectation.cannot}"
             )
         if self.without_step:
             tuning.notes.append(
-                "No step was given: this is the most the loader gives. A model that takes less "
-                "needs fewer workers: give step= to tune for it."
+                "No step was given, so this is the loader's own maximum. A slower model needs "
+                "fewer workers: pass step= to tune for it."
             )
 
 

@@ -26,7 +26,7 @@ PATIENCE = 1  # trials without a gain; the next has to be predicted a good deal 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one run of a setting gave: samples/s, or why there is no number."""
+    """The outcome of one run of a setting: samples/s, or why there is no number."""
 
     rate: float | None
     error: str | None = None
@@ -80,9 +80,9 @@ class Search:
 
     def _search(self) -> None:
         tuning = self.tuning
-        baseline = self._run(Trial(tuning.start, "the setting to start from"))
+        baseline = self._run(Trial(tuning.start, "the starting point"))
         if baseline.rate is None:
-            raise RuntimeError(f"The setting to start from cannot be measured: {baseline.error}")
+            raise RuntimeError(f"The starting point cannot be measured: {baseline.error}")
         while len(tuning.tried) < MOST_TRIED and self.runs < MOST_RUNS:
             found = self._next()
             if found is None:
@@ -132,14 +132,14 @@ class Search:
         if top > (1 + TIE + missed * CLOSE) * best.rate:
             tied = [s for s, (value, _, _) in hopes.items() if value >= (1 - TIE) * top]
             setting = min(tied, key=_cost)
-            return Trial(setting, "predicted fastest, and the cheapest such", hopes[setting])
+            return Trial(setting, "the cheapest of those predicted fastest", hopes[setting])
         if missed:
             return None
         reach = {s: min(high, (1 + REACH) * value) for s, (value, _, high) in hopes.items()}
         most = max(reach.values())
         if most > (1 + CLOSE) * best.rate:
             setting = min((s for s, high in reach.items() if high >= (1 - TIE) * most), key=_cost)
-            return Trial(setting, "might be faster: its range reaches higher", hopes[setting])
+            return Trial(setting, "may be faster: its range reaches higher", hopes[setting])
         return None
 
     def _missed(self) -> int:

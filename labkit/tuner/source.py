@@ -95,15 +95,15 @@ def _check(dataset: Any) -> None:
     kind = type(dataset).__name__
     if hasattr(dataset, "__next__"):
         raise ValueError(
-            f"{kind} is a one-shot iterator: it can be read once, and by one process. Give a "
+            f"{kind} is a one-shot iterator: it can be read once, by one process. Pass a "
             "dataset with __len__ and __getitem__, an IterableDataset, or 'module:function' that "
             "makes one."
         )
     if isinstance(dataset, type) or not (
         hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
     ):
-        made = " Give an object of it, not the class or function." if callable(dataset) else ""
-        raise ValueError(f"{kind} is no dataset: it needs __len__ and __getitem__.{made}")
+        made = " Pass an instance, not the class or function." if callable(dataset) else ""
+        raise ValueError(f"{kind} is not a dataset: it needs __len__ and __getitem__.{made}")
 
 
 def _pickled(objects: dict[str, Any]) -> bytes:

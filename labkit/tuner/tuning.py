@@ -1,4 +1,4 @@
-"""What a search tries and what came of it: loader settings, their trials, and the one to take."""
+"""Loader settings, the trials of a search among them, and its result: the one to take."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Setting:
 
     @property
     def cost(self) -> tuple[int, int, int]:
-        """What makes one setting cheaper than another: workers, then samples that wait in RAM."""
+        """Sorts settings from cheap to dear: by workers, then by samples that wait in RAM."""
         return self.num_workers, self.in_flight * self.batch_size, int(self.pin_memory)
 
     def __str__(self) -> str:
