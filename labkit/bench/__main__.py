@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,18 @@ def main(folder: Path, parent: int) -> None:
     leave_on_stop(log)
     keep_sockets_in(folder)
     log.write("hello", pid=os.getpid())
+    finish(log, lambda: run(json.loads((folder / SPEC_NAME).read_text()), folder, log))
+
+
+def finish(log: EventLog, work: Callable[[], int | None]) -> None:
+    """Do the `work`, write how it ended, and leave with the exit code it returns (None: 0)."""
     code = 1
     try:
         try:
-            run(json.loads((folder / SPEC_NAME).read_text()), folder, log)
-            log.write("done")
-            code = 0
+            ended = work()
+            if ended is None:
+                log.write("done")
+            code = ended or 0
         except BaseException as error:
             fail(log, error)
     except BaseException as error:  # a worker's death, which torch raises from a signal handler
@@ -108,10 +115,7 @@ def leave_on_stop(log: EventLog) -> None:
 
 def run(spec: dict, folder: Path, log: EventLog) -> None:
     """Take the device, do what `spec` describes on it, and write what it took."""
-
-    def stage(name: str, done: int | None = None, total: int | None = None) -> None:
-        log.write("stage", name=name, done=done, total=total)
-
+    stage = log.stage
     stage("importing torch")
     gc.disable()  # importing torch takes it a sixth of the time
     from labkit.bench import machine, model_size

@@ -57,9 +57,8 @@ def unused_gpu() -> str | None:
         return None
     built, (major, minor) = torch.version.cuda, (runs // 1000, runs % 1000 // 10)
     build = BUILDS[min(max(major, 12), 13)]
-    remedy = (
-        f"pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/{build}"
-    )
+    remedy = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
+    remedy += build
     if built is None:
         why = "this torch is built without CUDA"
     elif int(built.split(".")[0]) > major:
@@ -106,31 +105,22 @@ def describe(device: torch.device) -> dict[str, Any]:
     """Describe the machine as seen from `device`, as JSON types."""
     ram = _gib(psutil.virtual_memory().total)
     found = {
-        "device": str(device),
-        "kind": KINDS.get(device.type, device.type),
-        "name": cpu_name(),
-        "memory_gib": ram,
-        "cpu_name": cpu_name(),
-        "cpu_cores": cpu_cores(),
-        "ram_gib": ram,
-        "shm_gib": None,
-        "threads": torch.get_num_threads(),
+        "device": str(device), "kind": KINDS.get(device.type, device.type), "name": cpu_name(),
+        "memory_gib": ram, "cpu_name": cpu_name(), "cpu_cores": cpu_cores(), "ram_gib": ram,
+        "shm_gib": None, "threads": torch.get_num_threads(),
         "os": f"{platform.system()} {platform.release()}",
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-    }
+    }  # fmt: skip
     with contextlib.suppress(OSError):
         found["shm_gib"] = _gib(shutil.disk_usage("/dev/shm").total)
     if device.type == "cuda":
         card, uuid = torch.cuda.get_device_properties(device), card_uuid(device)
         found["versions"]["cuda"] = torch.version.cuda
         found |= {
-            "name": card.name,
-            "memory_gib": _gib(card.total_memory),
-            "uuid": uuid,
+            "name": card.name, "memory_gib": _gib(card.total_memory), "uuid": uuid,
             "sm_count": card.multi_processor_count,
-            "compute_capability": f"{card.major}.{card.minor}",
-            **_nvml(uuid),
-        }
+            "compute_capability": f"{card.major}.{card.minor}", **_nvml(uuid),
+        }  # fmt: skip
     elif device.type == "mps":
         found["name"] = f"Apple GPU ({cpu_name()})"
     return found

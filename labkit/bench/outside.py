@@ -99,16 +99,13 @@ class Outside:
         main = max(cores.keys() - workers, key=cores.get, default=self.root.pid)
         rest = cores.keys() - workers - {main}
         return Sample(
-            at_s=now - self.start,
-            main=cores.get(main, 0.0),
-            main_runs=states.get(main, 0.0),
-            workers=sum(cores[pid] for pid in workers),
+            at_s=now - self.start, main=cores.get(main, 0.0), main_runs=states.get(main, 0.0),
+            workers=sum(cores[pid] for pid in workers), worker_count=len(workers),
             workers_run=sum(states.get(pid, 0.0) for pid in workers) / max(1, len(workers)),
-            worker_count=len(workers),
             others=sum(cores[pid] for pid in rest),
             machine=psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1),
             gpus={uuid: _look_at(card, set(cores)) for uuid, card in cards.items()},
-        )
+        )  # fmt: skip
 
     def _is_worker(self, process: psutil.Process) -> bool:
         """Whether a process prepares batches, as far as its name and command line tell."""

@@ -188,16 +188,12 @@ def handoff_costs(
             break
     wall, cpu, touch, between, share = map(median, zip(*rows[FIRST:], strict=True))
     return {
-        "main_wall_us": wall / 1e3,
-        "main_cpu_us": cpu / 1e3,
-        "touch_us": max(0.0, touch / 1e3),
-        "share_us": share / 1e3,
-        "worker_us": between / 1e3,
-        "start_us": start_us,
+        "main_wall_us": wall / 1e3, "main_cpu_us": cpu / 1e3, "touch_us": max(0.0, touch / 1e3),
+        "share_us": share / 1e3, "worker_us": between / 1e3, "start_us": start_us,
         "warm_us": median(warm[1:]) / 1e3 if warm else None,
         "cold_us": median(cold[1:]) / 1e3 if len(cold) > 2 else None,
         "bytes": sum(tensor.nbytes for tensor in batch),
-    }
+    }  # fmt: skip
 
 
 def _cpu_ns(work: Callable, *given: Any) -> int:

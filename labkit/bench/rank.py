@@ -17,9 +17,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import labkit
-from labkit.bench.__main__ import fail, leave_on_stop, workers
+from labkit.bench.__main__ import finish, leave_on_stop, workers
 from labkit.bench.process import die_with, keep_sockets_in, planted
-from labkit.process.events import VERSION, EventLog
+from labkit.process.events import SPEC_NAME, VERSION, EventLog
 
 
 def main(folder: Path, agent: int) -> None:
@@ -30,36 +30,19 @@ def main(folder: Path, agent: int) -> None:
     place = {name: int(os.environ[name.upper()]) for name in ("rank", "local_rank", "world_size")}
     here = folder / f"rank{place['local_rank']}"
     here.mkdir(exist_ok=True)
-    log, code = EventLog(here), 1
+    log, spec = EventLog(here), json.loads((folder / SPEC_NAME).read_text())
     leave_on_stop(log)
-    try:
-        run(json.loads((folder / "spec.json").read_text()), SimpleNamespace(**place), folder, log)
-        log.write("done")
-        code = 0
-    except BaseException as error:
-        fail(log, error)
-    sys.stderr.flush()
-    os._exit(code)
+    finish(log, lambda: run(spec, SimpleNamespace(**place), folder, log))
 
 
 def run(spec: dict, place: Any, folder: Path, log: EventLog) -> None:
     """Join the other ranks, train with them, and write what this one did."""
     pipeline = spec["pipeline"] | spec["starve"].get(str(place.rank), {}) | {"xray": False}
-    log.write(
-        "spec",
-        version=VERSION,
-        run=f"{spec['run']}-rank{place.rank}",
-        utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        labkit=labkit.__version__,
-        pipeline=pipeline,
-        place=vars(place),
-    )
+    name, utc = f"{spec['run']}-rank{place.rank}", datetime.now(timezone.utc)
+    log.write("spec", version=VERSION, run=name, utc=utc.isoformat(timespec="seconds"),
+              labkit=labkit.__version__, pipeline=pipeline, place=vars(place))  # fmt: skip
     log.write("hello", pid=os.getpid())
-
-    def stage(name: str, done: int | None = None, total: int | None = None) -> None:
-        log.write("stage", name=name, done=done, total=total)
-
-    stage("importing torch")
+    log.stage("importing torch")
     import torch
     from torch import distributed as dist
 
@@ -77,7 +60,7 @@ def run(spec: dict, place: Any, folder: Path, log: EventLog) -> None:
     log.write("machine", **facts)
     if place.local_rank == 0:  # for the run as a whole; its telemetry is of no single card
         EventLog(folder).write("machine", **facts | {"uuid": None})
-    stage("waiting for the other ranks")
+    log.stage("waiting for the other ranks")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     job, not_applied = same_model(
         place.rank, lambda **size: resolve_config(pipeline | size, device)
@@ -89,15 +72,15 @@ def run(spec: dict, place: Any, folder: Path, log: EventLog) -> None:
 
     def dataset() -> Any:
         cache = Path(spec["cache"]) / "data"
-        return data.make_dataset(job, cache, lambda n, total: stage("making images", n, total))
+        return data.make_dataset(job, cache, lambda *n: log.stage("making images", *n))
 
     items = dataset() if place.local_rank == 0 else None  # the machine's first makes missing files
     dist.barrier()
     items = items or dataset()
-    stage("building the model")
+    log.stage("building the model")
     trainer = ddp.DistributedTrainer(job, device, spec["no_sync"])
     if job.compile:
-        stage("compiling the model")
+        log.stage("compiling the model")
         log.write("compiled", seconds=trainer.compile_now())
     if place.rank == place.world_size - 1:  # for tests: one rank breaks, the others do not
         items = planted(spec.get("fault"), items, trainer)

@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from labkit.bench.__main__ import fail, leave_on_stop
+from labkit.bench.__main__ import finish, leave_on_stop
 from labkit.bench.process import die_with
-from labkit.process.events import FILE_NAME, EventLog
+from labkit.process.events import FILE_NAME, SPEC_NAME, EventLog
 
 LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "Broken pipe")
 CARDS = "from labkit.bench.machine import card_uuid\nprint(*(card_uuid(i) for i in range({})))"
@@ -33,18 +33,12 @@ def main(folder: Path, parent: int) -> None:
     log = EventLog(folder)
     leave_on_stop(log)
     log.write("hello", pid=os.getpid())
-    try:
-        code = launch(json.loads((folder / "spec.json").read_text()), folder, log)
-    except BaseException as error:
-        fail(log, error)
-        code = 1
-    sys.stderr.flush()
-    os._exit(code)
+    finish(log, lambda: launch(json.loads((folder / SPEC_NAME).read_text()), folder, log))
 
 
-def launch(spec: dict, folder: Path, log: EventLog) -> int:
-    """Take the devices, start torchrun, and wait for it; return the exit code."""
-    stage(log, "importing torch")
+def launch(spec: dict, folder: Path, log: EventLog) -> int | None:
+    """Take the devices, start torchrun, and wait for it; return the exit code, None if it is 0."""
+    log.stage("importing torch")
     from torch import distributed
 
     if not distributed.is_available():
@@ -57,7 +51,7 @@ def launch(spec: dict, folder: Path, log: EventLog) -> int:
 
     hold_devices(spec, log)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does; the bench sets its own
-    stage(log, "starting the ranks")
+    log.stage("starting the ranks")
     ranks = [*options(spec), "-m", "labkit.bench.rank", str(folder), str(os.getpid())]
     try:
         torchrun.run(torchrun.parse_args(ranks))
@@ -67,8 +61,7 @@ def launch(spec: dict, folder: Path, log: EventLog) -> int:
     except ChildFailedError as error:
         name_the_failed(error.failures, folder, log)
         return 1
-    log.write("done")
-    return 0
+    return None
 
 
 def options(spec: dict) -> list[str]:
@@ -92,12 +85,7 @@ def hold_devices(spec: dict, log: EventLog) -> None:
         names = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
     holder = {"run": spec["run"], "pid": os.getpid(), "since": time.strftime("%H:%M:%S")}
     for name in sorted(names):
-        hold(Path(spec["cache"]) / "locks", name, holder, waiting=lambda text: stage(log, text))
-
-
-def stage(log: EventLog, name: str) -> None:
-    """Write what the run is busy with."""
-    log.write("stage", name=name, done=None, total=None)
+        hold(Path(spec["cache"]) / "locks", name, holder, waiting=log.stage)
 
 
 def name_the_failed(failures: dict[int, Any], folder: Path, log: EventLog) -> None:

@@ -82,14 +82,10 @@ class Recorder:
         self._current: Callable[[], Pass | None] = lambda: None
         self.how, self.failed, self.begun = "", None, False
         self.log.write(
-            "spec",
-            version=VERSION,
-            run=self.folder.name,
+            "spec", version=VERSION, run=self.folder.name, labkit=version, pipeline=self.knobs,
             utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            labkit=version,
-            pipeline=self.knobs,
             watched={"loader": type(loader).__name__, "length": self.length},
-        )
+        )  # fmt: skip
         self.log.write("hello", pid=self.pid)
 
     def begin_pass(self, current: Pass) -> None:
@@ -220,13 +216,10 @@ class Recorder:
         with contextlib.suppress(OSError):  # numbers without telemetry are still numbers
             self.telemetry = subprocess.Popen(
                 [sys.executable, "-m", "labkit.bench.telemetry", str(self.pid)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd=self.folder,
-                env={**os.environ, "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                cwd=self.folder, env={**os.environ, "PYTHONPATH": path},
                 start_new_session=True,  # Ctrl-C is for the loop
-            )
+            )  # fmt: skip
 
 
 class Pass:
@@ -340,11 +333,7 @@ def describe(device: Any) -> dict[str, Any]:
         return machine.describe(device or torch.device("cpu"))
     name = platform.processor() or platform.machine()
     return {
-        "device": "cpu",
-        "kind": "cpu",
-        "name": name,
-        "cpu_name": name,
-        "cpu_cores": os.cpu_count(),
-        "os": f"{platform.system()} {platform.release()}",
+        "device": "cpu", "kind": "cpu", "name": name, "cpu_name": name,
+        "cpu_cores": os.cpu_count(), "os": f"{platform.system()} {platform.release()}",
         "versions": {"python": platform.python_version()},
-    }
+    }  # fmt: skip

@@ -44,6 +44,10 @@ class EventLog:
         line = {"event": event, "t_ns": now_ns(), **values}
         self.write_line(json.dumps(line, separators=(",", ":"), allow_nan=False, default=str))
 
+    def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
+        """Write what the run is busy with before it measures, and how far that is."""
+        self.write("stage", name=name, done=done, total=total)
+
     def write_line(self, line: str) -> None:
         """Append one finished line of JSON, or several."""
         if self._fd >= 0:
