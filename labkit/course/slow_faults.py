@@ -25,7 +25,8 @@ def planted(where: str) -> Callable[[Callable], Callable]:
 
     "item": `fault(dataset, ticket, amount)` is done by the loader for every sample fetched.
     "trainer": `fault(trainer, amount)` changes the copies, the model or the optimizer.
-    "before step", "after step": `fault(trainer, amount)` returns what is done there, every step.
+    "stem": `fault(out, amount)` changes what the first convolution or linear layer makes.
+    "before step", "after step": `fault(trainer, amount, step)` is done there, steps from 1 on.
     """
 
     def register(fault: Callable) -> Callable:
@@ -49,23 +50,28 @@ def plant(name: str, amount: float, dataset: Any, trainer: Any) -> Any:
     if where == "item":
         kind = SlowBatches if hasattr(dataset, "__getitems__") else SlowItems
         return kind(dataset, fault, amount)
-    done = fault(trainer, amount)
-    if where == "before step":
-        trainer.compute = _both(done, trainer.compute)
-    elif where == "after step":
-        trainer.after_step = _both(trainer.after_step, done)
+    if where == "trainer":
+        fault(trainer, amount)
+    elif where == "stem":
+        on_stem(trainer, lambda out: fault(out, amount))
+    else:
+        _plant_in_step(where, lambda step: fault(trainer, amount, step), trainer)
     return dataset
 
 
-def _both(first: Callable | None, second: Callable) -> Callable:
-    """Return a function that calls `first()` and returns what `second` does with its arguments."""
+def _plant_in_step(where: str, work: Callable[[int], None], trainer: Any) -> None:
+    name = "compute" if where == "before step" else "after_step"
+    steps, plain = itertools.count(1), getattr(trainer, name)
 
     def both(*args: Any, **kwargs: Any) -> Any:
-        if first is not None:
-            first()
-        return second(*args, **kwargs)
+        if where == "before step":
+            work(next(steps))
+        out = plain(*args, **kwargs) if plain else None
+        if where == "after step":
+            work(next(steps))
+        return out
 
-    return both
+    setattr(trainer, name, both)
 
 
 class SlowItems(torch.utils.data.Dataset):
@@ -135,43 +141,30 @@ def on_stem(trainer: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Non
     stem.register_forward_hook(lambda _module, _inputs, out: change(out))
 
 
-@planted("trainer")
-def launch_storm(trainer: Any, amount: int) -> None:
+@planted("stem")
+def launch_storm(out: torch.Tensor, amount: int) -> torch.Tensor:
     """The model runs `amount` pairs of operators on eight numbers."""
-    start = torch.zeros(8, device=trainer.device)
-
-    def storm(out: torch.Tensor) -> torch.Tensor:
-        x = start
-        for _ in range(amount):
-            x = x * 0.5 + 1.0
-        return out + 0.0 * x[0]
-
-    on_stem(trainer, storm)
+    x = torch.zeros(8, device=out.device)
+    for _ in range(amount):
+        x = x * 0.5 + 1.0
+    return out + 0.0 * x[0]
 
 
-@planted("trainer")
-def python_heavy(trainer: Any, amount: int) -> None:
+@planted("stem")
+def python_heavy(out: torch.Tensor, amount: int) -> torch.Tensor:
     """The model's forward runs `amount` thousand turns of a Python loop."""
-
-    def count(out: torch.Tensor) -> torch.Tensor:
-        total = 0
-        for i in range(1000 * amount):
-            total += i & 7
-        return out if total >= 0 else -out
-
-    on_stem(trainer, count)
+    total = 0
+    for i in range(1000 * amount):
+        total += i & 7
+    return out if total >= 0 else -out
 
 
-@planted("trainer")
-def elementwise_chain(trainer: Any, amount: int) -> None:
+@planted("stem")
+def elementwise_chain(out: torch.Tensor, amount: int) -> torch.Tensor:
     """A GELU written out of `amount` times five elementwise operators, each a pass over memory."""
-
-    def chain(out: torch.Tensor) -> torch.Tensor:
-        for _ in range(amount):
-            out = 0.5 * out * (1.0 + torch.tanh(0.8 * out + 0.04))
-        return out
-
-    on_stem(trainer, chain)
+    for _ in range(amount):
+        out = 0.5 * out * (1.0 + torch.tanh(0.8 * out + 0.04))
+    return out
 
 
 @planted("trainer")
@@ -221,23 +214,16 @@ def one_by_one_optimizer(trainer: Any, amount: int) -> None:
 
 
 @planted("before step")
-def collect_garbage(_trainer: Any, amount: int) -> Callable[[], None]:
+def collect_garbage(_trainer: Any, amount: int, step: int) -> None:
     """A full garbage collection of the process, once in `amount` steps."""
-    steps = itertools.count(1)
-
-    def collect() -> None:
-        if next(steps) % amount == 0:
-            gc.collect()
-
-    return collect
+    if step % amount == 0:
+        gc.collect()
 
 
 @planted("after step")
-def log_everything(trainer: Any, amount: int) -> Callable[[], None]:
+def log_everything(trainer: Any, amount: int, _step: int) -> None:
     """Statistics of every parameter as JSON to a synced file, `amount` times a step."""
-    file = open("every_step.log", "w")  # in the run's folder
-
-    def log() -> None:
+    with open("every_step.log", "a") as file:  # in the run's folder
         for _ in range(amount):
             for name, p in trainer.model.named_parameters():
                 values = p.detach().float()
@@ -246,52 +232,36 @@ def log_everything(trainer: Any, amount: int) -> Callable[[], None]:
             file.flush()
             os.fsync(file.fileno())
 
-    return log
-
 
 @planted("after step")
-def evaluate(trainer: Any, amount: int) -> Callable[[], None]:
+def evaluate(trainer: Any, amount: int, step: int) -> None:
     """Every fifth step, `amount` held-out batches are evaluated and scored in Python."""
-    job, steps = trainer.job, itertools.count(1)
+    if step % 5:
+        return
+    job, dtype = trainer.job, DTYPES.get(trainer.job.precision)
     images = torch.zeros(job.batch_size, 3, job.image_px, job.image_px, dtype=torch.uint8)
-    dtype = DTYPES.get(job.precision)
-
-    def run() -> None:
-        if next(steps) % 5:
-            return
-        trainer.model.eval()
-        cast = torch.amp.autocast(trainer.device.type, dtype=dtype, enabled=dtype is not None)
-        with torch.no_grad(), cast:  # in FP32 it would take an H200 ten times as long
-            for _ in range(amount):
-                guess = trainer.model(trainer.to_device(images, images[:, 0, 0, 0])[0].float())
-                _ = [int(row.argmax()) for row in guess]  # waits for the device, row by row
-        trainer.model.train()
-
-    return run
+    trainer.model.eval()
+    cast = torch.amp.autocast(trainer.device.type, dtype=dtype, enabled=dtype is not None)
+    with torch.no_grad(), cast:  # in FP32 it would take an H200 ten times as long
+        for _ in range(amount):
+            guess = trainer.model(trainer.to_device(images, images[:, 0, 0, 0])[0].float())
+            _ = [int(row.argmax()) for row in guess]  # waits for the device, row by row
+    trainer.model.train()
 
 
 @planted("after step")
-def checkpoint(trainer: Any, amount: int) -> Callable[[], None]:
+def checkpoint(trainer: Any, amount: int, step: int) -> None:
     """Every fifth step, the weights and `amount` MB of optimizer state are written and synced."""
-    steps, state = itertools.count(1), torch.rand(amount * 250_000)
-
-    def save() -> None:
-        if next(steps) % 5:
-            return
+    if step % 5 == 0:
+        state = torch.zeros(amount * 250_000)
         with open("checkpoint.pt", "wb") as file:  # in the run's folder
             torch.save({"model": trainer.model.state_dict(), "state": state}, file)
             os.fsync(file.fileno())
 
-    return save
-
 
 @planted("after step")
-def read_losses(trainer: Any, amount: int) -> Callable[[], None]:
+def read_losses(trainer: Any, amount: int, _step: int) -> None:
     """The host waits for the device `amount` times in every step (`.item()`): costs a GPU only."""
-
-    def read() -> None:
-        parameters = itertools.cycle(trainer.model.parameters())
-        for p in itertools.islice(parameters, amount):
-            p.detach()[:1].sum().item()
-
-    return read
+    parameters = itertools.cycle(trainer.model.parameters())
+    for p in itertools.islice(parameters, amount):
+        p.detach()[:1].sum().item()
