@@ -62,15 +62,15 @@ def read(path: Path) -> list[Cells]:
             raise BadNotebook(f"larger than {MAX_BYTES // 2**20} MiB")
         cells = json.loads(path.read_bytes())["cells"]
         code = [(cell, "".join(cell["source"])) for cell in cells if cell["cell_type"] == "code"]
-        found = _challenges(code)
+        return _challenges(code)
+    except BadNotebook:
+        raise
     except OSError as error:
         raise BadNotebook(f"cannot be read: {error.strerror or error}") from None
     except (KeyError, TypeError, AttributeError, RecursionError):
         raise BadNotebook("not a notebook of format 4: it has no list of cells") from None
-    except ValueError as error:
-        why = "not a notebook: it is not JSON"
-        raise BadNotebook(str(error) if isinstance(error, BadNotebook) else why) from None
-    return found
+    except ValueError:
+        raise BadNotebook("not a notebook: it is not JSON") from None
 
 
 def _challenges(code: list[tuple[dict[str, Any], str]]) -> list[Cells]:
