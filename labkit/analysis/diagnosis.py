@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -34,9 +35,6 @@ class Diagnosis(Result):
     """What holds a run back.
 
     Attributes:
-        bottleneck: "input", "transfer", "launch", "memory_bandwidth", "precision", "compute"
-            (healthy: the device is the limit) or "unsure"; of ranks also "communication" and
-            "straggler" (a rank that is late for another reason than its data).
         findings: What costs device time, ranked by how much.
         confidence: 0 to 1: in what share of resampled runs (the steps drawn again with replacement)
             the verdict is the same. Of a trace, whose steps cannot be drawn again: how far the
@@ -48,12 +46,20 @@ class Diagnosis(Result):
         rank: Of ranks, the one that holds the others back; None where no single one does.
     """
 
-    bottleneck: str
     findings: tuple[Finding, ...]
     confidence: float
     source: str
     notes: tuple[str, ...] = ()
     rank: int | None = None
+
+    @property
+    def bottleneck(self) -> str:
+        """The name of the first finding: one of `BOTTLENECKS`.
+
+        "compute" is healthy: the device is the limit. Only ranks can have "communication", and
+        "straggler", a rank that is late for another reason than its data.
+        """
+        return self.findings[0].name
 
     @property
     def evidence(self) -> str:
@@ -128,18 +134,19 @@ def diagnose(what: Any) -> Diagnosis:
 def _of_run(run: Any) -> Diagnosis:
     source, evidence = source_of(run), Evidence(run)
     if doubt := too_short(len(evidence)):
-        return Diagnosis("unsure", (doubt,), 0.0, source)
+        return Diagnosis((doubt,), 0.0, source)
+
+    def verdict(rows: np.ndarray) -> str:
+        return rank(evidence.facts(rows))[0].name
+
     facts = evidence.facts()
-    findings = rank(facts)
+    findings, confidence = rank(facts), 0.0
     if doubt := device_shared(run, facts) or contradiction(facts):
-        others = [finding for finding in findings if finding.name != "compute"]
-        return Diagnosis("unsure", (doubt, *others), 0.0, source, _notes(facts))
-    confidence = stability(
-        findings[0].name, len(evidence), lambda rows: rank(evidence.facts(rows))[0].name
-    )
-    if confidence < limits.MIN_CONFIDENCE:
-        doubt = too_close(confidence, findings)
-        return Diagnosis("unsure", (doubt, *findings), confidence, source, _notes(facts))
+        findings = (doubt, *(finding for finding in findings if finding.name != "compute"))
+    else:
+        confidence = stability(len(evidence), verdict, findings[0].name)
+        if confidence < limits.MIN_CONFIDENCE:
+            findings = (too_close(confidence, findings), *findings)
     return _verdict(facts, findings, confidence, source)
 
 
@@ -148,7 +155,7 @@ def source_of(run: Any) -> str:
     return f"{'RECORDED' if run.recorded else 'measured'} on {run.machine.name}"
 
 
-def stability(verdict: Any, steps: int, judge: Any) -> float:
+def stability(steps: int, judge: Callable[[np.ndarray], Any], verdict: Any) -> float:
     """Return the share of resampled runs, each given to `judge` as its rows, with this verdict."""
     rows = np.random.default_rng(0).integers(0, steps, (limits.RESAMPLES, steps))
     return float(np.mean([judge(row) == verdict for row in rows]))
@@ -158,12 +165,11 @@ def _verdict(
     facts: Facts, findings: tuple[Finding, ...], confidence: float, source: str
 ) -> Diagnosis:
     if findings[0].name == "compute" and _gaps_may_hide(facts):
-        remedy = LOOK_INSIDE if _could_look(facts) else PROFILE
-        doubt = gaps_hidden(facts.shares["compute"], facts.witnesses, remedy)
-        return Diagnosis("unsure", (doubt, *findings), 0.0, source, _notes(facts))
-    if findings[0].name == "compute" and not facts.xray and facts.trace is None:
+        remedy, confidence = LOOK_INSIDE if _could_look(facts) else PROFILE, 0.0
+        findings = (gaps_hidden(facts.shares["compute"], facts.witnesses, remedy), *findings)
+    elif findings[0].name == "compute" and not facts.xray and facts.trace is None:
         confidence = min(confidence, limits.UNSEEN)
-    return Diagnosis(findings[0].name, findings, confidence, source, _notes(facts))
+    return Diagnosis(findings, confidence, source, _notes(facts))
 
 
 def _gaps_may_hide(facts: Facts) -> bool:

@@ -123,23 +123,24 @@ def diagnose(ranks: Any) -> Diagnosis:
     """Name what holds a distributed run back, and which rank."""
     source, times = source_of(ranks), ranks.times
     if doubt := too_short(0 if times is None else len(times)):
-        return Diagnosis("unsure", (doubt,), 0.0, source)
-    findings, rank = _rank(times, ranks)
+        return Diagnosis((doubt,), 0.0, source)
+    (findings, rank), confidence = _rank(times, ranks), 0.0
     notes = ()
     if ranks.world_size > len(ranks):
         notes = ("Only the ranks of this machine were looked at: those of others log there.",)
-    if findings[0].name == "compute" and (doubt := _gaps_may_hide(ranks)):
-        return Diagnosis("unsure", (doubt, *findings), 0.0, source, notes)
 
     def verdict(rows: np.ndarray) -> tuple[str, int | None]:
         found, who = _rank(times.take(rows), ranks)
         return found[0].name, who
 
-    confidence = stability((findings[0].name, rank), len(times), verdict)
-    if confidence < limits.MIN_CONFIDENCE:
-        doubt = too_close(confidence, findings)
-        return Diagnosis("unsure", (doubt, *findings), confidence, source, notes)
-    return Diagnosis(findings[0].name, findings, confidence, source, notes, rank)
+    doubt = _gaps_may_hide(ranks) if findings[0].name == "compute" else None
+    if not doubt:
+        confidence = stability(len(times), verdict, (findings[0].name, rank))
+        if confidence < limits.MIN_CONFIDENCE:
+            doubt = too_close(confidence, findings)
+    if doubt:
+        findings, rank = (doubt, *findings), None
+    return Diagnosis(findings, confidence, source, notes, rank)
 
 
 def _rank(times: RankTimes, ranks: Any) -> tuple[tuple[Finding, ...], int | None]:
