@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -79,10 +79,6 @@ class Cost(Result):
     idle_kwh_per_epoch: float | None
     idle_kg_co2_per_epoch: float | None
     idle_joules_per_sample: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON types."""
-        return asdict(self)
 
     def table(self) -> Table:
         """Return the costs of an epoch and a sample, beside those of the run before."""

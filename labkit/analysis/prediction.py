@@ -8,7 +8,7 @@ The data loader is simulated with what the run's own items cost; see `loader_sim
 from __future__ import annotations
 
 import functools
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -61,10 +61,6 @@ class Prediction(Result):
     helps: bool = False
     why: str = ""
     cannot: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the prediction as JSON types."""
-        return asdict(self)
 
     def table(self) -> Table:
         """Return the prediction in one line."""

@@ -8,7 +8,7 @@ data, the host issues work (launch), the host does something else between two st
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -47,10 +47,6 @@ class StepBreakdown(Result):
     def shares(self) -> dict[str, float]:
         """Share (0 to 1) of wall time in each class."""
         return {name: getattr(self, f"{name}_ms") / self.step_ms for name in CLASSES}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the numbers as JSON types."""
-        return asdict(self)
 
     def table(self) -> Table:
         """Return a row for each class, and the step they add up to."""

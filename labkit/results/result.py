@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from labkit.results.table import Table
@@ -24,8 +25,8 @@ class Result:
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything in it as JSON types."""
-        raise NotImplementedError
+        """Return everything in it as JSON types: of a dataclass, its fields."""
+        return asdict(self)
 
     def plot(self, **drawing: Any) -> Any:
         """Draw it as a matplotlib Figure; the options are those of its figure."""
