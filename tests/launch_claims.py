@@ -16,7 +16,7 @@ from typing import Any
 from standin_gpu import Card
 
 from labkit.course import faultset, slow_script
-from labkit.course import wanted as course_records
+from labkit.course import record as course_records
 from labkit.course.task import all_tasks
 from labkit.spec import Pipeline
 

@@ -11,7 +11,7 @@ import pytest
 
 import labkit as lk
 from labkit.course import record as recording
-from labkit.course.wanted import Wanted, wanted
+from labkit.course.record import Wanted, wanted
 from labkit.results.launch import launch
 from labkit.results.library import NAME, play
 from labkit.show.follow import Follower

@@ -151,9 +151,9 @@ class Ranks(EventLogResult):
 
     @property
     def alone(self) -> Pipeline:
-        """The same pipeline for one process, on the device that rank 0 had: `lk.run(ranks.alone)`.
+        """The same pipeline for one process: `lk.run(ranks.alone)`.
 
-        Left to itself, a single run takes the GPU that is too few for the ranks (`not_applied`).
+        It is on rank 0's device: a run left to itself may take a GPU that the ranks did not get.
         """
         return self.asked.but(device=self.pipeline.device)
 
@@ -209,7 +209,7 @@ class Ranks(EventLogResult):
 
     @property
     def noisy(self) -> bool:
-        """Whether its stretches differ so much that small differences mean nothing."""
+        """Whether `spread` is so large that small differences mean nothing."""
         return (self.spread or 0.0) > NOISY
 
     @property
@@ -226,11 +226,10 @@ class Ranks(EventLogResult):
     def communication_share(self) -> float | None:
         """Share of wall time (0 to 1) in which a rank waits for its averaged gradients.
 
-        The mean over the ranks of the time from a rank's last gradient being there to all of them
-        being averaged: what the exchange adds to the step. It holds the transfer and the wait for
-        ranks that are not that far yet (`times` tells them apart). It does not hold the part of
-        the exchange that runs under the backward pass, nor what that costs it in cores or memory
-        traffic, nor DDP's copies into its buckets. None if too short.
+        From a rank's last gradient being there to all being averaged, the mean over the ranks:
+        the transfer, and the wait for slower ranks (`times` tells them apart). Not in it: what runs
+        under the backward pass, what that costs in cores or memory traffic, and DDP's copies into
+        its buckets. None if too short.
         """
         times = self.times
         return None if times is None else float(np.mean(times.communication))

@@ -251,7 +251,7 @@ class Run(EventLogResult):
 
     @property
     def noisy(self) -> bool:
-        """Whether its stretches differ so much that small differences mean nothing."""
+        """Whether `spread` is so large that small differences mean nothing."""
         return (self.spread or 0.0) > NOISY
 
     @property

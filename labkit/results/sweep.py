@@ -66,11 +66,6 @@ class Comparison(Result):
             rows.append((name, _text(name, self.before), _text(name, self.after), ratio))
         return Table(rows, ("", "before", "after", "ratio"), foot=(self.verdict,))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the changes and the speed-up as JSON types."""
-        names = ("changed", "speedup", "significant", "verdict")
-        return {name: getattr(self, name) for name in names}
-
 
 def _text(name: str, run: Any) -> str | None:
     value = getattr(run, name)
@@ -122,13 +117,9 @@ class Sweep(Result):
     ) -> Sweep:
         """Run what is left of the sweep: a device that is free takes the next setting.
 
-        Args:
-            start: Launches a pipeline and returns its Run at once.
-            each: Called with every run that goes on, a few times a second.
-            begun: Called with a setting when its run has been asked for.
-            period_s: Time between two looks at the runs, s.
-
-        An interrupt stops the runs that go on, keeps those that have ended, and is passed on.
+        `start` launches a pipeline and returns its Run at once. `each` is called with every run
+        that goes on, every `period_s`; `begun` with a setting whose run has been asked for. An
+        interrupt stops the runs that go on, keeps those that have ended, and is passed on.
         """
         left = list(zip(self.settings, self.pipelines, strict=True))[len(self.runs) :]
         on: dict[str | None, Any] = {}  # the run that each device has
