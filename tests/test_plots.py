@@ -13,17 +13,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.transforms import Bbox
 from PIL import Image
 
 from labkit.process.events import FILE_NAME
 from labkit.results.library import load
-from labkit.results.record import RecordError
 from labkit.results.run import Run
-from labkit.show import style
 from labkit.show.analysis_figures import curves
 from labkit.show.ladder import NO_GAIN, Ladder
-from labkit.show.run_figure import draw, step_parts, teeth_window
+from labkit.show.run_figure import beside, draw, step_parts, teeth_window
 from labkit.show.sweep_figure import draw_sweep
 from labkit.spec import Pipeline
 
@@ -92,6 +89,10 @@ def png(figure):
     return Image.open(io.BytesIO(figure._repr_png_()))
 
 
+def labels(axis):
+    return [text.get_text() for text in axis.get_ticklabels()]
+
+
 def swept(pipeline=None, runs=(), **knobs):
     return SimpleNamespace(knobs=knobs, runs=list(runs), pipeline=pipeline or Pipeline())
 
@@ -99,92 +100,76 @@ def swept(pipeline=None, runs=(), **knobs):
 # -- one run -------------------------------------------------------------------------------------
 
 
-def test_the_figure_says_what_was_run_what_was_stated_and_where(record):
+def test_the_figure_says_what_came_out_what_was_run_what_was_simulated_and_where(record):
     run = record(num_workers=2, prefetch_factor=2)
     shown = texts(run.plot())
-    assert "num_workers=2" in shown
-    assert "simulated delay: io_ms=2.5 per item" in shown
-    assert run.machine.line in shown
-    assert "CPU busy 17%" in shown
-    assert "mean 17%" in shown
+    for text in (
+        f"{run.throughput:,.0f} samples/s, CPU busy 17%", "num_workers=2", "mean 17%",
+        "simulated delay: io_ms=2.5 per item", run.machine.line,
+    ):  # fmt: skip
+        assert text in shown
     assert "RECORDED" not in shown
 
 
-def test_a_recorded_run_is_marked_with_its_hardware(record):
-    shown = texts(record(machine=GPU, recorded=True).plot())
-    assert "RECORDED on NVIDIA H200" in shown
+def test_a_run_before_is_named_and_the_title_says_what_the_change_brought(record):
+    figure = record(wait=1, num_workers=4).plot(before=record())
+    assert labels(figure.axes[2].yaxis) == ["this run", "before"]
+    shown = texts(figure)
+    assert "num_workers=4: 5.4x the throughput, CPU busy 90%" in shown
+    assert "waiting for data 50.0 → 1.0 ms" in shown
+    assert "before (grey): num_workers=0" in shown
 
 
-def test_a_recorded_run_before_is_marked_too(record):
-    shown = texts(record().plot(before=record(machine=GPU, recorded=True)))
+def test_a_recorded_run_is_marked_with_its_hardware_before_or_now(record):
+    there = record(machine=GPU, recorded=True)
+    assert "RECORDED on NVIDIA H200" in texts(there.plot())
+    shown = texts(record().plot(before=there))
     assert "before (grey): RECORDED on NVIDIA H200" in shown
 
 
-def test_the_teeth_are_the_true_intervals_of_a_few_steps(record):
+def test_the_teeth_are_the_true_intervals_of_a_few_steps_marked_below_on_the_same_clock(record):
     run = record()
     steps, start, end = teeth_window(run)
     assert steps == 10
-    teeth = draw(run).axes[0].collections[-1]  # the last lane is the device's
-    drawn = [path.get_extents().intervalx for path in teeth.get_paths()]
+    teeth, whole, _ = draw(run).axes
+    device = teeth.collections[-1]  # the last lane
+    drawn = [path.get_extents().intervalx for path in device.get_paths()]
     true = run.busy[(run.busy[:, 1] > start) & (run.busy[:, 0] < end)]
     assert np.allclose(drawn, np.clip(true, start, end))
+    assert teeth.get_xlim() == (start, end) and whole.get_xlim() == (0, run.busy[-1, 1])
+    window = whole.transData.transform([(start, 0), (end, 0)])[:, 0]
+    assert any(np.allclose(p.get_extents().intervalx, window) for p in whole.patches)
 
 
-def test_both_axes_have_one_clock_and_the_window_is_marked_below(record):
-    run = record()
-    teeth, whole, _ = draw(run).axes
-    start, end = teeth.get_xlim()
-    marks = [p.get_extents().intervalx for p in whole.patches]
-    assert any(np.allclose(mark, whole.transData.transform([(start, 0), (end, 0)])[:, 0])
-               for mark in marks)  # fmt: skip
-    assert whole.get_xlim() == (0, run.busy[-1, 1])
+@pytest.mark.parametrize(
+    ("machine", "lanes"),
+    [
+        (CPU, ["loop waits for data", "CPU busy"]),  # no copy to speak of
+        (GPU, ["loop waits for data", "copy", "GPU busy"]),
+    ],
+)
+def test_a_gpu_has_a_lane_for_copies_and_a_cpu_has_none(record, machine, lanes):
+    assert labels(draw(record(machine=machine)).axes[0].yaxis) == lanes
 
 
-def test_a_gpu_has_a_lane_for_copies_and_a_cpu_has_none(record):
-    gpu = draw(record(machine=GPU)).axes[0]
-    assert [t.get_text() for t in gpu.get_yticklabels()] == [
-        "loop waits for data",
-        "copy",
-        "GPU busy",
-    ]
-    cpu = draw(record()).axes[0]
-    assert "copy" not in [t.get_text() for t in cpu.get_yticklabels()]
-
-
-def test_a_hundred_thousand_steps_draw_as_few_things_as_a_hundred(record):
+def test_ten_thousand_steps_draw_as_few_things_as_a_hundred(record):
     def artists(run):
-        figure = draw(run)
-        return sum(len(c.get_paths()) for a in figure.axes for c in a.collections)
+        return sum(len(c.get_paths()) for a in draw(run).axes for c in a.collections)
 
-    many = record(steps=100_000, wait=0.1, compute=0.2, machine=GPU)
-    assert artists(many) <= artists(record(steps=100, wait=0.1, compute=0.2, machine=GPU)) + 4
-
-
-@pytest.mark.parametrize("steps", [0, 1])
-def test_a_run_too_short_for_numbers_gets_a_figure_that_says_why(record, steps):
-    assert "Nothing to draw" in texts(record(steps=steps).plot())
+    few, many = (record(steps=n, wait=0.1, compute=0.2, machine=GPU) for n in (100, 10_000))
+    assert artists(many) <= artists(few) + 4
 
 
-def test_a_failed_run_shows_its_error_as_it_is(record):
+def test_runs_without_numbers_say_why_and_show_their_error_as_it_is(record):
+    for steps in (0, 1):
+        assert "Nothing to draw" in texts(record(steps=steps).plot())
+    assert "Nothing to draw" in texts(record(steps=20, wait=0, copy=0, compute=0).plot())
     assert "failed after 0 steps: RuntimeError: no $device$ <here>." in texts(failed(record).plot())
-    late = record(end=[{"event": "end", "code": -9}])
-    shown = texts(late.plot())
-    assert "failed after 60 steps" in shown
-    assert "SIGKILL" in shown
-    assert "mean 17%" in shown
-
-
-def test_a_run_before_without_numbers_is_named_and_not_drawn(record):
+    late = texts(record(end=[{"event": "end", "code": -9}]).plot())
+    assert all(text in late for text in ("failed after 60 steps", "SIGKILL", "mean 17%"))
     figure = record().plot(before=failed(record))
     assert "failed, without numbers to draw" in texts(figure)
-    assert [t.get_text() for t in figure.axes[2].get_yticklabels()] == ["this run"]
-
-
-def test_stamps_that_make_no_sense_do_no_harm(record):
-    stuck = record(steps=20, wait=0, copy=0, compute=0)
-    assert "Nothing to draw" in texts(stuck.plot())
-    backwards = record(steps=20, wait=-5.0, copy=3.0)
-    png(backwards.plot())
+    assert labels(figure.axes[2].yaxis) == ["this run"]
 
 
 def test_text_the_font_cannot_show_or_that_looks_like_a_formula_is_drawn_literally(record):
@@ -193,58 +178,30 @@ def test_text_the_font_cannot_show_or_that_looks_like_a_formula_is_drawn_literal
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert png(run.plot()).width == 900
+        png(record(steps=20, wait=-5.0, copy=3.0).plot())  # stamps that make no sense
 
 
-# -- the instruments -----------------------------------------------------------------------------
-
-
-def test_missing_samples_are_gaps_never_zero(record):
+def test_missing_samples_of_an_instrument_are_gaps_never_zero(record):
     samples = [
         {"t_ns": 10**12 + 100 * MS * i, "gpu_now": None if i == 3 else 0.2,
          "gpu": None if i == 4 else [[10**12 + 100 * MS * i, 0.3]]}
         for i in range(8)
     ]  # fmt: skip
     nvml, smi = curves(record(machine=GPU, telemetry=samples))
-    assert math.isnan(nvml[2][4])
-    assert math.isnan(smi[2][3])
-    assert 0 not in nvml[2]
-    assert 0 not in smi[2]
+    assert math.isnan(nvml[2][4]) and math.isnan(smi[2][3])
+    assert 0 not in nvml[2] and 0 not in smi[2]
+    silent = [{"t_ns": 10**12 + MS * i, "gpu_now": None, "cpu": 0.5} for i in range(20)]
+    assert curves(record(machine=GPU, telemetry=silent)) == []
+    assert "all CPU cores (psutil)" in texts(record(telemetry=silent).plot())
 
 
-def test_telemetry_that_is_no_telemetry_is_refused(record):
-    for odd in ({"t_ns": "now"}, {"t_ns": 1, "gpu": [3, None]}, {"t_ns": 1, "gpu_now": "x"}):
-        with pytest.raises(RecordError, match="not an event"):
-            record(machine=GPU, telemetry=[odd])
-
-
-def test_an_instrument_that_said_nothing_is_not_in_the_legend(record):
-    samples = [{"t_ns": 10**12 + MS * i, "gpu_now": None, "cpu": 0.5} for i in range(20)]
-    assert curves(record(machine=GPU, telemetry=samples)) == []
-    assert "all CPU cores (psutil)" in texts(record(telemetry=samples).plot())
-
-
-# -- the mean step -------------------------------------------------------------------------------
-
-
-def test_the_parts_of_the_mean_step_add_up_to_it(record):
+def test_the_parts_of_the_mean_step_add_up_and_hidden_waiting_is_not_counted(record):
     parts = step_parts(record(wait=50, copy=0.1, compute=10))
     assert parts == pytest.approx({"wait": 50, "copy": 0.1, "compute": 10, "other": 0})
-
-
-def test_waiting_that_the_device_hides_under_its_work_is_not_counted(record):
     parts = step_parts(record(wait=5, copy=1, compute=9, machine=GPU))
     assert parts == pytest.approx({"wait": 0, "copy": 1, "compute": 9, "other": 0}, abs=1e-6)
     parts = step_parts(record(wait=20, copy=1, compute=9, machine=GPU))
     assert sum(parts.values()) == pytest.approx(20.2, abs=0.01)
-    assert parts["wait"] == pytest.approx(20.2 - 10 - parts["other"], abs=0.01)
-
-
-def test_two_bars_where_there_is_a_run_before(record):
-    figure = record(wait=1, num_workers=4).plot(before=record())
-    assert [t.get_text() for t in figure.axes[2].get_yticklabels()] == ["this run", "before"]
-    shown = texts(figure)
-    assert "waiting for data 50.0 → 1.0 ms" in shown
-    assert "before (grey): num_workers=0" in shown
 
 
 # -- on the page ---------------------------------------------------------------------------------
@@ -256,20 +213,17 @@ def overflow(figure):
     figure.draw(renderer)
     # matplotlib keeps labels of ticks beyond the axis' end, and does not draw them
     ticks = {label for axes in figure.axes for label in axes.get_xticklabels()}
-    page = Bbox([[-1, -1], [figure.bbox.width + 1, figure.bbox.height + 1]])
-    return [
-        text.get_text()
-        for text in figure.findobj(lambda a: hasattr(a, "get_text") and a.get_visible())
-        if text.get_text().strip()
-        and text not in ticks
-        and not _within(text.get_window_extent(renderer), page)
-    ]
+    width, height = figure.bbox.width + 1, figure.bbox.height + 1
+    found = []
+    for text in figure.findobj(lambda a: hasattr(a, "get_text") and a.get_visible()):
+        box = text.get_window_extent(renderer)
+        inside = box.x0 >= -1 and box.y0 >= -1 and box.x1 <= width and box.y1 <= height
+        if text.get_text().strip() and text not in ticks and not inside:
+            found.append(text.get_text())
+    return found
 
 
-def _within(box, page):
-    return page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1
-
-
+@pytest.mark.slow
 def test_no_figure_is_too_wide_too_heavy_or_cut_off(record):
     samples = [{"t_ns": 10**12 + 100 * MS * i, "gpu_now": 0.2, "gpu": [[10**12, 0.3]], "cpu": 0.1}
                for i in range(20)]  # fmt: skip
@@ -280,13 +234,9 @@ def test_no_figure_is_too_wide_too_heavy_or_cut_off(record):
     ladder.add("other", runs[1]).add("none", record(wait=20.0)).add("no", failed(record))
     grid = swept(runs=[*runs, *runs], num_workers=[0, 1, 2], precision=["fp32", "bf16"])
     for figure in (
-        gpu.plot(),
-        gpu.plot(before=runs[0]),
-        runs[2].plot(before=gpu),
-        failed(record).plot(),
-        draw_sweep(grid),
-        ladder.plot(),
-    ):
+        gpu.plot(before=runs[0]), runs[2].plot(before=gpu), failed(record).plot(),
+        draw_sweep(grid), ladder.plot(), beside(gpu, *runs),
+    ):  # fmt: skip
         assert overflow(figure) == []
         assert png(figure).width <= 900
         assert len(figure._repr_png_()) < 120_000
@@ -301,121 +251,11 @@ def test_drawing_leaves_the_readers_style_alone_and_does_not_take_it_over(record
     assert figure.texts[0].get_color() == "black"
 
 
-# -- sweeps --------------------------------------------------------------------------------------
-
-
-def test_a_sweep_of_one_knob_is_one_line_of_throughput_and_one_of_utilization(record):
-    runs = [record(wait=w, num_workers=n) for n, w in ((0, 50.0), (2, 20.0))]
-    rates, busy = draw_sweep(swept(runs=runs, num_workers=[0, 2])).axes
-    assert list(rates.lines[0].get_ydata()) == [run.throughput for run in runs]
-    assert list(busy.lines[0].get_ydata()) == [run.utilization for run in runs]
-    assert [t.get_text() for t in busy.get_xticklabels()] == ["0", "2"]
-
-
-def test_a_sweep_says_what_was_stated_and_where_also_when_the_wait_itself_is_swept(record):
-    runs = [record(io_ms=io) for io in (0.0, 5.0)]
-    shown = texts(draw_sweep(swept(runs=runs, io_ms=[0, 5])))
-    assert "simulated delay: io_ms, as shown" in shown
-    assert runs[0].machine.line in shown
-    shown = texts(draw_sweep(swept(runs=[record(recorded=True)], steps=[60])))
-    assert "RECORDED on Some CPU" in shown
-    assert "io_ms=2.5 per item" in shown
-
-
-def test_runs_that_failed_or_were_not_run_are_gaps(record):
-    runs = [record(), failed(record, num_workers=2)]
-    figure = draw_sweep(swept(runs=runs, num_workers=[0, 2, 4]))
-    values = figure.axes[0].lines[0].get_ydata()
-    assert np.isnan(np.array(values, dtype=float)).tolist() == [False, True, True]
-    shown = texts(figure)
-    assert "1 not run" in shown
-    assert "× no numbers: num_workers=2: RuntimeError" in shown
-    png(draw_sweep(swept(num_workers=[0, 2])))
-
-
-def test_several_knobs_are_grouped_into_lines_of_the_first(record):
-    runs = [record(batch_size=b, num_workers=n, wait=10.0 * b + n) for n in (0, 2) for b in (8, 16)]
-    figure = draw_sweep(swept(runs=runs, num_workers=[0, 2], batch_size=[8, 16]))
-    lines = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 2]
-    rates = [run.throughput for run in runs]
-    drawn = [list(line.get_ydata()) for line in lines if line.get_linestyle() == "-"]
-    assert [rates[0], rates[2]] in drawn
-    assert [rates[1], rates[3]] in drawn
-    assert "batch_size=16" in texts(figure)
-
-
-# -- the ladder ----------------------------------------------------------------------------------
-
-
-def test_each_rung_is_compared_with_the_one_before_and_with_the_first(record):
-    ladder = Ladder().add("start", record(wait=30)).add("two", record(wait=10))
-    ladder.add("three", record(wait=0))
-    assert [round(rung.gain, 1) for rung in ladder.rungs[1:]] == [2.0, 2.0]
-    assert round(ladder.rungs[2].total, 1) == 4.0
-    assert ladder.rungs[0].gain is None
-    assert "3.97x" in repr(ladder)
-    assert "io_ms=2.5 per item" in repr(ladder)
-
-
-def test_a_step_that_gained_nothing_is_kept_and_says_so(record):
-    ladder = Ladder().add("start", record()).add("pin", record(pin_memory=True))
-    assert NO_GAIN in ladder.table().rows[1][-1]
-    assert NO_GAIN in ladder._repr_html_()
-
-
-def test_a_failed_run_is_a_row_with_its_error_and_breaks_no_chain(record):
-    ladder = Ladder().add("start", record(wait=30)).add("broken", failed(record))
-    ladder.add("after", record(wait=10))
-    rows = ladder.table().rows
-    assert rows[1][-1] == "failed: RuntimeError: no $device$ <here>."
-    assert rows[1][2:7] == [None] * 5
-    assert round(ladder.rungs[2].gain, 1) == 2.0
-    assert "&lt;here&gt;" in ladder._repr_html_()
-    assert "<here>" not in ladder._repr_html_()
-
-
-def test_the_hardwares_gain_is_not_the_changes_gain(record):
-    ladder = Ladder().add("here", record()).add("there", record(machine=GPU, recorded=True))
-    assert ladder.rungs[1].gain is None
-    assert "RECORDED on NVIDIA H200" in ladder.table().rows[1][-1]
-    assert "RECORDED on NVIDIA H200" in texts(ladder.plot())
-
-
-def test_steps_with_different_stated_waits_each_say_theirs(record):
-    ladder = Ladder().add("drive", record()).add("local", record(io_ms=0.0, wait=1))
-    assert ladder.table().rows[0][-1] == "simulated delay: io_ms=2.5 per item"
-    assert "delay" not in ladder.table().rows[1][-1]
-
-
-def test_running_a_cell_again_replaces_its_step(record):
-    ladder = Ladder().add("start", record()).add("next", record(wait=9)).add("start", record())
-    assert [rung.name for rung in ladder.rungs] == ["start", "next"]
-
-
-def test_what_is_no_ended_run_is_refused_by_name(record, tmp_path):
-    with pytest.raises(ValueError, match="'more workers': str is not a Run"):
-        Ladder().add("more workers", "run")
-    with pytest.raises(ValueError, match="name=''"):
-        Ladder().add("", record())
-    (tmp_path / FILE_NAME).write_bytes(record(end=()).path.read_bytes())
-    going = Run(tmp_path, process=SimpleNamespace(alive=lambda: True))
-    with pytest.raises(ValueError, match="'more workers' is still running"):
-        Ladder().add("more workers", going)
-
-
-def test_an_empty_ladder_shows_that_it_is_empty():
-    assert "no steps yet" in repr(Ladder())
-    assert "no steps yet" in Ladder()._repr_html_()
-    assert "no steps yet" in texts(Ladder().plot())
-
-
-# -- in a notebook -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("first", ["", "import matplotlib.pyplot", "%matplotlib inline"])
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["", "%matplotlib inline"])
 def test_a_plot_that_ends_a_cell_is_shown_once_as_a_png(record, first):
     manager = pytest.importorskip("jupyter_client.manager")
-    code = f"{first}\nfrom labkit.results.library import load\nload({str(record().path)!r}).plot()"
+    code = f"{first}\nimport labkit as lk\nlk.load({str(record().path)!r}).plot()"
     shown = []
     kernel, client = manager.start_new_kernel(kernel_name="python3")
     try:
@@ -435,6 +275,95 @@ def test_plotting_does_not_import_pyplot():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_every_part_has_a_colour_of_its_own():
-    colours = [colour for _, colour in style.PARTS.values()]
-    assert len(set(colours)) == len(colours)
+# -- sweeps --------------------------------------------------------------------------------------
+
+
+def test_a_sweep_of_one_knob_is_one_line_of_throughput_and_one_of_utilization(record):
+    runs = [record(wait=w, num_workers=n) for n, w in ((0, 50.0), (2, 20.0))]
+    figure = draw_sweep(swept(runs=runs, num_workers=[0, 2]))
+    rates, busy = figure.axes
+    drawn = [list(line.get_ydata()) for line in rates.lines]
+    assert [run.throughput for run in runs] in drawn
+    assert list(busy.lines[0].get_ydata()) == [run.utilization for run in runs]
+    assert labels(busy.xaxis) == ["0", "2"]
+    assert "num_workers=2: 2.0x the throughput of the slowest setting" in texts(figure)
+
+
+def test_a_sweep_says_what_was_simulated_and_where_also_when_the_delay_itself_is_swept(record):
+    runs = [record(io_ms=io) for io in (0.0, 5.0)]
+    shown = texts(draw_sweep(swept(runs=runs, io_ms=[0, 5])))
+    assert "simulated delay: io_ms, as shown" in shown and runs[0].machine.line in shown
+    shown = texts(draw_sweep(swept(runs=[record(recorded=True)], steps=[60])))
+    assert "RECORDED on Some CPU" in shown and "io_ms=2.5 per item" in shown
+
+
+def test_runs_that_failed_or_were_not_run_are_gaps(record):
+    runs = [record(), failed(record, num_workers=2)]
+    figure = draw_sweep(swept(runs=runs, num_workers=[0, 2, 4]))
+    lines = [line.get_ydata() for line in figure.axes[0].lines]
+    gaps = [np.isnan(np.array(line, dtype=float)).tolist() for line in lines]
+    assert [False, True, True] in gaps
+    shown = texts(figure)
+    assert "1 not run" in shown and "× no numbers: num_workers=2: RuntimeError" in shown
+    png(draw_sweep(swept(num_workers=[0, 2])))
+
+
+def test_several_knobs_are_grouped_into_lines_of_the_first(record):
+    runs = [record(batch_size=b, num_workers=n, wait=10.0 * b + n) for n in (0, 2) for b in (8, 16)]
+    figure = draw_sweep(swept(runs=runs, num_workers=[0, 2], batch_size=[8, 16]))
+    rates = [run.throughput for run in runs]
+    drawn = [list(line.get_ydata()) for line in figure.axes[0].lines]
+    assert [rates[0], rates[2]] in drawn and [rates[1], rates[3]] in drawn
+    assert "batch_size=16" in texts(figure)
+
+
+# -- the ladder ----------------------------------------------------------------------------------
+
+
+def test_each_rung_is_compared_with_the_one_before_and_with_the_first(record):
+    ladder = Ladder().add("start", record(wait=30)).add("two", record(wait=10))
+    ladder.add("broken", failed(record)).add("three", record(wait=0))
+    gains = [rung.gain and round(rung.gain, 1) for rung in ladder.rungs]
+    assert gains == [None, 2.0, None, 2.0]  # what failed breaks no chain
+    assert round(ladder.rungs[3].total, 1) == 4.0
+    assert "3.97x" in repr(ladder) and "io_ms=2.5 per item" in repr(ladder)
+    row = ladder.table().rows[2]
+    assert row[2:7] == [None] * 5 and row[-1] == "failed: RuntimeError: no $device$ <here>."
+    assert "&lt;here&gt;" in ladder._repr_html_() and "<here>" not in ladder._repr_html_()
+    assert "three: 4.0x the throughput of the first step" in texts(ladder.plot())
+
+
+def test_a_step_that_gained_nothing_is_kept_and_says_so(record):
+    ladder = Ladder().add("start", record()).add("pin", record(pin_memory=True))
+    assert NO_GAIN in ladder.table().rows[1][-1] and NO_GAIN in ladder._repr_html_()
+
+
+def test_the_hardwares_gain_is_not_the_changes_gain(record):
+    ladder = Ladder().add("here", record()).add("there", record(machine=GPU, recorded=True))
+    assert ladder.rungs[1].gain is None
+    assert "RECORDED on NVIDIA H200" in ladder.table().rows[1][-1]
+    assert "RECORDED on NVIDIA H200" in texts(ladder.plot())
+
+
+def test_steps_with_different_simulated_delays_each_say_theirs(record):
+    ladder = Ladder().add("drive", record()).add("local", record(io_ms=0.0, wait=1))
+    notes = [row[-1] for row in ladder.table().rows]
+    assert notes == ["simulated delay: io_ms=2.5 per item", ""]
+
+
+def test_running_a_cell_again_replaces_its_step(record):
+    ladder = Ladder().add("start", record()).add("next", record(wait=9)).add("start", record())
+    assert [rung.name for rung in ladder.rungs] == ["start", "next"]
+
+
+def test_what_is_no_ended_run_is_refused_by_name_and_an_empty_ladder_says_so(record, tmp_path):
+    with pytest.raises(ValueError, match="'more workers': str is not a Run"):
+        Ladder().add("more workers", "run")
+    with pytest.raises(ValueError, match="name=''"):
+        Ladder().add("", record())
+    (tmp_path / FILE_NAME).write_bytes(record(end=()).path.read_bytes())
+    going = Run(tmp_path, process=SimpleNamespace(alive=lambda: True))
+    with pytest.raises(ValueError, match="'more workers' is still running"):
+        Ladder().add("more workers", going)
+    assert "no steps yet" in repr(Ladder()) and "no steps yet" in texts(Ladder().plot())
+    assert "no steps yet" in Ladder()._repr_html_()
