@@ -104,7 +104,7 @@ def test_every_notebook_has_two_to_four_challenges_each_with_hints_cheats_and_a_
     assert all(2 <= count <= 4 for count in numbers.values())
     for key, task in TASKS.items():
         assert task.title and task.text and task.hints and task.goals, key
-        assert len(WRONG[key]) >= 2 and any(name.startswith("cheat") for name in WRONG[key]), key
+        assert any(name.startswith("cheat") for name in WRONG[key]), key
         posed = lk.challenge(key)
         assert str(posed.start or "") in repr(posed) and task.title in posed._repr_html_()
         if isinstance(task, CodeTask):
@@ -116,7 +116,7 @@ def test_every_notebook_has_two_to_four_challenges_each_with_hints_cheats_and_a_
     [
         ("09-no-sync", {"ranks": 1}, "Leave ranks"),
         ("09-no-sync", {"no_sync": 3}, "True or False"),
-        ("09-no-sync", {"rank": 1}, "no rank to change"),
+        ("09-no-sync", {"rank": 1}, "Unknown knob 'rank'"),
         ("08-two-fixes", {"fixes": ["all"]}, "Unknown fix 'all'"),
         ("08-two-fixes", {"steps": 3}, "Leave steps"),
         ("08-two-fixes", lk.Pipeline(), "The answer is a dict"),

@@ -36,17 +36,14 @@ def hidden():
 @pytest.fixture
 def rates(monkeypatch):
     """Have no run measured: samples/s with the plant `kept`, and with it `gone`."""
-    asked = []
+    asked, found = [], {"kept": 1.0, "gone": 1.0}
 
-    def install(**found):
-        def rate(_pipeline, planted):
-            asked.append(planted)
-            return found.get("gone" if planted is None else "kept", 1.0)
+    def rate(_pipeline, planted):
+        asked.append(planted)
+        return found["gone" if planted is None else "kept"]
 
-        monkeypatch.setattr(module, "_rate", rate)
-        return asked
-
-    return install
+    monkeypatch.setattr(module, "_rate", rate)
+    return SimpleNamespace(asked=asked, found=found)
 
 
 def kept():
@@ -120,26 +117,25 @@ def test_the_same_number_is_the_same_mystery_and_has_the_size_of_the_device(monk
     ],
 )
 def test_what_is_not_a_fix_gets_a_sentence(hidden, rates, changes, why):
-    asked = rates()
     hidden.reveal()
     fix = hidden.fix(**changes)
-    assert not fix and why in repr(fix) and not asked
+    assert not fix and why in repr(fix) and not rates.asked
 
 
 def test_code_is_fixed_by_taking_it_out_and_the_best_fix_stays(hidden, rates):
     mystery = Mystery(case("garbage collection", 1), hidden.run)
     mystery.reveal()
     rate = mystery.run.throughput
-    asked = rates(gone=3 * rate, kept=1.1 * rate)
+    rates.found.update(gone=3 * rate, kept=1.1 * rate)
     knobs = mystery.fix(num_workers=2)
     assert not knobs and knobs.share == pytest.approx(0.05) and knobs.possible == pytest.approx(3)
     assert mystery.fix(without="garbage collection").share == 1.0
-    assert asked == ["collect_garbage@2", None, None]
+    assert rates.asked == ["collect_garbage@2", None, None]
     assert mystery.fix(num_workers=1).share < 0.1 and kept() == [{"share": 1.0}]
 
 
 def test_there_is_nothing_to_cure_in_a_healthy_run_and_a_failed_fix_says_why(hidden, rates):
-    rates(gone=hidden.run.throughput)
+    rates.found["gone"] = hidden.run.throughput
     mystery = Mystery(case("healthy MLP", 2), hidden.run)
     mystery.reveal()
     fix = mystery.fix(num_workers=2)

@@ -1,8 +1,8 @@
-"""A challenge as the reader meets it: the task, `.check(answer)`, one hint at a time.
+"""Pose a challenge: show the task, check an answer, give one hint at a time.
 
 A goal compares with a baseline measured in the same session, never with an absolute time. What is
-measured close to its mark is measured again, and the median counts. Whatever the answer is, the
-reader gets a verdict, never a traceback of ours.
+measured close to its mark is measured again, and the median counts. Whatever the answer, the reader
+gets a verdict, never one of our tracebacks.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ REPEATS = 3  # runs of a result that is close to its mark, baseline included
 
 @dataclass(frozen=True, repr=False)
 class Verdict(Result):
-    """What a check found; truthy where the challenge is passed.
+    """The outcome of a check; truthy if the challenge is passed.
 
-    `kind` is "passed", "not yet", "no answer", "crashed" (a run did not finish) or "timed out".
+    `kind` is "passed", "not yet", "no answer", "crashed" (its run did not finish) or "timed out".
     """
 
     key: str
@@ -38,7 +38,7 @@ class Verdict(Result):
 
     @property
     def passed(self) -> bool:
-        """Whether every goal was met."""
+        """True if every goal was met."""
         return self.kind == "passed"
 
     def __bool__(self) -> bool:
@@ -86,7 +86,7 @@ class Challenge:
 
     @property
     def start(self) -> Any:
-        """What to begin from: a spec, or code as text; None where there is nothing."""
+        """The starting point: a spec, or code as text; None if there is none."""
         return shown(self.task.base)
 
     def _judge(self, answer: Any) -> Verdict:
@@ -108,7 +108,7 @@ class Challenge:
         return self._verdict("passed" if all(met) else "not yet", lines)
 
     def _numbers(self, measured: list[Any], baselines: list[Any]) -> list[float | None]:
-        """Return for each goal the median over the runs; None where nothing was measured."""
+        """Return the median over the runs for each goal; None if nothing was measured."""
         pairs = [(run, baselines[i % len(baselines)]) for i, run in enumerate(measured)]
         found = [[goal.value(*pair) for pair in pairs] for goal in self.task.goals]
         known = [[value for value in values if value is not None] for values in found]

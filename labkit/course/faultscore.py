@@ -1,4 +1,4 @@
-"""How often the diagnosis is right: the fault set, run, diagnosed and counted.
+"""Score the diagnosis: run the fault set, diagnose every run, count what was right.
 
 A run counts as right where the first-ranked bottleneck is the planted one. `unsure` is not right.
 """
@@ -36,7 +36,7 @@ class Scored:
 
     @property
     def right(self) -> bool:
-        """Whether the first-ranked bottleneck is the planted one."""
+        """True if the first-ranked bottleneck is the planted one."""
         return self.named == self.expected
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class FaultScore(Result):
 
     @property
     def false_alarms(self) -> int:
-        """Healthy runs that were called sick; `unsure` is no call."""
+        """Healthy runs that were called sick; `unsure` does not count as a call."""
         return sum(
             s.expected == "compute" and s.named not in ("compute", "unsure") for s in self.scored
         )

@@ -1,4 +1,4 @@
-"""The labelled fault set: pipelines with one planted fault each, healthy ones, mixtures of two.
+"""The labelled fault set: pipelines with one planted fault, healthy ones, and mixtures of two.
 
 A label is what was planted, not what the diagnosis says: each fault names the resource it takes
 from the device, and `cured` is the same pipeline without it, so that what it costs can be measured.
@@ -77,7 +77,7 @@ class Case:
 
     @property
     def planted(self) -> str | None:
-        """What is planted, "name@amount+..."; None where knobs alone make the fault."""
+        """The plants, as "name@amount+..."; None if knobs alone make the fault."""
         own = f"{self.fault.plant}@{self.amount:g}" if self.fault.plant else None
         return "+".join(filter(None, (own, self.fault.also))) or None
 
@@ -291,7 +291,7 @@ def _finished(base: Base) -> Run:
 def cannot_show(
     fault: Fault, kind: str, precision: str, shm_gib: float | None = None
 ) -> str | None:
-    """Return why a fault cannot show on a "cpu" or "gpu" whose base runs so; None where it can."""
+    """Return why a fault cannot show on a "cpu" or "gpu" whose base runs so; None if it can."""
     if kind not in fault.devices:
         return f"shows on a {' or '.join(fault.devices).upper()} only"
     if fault.needs == "bf16" and precision == "fp32":

@@ -9,7 +9,7 @@ is checked twice, the last cell counts.
 nbclient runs it in a kernel of its own, in a copy of the notebook's folder, without keys in its
 environment, within limits of time and memory; all its processes are ended afterwards. While the
 submitted cells run, `lk.challenge` only collects answers: what they print or compare counts for
-nothing. That holds against accidents. It is no sandbox: strangers' code belongs in a container.
+nothing. This guards against accidents. It is not a sandbox: strangers' code belongs in a container.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _graded(path: Path, key: str, cells: Cells | None, timeout_s: float) -> Row:
     if cells is None:
         return Row(str(path), key, "no answer", "No cell checks it.")
     if key not in all_tasks():
-        return Row(str(path), key, "crashed", "There is no such challenge.")
+        return Row(str(path), key, "crashed", "Unknown challenge.")
     try:
         return Row(str(path), key, **_run(path, cells, timeout_s))
     except Exception as error:  # one row's trouble must not cost the others theirs

@@ -36,7 +36,7 @@ here = functools.cache(faultset.base_here)  # one run of a few seconds per sessi
 
 @dataclass(frozen=True, repr=False)
 class Fix(Result):
-    """What a reader's fix of a mystery brought; truthy where it brought most of the cure.
+    """The gain of a reader's fix of a mystery; truthy if it is most of the cure's.
 
     Attributes:
         gain: Samples/s with the fix over those of the mystery; None where it was not measured.
@@ -151,7 +151,7 @@ class Mystery:
         return fix
 
     def _not_tried(self, without: str | None, changes: dict[str, Any]) -> str | None:
-        """Return why a fix is not run; None where it is."""
+        """Return why a fix is not run; None if it is."""
         if not self._over:
             return "Name the bottleneck first: .answer(...)."
         if self._case is None:
@@ -197,7 +197,7 @@ def mystery(
         folder: Where the records are, as for `lk.recorded`; None: those of the package.
 
     Raises:
-        RuntimeError: Its run failed, or there is no record that is asked for.
+        RuntimeError: Its run failed, or the record asked for does not exist.
     """
     if recorded or (
         recorded is None and number % EVERY == EVERY - 1 and here().machine.kind != "gpu"

@@ -197,7 +197,7 @@ class Score(Result):
         return named.count((1, True))
 
     def table(self) -> Table:
-        """What was guessed, solved and named."""
+        """The points, challenges and mysteries so far."""
         made, most = len(self._settled), 3 * len(self._settled)
         rows = [
             ("guesses", f"{self.guess_points} of {most} points for {made} guesses"),

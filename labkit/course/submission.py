@@ -22,7 +22,7 @@ class BadNotebook(ValueError):
 
 @dataclass(frozen=True)
 class Cells:
-    """What one challenge needs: its cells, and the code cells before them for their imports."""
+    """The cells of one challenge, and the code cells before them for their imports."""
 
     key: str
     cells: tuple[str, ...]
@@ -48,7 +48,7 @@ def notebooks(given: Iterable[Path]) -> list[Path]:
     for place in given:
         below = sorted(place.rglob("*.ipynb")) if place.is_dir() else [place]
         if not below:
-            raise ValueError(f"{place}: there is no notebook below this folder.")
+            raise ValueError(f"{place}: no notebook below this folder.")
         found += [path for path in below if ".ipynb_checkpoints" not in path.parts]
     return list(dict.fromkeys(found))
 

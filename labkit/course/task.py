@@ -1,4 +1,4 @@
-"""What a challenge asks: a task, its goals, its hints, and how an answer is tried out.
+"""Define challenges: a task, its goals, its hints, and how an answer is tried out.
 
 The challenges stand in `labkit.course.nb00` to `nb09`, one file a notebook. A code challenge is a
 function: its docstring is the task, its body checks an answer (in the bench, which imports torch).
@@ -105,7 +105,7 @@ def sized_for_a_cpu(machine: Any) -> str | None:
 
 @dataclass(kw_only=True)
 class Task:
-    """What both kinds of challenge have; `needs(machine)` says why it cannot be done here."""
+    """The common part of both kinds; `needs(machine)` says why it cannot be done here."""
 
     key: str  # "02-feed": notebook and name
     title: str
@@ -132,12 +132,12 @@ class KnobTask(Task):
 
     @property
     def rules(self) -> str:
-        """What kind of answer is expected, and what it may change."""
+        """The kind of answer expected, and what it may change."""
         kind = "a Pipeline or a dict" if isinstance(self.base, Pipeline) else "a dict"
         return f"The answer is {kind} of changes; only {', '.join(self.free)} may change."
 
     def spec(self, answer: Any) -> Any:
-        """Return what is to be run; raises ValueError, saying why, for what is no answer."""
+        """Return what is to be run; raises ValueError, saying why, if it is not an answer."""
         if isinstance(answer, type(self.base)):
             return answer
         if not isinstance(answer, dict):
@@ -145,7 +145,7 @@ class KnobTask(Task):
             raise ValueError(f"The answer is a {wanted}, this is {type(answer).__name__}.")
         known = _values(self.base)
         if unknown := [str(name) for name in answer if name not in known]:
-            raise ValueError(f"There is no {', '.join(unknown)} to change here.")
+            raise ValueError(f"Unknown knob {unknown[0]!r}; available: {', '.join(self.free)}.")
         if isinstance(self.base, Distributed):
             knobs = {name: value for name, value in answer.items() if name in KNOBS}
             own = {name: value for name, value in answer.items() if name not in KNOBS}
@@ -153,7 +153,7 @@ class KnobTask(Task):
         return self.base.but(**answer)
 
     def refuse(self, answer: Any) -> str | None:
-        """Return why this answer is not run at all; None where it may be."""
+        """Return why this answer is not even run; None if it may be."""
         try:
             before, after = _values(self.base), _values(self.spec(answer))
         except (ValueError, TypeError, AttributeError, RuntimeError) as error:
@@ -172,7 +172,7 @@ class KnobTask(Task):
         return launch(self.spec(answer))
 
     def other_work(self, run: Any, baseline: Any) -> str | None:
-        """Return why the run did something else than it was asked; None where it did not."""
+        """Return why the run did different work than it was asked to; None if it did not."""
         if self.same_losses and self.compares:
             pairs = zip(run.loss[:5], baseline.loss[:5], strict=False)
             if any(abs(a - b) > self.tolerance * max(1.0, abs(b)) for a, b in pairs):
@@ -212,11 +212,11 @@ class CodeTask(Task):
 
     @property
     def rules(self) -> str:
-        """What kind of answer is expected."""
+        """The kind of answer expected."""
         return f"The answer is a {self.kind}."
 
     def refuse(self, answer: Any) -> str | None:
-        """Return why this answer is not run at all; None where it may be."""
+        """Return why this answer is not even run; None if it may be."""
         right = isinstance(answer, type) if self.kind == "class" else callable(answer)
         return None if right else f"The answer is a {self.kind}, this is {type(answer).__name__}."
 
@@ -226,7 +226,7 @@ class CodeTask(Task):
         return launch(Experiment("exercise", {"task": task}), source=Attempt(answer))
 
     def other_work(self, measured: Any, _baseline: Any) -> str | None:
-        """Return why the answer does not count; None where it does."""
+        """Return why the answer does not count; None if it does."""
         return next((p.values.get("why") for p in measured if p.of == "refused"), None)
 
 
