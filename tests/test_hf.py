@@ -109,32 +109,24 @@ def test_a_slow_dataset_shows_as_waiting_and_a_slow_log_does_not(trainer_of):
 
     from labkit import hf
 
-    class Slow:
-        def __init__(self, data):
-            self.data = data
-
-        def __len__(self):
-            return len(self.data)
-
+    class Slow(list):
         def __getitem__(self, i):
             time.sleep(0.004)
-            return self.data[i]
+            return super().__getitem__(i)
 
     class SlowLog(TrainerCallback):
         def on_log(self, *_args, **_more):
             time.sleep(0.03)
 
-    def run_of(slow_data, slow_log):
+    def run_of(data=list, *callbacks):
         trainer, recorder = trainer_of(), hf.Recorder()
-        if slow_data:
-            trainer.train_dataset = Slow(trainer.train_dataset)
-        if slow_log:
-            trainer.add_callback(SlowLog())
-        trainer.add_callback(recorder)
+        trainer.train_dataset = data(trainer.train_dataset)
+        for callback in (*callbacks, recorder):
+            trainer.add_callback(callback)
         trainer.train()
         return recorder.run
 
-    waiting, logging = run_of(True, False), run_of(False, True)
+    waiting, logging = run_of(Slow), run_of(list, SlowLog())
     assert "input" in {finding.name for finding in waiting.diagnose().findings}
     assert waiting.breakdown.shares["wait"] > 2 * logging.breakdown.shares["wait"]
     assert logging.breakdown.shares["other"] > 2 * waiting.breakdown.shares["other"]

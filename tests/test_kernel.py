@@ -4,17 +4,18 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from conftest import processes_of
 from jupyter_client import KernelManager
+from planted import wait_until
 
 from labkit import load
 
 pytestmark = [
     pytest.mark.faults,
+    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 
@@ -53,25 +54,20 @@ def kernel():
 
 def newest_run(after):
     """Wait for a run that was started after `after` (a set of folders) and has done some steps."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        for folder in set(runs()) - after:
-            log = folder / "events.jsonl"
-            if log.exists() and log.read_text().count('"event":"step"') > 5:
-                return folder
-        time.sleep(0.02)
-    raise AssertionError("no run started")
+
+    def stepped():
+        logs = [folder / "events.jsonl" for folder in runs() - after]
+        text = '"event":"step"'
+        found.extend(log.parent for log in logs if log.exists() and log.read_text().count(text) > 5)
+        return found
+
+    found = []
+    wait_until(stepped)
+    return found[0]
 
 
 def runs():
     return set((Path(os.environ["LABKIT_HOME"]) / "runs").glob("*"))
-
-
-def until_nothing_runs_in(folder):
-    deadline = time.monotonic() + 2
-    while processes_of(folder):
-        assert time.monotonic() < deadline, processes_of(folder)
-        time.sleep(0.01)
 
 
 def test_an_interrupt_stops_the_run_and_the_kernel_answers_afterwards():
@@ -84,7 +80,7 @@ def test_an_interrupt_stops_the_run_and_the_kernel_answers_afterwards():
         while reply["parent_header"]["msg_id"] != asked:
             reply = client.get_shell_msg(timeout=30)
         assert reply["content"]["ename"] == "KeyboardInterrupt"
-        until_nothing_runs_in(folder)
+        wait_until(lambda: not processes_of(folder), 2)
         sums = "assert 1 + 1 == 2 and lk.run.last.outcome == 'stopped' and lk.run.last.steps > 5"
         status = "aborted"
         while status == "aborted":  # for a tenth of a second after an error Jupyter refuses work
@@ -102,7 +98,7 @@ def test_a_kernel_that_ends_takes_its_run_along_and_the_next_one_works(how):
         client.execute(start)
         folder = newest_run(before)
         end(manager, client)
-        until_nothing_runs_in(folder)
+        wait_until(lambda: not processes_of(folder), 2)
         run = load(folder)
         assert run.outcome == "stopped" and run.steps > 5
         assert [step["i"] for step in run.steps_since(0)] == list(range(run.steps))

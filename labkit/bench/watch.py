@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.bench import their_loop
+from labkit.process import launcher
 from labkit.process.events import VERSION, EventLog, now_ns
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
@@ -68,6 +69,7 @@ class Recorder:
     """Writes the run of one watched loader into `folder`."""
 
     def __init__(self, folder: Path, loader: Any, version: str):
+        launcher.end_standby()  # it might still be importing torch: this loop wants to be alone
         self.folder, self.pid = Path(folder), os.getpid()
         self.log = EventLog(folder)
         self.lines: list[str] = []  # of steps, on their way to the log
