@@ -19,7 +19,13 @@ EIGHT = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "tf32", "torch_compile",
 )  # fmt: skip
 installed = all(map(importlib.util.find_spec, ("transformers", "accelerate")))
-needs_extra = pytest.mark.skipif(not installed, reason="needs the extra labkit[hf]")
+
+
+def needs_extra(test):
+    """Mark a test that trains with transformers: slow, and skipped without the extra."""
+    skip = pytest.mark.skipif(not installed, reason="needs the extra labkit[hf]")
+    return pytest.mark.slow(skip(test))
+
 
 fast = lk.Pipeline(
     num_workers=4, prefetch_factor=3, pin_memory=True, batch_size=64, accumulation_steps=2,
@@ -111,7 +117,7 @@ def test_a_slow_dataset_shows_as_waiting_and_a_slow_log_does_not(trainer_of):
 
     class Slow(list):
         def __getitem__(self, i):
-            time.sleep(0.004)
+            time.sleep(0.01)
             return super().__getitem__(i)
 
     class SlowLog(TrainerCallback):
