@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,71 +25,103 @@ class CannotPredict(Exception):
     """What a run does not tell, and what to do about it."""
 
 
-@dataclass(frozen=True)
 class Measured:
     """What one run tells: s, per batch or step, warm-up left out."""
 
-    pipeline: Any
-    cores: int
-    costs: ItemCosts
-    chilled: np.ndarray  # (batches,) what fetching took, over what it takes while cores are at work
-    stall: np.ndarray  # (batches,) whether the batch met a stated stall
-    host: np.ndarray  # (steps,) CPU time of the step in the loop: of its launches, on a GPU
-    cold: float  # what it takes more after a long wait
-    device: np.ndarray | None  # (steps,) time on a device of its own,
-    copy: np.ndarray | None  # and of the copy to it
-    around: float
-    host_threads: int
-    handoff: dict[str, float]  # s
-
-
-def measured(run: Any) -> Measured:
-    """Read off `run` what predictions need; raise CannotPredict where it lacks something."""
-    costs, pipeline = _batches(run), run.pipeline
-    on_cpu, cores = run.machine.kind == "cpu", run.machine.cpu_cores or 1
-    stamps = run.stamps[run.warmup :]
-    compute, waited = stamps[:, 5] - stamps[:, 4], stamps[:, 1] - stamps[:, 0]
-    handoff = {
-        name[:-3]: value / 1e6  # what handing a batch over takes: measured at the end of the run
-        for name, value in (run.event("handoff") or {}).items()
-        if name.endswith("_us") and isinstance(value, (int, float)) and value >= 0
-    }
-    if "main_wall" not in handoff and pipeline.num_workers:  # the batches that came at once
-        handoff["main_wall"] = float(np.median(np.sort(waited)[: max(1, len(stamps) // 4)]))
-    cold = 0.0
-    if on_cpu:
-        own = run.thread_s[run.warmup :]
-        seen = ~np.isnan(own) & (compute > 0)
-        share = np.median(np.minimum(1.0, own[seen] / compute[seen])) if seen.any() else 1.0
-        host = np.where(seen, own, compute * share)
-        around = np.median(stamps[1:, 0] - stamps[:-1, 5]) + np.median(stamps[:, 4] - stamps[:, 1])
-        if pipeline.num_workers == 0:  # it was not waiting all that time: it prepared its data
-            lump = 1.0 if not len(costs.item_cpu[0]) else ONE_BY_ONE
-            waited = np.full(len(waited), lump * np.median(costs.wait + costs.collate_wait))
-        host, cold = _warm_and_cold(host, waited, handoff)
-    else:
-        host = _launches(run)
+    def __init__(self, run: Any):
+        """Read off `run` what predictions need; raise CannotPredict where it lacks something."""
+        self.costs, self.pipeline = _batches(run), run.pipeline
+        self.on_cpu, self.cores = run.machine.kind == "cpu", run.machine.cpu_cores or 1
+        self.host_threads = (run.machine.threads or 1) if self.on_cpu else 1
+        costs, stamps = self.costs, run.stamps[run.warmup :]
+        compute, waited = stamps[:, 5] - stamps[:, 4], stamps[:, 1] - stamps[:, 0]
+        self.device = compute  # (steps,) time on the device,
+        self.copy = np.maximum(stamps[:, 3] - stamps[:, 2], 0)  # and of the copy to it
+        # What handing a batch over takes: measured at the end of the run
+        self.handoff = {
+            name[:-3]: value / 1e6
+            for name, value in (run.event("handoff") or {}).items()
+            if name.endswith("_us") and isinstance(value, (int, float)) and value >= 0
+        }
+        if "main_wall" not in self.handoff and self.pipeline.num_workers:
+            at_once = np.sort(waited)[: max(1, len(stamps) // 4)]
+            self.handoff["main_wall"] = float(np.median(at_once))
+        # (steps,) CPU time of the step in the loop: of its launches, on a GPU; and what it takes
+        # more after a long wait; and the loop's own time around it
+        self.host, self.cold = _launches(run), 0.0
         around = np.median(stamps[1:, 0] - run.issued[run.warmup : -1])
-    company = 0.0  # threads of the run that computed, on average, while a loader process waited
-    if workers := pipeline.num_workers:
-        step = (stamps[-1, 5] - stamps[0, 0]) / len(stamps)
-        worker = float(np.median(costs.cpu + costs.collate_cpu + costs.between)) / workers
-        company = ((float(np.median(host)) if on_cpu else 0.0) + (workers - 1) * worker) / step
-    return Measured(
-        pipeline=pipeline,
-        cores=cores,
-        costs=costs,
-        # Items that wait take more behind it, the fewer cores were at work meanwhile
-        chilled=1 + CHILL * max(0.0, 1 - company / cores) * (costs.wait > WAITS * costs.cpu),
-        stall=(costs.collate_wait > 0.9 * pipeline.stall_ms / 1e3) & bool(pipeline.stall_ms),
-        host=host,
-        cold=cold,
-        device=None if on_cpu else compute,
-        copy=None if on_cpu else np.maximum(stamps[:, 3] - stamps[:, 2], 0),
-        around=max(0.0, float(around)),
-        host_threads=(run.machine.threads or 1) if on_cpu else 1,
-        handoff=handoff,
-    )
+        if self.on_cpu:
+            own = run.thread_s[run.warmup :]
+            seen = ~np.isnan(own) & (compute > 0)
+            share = np.median(np.minimum(1.0, own[seen] / compute[seen])) if seen.any() else 1.0
+            around = np.median(stamps[1:, 0] - stamps[:-1, 5])
+            around += np.median(stamps[:, 4] - stamps[:, 1])
+            if self.pipeline.num_workers == 0:  # not all of it was waiting: it prepared its data
+                lump = ONE_BY_ONE if len(costs.item_cpu[0]) else 1.0
+                waited = np.full(len(waited), lump * np.median(costs.wait + costs.collate_wait))
+            host = np.where(seen, own, compute * share)
+            self.host, self.cold = _warm_and_cold(host, waited, self.handoff)
+        self.around = max(0.0, float(around))
+        company = 0.0  # threads of the run that computed, on average, while a loader process waited
+        if workers := self.pipeline.num_workers:
+            step = (stamps[-1, 5] - stamps[0, 0]) / len(stamps)
+            worker = float(np.median(costs.cpu + costs.collate_cpu + costs.between)) / workers
+            model = float(np.median(self.host)) if self.on_cpu else 0.0
+            company = (model + (workers - 1) * worker) / step
+        # (batches,) what fetching took, over what it takes while cores are at work: items that
+        # wait take more behind it, the fewer cores were at work meanwhile
+        asleep = max(0.0, 1 - company / self.cores)
+        self.chilled = 1 + CHILL * asleep * (costs.wait > WAITS * costs.cpu)
+        # (batches,) the stated stall that the batch met
+        stall_s = self.pipeline.stall_ms / 1e3
+        self.stall = stall_s * (costs.collate_wait > 0.9 * stall_s)
+
+    def work(self, target: Any, step: float, steps: int, rng: np.random.Generator) -> Work:
+        """Draw the work of `steps` batches of the `target` pipeline.
+
+        `step` is the time of a step over that of the measured one.
+        """
+        old, costs, handoff, on_cpu = self.pipeline, self.costs, self.handoff, self.on_cpu
+        scale = target.batch_size / old.batch_size
+        batches = _drawn(len(costs), steps, rng)
+        waits, cpus = self._fetching(target, batches)
+        collate_wait = costs.collate_wait[batches] - self.stall[batches]
+        if target.stall_ms:
+            due = np.arange(steps) % target.stall_every == target.stall_every - 1
+            collate_wait = collate_wait + due * target.stall_ms / 1e3
+        handed = bool(target.num_workers) - bool(old.num_workers)  # batches come from a worker now
+        collate_cpu = costs.collate_cpu[batches] * scale + handoff.get("share", 0.0) * handed
+        rows = _drawn(len(self.host), steps, rng)
+        host = self.host[rows] * (step if on_cpu else 1) + handoff.get("touch", 0.0) * handed
+        return Work(
+            waits=np.column_stack([waits, np.maximum(collate_wait, 0)]),
+            cpus=np.column_stack([cpus, np.maximum(collate_cpu, 0)]),
+            host=np.maximum(host, 0),
+            cold=np.full(steps, self.cold * step),
+            chill=CHILL,
+            put=handoff.get("worker", float(np.median(costs.between))),
+            take=TAKE_IN_RUN * handoff.get("main_wall", 0.0),
+            around=self.around,
+            device=None if on_cpu else self.device[rows] * step,
+            copy=None if on_cpu else self.copy[rows] * scale,
+            blocking=not (target.pin_memory and target.non_blocking),
+            side_stream=bool(target.prefetch_to_device),
+            host_threads=self.host_threads,
+        )
+
+    def _fetching(self, target: Any, batches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return waiting and CPU time (batches, parts) of fetching the drawn batches' samples."""
+        old, costs = self.pipeline, self.costs
+        scale = target.batch_size / old.batch_size
+        parts = PARTS if len(costs.item_cpu[0]) else 1
+        cpu = (costs.cpu[batches] / self.chilled[batches] * scale)[:, None]
+        wait = (costs.wait[batches] * scale)[:, None]
+        waits = wait * _profile(costs.item_wait, parts)[batches]
+        more = ((target.io_ms or 0) - (old.io_ms or 0)) * target.batch_size / 1e3
+        if target.dataset == "sleep":  # its delay is one of the batch, whatever the size
+            more += (target.prep_ms - scale * old.prep_ms) / 1e3
+        cpus = cpu * _profile(costs.item_cpu, parts)[batches]
+        return np.maximum(waits + more / parts, 0), cpus
 
 
 def _batches(run: Any) -> ItemCosts:
@@ -149,61 +180,10 @@ def _warm_and_cold(
     return warm, float(np.median(warm)) * (tried - 1)
 
 
-def work_of(
-    known: Measured, target: Any, step: float, steps: int, rng: np.random.Generator
-) -> Work:
-    """Draw the work of `steps` batches of the `target` pipeline from what was measured.
-
-    `step` is the time of a step over that of the measured one.
-    """
-    old, costs, handoff = known.pipeline, known.costs, known.handoff
-    scale, on_cpu = target.batch_size / old.batch_size, known.device is None
-    batches = _drawn(len(costs), steps, rng)
-    waits, cpus = _fetching(known, target, batches)
-    collate_wait = costs.collate_wait[batches] - known.stall[batches] * old.stall_ms / 1e3
-    if target.stall_ms:
-        due = np.arange(steps) % target.stall_every == target.stall_every - 1
-        collate_wait = collate_wait + due * target.stall_ms / 1e3
-    handed = bool(target.num_workers) - bool(old.num_workers)  # batches that came from a worker
-    collate_cpu = costs.collate_cpu[batches] * scale + handoff.get("share", 0.0) * handed
-    rows = _drawn(len(known.host), steps, rng)
-    host = known.host[rows] * (step if on_cpu else 1) + handoff.get("touch", 0.0) * handed
-    return Work(
-        waits=np.column_stack([waits, np.maximum(collate_wait, 0)]),
-        cpus=np.column_stack([cpus, np.maximum(collate_cpu, 0)]),
-        host=np.maximum(host, 0),
-        cold=np.full(steps, known.cold * step),
-        chill=CHILL,
-        put=handoff.get("worker", float(np.median(costs.between))),
-        take=TAKE_IN_RUN * handoff.get("main_wall", 0.0),
-        around=known.around,
-        device=None if on_cpu else known.device[rows] * step,
-        copy=None if on_cpu else known.copy[rows] * scale,
-        blocking=not (target.pin_memory and target.non_blocking),
-        side_stream=bool(target.prefetch_to_device),
-        host_threads=known.host_threads,
-    )
-
-
 def _drawn(count: int, steps: int, rng: np.random.Generator) -> np.ndarray:
     """Draw (steps,) indices from a bootstrap sample of `count` measured ones."""
     pool = rng.integers(count, size=count)
     return pool[rng.integers(count, size=steps)]
-
-
-def _fetching(known: Measured, target: Any, batches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return waiting and CPU time (batches, parts) of fetching the drawn batches' samples."""
-    old, costs = known.pipeline, known.costs
-    scale = target.batch_size / old.batch_size
-    cpu = (costs.cpu[batches] / known.chilled[batches] * scale)[:, None]
-    wait = (costs.wait[batches] * scale)[:, None]
-    parts = PARTS if len(costs.item_cpu[0]) else 1
-    waits = wait * _profile(costs.item_wait, parts)[batches]
-    cpus = cpu * _profile(costs.item_cpu, parts)[batches]
-    more = ((target.io_ms or 0) - (old.io_ms or 0)) * target.batch_size / 1e3
-    if target.dataset == "sleep":  # its delay is one of the batch, whatever the size
-        more += (target.prep_ms - scale * old.prep_ms) / 1e3
-    return np.maximum(waits + more / parts, 0), cpus
 
 
 def _profile(items: list[np.ndarray], parts: int) -> np.ndarray:

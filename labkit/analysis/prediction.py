@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis.loader_simulation import Simulation
-from labkit.analysis.loader_work import CannotPredict, Measured, measured, work_of
+from labkit.analysis.loader_work import CannotPredict, Measured
 from labkit.knobs import check_names
 from labkit.results.event_log import of_one_moment
 from labkit.results.result import Result
@@ -123,7 +123,7 @@ def predict(run: Any, **changes: Any) -> Prediction:
 
 @functools.lru_cache(maxsize=32)
 def _known(run: Any, steps: int, events: int) -> Measured:
-    return measured(run)
+    return Measured(run)
 
 
 def _target(known: Measured, changes: dict[str, Any]) -> Any:
@@ -145,7 +145,7 @@ def _simulated(known: Measured, target: Any, step: float) -> tuple[list[float], 
     warmup = max(3, target.num_workers * prefetch)
     found = []
     for draw in range(DRAWS):
-        work = work_of(known, target, step, steps, np.random.default_rng(draw))
+        work = known.work(target, step, steps, np.random.default_rng(draw))
         came = Simulation(work, known.cores, target.num_workers, prefetch, target.seconds)
         found.append(came.summary(warmup, target.batch_size))
     return tuple(map(list, zip(*found, strict=True)))
