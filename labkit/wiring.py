@@ -33,4 +33,4 @@ class Later:
 
     def __getattr__(self, attribute: str) -> Any:
         module = sys.modules.get(self._name) or import_module(self._name)
-        return getattr(module, attribute)  # half a microsecond: not for a timed loop
+        return getattr(module, attribute)  # a microsecond: not for a timed loop

@@ -1,21 +1,24 @@
 """The launch lint: what a step of everything in the course asks of a card, and what limits it.
 
     python tests/launch_lint.py            print where a claim and a card differ
-    python tests/launch_lint.py --write    make launch_lint.md anew, and print the same
-    python tests/launch_lint.py --json T4  the table for some cards as JSON, for the test
+    python tests/launch_lint.py --write    make launch_lint.jsonl anew, and print the same
+    python tests/launch_lint.py --json T4  its lines for some cards, for the test
 
 Everything runs on the stand-in, without numbers, so that any size is quick (`launch_replay`); what
 is claimed is in `launch_claims`. A default pipeline has the depth that its calibration would find.
+A line of the table is a step: its claim, and per card what limits it there, the card's time over
+that of its launches, the share of waiting for data, and what a planted fault costs.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,17 +27,20 @@ import launch_claims as claims
 import standin_gpu
 import torch
 from launch_claims import Claimed
-from launch_points import DEVICE, measured, points
 from launch_replay import Op, Step, bound_by, diagnosed, period_us, recorded, replayed
 from standin_gpu import CARDS, LAUNCH_US, StandIn
 
 from labkit.analysis.thresholds import WORTH_NAMING
 from labkit.bench import loop, model_size
 from labkit.bench.resolve_config import resolve_config
+from labkit.bench.workbench import Workbench, job_of
 from labkit.course import faultset, slow_faults, slow_script_train
+from labkit.experiments import EXPERIMENTS
 from labkit.spec import Pipeline
 
-TABLE = Path(__file__).with_suffix(".md")
+TABLE = Path(__file__).with_suffix(".jsonl")
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+DEVICE = torch.device("cuda", 0)
 MARGIN = 2.0  # times its launches, at least, for what is claimed to keep the card busy
 DEVICE_BOUND = ("compute", "precision", "memory_bandwidth")
 IN_A_STEP = (  # the knobs that a recorded step depends on
@@ -160,7 +166,7 @@ def row(claim: str, step: Step, spent: Any, regime: str) -> Row:
     """Return what the table says of a step on a card."""
     on_card = sum(spent[name] for name in ("compute", "memory", "transfer")) if spent else 0.0
     return {
-        "claim": claim, "regime": regime, "totals": step.totals,
+        "claim": claim, "regime": regime,
         "over_launches": on_card / (LAUNCH_US * step.totals[0]) if step.ops else 0.0,
         "waiting": spent["input"] / period_us(spent) if spent else 0.0, "costs": None,
     }  # fmt: skip
@@ -190,55 +196,120 @@ def wrong(row: Row) -> str | None:
         right = right and row["costs"] >= claims.COSTS
     if right and regime != "out of memory":
         return None
-    return f"{row['label']}: claimed {claim or 'nothing'}, {row['card']}: {cell(row)}"
-
-
-def cell(row: Row) -> str:
-    """Return what the table says of a row: its regime, and the numbers that a claim is about."""
-    waiting = f", waits {row['waiting']:.0%}" if row["claim"] == "starved" else ""
-    costs = "" if row["costs"] is None else f", costs {row['costs']:.0%}"
-    return f"{row['regime']} {row['over_launches']:.2g}{waiting}{costs}"
+    return f"{row['label']}: claimed {claim or 'nothing'}, {row['card']}: {row}"
 
 
 def table(rows: list[Row]) -> str:
-    """Return the rows as Markdown: a line for every step."""
-    lines: dict[tuple[str, str], dict[str, Row]] = {}
+    """Return the rows as lines of JSON: one for the version of PyTorch, and one for every step."""
+    steps: dict[str, dict[str, Any]] = {}
     for each in rows:
-        lines.setdefault((each["label"], each["claim"]), {})[each["card"]] = each
-    names = list(dict.fromkeys(each["card"] for each in rows))
-    body = []
-    for (label, claim), found in lines.items():
-        sizes = zip(*(each["totals"] for each in found.values()), strict=True)
-        sizes = [sorted({f"{size:.3g}": size for size in each}, key=float) for each in sizes]
-        sizes = [" to ".join(dict.fromkeys((each[0], each[-1]))) for each in sizes]
-        cells = [cell(found[name]) if name in found else "" for name in names]
-        body.append(f"| {' | '.join([label, claim, *sizes, *cells])} |")
-    return "\n".join([
-        f"Made by `python tests/launch_lint.py --write` with PyTorch {torch.__version__}.",
-        "A cell: what limits the step there, and the card's time over that of the launches.", "",
-        f"| step | claimed | launches | GFLOP | MB | {' | '.join(names)} |",
-        "|---" * (5 + len(names)) + "|", *body, "",
-    ])  # fmt: skip
+        line = steps.setdefault(each["label"], {"step": each["label"], "claim": each["claim"]})
+        numbers = (each["over_launches"], each["waiting"], each["costs"])
+        rounded = [None if number is None else float(f"{number:.3g}") for number in numbers]
+        line[each["card"]] = [each["regime"], *rounded]
+    return "\n".join(map(json.dumps, [{"torch": torch.__version__}, *steps.values()])) + "\n"
 
 
 def parsed(text: str) -> dict[tuple[str, str], Row]:
-    """Return the rows of a table by label and card, as far as it tells."""
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()
-             if line.startswith("| ")]  # fmt: skip
-    names, rows = lines[0][5:], {}
-    for label, claim, _, _, _, *cells in lines[1:]:
-        for name, found in zip(names, cells, strict=True):
-            regime, *more = found.split(", ")
-            told = dict(part.rsplit(" ", 1) for part in more)
-            share = {key: float(value[:-1]) / 100 for key, value in told.items()}
-            if found:
-                regime, _, ratio = regime.rpartition(" ")
-                rows[label, name] = {
-                    "label": label, "card": name, "claim": claim, "regime": regime,
-                    "over_launches": float(ratio), "waiting": share.get("waits"),
-                    "costs": share.get("costs"),
-                }  # fmt: skip
+    """Return the rows of a table by label and card."""
+    rows = {}
+    for line in map(json.loads, text.splitlines()[1:]):
+        label, claim = line.pop("step"), line.pop("claim")
+        for card, cell in line.items():
+            told = dict(zip(("regime", "over_launches", "waiting", "costs"), cell, strict=True))
+            rows[label, card] = {"label": label, "card": card, "claim": claim, **told}
     return rows
+
+
+# -- experiments: the points that one times on the card, each recorded once -----------------------
+
+
+def points(gpu: StandIn, experiment: str, params: dict) -> Iterator[tuple[str, str, Step]]:
+    """Run an experiment; yield (label, claim, step) of each point that the card worked for."""
+    module, bench = sys.modules[EXPERIMENTS[experiment].module], LintBench(gpu)
+    with contextlib.ExitStack() as undo:
+        for name, stub in claims.STUBS.items():
+            if hasattr(module, name):
+                undo.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, stub)
+        if experiment == "precision_matmul":  # its exact product takes a CPU seconds
+            undo.enter_context(torch.device("meta"))
+        part = claims.PART_OF.get(experiment)
+        measure = part(module) if part else EXPERIMENTS[experiment].measure
+        measure(job_of(experiment, params), bench)
+    asked = ", ".join(f"{name}={value}" for name, value in params.items())
+    for of, case, step in bench.points:
+        about = ", ".join(f"{n}={value}" for n, value in case.items() if n != "multiple")
+        label = f"experiment {experiment}({asked}): {of} {about}".strip()
+        yield label, claims.of_point(experiment, of, case), step
+
+
+def measured() -> Iterator[tuple[str, dict]]:
+    """Yield (experiment, parameters) of what is timed, by default and in notebooks."""
+    seen = []
+    for name, params in [*((name, {}) for name in EXPERIMENTS), *in_notebooks()]:
+        case = name, params | claims.INSTEAD.get(name, {})
+        if name not in claims.NO_REGIME and case not in seen:
+            seen.append(case)
+            yield case
+
+
+def in_notebooks() -> Iterator[tuple[str, dict]]:
+    """Yield (experiment, parameters) of every `lk.measure("NAME", ...)` in the notebooks."""
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        code = ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+        for node in (node for source in code for node in ast.walk(ast.parse(source))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "lk.measure":
+                fixed = (k for k in node.keywords if isinstance(k.value, (ast.Constant, ast.List)))
+                params = {k.arg: ast.literal_eval(k.value) for k in fixed if k.arg != "plot"}
+                yield ast.literal_eval(node.args[0]), params
+
+
+class Timed(list):
+    """The seconds of a point, and what was recorded of it."""
+
+
+class LintBench(Workbench):
+    """A workbench that records one call instead of timing many."""
+
+    def __init__(self, gpu: StandIn):
+        super().__init__(DEVICE, None, lambda *_: None)
+        self.gpu, self.points = gpu, []
+
+    def once(self, work: Callable[[], Any]) -> Timed:
+        """Call `work`, recorded."""
+        with recorded(self.gpu) as ops:
+            work()
+        timed = Timed([1.0])
+        timed.step = Step(ops)
+        return timed
+
+    def time(self, work: Callable[[], Any], *, of: str, **case: Any) -> float:
+        """Record a call as a point."""
+        self.write(of, seconds=self.once(work), **case)
+        return 1.0
+
+    def in_turn(self, ways: dict[str, Callable], *_: Any, **__: Any) -> dict[str, Timed]:
+        """Record a call of each way; they are written by name later."""
+        return {name: self.once(work) for name, work in ways.items()}
+
+    def write(self, of: str, *, seconds: Any = (), **case: Any) -> None:
+        """Keep the point, if it was timed and the card had something to do."""
+        unsaid = ("flops", "bytes", "values", "min_time_s", "launches")
+        case = {name: value for name, value in case.items() if name not in unsaid}
+        if isinstance(seconds, Timed) and seconds.step.totals[0]:
+            self.points.append((of, case, seconds.step))
+
+    def compile_lacks(self) -> str:
+        """Only the eager side is recorded."""
+        return "the eager side only"
+
+    def skip(self, what: str, why: str) -> None:
+        """Nothing was recorded."""
+
+
+# -- all of it -------------------------------------------------------------------------------------
 
 
 def everything(names: list[str]) -> list[Row]:
@@ -253,7 +324,7 @@ if __name__ == "__main__":
     options, chosen = sys.argv[1:2], sys.argv[2:] or list(CARDS)
     found = everything(chosen)
     if options == ["--json"]:
-        print(json.dumps(table(found)))
+        print(table(found), end="")
     else:
         if options == ["--write"]:
             TABLE.write_text(table(found), encoding="utf-8")

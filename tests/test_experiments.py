@@ -8,8 +8,10 @@ import functools
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from kept_bench import here
@@ -278,23 +280,10 @@ def test_the_own_kernel_and_package_are_checked_or_say_how_to_install_what_they_
         assert interpreted == (own.machine.kind == "cpu") != bool(own.where("time"))
 
 
-RECIPE = """
-from labkit.experiments.measure import bars
-from labkit.spec import experiment, knob
-from labkit.wiring import Later
-
-torch = Later("torch")
-
-
-@experiment("how long a sum takes", draw=bars, n=knob(1000, "numbers", low=1, high=1 << 20))
-def my_sum(job, bench):
-    x = torch.rand(job.n, device=bench.device)
-    bench.time(x.sum, of="sum", bytes=4 * job.n, launches=1, n=job.n)
-"""
-
-
-def test_an_experiment_is_added_with_one_file(tmp_path, monkeypatch):
-    (tmp_path / "my_experiment.py").write_text(RECIPE)
+def test_an_experiment_is_added_with_one_file_as_the_readme_says(tmp_path, monkeypatch):
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"```python\n([^`]*@experiment[^`]*)```", readme)
+    (tmp_path / "my_experiment.py").write_text(recipe)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     importlib.import_module("my_experiment")

@@ -1,6 +1,6 @@
 """On every card each lesson, label and record shows what it says: launches, arithmetic, or memory.
 
-The table is `launch_lint.md`; `python tests/launch_lint.py --write` makes it anew.
+The table is `launch_lint.jsonl`; `python tests/launch_lint.py --write` makes it anew.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import sys
 
 import launch_claims
 import launch_lint
-import launch_points
 import pytest
 import standin_gpu
 import torch
@@ -35,14 +34,15 @@ def test_every_card_shows_what_the_course_claims(card):
     assert differ and not list(filter(None, differ))
 
 
+@pytest.mark.slow
 def test_the_table_is_what_the_course_has_now():
-    minor = torch.__version__.split("+")[0].rsplit(".", 1)[0]
-    if f"PyTorch {minor}." not in launch_lint.TABLE.read_text(encoding="utf-8"):
+    made_with = json.loads(launch_lint.TABLE.read_text(encoding="utf-8").splitlines()[0])["torch"]
+    if made_with.split(".")[:2] != torch.__version__.split(".")[:2]:
         pytest.skip("the table was made with another PyTorch, which launches other kernels")
     command = [sys.executable, launch_lint.__file__, "--json", *MADE_ANEW]
     child = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert child.returncode == 0, child.stderr[-3000:]
-    now = launch_lint.parsed(json.loads(child.stdout))
+    now = launch_lint.parsed(child.stdout)
     assert now.keys() == {key for key in stored() if key[1] in MADE_ANEW}
     for key, row in now.items():
         before = stored()[key]
@@ -74,7 +74,7 @@ def test_every_experiment_is_in_the_table_or_has_a_reason_not_to_be():
 
 
 def test_no_exercise_works_on_the_card():
-    folder = launch_points.NOTEBOOKS.parent / "labkit" / "course"
+    folder = launch_lint.NOTEBOOKS.parent / "labkit" / "course"
     assert not [path for path in folder.glob("nb*.py") if "bench.device" in path.read_text()]
 
 

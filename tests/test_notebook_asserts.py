@@ -18,6 +18,7 @@ import notebooks_on_card as cells  # noqa: E402 -- needs torch
 
 from labkit.spec import Distributed  # noqa: E402
 
+pytestmark = pytest.mark.slow
 needs_standin = pytest.mark.skipif(
     sys.platform != "linux" or not shutil.which("g++"), reason="the stand-in is compiled with g++"
 )

@@ -50,12 +50,9 @@ def impose(device: torch.device, limit_bytes: int) -> Limit:
 
 
 class Limit:
-    """What all limits share; `how` says in words what is limited."""
+    """A limit, in words (`how`), and what was used of it beyond what the process had before."""
 
     how = ""
-
-    def used(self) -> int | None:
-        """The most bytes used so far beyond the baseline; None where nothing counts them."""
 
     def check(self) -> None:
         """Raise MemoryError where the limit was passed and nothing refused it."""

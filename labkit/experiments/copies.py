@@ -45,10 +45,7 @@ def copies(job: Any, bench: Any) -> None:
             bench.skip(f"{pieces} pieces", f"{job.mib} MiB are only {total} numbers")
             continue
         bench.stage("copying", done, len(job.pieces))
-        if bench.on_cpu:
-            copy_in_ram(bench, total, pieces)
-        else:
-            copy_to_card(bench, total, pieces)
+        (copy_in_ram if bench.on_cpu else copy_to_card)(bench, total, pieces)
     if bench.on_cpu:
         bench.skip("pinned and non_blocking", "there is no bus to cross: the device is the CPU")
     elif not pins(bench.device):
@@ -75,20 +72,15 @@ def copy_to_card(bench: Any, total: int, pieces: int) -> None:
                 return [source.to(bench.device, non_blocking=not waits) for source in sources]
 
             bench.time(copy, of="copy", bytes=4 * total, **case)
-            if pieces == 1:
-                bench.write("the host is held", seconds=held(bench, copy), **case)
-
-
-def held(bench: Any, copy: Any) -> list[float]:
-    """Return how long the call itself takes, s, each from an idle device: not the copy's time."""
-    times = []
-    for _ in range(ISSUES):
-        bench.synchronize()
-        started = time.perf_counter()
-        copy()
-        times.append(time.perf_counter() - started)
-    bench.synchronize()
-    return sorted(times)
+            times = []  # of the call itself, each from an idle device: not the copy's time
+            for _ in range(ISSUES if pieces == 1 else 0):
+                bench.synchronize()
+                started = time.perf_counter()
+                copy()
+                times.append(time.perf_counter() - started)
+            if times:
+                bench.write("the host is held", seconds=sorted(times), **case)
+            bench.synchronize()
 
 
 def pins(device: Any) -> bool:

@@ -37,7 +37,7 @@ KILLED = "SIGKILL"  # the system's own out-of-memory killer
     steps=knob(STEPS, "steps to train", low=1, high=10_000),
     limit_gib=knob(None, "limit on memory", kind="float", unit="GiB", low=1e-6, high=1 << 20,
                    auto="what is free on the card; on a CPU 0.5 GiB"),
-    margin=knob(0.1, "share of the limit that is left free", low=0, high=1),
+    margin=knob(0.1, "share of the limit that is left free", low=0, high=0.99),
 )  # fmt: skip
 def batch_fits(job: Any, bench: Any) -> None:
     """Train `steps` steps of `pipeline` at `batch_size` under a limit; write whether it went.
@@ -97,7 +97,7 @@ def largest_batch(
     Args:
         pipeline: What to train; its `batch_size` is where the search begins.
         limit_gib: The limit, GiB; None as above.
-        margin: Share of the limit that the first steps leave free, 0 up to 1.
+        margin: Share of the limit that the first steps leave free, 0 to 0.99.
         multiple: Sizes from this on are multiples of it.
         most: The largest size to try.
         **knobs: Changes to `pipeline`.
@@ -109,10 +109,8 @@ def largest_batch(
             is in `lk.largest_batch.last`.
     """
     pipeline = (pipeline or Pipeline()).but(**knobs)
-    if not 0 <= margin < 1:
-        raise ValueError(f"margin={margin!r} is not allowed: use a share from 0 up to 1.")
-    if limit_gib is not None and not limit_gib > 0:
-        raise ValueError(f"limit_gib={limit_gib!r} is not allowed: use GiB above 0, or None.")
+    batch_fits.knobs["margin"].check(margin)
+    batch_fits.knobs["limit_gib"].check(limit_gib)
     if multiple < 1:
         raise ValueError(f"multiple={multiple!r} is not allowed: use a whole number from 1.")
     KNOBS["batch_size"].check(most)

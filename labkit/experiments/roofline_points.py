@@ -91,10 +91,8 @@ class Roofline(Result):
 
     def one(self, name: str, **case: Any) -> Placed:
         """Return the operation of this name and case; raises LookupError where there is no one."""
-        found = [
-            point for point in self.points
-            if point.name == name and all(point.case.get(k) == v for k, v in case.items())
-        ]  # fmt: skip
+        named = (point for point in self.points if point.name == name)
+        found = [point for point in named if case.items() <= point.case.items()]
         if len(found) != 1:
             raise LookupError(f"roofline: {len(found)} operations {name!r} {case or ''}".strip())
         return found[0]
