@@ -284,7 +284,7 @@ def test_what_is_sent_to_spawned_workers_may_come_from_a_notebook():
     scope = {"__name__": "__main__"}
     exec(code, scope)
     sent = user_dataset.sendable(user_dataset.NamesTheItem(scope["Here"]()))
-    assert [pickle.loads(pickle.dumps(sent))[i] for i in range(3)] == [0, 1, 2]
+    assert [pickle.loads(pickle.dumps(sent))[0, i] for i in range(3)] == [0, 1, 2]
 
 
 def test_a_loader_brings_its_dataset_and_its_settings():

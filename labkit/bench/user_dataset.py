@@ -11,7 +11,6 @@ import contextlib
 import importlib
 import os
 import pickle
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,19 +18,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from labkit.bench import their_loop
-from labkit.bench.data import loader_settings
+from labkit.bench.data import EndlessShuffle, loader_settings
 from labkit.bench.item_times import ItemTimes, TimedCollate, TimedDataset
 
 KNOBS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "batch_size")
 ONE = torch.empty(1)  # expanded, it counts samples and holds none
 
 
-def prepare(
-    order: dict[str, Any], job: SimpleNamespace, folder: Path
-) -> tuple[OwnStep, EndlessLoader]:
+def prepare(order: dict[str, Any], job: SimpleNamespace, folder: Path) -> tuple[OwnStep, Batches]:
     """Return what trains, and the loader that feeds it.
 
     Raises:
@@ -43,14 +40,14 @@ def prepare(
     collate = parts["collate_fn"] or torch.utils.data.default_collate
     more = {}
     if not isinstance(dataset, IterableDataset):
-        more["sampler"] = Endless(len(dataset), job.seed)
+        more["sampler"] = EndlessShuffle(len(dataset), job.seed)
         times = ItemTimes(folder, job.num_workers)
         dataset = TimedDataset(NamesTheItem(dataset), times)
         collate = TimedCollate(collate, times)
     if job.num_workers and torch.multiprocessing.get_start_method() != "fork":
         dataset, collate = sendable(dataset), ByValue(collate)
     loader = DataLoader(dataset, collate_fn=collate, **loader_settings(job), **more)
-    return OwnStep(parts["step"]), EndlessLoader(loader, job)
+    return OwnStep(parts["step"]), Batches(loader, job)
 
 
 def _fetch(order: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -102,20 +99,8 @@ def checked(dataset: Any) -> Any:
     return dataset
 
 
-class Endless(Sampler):
-    """Shuffled passes over the dataset without end."""
-
-    def __init__(self, count: int, seed: int):
-        self.count, self.seed = count, seed
-
-    def __iter__(self) -> Iterator[int]:
-        rng = random.Random(self.seed)
-        while True:
-            yield from rng.sample(range(self.count), self.count)
-
-
 class NamesTheItem(Dataset):
-    """The reader's dataset; an item that fails is named in the error."""
+    """The reader's dataset, fetched by a ticket: (draw number, index); errors name the item."""
 
     def __init__(self, dataset: Any):
         self.dataset = dataset
@@ -125,13 +110,15 @@ class NamesTheItem(Dataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, ticket: tuple[int, int]) -> Any:
+        _, index = ticket
         try:
             return self.dataset[index]
         except Exception as error:
             raise _about(f"dataset[{index}]", error) from error
 
-    def _batch(self, indices: list[int]) -> Any:
+    def _batch(self, tickets: list[tuple[int, int]]) -> Any:
+        indices = [index for _, index in tickets]
         try:
             return self.dataset.__getitems__(indices)
         except Exception as error:
@@ -165,24 +152,17 @@ class OwnStep:
         """Do nothing between two steps."""
 
 
-class EndlessLoader:
-    """A DataLoader whose batches do not end."""
-
-    def __init__(self, loader: DataLoader, job: SimpleNamespace):
-        self.loader, self.job = loader, job
-
-    def __iter__(self) -> Batches:
-        return Batches(self.loader, self.job)
-
-
 class Batches:
     """The loader's batches without end, each with how many samples it holds."""
 
     def __init__(self, loader: DataLoader, job: SimpleNamespace):
         self.loader, self.job = loader, job
-        self.iterator = iter(loader)  # starts the workers
         self.streams = isinstance(loader.dataset, IterableDataset)
         self.taken, self.count, self.marks, self.tensors = 0, None, [], ()
+
+    def __iter__(self) -> Batches:
+        self.iterator = iter(self.loader)  # starts the workers
+        return self
 
     def __next__(self) -> tuple[Any, torch.Tensor]:
         try:
@@ -264,11 +244,11 @@ class MapByValue(ByValue, Dataset):
     def __len__(self) -> int:
         return len(self.what)
 
-    def __getitem__(self, index: int) -> Any:
-        return self.what[index]
+    def __getitem__(self, ticket: Any) -> Any:
+        return self.what[ticket]
 
-    def __getitems__(self, indices: list[int]) -> Any:
-        return self.what.__getitems__(indices)
+    def __getitems__(self, tickets: list[Any]) -> Any:
+        return self.what.__getitems__(tickets)
 
 
 class StreamByValue(ByValue, IterableDataset):
