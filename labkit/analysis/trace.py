@@ -155,7 +155,7 @@ def trace(path: str | os.PathLike) -> Breakdown:
     inside = clock.inside(events.device)
     busy, idle = 0, dict.fromkeys(("host_wait", "kernel_wait", "other"), 0)
     for device in devices:
-        busy += length(_some(inside, is_kernel & (events.place == device)))
+        busy += length(inside.only(is_kernel & (events.place == device)))
         for cause, amount in split_idle(events, device, clock).items():
             idle[cause] += amount
 
@@ -180,10 +180,6 @@ def trace(path: str | os.PathLike) -> Breakdown:
     )
 
 
-def _some(intervals: Intervals, which: np.ndarray) -> Intervals:
-    return Intervals(intervals.start[which], intervals.end[which])
-
-
 def _kernels(events: Events, inside: Intervals, is_kernel: np.ndarray) -> dict[str, Any]:
     """Return the top kernels, and the shares of kernel time on Tensor Cores and able to be."""
     spent = inside.end - inside.start
@@ -200,17 +196,15 @@ def _kernels(events: Events, inside: Intervals, is_kernel: np.ndarray) -> dict[s
         "tensor_core_share": float(spent[uses].sum(dtype=float)) / total if total else None,
         "tensor_core_eligible_share": can / total if total else None,
         "top_kernels": tuple(
-            TopKernel(
-                events.kernels[k], float(times[k]) / 1000, int(calls[k]), bool(on_cores[k])
-            )
+            TopKernel(events.kernels[k], float(times[k]) / 1000, int(calls[k]), bool(on_cores[k]))
             for k in top
         ),
-    }  # fmt: skip
+    }
 
 
 def _copy_overlap(events: Events, inside: Intervals, is_kernel: np.ndarray) -> float | None:
     """Return the share of copy time during which a kernel ran; None without copies."""
-    copies, under = _some(inside, events.kind == kinds.MEMCPY), _some(inside, is_kernel)
+    copies, under = inside.only(events.kind == kinds.MEMCPY), inside.only(is_kernel)
     copied = length(copies)
     both = copied + length(under) - length(join(copies, under))
     return both / copied if copied else None

@@ -77,6 +77,10 @@ class Intervals(NamedTuple):
     start: np.ndarray
     end: np.ndarray
 
+    def only(self, which: np.ndarray) -> Intervals:
+        """Return some of them, by index or mask."""
+        return Intervals(self.start[which], self.end[which])
+
 
 @dataclass(frozen=True)
 class Events:
@@ -206,16 +210,16 @@ class _Columns:
 
         kind = kinds[device]
         kind[(kind == KERNEL) & launched_by(COMMUNICATION)] = COMMUNICATION_KERNEL
-        by_kind = {int(k): host[host_kind == k] for k in np.unique(host_kind)}
+        whole = Intervals(start, end)
         return Events(
-            host={k: Intervals(start[own], end[own]) for k, own in by_kind.items()},
-            device=Intervals(start[device], end[device]),
+            host={int(k): whole.only(host[host_kind == k]) for k in np.unique(host_kind)},
+            device=whole.only(device),
             kind=kind,
             place=place[device],
             name=name[device],
             launch=launch,
             eligible=launched_by(ELIGIBLE_OP),
-            launches=Intervals(start[launches], end[launches]),
+            launches=whole.only(launches),
             kernels=tuple(self.kernels),
             devices=tuple(self.devices),
         )

@@ -23,10 +23,9 @@ SHORT_GAP_NS = 10_000
 
 def union(intervals: Intervals) -> Intervals:
     """Merge overlapping and touching intervals; the result is sorted and free of empty ones."""
-    keep = intervals.end > intervals.start
-    order = np.argsort(intervals.start[keep], kind="stable")
-    start = intervals.start[keep][order]
-    reach = np.maximum.accumulate(intervals.end[keep][order])
+    some = intervals.only(intervals.end > intervals.start)
+    start, end = some.only(np.argsort(some.start, kind="stable"))
+    reach = np.maximum.accumulate(end)
     first = np.ones(len(start), dtype=bool)
     first[1:] = start[1:] > reach[:-1]
     return Intervals(start[first], reach[np.append(first[1:], True)] if len(start) else reach)
@@ -82,9 +81,8 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
     if marks is None or not np.any(marks.end > marks.start):
         notes.append("No ProfilerStep marks (call prof.step()): the whole span is one step.")
         marks = _whole_span(events)
-    long = marks.end > marks.start
-    order = np.argsort(marks.start[long], kind="stable")
-    start, end = marks.start[long][order], marks.end[long][order]
+    long = marks.only(marks.end > marks.start)
+    start, end = long.only(np.argsort(long.start, kind="stable"))
     if not len(start):
         return Intervals(start, end), notes
 
@@ -141,8 +139,7 @@ def split_by_class(events: Events, clock: StepClock) -> dict[str, int]:
     for kind in np.unique(events.kind):
         own = events.kind == kind
         role = kinds.COMMUNICATION if kind == kinds.COMMUNICATION_KERNEL else int(kind)
-        work = Intervals(events.device.start[own], events.device.end[own])
-        roles.setdefault(role, []).append(work)
+        roles.setdefault(role, []).append(events.device.only(own))
 
     times, covered = {}, join()
     for role, name in enumerate(CLASSES):
@@ -167,7 +164,7 @@ def split_idle(events: Events, device: int, clock: StepClock) -> dict[str, int]:
     """
     work = events.device
     own = np.flatnonzero((events.place == device) & (work.end > work.start))
-    busy = union(Intervals(work.start[own], work.end[own]))
+    busy = union(work.only(own))
     # Device work is sorted by start: the first of a busy stretch is what ended the gap before.
     opener = own[np.searchsorted(work.start[own], busy.start)]
     launch = events.launch[opener]

@@ -65,7 +65,9 @@ class Progress:
         self.tuning, self.display = tuning, Display()
 
     def page(self, now: str = "") -> Any:
-        """Return the table, with what is going on `now`, as HTML for a notebook."""
+        """Return the table, with what is going on `now`, as HTML; None outside a notebook."""
+        if self.display.handle is None:
+            return None
         from IPython.display import HTML
 
         return HTML(self.tuning.table(now)._repr_html_())
