@@ -25,6 +25,20 @@ from labkit.results.record import Tail, opened, read_record
 from labkit.wiring import above
 
 
+def fact(event: str, key: str | None, doc: str, default: Any = None) -> property:
+    """Make a property that is what the last `event` says of `key`, or all of that event."""
+
+    def get(self: EventLogResult) -> Any:
+        return self._fact(event, key, default) if key else self._last.get(event)
+
+    return property(get, doc=doc)
+
+
+def every(event: str, doc: str) -> property:
+    """Make a property that lists all events of a name in `SERIES`."""
+    return property(lambda self: self._events(event), doc=doc)
+
+
 class EventLogResult:
     """One event log, live or recorded; reading it runs no code.
 
@@ -130,10 +144,7 @@ class EventLogResult:
         """The run's name: date, time and six hex digits."""
         return self._fact("spec", "run", self.path.name)
 
-    @property
-    def utc(self) -> str | None:
-        """When it was started, as an ISO time in UTC."""
-        return self._fact("spec", "utc")
+    utc = fact("spec", "utc", "When it was started, as an ISO time in UTC; None if unknown.")
 
     @property
     def machine(self) -> Machine:
@@ -165,10 +176,7 @@ class EventLogResult:
         """Why it failed, with a remedy where one is known; None if it did not."""
         return outcome.reason(self._last, alive=self._tail is not None and self.running)
 
-    @property
-    def traceback(self) -> str | None:
-        """The bench's own traceback, where an exception ended the run."""
-        return self._fact("error", "traceback")
+    traceback = fact("error", "traceback", "The bench's own, where an exception ended the run.")
 
     def wait(self, each: Any = None, period_s: float = 0.05) -> EventLogResult:
         """Block until the run has ended, calling `each(run)` as it grows.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from labkit.process.events import FILE_NAME
-from labkit.results.event_log import EventLogResult, derived, of_one_moment
+from labkit.results.event_log import EventLogResult, derived, fact, of_one_moment
 from labkit.results.record import Tail, pipeline_of
 from labkit.results.result import noise
 from labkit.results.run import Run
@@ -184,10 +184,7 @@ class Ranks(EventLogResult):
         starve = self._fact("spec", "starve", {})
         return {int(rank): knobs for rank, knobs in starve.items() if isinstance(knobs, dict)}
 
-    @property
-    def failed_rank(self) -> int | None:
-        """The rank whose failure ended the run; None where none did."""
-        return self._fact("error", "failed_rank")
+    failed_rank = fact("error", "failed_rank", "The rank whose failure ended the run, or None.")
 
     # -- statistics ------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.results.event_log import EventLogResult, derived, of_one_moment
+from labkit.results.event_log import EventLogResult, derived, every, fact, of_one_moment
 from labkit.results.record import Watched, pipeline_of
 from labkit.results.result import noise
 from labkit.results.sweep import Comparison
@@ -136,25 +136,12 @@ class Run(EventLogResult):
         """
         return np.array([step.get("cpu", np.nan) for step in self._events("step")], float) / 1e9
 
-    @property
-    def telemetry(self) -> list[dict[str, Any]]:
-        """The instruments' samples as recorded, each with `t_ns`; a missing metric is None."""
-        return self._events("telemetry")
-
-    @property
-    def item_events(self) -> list[dict[str, Any]]:
-        """What the items cost to prepare, as the loader's processes wrote it; [] where unknown."""
-        return self._events("items")
-
-    @property
-    def xray_facts(self) -> dict[str, Any] | None:
-        """What a few profiled steps were made of, as the bench wrote it; None without an x-ray."""
-        return self._last.get("xray")
-
-    @property
-    def no_xray(self) -> str | None:
-        """Why there is no x-ray; None where there is one, or the run has not come that far."""
-        return self._fact("no_xray", "why")
+    telemetry = every("telemetry", "The instruments' samples, each with `t_ns`; gaps are None.")
+    item_events = every("items", "What the items cost to prepare, as the loader's processes wrote.")
+    xray_facts = fact("xray", None, "What a few profiled steps were made of; None if not looked at.")
+        "xray", None, "What a few profiled steps were made of; None without an x-ray."
+    )
+    no_xray = fact("no_xray", "why", "Why there is no x-ray; None where there is, or not yet.")
 
     # -- statistics ------------------------------------------------------------------------------
 
@@ -266,10 +253,7 @@ class Run(EventLogResult):
         peak = self._fact("memory", "peak_bytes")
         return None if peak is None else peak / 2**30
 
-    @property
-    def compile_s(self) -> float | None:
-        """Time torch.compile took before the first step, s; None for an eager run."""
-        return self._fact("compiled", "seconds")
+    compile_s = fact("compiled", "seconds", "Time torch.compile took, s; None for an eager run.")
 
     @derived
     def energy_j(self) -> float | None:
