@@ -138,9 +138,7 @@ class Run(EventLogResult):
 
     telemetry = every("telemetry", "The instruments' samples, each with `t_ns`; gaps are None.")
     item_events = every("items", "What the items cost to prepare, as the loader's processes wrote.")
-    xray_facts = fact("xray", None, "What a few profiled steps were made of; None if not looked at.")
-        "xray", None, "What a few profiled steps were made of; None without an x-ray."
-    )
+    xray_facts = fact("xray", None, "What a few profiled steps were made of; None if not looked.")
     no_xray = fact("no_xray", "why", "Why there is no x-ray; None where there is, or not yet.")
 
     # -- statistics ------------------------------------------------------------------------------
