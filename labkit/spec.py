@@ -33,89 +33,66 @@ class Pipeline(Spec):
     names the knob, the value and what is allowed.
     """
 
+    # fmt: off
     # The data
     dataset: str = knob(
-        "jpeg",
-        "jpeg: real files, decoded and augmented; array: preprocessed; sleep: a textbook delay",
-        choices=("jpeg", "array", "sleep"),
-    )
+        "jpeg", "jpeg: real files, decoded and augmented; array: preprocessed; sleep: a textbook "
+        "delay", choices=("jpeg", "array", "sleep"))
     prep_ms: float | None = knob(
-        None,
-        "delay that stands in for preparing one batch, for dataset='sleep' only",
-        kind="float", unit="ms", low=0, high=10_000, auto="50 ms for 'sleep'",
-    )  # fmt: skip
+        None, "delay that stands in for preparing one batch, for dataset='sleep' only",
+        kind="float", unit="ms", low=0, high=10_000, auto="50 ms for 'sleep'")
     io_ms: float | None = knob(
-        None,
-        "stated storage wait per item, as from a network drive (a sleep, and said so)",
-        kind="float", unit="ms", low=0, high=1_000, auto="2.5 ms for 'jpeg', 0 for the others",
-    )  # fmt: skip
+        None, "simulated storage latency per item, as of a network drive (a sleep)",
+        kind="float", unit="ms", low=0, high=1_000, auto="2.5 ms for 'jpeg', 0 for the others")
     stall_ms: float = knob(
-        0.0, "length of a slow-disk stall (a sleep, and said so)", unit="ms", low=0, high=10_000
-    )
+        0.0, "simulated slow-disk stall (a sleep)", unit="ms", low=0, high=10_000)
     stall_every: int = knob(
-        20, "one stall in this many batches, when stall_ms is above 0", low=1, high=100_000
-    )
+        20, "one stall in this many batches, when stall_ms is above 0", low=1, high=100_000)
     image_px: int = knob(
-        48, "edge of the images the model sees; files are twice that", unit="px", low=8, high=512
-    )
+        48, "edge of the images the model sees; files are twice that", unit="px", low=8, high=512)
     augment: int = knob(
-        1, "rounds of random crop, flip and colour change for every image", low=0, high=64
-    )
+        1, "rounds of random crop, flip and colour change for every image", low=0, high=64)
     # The loader: torch.utils.data.DataLoader's own names
     batch_size: int = knob(16, "samples in a batch", unit="samples", low=1, high=16_384)
     num_workers: int = knob(0, "loader processes; 0 prepares in the training loop", low=0, high=128)
     pin_memory: bool = knob(False, "hand batches over in page-locked memory")
     prefetch_factor: int | None = knob(
         None, "batches each worker keeps ready", kind="int", low=1, high=1024,
-        auto="PyTorch's 2 with workers",
-    )  # fmt: skip
+        auto="PyTorch's 2 with workers")
     persistent_workers: bool = knob(False, "keep the workers from one epoch to the next")
     non_blocking: bool = knob(False, "start copies to the device without waiting for them")
     prefetch_to_device: bool = knob(
-        False, "copy the next batch on a stream of its own, under the compute of this one"
-    )
+        False, "copy the next batch on a stream of its own, under the compute of this one")
     # The model
     model: str = knob(
-        "cnn", "the model to train, in plain PyTorch", choices=("mlp", "cnn", "transformer")
-    )
+        "cnn", "the model to train, in plain PyTorch", choices=("mlp", "cnn", "transformer"))
     width: int | None = knob(
         None, "channels or features of the model", kind="int", low=1, high=16_384,
-        auto="chosen for the device",
-    )  # fmt: skip
+        auto="chosen for the device")
     depth: int | None = knob(
-        None, "layers of the model", kind="int", low=1, high=256, auto="chosen for the device"
-    )
+        None, "layers of the model", kind="int", low=1, high=256, auto="chosen for the device")
     # How it is trained
     precision: str = knob(
-        "fp32",
-        "number format of the heavy math; fp16 makes the host wait in every update for its loss "
-        "scale, unless the optimizer is fused",
-        choices=("fp32", "tf32", "fp16", "bf16"),
-    )
+        "fp32", "number format of the heavy math; fp16 makes the host wait in every update for its "
+        "loss scale, unless the optimizer is fused", choices=("fp32", "tf32", "fp16", "bf16"))
     accumulation_steps: int = knob(
-        1, "batches whose gradients are added up before one update", low=1, high=1024
-    )
+        1, "batches whose gradients are added up before one update", low=1, high=1024)
     compile: str | None = knob(
-        None,
-        "torch.compile mode; None runs eagerly",
-        kind="str",
-        choices=(None, "default", "reduce-overhead", "max-autotune"),
-    )
+        None, "torch.compile mode; None runs eagerly", kind="str",
+        choices=(None, "default", "reduce-overhead", "max-autotune"))
     channels_last: bool = knob(False, "store images and conv weights channels last")
     fused_optimizer: bool = knob(False, "update all parameters in one fused kernel")
     # The run
     steps: int = knob(80, "batches to train on", low=1, high=1_000_000)
     seconds: float | None = knob(
         4.0, "stop after this long even if steps remain", kind="float", unit="s", low=0.1,
-        high=86_400, auto="no limit",
-    )  # fmt: skip
+        high=86_400, auto="no limit")
     xray: bool = knob(
-        True, "look inside a few more steps with torch.profiler when the measured ones are over"
-    )
+        True, "look inside a few more steps with torch.profiler when the measured ones are over")
     seed: int = knob(0, "seed of weights, order and augmentation", low=0, high=2**31 - 1)
     device: str = knob(
-        "auto", "auto picks the accelerator where there is one, else the CPU", pattern=DEVICE
-    )
+        "auto", "auto picks the accelerator where there is one, else the CPU", pattern=DEVICE)
+    # fmt: on
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -284,27 +261,21 @@ class Distributed(Spec):
                 "'cuda' (CUDA_VISIBLE_DEVICES chooses the cards)."
             )
         self._check_rendezvous()
-        self._check_starve()
+        several = int(self.rendezvous.get("nnodes", 1)) > 1
+        for rank, knobs in self.starve.items():
+            if not isinstance(rank, int) or rank < 0 or (rank >= self.ranks and not several):
+                raise ValueError(f"starve={{{rank!r}: ...}}: use ranks 0 to {self.ranks - 1}.")
+            if others := [name for name in knobs if name not in STARVING]:
+                raise ValueError(
+                    f"starve: {others[0]!r} is not a knob of the loader's speed; "
+                    f"available: {', '.join(STARVING)}."
+                )
+            self.pipeline.but(**knobs)  # checks the values
         if sys.platform == "win32":
             raise RuntimeError(
                 "Distributed runs need Linux or macOS: PyTorch's launcher (torchrun) does not "
                 "start on Windows as installed. Use WSL, or lk.run for one process."
             )
-
-    def _check_starve(self) -> None:
-        several = int(self.rendezvous.get("nnodes", 1)) > 1
-        for rank, knobs in self.starve.items():
-            if not isinstance(rank, int) or rank < 0 or (rank >= self.ranks and not several):
-                raise ValueError(
-                    f"starve={{{rank!r}: ...}}: there are ranks 0 to {self.ranks - 1}."
-                )
-            for name in knobs:
-                if name not in STARVING:
-                    raise ValueError(
-                        f"starve sets what a loader does, and {name!r} is not of that: "
-                        f"use {', '.join(STARVING)}."
-                    )
-            self.pipeline.but(**knobs)  # checks the values
 
     def _check_rendezvous(self) -> None:
         for name, value in self.rendezvous.items():

@@ -74,6 +74,13 @@ def end_all(root: int, seen: set[int], deadline_s: float = 1.0) -> dict[int, int
         statuses |= reap()
 
 
+def _is_cleaner(pid: int) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        command = file.read()
+        return any(name in command for name in CLEANERS)
+    return False
+
+
 def reap() -> dict[int, int]:
     """Collect every dead child; return {pid: wait status}."""
     statuses = {}
@@ -87,20 +94,25 @@ def reap() -> dict[int, int]:
 
 
 def logged_workers(folder: str | os.PathLike) -> set[int]:
-    """Return the pids of the loader workers that the bench wrote into its event log."""
+    """Return the pids of the loader workers that the bench (or its ranks) wrote into the log."""
     return {pid for event in _logged(folder, "workers") for pid in event["pids"]}
 
 
 def logged_bench(folder: str | os.PathLike) -> set[int]:
-    """Return the pid that the bench wrote into its event log, if it got that far."""
+    """Return the pids that the bench and its ranks wrote into the log, if they got that far."""
     return {event["pid"] for event in _logged(folder, "hello")}
 
 
-def wait_until_gone(pids: set[int], seconds: float = 1.0) -> None:
-    """Wait until none of `pids` is there, but not longer than `seconds`."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and any(map(exists, pids)):
-        time.sleep(0.01)
+def _logged(folder: str | os.PathLike, name: str) -> list[dict]:
+    start, found = f'{{"event":"{name}"'.encode(), []
+    for place in (folder, *glob.glob(os.path.join(glob.escape(os.fspath(folder)), "rank*"))):
+        with (
+            contextlib.suppress(OSError, ValueError),
+            open(os.path.join(place, FILE_NAME), "rb") as log,
+        ):
+            lines = [line for line in log if line.startswith(start) and line.endswith(b"\n")]
+            found += map(json.loads, lines)
+    return found
 
 
 def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
@@ -152,29 +164,9 @@ def end_marked(folder: str | os.PathLike) -> None:
                     os.kill(int(name), signal.SIGKILL)
 
 
-def _logged(folder: str | os.PathLike, name: str) -> list[dict]:
-    """Return the events of that name from the run's log, and from the logs of its ranks."""
-    start, found = f'{{"event":"{name}"'.encode(), []
-    for place in (folder, *glob.glob(os.path.join(glob.escape(os.fspath(folder)), "rank*"))):
-        with (
-            contextlib.suppress(OSError, ValueError),
-            open(os.path.join(place, FILE_NAME), "rb") as log,
-        ):
-            lines = [line for line in log if line.startswith(start) and line.endswith(b"\n")]
-            found += map(json.loads, lines)
-    return found
-
-
 def remove_segments(pids: set[int]) -> None:
     """Unlink shared memory that dead torch processes left behind (`/dev/shm/torch_<pid>_...`)."""
     for pid in pids:
         for path in glob.glob(f"/dev/shm/torch_{pid}_*"):
             with contextlib.suppress(OSError):
                 os.unlink(path)
-
-
-def _is_cleaner(pid: int) -> bool:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        command = file.read()
-        return any(name in command for name in CLEANERS)
-    return False

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import IO, Any
 
@@ -54,7 +55,9 @@ def clear_up(folder: Path, **how: Any) -> None:
     if not (folder / FILE_NAME).exists():
         shutil.rmtree(folder, ignore_errors=True)
         return
-    family.wait_until_gone(family.logged_bench(folder))
+    deadline, bench = time.monotonic() + 1, family.logged_bench(folder)
+    while time.monotonic() < deadline and any(map(family.exists, bench)):
+        time.sleep(0.01)
     family.remove_segments(family.logged_workers(folder))
     step_log.recover(folder)
     log = EventLog(folder)
