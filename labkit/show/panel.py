@@ -19,7 +19,7 @@ from IPython.display import display
 
 from labkit.results.launch import launch
 from labkit.show.controls import Control
-from labkit.show.display import StaticFigure, with_text
+from labkit.show.display import StaticFigure, allow_widgets, with_text
 from labkit.show.live import LiveView
 
 FRAME_S = 1 / 20
@@ -68,6 +68,7 @@ class Panel(widgets.VBox):
     _task: asyncio.Task | None = None  # follows the run; kept, or it could be collected
 
     def __init__(self, kind: Kind):
+        allow_widgets()
         self.kind, self.controls, self.view = kind, kind.controls, kind.view
         self.runs: list[Any] = []  # oldest first
         self._stop = asyncio.Event()

@@ -53,14 +53,14 @@ def panel(what: Any = None, knobs: Sequence[str] = USUAL_KNOBS, **settings: Any)
     if isinstance(what, Run):
         return cost_panel(what, **settings)
     if isinstance(what, Distributed):
-        return _shown(of_ranks(what))
+        return Panel(of_ranks(what))
     if isinstance(what, Experiment):
-        return _shown(of_experiment(what, {}, set()))
+        return Panel(of_experiment(what, {}, set()))
     if isinstance(what, str) and what in above("experiments"):
         return measure_panel(what, **settings)
     if isinstance(what, (str, list, tuple)):
         return replay_panel(*([what] if isinstance(what, str) else what), **settings)
-    return _shown(of_pipeline((what or Pipeline()).but(**settings), knobs))
+    return Panel(of_pipeline((what or Pipeline()).but(**settings), knobs))
 
 
 def measure_panel(name: str, *, device: str = "auto", **params: Any) -> Panel:
@@ -79,7 +79,7 @@ def measure_panel(name: str, *, device: str = "auto", **params: Any) -> Panel:
         raise ValueError(f"{empty[0]}=[]: give at least one value.")
     Experiment(name, {knob: values[0] for knob, values in lists.items()}, device)
     fixed = {knob: value for knob, value in params.items() if knob not in lists}
-    return _shown(of_experiment(Experiment(name, fixed, device), lists, set(fixed)))
+    return Panel(of_experiment(Experiment(name, fixed, device), lists, set(fixed)))
 
 
 def ranks_panel(pipeline: Pipeline | None = None, **knobs: Any) -> Panel:
@@ -88,7 +88,7 @@ def ranks_panel(pipeline: Pipeline | None = None, **knobs: Any) -> Panel:
     Raises ValueError on a bad knob.
     """
     pipeline = (pipeline or Pipeline(dataset="sleep", prep_ms=0)).but(**knobs)
-    return _shown(of_ranks(Distributed(pipeline)))
+    return Panel(of_ranks(Distributed(pipeline)))
 
 
 def replay_panel(*names: str, folder: str | os.PathLike | None = None) -> Panel:
@@ -108,7 +108,7 @@ def replay_panel(*names: str, folder: str | os.PathLike | None = None) -> Panel:
     chosen = [r for r in listed if not r.experiment and (not names or r.name in names)]
     if not chosen:
         raise ValueError("There is no recorded run to play.")
-    return _shown(of_records(Library(chosen)))
+    return Panel(of_records(Library(chosen)))
 
 
 def cost_panel(run: Run, *, before: Run | None = None) -> CostPanel:
@@ -116,13 +116,7 @@ def cost_panel(run: Run, *, before: Run | None = None) -> CostPanel:
 
     `before` is the Run to compare it with. Raises ValueError for a run without numbers.
     """
-    allow_widgets()
     return CostPanel(run, before)
-
-
-def _shown(kind: Kind) -> Panel:
-    allow_widgets()
-    return Panel(kind)
 
 
 # -- the kinds -----------------------------------------------------------------------------------
@@ -224,7 +218,7 @@ def of_experiment(base: Experiment, lists: Mapping[str, list], fixed: set[str]) 
         terminal="labkit.measure()",
         controls=controls,
         asked=lambda values: Experiment(base.name, {**base.params, **values}, base.device),
-        verdict=_noise,
+        verdict=_how_sure,
         against=points_apart,
         figure=figure,
         measured=lambda run: len(run) > 0,
@@ -241,8 +235,7 @@ class LineView(widgets.HTML):
 
     def finish(self, ended: Measurements) -> None:
         """Say how it ended."""
-        noisy = sum(point.noisy for point in ended)
-        self._say(f"{ended.outcome}: {len(ended)} points" + (f", {noisy} noisy" if noisy else ""))
+        self._say(f"{ended.outcome}: {len(ended)} points")
 
     def _say(self, text: str) -> None:
         if (line := f"<code>{html.escape(text)}</code>") != self.value:
@@ -253,6 +246,7 @@ class CostPanel(widgets.VBox):
     """Boxes for prices above the table of a run's cost. `.cost` is what it shows."""
 
     def __init__(self, run: Run, before: Run | None):
+        allow_widgets()
         self.run, self.before = run, before
         first = cost(run, before=before)
         self._first = {name: getattr(first, name) for name in PRICES}
@@ -347,7 +341,8 @@ def _label(point: Measurement) -> str:
     return f"{point.of} ({case})" if case else point.of
 
 
-def _noise(run: Measurements) -> str:
+def _how_sure(run: Measurements) -> str:
     noisy = sum(point.noisy for point in run)
-    tail = f" {noisy} of {len(run)} points are noisy: small differences mean nothing."
-    return f"{run.outcome.capitalize()}.{tail if noisy else ''}"
+    if not noisy:
+        return f"Measured: {len(run)} points."
+    return f"NOISY: {noisy} of {len(run)} points: small differences mean nothing."
