@@ -138,8 +138,8 @@ def _target(known: Measured, changes: dict[str, Any]) -> Any:
     return known.pipeline.but(**knobs)
 
 
-def _simulated(known: Measured, target: Any, step: float) -> tuple[list[float], ...]:
-    """Return every draw's throughput, utilization, busy share of the cores, steps' stretch."""
+def _simulated(known: Measured, target: Any, step: float) -> np.ndarray:
+    """Return (4, draws): throughput, utilization, busy share of the cores, steps' stretch."""
     prefetch = target.prefetch_factor or 0
     steps = min(target.steps, max(STEPS, 6 * target.stall_every if target.stall_ms else 0))
     warmup = max(3, target.num_workers * prefetch)
@@ -148,7 +148,7 @@ def _simulated(known: Measured, target: Any, step: float) -> tuple[list[float], 
         work = known.work(target, step, steps, np.random.default_rng(draw))
         came = Simulation(work, known.cores, target.num_workers, prefetch, target.seconds)
         found.append(came.summary(warmup, target.batch_size))
-    return tuple(map(list, zip(*found, strict=True)))
+    return np.array(found).T
 
 
 def _gain(ratio: float, noise: float) -> str:

@@ -7,7 +7,6 @@ data, the host issues work (launch), the host does something else between two st
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from labkit.results.result import Result
 from labkit.results.table import Table
+from labkit.results.timeline import busy_until
 
 CLASSES = {
     "wait": "waiting for data",
@@ -85,15 +85,10 @@ def split_steps(stamps: np.ndarray) -> np.ndarray:
     # been at a later step's data by then, so it is asked by time, not by step number. When it had
     # issued a step is known exactly on a CPU, and bounded by what came next elsewhere.
     issued = np.maximum(ready, np.minimum(busy_end, np.append(asked[1:], np.inf)))
-    clocks = _host_time(asked, ready), _host_time(ready, issued)
-    wait, launch = (clock(first) - clock(begin) + clock(start) - clock(last) for clock in clocks)
+    wait, launch = (
+        busy_until(host, first) - busy_until(host, begin)
+        + busy_until(host, start) - busy_until(host, last)
+        for host in (np.column_stack([asked, ready]), np.column_stack([ready, issued]))
+    )  # fmt: skip
     other = (first - begin) + (start - last) - wait - launch
     return np.column_stack([wait, last - first, end - start, launch, np.maximum(other, 0.0)])
-
-
-def _host_time(start: np.ndarray, end: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a clock that runs only inside the intervals: time of the run to time inside them."""
-    times = np.column_stack([start, end]).ravel()
-    spent = np.concatenate([[0.0], np.cumsum(end - start)])
-    total = np.column_stack([spent[:-1], spent[1:]]).ravel()
-    return lambda moment: np.interp(moment, times, total)
