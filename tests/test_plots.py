@@ -18,6 +18,7 @@ from PIL import Image
 from labkit.process.events import FILE_NAME
 from labkit.results.library import load
 from labkit.results.run import Run
+from labkit.results.sweep import Sweep
 from labkit.show.analysis_figures import curves
 from labkit.show.ladder import NO_GAIN, Ladder
 from labkit.show.run_figure import beside, draw, step_parts, teeth_window
@@ -93,8 +94,10 @@ def labels(axis):
     return [text.get_text() for text in axis.get_ticklabels()]
 
 
-def swept(pipeline=None, runs=(), **knobs):
-    return SimpleNamespace(knobs=knobs, runs=list(runs), pipeline=pipeline or Pipeline())
+def swept(runs=(), **knobs):
+    sweep = Sweep(Pipeline(), knobs)
+    sweep.runs = list(runs)
+    return sweep
 
 
 # -- one run -------------------------------------------------------------------------------------

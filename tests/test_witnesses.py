@@ -17,6 +17,7 @@ from played_gpu import GPU, MS, play
 import labkit as lk
 from labkit.analysis.facts import witnesses
 from labkit.analysis.step_breakdown import CLASSES
+from labkit.results.sweep import Sweep
 from labkit.show.ladder import Ladder
 from labkit.show.panels import run_verdict
 from labkit.show.sweep_figure import draw_sweep
@@ -122,7 +123,8 @@ def test_a_launch_bound_loop_looks_busy_and_all_that_shows_it_says_at_most(tmp_p
     assert "at most" in repr(Ladder().add("a run", run))
     assert run.busy_text in texts(lk.beside(run))
     runs = [run, record(tmp_path, **FED)[0]]
-    swept = SimpleNamespace(knobs={"batch_size": [8, 64]}, runs=runs, pipeline=lk.Pipeline())
+    swept = Sweep(lk.Pipeline(), {"batch_size": [8, 64]})
+    swept.runs = runs
     assert "GPU busy, at most" in texts(draw_sweep(swept))
 
 

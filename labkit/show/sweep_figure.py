@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from labkit.results.run import Run
+from labkit.results.sweep import Sweep
 from labkit.show.primitives import Series, lines
 from labkit.show.run_header import several_header, stated_of
 from labkit.show.style import (
@@ -34,7 +34,7 @@ Line = tuple[str, list["Run | None"]]
 
 
 @our_style
-def draw_sweep(sweep: Any) -> Figure:
+def draw_sweep(sweep: Sweep) -> Figure:
     """Draw throughput and utilization against the sweep's first knob, a line per other combination.
 
     The knob's values stand at equal distances, so that powers of two read well. Bars through the
@@ -42,7 +42,8 @@ def draw_sweep(sweep: Any) -> Figure:
     """
     knob, *others = sweep.knobs
     found = lines_of(sweep)
-    texts = [_left_out(sweep), stated_of(sweep.runs, sweep.knobs), _fixed(sweep)]
+    fixed = {n: v for n, v in sweep.pipeline.changed().items() if n not in sweep.knobs}
+    texts = [_left_out(sweep), stated_of(sweep.runs, sweep.knobs), _text(fixed)]
     legend_in = 0.14
     if others:
         legend_in += LEGEND_ROW_IN * -(-len(found) // legend_columns([name for name, _ in found]))
@@ -67,33 +68,25 @@ def draw_sweep(sweep: Any) -> Figure:
     return figure
 
 
-def message(sweep: Any) -> str:
+def message(sweep: Sweep) -> str:
     """Return the title: the best setting, and what it brings over the slowest."""
-    measured = [
-        (run, setting)
-        for run, setting in zip(sweep.runs, _settings(sweep), strict=False)
-        if run.throughput
-    ]
-    if len(measured) < 2:
+    rates = [run.throughput for run in sweep.runs if run.throughput]
+    if len(rates) < 2:
         return f"sweep of {', '.join(sweep.knobs)}"
-    best, setting = max(measured, key=lambda pair: pair[0].throughput)
-    slowest = min(run.throughput for run, _ in measured)
-    text = ", ".join(f"{name}={value!r}" for name, value in setting.items())
-    return f"{text}: {best.throughput / slowest:.1f}x the throughput of the slowest setting"
+    best = sweep.settings[sweep.runs.index(sweep.best)]
+    gain = max(rates) / min(rates)
+    return f"{_text(best)}: {gain:.1f}x the throughput of the slowest setting"
 
 
-def lines_of(sweep: Any) -> list[Line]:
+def lines_of(sweep: Sweep) -> list[Line]:
     """Sort the runs into lines: the first knob along the axis, the others as lines."""
     knob, *others = sweep.knobs
-    found: dict[tuple, list[Run | None]] = {}
-    positions = range(len(sweep.knobs[knob]))
-    products = itertools.product(positions, *(sweep.knobs[name] for name in others))
-    for (position, *rest), run in itertools.zip_longest(products, sweep.runs):
-        found.setdefault(tuple(rest), [None] * len(positions))[position] = run
-    return [
-        (", ".join(f"{name}={value!r}" for name, value in zip(others, rest, strict=True)), line)
-        for rest, line in found.items()
-    ]
+    values = sweep.knobs[knob]
+    found: dict[str, list[Run | None]] = {}
+    for setting, run in itertools.zip_longest(sweep.settings, sweep.runs):
+        line = found.setdefault(_text({n: setting[n] for n in others}), [None] * len(values))
+        line[values.index(setting[knob])] = run
+    return list(found.items())
 
 
 def _draw(axes: Axes, found: list[Line], name: str, ylabel: str, say: Any) -> None:
@@ -117,24 +110,17 @@ def _draw(axes: Axes, found: list[Line], name: str, ylabel: str, say: Any) -> No
     lines(axes, series, ylabel=ylabel, say=say if few else None)
 
 
-def _settings(sweep: Any) -> list[dict[str, Any]]:
-    values = itertools.product(*sweep.knobs.values())
-    return [dict(zip(sweep.knobs, each, strict=True)) for each in values]
+def _text(knobs: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in knobs.items())
 
 
-def _fixed(sweep: Any) -> str:
-    """Name the knobs that were not varied and are not the defaults."""
-    fixed = {n: v for n, v in sweep.pipeline.changed().items() if n not in sweep.knobs}
-    return ", ".join(f"{name}={value!r}" for name, value in fixed.items())
-
-
-def _left_out(sweep: Any) -> str:
+def _left_out(sweep: Sweep) -> str:
     """Say what was not run, and which runs have no numbers (the crosses): the first one's why."""
-    missing = math.prod(map(len, sweep.knobs.values())) - len(sweep.runs)
+    missing = len(sweep.settings) - len(sweep.runs)
     notes = [f"{missing} not run"] if missing else []
     failed = [run for run in sweep.runs if run.throughput is None]
     if failed:
-        settings = ", ".join(f"{n}={getattr(failed[0].asked, n)!r}" for n in sweep.knobs)
+        setting = _text(sweep.settings[sweep.runs.index(failed[0])])
         more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-        notes.append(f"× no numbers: {settings}{more}: {failed[0].error or failed[0].outcome}")
+        notes.append(f"× no numbers: {setting}{more}: {failed[0].error or failed[0].outcome}")
     return "; ".join(notes)
