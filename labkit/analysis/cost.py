@@ -146,8 +146,12 @@ def cost(
     watts, idle_energy_share = power(run)
     idle_share, seconds = 1 - run.utilization, 1 / run.throughput
     hours, joules = samples * seconds / 3600, _times(watts, seconds)
-    kwh, usd = _times(joules, samples / J_PER_KWH), _times(hours, rent)
-    carbon = _times(kwh, grid)
+    kwh = _times(joules, samples / J_PER_KWH)
+    money = {"usd_per_epoch": _times(hours, rent)}
+    energy = {"joules_per_sample": joules, "kwh_per_epoch": kwh}
+    energy["kg_co2_per_epoch"] = _times(kwh, grid)
+    idle = {f"idle_{name}": _times(value, idle_share) for name, value in money.items()}
+    idle |= {f"idle_{name}": _times(value, idle_energy_share) for name, value in energy.items()}
     return Cost(
         machine=run.machine.name,
         recorded=run.recorded,
@@ -161,16 +165,11 @@ def cost(
         usd_per_kwh=usd_per_kwh,
         kg_co2_per_kwh=grid,
         before=None if before is None else cost(before, **given),
-        joules_per_sample=joules,
         hours_per_epoch=hours,
-        kwh_per_epoch=kwh,
-        usd_per_epoch=usd,
         electricity_usd_per_epoch=_times(kwh, usd_per_kwh),
-        kg_co2_per_epoch=carbon,
-        idle_usd_per_epoch=_times(usd, idle_share),
-        idle_kwh_per_epoch=_times(kwh, idle_energy_share),
-        idle_kg_co2_per_epoch=_times(carbon, idle_energy_share),
-        idle_joules_per_sample=_times(joules, idle_energy_share),
+        **money,
+        **energy,
+        **idle,
     )
 
 

@@ -46,7 +46,7 @@ class Reading:
 
     `mean_error_pp` is the average of its line less the true utilization over the same time;
     `distance_pp` is how far its line was, on average, from what the device was doing at that
-    moment (0 or 100 %); both in percentage points, None where it has too few readings to tell.
+    moment (0 or 100%); both in percentage points, None where it has too few readings to tell.
     """
 
     name: str
@@ -57,17 +57,12 @@ class Reading:
     distance_pp: float | None = None
 
     @property
-    def swing(self) -> float | None:
-        """Between the 5th and the 95th percentile of its readings, 0 to 1."""
+    def shows_teeth(self) -> bool | None:
+        """Whether a person would see the device stop and start; None with under two readings."""
         if len(self.shares) < 2:
             return None
         low, high = np.percentile(self.shares, [5, 95])
-        return float(high - low)
-
-    @property
-    def shows_teeth(self) -> bool | None:
-        """Whether a person would see the device stop and start; None with under two readings."""
-        return None if self.swing is None else self.swing >= TEETH
+        return bool(high - low >= TEETH)
 
 
 @dataclass(frozen=True, repr=False)

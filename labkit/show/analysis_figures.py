@@ -28,6 +28,7 @@ from labkit.show.style import (
     ms,
     our_style,
     page,
+    percent,
 )  # fmt: skip
 
 MANY = 100  # readings of the telemetry, from which on their dots would make one band
@@ -166,7 +167,7 @@ LEFT_IN = 3.1  # room for it
 def draw_trace(breakdown: Breakdown) -> Figure:
     """Draw the average step of a trace as bars; one without device activity has no idle gaps."""
     classes = [
-        Bar(name, took, f"{_ms(took)} ({_percent(breakdown.shares[key])})", colour)
+        Bar(name, took, f"{_ms(took)} ({percent(breakdown.shares[key])})", colour)
         for key, (name, colour) in CLASSES.items()
         if (took := breakdown.shares[key] * breakdown.step_us / 1000)
     ]
@@ -175,16 +176,16 @@ def draw_trace(breakdown: Breakdown) -> Figure:
         gaps = {name: breakdown.idle[cause] / 1000 for cause, name in CAUSES.items()}
         idle, share = sum(gaps.values()), sum(gaps.values()) * 1000 / breakdown.step_us
         bars = [Bar(name, gap, _ms(gap), "#777777") for name, gap in gaps.items()]
-        panels.append((f"device idle: {_ms(idle)} a step ({_percent(share)})", bars))
+        panels.append((f"device idle: {_ms(idle)} a step ({percent(share)})", bars))
     if breakdown.top_kernels:
         cores = (breakdown.tensor_core_share, breakdown.tensor_core_eligible_share)
-        on, could = (_percent(share) for share in cores)
+        on, could = (percent(share) for share in cores)
         title = f"top kernels; on Tensor Cores: {on} of kernel time, could be {could}"
         panels.append((title, _kernels(breakdown)))
     steps = f"{breakdown.steps} steps" if breakdown.steps > 1 else "1 step"
     device = drawable(breakdown.device_name or breakdown.device_kind.upper(), 40)
     header = (
-        f"{device}: {_percent(breakdown.utilization)} of a step computing; {steps} of "
+        f"{device}: {percent(breakdown.utilization)} of a step computing; {steps} of "
         f"{_ms(breakdown.step_us / 1000)} on average"
     )
     sizes = [(0.36, rows_in(len(bars))) for _, bars in panels]
@@ -208,12 +209,6 @@ def _kernels(breakdown: Breakdown) -> list[Bar]:
 def _ms(value: float) -> str:
     """Write a time given in ms, in µs where that reads better."""
     return f"{value:,.1f} ms" if value >= 0.95 or not value else f"{value * 1000:.3g} µs"
-
-
-def _percent(share: float | None) -> str:
-    if share is None:
-        return "unknown"
-    return f"{share:.0%}" if share >= 0.0095 or not share else f"{share:.1%}"
 
 
 def _short(name: str) -> str:
