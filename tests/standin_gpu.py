@@ -209,7 +209,6 @@ class StandIn:
     def enqueue(
         self, name: str, card: int, us: float, flops=0.0, bytes=0.0, kind="fp32", engine=""
     ) -> int:
-        """Launch one kernel on the current stream; return when it ends, ns."""
         self.clock.spend(LAUNCH_US)
         while self.queued and self.queued[0] <= self.clock.now():
             self.queued.popleft()
@@ -299,7 +298,6 @@ class StandIn:
         return self.outside(out, device)
 
     def compute(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Return what the operator makes of the numbers; without any, tensors of that shape."""
         if not self.numbers and changes_an_argument(func) and "out" not in kwargs:
             return None
         inner = {k: self.inside(v) for k, v in kwargs.items() if k != "pin_memory"}
@@ -363,7 +361,6 @@ class StandIn:
     # -- copies --------------------------------------------------------------------------------
 
     def copy(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Convert within a card, or copy from and to it."""
         in_place = func.overloadpacket.__name__ == "copy_"
         source = args[1] if in_place else args[0]
         target = args[0].device if in_place else kwargs.get("device") or source.device
@@ -422,7 +419,6 @@ class StandIn:
     # -- memory --------------------------------------------------------------------------------
 
     def count_memory(self, tensor: OnCard, device: torch.device) -> None:
-        """Count a storage while a tensor on the card is alive; raise where the card is full."""
         storage = tensor.inner.untyped_storage()
         key, size, held = storage._cdata, storage.nbytes(), self.held[device.index]
         if not held[key]:
@@ -509,7 +505,6 @@ def blank(x: Any) -> Any:
 
 
 def tensors_of(values: Any) -> list[torch.Tensor]:
-    """Return the tensors among an operator's arguments, those in lists too."""
     found = []
     for value in values:
         if isinstance(value, torch.Tensor):

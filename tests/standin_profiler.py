@@ -32,7 +32,6 @@ class Op(NamedTuple):
     kernels: tuple[int, int]  # indices in the stand-in's list
 
     def event(self) -> Any:
-        """Return it with the methods of a Kineto event."""
         return SimpleNamespace(
             name=lambda: self.name, start_ns=lambda: self.start, end_ns=lambda: self.end,
             shapes=lambda: self.shapes, device_type=lambda: CPU,
@@ -44,8 +43,7 @@ class Profile:
 
     gpu: Any = None  # the stand-in
 
-    def __init__(self, **_: Any):
-        """Whatever is asked for, all is recorded."""
+    def __init__(self, **_: Any):  # whatever is asked for, all is recorded
         self.ops: list[Op] = []
 
     def __enter__(self) -> Profile:
@@ -58,11 +56,9 @@ class Profile:
 
     @property
     def kineto_results(self) -> Any:
-        """The recorded events, as Kineto gives them."""
         return SimpleNamespace(events=lambda: [op.event() for op in self.ops])
 
     def export_chrome_trace(self, path: str) -> None:
-        """Write the trace as torch.profiler does."""
         card = self.gpu.cards[0]
         major, minor = card.capability
         device = {"id": 0, "name": card.name, "computeMajor": major, "computeMinor": minor,
@@ -94,7 +90,6 @@ class Mark:
     """Stands in for `torch.autograd.profiler.record_function`."""
 
     def __init__(self, name: str, *_: Any):
-        """Name a stretch of the host's time."""
         self.name = name
 
     def __enter__(self) -> Mark:
@@ -130,5 +125,4 @@ def kernel_name(kernel: Any) -> str:
 
 
 def span(start: int, end: int) -> dict[str, float]:
-    """Return ns as a trace has them, in µs."""
     return {"ts": start / 1e3, "dur": (end - start) / 1e3}

@@ -91,7 +91,6 @@ def _train(gpu, pipeline, folder, prep_ms, fault, telemetry, card) -> None:
 
 
 def prep_of(job: Any) -> float:
-    """Return how long one process prepares a batch of the job, ms."""
     if job.dataset == "sleep":
         return job.prep_ms
     each = ARRAY_MS if job.dataset == "array" else DECODE_MS * (1 + 0.2 * job.augment)
@@ -99,5 +98,4 @@ def prep_of(job: Any) -> float:
 
 
 def batch_of(job: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a batch of noise on the host, pinned where the job says so."""
     return tuple(t.pin_memory() if job.pin_memory else t for t in noise_batch(job))

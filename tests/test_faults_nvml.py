@@ -59,6 +59,7 @@ static nvmlReturn_t answer(const char *f, nvmlDevice_t c) {
   return NVML_SUCCESS;
 }
 #define ASK { nvmlReturn_t no = answer(__func__, c); if (no) return no; }
+#define GET(F, T, BODY) nvmlReturn_t F(nvmlDevice_t c, T *v) { ASK BODY; return NVML_SUCCESS; }
 nvmlReturn_t nvmlInitWithFlags(u f) {
   return is("mismatch") ? NVML_ERROR_LIB_RM_VERSION_MISMATCH : NVML_SUCCESS;
 }
@@ -81,36 +82,24 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *c) {
   *c = (nvmlDevice_t)(!strcmp(uuid, "MIG-own") ? 3l : !strcmp(uuid, "GPU-own") ? 1l : 2l);
   return NVML_SUCCESS;
 }
-nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t c, nvmlMemory_t *m) {
-  ASK m->total = 8ull << 30; m->used = (ull)of(c) << 30; m->free = m->total - m->used;
-  return NVML_SUCCESS;
-}
-nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t c, u *mw) {
-  ASK *mw = 100000 * of(c); return NVML_SUCCESS;
-}
-nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t c, u *mw) {
-  ASK *mw = 300000; return NVML_SUCCESS;
-}
-nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t c, ull *mj) {
-  static ull spent = 0; ASK *mj = (spent += 1000) * of(c); return NVML_SUCCESS;
-}
-nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t c, nvmlUtilization_t *r) {
-  ASK r->gpu = 40 + of(c); r->memory = 9; return NVML_SUCCESS;
-}
+GET(nvmlDeviceGetMemoryInfo, nvmlMemory_t, v->total = 8ull << 30; v->used = (ull)of(c) << 30;
+    v->free = v->total - v->used)
+GET(nvmlDeviceGetPowerUsage, u, *v = 100000 * of(c))
+GET(nvmlDeviceGetEnforcedPowerLimit, u, *v = 300000)
+static ull spent = 0;
+GET(nvmlDeviceGetTotalEnergyConsumption, ull, *v = (spent += 1000) * of(c))
+GET(nvmlDeviceGetUtilizationRates, nvmlUtilization_t, v->gpu = 40 + of(c); v->memory = 9)
 nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t c, nvmlClockType_t kind, u *mhz) {
   ASK *mhz = kind != NVML_CLOCK_SM ? 1 : is("throttled") ? 900 : 1980; return NVML_SUCCESS;
 }
 nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t c, nvmlPcieUtilCounter_t which, u *kb) {
   ASK *kb = which == NVML_PCIE_UTIL_TX_BYTES ? 1500 : 2500; return NVML_SUCCESS;
 }
-static nvmlReturn_t reasons(ull *r) {
-  *r = is("throttled") ? nvmlClocksEventReasonSwPowerCap | nvmlClocksEventReasonSwThermalSlowdown
-                       : nvmlClocksEventReasonNone;
-  return NVML_SUCCESS;
+static ull reasons(void) {
+  return is("throttled") ? nvmlClocksEventReasonSwPowerCap | nvmlClocksEventReasonSwThermalSlowdown
+                         : nvmlClocksEventReasonNone;
 }
-nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t c, ull *r) {
-  ASK return reasons(r);
-}
+GET(nvmlDeviceGetCurrentClocksThrottleReasons, ull, *v = reasons())
 nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t c, nvmlSamplingType_t type, ull last,
                                   nvmlValueType_t *kind, u *n, nvmlSample_t *s) {
   ASK *kind = NVML_VALUE_TYPE_UNSIGNED_INT; *n = 1;
@@ -118,9 +107,7 @@ nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t c, nvmlSamplingType_t type, ull l
   return NVML_SUCCESS;
 }
 #ifndef OLD
-nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t c, ull *r) {
-  ASK return reasons(r);
-}
+GET(nvmlDeviceGetCurrentClocksEventReasons, ull, *v = reasons())
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t c, u *n, nvmlProcessInfo_t *p) {
   ASK u room = *n; char *at = (char *)set("STUB_LISTED"), *end;
   for (*n = 0;; at = end, ++*n) {                         /* "pid pid" */

@@ -1,8 +1,8 @@
 """The bench's own training step under DistributedDataParallel, with its communication stamped.
 
-DDP averages the gradients of all ranks in buckets, each as soon as it is full, under the rest of
-the backward pass. What a step waits for it is the time from the moment its *last* gradient is
-there to the moment all of them are averaged: the exposed part. Two stamps a step tell it.
+DDP averages the gradients of all ranks in buckets, each as soon as it is full, overlapped with the
+rest of the backward pass. The exposed part lasts from the moment a step's *last* gradient is ready
+to the moment all of them are averaged: two stamps per step measure it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An unmodified script seen from outside: the CPU of its processes, and the GPUs' own counters.
+"""Observe an unmodified script from outside: its processes' CPU use, and the GPUs' counters.
 
 Reads /proc through psutil and the driver through NVML, in the process that started the script and
 never in the script's own. Whatever this machine does not tell is None.
@@ -25,9 +25,9 @@ NO_WORKERS = ("resource_tracker", "forkserver import", "resource_sharer")
 
 @dataclass(frozen=True)
 class Sample:
-    """What a quarter of a second looked like: CPU cores in use, and each GPU's state.
+    """A quarter of a second: CPU cores in use, and each GPU's state.
 
-    `main` is the busiest process that is no loader worker, `workers` all workers together,
+    `main` is the busiest process that is not a loader worker, `workers` all workers together,
     `others` the rest of the family, `machine` everything that runs here. `main_runs` and
     `workers_run` are the share of looks (0 to 1) in which the process, and the average worker, had
     work for a core, whether it got one or not: a busy neighbour does not change them.

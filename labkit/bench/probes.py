@@ -1,8 +1,8 @@
-"""What is tried out once a run is over: other settings of its step, and handing over a batch.
+"""Measure, once a run is over, other settings of its step and the cost of handing over a batch.
 
-Where a run has no workers it cannot tell what workers would cost, and where it has, the cost hides
-in the waiting. So one worker hands over a few ready batches of the run's own shape, each taken
-right behind a step, as in a run that is fed: at rest, taking one costs up to five times as much.
+A run without workers cannot tell what a handoff costs, and with workers it hides in the waiting.
+So one worker hands over a few ready batches of the run's own shape, each taken right behind a
+step, as in a run that is fed: at rest, taking one costs up to five times as much.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ ELEMENTWISE = re.compile(
 # Allocation and conversion: between two passes of a chain, and no end of it
 MEMORY = re.compile(r"^aten::_?(empty|to$|to_copy|clone|contiguous|zeros|ones|resize|new_)")
 # What is an operator: "aten::add", a compiled graph. All else marks a stretch of Python, autograd
-# or compiling, whose own time is no work of the device
+# or compiling, whose own time is not device work
 OPERATOR = re.compile(r"^(?!autograd::engine)\w+::\w|CompiledFxGraph")
 
 

@@ -1,10 +1,9 @@
-"""What can be told of somebody else's loop: its loader's settings, its samples, its GPU's work.
+"""Observe somebody else's loop: its loader's settings, its samples, and its GPU's work.
 
-Nothing here imports torch, runs code of theirs, or waits for a device. When a GPU was busy is told
-by events that are never waited for: one is recorded when a batch is handed over, one when the next
-is asked for. The first passes when the device has done all that was queued before, so the pair
-spans the body's work from its first moment to its last; gaps inside, where the device waits for
-the host, do not show.
+Nothing here imports torch, runs their code, or waits for a device. An event is recorded when a
+batch is handed over, and another when the next one is requested. The first passes when the device
+has done all that was queued before, so the pair spans the body's work from its first moment to its
+last; gaps inside, where the device waits for the host, do not show.
 """
 
 from __future__ import annotations

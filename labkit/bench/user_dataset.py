@@ -220,7 +220,7 @@ def _leaves(batch: Any) -> Iterator[Any]:
 
 
 class ByValue:
-    """What a spawned worker can be sent although it was defined in a notebook."""
+    """Wrap an object from a notebook so that a spawned worker can be sent it."""
 
     def __init__(self, what: Any):
         self.what = what

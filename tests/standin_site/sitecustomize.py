@@ -16,7 +16,6 @@ class AfterTorch(importlib.machinery.PathFinder):
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        """Return torch's spec with a loader that does one thing more."""
         if name != "torch":
             return None
         sys.meta_path.remove(cls)
