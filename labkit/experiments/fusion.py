@@ -11,8 +11,9 @@ import contextlib
 import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ LEAST = 1 << 24  # numbers in a large array: 64 MiB
 BLOCK = 1 << 20  # numbers with which a chain is compiled and checked
 TINY, MANY = 256, 200  # numbers in an array, operations on it: what launches cost
 
+SUM = (("add",), ("add",))  # a + b + c
 UNARY = (("mul", 1.5), ("add", 1.0), ("clamp", -1.0), ("sub", 0.25), ("mul", 0.5), ("neg",))
 
 
@@ -69,18 +71,19 @@ def fusion(job: Any, bench: Any) -> None:
     where there are any. All arrays are there before the clock runs: neither side pays for memory.
     "as written" is `a + b + c` as one writes it, where each result is a new array.
     """
-    # on a CPU each array as large as the last-level cache: an operation touches two to four
-    shared = 2 if bench.on_cpu else 1
-    count = bench.past_cache_elements(job.mib) if job.mib else 0
-    count = count or max(bench.past_cache_elements() // shared, LEAST)
+    count = bench.past_cache_elements(job.mib)
+    if (
+        job.mib is None
+    ):  # on a CPU as large as the last-level cache: an operation touches two to four
+        count = max(count // (2 if bench.on_cpu else 1), LEAST)
     largest = count * ITEM / 2**20
     a, b, c = (bench.random_array(count) for _ in range(3))
     between, d = torch.ones_like(a), torch.ones_like(a)
-    sums = Chain("a + b + c", [2, 2], 3, *sum_of_three(), (a, b, c), between, d)
-    unary = Chain(f"{job.length} operations", [1] * job.length, 1, *unary_of(job.length), (a,),
-                  between, d)  # fmt: skip
+    sums = Chain("a + b + c", [2, 2], 3, *chained(SUM), (a, b, c), between, d)
+    steps = chained(islice(cycle(UNARY), job.length))
+    line = Chain(f"{job.length} operations", [1] * job.length, 1, *steps, (a,), between, d)
     lacking = bench.compile_lacks()
-    for chain in (sums, unary):
+    for chain in (sums, line):
         touched = (chain.inputs + 1) * count * ITEM  # by the fused pass; the eager ones touch more
         facts = {"reads": chain.reads, "inputs": chain.inputs, "mib": largest}
         facts["past cache"] = bench.is_past_cache(touched)
@@ -91,7 +94,7 @@ def fusion(job: Any, bench: Any) -> None:
     else:
         show_kernel(sums, bench)
     for mib in sorted({*SMALL_MIB, largest}):
-        for chain in (sums, unary) if mib <= largest else ():
+        for chain in (sums, line) if mib <= largest else ():
             compare(chain, mib, bench)
     seconds = bench.in_turn({"as written": lambda: a + b + c})["as written"]
     bench.write("as written", seconds=seconds, chain=sums.name, mib=largest,
@@ -99,37 +102,23 @@ def fusion(job: Any, bench: Any) -> None:
     launches(bench, lacking)
 
 
-def sum_of_three() -> tuple[Callable, Callable]:
-    """Return a + b + c: in two operations, with an array in between, and plain."""
-    add = torch.add
+def chained(names: Iterable[tuple]) -> tuple[Callable, Callable]:
+    """Return operations one after another: one by one between two buffers, and plain.
 
-    def eager(arrays: tuple, between: torch.Tensor, d: torch.Tensor) -> None:
-        a, b, c = arrays
-        add(a, b, out=between)
-        add(between, c, out=d)
-
-    def plain(arrays: tuple, d: torch.Tensor) -> None:
-        a, b, c = arrays
-        d.copy_(a + b + c)
-
-    return eager, plain
-
-
-def unary_of(length: int) -> tuple[Callable, Callable]:
-    """Return a chain of cheap operations: one by one between two buffers, and plain."""
-    named = (UNARY[i % len(UNARY)] for i in range(length))
-    steps = [(getattr(torch, name), args) for name, *args in named]
+    Each takes the result before it and, where the chain has several arrays, the next one of them.
+    """
+    steps = [(getattr(torch, name), args) for name, *args in names]
 
     def eager(arrays: tuple, between: torch.Tensor, d: torch.Tensor) -> None:
         x = arrays[0]
-        for i, (operation, args) in enumerate(steps):
-            out = d if (length - 1 - i) % 2 == 0 else between  # the last one writes d
-            x = operation(x, *args, out=out)
+        for i, (operation, args) in enumerate(steps, 1):
+            out = d if (len(steps) - i) % 2 == 0 else between  # the last one writes d
+            x = operation(x, *args, *arrays[i : i + 1], out=out)
 
     def plain(arrays: tuple, d: torch.Tensor) -> None:
         x = arrays[0]
-        for operation, args in steps:
-            x = operation(x, *args)
+        for i, (operation, args) in enumerate(steps, 1):
+            x = operation(x, *args, *arrays[i : i + 1])
         d.copy_(x)
 
     return eager, plain
@@ -211,7 +200,7 @@ def compare(chain: Chain, mib: float, bench: Any) -> None:
 
 def launches(bench: Any, lacking: str | None) -> None:
     """Time hundreds of operations on a tiny array: eager, compiled, and as a CUDA graph."""
-    eager, plain = unary_of(MANY)
+    eager, plain = chained(islice(cycle(UNARY), MANY))
     x = (torch.randn(TINY, device=bench.device),)
     between, d = torch.empty_like(x[0]), torch.empty_like(x[0])
     ways = {"eager": lambda: eager(x, between, d)}
@@ -222,17 +211,17 @@ def launches(bench: Any, lacking: str | None) -> None:
             compiled(x, d)
             ways["compiled"] = lambda: compiled(x, d)
     if bench.device.type == "cuda":
-        ways["CUDA graph"] = cuda_graph(ways["eager"], bench)
+        ways["CUDA graph"] = cuda_graph(ways["eager"])
     else:
         bench.skip("CUDA graph", "it records and replays kernels of a CUDA device; none here")
     for name, seconds in bench.in_turn(ways).items():
         bench.write("tiny", seconds=seconds, way=name, operations=MANY, numbers=TINY)
 
 
-def cuda_graph(work: Callable, bench: Any) -> Callable:
+def cuda_graph(work: Callable) -> Callable:
     """Record `work` as a CUDA graph and return its replay: one launch for all kernels."""
     work()
-    bench.synchronize()
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
@@ -332,7 +321,15 @@ def draw(measured: Any, before: Any = None) -> Any:
     every = [gain for gain in gains(measured) if gain.measured]
     if not every:
         return style.page(header(measured, before), [])[0]
-    rows = _rows(measured, before)
+    old, rows = {g.chain: g.measured for g in (largest(before) if before else [])}, []
+    for gain in largest(measured):
+        for name, value, colour, then in (
+            ("predicted from the bytes", gain.predicted, "#BBBBBB", None),
+            ("predicted, every write reads first", gain.predicted_write_allocate, "#7F7F7F", None),
+            ("measured", gain.measured or 0.0, style.LINES[2], old.get(gain.chain)),
+        ):
+            bar = f"{gain.chain}: {name}", value, f"{value:.2f}x", colour
+            rows.append(primitives.Bar(*bar, before=then))
     best = max(largest(measured), key=lambda gain: gain.measured or 0)
     title = f"{best.chain} fused: {best.measured:.1f}x as fast, {best.predicted:.1f}x predicted"
     size = f"bars: arrays of {best.array_mib:.4g} MiB each"
@@ -341,9 +338,8 @@ def draw(measured: Any, before: Any = None) -> Any:
     primitives.hbars(axes[0], rows, "eager / fused, time")
     series = []
     for chain, colour in zip(dict.fromkeys(g.chain for g in every), style.LINES, strict=False):
-        mine = [gain for gain in every if gain.chain == chain]
-        x, y = [gain.array_mib for gain in mine], [gain.measured for gain in mine]
-        said = [gain.predicted for gain in mine]
+        mine = [(g.array_mib, g.measured, g.predicted) for g in every if g.chain == chain]
+        x, y, said = zip(*mine, strict=True)
         series.append(primitives.Series(f"{chain}, measured", x, y, colour))
         series.append(primitives.Series("predicted from the bytes", x, said, colour, "--", ""))
     ticks = {g.array_mib: primitives.size_text(g.array_mib * 2**20) for g in every}
@@ -351,19 +347,3 @@ def draw(measured: Any, before: Any = None) -> Any:
     for each, line in zip(axes, ("axvline", "axhline"), strict=True):
         getattr(each, line)(1, color="#999999", lw=0.8, ls=":")
     return figure
-
-
-def _rows(measured: Any, before: Any) -> list[Any]:
-    old = {gain.chain: gain.measured for gain in (largest(before) if before else [])}
-    rows = []
-    for gain in largest(measured):
-        for name, value, colour in (
-            ("predicted from the bytes", gain.predicted, "#BBBBBB"),
-            ("predicted, every write reads first", gain.predicted_write_allocate, "#7F7F7F"),
-            ("measured", gain.measured, style.LINES[2]),
-        ):
-            then = old.get(gain.chain) if name == "measured" else None
-            if value is not None:
-                rows.append(primitives.Bar(f"{gain.chain}: {name}", value, f"{value:.2f}x", colour,
-                                           before=then))  # fmt: skip
-    return rows
