@@ -74,7 +74,7 @@ def test_where_the_surroundings_have_changed_a_run_starts_cold(standing, monkeyp
     standby = standing()
     assert launcher.fits(standby)
     with monkeypatch.context() as patch:
-        patch.chdir("/")
+        patch.setattr(sys, "executable", "/another/python")
         assert not launcher.fits(standby)
     monkeypatch.setenv("LABKIT_TEST", "1")
     assert first_step_s()[0].path != standby.folder

@@ -51,7 +51,9 @@ class Handle:
 
     def start(self, idle_s: float | None = None) -> None:
         """Start the supervisor, which starts the others; with `idle_s` as a standby."""
-        self.surroundings, self.deadline = surroundings(), time.monotonic() + 0.99 * (idle_s or 0)
+        if idle_s is not None:
+            self.surroundings = surroundings()
+            self.deadline = time.monotonic() + 0.99 * idle_s  # no race with its own end
         plan = {
             "kernel_pid": os.getpid(),
             "system": family.this_system(),
@@ -172,14 +174,17 @@ def stand_by(idle_s: float = IDLE_S, forced: bool = False) -> None:
     global _standby
     if not (forced or wanted()) or not _choosing.acquire(blocking=False):
         return
+    handle = None
     try:
         going = any(handle.process.poll() is None for handle in runs)
-        with contextlib.suppress(OSError):
-            if not (going or _standby or device_lock.any_held(folders.home() / "locks")):
-                folder = folders.new_run()
-                handle = Handle(folder, bench_command(BENCH, folder))
-                handle.start(idle_s)
-                _standby = handle
+        if not (going or _standby or device_lock.any_held(folders.home() / "locks")):
+            folder = folders.new_run()
+            handle = Handle(folder, bench_command(BENCH, folder))
+            handle.start(idle_s)
+            _standby = handle
+    except OSError:  # a full disk: the next run will tell
+        if handle is not None:
+            handle.discard()
     finally:
         _choosing.release()
 
@@ -201,19 +206,15 @@ def wanted() -> bool:
 
 
 def fits(standby: Handle) -> bool:
-    """Whether a cold start now would make the same processes."""
-    return (
-        standby.process.poll() is None
-        and time.monotonic() < standby.deadline
-        and standby.surroundings == surroundings()
-    )
+    """Whether it is there, and a cold start now would make the same processes."""
+    there = standby.process.poll() is None and time.monotonic() < standby.deadline
+    return there and standby.surroundings == surroundings()
 
 
 def surroundings() -> tuple:
-    """Return what a process inherits from this one."""
+    """Return what a process inherits from this one, as far as it can change a run."""
     import resource
 
     limits = [resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS)]
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    place = sys.executable, os.getcwd(), folders.home()
-    return dict(os.environ), limits, cores, place
+    return dict(os.environ), limits, cores, sys.executable, folders.home()
