@@ -132,10 +132,10 @@ def test_a_record_that_unpacks_to_more_than_fits_is_refused(tmp_path, monkeypatc
         lk.load(bomb)
 
 
-@pytest.mark.parametrize("path", ["/dev/zero", "/proc/self/mem", "/", "", "a\0b", "~", "x" * 5000])
-def test_a_path_that_is_no_record_is_refused_at_once(path):
-    with pytest.raises((lk.RecordError, ValueError)):
-        lk.load(path)
+def test_a_path_that_is_no_record_is_refused_at_once():
+    for path in ("/dev/zero", "/proc/self/mem", "/", "", "a\0b", "~", "x" * 5000):
+        with pytest.raises(ValueError):
+            lk.load(path)
 
 
 # -- knobs from the terminal -------------------------------------------------------------------

@@ -81,9 +81,13 @@ def test_every_shipped_record_gives_the_numbers_it_gave_when_it_was_made():
 
 
 @pytest.mark.slow
-def test_a_finished_run_reports_what_ran_and_what_could_not(tiny):
-    run = launch(tiny.but(pin_memory=True, precision="tf32", channels_last=True)).wait()
-    assert run.outcome == "finished"
+def test_a_run_is_read_as_it_goes_on_and_reports_what_ran_and_what_could_not(tiny):
+    run = launch(tiny.but(pin_memory=True, precision="tf32", channels_last=True))
+    seen = set()
+    while run.outcome == "running":  # and nobody calls `refresh`
+        seen.add((run.steps, run.throughput is None))
+    assert len(seen) > 3 and run.outcome == "finished" and run.error is None
+    assert run.steps == tiny.steps and run.throughput
     if run.machine.kind == "cpu":
         assert set(run.not_applied) == {"pin_memory", "precision", "channels_last"}
         assert run.pipeline.precision == "fp32" and run.asked.precision == "tf32"
@@ -122,15 +126,6 @@ assert all(torch.equal(ours[i], trained(torch.optim.AdamW, (None, True)[i])) for
 
 
 # -- one moment of a log that grows --------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_run_that_goes_on_is_read_whenever_it_is_asked(tiny):
-    run, seen = lk.run(tiny, wait=False), []
-    while run.outcome == "running":  # and nobody calls `refresh`
-        seen.append((run.steps, run.throughput))
-    assert run.outcome == "finished" and run.error is None and run.steps == tiny.steps
-    assert run.throughput and len({steps for steps, _ in seen}) > 3
 
 
 def test_what_is_derived_together_is_of_one_moment(tmp_path):

@@ -112,22 +112,19 @@ def _entry(file: Path) -> Entry | None:
             if "machine" in first:
                 break
         spec, machine = first["spec"], first["machine"]
+        name, versions = file.name.removesuffix(".jsonl.gz"), dict(machine.get("versions", {}))
+        return NAME.fullmatch(name) and Entry(
+            name,
+            title=str(spec.get("title", ""))[:100],
+            hardware=str(machine.get("name", "unknown"))[:60],
+            kind=str(machine.get("kind", "unknown")),
+            date=str(spec.get("utc", "unknown"))[:10],
+            torch=str(versions.get("torch", "unknown"))[:20],
+            path=file,
+            experiment=bool(spec.get("experiment")),
+        )
     except (*BROKEN, ValueError, TypeError, KeyError, RecursionError):
         return None
-    name = file.name.removesuffix(".jsonl.gz")
-    if not NAME.fullmatch(name):
-        return None
-    versions = machine.get("versions")
-    return Entry(
-        name,
-        str(spec.get("title", ""))[:100],
-        str(machine.get("name", "unknown"))[:60],
-        str(machine.get("kind", "unknown")),
-        str(spec.get("utc", "unknown"))[:10],
-        str(versions.get("torch", "unknown") if isinstance(versions, dict) else "unknown")[:20],
-        file,
-        bool(spec.get("experiment")),
-    )
 
 
 # -- played back ---------------------------------------------------------------------------------

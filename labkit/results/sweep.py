@@ -61,17 +61,12 @@ class Comparison(Result):
         """Return the changed knobs and the numbers, before and after, with the verdict below."""
         rows = [(name, repr(old), repr(new), "") for name, (old, new) in self.changed.items()]
         for name in COMPARED:
-            old, new = getattr(self.before, name), getattr(self.after, name)
-            ratio = f"{new / old:.2f}x" if old and new else ""
-            rows.append((name, _text(name, self.before), _text(name, self.after), ratio))
+            both = [getattr(run, name) for run in (self.before, self.after)]
+            texts = [None if value is None else f"{value:.1f}" for value in both]
+            if name == "utilization" and None not in both:
+                texts = [self.before.busy_text, self.after.busy_text]
+            rows.append((name, *texts, f"{both[1] / both[0]:.2f}x" if all(both) else ""))
         return Table(rows, ("", "before", "after", "ratio"), foot=(self.verdict,))
-
-
-def _text(name: str, run: Any) -> str | None:
-    value = getattr(run, name)
-    if value is None:
-        return None
-    return run.busy_text if name == "utilization" else f"{value:.1f}"
 
 
 class Sweep(Result):
