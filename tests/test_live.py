@@ -10,8 +10,7 @@ import pytest
 
 from labkit.results.run import Run
 from labkit.show.display import FIGURE_TEXT, StaticFigure, in_notebook
-from labkit.show.follow import TEETH, BusyShare, Follower
-from labkit.show.live import LiveView, RunDisplay
+from labkit.show.live import TEETH, BusyShare, Follower, LiveView, RunDisplay
 from labkit.spec import Pipeline
 
 MS = 1_000_000
@@ -67,7 +66,7 @@ def trained(bench):
 
 
 def unpack(frame):
-    """What `follow.pack` was given: teeth, curve, (window start, end), span."""
+    """What `live.pack` was given: teeth, curve, (window start, end), span."""
     teeth, points, start, end, span, *body = np.frombuffer(frame, np.float32)
     body = np.array(body).reshape(-1, 2)
     return body[: int(teeth)], body[int(teeth) : int(teeth + points)], (start, end), span

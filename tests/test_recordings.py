@@ -14,8 +14,7 @@ from labkit.course import record as recording
 from labkit.course.record import Wanted, wanted
 from labkit.results.launch import launch
 from labkit.results.library import NAME, play
-from labkit.show.follow import Follower
-from labkit.show.live import LiveView
+from labkit.show.live import Follower, LiveView
 
 pytestmark = pytest.mark.slow  # all read one run that is made here
 

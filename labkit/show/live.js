@@ -1,4 +1,4 @@
-// The live view: two stacked axes on one clock, drawn from one float32 frame (see follow.py).
+// The live view: two stacked axes on one clock, drawn from one float32 frame (see live.py).
 // Above, when the device was busy: the teeth. Below, the share of time it was, over the run.
 
 const HEADER = 5, HEIGHT = 248, LEFT = 50, RIGHT = 14;

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.show.display import Display
-from labkit.show.follow import Follower
+from labkit.show.live import Follower
 from labkit.tuner.job import TuningJob
 from labkit.tuner.tuning import Tuning
 

@@ -273,7 +273,7 @@ class View:
             self.display.line(text[: shutil.get_terminal_size().columns - 1])
 
     def _frame(self, tally: Tally) -> bytes:
-        from labkit.show.follow import pack
+        from labkit.show.live import pack
 
         teeth = np.array(tally.teeth)
         if self.zero_ns is None:
