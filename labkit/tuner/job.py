@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from labkit.analysis.prediction import predict
@@ -27,17 +27,10 @@ class TuningJob:
     """
 
     def __init__(
-        self,
-        what: Any,
-        *,
-        collate_fn: Any = None,
-        step: Any = None,
-        batch_size: int | Sequence[int] | None = None,
-        baseline: dict[str, Any] | None = None,
-        max_workers: int | None = None,
-        seconds: float = 1.5,
-    ):
-        """See `labkit.tune`; raises ValueError on what cannot be tuned."""
+        self, what: Any, *, collate_fn: Any = None, step: Any = None, batch_size: Any = None,
+        baseline: dict[str, Any] | None = None, max_workers: int | None = None, seconds: float,
+    ):  # fmt: skip
+        """Take what `labkit.tune` was given; raises ValueError on what cannot be tuned."""
         sizes = [batch_size] if isinstance(batch_size, int) else list(batch_size or [])
         sizes = [KNOBS["batch_size"].check(size) for size in sizes]
         if isinstance(what, Pipeline):
@@ -74,9 +67,7 @@ class TuningJob:
         )
 
     def run(
-        self,
-        each: Callable[[], None] | None = None,
-        live: Callable[[Any], None] | None = None,
+        self, each: Callable[[], None] | None = None, live: Callable[[Any], None] | None = None
     ) -> Tuning:
         """Search; raises RuntimeError where the starting point cannot be measured.
 
