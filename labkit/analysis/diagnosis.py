@@ -43,14 +43,12 @@ class Diagnosis(Result):
             the fault set.
         source: What it was told from; says RECORDED, and on what, where that was not here.
         notes: What limits the verdict.
-        rank: Of ranks, the one that holds the others back; None where no single one does.
     """
 
     findings: tuple[Finding, ...]
     confidence: float
     source: str
     notes: tuple[str, ...] = ()
-    rank: int | None = None
 
     @property
     def bottleneck(self) -> str:
@@ -60,6 +58,11 @@ class Diagnosis(Result):
         "straggler", a rank that is late for another reason than its data.
         """
         return self.findings[0].name
+
+    @property
+    def rank(self) -> int | None:
+        """Of several ranks, the one that holds the others back; None where no single one does."""
+        return self.findings[0].rank
 
     @property
     def evidence(self) -> str:
@@ -135,16 +138,12 @@ def _of_run(run: Any) -> Diagnosis:
     source, evidence = source_of(run), Evidence(run)
     if doubt := too_short(len(evidence)):
         return Diagnosis((doubt,), 0.0, source)
-
-    def verdict(rows: np.ndarray) -> str:
-        return rank(evidence.facts(rows))[0].name
-
     facts = evidence.facts()
     findings, confidence = rank(facts), 0.0
     if doubt := device_shared(run, facts) or contradiction(facts):
         findings = (doubt, *(finding for finding in findings if finding.name != "compute"))
     else:
-        confidence = stability(len(evidence), verdict, findings[0].name)
+        confidence = stability(len(evidence), lambda rows: rank(evidence.facts(rows)), findings)
         if confidence < limits.MIN_CONFIDENCE:
             findings = (too_close(confidence, findings), *findings)
     return _verdict(facts, findings, confidence, source)
@@ -155,10 +154,14 @@ def source_of(run: Any) -> str:
     return f"{'RECORDED' if run.recorded else 'measured'} on {run.machine.name}"
 
 
-def stability(steps: int, judge: Callable[[np.ndarray], Any], verdict: Any) -> float:
-    """Return the share of resampled runs, each given to `judge` as its rows, with this verdict."""
+def stability(
+    steps: int, judge: Callable[[np.ndarray], tuple[Finding, ...]], found: tuple[Finding, ...]
+) -> float:
+    """Return the share of resampled runs, whose rows `judge` is given, with the same verdict."""
     rows = np.random.default_rng(0).integers(0, steps, (limits.RESAMPLES, steps))
-    return float(np.mean([judge(row) == verdict for row in rows]))
+    again = [judge(row)[0] for row in rows]
+    same = [(f.name, f.rank) == (found[0].name, found[0].rank) for f in again]
+    return float(np.mean(same))
 
 
 def _verdict(

@@ -38,6 +38,7 @@ class Finding:
         evidence: What was measured, by which instrument, against which threshold.
         advice: What to change, what to expect of it, and which notebook teaches it.
         lost_share: Share of wall time (0 to 1) that would be saved if it were gone.
+        rank: Of several ranks, the one to blame; None where it is no single one.
     """
 
     name: str
@@ -45,13 +46,16 @@ class Finding:
     evidence: str
     advice: str
     lost_share: float = 0.0
+    rank: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as JSON types."""
         return asdict(self) | {"lost_share": round(self.lost_share, 4)}
 
 
-def loss(name: str, cause: str, lost: float, seen: str, source: str, change: str) -> Finding:
+def loss(
+    name: str, cause: str, lost: float, seen: str, source: str, change: str, rank: int | None = None
+) -> Finding:
     """Return a loss as a finding; its expected gain is from half of it recovered to all of it."""
     part = min(max(lost, 0.0), 0.98)
     gain = f"{1 / (1 - part / 2):.1f}x to {1 / (1 - part):.1f}x"
@@ -62,4 +66,5 @@ def loss(name: str, cause: str, lost: float, seen: str, source: str, change: str
         f"{seen} ({source}; threshold {WORTH_NAMING[name]:.0%}).",
         f"{change} Expect {gain} the throughput{lesson}.",
         lost,
+        rank,
     )

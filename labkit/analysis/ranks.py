@@ -124,32 +124,24 @@ def diagnose(ranks: Any) -> Diagnosis:
     source, times = source_of(ranks), ranks.times
     if doubt := too_short(0 if times is None else len(times)):
         return Diagnosis((doubt,), 0.0, source)
-    (findings, rank), confidence = _rank(times, ranks), 0.0
-    notes = ()
+    findings, confidence, notes = _rank(times, ranks), 0.0, ()
     if ranks.world_size > len(ranks):
         notes = ("Only the ranks of this machine were looked at: those of others log there.",)
 
-    def verdict(rows: np.ndarray) -> tuple[str, int | None]:
-        found, who = _rank(times.take(rows), ranks)
-        return found[0].name, who
-
     doubt = _gaps_may_hide(ranks) if findings[0].name == "compute" else None
     if not doubt:
-        confidence = stability(len(times), verdict, (findings[0].name, rank))
+        confidence = stability(len(times), lambda rows: _rank(times.take(rows), ranks), findings)
         if confidence < limits.MIN_CONFIDENCE:
             doubt = too_close(confidence, findings)
-    if doubt:
-        findings, rank = (doubt, *findings), None
-    return Diagnosis(findings, confidence, source, notes, rank)
+    return Diagnosis((doubt, *findings) if doubt else findings, confidence, source, notes)
 
 
-def _rank(times: RankTimes, ranks: Any) -> tuple[tuple[Finding, ...], int | None]:
-    """Return what costs time, the costliest first, and the rank to blame for the first."""
-    found = [_late(times), (_starved(times), None), (_exchange(times, ranks), None)]
-    worth = [(f, who) for f, who in found if f and f.lost_share >= limits.WORTH_NAMING[f.name]]
-    worth.sort(key=lambda pair: -pair[0].lost_share)
+def _rank(times: RankTimes, ranks: Any) -> tuple[Finding, ...]:
+    """Return what costs time, the costliest first."""
+    found = [_late(times), _starved(times), _exchange(times, ranks)]
+    worth = [f for f in found if f and f.lost_share >= limits.WORTH_NAMING[f.name]]
     if worth:
-        return tuple(finding for finding, _ in worth), worth[0][1]
+        return tuple(sorted(worth, key=lambda finding: -finding.lost_share))
     healthy = Finding(
         "compute",
         "the devices are the limit",
@@ -157,18 +149,18 @@ def _rank(times: RankTimes, ranks: Any) -> tuple[tuple[Finding, ...], int | None
         f"another rank or for the exchange are below {limits.WORTH_NAMING['input']:.0%} each.",
         ALONE,
     )
-    return (healthy,), None
+    return (healthy,)
 
 
-def _late(times: RankTimes) -> tuple[Finding | None, int | None]:
+def _late(times: RankTimes) -> Finding | None:
     """One rank is last in nearly all steps: by its own wait for data, or otherwise."""
     exchanged = times.late[times.late >= 0]
     if len(times.ranks) < 2 or not len(exchanged):
-        return None, None
+        return None
     counts = np.bincount(exchanged, minlength=len(times.ranks))
     who = int(counts.argmax())
     if counts[who] < limits.SAME_RANK * len(exchanged):
-        return None, None
+        return None
     rank, rest = times.ranks[who], np.arange(len(times.ranks)) != who
     lost, fed = float(times.others[rest].mean()), times.wait[rest].mean()
     seen = (
@@ -178,10 +170,10 @@ def _late(times: RankTimes) -> tuple[Finding | None, int | None]:
     if float(times.wait[who] - fed) >= limits.OWN_WAIT * lost:
         seen += f"; it waited for data {times.wait[who]:.0%} of the time, the others {fed:.0%}"
         change = f"Feed rank {rank}: its disk, its share of the files, its num_workers."
-        return loss("input", "one rank is short of data", lost, seen, "stamps", change), rank
+        return loss("input", "one rank is short of data", lost, seen, "stamps", change, rank)
     seen += "; it waited for data no more than they did"
     change = f"Look at what else runs where rank {rank} does, its clock and its batches' sizes."
-    return loss("straggler", "one rank is slower", lost, seen, "stamps", change), rank
+    return loss("straggler", "one rank is slower", lost, seen, "stamps", change, rank)
 
 
 def _starved(times: RankTimes) -> Finding:
