@@ -193,7 +193,7 @@ def record(options: argparse.Namespace) -> Answer:
     option("notebooks", nargs="+", metavar="NOTEBOOK", help="a notebook, or a folder"),
     repeated("--only", "KEY", "grade this challenge, as 02-feed; may be repeated"),
     option("--timeout", metavar="S", type=float, default=60.0,
-           help="seconds for a challenge's cells, and for each run of its check (default 60)"),
+           help="seconds for each cell of a challenge, and for each run of its check"),
     examples="""\
 Only the challenge cells are run again, each challenge in a clean notebook with a kernel of its own,
 in a copy of the notebook's folder, with limits. What goes wrong costs a submission its own rows:

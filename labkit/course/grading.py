@@ -24,7 +24,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -39,7 +38,7 @@ from labkit.process import family
 from labkit.results.result import Result
 from labkit.results.table import Table
 
-TIMEOUT_S = 60.0  # for a challenge's cells, and for each run of the check
+TIMEOUT_S = 60.0  # for each cell of a challenge, and for each run of the check
 MEMORY_BYTES = 4 * 2**30  # for a challenge's cells (RLIMIT_DATA)
 MAX_FOLDER_BYTES = 64 * 2**20  # of what lies beside it
 OURS = "labkit"  # in the metadata of cells that were not submitted
@@ -104,7 +103,7 @@ def grade(
         given: Notebooks, or folders with notebooks below them.
         only: Keys of the challenges to grade: a row for each of them and each notebook, whether
             it has them or not. None: those that each notebook has.
-        timeout_s: For a challenge's cells, and for each run of its check, s.
+        timeout_s: For each cell of a challenge, and for each run of its check, s.
         progress: Called with (done, total, what is next).
 
     Raises:
@@ -162,17 +161,11 @@ def _run(path: Path, cells: Cells, timeout_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="labkit-grade-", ignore_cleanup_errors=True) as place:
         work, result = Path(place, "work"), Path(place, "verdict.json")
         _copy(path.resolve().parent, work)
-        until: list[float] = []  # when the submitted cells have to be done
-
-        def seconds(cell: Any) -> float:
-            if OURS in cell.metadata:  # its runs are limited one by one
-                return 60 + 2 * REPEATS * timeout_s
-            until.append(time.monotonic() + timeout_s)
-            return max(1, round(until[0] - time.monotonic()))
-
         notebook = _clean_notebook(cells, result, timeout_s)
+        checking_s = 60 + 2 * REPEATS * timeout_s  # the check's runs are limited one by one
         client = NotebookClient(
-            notebook, kernel_name="python3", allow_errors=True, timeout_func=seconds,
+            notebook, kernel_name="python3", allow_errors=True,
+            timeout_func=lambda cell: checking_s if OURS in cell.metadata else timeout_s,
             shutdown_kernel="immediate", resources={"metadata": {"path": str(work)}},
             log=logging.Logger("quiet", logging.CRITICAL + 1),
         )  # fmt: skip
@@ -185,13 +178,13 @@ def _run(path: Path, cells: Cells, timeout_s: float) -> dict[str, Any]:
             except CellTimeoutError:
                 return {"verdict": "timed out", "why": f"Stopped after {timeout_s:g} s."}
             except DeadKernelError:
-                return {"verdict": "crashed", "why": _error(notebook) or "Its process ended."}
+                pass  # then there is no result
             finally:
                 family.end_marked(place)  # what the cells started, wherever it went
-        if not result.exists():
-            return {"verdict": "crashed", "why": _error(notebook) or "Its process ended."}
-        found = json.loads(result.read_text(encoding="utf-8"))
         error = _error(notebook)
+        if not result.exists():
+            return {"verdict": "crashed", "why": error or "Its process ended."}
+        found = json.loads(result.read_text(encoding="utf-8"))
         if found["verdict"] == "no answer" and error and not error.startswith("NotImplemented"):
             return {"verdict": "crashed", "why": error}  # else nbgrader's stub of an empty answer
         return {**found, "lines": tuple(found["lines"])}

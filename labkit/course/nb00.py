@@ -44,33 +44,28 @@ def stopwatch(answer: Any) -> dict[str, float]:
     worst, fewest, rng = 0.0, 10**6, random.Random(7)
     for _ in range(6):
         each_ms = rng.uniform(1, 20)
-        device = SimulatedDevice(rng.uniform(100, 500), each_ms)
-        said = answer(device.work, device.wait, device.clock)
-        worst, fewest = max(worst, abs(said - each_ms) / each_ms), min(fewest, device.calls)
+        work, wait, clock, calls = simulated(rng.uniform(100, 500), each_ms)
+        worst = max(worst, abs(answer(work, wait, clock) - each_ms) / each_ms)
+        fewest = min(fewest, calls())
     return {"error": worst, "calls": fewest}
 
 
-class SimulatedDevice:
-    """A device whose first call is slow, on a clock without noise; times in ms."""
+def simulated(first_ms: float, each_ms: float) -> tuple:
+    """Return work, wait, clock and a count of calls of a device whose first call is slow."""
+    now = free_at = 0.0
+    calls = 0
 
-    def __init__(self, first_ms: float, each_ms: float):
-        self.first_ms, self.each_ms = first_ms, each_ms
-        self.now = self.free_at = 0.0
-        self.calls = 0
+    def work() -> None:
+        nonlocal now, free_at, calls
+        now += 0.02  # what a call costs the caller
+        free_at = max(free_at, now) + (each_ms if calls else first_ms)
+        calls += 1
 
-    def work(self) -> None:
-        """Issue a call, which costs the caller 0.02 ms."""
-        self.now += 0.02
-        self.free_at = max(self.free_at, self.now) + (self.each_ms if self.calls else self.first_ms)
-        self.calls += 1
+    def wait() -> None:
+        nonlocal now
+        now = max(now, free_at)
 
-    def wait(self) -> None:
-        """Wait until all is done."""
-        self.now = max(self.now, self.free_at)
-
-    def clock(self) -> float:
-        """Return the time."""
-        return self.now
+    return work, wait, lambda: now, lambda: calls
 
 
 @stopwatch.solved_by
