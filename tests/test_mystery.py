@@ -77,7 +77,7 @@ def test_the_cause_named_at_once_is_scored_and_after_three_tries_it_tells(hidden
 @pytest.mark.slow
 def test_a_mystery_is_run_named_and_its_fix_measured_against_the_right_cure(monkeypatch):
     monkeypatch.setattr(module, "here", lambda: faultset.Here(BASE, lk.machine()))
-    monkeypatch.setattr(faultset, "FAULTS", [NO_WORKERS.fault])
+    monkeypatch.setattr(faultset, "FAULTS", [replace(NO_WORKERS.fault, amounts=(1, 1, 1, 1))])
     monkeypatch.setattr(faultset, "HEALTHY", [])
     mystery = lk.mystery(3, recorded=False)
     assert mystery.run.outcome == "finished" and mystery.run.alias == "a mystery run"
