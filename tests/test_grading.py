@@ -72,8 +72,8 @@ def test_a_class_of_submissions_is_graded_and_each_costs_its_own_row(tmp_path, l
     rows = json.loads(done.stdout)["rows"]
     found = [(Path(r["notebook"]).parent.name, r["challenge"], r["verdict"]) for r in rows]
     assert found == [
-        ("a right", FIRST, "no answer"), ("a right", BREAK, "passed"), ("b wrong", FIRST, "not yet"),
-        ("c quits", FIRST, "crashed"), ("d edits", FIRST, "not yet"),
+        ("a right", FIRST, "no answer"), ("a right", BREAK, "passed"),
+        ("b wrong", FIRST, "not yet"), ("c quits", FIRST, "crashed"), ("d edits", FIRST, "not yet"),
         ("e none", None, "not a notebook"),
     ], rows  # fmt: skip
     assert "Leave steps as it is" in rows[2]["why"]
