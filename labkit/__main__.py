@@ -116,11 +116,10 @@ def diagnose(options: argparse.Namespace) -> Answer:
            help="scoring (default), or what the thresholds were set on"),
     option("--seeds", type=int, default=5, choices=range(1, 6), help="seeds of each, 1 to 5"),
     repeated("--only", "NAME", "one fault; may be repeated"),
-    option("--keep", metavar="FILE", help="results so far: what is in it is not run again"),
+    option("--keep", metavar="FILE", help="append results here, and skip those that it holds"),
     examples="""\
-Pipelines with a known fault planted in each, and healthy ones, run one after the other; the
-table says how often the diagnosis named the fault. It takes a quarter of
-an hour on a CPU: --keep lets you stop.
+Runs pipelines with a known fault planted in each, and healthy ones; the table says how often the
+diagnosis named the fault. A quarter of an hour on a CPU: with --keep you can stop and resume.
 
 examples:
   labkit faults --seeds 1 --keep faults.jsonl
@@ -221,7 +220,7 @@ def grade(options: argparse.Namespace) -> Answer:
 
 @command(
     "run a script unchanged and judge it from outside",
-    option("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run"),
+    option("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run"),
     examples="""\
 The script keeps its stdin, stdout, stderr and exit code; the verdict goes to stderr in the end.
 

@@ -55,7 +55,7 @@ class Recorder(TrainerCallback):
 
     def stop(self) -> None:
         """Raise RuntimeError: the training is the user's."""
-        raise RuntimeError("a Trainer is your own: interrupt it (Ctrl-C, or the stop button).")
+        raise RuntimeError("the training is your own: interrupt it (Ctrl-C or stop).")
 
     def join(self) -> None:
         """There is no process to wait for."""

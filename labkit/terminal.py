@@ -23,9 +23,9 @@ PASSED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # what a scheduler send
 START_HERE = """labkit COMMAND --help tells more about each, with examples.
 
 start here:
-  labkit machine                        what is there to measure on
+  labkit machine                        the hardware and versions found
   labkit run --set num_workers=4        one pipeline, for a few seconds
-  labkit diagnose PATH                  what holds a saved run or a profiler trace back
+  labkit diagnose PATH                  the bottleneck of a saved run or a profiler trace
   labkit watch -- python train.py       your own script, unchanged
 
 Results go to stdout (--json: one JSON object), progress and errors to stderr. The exit code is 0,
