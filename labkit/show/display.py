@@ -1,4 +1,4 @@
-"""What is shown of work in progress, and what is left of it: text on stderr, or a cell's output.
+"""Progress and results on screen: a line on stderr, or the output of a notebook cell.
 
 A line is rewritten while work goes on, on a terminal in place, in a log written once at the end;
 stdout stays free. In a notebook the line is the output of the cell, and gives way to a figure.

@@ -1,4 +1,4 @@
-"""Tables that grow from step to step of a lesson: a ladder of runs, and one of several ranks."""
+"""Tables that grow step by step through a lesson: `lk.Ladder` of runs, `lk.Scaling` of ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.results.result import Result
 from labkit.results.run import Run
 from labkit.results.table import Table
 from labkit.show.primitives import Bar, hbars, rows_in
-from labkit.show.run_header import machine_lines, several_header, stated_of
+from labkit.show.run_header import delays_of, machine_lines, several_header
 from labkit.show.style import ALARM, COMPUTE, OTHER, drawable, our_style, page
 
 NO_GAIN = "no difference beyond the noise"
@@ -27,7 +27,7 @@ class Rung:
 
     `gain` and `total` are ratios of throughput: to the rung before, to the first; None where
     either side has no numbers. `null` says that the gain is within the two runs' own noise.
-    `stated` are its simulated delays, where the ladder's steps differ in them.
+    `delays` are its simulated delays, where the ladder's steps differ in them.
     """
 
     name: str
@@ -35,11 +35,11 @@ class Rung:
     gain: float | None = None
     total: float | None = None
     null: bool = False
-    stated: str = ""
+    delays: str = ""
 
     @property
     def note(self) -> str:
-        """What has to be said beside the numbers; "" where they speak for themselves."""
+        """Remarks beside the numbers; "" where they speak for themselves."""
         run = self.run
         if run.throughput is None:
             return f"{run.outcome}: {run.error or 'too few steps for numbers'}"
@@ -48,7 +48,7 @@ class Rung:
             "" if run.outcome == "finished" else run.outcome,
             NO_GAIN if self.null else "",
             f"noisy: spread {run.spread:.0%}" if run.noisy else "",
-            f"simulated delay: {self.stated}" if self.stated else "",
+            f"simulated delay: {self.delays}" if self.delays else "",
         )
 
 
@@ -88,20 +88,20 @@ class Ladder(Result):
         """
         rungs: list[Rung] = []
         for name, run in self.runs.items():
-            stated = "" if self._stated else run.pipeline.simulated_delay
+            delays = "" if self._delays else run.pipeline.simulated_delay
             below = [r.run for r in rungs if r.run.throughput and _place(r.run) == _place(run)]
             if not below or run.throughput is None:
-                rungs.append(Rung(name, run, stated=stated))
+                rungs.append(Rung(name, run, delays=delays))
                 continue
             step, whole = run.compare(below[-1]), run.compare(below[0])
             null = not step.significant
-            rungs.append(Rung(name, run, step.speedup, whole.speedup, null, stated))
+            rungs.append(Rung(name, run, step.speedup, whole.speedup, null, delays))
         return rungs
 
     @property
-    def _stated(self) -> str:
+    def _delays(self) -> str:
         """The simulated delays that all steps have in common; "" where they differ."""
-        each = {stated_of([run]) for run in self.runs.values() if run.throughput is not None}
+        each = {delays_of([run]) for run in self.runs.values() if run.throughput is not None}
         return each.pop() if len(each) == 1 else ""
 
     def table(self) -> Table:
@@ -122,7 +122,7 @@ class Ladder(Result):
                     *([run.diagnose().bottleneck] if self.limit else []),
                 ]  # fmt: skip
             rows.append([number, rung.name, *cells, rung.note])
-        foot = _joined(*(text for text, _ in machine_lines(self.runs.values())), self._stated)
+        foot = _joined(*(text for text, _ in machine_lines(self.runs.values())), self._delays)
         return Table(rows, head, foot=[foot], left=(1, len(head) - 1))
 
     @our_style
@@ -135,7 +135,7 @@ class Ladder(Result):
         if top := [rung for rung in rungs if rung.total]:
             title = f"{top[-1].name}: {top[-1].total:.1f}x the throughput of the first step"
         mixed = len({_place(run) for run in runs if run.throughput}) > 1
-        texts = ["each machine's bars have a scale of their own" if mixed else "", stated_of(runs)]
+        texts = ["each machine's bars have a scale of their own" if mixed else "", delays_of(runs)]
         header = several_header(title, texts, runs)
         figure, (axes,) = page(header, [(0.08, rows_in(len(rungs)))], LEFT_IN, BOTTOM_IN)
         hbars(axes, [_rung_bar(rung) for rung in rungs])
@@ -171,7 +171,7 @@ class ScalingRow:
 
     @property
     def note(self) -> str:
-        """What has to be said beside the numbers."""
+        """Remarks beside the numbers."""
         ranks = self.ranks
         ended = "" if ranks.outcome == "finished" else ranks.error or ranks.outcome
         return _joined(ranks.mark or "", ended, "noisy" if ranks.noisy or self.one.noisy else "")

@@ -83,7 +83,7 @@ class BusyShare:
 
 
 class Follower:
-    """What a run has done so far, kept up to date by `read`."""
+    """The steps of a growing run, kept up to date by `read`."""
 
     def __init__(self):
         self.share = BusyShare()

@@ -1,4 +1,4 @@
-"""The panel: controls made from declared knobs, Run, Stop, what happens, and what changed.
+"""The panel: controls generated from knobs, Run, Stop, the live view, a verdict, a comparison.
 
 Nothing here blocks the kernel: a run lives in its own process, an asyncio task follows it, and
 what has to wait for processes waits in a thread. What is run, and what is said of it, is up to the
@@ -42,7 +42,7 @@ WITHOUT_KERNEL = (
 
 @dataclass
 class Kind:
-    """What a panel is about: what its controls set, what Run starts, and what is said of it.
+    """The subject of a panel: its controls, what Run starts, and how the result is described.
 
     `asked` takes the controls' values by name and raises ValueError where they do not go together;
     `before` is the last run that had numbers, None for the first.
@@ -104,7 +104,7 @@ class Panel(widgets.VBox):
 
     @property
     def asked(self) -> Any:
-        """What Run starts, as the controls stand; raises ValueError where they do not agree."""
+        """The spec that Run would start; raises ValueError where the controls conflict."""
         return self.kind.asked({name: control.value for name, control in self.controls.items()})
 
     @property

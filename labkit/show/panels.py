@@ -227,7 +227,7 @@ def of_experiment(base: Experiment, lists: Mapping[str, list], fixed: set[str]) 
 
 
 class LineView(widgets.HTML):
-    """How far an experiment is, as a line of text."""
+    """The progress of an experiment, as a line of text."""
 
     def update(self, running: Measurements) -> None:
         """Say how far it is."""

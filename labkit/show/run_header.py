@@ -22,7 +22,7 @@ def run_header(run: Run, before: Run | None = None) -> list[Line]:
     """Return the header of one run's figure; `before` is drawn in grey behind it."""
     lines = [*recorded_line([run]), (message(run, before), BOLD)]
     numbers = f"{run.throughput:,.0f} {run.unit}/s" if before and run.throughput else ""
-    lines.append(("; ".join(filter(None, [numbers, stated_of([run])])), {}))
+    lines.append(("; ".join(filter(None, [numbers, delays_of([run])])), {}))
     if before is not None:
         font = {"fontweight": "bold"} if before.recorded else {}
         lines.append((_before(run, before), {"color": BEFORE} | font))
@@ -74,18 +74,18 @@ def doubts(run: Any) -> list[Line]:
     return lines
 
 
-def stated_of(runs: Iterable[Run], varied: Iterable[str] = ()) -> str:
+def delays_of(runs: Iterable[Run], varied: Iterable[str] = ()) -> str:
     """Return the simulated delays behind the runs' numbers; "" if there are none.
 
     Where they differ, and by one of the `varied` knobs, the figure itself says which is which.
     """
     if any(run.alias for run in runs):
         return "simulated delays are hidden"
-    stated = dict.fromkeys(r.pipeline.simulated_delay for r in runs if r.throughput is not None)
+    found = dict.fromkeys(r.pipeline.simulated_delay for r in runs if r.throughput is not None)
     delays = [name for name in DELAYS if name in varied]
-    if len(stated) > 1 and delays:
+    if len(found) > 1 and delays:
         return f"simulated delay: {' and '.join(delays)}, as shown"
-    text = " / ".join(text or "none" for text in stated) if any(stated) else ""
+    text = " / ".join(text or "none" for text in found) if any(found) else ""
     return f"simulated delay: {text}" if text else ""
 
 
@@ -110,8 +110,8 @@ def _before(run: Run, before: Run) -> str:
     if before.utilization is None:
         return f"before: {mark}{knobs}: {before.outcome}, without numbers to draw"
     text = f"before (grey): {mark}{knobs}: {message(before)}"
-    other = stated_of([before])
-    return text if other == stated_of([run]) else f"{text}; {other or 'no simulated delay'}"
+    other = delays_of([before])
+    return text if other == delays_of([run]) else f"{text}; {other or 'no simulated delay'}"
 
 
 def _apart(old: Run, new: Run) -> str:

@@ -1,4 +1,4 @@
-"""How every figure looks: its colours, its type, its page, and how it gets into a notebook."""
+"""The look of every figure: colours, type, page layout, and the PNG that a notebook stores."""
 
 from __future__ import annotations
 

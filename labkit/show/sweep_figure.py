@@ -13,7 +13,7 @@ from matplotlib.ticker import PercentFormatter
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.show.primitives import Series, lines
-from labkit.show.run_header import several_header, stated_of
+from labkit.show.run_header import delays_of, several_header
 from labkit.show.style import (
     ALARM,
     LEGEND_ROW_IN,
@@ -43,7 +43,7 @@ def draw_sweep(sweep: Sweep) -> Figure:
     knob, *others = sweep.knobs
     found = lines_of(sweep)
     fixed = {n: v for n, v in sweep.pipeline.changed().items() if n not in sweep.knobs}
-    texts = [_left_out(sweep), stated_of(sweep.runs, sweep.knobs), _text(fixed)]
+    texts = [_left_out(sweep), delays_of(sweep.runs, sweep.knobs), _text(fixed)]
     legend_in = 0.14
     if others:
         legend_in += LEGEND_ROW_IN * -(-len(found) // legend_columns([name for name, _ in found]))
