@@ -58,6 +58,10 @@ def test_every_knob_of_an_experiment_takes_its_default_and_has_help():
         assert Experiment(name).params == params
 
 
+def test_every_experiment_has_a_panel():
+    assert all(f"panel of {name} " in repr(lk.panel(name)) for name in EXPERIMENTS)
+
+
 def test_a_knob_that_takes_a_list_is_one_in_the_bench():
     job = workbench.job_of("memory_parts", {"model": "cnn", "batch_size": 64})
     assert job.model == ["cnn"] and job.batch_size == [64] and job.width is None
@@ -487,24 +491,21 @@ def test_a_knee_outside_of_the_sizes_or_of_no_line_is_no_number():
         fit([1, 2], [1.0, 2.0])
 
 
-class Fake:
-    """As much of a Run as a comparison of losses reads."""
-
-    def __init__(self, precision, loss, **knobs):
-        self.asked = lk.Pipeline(precision=precision, **knobs)
-        self.pipeline, self.loss, self.steps = self.asked, loss, len(loss)
-        self.recorded, self.not_applied = False, {}
+def fake(precision, loss, not_applied=None, **knobs):
+    """Return as much of a Run as a comparison of losses reads."""
+    asked = lk.Pipeline(precision=precision, **knobs)
+    return SimpleNamespace(asked=asked, pipeline=asked, loss=loss, steps=len(loss), recorded=False,
+                           not_applied=not_applied or {})  # fmt: skip
 
 
 def test_losses_are_held_against_a_tolerance_on_the_same_batches():
-    base, near = Fake("fp32", [2.0, 1.0, 1.0, 1.0]), Fake("bf16", [2.0, 1.0, 1.0, 1.2])
+    base, near = fake("fp32", [2.0, 1.0, 1.0, 1.0]), fake("bf16", [2.0, 1.0, 1.0, 1.2])
     assert lk.losses(base, near).survived
-    off = lk.losses(base, Fake("fp16", [2.0, 2.0, 2.0, 2.0]))
+    off = lk.losses(base, fake("fp16", [2.0, 2.0, 2.0, 2.0]))
     assert not off.survived and "OUTSIDE" in repr(off)
-    assert not lk.losses(base, Fake("fp16", [2.0, 1.0, 1.0, math.nan])).survived
+    assert not lk.losses(base, fake("fp16", [2.0, 1.0, 1.0, math.nan])).survived
     with pytest.raises(ValueError, match="seed=1"):
-        lk.losses(Fake("fp32", [1.0]), Fake("bf16", [1.0], seed=1))
-    run = Fake("tf32", [1.0])
-    run.not_applied = {"precision": "no Tensor Cores"}
-    acting, lacking = applied([Fake("fp32", [1.0]), run])
+        lk.losses(fake("fp32", [1.0]), fake("bf16", [1.0], seed=1))
+    run = fake("tf32", [1.0], {"precision": "no Tensor Cores"})
+    acting, lacking = applied([fake("fp32", [1.0]), run])
     assert len(acting) == 1 and lacking == {"tf32": "no Tensor Cores"}
