@@ -157,7 +157,7 @@ def _experiments() -> list[Wanted]:
 
 @dataclass
 class Made:
-    """What `record` did: the files it wrote, and what it could not record and why."""
+    """The outcome of `record`: the files it wrote, and what it could not record and why."""
 
     folder: str
     made: list[str] = field(default_factory=list)

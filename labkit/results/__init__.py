@@ -1,1 +1,1 @@
-"""What came out: the event log, records, Run, Ranks, Measurements, Sweep."""
+"""Results: the event log, records, Run, Ranks, Measurements, Sweep."""

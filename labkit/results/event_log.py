@@ -158,12 +158,12 @@ class EventLogResult:
 
     @property
     def stage(self) -> dict[str, Any]:
-        """What it was last busy with before training: `name`, and `done` of `total` if counted."""
+        """The last stage before training: `name`, and `done` of `total` where counted."""
         return self._last.get("stage", {"name": "starting"})
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """True until it has ended."""
         return self.outcome == "running"
 
     @property

@@ -153,7 +153,7 @@ class Playback:
         return self.events[start : self.place]
 
     def alive(self) -> bool:
-        """Whether there is more to come."""
+        """Return whether there is more to come."""
         return self.place < len(self.events)
 
     def stop(self) -> None:
@@ -183,7 +183,7 @@ def play(path: str | Path, speed: float = 1.0, clock: Callable[[], float] = time
 
 
 def _due(events: list[dict[str, Any]]) -> list[int]:
-    """When each event is due, ns since the replay began."""
+    """Return when each event is due, ns since the replay began."""
     steps = [event for event in events if event["event"] == "step"]
     zero = steps[0]["t"][0] - LEAD_NS
     last = max(_end(step) for step in steps) - zero

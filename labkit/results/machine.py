@@ -1,4 +1,4 @@
-"""What is here, as the kernel sees it: asked of a process of its own, so no torch and no driver."""
+"""The machine as the kernel sees it: asked of a process of its own, so no torch and no driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came out of a distributed run: one Run for each rank, merged into one object.
+"""The result of a distributed run: one Run for each rank, merged into one object.
 
 Each rank has an event log of its own, `rankN/events.jsonl` in the run's folder; the run's own log
 tells how it was started and how it ended. A saved record is one file: the lines of a rank carry
@@ -38,7 +38,7 @@ class RankRun(Run):
 
     @property
     def world_size(self) -> int:
-        """How many ranks the run has, on all machines together."""
+        """Number of ranks of the run, on all machines together."""
         return self._place().get("world_size", 1)
 
     def _place(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class _RankLog:
             yield self.waiting.popleft()
 
     def alive(self) -> bool:
-        """Whether the whole run was going on when its logs were last read."""
+        """Return whether the whole run was alive when its logs were last read."""
         return self.whole._alive
 
 
@@ -164,18 +164,18 @@ class Ranks(EventLogResult):
 
     @property
     def asked_ranks(self) -> int:
-        """How many ranks were asked for on this machine."""
+        """Number of ranks asked for on this machine."""
         ranks = self._fact("spec", "ranks", 0)
         return ranks if isinstance(ranks, int) and 0 <= ranks <= 64 else 0
 
     @property
     def world_size(self) -> int:
-        """How many ranks train together, on all machines."""
+        """Number of ranks that train together, on all machines."""
         return max((rank.world_size for rank in self), default=self.asked_ranks)
 
     @property
     def no_sync(self) -> bool:
-        """Whether gradients were exchanged only before an update."""
+        """True where gradients were exchanged only before an update."""
         return self._fact("spec", "no_sync") is True
 
     @property
@@ -201,12 +201,12 @@ class Ranks(EventLogResult):
 
     @property
     def spread(self) -> float | None:
-        """How uneven the run was: the spread of throughput of the least even rank."""
+        """Spread (IQR over median) of the least even rank's throughput."""
         return max((rank.spread for rank in self if rank.spread is not None), default=None)
 
     @property
     def noisy(self) -> bool:
-        """Whether `spread` is so large that small differences mean nothing."""
+        """True where `spread` is so large that small differences mean nothing."""
         return (self.spread or 0.0) > NOISY
 
     @property
@@ -254,7 +254,7 @@ class Ranks(EventLogResult):
         """Return the scaling efficiency, 0 to 1: the speed-up over `one` per rank.
 
         Each rank has the batch of the one process (weak scaling). On one CPU the ranks also share
-        cores, caches and memory: that loss is in it, and is none of the communication.
+        cores, caches and memory: that loss is in it, and is not communication.
         """
         speedup = self.speedup(one)
         return None if speedup is None else speedup / len(self)

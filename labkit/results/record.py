@@ -96,7 +96,7 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def _sound(event: Any) -> bool:
-    """Whether `event` is one, and everything in it is of the right shape."""
+    """Return whether `event` is one, and everything in it is of the right shape."""
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return False
     must, may = SHAPES.get(event["event"], ({}, {}))
@@ -197,7 +197,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Whether a line is the front of an event whose writer was killed: passed over, not refused."""
+    """Return whether a line is the front of an event whose writer was killed: it is skipped."""
     try:
         json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What every result can do: print as a table, draw itself, and become JSON types."""
+"""The base of every result: it prints as a table, draws itself, and becomes JSON types."""
 
 from __future__ import annotations
 

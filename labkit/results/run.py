@@ -1,4 +1,4 @@
-"""What came out: a `Run` reads one event log and derives every number from it when asked."""
+"""The result of a run: a `Run` reads one event log and derives every number from it when asked."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Run(EventLogResult):
 
     @property
     def unit(self) -> str:
-        """What `samples` counts: "samples", or "batches" of a watched loop that hides its own."""
+        """Unit of `samples`: "samples", or "batches" of a watched loop that hides its own."""
         return "batches" if self._fact("job", "unit") == "batches" else "samples"
 
     @property
@@ -117,7 +117,7 @@ class Run(EventLogResult):
 
     @property
     def issued(self) -> np.ndarray:
-        """When the host had issued each step (steps,), s: long before it ends on a fed GPU."""
+        """Time at which the host had issued each step (steps,), s: on a fed GPU long before its end."""
         return self._timeline().issued
 
     def seconds(self, t_ns: int) -> float:
@@ -180,7 +180,7 @@ class Run(EventLogResult):
 
     @derived
     def utilization_is_upper_bound(self) -> bool:
-        """Whether gaps between kernels may hide in `utilization`, unlike in `busy_at_least`."""
+        """True where gaps between kernels may hide in `utilization`, unlike in `busy_at_least`."""
         if self.utilization is None or self.machine.kind != "gpu" or self.xray_facts is not None:
             return False
         return self.utilization - self.busy_at_least > HIDES
@@ -230,13 +230,13 @@ class Run(EventLogResult):
 
     @property
     def spread(self) -> float | None:
-        """How uneven the run was: IQR over median of the throughput of its five stretches."""
+        """Unevenness: IQR over median of the throughput of the run's five stretches."""
         stamps = self._measured()
         return None if stamps is None else unevenness(stamps[:, 5], BLOCKS)
 
     @property
     def noisy(self) -> bool:
-        """Whether `spread` is so large that small differences mean nothing."""
+        """True where `spread` is so large that small differences mean nothing."""
         return (self.spread or 0.0) > NOISY
 
     @property

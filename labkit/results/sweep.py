@@ -41,7 +41,7 @@ class Comparison(Result):
 
     @property
     def significant(self) -> bool:
-        """Whether the difference is larger than the two runs' own unevenness."""
+        """True where the difference is larger than the two runs' own unevenness."""
         noise = max(self.before.spread or 0.0, self.after.spread or 0.0, 0.02)
         return self.speedup is not None and abs(self.speedup - 1) > noise
 

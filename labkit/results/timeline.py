@@ -1,4 +1,4 @@
-"""What a run says of its time, as arrays: its steps on one clock, and what its data cost."""
+"""A run's times as arrays: its steps on one clock, and what its data cost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Timeline:
 
     @property
     def issued(self) -> np.ndarray:
-        """When the host had issued each step (steps,), s."""
+        """Time at which the host had issued each step (steps,), s."""
         return self._running(self._done_ns - self._zero_ns) / 1e9
 
     def seconds(self, t_ns: int) -> float:
@@ -158,7 +158,7 @@ def item_costs(run: Any) -> ItemCosts | None:
 
 
 def _is_sound(row: Any) -> bool:
-    """Whether a row of a record has the shape that the bench's item timer writes."""
+    """Return whether a row of a record has the shape that the bench's item timer writes."""
     if not isinstance(row, list) or len(row) != len(ITEM_COLUMNS) + 2:
         return False
     *numbers, cpus, waits = row
