@@ -117,7 +117,7 @@ class Run(EventLogResult):
 
     @property
     def issued(self) -> np.ndarray:
-        """Time at which the host had issued each step (steps,), s: on a fed GPU long before its end."""
+        """Time at which the host had issued each step (steps,), s; early on a fed GPU."""
         return self._timeline().issued
 
     def seconds(self, t_ns: int) -> float:
