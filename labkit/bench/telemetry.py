@@ -99,16 +99,12 @@ class RaplMeter:
 
     def __init__(self, root: Path = Path("/sys/class/powercap")):
         self.spent_uj, self.last = 0, {}
-        self.zones = [zone for zone in sorted(root.glob("intel-rapl:*")) if self._counts(zone)]
-
-    @staticmethod
-    def _counts(zone: Path) -> bool:
-        """Whether `zone` is a whole package (not its cores, counted in it) that can be read."""
-        try:
-            whole = (zone / "name").read_text().startswith("package")
-            return whole and int((zone / "energy_uj").read_text()) >= 0
-        except (OSError, ValueError):
-            return False
+        self.zones = []
+        for zone in sorted(root.glob("intel-rapl:*")):
+            with contextlib.suppress(OSError, ValueError):  # it cannot be read
+                int((zone / "energy_uj").read_text())
+                if (zone / "name").read_text().startswith("package"):  # its cores are counted in it
+                    self.zones.append(zone)
 
     def read(self) -> dict[str, Any]:
         """Return {energy_j: J since the first call}, None where no counter can be read."""
