@@ -47,8 +47,8 @@ class Verdict(Result):
     def table(self) -> Table:
         """The goals, line by line."""
         head = f"{self.key}: {'PASSED' if self.passed else 'not yet'}"
-        foot = (self.why or "", f"Hint: {self.hint}" if self.hint else "")
-        return Table([(line,) for line in self.lines], title=head, foot=foot)
+        foot = [self.why, f"Hint: {self.hint}" if self.hint else None]
+        return Table([(line,) for line in self.lines], title=head, foot=[*filter(None, foot)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON types."""
