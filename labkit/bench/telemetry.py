@@ -259,7 +259,7 @@ def _ask(*questions: Callable[[], Any]) -> Any:
 def main(parent: int) -> None:
     """Sample until the supervisor ends this process."""
     die_with(parent)
-    wait_for_run()  # where this is a standby's
+    wait_for_run()
     log = EventLog(".")
     hello, machine = wait_for(Path(FILE_NAME), ("hello", "machine"))
     meters: list[Any] = [CpuMeter(hello["pid"])]
