@@ -200,7 +200,7 @@ def test_ten_presses_of_run_start_one_run_stop_ends_it_and_the_kernel_stays_free
 
 def test_an_error_while_following_is_shown_and_leaves_no_run_behind(played, monkeypatch):
     async def scenario():
-        shown = played(speed=0.1)
+        shown = played(speed=0.5)
 
         def breaks(run):
             raise RuntimeError("no <canvas>")
@@ -216,7 +216,7 @@ def test_an_error_while_following_is_shown_and_leaves_no_run_behind(played, monk
 
 def test_closing_the_panel_stops_its_run(played):
     async def scenario():
-        shown = played(speed=0.1)
+        shown = played(speed=0.5)
         shown.start()
         await until(lambda: shown.view.tick > 0)
         shown.close()
