@@ -65,7 +65,7 @@ def matrix_rates(job: Any, bench: Any) -> None:
     """
     for name in bench.usable(job.formats or ALL):
         bench.stage(f"matrix product in {name}")
-        time_product(bench, name, job.n or side(bench, name, math.inf), of=name)
+        time_product(bench, name, job.n or side(bench, name, largest=True), of=name)
 
 
 @experiment(
@@ -175,7 +175,11 @@ def time_product(bench: Any, name: str, n: int, *, of: str, **case: Any) -> None
                    bytes=3 * n * n * formats.BYTES[name], n=n, **case)  # fmt: skip
 
 
-def side(bench: Any, name: str, launches: float = 20) -> int:
-    """Return the n whose product in a format takes so long as `launches`; 1024 on a CPU."""
+def side(bench: Any, name: str, largest: bool = False) -> int:
+    """Return the n whose product in a format is more than its launch; 1024 on a CPU.
+
+    The `largest` is the largest of the bench's sizes that does not take long.
+    """
+    launches = {"launches": math.inf} if largest else {}
     with formats.using(name) as dtype:
-        return bench.fitting(lambda n: product(n, dtype, bench.device), launches=launches)
+        return bench.fitting(lambda n: product(n, dtype, bench.device), **launches)

@@ -7,7 +7,6 @@ every input once in, every output once out (Williams, Waterman and Patterson, "R
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -46,7 +45,7 @@ def roofline(job: Any, bench: Any) -> None:
     largest = {}
     for name in bench.usable(job.formats or USUAL):
         bench.stage(f"the roof of {name}")
-        largest[name] = job.n or side(bench, name, math.inf)
+        largest[name] = job.n or side(bench, name, largest=True)
         time_product(bench, name, largest[name], of="matmul", format=name, roof="compute")
     for name, roof in largest.items():
         sizes = job.sizes or SIZES_ON_CPU
