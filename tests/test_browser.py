@@ -261,6 +261,7 @@ def test_every_kind_of_panel_works_in_a_notebook(lab, page):
         "lk.cost_panel(lk.recorded('workers-6'), before=lk.recorded('workers-0'))",
     ]
     opened(page, lab, "kinds", *cells)
+    expect(page.locator(".labkit-fallback").first).to_be_hidden()  # a word for a lost kernel
     for number, (name, press) in enumerate(
         [("experiment", "Run"), ("ranks", "Run"), ("replay", "Play")]
     ):
