@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 import operator
@@ -9,6 +10,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
+
+SWITCHES = dict.fromkeys(("true", "yes", "1", "on"), True)
+SWITCHES |= dict.fromkeys(("false", "no", "0", "off"), False)
 
 
 @dataclass(frozen=True)
@@ -34,17 +38,14 @@ class Knob:
     @property
     def allowed(self) -> str:
         """The values this knob takes, in words: what every error message ends with."""
+        words = {
+            "bool": "True or False", "dict": "a dict", "int": "a whole number", "float": "a number",
+            "str": "'auto', 'cpu', 'mps', 'cuda' or 'cuda:N'" if self.pattern else "a text",
+        }[self.kind]  # fmt: skip
         if self.choices:
-            words = ", ".join(repr(choice) for choice in self.choices)
-        elif self.kind == "bool":
-            words = "True or False"
-        elif self.pattern:
-            words = "'auto', 'cpu', 'mps', 'cuda' or 'cuda:N'"
-        elif self.kind in ("str", "dict"):
-            words = "a text" if self.kind == "str" else "a dict"
-        else:
-            number = "a whole number" if self.kind == "int" else "a number"
-            words = f"{number} from {self.low:g} to {self.high:g} {self.unit}".rstrip()
+            words = ", ".join(map(repr, self.choices))
+        elif self.kind in ("int", "float"):
+            words = f"{words} from {self.low:g} to {self.high:g} {self.unit}".rstrip()
         words += ", or a list of them" if self.each else ""
         return f"{words}, or None ({self.auto})" if self.auto else words
 
@@ -57,22 +58,23 @@ class Knob:
                 raise ValueError(f"{self.name}=[] is not allowed: use at least one value.")
             return [replace(self, each=False, auto="").check(one) for one in value]
         if self.choices:
-            if any(value is choice or value == choice for choice in self.choices):
-                return value
-        elif self.kind == "bool":
-            if isinstance(value, (bool, int)) and value in (0, 1):
-                return bool(value)
-        elif self.pattern:
-            if isinstance(value, str) and self.pattern.fullmatch(value):
-                return value
-        elif self.kind in ("str", "dict"):
-            if isinstance(value, str if self.kind == "str" else Mapping):
-                return value
-        else:
+            good = any(value is choice or value == choice for choice in self.choices)
+        elif self.kind in ("int", "float"):
             number = _number(value, whole=self.kind == "int")
             if number is not None and self.low <= number <= self.high:
                 return number
-        raise ValueError(f"{self.name}={value!r} is not allowed: use {self.allowed}.")
+            good = False
+        elif self.kind == "bool":
+            if isinstance(value, int) and value in (0, 1):
+                return bool(value)
+            good = False
+        elif self.kind == "dict":
+            good = isinstance(value, Mapping)
+        else:
+            good = isinstance(value, str) and (not self.pattern or self.pattern.fullmatch(value))
+        if not good:
+            raise ValueError(f"{self.name}={value!r} is not allowed: use {self.allowed}.")
+        return value
 
     def parse(self, text: str) -> Any:
         """Read the knob from the command line; raise ValueError as `check` does."""
@@ -81,29 +83,19 @@ class Knob:
         if self.each and "," in text:
             return [replace(self, each=False).parse(one.strip()) for one in text.split(",")]
         if self.kind == "bool":
-            words = {"true": True, "yes": True, "1": True, "on": True}
-            words |= {"false": False, "no": False, "0": False, "off": False}
-            return self.check(words.get(text.lower(), text))
-        if self.kind in ("int", "float"):
-            number = _number(text, whole=self.kind == "int")
-            return self.check(text if number is None else number)
+            return self.check(SWITCHES.get(text.lower(), text))
         return self.check(text)
 
 
 def _number(value: Any, whole: bool) -> int | float | None:
     """Return `value` as an int or a finite float, or None where it is neither."""
-    try:
-        if not whole:
-            number = float(value)
-        elif isinstance(value, str):
-            number = int(value)
-        elif isinstance(value, float):
-            return int(value) if value.is_integer() else None
-        else:
-            number = operator.index(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if whole and not isinstance(value, float):
+            return int(value) if isinstance(value, str) else operator.index(value)
+        number = float(value)
+        if math.isfinite(number) and (not whole or number.is_integer()):
+            return int(number) if whole else number
+    return None
 
 
 def knob(default: Any, help: str, *, kind: str = "", **rules: Any) -> Any:
@@ -155,7 +147,7 @@ def declares_knobs(spec: type) -> type:
     return spec
 
 
-def check_names(values: Iterable[str], known: Iterable[str]) -> None:
+def check_names(values: Iterable[str], known: Iterable[str], what: str = "knob") -> None:
     """Raise ValueError for a name that is no knob, with the nearest one that is."""
     known = list(known)
     for name in values:
@@ -163,4 +155,4 @@ def check_names(values: Iterable[str], known: Iterable[str]) -> None:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(known)}."
             given = f"{name}={values[name]!r}" if isinstance(values, Mapping) else repr(name)
-            raise ValueError(f"Unknown knob {given}; {hint}")
+            raise ValueError(f"Unknown {what} {given}; {hint}")

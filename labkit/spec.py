@@ -8,7 +8,6 @@ the files of `labkit.experiments` fill with the decorator `experiment`.
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -96,17 +95,13 @@ class Pipeline(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_workers == 0:
-            self._needs_workers("prefetch_factor", None)
-            self._needs_workers("persistent_workers", False)
-
-    def _needs_workers(self, name: str, without: Any) -> None:
-        value = getattr(self, name)
-        if value != without:
-            raise ValueError(
-                f"{name}={value!r} needs loader workers and num_workers=0 has none: "
-                f"use num_workers of 1 or more, or leave {name}={without!r}."
-            )
+        for name, without in (("prefetch_factor", None), ("persistent_workers", False)):
+            value = getattr(self, name)
+            if self.num_workers == 0 and value != without:
+                raise ValueError(
+                    f"{name}={value!r} needs loader workers and num_workers=0 has none: "
+                    f"use num_workers of 1 or more, or leave {name}={without!r}."
+                )
 
     def to_spec(self) -> dict[str, Any]:
         """Return what the first event of its run's log says of it."""
@@ -115,14 +110,12 @@ class Pipeline(Spec):
     @property
     def simulated_delay(self) -> str:
         """The sleeps that stand in for something slow, in words; "" without any."""
-        parts = []
-        if self.dataset == "sleep" and self.prep_ms:
-            parts.append(f"prep_ms={self.prep_ms:g} per batch")
-        if self.io_ms:
-            parts.append(f"io_ms={self.io_ms:g} per item")
-        if self.stall_ms:
-            parts.append(f"stall_ms={self.stall_ms:g} every {self.stall_every} batches")
-        return ", ".join(parts)
+        slept = {
+            f"prep_ms={self.prep_ms or 0:g} per batch": self.dataset == "sleep" and self.prep_ms,
+            f"io_ms={self.io_ms or 0:g} per item": self.io_ms,
+            f"stall_ms={self.stall_ms:g} every {self.stall_every} batches": self.stall_ms,
+        }
+        return ", ".join(words for words, there in slept.items() if there)
 
 
 KNOBS: dict[str, Knob] = Pipeline.knobs
@@ -192,16 +185,10 @@ class Experiment:
 
     def __post_init__(self):
         every = above("experiments")  # imports their files, which fills the table
-        if self.name not in every:
-            near = difflib.get_close_matches(self.name, every, n=1)
-            known = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(every)}"
-            raise ValueError(f"Unknown experiment {self.name!r}; {known}")
+        check_names([self.name], every, "experiment")
         KNOBS["device"].check(self.device)
         knobs = every[self.name].knobs
-        if unknown := [name for name in self.params if name not in knobs]:
-            raise ValueError(
-                f"{self.name} has no knob {unknown[0]!r}; available: {', '.join(knobs) or 'none'}."
-            )
+        check_names(self.params, knobs, f"knob of {self.name}:")
         values = {n: k.check(self.params.get(n, k.default)) for n, k in knobs.items()}
         object.__setattr__(self, "params", values)
 
@@ -260,35 +247,23 @@ class Distributed(Spec):
                 f"device={self.pipeline.device!r}: ranks have a device each; use 'auto', 'cpu' or "
                 "'cuda' (CUDA_VISIBLE_DEVICES chooses the cards)."
             )
-        self._check_rendezvous()
+        check_names(self.rendezvous, RENDEZVOUS, "torchrun rendezvous option")
+        for name, value in self.rendezvous.items():
+            whole = name in ("nnodes", "node_rank", "master_port")
+            if not re.fullmatch(r"\d+" if whole else r"\S+", str(value)):
+                use = "use a whole number" if whole else RENDEZVOUS[name]
+                raise ValueError(f"{name}={value!r} is not allowed: {use}.")
         several = int(self.rendezvous.get("nnodes", 1)) > 1
         for rank, knobs in self.starve.items():
             if not isinstance(rank, int) or rank < 0 or (rank >= self.ranks and not several):
                 raise ValueError(f"starve={{{rank!r}: ...}}: use ranks 0 to {self.ranks - 1}.")
-            if others := [name for name in knobs if name not in STARVING]:
-                raise ValueError(
-                    f"starve: {others[0]!r} is not a knob of the loader's speed; "
-                    f"available: {', '.join(STARVING)}."
-                )
+            check_names(knobs, STARVING, "knob of the loader's speed in starve:")
             self.pipeline.but(**knobs)  # checks the values
         if sys.platform == "win32":
             raise RuntimeError(
                 "Distributed runs need Linux or macOS: PyTorch's launcher (torchrun) does not "
                 "start on Windows as installed. Use WSL, or lk.run for one process."
             )
-
-    def _check_rendezvous(self) -> None:
-        for name, value in self.rendezvous.items():
-            if name not in RENDEZVOUS:
-                raise ValueError(
-                    f"{name!r} is not a torchrun rendezvous option; "
-                    f"available: {', '.join(RENDEZVOUS)}."
-                )
-            whole = name in ("nnodes", "node_rank", "master_port")
-            if whole and not str(value).isdigit():
-                raise ValueError(f"{name}={value!r} is not allowed: use a whole number.")
-            if not str(value) or any(c.isspace() for c in str(value)):
-                raise ValueError(f"{name}={value!r} is not allowed: {RENDEZVOUS[name]}.")
 
     def to_spec(self) -> dict[str, Any]:
         """Return what the log's first event says of it."""

@@ -1,4 +1,4 @@
-"""Ties between processes: nobody outlives the one it works for."""
+"""A bench among processes: nobody outlives the one it works for, and each end is written down."""
 
 from __future__ import annotations
 
@@ -12,12 +12,20 @@ import os
 import signal
 import stat
 import sys
+import time
+import traceback
+from collections.abc import Callable
 from typing import Any
 
+from labkit.process.events import EventLog
 from labkit.process.leftovers import socket_folder
 
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 FEW_FILES = 6
+MAX_TRACEBACK = 8_000  # characters kept of a traceback
+
+workers: list[Any] = []  # the loader's processes
+held: list[Any] = []  # what would wait, when let go of, up to 5 s for each worker that is not idle
 
 
 def die_with(parent: int) -> None:
@@ -25,11 +33,10 @@ def die_with(parent: int) -> None:
 
     Exits at once if the parent is already gone.
     """
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def stands_by() -> bool:
@@ -51,9 +58,52 @@ def keep_sockets_in(folder: str | os.PathLike) -> None:
     """Have multiprocessing put its sockets where a killed run's are found again."""
     place = socket_folder(folder, os.getpid())
     with contextlib.suppress(OSError):  # then they are where Python puts them
-        if not place.is_dir():
-            place.mkdir(mode=0o700)
+        place.mkdir(mode=0o700, exist_ok=True)
         multiprocessing.current_process()._config["tempdir"] = str(place)
+
+
+def leave_on_stop(log: EventLog) -> None:
+    """Leave at once when asked to: every finished step is in the log already."""
+
+    def leave(*_: object) -> None:
+        log.write("stopped")
+        os._exit(130)
+
+    signal.signal(signal.SIGINT, leave)
+    if sys.platform == "win32":
+        signal.signal(signal.SIGBREAK, leave)
+
+
+def finish(log: EventLog, work: Callable[[], int | None]) -> None:
+    """Do the `work`, write how it ended, and leave with the exit code it returns (None: 0)."""
+    code = 1
+    try:
+        try:
+            ended = work()
+            if ended is None:
+                log.write("done")
+            code = ended or 0
+        except BaseException as error:
+            fail(log, error)
+    except BaseException as error:  # a worker's death, which torch raises from a signal handler
+        fail(log, error)
+    sys.stderr.flush()
+    os._exit(code)  # workers and threads end with the process; the supervisor sees to it
+
+
+def fail(log: EventLog, error: BaseException) -> None:
+    """Write why the run failed."""
+    if hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise in here too
+    text = "".join(traceback.format_exception(error))[-MAX_TRACEBACK:]
+    files = short_of_files([os.getpid(), *(worker.pid for worker in workers)])
+    time.sleep(0.05)  # a connection to a worker breaks a moment before the worker can be waited for
+    log.write(
+        "error", kind=type(error).__name__, message=str(error)[:MAX_TRACEBACK], traceback=text,
+        workers={worker.pid: worker.exitcode for worker in workers if worker.exitcode},
+        files=files,
+    )  # fmt: skip
+    sys.stderr.write(text)
 
 
 def short_of_files(pids: list[int]) -> list[int] | None:
@@ -86,17 +136,13 @@ def planted(fault: str | None, dataset: Any, trainer: Any) -> Any:
 
 
 def worker_dies_with_bench(_worker_id: int) -> None:
-    """DataLoader's `worker_init_fn`: tie a loader worker to the bench that forked it."""
-    die_with(multiprocessing.parent_process().pid)
-    report_what_cannot_be_sent()
+    """DataLoader's `worker_init_fn`: tie a loader worker to the bench that forked it.
 
-
-def report_what_cannot_be_sent() -> None:
-    """Have this worker's queue report a batch that cannot be pickled or put into shared memory.
-
-    Python's queue prints the error and drops the batch, and the loop waits for it until the
-    loader's time is up. Here it gets the error itself, as from any other worker's exception.
+    Its queue reports a batch that cannot be pickled or put into shared memory. Python's own prints
+    the error and drops the batch, and the loop waits for it until the loader's time is up. Here it
+    gets the error itself, as from any other worker's exception.
     """
+    die_with(multiprocessing.parent_process().pid)
     start = multiprocessing.queues.Queue._start_thread
 
     def start_reporting(queue: multiprocessing.queues.Queue) -> None:

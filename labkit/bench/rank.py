@@ -17,8 +17,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import labkit
-from labkit.bench.__main__ import finish, leave_on_stop, workers
-from labkit.bench.process import die_with, keep_sockets_in, planted
+from labkit.bench.process import (
+    die_with,
+    finish,
+    keep_sockets_in,
+    leave_on_stop,
+    planted,
+    workers,
+)
 from labkit.process.events import SPEC_NAME, VERSION, EventLog
 
 

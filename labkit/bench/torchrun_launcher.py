@@ -18,8 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from labkit.bench.__main__ import finish, leave_on_stop
-from labkit.bench.process import die_with
+from labkit.bench.process import die_with, finish, leave_on_stop
 from labkit.process.events import FILE_NAME, SPEC_NAME, EventLog
 
 LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "Broken pipe")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -30,12 +29,17 @@ def hold(folder: Path, device: str, holder: dict, waiting: Callable[[str], None]
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     deadline, told = time.monotonic() + PATIENCE_S, False
     while not try_lock(fd):
-        text = f"device {device} is in use by {_holder(path)}"
+        try:
+            who = json.loads(path.read_text())
+            other = f"run {who['run']} (process {who['pid']}, started {who['since']})"
+        except (OSError, ValueError, KeyError):  # it has only just taken it
+            other = "another run"
+        text = f"device {device} is in use by {other}"
         if time.monotonic() > deadline:
             raise DeviceBusy(f"{text}: stop that run or wait for it to end.")
         if not told:
             waiting(text)
-            told = True
+        told = True
         time.sleep(0.05)
     os.ftruncate(fd, 0)
     os.pwrite(fd, json.dumps(holder).encode(), 0)
@@ -49,13 +53,6 @@ def any_held(folder: Path) -> bool:
             if not try_lock(file.fileno()):
                 return True
     return False
-
-
-def _holder(path: Path) -> str:
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        who = json.loads(path.read_text())
-        return f"run {who['run']} (process {who['pid']}, started {who['since']})"
-    return "another run"
 
 
 def try_lock(fd: int) -> bool:

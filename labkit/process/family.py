@@ -1,4 +1,4 @@
-"""The family tree of a run on Linux: who descends from the supervisor, and how to end them all.
+"""The processes of a run: who descends from the supervisor, and how to end them all.
 
 Standard library only: the supervisor imports this.
 """
@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from labkit.process.events import FILE_NAME
@@ -34,17 +34,27 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
+def _processes(what: str) -> Iterator[tuple[int, bytes]]:
+    """Yield (pid, content of its file `what` in /proc) of all processes that let us read it."""
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdigit() and (text := _read(name, what)):
+            yield int(name), text
+
+
+def _read(pid: int | str, what: str) -> bytes:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/{what}", "rb") as file:
+        return file.read()
+    return b""
+
+
 def descendants(root: int) -> list[int]:
     """Return the pids of all living processes below `root`, zombies left out."""
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-            # pid (comm) state ppid ...; comm may hold spaces and brackets
-            state, parent = file.read().rpartition(b")")[2].split()[:2]
-            if state != b"Z":
-                children.setdefault(int(parent), []).append(int(name))
+    for pid, stat in _processes("stat"):
+        # pid (comm) state ppid ...; comm may hold spaces and brackets
+        state, parent = stat.rpartition(b")")[2].split()[:2]
+        if state != b"Z":
+            children.setdefault(int(parent), []).append(pid)
     found, queue = [], [root]
     while queue:
         below = children.get(queue.pop(), [])
@@ -67,29 +77,24 @@ def end_all(root: int, seen: set[int], deadline_s: float = 1.0) -> dict[int, int
         if not alive or time.monotonic() > deadline + 0.5:  # hung in a driver: nothing helps
             return statuses | reap()
         for pid in alive:
-            if time.monotonic() > deadline or not _is_cleaner(pid):
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+            command = _read(pid, "cmdline")
+            if time.monotonic() > deadline or not any(name in command for name in CLEANERS):
+                _kill(pid)
         time.sleep(0.003)
         statuses |= reap()
 
 
-def _is_cleaner(pid: int) -> bool:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        command = file.read()
-        return any(name in command for name in CLEANERS)
-    return False
+def _kill(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def reap() -> dict[int, int]:
     """Collect every dead child; return {pid: wait status}."""
     statuses = {}
     with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                break
-            statuses[pid] = status
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            statuses[ended[0]] = ended[1]
     return statuses
 
 
@@ -125,43 +130,40 @@ def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def this_system() -> str:
-    """What tells this boot and process namespace from others: pids mean something only in one."""
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    """Return what tells this boot and process namespace from others: pids count only in one."""
+    with contextlib.suppress(OSError):
+        boot = _read("sys", "kernel/random/boot_id").decode().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     return "unknown"
 
 
 def exit_name(code: Any) -> str:
     """Name an exit code as Python counts them: negative ones are signals."""
     if isinstance(code, int) and code < 0:
-        try:
+        with contextlib.suppress(ValueError):
             return signal.Signals(-code).name
-        except ValueError:
-            return f"signal {-code}"
+        return f"signal {-code}"
     return f"exit code {code}"
 
 
 def exists(pid: int) -> bool:
     """Whether there is a process `pid` (on Windows, where asking is not harmless: yes)."""
-    if sys.platform == "win32":
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
+    if sys.platform != "win32":
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
     return True
 
 
 def end_marked(folder: str | os.PathLike) -> None:
     """SIGKILL every process that was started for the run in `folder`, wherever it went (Linux)."""
     mark = f"{MARK}={folder}".encode()
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-                if mark in file.read().split(b"\0"):
-                    os.kill(int(name), signal.SIGKILL)
+    for pid, environment in _processes("environ"):
+        if mark in environment.split(b"\0"):
+            _kill(pid)
 
 
 def remove_segments(pids: set[int]) -> None:

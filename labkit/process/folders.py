@@ -22,8 +22,7 @@ RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 @functools.cache
 def home() -> Path:
     """Return the cache folder: $LABKIT_HOME, else the system's place, else a temporary one."""
-    wanted = os.environ.get("LABKIT_HOME")
-    place = Path(wanted) if wanted else Path(platformdirs.user_cache_dir("labkit", False))
+    place = Path(os.environ.get("LABKIT_HOME") or platformdirs.user_cache_dir("labkit", False))
     for folder in (place, Path(tempfile.gettempdir()) / f"labkit-{getpass.getuser()}"):
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,5 @@
 """Starting a run apart from the kernel: its folder, its supervisor, and the handle on both.
 
-What is run is up to the caller: an order for the bench, and the first event of the log.
-
 **Standby.** From a click to the first step takes over a second, nearly all of it importing torch.
 So when a run has ended, an interactive kernel starts the processes of the next one: they import
 torch, touch no device, open no log, and wait for their order, for ten minutes. Each serves one run,
@@ -39,13 +37,13 @@ _choosing = threading.Lock()  # held while a run or a standby is being started
 class Handle:
     """The kernel's handle on a run's supervisor, or on a standby's."""
 
-    def __init__(self, folder: Path, bench: list[str], after: list[str] | None = None):
-        """Start nothing yet: that is up to `begin`, or to `start` ahead of it.
+    def __init__(self, module: str = BENCH, after: list[str] | None = None):
+        """Make the run's folder; start nothing yet: that is up to `begin`, or `start` before it.
 
-        `bench` is the command that measures, given the supervisor's pid as its last argument;
-        `after` is one to be started when the run is over.
+        `module` measures; `after` is a command to be started when the run is over.
         """
-        self.folder, self.bench, self.telemetry, self.after = folder, bench, TELEMETRY, after
+        self.folder, self.after = folders.new_run(), after
+        self.bench = bench_command(module, self.folder)
         self.process: subprocess.Popen | None = None
         self.checked = False
 
@@ -55,13 +53,9 @@ class Handle:
             self.surroundings = surroundings()
             self.deadline = time.monotonic() + 0.99 * idle_s  # no race with its own end
         plan = {
-            "kernel_pid": os.getpid(),
-            "system": family.this_system(),
-            "idle_s": idle_s,
-            "bench": self.bench,
-            "telemetry": self.telemetry,
-            "after": self.after,
-        }
+            "kernel_pid": os.getpid(), "system": family.this_system(), "idle_s": idle_s,
+            "bench": self.bench, "telemetry": TELEMETRY, "after": self.after,
+        }  # fmt: skip
         (self.folder / leftovers.PLAN_NAME).write_text(json.dumps(plan), encoding="utf-8")
         code = (
             f"import sys; sys.path.insert(0, {ROOT!r}); "
@@ -85,12 +79,11 @@ class Handle:
         if self.process is None:
             self.start()
         else:
-            self.say(b"go\n")
+            self._say(b"go\n")
         runs.append(self)
 
-    def say(self, line: bytes) -> None:
-        """Tell the supervisor something, if it is there."""
-        with contextlib.suppress(OSError, ValueError):
+    def _say(self, line: bytes) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the supervisor is gone
             self.process.stdin.write(line)
             self.process.stdin.flush()
 
@@ -104,30 +97,23 @@ class Handle:
 
     def alive(self) -> bool:
         """Whether the supervisor is there; where it was killed, see to what it left."""
-        if self.process.poll() is None:
-            return True
-        if not self.checked:
+        code = self.process.poll()
+        if code is not None and not self.checked:
             self.checked = True
-            if self.process.returncode != 0:
-                leftovers.clear_up(self.folder, stop=None, code=None, why=self._why())
+            if code:
+                why = f"the supervisor was killed ({family.exit_name(code)})"
+                if code > 0:
+                    said = (self.folder / "supervisor.stderr").read_text(errors="replace")
+                    why = f"the supervisor failed: {(said.splitlines() or ['no message'])[-1]}"
+                leftovers.clear_up(self.folder, stop=None, code=None, why=why)
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
             stand_by()
-        return False
-
-    def _why(self) -> str:
-        """Say how the supervisor came to its end."""
-        code = self.process.returncode
-        if code < 0:
-            return f"the supervisor was killed ({family.exit_name(code)})"
-        with contextlib.suppress(OSError):
-            said = (self.folder / "supervisor.stderr").read_text(errors="replace").strip()
-            return f"the supervisor failed: {(said.splitlines() or ['no message'])[-1]}"
-        return f"the supervisor failed ({family.exit_name(code)})"
+        return code is None
 
     def stop(self) -> None:
         """Ask for Stop and wait until the run's last process is gone."""
-        self.say(b"stop\n")
+        self._say(b"stop\n")
         self.join()
 
     def join(self) -> None:
@@ -141,7 +127,7 @@ class Handle:
 
 
 def bench_command(module: str, folder: Path) -> list[str]:
-    """Return the command that measures in `folder`."""
+    """Return the command that measures in `folder`; its last argument is the supervisor's pid."""
     return [sys.executable, "-u", "-m", module, str(folder)]
 
 
@@ -159,9 +145,7 @@ def starting(module: str = BENCH, after: list[str] | None = None) -> Iterator[Ha
         if handle and not (module == BENCH and after is None and fits(handle)):
             handle.discard()  # its import would disturb the run that starts now
             handle = None
-        if handle is None:
-            folder = folders.new_run()
-            handle = Handle(folder, bench_command(module, folder), after)
+        handle = handle or Handle(module, after)
         try:
             yield handle
         except BaseException:
@@ -174,17 +158,17 @@ def stand_by(idle_s: float = IDLE_S, forced: bool = False) -> None:
     global _standby
     if not (forced or wanted()) or not _choosing.acquire(blocking=False):
         return
-    handle = None
     try:
         going = any(handle.process.poll() is None for handle in runs)
         if not (going or _standby or device_lock.any_held(folders.home() / "locks")):
-            folder = folders.new_run()
-            handle = Handle(folder, bench_command(BENCH, folder))
-            handle.start(idle_s)
-            _standby = handle
+            handle = Handle()
+            try:
+                handle.start(idle_s)
+                _standby = handle
+            except OSError:
+                handle.discard()
     except OSError:  # a full disk: the next run will tell
-        if handle is not None:
-            handle.discard()
+        pass
     finally:
         _choosing.release()
 

@@ -38,11 +38,10 @@ def plan_of(folder: str | os.PathLike) -> tuple[dict[str, Any], IO]:
 def clear(runs: Path) -> None:
     """See to the runs in `runs` whose kernel and supervisor are both gone."""
     for place in runs.glob(f"*/{PLAN_NAME}"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), open(place) as file:
+        with contextlib.suppress(OSError, ValueError, KeyError), open(place) as file:
             plan = json.load(file)
-            if plan["system"] != family.this_system() or family.exists(plan["kernel_pid"]):
-                continue
-            if try_lock(file.fileno()):
+            alive = plan["system"] != family.this_system() or family.exists(plan["kernel_pid"])
+            if not alive and try_lock(file.fileno()):
                 clear_up(place.parent, stop="kernel gone", code=None)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import math
 import mmap
 import os
@@ -79,19 +80,23 @@ class Drain:
         self.ring: mmap.mmap | None = None
         self.next = 1  # the number of the first step that is not in the log yet
 
-    def drain(self) -> int:
-        """Append the steps that have been finished since the last call; return how many."""
-        if not self._open():
-            return 0
-        steps = []
-        while (step := self._slot(self.next))[4] >= self.next and step[4] == step[-1]:
+    def drain(self) -> None:
+        """Append the steps that have been finished since the last call."""
+        if self.ring is None:
+            with contextlib.suppress(OSError, ValueError), open(self.path, "rb") as file:
+                if os.fstat(file.fileno()).st_size == SLOTS * SLOT.size:
+                    self.ring = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        lines = []
+        while self.ring:
+            step = SLOT.unpack_from(self.ring, (self.next - 1) % SLOTS * SLOT.size)
+            if step[4] < self.next or step[4] != step[-1]:
+                break
             if step[4] > self.next:  # overtaken: the ring went round
                 self.log.write("lost", steps=[self.next - 1, step[4] - 1])
-            steps.append(step)
+            lines.append(line_of(step))
             self.next = step[4] + 1
-        if steps:
-            self.log.write_line("\n".join(map(line_of, steps)))
-        return len(steps)
+        if lines:
+            self.log.write_line("\n".join(lines))
 
     def remove(self) -> None:
         """Drain what is left and remove the ring. Call it once the loop's process is gone."""
@@ -101,21 +106,14 @@ class Drain:
             self.path.unlink()
         self.log.flush()  # on a full disk there may be room now
 
-    def _open(self) -> bool:
-        if self.ring is None:
-            with contextlib.suppress(OSError, ValueError), open(self.path, "rb") as file:
-                if os.fstat(file.fileno()).st_size == SLOTS * SLOT.size:
-                    self.ring = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return self.ring is not None
-
-    def _slot(self, number: int) -> tuple:
-        return SLOT.unpack_from(self.ring, ((number - 1) % SLOTS) * SLOT.size)
-
 
 def recover(folder: str | Path) -> None:
     """Write the steps that a killed supervisor had not, and remove the ring."""
     drain = Drain(folder, EventLog(folder))
-    drain.next = _last_written(Path(folder) / FILE_NAME) + 2
+    for line in reversed((Path(folder) / FILE_NAME).read_bytes().split(b"\n")):
+        if line.startswith(b'{"event":"step"') and line.endswith(b"}"):
+            drain.next = json.loads(line)["i"] + 2
+            break
     if drain.path.exists():
         drain.log.write_line("")  # ends a line that was torn
         drain.remove()
@@ -131,12 +129,3 @@ def line_of(step: tuple) -> str:
         f'{{"event":"step","i":{number - 1},"t":[{t0},{t1},{t2},{t3}],'
         f'"n":{samples},"loss":{text}{cpu}{device}}}'
     )
-
-
-def _last_written(path: Path) -> int:
-    """The index of the last whole step line in the log; -1 without one."""
-    with contextlib.suppress(OSError):
-        for line in reversed(path.read_bytes().split(b"\n")):
-            if line.startswith(b'{"event":"step"') and line.endswith(b"}"):
-                return int(line.split(b'"i":', 1)[1].split(b",", 1)[0])
-    return -1
