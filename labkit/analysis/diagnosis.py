@@ -93,12 +93,11 @@ class Diagnosis(Result):
 
     def table(self) -> Table:
         """Return the findings, the costliest first."""
-        rows = [
-            (f"{f.name}: {f.cause}", f"{f.lost_share:.0%}", f.evidence, f.advice)
-            for f in self.findings[:4]
-        ]
         return Table(
-            rows,
+            [
+                (f"{f.name}: {f.cause}", f"{f.lost_share:.0%}", f.evidence, f.advice)
+                for f in self.findings[:4]
+            ],
             head=("finding", "time lost", "evidence", "what to change"),
             title=f"Bottleneck: {self.headline}",
             foot=(f"{self.source}; confidence {self.confidence:.0%}", *self.notes),
@@ -140,12 +139,12 @@ def _of_run(run: Any) -> Diagnosis:
         return Diagnosis((doubt,), 0.0, source)
     facts = evidence.facts()
     findings, confidence = rank(facts), 0.0
-    if doubt := device_shared(run, facts) or contradiction(facts):
+    if doubt := device_shared(run, facts, findings[0]) or contradiction(facts):
         findings = (doubt, *(finding for finding in findings if finding.name != "compute"))
     else:
-        confidence = stability(len(evidence), lambda rows: rank(evidence.facts(rows)), findings)
-        if confidence < limits.MIN_CONFIDENCE:
-            findings = (too_close(confidence, findings), *findings)
+        findings, confidence = resampled(
+            len(evidence), lambda rows: rank(evidence.facts(rows)), findings
+        )
     return _verdict(facts, findings, confidence, source)
 
 
@@ -154,50 +153,53 @@ def source_of(run: Any) -> str:
     return f"{'RECORDED' if run.recorded else 'measured'} on {run.machine.name}"
 
 
-def stability(
+def resampled(
     steps: int, judge: Callable[[np.ndarray], tuple[Finding, ...]], found: tuple[Finding, ...]
-) -> float:
-    """Return the share of resampled runs, whose rows `judge` is given, with the same verdict."""
-    rows = np.random.default_rng(0).integers(0, steps, (limits.RESAMPLES, steps))
-    again = [judge(row)[0] for row in rows]
-    same = [(f.name, f.rank) == (found[0].name, found[0].rank) for f in again]
-    return float(np.mean(same))
+) -> tuple[tuple[Finding, ...], float]:
+    """Return the findings, behind a doubt if it is too close to call, and the confidence in them.
+
+    `judge` is given the rows of each resampled run.
+    """
+    draws = np.random.default_rng(0).integers(0, steps, (limits.RESAMPLES, steps))
+    again = [judge(rows)[0] for rows in draws]
+    verdict = found[0].name, found[0].rank
+    confidence = float(np.mean([(first.name, first.rank) == verdict for first in again]))
+    if confidence >= limits.MIN_CONFIDENCE:
+        return found, confidence
+    names = list(dict.fromkeys(finding.name for finding in found))
+    doubt = Finding(
+        "unsure",
+        "too close to call",
+        f"only {confidence:.0%} of the resampled runs give the same verdict (threshold "
+        f"{limits.MIN_CONFIDENCE:.0%}); the candidates are {' and '.join(names[:2])}.",
+        "Run longer (more steps), on a quiet machine.",
+    )
+    return (doubt, *found), confidence
 
 
 def _verdict(
     facts: Facts, findings: tuple[Finding, ...], confidence: float, source: str
 ) -> Diagnosis:
-    if findings[0].name == "compute" and _gaps_may_hide(facts):
-        remedy, confidence = LOOK_INSIDE if _could_look(facts) else PROFILE, 0.0
-        findings = (gaps_hidden(facts.shares["compute"], facts.witnesses, remedy), *findings)
-    elif findings[0].name == "compute" and not facts.xray and facts.trace is None:
-        confidence = min(confidence, limits.UNSEEN)
-    return Diagnosis(findings, confidence, source, _notes(facts))
-
-
-def _gaps_may_hide(facts: Facts) -> bool:
-    """Return whether nothing can tell how much of its busy time a GPU works."""
-    return facts.kind == "gpu" and facts.trace is None and deciding(facts.witnesses) is None
-
-
-def _could_look(facts: Facts) -> bool:
-    """Return whether the run could have had an x-ray: a watched loop could not."""
-    return facts.knobs.get("xray") is not None
-
-
-def _notes(facts: Facts) -> tuple[str, ...]:
-    notes = []
-    if _could_look(facts) and not facts.xray and facts.trace is None:
+    """Return the diagnosis, which trusts a busy device no further than something looked inside."""
+    notes, looked = [], facts.xray or facts.trace is not None
+    could_look = facts.knobs.get("xray") is not None  # a watched loop could not
+    gaps_may_hide = facts.kind == "gpu" and facts.trace is None and not deciding(facts.witnesses)
+    if could_look and not looked:
         notes.append("No x-ray: what happens inside the compute was not seen (xray=True).")
     elif facts.xray and facts.kind == "gpu" and facts.trace is None:
         notes.append("The x-ray holds no device activity: gaps between kernels were not seen.")
-    if _gaps_may_hide(facts):
+    if gaps_may_hide:
         notes.append("On a GPU gaps between kernels count as busy: its share is an upper bound.")
     if facts.taken_by_others > limits.FOREIGN_LOAD / 2:
         notes.append(
             f"Other programs had the model's core for {facts.taken_by_others:.0%} of the time."
         )
-    return tuple(notes)
+    if findings[0].name == "compute" and gaps_may_hide:
+        remedy, confidence = LOOK_INSIDE if could_look else PROFILE, 0.0
+        findings = (gaps_hidden(facts.shares["compute"], facts.witnesses, remedy), *findings)
+    elif findings[0].name == "compute" and not looked:
+        confidence = min(confidence, limits.UNSEEN)
+    return Diagnosis(findings, confidence, source, tuple(notes))
 
 
 # -- why a run gets no verdict --------------------------------------------------------------------
@@ -210,18 +212,6 @@ def too_short(steps: int) -> Finding | None:
         return None
     seen = f"only {steps} steps after the warm-up; a verdict needs {limits.MIN_STEPS}."
     return Finding("unsure", "too short", seen, f"Run {missing} more steps.")
-
-
-def too_close(confidence: float, findings: tuple[Finding, ...]) -> Finding:
-    """The run, resampled, gives other verdicts too."""
-    names = list(dict.fromkeys(finding.name for finding in findings))
-    return Finding(
-        "unsure",
-        "too close to call",
-        f"only {confidence:.0%} of the resampled runs give the same verdict (threshold "
-        f"{limits.MIN_CONFIDENCE:.0%}); the candidates are {' and '.join(names[:2])}.",
-        "Run longer (more steps), on a quiet machine.",
-    )
 
 
 def gaps_hidden(busy: float, seen: tuple[Witness, ...], remedy: str) -> Finding:
@@ -257,22 +247,30 @@ def contradiction(facts: Facts) -> Finding | None:
     )
 
 
-def device_shared(run: Any, facts: Facts) -> Finding | None:
+def device_shared(run: Any, facts: Facts, first: Finding) -> Finding | None:
     """Others worked on the device: a GPU's other processes, or what took the CPU's core."""
-    threshold = f"threshold {limits.FOREIGN_LOAD:.0%}"
+    taken, foreign, limit = facts.taken_by_others, facts.foreign_cores, limits.FOREIGN_LOAD
+    # Who takes the CPU's core makes all that the host does longer in proportion, so its shares
+    # stand. But that starves loader workers, which is then no fault of the pipeline, and a device
+    # that others use is not the limit.
+    starved = first.name == "input" and facts.knobs.get("num_workers")
+    starved = starved and losses(facts)[1]["input"] <= taken
     if facts.kind == "gpu" and (others := _on_the_card(run)):
         seen = others
-    elif _spoilt(facts):
+    elif taken > limit and (first.name == "compute" or starved):
         seen = (
-            f"for {facts.taken_by_others:.0%} of the time another program had the core that the "
-            f"model's thread needed (thread CPU time; {threshold})"
+            f"for {taken:.0%} of the time another program had the core that the model's thread "
+            f"needed (thread CPU time; threshold {limit:.0%})"
         )
-        if facts.foreign_cores is not None:
-            seen += f"; other programs used {facts.foreign_cores:.1f} cores"
-    elif run.watched and _neighbours_pause(facts):
+        seen += "" if foreign is None else f"; other programs used {foreign:.1f} cores"
+    elif (
+        # A watched loop's thread is not timed: its long steps may be others' doing
+        run.watched and facts.kind == "cpu" and first.cause == PAUSES
+        and (foreign or 0.0) > limit * (facts.cores or 1)
+    ):  # fmt: skip
         seen = (
             "single steps took far longer than the others while other programs used "
-            f"{facts.foreign_cores:.1f} of {facts.cores} cores (psutil; {threshold}): a watched "
+            f"{foreign:.1f} of {facts.cores} cores (psutil; threshold {limit:.0%}): a watched "
             "loop cannot tell which of the two it was"
         )
     else:
@@ -290,32 +288,12 @@ def _on_the_card(run: Any) -> str | None:
     start, end = run.stamps[max(run.warmup - 1, 0), 5], run.stamps[-1, 5]
     samples = [(run.seconds(sample["t_ns"]), sample) for sample in run.telemetry]
     shares = [s.get("others_sm") for at, s in samples if start < at <= end]
-    shares = [share for share in shares if share is not None]
-    if shares:
+    if shares := [share for share in shares if share is not None]:
+        if fmean(shares) <= limits.FOREIGN_LOAD:
+            return None
         text = f"kernels of other processes ran on the same GPU for {fmean(shares):.0%} of the time"
-        over = fmean(shares) > limits.FOREIGN_LOAD
-        return f"{text} (NVML; threshold {limits.FOREIGN_LOAD:.0%})" if over else None
+        return f"{text} (NVML; threshold {limits.FOREIGN_LOAD:.0%})"
     counts = [(at, s["others"]) for at, s in samples if at <= end and s.get("others") is not None]
     before = [count for at, count in counts if at <= start] or [count for _, count in counts[:1]]
     came = max((count for _, count in counts), default=0) - max(before, default=0)
     return f"{came} other processes came onto the same GPU (NVML)" if came else None
-
-
-def _neighbours_pause(facts: Facts) -> bool:
-    """Return whether long steps of a watched loop, whose thread is not timed, may be others'."""
-    taken = (facts.foreign_cores or 0.0) > limits.FOREIGN_LOAD * (facts.cores or 1)
-    return facts.kind == "cpu" and taken and rank(facts)[0].cause == PAUSES
-
-
-def _spoilt(facts: Facts) -> bool:
-    """Return whether programs that took the CPU's core spoil the verdict.
-
-    They make all that the host does longer in proportion, so its shares stand. But they starve
-    loader workers, which is then no fault of the pipeline, and a device that others use is not
-    the limit.
-    """
-    if facts.taken_by_others <= limits.FOREIGN_LOAD:
-        return False
-    first, (_, lost) = rank(facts)[0], losses(facts)
-    starved = first.name == "input" and bool(facts.knobs.get("num_workers"))
-    return first.name == "compute" or (starved and lost["input"] <= facts.taken_by_others)

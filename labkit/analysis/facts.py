@@ -14,8 +14,8 @@ from labkit.results.timeline import busy_until
 
 XRAY_NUMBERS = ("steps", "window_us", "gap_us", "tiny_us", "tiny_ops", "elementwise_us",
                 "fusible_us")  # fmt: skip
-POWER_LAGS_S = 1.0  # NVML's power is the mean of the last second (nvmlDeviceGetPowerUsage, Ampere)
 XRAY_OPTIONAL = ("fixed_share", "bf16_speedup")  # None where they could not be tried
+POWER_LAGS_S = 1.0  # NVML's power is the mean of the last second (nvmlDeviceGetPowerUsage, Ampere)
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,11 @@ class Facts:
 
     kind: str  # "cpu" or "gpu": what the device is
     source: str = ""  # where the shares come from, in words
+    looked_at: str = "x-ray"  # where kernels were seen, in words
     shares: dict[str, float] = field(default_factory=dict)  # by class of a step; they add up to 1
     pauses: float = 0.0  # compute time beyond ordinary steps, in single ones
-    stolen: float | None = None  # compute time in which the CPU did not run the model's own thread
-    blame: float | None = None  # the part of it (0 to 1) that our own loader workers took
+    taken_by_workers: float | None = None  # time in which our workers had the core the model needed
+    taken_by_others: float = 0.0  # and in which other programs had it
     foreign_cores: float | None = None  # that programs other than the run used while it trained
     stalls: float = 0.0  # share of the waiting that falls into the worst tenth of the steps
     compute_us: float | None = None  # of the average step
@@ -47,42 +48,22 @@ class Facts:
     knobs: dict[str, Any] = field(default_factory=dict)  # the pipeline's settings
     cores: int | None = None  # that the run may use
 
-    @property
-    def looked_at(self) -> str:
-        """Where the kernels were seen, in words."""
-        return self.source if self.from_trace else "x-ray"
-
-    @property
-    def taken_by_workers(self) -> float | None:
-        """Share of wall time in which our own workers had the core the model needed."""
-        if self.stolen is None or not self.knobs.get("num_workers"):
-            return None
-        return self.stolen * (1.0 if self.blame is None else self.blame)
-
-    @property
-    def taken_by_others(self) -> float:
-        """Share of wall time in which other programs had the core the model needed."""
-        return (self.stolen or 0.0) - (self.taken_by_workers or 0.0)
-
 
 class Evidence:
     """The measured steps of a run, from which facts can be drawn, and drawn again resampled."""
 
     def __init__(self, run: Any):
         """Read the stamps, thread times, x-ray and settings of `run`."""
-        first = max(run.warmup - 1, 0)
+        first, kind = max(run.warmup - 1, 0), run.machine.kind
         self.matrix = split_steps(run.stamps[first:])  # (steps, classes), s
-        columns = dict(zip(CLASSES, self.matrix.T, strict=True))
-        self.wait, self.compute = columns["wait"], columns["compute"]
+        self.wait, _, self.compute, *_ = self.matrix.T
         self.own = run.thread_s[first + 1 :]  # (steps,) s; NaN where not stamped
-        self.kind = run.machine.kind
-        trace = run.xray if self.kind == "gpu" else None
+        trace = run.xray if kind == "gpu" else None
         if trace is not None and trace.device_kind != "gpu":
             trace = None  # the profiler could not look into the device
         used, foreign = cores_used(run)
         self.known = Facts(
-            kind=self.kind,
-            blame=self._blame(used, foreign),
+            kind=kind,
             foreign_cores=foreign,
             trace=trace,
             witnesses=witnesses(run) if trace is None else (),
@@ -91,17 +72,17 @@ class Evidence:
             cores=run.machine.cpu_cores,
         )
         self.pauses = self._pauses()
+        # The part (0 to 1) of what was taken from the model's thread that our workers took
+        self.blame = 1.0 if self.known.knobs.get("num_workers") else 0.0
+        if self.blame and foreign is not None and len(self):
+            stolen = self._stolen(np.arange(len(self))) or 0.0
+            running = (1 - stolen) * self.compute.sum() / self.matrix.sum()
+            workers = max(0.0, used - float(running))
+            self.blame = workers / max(workers + foreign, 1e-9)
 
     def __len__(self) -> int:
-        return len(self.matrix)
-
-    def _blame(self, used: float | None, foreign: float | None) -> float | None:
-        if used is None or foreign is None or not len(self):
-            return None
-        stolen = self._stolen(np.arange(len(self))) or 0.0
-        running = (1 - stolen) * self.compute.sum() / self.matrix.sum()
-        workers = max(0.0, used - float(running))
-        return workers / max(workers + foreign, 1e-9)
+        """The number of steps; 0 where the stamps show no time."""
+        return len(self.matrix) if self.matrix.any() else 0
 
     def _pauses(self) -> np.ndarray:
         """Return how much each step's compute exceeds an ordinary one, s; 0 where by little.
@@ -111,8 +92,8 @@ class Evidence:
         pause of ours.
         """
         compute = np.where(np.isnan(self.own), self.compute, np.fmin(self.compute, self.own))
-        excess, cycle = np.zeros(len(self)), self.known.knobs.get("accumulation_steps") or 1
-        for place in range(min(cycle, len(self))):
+        excess, cycle = np.zeros(len(compute)), self.known.knobs.get("accumulation_steps") or 1
+        for place in range(min(cycle, len(compute))):
             some = compute[place::cycle]
             limit = limits.PAUSE * np.quantile(some, limits.ORDINARY)
             excess[place::cycle] = np.where(some > limit, some - limit / limits.PAUSE, 0.0)
@@ -121,7 +102,7 @@ class Evidence:
     def _stolen(self, rows: np.ndarray) -> float | None:
         """Return the share of the compute in which its thread did not run; None if never read."""
         known = rows[~np.isnan(self.own[rows])]
-        if self.kind != "cpu" or not len(known):
+        if self.known.kind != "cpu" or not len(known):
             return None
         wall = self.compute[known]
         return float(np.maximum(wall - self.own[known], 0).sum() / max(wall.sum(), 1e-9))
@@ -130,14 +111,18 @@ class Evidence:
         """Return the facts of all steps, or of the given rows (a resampled run)."""
         rows = np.arange(len(self)) if rows is None else rows
         matrix, compute, wait = self.matrix[rows], self.compute[rows], self.wait[rows]
-        total, stolen = float(matrix.sum()), self._stolen(rows)
+        total = float(matrix.sum()) or 1.0  # of drawn steps, none need have taken any time
+        stolen = self._stolen(rows)
+        lost = (stolen or 0.0) * float(compute.sum()) / total
         worst = np.sort(wait)[-max(1, round(limits.WORST_STEPS * len(wait))) :]
+        ours = stolen is not None and self.known.knobs.get("num_workers")
         return replace(
             self.known,
             source=f"step stamps, {len(matrix)} steps",
             shares=dict(zip(CLASSES, (matrix.sum(axis=0) / total).tolist(), strict=True)),
             pauses=float(self.pauses[rows].sum() / total),
-            stolen=None if stolen is None else stolen * float(compute.sum()) / total,
+            taken_by_workers=lost * self.blame if ours else None,
+            taken_by_others=lost - lost * self.blame,
             stalls=float(worst.sum() / wait.sum()) if wait.sum() > 0 else 0.0,
             compute_us=float(compute.mean() * 1e6),
         )
@@ -146,9 +131,9 @@ class Evidence:
 def _sound(seen: Any) -> dict[str, Any]:
     """Return the x-ray's facts where all that the rules read is a number, else nothing."""
     seen = dict(seen or {})
-    needed = [type(seen.get(name)) in (int, float) for name in XRAY_NUMBERS]
-    optional = [type(seen.get(name)) in (int, float, type(None)) for name in XRAY_OPTIONAL]
-    return seen if all(needed) and all(optional) else {}
+    needed = all(type(seen.get(name)) in (int, float) for name in XRAY_NUMBERS)
+    optional = all(type(seen.get(name)) in (int, float, type(None)) for name in XRAY_OPTIONAL)
+    return seen if needed and optional else {}
 
 
 def cores_used(run: Any) -> tuple[float | None, float | None]:
@@ -166,6 +151,7 @@ def cores_used(run: Any) -> tuple[float | None, float | None]:
 def of_trace(breakdown: Any) -> Facts:
     """Return the facts of a profiler trace, from its `Breakdown`."""
     s, on_gpu = breakdown.shares, breakdown.device_kind == "gpu"
+    source = f"profiler trace {breakdown.source}, {breakdown.steps} steps"
     shares = {
         "wait": s["dataloader"],
         "copy": s["memcpy"] + s["memset"],
@@ -175,7 +161,8 @@ def of_trace(breakdown: Any) -> Facts:
     }
     return Facts(
         kind=breakdown.device_kind,
-        source=f"profiler trace {breakdown.source}, {breakdown.steps} steps",
+        source=source,
+        looked_at=source,
         shares=shares,
         compute_us=breakdown.step_us * shares["compute"],
         trace=breakdown,
@@ -233,8 +220,7 @@ def _sm_activity(run: Any, start: float, end: float) -> Witness | None:
 
 def _power(run: Any, start: float, end: float) -> Witness | None:
     """A card that waits draws little. So do kernels that use little of it."""
-    caps = [sample.get("power_limit_w") for sample in run.telemetry]
-    caps = [watts for watts in caps if watts is not None and watts > 0]
+    caps = [cap for s in run.telemetry if (cap := s.get("power_limit_w") or 0) > 0]
     watts = power(run)[0]
     if not watts:  # a card without an energy counter: its power readings
         inside = [s for s in run.telemetry if start + POWER_LAGS_S <= run.seconds(s["t_ns"]) <= end]

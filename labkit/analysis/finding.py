@@ -30,23 +30,14 @@ LESSONS = {  # the notebook that teaches the cure
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that costs device time, or the reason why no verdict is given.
+    """One thing that costs device time, or the reason why no verdict is given."""
 
-    Attributes:
-        name: The bottleneck, one of `BOTTLENECKS`.
-        cause: Which rule found it, in a word or two.
-        evidence: What was measured, by which instrument, against which threshold.
-        advice: What to change, what to expect of it, and which notebook teaches it.
-        lost_share: Share of wall time (0 to 1) that would be saved if it were gone.
-        rank: Of several ranks, the one to blame; None where it is no single one.
-    """
-
-    name: str
-    cause: str
-    evidence: str
-    advice: str
-    lost_share: float = 0.0
-    rank: int | None = None
+    name: str  # the bottleneck, one of `BOTTLENECKS`
+    cause: str  # which rule found it, in a word or two
+    evidence: str  # what was measured, by which instrument, against which threshold
+    advice: str  # what to change, what to expect of it, and which notebook teaches it
+    lost_share: float = 0.0  # of wall time (0 to 1), that would be saved if it were gone
+    rank: int | None = None  # of several ranks, the one to blame
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as JSON types."""
@@ -60,11 +51,6 @@ def loss(
     part = min(max(lost, 0.0), 0.98)
     gain = f"{1 / (1 - part / 2):.1f}x to {1 / (1 - part):.1f}x"
     lesson = f"; {LESSONS[name]}" if name in LESSONS else ""
-    return Finding(
-        name,
-        cause,
-        f"{seen} ({source}; threshold {WORTH_NAMING[name]:.0%}).",
-        f"{change} Expect {gain} the throughput{lesson}.",
-        lost,
-        rank,
-    )
+    evidence = f"{seen} ({source}; threshold {WORTH_NAMING[name]:.0%})."
+    advice = f"{change} Expect {gain} the throughput{lesson}."
+    return Finding(name, cause, evidence, advice, lost, rank)

@@ -14,14 +14,7 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis import thresholds as limits
-from labkit.analysis.diagnosis import (
-    Diagnosis,
-    gaps_hidden,
-    source_of,
-    stability,
-    too_close,
-    too_short,
-)
+from labkit.analysis.diagnosis import Diagnosis, gaps_hidden, resampled, source_of, too_short
 from labkit.analysis.facts import deciding, witnesses
 from labkit.analysis.finding import Finding, loss
 from labkit.results.result import Result
@@ -74,11 +67,8 @@ class RankTimes(Result):
 
     def table(self) -> Table:
         """Return a row for each rank."""
-        shares = zip(*(getattr(self, part) for part in PARTS), strict=True)
-        rows = [
-            (rank, *(f"{share:.0%}" for share in row))
-            for rank, row in zip(self.ranks, shares, strict=True)
-        ]
+        columns = ([f"{share:.0%}" for share in getattr(self, part)] for part in PARTS)
+        rows = list(zip(self.ranks, *columns, strict=True))
         return Table(rows, ("rank", *PARTS.values()), left=())
 
 
@@ -90,20 +80,19 @@ def rank_times(ranks: Any) -> RankTimes | None:
     runs = [run for run in ranks if run.steps]
     count = min((run.steps for run in runs), default=0)
     first = max((run.warmup for run in runs), default=0)
-    if not runs or count - first < 2 or first < 1:
+    if count - first < 2 or first < 1:
         return None
     stamps = np.stack([_absolute_ns(run)[first - 1 : count] for run in runs])  # (ranks, steps, 6)
     exchange = np.stack([run.exchange_ns[first:count] for run in runs])  # (ranks, steps, 2)
     asked, ready, _, _, start, end = np.moveaxis(stamps[:, 1:], 2, 0)
     before = stamps[:, :-1, 5]  # the end of the step before
-    wait = np.clip(np.minimum(ready, start) - np.maximum(asked, before), 0, None)
     none = np.isnan(exchange).any(axis=(0, 2))  # (steps,): nothing was exchanged
     complete, averaged = np.where(none[:, None], 0.0, exchange).transpose(2, 0, 1)
     exposed = np.clip(averaged - complete, 0, None)
     others = np.clip(complete.max(axis=0) - complete, 0, exposed)
     ns = {
         "step": np.maximum(end - before, 1),
-        "wait": wait,
+        "wait": np.clip(np.minimum(ready, start) - np.maximum(asked, before), 0, None),
         "compute": np.clip(end - start - exposed, 0, None),
         "others": others,
         "transfer": exposed - others,
@@ -124,16 +113,18 @@ def diagnose(ranks: Any) -> Diagnosis:
     source, times = source_of(ranks), ranks.times
     if doubt := too_short(0 if times is None else len(times)):
         return Diagnosis((doubt,), 0.0, source)
-    findings, confidence, notes = _rank(times, ranks), 0.0, ()
+    findings, notes = _rank(times, ranks), ()
     if ranks.world_size > len(ranks):
         notes = ("Only the ranks of this machine were looked at: those of others log there.",)
-
-    doubt = _gaps_may_hide(ranks) if findings[0].name == "compute" else None
-    if not doubt:
-        confidence = stability(len(times), lambda rows: _rank(times.take(rows), ranks), findings)
-        if confidence < limits.MIN_CONFIDENCE:
-            doubt = too_close(confidence, findings)
-    return Diagnosis((doubt, *findings) if doubt else findings, confidence, source, notes)
+    if findings[0].name == "compute":  # a GPU's busy time may be gaps between kernels
+        for rank in ranks:
+            told = witnesses(rank)
+            word = deciding(told)
+            if rank.machine.kind == "gpu" and not (word and word.works):
+                doubt = gaps_hidden(rank.utilization or 0.0, told, ALONE)
+                return Diagnosis((doubt, *findings), 0.0, source, notes)
+    again = resampled(len(times), lambda rows: _rank(times.take(rows), ranks), findings)
+    return Diagnosis(*again, source, notes)
 
 
 def _rank(times: RankTimes, ranks: Any) -> tuple[Finding, ...]:
@@ -142,14 +133,11 @@ def _rank(times: RankTimes, ranks: Any) -> tuple[Finding, ...]:
     worth = [f for f in found if f and f.lost_share >= limits.WORTH_NAMING[f.name]]
     if worth:
         return tuple(sorted(worth, key=lambda finding: -finding.lost_share))
-    healthy = Finding(
-        "compute",
-        "the devices are the limit",
+    seen = (
         f"the ranks compute for {times.compute.mean():.0%} of the time; the waits for data, for "
-        f"another rank or for the exchange are below {limits.WORTH_NAMING['input']:.0%} each.",
-        ALONE,
+        f"another rank or for the exchange are below {limits.WORTH_NAMING['input']:.0%} each."
     )
-    return (healthy,)
+    return (Finding("compute", "the devices are the limit", seen, ALONE),)
 
 
 def _late(times: RankTimes) -> Finding | None:
@@ -194,13 +182,3 @@ def _exchange(times: RankTimes, ranks: Any) -> Finding:
     seen = f"ranks wait {lost:.0%} of the time for gradients that every rank{here} has computed"
     source = "not overlapped; stamps in DDP's communication hook"
     return loss("communication", "the exchange is not hidden", lost, seen, source, change)
-
-
-def _gaps_may_hide(ranks: Any) -> Finding | None:
-    """Return the doubt about GPUs whose busy time may be gaps between kernels, if there is one."""
-    for rank in ranks:
-        told = witnesses(rank)
-        word = deciding(told)
-        if rank.machine.kind == "gpu" and not (word and word.works):
-            return gaps_hidden(rank.utilization or 0.0, told, ALONE)
-    return None

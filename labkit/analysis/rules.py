@@ -1,13 +1,13 @@
 """The rules of the diagnosis: each looks at the facts for one cause of lost device time.
 
-A rule returns what its cause costs, however little, with the evidence and the remedy; None where it
-does not apply or cannot tell. `rank` decides which losses are worth a name.
+A rule yields what its cause costs, however little, with the evidence and the remedy, and nothing
+where it does not apply or cannot tell. `rank` decides which losses are worth a name.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 from labkit.analysis import thresholds as limits
@@ -28,32 +28,92 @@ PASSES = re.compile(r"elementwise|multi_tensor_apply(?!.*fused)", re.I)
 UNALIGNED = re.compile(r"(?:tensorop|wmma|[hs]?16816|[hs]1688|h884).*_align[12]\b")
 
 
-Loss = tuple[float, str, str, str]  # share of wall time, what was seen, by what, what to change
-RULES: list[tuple[str, str, Callable[[Facts], Loss | None]]] = []  # bottleneck, cause, rule
+def losses(facts: Facts) -> tuple[list[Finding], dict[str, float]]:
+    """Return what every rule finds, however small, and each bottleneck's loss: causes add up."""
+    rules = (in_the_loop, inside_the_compute, number_format, memory_traffic)
+    found = [finding for rule in rules for finding in rule(facts)]
+    total: dict[str, float] = {}
+    for finding in found:
+        total[finding.name] = total.get(finding.name, 0.0) + finding.lost_share
+    return found, total
 
 
-def rule(name: str, cause: str) -> Callable:
-    """Register a function of the facts as the rule that finds `cause`, one of bottleneck `name`."""
+def rank(facts: Facts) -> tuple[Finding, ...]:
+    """Return the losses worth a name, the costliest bottleneck first; `compute` without any."""
+    (found, total), limit = losses(facts), limits.WORTH_NAMING
+    named = [f for f in found if total[f.name] >= limit[f.name]]
+    named = [f for f in named if f.lost_share >= limit[f.name] / 2] or named
+    if named:
+        return tuple(sorted(named, key=lambda f: (-total[f.name], -f.lost_share)))
+    name = max(total, key=lambda n: total[n] / limit[n])
+    healthy = Finding(
+        "compute",
+        "the device is the limit",
+        f"the device computes for {facts.shares['compute']:.0%} of the time and no loss reaches "
+        f"its threshold; the nearest is {name}, {total[name]:.0%} of the time with a threshold of "
+        f"{limit[name]:.0%} ({facts.source}).",
+        "Nothing in the pipeline holds the device back: what is left is a larger batch (notebook "
+        "04 Batch sizing), a smaller model or a faster device.",
+    )
+    return (healthy,)
 
-    def register(find: Callable[[Facts], Loss | None]) -> Callable[[Facts], Loss | None]:
-        RULES.append((name, cause, find))
-        return find
 
-    return register
+def lead(facts: Facts) -> float:
+    """Return how far the first loss is ahead of the second and of its threshold, 0 to 1."""
+    _, total = losses(facts)
+    nearest = max(loss / limits.WORTH_NAMING[name] for name, loss in total.items())
+    if nearest < 1:
+        return 1 - nearest
+    first, *rest = sorted(total.values(), reverse=True)
+    return 1 - max([1 / nearest, *(loss / first for loss in rest[:1])])
 
 
-# -- the loop and its host -----------------------------------------------------------------------
+# -- the rules -----------------------------------------------------------------------------------
 
 
-@rule("input", "waiting for data")
-def waits_for_data(facts: Facts) -> Loss:
-    """The loop asks for a batch that is not ready."""
-    lost = facts.shares["wait"]
-    seen = f"{lost:.0%} of the time is spent waiting for the next batch"
+def in_the_loop(facts: Facts) -> Iterator[Finding]:
+    """The device has nothing to compute: it waits for data, a copy or the host."""
+    shares, source = facts.shares, facts.source
+
+    lost = shares["wait"]
     stalls = facts.stalls > limits.STALLS and lost > 0.02
-    if stalls:
-        seen += f", {facts.stalls:.0%} of it in a tenth of the steps: stalls"
-    return lost, seen, facts.source, _loader_advice(facts, stalls)
+    seen = f"{lost:.0%} of the time is spent waiting for the next batch"
+    seen += f", {facts.stalls:.0%} of it in a tenth of the steps: stalls" if stalls else ""
+    yield loss("input", "waiting for data", lost, seen, source, _loader_advice(facts, stalls))
+
+    if (lost := facts.taken_by_workers) is not None:
+        seen = (
+            f"for {lost:.0%} of the time a loader worker had the core that the model's thread "
+            f"needed, with {facts.knobs['num_workers']} workers on {facts.cores} cores"
+        )
+        change = "Use fewer workers, or do less work per item: preprocess offline."
+        clocks = "thread CPU time against wall time"
+        yield loss("input", "workers take the device's cores", lost, seen, clocks, change)
+
+    lost = shares["copy"]
+    change = "Send one contiguous block per batch"
+    if facts.kind == "gpu" and facts.knobs.get("pin_memory"):
+        change += " and copy the next batch under the compute of this one"
+    elif facts.kind == "gpu":
+        change += " from pinned memory: pin_memory=True, then non_blocking=True"
+    seen = f"{lost:.0%} of the time the device waits for a copy"
+    yield loss("transfer", "copies", lost, seen, source, f"{change}.")
+
+    lost = shares["other"] + shares["launch"]
+    seen = f"{lost:.0%} of the time the device waits while the host does something other than data "
+    seen += "and copies"
+    change = (
+        "Take logging, checkpoints, evaluation and .item() out of the loop, or do them rarely; "
+        "where there is none, launch fewer and larger kernels."
+    )
+    yield loss("launch", "host work in the loop", lost, seen, source, change)
+
+    seen = (
+        f"{facts.pauses:.0%} of the time is lost to single steps that compute far longer than an "
+        "ordinary one"
+    )
+    change = "Look for what runs now and then: garbage collection, recompiles, checkpoints."
+    yield loss("launch", PAUSES, facts.pauses, seen, source, change)
 
 
 def _loader_advice(facts: Facts, stalls: bool) -> str:
@@ -70,250 +130,106 @@ def _loader_advice(facts: Facts, stalls: bool) -> str:
     return "Raise num_workers; where that gains nothing, do less work per item or preprocess."
 
 
-@rule("input", "workers take the device's cores")
-def loader_takes_cores(facts: Facts) -> Loss | None:
-    """The loader's workers run on the cores that the model needs (a CPU as the device)."""
-    lost = facts.taken_by_workers
-    if lost is None:
-        return None
-    return (
-        lost,
-        f"for {lost:.0%} of the time a loader worker had the core that the model's thread needed, "
-        f"with {facts.knobs['num_workers']} workers on {facts.cores} cores",
-        "thread CPU time against wall time",
-        "Use fewer workers, or do less work per item: preprocess offline.",
-    )
+def inside_the_compute(facts: Facts) -> Iterator[Finding]:
+    """The host is too slow for a device that looks busy."""
+    share, xray, trace = facts.shares["compute"], facts.xray, facts.trace
+    if facts.kind == "cpu" and xray:
+        # The profiler's own cost (1 to 2 µs an operator) is in it; the threshold was calibrated so
+        lost = share * min(1.0, (xray["gap_us"] + xray["tiny_us"]) / max(xray["window_us"], 1e-9))
+        seen = (
+            f"{lost:.0%} of the time, inside the compute, goes to Python and to dispatching "
+            f"{xray['tiny_ops']} operators of under 10 µs per step"
+        )
+        source, fixed = f"x-ray of {xray['steps']} steps", xray.get("fixed_share")
+        source += "" if fixed is None else f"; {fixed:.0%} of it does not grow with the batch"
+        change = (
+            "Give the device more work per call: a larger batch, batched instead of looped "
+            "operations, torch.compile, no Python loops in forward."
+        )
+        yield loss("launch", "Python and tiny operators", lost, seen, source, change)
+
+    if facts.kind == "gpu" and trace is not None and facts.compute_us and not facts.from_trace:
+        lost = max(0.0, 1 - trace.kernel_us / facts.compute_us) * share
+        seen = (
+            f"{lost:.0%} of the time no kernel runs inside the step's compute: kernels take "
+            f"{trace.kernel_us / 1e3:.1f} ms of {facts.compute_us / 1e3:.1f} ms"
+        )
+        source = "x-ray against events"
+        yield loss("launch", "gaps between kernels", lost, seen, source, FEWER_LAUNCHES)
+
+    witness = deciding(facts.witnesses)  # a GPU without an x-ray
+    if witness is not None and not witness.works:
+        seen = (
+            f"the device is busy {share:.0%} of the time by its events, but {witness.said}: gaps "
+            "between kernels, or kernels too small for it"
+        )
+        lost = (1 - witness.share) * share
+        change = f"{FEWER_LAUNCHES} An x-ray (xray=True) tells gaps from small kernels."
+        yield loss("launch", "gaps or small kernels", lost, seen, facts.source, change)
 
 
-@rule("transfer", "copies")
-def copies(facts: Facts) -> Loss:
-    """The device waits while a batch is copied to it."""
-    lost = facts.shares["copy"]
-    change = "Send one contiguous block per batch"
-    if facts.kind == "gpu" and facts.knobs.get("pin_memory"):
-        change += " and copy the next batch under the compute of this one"
-    elif facts.kind == "gpu":
-        change += " from pinned memory: pin_memory=True, then non_blocking=True"
-    seen = f"{lost:.0%} of the time the device waits for a copy"
-    return lost, seen, facts.source, f"{change}."
+def number_format(facts: Facts) -> Iterator[Finding]:
+    """The heavy math runs in FP32, or in a 16-bit format of which Tensor Cores make little."""
+    share, trace, speedup = facts.shares["compute"], facts.trace, facts.xray.get("bf16_speedup")
+    if speedup and speedup > 0:
+        lost = max(0.0, 1 - 1 / speedup) * share
+        seen = (
+            f"FP32 costs {lost:.0%} of the time: in BF16 the same compute took 1/{speedup:.2f} as "
+            "long"
+        )
+        change = "Set precision='bf16' and compare the losses."
+        yield loss("precision", "FP32", lost, seen, "measured on this run's own step", change)
+    if trace is None:
+        return
+
+    def costs(part: float) -> tuple[float, str]:
+        lost = part * (1 - 1 / limits.TENSOR_CORE_GAIN) * share
+        gain = f"at {limits.TENSOR_CORE_GAIN:g}x, the low end of published gains"
+        return lost, f"{gain}, that costs {lost:.0%} of the time"
+
+    could, uses = trace.tensor_core_eligible_share, trace.tensor_core_share
+    if could is not None and speedup is None:  # else it was measured: better than told by names
+        lost, so = costs(max(0.0, could - uses))
+        seen = (
+            f"{could:.0%} of kernel time is in operators that can use Tensor Cores, {uses:.0%} "
+            f"does: {so}"
+        )
+        change = "Use 16-bit autocast (bf16 where the card has it), sizes in multiples of 8."
+        yield loss("precision", "no Tensor Cores", lost, seen, facts.looked_at, change)
+    if trace.top_kernels:
+        odd = _kernel_share(trace, UNALIGNED)
+        lost, so = costs(odd)
+        seen = (
+            f"{odd:.0%} of kernel time is in products of sizes that are not a multiple of 8: {so}"
+        )
+        change = "Round layers, vocabulary and batch to multiples of 8, better 64."
+        yield loss("precision", "unaligned sizes", lost, f"{seen}: {so}", facts.looked_at, change)
 
 
-@rule("launch", "host work in the loop")
-def host_between_steps(facts: Facts) -> Loss:
-    """The host does something else than feeding the device: logs, checkpoints, evaluates."""
-    lost = facts.shares["other"] + facts.shares["launch"]
-    return (
-        lost,
-        f"{lost:.0%} of the time the device waits while the host does something other than data "
-        "and copies",
-        facts.source,
-        "Take logging, checkpoints, evaluation and .item() out of the loop, or do them rarely; "
-        "where there is none, launch fewer and larger kernels.",
-    )
-
-
-@rule("launch", PAUSES)
-def pauses(facts: Facts) -> Loss:
-    """Single steps compute far longer than the others."""
-    return (
-        facts.pauses,
-        f"{facts.pauses:.0%} of the time is lost to single steps that compute far longer than an "
-        "ordinary one",
-        facts.source,
-        "Look for what runs now and then: garbage collection, recompiles, checkpoints.",
-    )
-
-
-# -- inside the compute --------------------------------------------------------------------------
-
-
-@rule("launch", "Python and tiny operators")
-def host_inside_compute(facts: Facts) -> Loss | None:
-    """Python and the dispatch of tiny operators fill the compute (a CPU as the device)."""
-    seen = facts.xray
-    if facts.kind != "cpu" or not seen:
-        return None
-    # The profiler's own cost (1 to 2 µs an operator) is in it; the threshold was calibrated so
-    inside = min(1.0, (seen["gap_us"] + seen["tiny_us"]) / max(seen["window_us"], 1e-9))
-    lost, fixed = inside * facts.shares["compute"], seen.get("fixed_share")
-    also = "" if fixed is None else f"; {fixed:.0%} of it does not grow with the batch"
-    return (
-        lost,
-        f"{lost:.0%} of the time, inside the compute, goes to Python and to dispatching "
-        f"{seen['tiny_ops']} operators of under 10 µs per step",
-        f"x-ray of {seen['steps']} steps{also}",
-        "Give the device more work per call: a larger batch, batched instead of looped operations, "
-        "torch.compile, no Python loops in forward.",
-    )
-
-
-@rule("launch", "gaps between kernels")
-def gaps_between_kernels(facts: Facts) -> Loss | None:
-    """The device idles between the kernels of a step (a GPU; its own events against the x-ray)."""
-    if facts.kind != "gpu" or facts.trace is None or facts.from_trace:
-        return None
-    ran = facts.trace.kernel_us
-    lost = max(0.0, 1 - ran / facts.compute_us) * facts.shares["compute"]
-    return (
-        lost,
-        f"{lost:.0%} of the time no kernel runs inside the step's compute: kernels take "
-        f"{ran / 1e3:.1f} ms of {facts.compute_us / 1e3:.1f} ms",
-        "x-ray against events",
-        FEWER_LAUNCHES,
-    )
-
-
-@rule("launch", "gaps or small kernels")
-def idles_while_busy(facts: Facts) -> Loss | None:
-    """The device hardly works in the time that its events call busy (a GPU without an x-ray)."""
-    witness = deciding(facts.witnesses)
-    if witness is None or witness.works:
-        return None
-    return (
-        (1 - witness.share) * facts.shares["compute"],
-        f"the device is busy {facts.shares['compute']:.0%} of the time by its events, but "
-        f"{witness.said}: gaps between kernels, or kernels too small for it",
-        facts.source,
-        f"{FEWER_LAUNCHES} An x-ray (xray=True) tells gaps from small kernels.",
-    )
-
-
-@rule("precision", "FP32")
-def slow_format(facts: Facts) -> Loss | None:
-    """The heavy math runs in FP32 where BF16 was measured to be faster on this device."""
-    speedup = facts.xray.get("bf16_speedup")
-    if not speedup or speedup < 0:
-        return None
-    lost = max(0.0, 1 - 1 / speedup) * facts.shares["compute"]
-    return (
-        lost,
-        f"FP32 costs {lost:.0%} of the time: in BF16 the same compute took 1/{speedup:.2f} as long",
-        "measured on this run's own step",
-        "Set precision='bf16' and compare the losses.",
-    )
-
-
-@rule("precision", "no Tensor Cores")
-def no_tensor_cores(facts: Facts) -> Loss | None:
-    """Kernels that could use Tensor Cores do not (told by their names in a profiler trace)."""
-    if facts.trace is None or facts.trace.tensor_core_eligible_share is None:
-        return None
-    if facts.xray.get("bf16_speedup") is not None:
-        return None  # measured: better than told by names
-    could, uses = facts.trace.tensor_core_eligible_share, facts.trace.tensor_core_share
-    lost = _on_tensor_cores(max(0.0, could - uses)) * facts.shares["compute"]
-    return (
-        lost,
-        f"{could:.0%} of kernel time is in operators that can use Tensor Cores, {uses:.0%} does: "
-        f"at {limits.TENSOR_CORE_GAIN:g}x, the low end of published gains, that costs {lost:.0%} "
-        "of the time",
-        facts.looked_at,
-        "Use 16-bit autocast (bf16 where the card has it), sizes in multiples of 8.",
-    )
-
-
-@rule("precision", "unaligned sizes")
-def unaligned_products(facts: Facts) -> Loss | None:
-    """Tensor Core kernels that load one or two numbers at a time: an odd size (told by names)."""
-    if facts.trace is None or not facts.trace.top_kernels:
-        return None
-    share = _kernel_share(facts.trace, UNALIGNED)
-    lost = _on_tensor_cores(share) * facts.shares["compute"]
-    return (
-        lost,
-        f"{share:.0%} of kernel time is in products of sizes that are not a multiple of 8: at "
-        f"{limits.TENSOR_CORE_GAIN:g}x, the low end of published gains, that costs {lost:.0%} of "
-        "the time",
-        facts.looked_at,
-        "Round layers, vocabulary and batch to multiples of 8, better 64.",
-    )
-
-
-@rule("memory_bandwidth", "elementwise chains")
-def passes_over_memory(facts: Facts) -> Loss | None:
-    """Chains of elementwise operators, each reading and writing all of its data (x-ray)."""
-    seen = facts.xray
-    if facts.kind != "cpu" or not seen:
-        return None
-    lost = min(1.0, seen["fusible_us"] / max(seen["window_us"], 1e-9)) * facts.shares["compute"]
-    return (
-        lost,
-        f"{lost:.0%} of the time goes to passes over memory that one fused pass would save: "
-        f"elementwise operators take {seen['elementwise_us'] / seen['window_us']:.0%} of the "
-        "compute",
-        f"x-ray of {seen['steps']} steps",
-        FUSE,
-    )
-
-
-@rule("memory_bandwidth", "elementwise kernels")
-def elementwise_kernels(facts: Facts) -> Loss | None:
-    """Much of the kernel time is in elementwise kernels (a GPU; told by their names)."""
-    if facts.trace is None or facts.kind != "gpu" or not facts.trace.top_kernels:
-        return None
-    share, ran = _kernel_share(facts.trace, PASSES), facts.trace.kernel_us
-    running = min(1.0, ran / (facts.compute_us or ran or 1.0))  # the compute less the gaps
-    lost = share * limits.FUSION_SAVES * running * facts.shares["compute"]
-    return (
-        lost,
-        f"{share:.0%} of kernel time is in elementwise kernels, which only move data: one pass "
-        f"instead of two would save {lost:.0%} of the time",
-        facts.looked_at,
-        FUSE,
-    )
+def memory_traffic(facts: Facts) -> Iterator[Finding]:
+    """Chains of elementwise operators, each of which reads and writes all of its data."""
+    share, xray, trace = facts.shares["compute"], facts.xray, facts.trace
+    if facts.kind == "cpu" and xray:
+        window = max(xray["window_us"], 1e-9)
+        lost = min(1.0, xray["fusible_us"] / window) * share
+        seen = (
+            f"{lost:.0%} of the time goes to passes over memory that one fused pass would save: "
+            f"elementwise operators take {xray['elementwise_us'] / window:.0%} of the compute"
+        )
+        source = f"x-ray of {xray['steps']} steps"
+        yield loss("memory_bandwidth", "elementwise chains", lost, seen, source, FUSE)
+    if facts.kind == "gpu" and trace is not None and trace.top_kernels:
+        moves, ran = _kernel_share(trace, PASSES), trace.kernel_us
+        running = min(1.0, ran / (facts.compute_us or ran or 1.0))  # the compute less the gaps
+        lost = moves * limits.FUSION_SAVES * running * share
+        seen = (
+            f"{moves:.0%} of kernel time is in elementwise kernels, which only move data: one pass "
+            f"instead of two would save {lost:.0%} of the time"
+        )
+        yield loss("memory_bandwidth", "elementwise kernels", lost, seen, facts.looked_at, FUSE)
 
 
 def _kernel_share(trace: Any, names: re.Pattern) -> float:
     """Return the share of kernel time in kernels whose names match, 0 to 1."""
     us = sum(k.total_us for k in trace.top_kernels if names.search(k.name)) / trace.steps
     return min(1.0, us / max(trace.kernel_us, 1e-9))
-
-
-def _on_tensor_cores(share: float) -> float:
-    """Return what of this share of the kernel time Tensor Cores would save."""
-    return share * (1 - 1 / limits.TENSOR_CORE_GAIN)
-
-
-# -- the order of the losses ---------------------------------------------------------------------
-
-
-def losses(facts: Facts) -> tuple[list[Finding], dict[str, float]]:
-    """Return what every rule finds, however small, and each bottleneck's loss: causes add up."""
-    lost = [(name, cause, find(facts)) for name, cause, find in RULES]
-    found = [loss(name, cause, *what) for name, cause, what in lost if what is not None]
-    total: dict[str, float] = {}
-    for finding in found:
-        total[finding.name] = total.get(finding.name, 0.0) + finding.lost_share
-    return found, total
-
-
-def rank(facts: Facts) -> tuple[Finding, ...]:
-    """Return the losses worth a name, the costliest bottleneck first; `compute` without any."""
-    (found, total), limit = losses(facts), limits.WORTH_NAMING
-    named = [f for f in found if total[f.name] >= limit[f.name]]
-    named = [f for f in named if f.lost_share >= limit[f.name] / 2] or named
-    named.sort(key=lambda f: (-total[f.name], -f.lost_share))
-    if named:
-        return tuple(named)
-    name = max(total, key=lambda n: total[n] / limit[n])
-    return (
-        Finding(
-            "compute",
-            "the device is the limit",
-            f"the device computes for {facts.shares['compute']:.0%} of the time and no loss "
-            f"reaches its threshold; the nearest is {name}, {total[name]:.0%} of the time with a "
-            f"threshold of {limit[name]:.0%} ({facts.source}).",
-            "Nothing in the pipeline holds the device back: what is left is a larger batch "
-            "(notebook 04 Batch sizing), a smaller model or a faster device.",
-        ),
-    )
-
-
-def lead(facts: Facts) -> float:
-    """Return how far the first loss is ahead of the second and of its threshold, 0 to 1."""
-    _, total = losses(facts)
-    above = {name: loss / limits.WORTH_NAMING[name] for name, loss in total.items()}
-    if max(above.values()) < 1:
-        return 1 - max(above.values())
-    first, *rest = sorted(total.values(), reverse=True)
-    return 1 - max([1 / max(above.values()), *(loss / first for loss in rest[:1])])

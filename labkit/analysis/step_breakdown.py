@@ -29,10 +29,9 @@ CLASSES = {
 class StepBreakdown(Result):
     """The average step of a run by class, ms. The five add up to `step_ms`.
 
-    On a CPU `compute` is all of forward, backward and update, including Python and dispatch: only
-    the x-ray sees inside. On a GPU it is the device's own time from the step's first to its last
-    work, gaps between kernels included: launches that come too late show as `launch` only before
-    the first of them, and the x-ray sees the rest.
+    On a CPU `compute` is all of forward, backward and update, including Python and dispatch. On a
+    GPU it lasts from the step's first kernel to its last, gaps included: launches that come too
+    late show as `launch` only before the first. In both cases only the x-ray sees inside.
     """
 
     step_ms: float
@@ -50,9 +49,9 @@ class StepBreakdown(Result):
 
     def table(self) -> Table:
         """Return a row for each class, and the step they add up to."""
+        shares = self.shares.items()
         rows = [
-            (CLASSES[name], f"{share * self.step_ms:.1f}", f"{share:.0%}")
-            for name, share in self.shares.items()
+            (CLASSES[name], f"{part * self.step_ms:.1f}", f"{part:.0%}") for name, part in shares
         ]
         total = (f"average of {self.steps} steps", f"{self.step_ms:.1f}", "100%")
         return Table([*rows, total], ("class", "ms per step", "share"))
@@ -61,17 +60,16 @@ class StepBreakdown(Result):
 def breakdown(run: Any) -> StepBreakdown | None:
     """Break down the average step of `run`, warm-up excluded; None before two measured steps."""
     matrix = split_steps(run.stamps[max(run.warmup - 1, 0) :])
-    if not len(matrix):
+    if not matrix.any():
         return None
     mean = matrix.mean(axis=0) * 1e3
     return StepBreakdown(float(mean.sum()), *mean.tolist(), len(matrix))
 
 
 def split_steps(stamps: np.ndarray) -> np.ndarray:
-    """Split each step but the first by class: (steps, 6) stamps in s to (steps - 1, 5) s.
+    """Split each step but the first by class: (steps, 6) `Run.stamps` to (steps - 1, 5) s.
 
-    The stamps are those of `Run.stamps`; the columns that come out are `CLASSES`. Each row adds up
-    to the time from the end before to its own end.
+    The columns are `CLASSES`; a row adds up to the time from the end before to the step's own end.
     """
     if len(stamps) < 2:
         return np.zeros((0, len(CLASSES)))
