@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -158,24 +159,46 @@ def trace(path: str | os.PathLike) -> Breakdown:
         busy += length(inside.only(is_kernel & (events.place == device)))
         for cause, amount in split_idle(events, device, clock).items():
             idle[cause] += amount
-
     # Per device: a process with two idle GPUs waits once, not twice.
     device_ns = len(devices) * clock.total
     weight = clock.total / device_ns if device_ns else None
+
+    copies, under = inside.only(events.kind == kinds.MEMCPY), inside.only(is_kernel)
+    copied = length(copies)
+    both = copied + length(under) - length(join(copies, under))
     kernels = _kernels(events, inside, is_kernel)
-    odd = _odd(events, len(devices), kernels["tensor_core_share"] is not None)
+    if len(devices) > 1:
+        notes.append(
+            f"{len(devices)} devices: kernel time is time with a kernel on any of them, "
+            "utilization and idle time are averages over devices."
+        )
+    if not device_ns:
+        notes.append("No device activity: a CPU run, or recorded without ProfilerActivity.CUDA.")
+    else:
+        if not (events.launch >= 0).any():
+            notes.append(
+                "Device work is not tied to launches: the causes of idle time are unknown."
+            )
+        if kernels["tensor_core_share"] is None:
+            notes.append("No kernel falls inside the steps.")
+    if kinds.GRAPH_LAUNCH in events.host:
+        notes.append(GRAPHS)
+    listed, info = (file.meta.get(key) for key in ("deviceProperties", "distributedInfo"))
+    listed = [d for d in listed if type(d) is dict] if type(listed) is list else []
+    names = {str(d.get("name")) for d in listed if d.get("id") in events.devices and d.get("name")}
+    rank = info.get("rank") if type(info) is dict else None
     return Breakdown(
         source=os.path.basename(file.path),
         device_kind="gpu" if device_ns else "cpu",
-        device_name=_device_name(file, events),
+        device_name=names.pop()[:100] if len(names) == 1 else None,
         steps=count,
         step_us=clock.total / count / 1000,
         **{f"{c}_us": ns / count / 1000 for c, ns in split_by_class(events, clock).items()},
         gpu_utilization=busy / device_ns if device_ns else None,
         idle={f"{c}_us": weight and ns / count / 1000 * weight for c, ns in idle.items()},
-        copy_overlap_share=_copy_overlap(events, inside, is_kernel),
-        rank=_rank_number(file),
-        notes=tuple(dict.fromkeys([*file.notes, *notes, *odd])),
+        copy_overlap_share=both / copied if copied else None,
+        rank=int(rank) if re.fullmatch("[0-9]{1,7}", str(rank)) else None,
+        notes=tuple(dict.fromkeys([*file.notes, *notes])),
         **kernels,
     )
 
@@ -202,61 +225,20 @@ def _kernels(events: Events, inside: Intervals, is_kernel: np.ndarray) -> dict[s
     }
 
 
-def _copy_overlap(events: Events, inside: Intervals, is_kernel: np.ndarray) -> float | None:
-    """Return the share of copy time during which a kernel ran; None without copies."""
-    copies, under = inside.only(events.kind == kinds.MEMCPY), inside.only(is_kernel)
-    copied = length(copies)
-    both = copied + length(under) - length(join(copies, under))
-    return both / copied if copied else None
-
-
-def _odd(events: Events, devices: int, has_kernels: bool) -> list[str]:
-    """Say what about the trace a reader of the numbers should know."""
-    notes = []
-    if devices > 1:
-        notes.append(
-            f"{devices} devices: kernel time is time with a kernel on any of them, utilization and "
-            "idle time are averages over devices."
-        )
-    if not devices:
-        notes.append("No device activity: a CPU run, or recorded without ProfilerActivity.CUDA.")
-    elif not (events.launch >= 0).any():
-        notes.append("Device work is not tied to launches: the causes of idle time are unknown.")
-    if devices and not has_kernels:
-        notes.append("No kernel falls inside the steps.")
-    return [*notes, GRAPHS] if kinds.GRAPH_LAUNCH in events.host else notes
-
-
-def _device_name(file: TraceFile, events: Events) -> str | None:
-    listed = file.meta.get("deviceProperties")
-    listed = [entry for entry in listed if type(entry) is dict] if type(listed) is list else []
-    names = {str(d.get("name")) for d in listed if d.get("id") in events.devices and d.get("name")}
-    return names.pop()[:100] if len(names) == 1 else None
-
-
-def _rank_number(file: TraceFile) -> int | None:
-    info = file.meta.get("distributedInfo")
-    number = info.get("rank") if type(info) is dict else None
-    return int(number) if type(number) is str and number.isdecimal() and len(number) < 8 else None
-
-
 # -- the trace of a run's x-ray: a file in its folder; a saved record has what was read from it ----
 
 
 def xray_of(run: Any) -> Breakdown | None:
     """Return the Breakdown of the x-ray of `run`; None where there is none that can be read."""
-    path = Path(run.path)
-    if path.is_dir() and (path / XRAY_FILE).is_file():
-        return _of_file(path / XRAY_FILE)
-    return _of_event(run.event(XRAY_EVENT))
+    path = Path(run.path) / XRAY_FILE
+    return _of_file(path) if path.is_file() else _of_event(run.event(XRAY_EVENT) or {})
 
 
 def xray_line(run: Any) -> str | None:
     """Return the line that keeps the x-ray of `run` in a saved record; None where it has none."""
     found = xray_of(run)
-    if found is None:
-        return None
-    return json.dumps({"event": XRAY_EVENT, "t_ns": 0, **asdict(found)}, allow_nan=False)
+    line = found and {"event": XRAY_EVENT, "t_ns": 0, **asdict(found)}
+    return line and json.dumps(line, allow_nan=False)
 
 
 @functools.lru_cache(maxsize=16)
@@ -267,10 +249,8 @@ def _of_file(path: Path) -> Breakdown | None:
         return None
 
 
-def _of_event(event: dict[str, Any] | None) -> Breakdown | None:
+def _of_event(event: dict[str, Any]) -> Breakdown | None:
     """Rebuild a Breakdown from a record, which may be anybody's: None unless all of it fits."""
-    if not event:
-        return None
     try:
         values = {field.name: event[field.name] for field in fields(Breakdown)}
         values["top_kernels"] = tuple(TopKernel(**kernel) for kernel in values["top_kernels"])

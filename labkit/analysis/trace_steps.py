@@ -80,23 +80,30 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
     marks = events.host.get(kinds.STEP)
     if marks is None or not np.any(marks.end > marks.start):
         notes.append("No ProfilerStep marks (call prof.step()): the whole span is one step.")
-        marks = _whole_span(events)
+        no_work = (kinds.RUNTIME, kinds.GRAPH_LAUNCH)
+        host = [intervals for kind, intervals in events.host.items() if kind not in no_work]
+        span = join(*host) if host else join(events.launches, events.device)
+        marks = Intervals(span.start.min(keepdims=True), span.end.max(keepdims=True))
     long = marks.only(marks.end > marks.start)
     start, end = long.only(np.argsort(long.start, kind="stable"))
     if not len(start):
-        return Intervals(start, end), notes
+        return long, notes
 
-    step = _step_of_device_work(events, start, end)
+    # The step in whose mark each piece of device work was launched, -1 for none
+    step = np.full(len(events.launch), -1)
+    if len(events.launches.start):
+        of_launch = np.searchsorted(start, events.launches.start, side="right") - 1
+        of_launch[events.launches.end > end[np.maximum(of_launch, 0)]] = -1
+        step = np.where(events.launch >= 0, of_launch[np.maximum(events.launch, 0)], -1)
     known = step >= 0
     count = np.bincount(step[known], minlength=len(start))
     before = start[0]  # a step begins where the one before ended
-    if known.any():
-        np.maximum.at(end, step[known], events.device.end[known])
-        if count[0]:
-            # Work launched before the first mark delays the first step's own.
-            early = events.device.end[~known]
-            early = early[early < events.device.start[step == 0].min()]
-            before = max(before, early.max(initial=before))
+    np.maximum.at(end, step[known], events.device.end[known])
+    if count[0]:
+        # Work launched before the first mark delays the first step's own.
+        early = events.device.end[~known]
+        early = early[early < events.device.start[step == 0].min()]
+        before = max(before, early.max(initial=before))
     end = np.maximum.accumulate(np.maximum(np.maximum(start, end), before))
     start = np.maximum(start, np.append(before, end[:-1]))
 
@@ -110,21 +117,6 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
             notes.append(f"Dropped the last {steps}: their kernels are missing.")
             keep[complete:] = False
     return Intervals(start[keep], end[keep]), notes
-
-
-def _whole_span(events: Events) -> Intervals:
-    host = [events.host[k] for k in events.host if k not in (kinds.RUNTIME, kinds.GRAPH_LAUNCH)]
-    span = join(*host) if host else join(events.launches, events.device)
-    return Intervals(span.start.min(keepdims=True), span.end.max(keepdims=True))
-
-
-def _step_of_device_work(events: Events, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return in which step's mark each piece of device work was launched, -1 for none."""
-    if not len(events.launches.start):
-        return np.full(len(events.launch), -1)
-    step = np.searchsorted(start, events.launches.start, side="right") - 1
-    step[events.launches.end > end[np.maximum(step, 0)]] = -1
-    return np.where(events.launch >= 0, step[np.maximum(events.launch, 0)], -1)
 
 
 def split_by_class(events: Events, clock: StepClock) -> dict[str, int]:
