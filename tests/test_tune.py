@@ -142,12 +142,11 @@ def test_what_may_not_fit_in_memory_is_left_out_with_the_numbers():
     gib = 2**30
     run = SimpleNamespace(telemetry=[{"rss_gib": 2.0}], event=lambda name: {"bytes": gib})
     tried = [Trial(START, "", rates=[100.0], runs=[run])]  # 1 GiB a batch, 2 GiB a process
-    free = trials.Free(ram=32 * gib, shm=8 * gib)
     small = Setting(num_workers=1, prefetch_factor=1, batch_size=16)
     deep, many = small.but(prefetch_factor=8), small.but(num_workers=16)
-    assert trials.refusal(small, tried, free) is None
-    assert "/dev/shm" in trials.refusal(deep, tried, free)
-    assert "RAM" in trials.refusal(many, tried, trials.Free(free.ram, None))
+    assert trials.refusal(small, tried, 32 * gib, 8 * gib) is None
+    assert "/dev/shm" in trials.refusal(deep, tried, 32 * gib, 8 * gib)
+    assert "RAM" in trials.refusal(many, tried, 32 * gib, None)
 
     tuning = searched(
         FakeMachine(waiting), refuse=lambda s, tried: "no memory" if s.num_workers > 2 else None

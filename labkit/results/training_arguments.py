@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from typing import Any
 
 from labkit.results.machine import Machine, machine
 from labkit.results.result import Result
 from labkit.results.table import Table
-from labkit.spec import Pipeline
+from labkit.spec import Pipeline, compiler
 
 KNOBS = {  # of the Pipeline, by the setting of TrainingArguments that stands for each
     "dataloader_num_workers": "num_workers",
@@ -42,11 +40,11 @@ class TrainingSettings(Result, dict):
 
     def table(self) -> Table:
         """Return each setting, the knob it stands for, and what this machine makes of it."""
-        rows = []
-        for name, value in self.items():
-            knob = KNOBS.get(name)
-            asked = f"{knob}={getattr(self.pipeline, knob)!r}" if knob else ""
-            rows.append((name, repr(value), asked, self.notes.get(name, "")))
+        knobs = {name: f"{k}={getattr(self.pipeline, k)!r}" for name, k in KNOBS.items()}
+        rows = [
+            (name, repr(value), knobs.get(name, ""), self.notes.get(name, ""))
+            for name, value in self.items()
+        ]
         head = ("TrainingArguments", "value", "knob of the Pipeline", "on this machine")
         return Table(rows, head=head, left=range(4))
 
@@ -64,29 +62,24 @@ def training_arguments(pipeline: Pipeline, here: Machine | None = None) -> Train
     """
     here = here or machine()
     gpu = here.kind == "gpu" and here.device.startswith("cuda")
-    major = int((here.compute_capability or "0").partition(".")[0])
-    ampere = gpu and major >= 8
-    # Why this machine cannot honour a setting; one that it can is not in here
-    cannot = {}
-    if not gpu:
-        cannot["dataloader_pin_memory"] = (
-            "there is no CUDA device to copy to: it would gain nothing"
-        )
-        cannot["fp16"] = "no use on a CPU: it is slower"
-        if not any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
-            cannot["torch_compile"] = "needs a C++ compiler on a CPU and found none"
-    if gpu and not ampere:
-        cannot["bf16"] = "needs an Ampere card or later"
-    if not ampere:
-        cannot["tf32"] = (
+    ampere = gpu and int((here.compute_capability or "0").partition(".")[0]) >= 8
+    cannot = {  # {setting: (whether this machine cannot honour it, why)}
+        "dataloader_pin_memory": (
+            not gpu, "there is no CUDA device to copy to: it would gain nothing"),
+        "fp16": (not gpu, "no use on a CPU: it is slower"),
+        "torch_compile": (
+            not gpu and compiler() is None, "needs a C++ compiler on a CPU and found none"),
+        "bf16": (gpu and not ampere, "needs an Ampere card or later"),
+        "tf32": (
+            not ampere,
             "a format of NVIDIA's Tensor Cores, from Ampere on: TrainingArguments refuses it "
-            "elsewhere"
-        )
-    asked = {name: getattr(pipeline, knob) for name, knob in KNOBS.items()}
-    asked |= {name: pipeline.precision == name for name in ("bf16", "tf32", "fp16")}
-    asked["torch_compile"] = pipeline.compile is not None
-    notes = {name: why for name, why in cannot.items() if asked[name]}
-    values = asked | dict.fromkeys(notes, False)
+            "elsewhere"),
+    }  # fmt: skip
+    values = {name: getattr(pipeline, knob) for name, knob in KNOBS.items()}
+    values |= {name: pipeline.precision == name for name in ("bf16", "tf32", "fp16")}
+    values["torch_compile"] = pipeline.compile is not None
+    notes = {name: why for name, (here_not, why) in cannot.items() if here_not and values[name]}
+    values |= dict.fromkeys(notes, False)
     if not ampere:
         values["tf32"] = None  # even False is refused there
     if pipeline.precision != "fp16":

@@ -50,40 +50,29 @@ def tune(
         dataset_or_pipeline, collate_fn=collate_fn, step=step, batch_size=batch_size,
         baseline=baseline, max_workers=max_workers, seconds=seconds,
     )  # fmt: skip
-    tune.last = job.tuning
-    progress = Progress(job.tuning)
-    try:
-        return job.run(progress.ended, progress.running)
-    finally:
-        progress.display.final(job.tuning.headline, progress.page())
+    tune.last = tuning = job.tuning
+    display = Display()
 
-
-class Progress:
-    """The trials so far: a growing table in a notebook, elsewhere a line on stderr for each."""
-
-    def __init__(self, tuning: Tuning):
-        self.tuning, self.display = tuning, Display()
-
-    def page(self, now: str = "") -> Any:
-        """Return the table, with what is going on `now`, as HTML; None outside a notebook."""
-        if self.display.handle is None:
+    def page(now: str = "") -> Any:
+        """Return the growing table as HTML; None outside a notebook."""
+        if display.handle is None:
             return None
         from IPython.display import HTML
 
-        return HTML(self.tuning.table(now)._repr_html_())
+        return HTML(tuning.table(now)._repr_html_())
 
-    def ended(self) -> None:
-        """Show a trial that has been run: it leaves its line."""
-        self.display.final(line_of(self.tuning), self.page())
-
-    def running(self, run: Any) -> None:
-        """Say how far the run is that is going on."""
-        if self.display.due:
+    def running(run: Any) -> None:
+        if display.due:
             follower = Follower()
             follower.read(run)
             # without how many steps it might do: the clock ends it
             now = follower.line(run).replace(f" of {follower.steps_asked}", "")
-            self.display.line(now, self.page(now))
+            display.line(now, page(now))
+
+    try:
+        return job.run(lambda: display.final(line_of(tuning), page()), running)
+    finally:
+        display.final(tuning.headline, page())
 
 
 def line_of(tuning: Tuning) -> str:

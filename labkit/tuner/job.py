@@ -21,10 +21,7 @@ RANGE = 1.5  # either way, of a guess
 
 
 class TuningJob:
-    """A search on a pipeline or on the reader's own data, checked and ready.
-
-    `tuning` is the result, filled as it goes.
-    """
+    """A search on a pipeline or on the reader's own data; `tuning` is filled as it goes."""
 
     def __init__(
         self, what: Any, *, collate_fn: Any = None, step: Any = None, batch_size: Any = None,
@@ -36,34 +33,48 @@ class TuningJob:
         if isinstance(what, Pipeline):
             if collate_fn is not None or step is not None:
                 raise ValueError("collate_fn and step go with a dataset of your own.")
-            self.source, pipeline, name, knobs = None, what, repr(what), what.to_dict()
+            own, pipeline, name, knobs = None, what, repr(what), what.to_dict()
         else:
             if knobs_of(what):  # a DataLoader: dataset and settings can be read off it
-                self.source, knobs = source.of_loader(what, step)
+                own, knobs = source.of_loader(what, step)
             else:
-                self.source, knobs = source.of(what, collate_fn, step), {"batch_size": BATCH_SIZE}
+                own, knobs = source.of(what, collate_fn, step), {"batch_size": BATCH_SIZE}
             # without a step nothing computes, and a device would only be started in vain
-            pipeline = Pipeline(device="auto" if "step" in self.source.parts else "cpu")
-            name = self.source.name
-        self.without_step = self.source is not None and "step" not in self.source.parts
-        start = Setting.of(
-            knobs | ({"batch_size": sizes[0]} if sizes else {}) | _checked(baseline or {})
-        )
+            pipeline = Pipeline(device="auto" if "step" in own.parts else "cpu")
+            name = own.name
+        self.without_step = own is not None and "step" not in own.parts
+        knobs |= {"batch_size": sizes[0]} if sizes else {}
+        allowed = sorted(set(Setting.__dataclass_fields__) - {"batch_size"})
+        for knob, value in (baseline or {}).items():
+            if knob not in allowed:
+                raise ValueError(f"baseline {knob}={value!r}: give {', '.join(allowed)}.")
+            knobs[knob] = KNOBS[knob].check(value)
+        start = Setting.of(knobs)
         pipeline.but(**start.to_dict())  # raises ValueError on a bad one
-        sizes = list(dict.fromkeys([start.batch_size, *sizes[1:]]))
         here = machine()
         most = max(LEAST_MAX_WORKERS, 2 * (here.cpu_cores or 1))
         most = most if max_workers is None else KNOBS["num_workers"].check(max_workers)
-        self.tuning = Tuning(name, start, here.line)
-        self.expectation = Expectation()
-        self.bench = trials.Bench(pipeline, self.source, seconds)
+        self.tuning = tuning = Tuning(name, start, here.line)
+
+        variants: tuple[dict[str, Any], ...] = ()
+        if here.kind != "gpu" or not here.device.startswith("cuda"):
+            why = "no CUDA device to copy to: page-locked memory gains nothing"
+            tuning.reasons["pin_memory"] = why
+        elif self.without_step:
+            tuning.reasons["pin_memory"] = (
+                "not tried: without a step that copies batches to the GPU it cannot act; with one, "
+                "pin_memory=True and .to(device, non_blocking=True) are worth measuring"
+            )
+        else:
+            variants = ({"pin_memory": not start.pin_memory},)
+        self.expectation, self.bench = Expectation(), trials.Bench(pipeline, own, seconds)
         self.search = Search(
-            self.tuning,
-            [setting for setting in space(start, most, sizes) if setting != start],
+            tuning,
+            [s for s in space(start, most, [start.batch_size, *sizes[1:]]) if s != start],
             self.bench.measure,
             self.expectation,
-            lambda setting, tried: trials.refusal(setting, tried, trials.Free.now()),
-            self._variants(start, here.kind == "gpu" and here.device.startswith("cuda")),
+            lambda setting, tried: trials.refusal(setting, tried, *trials.free_memory()),
+            variants,
         )
 
     def run(
@@ -80,24 +91,10 @@ class TuningJob:
             if self.tuning.winner:
                 self._explain()
 
-    def _variants(self, start: Setting, cuda: bool) -> tuple[dict[str, Any], ...]:
-        """Return what to try on the winner, and say why of what is not tried."""
-        if cuda and not self.without_step:
-            return ({"pin_memory": not start.pin_memory},)
-        self.tuning.reasons["pin_memory"] = (
-            "not tried: without a step that copies batches to the GPU it cannot act; with one, "
-            "pin_memory=True and .to(device, non_blocking=True) are worth measuring"
-            if cuda
-            else "no CUDA device to copy to: page-locked memory gains nothing"
-        )
-        return ()
-
     def _explain(self) -> None:
         """Say why the settings that were not searched are as they are, and how it was predicted."""
-        tuning, bench = self.tuning, self.bench
-        if not tuning.winner.setting.num_workers:
-            tuning.reasons["persistent_workers"] = "there are no workers to keep"
-        else:
+        tuning, disturbed = self.tuning, self.bench.disturbed
+        if tuning.winner.setting.num_workers:
             run = tuning.winner.runs[-1]
             start_s = (run.steps_since(0)[0]["t"][1] - run.event("begin")["t_ns"]) / 1e9
             tuning.extra["persistent_workers"] = True
@@ -105,29 +102,22 @@ class TuningJob:
                 f"keeps the workers from one epoch to the next: starting them, up to the first "
                 f"batch, took {start_s:.2f} s; it changes nothing within an epoch"
             )
-        if bench.disturbed:
+        else:
+            tuning.reasons["persistent_workers"] = "there are no workers to keep"
+        if disturbed:
             tuning.notes.append(
-                f"Other programs used up to {max(bench.disturbed):.0%} of the cores in "
-                f"{len(bench.disturbed)} of {bench.count} runs: their numbers are doubtful; tune "
-                "again on a quiet machine."
+                f"Other programs used up to {max(disturbed):.0%} of the cores in {len(disturbed)} "
+                f"of {self.bench.count} runs: their numbers are doubtful; tune again on a quiet "
+                "machine."
             )
         if self.expectation.cannot:
-            tuning.notes.append(
-                f"Estimated from wait and compute times alone: {self.expectation.cannot}"
-            )
+            why = f"Estimated from wait and compute times alone: {self.expectation.cannot}"
+            tuning.notes.append(why)
         if self.without_step:
             tuning.notes.append(
                 "No step was given, so this is the loader's own maximum. A slower model needs "
                 "fewer workers: pass step= to tune for it."
             )
-
-
-def _checked(baseline: dict[str, Any]) -> dict[str, Any]:
-    allowed = set(Setting.__dataclass_fields__) - {"batch_size"}
-    for name, value in baseline.items():
-        if name not in allowed:
-            raise ValueError(f"baseline {name}={value!r}: give {', '.join(sorted(allowed))}.")
-    return {name: KNOBS[name].check(value) for name, value in baseline.items()}
 
 
 # -- what a setting is expected to reach, from a run of another one --------------------------------
@@ -145,18 +135,16 @@ class Expectation:
         """Return samples/s of `setting` (value, low, high) from `run`, which is one of `here`."""
         key = id(run), setting
         if key not in self.values:
-            if id(run) not in self.runs:
-                self.runs[id(run)] = OwnRun(run, here) if run.watched else run
-            self.values[key] = self._predicted(run, setting) or guess(run, here, setting)
+            # one object for each run: `predict` remembers what it has found out about it
+            seen = self.runs.setdefault(id(run), OwnRun(run, here) if run.watched else run)
+            names = ("num_workers", "prefetch_factor", "batch_size")
+            found = predict(seen, **{name: getattr(setting, name) for name in names})
+            if found.cannot or not found.throughput:
+                self.cannot = found.cannot
+                self.values[key] = guess(run, here, setting)
+            else:
+                self.values[key] = found.throughput, *found.throughput_range
         return self.values[key]
-
-    def _predicted(self, run: Any, setting: Setting) -> Expected | None:
-        changes = ("num_workers", "prefetch_factor", "batch_size")
-        found = predict(self.runs[id(run)], **{name: getattr(setting, name) for name in changes})
-        if found.cannot or not found.throughput:
-            self.cannot = found.cannot
-            return None
-        return found.throughput, *found.throughput_range
 
 
 class OwnRun:
@@ -192,11 +180,9 @@ def guess(run: Any, here: Setting, setting: Setting) -> Expected | None:
         step_s = max(prepare_s, compute_s) if on_gpu else prepare_s + compute_s
         value = setting.batch_size / step_s
         return value, value / RANGE, value * RANGE
+    most = setting.num_workers
     best, worst = (
         setting.batch_size / max(prepare_s / workers, compute_s + HANDOFF_S)
-        for workers in (
-            setting.num_workers,
-            min(setting.num_workers, run.machine.cpu_cores or 1),
-        )
+        for workers in (most, min(most, run.machine.cpu_cores or 1))
     )
     return math.sqrt(best * worst), worst / RANGE, best * RANGE

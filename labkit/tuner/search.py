@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from labkit.tuner.tuning import PYTORCH_PREFETCH, TIE, Setting, Trial, Tuning
 
@@ -23,21 +22,15 @@ REACH = 0.10  # a prediction's range is taken seriously up to this far above its
 NEAR = 0.85  # of the best prediction at PyTorch's own depth, for other depths to be predicted too
 PATIENCE = 1  # trials without a gain; the next has to be predicted a good deal faster
 
+Expected = tuple[float, float, float]  # samples/s: value, low, high
 
-@dataclass(frozen=True)
-class Measured:
+
+class Measured(NamedTuple):
     """The outcome of one run of a setting: samples/s, or why there is no number."""
 
     rate: float | None
     error: str | None = None
     run: Any = None
-
-
-Expected = tuple[float, float, float]  # samples/s: value, low, high
-
-
-def _cost(setting: Setting) -> tuple[int, int, int]:
-    return setting.cost
 
 
 class Search:
@@ -67,32 +60,30 @@ class Search:
 
     def run(self) -> Tuning:
         """Search to the end; raises RuntimeError where the baseline itself cannot be measured."""
-        begun = time.monotonic()
+        tuning, begun = self.tuning, time.monotonic()
         try:
-            self._search()
+            baseline = self._run(Trial(tuning.start, "the starting point"))
+            if baseline.rate is None:
+                raise RuntimeError(f"The starting point cannot be measured: {baseline.error}")
+            while len(tuning.tried) < MOST_TRIED and self.runs < MOST_RUNS:
+                found = self._next()
+                if found is None:
+                    break
+                self._run(found)
+            self._settle_ties()
+            for change in self.variants:
+                setting = tuning.winner.setting.but(**change)
+                if tuning.trial(setting) is None:
+                    what = ", ".join(f"{name}={value}" for name, value in change.items())
+                    self._run(Trial(setting, f"the best so far with {what}"))
+            tuning.chosen = self._not_slower(tuning.winner)
         except KeyboardInterrupt:
-            self.tuning.interrupted = True
+            tuning.interrupted = True
             raise
         finally:
-            self.tuning.seconds = time.monotonic() - begun
-            self.tuning.done = True
-        return self.tuning
-
-    def _search(self) -> None:
-        tuning = self.tuning
-        baseline = self._run(Trial(tuning.start, "the starting point"))
-        if baseline.rate is None:
-            raise RuntimeError(f"The starting point cannot be measured: {baseline.error}")
-        while len(tuning.tried) < MOST_TRIED and self.runs < MOST_RUNS:
-            found = self._next()
-            if found is None:
-                break
-            self._run(found)
-        self._settle_ties()
-        self._try_variants()
-        tuning.chosen = self._not_slower(tuning.winner)
+            tuning.seconds, tuning.done = time.monotonic() - begun, True
         if self.refused:
-            which = min(self.refused, key=_cost)
+            which = cheapest(self.refused)
             tuning.notes.append(
                 f"Not tried: {len(self.refused)} settings; {which}: {self.refused[which]}."
             )
@@ -100,18 +91,34 @@ class Search:
             tuning.notes.append(
                 "No other setting was predicted to be faster or as fast and cheaper."
             )
+        return tuning
 
     # -- what to try next ------------------------------------------------------------------------
 
     def _next(self) -> Trial | None:
         """Return the trial most worth a run, or None where none is."""
-        best, missed = self.tuning.winner, self._missed()
-        if best is None or missed > PATIENCE:
+        best, fastest, missed = self.tuning.winner, 0.0, 0
+        for trial in self.tuning.tried:  # how many have brought nothing since the last that did
+            missed = 0 if (trial.rate or 0) > (1 + TIE) * fastest else missed + 1
+            fastest = max(fastest, trial.rate or 0)
+        if best is None or missed > PATIENCE or not (hopes := self._hopes()):
             return None
-        hopes = self._hopes()
-        if not hopes:
-            return None
-        return self._faster(hopes, best, missed) or self._cheaper(hopes, best)
+
+        top = max(value for value, _, _ in hopes.values())
+        reach = {s: min(high, (1 + REACH) * value) for s, (value, _, high) in hopes.items()}
+        furthest, workers = max(reach.values()), best.setting.num_workers
+        found: list[Setting] = []
+        if top > (1 + TIE + missed * CLOSE) * best.rate:
+            found = [s for s, hope in hopes.items() if hope[0] >= (1 - TIE) * top]
+            why = "the cheapest of those predicted fastest"
+        elif not missed and furthest > (1 + CLOSE) * best.rate:
+            found = [s for s, high in reach.items() if high >= (1 - TIE) * furthest]
+            why = "may be faster: its range reaches higher"
+        else:
+            fast = [s for s, hope in hopes.items() if hope[0] >= (1 - TIE / 2) * best.rate]
+            found = [s for s in fast if s.num_workers < workers]
+            why = "fewer workers, and predicted to be as fast"
+        return Trial(cheapest(found), why, hopes[cheapest(found)]) if found else None
 
     def _hopes(self) -> dict[Setting, Expected]:
         """Predict what has not been tried: every number of workers, and how deep only for the best.
@@ -126,37 +133,6 @@ class Search:
         near = {(s.num_workers, s.batch_size) for s, hope in known.items() if hope[0] >= NEAR * top}
         worth = [s for s in open_to if (s.num_workers, s.batch_size) in near and not tried(s)]
         return {s: found for s in worth if (found := self._expected(s))}
-
-    def _faster(self, hopes: dict[Setting, Expected], best: Trial, missed: int) -> Trial | None:
-        top = max(value for value, _, _ in hopes.values())
-        if top > (1 + TIE + missed * CLOSE) * best.rate:
-            tied = [s for s, (value, _, _) in hopes.items() if value >= (1 - TIE) * top]
-            setting = min(tied, key=_cost)
-            return Trial(setting, "the cheapest of those predicted fastest", hopes[setting])
-        if missed:
-            return None
-        reach = {s: min(high, (1 + REACH) * value) for s, (value, _, high) in hopes.items()}
-        most = max(reach.values())
-        if most > (1 + CLOSE) * best.rate:
-            setting = min((s for s, high in reach.items() if high >= (1 - TIE) * most), key=_cost)
-            return Trial(setting, "may be faster: its range reaches higher", hopes[setting])
-        return None
-
-    def _missed(self) -> int:
-        """Return how many trials have brought nothing since the last that did."""
-        top, missed = 0.0, 0
-        for trial in self.tuning.tried:
-            missed = 0 if (trial.rate or 0) > (1 + TIE) * top else missed + 1
-            top = max(top, trial.rate or 0)
-        return missed
-
-    def _cheaper(self, hopes: dict[Setting, Expected], best: Trial) -> Trial | None:
-        enough, most = (1 - TIE / 2) * best.rate, best.setting.num_workers
-        tied = [s for s, hope in hopes.items() if hope[0] >= enough and s.num_workers < most]
-        if not tied:
-            return None
-        setting = min(tied, key=_cost)
-        return Trial(setting, "fewer workers, and predicted to be as fast", hopes[setting])
 
     def _expected(self, setting: Setting) -> Expected | None:
         """Predict `setting` from the nearest run, and correct by how that run itself came out."""
@@ -187,12 +163,13 @@ class Search:
         if trial not in self.tuning.tried:
             self.tuning.tried.append(trial)
         self.tuning.latest = trial
-        measured = self.measure(trial.setting, trial.rate or (trial.expected or (None,))[0])
+        rate, trial.error, run = self.measure(
+            trial.setting, trial.rate or (trial.expected or (None,))[0]
+        )
         self.runs += 1
-        trial.error = measured.error
-        if measured.rate:
-            trial.rates.append(measured.rate)
-            trial.runs.append(measured.run)
+        if rate:
+            trial.rates.append(rate)
+            trial.runs.append(run)
         if self.each is not None:
             self.each()
         return trial
@@ -203,34 +180,30 @@ class Search:
             sound = [trial for trial in self.tuning.tried if trial.rate and not trial.error]
             fastest = max(sound, key=lambda trial: trial.rate)
             close = [trial for trial in sound if trial.rate >= (1 - CLOSE) * fastest.rate]
-            cheapest = min(close, key=lambda trial: trial.setting.cost)
-            if cheapest is fastest or (len(fastest.rates) > 1 and len(cheapest.rates) > 1):
+            least = min(close, key=lambda trial: trial.setting.cost)
+            if least is fastest or (len(fastest.rates) > 1 and len(least.rates) > 1):
                 return
-            for trial in (fastest, cheapest):
+            for trial in (fastest, least):
                 if self.runs < MOST_RUNS:
                     self._run(trial)
-
-    def _try_variants(self) -> None:
-        for change in self.variants:
-            setting = self.tuning.winner.setting.but(**change)
-            if self.tuning.trial(setting) is None:
-                what = ", ".join(f"{name}={value}" for name, value in change.items())
-                self._run(Trial(setting, f"the best so far with {what}"))
 
     def _not_slower(self, best: Trial) -> Trial:
         """Return `best`, or the baseline where it is not slower after all."""
         baseline = self.tuning.baseline
         if best is baseline or best.rate >= (1 + SURE) * baseline.rate:
             return best
-        while self._runs_left(baseline, best) and not best.error:
-            self._run(min(baseline, best, key=lambda trial: len(trial.rates)))
-        kept = best.rate and not best.error and best.rate >= baseline.rate
-        return best if kept else baseline
+        while not best.error:  # the closer the two are, the more often they are measured
+            close = abs(best.rate / baseline.rate - 1) <= CLOSE
+            fewer = min(baseline, best, key=lambda trial: len(trial.rates))
+            if len(fewer.rates) >= (RUNS_EACH if close else 2):
+                break
+            self._run(fewer)
+        return best if not best.error and best.rate >= baseline.rate else baseline
 
-    def _runs_left(self, baseline: Trial, best: Trial) -> bool:
-        """Return whether to measure the two again: the closer they are, the more often."""
-        close = abs(best.rate / baseline.rate - 1) <= CLOSE
-        return min(len(baseline.rates), len(best.rates)) < (RUNS_EACH if close else 2)
+
+def cheapest(settings: Iterable[Setting]) -> Setting:
+    """Return the setting that asks for least."""
+    return min(settings, key=lambda setting: setting.cost)
 
 
 def distance(one: Setting, other: Setting) -> float:

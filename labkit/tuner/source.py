@@ -34,14 +34,15 @@ class Source:
 
     def place(self, folder: Path) -> dict[str, Any]:
         """Write the payload into a run's folder, for its owner alone; return the bench's order."""
-        if self.payload is not None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-            with open(os.open(folder / PAYLOAD, flags, 0o600), "wb") as file:
-                file.write(self.payload)
         here = os.getcwd()
         path = [here, *(os.path.abspath(place or here) for place in sys.path)]
-        payload = PAYLOAD if self.payload is not None else None
-        return {"imports": self.imports, "payload": payload, "cwd": here, "path": path}
+        order = {"imports": self.imports, "payload": None, "cwd": here, "path": path}
+        if self.payload is None:
+            return order
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        with open(os.open(folder / PAYLOAD, flags, 0o600), "wb") as file:
+            file.write(self.payload)
+        return order | {"payload": PAYLOAD}
 
     @staticmethod
     def forget(folder: Path) -> None:
@@ -60,17 +61,27 @@ def of(dataset: Any, collate_fn: Any = None, step: Any = None) -> Source:
     given = {"dataset": dataset, "collate_fn": collate_fn, "step": step}
     given = {name: part for name, part in given.items() if part is not None}
     imports = {name: part for name, part in given.items() if isinstance(part, str)}
+    objects = {name: part for name, part in given.items() if name not in imports}
     for name, text in imports.items():
         if not NAMED.fullmatch(text):
             raise ValueError(f"{name}={text!r}: write module:function, as in 'train:make_dataset'.")
-    objects = {name: part for name, part in given.items() if name not in imports}
-    for name in ("collate_fn", "step"):
-        if name in objects and not callable(objects[name]):
-            raise ValueError(f"{name}={objects[name]!r}: give a function of one batch.")
+    for name, part in objects.items():
+        if name != "dataset" and not callable(part):
+            raise ValueError(f"{name}={part!r}: give a function of one batch.")
+    kind = type(dataset).__name__
     if "dataset" in objects:
-        _check(objects["dataset"])
-    named = imports.get("dataset") or type(dataset).__name__
-    return Source(named, imports, _pickled(objects) if objects else None, tuple(given))
+        if hasattr(dataset, "__next__"):
+            raise ValueError(
+                f"{kind} is a one-shot iterator: it can be read once, by one process. Pass a "
+                "dataset with __len__ and __getitem__, an IterableDataset, or 'module:function' "
+                "that makes one."
+            )
+        reads = hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
+        if isinstance(dataset, type) or not reads:
+            made = " Pass an instance, not the class or function." if callable(dataset) else ""
+            raise ValueError(f"{kind} is not a dataset: it needs __len__ and __getitem__.{made}")
+    payload = _pickled(objects) if objects else None
+    return Source(imports.get("dataset") or kind, imports, payload, tuple(given))
 
 
 def of_loader(loader: Any, step: Any = None) -> tuple[Source, dict[str, Any]]:
@@ -78,32 +89,15 @@ def of_loader(loader: Any, step: Any = None) -> tuple[Source, dict[str, Any]]:
 
     Raises ValueError where it draws its batches in a way that cannot be set up again.
     """
-    knobs = knobs_of(loader)
     if loader.batch_size is None:
         raise ValueError(
             "this DataLoader has a batch_sampler of its own (or none): give its dataset, and "
             "batch_size=..., collate_fn=... instead."
         )
+    knobs = {"prefetch_factor": None} | knobs_of(loader)
     if not knobs["num_workers"]:
         knobs |= {"prefetch_factor": None, "persistent_workers": False}
-    knobs.setdefault("prefetch_factor", None)
     return of(loader.dataset, loader.collate_fn, step), knobs
-
-
-def _check(dataset: Any) -> None:
-    """Raise ValueError where a DataLoader could not read `dataset` again and again."""
-    kind = type(dataset).__name__
-    if hasattr(dataset, "__next__"):
-        raise ValueError(
-            f"{kind} is a one-shot iterator: it can be read once, by one process. Pass a "
-            "dataset with __len__ and __getitem__, an IterableDataset, or 'module:function' that "
-            "makes one."
-        )
-    if isinstance(dataset, type) or not (
-        hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
-    ):
-        made = " Pass an instance, not the class or function." if callable(dataset) else ""
-        raise ValueError(f"{kind} is not a dataset: it needs __len__ and __getitem__.{made}")
 
 
 def _pickled(objects: dict[str, Any]) -> bytes:

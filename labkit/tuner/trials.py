@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,27 +39,23 @@ class Bench:
 
     def measure(self, setting: Setting, rate: float | None) -> Measured:
         """Run `setting` once; once more, and longer, where a run of unknown rate was too short."""
-        run = self._calm_run(setting, self._seconds(setting, rate))
+        run = self._calm_run(setting, rate)
         if run.error or run.outcome != "finished":
             return Measured(None, run.error or run.outcome, run)
         if run.steps < FEWEST_STEPS + setting.in_flight and rate is None:
-            slow = run.throughput or run.samples / self.seconds or 1.0
-            run = self._calm_run(setting, self._seconds(setting, slow))
+            run = self._calm_run(setting, run.throughput or run.samples / self.seconds or 1.0)
         if run.error or run.throughput is None:
             why = run.error or f"only {run.steps} batches in {LONGEST_S:.0f} s: too slow to measure"
             return Measured(None, why, run)
         return Measured(run.throughput, None, run)
 
-    def _seconds(self, setting: Setting, rate: float | None) -> float:
-        """Return how long to run: the queues are filled first, and that does not count."""
-        if not rate:
-            return self.seconds
-        batch_s = setting.batch_size / rate
-        needed = max(self.seconds, FEWEST_STEPS * batch_s)
-        return min(LONGEST_S, needed + min(2 * self.seconds, setting.in_flight * batch_s))
-
-    def _calm_run(self, setting: Setting, seconds: float) -> Any:
+    def _calm_run(self, setting: Setting, rate: float | None) -> Any:
         """Run it; again, where other programs took the cores, and keep the calmer of the two."""
+        seconds = self.seconds
+        if rate:  # the queues are filled first, and that does not count
+            batch_s = setting.batch_size / rate
+            filling = min(2 * self.seconds, setting.in_flight * batch_s)
+            seconds = min(LONGEST_S, max(seconds, FEWEST_STEPS * batch_s) + filling)
         run = self._run(setting, seconds)
         if taken_by_others(run) > FOREIGN_LOAD and self.patience and not run.error:
             self.patience -= 1
@@ -90,55 +85,45 @@ def taken_by_others(run: Any) -> float:
     return (foreign or 0.0) / (run.machine.cpu_cores or 1)
 
 
-# -- memory ----------------------------------------------------------------------------------------
+def free_memory() -> tuple[int, int | None]:
+    """Return the bytes free in RAM and in /dev/shm (None where there is none).
+
+    RAM is the machine's, or the container's where that is less; workers hand over their batches
+    through /dev/shm.
+    """
+    ram, shm = psutil.virtual_memory().available, None
+    with contextlib.suppress(OSError, ValueError):
+        limit = int((CGROUP / "memory.max").read_text())  # "max" where there is none
+        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        used = int((CGROUP / "memory.current").read_text()) - int(stat["inactive_file"])
+        ram = max(0, min(ram, limit - used))
+    with contextlib.suppress(OSError):
+        shm = shutil.disk_usage("/dev/shm").free
+    return ram, shm
 
 
-@dataclass(frozen=True)
-class Free:
-    """Memory that is free now, bytes; None where it cannot be told."""
-
-    ram: int | None  # of the machine, or of the container where that is less
-    shm: int | None  # of /dev/shm, through which workers hand over their batches
-
-    @classmethod
-    def now(cls) -> Free:
-        """Read it."""
-        ram = shm = None
-        with contextlib.suppress(OSError, ValueError):
-            limit = int((CGROUP / "memory.max").read_text())  # "max" where there is none
-            stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-            used = int((CGROUP / "memory.current").read_text()) - int(stat["inactive_file"])
-            ram = limit - used
-        with contextlib.suppress(OSError):
-            shm = shutil.disk_usage("/dev/shm").free
-        free = psutil.virtual_memory().available
-        return cls(free if ram is None else max(0, min(ram, free)), shm)
-
-
-def refusal(setting: Setting, trials: list[Trial], free: Free) -> str | None:
+def refusal(setting: Setting, trials: list[Trial], ram: int, shm: int | None) -> str | None:
     """Return why there is no memory for `setting`, from what smaller ones took; None if there is.
 
-    Counted are the batches that wait in the queues, one in each worker's hands, and a copy of the
-    process for each worker: a forked worker shares its parent's memory at first, but as Python
-    counts references in the objects it reads, their pages become its own. So this is what they may
-    grow to.
+    `ram` and `shm` are the bytes that are free. Counted are the batches that wait in the queues,
+    one in each worker's hands, and a copy of the process for each worker: a forked worker shares
+    its parent's memory at first, but as Python counts references in the objects it reads, their
+    pages become its own. So this is what they may grow to.
     """
-    known = ((trial, run.event("handoff") or {}) for trial in trials for run in trial.runs)
-    per_sample = next((e["bytes"] / t.setting.batch_size for t, e in known if e.get("bytes")), 0)
+    per_sample, worker_gib = 0.0, 0.0
+    for trial in trials:
+        for run in trial.runs:
+            batch_bytes = (run.event("handoff") or {}).get("bytes") or 0
+            per_sample = per_sample or batch_bytes / trial.setting.batch_size
+            rss_gib = max((sample.get("rss_gib") or 0.0 for sample in run.telemetry), default=0.0)
+            worker_gib = max(worker_gib, rss_gib / (1 + trial.setting.num_workers))
     batches = (setting.in_flight + setting.num_workers) * (2 if setting.pin_memory else 1)
     queues = batches * per_sample * setting.batch_size
-    if free.shm is not None and queues > SHARE * free.shm:
-        return f"its queues may hold {_gib(queues)} and /dev/shm has {_gib(free.shm)} free"
-    sizes = [
-        (sample.get("rss_gib") or 0.0) / (1 + trial.setting.num_workers)
-        for trial in trials
-        for run in trial.runs
-        for sample in run.telemetry
-    ]
-    worker_gib = max(sizes, default=0.0)
     whole = queues + setting.num_workers * worker_gib * 2**30
-    if free.ram is not None and whole > SHARE * free.ram:
-        return f"its workers and queues may take {_gib(whole)}, {_gib(free.ram)} of RAM are free"
+    if shm is not None and queues > SHARE * shm:
+        return f"its queues may hold {_gib(queues)} and /dev/shm has {_gib(shm)} free"
+    if whole > SHARE * ram:
+        return f"its workers and queues may take {_gib(whole)}, {_gib(ram)} of RAM are free"
     return None
 
 

@@ -30,11 +30,9 @@ class Setting:
     @classmethod
     def of(cls, knobs: dict[str, Any]) -> Setting:
         """Make one from {knob: value}; with workers, prefetch_factor becomes PyTorch's default."""
-        names = cls.__dataclass_fields__
-        made = cls(**{name: value for name, value in knobs.items() if name in names})
-        if made.num_workers and made.prefetch_factor is None:
-            made = replace(made, prefetch_factor=PYTORCH_PREFETCH)
-        return made
+        made = cls(**{name: knobs[name] for name in cls.__dataclass_fields__ if name in knobs})
+        default = made.num_workers and made.prefetch_factor is None
+        return replace(made, prefetch_factor=PYTORCH_PREFETCH) if default else made
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments: `DataLoader(dataset, **setting.to_dict())`."""
@@ -43,9 +41,8 @@ class Setting:
     def but(self, **changes: Any) -> Setting:
         """Return a changed copy; without workers, what needs them is dropped."""
         made = replace(self, **changes)
-        if not made.num_workers:
-            return replace(made, prefetch_factor=None, persistent_workers=False)
-        return made
+        none = {} if made.num_workers else {"prefetch_factor": None, "persistent_workers": False}
+        return replace(made, **none)
 
     @property
     def in_flight(self) -> int:
@@ -142,19 +139,15 @@ class Tuning(Result):
 
     @property
     def best(self) -> dict[str, Any]:
-        """The setting to take, as arguments of a DataLoader or changes to a Pipeline.
-
-        The setting it started from where nothing else was measured.
-        """
+        """The setting to take (at worst the start's): arguments of a DataLoader or a Pipeline."""
         setting = self.winner.setting if self.winner else self.start
         return setting.but(**self.extra if setting.num_workers else {}).to_dict()
 
     @property
     def speedup(self) -> float | None:
         """Throughput of the best setting over that of the baseline, both measured here."""
-        if not self.winner or not self.baseline.rate:
-            return None
-        return self.winner.rate / self.baseline.rate
+        both = self.winner and self.baseline.rate
+        return self.winner.rate / self.baseline.rate if both else None
 
     def trial(self, setting: Setting) -> Trial | None:
         """Return the trial of `setting`; None where it was not tried."""
@@ -187,9 +180,8 @@ class Tuning(Result):
     def verdict(self, trial: Trial) -> str:
         """Say in a few words what became of a trial."""
         if trial.error:
-            return trial.error if not trial.rates else f"then failed: {trial.error}"
-        words = ["baseline"] if trial is self.baseline else []
-        best = self.winner
+            return f"then failed: {trial.error}" if trial.rates else trial.error
+        words, best = ["baseline"] if trial is self.baseline else [], self.winner
         if trial is best:
             words.append("best" if self.done else "best so far")
         elif best and trial.rate and trial.rate >= (1 - TIE) * best.rate:
@@ -211,13 +203,13 @@ class Tuning(Result):
         """Return every trial; below, once it is done, reasons and code; `now` is what goes on."""
         rows = []
         for trial in self.tried:
+            batch = trial.setting.batch_size
+            what = f", batch {batch}" if batch != self.start.batch_size else ""
             measured = f"{trial.rate:,.0f}" if trial.rate else None
             if len(trial.rates) > 1:
                 measured += f" ({len(trial.rates)} runs)"
-            what = str(trial.setting)
-            if trial.setting.batch_size != self.start.batch_size:
-                what += f", batch {trial.setting.batch_size}"
-            rows.append((what, trial.predicted, measured, self.verdict(trial)[:CELL], trial.why))
+            said = self.verdict(trial)[:CELL]
+            rows.append((f"{trial.setting}{what}", trial.predicted, measured, said, trial.why))
         reasons = [f"{name}: {reason}" for name, reason in self.reasons.items()]
         ended = [*reasons, *self.notes, self.snippet] if self.done else [now or "starting"]
         return Table(
