@@ -8,7 +8,9 @@ the files of `labkit.experiments` fill with the decorator `experiment`.
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -154,6 +156,12 @@ class Registered:
 
 
 EXPERIMENTS: dict[str, Registered] = {}
+
+
+def compiler() -> str | None:
+    """Return the path of the C++ compiler that torch.compile uses on a CPU; None without one."""
+    names = ("cl",) if sys.platform == "win32" else (os.environ.get("CXX", "g++"), "g++", "clang++")
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 def experiment(help: str, draw: Callable[..., Any] | None = None, **knobs: Any) -> Callable:

@@ -18,10 +18,10 @@ from kept_bench import here
 
 import labkit as lk
 from labkit.bench import workbench
-from labkit.bench.resolve_config import compiler
 from labkit.experiments import EXPERIMENTS, Experiment, accumulation, fusion, memory
 from labkit.experiments.number_formats import FORMATS
 from labkit.results.launch import launch
+from labkit.spec import compiler
 
 pytestmark = pytest.mark.slow
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")

@@ -32,7 +32,6 @@ USD_PER_HOUR = {"H200": 5.408, "H100": 4.916, "A100": 1.844, "A10G": 1.006}
 USD_PER_CORE_HOUR = 0.0816 / 2
 KG_CO2_PER_KWH = 0.473
 SAMPLES_PER_EPOCH = 1_281_167
-
 J_PER_KWH = 3.6e6
 PAUSE_S = 1e-3  # the run's clock stood still between two readings: a pause, of no interest here
 
@@ -85,24 +84,23 @@ class Cost(Result):
         rows = []
         for label, name, unit in ROWS:
             now, old = getattr(self, name), getattr(self.before, name, None)
-            if label.startswith(" ") and now is None and old is None:
-                continue  # the gap is in the line above
-            if label == "electricity" and self.usd_per_kwh is None:
+            gap = label.startswith(" ") and now is None and old is None  # as in the line above
+            if gap or (label == "electricity" and self.usd_per_kwh is None):
                 continue
-            before = (_text(old, unit),) if self.before else ()
-            ratio = (f"{now / old:.3g}x" if old and now is not None else None,)
-            rows.append((label, *before, _text(now, unit), *(ratio if self.before else ())))
-        mark = "RECORDED on " if self.recorded else ""
+            ratio = f"{now / old:.3g}x" if old and now is not None else None
+            texts = (_text(now, unit),)
+            rows.append((label, *((_text(old, unit), *texts, ratio) if self.before else texts)))
         rent = _text(self.usd_per_hour, "USD/h") or "unknown: give usd_per_hour"
         foot = [f"rent {rent}", f"grid {self.kg_co2_per_kwh:g} kg CO2e/kWh"]
         if self.usd_per_kwh is not None:
             foot.append(f"electricity {self.usd_per_kwh:g} USD/kWh")
         if self.watts is None:
             foot.append("energy was not measured: no readable counter, so no joules and no carbon")
+        where = f"{'RECORDED on ' if self.recorded else ''}{self.machine}"
         return Table(
             rows,
             head=("", "before", "now", "ratio") if self.before else ("", "now"),
-            title=f"An epoch of {self.samples_per_epoch:,} {self.unit} on {mark}{self.machine}",
+            title=f"An epoch of {self.samples_per_epoch:,} {self.unit} on {where}",
             foot=["; ".join(foot)],
         )
 
@@ -146,12 +144,9 @@ def cost(
     watts, idle_energy_share = power(run)
     idle_share, seconds = 1 - run.utilization, 1 / run.throughput
     hours, joules = samples * seconds / 3600, _times(watts, seconds)
-    kwh = _times(joules, samples / J_PER_KWH)
-    money = {"usd_per_epoch": _times(hours, rent)}
+    kwh, usd = _times(joules, samples / J_PER_KWH), _times(hours, rent)
     energy = {"joules_per_sample": joules, "kwh_per_epoch": kwh}
     energy["kg_co2_per_epoch"] = _times(kwh, grid)
-    idle = {f"idle_{name}": _times(value, idle_share) for name, value in money.items()}
-    idle |= {f"idle_{name}": _times(value, idle_energy_share) for name, value in energy.items()}
     return Cost(
         machine=run.machine.name,
         recorded=run.recorded,
@@ -166,10 +161,11 @@ def cost(
         kg_co2_per_kwh=grid,
         before=None if before is None else cost(before, **given),
         hours_per_epoch=hours,
+        usd_per_epoch=usd,
         electricity_usd_per_epoch=_times(kwh, usd_per_kwh),
-        **money,
+        idle_usd_per_epoch=_times(usd, idle_share),
         **energy,
-        **idle,
+        **{f"idle_{name}": _times(value, idle_energy_share) for name, value in energy.items()},
     )
 
 
@@ -177,8 +173,8 @@ def usual_rent(machine: Any) -> float | None:
     """Return the default rent of a device, USD/h; None for a card that is not in the list."""
     if machine.kind == "cpu":
         return machine.cpu_cores and USD_PER_CORE_HOUR * machine.cpu_cores
-    found = [usd for card, usd in USD_PER_HOUR.items() if re.search(rf"\b{card}\b", machine.name)]
-    return found[0] if found else None
+    found = re.search(rf"\b({'|'.join(USD_PER_HOUR)})\b", machine.name)
+    return found and USD_PER_HOUR[found[1]]
 
 
 def power(run: Any) -> tuple[float | None, float | None]:
@@ -194,11 +190,11 @@ def power(run: Any) -> tuple[float | None, float | None]:
     clock, moment, joules = np.array(counts, float).T
     seconds, spent = np.diff(moment), np.diff(joules)
     sound = (seconds > 0) & (spent >= 0) & (np.diff(clock) - seconds < PAUSE_S)
-    if not sound.any() or not spent[sound].sum():
-        return None, None
-    seconds_busy = np.diff(busy_until(run.busy, moment))
-    idle = (1 - seconds_busy[sound] / seconds[sound]).clip(0, 1)
     total = float(spent[sound].sum())
+    if not total:
+        return None, None
+    worked = np.diff(busy_until(run.busy, moment))[sound]
+    idle = (1 - worked / seconds[sound]).clip(0, 1)
     return total / float(seconds[sound].sum()), float((spent[sound] * idle).sum()) / total
 
 

@@ -9,7 +9,7 @@ of the usual dashboards, which are computed from the true intervals and labelled
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,11 +32,6 @@ WINDOWS = (
 )
 TEETH = 0.5  # readings that swing over half of the scale show that the device stops and starts
 
-# Telemetry keys that hold one share per sample, by kind of device: (key, name)
-CURVES = {
-    "gpu": (("gpu_now", "nvidia-smi, as NVML tells it"),),
-    "cpu": (("cpu", "psutil: all CPU cores, loader included"),),
-}
 COUNTERS = (("sm", "GPM: SM activity"), ("tensor", "GPM: tensor activity"), ("dram", "GPM: DRAM"))
 
 
@@ -77,18 +72,15 @@ class Instruments(Result):
 
     def table(self) -> Table:
         """Return each instrument's source, readings, errors, and whether it shows the teeth."""
-        words = {True: "yes", False: "no", None: None}
-        rows = [
-            (
-                reading.name,
-                reading.source,
-                len(reading.shares) or "none in this run",
-                _points(reading.mean_error_pp, "+.1f"),
-                _points(reading.distance_pp, ".1f"),
-                words[reading.shows_teeth],
-            )
-            for reading in self.readings
-        ]
+        rows = []
+        for reading in self.readings:
+            mean, off = reading.mean_error_pp, reading.distance_pp
+            rows.append((
+                reading.name, reading.source, len(reading.shares) or "none in this run",
+                None if mean is None else f"{mean:+.1f} pp",
+                None if off is None else f"{off:.1f} pp",
+                {True: "yes", False: "no", None: None}[reading.shows_teeth],
+            ))  # fmt: skip
         head = ("instrument", "", "readings", "mean error", "off by", "shows the teeth")
         return Table(rows, head=head, left=(0, 1, 5))
 
@@ -98,22 +90,29 @@ def instruments(run: Any) -> Instruments:
     busy = run.busy
     if len(busy) < 2:
         raise ValueError(f"The run has {len(busy)} steps: an instrument needs two at least.")
-    shares = np.tile([1.0, 0.0], len(busy))
-    found = [Reading("step timing: the true intervals", READ, busy.ravel(), shares)]
-    found += [_read(name, *samples(run, key)) for key, name in CURVES.get(run.machine.kind, ())]
-    if run.machine.kind == "gpu":
-        found.append(_read("NVML: the driver's own samples", *driver_samples(run)))
+    end = busy[-1, 1]
+    teeth = np.tile([1.0, 0.0], len(busy))
+    found = [_judged("step timing: the true intervals", READ, busy.ravel(), teeth, busy)]
+    read: list[tuple[str, tuple[np.ndarray, np.ndarray]]] = []
+    if run.machine.kind == "cpu":
+        read.append(("psutil: all CPU cores, loader included", samples(run, "cpu")))
+    elif run.machine.kind == "gpu":
+        read.append(("nvidia-smi, as NVML tells it", samples(run, "gpu_now")))
+        read.append(("NVML: the driver's own samples", driver_samples(run)))
         for key, name in COUNTERS:
             values = [(event["t_ns"], (event.get("gpm") or {}).get(key)) for event in run.telemetry]
-            found.append(_read(name, *_during(run, values)))
+            read.append((name, _during(run, values)))
+    for name, (times, shares) in read:
+        known = np.isfinite(shares)
+        found.append(_judged(name, READ, times[known], shares[known], busy))
     if getattr(run, "xray", None) is not None:  # one number: it looked at a few steps only
         share = np.array([run.xray.utilization])
-        found.append(Reading("PyTorch Profiler: a few steps", READ, run.busy[-1:, 1], share))
+        found.append(_judged("PyTorch Profiler: a few steps", READ, busy[-1:, 1], share, busy))
     for name, window_s, period_s in WINDOWS:
-        times = np.arange(window_s, busy[-1, 1] + 1e-9, period_s)
+        times = np.arange(window_s, end + 1e-9, period_s)
         shares = (busy_until(busy, times) - busy_until(busy, times - window_s)) / window_s
-        found.append(Reading(name, COMPUTED, times, shares))
-    return Instruments(run, [_judged(reading, busy) for reading in found])
+        found.append(_judged(name, COMPUTED, times, shares, busy))
+    return Instruments(run, found)
 
 
 def samples(run: Any, key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -138,25 +137,17 @@ def _during(run: Any, pairs: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     return seconds[inside], shares[inside]
 
 
-def _read(name: str, times: np.ndarray, shares: np.ndarray) -> Reading:
-    known = np.isfinite(shares)
-    return Reading(name, READ, times[known], shares[known])
-
-
-def _judged(reading: Reading, busy: np.ndarray) -> Reading:
-    """Return the reading with its errors, its line held from each value to the next."""
+def _judged(
+    name: str, source: str, times: np.ndarray, shares: np.ndarray, busy: np.ndarray
+) -> Reading:
+    """Return a Reading with its errors, its line held from each value to the next."""
     end = busy[-1, 1]
-    edges = np.append(reading.times_s[reading.times_s < end], end)
-    shares = reading.shares[: len(edges) - 1]
-    lengths = np.diff(edges)
+    edges = np.append(times[times < end], end)
+    held, lengths = shares[: len(edges) - 1], np.diff(edges)
     if lengths.sum() <= 0:
-        return reading
+        return Reading(name, source, times, shares)
     worked = np.diff(busy_until(busy, edges))
     # Over a stretch of length L with b busy seconds a line at r is off by r (L - b) + (1 - r) b
-    distance = abs(shares * (lengths - worked) + (1 - shares) * worked).sum() / lengths.sum()
-    error = ((shares * lengths).sum() - worked.sum()) / lengths.sum()
-    return replace(reading, mean_error_pp=100 * error, distance_pp=100 * distance)
-
-
-def _points(value: float | None, form: str) -> str | None:
-    return None if value is None else f"{value:{form}} pp"
+    distance = abs(held * (lengths - worked) + (1 - held) * worked).sum() / lengths.sum()
+    error = ((held * lengths).sum() - worked.sum()) / lengths.sum()
+    return Reading(name, source, times, shares, 100 * error, 100 * distance)

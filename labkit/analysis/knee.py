@@ -14,6 +14,7 @@ overflows, another kernel is chosen) no line fits, and `misfit` says by how much
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +28,7 @@ MISFIT = 0.25  # worst relative error of the line up to which the knee is given 
 
 @dataclass(frozen=True, repr=False)
 class Knee(Result):
-    """t(B) = fixed_ms + sample_ms x B, and what follows.
-
-    `batch_size` is None where it lies outside of what was measured: below the smallest or above
-    the largest batch.
-    """
+    """t(B) = fixed_ms + sample_ms x B, and what follows."""
 
     sizes: tuple[int, ...]
     step_ms: tuple[float, ...]
@@ -42,18 +39,18 @@ class Knee(Result):
     @property
     def n_half(self) -> float:
         """Batch of half the best samples/s, wherever it lies; inf if samples cost nothing."""
-        return self.fixed_ms / self.sample_ms if self.sample_ms else float("inf")
+        return self.fixed_ms / self.sample_ms if self.sample_ms else math.inf
 
     @property
     def batch_size(self) -> int | None:
-        """`n_half` as a whole number, where it lies between the sizes measured."""
+        """`n_half` as a whole number; None where it lies outside of the sizes measured."""
         inside = min(self.sizes) <= self.n_half <= max(self.sizes)
         return round(self.n_half) if inside else None
 
     @property
     def best_throughput(self) -> float:
         """Samples/s that the line tends to, 1 / b; inf where no sample costs time."""
-        return 1e3 / self.sample_ms if self.sample_ms else float("inf")
+        return 1e3 / self.sample_ms if self.sample_ms else math.inf
 
     def predicted_ms(self, batch: float) -> float:
         """Return the line's time of a step of `batch` samples, ms."""
@@ -62,18 +59,20 @@ class Knee(Result):
     @property
     def misfit(self) -> float:
         """The largest relative distance of a measured step time from the line, 0 to 1."""
-        pairs = zip(self.sizes, self.step_ms, strict=True)
-        return max(abs(self.predicted_ms(size) / ms - 1) for size, ms in pairs)
+        return max(
+            abs(self.predicted_ms(size) / ms - 1)
+            for size, ms in zip(self.sizes, self.step_ms, strict=True)
+        )
 
     @property
     def line(self) -> str:
         """The finding, in words."""
-        if self.batch_size is None and self.n_half < min(self.sizes):
-            found = f"the knee lies below {min(self.sizes)}, the smallest batch measured"
-        elif self.batch_size is None:
-            found = f"the knee lies above {max(self.sizes)}, the largest batch measured"
-        else:
-            found = f"knee at about {self.batch_size} samples a batch"
+        low, high = min(self.sizes), max(self.sizes)
+        found = f"knee at about {self.batch_size} samples a batch"
+        if self.n_half < low:
+            found = f"the knee lies below {low}, the smallest batch measured"
+        elif self.n_half > high:
+            found = f"the knee lies above {high}, the largest batch measured"
         warning = f"; NO STRAIGHT LINE: off by up to {self.misfit:.0%}"
         return found + (warning if self.misfit > MISFIT else f" (line within {self.misfit:.0%})")
 
@@ -83,20 +82,18 @@ class Knee(Result):
             (size, f"{ms:.3g}", f"{self.predicted_ms(size):.3g}", f"{size / ms * 1e3:,.0f}")
             for size, ms in zip(self.sizes, self.step_ms, strict=True)
         ]
-        return Table(
-            rows,
-            head=("batch", "compute, ms", "line, ms", "samples/s"),
-            title=f"Knee: {self.line}; step = {self.fixed_ms:.3g} ms + {self.sample_ms:.3g} ms x "
-            f"batch; at best {self.best_throughput:,.0f} samples/s",
-            left=(),
+        title = (
+            f"Knee: {self.line}; step = {self.fixed_ms:.3g} ms + {self.sample_ms:.3g} ms x batch; "
+            f"at best {self.best_throughput:,.0f} samples/s"
         )
+        return Table(rows, ("batch", "compute, ms", "line, ms", "samples/s"), title, left=())
 
 
 def knee(sweep: Any) -> Knee:
-    """Find the knee of a sweep over `batch_size`, from the compute time of its runs.
+    """Find the knee of a sweep over `batch_size`, from the median compute time of its runs.
 
-    The compute of a step (median, ms) is used, not the time waited for data: the question is about
-    the device. Raises ValueError where fewer than three sizes were measured.
+    The time waited for data is left out: the question is about the device. Raises ValueError where
+    fewer than three sizes were measured.
     """
     runs = sorted((run for run in sweep if run.compute_ms), key=lambda run: run.pipeline.batch_size)
     sizes = [run.pipeline.batch_size for run in runs]
@@ -111,7 +108,7 @@ def fit(sizes: list[int], step_ms: list[float], runs: tuple[Any, ...] = ()) -> K
     design = np.stack([1 / ms, size / ms], axis=1)  # rows of (a + b B) / t = 1
     fixed, each = np.linalg.lstsq(design, np.ones(len(ms)), rcond=None)[0]
     if fixed < 0:  # all of it is per sample
-        fixed, each = 0.0, float((size / ms).sum() / ((size / ms) ** 2).sum())
+        fixed, each = 0.0, (size / ms).sum() / ((size / ms) ** 2).sum()
     elif each < 0:  # flat: none of it is
-        fixed, each = float((1 / ms).sum() / (1 / ms**2).sum()), 0.0
+        fixed, each = (1 / ms).sum() / (1 / ms**2).sum(), 0.0
     return Knee(tuple(sizes), tuple(step_ms), float(fixed), float(each), runs)

@@ -26,37 +26,33 @@ class Losses(Result):
         """Return the loss of every step that all runs have."""
         return np.array(run.loss[: min(run.steps for run in self.runs)])
 
-    def mean_of(self, run: Any) -> float:
-        """Return the mean loss over the steps that all runs have: slower learning raises it, too.
-
-        Not the loss at the end: where a task is learned that is next to nothing, and any two of
-        those differ by a large factor.
-        """
-        return float(np.mean(self.curve(run)))
-
     def difference(self, run: Any) -> float:
-        """Return how far a run's mean loss is from the first run's, relative to that."""
-        return self.mean_of(run) / self.mean_of(self.runs[0]) - 1
+        """Return how far a run's mean loss is from the first run's, relative to that.
+
+        The mean, since slower learning raises it, too; the loss at the end is next to nothing where
+        a task is learned, and any two of those differ by a large factor.
+        """
+        return float(np.mean(self.curve(run)) / np.mean(self.curve(self.runs[0]))) - 1
 
     def within(self, run: Any) -> bool:
         """Return whether a run's loss agrees with the first's; False where one is not finite."""
-        return bool(abs(self.difference(run)) <= self.tolerance)
+        return abs(self.difference(run)) <= self.tolerance
 
     @property
     def survived(self) -> bool:
         """Whether every run's loss is within the tolerance."""
-        return all(self.within(run) for run in self.runs[1:])
+        return all(map(self.within, self.runs[1:]))
 
     def table(self) -> Table:
         """Return the mean loss of every run, and how far it is from the first run's."""
-        word = {True: "within", False: "OUTSIDE"}
-        rows = [
-            (name_of(run), f"{self.mean_of(run):.4f}", f"{self.difference(run):+.1%}",
-             f"{word[self.within(run)]} the tolerance of {self.tolerance:.0%}")
-            for run in self.runs[1:]
-        ]  # fmt: skip
-        first = (name_of(self.runs[0]), f"{self.mean_of(self.runs[0]):.4f}", "", "")
-        return Table([first, *rows], head=("", "mean loss", "difference", ""), left=(0, 3))
+        rows = [(name_of(run), f"{np.mean(self.curve(run)):.4f}", "", "") for run in self.runs[:1]]
+        for run in self.runs[1:]:
+            word = "within" if self.within(run) else "OUTSIDE"
+            rows.append((
+                name_of(run), f"{np.mean(self.curve(run)):.4f}", f"{self.difference(run):+.1%}",
+                f"{word} the tolerance of {self.tolerance:.0%}",
+            ))  # fmt: skip
+        return Table(rows, head=("", "mean loss", "difference", ""), left=(0, 3))
 
 
 def losses(base: Any, *others: Any, tolerance: float = TOLERANCE) -> Losses:
@@ -86,10 +82,7 @@ def name_of(run: Any) -> str:
 
 def applied(runs: Iterable[Any]) -> tuple[list[Any], dict[str, str]]:
     """Sort runs into those in the format asked for, and {format: why it could not act here}."""
-    acting, lacking = [], {}
-    for run in runs:
-        if "precision" in run.not_applied:
-            lacking[run.asked.precision] = run.not_applied["precision"]
-        else:
-            acting.append(run)
-    return acting, lacking
+    runs = list(runs)
+    acting = [run for run in runs if "precision" not in run.not_applied]
+    lacking = [run for run in runs if "precision" in run.not_applied]
+    return acting, {run.asked.precision: run.not_applied["precision"] for run in lacking}

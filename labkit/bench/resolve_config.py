@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from labkit.bench import formats, model_size
-from labkit.spec import GRAPH_MODES
+from labkit.spec import GRAPH_MODES, compiler
 
 
 def resolve_config(
@@ -90,9 +90,3 @@ def compile_lacks(mode: str | None, device: torch.device) -> str | None:
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "Triton needs a C compiler to launch its kernels and found none: install gcc"
     return None
-
-
-def compiler() -> str | None:
-    """Return the path of the C++ compiler that torch.compile would use, or None."""
-    names = ("cl",) if sys.platform == "win32" else (os.environ.get("CXX", "g++"), "g++", "clang++")
-    return next(filter(None, map(shutil.which, names)), None)
