@@ -107,12 +107,16 @@ def test_a_record_says_recorded_on_its_table_figure_and_verdict(tmp_path):
     assert ranks.diagnose().source.startswith("RECORDED")
 
 
-def test_a_hostile_record_of_ranks_is_read_as_gaps(tmp_path):
+def test_steps_that_exchange_nothing_are_gaps_and_a_hostile_record_of_ranks_is_refused(tmp_path):
     path = record(tmp_path).path
-    path.write_text(re.sub(r'"comm": \[\d+, ', '"comm": ["x", ', path.read_text()))
+    whole = path.read_text()
+    path.write_text(re.sub(r', "comm": \[\d+, \d+\]', "", whole))
     ranks = lk.load(path)
     assert np.isnan(ranks[0].exchange_ns).all()
     assert ranks.times.communication == pytest.approx([0, 0])
+    path.write_text(re.sub(r'"comm": \[\d+, ', '"comm": ["x", ', whole))
+    with pytest.raises(lk.RecordError, match="not an event"):
+        lk.load(path)
 
 
 @pytest.mark.parametrize(

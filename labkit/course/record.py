@@ -32,31 +32,23 @@ MOST_STEPS = 600  # the first so many: a stretch as it was, since thinned steps 
 MOST_ITEM_ROWS = 400
 MOST_TELEMETRY = 400
 
-# What is shipped, by event, so that what nobody thought of is left out: its keys, None for all.
-# Kept out: pids, the card's UUID, paths, tracebacks.
-KEPT: dict[str, tuple[str, ...] | None] = {
-    "spec": ("version", "run", "utc", "labkit", "pipeline", "experiment", "params", "script"),
-    "machine": (
-        "device", "kind", "name", "memory_gib", "cpu_name", "cpu_cores", "ram_gib", "shm_gib",
-        "threads", "os", "sm_count", "compute_capability", "driver", "pcie", "versions",
-    ),
-    "job": ("pipeline", "not_applied"),
-    "samples": None, "begin": None, "epoch": None, "step": None, "items": None, "handoff": None,
-    "measurement": None, "skipped": None, "memory": None, "telemetry": None, "drift": None,
-    "compiled": None, "lost": None, "xray": None, "xray_trace": None, "no_xray": None,
-    "error": ("kind", "message"), "done": None, "stopped": None, "end": None,
-}  # fmt: skip
+# What is shipped, by event, so that what nobody thought of is left out: whole events, and keys of
+# others. Kept out: pids, the card's UUID, paths, tracebacks.
+WHOLE = (
+    "samples begin epoch step items handoff measurement skipped memory telemetry drift compiled "
+    "lost xray xray_trace no_xray done stopped end"
+)
+KEYS = {
+    "spec": "version run utc labkit pipeline experiment params script",
+    "machine": "device kind name memory_gib cpu_name cpu_cores ram_gib shm_gib threads os sm_count "
+    "compute_capability driver pcie versions",
+    "job": "pipeline not_applied",
+    "error": "kind message",
+}
 PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][\w.@+~-]+){2,}")
 
 
 # -- what is recorded ----------------------------------------------------------------------------
-
-# On a GPU some runs are larger, so that they show there what the course says of them: not launches,
-# but copies, stalls and formats. Runs are of the default length, 80 steps or 4 s, and the clock has
-# 8 minutes for all. Some have twice as long on a GPU: a T4 takes 0.25 s for a step that an H200
-# does in 0.03 s.
-FED = {"dataset": "array", "num_workers": 2}  # a loader that keeps up: what is left is the device
-PINNED = {"pin_memory": True, "non_blocking": True}
 
 
 @dataclass(frozen=True)
@@ -72,84 +64,63 @@ class Wanted:
 def wanted(kind: str | None = None) -> list[Wanted]:
     """Return what the course records on a "cpu" or "gpu", in the order of its notebooks.
 
-    `kind` is that of the device here where it is None.
+    `kind` is that of the device here where it is None. On a GPU some runs are larger, so that they
+    show there what the course says of them: not launches, but copies, stalls and formats. Runs are
+    of the default length, 80 steps or 4 s, and the clock has 8 minutes for all. Some have twice as
+    long on a GPU: a T4 takes 0.25 s for a step that an H200 does in 0.03 s.
     """
+    found: list[Wanted] = []
+
+    def run(name: str, title: str, *needs: str, **knobs: Any) -> None:
+        found.append(Wanted(name, title, Pipeline(**knobs), needs))
+
+    def each(name: str, title: str, knob: str, values: tuple, **knobs: Any) -> None:
+        for value in values:
+            run(f"{name}-{value}", f"{title}, {knob}={value}", **{knob: value}, **knobs)
+
+    fed = {"dataset": "array", "num_workers": 2}  # it keeps up: what is left is the device
+    long, stall, decode, heavy, transformer, small = fed, {"num_workers": 6}, {}, {}, {}, {}
     on_gpu = (kind or machine().kind) == "gpu"
-    return [*_loader(on_gpu), *_copies(on_gpu), *_device(on_gpu), *_script(), *_experiments()]
-
-
-def _run(name: str, title: str, needs: tuple[str, ...] = (), **knobs: Any) -> Wanted:
-    return Wanted(name, title, Pipeline(**knobs), needs)
-
-
-def _each(name: str, title: str, knob: str, values: tuple, **knobs: Any) -> list[Wanted]:
-    return [
-        _run(f"{name}-{value}", f"{title}, {knob}={value}", **{knob: value}, **knobs)
-        for value in values
-    ]
-
-
-def _loader(on_gpu: bool) -> list[Wanted]:
-    stall = {"stall_ms": 300.0, "stall_every": 20, "num_workers": 6, "steps": 200}
-    decode = {"io_ms": 0.0}
-    if on_gpu:  # which asks for a batch every 10 ms: only workers that are faster get ahead of it,
-        stall |= {"num_workers": 8, "io_ms": 0.0}
-        decode["augment"] = 6  # and one process that decodes and no more would keep up
-    workers = "num_workers"
-    return [
-        *_each("workers", "the default pipeline", workers, (0, 1, 2, 4, 6, 8, 16)),
-        *_each("decode", "no storage wait", workers, (0, 2, 8), **decode),
-        *_each("textbook", "50 ms a batch", workers, (0, 1, 5, 8), dataset="sleep"),
-        *_each("stall", "a slow disk", "prefetch_factor", (2, 8), **stall),
-    ]
-
-
-def _copies(on_gpu: bool) -> list[Wanted]:
-    # 19 MB a batch, and compute of the same order on every card; a CPU has nothing to copy to
-    heavy = {"dataset": "array", "image_px": 224, "batch_size": 128, "width": 16, "depth": 2}
-    base = {"num_workers": 8, **(heavy if on_gpu else {})}
-    beside = {**base, **PINNED, "prefetch_to_device": True}
-    return [
-        *([_run("pageable", "pageable memory", **base)] if on_gpu else []),
-        _run("pinned", "page-locked memory", ("pin_memory",), **base, **PINNED),
-        _run("prefetched", "the next batch copied meanwhile", ("prefetch_to_device",), **beside),
-    ]
-
-
-def _device(on_gpu: bool) -> list[Wanted]:
-    fed = {**FED, "seconds": 8.0} if on_gpu else FED
-    transformer = {**fed, "model": "transformer", "batch_size": 64}
-    small = {**FED, "model": "mlp", "width": 256}
     if on_gpu:
-        transformer |= {"batch_size": 128, "width": 2048, "depth": 1}  # no launches, in BF16 too
-        small["depth"] = 16  # all launches
-    found = _each("batch", "arrays", "batch_size", (1, 4, 16, 64, 256), **fed)
+        long = {**fed, "seconds": 8.0}
+        # asks for a batch every 10 ms: only workers that are faster get ahead of it,
+        stall = {"num_workers": 8, "io_ms": 0.0}
+        decode = {"augment": 6}  # and one process that decodes and no more would keep up
+        # 19 MB a batch, and compute of the same order on every card; a CPU has nothing to copy to
+        heavy = {"dataset": "array", "image_px": 224, "batch_size": 128, "width": 16, "depth": 2}
+        transformer = {"batch_size": 128, "width": 2048, "depth": 1}  # no launches, in BF16 too
+        small = {"depth": 16}  # all launches
+
+    each("workers", "the default pipeline", "num_workers", (0, 1, 2, 4, 6, 8, 16))
+    each("decode", "no storage wait", "num_workers", (0, 2, 8), io_ms=0.0, **decode)
+    each("textbook", "50 ms a batch", "num_workers", (0, 1, 5, 8), dataset="sleep")
+    stall = {"stall_ms": 300.0, "stall_every": 20, "steps": 200, **stall}
+    each("stall", "a slow disk", "prefetch_factor", (2, 8), **stall)
+
+    base = {"num_workers": 8, **heavy}
+    pinned = {**base, "pin_memory": True, "non_blocking": True}
+    if on_gpu:
+        run("pageable", "pageable memory", **base)
+    run("pinned", "page-locked memory", "pin_memory", **pinned)
+    beside = {**pinned, "prefetch_to_device": True}
+    run("prefetched", "the next batch copied meanwhile", "prefetch_to_device", **beside)
+
+    each("batch", "arrays", "batch_size", (1, 4, 16, 64, 256), **long)
+    transformer = {**long, "model": "transformer", "batch_size": 64, **transformer}
     for precision in ("fp32", "tf32", "fp16", "bf16"):
-        title, needs = f"a transformer in {precision}", _needs(precision=precision != "fp32")
-        found.append(
-            _run(f"precision-{precision}", title, needs, precision=precision, **transformer)
-        )
+        name, title = f"precision-{precision}", f"a transformer in {precision}"
+        needs = ("precision",) if precision != "fp32" else ()
+        run(name, title, *needs, precision=precision, **transformer)
+    small = {**fed, "model": "mlp", "width": 256, **small}
     for mode in (None, "default", "reduce-overhead"):
-        title, needs = f"a small model, compile={mode!r}", _needs(compile=mode is not None)
-        found.append(_run(f"compile-{mode or 'off'}", title, needs, compile=mode, **small))
-    return found
+        name, title = f"compile-{mode or 'off'}", f"a small model, compile={mode!r}"
+        run(name, title, *(("compile",) if mode else ()), compile=mode, **small)
 
-
-def _needs(**knobs: bool) -> tuple[str, ...]:
-    return tuple(name for name, needed in knobs.items() if needed)
-
-
-def _script() -> list[Wanted]:
-    found = []
     for number, stage in enumerate(stages()):
         fixed = f"then {stage.fixes[-1]} fixed" if stage.fixes else "nothing fixed"
         found.append(Wanted(f"capstone-{number}", f"the slow script, {fixed}", stage))
-    return found
-
-
-def _experiments() -> list[Wanted]:
     names = [name for name in EXPERIMENTS if name != "exercise"]
-    return [Wanted(name, EXPERIMENTS[name].help, Experiment(name)) for name in names]
+    return found + [Wanted(name, EXPERIMENTS[name].help, Experiment(name)) for name in names]
 
 
 # -- how it is made ------------------------------------------------------------------------------
@@ -203,28 +174,27 @@ def record(out: str | Path, only: Iterable[str] | None = None) -> Made:
         ValueError: A name in `only` that the course does not have.
         OSError: `out` cannot be written.
     """
-    listed = wanted()
-    names = [each.name for each in listed]
+    listed = {each.name: each for each in wanted()}
     for name in only or ():
-        if name not in names:
-            raise ValueError(f"Unknown record {name!r}; available: {', '.join(names)}.")
-    chosen = listed if only is None else [each for each in listed if each.name in only]
+        if name not in listed:
+            raise ValueError(f"Unknown record {name!r}; available: {', '.join(listed)}.")
+    chosen = [each for name, each in listed.items() if only is None or name in only]
     folder = Path(out) / slug(machine().name)
     folder.mkdir(parents=True, exist_ok=True)
     done, start, display = Made(str(folder)), time.monotonic(), Display()
     try:
         for number, each in enumerate(chosen, 1):
-            name, target = each.name, folder / f"{each.name}.jsonl.gz"
+            name, target, why = each.name, folder / f"{each.name}.jsonl.gz", ""
             display.line(f"{number}/{len(chosen)} {name}")
             if target.exists():
                 done.kept.append(name)
             elif time.monotonic() - start > BUDGET_S:
-                done.left_out[name] = "out of time: run the same command again to go on"
-            elif why := _make(each, target):
-                done.left_out[name] = why
-            else:
+                why = "out of time: run the same command again to go on"
+            elif not (why := _make(each, target)):
                 done.made.append(name)
-            display.final(f"{number}/{len(chosen)} {name} {done.left_out.get(name, '')}".rstrip())
+            if why:
+                done.left_out[name] = why
+            display.final(f"{number}/{len(chosen)} {name} {why or ''}".rstrip())
     except KeyboardInterrupt:
         done.interrupted = True
     done.seconds = time.monotonic() - start
@@ -240,35 +210,27 @@ def slug(hardware: str) -> str:
 def _make(each: Wanted, target: Path) -> str | None:
     """Measure and write one record; return why not, where there is none."""
     deadline = time.monotonic() + LONGEST_S
-
-    def give_up(_run: Any) -> None:
-        if time.monotonic() > deadline:
-            raise TimeoutError
-
     try:
         run = launch(each.spec)
-        try:
-            run.wait(each=give_up)
-        except TimeoutError:
-            run.stop()
-            return f"took longer than {LONGEST_S:.0f} s"
     except OSError as error:
         return str(error)
+    run.wait(each=lambda run: time.monotonic() > deadline and run.stop())
+    if run.outcome == "stopped":
+        return f"took longer than {LONGEST_S:.0f} s"
     if run.outcome != "finished":
         return run.error or run.outcome
     if missing := [knob for knob in each.needs if knob in run.not_applied]:
         return run.not_applied[missing[0]]
     if not getattr(run, "points", True):
         return "; ".join(run.skipped.values()) or "nothing could be measured"
-    ship(run.path, target, name=each.name, title=each.title)
-    return None
+    return ship(run.path, target, name=each.name, title=each.title)
 
 
 # -- fit to ship ---------------------------------------------------------------------------------
 
 
-def ship(source: Path, target: Path, *, name: str, title: str) -> Path:
-    """Write the record at `source` to `target` (.jsonl.gz), fit to ship; return `target`.
+def ship(source: Path, target: Path, *, name: str, title: str) -> None:
+    """Write the record at `source` to `target` (.jsonl.gz), fit to ship.
 
     Args:
         source: A record: a folder or a file.
@@ -280,15 +242,13 @@ def ship(source: Path, target: Path, *, name: str, title: str) -> Path:
         RecordError: `source` is not a record.
     """
     names = _names()
-    events = [_clean(event, names) for event in _kept(read_record(source))]
-    events[0] |= {"name": name, "title": title}
+    spec, *events = (_clean(event, names) for event in _kept(read_record(source)))
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_suffix(".part")
     with gzip.GzipFile(unfinished, "wb", mtime=0) as file:
-        for event in events:
+        for event in [spec | {"name": name, "title": title}, *events]:
             file.write(json.dumps(event, separators=(",", ":"), allow_nan=False).encode() + b"\n")
     unfinished.replace(target)  # an interrupt leaves no half record
-    return target
 
 
 def _kept(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -297,25 +257,22 @@ def _kept(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     done = rows = samples = 0
     for event in events:
         kind = event["event"]
-        if kind not in KEPT:
+        if kind in KEYS:
+            keys = ("event", "t_ns", *KEYS[kind].split())
+            yield {key: event[key] for key in keys if key in event}
             continue
-        if kind == "step":
-            done += 1
-            if done == MOST_STEPS + 1:
-                yield {"event": "thinned", "t_ns": event["t"][0], "steps": steps}
-            if done > MOST_STEPS:
-                continue
-        elif kind == "items":
+        done += kind == "step"
+        samples += kind == "telemetry"
+        if kind == "step" and done == MOST_STEPS + 1:
+            yield {"event": "thinned", "t_ns": event["t"][0], "steps": steps}
+        beyond = done > MOST_STEPS or (kind == "telemetry" and samples > MOST_TELEMETRY)
+        if kind in ("step", "telemetry") and beyond:
+            continue
+        if kind == "items":
             event = {**event, "rows": event["rows"][: max(0, MOST_ITEM_ROWS - rows)]}
             rows += len(event["rows"])
-        elif kind == "telemetry":
-            samples += 1
-            if samples > MOST_TELEMETRY or done > MOST_STEPS:
-                continue
-        keys = KEPT[kind]
-        if keys is not None:
-            event = {key: event[key] for key in ("event", "t_ns", *keys) if key in event}
-        yield event
+        if kind in WHOLE.split():
+            yield event
 
 
 def _clean(value: Any, names: list[str]) -> Any:
@@ -333,7 +290,7 @@ def _clean(value: Any, names: list[str]) -> Any:
 
 
 def _names() -> list[str]:
-    """The names that say whose machine it is; "root" and the like say nothing."""
+    """Return the names that say whose machine it is; "root" and the like say nothing."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError, ImportError):

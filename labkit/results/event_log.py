@@ -25,18 +25,30 @@ from labkit.results.record import Tail, opened, read_record
 from labkit.wiring import above
 
 
-def fact(event: str, key: str | None, doc: str, default: Any = None) -> property:
-    """Make a property that is what the last `event` says of `key`, or all of that event."""
+def of_one_moment(compute: Callable) -> Callable:
+    """Let a function whose first argument is a result see one moment of it, start to end."""
 
-    def get(self: EventLogResult) -> Any:
-        return self._fact(event, key, default) if key else self._last.get(event)
+    @functools.wraps(compute)
+    def held(self: EventLogResult, *args: Any, **kwargs: Any) -> Any:
+        with self.as_of_now():
+            return compute(self, *args, **kwargs)
 
-    return property(get, doc=doc)
+    return held
 
 
-def every(event: str, doc: str) -> property:
+def derived(compute: Callable, doc: str | None = None) -> property:
+    """Make a property whose value is derived from one moment of the log."""
+    return property(of_one_moment(compute), doc=doc)
+
+
+def fact(event: str, key: str, doc: str, default: Any = None) -> property:
+    """Make a property that is what the last `event` says of `key`."""
+    return property(lambda log: log._fact(event, key, default), doc=doc)
+
+
+def series(event: str, doc: str) -> property:
     """Make a property that lists all events of a name in `SERIES`."""
-    return property(lambda self: self._events(event), doc=doc)
+    return derived(lambda log: log._series[event], doc)
 
 
 class EventLogResult:
@@ -46,6 +58,7 @@ class EventLogResult:
     """
 
     SERIES: tuple[str, ...] = ()  # events of which every one is kept; of others, the last
+    _alive = False  # whether its process was, when the log was last read
 
     def __init__(self, path: Path, process: Any = None, recorded: bool = False, tail: Any = None):
         """Read the log at `path`.
@@ -60,15 +73,15 @@ class EventLogResult:
         self.alias: str | None = None  # what figures call it where its knobs are to stay hidden
         self._process = process
         self._reading = threading.Lock()
-        self._tail = tail or (None if recorded else Tail(self.path / FILE_NAME))
         self._kept: dict[str, dict[str, Any]] = {}  # the last event of each name
         self._series: dict[str, list[dict[str, Any]]] = {name: [] for name in self.SERIES}
-        self._alive = False  # whether its process was, when the log was last read
         self._holds: set[object] = set()  # nothing is read on its own while one is in here
-        if self._tail is None:
+        self._tail = tail
+        if tail is None and recorded:
             with self._hold():
                 self._absorb(read_record(self.path))
-        self.refresh()
+        elif tail is None:
+            self._tail = Tail(self.path / FILE_NAME)
 
     # -- the log ---------------------------------------------------------------------------------
 
@@ -108,22 +121,14 @@ class EventLogResult:
         """Read what has been written since (6 µs while it grows), unless held at a moment."""
         return self if self._holds else self.refresh()
 
-    @property
-    def _last(self) -> dict[str, dict[str, Any]]:
-        """The last event of each name."""
-        return self._now()._kept
-
-    def _events(self, name: str) -> list[dict[str, Any]]:
-        """Return all events of a name in `SERIES`."""
-        return self._now()._series[name]
-
     def event(self, name: str) -> dict[str, Any] | None:
         """Return the last event of that name; None where there is none."""
-        return self._last.get(name)
+        return self._now()._kept.get(name)
 
     def _fact(self, event: str, key: str, default: Any = None) -> Any:
-        """Return what the last event of that name says of `key`."""
-        return self._last.get(event, {}).get(key, default)
+        """Return what the last event of that name says of `key`; null is like nothing."""
+        value = (self.event(event) or {}).get(key)
+        return default if value is None else value
 
     def _absorb(self, events: Iterable[dict[str, Any]]) -> None:
         for event in events:
@@ -139,43 +144,31 @@ class EventLogResult:
 
     # -- what it was, and how it went ------------------------------------------------------------
 
-    @property
-    def id(self) -> str:
-        """The run's name: date, time and six hex digits."""
-        return self._fact("spec", "run", self.path.name)
-
+    id = derived(
+        lambda log: log._fact("spec", "run", log.path.name),
+        "The run's name: date, time and six hex digits.",
+    )
     utc = fact("spec", "utc", "When it was started, as an ISO time in UTC; None if unknown.")
-
-    @property
-    def machine(self) -> Machine:
-        """The machine it ran on."""
-        return Machine.from_dict(self._last.get("machine", {}))
-
-    @property
-    def mark(self) -> str | None:
-        """ "RECORDED on ..." where it was not measured here; None where it was."""
-        return f"RECORDED on {self.machine.name}" if self.recorded else None
-
-    @property
-    def stage(self) -> dict[str, Any]:
-        """The last stage before training: `name`, and `done` of `total` where counted."""
-        return self._last.get("stage", {"name": "starting"})
-
-    @property
-    def running(self) -> bool:
-        """True until it has ended."""
-        return self.outcome == "running"
-
-    @property
-    def outcome(self) -> str:
-        """ "running", "finished", "stopped" or "failed"."""
-        return outcome.outcome(self._last, self._alive)
-
-    @property
-    def error(self) -> str | None:
-        """Why it failed, with a remedy where one is known; None if it did not."""
-        return outcome.reason(self._last, alive=self._tail is not None and self.running)
-
+    machine = derived(
+        lambda log: Machine.from_dict(log.event("machine") or {}), "The machine it ran on."
+    )
+    mark = property(
+        lambda log: f"RECORDED on {log.machine.name}" if log.recorded else None,
+        doc='"RECORDED on ..." where it was not measured here; None where it was.',
+    )
+    stage = derived(
+        lambda log: log.event("stage") or {"name": "starting"},
+        "The last stage before training: `name`, and `done` of `total` where counted.",
+    )
+    outcome = derived(
+        lambda log: outcome.outcome(log._kept, log._alive),
+        '"running", "finished", "stopped" or "failed".',
+    )
+    running = property(lambda log: log.outcome == "running", doc="True until it has ended.")
+    error = derived(
+        lambda log: outcome.reason(log._kept, log._alive),
+        "Why it failed, with a remedy where one is known; None if it did not.",
+    )
     traceback = fact("error", "traceback", "The bench's own, where an exception ended the run.")
 
     def wait(self, each: Any = None, period_s: float = 0.05) -> EventLogResult:
@@ -209,10 +202,10 @@ class EventLogResult:
 
     # -- keeping and showing ---------------------------------------------------------------------
 
+    @of_one_moment
     def plot(self, **drawing: Any) -> Any:
         """Draw it as a matplotlib Figure; the options are those of its figure."""
-        with self.as_of_now():
-            return above(f"{type(self).__name__}.plot")(self, **drawing)
+        return above(f"{type(self).__name__}.plot")(self, **drawing)
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write the record to `path`: one file, packed where its name ends in .gz; return it."""
@@ -221,26 +214,9 @@ class EventLogResult:
         packs = gzip.open if path.suffix == ".gz" else open
         with opened(self.path) as old, packs(path, "wb") as new:
             shutil.copyfileobj(old, new)
-            for line in self._extra_lines():
-                new.write(f"{line}\n".encode())
+            new.writelines(f"{line}\n".encode() for line in self._extra_lines())
         return path
 
     def _extra_lines(self) -> Iterable[str]:
         """Return the lines of JSON that a saved record has beyond the log."""
         return ()
-
-
-def of_one_moment(compute: Callable) -> Callable:
-    """Let a function whose first argument is a result see one moment of it, start to end."""
-
-    @functools.wraps(compute)
-    def held(self: EventLogResult, *args: Any, **kwargs: Any) -> Any:
-        with self.as_of_now():
-            return compute(self, *args, **kwargs)
-
-    return held
-
-
-def derived(compute: Callable) -> property:
-    """Make a property whose value is derived from one moment of the log."""
-    return property(of_one_moment(compute))

@@ -6,7 +6,7 @@ wrote. What it is stands in its first events, so that there is no list of them t
 
 from __future__ import annotations
 
-import json
+import collections
 import os
 import re
 import time
@@ -18,7 +18,7 @@ from typing import Any
 import labkit
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
-from labkit.results.record import BROKEN, RecordError, first_event, opened, read_record
+from labkit.results.record import BROKEN, RecordError, event_on, opened, read_record
 from labkit.results.result import Result
 from labkit.results.run import Run
 from labkit.results.table import Table
@@ -30,12 +30,22 @@ LEAD_NS = 300_000_000  # of a replay, before the first step: what came earlier i
 
 def load(path: str | os.PathLike) -> Run | Measurements | Ranks:
     """Load a saved or recorded run; raises RecordError (a ValueError) on anything else."""
-    return kind_of(first_event(path))(Path(path), recorded=True)
+    return kind_of(_head(path).get("spec", {}))(Path(path), recorded=True)
 
 
 def kind_of(spec: dict[str, Any]) -> type[Run] | type[Measurements] | type[Ranks]:
     """Return what reads a log whose first event holds `spec`."""
     return Measurements if spec.get("experiment") else Ranks if spec.get("ranks") else Run
+
+
+def _head(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
+    """Return the first event of each name in a record; {} where it cannot be read."""
+    try:
+        with opened(path) as file:
+            events = map(event_on, reversed(file.read(HEAD_BYTES).split(b"\n")[:-1]))
+            return {event["event"]: event for event in events if event}
+    except BROKEN:
+        return {}
 
 
 # -- recorded runs -------------------------------------------------------------------------------
@@ -52,7 +62,7 @@ class Entry:
     date: str
     torch: str
     path: Path
-    experiment: bool = False  # measurements rather than steps
+    experiment: bool  # measurements rather than steps
 
     def load(self) -> Run | Measurements | Ranks:
         """Load it; it is marked RECORDED wherever it shows."""
@@ -102,29 +112,20 @@ def recorded(
 
 def _entry(file: Path) -> Entry | None:
     """Read what a record says of itself; None where it is not one."""
-    try:
-        with opened(file) as stream:
-            head = stream.read(HEAD_BYTES)
-        first: dict[str, dict[str, Any]] = {}
-        for line in head.split(b"\n")[:-1]:
-            event = json.loads(line)
-            first.setdefault(event["event"], event)
-            if "machine" in first:
-                break
-        spec, machine = first["spec"], first["machine"]
-        name, versions = file.name.removesuffix(".jsonl.gz"), dict(machine.get("versions", {}))
-        return NAME.fullmatch(name) and Entry(
-            name,
-            title=str(spec.get("title", ""))[:100],
-            hardware=str(machine.get("name", "unknown"))[:60],
-            kind=str(machine.get("kind", "unknown")),
-            date=str(spec.get("utc", "unknown"))[:10],
-            torch=str(versions.get("torch", "unknown"))[:20],
-            path=file,
-            experiment=bool(spec.get("experiment")),
-        )
-    except (*BROKEN, ValueError, TypeError, KeyError, RecursionError):
+    name, head = file.name.removesuffix(".jsonl.gz"), _head(file)
+    spec, machine = head.get("spec"), head.get("machine")
+    if not NAME.fullmatch(name) or spec is None or machine is None:
         return None
+    return Entry(
+        name,
+        title=str(spec.get("title", ""))[:100],
+        hardware=machine["name"][:60],
+        kind=machine["kind"],
+        date=str(spec.get("utc", "unknown"))[:10],
+        torch=str(machine["versions"].get("torch", "unknown"))[:20],
+        path=file,
+        experiment=bool(spec.get("experiment")),
+    )
 
 
 # -- played back ---------------------------------------------------------------------------------
@@ -138,29 +139,28 @@ class Playback:
     """
 
     def __init__(self, events: list[dict[str, Any]], speed: float, clock: Callable[[], float]):
-        self.speed, self.clock, self.begun, self.place = speed, clock, None, 0
-        timed = sorted(zip(_due(events), events, strict=True), key=lambda pair: pair[0])  # stable
-        self.due, self.events = [due for due, _ in timed], [event for _, event in timed]
+        self.speed, self.clock, self.begun = speed, clock, None
+        timed = zip(_due(events), events, strict=True)
+        self.left = collections.deque(sorted(timed, key=lambda pair: pair[0]))  # stable
 
     def read(self) -> list[dict[str, Any]]:
         """Return the events whose time has come."""
         if self.begun is None:
             self.begun = self.clock()
-        now = (self.clock() - self.begun) * 1e9 * self.speed
-        start = self.place
-        while self.alive() and self.due[self.place] <= now:
-            self.place += 1
-        return self.events[start : self.place]
+        now, found = (self.clock() - self.begun) * 1e9 * self.speed, []
+        while self.left and self.left[0][0] <= now:
+            found.append(self.left.popleft()[1])
+        return found
 
     def alive(self) -> bool:
         """Return whether there is more to come."""
-        return self.place < len(self.events)
+        return bool(self.left)
 
     def stop(self) -> None:
         """Play no further: the run ends here as "stopped"."""
-        if self.alive():
-            self.events[self.place :] = [{"event": "end", "t_ns": 0, "stop": "asked", "code": None}]
-            self.due[self.place :] = [0]
+        if self.left:
+            end = {"event": "end", "t_ns": 0, "stop": "asked", "code": None}
+            self.left = collections.deque([(0, end)])
 
     def join(self) -> None:
         """Return at once: there is no process to wait for."""
@@ -189,13 +189,13 @@ def _due(events: list[dict[str, Any]]) -> list[int]:
     last = max(_end(step) for step in steps) - zero
     seen, due = False, []
     for event in events:
-        seen = seen or event["event"] == "step"
-        if event["event"] == "step":
-            due.append(min(_end(event) - zero, last))
-        elif event["event"] in ("telemetry", "epoch", "items") and seen:
-            due.append(min(max(int(event.get("t_ns", 0)) - zero, 0), last))
-        else:
-            due.append(last if seen else 0)
+        kind, at = event["event"], last
+        seen = seen or kind == "step"
+        if kind == "step":
+            at = _end(event) - zero
+        elif kind in ("telemetry", "epoch", "items"):
+            at = max(int(event.get("t_ns", 0)) - zero, 0)
+        due.append(min(at, last) if seen else 0)
     return due
 
 

@@ -43,44 +43,39 @@ class Machine(Result):
         names = {f.name for f in fields(cls)}
         return cls(**{k: v for k, v in values.items() if k in names})
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything known, as JSON types."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
     @property
     def line(self) -> str:
         """The machine in one line: the stamp under every number."""
         plural = "" if self.threads == 1 else "s"
         threads = f", model on {self.threads} thread{plural}" if self.kind == "cpu" else ""
-        torch = self.versions.get("torch", "unknown")
         unused = f"; {self.unused_gpu.split(':')[0]}" if self.unused_gpu else ""
         return (
             f"{self.name} ({self.kind.upper()}{threads}), {self.cpu_cores} CPU cores, "
-            f"torch {torch}{unused}"
+            f"torch {self.versions.get('torch', 'unknown')}{unused}"
         )
 
     def table(self) -> Table:
         """Return what is known of it, a line each."""
         on_cpu = self.kind == "cpu"
         why = "GPU not used" if self.unused_gpu else "no GPU here"
-        note = f": {why}, the CPU is the device" if on_cpu else ""
-        found = [
-            ("device", f"{self.name} ({self.device}){note}"),
-            ("GPU not used", self.unused_gpu),
-            ("device memory", self.memory_gib and f"{self.memory_gib:.1f} GiB"),
-            ("SMs", self.sm_count),
-            ("compute capability", self.compute_capability),
-            ("driver", self.driver),
-            ("PCIe link", self.pcie),
-            ("CPU", None if on_cpu else self.cpu_name),
-            ("CPU cores", self.cpu_cores),
-            ("model threads", self.threads if on_cpu else None),
-            ("RAM", None if on_cpu or not self.ram_gib else f"{self.ram_gib:.1f} GiB"),
-            ("/dev/shm", self.shm_gib and f"{self.shm_gib:.2f} GiB"),
-            ("system", self.os),
-            ("versions", ", ".join(f"{k} {v}" for k, v in self.versions.items() if v)),
-        ]
-        return Table([row for row in found if row[1]], left=(0, 1))
+        found = {
+            "device": f"{self.name} ({self.device})"
+            + (f": {why}, the CPU is the device" if on_cpu else ""),
+            "GPU not used": self.unused_gpu,
+            "device memory": self.memory_gib and f"{self.memory_gib:.1f} GiB",
+            "SMs": self.sm_count,
+            "compute capability": self.compute_capability,
+            "driver": self.driver,
+            "PCIe link": self.pcie,
+            "CPU": not on_cpu and self.cpu_name,
+            "CPU cores": self.cpu_cores,
+            "model threads": on_cpu and self.threads,
+            "RAM": not on_cpu and self.ram_gib and f"{self.ram_gib:.1f} GiB",
+            "/dev/shm": self.shm_gib and f"{self.shm_gib:.2f} GiB",
+            "system": self.os,
+            "versions": ", ".join(f"{k} {v}" for k, v in self.versions.items() if v),
+        }
+        return Table([row for row in found.items() if row[1]], left=(0, 1))
 
 
 @functools.cache

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from labkit.results.event_log import EventLogResult
+from labkit.results.event_log import EventLogResult, derived, fact, of_one_moment
+from labkit.results.result import noise
 from labkit.spec import NOISY
-from labkit.wiring import above
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,12 @@ class Measurement:
         """IQR over median of the times; None for fewer than four."""
         if len(self.seconds) < 4:
             return None
-        low, high = np.percentile(self.seconds, [25, 75])
-        return float((high - low) / self.median_s)
+        return float(np.diff(np.percentile(self.seconds, [25, 75]))[0] / self.median_s)
 
     @property
     def noisy(self) -> bool:
         """Whether the times differ so much that small differences mean nothing."""
-        return self.spread is not None and self.spread > NOISY
+        return (self.spread or 0.0) > NOISY
 
     @property
     def gb_per_s(self) -> float | None:
@@ -58,34 +57,30 @@ class Measurement:
 
     def to_dict(self) -> dict[str, Any]:
         """The point and what follows from it, as JSON types."""
-        numbers = ("flops", "bytes", "median_s", "spread", "noisy", "gb_per_s", "tflop_per_s")
-        return {
-            "of": self.of,
-            "case": self.case,
-            **{name: getattr(self, name) for name in numbers},
-            "values": self.values,
-        }
+        names = (
+            "of", "case", "flops", "bytes", "median_s", "spread", "noisy", "gb_per_s",
+            "tflop_per_s", "values",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}
 
     def __repr__(self) -> str:
         case = ", ".join(f"{name}={value}" for name, value in self.case.items())
-        parts = [f"{self.of}({case})"]
-        if self.median_s is not None:
-            parts.append(_time(self.median_s))
-        if self.gb_per_s:
-            parts.append(f"{self.gb_per_s:.1f} GB/s")
-        if self.tflop_per_s:
-            parts.append(f"{self.tflop_per_s * 1e3:.1f} GFLOP/s")
-        parts += [f"{name}={_short(value)}" for name, value in self.values.items()]
-        return " ".join(parts) + (
-            f" NOISY: times varied by {self.spread:.0%} (IQR/median)" if self.noisy else ""
-        )
+        parts = [
+            f"{self.of}({case})",
+            self.median_s and _time(self.median_s),
+            self.gb_per_s and f"{self.gb_per_s:.1f} GB/s",
+            self.tflop_per_s and f"{self.tflop_per_s * 1e3:.1f} GFLOP/s",
+            *(f"{name}={_short(value)}" for name, value in self.values.items()),
+            self.noisy and noise(self.spread, "times"),
+        ]
+        return " ".join(filter(None, parts))
 
 
 class Measurements(EventLogResult):
     """What an experiment measured: its points, in order. Live or recorded, like a Run."""
 
     def __init__(self, path: Path, process: Any = None, recorded: bool = False):
-        """Read the log at `path`; `process` is the live supervisor's handle, None for a record."""
+        """Read the log at `path`; the arguments are those of an `EventLogResult`."""
         self._points: list[Measurement] = []
         self._skipped: dict[str, str] = {}
         super().__init__(path, process, recorded)
@@ -98,25 +93,10 @@ class Measurements(EventLogResult):
         else:
             super()._take(event)
 
-    @property
-    def points(self) -> list[Measurement]:
-        """What was measured, in order."""
-        return self._now()._points
-
-    @property
-    def skipped(self) -> dict[str, str]:
-        """{what was not measured: why}."""
-        return self._now()._skipped
-
-    @property
-    def name(self) -> str:
-        """The experiment's name."""
-        return str(self._last.get("spec", {}).get("experiment"))
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The experiment's parameters."""
-        return dict(self._last.get("spec", {}).get("params") or {})
+    points = derived(lambda log: log._points, "What was measured, in order.")
+    skipped = derived(lambda log: log._skipped, "{what was not measured: why}.")
+    name = fact("spec", "experiment", "The experiment's name.")
+    params = fact("spec", "params", "The experiment's parameters.", {})
 
     def where(self, of: str | None = None, **case: Any) -> list[Measurement]:
         """Return the points of the operation `of` whose case has these values."""
@@ -150,16 +130,13 @@ class Measurements(EventLogResult):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything measured, as JSON types."""
+        names = ("id", "utc", "recorded", "outcome", "error", "mark", "params", "skipped")
         return {
-            "id": self.id, "utc": self.utc, "recorded": self.recorded, "outcome": self.outcome,
-            "error": self.error, "mark": self.mark, "experiment": self.name, "params": self.params,
-            "machine": self.machine.to_dict(), "skipped": self.skipped,
+            **{name: getattr(self, name) for name in names},
+            "experiment": self.name,
+            "machine": self.machine.to_dict(),
             "points": [point.to_dict() for point in self.points],
-        }  # fmt: skip
-
-    def plot(self, **drawing: Any) -> Any:
-        """Draw the points as a matplotlib Figure, in the way that suits this experiment."""
-        return above("Measurements.plot")(self, **drawing)
+        }
 
     def __iter__(self) -> Iterator[Measurement]:
         return iter(self.points)
@@ -167,13 +144,13 @@ class Measurements(EventLogResult):
     def __len__(self) -> int:
         return len(self.points)
 
+    @of_one_moment
     def __repr__(self) -> str:
         mark = f"{self.mark}: " if self.recorded else ""
-        count = "1 point" if len(self) == 1 else f"{len(self)} points"
-        head = f"{mark}Measurements({self.name}) {self.outcome}: "
         noisy = sum(point.noisy for point in self)
-        tail = f"; NOISY: {noisy} of them" if noisy else ""
-        return head + (self.error or count + tail)
+        count = f"{len(self)} point{'' if len(self) == 1 else 's'}"
+        count += f"; NOISY: {noisy} of them" if noisy else ""
+        return f"{mark}Measurements({self.name}) {self.outcome}: {self.error or count}"
 
 
 def _point(event: dict[str, Any]) -> Measurement:
@@ -189,8 +166,7 @@ def _point(event: dict[str, Any]) -> Measurement:
 
 def _number(value: Any) -> float | None:
     """The value if it is a positive number, as times and counts are; a record is anybody's."""
-    sound = isinstance(value, (int, float)) and 0 < value < float("inf")
-    return value if sound else None
+    return value if isinstance(value, (int, float)) and 0 < value < float("inf") else None
 
 
 def _time(seconds: float) -> str:

@@ -7,7 +7,6 @@ its number.
 
 from __future__ import annotations
 
-import collections
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -31,56 +30,37 @@ class RankRun(Run):
     where the kernel of the all-reduce spins. `Ranks.times` tells the two apart.
     """
 
+    def __init__(self, whole: Ranks, number: int):
+        """The `whole` reads all logs, so that every rank is seen at the same moment."""
+        path = whole.path / f"rank{number}"
+        super().__init__(path, whole._process, whole.recorded, tail=whole)
+        self._whole, self._holds = whole, whole._holds
+
+    _alive = property(lambda rank: rank._whole._alive)
+
+    def refresh(self) -> RankRun:
+        """Read what has been written, by every rank."""
+        self._whole.refresh()
+        return self
+
     @property
     def rank(self) -> int:
         """Its number among all ranks of the run, on every machine."""
-        return self._place().get("rank", 0)
+        return self._fact("spec", "place", {}).get("rank", 0)
 
     @property
     def world_size(self) -> int:
         """Number of ranks of the run, on all machines together."""
-        return self._place().get("world_size", 1)
+        return self._fact("spec", "place", {}).get("world_size", 1)
 
-    def _place(self) -> dict[str, Any]:
-        place = (self.event("spec") or {}).get("place")
-        return place if isinstance(place, dict) else {}
-
-    @property
+    @derived
     def exchange_ns(self) -> np.ndarray:
         """Per step (steps, 2), ns: the last gradient is there; all are averaged.
 
         NaN in steps that exchanged nothing (`no_sync`). On the clock of the machine's logs.
         """
-        pairs = [step.get("comm") for step in self._events("step")]
-        none = (np.nan, np.nan)
-        return np.array([p if _is_pair(p) else none for p in pairs], float).reshape(-1, 2)
-
-
-class _RankLog:
-    """Stands where a rank's Run has its process and its log's tail: the whole run reads all logs.
-
-    So every rank is seen at the moment at which the whole is.
-    """
-
-    def __init__(self, whole: Ranks):
-        self.whole, self.ended = whole, False
-        self.waiting: collections.deque[dict[str, Any]] = collections.deque()
-        self.stop, self.join = whole.stop, whole._settle
-
-    def put(self, event: dict[str, Any]) -> None:
-        """Add one event for the rank to read."""
-        self.ended |= event["event"] in ("done", "error", "end")
-        self.waiting.append(event)
-
-    def read(self) -> Iterator[dict[str, Any]]:
-        """Yield the events that came since the last call."""
-        self.whole._now()
-        while self.waiting:
-            yield self.waiting.popleft()
-
-    def alive(self) -> bool:
-        """Return whether the whole run was alive when its logs were last read."""
-        return self.whole._alive
+        pairs = [step.get("comm") or (np.nan, np.nan) for step in self._series["step"]]
+        return np.array(pairs, float).reshape(-1, 2)
 
 
 class Ranks(EventLogResult):
@@ -91,35 +71,33 @@ class Ranks(EventLogResult):
 
     def __init__(self, path: Path, process: Any = None, recorded: bool = False):
         """Read the run at `path`; the arguments are those of an `EventLogResult`."""
-        self._ranks: dict[int, tuple[_RankLog, RankRun]] = {}  # by their number on this machine
+        self._ranks: dict[int, RankRun] = {}  # by their number on this machine
         self._tails: dict[int, Tail] = {}
         super().__init__(path, process, recorded)
 
     def _take(self, event: dict[str, Any]) -> None:
         number = event.get("of_rank")
-        if not isinstance(number, int):
+        if number is None:
             super()._take(event)
             return
         if number not in self._ranks:
-            log = _RankLog(self)
-            rank = RankRun(self.path / f"rank{number}", log, self.recorded, tail=log)
-            self._ranks[number] = log, rank
-        self._ranks[number][0].put(event)
+            self._ranks[number] = RankRun(self, number)
+        self._ranks[number]._take(event)
 
     def _absorb(self, events: Iterable[dict[str, Any]]) -> None:
         super()._absorb(events)
         for number in range(self.asked_ranks) if self.path.is_dir() else ():
-            place = self.path / f"rank{number}" / FILE_NAME
-            for event in self._tails.setdefault(number, Tail(place)).read():
+            log = self.path / f"rank{number}" / FILE_NAME
+            for event in self._tails.setdefault(number, Tail(log)).read():
                 self._take({**event, "of_rank": number})
         if "end" in self._kept:
-            for log, rank in self._ranks.values():
-                if not log.ended:
-                    log.put(self._end_of(rank))
+            for rank in self._ranks.values():
+                if not {"done", "error", "end"} & set(rank._kept):
+                    rank._take(self._end_of(rank))
 
     def _end_of(self, rank: RankRun) -> dict[str, Any]:
         """Say how a rank ended that could not say it itself."""
-        codes = (self._kept.get("ranks_ended") or {}).get("codes", {})
+        codes = self._fact("ranks_ended", "codes", {})
         end = {**self._kept["end"], "code": codes.get(str(rank.rank))}
         failed = self.failed_rank
         if failed is not None and failed != rank.rank:
@@ -132,7 +110,7 @@ class Ranks(EventLogResult):
         return len(self._now()._ranks)
 
     def __iter__(self) -> Iterator[RankRun]:
-        return iter([rank for _, (_, rank) in sorted(self._now()._ranks.items())])
+        return iter([rank for _, rank in sorted(self._now()._ranks.items())])
 
     def __getitem__(self, index: int) -> RankRun:
         return list(self)[index]
@@ -163,27 +141,19 @@ class Ranks(EventLogResult):
         return self[0].not_applied if len(self) else {}
 
     @property
-    def asked_ranks(self) -> int:
-        """Number of ranks asked for on this machine."""
-        ranks = self._fact("spec", "ranks", 0)
-        return ranks if isinstance(ranks, int) and 0 <= ranks <= 64 else 0
-
-    @property
     def world_size(self) -> int:
         """Number of ranks that train together, on all machines."""
         return max((rank.world_size for rank in self), default=self.asked_ranks)
 
     @property
-    def no_sync(self) -> bool:
-        """True where gradients were exchanged only before an update."""
-        return self._fact("spec", "no_sync") is True
-
-    @property
     def starve(self) -> dict[int, dict[str, Any]]:
         """{rank: {knob: value}} of the ranks whose loader was set otherwise."""
-        starve = self._fact("spec", "starve", {})
-        return {int(rank): knobs for rank, knobs in starve.items() if isinstance(knobs, dict)}
+        return {int(rank): knobs for rank, knobs in self._fact("spec", "starve", {}).items()}
 
+    asked_ranks = fact("spec", "ranks", "Number of ranks asked for on this machine.", 0)
+    no_sync = fact(
+        "spec", "no_sync", "Whether gradients were exchanged before updates only.", False
+    )
     failed_rank = fact("error", "failed_rank", "The rank whose failure ended the run, or None.")
 
     # -- statistics ------------------------------------------------------------------------------
@@ -204,10 +174,7 @@ class Ranks(EventLogResult):
         """Spread (IQR over median) of the least even rank's throughput."""
         return max((rank.spread for rank in self if rank.spread is not None), default=None)
 
-    @property
-    def noisy(self) -> bool:
-        """True where `spread` is so large that small differences mean nothing."""
-        return (self.spread or 0.0) > NOISY
+    noisy = property(lambda ranks: (ranks.spread or 0.0) > NOISY, doc="As `Run.noisy`.")
 
     @property
     def loss(self) -> list[float]:
@@ -241,7 +208,7 @@ class Ranks(EventLogResult):
         differs = [n for n in ours if ours[n] != theirs.get(n) and n not in free]
         if differs:
             raise ValueError(f"not the same pipeline: {', '.join(differs)} differ.")
-        if one.machine.kind != self.machine.kind or one.machine.name != self.machine.name:
+        if (one.machine.kind, one.machine.name) != (self.machine.kind, self.machine.name):
             why = self.not_applied.get("device")
             raise ValueError(
                 f"not the same hardware: one process on {one.machine.name}, {len(self)} ranks on "
@@ -278,8 +245,8 @@ class Ranks(EventLogResult):
             **{name: getattr(self, name) for name in names},
             "starve": {str(rank): knobs for rank, knobs in self.starve.items()},
             "loss": [None if np.isnan(loss) else loss for loss in self.loss],
-            "times": None if times is None else times.to_dict(),
-            "diagnosis": None if diagnosis is None else diagnosis.to_dict(),
+            "times": times and times.to_dict(),
+            "diagnosis": diagnosis and diagnosis.to_dict(),
             "machine": self.machine.to_dict(),
             "pipeline": self.pipeline.to_dict(),
             "ranks": [{"rank": rank.rank, **rank.to_dict()} for rank in self],
@@ -313,8 +280,3 @@ class Ranks(EventLogResult):
         settings = [str(self.asked_ranks), knobs, "no_sync" if self.no_sync else "", starve]
         inside = ", ".join(filter(None, settings))
         return f"{mark}Ranks({inside}) {self.outcome}: {self.error or self.numbers}"
-
-
-def _is_pair(value: Any) -> bool:
-    sound = isinstance(value, list) and len(value) == 2
-    return sound and all(type(stamp) is int and 0 <= stamp < 2**62 for stamp in value)

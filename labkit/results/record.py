@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from labkit.process.events import FILE_NAME, VERSION
@@ -43,55 +44,61 @@ def _number(value: Any) -> bool:
     return _whole(value) or (type(value) is float and math.isfinite(value))
 
 
-def _gap_or_number(value: Any) -> bool:
+def _number_or_gap(value: Any) -> bool:
     return value is None or _number(value)
 
 
-def _list_of(check: Callable[[Any], bool], size: int) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and len(value) == size and all(map(check, value))
+def _list_of(check: Callable[[Any], bool], size: int | None = None) -> Callable[[Any], bool]:
+    def check_all(value: Any) -> bool:
+        return isinstance(value, list) and size in (None, len(value)) and all(map(check, value))
+
+    return check_all
 
 
-def _pairs(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_list_of(_number, 2), value))
+def _dict_of(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
 
 
-def _numbers_by_name(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_gap_or_number, value.values()))
-
-
-# {event: (what must be there, what may be missing or null)}, each a type or a check
-SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "spec": (
-        {"version": _whole, "run": str, "pipeline": dict},
-        {"watched": dict, "utc": str, "experiment": str, "params": dict, "ranks": _whole},
-    ),
-    "machine": (
-        {"device": str, "kind": str, "name": str, "versions": dict},
-        {
-            "memory_gib": _number, "cpu_name": str, "cpu_cores": _number, "ram_gib": _number,
-            "shm_gib": _number, "threads": _number, "os": str, "uuid": str, "sm_count": _number,
-            "compute_capability": str, "driver": str, "pcie": str, "unused_gpu": str,
-        },
-    ),
-    "job": ({"pipeline": dict, "not_applied": dict}, {"unit": str}),
-    "stage": ({"name": str}, {"done": _count, "total": _count}),
-    "begin": ({"warmup": _count}, {}),
-    "epoch": ({"step": _count}, {}),
-    "step": (
-        {"i": _count, "t": _list_of(_whole, 4), "n": _count},
-        {"copy": _list_of(_whole, 2), "busy": _list_of(_whole, 2), "loss": _number, "cpu": _count},
-    ),
-    "items": ({"worker": _whole, "rows": list}, {}),
-    "handoff": ({"bytes": _whole}, {}),
-    "telemetry": ({"t_ns": _whole}, {"gpu": _pairs, "gpm": _numbers_by_name}),
-    "measurement": ({"of": str, "case": dict, "seconds": list}, {}),
-    "skipped": ({"what": str, "why": str}, {}),
-    "memory": ({}, {"peak_bytes": _count}),
-    "compiled": ({}, {"seconds": _number}),
-    "xray": ({"steps": _whole}, {}),
-    "no_xray": ({"why": str}, {}),
-    "error": ({"kind": str, "message": str}, {"traceback": str, "workers": dict, "files": list}),
-    "end": ({}, {"stop": str, "code": _whole, "why": str}),
+# {event: {key: a type or a check}}; a key that ends in ? may be missing or null
+SHAPES: dict[str, dict[str, Any]] = {
+    "spec": {
+        "version": _whole, "run": str, "pipeline": dict, "watched?": dict, "utc?": str,
+        "experiment?": str, "params?": dict, "ranks?": lambda value: _count(value) and value <= 64,
+        "no_sync?": bool, "starve?": _dict_of(lambda knobs: isinstance(knobs, dict)),
+        "place?": _dict_of(_count),
+    },
+    "machine": {
+        "device": str, "kind": str, "name": str, "versions": dict, "memory_gib?": _number,
+        "cpu_name?": str, "cpu_cores?": _number, "ram_gib?": _number, "shm_gib?": _number,
+        "threads?": _number, "os?": str, "uuid?": str, "sm_count?": _number,
+        "compute_capability?": str, "driver?": str, "pcie?": str, "unused_gpu?": str,
+    },
+    "job": {"pipeline": dict, "not_applied": dict, "unit?": ("samples", "batches").__contains__},
+    "stage": {"name": str, "done?": _count, "total?": _count},
+    "begin": {"warmup": _count},
+    "epoch": {"step": _count},
+    "step": {
+        "i": _count, "t": _list_of(_whole, 4), "n": _count, "copy?": _list_of(_whole, 2),
+        "busy?": _list_of(_whole, 2), "comm?": _list_of(_count, 2), "cpu?": _count,
+        "loss?": _number,
+    },
+    "items": {"worker": _whole, "rows": list},
+    "handoff": {"bytes": _whole},
+    "telemetry": {
+        "t_ns": _whole, "gpu?": _list_of(_list_of(_number, 2)), "gpm?": _dict_of(_number_or_gap),
+    },
+    "measurement": {"of": str, "case": dict, "seconds": list},
+    "skipped": {"what": str, "why": str},
+    "memory": {"peak_bytes?": _count},
+    "compiled": {"seconds?": _number},
+    "xray": {"steps": _whole},
+    "no_xray": {"why": str},
+    "ranks_ended": {"codes": dict},
+    "error": {
+        "kind": str, "message": str, "traceback?": str, "workers?": dict, "files?": list,
+        "failed_rank?": _count,
+    },
+    "end": {"stop?": str, "code?": _whole, "why?": str},
 }  # fmt: skip
 
 
@@ -99,16 +106,17 @@ def _sound(event: Any) -> bool:
     """Return whether `event` is one, and everything in it is of the right shape."""
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return False
-    must, may = SHAPES.get(event["event"], ({}, {}))
-    checks = [(rule, event.get(key)) for key, rule in must.items()]
-    checks += [(rule, event[key]) for key, rule in may.items() if event.get(key) is not None]
-    for rule, value in checks:
-        if not (isinstance(value, rule) if isinstance(rule, type) else rule(value)):
+    rest = dict(event)  # what no rule is about: its numbers are checked, nothing else
+    for key, rule in SHAPES.get(rest.pop("event"), {}).items():
+        value = rest.pop(key.rstrip("?"), None)
+        fits = isinstance(value, rule) if isinstance(rule, type) else rule(value)
+        if not fits and not (value is None and key.endswith("?")):
             return False
-    rest = [event[key] for key in event if key not in may and key not in must and key != "event"]
-    if event["event"] == "telemetry":  # all other values are numbers, or gaps
-        return all(map(_gap_or_number, rest))
-    return all(_number(value) for value in rest if type(value) in (int, float))
+    if event["event"] == "telemetry":
+        return all(map(_number_or_gap, rest.values()))
+    if not _count(rest.pop("of_rank", 0)):
+        return False
+    return all(_number(value) for value in rest.values() if type(value) in (int, float))
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -137,7 +145,7 @@ class Tail:
             return []
         self.place += len(data)
         *lines, self.torn = (self.torn + data).split(b"\n")
-        return [event for line in lines if (event := _event(line)) is not None]
+        return [event for line in lines if (event := event_on(line)) is not None]
 
 
 def read_record(path: str | os.PathLike) -> list[dict[str, Any]]:
@@ -152,27 +160,16 @@ def read_record(path: str | os.PathLike) -> list[dict[str, Any]]:
     if len(data) > MAX_BYTES:
         raise RecordError(f"{path}: cannot be read (larger than {MAX_BYTES // 2**20} MiB).")
     events = []
-    *lines, _torn = data.split(b"\n")
-    for number, line in enumerate(lines, 1):
-        event = _event(line)
-        if event is None and line.strip() and not _is_torn(line):
-            raise RecordError(f"{path}, line {number}: not an event of a labkit record.")
-        if event is not None:
+    for number, line in enumerate(data.split(b"\n")[:-1], 1):  # what follows is torn, or nothing
+        if (event := event_on(line)) is not None:
             events.append(event)
+        elif line.strip() and not _is_torn(line):
+            raise RecordError(f"{path}, line {number}: not an event of a labkit record.")
     if not events or events[0]["event"] != "spec":
         raise RecordError(f"{path}: not a labkit record: it does not begin with a spec.")
     if events[0]["version"] > VERSION:
         raise RecordError(f"{path}: written by a newer labkit (format {events[0]['version']}).")
     return events
-
-
-def first_event(path: str | os.PathLike) -> dict[str, Any]:
-    """Return the first event of a record: what kind it is. {} where there is none to be read."""
-    try:
-        with opened(path) as stream:
-            return _event(stream.readline(MAX_LINE)) or {}
-    except BROKEN:
-        return {}
 
 
 def opened(path: str | os.PathLike) -> Any:
@@ -181,7 +178,7 @@ def opened(path: str | os.PathLike) -> Any:
     return gzip.open(file, "rb") if file.suffix == ".gz" else open(file, "rb")
 
 
-def _event(line: bytes) -> dict[str, Any] | None:
+def event_on(line: bytes) -> dict[str, Any] | None:
     """Return the event on `line`, or None where it is not one of the right shape.
 
     A writer that was killed may have left the front of a line before it: that is passed over.
@@ -192,7 +189,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
         event = STRICT.decode(line.decode())
     except (ValueError, RecursionError):
         torn = line.rfind(HEAD)  # within a JSON text its quotes would be escaped
-        return _event(line[torn:]) if torn > 0 else None
+        return event_on(line[torn:]) if torn > 0 else None
     return event if _sound(event) else None
 
 
@@ -222,7 +219,7 @@ BODY_NOTE = (
 )
 
 
-class Watched:
+class Watched(SimpleNamespace):
     """Stands where a run has its Pipeline: the knobs read off the user's loader, None for others.
 
     Nothing else is claimed, and nothing can be run again from it.
@@ -232,9 +229,8 @@ class Watched:
 
     def __init__(self, loader: str, knobs: dict[str, Any]):
         """`loader` is the name of its type; `knobs` are the settings that it shows."""
-        self.loader = str(loader)[:80]
         plain = {n: v for n, v in knobs.items() if n in KNOBS and isinstance(v, (bool, int))}
-        self.__dict__ |= dict.fromkeys(KNOBS) | plain
+        super().__init__(loader=str(loader)[:80], **dict.fromkeys(KNOBS) | plain)
 
     def to_dict(self) -> dict[str, Any]:
         """Return every knob of a Pipeline; None where this loop's value is not known."""
@@ -250,11 +246,3 @@ class Watched:
         raise ValueError(
             "this run was watched, not made by labkit: change your own loader and watch it again."
         )
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Watched) and self.changed() == other.changed()
-
-    __hash__ = None
-
-    def __repr__(self) -> str:
-        return f"Watched({', '.join(f'{n}={v!r}' for n, v in self.changed().items())})"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.results.event_log import EventLogResult, derived, every, fact, of_one_moment
+from labkit.results.event_log import EventLogResult, derived, fact, of_one_moment, series
 from labkit.results.record import Watched, pipeline_of
 from labkit.results.result import noise
 from labkit.results.sweep import Comparison
@@ -22,6 +22,21 @@ NUMBERS = (
     "throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "spread", "noisy", "compile_s",
     "peak_memory_gib", "energy_j", "not_applied", "busy_at_least", "utilization_is_upper_bound",
 )  # fmt: skip
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def _median_ms(start: int, end: int, doc: str) -> property:
+    """Make a property that is the median time between two columns of `Run.stamps`, ms."""
+
+    def median(run: Run) -> float | None:
+        stamps, _ = run._measured()
+        times = None if stamps is None else stamps[1:, end] - stamps[1:, start]
+        return None if times is None else float(np.median(times) * 1e3)
+
+    return derived(median, doc)
 
 
 class Run(EventLogResult):
@@ -40,7 +55,11 @@ class Run(EventLogResult):
             for name in ("done", "error", "end"):
                 self._kept.pop(name, None)
 
-    # -- what it was -----------------------------------------------------------------------------
+    # -- what it was, and what was written of it -------------------------------------------------
+
+    def _pipeline(self, event: str) -> Pipeline | Watched:
+        knobs = self._fact(event, "pipeline", {})
+        return Watched(self.watched, knobs) if self.watched else pipeline_of(knobs)
 
     @property
     def asked(self) -> Pipeline | Watched:
@@ -50,11 +69,7 @@ class Run(EventLogResult):
     @property
     def pipeline(self) -> Pipeline | Watched:
         """The pipeline that ran, with every automatic value filled in."""
-        return self._pipeline("job" if "job" in self._last else "spec")
-
-    def _pipeline(self, event: str) -> Pipeline | Watched:
-        knobs = self._last.get(event, {}).get("pipeline", {})
-        return Watched(self.watched, knobs) if self.watched else pipeline_of(knobs)
+        return self._pipeline("job" if self.event("job") else "spec")
 
     @property
     def watched(self) -> str | None:
@@ -62,35 +77,41 @@ class Run(EventLogResult):
         facts = self._fact("spec", "watched")
         return str(facts.get("loader", "loader")) if isinstance(facts, dict) else None
 
-    @property
-    def unit(self) -> str:
-        """Unit of `samples`: "samples", or "batches" of a watched loop that hides its own."""
-        return "batches" if self._fact("job", "unit") == "batches" else "samples"
+    unit = fact("job", "unit", '"batches" of a watched loop that hides its samples.', "samples")
+    not_applied = fact("job", "not_applied", "{knob: why it could not act on this device}.", {})
+    telemetry = series("telemetry", "The instruments' samples, each with `t_ns`; gaps are None.")
+    item_events = series(
+        "items", "What the items cost to prepare, as the loader's processes wrote."
+    )
+    xray_facts = derived(lambda run: run.event("xray"), "What a few profiled steps were made of.")
+    no_xray = fact("no_xray", "why", "Why there is no x-ray; None where there is, or not yet.")
+    compile_s = fact("compiled", "seconds", "Time torch.compile took, s; None for an eager run.")
+    steps = derived(lambda run: len(run._series["step"]), "Steps done, warm-up included.")
+    samples = derived(
+        lambda run: sum(step["n"] for step in run._series["step"]), "Samples trained on."
+    )
+    loss = derived(
+        lambda run: [_or_nan(step.get("loss")) for step in run._series["step"]],
+        "The loss of every step; NaN where it was not finite.",
+    )
+
+    @derived
+    def thread_s(self) -> np.ndarray:
+        """Per step (steps,): CPU time of the thread that ran the compute, s; NaN where not read.
+
+        On a CPU it falls short of the compute's wall time where others had the core.
+        """
+        return np.array([_or_nan(step.get("cpu")) for step in self._series["step"]], float) / 1e9
 
     @property
-    def not_applied(self) -> dict[str, str]:
-        """{knob: why it could not act on this device}."""
-        return dict(self._fact("job", "not_applied", {}))
-
-    @property
-    def steps(self) -> int:
-        """Steps done, warm-up included."""
-        return len(self._events("step"))
+    def peak_memory_gib(self) -> float | None:
+        """Most memory held: allocated on a GPU; resident in the bench process on a CPU."""
+        peak = self._fact("memory", "peak_bytes")
+        return None if peak is None else peak / 2**30
 
     def steps_since(self, start: int) -> list[dict[str, Any]]:
         """Return the step events from the `start`th on: what a reader has not seen yet."""
-        return self._events("step")[start:]
-
-    @property
-    def samples(self) -> int:
-        """Samples trained on, warm-up included."""
-        return sum(step["n"] for step in self._events("step"))
-
-    @property
-    def warmup(self) -> int:
-        """Steps left out of the statistics: the prefetched ones, but never over a third."""
-        wanted = self._fact("begin", "warmup", 0)
-        return max(1, min(wanted, self.steps // 3)) if self.steps else 0
+        return self._now()._series["step"][start:]
 
     # -- the timeline, in seconds since the first batch was asked for ----------------------------
 
@@ -110,15 +131,11 @@ class Run(EventLogResult):
         """
         return self._timeline().stamps
 
-    @property
-    def busy(self) -> np.ndarray:
-        """The device's busy intervals (steps, 2): start and end, s."""
-        return self.stamps[:, 4:6]
-
-    @property
-    def issued(self) -> np.ndarray:
-        """Time at which the host had issued each step (steps,), s; early on a fed GPU."""
-        return self._timeline().issued
+    busy = property(lambda run: run.stamps[:, 4:6], doc="The device busy (steps, 2): from, to; s.")
+    issued = property(
+        lambda run: run._timeline().issued,
+        doc="Time at which the host had issued each step (steps,), s; early on a fed GPU.",
+    )
 
     def seconds(self, t_ns: int) -> float:
         """Return a stamp of this run's clock in s; NaN between passes over a watched loader."""
@@ -128,26 +145,26 @@ class Run(EventLogResult):
         """Return utilization over the whole run, in equal stretches: (bins,) s, (bins,) 0 to 1."""
         return self._timeline().utilization(bins)
 
-    @property
-    def thread_s(self) -> np.ndarray:
-        """Per step (steps,): CPU time of the thread that ran the compute, s; NaN where not read.
-
-        On a CPU it falls short of the compute's wall time where others had the core.
-        """
-        return np.array([step.get("cpu", np.nan) for step in self._events("step")], float) / 1e9
-
-    telemetry = every("telemetry", "The instruments' samples, each with `t_ns`; gaps are None.")
-    item_events = every("items", "What the items cost to prepare, as the loader's processes wrote.")
-    xray_facts = fact("xray", None, "What a few profiled steps were made of; None if not looked.")
-    no_xray = fact("no_xray", "why", "Why there is no x-ray; None where there is, or not yet.")
-
     # -- statistics ------------------------------------------------------------------------------
 
-    def _measured(self) -> np.ndarray | None:
-        """The stamps behind the warm-up, the last warm-up step first; None where too few."""
-        return self.stamps[self.warmup - 1 :] if self.steps >= 2 else None
-
     @property
+    def warmup(self) -> int:
+        """Steps left out of the statistics: the prefetched ones, but never over a third."""
+        wanted = self._fact("begin", "warmup", 0)
+        return max(1, min(wanted, self.steps // 3)) if self.steps else 0
+
+    @of_one_moment
+    def _measured(self) -> tuple[np.ndarray, float] | tuple[None, float]:
+        """Return the stamps behind the warm-up, its last step first, and their wall time, s.
+
+        (None, 0) before two steps.
+        """
+        if self.steps < 2:
+            return None, 0.0
+        stamps = self.stamps[self.warmup - 1 :]
+        return stamps, float(stamps[-1, 5] - stamps[0, 5])
+
+    @derived
     def utilization(self) -> float | None:
         """Device-busy share of wall time, 0 to 1, warm-up excluded; None before two steps.
 
@@ -157,10 +174,7 @@ class Run(EventLogResult):
         the host's next launch, count too: an upper bound. `busy_at_least` is the lower one, and an
         x-ray sees the gaps.
         """
-        stamps = self._measured()
-        if stamps is None:
-            return None
-        wall = stamps[-1, 5] - stamps[0, 5]
+        stamps, wall = self._measured()
         return float(np.diff(stamps[1:, 4:6]).sum() / wall) if wall > 0 else None
 
     @derived
@@ -171,12 +185,12 @@ class Run(EventLogResult):
         queued, so no gap in it was a wait for the host. A small share says nothing: a loop that
         launches too slowly has it, and one that waits for every step. On a CPU: the utilization.
         """
-        stamps = self._measured()
-        if stamps is None or self.utilization is None or self.machine.kind != "gpu":
+        stamps, wall = self._measured()
+        if wall <= 0 or self.machine.kind != "gpu":
             return self.utilization
         start, end = stamps[1:, 4:6].T
         queued = end - np.clip(self.issued[self.warmup :], start, end)
-        return float(queued.sum() / (stamps[-1, 5] - stamps[0, 5]))
+        return float(queued.sum() / wall)
 
     @derived
     def utilization_is_upper_bound(self) -> bool:
@@ -185,7 +199,7 @@ class Run(EventLogResult):
             return False
         return self.utilization - self.busy_at_least > HIDES
 
-    @property
+    @derived
     def busy_text(self) -> str:
         """The utilization in words: "17%", "at most 93%" where it is an upper bound, "unknown"."""
         if self.utilization is None:
@@ -195,68 +209,40 @@ class Run(EventLogResult):
     @derived
     def throughput(self) -> float | None:
         """Samples per second of wall time, warm-up excluded."""
-        stamps = self._measured()
-        if stamps is None or stamps[-1, 5] <= stamps[0, 5]:
-            return None
+        _, wall = self._measured()
         samples = sum(step["n"] for step in self.steps_since(self.warmup))
-        return samples / float(stamps[-1, 5] - stamps[0, 5])
+        return samples / wall if wall > 0 else None
 
-    @property
+    @derived
     def step_ms(self) -> float | None:
         """Median time from one step's end on the device to the next, ms."""
-        stamps = self._measured()
+        stamps, _ = self._measured()
         return None if stamps is None else float(np.median(np.diff(stamps[:, 5])) * 1e3)
 
-    @property
-    def wait_ms(self) -> float | None:
-        """Median time the loop waited for the next batch, ms."""
-        return self._median_ms(0, 1)
+    wait_ms = _median_ms(0, 1, "Median time the loop waited for the next batch, ms.")
+    compute_ms = _median_ms(
+        4, 5, "Median time of forward, backward, optimizer (a loop's body), ms."
+    )
+    _copy_ms = _median_ms(2, 3, "")
+    copy_ms = property(
+        lambda run: None if run.watched else run._copy_ms,
+        doc="Median time of the host-to-device copy, ms; None for a watched loop, which hides it.",
+    )
 
-    @property
-    def copy_ms(self) -> float | None:
-        """Median time of the host-to-device copy, ms; None for a watched loop, which hides it."""
-        return None if self.watched else self._median_ms(2, 3)
-
-    @property
-    def compute_ms(self) -> float | None:
-        """Median time of forward, backward and optimizer (a watched loop's body), ms."""
-        return self._median_ms(4, 5)
-
-    def _median_ms(self, start: int, end: int) -> float | None:
-        stamps = self._measured()
-        if stamps is None:
-            return None
-        return float(np.median(stamps[1:, end] - stamps[1:, start]) * 1e3)
-
-    @property
+    @derived
     def spread(self) -> float | None:
         """Unevenness: IQR over median of the throughput of the run's five stretches."""
-        stamps = self._measured()
+        stamps, _ = self._measured()
         return None if stamps is None else unevenness(stamps[:, 5], BLOCKS)
 
-    @property
-    def noisy(self) -> bool:
-        """True where `spread` is so large that small differences mean nothing."""
-        return (self.spread or 0.0) > NOISY
-
-    @property
-    def loss(self) -> list[float]:
-        """The loss of every step; NaN where it was not finite."""
-        losses = [step.get("loss") for step in self._events("step")]
-        return [float("nan") if loss is None else loss for loss in losses]
-
-    @property
-    def peak_memory_gib(self) -> float | None:
-        """Most memory held: allocated on a GPU; resident in the bench process on a CPU."""
-        peak = self._fact("memory", "peak_bytes")
-        return None if peak is None else peak / 2**30
-
-    compile_s = fact("compiled", "seconds", "Time torch.compile took, s; None for an eager run.")
+    noisy = derived(
+        lambda run: (run.spread or 0.0) > NOISY, "Whether small differences mean nothing."
+    )
 
     @derived
     def energy_j(self) -> float | None:
         """Energy the card used while training, from its own counter; None where it has none."""
-        if not (steps := self._events("step")):
+        if not (steps := self._series["step"]):
             return None
         first, last = steps[0]["t"][0], steps[-1]["t"][3]
         inside = [s.get("energy_j") for s in self.telemetry if first <= s["t_ns"] <= last]
@@ -294,7 +280,7 @@ class Run(EventLogResult):
         """Return the run's statistics under their attribute names, as JSON types."""
         return {
             **{name: getattr(self, name) for name in NUMBERS},
-            "loss": [step.get("loss") for step in self._events("step")],
+            "loss": [step.get("loss") for step in self._series["step"]],
             "mark": self.mark,
             "machine": self.machine.to_dict(),
             "pipeline": self.pipeline.to_dict(),
@@ -302,10 +288,10 @@ class Run(EventLogResult):
 
     @of_one_moment
     def __repr__(self) -> str:
-        mark = f"{self.mark}: " if self.recorded else ""
         knobs = ", ".join(f"{n}={v!r}" for n, v in self.asked.changed().items()) or "defaults"
-        head = f"{mark}Run({self.alias or knobs}) {self.outcome}"
         few = f"{self.steps} steps" if self.utilization is None else ""
+        head = f"{self.mark}: " if self.recorded else ""
+        head += f"Run({self.alias or knobs}) {self.outcome}"
         return f"{head}: {self.error or few or self.numbers}"
 
     @derived

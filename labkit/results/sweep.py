@@ -27,11 +27,11 @@ class Comparison(Result):
 
         Those that followed from another one (both were left to labkit) are not listed.
         """
-        old, new = self.before.pipeline.to_dict(), self.after.pipeline.to_dict()
-        asked = [run.asked.to_dict() for run in (self.before, self.after)]
-        differ = [name for name in old if old[name] != new[name]]
-        own = [name for name in differ if any(knobs[name] is not None for knobs in asked)]
-        return {name: (old[name], new[name]) for name in own}
+        (old, asked), (new, asked_now) = (
+            (run.pipeline.to_dict(), run.asked.to_dict()) for run in (self.before, self.after)
+        )
+        chosen = [n for n in old if asked[n] is not None or asked_now[n] is not None]
+        return {name: (old[name], new[name]) for name in chosen if old[name] != new[name]}
 
     @property
     def speedup(self) -> float | None:
@@ -76,18 +76,15 @@ class Sweep(Result):
     """
 
     def __init__(
-        self,
-        pipeline: Pipeline,
-        knobs: dict[str, list[Any]],
-        devices: Sequence[str] | None = None,
+        self, pipeline: Pipeline, knobs: dict[str, Any], devices: Sequence[str] | None = None
     ):
         """Check every combination before anything runs; raises ValueError naming a bad one.
 
         With `devices`, such as ["cuda:0", "cuda:1"], each has one run at a time, all at once.
         """
         check_names(knobs, KNOBS)
-        self.devices = _devices(devices, knobs)
         self.pipeline = pipeline
+        self.devices = () if devices is None else _devices(devices, knobs)
         self.knobs = {name: _values(name, values) for name, values in knobs.items()}
         products = itertools.product(*self.knobs.values())
         self.settings = [dict(zip(self.knobs, values, strict=True)) for values in products]
@@ -154,40 +151,33 @@ class Sweep(Result):
 
     def table(self) -> Table:
         """Return the knobs, samples/s, busy share, wait and compute of each run."""
-        where = ("device",) if self.devices else ()
-        rows = []
+        where, rows = ("device",) if self.devices else (), []
         for setting, run in zip(self.settings, self.runs, strict=False):
-            cells = [repr(value) for value in setting.values()]
-            cells += [run.asked.device] if self.devices else []
-            if run.throughput is None:
-                rows.append((*cells, None, None, None, None, run.error or run.outcome))
-                continue
-            best = "best" if run is self.best else ""
-            note = f"{best} {'noisy' if run.noisy else ''}".strip()
-            times = (f"{run.wait_ms:.1f}", f"{run.compute_ms:.1f}")
-            rows.append((*cells, f"{run.throughput:.0f}", run.busy_text, *times, note))
+            numbers = [None, None, None, None, run.error or run.outcome]
+            if run.throughput is not None:
+                note = [run is self.best and "best", run.noisy and "noisy"]
+                numbers = [
+                    f"{run.throughput:.0f}", run.busy_text, f"{run.wait_ms:.1f}",
+                    f"{run.compute_ms:.1f}", " ".join(filter(None, note)),
+                ]  # fmt: skip
+            rows.append(
+                [*map(repr, setting.values()), *(run.asked.device for _ in where), *numbers]
+            )
         left = len(self.pipelines) - len(self.runs)
-        return Table(
-            rows,
-            (*self.knobs, *where, "samples/s", "busy", "wait ms", "compute ms", ""),
-            foot=(f"({left} not run)",) if left else (),
-            left=(),
-        )
+        head = (*self.knobs, *where, "samples/s", "busy", "wait ms", "compute ms", "")
+        return Table(rows, head, foot=(f"({left} not run)",) if left else (), left=())
 
 
 def _values(name: str, values: Any) -> list[Any]:
     if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
         raise ValueError(f"{name}={values!r}: a sweep needs several values, such as [0, 2, 4].")
-    values = list(values)
-    if not values:
+    if not (values := list(values)):
         raise ValueError(f"{name}=[]: a sweep needs at least one value.")
     return values
 
 
-def _devices(devices: Sequence[str] | None, knobs: dict[str, Any]) -> tuple[str, ...]:
-    """Check the devices of a sweep; () where it has the pipeline's own."""
-    if devices is None:
-        return ()
+def _devices(devices: Sequence[str], knobs: dict[str, Any]) -> tuple[str, ...]:
+    """Check the devices of a sweep."""
     if isinstance(devices, str) or not list(devices):
         raise ValueError(f"devices={devices!r}: give several, such as ['cuda:0', 'cuda:1'].")
     names = tuple(KNOBS["device"].check(device) for device in devices)

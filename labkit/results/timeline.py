@@ -10,11 +10,9 @@ import numpy as np
 # The system's account of the time in line falls short: in runs on two cores whose items do not wait
 # at all, this much of it came on top as "waiting" (0.62 to 0.69 in 12 runs, Linux 6.18).
 LINE_MISSED = 0.65
-# Of a row that the bench's item timer writes for a batch; behind them are two lists, of the items
-ITEM_COLUMNS = (
-    "number", "start_ns", "count", "cpu", "wait", "line", "collate_cpu", "collate_wait",
-    "collate_line", "between",
-)  # fmt: skip
+NUMBERS = (
+    10  # of a row that the bench's item timer writes for a batch; then two lists, of the items
+)
 
 
 class Timeline:
@@ -26,12 +24,12 @@ class Timeline:
     Attributes:
         size: The number of steps and of passes it is made of.
         stamps: (steps, 6): asked, ready, copy start, copy end, busy start, busy end; s.
+        issued: (steps,): when the host had issued each step; s.
     """
 
     def __init__(self, steps: list[dict[str, Any]], passes: list[int]):
         """`passes` holds the number of the first step of each pass over a watched loader."""
         self.size = len(steps), len(passes)
-        self._done_ns = np.array([step["t"][3] for step in steps], dtype=np.int64)
         self._zero_ns = steps[0]["t"][0] if steps else 0
         stamps = stamps_ns(steps)
         first = np.array(sorted({i for i in passes if 0 < i < len(steps)}), dtype=np.int64)
@@ -42,6 +40,8 @@ class Timeline:
         self._edges = np.column_stack([start, end]).ravel()
         self._gone = np.column_stack([gone - (end - start), gone]).ravel()
         self.stamps = self._running(stamps) / 1e9
+        done_ns = np.array([step["t"][3] for step in steps], dtype=np.int64)
+        self.issued = self._running(done_ns - self._zero_ns) / 1e9
 
     def _running(self, moment_ns: Any) -> Any:
         """Return a moment (a number or an array, ns) on the clock that stands still in pauses."""
@@ -49,17 +49,11 @@ class Timeline:
             return moment_ns
         return moment_ns - np.interp(moment_ns, self._edges, self._gone)
 
-    @property
-    def issued(self) -> np.ndarray:
-        """Time at which the host had issued each step (steps,), s."""
-        return self._running(self._done_ns - self._zero_ns) / 1e9
-
     def seconds(self, t_ns: int) -> float:
         """Return a stamp of the run's clock in s; NaN within a pause, which is no time of it."""
         moment = t_ns - self._zero_ns
-        if np.searchsorted(self._edges, moment) % 2:
-            return float("nan")
-        return float(self._running(moment)) / 1e9
+        in_pause = np.searchsorted(self._edges, moment) % 2
+        return float("nan") if in_pause else float(self._running(moment)) / 1e9
 
     def utilization(self, bins: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (bins,) s and the busy share (bins,) of equal stretches, stamped at the middle."""
@@ -75,11 +69,10 @@ def stamps_ns(steps: list[dict[str, Any]]) -> np.ndarray:
 
     Where the events have no device times (a CPU), copy and compute are what the host did.
     """
-    rows = []
-    for step in steps:
-        asked, ready, copied, done = step["t"]
-        copy, busy = step.get("copy", (ready, copied)), step.get("busy", (copied, done))
-        rows.append((asked, ready, *copy, *busy))
+    rows = [
+        (*step["t"][:2], *step.get("copy", step["t"][1:3]), *step.get("busy", step["t"][2:]))
+        for step in steps
+    ]
     stamps = np.array(rows, dtype=np.int64).reshape(-1, 6)
     return stamps - stamps[:1, :1]
 
@@ -102,8 +95,7 @@ def unevenness(ends_s: np.ndarray, blocks: int) -> float | None:
 def busy_until(busy: np.ndarray, moments_s: np.ndarray) -> np.ndarray:
     """Return the seconds that the device had been busy by each moment; `busy` is (n, 2), s."""
     done = np.concatenate([[0.0], np.cumsum(busy[:, 1] - busy[:, 0])])
-    # Flat between intervals, rising at 1 inside them
-    total = np.column_stack([done[:-1], done[1:]]).ravel()
+    total = np.column_stack([done[:-1], done[1:]]).ravel()  # flat between intervals, rising inside
     return np.interp(moments_s, busy.ravel(), total, left=0.0)
 
 
@@ -127,12 +119,8 @@ class ItemCosts:
     def only(self, keep: np.ndarray) -> ItemCosts:
         """Return the batches where the mask `keep` is true."""
         rows = np.flatnonzero(keep)
-        return ItemCosts(
-            **{
-                name: [column[row] for row in rows] if isinstance(column, list) else column[rows]
-                for name, column in vars(self).items()
-            }
-        )
+        return ItemCosts(*([column[row] for row in rows] if isinstance(column, list)
+                           else column[rows] for column in vars(self).values()))  # fmt: skip
 
 
 def item_costs(run: Any) -> ItemCosts | None:
@@ -141,17 +129,16 @@ def item_costs(run: Any) -> ItemCosts | None:
     if not rows:
         return None
     rows.sort(key=lambda row: row[1])
-    table = np.array([row[: len(ITEM_COLUMNS)] for row in rows], dtype=float)
-    column = dict(zip(ITEM_COLUMNS, table.T, strict=True))
-    took = {name: column[name] / 1e6 for name in ITEM_COLUMNS[3:]}
+    table = np.array([row[:NUMBERS] for row in rows], dtype=float).T
+    cpu, wait, line, collate_cpu, collate_wait, collate_line, between = table[3:] / 1e6
     return ItemCosts(
-        number=column["number"].astype(int),
+        number=table[0].astype(int),
         start=np.array([run.seconds(row[1]) for row in rows]),
-        cpu=took["cpu"],
-        wait=np.maximum(0.0, took["wait"] - LINE_MISSED * took["line"]),
-        collate_cpu=took["collate_cpu"],
-        collate_wait=np.maximum(0.0, took["collate_wait"] - LINE_MISSED * took["collate_line"]),
-        between=took["between"],
+        cpu=cpu,
+        wait=np.maximum(0.0, wait - LINE_MISSED * line),
+        collate_cpu=collate_cpu,
+        collate_wait=np.maximum(0.0, collate_wait - LINE_MISSED * collate_line),
+        between=between,
         item_cpu=[np.array(row[-2]) / 1e6 for row in rows],
         item_wait=[np.array(row[-1]) / 1e6 for row in rows],
     )
@@ -159,7 +146,7 @@ def item_costs(run: Any) -> ItemCosts | None:
 
 def _is_sound(row: Any) -> bool:
     """Return whether a row of a record has the shape that the bench's item timer writes."""
-    if not isinstance(row, list) or len(row) != len(ITEM_COLUMNS) + 2:
+    if not isinstance(row, list) or len(row) != NUMBERS + 2:
         return False
     *numbers, cpus, waits = row
     if not isinstance(cpus, list) or not isinstance(waits, list) or len(cpus) != len(waits):
