@@ -46,11 +46,6 @@ def fact(event: str, key: str, doc: str, default: Any = None) -> property:
     return property(lambda log: log._fact(event, key, default), doc=doc)
 
 
-def series(event: str, doc: str) -> property:
-    """Make a property that lists all events of a name in `SERIES`."""
-    return derived(lambda log: log._series[event], doc)
-
-
 class EventLogResult:
     """One event log, live or recorded; reading it runs no code.
 
@@ -144,32 +139,23 @@ class EventLogResult:
 
     # -- what it was, and how it went ------------------------------------------------------------
 
-    id = derived(
-        lambda log: log._fact("spec", "run", log.path.name),
-        "The run's name: date, time and six hex digits.",
-    )
+    # fmt: off
+    id = derived(lambda log: log._fact("spec", "run", log.path.name),
+                 "The run's name: date, time and six hex digits.")
     utc = fact("spec", "utc", "When it was started, as an ISO time in UTC; None if unknown.")
-    machine = derived(
-        lambda log: Machine.from_dict(log.event("machine") or {}), "The machine it ran on."
-    )
-    mark = property(
-        lambda log: f"RECORDED on {log.machine.name}" if log.recorded else None,
-        doc='"RECORDED on ..." where it was not measured here; None where it was.',
-    )
-    stage = derived(
-        lambda log: log.event("stage") or {"name": "starting"},
-        "The last stage before training: `name`, and `done` of `total` where counted.",
-    )
-    outcome = derived(
-        lambda log: outcome.outcome(log._kept, log._alive),
-        '"running", "finished", "stopped" or "failed".',
-    )
-    running = property(lambda log: log.outcome == "running", doc="True until it has ended.")
-    error = derived(
-        lambda log: outcome.reason(log._kept, log._alive),
-        "Why it failed, with a remedy where one is known; None if it did not.",
-    )
+    machine = derived(lambda log: Machine.from_dict(log.event("machine") or {}),
+                      "The machine it ran on.")
+    mark = derived(lambda log: f"RECORDED on {log.machine.name}" if log.recorded else None,
+                   '"RECORDED on ..." where it was not measured here; None where it was.')
+    stage = derived(lambda log: log.event("stage") or {"name": "starting"},
+                    "The last stage before training: `name`, and `done` of `total` where counted.")
+    outcome = derived(lambda log: outcome.outcome(log._kept, log._alive),
+                      '"running", "finished", "stopped" or "failed".')
+    running = derived(lambda log: log.outcome == "running", "True until it has ended.")
+    error = derived(lambda log: outcome.reason(log._kept, log._alive),
+                    "Why it failed, with a remedy where one is known; None if it did not.")
     traceback = fact("error", "traceback", "The bench's own, where an exception ended the run.")
+    # fmt: on
 
     def wait(self, each: Any = None, period_s: float = 0.05) -> EventLogResult:
         """Block until the run has ended, calling `each(run)` as it grows.

@@ -43,15 +43,12 @@ class RankRun(Run):
         self._whole.refresh()
         return self
 
-    @property
-    def rank(self) -> int:
-        """Its number among all ranks of the run, on every machine."""
-        return self._fact("spec", "place", {}).get("rank", 0)
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks of the run, on all machines together."""
-        return self._fact("spec", "place", {}).get("world_size", 1)
+    # fmt: off
+    rank = derived(lambda run: run._fact("spec", "place", {}).get("rank", 0),
+                   "Its number among all ranks of the run, on every machine.")
+    world_size = derived(lambda run: run._fact("spec", "place", {}).get("world_size", 1),
+                         "Number of ranks of the run, on all machines together.")
+    # fmt: on
 
     @derived
     def exchange_ns(self) -> np.ndarray:
@@ -117,15 +114,33 @@ class Ranks(EventLogResult):
 
     # -- what it was -----------------------------------------------------------------------------
 
-    @property
-    def asked(self) -> Pipeline:
-        """The pipeline that was asked for; of a starved rank see its own Run."""
-        return pipeline_of(self._fact("spec", "pipeline", {}))
-
-    @property
-    def pipeline(self) -> Pipeline:
-        """The pipeline that rank 0 ran, with every automatic value filled in."""
-        return self[0].pipeline if len(self) else self.asked
+    # fmt: off
+    asked = derived(lambda ranks: pipeline_of(ranks._fact("spec", "pipeline", {})),
+                    "The pipeline that was asked for; of a starved rank see its own Run.")
+    pipeline = derived(lambda ranks: ranks[0].pipeline if len(ranks) else ranks.asked,
+                       "The pipeline that rank 0 ran, with every automatic value filled in.")
+    not_applied = derived(lambda ranks: ranks[0].not_applied if len(ranks) else {},
+                          "{knob: why not}; of `device`, why the ranks did not use the GPU.")
+    asked_ranks = fact("spec", "ranks", "Number of ranks asked for on this machine.", 0)
+    world_size = derived(lambda ranks: max([r.world_size for r in ranks] or [ranks.asked_ranks]),
+                         "Number of ranks that train together, on all machines.")
+    no_sync = fact("spec", "no_sync", "Whether gradients are exchanged for updates only.", False)
+    starve = derived(lambda log: {int(n): k for n, k in log._fact("spec", "starve", {}).items()},
+                     "{rank: {knob: value}} of the ranks whose loader was set otherwise.")
+    failed_rank = fact("error", "failed_rank", "The rank whose failure ended the run, or None.")
+    steps = derived(lambda ranks: min((rank.steps for rank in ranks), default=0),
+                    "Steps that every rank has done, warm-up included.")
+    loss = derived(lambda ranks: [float(np.mean(each)) for each in
+                                  zip(*(rank.loss for rank in ranks), strict=False)],
+                   "The mean loss over the ranks, per step: that of the joined batch.")
+    spread = derived(lambda ranks: max((r.spread for r in ranks if r.spread is not None),
+                                       default=None),
+                     "Spread (IQR over median) of the least even rank's throughput.")
+    noisy = derived(lambda ranks: (ranks.spread or 0.0) > NOISY,
+                    "True where `spread` is so large that small differences mean nothing.")
+    times = derived(lambda ranks: above("Ranks.times")(ranks),
+                    "Where every rank's time went (a RankTimes); None if too short.")
+    # fmt: on
 
     @property
     def alone(self) -> Pipeline:
@@ -135,56 +150,13 @@ class Ranks(EventLogResult):
         """
         return self.asked.but(device=self.pipeline.device)
 
-    @property
-    def not_applied(self) -> dict[str, str]:
-        """{knob: why it could not act}; of `device`, why the ranks did not use the GPU."""
-        return self[0].not_applied if len(self) else {}
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks that train together, on all machines."""
-        return max((rank.world_size for rank in self), default=self.asked_ranks)
-
-    @property
-    def starve(self) -> dict[int, dict[str, Any]]:
-        """{rank: {knob: value}} of the ranks whose loader was set otherwise."""
-        return {int(rank): knobs for rank, knobs in self._fact("spec", "starve", {}).items()}
-
-    asked_ranks = fact("spec", "ranks", "Number of ranks asked for on this machine.", 0)
-    no_sync = fact(
-        "spec", "no_sync", "Whether gradients were exchanged before updates only.", False
-    )
-    failed_rank = fact("error", "failed_rank", "The rank whose failure ended the run, or None.")
-
     # -- statistics ------------------------------------------------------------------------------
-
-    @property
-    def steps(self) -> int:
-        """Steps that every rank has done, warm-up included."""
-        return min((rank.steps for rank in self), default=0)
 
     @derived
     def throughput(self) -> float | None:
         """Samples per second of this machine's ranks together, warm-up excluded."""
         rates = [rank.throughput for rank in self]
         return sum(rates) if rates and all(rates) else None
-
-    @property
-    def spread(self) -> float | None:
-        """Spread (IQR over median) of the least even rank's throughput."""
-        return max((rank.spread for rank in self if rank.spread is not None), default=None)
-
-    noisy = property(lambda ranks: (ranks.spread or 0.0) > NOISY, doc="As `Run.noisy`.")
-
-    @property
-    def loss(self) -> list[float]:
-        """The mean loss over the ranks, per step: that of the joined batch."""
-        return [float(np.mean(each)) for each in zip(*(rank.loss for rank in self), strict=False)]
-
-    @derived
-    def times(self) -> Any:
-        """Where every rank's time went (a RankTimes); None if too short."""
-        return above("Ranks.times")(self)
 
     @property
     def communication_share(self) -> float | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.results.event_log import EventLogResult, derived, fact, of_one_moment, series
+from labkit.results.event_log import EventLogResult, derived, fact, of_one_moment
 from labkit.results.record import Watched, pipeline_of
 from labkit.results.result import noise
 from labkit.results.sweep import Comparison
@@ -24,8 +24,10 @@ NUMBERS = (
 )  # fmt: skip
 
 
-def _or_nan(value: float | None) -> float:
-    return float("nan") if value is None else value
+def _per_step(run: Run, key: str) -> list[float]:
+    """Return what every step says of `key`; NaN where it says nothing."""
+    values = [step.get(key) for step in run._series["step"]]
+    return [float("nan") if value is None else value for value in values]
 
 
 def _median_ms(start: int, end: int, doc: str) -> property:
@@ -33,8 +35,9 @@ def _median_ms(start: int, end: int, doc: str) -> property:
 
     def median(run: Run) -> float | None:
         stamps, _ = run._measured()
-        times = None if stamps is None else stamps[1:, end] - stamps[1:, start]
-        return None if times is None else float(np.median(times) * 1e3)
+        if stamps is None or (run.watched and start == 2):  # a watched loop hides its copies
+            return None
+        return float(np.median(stamps[1:, end] - stamps[1:, start]) * 1e3)
 
     return derived(median, doc)
 
@@ -61,53 +64,33 @@ class Run(EventLogResult):
         knobs = self._fact(event, "pipeline", {})
         return Watched(self.watched, knobs) if self.watched else pipeline_of(knobs)
 
-    @property
-    def asked(self) -> Pipeline | Watched:
-        """The pipeline that was asked for; of a watched loop, what is known of it."""
-        return self._pipeline("spec")
-
-    @property
-    def pipeline(self) -> Pipeline | Watched:
-        """The pipeline that ran, with every automatic value filled in."""
-        return self._pipeline("job" if self.event("job") else "spec")
-
-    @property
-    def watched(self) -> str | None:
-        """The type of the loader of a loop that `lk.watch` looked at; None for our own runs."""
-        facts = self._fact("spec", "watched")
-        return str(facts.get("loader", "loader")) if isinstance(facts, dict) else None
-
+    # fmt: off
+    asked = derived(lambda run: run._pipeline("spec"),
+                    "The pipeline that was asked for; of a watched loop, what is known of it.")
+    pipeline = derived(lambda run: run._pipeline("job" if run.event("job") else "spec"),
+                       "The pipeline that ran, with every automatic value filled in.")
+    watched = derived(lambda run: run._fact("spec", "watched", {}).get("loader"),
+                      "The type of the loader that `lk.watch` looked at; None for our own runs.")
     unit = fact("job", "unit", '"batches" of a watched loop that hides its samples.', "samples")
     not_applied = fact("job", "not_applied", "{knob: why it could not act on this device}.", {})
-    telemetry = series("telemetry", "The instruments' samples, each with `t_ns`; gaps are None.")
-    item_events = series(
-        "items", "What the items cost to prepare, as the loader's processes wrote."
-    )
+    steps = derived(lambda run: len(run._series["step"]), "Steps done, warm-up included.")
+    samples = derived(lambda run: sum(step["n"] for step in run._series["step"]),
+                      "Samples trained on, warm-up included.")
+    loss = derived(lambda run: _per_step(run, "loss"),
+                   "The loss of every step; NaN where it was not finite.")
+    thread_s = derived(lambda run: np.array(_per_step(run, "cpu"), float) / 1e9,
+                       "Per step (steps,): CPU time of the thread that ran the compute, s; or NaN. "
+                       "On a CPU it falls short of the wall time where others had the core.")
+    peak_memory_gib = derived(lambda run: (run._fact("memory", "peak_bytes", 0) / 2**30) or None,
+                              "Most memory held: allocated on a GPU; resident on a CPU.")
+    compile_s = fact("compiled", "seconds", "Time torch.compile took, s; None for an eager run.")
+    telemetry = derived(lambda run: run._series["telemetry"],
+                        "The instruments' samples, each with `t_ns`; gaps are None.")
+    item_events = derived(lambda run: run._series["items"],
+                          "What the items cost to prepare, as the loader's processes wrote.")
     xray_facts = derived(lambda run: run.event("xray"), "What a few profiled steps were made of.")
     no_xray = fact("no_xray", "why", "Why there is no x-ray; None where there is, or not yet.")
-    compile_s = fact("compiled", "seconds", "Time torch.compile took, s; None for an eager run.")
-    steps = derived(lambda run: len(run._series["step"]), "Steps done, warm-up included.")
-    samples = derived(
-        lambda run: sum(step["n"] for step in run._series["step"]), "Samples trained on."
-    )
-    loss = derived(
-        lambda run: [_or_nan(step.get("loss")) for step in run._series["step"]],
-        "The loss of every step; NaN where it was not finite.",
-    )
-
-    @derived
-    def thread_s(self) -> np.ndarray:
-        """Per step (steps,): CPU time of the thread that ran the compute, s; NaN where not read.
-
-        On a CPU it falls short of the compute's wall time where others had the core.
-        """
-        return np.array([_or_nan(step.get("cpu")) for step in self._series["step"]], float) / 1e9
-
-    @property
-    def peak_memory_gib(self) -> float | None:
-        """Most memory held: allocated on a GPU; resident in the bench process on a CPU."""
-        peak = self._fact("memory", "peak_bytes")
-        return None if peak is None else peak / 2**30
+    # fmt: on
 
     def steps_since(self, start: int) -> list[dict[str, Any]]:
         """Return the step events from the `start`th on: what a reader has not seen yet."""
@@ -123,20 +106,17 @@ class Run(EventLogResult):
             clock = self._clock = Timeline(steps, [event["step"] for event in epochs])
         return clock
 
-    @property
-    def stamps(self) -> np.ndarray:
-        """Per step (steps, 6): asked, ready, copy start, copy end, busy start, busy end; s.
+    # fmt: off
+    stamps = derived(lambda run: run._timeline().stamps,
+                     "Per step (steps, 6): asked, ready, copy start and end, busy start and end; "
+                     "s. On a CPU copy and compute are what the host did, else the device's own.")
+    busy = derived(lambda run: run.stamps[:, 4:6],
+                   "The device's busy intervals (steps, 2): start and end, s.")
+    issued = derived(lambda run: run._timeline().issued,
+                     "Time at which the host had issued each step (steps,), s; early on a fed GPU.")
+    # fmt: on
 
-        On a CPU copy and compute are what the host did; on a GPU they are the device's own.
-        """
-        return self._timeline().stamps
-
-    busy = property(lambda run: run.stamps[:, 4:6], doc="The device busy (steps, 2): from, to; s.")
-    issued = property(
-        lambda run: run._timeline().issued,
-        doc="Time at which the host had issued each step (steps,), s; early on a fed GPU.",
-    )
-
+    @of_one_moment
     def seconds(self, t_ns: int) -> float:
         """Return a stamp of this run's clock in s; NaN between passes over a watched loader."""
         return self._timeline().seconds(t_ns) if self.steps else 0.0
@@ -147,7 +127,7 @@ class Run(EventLogResult):
 
     # -- statistics ------------------------------------------------------------------------------
 
-    @property
+    @derived
     def warmup(self) -> int:
         """Steps left out of the statistics: the prefetched ones, but never over a third."""
         wanted = self._fact("begin", "warmup", 0)
@@ -220,14 +200,8 @@ class Run(EventLogResult):
         return None if stamps is None else float(np.median(np.diff(stamps[:, 5])) * 1e3)
 
     wait_ms = _median_ms(0, 1, "Median time the loop waited for the next batch, ms.")
-    compute_ms = _median_ms(
-        4, 5, "Median time of forward, backward, optimizer (a loop's body), ms."
-    )
-    _copy_ms = _median_ms(2, 3, "")
-    copy_ms = property(
-        lambda run: None if run.watched else run._copy_ms,
-        doc="Median time of the host-to-device copy, ms; None for a watched loop, which hides it.",
-    )
+    copy_ms = _median_ms(2, 3, "Median host-to-device copy, ms; None for a watched loop.")
+    compute_ms = _median_ms(4, 5, "Median time of forward, backward, optimizer (loop's body), ms.")
 
     @derived
     def spread(self) -> float | None:
@@ -249,27 +223,22 @@ class Run(EventLogResult):
         counts = [joules for joules in inside if joules is not None]
         return counts[-1] - counts[0] if len(counts) > 1 else None
 
-    # -- what others make of it ------------------------------------------------------------------
+    # -- what others make of it, and how it is kept ----------------------------------------------
 
     def diagnose(self) -> Any:
         """Name what holds the run back, with evidence and advice (a Diagnosis)."""
         return above("Run.diagnose")(self)
 
-    @derived
-    def breakdown(self) -> Any:
-        """The average step by class, every ns in one (a StepBreakdown); None if too short."""
-        return above("Run.breakdown")(self)
-
-    @property
-    def xray(self) -> Any:
-        """The x-ray's trace as a Breakdown; None where it lies in no folder."""
-        return above("Run.xray")(self)
+    # fmt: off
+    breakdown = derived(lambda run: above("Run.breakdown")(run),
+                        "The average step by class (a StepBreakdown); None if too short.")
+    xray = derived(lambda run: above("Run.xray")(run),
+                   "The x-ray's trace as a Breakdown; None where it lies in no folder.")
+    # fmt: on
 
     def compare(self, other: Run) -> Comparison:
         """Compare this run with `other`, which came before it."""
         return Comparison(other, self)
-
-    # -- keeping and showing ---------------------------------------------------------------------
 
     def _extra_lines(self) -> list[str]:
         line = above("Run.xray_event")(self) if self.event("xray_trace") is None else None
