@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 from torch import distributed as dist
 
-from labkit.bench.ddp import DistributedTrainer
+from labkit.bench.rank import DistributedTrainer
 
 MICRO = (1, 2)  # micro-batches that a rank's share of the batch is trained in
 

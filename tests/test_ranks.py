@@ -151,12 +151,13 @@ def test_windows_is_told_what_to_do(monkeypatch):
 def test_two_ranks_use_cards_where_each_has_its_own(monkeypatch, count, kind):
     import torch
 
-    from labkit.bench import ddp
+    from labkit.bench import machine as bench_machine
+    from labkit.bench import rank as ddp
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     found = torch.device("cuda:0" if count else "cpu")
-    monkeypatch.setattr(ddp, "find_device", lambda wanted: found)
+    monkeypatch.setattr(bench_machine, "find_device", lambda wanted: found)
     assert ddp.device_kind("auto", 2) == kind
     why = ddp.gpu_passed_over("auto", 2)
     assert (why is None) == (count != 1)  # only then is there a GPU that the ranks do without

@@ -18,7 +18,6 @@ import psutil
 import pynvml
 import torch
 
-KINDS = {"cuda": "gpu", "mps": "gpu", "xpu": "gpu", "cpu": "cpu"}
 # PyTorch's builds by CUDA's major version. A driver runs all builds of the versions it knows: CUDA
 # 12 from driver 525 on, CUDA 13 from 580 on (docs.nvidia.com/deploy/cuda-compatibility).
 BUILDS = {12: "cu126", 13: "cu130"}
@@ -28,8 +27,7 @@ def find_device(wanted: str = "auto") -> torch.device:
     """Return the torch device for the `device` knob; raise RuntimeError where it is not here."""
     if wanted == "auto":
         found = torch.accelerator.current_accelerator(check_available=True)
-        kind = found.type if found and found.type in ("cuda", "mps") else "cpu"
-        return torch.device(kind, 0) if kind == "cuda" else torch.device(kind)
+        wanted = found.type if found and found.type in ("cuda", "mps") else "cpu"
     device = torch.device(wanted)
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -56,9 +54,8 @@ def unused_gpu() -> str | None:
     except pynvml.NVMLError:
         return None
     built, (major, minor) = torch.version.cuda, (runs // 1000, runs % 1000 // 10)
-    build = BUILDS[min(max(major, 12), 13)]
     remedy = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
-    remedy += build
+    remedy += BUILDS[min(max(major, 12), 13)]
     if built is None:
         why = "this torch is built without CUDA"
     elif int(built.split(".")[0]) > major:
@@ -103,26 +100,34 @@ def use(device: torch.device) -> None:
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Describe the machine as seen from `device`, as JSON types."""
-    ram = _gib(psutil.virtual_memory().total)
+    cpu, ram = cpu_name(), _gib(psutil.virtual_memory().total)
     found = {
-        "device": str(device), "kind": KINDS.get(device.type, device.type), "name": cpu_name(),
-        "memory_gib": ram, "cpu_name": cpu_name(), "cpu_cores": cpu_cores(), "ram_gib": ram,
+        "device": str(device), "kind": "cpu" if device.type == "cpu" else "gpu", "name": cpu,
+        "memory_gib": ram, "cpu_name": cpu, "cpu_cores": cpu_cores(), "ram_gib": ram,
         "shm_gib": None, "threads": torch.get_num_threads(),
         "os": f"{platform.system()} {platform.release()}",
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }  # fmt: skip
     with contextlib.suppress(OSError):
         found["shm_gib"] = _gib(shutil.disk_usage("/dev/shm").total)
+    if device.type == "mps":
+        found["name"] = f"Apple GPU ({cpu})"
     if device.type == "cuda":
         card, uuid = torch.cuda.get_device_properties(device), card_uuid(device)
         found["versions"]["cuda"] = torch.version.cuda
         found |= {
             "name": card.name, "memory_gib": _gib(card.total_memory), "uuid": uuid,
-            "sm_count": card.multi_processor_count,
-            "compute_capability": f"{card.major}.{card.minor}", **_nvml(uuid),
+            "sm_count": card.multi_processor_count, "driver": None, "pcie": None,
+            "compute_capability": f"{card.major}.{card.minor}",
         }  # fmt: skip
-    elif device.type == "mps":
-        found["name"] = f"Apple GPU ({cpu_name()})"
+        with contextlib.suppress(pynvml.NVMLError):  # what only the driver tells
+            pynvml.nvmlInit()
+            found["driver"] = pynvml.nvmlSystemGetDriverVersion()
+            link = pynvml.nvmlDeviceGetHandleByUUID(uuid)  # PCIe as it is now
+            found["pcie"] = (
+                f"generation {pynvml.nvmlDeviceGetCurrPcieLinkGeneration(link)} "
+                f"x{pynvml.nvmlDeviceGetCurrPcieLinkWidth(link)}"
+            )
     return found
 
 
@@ -147,7 +152,7 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def peak_bytes(device: torch.device) -> int | None:
+def peak_bytes(device: torch.device) -> int:
     """Return the most the run held: allocated on a CUDA device, resident in the bench on a CPU.
 
     Neither is what nvidia-smi shows: that also counts the CUDA context and the allocator's cache.
@@ -162,18 +167,6 @@ def peak_bytes(device: torch.device) -> int | None:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
-
-
-def _nvml(uuid: str) -> dict[str, Any]:
-    """Return what only the driver tells: its version, and the PCIe link as it is now."""
-    found: dict[str, Any] = {"driver": None, "pcie": None}
-    with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        found["driver"] = pynvml.nvmlSystemGetDriverVersion()
-        card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        generation = pynvml.nvmlDeviceGetCurrPcieLinkGeneration(card)
-        found["pcie"] = f"generation {generation} x{pynvml.nvmlDeviceGetCurrPcieLinkWidth(card)}"
-    return found
 
 
 def _gib(size_bytes: int) -> float:

@@ -12,7 +12,7 @@ from torch import nn
 class CNN(nn.Module):
     """A stem that halves the image, `depth` 3x3 convolution blocks, and a linear head."""
 
-    def __init__(self, width: int, depth: int, classes: int):
+    def __init__(self, width: int, depth: int, classes: int, _image_px: int):
         super().__init__()
         self.stem = nn.Conv2d(3, width, 3, stride=2, padding=1)
         self.blocks = nn.Sequential(*[conv_block(width) for _ in range(depth)])
@@ -51,8 +51,7 @@ class Transformer(nn.Module):
 
     def __init__(self, width: int, depth: int, classes: int, image_px: int):
         super().__init__()
-        patch = 8
-        heads = next(n for n in (8, 4, 2, 1) if width % n == 0)
+        patch, heads = 8, next(n for n in (8, 4, 2, 1) if width % n == 0)
         self.patches = nn.Conv2d(3, width, patch, stride=patch)
         self.place = nn.Parameter(torch.zeros(1, (image_px // patch) ** 2, width))
         layer = nn.TransformerEncoderLayer(
@@ -69,9 +68,8 @@ class Transformer(nn.Module):
 
 def make_model(name: str, width: int, depth: int, classes: int, image_px: int) -> nn.Module:
     """Build a model by its knob's name."""
-    if name == "cnn":
-        return CNN(width, depth, classes)
-    return {"mlp": MLP, "transformer": Transformer}[name](width, depth, classes, image_px)
+    models = {"cnn": CNN, "mlp": MLP, "transformer": Transformer}
+    return models[name](width, depth, classes, image_px)
 
 
 class AdamW(torch.optim.AdamW):  # of the same name: profiler traces have it

@@ -51,9 +51,12 @@ def launch(spec: dict, folder: Path, log: EventLog) -> int | None:
     hold_devices(spec, log)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does; the bench sets its own
     log.stage("starting the ranks")
-    ranks = [*options(spec), "-m", "labkit.bench.rank", str(folder), str(os.getpid())]
+    found = spec.get("rendezvous")  # how several machines find each other
+    how = [f"--{name.replace('_', '-')}={value}" for name, value in (found or {}).items()]
+    options = [f"--nproc-per-node={spec['ranks']}", "--max-restarts=0", *(how or ["--standalone"])]
+    rank = ["-m", "labkit.bench.rank", str(folder), str(os.getpid())]
     try:
-        torchrun.run(torchrun.parse_args(ranks))
+        torchrun.run(torchrun.parse_args(options + rank))
     except SignalException:
         log.write("stopped")
         return 130
@@ -63,18 +66,9 @@ def launch(spec: dict, folder: Path, log: EventLog) -> int | None:
     return None
 
 
-def options(spec: dict) -> list[str]:
-    """Return torchrun's own options: how many ranks, and how the machines find each other."""
-    listed = [f"--nproc-per-node={spec['ranks']}", "--max-restarts=0"]
-    rendezvous = spec.get("rendezvous") or {}
-    if not rendezvous:
-        return [*listed, "--standalone"]
-    return listed + [f"--{name.replace('_', '-')}={value}" for name, value in rendezvous.items()]
-
-
 def hold_devices(spec: dict, log: EventLog) -> None:
     """Take the lock of every device that the ranks will use, in one order for all runs."""
-    from labkit.bench.ddp import device_kind
+    from labkit.bench.rank import device_kind
     from labkit.process.device_lock import hold
 
     names = ["cpu"]
@@ -95,32 +89,24 @@ def name_the_failed(failures: dict[int, Any], folder: Path, log: EventLog) -> No
     """
     log.write("ranks_ended", codes={rank: each.exitcode for rank, each in failures.items()})
     killed = [r for r, f in failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM]
-    raised = sorted(_exceptions(failures, folder), key=lambda found: found[:2])
-    rank = killed[0] if killed else raised[0][2] if raised else min(failures)
-    failed, traceback = failures[rank], None
-    if killed or not raised:
-        code = failed.exitcode
-        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-        why = f"process {failed.pid} was ended by {how}"
-    else:
-        error = raised[0][3]
+    raised = []  # (whether it only lost its peer, when, rank, event)
+    for rank, failed in failures.items():
+        with contextlib.suppress(OSError, ValueError, StopIteration):
+            lines = (folder / f"rank{failed.local_rank}" / FILE_NAME).read_text().splitlines()
+            error = json.loads(next(x for x in lines if x.startswith('{"event":"error"')))
+            lost = any(text in error["message"] for text in LOST_PEER)
+            raised.append((lost, error["t_ns"], rank, error))
+    if raised and not killed:
+        _, _, rank, error = min(raised, key=lambda found: found[:2])
         why, traceback = f"{error['kind']}: {error['message']}", error.get("traceback")
+    else:
+        rank, traceback = killed[0] if killed else min(failures), None
+        code = failures[rank].exitcode
+        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        why = f"process {failures[rank].pid} was ended by {how}"
     log.write(
         "error", kind=f"Rank {rank}", message=why, traceback=traceback, workers={}, failed_rank=rank
     )
-
-
-def _exceptions(failures: dict[int, Any], folder: Path) -> list[tuple[bool, int, int, dict]]:
-    """Return (whether it only lost its peer, when, rank, event) of the ranks that raised."""
-    found = []
-    for rank, failed in failures.items():
-        with contextlib.suppress(OSError, ValueError):
-            lines = (folder / f"rank{failed.local_rank}" / FILE_NAME).read_text().splitlines()
-            errors = [json.loads(line) for line in lines if line.startswith('{"event":"error"')]
-            for error in errors[:1]:
-                lost = any(text in error["message"] for text in LOST_PEER)
-                found.append((lost, error["t_ns"], rank, error))
-    return found
 
 
 if __name__ == "__main__":

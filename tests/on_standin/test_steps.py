@@ -9,7 +9,7 @@ import labkit as lk
 from labkit import Pipeline
 from labkit.bench import machine, model_size, their_loop
 from labkit.bench import resolve_config as resolving
-from labkit.bench.ddp import Communication, rank_timeline
+from labkit.bench.rank import Communication, rank_timeline
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch, plain_job
 from labkit.bench.timeline import DeviceTimeline
