@@ -20,9 +20,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 for name in ("WANDB_API_KEY", "WANDB_MODE"):
     os.environ.pop(name, None)
 
-# A process keeps a stand-in GPU for good: test_on_standin.py runs those tests in one of their own
-collect_ignore = [] if os.environ.get("LABKIT_ON_STANDIN") else ["on_standin"]
-
 fault_figures = []  # of injected faults: (what, clean-up in s, steps finished, steps recorded)
 
 

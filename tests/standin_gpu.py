@@ -189,8 +189,6 @@ class StandIn:
     speed: float = 1.0  # of all kernels and copies
     kernels: list[Kernel] = field(default_factory=list)
     syncs: int = 0  # times the host waited for a card
-    launches: Counter = field(default_factory=Counter)  # kernels by operator
-    stated_us: dict[str, float] = field(default_factory=dict)  # time of an operator, by its name
     profile: Any = None  # the profiler that is recording
 
     def __post_init__(self):
@@ -221,7 +219,6 @@ class StandIn:
         self.free |= dict.fromkeys(lanes, end)
         self.queued.append(end)
         self.kernels.append(Kernel(name, card, stream, start, end, flops, bytes, kind))
-        self.launches[name] += 1
         return end
 
     def record(self, event: int, card: int, stream: int) -> None:
@@ -323,9 +320,7 @@ class StandIn:
         if func._overloadpacket in flop_registry:
             flops = float(flop_registry[func._overloadpacket](*args, **kwargs, out_val=out))
             kind = self.format_of(tensors[0].dtype, name)
-        us = self.stated_us.get(name)
-        if us is None:
-            us = self.kernel_us(self.cards[card], flops, bytes_, kind)
+        us = self.kernel_us(self.cards[card], flops, bytes_, kind)
         for _ in range(count):
             self.enqueue(name, card, us / count, flops / count, bytes_ / count, kind)
 

@@ -31,7 +31,6 @@ def run_on(
     folder: str | Path | None = None,
     prep_ms: float | None = None,
     fault: str | None = None,
-    telemetry: dict[str, Any] | None = None,
     device: str = "cuda:0",
 ) -> Run:
     """Train as `pipeline` says on the stand-in `gpu` and return the Run that its log gives.
@@ -42,24 +41,19 @@ def run_on(
         folder: Where the log goes; a temporary folder if None.
         prep_ms: Time to prepare a batch, by one process; from the pipeline if None.
         fault: As `slow_faults.plant_all` takes it ("python_heavy@40").
-        telemetry: A sample that NVML would have given all along, as `{"gpm": ..., "power_w": ...}`.
         device: The card.
     """
-    folder, before = (
-        Path(folder or tempfile.mkdtemp(dir=os.environ.get("LABKIT_HOME"))),
-        os.getcwd(),
-    )
+    folder, before = Path(folder or tempfile.mkdtemp()), os.getcwd()
     os.chdir(folder)  # as the bench: some faults write there
     try:
-        _train(gpu, pipeline, folder, prep_ms, fault, telemetry, torch.device(device))
+        _train(gpu, pipeline.to_dict(), folder, prep_ms, fault, torch.device(device))
     finally:
         os.chdir(before)
     return Run(folder)
 
 
-def _train(gpu, pipeline, folder, prep_ms, fault, telemetry, card) -> None:
+def _train(gpu, asked, folder, prep_ms, fault, card) -> None:
     log = EventLog(folder)
-    asked = pipeline.to_dict()
     log.write("spec", version=VERSION, run=folder.name, utc="2026-01-01T00:00:00+00:00",
               labkit=lk.__version__, pipeline=asked)  # fmt: skip
     log.write("hello", pid=1)
@@ -72,17 +66,12 @@ def _train(gpu, pipeline, folder, prep_ms, fault, telemetry, card) -> None:
         slow_faults.plant_all(fault, None, trainer)
     timeline, drain = make_timeline(log, folder, card), Drain(folder, log)
     log.write("begin", warmup=max(3, job.num_workers * (job.prefetch_factor or 0)))
-    first = gpu.clock.now()
     batches = gpu.loader(prep_of(job) if prep_ms is None else prep_ms, batch_of(job),
                          job.num_workers, job.prefetch_factor or 2)  # fmt: skip
     xray.keep_time(job)
     gpu.syncs_before = gpu.syncs
     steps = train(trainer, batches, timeline, job)
-    last = gpu.clock.now()
-    gpu.trained = first, last
     drain.drain()
-    for t in range(first, last, 200_000_000) if telemetry else ():
-        log.write("telemetry", **telemetry | {"t_ns": t})
     log.write("memory", peak_bytes=machine.peak_bytes(card))
     xray.look(trainer, batches, job, steps, folder, log)
     drain.remove()

@@ -367,7 +367,7 @@ def test_what_a_card_held_before_the_limit_is_not_counted_as_the_trainings(monke
     assert impose(CARD, 2**30).used() == 0
 
 
-# -- the workbench: sizes that suit the device; tests/on_standin has six of them -------------------
+# -- the workbench: sizes that suit the device; tests/on_standin.py has two of them ----------------
 
 
 class Stated(Kept):

@@ -282,7 +282,7 @@ def test_what_is_sent_to_spawned_workers_may_come_from_a_notebook():
     code = "class Here:\n def __len__(self): return 3\n def __getitem__(self, i): return i"
     scope = {"__name__": "__main__"}
     exec(code, scope)
-    sent = user_dataset.sendable(user_dataset.NamesTheItem(scope["Here"]()))
+    sent = user_dataset.ByValue(user_dataset.NamesTheItem(scope["Here"]()))
     assert [pickle.loads(pickle.dumps(sent))[0, i] for i in range(3)] == [0, 1, 2]
 
 

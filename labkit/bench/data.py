@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -28,27 +27,23 @@ CLASSES = 10
 VERSION = 1  # part of the folder's name: a new recipe never meets old files
 
 
-class Images(Dataset):
-    """The images of the course, fetched by a `ticket`: (draw number, index)."""
+class JpegFiles(Dataset):
+    """Real JPEG files: read, decoded with Pillow, augmented, resized. One image at a time.
 
-    def __init__(self, job: Any):
-        self.job, self.io_s = job, job.io_ms / 1e3
+    As in all datasets here an item is fetched by a `ticket`: (draw number, index).
+    """
+
+    def __init__(self, folder: Path, job: Any):
+        self.job = job
+        self.files = [str(folder / f"{i:05d}.jpg") for i in range(COUNT)]
 
     def __len__(self) -> int:
         return COUNT
 
-
-class JpegFiles(Images):
-    """Real JPEG files: read, decoded with Pillow, augmented, resized. One image at a time."""
-
-    def __init__(self, folder: Path, job: Any):
-        super().__init__(job)
-        self.files = [str(folder / f"{i:05d}.jpg") for i in range(COUNT)]
-
     def __getitem__(self, ticket: tuple[int, int]) -> tuple[torch.Tensor, int]:
         draw, index = ticket
-        if self.io_s:
-            time.sleep(self.io_s)  # the simulated delay of a network drive
+        if self.job.io_ms:
+            time.sleep(self.job.io_ms / 1e3)  # the simulated delay of a network drive
         with Image.open(self.files[index]) as file:
             image = file.convert("RGB")
         rng = random.Random(self.job.seed * 1_000_003 + draw)  # same draw, same picture, any worker
@@ -72,36 +67,31 @@ def augmented(image: Image.Image, rng: random.Random) -> Image.Image:
     return ImageEnhance.Color(image).enhance(rng.uniform(0.8, 1.2))
 
 
-class PreprocessedArray(Images):
-    """The same images decoded once, in a memory-mapped array; a batch is one indexed read."""
+class Batched(Dataset):
+    """Images of an array, a batch by one indexed read.
 
-    def __init__(self, file: Path, job: Any):
-        super().__init__(job)
+    For "array" it is the same images decoded once, in a memory-mapped file. For "sleep", the
+    textbook loader, it is noise made once, and each batch costs `prep_ms` of sleep.
+    """
+
+    def __init__(self, job: Any, file: Path | None = None):
         self.file, self.array = file, None
+        self.batch_s, self.item_s = (0.0 if file else job.prep_ms / 1e3), job.io_ms / 1e3
+        if file is None:
+            shape = (64, 3, job.image_px, job.image_px)
+            self.array = np.random.default_rng(job.seed).integers(0, 256, shape, dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return COUNT
 
     def __getitems__(self, tickets: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
         if self.array is None:  # opened in the worker: a map is not copied between processes
             self.array = np.load(self.file, mmap_mode="r", allow_pickle=False)
-        if self.io_s:
-            time.sleep(self.io_s * len(tickets))
-        indices = np.array([index for _, index in tickets])
+        if seconds := self.batch_s + self.item_s * len(tickets):
+            time.sleep(seconds)
+        indices = np.array([index % len(self.array) for _, index in tickets])
         batch = torch.from_numpy(self.array[indices])  # (B, 3, px, px) uint8, copied by the index
-        return batch, torch.from_numpy(indices % CLASSES)
-
-
-class Delay(Images):
-    """The textbook loader: each batch costs `prep_ms` of sleep, and the images are made once."""
-
-    def __init__(self, job: Any):
-        super().__init__(job)
-        shape = (64, 3, job.image_px, job.image_px)
-        pool = np.random.default_rng(job.seed).integers(0, 256, shape, dtype=np.uint8)
-        self.pool = torch.from_numpy(pool)
-
-    def __getitems__(self, tickets: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        time.sleep(self.job.prep_ms / 1e3 + self.io_s * len(tickets))
-        indices = torch.tensor([index % len(self.pool) for _, index in tickets])
-        return self.pool[indices], indices % CLASSES  # (B, 3, px, px) uint8, (B,) int64
+        return batch, torch.from_numpy(indices % CLASSES)  # (B,) int64
 
 
 class EndlessShuffle(Sampler):
@@ -143,11 +133,10 @@ class Stalling:
 
 def make_dataset(job: Any, cache: Path, progress: Callable[[int, int], None]) -> Dataset:
     """Build the job's dataset, making its files first where they are missing."""
-    if job.dataset == "sleep":
-        return Delay(job)
-    if job.dataset == "array":
-        return PreprocessedArray(array_file(cache, job.image_px, progress), job)
-    return JpegFiles(jpeg_folder(cache, 2 * job.image_px, progress), job)
+    if job.dataset == "jpeg":
+        return JpegFiles(jpeg_folder(cache, 2 * job.image_px, progress), job)
+    file = array_file(cache, job.image_px, progress) if job.dataset == "array" else None
+    return Batched(job, file)
 
 
 def make_loader(dataset: Dataset, job: Any, times: ItemTimes | None = None) -> DataLoader:
@@ -167,15 +156,13 @@ def make_loader(dataset: Dataset, job: Any, times: ItemTimes | None = None) -> D
 
 def loader_settings(job: Any) -> dict[str, Any]:
     """Return what every DataLoader of the bench is told: the job's knobs, and care for workers."""
-    settings = {name: getattr(job, name) for name in ("batch_size", "num_workers", "pin_memory")}
+    names = ["batch_size", "num_workers", "pin_memory"]
+    care = {}
     if job.num_workers:
-        settings |= {
-            "prefetch_factor": job.prefetch_factor,
-            "persistent_workers": job.persistent_workers,
-            "worker_init_fn": worker_dies_with_bench,
-            "timeout": 120,  # a worker that hangs fails the run instead of waiting forever
-        }
-    return settings
+        names += ["prefetch_factor", "persistent_workers"]
+        # a worker that hangs fails the run instead of waiting forever
+        care = {"worker_init_fn": worker_dies_with_bench, "timeout": 120}
+    return {name: getattr(job, name) for name in names} | care
 
 
 def like_a_batch(job: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -236,15 +223,11 @@ def array_file(cache: Path, px: int, progress: Callable[[int, int], None]) -> Pa
     """Return the same images decoded and resized to `px`: one .npy of (COUNT, 3, px, px) uint8."""
 
     def make(folder: Path) -> None:
-        files = jpeg_folder(cache, 2 * px, progress)
-        array = np.lib.format.open_memmap(
-            folder / "images.npy", mode="w+", dtype=np.uint8, shape=(COUNT, 3, px, px)
-        )
-        for index in range(COUNT):
-            with Image.open(files / f"{index:05d}.jpg") as image:
+        size, place = (COUNT, 3, px, px), folder / "images.npy"
+        array = np.lib.format.open_memmap(place, mode="w+", dtype=np.uint8, shape=size)
+        for index, file in enumerate(sorted(jpeg_folder(cache, 2 * px, progress).iterdir())):
+            with Image.open(file) as image:
                 array[index] = np.asarray(image.resize((px, px))).transpose(2, 0, 1)
-            if index % 32 == 0:
-                progress(index, COUNT)
         array.flush()
 
     return _once(cache, f"array-v{VERSION}-{COUNT}x{px}px", make) / "images.npy"
@@ -255,16 +238,12 @@ def _once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
     folder = cache / name
     if not folder.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
-        for old in cache.glob(f".{name}-*"):  # left by a build that was killed
-            if time.time() - old.stat().st_mtime > 600:
-                shutil.rmtree(old, ignore_errors=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
-        try:
-            make(part)
-            os.replace(part, folder)
-        except OSError:
-            if not folder.is_dir():  # not a race with another run that finished first
-                raise
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
+        made = tempfile.TemporaryDirectory(dir=cache, prefix=".", ignore_cleanup_errors=True)
+        with made as part:
+            make(Path(part))
+            try:
+                os.replace(part, folder)
+            except OSError:
+                if not folder.is_dir():  # not a race with another run that finished first
+                    raise
     return folder

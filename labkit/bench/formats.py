@@ -53,8 +53,8 @@ def lacks(name: str, device: torch.device) -> str | None:
     if name in ("tf32", "bf16") and device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         if major < 8:
-            here = f"this card has {major}.{minor}"
-            return f"{name.upper()} needs compute capability 8.0 (Ampere); {here}"
+            need = f"{name.upper()} needs compute capability 8.0 (Ampere)"
+            return f"{need}; this card has {major}.{minor}"
     return None
 
 
@@ -80,10 +80,9 @@ def why_not(name: str, device: torch.device) -> str | None:
 
 def probe_s(name: str, device: torch.device) -> float:
     """Time one small product, s: the fastest of three, after one that warms up."""
+    times = []
     with using(name) as dtype:
-        a = torch.rand(PROBE, PROBE, device=device).to(dtype)
-        b = torch.rand(PROBE, PROBE, device=device).to(dtype)
-        times = []
+        a, b = torch.rand(2, PROBE, PROBE, device=device).to(dtype)
         for _ in range(4):
             started = time.perf_counter()
             a @ b

@@ -31,32 +31,32 @@ class ItemTimes:
     """Times one process's batches; made in the bench, used in whichever process prepares them."""
 
     def __init__(self, folder: Path, workers: int):
-        self.folder, self.room = folder, MOST_ROWS // max(1, workers)
-        self.pid, self.rows = 0, []
+        self.folder, self.room, self.pid = folder, MOST_ROWS // max(1, workers), 0
 
-    def begin(self) -> bool:
-        """Begin a batch, and open the log in the process that prepares it, the first time.
+    def begin(self, count: int) -> Callable[[], tuple[int, int, int]]:
+        """Begin a batch of `count`; return the stopwatch's `lap`, which is still once rows suffice.
 
-        Returns whether it is to be timed: not once there are rows enough.
+        The first time, open the log in the process that prepares the batches.
         """
         if self.pid != os.getpid():
             self.pid, self.rows, self.due, self.seen = os.getpid(), [], 0, 0
-            self.log, self.stop = EventLog(self.folder), Stopwatch()
+            self.log, self.lap = EventLog(self.folder), stopwatch()
             worker = torch.utils.data.get_worker_info()
             self.worker = -1 if worker is None else worker.id  # -1: the training loop itself
             self.process_ns = time.process_time_ns()
+        self.items = []
         if self.seen >= self.room:
-            return False
+            return lambda: (0, 0, 0)
         self.between_ns = time.process_time_ns() - self.process_ns
-        self.start_ns = now_ns()
-        self.stop.lap()
-        return True
+        self.start_ns, self.count = now_ns(), count
+        self.lap()
+        return self.lap
 
     def collated(self) -> None:
         """End the batch, whose `count` samples took `items`: one by one, or all in one lap."""
         if self.seen >= self.room:
             return
-        collate = self.stop.lap()
+        collate = self.lap()
         self.process_ns = time.process_time_ns()
         number, self.seen = self.seen, self.seen + 1
         sums = [sum(column) for column in zip(*self.items, strict=True)]
@@ -69,33 +69,33 @@ class ItemTimes:
             self.rows = []
 
 
-class Stopwatch:
-    """Laps of this thread in ns: CPU time, waiting, and standing in line for a core."""
+def stopwatch() -> Callable[[], tuple[int, int, int]]:
+    """Return `lap()`: this thread's ns of CPU time, waiting, and standing in line since the last.
 
-    def __init__(self):
-        self.queue = None
-        with contextlib.suppress(OSError):  # Linux; elsewhere standing in line looks like waiting
-            self.queue = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-        self.last = self._read()
+    It takes about 1.7 µs. Who did not give up the core of its own will has not waited: the system's
+    account of the time in line alone misses a third of it.
+    """
+    queue = None
+    with contextlib.suppress(OSError):  # Linux; elsewhere standing in line looks like waiting
+        queue = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
 
-    def _read(self) -> tuple[int, int, int, int]:
-        line_ns, gave_up = 0, 1
-        if self.queue is not None:
-            line_ns = int(os.pread(self.queue, 64, 0).split()[1])
+    def read() -> tuple[int, int, int, int]:
+        line_ns, gave_up = 0, 0
+        if queue is not None:
+            line_ns = int(os.pread(queue, 64, 0).split()[1])
             gave_up = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
         return time.thread_time_ns(), line_ns, gave_up, now_ns()
 
-    def lap(self) -> tuple[int, int, int]:
-        """Return (CPU, waiting, in line) since the last call; about 1.7 µs.
-
-        Who did not give up the core of its own will has not waited: the system's account of the
-        time in line alone misses a third of it.
-        """
-        before, self.last = self.last, self._read()
-        cpu, line, gave_up, wall = (b - a for a, b in zip(before, self.last, strict=True))
-        if self.queue is not None and not gave_up:
+    def lap() -> tuple[int, int, int]:
+        nonlocal last
+        before, last = last, read()
+        cpu, line, gave_up, wall = (b - a for a, b in zip(before, last, strict=True))
+        if queue is not None and not gave_up:
             line = max(0, wall - cpu)
         return cpu, max(0, wall - cpu - line), line
+
+    last = read()
+    return lap
 
 
 class TimedDataset(torch.utils.data.Dataset):
@@ -103,23 +103,20 @@ class TimedDataset(torch.utils.data.Dataset):
 
     def __init__(self, dataset: Any, times: ItemTimes):
         self.dataset, self.times = dataset, times
-        self.by_batch = getattr(dataset, "__getitems__", None)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitems__(self, tickets: list) -> Any:
-        times = self.times
-        if not times.begin():
-            return self.by_batch(tickets) if self.by_batch else [self.dataset[t] for t in tickets]
-        if self.by_batch:
-            batch, items = self.by_batch(tickets), [times.stop.lap()]
-        else:
-            batch, items = [], []
-            for ticket in tickets:
-                batch.append(self.dataset[ticket])
-                items.append(times.stop.lap())
-        times.count, times.items = len(tickets), items
+        lap = self.times.begin(len(tickets))
+        if hasattr(self.dataset, "__getitems__"):
+            batch = self.dataset.__getitems__(tickets)
+            self.times.items.append(lap())
+            return batch
+        batch = []
+        for ticket in tickets:
+            batch.append(self.dataset[ticket])
+            self.times.items.append(lap())
         return batch
 
 

@@ -87,12 +87,12 @@ def time_step(model: str, width: int, depth: int, image_px: int, device: torch.d
 
 def plain_job(device: torch.device, **knobs: Any) -> SimpleNamespace:
     """Return the knobs that a Trainer reads: plain FP32 training, but for `knobs`."""
-    job = SimpleNamespace(
-        model="cnn", width=None, depth=None, image_px=48, batch_size=16, precision="fp32",
-        channels_last=False, fused_optimizer=False, compile=None, accumulation_steps=1,
-        prefetch_to_device=False, non_blocking=False, seed=0,
-    )  # fmt: skip
-    vars(job).update(knobs)
+    plain = {
+        "model": "cnn", "width": None, "depth": None, "image_px": 48, "batch_size": 16,
+        "precision": "fp32", "channels_last": False, "fused_optimizer": False, "compile": None,
+        "accumulation_steps": 1, "prefetch_to_device": False, "non_blocking": False, "seed": 0,
+    }  # fmt: skip
+    job = SimpleNamespace(**plain | knobs)
     fill(job, device)
     return job
 

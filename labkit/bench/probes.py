@@ -35,12 +35,9 @@ MIN_STEPS = 8  # of a run: a shorter one is a quick look
 def measure(trainer: Any, images: torch.Tensor, labels: torch.Tensor) -> dict[str, float | None]:
     """Time one step's compute as it is, with twice the batch, and in BF16.
 
-    They are timed interleaved, on the run's last batch, so that nothing else differs.
-
-    Args:
-        trainer: The run's trainer; its weights move on, so the run must be over.
-        images: (B, 3, px, px) uint8 on the device.
-        labels: (B,) int64 on the device.
+    They are timed in turn, round after round, on the run's last batch (images (B, 3, px, px) uint8
+    and labels (B,) int64, on the device), so that nothing else differs. The weights of `trainer`
+    move on, so the run must be over.
 
     Returns:
         `plain_us`: median time of the compute, µs; `fixed_share`: the part of it (0 to 1) that
@@ -53,20 +50,6 @@ def measure(trainer: Any, images: torch.Tensor, labels: torch.Tensor) -> dict[st
         kinds["double"] = (torch.cat([images, images]), torch.cat([labels, labels]), asked)
         if asked == "fp32" and not formats.lacks("bf16", trainer.device):
             kinds["bf16"] = (images, labels, "bf16")
-    try:
-        times = _interleaved(trainer, kinds)
-    finally:
-        trainer.job.precision = asked
-    plain, double, bf16 = times["plain"], times.get("double"), times.get("bf16")
-    return {
-        "plain_us": plain * 1e6,
-        "fixed_share": None if double is None else min(max(2 - double / plain, 0.0), 1.0),
-        "bf16_speedup": None if bf16 is None else plain / bf16,
-    }
-
-
-def _interleaved(trainer: Any, kinds: dict[str, tuple]) -> dict[str, float]:
-    """Time each kind of step in turn, round after round; return medians in s."""
     times: dict[str, list[float]] = {name: [] for name in kinds}
     started = time.perf_counter()
     for turn in range(ROUNDS + 1):
@@ -79,26 +62,36 @@ def _interleaved(trainer: Any, kinds: dict[str, tuple]) -> dict[str, float]:
                 trainer.optimizer.zero_grad(set_to_none=True)
                 del kinds[name], times[name]  # no room for it: the others stand
                 continue
-            if turn:
+            compared = name == "bf16" and not turn
+            slow = compared and seconds > HOPELESS * _timed(trainer, *kinds["plain"])
+            if turn or slow:
                 times[name].append(seconds)  # the first of each warms up
-            elif name == "bf16" and seconds > HOPELESS * _timed(trainer, *kinds["plain"]):
-                times[name].append(seconds)
+            if slow:
                 del kinds[name]
         if turn >= 2 and time.perf_counter() - started > BUDGET_S:
             break
-    return {name: median(seconds) for name, seconds in times.items() if seconds}
+    took = {name: median(seconds) for name, seconds in times.items() if seconds}
+    plain, double, bf16 = took["plain"], took.get("double"), took.get("bf16")
+    return {
+        "plain_us": plain * 1e6,
+        "fixed_share": None if double is None else min(max(2 - double / plain, 0.0), 1.0),
+        "bf16_speedup": None if bf16 is None else plain / bf16,
+    }
 
 
 def _timed(trainer: Any, images: torch.Tensor, labels: torch.Tensor, precision: str) -> float:
     """Return how long one compute takes on the device, s."""
-    trainer.job.precision = precision
-    on_cpu = trainer.device.type == "cpu"
+    on_cpu, asked = trainer.device.type == "cpu", trainer.job.precision
     clock = time.thread_time if on_cpu else time.perf_counter  # not the time others had the core
-    finish(trainer.device)
-    start = clock()
-    trainer.compute(images, labels, update=True)
-    finish(trainer.device)
-    return clock() - start
+    trainer.job.precision = precision
+    try:
+        finish(trainer.device)
+        start = clock()
+        trainer.compute(images, labels, update=True)
+        finish(trainer.device)
+        return clock() - start
+    finally:
+        trainer.job.precision = asked
 
 
 def finish(device: torch.device) -> None:
@@ -124,35 +117,28 @@ class Ready(torch.utils.data.Dataset):
         between = 0 if self.before is None else now - self.before
         start = time.thread_time_ns()
         batch = tuple(tensor.clone().share_memory_() for tensor in self.batch)
-        share = time.thread_time_ns() - start
-        start = time.thread_time_ns()
+        shared = time.thread_time_ns()
         for tensor in self.batch:
             tensor.clone()
-        clone = time.thread_time_ns() - start
+        clone = time.thread_time_ns() - shared
         self.before = time.process_time_ns()
-        return *batch, between, max(0, share - clone)
+        return *batch, between, max(0, shared - start - clone)
 
 
 def hand_over(batch: tuple[torch.Tensor, ...], steps: int, log: EventLog, trainer: Any) -> None:
-    """Write the `handoff` event, or why there is none; `trainer` is a CPU's. Never ends the run."""
+    """Write the `handoff` event, or why there is none. Never ends the run."""
     if steps < MIN_STEPS:
         return
-    compute = None  # a device of its own does that: the host's caches stay as they are
-    if trainer is not None and trainer.device.type == "cpu":
-
-        def compute(*batch: torch.Tensor) -> None:
-            trainer.compute(*trainer.to_device(*batch), update=True)
-
+    # a device of its own leaves the host's caches as they are
+    on_cpu = trainer is not None and trainer.device.type == "cpu"
     try:
-        log.write("handoff", **handoff_costs(batch, compute))
+        log.write("handoff", **_handoff_costs(batch, trainer if on_cpu else None))
     except Exception as error:  # the run itself is complete: its numbers stand
         log.write("no_handoff", why=f"{type(error).__name__}: {str(error)[:300]}")
 
 
-def handoff_costs(
-    batch: tuple[torch.Tensor, ...], compute: Callable | None = None
-) -> dict[str, float | None]:
-    """Hand `batch` over a few times, let `compute(*batch)` train on it, and return the medians.
+def _handoff_costs(batch: tuple[torch.Tensor, ...], trainer: Any) -> dict[str, float | None]:
+    """Hand `batch` over a few times, let `trainer`, if any, train on it, and return the medians.
 
     Returns:
         In µs: `main_wall_us` and `main_cpu_us`, from asking for a batch that is there to having
@@ -162,27 +148,24 @@ def handoff_costs(
         and `cold_us`, CPU time of the compute right behind a step, and 35 ms after it (None
         where not tried). And `bytes`.
     """
-    loader = torch.utils.data.DataLoader(
-        Ready(batch), batch_size=None, num_workers=1, worker_init_fn=worker_dies_with_bench,
-        timeout=20,
-    )  # fmt: skip
+    care = {"worker_init_fn": worker_dies_with_bench, "timeout": 20}
+    loader = torch.utils.data.DataLoader(Ready(batch), batch_size=None, num_workers=1, **care)
     rows, warm, cold, begun = [], [], [], now_ns()
     iterator = iter(loader)
     received = next(iterator)
     start_us = (now_ns() - begun) / 1e3
     for turn in range(HANDOFF_ROUNDS):
-        late = turn % COLD_EVERY == 0
-        if compute is None or late:
-            time.sleep(COLD_S if compute else SETTLE_S)
+        late, touch = turn % COLD_EVERY == 0, 0
+        if trainer is None or late:
+            time.sleep(COLD_S if trainer else SETTLE_S)
         wall, cpu = now_ns(), time.thread_time_ns()
         received = next(iterator)
         wall, cpu = now_ns() - wall, time.thread_time_ns() - cpu
-        touch = 0
-        if compute is None:
+        if trainer is None:
             touch = _cpu_ns(received[0].sum) - _cpu_ns(received[0].sum)
         else:
-            (cold if late else warm).append(_cpu_ns(compute, *received[:-2]))
-        if compute is None or not late:
+            (cold if late else warm).append(_cpu_ns(_step, trainer, *received[:-2]))
+        if trainer is None or not late:
             rows.append((wall, cpu, touch, *received[-2:]))
         if now_ns() - begun > HANDOFF_BUDGET_S * 1e9 and len(rows) > FIRST + 1:
             break
@@ -194,6 +177,10 @@ def handoff_costs(
         "cold_us": median(cold[1:]) / 1e3 if len(cold) > 2 else None,
         "bytes": sum(tensor.nbytes for tensor in batch),
     }  # fmt: skip
+
+
+def _step(trainer: Any, *batch: torch.Tensor) -> None:
+    trainer.compute(*trainer.to_device(*batch), update=True)
 
 
 def _cpu_ns(work: Callable, *given: Any) -> int:

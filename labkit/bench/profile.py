@@ -61,30 +61,27 @@ def look(
     trainer: Any, batches: Iterator, job: Any, steps: int, folder: Path, log: EventLog
 ) -> None:
     """Write the `xray` event, or `no_xray` and why there is none. Never ends the run."""
-    try:
-        if why := _why_not(job, steps):
-            log.write("no_xray", why=why)
-            return
-        loaded = next(batches)
-        batch = trainer.to_device(*loaded)
-        start = time.perf_counter()
-        trainer.compute(*batch, update=True)
-        probes.finish(trainer.device)
-        seconds = time.perf_counter() - start
-        if seconds > LONGEST_STEP_S:
-            log.write("no_xray", why=f"a step takes {seconds:.1f} s: too long to repeat")
-            return
-        found = profile(trainer, batches, loaded, folder)
-        log.write("xray", **found | probes.measure(trainer, *batch))
-    except Exception as error:  # the run itself is complete: its numbers stand
-        log.write("no_xray", why=f"{type(error).__name__}: {str(error)[:300]}")
-
-
-def _why_not(job: Any, steps: int) -> str | None:
+    why = None
     if not job.xray:
-        return "it was switched off, or the run is too short for it"
-    few = f"the run had {steps} steps, an x-ray needs {MIN_STEPS}"
-    return few if steps < MIN_STEPS else None
+        why = "it was switched off, or the run is too short for it"
+    elif steps < MIN_STEPS:
+        why = f"the run had {steps} steps, an x-ray needs {MIN_STEPS}"
+    try:
+        if why is None:
+            loaded = next(batches)
+            batch = trainer.to_device(*loaded)
+            start = time.perf_counter()
+            trainer.compute(*batch, update=True)
+            probes.finish(trainer.device)
+            seconds = time.perf_counter() - start
+            if seconds <= LONGEST_STEP_S:
+                found = profile(trainer, batches, loaded, folder)
+                log.write("xray", **found | probes.measure(trainer, *batch))
+                return
+            why = f"a step takes {seconds:.1f} s: too long to repeat"
+    except Exception as error:  # the run itself is complete: its numbers stand
+        why = f"{type(error).__name__}: {str(error)[:300]}"
+    log.write("no_xray", why=why)
 
 
 def profile(trainer: Any, batches: Iterator, loaded: tuple, folder: Path) -> dict[str, Any]:
@@ -149,23 +146,18 @@ def summarise(events: list, window: str) -> dict[str, Any]:
     by_name, calls = Counter(), Counter(op.name for op in ops)
     for op in ops:
         by_name[op.name] += op.own
-    tiny = [op for op in ops if op.own < TINY_US * 1e3]
-
-    def us(some: Iterable[Op]) -> float:
-        return round(sum(op.own for op in some) / 1e3, 1)
-
+    tiny = [op.own for op in ops if op.own < TINY_US * 1e3]
+    found = {
+        "window_us": end - start, "gap_us": end - start - covered, "tiny_us": sum(tiny),
+        "heavy_us": sum(op.own for op in ops if HEAVY.search(op.name)),
+        "elementwise_us": sum(op.own for op in ops if ELEMENTWISE.search(op.name)),
+        "fusible_us": _fusible_ns(ops),
+    }  # fmt: skip
     return {
-        "steps": len(windows),
-        "window_us": round((end - start) / 1e3, 1),
-        "ops": len(ops),
-        "gap_us": round((end - start - covered) / 1e3, 1),
-        "tiny_us": us(tiny),
-        "tiny_ops": len(tiny),
-        "heavy_us": us(op for op in ops if HEAVY.search(op.name)),
-        "elementwise_us": us(op for op in ops if ELEMENTWISE.search(op.name)),
-        "fusible_us": round(_fusible_ns(ops) / 1e3, 1),
+        "steps": len(windows), "ops": len(ops), "tiny_ops": len(tiny),
+        **{name: round(ns / 1e3, 1) for name, ns in found.items()},
         "top": [[n, round(ns / 1e3, 1), calls[n]] for n, ns in by_name.most_common(TOP)],
-    }
+    }  # fmt: skip
 
 
 def _own_times(events: Iterable[Any]) -> tuple[list[Op], int]:
@@ -184,10 +176,8 @@ def _own_times(events: Iterable[Any]) -> tuple[list[Op], int]:
         if stack:
             parent = stack[-1][1]
             ops[parent] = ops[parent]._replace(own=ops[parent].own - (end - start))
-        sizes = [
-            math.prod(n for n in shape if isinstance(n, int)) for shape in event.shapes() if shape
-        ]
-        ops.append(Op(event.name(), end - start, max(sizes, default=0)))
+        shapes = [[n for n in shape if isinstance(n, int)] for shape in event.shapes() if shape]
+        ops.append(Op(event.name(), end - start, max(map(math.prod, shapes), default=0)))
         stack.append((end, len(ops) - 1))
     return ops, covered
 

@@ -286,7 +286,7 @@ class RankDeviceTimeline(DeviceTimeline, DirectSteps):
 
     def as_ns(self, mark: Any) -> int:
         """Return an event of the step being written as ns on the host's clock; it is read once."""
-        self.events.give_back([mark])
+        self.events.idle.append(mark)
         return self.host_ns(mark)
 
 

@@ -27,11 +27,9 @@ def resolve_config(
     Without `own_model` the step is the reader's: no model is sized.
     """
     job = SimpleNamespace(**asked)
-    job.device = str(device)
-    if job.prep_ms is None:
-        job.prep_ms = 50.0
-    if job.io_ms is None:
-        job.io_ms = 2.5 if job.dataset == "jpeg" else 0.0
+    job.device, jpeg = str(device), job.dataset == "jpeg"
+    job.prep_ms = 50.0 if job.prep_ms is None else job.prep_ms
+    job.io_ms = (2.5 if jpeg else 0.0) if job.io_ms is None else job.io_ms
     if job.num_workers and job.prefetch_factor is None:
         job.prefetch_factor = 2
     if own_model:
@@ -43,9 +41,8 @@ def resolve_config(
             setattr(job, name, value)
             dropped[name] = reason
     if asked["prep_ms"] is not None and job.dataset != "sleep":
-        dropped["prep_ms"] = (
-            f"only dataset='sleep' has a delay for a whole batch; this is {job.dataset!r}"
-        )
+        only = "only dataset='sleep' has a delay for a whole batch"
+        dropped["prep_ms"] = f"{only}; this is {job.dataset!r}"
     return job, dropped
 
 
@@ -60,7 +57,7 @@ def _inapplicable(job: SimpleNamespace, device: torch.device) -> Iterator[tuple[
         yield "non_blocking", False, "copies from pageable memory block: set pin_memory=True too"
     if job.model != "cnn":
         yield "channels_last", False, f"model={job.model!r} has no convolution stack to lay out"
-    if job.precision != "fp32" and (why := formats.why_not(job.precision, device)):
+    if why := formats.why_not(job.precision, device):
         yield "precision", "fp32", why
     if why := compile_lacks(job.compile, device):
         yield "compile", None, why

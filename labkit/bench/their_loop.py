@@ -112,7 +112,7 @@ class DeviceClock:
             self.zero_ns = issued_ns
         else:  # from the event before: over an hour the 32 bits of an elapsed time lose 0.25 ms
             moved = self.last.elapsed_time(event) * 1e6
-            self.events.give_back([self.last])
+            self.events.idle.append(self.last)
         self.last, self.place_ns = event, self.place_ns + moved
         self.zero_ns -= DRIFT * moved
         self.zero_ns = min(max(self.zero_ns, issued_ns - self.place_ns), seen_ns - self.place_ns)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,10 @@ SHORT_STEPS = 32
 
 
 class EventPool:
-    """Timing events of one device. Making one costs more than recording it, so they are kept."""
+    """Timing events of one device. Making one costs more than recording it, so they are kept.
+
+    Those that have been read belong into `idle`.
+    """
 
     def __init__(self, device: torch.device):
         self.device, self.idle = device, []
@@ -40,10 +42,6 @@ class EventPool:
         else:
             event.record(torch.accelerator.current_stream(self.device))
         return event
-
-    def give_back(self, events: Iterable[Any]) -> None:
-        """Take events that have been read."""
-        self.idle.extend(events)
 
 
 class HostTimeline(StepRing):
@@ -65,9 +63,7 @@ class HostTimeline(StepRing):
         """Note the thread's CPU time; this is `computing` in a step that tells its own."""
         self.cpu_ns = time.thread_time_ns()
 
-    def step(
-        self, i: int, asked: int, ready: int, copied: int, samples: int, loss: torch.Tensor
-    ) -> int:
+    def step(self, i: int, asked: int, ready: int, copied: int, samples: int, loss: Any) -> int:
         """Record step `i`, over now, with its other stamps; return its end, in ns."""
         done, spent = now_ns(), 0  # 0: not read
         if self.until_read:
@@ -102,16 +98,13 @@ class DeviceTimeline(StepRing):
     def __init__(self, folder: Path, log: EventLog, device: torch.device):
         super().__init__(folder)
         self.log, self.device, self.events = log, device, EventPool(device)
-        self.in_flight: deque = deque()
-        self.losses = list(torch.zeros(self.LOSSES, pin_memory=device.type == "cuda"))
-        nvtx = torch.cuda.nvtx  # ranges for Nsight Systems, as in `nsys profile --trace=cuda,nvtx`
-        cuda = device.type == "cuda"
-        self.push = nvtx.range_push if cuda else lambda name: None
-        self.pop = nvtx.range_pop if cuda else lambda: None
+        cuda, self.in_flight = device.type == "cuda", deque()
+        self.losses = list(torch.zeros(self.LOSSES, pin_memory=cuda))
+        nothing, nvtx = lambda *_: None, torch.cuda.nvtx  # ranges for `nsys profile`
+        self.push, self.pop = (nvtx.range_push, nvtx.range_pop) if cuda else (nothing, nothing)
         torch.accelerator.synchronize(device)
         # The first event of the step that was written last, and when it was on the host's clock
         self.first, self.first_ns = self.events.record(), now_ns()
-        self.marks: list = []
 
     def copying(self) -> int:
         """Mark the start of the copy on the stream it is issued to; return the host's time."""
@@ -131,13 +124,8 @@ class DeviceTimeline(StepRing):
         self.push("compute")
         self.marks.append(self.events.record())
 
-    def step(
-        self, i: int, asked: int, ready: int, copied: int, samples: int, loss: torch.Tensor
-    ) -> int:
-        """Keep step `i`, issued by now, until the device is through with it; write those it is.
-
-        Returns when it was issued, in ns.
-        """
+    def step(self, i: int, asked: int, ready: int, copied: int, samples: int, loss: Any) -> int:
+        """Keep step `i`, issued by now (ns, returned), until the device is through with it."""
         done = now_ns()
         slot = self.losses[i % self.LOSSES]
         slot.copy_(loss.detach(), non_blocking=True)  # queued behind the step, not waited for
@@ -145,19 +133,20 @@ class DeviceTimeline(StepRing):
         self.pop()
         self.in_flight.append((i, (asked, ready, copied, done), samples, slot, self.marks))
         while self.in_flight and self.in_flight[0][-1][-1].query():
-            self._write(*self.in_flight.popleft())
+            self._write_next()
         return done
 
-    def _write(self, i: int, t: tuple, samples: int, slot: torch.Tensor, marks: list) -> None:
+    def _write_next(self) -> None:
+        i, t, samples, slot, marks = self.in_flight.popleft()
         self._move_to(marks[0])
-        copy_and_busy = tuple(map(self.host_ns, marks))  # start and end of each
-        self.add(i, t, samples, slot.item(), copy_and_busy)
-        self.events.give_back(marks[1:])
+        # start and end of the copy, and of the compute
+        self.add(i, t, samples, slot.item(), tuple(map(self.host_ns, marks)))
+        self.events.idle += marks[1:]
 
     def _move_to(self, first: Any) -> None:
         """Make a step's first event the one that the others are timed from."""
-        self.first_ns += round(self.first.elapsed_time(first) * 1e6)
-        self.events.give_back([self.first])
+        self.first_ns = self.host_ns(first)
+        self.events.idle.append(self.first)
         self.first = first
 
     def host_ns(self, event: Any) -> int:
@@ -170,13 +159,11 @@ class DeviceTimeline(StepRing):
         end, end_ns = self.events.record(), now_ns()
         torch.accelerator.synchronize(self.device)
         while self.in_flight:
-            self._write(*self.in_flight.popleft())
+            self._write_next()
         self._move_to(end)
         self.log.write("drift", drift_us=(self.first_ns - end_ns) / 1e3)
 
 
 def make_timeline(log: EventLog, folder: Path, device: torch.device) -> Any:
     """Return the timeline that fits `device`, writing to the run in `folder`."""
-    if device.type == "cpu":
-        return HostTimeline(folder)
-    return DeviceTimeline(folder, log, device)
+    return HostTimeline(folder) if device.type == "cpu" else DeviceTimeline(folder, log, device)

@@ -36,7 +36,7 @@ def prepare(order: dict[str, Any], job: SimpleNamespace, folder: Path) -> tuple[
         TypeError, ValueError: A dataset that a DataLoader cannot use.
     """
     parts = _fetch(order, folder)
-    dataset = checked(parts["dataset"])
+    dataset = _checked(parts["dataset"])
     collate = parts["collate_fn"] or torch.utils.data.default_collate
     more = {}
     if not isinstance(dataset, IterableDataset):
@@ -45,7 +45,9 @@ def prepare(order: dict[str, Any], job: SimpleNamespace, folder: Path) -> tuple[
         dataset = TimedDataset(NamesTheItem(dataset), times)
         collate = TimedCollate(collate, times)
     if job.num_workers and torch.multiprocessing.get_start_method() != "fork":
-        dataset, collate = sendable(dataset), ByValue(collate)
+        streams = isinstance(dataset, IterableDataset)
+        dataset = StreamByValue(dataset) if streams else ByValue(dataset)
+        collate = ByValue(collate)
     loader = DataLoader(dataset, collate_fn=collate, **loader_settings(job), **more)
     return OwnStep(parts["step"]), Batches(loader, job)
 
@@ -59,7 +61,7 @@ def _fetch(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         parts[name] = _named(text)
     made = parts["dataset"]  # a dataset already, or the function or class that makes one
     is_made = not isinstance(made, type) and hasattr(made, "__getitem__")
-    if "dataset" in order["imports"] and not is_made:
+    if made is not None and not is_made:
         parts["dataset"] = made()
     if order["payload"]:  # objects of the user's own kernel, for this process only
         payload = folder / order["payload"]
@@ -82,7 +84,7 @@ def _named(text: str) -> Any:
     return found
 
 
-def checked(dataset: Any) -> Any:
+def _checked(dataset: Any) -> Any:
     """Return `dataset` if a DataLoader can use it again and again; raise TypeError if not."""
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
@@ -111,22 +113,19 @@ class NamesTheItem(Dataset):
         return len(self.dataset)
 
     def __getitem__(self, ticket: tuple[int, int]) -> Any:
-        _, index = ticket
-        try:
-            return self.dataset[index]
-        except Exception as error:
-            raise _about(f"dataset[{index}]", error) from error
+        return self._fetch(self.dataset.__getitem__, "dataset[{}]", ticket[1])
 
     def _batch(self, tickets: list[tuple[int, int]]) -> Any:
         indices = [index for _, index in tickets]
+        return self._fetch(self.dataset.__getitems__, "dataset.__getitems__({})", indices)
+
+    @staticmethod
+    def _fetch(get: Callable, call: str, which: Any) -> Any:
         try:
-            return self.dataset.__getitems__(indices)
+            return get(which)
         except Exception as error:
-            raise _about(f"dataset.__getitems__({indices})", error) from error
-
-
-def _about(what: str, error: Exception) -> RuntimeError:
-    return RuntimeError(f"{what} failed: {type(error).__name__}: {error}")
+            why = f"{call.format(which)} failed: {type(error).__name__}: {error}"
+            raise RuntimeError(why) from error
 
 
 class OwnStep:
@@ -138,9 +137,9 @@ class OwnStep:
         self.step, self.model = step, torch.nn.Identity()
         self.no_loss = torch.tensor(float("nan"))
 
-    def to_device(self, batch: Any, counted: torch.Tensor) -> tuple[Any, torch.Tensor]:
+    def to_device(self, *batch: Any) -> tuple:
         """Leave the batch where it is: copying it is the step's business."""
-        return batch, counted
+        return batch
 
     def compute(self, batch: Any, _counted: torch.Tensor, update: bool) -> torch.Tensor:
         """Run the reader's step on one batch."""
@@ -216,48 +215,17 @@ def _leaves(batch: Any) -> Iterator[Any]:
         yield batch
 
 
-# -- workers that are spawned ----------------------------------------------------------------------
-
-
-class ByValue:
-    """Wrap an object from a notebook so that a spawned worker can be sent it."""
+class ByValue(Dataset):
+    """Wraps what a spawned worker is sent; there it is itself again, even if from a notebook."""
 
     def __init__(self, what: Any):
         self.what = what
 
-    def __getstate__(self) -> bytes:
+    def __reduce__(self) -> tuple:
         import cloudpickle
 
-        return cloudpickle.dumps(self.what)
-
-    def __setstate__(self, state: bytes) -> None:
-        self.what = pickle.loads(state)
-
-    def __call__(self, *given: Any) -> Any:
-        """Call it."""
-        return self.what(*given)
-
-
-class MapByValue(ByValue, Dataset):
-    """A dataset by index, sent by value."""
-
-    def __len__(self) -> int:
-        return len(self.what)
-
-    def __getitem__(self, ticket: Any) -> Any:
-        return self.what[ticket]
-
-    def __getitems__(self, tickets: list[Any]) -> Any:
-        return self.what.__getitems__(tickets)
+        return pickle.loads, (cloudpickle.dumps(self.what),)
 
 
 class StreamByValue(ByValue, IterableDataset):
     """A stream, sent by value."""
-
-    def __iter__(self) -> Iterator:
-        return iter(self.what)
-
-
-def sendable(dataset: Any) -> ByValue:
-    """Return `dataset` so that a spawned worker can be sent it."""
-    return StreamByValue(dataset) if isinstance(dataset, IterableDataset) else MapByValue(dataset)

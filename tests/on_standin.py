@@ -1,0 +1,491 @@
+"""Labkit on a stand-in GPU, held against the kernels that its queue really ran.
+
+Run by test_on_standin.py in a process of its own: it keeps the stand-in for good. Steps are those
+of the real training loop, on the smallest or the largest card. The launch lint has all faults and
+all cards, but neither the loop nor the x-ray.
+"""
+
+import functools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import standin_gpu
+import torch
+from kept_bench import Kept, measured
+from standin_run import DECODE_MS, run_on
+
+import labkit as lk
+from labkit import Pipeline
+from labkit.bench import machine, model_size, their_loop, workbench
+from labkit.bench import resolve_config as resolving
+from labkit.bench.loop import Trainer, train
+from labkit.bench.model_size import noise_batch, plain_job
+from labkit.bench.rank import Communication, rank_timeline
+from labkit.bench.timeline import DeviceTimeline
+from labkit.course import faultset, slow_faults
+from labkit.course.task import all_tasks
+from labkit.experiments import matrix_products
+from labkit.process.events import VERSION, EventLog
+from labkit.process.step_log import recover
+from labkit.results.ranks import RankRun
+from labkit.results.record import Tail
+
+DEVICE = torch.device("cuda", 0)
+STEPS = 20  # as many as an x-ray needs
+FED = Pipeline(dataset="array", num_workers=2, steps=STEPS, seconds=None)
+STARVED = Pipeline(steps=STEPS, seconds=None)
+PINNED = {"pin_memory": True, "non_blocking": True}
+COPYING = FED.but(image_px=256, batch_size=512, width=8, depth=1)  # longer than it computes
+BF16 = FED.but(precision="bf16", batch_size=128)
+MLP = FED.but(model="mlp", width=256, depth=2)
+
+
+@pytest.fixture(autouse=True)
+def somewhere(tmp_path, tmp_path_factory, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # experiments and faults write files
+    monkeypatch.setattr(model_size, "kept_in", tmp_path_factory.getbasetemp())
+
+
+# -- steps and their verdicts --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("card", "pipeline", "fault", "verdict"),
+    [
+        ("H200", STARVED, None, "input"),
+        ("H200", BF16, None, "compute"),
+        ("T4", FED, None, "precision"),
+        ("H200", MLP.but(width=64, depth=15, batch_size=4), None, "launch"),
+        ("H200", COPYING, None, "transfer"),
+        ("T4", COPYING.but(**PINNED), None, "transfer"),
+        ("H200", MLP, "read_losses@16", "launch"),
+        ("H200", BF16.but(accumulation_steps=4), None, "compute"),
+    ],
+)
+def test_the_numbers_are_those_of_the_queue(card, pipeline, fault, verdict, cards):
+    gpu = cards(card, numbers=False)
+    run = run_on(gpu, pipeline, fault=fault)
+    zero, ends = run.steps_since(0)[0]["t"][0], run.stamps[:, 5]
+    start, end = (zero + round(ends[i] * 1e9) for i in (run.warmup - 1, -1))
+    inside = [k for k in gpu.kernels if start <= k.start and k.end <= end]
+
+    def ms_a_step(copies):
+        took = [k.end - k.start for k in inside if (k.name == "memcpyHtoD") == copies]
+        return sum(took) / 1e6 / (run.steps - run.warmup)
+
+    busy, parts = gpu.busy_ns(start, end) / (end - start), run.breakdown
+    # gaps between the kernels are in it; what runs between two steps is not
+    assert run.utilization >= busy - 0.01
+    if verdict != "launch":
+        assert run.utilization == pytest.approx(busy, abs=0.02)
+        assert parts.compute_ms == pytest.approx(ms_a_step(False), rel=0.05, abs=0.1)
+    if verdict == "transfer":
+        assert parts.copy_ms == pytest.approx(ms_a_step(True), rel=0.1)
+    assert sum(parts.shares.values()) == pytest.approx(1, abs=0.01)
+    assert run.diagnose().bottleneck == verdict, run.diagnose()
+
+
+def test_a_starved_step_waits_as_long_as_its_data_takes_less_what_the_device_does_meanwhile(cards):
+    run = run_on(cards("H200", numbers=False), STARVED, prep_ms=40)
+    period = max(40, run.compute_ms)  # the host prepares the next batch during this one
+    assert run.step_ms == pytest.approx(period, rel=0.05)
+    assert run.utilization == pytest.approx(run.compute_ms / period, abs=0.03)
+
+
+def test_a_copy_on_a_stream_of_its_own_is_hidden_under_the_compute(cards):
+    balanced = COPYING.but(batch_size=256, **PINNED, xray=False)
+    plain, hidden = (
+        run_on(cards("T4", numbers=False), balanced.but(prefetch_to_device=so))
+        for so in (False, True)
+    )
+    assert hidden.step_ms < 0.9 * plain.step_ms and hidden.breakdown.copy_ms >= 0
+
+
+def test_a_fed_pinned_run_is_never_synchronised_and_its_losses_are_read_when_they_are_there(cards):
+    gpu = cards("T4")
+    run = run_on(gpu, MLP.but(width=32, **PINNED, xray=False))
+    assert gpu.syncs - gpu.syncs_before == 2  # both at the end
+    assert np.isfinite(run.loss).all()  # before its copy is through, the host's memory holds NaN
+
+
+def test_the_losses_are_those_of_the_cpu(cards):
+    cards("H200")
+    losses = {}
+    for name in ("cpu", "cuda"):
+        job = plain_job(torch.device(name), model="mlp", width=32, depth=2)
+        trainer = Trainer(job, torch.device(name))
+        torch.manual_seed(7)
+        batch = trainer.to_device(*noise_batch(job))
+        losses[name] = [trainer.compute(*batch, update=True).item() for _ in range(12)]
+    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-4)
+    assert losses["cuda"][-1] < losses["cuda"][0] / 2
+
+
+def test_a_run_on_the_second_card_leaves_the_first_alone(cards):
+    gpu = cards("T4", "H200", numbers=False)
+    run = run_on(gpu, FED.but(xray=False), device="cuda:1")
+    assert {kernel.card for kernel in gpu.kernels} == {1}
+    assert run.machine.name == "NVIDIA H200" and run.utilization > 0.9
+
+
+def test_an_hour_into_a_run_a_step_is_timed_as_well_as_in_its_first_minute(cards, tmp_path):
+    gpu = cards("H200")
+    timeline = DeviceTimeline(tmp_path, EventLog(tmp_path), DEVICE)
+    a, truth = torch.rand(4, 4, device="cuda"), []
+    for i in range(120):
+        gpu.clock.sleep(30)
+        asked, ready, copied = gpu.clock.now(), timeline.copying(), timeline.copied()
+        timeline.computing()
+        (a @ a).sum()
+        truth.append((gpu.kernels[-2].start, gpu.kernels[-1].end))
+        timeline.step(i, asked, ready, copied, 1, a.sum())
+    timeline.finish()
+    recover(tmp_path)
+    steps = [event["busy"] for event in Tail(tmp_path / "events.jsonl").read() if "busy" in event]
+    took, really = (np.diff(np.array(times)[:, 0]) for times in (steps, truth))
+    assert np.abs(took - really).max() < 2_000  # ns; from one anchor 250_000 after an hour
+    assert np.abs(np.array(steps) - np.array(truth)).max() < 100_000
+
+
+def test_an_exchange_of_ranks_is_stamped_when_it_runs_and_not_when_it_is_issued(cards, tmp_path):
+    gpu, log, comm = cards("H200", numbers=False), EventLog(tmp_path), Communication()
+
+    class Exchanging(Trainer):  # as DDP sends gradients: behind the backward pass
+        def compute(self, images, labels, update):
+            loss = super().compute(images, labels, update)
+            comm.started()
+            gpu.enqueue("all_reduce", 0, 3000.0)
+            comm.ended()
+            return loss
+
+    job = plain_job(DEVICE, model="mlp", width=2048, depth=2)
+    vars(job).update(steps=40, seconds=None)
+    trainer = Exchanging(job, DEVICE)
+    log.write("spec", version=VERSION, run="rank0", pipeline={})
+    timeline = rank_timeline(log, tmp_path, DEVICE, comm)
+    log.write("begin", warmup=3)
+    train(trainer, gpu.loader(1.0, noise_batch(job)), timeline, job)
+    log.write("done")
+    run = RankRun(tmp_path, recorded=True)
+    truth = np.array([(k.start, k.end) for k in gpu.kernels if k.name == "all_reduce"])
+    assert run.exchange_ns.shape == truth.shape == (40, 2)
+    assert np.abs(run.exchange_ns - truth).max() < 2_000  # ns; an event's own resolution is 500
+    issued = run.exchange_ns[:, 1] / 1e9 - run.steps_since(0)[0]["t"][0] / 1e9 - run.issued
+    assert (issued > 0).all()  # the host had gone on long before
+    assert len(timeline.events.idle) < 40  # of six a step: they are used again
+
+
+@pytest.mark.parametrize("wait_ms", [0, 4])
+def test_a_watched_loop_has_the_intervals_of_the_card(wait_ms, cards, monkeypatch):
+    monkeypatch.setattr(their_loop, "DRIFT", 0.0)  # there is one clock here
+    gpu = cards("H200", numbers=False)
+    a, truth = torch.empty(4096, 4096, device=DEVICE), []
+    watched = lk.watch([torch.empty(4)] * 40, live=False)
+    for _ in watched:
+        gpu.clock.sleep(wait_ms / 1e3 / 2)
+        first = len(gpu.kernels)
+        for _ in range(3):
+            a @ a
+        truth.append((gpu.kernels[first].start, gpu.kernels[-1].end))
+    run = watched.run
+    assert run.machine.kind == "gpu"
+    took, really = np.diff(run.busy)[:, 0] * 1e9, np.diff(truth)[:, 0]
+    assert took[5:-1].mean() == pytest.approx(really[5:-1].mean(), rel=0.1)
+
+
+# -- the fault set's GPU half: is each fault what it says? -----------------------------------------
+
+READ_BYTES_PER_US = 5e3  # of the array of images, by one process; here 12e3 for a batch of 3 MB
+# The host's own work, which a clock of its own does not see: 3/4 of what it took here
+LOOP_US, BREAK_US, DICT_US = 20, 18, 0.4  # a thousand turns, a graph break, a dictionary
+FAULTS = [
+    "no workers", "object building", "pageable copies", "sync every step", "Python-heavy model",
+    "graph breaks", "elementwise chain", "unfused optimizer", "evaluation stalls",
+    "FP32 where BF16 would do", "healthy CNN", "healthy MLP",
+]  # fmt: skip
+
+
+def test_what_is_planted_is_what_is_named(cards, monkeypatch):
+    gpu = cards("T4", numbers=False)
+
+    def spending(us):  # takes the host so long in every forward, for one of its unit
+        def plant(trainer, amount):
+            slow_faults.on_stem(trainer, lambda out: gpu.clock.spend(us * amount) or out)
+
+        return "trainer", plant
+
+    monkeypatch.setattr(faultset, "machine", lambda: SimpleNamespace(kind="gpu"))
+    monkeypatch.setattr(faultset, "_finished", lambda base: run_on(gpu, Pipeline(**base)))
+    monkeypatch.setitem(slow_faults.PLANTS, "python_heavy", spending(LOOP_US))
+    monkeypatch.setitem(slow_faults.PLANTS, "graph_breaks", spending(BREAK_US))
+    base, named = faultset.base_here().base, {}
+    first = len(gpu.kernels)
+    run = run_on(gpu, Pipeline(**base).but(xray=False))  # many times its launches
+    assert (
+        run.compute_ms > 10 * (len(gpu.kernels) - first) * standin_gpu.LAUNCH_US / 1e3 / run.steps
+    )
+    assert 0.5 < run.compute_ms / faultset.STEP_MS < 2
+    for name in FAULTS:
+        # the mildest severity that is scored
+        case = faultset.Case(faultset.named(name).on("gpu"), 2, 0, base)
+        knobs = case.pipeline.but(steps=STEPS, seconds=None)
+        item_us = 0.5 + 3 * knobs.image_px**2 / READ_BYTES_PER_US
+        if knobs.dataset == "jpeg":
+            item_us = 1e3 * DECODE_MS * (1 + 0.2 * knobs.augment)
+        if case.fault.plant == "object_building":
+            item_us += DICT_US * case.amount
+        prep_ms = knobs.batch_size * ((knobs.io_ms or 0) + item_us / 1e3)
+        run = run_on(gpu, knobs, prep_ms=prep_ms, fault=case.planted)
+        named[name] = run.diagnose().bottleneck
+        gpu.kernels.clear()
+    assert named == {name: faultset.named(name).expected for name in FAULTS}
+
+
+# -- sizes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "card"), [("cnn", "T4"), ("mlp", "T4"), ("cnn", "H200"), ("transformer", "H200")]
+)
+def test_a_default_step_takes_about_ten_milliseconds_and_is_no_matter_of_launches(
+    model, card, cards, monkeypatch
+):
+    monkeypatch.setattr(model_size, "kept_in", None)
+    gpu = cards(card, numbers=False)
+    job = plain_job(DEVICE, model=model)
+    assert gpu.peak[0] < 2**20 * 64  # what was tried to find the depth is no part of a run's memory
+    step_ms = model_size.time_step(model, job.width, job.depth, job.image_px, DEVICE)
+    assert 7 < step_ms < (20 if job.depth == 1 else 13)  # one layer may be more on a small card
+    trainer = Trainer(job, DEVICE)
+    batch = trainer.to_device(*noise_batch(job))
+    before, launched = gpu.clock.now(), len(gpu.kernels)
+    trainer.compute(*batch, update=True)
+    host_ms = (gpu.clock.now() - before) / 1e6
+    assert host_ms < 0.6 * step_ms, len(gpu.kernels) - launched
+    assert gpu.peak[0] < gpu.cards[0].memory_gib * 2**30 / 2
+
+
+def test_a_depth_is_found_once_for_a_card_and_does_not_change_with_other_knobs(
+    cards, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(model_size, "kept_in", tmp_path)
+    cards("H200", numbers=False)
+    first = plain_job(DEVICE).depth
+    with monkeypatch.context() as patch:
+        patch.setattr(model_size, "time_step", lambda *_: pytest.fail("timed again"))
+        assert plain_job(DEVICE, precision="bf16", batch_size=256).depth == first
+    cards("T4", numbers=False)
+    assert plain_job(DEVICE).depth < first
+
+
+SIZED = ("matrix_rates", "matrix_sizes", "matrix_slices", "matrix_products", "precision_matmul",
+         "roofline", "eager_chain", "bandwidth", "copies", "batch_path")  # fmt: skip
+FEWER = {"copies": {"mib": 8, "pieces": [1]}, "batch_path": {"mib": 1}}  # quicker, and enough
+IN_REACH = 0.95  # of 20 launches: a size is chosen by a rougher timing than it then gets
+
+
+@functools.cache
+def sized(card):
+    """Return {experiment: its points, what it skipped, its longest call and peak memory}."""
+    return {experiment: size(card, experiment) for experiment in SIZED}
+
+
+def size(card, experiment):
+    switched, really = [], torch.set_float32_matmul_precision
+
+    def switch(precision):  # TF32, while the clock runs
+        switched.extend([precision] * bench.timing)
+        really(precision)
+
+    with (
+        standin_gpu.installed(standin_gpu.CARDS[card], numbers=False) as gpu,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        bench = Kept(DEVICE)
+        patch.setattr(workbench, "FILL_S", 1e-3)
+        patch.setattr(matrix_products, "relative_error", lambda *_: 0.0)  # without numbers
+        patch.setattr(torch, "set_float32_matmul_precision", switch)
+        measured(experiment, bench, **FEWER.get(experiment, {}))
+        return SimpleNamespace(
+            launch_s=bench.launch_s, longest_s=bench.longest_s, switched=switched,
+            used=gpu.peak[0] / (gpu.cards[0].memory_gib * 2**30),
+            points=[about for event, about in bench.events if event == "measurement"],
+            skipped={x["what"]: x["why"] for event, x in bench.events if event == "skipped"},
+        )  # fmt: skip
+
+
+def points(found, of=None, **case):
+    return [
+        point for point in found.points
+        if point["seconds"] and of in (None, point["of"]) and case.items() <= point["case"].items()
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("card", ["T4", "H200"])
+def test_experiments_are_large_enough_to_be_no_launches_and_never_slow(card):
+    found = sized(card)
+    for name, each in found.items():
+        assert each.longest_s <= workbench.LONGEST_S and each.used < 0.5, name
+        assert not each.switched, name  # TF32 is switched outside of the clock
+    rates, matmul, copied = found["matrix_rates"], found["precision_matmul"], found["copies"]
+    alone = ["matrix_rates", "matrix_sizes", "precision_matmul", "roofline", "eager_chain"]
+    single = [point for name in alone for point in points(found[name])]
+    single += points(found["matrix_slices"], "at once") + points(found["batch_path"], "arithmetic")
+    single += points(found["batch_path"], "device memory")
+    assert len(single) > 25
+    for point in single:
+        each = min(point["seconds"]) / point["case"].get("operations", 1)
+        assert each >= IN_REACH * workbench.LAUNCHES * rates.launch_s, point
+    if "tf32" not in matmul.skipped:
+        tf32, fp32 = (points(matmul, "matmul", precision=name)[0] for name in ("tf32", "fp32"))
+        fast, slow = (points(rates, name)[0] for name in ("tf32", "fp32"))
+        gain = slow["seconds"][0] / fast["seconds"][0]
+        assert fp32["seconds"][0] / tf32["seconds"][0] == pytest.approx(gain, rel=0.1)
+    # a sweep of sizes has the same sizes in every format
+    sizes = {}
+    for point in points(found["matrix_sizes"]):
+        sizes.setdefault(point["of"], []).append(point["case"]["n"])
+    assert len({tuple(n) for n in sizes.values()}) == 1 and min(sizes["fp32"]) >= 1024 - 64
+    # what is copied faster than it is launched is left out, with the reason
+    band = found["bandwidth"]
+    assert len(points(band, "copy")) >= 3
+    assert all(point["seconds"][0] >= 2 * band.launch_s for point in points(band, "copy"))
+    assert any("launches" in why for why in band.skipped.values())
+    # points that are mostly launches are marked
+    both = points(found["matrix_slices"]) + points(found["matrix_products"])
+    share = {point["of"]: point["values"]["launch_share"] for point in both}
+    assert share["32 small ones"] > 0.8 and share["one by one"] > 0.9 and share["at once"] < 0.1
+    # pinned memory is copied without waiting
+    held, waits = (
+        points(copied, "the host is held", pinned=True, non_blocking=so)[0]["seconds"]
+        for so in (True, False)
+    )
+    assert max(held) < 0.1 * min(waits)
+
+
+def test_what_a_card_has_no_units_for_gets_a_smaller_product_or_is_skipped_with_the_reason():
+    small, large = (sized(name)["matrix_rates"] for name in ("T4", "H200"))
+    assert points(large, "fp64")[0]["case"]["n"] == 8192 > points(small, "fp64")[0]["case"]["n"]
+    assert points(small, "fp32")[0]["case"]["n"] == points(large, "fp32")[0]["case"]["n"] == 8192
+    assert set(small.skipped) == {"tf32", "bf16"} and not large.skipped
+    assert "7.5" in sized("T4")["precision_matmul"].skipped["bf16"]
+
+
+def trained(gpu, pipeline, updates):
+    """Train a pipeline without a loader; return (peak memory in GiB, samples/s)."""
+    job, _ = resolving.resolve_config(pipeline.to_dict(), DEVICE)
+    trainer, started = Trainer(job, DEVICE), 0
+    for update in range(updates):
+        torch.accelerator.synchronize(DEVICE)
+        started = gpu.clock.now() if update == 1 else started  # AdamW's state is there by then
+        for step in range(job.accumulation_steps):
+            batch = trainer.to_device(*noise_batch(job))
+            trainer.compute(*batch, update=step + 1 == job.accumulation_steps)
+    torch.accelerator.synchronize(DEVICE)
+    samples = (updates - 1) * job.accumulation_steps * job.batch_size
+    return gpu.peak[0] / 2**30, samples / max(gpu.clock.now() - started, 1) * 1e9
+
+
+def test_a_challenge_of_memory_or_of_the_knee_is_one_on_the_card(cards):
+    fit, knee = (all_tasks()[name] for name in ("04-fit", "04-knee"))
+    (limit,) = [goal.at_most for goal in fit.goals if "GiB" in goal.what]
+    for pipeline, fits in ((fit.base, False), (fit.solution, True)):
+        assert (trained(cards("T4", numbers=False), pipeline, 1)[0] <= limit) == fits
+    for name in ("T4", "H200"):
+        _, one = trained(cards(name, numbers=False), knee.base, 2)
+        _, many = trained(cards(name, numbers=False), knee.solution, 2)
+        assert many > 2 * knee.goals[0].at_least * one
+
+
+# -- the update, and what a card cannot do ---------------------------------------------------------
+
+
+def test_an_update_launches_little_and_waits_for_fp16s_scaler_unless_it_is_fused(cards):
+    launched, waits = {}, {}
+    for fused in (False, True):
+        gpu = cards("T4", numbers=False)
+        job = plain_job(DEVICE, model="mlp", width=64, depth=8, precision="fp16",
+                        fused_optimizer=fused)  # fmt: skip
+        trainer = Trainer(job, DEVICE)
+        batch = trainer.to_device(*noise_batch(job))
+        trainer.compute(*batch, update=True)  # the first update makes the optimizer's state
+        trainer.compute(*batch, update=False)
+        before, syncs = len(gpu.kernels), gpu.syncs
+        trainer.scaler.step(trainer.optimizer)
+        launched[fused], waits[fused] = len(gpu.kernels) - before, gpu.syncs - syncs
+    # one by one, each tensor takes some ten
+    assert max(launched.values()) < 2 * len(list(trainer.model.parameters()))
+    assert waits[False] > waits[True]
+
+
+def resolved(**knobs):
+    return resolving.resolve_config(Pipeline(depth=1, width=8, **knobs).to_dict(), DEVICE)
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_cuda_graphs_and_accumulation_are_refused_together_with_the_reason(
+    mode, cards, monkeypatch
+):
+    cards("H200", numbers=False)
+    monkeypatch.setattr(resolving, "compile_lacks", lambda *_: None)
+    job, dropped = resolved(compile=mode, accumulation_steps=4)
+    assert job.compile == "default" and "overwrites gradients" in dropped["compile"]
+    job, dropped = resolved(compile=mode)
+    assert job.compile == mode and not dropped
+
+
+def test_each_pass_that_compiles_begins_without_gradients(cards):
+    """A CUDA graph's replay would overwrite those of the pass before."""
+    cards("H200", numbers=False)
+    trainer = Trainer(plain_job(DEVICE, model="mlp", width=8, depth=1), DEVICE)
+    compute, held = trainer.compute, []
+
+    def watched(*args, **kwargs):
+        held.append(any(p.grad is not None for p in trainer.model.parameters()))
+        return compute(*args, **kwargs)
+
+    trainer.compute, trainer.model.load_state_dict = watched, lambda _: None
+    trainer.compile_now()
+    assert held == [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("missing", "says"),
+    [("triton", "pip install triton"), ("compiler", "C compiler"), ("volta", "Volta")],
+)
+def test_compiling_for_a_card_needs_triton_a_compiler_and_volta(missing, says, cards, monkeypatch):
+    cards("T4", numbers=False)
+    monkeypatch.delenv("CC", raising=False)
+    found = {"triton": "triton", "compiler": "/usr/bin/gcc"} | {missing: None}
+    monkeypatch.setattr(resolving.importlib.util, "find_spec", lambda name: found["triton"])
+    monkeypatch.setattr(resolving.shutil, "which", lambda name: found["compiler"])
+    if missing == "volta":
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (6, 1))
+    assert says in resolved(compile="default")[1]["compile"]
+
+
+def test_a_model_that_does_not_fit_is_pytorchs_own_error(cards):
+    cards("T4", numbers=False)
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        Trainer(plain_job(DEVICE, model="mlp", width=16384, depth=64), DEVICE)
+
+
+def test_a_doubled_batch_that_does_not_fit_leaves_the_x_ray_its_other_findings(cards):
+    gpu = cards("T4", numbers=False)
+    # activations of one batch fill more than half of the card
+    run = run_on(gpu, FED.but(width=64, depth=1, image_px=224, batch_size=800))
+    assert gpu.peak[0] > 0.5 * gpu.cards[0].memory_gib * 2**30
+    seen = run.xray_facts
+    assert seen is not None, run.no_xray
+    assert seen["fixed_share"] is None and seen["plain_us"] > 0 and run.xray.kernel_us > 0
+
+
+def test_an_operation_on_the_second_card_is_timed_and_not_only_launched(cards, tmp_path):
+    gpu, second = cards("T4", "H200", numbers=False), torch.device("cuda", 1)
+    machine.use(second)
+    bench = workbench.Workbench(second, EventLog(tmp_path), lambda *_: None)
+    a = torch.empty(8192, 8192, device=second)
+    seconds = bench.time(lambda: a @ a, of="product")
+    truth = gpu.kernel_us(gpu.cards[1], 2 * 8192**3, 0)
+    assert seconds * 1e6 == pytest.approx(truth, rel=0.1)
