@@ -30,6 +30,10 @@ NEVER = float("inf")
 RUN_AHEAD = 8  # steps the host may be ahead of a device of its own
 
 
+class CannotPredict(Exception):
+    """What a run does not tell, and what to do about it."""
+
+
 @dataclass(frozen=True)
 class Work:
     """What is to be done, in s of a core that is not shared, or of waiting."""
@@ -37,14 +41,13 @@ class Work:
     waits: np.ndarray  # (batches, parts) waiting while a batch is prepared, each followed by ...
     cpus: np.ndarray  # (batches, parts) ... CPU time
     host: np.ndarray  # (batches,) CPU time of a step in the loop: of the model, or its launches
-    # (batches,) what `host` takes more after a long wait for data, caches cold and core asleep
-    cold: np.ndarray | None = None
+    cold: float = 0.0  # what `host` takes more after a long wait, caches cold and core asleep
     chill: float = 0.0  # share `cpus` take more behind a wait if no core was at work meanwhile
     put: float = 0.0  # CPU time of a worker to hand a batch over, before it is there
     take: float = 0.0  # CPU time of the loop to take a batch
     around: float = 0.0  # CPU time of the loop's own in a step: it reads the clock, too
     device: np.ndarray | None = None  # (batches,) time of a step on a GPU; None on a CPU
-    copy: np.ndarray | None = None  # (batches,) time to copy a batch there, in its queue
+    copy: np.ndarray | None = None  # (batches,) time to copy a batch to the GPU, in its queue
     # Whether the host waits for the copy, and so for all that is queued before it: all copies from
     # pageable memory, and those without non_blocking, do (CUDA's "API synchronization behavior")
     blocking: bool = True
@@ -73,17 +76,12 @@ class Simulation:
         With no `workers` the loop prepares its batches itself; each has `prefetch` under way.
         """
         self.work, self.cores, self.workers, self.prefetch = work, cores, workers, prefetch
-        self.limit, self.count = NEVER if seconds is None else seconds, len(work.host)
         self.asked, self.ready, self.begin, self.end = [], [], [], []
         self.host = work.host.tolist()
-        self.cold = [0.0] * self.count if work.cold is None else work.cold.tolist()
         self.parts = [
             [(wait, cpu, 1) for wait, cpu in zip(waits, cpus, strict=True)]
             for waits, cpus in zip(work.waits.tolist(), work.cpus.tolist(), strict=True)
         ]
-        most, shared = 2 * workers + work.host_threads + 2, OVERSUBSCRIBED * cores
-        # Speed of each of n computing threads
-        self.rates = [1.0 if n <= cores else shared / n for n in range(most + 1)]
         lump = 1.0 if work.waits.shape[1] <= 2 else ONE_BY_ONE
         self.idle = (lump * work.waits.sum(axis=1)).tolist()  # of a loop that waits by itself
         self.now = self.virtual = self.core_time = self.step_work = self.copied = 0.0
@@ -93,13 +91,14 @@ class Simulation:
         self.queues: list[deque] = [deque() for _ in range(workers)]
         self.arrived: deque[int] = deque()
         self.asleep: set[int] = set()
-        loop = self._loop_with_workers() if self.workers else self._loop_alone()
-        self.processes = [loop, *map(self._worker, range(self.workers))]
-        for number in range(len(self.processes)):
+        loop = self._loop_with_workers() if workers else self._loop_alone()
+        self.processes = [loop, *map(self._worker, range(workers))]
+        for number in range(workers + 1):
             self._go_on(number)
-        while (self.timers or self.computing) and len(self.end) < self.count:
+        limit, count = NEVER if seconds is None else seconds, len(self.host)
+        while (self.timers or self.computing) and len(self.end) < count:
             self._advance()
-            if self.now > self.limit and self.end and self.end[-1] > self.limit:
+            if self.now > limit and self.end and self.end[-1] > limit:
                 break
 
     def summary(self, warmup: int, batch_size: int) -> tuple[float, float, float, float]:
@@ -111,22 +110,29 @@ class Simulation:
         steps = len(self.end)
         first = min(warmup, max(1, steps // 3))
         wall = self.end[-1] - self.end[first - 1]
+        if wall <= 0:
+            raise CannotPredict(
+                "the run would have only one step, or none that takes time: give it more steps or "
+                "seconds"
+            )
         busy = sum(self.end[first:]) - sum(self.begin[first:])
-        cores_busy = self.core_time / (self.now * self.cores)
         stretch = 1.0
         if self.step_work:
             stretch = (sum(self.end) - sum(self.begin[:steps])) / self.step_work
+        cores_busy = self.core_time / (self.now * self.cores)
         return (steps - first) * batch_size / wall, busy / wall, cores_busy, stretch
 
     # -- who runs when ---------------------------------------------------------------------------
 
     def _advance(self) -> None:
         """Go to the next moment at which something ends."""
-        rate, done = self.rates[self.running], NEVER
+        alone = self.running <= self.cores  # each computing thread has a core
+        rate = 1.0 if alone else OVERSUBSCRIBED * self.cores / self.running
+        timer = self.timers[0][0] if self.timers else NEVER
+        done = NEVER
         if self.computing:
             done = self.now + (self.computing[0][0] - self.virtual) / rate
-        timer = self.timers[0][0] if self.timers else NEVER
-        moment = timer if timer < done else done
+        moment = min(timer, done)
         if self.running:
             passed = moment - self.now
             self.virtual += passed * rate
@@ -176,10 +182,10 @@ class Simulation:
             self._wake(0)
 
     def _loop_with_workers(self) -> Iterator[tuple | None]:
-        asked, there = 0, set()
-        for asked in range(self.workers * self.prefetch):
-            self._ask(asked)
-        for batch in range(self.count):
+        ahead, there = self.workers * self.prefetch, set()
+        for batch in range(ahead):
+            self._ask(batch)
+        for batch in range(len(self.host)):
             self.asked.append(self.now)
             while batch not in there:
                 while not self.arrived:
@@ -187,8 +193,7 @@ class Simulation:
                 there.add(self.arrived.popleft())
                 yield 0.0, self.work.take, 1
             there.discard(batch)
-            asked += 1  # the data is endless: the last batches come under the same load
-            self._ask(asked)
+            self._ask(ahead + batch)  # data is endless: the last batches come under the same load
             yield from self._step(batch)
 
     def _ask(self, batch: int) -> None:
@@ -197,9 +202,9 @@ class Simulation:
         self._wake(1 + batch % self.workers)
 
     def _loop_alone(self) -> Iterator[tuple]:
-        for batch in range(self.count):
+        for batch, parts in enumerate(self.parts):
             self.asked.append(self.now)
-            yield from self.parts[batch % len(self.parts)]
+            yield from parts
             yield from self._step(batch)
 
     def _step(self, batch: int) -> Iterator[tuple]:
@@ -210,14 +215,14 @@ class Simulation:
         if work.device is None:
             waited = self.ready[-1] - self.asked[-1] if self.workers else self.idle[batch]
             self.begin.append(self.now)
-            cpu = self.host[batch] + self.cold[batch] * float(coldness(waited))
+            cpu = self.host[batch] + work.cold * float(coldness(waited))
             yield 0.0, cpu, work.host_threads
             end.append(self.now)
             self.step_work += cpu
             return
         queue = end[-1] if end else 0.0  # when the device is through with what it has
         self.copied = max(self.now, self.copied if work.side_stream else queue)
-        self.copied += 0.0 if work.copy is None else float(work.copy[batch])
+        self.copied += float(work.copy[batch])
         if work.blocking and self.copied > self.now:
             yield self.copied - self.now, 0.0, 1
         begin = max(self.now, self.copied, queue)  # the first kernel runs as soon as it is launched

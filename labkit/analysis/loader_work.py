@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis.loader_simulation import ONE_BY_ONE, Work, coldness
+from labkit.analysis.loader_simulation import ONE_BY_ONE, CannotPredict, Work, coldness
 from labkit.results.timeline import ItemCosts, item_costs
 
 PARTS = 4  # stretches of waiting and computing that a batch is prepared in
@@ -21,10 +21,6 @@ WAITS = 0.2  # an item whose waiting is this much of its CPU time is one that wa
 MIN_BATCHES = 4  # measured, to predict from
 
 
-class CannotPredict(Exception):
-    """What a run does not tell, and what to do about it."""
-
-
 class Measured:
     """What one run tells: s, per batch or step, warm-up left out."""
 
@@ -33,7 +29,7 @@ class Measured:
         self.costs, self.pipeline = _batches(run), run.pipeline
         self.on_cpu, self.cores = run.machine.kind == "cpu", run.machine.cpu_cores or 1
         self.host_threads = (run.machine.threads or 1) if self.on_cpu else 1
-        costs, stamps = self.costs, run.stamps[run.warmup :]
+        costs, stamps, workers = self.costs, run.stamps[run.warmup :], self.pipeline.num_workers
         compute, waited = stamps[:, 5] - stamps[:, 4], stamps[:, 1] - stamps[:, 0]
         self.device = compute  # (steps,) time on the device,
         self.copy = np.maximum(stamps[:, 3] - stamps[:, 2], 0)  # and of the copy to it
@@ -43,27 +39,28 @@ class Measured:
             for name, value in (run.event("handoff") or {}).items()
             if name.endswith("_us") and isinstance(value, (int, float)) and value >= 0
         }
-        if "main_wall" not in self.handoff and self.pipeline.num_workers:
+        if "main_wall" not in self.handoff and workers:
             at_once = np.sort(waited)[: max(1, len(stamps) // 4)]
             self.handoff["main_wall"] = float(np.median(at_once))
         # (steps,) CPU time of the step in the loop: of its launches, on a GPU; and what it takes
         # more after a long wait; and the loop's own time around it
-        self.host, self.cold = _launches(run), 0.0
-        around = np.median(stamps[1:, 0] - run.issued[run.warmup : -1])
         if self.on_cpu:
             own = run.thread_s[run.warmup :]
             seen = ~np.isnan(own) & (compute > 0)
             share = np.median(np.minimum(1.0, own[seen] / compute[seen])) if seen.any() else 1.0
             around = np.median(stamps[1:, 0] - stamps[:-1, 5])
             around += np.median(stamps[:, 4] - stamps[:, 1])
-            if self.pipeline.num_workers == 0:  # not all of it was waiting: it prepared its data
+            if workers == 0:  # not all of it was waiting: it prepared its data
                 lump = ONE_BY_ONE if len(costs.item_cpu[0]) else 1.0
                 waited = np.full(len(waited), lump * np.median(costs.wait + costs.collate_wait))
             host = np.where(seen, own, compute * share)
             self.host, self.cold = _warm_and_cold(host, waited, self.handoff)
+        else:
+            self.host, self.cold = _launches(run), 0.0
+            around = np.median(stamps[1:, 0] - run.issued[run.warmup : -1])
         self.around = max(0.0, float(around))
         company = 0.0  # threads of the run that computed, on average, while a loader process waited
-        if workers := self.pipeline.num_workers:
+        if workers:
             step = (stamps[-1, 5] - stamps[0, 0]) / len(stamps)
             worker = float(np.median(costs.cpu + costs.collate_cpu + costs.between)) / workers
             model = float(np.median(self.host)) if self.on_cpu else 0.0
@@ -72,9 +69,6 @@ class Measured:
         # wait take more behind it, the fewer cores were at work meanwhile
         asleep = max(0.0, 1 - company / self.cores)
         self.chilled = 1 + CHILL * asleep * (costs.wait > WAITS * costs.cpu)
-        # (batches,) the stated stall that the batch met
-        stall_s = self.pipeline.stall_ms / 1e3
-        self.stall = stall_s * (costs.collate_wait > 0.9 * stall_s)
 
     def work(self, target: Any, step: float, steps: int, rng: np.random.Generator) -> Work:
         """Draw the work of `steps` batches of the `target` pipeline.
@@ -84,8 +78,15 @@ class Measured:
         old, costs, handoff, on_cpu = self.pipeline, self.costs, self.handoff, self.on_cpu
         scale = target.batch_size / old.batch_size
         batches = _drawn(len(costs), steps, rng)
-        waits, cpus = self._fetching(target, batches)
-        collate_wait = costs.collate_wait[batches] - self.stall[batches]
+        parts = PARTS if len(costs.item_cpu[0]) else 1
+        cpus = (costs.cpu[batches] / self.chilled[batches] * scale)[:, None]
+        waits = (costs.wait[batches] * scale)[:, None]
+        more = ((target.io_ms or 0) - (old.io_ms or 0)) * target.batch_size / 1e3
+        if target.dataset == "sleep":  # its delay is one of the batch, whatever the size
+            more += (target.prep_ms - scale * old.prep_ms) / 1e3
+        waits = np.maximum(waits * _profile(costs.item_wait, parts)[batches] + more / parts, 0)
+        stall = old.stall_ms / 1e3  # the stated one, taken from the batches that met it
+        collate_wait = (costs.collate_wait - stall * (costs.collate_wait > 0.9 * stall))[batches]
         if target.stall_ms:
             due = np.arange(steps) % target.stall_every == target.stall_every - 1
             collate_wait = collate_wait + due * target.stall_ms / 1e3
@@ -95,9 +96,11 @@ class Measured:
         host = self.host[rows] * (step if on_cpu else 1) + handoff.get("touch", 0.0) * handed
         return Work(
             waits=np.column_stack([waits, np.maximum(collate_wait, 0)]),
-            cpus=np.column_stack([cpus, np.maximum(collate_cpu, 0)]),
+            cpus=np.column_stack(
+                [cpus * _profile(costs.item_cpu, parts)[batches], np.maximum(collate_cpu, 0)]
+            ),
             host=np.maximum(host, 0),
-            cold=np.full(steps, self.cold * step),
+            cold=self.cold * step,
             chill=CHILL,
             put=handoff.get("worker", float(np.median(costs.between))),
             take=TAKE_IN_RUN * handoff.get("main_wall", 0.0),
@@ -108,20 +111,6 @@ class Measured:
             side_stream=bool(target.prefetch_to_device),
             host_threads=self.host_threads,
         )
-
-    def _fetching(self, target: Any, batches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return waiting and CPU time (batches, parts) of fetching the drawn batches' samples."""
-        old, costs = self.pipeline, self.costs
-        scale = target.batch_size / old.batch_size
-        parts = PARTS if len(costs.item_cpu[0]) else 1
-        cpu = (costs.cpu[batches] / self.chilled[batches] * scale)[:, None]
-        wait = (costs.wait[batches] * scale)[:, None]
-        waits = wait * _profile(costs.item_wait, parts)[batches]
-        more = ((target.io_ms or 0) - (old.io_ms or 0)) * target.batch_size / 1e3
-        if target.dataset == "sleep":  # its delay is one of the batch, whatever the size
-            more += (target.prep_ms - scale * old.prep_ms) / 1e3
-        cpus = cpu * _profile(costs.item_cpu, parts)[batches]
-        return np.maximum(waits + more / parts, 0), cpus
 
 
 def _batches(run: Any) -> ItemCosts:
@@ -137,7 +126,7 @@ def _batches(run: Any) -> ItemCosts:
             "this record holds no times of single items (it was made before labkit took them): "
             "run it again"
         )
-    if run.utilization is None:
+    if not run.throughput:
         raise CannotPredict("the run has too few steps: give it more")
     costs = costs.only((costs.number > 0) & (costs.start < run.stamps[-1, 5]))
     if len(costs) < MIN_BATCHES:

@@ -7,14 +7,13 @@ The data loader is simulated with what the run's own items cost; see `loader_sim
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from labkit.analysis.loader_simulation import Simulation
-from labkit.analysis.loader_work import CannotPredict, Measured
+from labkit.analysis.loader_simulation import CannotPredict, Simulation
+from labkit.analysis.loader_work import Measured
 from labkit.knobs import check_names
 from labkit.results.event_log import of_one_moment
 from labkit.results.result import Result
@@ -65,8 +64,7 @@ class Prediction(Result):
     def table(self) -> Table:
         """Return the prediction in one line."""
         knobs = ", ".join(f"{name}={value!r}" for name, value in self.changes.items())
-        said = self.cannot
-        if not said:
+        if not (said := self.cannot):
             (low, high), (least, most) = self.throughput_range, self.utilization_range
             said = (
                 f"predicted {self.throughput:.0f} samples/s ({low:.0f} to {high:.0f}), busy "
@@ -85,30 +83,36 @@ def predict(run: Any, **changes: Any) -> Prediction:
     check_names(changes, KNOBS)
     changes = {name: KNOBS[name].check(value) for name, value in changes.items()}
     try:
-        known = _known(run, run.steps, len(run.item_events))
-        target = _target(known, changes)
+        known = Measured(run)
+        target = _target(known.pipeline, changes)
         step, notes = _step(run, target)
         if target.num_workers and not known.pipeline.num_workers and not known.handoff:
             raise CannotPredict(
                 "what it costs to hand a batch over from a worker was not measured: run it again "
                 "with 8 steps or more, or with num_workers=1"
             )
+        rates, shares, cores, stretches = _simulated(known, target, step)
     except CannotPredict as why:
         return Prediction(changes, cannot=f"cannot predict: {why}.", why=str(why))
-    rates, shares, cores, stretches = _simulated(known, target, step)
     throughput, utilization = float(np.median(rates)), float(np.median(shares))
     taken = np.median(cores) > CPU_BOUND
     limit = "cpu" if taken else "input"
     if utilization > DEVICE_BOUND and not (taken and np.median(stretches) > STRETCHED):
         limit = "device"
-    error = float(np.hypot(2 * np.std(rates) / throughput, MODEL_ERROR[limit]))
-    spread = float(np.hypot(2 * np.std(shares), UTILIZATION_ERROR[limit]))
-    noise = max(WORTH, run.spread or 0.0)
     held = {
         "input": "the loop still waits for data",
         "cpu": f"CPU-bound: all {known.cores} cores are saturated",
         "device": "the device is nearly always busy",
     }[limit]
+    error = float(np.hypot(2 * np.std(rates) / throughput, MODEL_ERROR[limit]))
+    spread = float(np.hypot(2 * np.std(shares), UTILIZATION_ERROR[limit]))
+    noise, ratio = max(WORTH, run.spread or 0.0), throughput / run.throughput
+    if ratio > 1 + noise:
+        gain = f"{ratio:.2f}x the measured throughput; then"
+    elif ratio < 1 - noise:
+        gain = f"it would be slower, {ratio:.2f}x the measured throughput;"
+    else:
+        gain = f"it will not help: {ratio - 1:+.0%} is within the noise of {noise:.0%};"
     return Prediction(
         changes,
         throughput,
@@ -117,25 +121,18 @@ def predict(run: Any, **changes: Any) -> Prediction:
         (max(0.0, utilization - spread), min(1.0, utilization + spread)),
         limit,
         helps=throughput > run.throughput * (1 + noise),
-        why="; ".join([f"{_gain(throughput / run.throughput, noise)} {held}", *notes]),
+        why="; ".join([f"{gain} {held}", *notes]),
     )
 
 
-@functools.lru_cache(maxsize=32)
-def _known(run: Any, steps: int, events: int) -> Measured:
-    return Measured(run)
-
-
-def _target(known: Measured, changes: dict[str, Any]) -> Any:
+def _target(pipeline: Any, changes: dict[str, Any]) -> Any:
     unchanged = ("io_ms", "prep_ms")  # None would be this machine's choice: the run's own
     knobs = {k: v for k, v in changes.items() if v is not None or k not in unchanged}
-    workers = knobs.get("num_workers", known.pipeline.num_workers)
-    if workers == 0:
-        knobs.setdefault("prefetch_factor", None)
-        knobs.setdefault("persistent_workers", False)
-    elif knobs.get("prefetch_factor", known.pipeline.prefetch_factor) is None:
+    if knobs.get("num_workers", pipeline.num_workers) == 0:
+        knobs = {"prefetch_factor": None, "persistent_workers": False} | knobs
+    elif knobs.get("prefetch_factor", pipeline.prefetch_factor) is None:
         knobs["prefetch_factor"] = 2
-    return known.pipeline.but(**knobs)
+    return pipeline.but(**knobs)
 
 
 def _simulated(known: Measured, target: Any, step: float) -> np.ndarray:
@@ -149,17 +146,6 @@ def _simulated(known: Measured, target: Any, step: float) -> np.ndarray:
         came = Simulation(work, known.cores, target.num_workers, prefetch, target.seconds)
         found.append(came.summary(warmup, target.batch_size))
     return np.array(found).T
-
-
-def _gain(ratio: float, noise: float) -> str:
-    if ratio > 1 + noise:
-        return f"{ratio:.2f}x the measured throughput; then"
-    if ratio < 1 - noise:
-        return f"it would be slower, {ratio:.2f}x the measured throughput;"
-    return f"it will not help: {ratio - 1:+.0%} is within the noise of {noise:.0%};"
-
-
-# -- what the changed knobs do to a step ---------------------------------------------------------
 
 
 def _step(run: Any, target: Any) -> tuple[float, list[str]]:
@@ -187,8 +173,15 @@ def _step(run: Any, target: Any) -> tuple[float, list[str]]:
             step /= seen["bf16_speedup"]
         elif name == "persistent_workers":
             notes.append("persistent_workers acts between epochs, and this run has one")
+        elif name == "pin_memory" and run.machine.kind == "cpu":
+            notes.append("pin_memory does nothing where the device is the CPU")
         elif name == "pin_memory":
-            notes.append(_pin_memory(run))
+            if run.copy_ms is None or run.copy_ms >= LITTLE_COPY * run.step_ms:
+                raise CannotPredict(
+                    "copies from the other kind of memory were not timed: run it once"
+                )
+            share = run.copy_ms / run.step_ms
+            notes.append(f"copies take {share:.1%} of a step: pinning cannot show")
         else:
             raise CannotPredict(
                 f"the effect of {name} was not measured: run it once with {name}={value!r}"
@@ -197,6 +190,7 @@ def _step(run: Any, target: Any) -> tuple[float, list[str]]:
 
 
 def _fixed_share(seen: dict[str, Any], old: int, new: int) -> float:
+    """Return the share of a step's time that does not grow with the batch."""
     if not old / BATCH_FACTOR <= new <= old * BATCH_FACTOR:
         raise CannotPredict(
             f"batch_size={new} is more than {BATCH_FACTOR} times away from the measured {old}: "
@@ -208,11 +202,3 @@ def _fixed_share(seen: dict[str, Any], old: int, new: int) -> float:
             "and 3 seconds or more"
         )
     return seen["fixed_share"]
-
-
-def _pin_memory(run: Any) -> str:
-    if run.machine.kind == "cpu":
-        return "pin_memory does nothing where the device is the CPU"
-    if run.copy_ms is not None and run.copy_ms < LITTLE_COPY * run.step_ms:
-        return f"copies take {run.copy_ms / run.step_ms:.1%} of a step: pinning cannot show"
-    raise CannotPredict("copies from the other kind of memory were not timed: run it once")
