@@ -13,55 +13,31 @@ import wrong_answers
 
 import labkit as lk
 from labkit.bench.workbench import Workbench
-from labkit.course import answers, nb07, score
+from labkit.course import challenge, nb07, score
+from labkit.course.answer import exercise
 from labkit.course.challenge import Challenge
-from labkit.course.task import CodeTask, Goal, KnobTask, all_tasks, shown
+from labkit.course.task import CodeTask, Goal, KnobTask, all_tasks
 
 ALL = "LABKIT_ALL_CHALLENGES" in os.environ  # every answer in a process of its own: minutes
-LAUNCHED = [  # as readers run them, in every test run
-    ("04-knee", "solution"), ("04-knee", "past the limit"),
-    ("07-graph-break", "solution"),
-]  # fmt: skip
 TASKS = all_tasks()
+COMPILED = ("01-batched", "07-graph-break", "07-buckets")  # whose checks import torch's compiler
 WRONG = wrong_answers.KNOBS | wrong_answers.CODE
 
 
 def all_answers(kind):
-    """Every (key, name) of answers to challenges of a kind."""
-    return [
-        (key, name)
-        for key, task in TASKS.items()
-        if isinstance(task, kind)
-        for name in (
-            "solution",
-            *WRONG[key],
-            *(["start"] if kind is CodeTask and task.base else []),
-        )
-    ]
-
-
-def answer_of(key, name):
-    task = TASKS[key]
-    if name == "start":
-        return task.base
-    return task.solution if name == "solution" else WRONG[key][name]
-
-
-def run_here(challenge, answer):
-    """Try out an answer as the bench does, in this process: quicker, and as exact."""
-    points = []
-    log = SimpleNamespace(write=lambda _event, **point: points.append(SimpleNamespace(**point)))
-    bench = Workbench(None, log, stage=None)  # no device: what a check counts is on none
-    bench.answer = Path(f"answer-{time.monotonic_ns()}")
-    bench.answer.write_bytes(cloudpickle.dumps(answer))
-    torch.manual_seed(0)
-    check = challenge.task.check
-    answers.exercise.measure(SimpleNamespace(task=f"{check.__module__}:{check.__name__}"), bench)
-    return points
+    """Every (key, name) of answers to challenges of a kind; those that compile are slow."""
+    for key, task in TASKS.items():
+        if isinstance(task, kind):
+            start = ["start"] if kind is CodeTask and task.base else []
+            slow = [pytest.mark.slow] if key in COMPILED else []
+            for name in ("solution", *WRONG[key], *start):
+                yield pytest.param(key, name, marks=slow, id=f"{key} {name}")
 
 
 def judged(key, name):
-    verdict = lk.challenge(key).check(answer_of(key, name))
+    task = TASKS[key]
+    known = {"start": task.base, "solution": task.solution, **WRONG[key]}
+    verdict = lk.challenge(key).check(known[name])
     assert verdict.passed == (name == "solution"), verdict
     assert verdict.lines or verdict.why
     assert verdict or verdict.hint
@@ -73,15 +49,41 @@ def own_score(tmp_path, monkeypatch):
     score._session.clear()
 
 
-@pytest.mark.parametrize(("key", "name"), all_answers(CodeTask))
-def test_code_that_solves_a_challenge_passes_and_wrong_code_fails(key, name, monkeypatch):
-    monkeypatch.setattr(Challenge, "_run", run_here)
+@pytest.fixture
+def here(monkeypatch):
+    """Try answers out as the bench does, in this process: quicker, and as exact."""
+
+    class Points(list):
+        outcome = "finished"
+
+        def wait(self, _look):
+            pass
+
+    def start(task, answer):
+        points = Points()
+        log = SimpleNamespace(write=lambda _event, **point: points.append(SimpleNamespace(**point)))
+        bench = Workbench(None, log, stage=None)  # no device: what a check counts is on none
+        bench.answer = Path(f"answer-{time.monotonic_ns()}")
+        bench.answer.write_bytes(cloudpickle.dumps(answer))
+        torch.manual_seed(0)
+        name = f"{task.check.__module__}:{task.check.__name__}"
+        exercise.measure(SimpleNamespace(task=name), bench)
+        return points
+
+    monkeypatch.setattr(CodeTask, "start", start)
+
+
+@pytest.mark.parametrize(("key", "name"), list(all_answers(CodeTask)))
+def test_code_that_solves_a_challenge_passes_and_wrong_code_fails(key, name, here):
     judged(key, name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("key", "name"), all_answers(KnobTask) + all_answers(CodeTask) if ALL else LAUNCHED
+    ("key", "name"),
+    [*all_answers(KnobTask), *all_answers(CodeTask)]
+    if ALL
+    else [("04-knee", "solution"), ("04-knee", "past the limit")],
 )
 def test_answers_are_judged_by_what_they_measure_in_a_process_of_their_own(key, name):
     if TASKS[key].needs and (why := TASKS[key].needs(lk.machine())):
@@ -89,13 +91,13 @@ def test_answers_are_judged_by_what_they_measure_in_a_process_of_their_own(key, 
     judged(key, name)
 
 
-@pytest.mark.parametrize(
-    ("key", "name"), [case for case in all_answers(KnobTask) if case[1].startswith("cheat")]
-)
-def test_a_cheat_with_knobs_changes_the_work_and_is_refused_unless_a_goal_tells(key, name):
-    why = TASKS[key].refuse(answer_of(key, name))
+def test_a_cheat_with_knobs_changes_the_work_and_is_refused_unless_a_goal_tells():
     by_goal = {"08-two-fixes": "all at once", "09-no-sync": "another update", "04-fit": "fewer"}
-    assert (why and "not the same work" in why) or by_goal[key] in name
+    for key, task in TASKS.items():
+        for name in WRONG[key] if isinstance(task, KnobTask) else ():
+            if name.startswith("cheat") and by_goal.get(key, "every") not in name:
+                with pytest.raises(ValueError, match="not the same work"):
+                    task.spec(WRONG[key][name])
 
 
 def test_every_notebook_has_two_to_four_challenges_each_with_hints_cheats_and_a_solution():
@@ -107,8 +109,15 @@ def test_every_notebook_has_two_to_four_challenges_each_with_hints_cheats_and_a_
         assert any(name.startswith("cheat") for name in WRONG[key]), key
         posed = lk.challenge(key)
         assert str(posed.start or "") in repr(posed) and task.title in posed._repr_html_()
+        posed.tries = 1
         if isinstance(task, CodeTask):
-            assert shown(task.solution).startswith(("def ", "class "))
+            assert posed.solution().startswith(("def ", "class "))
+    with pytest.raises(ValueError, match="Unknown challenge 'nothing'; available: 00-first"):
+        lk.challenge("nothing")
+
+
+def heavy(data):
+    return lambda x: (x, data)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +125,7 @@ def test_every_notebook_has_two_to_four_challenges_each_with_hints_cheats_and_a_
     [
         ("09-no-sync", {"ranks": 1}, "Leave ranks"),
         ("09-no-sync", {"no_sync": 3}, "True or False"),
-        ("09-no-sync", {"rank": 1}, "Unknown knob 'rank'"),
+        ("09-no-sync", {"rank": 1}, "Unknown knob rank=1"),
         ("08-two-fixes", {"fixes": ["all"]}, "Unknown fix 'all'"),
         ("08-two-fixes", {"steps": 3}, "Leave steps"),
         ("08-two-fixes", lk.Pipeline(), "The answer is a dict"),
@@ -126,26 +135,12 @@ def test_every_notebook_has_two_to_four_challenges_each_with_hints_cheats_and_a_
         *[("00-first", nonsense, "The answer is a")
           for nonsense in (5, "text", [], object(), lambda: None, lk.Ladder)],
         ("07-graph-break", 5, "The answer is a function"),
+        ("07-graph-break", heavy(b"x" * (17 * 2**20)), "MiB of data"),
     ],
 )  # fmt: skip
 def test_an_answer_that_cannot_be_run_gets_a_sentence(key, answer, words):
     verdict = lk.challenge(key).check(answer)
     assert not verdict and words in verdict.why, verdict
-
-
-def test_hints_come_one_at_a_time_and_a_solution_after_a_try():
-    challenge = lk.challenge("00-first")
-    for nothing in (None, ...):
-        verdict = challenge.check(nothing)
-        assert not verdict and verdict.why == "No answer yet." and verdict.hint is None
-    assert "Try it first" in challenge.solution()
-    hints = [challenge.check(challenge.task.base).hint for _ in range(3)]
-    assert hints == [*challenge.task.hints, challenge.task.hints[-1]]
-    assert isinstance(challenge.solution(), lk.Pipeline)
-
-
-def hangs_up(x):
-    os._exit(3)
 
 
 def raises(x):
@@ -154,66 +149,70 @@ def raises(x):
 
 def another_clock(x):
     time.perf_counter_ns = lambda: 0
-    return nb07.whole(x)
+    return nb07.fused(x)
 
 
 def another_check(x):
-    nb07.broken = nb07.whole
-    return nb07.whole(x)
+    nb07.by_hand = nb07.fused
+    return nb07.fused(x)
 
 
-def heavy():
-    data = b"x" * (17 * 2**20)
-    return lambda x: (x, data)
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [(raises, "RuntimeError: mine"), (another_check, "the check's by_hand"),
+     (another_clock, "replaces time.perf_counter_ns")],
+)  # fmt: skip
+def test_so_do_those_that_raise_or_replace_the_clock_or_the_check(answer, words, here, monkeypatch):
+    for module, name in ((nb07, "by_hand"), (time, "perf_counter_ns")):  # put back afterwards
+        monkeypatch.setattr(module, name, getattr(module, name))
+    verdict = lk.challenge("07-bytes").check(answer)
+    assert not verdict and words in verdict.why, verdict
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [(hangs_up, "did not finish"), (another_clock, "replaces time.perf_counter_ns"),
-     (heavy(), "MiB of data")],
-)  # fmt: skip
-def test_answers_that_misbehave_get_a_sentence_and_no_traceback(answer, words):
-    verdict = lk.challenge("07-graph-break").check(answer)
-    assert not verdict and words in verdict.why, verdict
+def test_so_does_one_that_ends_its_process():
+    verdict = lk.challenge("07-bytes").check(lambda x: os._exit(3))
+    assert verdict.kind == "crashed" and "did not finish" in verdict.why, verdict
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"), [(raises, "RuntimeError: mine"), (another_check, "the check's broken")]
-)
-def test_so_do_those_that_raise_or_replace_the_check(answer, words, monkeypatch):
-    monkeypatch.setattr(Challenge, "_run", run_here)
-    monkeypatch.setattr(nb07, "broken", nb07.broken)  # put back afterwards
-    verdict = lk.challenge("07-graph-break").check(answer)
-    assert not verdict and words in verdict.why, verdict
+def test_hints_come_one_at_a_time_and_a_solution_after_a_try():
+    posed = lk.challenge("00-first")
+    for nothing in (None, ...):
+        verdict = posed.check(nothing)
+        assert not verdict and verdict.why == "No answer yet." and verdict.hint is None
+    assert "Try it first" in posed.solution()
+    hints = [posed.check(posed.task.base).hint for _ in range(3)]
+    assert hints == [*posed.task.hints, posed.task.hints[-1]]
+    assert isinstance(posed.solution(), lk.Pipeline)
 
 
 def test_a_result_near_its_mark_is_measured_again_and_the_median_counts(monkeypatch):
     given = {1: [2.04, 1.9, 1.8], 0: [1.0, 1.0, 1.0]}  # 2.04 alone would pass
 
-    def ran(_challenge, pipeline):
-        return SimpleNamespace(throughput=given[pipeline.num_workers].pop(0), loss=[])
+    def ran(pipeline):
+        measured = given[pipeline.num_workers].pop(0)
+        about = {"throughput": measured, "loss": [], "outcome": "finished"}
+        return SimpleNamespace(**about, wait=lambda _look: None)
 
-    monkeypatch.setattr(Challenge, "_run", ran)
+    monkeypatch.setattr(challenge, "launch", ran)
+    monkeypatch.setattr(KnobTask, "start", lambda _task, answer: ran(answer))
+    monkeypatch.setattr("labkit.course.task.TASKS", {})
     goal = Goal("x", lambda a, b: a.throughput / b.throughput, at_least=2.0, close=0.1)
-    base = lk.Pipeline()
-    task = KnobTask(key="99-x", title="t", text="t", goals=(goal,), hints=("h",), base=base,
-                    free=("num_workers",))  # fmt: skip
-    verdict = Challenge(task).check(base.but(num_workers=1))
+    about = {"key": "99-x", "title": "t", "text": "t", "hints": ("h",), "free": ("num_workers",)}
+    task = KnobTask(**about, goals=(goal,), base=lk.Pipeline())
+    verdict = Challenge(task).check(task.base.but(num_workers=1))
     assert not verdict.passed and "1.9" in verdict.lines[0]
-
-
-def test_unknown_challenges_are_refused_with_what_there_is():
-    with pytest.raises(ValueError, match="Unknown challenge 'nothing'; available: 00-first"):
-        lk.challenge("nothing")
 
 
 # -- guesses and the score -------------------------------------------------------------------------
 
 
-def test_a_guess_is_written_down_before_and_scored_after(monkeypatch):
-    for name in score.QUIET:
-        monkeypatch.delenv(name, raising=False)
+@pytest.fixture
+def playing(monkeypatch):
+    monkeypatch.setattr(score, "QUIET", ())
+
+
+def test_a_guess_is_written_down_before_and_scored_after(playing):
     bet = lk.guess("busy share", 0.5)
     assert score.read()["guesses"]["busy share"] == {"guess": 0.5, "measured": None}
     bet.settle(0.55, predicted=0.6)
@@ -223,25 +222,20 @@ def test_a_guess_is_written_down_before_and_scored_after(monkeypatch):
     assert lk.score().guess_points == 3 and "3 of 3 points" in repr(lk.score())
 
 
-def test_a_guess_after_the_run_is_shown_but_not_scored():
+def test_a_late_guess_is_shown_and_a_skipped_one_is_neither_stored_nor_scored():
     bet = lk.guess("busy", 0.5).settle(lk.recorded("workers-0"))
     assert bet.late and bet.points is None and "before the guess" in repr(bet)
-
-
-def test_a_skipped_guess_is_neither_stored_nor_scored():
-    bet = lk.guess("busy", None).settle(0.5)
+    bet = lk.guess("skipped", None).settle(0.5)
     assert bet.points is None and "skipped" in repr(bet)
-    assert not score.read()["guesses"]
+    assert list(score.read()["guesses"]) == ["busy"]
     for bad in (float("nan"), [], object(), True):
         with pytest.raises(ValueError, match="None to skip"):
             lk.guess("busy", bad)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"guesses": 3}', "[" * 100_000])
-def test_a_broken_score_file_is_no_score(text, tmp_path, monkeypatch):
-    for name in score.QUIET:
-        monkeypatch.delenv(name, raising=False)
-    (tmp_path / score.FILE_NAME).write_text(text)
+def test_a_broken_score_file_is_no_score(text, playing):
+    Path(score.FILE_NAME).write_text(text)
     assert lk.score().guess_points == 0
     lk.guess("again", 1.0).settle(1.0)
     assert lk.score().guess_points == 3

@@ -193,7 +193,7 @@ CODE = {
         "padding": padded, "cheat: they stay": lambda pieces, send: [send(pieces[0]), *pieces[1:]],
     },
     "01-batched": {
-        "huge, and zeros": lambda a, b: (torch.block_diag(*a) @ torch.cat([*b])).view(a.shape),
+        "all of it twice": lambda a, b: (a @ b + a @ b) / 2,
         "cheat: where nobody counts": lambda a, b: torch.from_numpy(a.numpy() @ b.numpy()),
     },
     "01-intensity": {

@@ -8,19 +8,22 @@ gets a verdict, never one of our tracebacks.
 from __future__ import annotations
 
 import html
+import inspect
 import time
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any
 
 from labkit.course import score
-from labkit.course.answers import Unsendable
-from labkit.course.task import Task, all_tasks, shown
+from labkit.course.task import Task, all_tasks
+from labkit.results.launch import launch
 from labkit.results.machine import machine
 from labkit.results.result import Result
 from labkit.results.table import Table
 
 REPEATS = 3  # runs of a result that is close to its mark, baseline included
+
+_baselines: dict[str, list[Any]] = {}  # by task: what was measured in this session
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,18 +50,12 @@ class Verdict(Result):
     def table(self) -> Table:
         """The goals, line by line."""
         head = f"{self.key}: {'PASSED' if self.passed else 'not yet'}"
-        foot = [self.why, f"Hint: {self.hint}" if self.hint else None]
+        foot = (self.why or "", f"Hint: {self.hint}" if self.hint else "")
         return Table([(line,) for line in self.lines], title=head, foot=[*filter(None, foot)])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON types."""
-        return {"key": self.key, "passed": self.passed, "lines": list(self.lines), "why": self.why}
 
 
 class Challenge:
     """One challenge: read it, `.check(answer)` it, ask for the `.solution()` after a try."""
-
-    _baselines: ClassVar[dict[str, list[Any]]] = {}  # by task: what was measured in this session
 
     def __init__(self, task: Task, limit_s: float | None = None):
         """Pose `task`; a run of an answer is stopped after `limit_s`."""
@@ -69,53 +66,62 @@ class Challenge:
         if answer is None or answer is ...:
             return Verdict(self.task.key, "no answer", why="No answer yet.")
         try:
-            needs = self.task.needs
-            if why := self.task.refuse(answer) or (needs and needs(machine())):
+            if why := self.task.needs and self.task.needs(machine()):
                 return self._verdict("not yet", why=why)
             return self._judge(answer)
-        except _Failed as failed:
-            return self._verdict(failed.kind, why=str(failed))
-        except (Unsendable, OSError, RuntimeError, LookupError) as problem:
-            return self._verdict("not yet", why=str(problem))
+        except Exception as problem:
+            kinds = {TimeoutError: "timed out", ChildProcessError: "crashed"}
+            return self._verdict(kinds.get(type(problem), "not yet"), why=str(problem))
 
     def solution(self) -> Any:
         """Return a solution that passes; after a first try only."""
         if not self.tries:
             return "Try it first: check an answer of your own, then ask again."
-        return shown(self.task.solution)
+        return _shown(self.task.solution)
 
     @property
     def start(self) -> Any:
         """The starting point: a spec, or code as text; None if there is none."""
-        return shown(self.task.base)
+        return _shown(self.task.base)
 
     def _judge(self, answer: Any) -> Verdict:
-        goals, measured = self.task.goals, [self._run(answer)]
-        values = self._numbers(measured, self._baseline(1))
+        task, goals = self.task, self.task.goals
+        measured = [self._finished(task.start(answer))]
+        values = self._numbers(measured)
         if any(goal.near(value) for goal, value in zip(goals, values, strict=True)):
-            measured += [self._run(answer) for _ in range(REPEATS - 1)]
-            values = self._numbers(measured, self._baseline(REPEATS))
-        baseline = self._baseline(1)[0]
+            measured += [self._finished(task.start(answer)) for _ in range(REPEATS - 1)]
+            values = self._numbers(measured)
+        baseline = self._baseline(0)
         for run in measured:
-            if why := self.task.other_work(run, baseline):
+            if why := task.other_work(run, baseline):
                 return self._verdict("not yet", why=why)
         met = [goal.met(value) for goal, value in zip(goals, values, strict=True)]
         lines = [
-            f"{'yes' if ok else 'no'}: {goal.expected}; "
+            f"{'yes' if ok else 'no'}: {goal}; "
             f"measured {'nothing' if value is None else f'{value:.4g}'}"
             for ok, goal, value in zip(met, goals, values, strict=True)
         ]
         return self._verdict("passed" if all(met) else "not yet", lines)
 
-    def _numbers(self, measured: list[Any], baselines: list[Any]) -> list[float | None]:
+    def _numbers(self, measured: list[Any]) -> list[float | None]:
         """Return the median over the runs for each goal; None if nothing was measured."""
-        pairs = [(run, baselines[i % len(baselines)]) for i, run in enumerate(measured)]
+        pairs = [(run, self._baseline(number)) for number, run in enumerate(measured)]
         found = [[goal.value(*pair) for pair in pairs] for goal in self.task.goals]
         known = [[value for value in values if value is not None] for values in found]
         return [median(values) if values else None for values in known]
 
-    def _run(self, answer: Any) -> Any:
-        run, start, late = self.task.start(answer), time.monotonic(), []
+    def _baseline(self, number: int) -> Any:
+        """Return the session's run of the baseline of this number, made where there is none."""
+        if not self.task.compares:
+            return None
+        kept = _baselines.setdefault(self.task.key, [])
+        while len(kept) <= number:
+            kept.append(self._finished(launch(self.task.against or self.task.base)))
+        return kept[number]
+
+    def _finished(self, run: Any) -> Any:
+        """Return a run when it is over; raises OSErrors that say why it did not finish."""
+        start, late = time.monotonic(), []
 
         def look(_run: Any) -> None:
             if self.limit_s and time.monotonic() - start > self.limit_s:
@@ -123,19 +129,10 @@ class Challenge:
 
         run.wait(look)
         if late:
-            raise _Failed(f"A run was stopped after {self.limit_s:g} s.", "timed out")
+            raise TimeoutError(f"A run was stopped after {self.limit_s:g} s.")
         if run.outcome != "finished":
-            raise _Failed(f"It did not finish. {run.error or run.outcome}")
+            raise ChildProcessError(f"It did not finish. {run.error or run.outcome}")
         return run
-
-    def _baseline(self, count: int) -> list[Any]:
-        """Return the baseline's runs in this session, measured where there are too few."""
-        if not self.task.compares:
-            return [None]
-        kept = self._baselines.setdefault(self.task.key, [])
-        while len(kept) < count:
-            kept.append(self._run(self.task.against or self.task.base))
-        return kept
 
     def _verdict(self, kind: str, lines: Any = (), why: str | None = None) -> Verdict:
         hint, passed = None, kind == "passed"
@@ -152,19 +149,14 @@ class Challenge:
         return "\n".join([*lines, *([f"\n{self.start}"] if self.start else [])])
 
     def _repr_html_(self) -> str:
-        title, text, rules, code = map(
-            html.escape, (self.task.title, self.task.text, self.task.rules, str(self.start or ""))
-        )
-        code = code and f"<pre style='white-space: pre-wrap'>{code}</pre>"
-        return f"<b>{html.escape(self.task.key)}: {title}</b><p>{text}<br>{rules}</p>{code}"
+        title, text, rules, *code = html.escape(repr(self)).split("\n", 3)
+        shown = [f"<pre style='white-space: pre-wrap'>{each.lstrip()}</pre>" for each in code]
+        return f"<b>{title}</b><p>{text}<br>{rules}</p>{''.join(shown)}"
 
 
-class _Failed(Exception):
-    """The answer could not be run to its end; the message says why."""
-
-    def __init__(self, why: str, kind: str = "crashed"):
-        super().__init__(why)
-        self.kind = kind
+def _shown(answer: Any) -> Any:
+    """Return an answer as the reader is shown it: code as text, a spec as it is."""
+    return inspect.getsource(answer).rstrip() if callable(answer) else answer
 
 
 def challenge(key: str) -> Challenge:

@@ -7,19 +7,22 @@ those cells, then a check of ours. So cells must not rely on variables made else
 is checked twice, the last cell counts.
 
 nbclient runs it in a kernel of its own, in a copy of the notebook's folder, without keys in its
-environment, within limits of time and memory; all its processes are ended afterwards. While the
-submitted cells run, `lk.challenge` only collects answers: what they print or compare counts for
-nothing. This guards against accidents. It is not a sandbox: strangers' code belongs in a container.
+environment, within limits of time, memory and file size; all its processes are ended afterwards.
+While the submitted cells run, `lk.challenge` only collects answers: what they print or compare
+counts for nothing. This guards against accidents. It is not a sandbox: strangers' code belongs in a
+container.
 """
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import importlib.util
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,7 +35,6 @@ from typing import Any
 
 import labkit
 from labkit.course.challenge import REPEATS, Challenge
-from labkit.course.submission import BadNotebook, Cells, notebooks, read
 from labkit.course.task import all_tasks
 from labkit.process import family
 from labkit.results.result import Result
@@ -40,8 +42,12 @@ from labkit.results.table import Table
 
 TIMEOUT_S = 60.0  # for each cell of a challenge, and for each run of the check
 MEMORY_BYTES = 4 * 2**30  # for a challenge's cells (RLIMIT_DATA)
-MAX_FOLDER_BYTES = 64 * 2**20  # of what lies beside it
+FILE_BYTES = 256 * 2**20  # of each file they write (RLIMIT_FSIZE)
+MAX_FOLDER_BYTES = 64 * 2**20  # of what lies beside a notebook
+MAX_NOTEBOOK_BYTES = 32 * 2**20  # figures included
 OURS = "labkit"  # in the metadata of cells that were not submitted
+CHECK = re.compile(r"""challenge\(\s*["']([\w.-]{1,40})["']\s*\)\s*\.\s*check\s*\(""")
+TAG = "challenge"
 
 
 @dataclass(frozen=True)
@@ -57,10 +63,6 @@ class Row:
     why: str | None = None
     lines: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON types."""
-        return {**asdict(self), "passed": self.verdict == "passed", "lines": list(self.lines)}
-
 
 class Grades(Result, tuple):
     """The rows of a grading, in the order of the notebooks; prints as a table."""
@@ -72,18 +74,21 @@ class Grades(Result, tuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON types."""
-        return {"rows": [row.to_dict() for row in self], "bad": len(self.bad)}
+        rows = [{**asdict(row), "passed": row.verdict == "passed"} for row in self]
+        return {"rows": rows, "bad": len(self.bad)}
 
     def table(self) -> Table:
-        """A row for each notebook and challenge, fit for a terminal."""
-        rows = [
-            (row.notebook, row.challenge, row.verdict, row.why or "; ".join(row.lines))
-            for row in self
-        ]
+        """A row for each notebook and challenge, without what a terminal would obey."""
+
+        def plain(text: str) -> str:
+            shown = "".join(char if char.isprintable() else " " for char in text)
+            return shown if len(shown) <= 200 else shown[:199] + "…"
+
+        cells = [(r.notebook, r.challenge, r.verdict, r.why or "; ".join(r.lines)) for r in self]
         passed = sum(row.verdict == "passed" for row in self)
         bad = f"; {len(self.bad)} not a notebook" if self.bad else ""
         return Table(
-            [[cell and _plain(cell) for cell in row] for row in rows],
+            [[cell and plain(cell) for cell in row] for row in cells],
             ("notebook", "challenge", "verdict", "why"),
             foot=(f"{passed} of {len(self) - len(self.bad)} passed{bad}",),
             left=range(4),
@@ -116,52 +121,121 @@ def grade(
         raise RuntimeError("Grading needs nbclient: pip install 'labkit[notebooks]'.")
     if not 0 < timeout_s <= 3600:
         raise ValueError(f"timeout {timeout_s:g}: give seconds, at most 3600.")
-    rows: list[Row] = []
-    found = notebooks(map(Path, given))
+    found: list[Path] = []
+    for place in map(Path, given):  # all below a folder, as nbgrader's submitted/
+        below = sorted(place.rglob("*.ipynb")) if place.is_dir() else [place]
+        if not below:
+            raise ValueError(f"{place}: no notebook below this folder.")
+        found += [path for path in below if ".ipynb_checkpoints" not in path.parts]
+    found, rows = list(dict.fromkeys(found)), []
     for done, path in enumerate(found):
         if progress is not None:
             progress(done, len(found), str(path))
         try:
-            has = {cells.key: cells for cells in read(path)}
+            has = read(path)
         except BadNotebook as bad:
             rows.append(Row(str(path), None, "not a notebook", str(bad)))
             continue
-        rows += [
-            _graded(path, key, has.get(key), timeout_s) for key in wanted or has
-        ] or [Row(str(path), None, "no answer", "No cell checks a challenge.")]  # fmt: skip
+        keys = wanted or has or [None]
+        rows += [Row(str(path), key, *_graded(path, key, has, timeout_s)) for key in keys]
     return Grades(rows)
 
 
-def _graded(path: Path, key: str, cells: Cells | None, timeout_s: float) -> Row:
-    if cells is None:
-        return Row(str(path), key, "no answer", "No cell checks it.")
+def _graded(path: Path, key: str | None, has: dict[str, Cells], timeout_s: float) -> tuple:
+    """Return the verdict of a challenge, why, and what was measured."""
+    if key not in has:
+        return "no answer", "No cell checks it." if key else "No cell checks a challenge."
     if key not in all_tasks():
-        return Row(str(path), key, "crashed", "Unknown challenge.")
+        return "crashed", "Unknown challenge."
     try:
-        return Row(str(path), key, **_run(path, cells, timeout_s))
+        return _run(path, key, has[key], timeout_s)
     except Exception as error:  # one row's trouble must not cost the others theirs
-        why = f"It could not be graded: {type(error).__name__}: {error}"
-        return Row(str(path), key, "crashed", why[:300])
+        return "crashed", f"It could not be graded: {type(error).__name__}: {error}"[:300]
 
 
-def _plain(text: str) -> str:
-    """Return text of a submission on one line, without what a terminal would obey."""
-    shown = "".join(char if char.isprintable() else " " for char in text)
-    return shown if len(shown) <= 200 else shown[:199] + "…"
+# -- a notebook, cut into its challenges; nothing in it is run here --------------------------------
+
+Cells = tuple[list[str], list[str]]  # the imports of the code cells before, and a challenge's cells
+
+
+class BadNotebook(ValueError):
+    """A file that is not a notebook; the message says why."""
+
+
+def read(path: Path) -> dict[str, Cells]:
+    """Return a notebook's challenges by key; raises BadNotebook."""
+    try:
+        if path.exists() and not path.is_file():
+            raise BadNotebook("not a file")
+        if path.stat().st_size > MAX_NOTEBOOK_BYTES:
+            raise BadNotebook(f"larger than {MAX_NOTEBOOK_BYTES // 2**20} MiB")
+        cells = json.loads(path.read_bytes())["cells"]
+        code = [(cell, "".join(cell["source"])) for cell in cells if cell["cell_type"] == "code"]
+        return _challenges(code)
+    except BadNotebook:
+        raise
+    except OSError as error:
+        raise BadNotebook(f"cannot be read: {error.strerror or error}") from None
+    except (KeyError, TypeError, AttributeError, RecursionError):
+        raise BadNotebook("not a notebook of format 4: it has no list of cells") from None
+    except ValueError:
+        raise BadNotebook("not a notebook: it is not JSON") from None
+
+
+def _challenges(code: list[tuple[dict[str, Any], str]]) -> dict[str, Cells]:
+    imports: list[str] = []
+    pending: list[str] = []
+    found: dict[str, Cells] = {}
+    for cell, text in code:
+        keys = CHECK.findall(text)
+        metadata = cell.get("metadata") or {}
+        nbgrader = metadata.get("nbgrader") or {}
+        # An "Autograded answer" of nbgrader's; one that is graded by hand stands for itself
+        answer = nbgrader.get("solution") is True and nbgrader.get("grade") is not True
+        if keys or answer or TAG in metadata.get("tags", ()):
+            pending.append(text)
+        for key in keys:
+            found.pop(key, None)
+            found[key] = (list(imports), pending)
+        if keys or nbgrader.get("grade") is True:  # what came before was for this check
+            pending = []
+        imports += _imports(text)
+    return found
+
+
+def _imports(text: str) -> list[str]:
+    """Return the import statements of a cell, one by one: one that fails costs no other."""
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        body = ast.parse(TransformerManager().transform_cell(text)).body  # without magics
+        return [ast.unparse(n) for n in body if isinstance(n, ast.Import | ast.ImportFrom)]
+    return []
 
 
 # -- running it ------------------------------------------------------------------------------------
 
 
-def _run(path: Path, cells: Cells, timeout_s: float) -> dict[str, Any]:
-    """Run a challenge's cells and check their answer; return the fields of its row."""
+def _run(path: Path, key: str, cells: Cells, timeout_s: float) -> tuple:
+    """Run a challenge's cells and check their answer; return its verdict, why, and the lines."""
     from nbclient.client import NotebookClient
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
+    from nbformat import v4
 
+    def ours(text: str) -> Any:
+        return v4.new_code_cell(text, metadata={OURS: True})
+
+    module = "from labkit.course import grading as labkit_grading"
     with tempfile.TemporaryDirectory(prefix="labkit-grade-", ignore_cleanup_errors=True) as place:
         work, result = Path(place, "work"), Path(place, "verdict.json")
         _copy(path.resolve().parent, work)
-        notebook = _clean_notebook(cells, result, timeout_s)
+        imports, submitted = cells
+        notebook = v4.new_notebook(cells=[
+            ours(f"{module}\nlabkit_grading.collect()\nimport labkit as lk"),
+            *map(ours, imports),
+            *map(v4.new_code_cell, submitted),
+            ours(f"{module}\nlabkit_grading.judge({key!r}, {str(result)!r}, {timeout_s!r})"),
+        ])  # fmt: skip
         checking_s = 60 + 2 * REPEATS * timeout_s  # the check's runs are limited one by one
         client = NotebookClient(
             notebook, kernel_name="python3", allow_errors=True,
@@ -172,46 +246,26 @@ def _run(path: Path, cells: Cells, timeout_s: float) -> dict[str, Any]:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         with ThreadPoolExecutor(1) as thread:  # in the main one nbclient would keep Ctrl-C
             execute = client.async_execute(env=_environment(place), **quiet)
-            done = thread.submit(asyncio.run, execute)
             try:
-                done.result()
+                thread.submit(asyncio.run, execute).result()
             except CellTimeoutError:
-                return {"verdict": "timed out", "why": f"Stopped after {timeout_s:g} s."}
+                return "timed out", f"Stopped after {timeout_s:g} s."
             except DeadKernelError:
                 pass  # then there is no result
             finally:
                 family.end_marked(place)  # what the cells started, wherever it went
         error = _error(notebook)
         if not result.exists():
-            return {"verdict": "crashed", "why": error or "Its process ended."}
-        found = json.loads(result.read_text(encoding="utf-8"))
-        if found["verdict"] == "no answer" and error and not error.startswith("NotImplemented"):
-            return {"verdict": "crashed", "why": error}  # else nbgrader's stub of an empty answer
-        return {**found, "lines": tuple(found["lines"])}
-
-
-def _clean_notebook(cells: Cells, result: Path, timeout_s: float) -> Any:
-    """Return a notebook with imports, the submitted cells, and around them cells of ours."""
-    from nbformat import v4
-
-    def ours(text: str) -> Any:
-        return v4.new_code_cell(text, metadata={OURS: True})
-
-    module = "from labkit.course import grading as labkit_grading"
-    check = f"labkit_grading.judge({cells.key!r}, {str(result)!r}, {timeout_s!r})"
-    return v4.new_notebook(
-        cells=[
-            ours(f"{module}\nlabkit_grading.collect()\nimport labkit as lk"),
-            *map(ours, cells.imports()),
-            *map(v4.new_code_cell, cells.cells),
-            ours(f"{module}\n{check}"),
-        ]
-    )
+            return "crashed", error or "Its process ended."
+        verdict, why, lines = json.loads(result.read_text(encoding="utf-8"))
+        if verdict == "no answer" and error and not error.startswith("NotImplemented"):
+            return "crashed", error  # else nbgrader's stub of an empty answer
+        return verdict, why, tuple(lines)
 
 
 def _error(notebook: Any) -> str | None:
     """Return what the submitted cells raised first, and the first import that failed."""
-    raised = {True: [], False: []}
+    raised: dict[bool, list[str]] = {True: [], False: []}  # by whether the cell is ours
     for cell in notebook.cells:
         for output in cell.outputs:
             if output.output_type == "error":
@@ -223,9 +277,8 @@ def _error(notebook: Any) -> str | None:
 
 def _environment(place: str) -> dict[str, str]:
     root = str(Path(labkit.__file__).parents[1])
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return family.without_keys(os.environ) | {
-        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
         "IPYTHONDIR": os.path.join(place, "ipython"),  # no start-up files of the grader's
         "LABKIT_NO_SCORE": "1",
         "LABKIT_WARM": "0",
@@ -235,24 +288,20 @@ def _environment(place: str) -> dict[str, str]:
 
 def _copy(folder: Path, work: Path) -> None:
     """Copy what lies beside a notebook: no notebooks (others' may), links or hidden files."""
-
-    def skipped(_place: str, names: list[str]) -> list[str]:
-        place = Path(_place)
-        return [
-            n
-            for n in names
-            if n[0] == "." or n.endswith(".ipynb") or place.joinpath(n).is_symlink()
-        ]
-
-    files = (p for p in folder.rglob("*") if p.is_file() and not skipped(str(p.parent), [p.name]))
     room = MAX_FOLDER_BYTES
-    for file in files:
-        room -= file.stat().st_size
+
+    def skipped(place: str, names: list[str]) -> set[str]:
+        nonlocal room
+        files = {name: Path(place, name) for name in names}
+        skip = {n for n in names if n[0] == "." or n.endswith(".ipynb") or files[n].is_symlink()}
+        room -= sum(file.stat().st_size for name, file in files.items() if name not in skip)
         if room < 0:
             raise ValueError(
                 f"there are more than {MAX_FOLDER_BYTES // 2**20} MiB beside the notebook; give "
                 "each submission a folder of its own."
             )
+        return skip
+
     shutil.copytree(folder, work, ignore=skipped)
 
 
@@ -279,24 +328,25 @@ class Collector:
 
 
 def collect() -> None:
-    """Collect answers from now on, drop what is printed, and limit memory."""
+    """Collect answers from now on, drop what is printed, limit memory and files."""
     labkit.challenge = Collector
     sys.stdout = sys.stderr = open(os.devnull, "w")
-    _limit_memory(MEMORY_BYTES)
+    _limit(MEMORY_BYTES, FILE_BYTES)
 
 
 def judge(key: str, result: str, timeout_s: float) -> None:
-    """Check the answer that was collected; write {verdict, why, lines} into `result`."""
-    _limit_memory(None)  # the check's runs are ours
+    """Check the answer that was collected; write [verdict, why, lines] into `result`."""
+    _limit()  # the check's runs are ours
     verdict = Challenge(all_tasks()[key], limit_s=timeout_s).check(Collector.answers.get(key))
-    found = {"verdict": verdict.kind, "why": verdict.why, "lines": verdict.lines}
+    found = [verdict.kind, verdict.why, verdict.lines]
     Path(result).write_text(json.dumps(found), encoding="utf-8")
 
 
-def _limit_memory(most: int | None) -> None:
+def _limit(memory: int | None = None, file: int | None = None) -> None:
     with contextlib.suppress(ImportError, ValueError, OSError):  # Windows has none
         import resource
 
         # Not RLIMIT_AS: CUDA reserves address space that it never touches
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (hard if most is None else most, hard))
+        for what, most in ((resource.RLIMIT_DATA, memory), (resource.RLIMIT_FSIZE, file)):
+            hard = resource.getrlimit(what)[1]
+            resource.setrlimit(what, (hard if most is None else most, hard))

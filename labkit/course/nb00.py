@@ -1,11 +1,8 @@
 """Notebook 00, start here: its challenges."""
 
-from __future__ import annotations
-
 import random
-from typing import Any
 
-from labkit.course.task import at_least, at_most, code, faster, knobs
+from labkit.course.task import Goal, code, faster, knobs
 from labkit.spec import Pipeline
 
 NETWORK = Pipeline(io_ms=10.0, xray=False)
@@ -26,49 +23,6 @@ knobs(
 )
 
 
-@code(
-    "00-stopwatch",
-    "What does clock() - start measure while the device is still at work?",
-    "One call and one wait() before the clock starts; one wait() before it stops.",
-    error=at_most(0.02, "error, as a share"),
-    calls=at_least(10, "calls"),
-)
-def stopwatch(answer: Any) -> dict[str, float]:
-    """an honest stopwatch.
-
-    A device works behind your back: work() returns at once, wait() returns when all is
-    done, and the very first call is slow, because things are being set up. Write a
-    function of (work, wait, clock) that returns the milliseconds of one call, from at
-    least ten calls; clock() tells the time in ms. It is tried on simulated devices.
-    """
-    worst, fewest, rng = 0.0, 10**6, random.Random(7)
-    for _ in range(6):
-        each_ms = rng.uniform(1, 20)
-        work, wait, clock, calls = simulated(rng.uniform(100, 500), each_ms)
-        worst = max(worst, abs(answer(work, wait, clock) - each_ms) / each_ms)
-        fewest = min(fewest, calls())
-    return {"error": worst, "calls": fewest}
-
-
-def simulated(first_ms: float, each_ms: float) -> tuple:
-    """Return work, wait, clock and a count of calls of a device whose first call is slow."""
-    now = free_at = 0.0
-    calls = 0
-
-    def work() -> None:
-        nonlocal now, free_at, calls
-        now += 0.02  # what a call costs the caller
-        free_at = max(free_at, now) + (each_ms if calls else first_ms)
-        calls += 1
-
-    def wait() -> None:
-        nonlocal now
-        now = max(now, free_at)
-
-    return work, wait, lambda: now, lambda: calls
-
-
-@stopwatch.solved_by
 def warmed_and_waited(work, wait, clock):
     """Warm up, wait, time many calls, wait again."""
     work()
@@ -78,3 +32,47 @@ def warmed_and_waited(work, wait, clock):
         work()
     wait()
     return (clock() - start) / 20
+
+
+class Simulated:
+    """A device whose calls return at once, and whose first call is slow."""
+
+    def __init__(self, first_ms, each_ms):
+        self.now, self.free_at, self.calls = 0.0, 0.0, 0
+        self.next_ms, self.each_ms = first_ms, each_ms
+
+    def work(self):
+        """Queue a call, which costs the caller 0.02 ms."""
+        self.now += 0.02
+        self.free_at = max(self.free_at, self.now) + self.next_ms
+        self.next_ms, self.calls = self.each_ms, self.calls + 1
+
+    def wait(self):
+        """Let the time pass until all is done."""
+        self.now = max(self.now, self.free_at)
+
+
+@code(
+    "00-stopwatch",
+    "What does clock() - start measure while the device is still at work?",
+    "One call and one wait() before the clock starts; one wait() before it stops.",
+    solution=warmed_and_waited,
+    error=Goal("error, as a share", at_most=0.02),
+    calls=Goal("calls", at_least=10),
+)
+def stopwatch(answer, _torch):
+    """an honest stopwatch.
+
+    A device works behind your back: work() returns at once, wait() returns when all is
+    done, and the very first call is slow, because things are being set up. Write a
+    function of (work, wait, clock) that returns the milliseconds of one call, from at
+    least ten calls; clock() tells the time in ms. It is tried on simulated devices.
+    """
+    errors, calls, rng = [], [], random.Random(7)
+    for _ in range(6):
+        each_ms = rng.uniform(1, 20)
+        device = Simulated(rng.uniform(100, 500), each_ms)
+        said = answer(device.work, device.wait, lambda device=device: device.now)
+        errors.append(abs(said / each_ms - 1))
+        calls.append(device.calls)
+    return {"error": max(errors), "calls": min(calls)}

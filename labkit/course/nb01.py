@@ -1,21 +1,33 @@
 """Notebook 01, GPU anatomy: its challenges."""
 
-from __future__ import annotations
+from labkit.course.answer import Refused
+from labkit.course.task import Goal, code, counting, difference
 
-from typing import Any
 
-from labkit.course.answers import Refused, counting, difference
-from labkit.course.task import at_least, at_most, code
+def each(pieces, send):
+    """A crossing each."""
+    return [send(piece) for piece in pieces]
+
+
+def together(pieces, send):
+    """Joined to one block, sent once, cut up again on the other side."""
+    import torch
+
+    block = send(torch.cat([piece.flatten() for piece in pieces]))
+    parts = block.split([piece.numel() for piece in pieces])
+    return [part.view(piece.shape) for part, piece in zip(parts, pieces, strict=True)]
 
 
 @code(
     "01-one-crossing",
     "One contiguous block holds them all: flatten and torch.cat.",
     "Views cost nothing: cut the block up again on the other side with split and view.",
-    crossings=at_most(1, "crossings"),
-    bytes=at_most(1.0, "bytes sent, over those of the pieces"),
+    start=each,
+    solution=together,
+    crossings=Goal("crossings", at_most=1),
+    bytes=Goal("bytes sent, over those of the pieces", at_most=1.0),
 )
-def one_crossing(answer: Any) -> dict[str, float]:
+def one_crossing(answer, torch):
     """one crossing instead of three hundred.
 
     Write a function of (pieces, send): pieces is a list of 300 small FP32 tensors of
@@ -23,12 +35,10 @@ def one_crossing(answer: Any) -> dict[str, float]:
     there. Return the same list, all of it sent, with one crossing and no byte more than
     the pieces have.
     """
-    import torch
-
     pieces = [torch.randn(1 + i % 7, 5) for i in range(300)]
-    sent: list[torch.Tensor] = []
+    sent = []
 
-    def send(tensor: torch.Tensor) -> torch.Tensor:
+    def send(tensor):
         sent.append(tensor.detach().clone())
         return sent[-1]
 
@@ -44,51 +54,6 @@ def one_crossing(answer: Any) -> dict[str, float]:
     return {"crossings": len(sent), "bytes": extra}
 
 
-@one_crossing.starts_from
-def each(pieces, send):
-    """A crossing each."""
-    return [send(piece) for piece in pieces]
-
-
-@one_crossing.solved_by
-def together(pieces, send):
-    """Joined to one block, sent once, cut up again on the other side."""
-    import torch
-
-    block = send(torch.cat([piece.flatten() for piece in pieces]))
-    parts = block.split([piece.numel() for piece in pieces])
-    return [part.view(piece.shape) for part, piece in zip(parts, pieces, strict=True)]
-
-
-@code(
-    "01-batched",
-    "torch.bmm, and @ too, take a whole batch of matrices.",
-    operations=at_most(10, "operations"),
-    flops=at_least(1.0, "FLOPs over those needed", at_most=1.01),
-)
-def batched_products(answer: Any) -> dict[str, float]:
-    """five hundred products in a few calls.
-
-    Write a function of (a, b), two tensors (500, 24, 24), that returns the 500 products
-    with at most ten operations, and no more FLOPs than the products need.
-    """
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    count, n = 500, 24
-    a, b = torch.randn(count, n, n), torch.randn(count, n, n)
-    right = one_by_one(a, b)
-    with counting() as counted:
-        found = answer(a.clone(), b.clone())
-    if difference(found, right) > 1e-5:
-        raise Refused("It does not return all the products, as (count, n, n).")
-    with FlopCounterMode(display=False) as flops:
-        answer(a.clone(), b.clone())
-    share = flops.get_total_flops() / (2 * count * n**3)
-    return {"operations": len(counted.names), "flops": share}
-
-
-@batched_products.starts_from
 def one_by_one(a, b):
     """A call each."""
     import torch
@@ -96,19 +61,50 @@ def one_by_one(a, b):
     return torch.stack([x @ y for x, y in zip(a, b, strict=True)])
 
 
-@batched_products.solved_by
 def batched(a, b):
     """One call for all."""
     return a @ b
 
 
 @code(
+    "01-batched",
+    "torch.bmm, and @ too, take a whole batch of matrices.",
+    start=one_by_one,
+    solution=batched,
+    operations=Goal("operations", at_most=10),
+    flops=Goal("FLOPs over those needed", at_least=1.0, at_most=1.01),
+)
+def batched_products(answer, torch):
+    """five hundred products in a few calls.
+
+    Write a function of (a, b), two tensors (500, 24, 24), that returns the 500 products
+    with at most ten operations, and no more FLOPs than the products need.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    a, b = torch.randn(2, 500, 24, 24)
+    given = a.clone(), b.clone()
+    with FlopCounterMode(display=False) as flops, counting() as counted:
+        found = answer(*given)
+    if difference(found, a @ b) > 1e-5:
+        raise Refused("It does not return all the products, as (count, n, n).")
+    needed = 2 * 500 * 24**3
+    return {"operations": len(counted.names), "flops": flops.get_total_flops() / needed}
+
+
+def formula(m, k, n, bytes_per_number):
+    """FLOPs over bytes: read (m, k) and (k, n), write (m, n)."""
+    return 2 * m * k * n / ((m * k + k * n + m * n) * bytes_per_number)
+
+
+@code(
     "01-intensity",
     "Each of the m n results takes k multiplications and k additions.",
     "The bytes: m k and k n numbers are read, m n are written.",
-    error=at_most(1e-6, "largest error, as a share"),
+    solution=formula,
+    error=Goal("largest error, as a share", at_most=1e-6),
 )
-def intensity(answer: Any) -> dict[str, float]:
+def intensity(answer, _torch):
     """intensity by arithmetic.
 
     Write a function of (m, k, n, bytes_per_number) that returns the arithmetic intensity
@@ -116,11 +112,4 @@ def intensity(answer: Any) -> dict[str, float]:
     result written once, an addition and a multiplication counted as two.
     """
     cases = ((1024, 1024, 1024, 4), (1, 4096, 4096, 2), (64, 512, 2048, 4), (7, 3, 5, 8))
-    errors = [abs(answer(*case) / formula(*case) - 1) for case in cases]
-    return {"error": max(errors)}
-
-
-@intensity.solved_by
-def formula(m, k, n, bytes_per_number):
-    """FLOPs over bytes: read (m, k) and (k, n), write (m, n)."""
-    return 2 * m * k * n / ((m * k + k * n + m * n) * bytes_per_number)
+    return {"error": max(abs(answer(*case) / formula(*case) - 1) for case in cases)}

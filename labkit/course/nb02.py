@@ -1,11 +1,8 @@
 """Notebook 02, sawtooth diagnosis: its challenges."""
 
-from __future__ import annotations
-
 import random
-from typing import Any
 
-from labkit.course.task import CLOSE, at_most, code, faster, knobs, ratio, sized_for_a_cpu
+from labkit.course.task import CLOSE, Goal, code, faster, knobs, ratio, sized_for_a_cpu
 from labkit.spec import Pipeline
 
 NETWORK = Pipeline(io_ms=10.0, xray=False)
@@ -19,7 +16,7 @@ knobs(
     "Feed this pipeline with at most three workers, so that it trains at least twice as "
     "fast as with none.",
     faster(2.0),
-    at_most(3, "workers", lambda run, _baseline: run.pipeline.num_workers),
+    Goal("workers", lambda run, _: run.pipeline.num_workers, at_most=3),
     hints=(
         "Take wait_ms and compute_ms of the run without workers: w workers divide the wait.",
         "Twice as fast means half the step: how many workers bring the wait below that?",
@@ -30,13 +27,24 @@ knobs(
 )
 
 
+def merged(intervals, start, end):
+    """The union of the intervals, cut to the window, over its length."""
+    busy, until = 0, start
+    for begin, stop in sorted(intervals):
+        begin, stop = max(begin, until), min(stop, end)
+        busy += max(0, stop - begin)
+        until = max(until, stop)
+    return busy / (end - start)
+
+
 @code(
     "02-busy-share",
     "Two kernels at once do not make the device twice as busy.",
     "Sort the intervals; count of each only what lies beyond the end of those before.",
-    error=at_most(1e-6, "largest error"),
+    solution=merged,
+    error=Goal("largest error", at_most=1e-6),
 )
-def busy_share(answer: Any) -> dict[str, float]:
+def busy_share(answer, _torch):
     """what nvidia-smi computes.
 
     Write a function of (intervals, start, end): intervals is a list of (begin, stop) in
@@ -54,17 +62,6 @@ def busy_share(answer: Any) -> dict[str, float]:
     return {"error": worst}
 
 
-@busy_share.solved_by
-def merged(intervals, start, end):
-    """The union of the intervals, cut to the window, over its length."""
-    busy, until = 0, start
-    for begin, stop in sorted(intervals):
-        begin, stop = max(begin, until), min(stop, end)
-        busy += max(0, stop - begin)
-        until = max(until, stop)
-    return busy / (end - start)
-
-
 knobs(
     "02-less-busy",
     "less busy, and faster",
@@ -72,14 +69,14 @@ knobs(
     "falls to four fifths or less, and yet at least twice as many samples are trained a "
     "second. You will not quote utilization as a measure of speed again.",
     faster(2.0),
-    at_most(0.8, "busy share over the baseline's", ratio("utilization"), close=CLOSE),
+    Goal("busy share over the baseline's", ratio("utilization"), at_most=0.8, close=CLOSE),
     hints=(
         "What does the device do when it has finished a batch before the next one is ready?",
         "A model that needs less than prep_ms for a batch has to wait for the loader.",
     ),
     base=BUSY,
     free=("model", "width", "depth"),
-    same_losses=False,
+    tolerance=None,
     needs=sized_for_a_cpu,
     solution=BUSY.but(width=4, depth=1),
 )

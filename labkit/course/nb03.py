@@ -1,16 +1,13 @@
 """Notebook 03, DataLoader tuning: its challenges."""
 
-from __future__ import annotations
-
 import json
 import random
 from statistics import median
 from time import perf_counter_ns
 from types import SimpleNamespace
-from typing import Any
 
-from labkit.course.answers import Refused, difference
-from labkit.course.task import CLOSE, at_least, at_most, code, faster, knobs
+from labkit.course.answer import Refused
+from labkit.course.task import CLOSE, Goal, code, difference, faster, knobs
 from labkit.spec import Pipeline
 
 SMALL = {"model": "mlp", "width": 32, "depth": 1, "image_px": 16, "seconds": None, "xray": False}
@@ -22,60 +19,6 @@ DEEP = Pipeline(dataset="sleep", prep_ms=80.0, num_workers=4, prefetch_factor=16
 PX, COUNT, ROUNDS = 24, 48, 7
 
 
-@code(
-    "03-lean",
-    "What does __getitem__ do for one item that it could do once for all?",
-    "torch.frombuffer makes a tensor of bytes without looking at them one by one.",
-    kind="class",
-    ratio=at_least(4.0, "times as fast", close=CLOSE),
-)
-def lean(answer: Any) -> dict[str, float]:
-    """a lean __getitem__.
-
-    Write a dataset class with the same items as this one (labels, and FP32 images of
-    shape (3, px, px) in 0 to 1), which takes a quarter of the time at the most. The
-    constructor is timed as well, on data it has not seen, and so is every item, once.
-    """
-    compare_items(answer, *data(0))
-    ratios = []
-    for seed in range(1, ROUNDS + 1):
-        fresh = data(seed)
-        slow_ns, fast_ns = timed(Slow, *fresh), timed(answer, *fresh)
-        ratios.append(slow_ns / fast_ns)
-        compare_items(answer, *fresh, some=4)
-    return {"ratio": median(ratios)}
-
-
-def data(seed: int) -> tuple[str, bytes]:
-    """Return a manifest of records, and the pixels they point into."""
-    rng, size = random.Random(seed), 3 * PX * PX
-    records = [{"at": i * size, "label": rng.randrange(1000), "px": PX} for i in range(COUNT)]
-    rng.shuffle(records)
-    return json.dumps(records), rng.randbytes(COUNT * size)
-
-
-def timed(kind: Any, manifest: str, pixels: bytes) -> int:
-    """Return the time that making the dataset and reading every item takes, ns."""
-    start = perf_counter_ns()
-    dataset = kind(manifest, pixels)
-    for index in range(len(dataset)):
-        dataset[index]
-    return perf_counter_ns() - start
-
-
-def compare_items(kind: Any, manifest: str, pixels: bytes, some: int = COUNT) -> None:
-    """Refuse a dataset whose items are not those of the slow one."""
-    mine, theirs = kind(manifest, pixels), Slow(manifest, pixels)
-    if len(mine) != len(theirs):
-        raise Refused(f"It has {len(mine)} items, not {len(theirs)}.")
-    for index in random.Random(5).sample(range(COUNT), some):
-        (image, label), (right, right_label) = mine[index], theirs[index]
-        same = type(image) is type(right) and image.dtype == right.dtype
-        if not same or difference(image, right) > 1e-6 or label != right_label:
-            raise Refused(f"Item {index} is not the one the slow dataset has.")
-
-
-@lean.starts_from
 class Slow:
     """A dataset with the habits of many: it parses everything for one item, and loops."""
 
@@ -99,7 +42,6 @@ class Slow:
         return torch.tensor(image), record.label
 
 
-@lean.solved_by
 class Lean:
     """Parses once, and lets torch loop over the pixels: (3, px, px) FP32 in 0 to 1."""
 
@@ -119,6 +61,60 @@ class Lean:
         return raw.view(3, px, px).float() / 255, record["label"]
 
 
+@code(
+    "03-lean",
+    "What does __getitem__ do for one item that it could do once for all?",
+    "torch.frombuffer makes a tensor of bytes without looking at them one by one.",
+    start=Slow,
+    solution=Lean,
+    ratio=Goal("times as fast", at_least=4.0, close=CLOSE),
+)
+def lean(answer, _torch):
+    """a lean __getitem__.
+
+    Write a dataset class with the same items as this one (labels, and FP32 images of
+    shape (3, px, px) in 0 to 1), which takes a quarter of the time at the most. The
+    constructor is timed as well, on data it has not seen, and so is every item, once.
+    """
+    compare_items(answer, *data(0))
+    ratios = []
+    for seed in range(1, ROUNDS + 1):
+        fresh = data(seed)
+        slow_ns, fast_ns = timed(Slow, *fresh), timed(answer, *fresh)
+        ratios.append(slow_ns / fast_ns)
+        compare_items(answer, *fresh, some=4)
+    return {"ratio": median(ratios)}
+
+
+def data(seed):
+    """Return a manifest of records, and the pixels they point into."""
+    rng, size = random.Random(seed), 3 * PX * PX
+    records = [{"at": i * size, "label": rng.randrange(1000), "px": PX} for i in range(COUNT)]
+    rng.shuffle(records)
+    return json.dumps(records), rng.randbytes(COUNT * size)
+
+
+def timed(kind, manifest, pixels):
+    """Return the time that making the dataset and reading every item takes, ns."""
+    start = perf_counter_ns()
+    dataset = kind(manifest, pixels)
+    for index in range(len(dataset)):
+        dataset[index]
+    return perf_counter_ns() - start
+
+
+def compare_items(kind, manifest, pixels, some=COUNT):
+    """Refuse a dataset whose items are not those of the slow one."""
+    mine, theirs = kind(manifest, pixels), Slow(manifest, pixels)
+    if len(mine) != len(theirs):
+        raise Refused(f"It has {len(mine)} items, not {len(theirs)}.")
+    for index in random.Random(5).sample(range(COUNT), some):
+        (image, label), (right, right_label) = mine[index], theirs[index]
+        same = type(image) is type(right) and image.dtype == right.dtype
+        if not same or difference(image, right) > 1e-6 or label != right_label:
+            raise Refused(f"Item {index} is not the one the slow dataset has.")
+
+
 knobs(
     "03-stalls",
     "ride over the stalls",
@@ -135,7 +131,7 @@ knobs(
 )
 
 
-def queued(run: Any, _baseline: Any) -> float:
+def queued(run, _):
     """Return how many batches the workers keep ready."""
     return run.pipeline.num_workers * (run.pipeline.prefetch_factor or 0)
 
@@ -145,7 +141,7 @@ knobs(
     "a quarter of the queue",
     "Four workers keep 64 batches ready. Keep at most 16, and at least 0.8 of the speed.",
     faster(0.8),
-    at_most(16, "num_workers * prefetch_factor", queued),
+    Goal("num_workers * prefetch_factor", queued, at_most=16),
     hints=(
         "Nothing stalls here. What, then, are 64 batches in memory good for?",
         "The workers set the speed; the queue only evens it out.",

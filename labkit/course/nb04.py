@@ -1,10 +1,6 @@
 """Notebook 04, batch sizing: its challenges."""
 
-from __future__ import annotations
-
-from typing import Any
-
-from labkit.course.task import at_least, at_most, code, faster, knobs
+from labkit.course.task import Goal, code, faster, knobs
 from labkit.spec import Pipeline
 
 ONE = Pipeline(
@@ -22,16 +18,16 @@ knobs(
     "This pipeline takes one sample at a time. Train at least three times as many samples "
     "a second with a batch of 64 at the most.",
     faster(3.0),
-    at_most(64, "batch_size", lambda run, _baseline: run.pipeline.batch_size),
+    Goal("batch_size", lambda run, _: run.pipeline.batch_size, at_most=64),
     hints=("A step costs a fixed part and a part per sample. Who pays the fixed part?",),
     base=ONE,
     free=("batch_size",),
-    same_losses=False,
+    tolerance=None,
     solution=ONE.but(batch_size=64),
 )
 
 
-def update_size(run: Any, _baseline: Any) -> float:
+def update_size(run, _):
     """Return the samples of an update."""
     return run.pipeline.batch_size * run.pipeline.accumulation_steps
 
@@ -41,61 +37,50 @@ knobs(
     "1024 samples an update in 2 GiB",
     "This pipeline takes more than 2 GiB. Train on 1024 samples an update all the same, "
     "all 1024 of them, with a peak of 2 GiB or less. steps counts batches.",
-    at_least(1024, "samples an update", update_size, at_most=1024),
-    at_least(1024, "samples", lambda run, _baseline: run.samples),
-    at_most(2.0, "peak memory, GiB", lambda run, _baseline: run.peak_memory_gib),
+    Goal("samples an update", update_size, at_least=1024, at_most=1024),
+    Goal("samples", lambda run, _: run.samples, at_least=1024),
+    Goal("peak memory, GiB", lambda run, _: run.peak_memory_gib, at_most=2.0),
     hints=(
         "Activations grow with the batch; weights and gradients do not.",
         "16 batches of 64 are 1024 samples: and how many steps is that?",
     ),
     base=WHOLE,
     free=("batch_size", "accumulation_steps", "steps"),
-    same_losses=False,
     compares=False,
     solution=WHOLE.but(batch_size=64, accumulation_steps=16, steps=16),
 )
+
+
+def by_parameter(model):
+    """Weight, gradient and two moments, each in the weight's own type; a frozen one is alone."""
+    return sum(p.nbytes * (4 if p.requires_grad else 1) for p in model.parameters())
 
 
 @code(
     "04-training-memory",
     "AdamW keeps two moments for each weight that is trained, in the weight's format.",
     "A frozen weight has neither a gradient nor moments.",
-    error=at_most(0.01, "largest error, as a share"),
+    solution=by_parameter,
+    error=Goal("largest error, as a share", at_most=0.01),
 )
-def training_memory(answer: Any) -> dict[str, float]:
+def training_memory(answer, torch):
     """what a model takes before the first sample.
 
     Write a function of (model), a torch.nn.Module, that returns the bytes of its
     weights, of their gradients and of AdamW's state, in whatever number format the
     weights have. Some models have frozen weights (requires_grad=False).
     """
-    import torch
-    from torch import nn
-
-    errors = []
+    nn, errors = torch.nn, []
     for dtype, frozen in ((torch.float32, 0), (torch.bfloat16, 0), (torch.float32, 1)):
-        layers = [nn.Linear(64, 200), nn.ReLU(), nn.Linear(200, 30)]
-        model = nn.Sequential(*layers).to(dtype)
-        layers[0].requires_grad_(not frozen)
-        said, right = answer(model), held_after_a_step(model, dtype)
-        errors.append(abs(said - right) / right)
+        model = nn.Sequential(nn.Linear(64, 200), nn.ReLU(), nn.Linear(200, 30)).to(dtype)
+        model[0].requires_grad_(not frozen)
+        said = answer(model)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(trained)
+        model(torch.randn(4, 64, dtype=dtype)).sum().backward()
+        optimizer.step()
+        states = [t for state in optimizer.state.values() for t in state.values()]
+        states = [t for t in states if t.numel() > 1]  # AdamW's step counters are left out
+        held = [*model.parameters(), *(p.grad for p in trained), *states]
+        errors.append(abs(said / sum(tensor.nbytes for tensor in held) - 1))
     return {"error": max(errors)}
-
-
-def held_after_a_step(model: Any, dtype: Any) -> int:
-    """Train one step and add up what stays, in bytes; AdamW's step counters are left out."""
-    import torch
-
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained)
-    model(torch.randn(4, 64, dtype=dtype)).sum().backward()
-    optimizer.step()
-    states = [t for state in optimizer.state.values() for t in state.values() if t.numel() > 1]
-    tensors = [*model.parameters(), *(p.grad for p in trained), *states]
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-@training_memory.solved_by
-def by_parameter(model):
-    """Weight, gradient and two moments, each in the weight's own type; a frozen one is alone."""
-    return sum(p.nbytes * (4 if p.requires_grad else 1) for p in model.parameters())

@@ -1,42 +1,11 @@
 """Notebook 06, gradient accumulation: its challenges."""
 
-from __future__ import annotations
+from labkit.course.answer import Refused
+from labkit.course.task import Goal, code, compared_gradients, difference
 
-from typing import Any
-
-from labkit.course.answers import Refused, compared_gradients, difference
-from labkit.course.task import at_most, code
-
-SAME = at_most(1e-6, "largest error, as a share")
+SAME = Goal("largest error, as a share", at_most=1e-6)
 
 
-@code(
-    "06-uneven",
-    "A micro-batch's mean loss already weighs its samples by 1 / their number.",
-    "Every sample has to weigh 1/30: reduction='sum'.",
-    error=SAME,
-    largest=at_most(8, "largest batch in the model"),
-)
-def uneven(answer: Any) -> dict[str, float]:
-    """the last micro-batch is smaller.
-
-    Write a function of (model, batches) that leaves in the parameters' .grad what the
-    mean cross entropy over all samples at once would: batches is a list of (x, y), of 8,
-    8, 8, 5 and 1 samples. No more than 8 go through the model together.
-    """
-    import torch
-    from torch import nn
-
-    sizes = (8, 8, 8, 5, 1)
-    model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 4)).double()
-    x, y = torch.randn(sum(sizes), 6).double(), torch.randint(0, 4, (sum(sizes),))
-    batches = list(zip(x.split(sizes), y.split(sizes), strict=True))
-    return compared_gradients(
-        answer, model, batches, lambda model: nn.functional.cross_entropy(model(x), y)
-    )
-
-
-@uneven.starts_from
 def by_micro_batch(model, batches):
     """The mean of means: the last sample weighs as much as eight others."""
     from torch.nn.functional import cross_entropy
@@ -45,7 +14,6 @@ def by_micro_batch(model, batches):
         (cross_entropy(model(x), y) / len(batches)).backward()
 
 
-@uneven.solved_by
 def weighted(model, batches):
     """Every sample weighs the same: sum, and divide by the number of all of them."""
     from torch.nn.functional import cross_entropy
@@ -56,36 +24,28 @@ def weighted(model, batches):
 
 
 @code(
-    "06-tokens",
-    "Sum the loss over tokens; divide by the number of all tokens of the update.",
-    "That number has to be known before the first backward pass.",
+    "06-uneven",
+    "A micro-batch's mean loss already weighs its samples by 1 / their number.",
+    "Every sample has to weigh 1/30: reduction='sum'.",
+    start=by_micro_batch,
+    solution=weighted,
     error=SAME,
-    largest=at_most(4, "largest batch in the model"),
+    largest=Goal("largest batch in the model", at_most=8),
 )
-def token_mean(answer: Any) -> dict[str, float]:
-    """cure the token mean.
+def uneven(answer, torch):
+    """the last micro-batch is smaller.
 
-    Write a function of (model, batches) that leaves the gradient of the mean cross
-    entropy over every token of all batches: batches is a list of (tokens, targets), each
-    (4, length), of different lengths; targets of -100 are padding and do not count. No
-    padding to equal lengths, no more than 4 sentences together.
+    Write a function of (model, batches) that leaves in the parameters' .grad what the
+    mean cross entropy over all samples at once would: batches is a list of (x, y), of 8,
+    8, 8, 5 and 1 samples. No more than 8 go through the model together.
     """
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 20)).double()
-    batches = []
-    for length in (3, 12, 5, 30):
-        tokens, targets = torch.randint(0, 20, (2, 4, length))
-        targets[1, 2:] = -100  # the second sentence is shorter than the others
-        batches.append((tokens, targets))
-    tokens, targets = (torch.cat([b[i].flatten() for b in batches]) for i in (0, 1))
-    return compared_gradients(
-        answer, model, batches, lambda model: nn.functional.cross_entropy(model(tokens), targets)
-    )
+    nn, sizes = torch.nn, (8, 8, 8, 5, 1)
+    model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 4)).double()
+    x, y = torch.randn(sum(sizes), 6).double(), torch.randint(0, 4, (sum(sizes),))
+    batches = list(zip(x.split(sizes), y.split(sizes), strict=True))
+    return compared_gradients(answer, model, batches, x, y)
 
 
-@token_mean.starts_from
 def mean_of_means(model, batches):
     """The tokens of short sentences weigh more than those of long ones."""
     from torch.nn.functional import cross_entropy
@@ -95,7 +55,6 @@ def mean_of_means(model, batches):
         (loss / len(batches)).backward()
 
 
-@token_mean.solved_by
 def by_token(model, batches):
     """Count the tokens of all batches first; every one weighs the same."""
     from torch.nn.functional import cross_entropy
@@ -107,46 +66,30 @@ def by_token(model, batches):
 
 
 @code(
-    "06-norm",
-    "Batch norm takes its statistics from the other samples of the micro-batch.",
-    "Which norms take them from within each sample?",
+    "06-tokens",
+    "Sum the loss over tokens; divide by the number of all tokens of the update.",
+    "That number has to be known before the first backward pass.",
+    start=mean_of_means,
+    solution=by_token,
     error=SAME,
-    off=at_most(0.05, "mean and std off by"),
+    largest=Goal("largest batch in the model", at_most=4),
 )
-def norm(answer: Any) -> dict[str, float]:
-    """a norm that does not mind.
+def token_mean(answer, torch):
+    """cure the token mean.
 
-    Write a function of (channels) that returns a torch.nn.Module which normalises images
-    (B, channels, h, w) to mean 0 and standard deviation 1, and with which four
-    micro-batches of 4 give the gradient of one batch of 16.
+    Write a function of (model, batches) that leaves the gradient of the mean cross
+    entropy over every token of all batches: batches is a list of (tokens, targets), each
+    (4, length), of different lengths; targets of -100 are padding and do not count. No
+    padding to equal lengths, no more than 4 sentences together.
     """
-    import torch
-    from torch import nn
-
-    channels = 8
-    x, y = torch.randn(16, 3, 10, 10).double(), torch.randint(0, 4, (16,))
-    layer = answer(channels)
-    if not isinstance(layer, nn.Module):
-        raise Refused("It returns no torch.nn.Module.")
-    body = nn.Conv2d(3, channels, 3), layer, nn.ReLU(), nn.Flatten(), nn.LazyLinear(4)
-    model = nn.Sequential(*body).double()
-    gradients = []
-    for parts in (1, 4):
-        model.train()
-        model(x)
-        model.zero_grad()
-        for images, labels in zip(x.chunk(parts), y.chunk(parts), strict=True):
-            (nn.functional.cross_entropy(model(images), labels) / parts).backward()
-        gradients.append([p.grad.clone() for p in model.parameters()])
-    pairs = zip(*gradients, strict=True)
-    error = max(difference(a, b) for a, b in pairs if b.abs().max() > 1e-12)
-    images = torch.randn(16, channels, 10, 10).double() * 7 + 5
-    with torch.no_grad():
-        out = answer(channels).double().train()(images)
-    return {"error": error, "off": max(float(out.mean().abs()), float((out.std() - 1).abs()))}
+    model = torch.nn.Sequential(torch.nn.Embedding(20, 8), torch.nn.Linear(8, 20)).double()
+    batches = [tuple(torch.randint(0, 20, (2, 4, length))) for length in (3, 12, 5, 30)]
+    for _, targets in batches:
+        targets[1, 2:] = -100  # the second sentence is shorter than the others
+    tokens, targets = (torch.cat([b[i].flatten() for b in batches]) for i in (0, 1))
+    return compared_gradients(answer, model, batches, tokens, targets)
 
 
-@norm.starts_from
 def batch(channels):
     """Statistics over the micro-batch: four small batches are not one large one."""
     from torch import nn
@@ -154,9 +97,43 @@ def batch(channels):
     return nn.BatchNorm2d(channels)
 
 
-@norm.solved_by
 def group(channels):
     """Statistics within each sample: no other sample has a say."""
     from torch import nn
 
     return nn.GroupNorm(2, channels)
+
+
+@code(
+    "06-norm",
+    "Batch norm takes its statistics from the other samples of the micro-batch.",
+    "Which norms take them from within each sample?",
+    start=batch,
+    solution=group,
+    error=SAME,
+    off=Goal("mean and std off by", at_most=0.05),
+)
+def norm(answer, torch):
+    """a norm that does not mind.
+
+    Write a function of (channels) that returns a torch.nn.Module which normalises images
+    (B, channels, h, w) to mean 0 and standard deviation 1, and with which four
+    micro-batches of 4 give the gradient of one batch of 16.
+    """
+    nn = torch.nn
+    x, y = torch.randn(16, 3, 10, 10).double(), torch.randint(0, 4, (16,))
+    layer = answer(8)
+    if not isinstance(layer, nn.Module):
+        raise Refused("It returns no torch.nn.Module.")
+    body = nn.Conv2d(3, 8, 3), layer, nn.ReLU(), nn.Flatten(), nn.Linear(8 * 8 * 8, 4)
+    model, gradients = nn.Sequential(*body).double().train(), []
+    for parts in (1, 4):
+        model.zero_grad()
+        for images, labels in zip(x.chunk(parts), y.chunk(parts), strict=True):
+            (nn.functional.cross_entropy(model(images), labels) / parts).backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    pairs = zip(*gradients, strict=True)
+    error = max(difference(a, b) for a, b in pairs if b.abs().max() > 1e-12)
+    with torch.no_grad():
+        out = answer(8).double().train()(torch.randn(16, 8, 10, 10).double() * 7 + 5)
+    return {"error": error, "off": max(float(out.mean().abs()), float((out.std() - 1).abs()))}

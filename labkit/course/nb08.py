@@ -1,21 +1,9 @@
 """Notebook 08, the capstone: its challenges."""
 
-from __future__ import annotations
-
 import random
-from typing import Any
 
 from labkit.course.slow_script import SlowScript
-from labkit.course.task import (
-    CLOSE,
-    at_least,
-    at_most,
-    code,
-    faster,
-    knobs,
-    ratio,
-    sized_for_a_cpu,
-)
+from labkit.course.task import CLOSE, Goal, code, faster, knobs, ratio, sized_for_a_cpu
 from labkit.spec import Pipeline
 
 STARVED = Pipeline(
@@ -30,7 +18,7 @@ knobs(
     "fast. Answer with {'fixes': ['...', '...']}, of data, items, copies, launches, "
     "precision and memory.",
     faster(2.5),
-    at_most(2, "fixes", lambda run, _baseline: len(run.event("spec")["script"]["fixes"])),
+    Goal("fixes", lambda run, _: len(run.event("spec")["script"]["fixes"]), at_most=2),
     hints=(
         "What was on top of the very first diagnosis?",
         "And what was there when that was fixed?",
@@ -46,7 +34,7 @@ knobs(
     "flat",
     "Bring this pipeline to seven tenths of the samples a second that this machine can "
     "train when its data costs nothing, without touching the model.",
-    at_least(0.7, "samples/s over those of free data", ratio("throughput"), close=CLOSE),
+    Goal("samples/s over those of free data", ratio("throughput"), at_least=0.7, close=CLOSE),
     hints=(
         "w workers bring a batch every prep_ms / w: how many keep up with compute_ms?",
         "Workers that sleep need no core: there may be more of them than cores.",
@@ -59,12 +47,18 @@ knobs(
 )
 
 
+def most_saved(times_ms, speedups):
+    """Amdahl: what counts is the time that goes away."""
+    return max(speedups, key=lambda part: times_ms[part] * (1 - 1 / speedups[part]))
+
+
 @code(
     "08-next-fix",
     "Twenty times as fast: of how many milliseconds?",
-    wrong=at_most(0, "wrong choices"),
+    solution=most_saved,
+    wrong=Goal("wrong choices", at_most=0),
 )
-def next_fix(answer: Any) -> dict[str, float]:
+def next_fix(answer, _torch):
     """what to fix first.
 
     Write a function of (times_ms, speedups), two dicts: the milliseconds that each part
@@ -78,9 +72,3 @@ def next_fix(answer: Any) -> dict[str, float]:
         speedups = {part: rng.uniform(1.05, 20) for part in rng.sample(parts, 4)}
         wrong += answer(dict(times), dict(speedups)) != most_saved(times, speedups)
     return {"wrong": wrong}
-
-
-@next_fix.solved_by
-def most_saved(times_ms, speedups):
-    """Amdahl: what counts is the time that goes away."""
-    return max(speedups, key=lambda part: times_ms[part] * (1 - 1 / speedups[part]))

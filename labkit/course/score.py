@@ -7,9 +7,11 @@ the notebook, the score lives for the session.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,6 @@ from labkit.results.run import Run
 from labkit.results.table import Table
 
 FILE_NAME = "labkit-score.json"
-MAX_BYTES = 2**20
 KINDS = ("guesses", "challenges", "mysteries")
 QUIET = ("PYTEST_CURRENT_TEST", "LABKIT_NO_SCORE")  # set where nobody is playing
 
@@ -29,51 +30,39 @@ _session: dict[str, dict[str, Any]] = {}
 def keep(kind: str, name: str, **values: Any) -> None:
     """Remember `values` of one guess, challenge or mystery; never raises."""
     book = read()
-    book[kind][name] = {**book[kind].get(name, {}), **values}
-    if _quiet():
-        _session.update(book)
-        return
-    try:
-        unfinished = Path(f"{FILE_NAME}.part")
-        unfinished.write_text(json.dumps(book, indent=1, allow_nan=False), encoding="utf-8")
-        unfinished.replace(FILE_NAME)
-    except (OSError, ValueError):  # a folder that is read-only: this session only
-        _session.update(book)
+    book[kind].setdefault(name, {}).update(values)
+    if not any(name in os.environ for name in QUIET):
+        with contextlib.suppress(OSError, ValueError):  # a folder that is read-only
+            unfinished = Path(f"{FILE_NAME}.part")
+            unfinished.write_text(json.dumps(book, indent=1, allow_nan=False), encoding="utf-8")
+            unfinished.replace(FILE_NAME)
+            return
+    _session.update(book)
 
 
 def read() -> dict[str, dict[str, Any]]:
     """Return {kind: {name: values}}; anything that is not a score file counts as none."""
     found: Any = _session
-    if not _session and not _quiet():
-        try:
-            if os.path.getsize(FILE_NAME) <= MAX_BYTES:
-                found = json.loads(Path(FILE_NAME).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            found = {}
-    return {kind: _entries(_entries(found).get(kind)) for kind in KINDS}
+    if not _session and not any(name in os.environ for name in QUIET):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            found = json.loads(Path(FILE_NAME).read_text(encoding="utf-8"))
+
+    def entries(of: Any) -> dict[str, Any]:
+        return {n: v for n, v in of.items() if isinstance(v, dict)} if isinstance(of, dict) else {}
+
+    return {kind: entries(entries(found).get(kind)) for kind in KINDS}
 
 
-def _entries(found: Any) -> dict[str, Any]:
-    entries = found.items() if isinstance(found, dict) else ()
-    return {str(name): value for name, value in entries if isinstance(value, dict)}
-
-
-def _quiet() -> bool:
-    return any(name in os.environ for name in QUIET)
-
-
-# -- guesses ---------------------------------------------------------------------------------------
-
-
+@dataclass(repr=False)
 class Guess(Result):
     """One guess: made, then settled by what was measured. Prints as one short table."""
 
-    def __init__(self, question: str, value: Any):
-        self.question, self.value = question, value
-        self.made = datetime.now(timezone.utc).replace(microsecond=0)
-        self.measured: Any = None
-        self.predicted: float | None = None
-        self.late = False  # the run was there before the guess
+    question: str
+    value: Any
+    made: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat("T", "seconds"))
+    measured: Any = None
+    predicted: float | None = None
+    late: bool = False  # the run was there before the guess
 
     def settle(self, measured: Any, *, of: str = "utilization", predicted: Any = None) -> Guess:
         """Compare the guess with what was measured, and with the kit's own prediction.
@@ -85,7 +74,7 @@ class Guess(Result):
             predicted: The kit's own prediction, a number or a `Prediction` with that attribute.
         """
         if isinstance(measured, Run):
-            self.late = bool(measured.utc) and datetime.fromisoformat(measured.utc) < self.made
+            self.late = bool(measured.utc) and measured.utc < self.made  # both UTC, to the second
             measured = getattr(measured, of)
         self.measured, self.predicted = measured, getattr(predicted, of, predicted)
         if self.points is not None:
@@ -96,10 +85,8 @@ class Guess(Result):
     @property
     def ratio(self) -> float | None:
         """Measured over guess; None for a choice, or before it is settled."""
-        numbers = (self.value, self.measured)
-        if all(isinstance(n, (int, float)) for n in numbers) and self.value:
-            return self.measured / self.value
-        return None
+        numbers = all(isinstance(n, (int, float)) for n in (self.value, self.measured))
+        return self.measured / self.value if numbers and self.value else None
 
     @property
     def points(self) -> int | None:
@@ -110,20 +97,20 @@ class Guess(Result):
 
     def table(self) -> Table:
         """The guess beside what was measured."""
-        late, points = "none: the run was there before the guess", self.points
-        rows = [
-            ("your guess", "none: skipped" if self.value is None else _text(self.value)),
-            ("measured", _text(self.measured)),
-            ("ratio", _text(self.ratio)),
-            ("labkit said", _text(self.predicted)),
-            ("points", late if self.late else None if points is None else f"{points} of 3"),
-        ]
-        return Table([row for row in rows if row[1] is not None], title=self.question, left=(0, 1))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON types."""
-        names = ("question", "value", "measured", "predicted", "points")
-        return {name: getattr(self, name) for name in names}
+        def text(value: Any) -> str:
+            if isinstance(value, float):
+                return f"{value:.2f}" if abs(value) < 100 else f"{value:,.0f}"
+            return str(value)[:60]
+
+        late = "none: the run was there before the guess" if self.late else None
+        rows = {
+            "your guess": "none: skipped" if self.value is None else self.value,
+            "measured": self.measured, "ratio": self.ratio, "labkit said": self.predicted,
+            "points": late if self.points is None else f"{self.points} of 3",
+        }  # fmt: skip
+        shown = [(name, text(value)) for name, value in rows.items() if value is not None]
+        return Table(shown, title=self.question, left=(0, 1))
 
 
 def guess(question: str, value: Any = None) -> Guess:
@@ -156,61 +143,40 @@ def points(guess: Any, measured: Any) -> int:
 
 
 def _sound(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return False
-    return isinstance(value, str) or math.isfinite(value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, str) or (number and math.isfinite(value))
 
 
-def _text(value: Any) -> str | None:
-    if value is None:
-        return None
-    if isinstance(value, float):
-        return f"{value:.2f}" if abs(value) < 100 else f"{value:,.0f}"
-    return str(value)[:60]
-
-
-# -- the score -------------------------------------------------------------------------------------
-
-
+@dataclass(frozen=True, repr=False)
 class Score(Result):
     """The running score over the course; prints as a short table."""
 
-    def __init__(self, book: dict[str, dict[str, Any]]):
-        self.book = book
-        pairs = [(g.get("guess"), g.get("measured")) for g in book["guesses"].values()]
-        self._settled = [pair for pair in pairs if all(map(_sound, pair))]
-
-    @property
-    def guess_points(self) -> int:
-        """Points for the guesses that were settled, three each at the most."""
-        return sum(points(*pair) for pair in self._settled)
-
-    @property
-    def solved(self) -> int:
-        """Challenges passed."""
-        return sum(each.get("passed") is True for each in self.book["challenges"].values())
-
-    @property
-    def named(self) -> int:
-        """Mysteries whose cause was named at the first try."""
-        named = [(m.get("tries"), m.get("right")) for m in self.book["mysteries"].values()]
-        return named.count((1, True))
+    guess_points: int  # three each at the most
+    guesses: int  # that were settled
+    solved: int  # challenges passed
+    challenges: int
+    named: int  # mysteries whose cause was named at the first try
+    mysteries: int
 
     def table(self) -> Table:
         """The points, challenges and mysteries so far."""
-        made, most = len(self._settled), 3 * len(self._settled)
+        most = 3 * self.guesses
         rows = [
-            ("guesses", f"{self.guess_points} of {most} points for {made} guesses"),
-            ("challenges", f"{self.solved} passed, {len(self.book['challenges'])} tried"),
-            ("mysteries", f"{self.named} named at once, {len(self.book['mysteries'])} tried"),
+            ("guesses", f"{self.guess_points} of {most} points for {self.guesses} guesses"),
+            ("challenges", f"{self.solved} passed, {self.challenges} tried"),
+            ("mysteries", f"{self.named} named at once, {self.mysteries} tried"),
         ]
         return Table(rows, left=(0, 1))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON types."""
-        return {"guess_points": self.guess_points, "solved": self.solved, "named": self.named}
 
 
 def score() -> Score:
     """Return the score so far."""
-    return Score(read())
+    guesses, challenges, mysteries = read().values()
+    pairs = [(made.get("guess"), made.get("measured")) for made in guesses.values()]
+    settled = [pair for pair in pairs if all(map(_sound, pair))]
+    solved = sum(each.get("passed") is True for each in challenges.values())
+    named = [(each.get("tries"), each.get("right")) for each in mysteries.values()]
+    return Score(
+        sum(points(*pair) for pair in settled), len(settled),
+        solved, len(challenges), named.count((1, True)), len(mysteries),
+    )  # fmt: skip

@@ -1,76 +1,62 @@
-"""Define challenges: a task, its goals, its hints, and how an answer is tried out.
+"""Define challenges: a task, its goals and hints, and how an answer to it is run.
 
-The challenges stand in `labkit.course.nb00` to `nb09`, one file a notebook. A code challenge is a
-function: its docstring is the task, its body checks an answer (in the bench, which imports torch).
-A knob challenge is answered with changes of a spec, and judged by what that measures.
+The challenges stand in `labkit.course.nb00` to `nb09`, one file a notebook. A knob challenge is
+answered with changes of a spec, and judged by what that measures. A code challenge is answered with
+a function or a class; its check, given that and torch, tries it out in the bench.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
-from itertools import dropwhile
-from pathlib import Path
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any
 
-from labkit.course.answers import Attempt
+from labkit.course.answer import Attempt, Refused
 from labkit.results.launch import launch
 from labkit.spec import KNOBS, Distributed, Experiment, Pipeline
 
 CLOSE = 0.1  # of a mark: where noise could decide
-
-Value = Callable[[Any, Any], "float | None"]  # (attempt, baseline) -> the number
 
 # -- goals -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Goal:
-    """One relation: a number of the attempt, over the same of the baseline or on its own."""
+    """A number of the attempt, over the same of the baseline or on its own, and its mark.
+
+    `value(attempt, baseline)` is the number; a code challenge's is what its check returns. It is
+    measured again where it comes within the share `close` of the mark.
+    """
 
     what: str  # in words, as the reader sees it: "samples/s over the baseline's"
-    value: Value | None = None  # None: what a check returns under the goal's name
-    at_least: float | None = None
-    at_most: float | None = None
-    close: float | None = None  # measured again this near to the mark, as a share; None: exact
+    value: Callable[[Any, Any], float | None] | None = None
+    at_least: float = -math.inf
+    at_most: float = math.inf
+    close: float = 0.0
 
     def met(self, value: float | None) -> bool:
         """Return whether `value` satisfies the relation; a number that is missing does not."""
-        low = -float("inf") if self.at_least is None else self.at_least
-        high = float("inf") if self.at_most is None else self.at_most
-        return value is not None and low <= value <= high
+        return value is not None and self.at_least <= value <= self.at_most
 
     def near(self, value: float | None) -> bool:
         """Return whether noise could have decided."""
-        if value is None or self.close is None:
-            return False
-        marks = [mark for mark in (self.at_least, self.at_most) if mark is not None]
-        return any(abs(value - m) <= self.close * abs(m) for m in marks)
+        marks = (self.at_least, self.at_most)
+        return value is not None and any(abs(value - m) < self.close * abs(m) for m in marks)
 
-    @property
-    def expected(self) -> str:
-        """The relation in words."""
-        if self.at_least is not None and self.at_least == self.at_most:
+    def __str__(self) -> str:
+        if self.at_least == self.at_most:
             return f"{self.what}: {self.at_least:g}"
         marks = {"at least": self.at_least, "at most": self.at_most}
-        return f"{self.what}: " + " and ".join(
-            f"{word} {mark:g}" for word, mark in marks.items() if mark is not None
-        )
+        words = [f"{word} {mark:g}" for word, mark in marks.items() if math.isfinite(mark)]
+        return f"{self.what}: {' and '.join(words)}"
 
 
-def at_least(mark: float, what: str, value: Value | None = None, **more: Any) -> Goal:
-    """Return the goal that `what` is `mark` or more."""
-    return Goal(what, value, at_least=mark, **more)
-
-
-def at_most(mark: float, what: str, value: Value | None = None, **more: Any) -> Goal:
-    """Return the goal that `what` is `mark` or less."""
-    return Goal(what, value, at_most=mark, **more)
-
-
-def ratio(name: str) -> Value:
+def ratio(name: str) -> Callable[[Any, Any], float | None]:
     """Return a goal's value: the attempt's attribute over the baseline's."""
 
     def value(attempt: Any, baseline: Any) -> float | None:
@@ -82,17 +68,9 @@ def ratio(name: str) -> Value:
 
 def faster(times: float) -> Goal:
     """Return the goal to train so many times the baseline's samples/s."""
-    return at_least(times, "samples/s over the baseline's", ratio("throughput"), close=CLOSE)
-
-
-def counted(name: str) -> Value:
-    """Return a goal's value: what a check returned under `name`."""
-
-    def value(measured: Any, _baseline: Any) -> float | None:
-        found = [point.values[name] for point in measured if name in point.values]
-        return found[-1] if found else None
-
-    return value
+    return Goal(
+        "samples/s over the baseline's", ratio("throughput"), at_least=times, close=CLOSE
+    )  # fmt: skip
 
 
 def sized_for_a_cpu(machine: Any) -> str | None:
@@ -101,6 +79,8 @@ def sized_for_a_cpu(machine: Any) -> str | None:
 
 
 # -- tasks -----------------------------------------------------------------------------------------
+
+TASKS: dict[str, Task] = {}
 
 
 @dataclass(kw_only=True)
@@ -115,6 +95,10 @@ class Task:
     base: Any = None  # what to begin from: a spec, a function, a class
     solution: Any = None
     needs: Callable[[Any], str | None] | None = None
+    compares: bool = False  # whether a baseline is run: a check measures its own
+
+    def __post_init__(self):
+        TASKS[self.key] = self
 
 
 @dataclass(kw_only=True)
@@ -124,48 +108,38 @@ class KnobTask(Task):
     `against` is what the goals compare with, where it is not `base` itself.
     """
 
-    free: tuple[str, ...] = ()
-    same_losses: bool = True  # whether the allowed knobs leave the first losses as they are
-    tolerance: float = 1e-3  # of the losses: 16-bit formats round
+    free: tuple[str, ...]
+    compares: bool = True
+    tolerance: float | None = 1e-3  # of the first losses; None: the knobs may change them
     against: Any = None
-    compares: bool = True  # whether a goal looks at the baseline at all
+
+    @property
+    def kind(self) -> str:
+        """What an answer is."""
+        return "a Pipeline or a dict" if isinstance(self.base, Pipeline) else "a dict"
 
     @property
     def rules(self) -> str:
         """The kind of answer expected, and what it may change."""
-        kind = "a Pipeline or a dict" if isinstance(self.base, Pipeline) else "a dict"
-        return f"The answer is {kind} of changes; only {', '.join(self.free)} may change."
+        return f"The answer is {self.kind} of changes; only {', '.join(self.free)} may change."
 
     def spec(self, answer: Any) -> Any:
-        """Return what is to be run; raises ValueError, saying why, if it is not an answer."""
-        if isinstance(answer, type(self.base)):
-            return answer
-        if not isinstance(answer, dict):
-            wanted = type(self.base).__name__ if isinstance(self.base, Pipeline) else "dict"
-            raise ValueError(f"The answer is a {wanted}, this is {type(answer).__name__}.")
-        known = _values(self.base)
-        if unknown := [str(name) for name in answer if name not in known]:
-            raise ValueError(f"Unknown knob {unknown[0]!r}; available: {', '.join(self.free)}.")
-        if isinstance(self.base, Distributed):
-            knobs = {name: value for name, value in answer.items() if name in KNOBS}
-            own = {name: value for name, value in answer.items() if name not in KNOBS}
-            return self.base.but(pipeline=self.base.pipeline.but(**knobs), **own)
-        return self.base.but(**answer)
-
-    def refuse(self, answer: Any) -> str | None:
-        """Return why this answer is not even run; None if it may be."""
-        try:
-            before, after = _values(self.base), _values(self.spec(answer))
-        except (ValueError, TypeError, AttributeError, RuntimeError) as error:
-            return str(error)
+        """Return what is to be run; raises ValueError, saying why, if that is not an answer."""
+        if isinstance(answer, dict):
+            spec = changed(self.base, answer)
+        elif isinstance(answer, type(self.base)):
+            spec = answer
+        else:
+            raise ValueError(f"The answer is {self.kind}, this is {type(answer).__name__}.")
+        before, after = values(self.base), values(spec)
         if before == after:
-            return "This is what you were given: change one of the allowed knobs."
+            raise ValueError("This is what you were given: change one of the allowed knobs.")
         if held := [n for n in after if after[n] != before[n] and n not in self.free]:
-            return (
+            raise ValueError(
                 f"Leave {', '.join(held)} as {'it is' if len(held) == 1 else 'they are'}: "
                 f"only {', '.join(self.free)} may change, or it is not the same work."
             )
-        return None
+        return spec
 
     def start(self, answer: Any) -> Any:
         """Start the answer's run."""
@@ -173,55 +147,45 @@ class KnobTask(Task):
 
     def other_work(self, run: Any, baseline: Any) -> str | None:
         """Return why the run did different work than it was asked to; None if it did not."""
-        if self.same_losses and self.compares:
+        if self.tolerance and self.compares:
             pairs = zip(run.loss[:5], baseline.loss[:5], strict=False)
             if any(abs(a - b) > self.tolerance * max(1.0, abs(b)) for a, b in pairs):
                 return "The losses are not those of the same work."
         return None
 
 
-def _values(spec: Any) -> dict[str, Any]:
+def changed(spec: Any, changes: dict[str, Any]) -> Any:
+    """Return `spec` with changes; those of ranks may be knobs of their pipeline as well."""
+    if not isinstance(spec, Distributed):
+        return spec.but(**changes)
+    knobs = {name: value for name, value in changes.items() if name in KNOBS}
+    own = {name: value for name, value in changes.items() if name not in KNOBS}
+    return spec.but(pipeline=spec.pipeline.but(**knobs), **own)
+
+
+def values(spec: Any) -> dict[str, Any]:
     """Return everything that a spec sets, by name."""
-    if isinstance(spec, Distributed):
-        whole = spec.to_spec()
-        return {**whole.pop("pipeline"), **whole}
-    return spec.to_dict()
+    if not isinstance(spec, Distributed):
+        return spec.to_dict()
+    whole = spec.to_spec()
+    return {**whole.pop("pipeline"), **whole}
 
 
 @dataclass(kw_only=True)
 class CodeTask(Task):
-    """Answered with a function or a class, which `check(answer)` tries out in the bench.
+    """Answered with a function or a class, which `check(answer, torch)` tries out in the bench."""
 
-    The check returns {goal: number}. `@task.starts_from` decorates the code to begin from,
-    `@task.solved_by` a solution.
-    """
-
-    check: Callable[[Any], dict[str, float]]
-    kind: str = "function"  # or "class"
-    compares: ClassVar[bool] = False  # a check measures its own baseline, beside the answer
-
-    def starts_from(self, code: Any) -> Any:
-        """Take the decorated function or class as what to begin from."""
-        self.base = code
-        return code
-
-    def solved_by(self, code: Any) -> Any:
-        """Take the decorated function or class as a solution."""
-        self.solution = code
-        return code
+    check: Callable[[Any, Any], dict[str, float]]
 
     @property
     def rules(self) -> str:
         """The kind of answer expected."""
-        return f"The answer is a {self.kind}."
-
-    def refuse(self, answer: Any) -> str | None:
-        """Return why this answer is not even run; None if it may be."""
-        right = isinstance(answer, type) if self.kind == "class" else callable(answer)
-        return None if right else f"The answer is a {self.kind}, this is {type(answer).__name__}."
+        return f"The answer is a {'class' if isinstance(self.base, type) else 'function'}."
 
     def start(self, answer: Any) -> Any:
         """Start the run that tries the answer out."""
+        if not (isinstance(answer, type) if isinstance(self.base, type) else callable(answer)):
+            raise ValueError(f"{self.rules[:-1]}, this is {type(answer).__name__}.")
         task = f"{self.check.__module__}:{self.check.__name__}"
         return launch(Experiment("exercise", {"task": task}), source=Attempt(answer))
 
@@ -230,44 +194,96 @@ class CodeTask(Task):
         return next((p.values.get("why") for p in measured if p.of == "refused"), None)
 
 
-def shown(answer: Any) -> Any:
-    """Return an answer as the reader is shown it: code as text, a spec as it is."""
-    if not callable(answer):
-        return answer
-    lines = inspect.getsourcelines(answer)[0]
-    return "".join(dropwhile(lambda line: line.startswith("@"), lines)).rstrip()
-
-
-TASKS: dict[str, Task] = {}
-
-
-def knobs(key: str, title: str, text: str, *goals: Goal, **more: Any) -> KnobTask:
+def knobs(key: str, title: str, text: str, *goals: Goal, **more: Any) -> None:
     """Add a challenge that is answered with knobs; `more` are the fields of a KnobTask."""
-    TASKS[key] = KnobTask(key=key, title=title, text=text, goals=goals, **more)
-    return TASKS[key]
+    KnobTask(key=key, title=title, text=text, goals=goals, **more)
 
 
-def code(key: str, *hints: str, kind: str = "function", **goals: Goal) -> Callable:
+def code(
+    key: str, *hints: str, start: Any = None, solution: Any = None, **goals: Goal
+) -> Callable[[Callable], Callable]:
     """Add a challenge that is answered with code; decorates its check.
 
     The check's docstring is the title and, below it, the task. It returns a number for each goal,
-    by name.
+    by name, or raises Refused.
     """
 
-    def add(check: Callable[[Any], dict[str, float]]) -> CodeTask:
+    def counted(name: str) -> Callable[[Any, Any], float | None]:
+        return lambda points, _: next((p.values[name] for p in points if name in p.values), None)
+
+    def add(check: Callable[[Any, Any], dict[str, float]]) -> Callable:
         title, _, text = inspect.getdoc(check).partition("\n\n")
-        TASKS[key] = CodeTask(
-            key=key, title=title.rstrip("."), text=" ".join(text.split()), hints=hints, kind=kind,
+        CodeTask(
+            key=key, title=title.rstrip("."), text=" ".join(text.split()), hints=hints,
             goals=tuple(replace(goal, value=counted(name)) for name, goal in goals.items()),
-            check=check,
+            base=start, solution=solution, check=check,
         )  # fmt: skip
-        return TASKS[key]
+        return check
 
     return add
 
 
 def all_tasks() -> dict[str, Task]:
     """Return every challenge of the course by its key, in the notebooks' order."""
-    for file in sorted(Path(__file__).parent.glob("nb*.py")):
-        import_module(f"labkit.course.{file.stem}")
+    for number in range(10):
+        import_module(f"labkit.course.nb{number:02}")
     return dict(sorted(TASKS.items(), key=lambda each: each[0][:2]))
+
+
+# -- what checks share -----------------------------------------------------------------------------
+
+
+def difference(found: Any, right: Any) -> float:
+    """Return the largest difference, over the largest right value; refuse what cannot have one."""
+    import torch
+
+    if not isinstance(found, torch.Tensor) or found.shape != right.shape:
+        shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+        raise Refused(f"It returns {shape}, not a tensor of shape {tuple(right.shape)}.")
+    if not bool(torch.isfinite(found).all()):
+        raise Refused("There are infinities or NaN in what it returns.")
+    return float((found.double() - right.double()).abs().max() / right.double().abs().max())
+
+
+@contextmanager
+def counting():
+    """Count the operations in the block, `names`, and the `bytes` they read and write.
+
+    Views do neither. Counts have no noise.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    counted = SimpleNamespace(names=[], bytes=0)
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if not getattr(func, "is_view", False):
+                counted.names.append(str(func))
+                leaves = tree_leaves((args, kwargs, out))
+                counted.bytes += sum(t.nbytes for t in leaves if isinstance(t, torch.Tensor))
+            return out
+
+    with Counting():
+        yield counted
+
+
+def compared_gradients(answer: Any, model: Any, batches: list, x: Any, y: Any) -> dict[str, float]:
+    """Return the `error` of the gradients the answer leaves, and the `largest` batch it ran.
+
+    Right is the gradient of the mean cross entropy of all samples `x`, `y` at once.
+    """
+    import torch
+
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    right = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    sizes: list[int] = []
+    hook = model.register_forward_pre_hook(lambda _model, inputs: sizes.append(len(inputs[0])))
+    answer(model, [tuple(t.clone() for t in batch) for batch in batches])
+    hook.remove()
+    found = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    errors = [difference(mine, theirs) for mine, theirs in zip(found, right, strict=True)]
+    return {"error": max(errors), "largest": max(sizes, default=0)}
