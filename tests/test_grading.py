@@ -46,7 +46,7 @@ def nothing_is_left():
 
 STUB = f"raise NotImplementedError()\n{CHECK_FIRST}"
 BESIDE = "import mine\nassert os.listdir() == ['mine.py']\nopen('own', 'w').write('x')\n"
-EDITS = "answer = {'num_workers': 6, 'steps': 5}\n!true\nassert kit.challenge('00-first').check(answer)"
+EDITS = "!true\nassert kit.challenge('00-first').check({'num_workers': 6, 'steps': 5})"
 CLASS = {  # folder: its cells, then (challenge, verdict, why) of each row
     "beside": ((STUB, BESIDE + "answer = mine.answer\n" + CHECK_BYTES),
                (FIRST, "no answer", "No answer yet."), (BYTES, "passed", "")),
