@@ -1,7 +1,7 @@
 """The labs from a terminal: `python -m labkit --help`.
 
-A command is a function here, with its options and examples in the decorator; what it returns is
-printed by `labkit.terminal`, where --json, --save, --plot and the exit codes are at home.
+A command is a function here, with its options and examples in the decorator; `labkit.terminal` has
+--json, --save, --plot and the exit codes.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ import sys
 from typing import Any
 
 import labkit as lk
-from labkit.spec import RENDEZVOUS, Distributed, Pipeline, parse_settings
+from labkit.spec import RENDEZVOUS, Pipeline, parse_settings
 from labkit.terminal import (
     PLOT,
     SAVE,
     SET,
-    Answer,
     command,
     main,
     option,
     progress,
     repeated,
+    show,
     so_far,
     watched,
 )
 
 
-@command("what is here: device, cores, memory, versions")
-def machine(_options: argparse.Namespace) -> Answer:
-    """`labkit machine`."""
-    return Answer(lk.machine())
+@command()
+def machine(options: argparse.Namespace) -> int:
+    """Name what is here: device, cores, memory, versions."""
+    return show(options, lk.machine())
 
 
 @command(
-    "measure one pipeline", SET, SAVE, PLOT,
+    SET, SAVE, PLOT,
     option("--wandb", action="store_true", help="log to an offline W&B run afterwards"),
     lists_knobs=True,
     examples="""examples:
@@ -46,15 +46,15 @@ def machine(_options: argparse.Namespace) -> Answer:
   labkit run --set device=cpu --json | python -m json.tool
 """,
 )  # fmt: skip
-def run(options: argparse.Namespace) -> Answer:
-    """`labkit run`."""
+def run(options: argparse.Namespace) -> int:
+    """Measure one pipeline."""
     done = lk.run(Pipeline(**parse_settings(options.settings)), wandb=options.wandb)
     lines = [repr(done), *(f"not applied: {k}: {why}" for k, why in done.not_applied.items())]
-    return Answer(done, text="\n".join(lines), code=int(done.outcome == "failed"))
+    return show(options, done, text="\n".join(lines), code=int(done.outcome == "failed"))
 
 
 @command(
-    "measure every combination of values", SET, PLOT,
+    SET, PLOT,
     repeated("--over", "KNOB=A,B,C", "the values of a knob to try; repeated: every combination",
              required=True),
     option("--devices", metavar="A,B,C", help="run on each of these at the same time"),
@@ -65,8 +65,8 @@ def run(options: argparse.Namespace) -> Answer:
   labkit sweep --over batch_size=64,128,256 --devices cuda:0,cuda:1   one run at a time on each
 """,
 )  # fmt: skip
-def sweep(options: argparse.Namespace) -> Answer:
-    """`labkit sweep`."""
+def sweep(options: argparse.Namespace) -> int:
+    """Measure every combination of values."""
     over = {}
     for text in options.over:
         name, equals, values = text.partition("=")
@@ -76,11 +76,11 @@ def sweep(options: argparse.Namespace) -> Answer:
     devices = options.devices.split(",") if options.devices else None
     swept = lk.sweep(Pipeline(**parse_settings(options.settings)), devices=devices, **over)
     failed = any(each.outcome == "failed" for each in swept)
-    return Answer(swept, values=swept.to_list(), code=int(failed))
+    return show(options, swept, values=swept.to_list(), code=int(failed))
 
 
 @command(
-    "read a torch.profiler trace: where each step's time goes", PLOT,
+    PLOT,
     option("file", metavar="FILE", help=".json or .json.gz, from torch.profiler"),
     examples="""the file comes from your own training loop:
   with torch.profiler.profile(schedule=torch.profiler.schedule(wait=5, warmup=2, active=5)) as prof:
@@ -92,26 +92,25 @@ examples:
   labkit trace trace.json.gz --plot trace.png --json
 """,
 )  # fmt: skip
-def trace(options: argparse.Namespace) -> Answer:
-    """`labkit trace FILE`."""
-    return Answer(lk.trace(options.file))
+def trace(options: argparse.Namespace) -> int:
+    """Read a torch.profiler trace: where each step's time goes."""
+    return show(options, lk.trace(options.file))
 
 
 @command(
-    "name the bottleneck of a record or a profiler trace",
     option("path", metavar="PATH", help="a run's folder or record, or a trace file"),
     examples="""examples:
   labkit run --save run.jsonl.gz && labkit diagnose run.jsonl.gz
   labkit diagnose trace.json.gz         a torch.profiler trace of your own script
 """,
 )
-def diagnose(options: argparse.Namespace) -> Answer:
-    """`labkit diagnose PATH`."""
-    return Answer(lk.diagnose(options.path))
+def diagnose(options: argparse.Namespace) -> int:
+    """Name the bottleneck of a record or a profiler trace."""
+    return show(options, lk.diagnose(options.path))
 
 
 @command(
-    "run the labelled fault set, score the diagnosis on it", PLOT,
+    PLOT,
     option("--half", default="scoring", choices=("scoring", "calibration"),
            help="scoring (default), or what the thresholds were set on"),
     option("--seeds", type=int, default=5, choices=range(1, 6), help="seeds of each, 1 to 5"),
@@ -126,20 +125,15 @@ examples:
   labkit faults --only "no workers" --seeds 1
 """,
 )  # fmt: skip
-def faults(options: argparse.Namespace) -> Answer:
-    """`labkit faults`."""
+def faults(options: argparse.Namespace) -> int:
+    """Run the labelled fault set, score the diagnosis on it."""
     from labkit.course.faultscore import run_set
 
-    return Answer(
-        run_set(
-            options.half, seeds=options.seeds, only=options.only, keep=options.keep,
-            progress=progress("runs done"),
-        )
-    )  # fmt: skip
+    how = {"seeds": options.seeds, "only": options.only, "keep": options.keep}
+    return show(options, run_set(options.half, **how, progress=progress("runs done")))
 
 
 @command(
-    "find loader settings: measure what prediction suggests",
     option("dataset", nargs="?", metavar="MODULE:FUNCTION",
            help="a function that returns your dataset"),
     option("--collate", metavar="MODULE:NAME", help="your collate_fn"),
@@ -154,23 +148,22 @@ def faults(options: argparse.Namespace) -> Answer:
   labkit tune my_package.data:train_set --batch-size 64 --set num_workers=2
 """,
 )  # fmt: skip
-def tune(options: argparse.Namespace) -> Answer:
-    """`labkit tune`."""
+def tune(options: argparse.Namespace) -> int:
+    """Find loader settings: measure what prediction suggests."""
     settings = parse_settings(options.settings)
     sizes = [int(size) for size in options.batch_size.split(",")] if options.batch_size else None
     more = {"batch_size": sizes, "max_workers": options.max_workers, "seconds": options.seconds}
     if not options.dataset:
         if options.collate or options.step:
             raise ValueError("--collate and --step go with MODULE:FUNCTION, a dataset of your own.")
-        return so_far(lk.tune, Pipeline(**settings), **more)
+        return so_far(options, lk.tune, Pipeline(**settings), **more)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     own = {"collate_fn": options.collate, "step": options.step, "baseline": settings}
-    return so_far(lk.tune, options.dataset, **more, **own)
+    return so_far(options, lk.tune, options.dataset, **more, **own)
 
 
 @command(
-    "make every recorded run of the course on this machine",
     option("--out", metavar="DIR", required=True, help="where the records go"),
     repeated("--only", "NAME", "record this one; may be repeated"),
     examples="""\
@@ -179,16 +172,15 @@ Run it again to go on after an interrupt. To look at them:
   python -c "import labkit as lk; print(lk.recorded(folder='DIR'))"
 """,
 )
-def record(options: argparse.Namespace) -> Answer:
-    """`labkit record`."""
+def record(options: argparse.Namespace) -> int:
+    """Make every recorded run of the course on this machine."""
     from labkit.course.record import record
 
     done = record(options.out, options.only)
-    return Answer(done, code=130 if done.interrupted else 0)
+    return show(options, done, code=130 if done.interrupted else 0)
 
 
 @command(
-    "run the challenges of submitted notebooks again, and check them",
     option("notebooks", nargs="+", metavar="NOTEBOOK", help="a notebook, or a folder"),
     repeated("--only", "KEY", "grade this challenge, as 02-feed; may be repeated"),
     option("--timeout", metavar="S", type=float, default=60.0,
@@ -207,19 +199,16 @@ examples:
   labkit grade submitted/ --only 02-feed --json      nbgrader's folder: all students' notebooks
 """,
 )  # fmt: skip
-def grade(options: argparse.Namespace) -> Answer:
-    """`labkit grade`."""
+def grade(options: argparse.Namespace) -> int:
+    """Run the challenges of submitted notebooks again, and check them."""
     from labkit.course import grading
 
-    grades = grading.grade(
-        options.notebooks, only=options.only, timeout_s=options.timeout,
-        progress=progress("notebooks graded"),
-    )  # fmt: skip
-    return Answer(grades, code=2 if grades.bad else 0)
+    how = {"only": options.only, "timeout_s": options.timeout}
+    grades = grading.grade(options.notebooks, **how, progress=progress("notebooks graded"))
+    return show(options, grades, code=2 if grades.bad else 0)
 
 
 @command(
-    "run a script unchanged and judge it from outside",
     option("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run"),
     examples="""\
 The script keeps its stdin, stdout, stderr and exit code; the verdict goes to stderr in the end.
@@ -230,7 +219,7 @@ examples:
 """,
 )
 def watch(options: argparse.Namespace) -> int:
-    """`labkit watch -- COMMAND`."""
+    """Run a script unchanged and judge it from outside."""
     found, sentence = watched(options.script, quiet_stdout=options.json)
     if options.json:
         print(json.dumps(found, allow_nan=False))
@@ -240,7 +229,7 @@ def watch(options: argparse.Namespace) -> int:
 
 
 @command(
-    "measure one pipeline on several processes (DistributedDataParallel)", SET, SAVE, PLOT,
+    SET, SAVE, PLOT,
     option("--ranks", type=int, default=2, help="processes on this machine (default 2)"),
     option("--no-sync", action="store_true", help="exchange gradients only before an update"),
     repeated("--starve", "RANK:KNOB=VALUE", "give one rank's loader another setting: 1:io_ms=10",
@@ -263,8 +252,8 @@ on several machines, the same line on each (torchrun's own options, passed throu
 Each machine prints what its own ranks measured. The knobs of --set are listed by: labkit run --help
 """,
 )  # fmt: skip
-def distributed(options: argparse.Namespace) -> Answer:
-    """`labkit distributed`."""
+def distributed(options: argparse.Namespace) -> int:
+    """Measure one pipeline on several processes (DistributedDataParallel)."""
     starve: dict[int, dict[str, Any]] = {}
     for text in options.starve:
         rank, colon, setting = text.partition(":")
@@ -272,11 +261,8 @@ def distributed(options: argparse.Namespace) -> Answer:
             raise ValueError(f"--starve {text!r} is not RANK:KNOB=VALUE.")
         starve.setdefault(int(rank), {}).update(parse_settings([setting]))
     given = {name: getattr(options, name) for name in RENDEZVOUS if getattr(options, name)}
-    pipeline = Pipeline(**parse_settings(options.settings))
-    asked = {"ranks": options.ranks, "no_sync": options.no_sync}
-    asked |= {"starve": starve, "rendezvous": given}
-    Distributed(pipeline, **asked)  # tells mistakes now
-    ranks = lk.distributed(pipeline, **asked)
+    asked = {"ranks": options.ranks, "no_sync": options.no_sync, "rendezvous": given}
+    ranks = lk.distributed(Pipeline(**parse_settings(options.settings)), starve=starve, **asked)
     lines = [repr(ranks), *([repr(ranks.times)] if ranks.times else []), str(ranks.diagnose())]
     against = {}
     if options.baseline and ranks.outcome == "finished":  # on the device that the ranks had
@@ -284,23 +270,20 @@ def distributed(options: argparse.Namespace) -> Answer:
         if one.outcome != "finished":
             raise RuntimeError(f"the run of one process {one.outcome}: {one.error}")
         if ranks.throughput and one.throughput:
-            against = {
-                "baseline_throughput": one.throughput,
-                "speedup": ranks.speedup(one),
-                "efficiency": ranks.efficiency(one),
-            }
+            against = {"speedup": ranks.speedup(one), "efficiency": ranks.efficiency(one)}
+            against["baseline_throughput"] = one.throughput
             lines.append(f"speedup {against['speedup']:.2f}, {against['efficiency']:.0%} a rank")
-    values = ranks.to_dict() | against
-    return Answer(ranks, values, "\n".join(lines), code=int(ranks.outcome == "failed"))
+    code = int(ranks.outcome == "failed")
+    return show(options, ranks, ranks.to_dict() | against, "\n".join(lines), code)
 
 
-@command("what the kit itself costs, measured on this machine")
-def bench_self(_options: argparse.Namespace) -> Answer:
-    """`labkit bench-self`."""
+@command()
+def bench_self(options: argparse.Namespace) -> int:
+    """Measure what the kit itself costs on this machine."""
     from labkit.experiments import own_cost
 
     costs = own_cost.measure()
-    return Answer(own_cost.table(costs), values=costs)
+    return show(options, own_cost.table(costs), costs)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ an ImportError that says so. `lk.training_arguments(pipeline)` needs neither.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import labkit
@@ -43,8 +44,7 @@ class Recorder(TrainerCallback):
         """The Run so far; raises RuntimeError before the training has begun."""
         if self._recording is None:
             raise RuntimeError("nothing has been recorded yet: call trainer.train() first.")
-        if self._run is None:
-            self._run = Run(self._recording.folder, process=self)
+        self._run = self._run or Run(self._recording.folder, process=self)
         return self._run
 
     # -- what a Run asks of its process ------------------------------------------------------------
@@ -65,15 +65,14 @@ class Recorder(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Begin a record, before the first batch is asked for."""
         self.close()
-        if not state.is_world_process_zero:
-            return
-        loader = more.get("train_dataloader")
-        self._recording = LossRecording(folders.new_run(), loader, labkit.__version__)
-        self._run, self._going, self._row, self._epoch = None, True, None, 0
-        self._count = args.train_batch_size * args.gradient_accumulation_steps
-        data = getattr(loader, "dataset", None)
-        self._samples = len(data) if hasattr(data, "__len__") else None
-        self._recording.start_telemetry()
+        if state.is_world_process_zero:
+            loader = more.get("train_dataloader")
+            self._recording = LossRecording(folders.new_run(), loader, labkit.__version__)
+            self._run, self._going, self._row, self._epoch = None, True, None, 0
+            self._count = args.train_batch_size * args.gradient_accumulation_steps
+            data = getattr(loader, "dataset", None)
+            self._samples = len(data) if hasattr(data, "__len__") else math.inf
+            self._recording.start_telemetry()
 
     def on_epoch_begin(self, *_args: Any, **_more: Any) -> None:
         """Begin a pass over the data."""
@@ -85,18 +84,16 @@ class Recorder(TrainerCallback):
     def on_step_begin(self, *_args: Any, **_more: Any) -> None:
         """The batches of a step are here."""
         if self._going:
-            asked = self._asked
+            asked, clock = self._asked, self._recording.clock
             self._settle()
-            clock = self._recording.clock
             self._step = asked, now_ns(), None if clock is None else clock.mark()
 
     def on_step_end(self, *_args: Any, **_more: Any) -> None:
         """A step has been issued; keep it until it is known whether its loss is logged."""
         if self._going:
-            (asked, ready, start), clock = self._step, self._recording.clock
-            count = self._count if self._left is None else min(self._count, self._left)
-            self._left = None if self._left is None else self._left - count
-            end = clock.mark() if start is not None else None
+            (asked, ready, start), count = self._step, min(self._count, self._left)
+            self._left -= count
+            end = None if start is None else self._recording.clock.mark()
             self._asked = now_ns()
             self._row = asked, ready, self._asked, count, start, end
 
@@ -105,9 +102,8 @@ class Recorder(TrainerCallback):
     ) -> None:
         """Keep the loss of the step that is over; the loader is asked only when this is done."""
         if self._going:
-            loss = (logs or {}).get("loss")
-            if self._row is not None and isinstance(loss, (int, float, str)):
-                self._recording.losses[self._recording.next] = float(loss)
+            if self._row is not None and "loss" in (logs or {}):
+                self._recording.losses[self._recording.next] = float(logs["loss"])
             self._asked = now_ns()
 
     def on_evaluate(self, *_args: Any, **_more: Any) -> None:
@@ -130,7 +126,6 @@ class Recorder(TrainerCallback):
             self._going = False
 
     def _settle(self) -> None:
-        """Record the step that is over."""
         row, self._row = self._row, None
         if row is not None:
             self._recording.take([row])
@@ -145,6 +140,6 @@ class LossRecording(Recording):
 
     def _add(self, i: int, t: tuple, samples: int, busy: tuple | None = None) -> None:
         super()._add(i, t, samples, busy)
-        loss = self.losses.pop(i, None)
-        if loss is not None and loss == loss and abs(loss) != float("inf"):
+        loss = self.losses.pop(i, math.nan)
+        if math.isfinite(loss):
             self.lines[-1] = self.lines[-1].replace('"loss":null', f'"loss":{loss:.7g}')

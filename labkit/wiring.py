@@ -1,8 +1,7 @@
 """What is looked up when it is used: names of a floor above, and modules that are slow to import.
 
-A `Run` can draw itself and give its verdict, and neither figures nor rules may be known where runs
-are read. So imports point down only, and the names that point up stand in one table, which
-`labkit/__init__.py` fills.
+A `Run` can draw itself and give its verdict, but imports point down only: the names that point up
+stand in one table, which `labkit/__init__.py` fills.
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ from labkit.spec import Pipeline
 REPEATS = 5
 STEP_MS = 1.4
 STEPS = 15_000
-PLAIN, PLAIN_TOO, RECORDED = range(3)
 CLAIMS = {  # key -> (what it is, what it should stay below)
     "import_s": ("import labkit, above a bare Python", 0.5),
     "first_step_s": ("lk.run to its first step", 4.0),
@@ -46,9 +45,13 @@ def measure() -> dict[str, Any]:
     """Measure each of CLAIMS (medians of several repeats) and name the machine."""
     print("labkit: measuring its own cost, about a minute ...", file=sys.stderr)
     runs = [run_s() for _ in range(REPEATS)]
+    imported, bare = (
+        median(_python_s("-c", code) for _ in range(REPEATS))
+        for code in ("import labkit; labkit.Pipeline", "pass")
+    )
     return {
         "machine": machine().line,
-        "import_s": median(import_s() for _ in range(REPEATS)),
+        "import_s": imported - bare,
         "first_step_s": median(first for first, _ in runs),
         "warm_first_step_s": median(run_s(warm=True)[0] for _ in range(REPEATS)),
         "default_run_s": median(whole for _, whole in runs),
@@ -67,14 +70,10 @@ def table(costs: dict[str, Any]) -> Table:
     return Table(rows, title=costs["machine"], left=(0, 2))
 
 
-def import_s() -> float:
-    """Return what importing labkit adds to a Python that starts, s."""
-    times = []
-    for code in ("import labkit; labkit.Pipeline", "pass"):
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], check=True)
-        times.append(time.perf_counter() - start)
-    return times[0] - times[1]
+def _python_s(*arguments: str) -> float:
+    start = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], check=True)
+    return time.perf_counter() - start
 
 
 def run_s(warm: bool = False) -> tuple[float, float]:
@@ -116,11 +115,7 @@ def trainer_of(step_ms: float) -> tuple[Any, Any, Any]:
     from labkit.bench.loop import Trainer
 
     torch.set_num_threads(1)
-    job = SimpleNamespace(
-        seed=0, model="cnn", width=8, depth=1, image_px=48, precision="fp32", compile=None,
-        channels_last=False, fused_optimizer=False, accumulation_steps=1, non_blocking=False,
-        prefetch_to_device=False,
-    )  # fmt: skip
+    job = SimpleNamespace(**(Pipeline(width=8, depth=1).to_dict()))
     trainer = Trainer(job, torch.device("cpu"))
     for px in range(16, 256, 2):
         images = torch.randint(0, 256, (2, 3, px, px), dtype=torch.uint8)  # (B, 3, px, px)
@@ -140,13 +135,13 @@ def recorder_cost() -> dict[str, float]:
     from labkit.bench.timeline import HostTimeline
 
     trainer, images, labels = trainer_of(STEP_MS)
-    lots, took = random.Random(0), ([], [], [])
+    lots, took = random.Random(0), ([], [], [])  # plain, plain too, recorded
     with tempfile.TemporaryDirectory() as folder:
         timeline = HostTimeline(folder)
         for i in range(STEPS):
             lot = lots.randrange(3)
             start = now_ns()
-            if lot == RECORDED:
+            if lot == 2:
                 asked = now_ns()
                 ready = timeline.copying()
                 batch = trainer.to_device(images, labels)
@@ -159,7 +154,7 @@ def recorder_cost() -> dict[str, float]:
                 loss = trainer.compute(*batch, update=True)
             took[lot].append(now_ns() - start)
     first, second, recorded = (median(lot) / 1e6 for lot in took)
-    plain = median(took[PLAIN] + took[PLAIN_TOO]) / 1e6
+    plain = median(took[0] + took[1]) / 1e6
     return {
         "recorder_step_ms": plain,
         "recorder_recorded_step_ms": recorded,

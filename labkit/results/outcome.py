@@ -45,22 +45,29 @@ def outcome(events: dict[str, dict[str, Any]], alive: bool) -> str:
     """Return "running", "finished", "stopped" or "failed" from the last event of each name."""
     if "done" in events:
         return "finished"
-    if "error" in events and (events.get("end") or {}).get("stop") is None:
+    stopped = events.get("end", {}).get("stop") is not None
+    if "error" in events and not stopped:
         return "failed"
     if "end" not in events:
         return "running" if alive else "failed"
-    return "stopped" if events["end"].get("stop") else "failed"
+    return "stopped" if stopped else "failed"
 
 
 def reason(events: dict[str, dict[str, Any]], alive: bool) -> str | None:
     """Return why the run failed: the original reason first, then a remedy where one is known."""
     if outcome(events, alive) != "failed":
         return None
+    end = events.get("end")
     if error := events.get("error"):
-        text = _original(error["kind"], error["message"])
-        text = _lost_worker(error) + _short_of_files(error) + text
+        text = _of_error(error)
+    elif end is None:
+        text = "The run ended without a word: its record stops before the end."
+    elif end.get("why"):
+        text = f"{end['why'].rstrip('.')}."
+    elif (code := end.get("code")) is not None and code < 0:
+        text = f"The bench process was ended by {exit_name(code)}."
     else:
-        text = _death(events.get("end"))
+        text = f"The bench process ended with {exit_name(code)}, before the run was done."
     return with_remedy(text)
 
 
@@ -70,42 +77,25 @@ def with_remedy(text: str) -> str:
     return f"{text} Remedy: {remedy}" if remedy else text
 
 
-def _original(kind: str, message: str) -> str:
-    """Return the first cause, also of an error that a loader worker sent over as text."""
+def _of_error(error: dict[str, Any]) -> str:
+    """Return the first cause, also of an error that a loader worker sent over as text.
+
+    In front of it stands what it does not say itself: which worker died, that files ran out.
+    """
+    message, before = error["message"].strip(), ""
+    lines = message.splitlines() or ["no message"]
     if "Original Traceback" in message:
-        where = message.splitlines()[0].rstrip(".")
-        last = [line for line in message.splitlines() if line and not line.startswith(" ")][-1]
-        return f"{last} ({where[0].lower()}{where[1:]})."
-    first = message.strip().splitlines()[0] if message.strip() else "no message"
-    return f"{kind}: {first}".rstrip(".") + "."
-
-
-def _lost_worker(error: dict[str, Any]) -> str:
-    """Name a worker that died, and of what, where the error does not say so itself."""
-    dead = error.get("workers")
-    if not isinstance(dead, dict) or not dead:
-        return ""
-    pid, code = next(iter(dead.items()))
-    if re.search(r"worker.* (signal|exit code)", error["message"]):
-        return ""
-    killed = "was killed" if isinstance(code, int) and code < 0 else "ended"
-    return f"Loader worker {pid} {killed} ({exit_name(code)}). "
-
-
-def _short_of_files(error: dict[str, Any]) -> str:
-    """Say that files ran out where the error only tells of what could not be answered for it."""
-    files = error.get("files")
-    if not isinstance(files, list) or len(files) != 2 or "Too many open files" in error["message"]:
-        return ""
-    return f"Too many open files: a process of the run had {files[0]} of {files[1]} allowed. "
-
-
-def _death(end: dict[str, Any] | None) -> str:
-    if end is None:
-        return "The run ended without a word: its record stops before the end."
-    if end.get("why"):
-        return f"{end['why'].rstrip('.')}."
-    code = end.get("code")
-    if isinstance(code, int) and code < 0:
-        return f"The bench process was ended by {exit_name(code)}."
-    return f"The bench process ended with {exit_name(code)}, before the run was done."
+        last = [line for line in lines if line and not line.startswith(" ")][-1]
+        text = f"{last} ({lines[0][0].lower()}{lines[0][1:].rstrip('.')})."
+    else:
+        text = f"{error['kind']}: {lines[0]}".rstrip(".") + "."
+    dead, files = error.get("workers"), error.get("files")
+    if dead and not re.search(r"worker.* (signal|exit code)", message):
+        pid, code = next(iter(dead.items()))
+        how = "was killed" if isinstance(code, int) and code < 0 else "ended"
+        before = f"Loader worker {pid} {how} ({exit_name(code)}). "
+    if files and "Too many open files" not in message:
+        before += (
+            f"Too many open files: a process of the run had {files[0]} of {files[1]} allowed. "
+        )
+    return before + text
