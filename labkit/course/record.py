@@ -6,6 +6,7 @@ personal, and little enough to come with the package.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import gzip
 import json
@@ -13,7 +14,7 @@ import platform
 import re
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from labkit.experiments import EXPERIMENTS, Experiment
 from labkit.results.launch import launch
 from labkit.results.machine import machine
 from labkit.results.record import read_record
+from labkit.results.result import Result
+from labkit.results.table import Table
 from labkit.show.display import Display
 from labkit.spec import Pipeline
 
@@ -126,38 +129,30 @@ def wanted(kind: str | None = None) -> list[Wanted]:
 # -- how it is made ------------------------------------------------------------------------------
 
 
-@dataclass
-class Made:
+@dataclass(repr=False)
+class Made(Result):
     """The outcome of `record`: the files it wrote, and what it could not record and why."""
 
     folder: str
     made: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)  # there already
     left_out: dict[str, str] = field(default_factory=dict)  # {name: why}
+    mib: float = 0.0  # of the folder
     seconds: float = 0.0
     interrupted: bool = False
 
-    @property
-    def mib(self) -> float:
-        """Size of the folder, MiB."""
-        return sum(file.stat().st_size for file in Path(self.folder).glob("*.jsonl.gz")) / 2**20
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON types."""
-        return {**asdict(self), "mib": self.mib}
-
-    def __repr__(self) -> str:
-        lines = [
+    def table(self) -> Table:
+        """Return what was left out and why, below a line on all."""
+        title = (
             f"{len(self.made)} records made, {len(self.kept)} were there, "
             f"{len(self.left_out)} left out; {self.mib:.2f} MiB in {self.folder}; "
             f"{self.seconds:.0f} s"
-        ]
-        if self.mib > SHIPPED_MIB:
-            lines.append(f"  too large to ship with the package: {SHIPPED_MIB:.0f} MiB at most")
-        lines += [f"  left out: {name}: {why}" for name, why in self.left_out.items()]
-        if self.interrupted:
-            lines.append("  interrupted: what was made is kept; run it again to go on")
-        return "\n".join(lines)
+        )
+        large = f"too large to ship with the package: {SHIPPED_MIB:.0f} MiB at most"
+        on = "interrupted: what was made is kept; run it again to go on"
+        rows = [("left out:", name, why) for name, why in self.left_out.items()]
+        foot = [large if self.mib > SHIPPED_MIB else "", on if self.interrupted else ""]
+        return Table(rows, title=title, foot=foot, left=range(3))
 
 
 def record(out: str | Path, only: Iterable[str] | None = None) -> Made:
@@ -166,13 +161,8 @@ def record(out: str | Path, only: Iterable[str] | None = None) -> Made:
     Records go to `out`/<machine>/<name>.jsonl.gz: no host name, user name, path or key is in them.
     An interrupt ends it and keeps what has been made; the next call goes on from there.
 
-    Args:
-        out: The folder to write to.
-        only: Names to record; None: all of the course's.
-
-    Raises:
-        ValueError: A name in `only` that the course does not have.
-        OSError: `out` cannot be written.
+    `only` holds the names to record; None: all of the course's. Raises ValueError on a name that
+    the course does not have, OSError where `out` cannot be written.
     """
     listed = {each.name: each for each in wanted()}
     for name in only or ():
@@ -198,6 +188,7 @@ def record(out: str | Path, only: Iterable[str] | None = None) -> Made:
     except KeyboardInterrupt:
         done.interrupted = True
     done.seconds = time.monotonic() - start
+    done.mib = sum(file.stat().st_size for file in folder.glob("*.jsonl.gz")) / 2**20
     return done
 
 
@@ -215,10 +206,9 @@ def _make(each: Wanted, target: Path) -> str | None:
     except OSError as error:
         return str(error)
     run.wait(each=lambda run: time.monotonic() > deadline and run.stop())
-    if run.outcome == "stopped":
-        return f"took longer than {LONGEST_S:.0f} s"
     if run.outcome != "finished":
-        return run.error or run.outcome
+        late = f"took longer than {LONGEST_S:.0f} s"
+        return late if run.outcome == "stopped" else run.error
     if missing := [knob for knob in each.needs if knob in run.not_applied]:
         return run.not_applied[missing[0]]
     if not getattr(run, "points", True):
@@ -230,17 +220,7 @@ def _make(each: Wanted, target: Path) -> str | None:
 
 
 def ship(source: Path, target: Path, *, name: str, title: str) -> None:
-    """Write the record at `source` to `target` (.jsonl.gz), fit to ship.
-
-    Args:
-        source: A record: a folder or a file.
-        target: The file to write.
-        name: What the record is called: letters, digits, - and _.
-        title: What it shows, in a few words.
-
-    Raises:
-        RecordError: `source` is not a record.
-    """
+    """Write the record at `source` (a folder or a file) to `target` (.jsonl.gz), fit to ship."""
     names = _names()
     spec, *events = (_clean(event, names) for event in _kept(read_record(source)))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -291,9 +271,7 @@ def _clean(value: Any, names: list[str]) -> Any:
 
 def _names() -> list[str]:
     """Return the names that say whose machine it is; "root" and the like say nothing."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        user = ""
-    found = {user, platform.node(), platform.node().split(".")[0]}
+    found = {platform.node(), platform.node().split(".")[0]}
+    with contextlib.suppress(KeyError, OSError, ImportError):
+        found.add(getpass.getuser())
     return [name for name in found if len(name) > 1 and name not in ("root", "localhost")]

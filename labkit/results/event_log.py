@@ -56,13 +56,9 @@ class EventLogResult:
     _alive = False  # whether its process was, when the log was last read
 
     def __init__(self, path: Path, process: Any = None, recorded: bool = False, tail: Any = None):
-        """Read the log at `path`.
+        """Read the log at `path`: a run's folder, or a saved record (`recorded`: not live here).
 
-        Args:
-            path: The run's folder, or a saved record.
-            process: The live supervisor's handle; None for a record.
-            recorded: Whether it was measured elsewhere, or before.
-            tail: What a growing log is read from, where it is not the file in `path` (a replay).
+        `process` is a live supervisor's handle; `tail` is read in place of the file (a replay).
         """
         self.path, self.recorded = Path(path), recorded
         self.alias: str | None = None  # what figures call it where its knobs are to stay hidden

@@ -132,19 +132,20 @@ def _entry(file: Path) -> Entry | None:
 
 
 class Playback:
-    """Stands where a live run has its process and the tail of its log.
+    """Stands where a live run has its process and the tail of its log: gives events when due.
 
-    `read` returns the events that are due since the last call: steps at the time they ended,
-    everything before the first step and after the last one at once.
+    Steps at the time they ended, everything before the first step and after the last one at once.
     """
 
     def __init__(self, events: list[dict[str, Any]], speed: float, clock: Callable[[], float]):
         self.speed, self.clock, self.begun = speed, clock, None
         timed = zip(_due(events), events, strict=True)
         self.left = collections.deque(sorted(timed, key=lambda pair: pair[0]))  # stable
+        self.alive = lambda: bool(self.left)
+        self.join = lambda: None  # there is no process to wait for
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the events whose time has come."""
+        """Return the events whose time has come since the last call."""
         if self.begun is None:
             self.begun = self.clock()
         now, found = (self.clock() - self.begun) * 1e9 * self.speed, []
@@ -152,18 +153,11 @@ class Playback:
             found.append(self.left.popleft()[1])
         return found
 
-    def alive(self) -> bool:
-        """Return whether there is more to come."""
-        return bool(self.left)
-
     def stop(self) -> None:
         """Play no further: the run ends here as "stopped"."""
         if self.left:
             end = {"event": "end", "t_ns": 0, "stop": "asked", "code": None}
             self.left = collections.deque([(0, end)])
-
-    def join(self) -> None:
-        """Return at once: there is no process to wait for."""
 
 
 def play(path: str | Path, speed: float = 1.0, clock: Callable[[], float] = time.monotonic) -> Run:
@@ -184,20 +178,19 @@ def play(path: str | Path, speed: float = 1.0, clock: Callable[[], float] = time
 
 def _due(events: list[dict[str, Any]]) -> list[int]:
     """Return when each event is due, ns since the replay began."""
+
+    def end(step: dict[str, Any]) -> int:
+        return max(step["t"][3], step.get("busy", (0, 0))[1]) - zero
+
     steps = [event for event in events if event["event"] == "step"]
     zero = steps[0]["t"][0] - LEAD_NS
-    last = max(_end(step) for step in steps) - zero
-    seen, due = False, []
+    last, seen, due = max(map(end, steps)), False, []
     for event in events:
         kind, at = event["event"], last
         seen = seen or kind == "step"
         if kind == "step":
-            at = _end(event) - zero
+            at = end(event)
         elif kind in ("telemetry", "epoch", "items"):
             at = max(int(event.get("t_ns", 0)) - zero, 0)
         due.append(min(at, last) if seen else 0)
     return due
-
-
-def _end(step: dict[str, Any]) -> int:
-    return max(step["t"][3], step.get("busy", (0, 0))[1])

@@ -72,7 +72,7 @@ class Comparison(Result):
 class Sweep(Result):
     """The runs of a sweep, in the order of the product of its knobs' values.
 
-    `runs` may be shorter than `pipelines`: a sweep that was interrupted keeps what it has.
+    `runs` is shorter than `pipelines` where a sweep was interrupted.
     """
 
     def __init__(
