@@ -19,18 +19,10 @@ def play(
 ) -> tuple[list[dict], np.ndarray]:  # fmt: skip
     """Play a loop without loader workers; return its step events, and its kernels (n, 2) in ms.
 
-    Args:
-        steps: How many.
-        prep: What the loop does to prepare a batch, ms.
-        copy: What the copy of a batch takes on the bus, ms.
-        launch: What the host does to launch a step's kernels, ms.
-        compute: What a step's kernels take, ms; a sequence is gone through again and again.
-        after: What the host does between two steps, ms.
-        gap: What it does between the copy and the first event of the compute, ms.
-        waits: Whether the host waits for the copy: from pageable memory, or blocking.
-        sync: Whether it waits for the end of each step.
-        side_stream: Whether copies have a queue of their own.
-        queue: Launches in flight before the host has to wait.
+    Times are in ms: to prepare a batch, to copy it, to launch a step's kernels, to compute them (a
+    sequence is gone through again and again), `after` a step, and the `gap` between the copy and
+    the first event of the compute. The host `waits` for the copy where it is blocking or from
+    pageable memory, with `sync` for the end of each step, and while a `queue` of launches is full.
     """
     host, free, copied = 1000.0, 0.0, 0.0
     events: list[dict] = []

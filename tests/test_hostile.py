@@ -33,10 +33,9 @@ from labkit.show.controls import Control
 from labkit.spec import KNOBS, Pipeline, parse_settings
 
 checks = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
-quick = settings(max_examples=100, **checks)
+quick = settings(max_examples=60, **checks)
 
 PACKAGE = Path(lk.__file__).parent
-SOURCES = {path.relative_to(PACKAGE.parent).as_posix(): path for path in PACKAGE.rglob("*.py")}
 SCRIPT = "<script>alert(1)</script>"
 junk = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -77,7 +76,7 @@ def change(events, draw):
     place[key] = draw(st.one_of(like, like, like, junk))
 
 
-@settings(max_examples=150, **checks)
+@quick
 @given(st.data())
 def test_a_record_with_anything_in_it_is_refused_or_gives_numbers(tmp_path_factory, data):
     steps = data.draw(st.sampled_from([0, 1, 30, 80]))
@@ -104,24 +103,18 @@ def test_a_record_with_anything_in_it_is_refused_or_gives_numbers(tmp_path_facto
         assert share is None or share == share
 
 
-@quick
-@given(st.lists(st.binary(max_size=40), min_size=1, max_size=4), st.integers(0, 200))
-@example([b'{"event":"st'], 60)
-def test_a_torn_line_is_never_taken_for_an_event_and_costs_no_other(
-    tmp_path_factory, pieces, where
-):
+def test_a_torn_line_is_never_taken_for_an_event_and_costs_no_other(tmp_path):
     """A front of a line, left by a writer that was killed, before the whole line of another."""
     whole = [b'{"event":"step","i":%d,"t":[%d,2,3,4],"n":1,"loss":0.5}' % (i, i) for i in range(3)]
-    torn = whole[1][: where % (len(whole[1]) - 1)]
-    for piece in pieces:
-        torn = torn if b"\n" in piece or b"}" in piece or b"event" in piece else torn + piece
-    file = tmp_path_factory.getbasetemp() / "torn.jsonl"
-    file.write_bytes(whole[0] + b"\n" + torn + whole[2] + b"\n" + torn + b"\n" + whole[1] + b"\n")
-    seen = [event["i"] for event in record.Tail(file).read()]
-    assert seen[0] == 0 and seen[-1] == 1
-    assert seen in ([0, 2, 1], [0, 1])  # the middle one only where its front can be told apart
-    if torn.startswith(record.HEAD) and len(torn) < 60:
-        assert seen == [0, 2, 1]
+    file = tmp_path / "torn.jsonl"
+    for end in range(len(whole[1]) - 1):
+        torn = whole[1][:end]
+        file.write_bytes(
+            whole[0] + b"\n" + torn + whole[2] + b"\n" + torn + b"\n" + whole[1] + b"\n"
+        )
+        seen = [event["i"] for event in record.Tail(file).read()]
+        # the middle one only where its front can be told apart
+        assert seen == [0, 2, 1] or (seen == [0, 1] and not torn.startswith(record.HEAD))
 
 
 def test_a_record_that_unpacks_to_more_than_fits_is_refused(tmp_path, monkeypatch):
@@ -169,9 +162,9 @@ def refuse(*_, **__):
 @quick
 @given(st.lists(st.text(max_size=12) | st.sampled_from(["run", "--set", "--json"]), max_size=4))
 def test_a_command_line_of_anything_never_shows_a_traceback(words):
-    out, error = io.StringIO(), io.StringIO()
+    error = io.StringIO()
     with (
-        contextlib.redirect_stdout(out),
+        contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(error),
         pytest.MonkeyPatch.context() as patch,  # nothing that it names is really run
     ):
@@ -183,8 +176,7 @@ def test_a_command_line_of_anything_never_shows_a_traceback(words):
             code = main(words)
         except SystemExit as exit:
             code = exit.code
-    assert code in (0, 1, 2)
-    assert "Traceback" not in error.getvalue()
+    assert code in (0, 1, 2) and "Traceback" not in error.getvalue()
 
 
 # -- knobs from widgets ------------------------------------------------------------------------
@@ -249,17 +241,6 @@ def test_an_experiment_is_one_of_a_list_and_never_a_module_by_name():
 # -- what is shown, and no code from data --------------------------------------------------------
 
 
-def test_what_is_filled_into_html_is_escaped():
-    """No attribute, item or text of anything goes into a template with tags as it is."""
-    for name, source in SOURCES.items():
-        for node in ast.walk(ast.parse(source.read_text())):
-            parts = node.values if isinstance(node, ast.JoinedStr) else []
-            fixed = [str(part.value) for part in parts if isinstance(part, ast.Constant)]
-            if any(re.search(r"</?[a-z]+[ >]", text) for text in fixed):
-                filled = [part for part in parts if isinstance(part, ast.FormattedValue)]
-                assert not [ast.unparse(p.value) for p in filled if is_bare(p)], name
-
-
 def is_bare(part):
     """Whether a part of a template is data: not escaped before, not formatted as a number."""
     spec = ast.unparse(part.format_spec) if part.format_spec else ""
@@ -273,26 +254,33 @@ def is_bare(part):
 # What the reader wrote in the notebook (a dataset, a step, an answer) goes to their own bench and
 # its workers: once, through a file in the run's folder that is deleted. Nothing comes back so.
 MAY_PICKLE = {
-    "labkit/tuner/source.py", "labkit/course/answers.py",  # write it
-    "labkit/bench/user_dataset.py",  # reads it
+    "tuner/source.py", "course/answers.py",  # write it
+    "bench/user_dataset.py",  # reads it
 }  # fmt: skip
 PICKLES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib", "yaml"}
 NEVER = {"eval", "exec", "compile", "__import__", "os.system"}
 SAFELY = {"torch.load": ("weights_only", "True"), "np.load": ("allow_pickle", "False")}
 
 
-def test_nothing_in_the_package_runs_what_it_reads():
-    for name, source in SOURCES.items():
-        for node in ast.walk(ast.parse(source.read_text())):
+def test_nothing_in_the_package_runs_what_it_reads_or_fills_html_with_it_as_it_is():
+    for path in PACKAGE.rglob("*.py"):
+        name = path.relative_to(PACKAGE).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
                 assert name in MAY_PICKLE or not PICKLES & {n.split(".")[0] for n in names}, name
-            if isinstance(node, ast.Call):
+            elif isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
-                keywords = {k.arg: ast.unparse(k.value) for k in node.keywords}
+                keywords = {k.arg: k.value for k in node.keywords}
                 assert called not in NEVER and "shell" not in keywords, (name, node.lineno)
-                keyword, safe = SAFELY.get(called, ("", None))
-                assert keywords.get(keyword) == safe, (name, node.lineno)
+                if called in SAFELY:
+                    keyword, safe = SAFELY[called]
+                    assert ast.unparse(keywords[keyword]) == safe, (name, node.lineno)
+            elif isinstance(node, ast.JoinedStr):
+                fixed = [str(p.value) for p in node.values if isinstance(p, ast.Constant)]
+                if any(re.search(r"</?[a-z]+[ >]", text) for text in fixed):
+                    filled = [p for p in node.values if isinstance(p, ast.FormattedValue)]
+                    assert not [ast.unparse(p.value) for p in filled if is_bare(p)], name
 
 
 # -- keys ----------------------------------------------------------------------------------------
@@ -312,16 +300,14 @@ PATTERNS = [
 ]
 
 
-@pytest.fixture
-def keys(monkeypatch):
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads /proc")
-def test_no_process_of_a_run_has_a_key_and_nothing_it_writes_holds_one(tiny, keys, tmp_path):
-    run = launch(tiny.but(num_workers=2, steps=10**6, seconds=60))
+def test_only_the_process_that_logs_has_a_key_and_nothing_written(tiny, tmp_path, monkeypatch):
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    code = "import os; open('keys.txt', 'w').write(os.environ.get('WANDB_API_KEY', 'none'))"
+    after = [sys.executable, "-c", code]
+    run = launch(tiny.but(num_workers=2, steps=10**6, seconds=60), after=after)
     deadline = time.monotonic() + 60
     while run.steps < 5:
         assert time.monotonic() < deadline and run.running, run.error
@@ -329,6 +315,12 @@ def test_no_process_of_a_run_has_a_key_and_nothing_it_writes_holds_one(tiny, key
     family = [run._process.process.pid, *processes.descendants(run._process.process.pid)]
     environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in family]
     run.stop()
+    logged = run.path / "keys.txt"
+    while not logged.exists() or not logged.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert logged.read_text() == KEYS["WANDB_API_KEY"]
+    logged.unlink()
     saved = run.save(tmp_path / "saved.jsonl").read_bytes()
     written = [file.read_bytes() for file in run.path.rglob("*") if file.is_file()]
     assert len(environments) >= 5  # supervisor, telemetry, bench, two workers
@@ -337,23 +329,12 @@ def test_no_process_of_a_run_has_a_key_and_nothing_it_writes_holds_one(tiny, key
         assert key not in repr(run) + json.dumps(run.to_dict())
 
 
-@pytest.mark.slow
-def test_the_process_that_logs_is_given_the_key(tiny, keys):
-    code = "import os; open('keys.txt', 'w').write(os.environ.get('WANDB_API_KEY', 'none'))"
-    run = launch(tiny, after=[sys.executable, "-c", code]).wait()
-    deadline, written = time.monotonic() + 30, run.path / "keys.txt"
-    while not written.exists() or not written.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    assert written.read_text() == KEYS["WANDB_API_KEY"]
-    assert KEYS["WANDB_API_KEY"] not in (run.path / "events.jsonl").read_text()
-
-
 def test_cloud_storage_of_a_readers_own_dataset_stays_reachable():
     cloud = {"AWS_SESSION_TOKEN": "x", "AWS_SECRET_ACCESS_KEY": "y"}
     assert processes.without_keys(cloud | {"HF_TOKEN": "z"}) == cloud
 
 
+@pytest.mark.slow
 def test_no_key_lies_in_the_repository_a_notebooks_stored_output_or_a_record():
     root, ends = PACKAGE.parent, processes.KEY_ENDINGS
     git = ["git", "ls-files", "-co", "--exclude-standard"]

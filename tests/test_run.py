@@ -45,7 +45,7 @@ def write_record(path, steps=40, wait_ms=50, busy_ms=10, slower=0.0):
 # -- numbers -------------------------------------------------------------------------------------
 
 
-def test_the_textbook_loop_is_a_sixth_busy(tmp_path):
+def test_the_textbook_loop_is_a_sixth_busy_and_a_missing_number_is_none(tmp_path):
     run = lk.load(write_record(tmp_path / "r.jsonl"))
     assert run.outcome == "finished" and run.warmup == 3 and run.steps == 40
     assert run.utilization == pytest.approx(1 / 6)
@@ -54,11 +54,8 @@ def test_the_textbook_loop_is_a_sixth_busy(tmp_path):
     assert times == pytest.approx((60, 50, 0, 10))
     assert run.spread == pytest.approx(0, abs=1e-9) and not run.noisy
     assert run.peak_memory_gib is None and run.energy_j is None
-
-
-def test_a_missing_number_is_none_and_never_zero(tmp_path):
-    run = lk.load(write_record(tmp_path / "r.jsonl", steps=1))
-    assert run.utilization is None and run.throughput is None and run.step_ms is None
+    short = lk.load(write_record(tmp_path / "r.jsonl", steps=1))
+    assert short.utilization is None and short.throughput is None and short.step_ms is None
 
 
 def test_an_uneven_run_says_that_it_is_noisy(tmp_path):
@@ -81,25 +78,18 @@ def test_every_shipped_record_gives_the_numbers_it_gave_when_it_was_made():
 
 
 @pytest.mark.slow
-def test_a_run_is_read_as_it_goes_on_and_reports_what_ran_and_what_could_not(tiny):
-    run = launch(tiny.but(pin_memory=True, precision="tf32", channels_last=True))
+def test_a_run_is_read_as_it_goes_on_and_workers_change_no_sample(tiny):
+    pipeline = tiny.but(dataset="jpeg", io_ms=0, steps=12, num_workers=3)
+    run = launch(pipeline.but(pin_memory=True, precision="tf32", channels_last=True))
     seen = set()
     while run.outcome == "running":  # and nobody calls `refresh`
         seen.add((run.steps, run.throughput is None))
-    assert len(seen) > 3 and run.outcome == "finished" and run.error is None
-    assert run.steps == tiny.steps and run.throughput
+    assert len(seen) > 2 and run.outcome == "finished" and run.error is None
+    assert run.steps == 12 and run.throughput and all(math.isfinite(loss) for loss in run.loss)
     if run.machine.kind == "cpu":
-        assert set(run.not_applied) == {"pin_memory", "precision", "channels_last"}
+        assert set(run.not_applied) >= {"pin_memory", "precision", "channels_last"}
         assert run.pipeline.precision == "fp32" and run.asked.precision == "tf32"
-    assert run.pipeline.width == 32 and run.pipeline.io_ms == 0
-    assert all(math.isfinite(loss) for loss in run.loss)
-
-
-@pytest.mark.slow
-def test_the_same_seed_trains_on_the_same_samples_whatever_the_workers(tiny):
-    pipeline = tiny.but(dataset="jpeg", io_ms=0, steps=12)
-    losses = [launch(pipeline.but(num_workers=n)).wait().loss for n in (0, 3)]
-    assert losses[0] == losses[1]
+        assert launch(pipeline.but(num_workers=0)).wait().loss == run.loss  # of the same seed
 
 
 @pytest.mark.slow
@@ -110,7 +100,7 @@ from labkit.bench.models import AdamW
 
 def trained(kind, fused):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+    model = torch.nn.Linear(8, 2)
     optimizer = kind(model.parameters(), lr=1e-2, fused=fused)
     for _ in range(20):
         torch.nn.functional.cross_entropy(model(torch.randn(4, 8)), torch.ones(4).long()).backward()
@@ -177,18 +167,19 @@ def test_a_saved_run_loads_as_recorded_with_the_same_numbers(finished, tmp_path)
     ],
 )
 def test_what_is_no_record_is_refused_with_one_clear_error(content, message, tmp_path):
-    file = tmp_path / "bad.jsonl"
-    file.write_bytes(content)
-    with pytest.raises(lk.RecordError, match=message):
-        lk.load(file)
-    (tmp_path / "bad.jsonl.gz").write_bytes(gzip.compress(content)[:-4])
-    with pytest.raises(lk.RecordError):
-        lk.load(tmp_path / "bad.jsonl.gz")
-    with pytest.raises(lk.RecordError, match="no record here"):
-        lk.load(tmp_path / "missing.jsonl")
+    plain, packed = tmp_path / "bad.jsonl", tmp_path / "bad.jsonl.gz"
+    plain.write_bytes(content)
+    packed.write_bytes(gzip.compress(content)[:-4])
+    for file, says in (
+        (plain, message),
+        (packed, "bad.jsonl.gz"),
+        (tmp_path / "missing", "no record here"),
+    ):
+        with pytest.raises(lk.RecordError, match=says):
+            lk.load(file)
 
 
-@settings(derandomize=True, deadline=None)
+@settings(derandomize=True, deadline=None, max_examples=40)
 @given(st.binary(max_size=400), st.integers(0, 3000))
 def test_a_damaged_record_loads_or_is_refused_and_nothing_else(tmp_path_factory, noise, where):
     file = tmp_path_factory.getbasetemp() / "damaged.jsonl"
@@ -264,13 +255,9 @@ def test_an_interrupt_stops_what_runs_and_keeps_what_has_ended():
     assert len(sweep) < 5 and [run.outcome for run in sweep][-1:] in ([], ["finished"])
 
 
-@pytest.mark.parametrize(
-    ("devices", "knobs"),
-    [
-        ("cuda:0", {}), ([], {}), (["cuda:0", "cuda:0"], {}), (["cuda", "cuda:0"], {}),
-        (["tpu"], {}), (["cpu"], {"device": ["cpu"]}),
-    ],
-)  # fmt: skip
-def test_bad_devices_of_a_sweep_are_refused_before_anything_runs(devices, knobs):
-    with pytest.raises(ValueError, match="device"):
-        Sweep(Pipeline(), {"batch_size": [1], **knobs}, devices=devices)
+def test_bad_devices_of_a_sweep_are_refused_before_anything_runs():
+    for devices in ("cuda:0", [], ["cuda:0", "cuda:0"], ["cuda", "cuda:0"], ["tpu"]):
+        with pytest.raises(ValueError, match="device"):
+            Sweep(Pipeline(), {"batch_size": [1]}, devices)
+    with pytest.raises(ValueError, match="swept already"):
+        Sweep(Pipeline(), {"device": ["cpu"]}, ["cpu"])
