@@ -18,6 +18,7 @@ from standin_gpu import Card
 from labkit.course import faultset, slow_script
 from labkit.course import record as course_records
 from labkit.course.task import all_tasks
+from labkit.results.machine import Machine
 from labkit.spec import Pipeline
 
 CORES = 16  # of the machine that the card is in
@@ -134,8 +135,9 @@ def pipelines(card: Card, base: dict[str, Any]) -> Iterator[Claimed]:
 
 def of_faults(base: dict[str, Any]) -> Iterator[Claimed]:
     """Yield every planted fault and healthy pipeline that can show on a card."""
+    here = faultset.Here(base, Machine(kind="gpu"))
     for fault in (each.on("gpu") for each in faultset.EVERYTHING):
-        if faultset.cannot_show(fault, "gpu", base["precision"]):
+        if here.cannot_show(fault):
             continue
         for severity in SEVERITIES:
             case = faultset.Case(fault, severity, 0, base)

@@ -56,7 +56,7 @@ class Lint:
     def __init__(self, gpu: StandIn):
         self.gpu, self.card, self.kept = gpu, gpu.cards[0], {}
         model_size.time_step = self.step_ms
-        faultset.machine, faultset._finished = lambda: SimpleNamespace(kind="gpu"), self.finished
+        faultset.machine, faultset.finished = lambda: SimpleNamespace(kind="gpu"), self.finished
 
     def rows(self, names: list[str]) -> Iterator[Row]:
         """Yield a row for every step and card."""
@@ -151,9 +151,9 @@ class Lint:
         job = model_size.plain_job(DEVICE, model=model, width=width, depth=depth, image_px=image_px)
         return period_us(replayed(Step(self.ops_of(job)), self.card)) / 1e3
 
-    def finished(self, knobs: dict[str, Any]) -> SimpleNamespace:
+    def finished(self, pipeline: Pipeline) -> SimpleNamespace:
         """Stand in for a run that the fault set finds its base with."""
-        claimed = Claimed("", Pipeline(**knobs))
+        claimed = Claimed("", pipeline)
         step = self.step(claimed)
         return SimpleNamespace(
             compute_ms=period_us(replayed(step.fed, self.card)) / 1e3,

@@ -44,8 +44,8 @@ def test_old_cards_get_fp16_and_new_ones_bf16():
 
 @pytest.mark.parametrize("cores", [1, 2, 4, 8, 64])
 def test_enough_steps_are_left_for_a_verdict_behind_what_was_prefetched(cores):
-    steps = script.usual_steps(cores)
-    knobs = script.settings(script.LADDER, False, cores, steps)
+    knobs = script.settings(script.LADDER, False, cores)
+    steps = knobs["steps"]
     in_flight = knobs["num_workers"] * knobs["prefetch_factor"]
     warmup = min(max(3, in_flight), steps // 3)  # as the bench asks for it, and a Run allows it
     assert warmup >= in_flight and steps - warmup >= thresholds.MIN_STEPS

@@ -1,7 +1,6 @@
 """The labelled fault set: its shape, a few of its faults for real, and how they are counted."""
 
 import json
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +9,7 @@ from torch import nn
 
 from labkit.course import faultset, slow_faults
 from labkit.course.faultscore import FaultScore, Scored, run_set
-from labkit.course.faultset import BASES, CALIBRATION, EVERYTHING, FAULTS, SCORING, Case, Here
+from labkit.course.faultset import BASES, EVERYTHING, FAULTS, HALVES, Case, Here
 from labkit.results.machine import Machine
 
 CPU = Here(BASES["cpu"] | {"precision": "fp32"}, Machine(kind="cpu"))
@@ -23,8 +22,7 @@ def test_the_set_has_two_dozen_faults_healthy_ones_and_mixtures_and_scores_on_ot
     assert {fault.expected for fault in EVERYTHING} == set(faultset.NAMES)
     assert all(fault.expected == "compute" for fault in faultset.HEALTHY)
     for key in ("severities", "seeds"):
-        assert not set(CALIBRATION[key]) & set(SCORING[key])
-    assert len(list(CPU.cases(SCORING))) == 5 * len(EVERYTHING)
+        assert not set(HALVES["calibration"][key]) & set(HALVES["scoring"][key])
 
 
 @pytest.mark.parametrize("here", [CPU, GPU], ids=["CPU", "GPU"])
@@ -39,15 +37,21 @@ def test_every_case_is_a_pipeline_that_is_allowed_and_a_plant_that_exists(here):
         assert fault not in FAULTS or fault.plant or case.pipeline != case.cured
 
 
-def test_a_fault_that_cannot_show_says_why():
-    pageable, slow_format = map(faultset.named, ("pageable copies", "FP32 where BF16 would do"))
-    assert "GPU" in faultset.cannot_show(pageable, "cpu", "fp32")
-    assert "BF16" in faultset.cannot_show(slow_format, "cpu", "fp32")
-    assert faultset.cannot_show(faultset.named("launch storm"), "cpu", "fp32") is None
-    assert "--shm-size" in faultset.cannot_show(pageable, "gpu", "bf16", shm_gib=0.06)
-    assert faultset.cannot_show(pageable, "gpu", "bf16", shm_gib=8.0) is None
-    missing = [fault.name for fault in EVERYTHING if faultset.cannot_show(fault, "gpu", "bf16")]
-    assert missing == ["too many workers"]  # they take cores that a model on a GPU does not need
+@pytest.mark.parametrize(
+    ("name", "here", "why"),
+    [
+        ("pageable copies", CPU, "GPU only"),
+        ("FP32 where BF16 would do", CPU, "BF16 is not faster"),
+        ("launch storm", CPU, None),
+        ("pageable copies", GPU._replace(machine=Machine(kind="gpu", shm_gib=0.06)), "--shm-size"),
+        ("pageable copies", GPU._replace(machine=Machine(kind="gpu", shm_gib=8.0)), None),
+    ],
+)
+def test_a_fault_that_cannot_show_says_why(name, here, why):
+    told = here.cannot_show(faultset.named(name))
+    assert told is None if why is None else why in told
+    # they take cores that a model on a GPU does not need
+    assert [f.name for f in EVERYTHING if GPU.cannot_show(f)] == ["too many workers"]
 
 
 @pytest.mark.parametrize(
@@ -60,15 +64,13 @@ def test_on_a_gpu_the_base_takes_the_fastest_format_and_a_depth_of_about_ten_ms(
 ):
     plain_ms = 44.0  # in FP32, at a depth of 2
 
-    def finished(base):
-        ms = plain_ms / (fp16_speedup if base["precision"] == "fp16" else 1)
-        return SimpleNamespace(
-            compute_ms=ms, xray_facts={"bf16_speedup": bf16_speedup},
-            machine=Machine(kind="gpu"), pipeline=SimpleNamespace(**base),
-        )  # fmt: skip
+    def finished(pipeline):
+        ms = plain_ms / (fp16_speedup if pipeline.precision == "fp16" else 1)
+        facts, machine = {"bf16_speedup": bf16_speedup}, Machine(kind="gpu")
+        return SimpleNamespace(compute_ms=ms, xray_facts=facts, machine=machine, pipeline=pipeline)
 
     monkeypatch.setattr(faultset, "machine", lambda: Machine(kind="gpu"))
-    monkeypatch.setattr(faultset, "_finished", finished)
+    monkeypatch.setattr(faultset, "finished", finished)
     base = faultset.base_here().base
     assert base["precision"] == precision
     step_ms = plain_ms / 2 * base["depth"] / max(bf16_speedup or fp16_speedup, 1)
@@ -139,8 +141,7 @@ def test_severe_faults_are_named_for_real_and_an_interrupted_set_goes_on_where_i
     tmp_path, labkit_command, monkeypatch
 ):
     keep, plot = tmp_path / "kept.jsonl", tmp_path / "matrix.png"
-    names = ["object building", "healthy CNN"]
-    only = [word for name in names for word in ("--only", name)]
+    only = ("--only", "object building", "--only", "healthy CNN")
     run = ("faults", "--seeds", "1", "--keep", keep, "--plot", plot, "--json")
     done = labkit_command(*run, *only)
     assert done.returncode == 0 and plot.exists() and "runs done" in done.stderr, done.stderr
@@ -152,19 +153,16 @@ def test_severe_faults_are_named_for_real_and_an_interrupted_set_goes_on_where_i
     lines = keep.read_text()
     keep.write_text(lines + '{"torn')
     monkeypatch.setattr(faultset, "base_here", lambda: CPU)
-    assert run_set(seeds=1, only=names[:1], keep=keep).n == 1  # nothing was run again
+    assert run_set(seeds=1, only=["object building"], keep=keep).n == 1  # nothing was run again
     assert keep.read_text() == lines + '{"torn'
-
-
-def result(expected, named, **more):
-    return replace(Scored("a fault", 2, 0, expected, named, 1.0, 0.3), **more)
 
 
 def test_the_score_counts_what_it_says():
     named = ("input", "input"), ("launch", "input"), ("compute", "compute")
     named += ("compute", "precision"), ("compute", "unsure")
+    scored = tuple(Scored("a fault", 2, 0, *pair, 1.0, 0.3) for pair in named)
     skipped = {"pageable copies": "shows on a GPU only"}
-    score = FaultScore(tuple(result(*pair) for pair in named), skipped, "a <CPU>", "cpu", "scoring")
+    score = FaultScore(scored, skipped, "a <CPU>", "cpu", "scoring")
     assert (score.n, score.accuracy, score.false_alarms, score.unsure) == (5, 0.4, 1, 0.2)
     assert score.matrix["launch"]["input"] == 1
     json.dumps(score.to_dict(), allow_nan=False)

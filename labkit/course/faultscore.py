@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.analysis.diagnosis import SHARED, Diagnosis, diagnose
+from labkit.analysis.diagnosis import SHARED, diagnose
 from labkit.course import faultset
-from labkit.course.faultset import NAMES
+from labkit.course.faultset import EVERYTHING, HALVES, NAMES, Case, finished
 from labkit.results.result import Result
 from labkit.results.table import Table
 
-HALVES = {"scoring": faultset.SCORING, "calibration": faultset.CALIBRATION}
+NAMED = (*NAMES, "unsure")
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,6 @@ class Scored:
     named: str
     confidence: float
     lost_share: float
-
-    @property
-    def right(self) -> bool:
-        """True if the first-ranked bottleneck is the planted one."""
-        return self.named == self.expected
 
     def __str__(self) -> str:
         what = f"{self.fault}, severity {self.severity}, seed {self.seed}"
@@ -61,16 +56,19 @@ class FaultScore(Result):
         return len(self.scored)
 
     @property
+    def wrong(self) -> list[Scored]:
+        """The runs whose first-ranked bottleneck is not the planted one."""
+        return [s for s in self.scored if s.named != s.expected]
+
+    @property
     def accuracy(self) -> float | None:
         """Share of all runs (0 to 1) whose first-ranked bottleneck is right."""
-        return sum(s.right for s in self.scored) / self.n if self.n else None
+        return (self.n - len(self.wrong)) / self.n if self.n else None
 
     @property
     def false_alarms(self) -> int:
         """Healthy runs that were called sick; `unsure` does not count as a call."""
-        return sum(
-            s.expected == "compute" and s.named not in ("compute", "unsure") for s in self.scored
-        )
+        return sum(s.expected == "compute" and s.named != "unsure" for s in self.wrong)
 
     @property
     def unsure(self) -> float | None:
@@ -81,18 +79,15 @@ class FaultScore(Result):
     def matrix(self) -> dict[str, dict[str, int]]:
         """Runs by what was planted, then by what was named."""
         count = Counter((s.expected, s.named) for s in self.scored)
-        return {p: {name: count[p, name] for name in (*NAMES, "unsure")} for p in NAMES}
-
-    def plot(self) -> Any:
-        """Draw the matrix as a matplotlib Figure."""
-        return draw(self)
+        return {planted: {name: count[planted, name] for name in NAMED} for planted in NAMES}
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON types."""
         names = ("n", "accuracy", "false_alarms", "unsure", "matrix", "machine", "kind", "half",
                  "repeated", "skipped")  # fmt: skip
-        wrong = [asdict(s) for s in self.scored if not s.right]
-        return {**{name: getattr(self, name) for name in names}, "wrong": wrong}
+        return {name: getattr(self, name) for name in names} | {
+            "wrong": list(map(asdict, self.wrong))
+        }
 
     @property
     def headline(self) -> str:
@@ -107,14 +102,33 @@ class FaultScore(Result):
 
     def table(self) -> Table:
         """The matrix: planted, then one column for each name."""
-        wrong = [f"  {s}" for s in self.scored if not s.right]
-        return Table(
-            [(planted, *(n or "" for n in row.values())) for planted, row in self.matrix.items()],
-            ("planted", *NAMES, "unsure"),
-            title=self.headline,
-            foot=(*wrong, *(f"  not run: {name}: {why}" for name, why in self.skipped.items())),
-            left=(),
-        )
+        rows = [(planted, *(n or "" for n in row.values())) for planted, row in self.matrix.items()]
+        foot = [*map(str, self.wrong), *(f"not run: {f}: {why}" for f, why in self.skipped.items())]
+        return Table(rows, ("planted", *NAMED), self.headline, [f"  {line}" for line in foot], ())
+
+    def plot(self) -> Any:
+        """Draw the matrix, planted down, named across; right ones green, wrong ones red."""
+        import numpy as np
+        from matplotlib.colors import LinearSegmentedColormap
+        from matplotlib.figure import Figure
+
+        counts = np.array([list(row.values()) for row in self.matrix.values()])
+        share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+        sign = 2 * np.eye(*counts.shape) - 1
+        colours = LinearSegmentedColormap.from_list("share", ["#D55E00", "#FFFFFF", "#009E73"])
+        figure = Figure(figsize=(8.2, 4.4), layout="constrained")
+        axes = figure.subplots()
+        axes.imshow(share * sign, cmap=colours, vmin=-1, vmax=1, aspect="auto")
+        for i, j in zip(*np.nonzero(counts), strict=True):
+            ink = "white" if share[i, j] > 0.6 else "black"
+            axes.text(j, i, counts[i, j], ha="center", va="center", fontsize=11, color=ink)
+        for axis, names in ((axes.xaxis, NAMED), (axes.yaxis, NAMES)):
+            axis.set_ticks(range(len(names)), [n.replace("_", "\n") for n in names], fontsize=9)
+        axes.set_xlabel("named first by the diagnosis")
+        axes.set_ylabel("planted")
+        title = self.headline.replace(": ", "\n", 1)
+        axes.set_title(title, loc="left", fontsize=11).set_parse_math(False)
+        return figure
 
 
 def run_set(
@@ -123,7 +137,7 @@ def run_set(
     seeds: int = 5,
     only: Iterable[str] | None = None,
     keep: str | os.PathLike | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Callable[[int, int, str], None] = lambda *_: None,
 ) -> FaultScore:
     """Run a half of the fault set on this machine, diagnose every run, return the score.
 
@@ -140,27 +154,22 @@ def run_set(
     """
     if half not in HALVES:
         raise ValueError(f"Unknown half {half!r}; available: {', '.join(HALVES)}.")
-    wanted = None if only is None else {faultset.named(name).name for name in only}
-    if progress:
-        progress(0, 1, "measuring which number format is faster here")
-    here = faultset.base_here()
-    machine, done = here.machine, _kept(keep)
-    surroundings = machine.kind, here.base["precision"], machine.shm_gib
-    skipped, todo, scored, repeated = {}, [], [], 0
-    for case in here.cases(HALVES[half], seeds):
-        if wanted is None or case.fault.name in wanted:
-            if why := faultset.cannot_show(case.fault, *surroundings):
-                skipped[case.fault.name] = why
-            else:
-                todo.append(case)
+    wanted = EVERYTHING if only is None else [faultset.named(name) for name in only]
+    progress(0, 1, "measuring which number format is faster here")
+    here, done = faultset.base_here(), _kept(keep)
+    skipped = {f.name: why for f in wanted if (why := here.cannot_show(f))}
+    todo, scored, repeated = [], [], 0
+    severities = HALVES[half]["severities"]
+    for turn, seed in enumerate(HALVES[half]["seeds"][:seeds]):  # severities take turns
+        for fault in (each.on(here.machine.kind) for each in wanted if each.name not in skipped):
+            todo.append(Case(fault, severities[turn % len(severities)], seed, here.base))
     for number, case in enumerate(todo):
-        if progress:
-            progress(number, len(todo), str(case))
+        progress(number, len(todo), str(case))
         result = done.get((case.fault.name, case.severity, case.seed))
         if result is None:
-            found = _diagnosed(case)
+            found = diagnose(finished(case.pipeline, case.planted))
             if found.findings[0].cause == SHARED:  # others used the device: once more
-                found, repeated = _diagnosed(case), repeated + 1
+                found, repeated = diagnose(finished(case.pipeline, case.planted)), repeated + 1
             result = Scored(
                 case.fault.name, case.severity, case.seed, case.fault.expected, found.bottleneck,
                 round(found.confidence, 3), round(found.findings[0].lost_share, 4),
@@ -169,14 +178,8 @@ def run_set(
                 with open(keep, "a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(result)) + "\n")
         scored.append(result)
+    machine = here.machine
     return FaultScore(tuple(scored), skipped, machine.name, machine.kind, half, repeated)
-
-
-def _diagnosed(case: faultset.Case) -> Diagnosis:
-    run = case.start().wait()
-    if run.outcome != "finished":
-        raise RuntimeError(f"{case} did not finish: {run.error or run.outcome}")
-    return diagnose(run)
 
 
 def _kept(keep: str | os.PathLike | None) -> dict[tuple[str, int, int], Scored]:
@@ -190,41 +193,3 @@ def _kept(keep: str | os.PathLike | None) -> dict[tuple[str, int, int], Scored]:
                 continue
             found[scored.fault, scored.severity, scored.seed] = scored
     return found
-
-
-def draw(score: FaultScore) -> Any:
-    """Draw a `FaultScore`: planted down, named across; right ones green, wrong ones red."""
-    import numpy as np
-    from matplotlib.colors import LinearSegmentedColormap
-    from matplotlib.figure import Figure
-
-    ends = ("#D55E00", "#009E73")
-    scales = [LinearSegmentedColormap.from_list("share", ["#FFFFFF", end]) for end in ends]
-    planted, named = list(score.matrix), [*NAMES, "unsure"]
-    counts = np.array([[score.matrix[p][n] for n in named] for p in planted])
-    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    colours = [
-        [scales[p == n](share[i, j]) for j, n in enumerate(named)] for i, p in enumerate(planted)
-    ]
-    figure = Figure(figsize=(8.2, 4.4), layout="constrained")
-    axes = figure.subplots()
-    axes.imshow(np.array(colours), aspect="auto")
-    for i, j in zip(*np.nonzero(counts), strict=True):
-        ink = "white" if share[i, j] > 0.6 else "black"
-        axes.text(j, i, counts[i, j], ha="center", va="center", fontsize=11, color=ink)
-    words = {"memory_bandwidth": "memory\nbandwidth", "compute": "compute\n(healthy)"}
-    for axis, names in ((axes.xaxis, named), (axes.yaxis, planted)):
-        axis.set_ticks(range(len(names)), [words.get(n, n) for n in names], fontsize=9)
-        axis.set_ticks(np.arange(len(names) + 1) - 0.5, minor=True)
-    axes.grid(which="minor", color="#CCCCCC", linewidth=0.8)
-    axes.tick_params(which="both", length=0)
-    axes.spines[:].set_visible(False)
-    axes.set_xlabel("named first by the diagnosis")
-    axes.set_ylabel("planted")
-    right = "no runs" if score.accuracy is None else f"{score.accuracy:.1%} right"
-    title = (
-        f"{score.n} runs of the {score.half} half: {right}, {score.false_alarms} healthy called "
-        f"sick\n{score.machine} ({score.kind.upper()})"
-    )
-    axes.set_title(title, loc="left", fontsize=11).set_parse_math(False)
-    return figure

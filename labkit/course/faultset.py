@@ -2,42 +2,33 @@
 
 A label is what was planted, not what the diagnosis says: each fault names the resource it takes
 from the device, and `cured` is the same pipeline without it, so that what it costs can be measured.
-Severities 1 and 3 and the calibration seeds are for setting thresholds, 2 and 4 and the scoring
-seeds for scoring; none is used for both.
+Severities and seeds are for setting thresholds (calibration) or for scoring, none for both.
 
 A GPU does a CPU's step in a fraction of a millisecond, and then waits for launches whatever was
 planted. So there the set stands on a larger base, as deep as it takes for a step of `STEP_MS`, and
-`on_gpu` has the knobs and amounts that differ.
+`on_gpu` has the fields that differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from labkit.analysis.finding import BOTTLENECKS
 from labkit.results.launch import launch
 from labkit.results.machine import Machine, machine
 from labkit.results.run import Run
 from labkit.spec import Pipeline
 
-CALIBRATION = {"severities": (1, 3), "seeds": (100, 101, 102, 103, 104)}
-SCORING = {"severities": (2, 4), "seeds": (0, 1, 2, 3, 4)}
-NAMES = ("input", "transfer", "launch", "memory_bandwidth", "precision", "compute")
-BOTH, CPU, GPU = ("cpu", "gpu"), ("cpu",), ("gpu",)
-STEPS = 24
+HALVES = {
+    "scoring": {"severities": (2, 4), "seeds": (0, 1, 2, 3, 4)},
+    "calibration": {"severities": (1, 3), "seeds": (100, 101, 102, 103, 104)},
+}
+NAMES = tuple(n for n in BOTTLENECKS if n not in ("communication", "straggler", "unsure"))
 FASTER = 1.25  # a 16-bit format counts as the faster one from this speed-up on
 STEP_MS = 10.0  # of a GPU's base: 10 times the launches, and what is planted can exceed it
-HOOK = "labkit.course.slow_faults:plant_all"
 
-Base = dict[str, Any]  # knobs of the healthy pipeline that faults are planted in
-Knobs = Callable[[float], Base]  # from a fault's amount
-
-
-def _knobs(base: Base | None = None, /, **knobs: Any) -> Knobs:
-    """Return fixed knobs by the amount, which `...` stands for."""
-    knobs = (base or {}) | knobs
-    return lambda amount: {k: int(amount) if v is ... else v for k, v in knobs.items()}
+Base = dict[str, Any]  # knobs; in a `Fault`, `...` stands for the amount
 
 
 @dataclass(frozen=True)
@@ -48,13 +39,13 @@ class Fault:
     expected: str  # what a right diagnosis names first
     amounts: tuple[float, float, float, float]  # its size at severity 1 to 4, as `about` states
     about: str  # what is planted, and the unit of the amount
-    devices: tuple[str, ...] = BOTH  # where it can show
     plant: str | None = None  # name in `slow_faults`; None where knobs alone make the fault
     also: str | None = None  # a second fault, "name@amount", for mixtures
-    knobs: Knobs = field(default=_knobs(), repr=False)  # those it needs
-    cure: Knobs = field(default=_knobs(), repr=False)  # those that take it away, with the plant
+    knobs: Base = field(default_factory=dict, repr=False)  # those it needs
+    cure: Base = field(default_factory=dict, repr=False)  # those that take it away, with the plant
+    devices: tuple[str, ...] = ("cpu", "gpu")  # where it can show
     needs: str | None = None  # "bf16": a faster 16-bit format; "shm": 1 GiB of /dev/shm
-    on_gpu: Base = field(default_factory=dict, repr=False, hash=False)  # fields that differ there
+    on_gpu: Base = field(default_factory=dict, repr=False)  # fields that differ there
 
     def on(self, kind: str) -> Fault:
         """Return the fault as it is planted on a "cpu" or "gpu"."""
@@ -78,36 +69,31 @@ class Case:
     @property
     def planted(self) -> str | None:
         """The plants, as "name@amount+..."; None if knobs alone make the fault."""
-        own = f"{self.fault.plant}@{self.amount:g}" if self.fault.plant else None
+        own = self.fault.plant and f"{self.fault.plant}@{self.amount:g}"
         return "+".join(filter(None, (own, self.fault.also))) or None
 
     @property
     def pipeline(self) -> Pipeline:
         """The base, with the knobs that the fault needs."""
-        return Pipeline(**(self.base | self.fault.knobs(self.amount)), seed=self.seed)
+        return Pipeline(**(self.base | self._filled(self.fault.knobs)), seed=self.seed)
 
     @property
     def cure(self) -> Base:
         """The knobs that take the fault away; a slow format gives way to the base's."""
         format = {"precision": self.base["precision"]} if self.fault.needs == "bf16" else {}
-        return self.fault.cure(self.amount) | format
+        return self._filled(self.fault.cure) | format
 
     @property
     def cured(self) -> Pipeline:
         """The same pipeline without the fault."""
         return self.pipeline.but(**self.cure)
 
-    def start(self) -> Run:
-        """Start it in a process of its own."""
-        return started(self.pipeline, self.planted)
+    def _filled(self, knobs: Base) -> Base:
+        size = self.amount
+        return {k: size if v is ... else v(size) if callable(v) else v for k, v in knobs.items()}
 
     def __str__(self) -> str:
         return f"{self.fault.name} severity {self.severity} seed {self.seed}"
-
-
-def started(pipeline: Pipeline, planted: str | None) -> Run:
-    """Start a pipeline with "name@amount+..." planted in it, or nothing."""
-    return launch(pipeline, fault=planted and f"{HOOK}:{planted}")
 
 
 # CPU: a healthy step of 20 to 40 ms on one core. GPU: `base_here` finds precision and depth; the
@@ -115,125 +101,120 @@ def started(pipeline: Pipeline, planted: str | None) -> Run:
 # ms, 12 launches), and one layer a short step on a T4 (14 ms in FP16). The data takes 0.3 ms.
 BASES: dict[str, Base] = {
     "cpu": {"dataset": "array", "model": "cnn", "image_px": 64, "width": 48, "depth": 3,
-            "fused_optimizer": True, "steps": STEPS, "seconds": 10.0},
+            "fused_optimizer": True, "steps": 24, "seconds": 10.0},
     "gpu": {"dataset": "array", "model": "cnn", "image_px": 64, "width": 768, "depth": 2,
             "fused_optimizer": True, "steps": 40, "seconds": 10.0},
 }  # fmt: skip
 JPEG = {"dataset": "jpeg", "io_ms": 0.0, "num_workers": 1}
 SMALL = {"width": 16, "depth": 3}  # on a GPU: next to nothing beside what is planted
 LARGE_MAPS = {"width": 256, "depth": 1, "image_px": 128, "batch_size": 64}  # passes over 134 MB
-
+SHORT_QUEUE = {"num_workers": 2, "prefetch_factor": 1, "stall_ms": ..., "stall_every": 5}
+WIDE_MLP = {"model": "mlp", "width": ..., "image_px": 48, "fused_optimizer": False,
+            "precision": "fp32"}  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (
     # The data comes late
     Fault("slow decode", "input", (4, 6, 8, 12), "every file decoded this many times more",
-          plant="slow_decode", knobs=_knobs(JPEG)),
+          "slow_decode", knobs=JPEG),
     Fault("heavy augmentation", "input", (12, 16, 24, 40), "rounds of augmentation",
-          knobs=_knobs(JPEG, augment=...), cure=_knobs(augment=1)),
+          knobs=JPEG | {"augment": ...}, cure={"augment": 1}),
     Fault("object building", "input", (1800, 2500, 3500, 5000), "dictionaries built for every item",
-          plant="object_building", on_gpu={"amounts": (6000, 9000, 12000, 18000)}),
+          "object_building", on_gpu={"amounts": (6000, 9000, 12000, 18000)}),
     Fault("slow-disk stalls", "input", (150, 220, 300, 450), "ms of stall in one of 6 batches",
-          knobs=_knobs(stall_ms=..., stall_every=6), cure=_knobs(stall_ms=0)),
+          knobs={"stall_ms": ..., "stall_every": 6}, cure={"stall_ms": 0}),
     Fault("no workers", "input", (1, 2, 3, 5), "ms of storage wait per item, num_workers=0",
-          knobs=lambda ms: {"io_ms": ms}, cure=_knobs(num_workers=6),
-          on_gpu={"amounts": (3, 4, 6, 8)}),
+          knobs={"io_ms": ...}, cure={"num_workers": 6}, on_gpu={"amounts": (3, 4, 6, 8)}),
     Fault("too few workers", "input", (5, 7, 10, 15), "ms of storage wait per item, num_workers=1",
-          knobs=lambda ms: JPEG | {"io_ms": ms}, cure=_knobs(num_workers=8)),
+          knobs=JPEG | {"io_ms": ...}, cure={"num_workers": 8}),
     # In a steady state idle workers cost memory, not time: they show where items are heavy, and
     # where the model's own cores are what they take
-    Fault("too many workers", "input", (4, 6, 8, 10), "workers on heavy items, on two cores", CPU,
-          knobs=_knobs(JPEG, num_workers=..., augment=12, steps=60),
-          cure=_knobs(num_workers=1, augment=1)),
+    Fault("too many workers", "input", (4, 6, 8, 10), "workers on heavy items, on two cores",
+          knobs=JPEG | {"num_workers": ..., "augment": 12, "steps": 60},
+          cure={"num_workers": 1, "augment": 1}, devices=("cpu",)),
     Fault("thread oversubscription", "input", (3, 4, 6, 8), "blurs an item, on 16 threads in each "
-          "of 2 workers", plant="oversubscribed", knobs=_knobs(num_workers=2),
+          "of 2 workers", "oversubscribed", knobs={"num_workers": 2},
           on_gpu={"amounts": (8, 12, 16, 24)}),
     Fault("prefetch too small", "input", (120, 160, 200, 260), "ms of stall in one of 5 batches, "
-          "2 workers with 1 batch each", knobs=_knobs(num_workers=2, prefetch_factor=1,
-          stall_ms=..., stall_every=5), cure=_knobs(prefetch_factor=8),
+          "2 workers with 1 batch each", knobs=SHORT_QUEUE, cure={"prefetch_factor": 8},
           on_gpu={"about": "ms of stall in one of 16 batches, 2 workers with 1 batch each",
-                  "knobs": _knobs(num_workers=2, prefetch_factor=1, stall_ms=..., stall_every=16,
-                                  steps=80), "cure": _knobs(prefetch_factor=16)}),
+                  "knobs": SHORT_QUEUE | {"stall_every": 16, "steps": 80},
+                  "cure": {"prefetch_factor": 16}}),
     # Copies
     Fault("many small copies", "transfer", (250, 400, 600, 1000), "pieces a sample is copied in",
-          plant="small_copies", on_gpu={"amounts": (100, 150, 200, 300)}),
-    Fault("pageable copies", "transfer", (64, 96, 128, 192), "samples of 224 px, not pinned", GPU,
-          knobs=_knobs(width=4, depth=1, image_px=224, batch_size=..., num_workers=12),
-          cure=_knobs(pin_memory=True, non_blocking=True, prefetch_to_device=True), needs="shm"),
+          "small_copies", on_gpu={"amounts": (100, 150, 200, 300)}),
+    Fault("pageable copies", "transfer", (64, 96, 128, 192), "samples of 224 px, not pinned",
+          knobs={"width": 4, "depth": 1, "image_px": 224, "batch_size": ..., "num_workers": 12},
+          cure={"pin_memory": True, "non_blocking": True, "prefetch_to_device": True},
+          devices=("gpu",), needs="shm"),
     # The host keeps the device waiting
     Fault("tiny batches", "launch", (16, 12, 10, 8), "channels, at batch size 1",
-          knobs=_knobs(width=..., image_px=32, batch_size=1, steps=100),
-          cure=_knobs(batch_size=64),
-          on_gpu={"knobs": _knobs(width=..., depth=12, image_px=32, batch_size=1, steps=100)}),
-    Fault("sync every step", "launch", (250, 350, 500, 700), ".item() calls a step", GPU,
-          plant="read_losses"),
+          knobs={"width": ..., "image_px": 32, "batch_size": 1, "steps": 100},
+          cure={"batch_size": 64}, on_gpu={"knobs": {"width": ..., "depth": 12, "image_px": 32,
+                                                     "batch_size": 1, "steps": 100}}),
+    Fault("sync every step", "launch", (250, 350, 500, 700), ".item() calls a step",
+          "read_losses", devices=("gpu",)),
     Fault("logging every step", "launch", (12, 20, 30, 50), "passes over all parameters' "
-          "statistics a step", plant="log_everything"),
+          "statistics a step", "log_everything"),
     Fault("launch storm", "launch", (1500, 2500, 4000, 6000), "pairs of operators on 8 numbers",
-          plant="launch_storm",
-          on_gpu={"amounts": (300, 500, 800, 1200), "knobs": _knobs(SMALL)}),
+          "launch_storm", on_gpu={"amounts": (300, 500, 800, 1200), "knobs": SMALL}),
     Fault("Python-heavy model", "launch", (300, 500, 800, 1200), "thousand turns of a loop",
-          plant="python_heavy", on_gpu={"amounts": (600, 1000, 1500, 2000)}),
-    Fault("recompiles", "launch", (4, 3, 2, 1), "steps to a recompile", plant="recompiles",
-          on_gpu={"knobs": _knobs(depth=2)}),
+          "python_heavy", on_gpu={"amounts": (600, 1000, 1500, 2000)}),
+    Fault("recompiles", "launch", (4, 3, 2, 1), "steps to a recompile", "recompiles",
+          on_gpu={"knobs": {"depth": 2}}),
     # On a CPU a break costs too little to be measured (25 µs each against 30 ms of compute)
-    Fault("graph breaks", "launch", (100, 150, 200, 300), "graph breaks a forward", GPU,
-          plant="graph_breaks", knobs=_knobs(SMALL)),
+    Fault("graph breaks", "launch", (100, 150, 200, 300), "graph breaks a forward",
+          "graph_breaks", knobs=SMALL, devices=("gpu",)),
     Fault("foreach off", "launch", (600, 900, 1400, 2000), "small parameters updated one by one",
-          plant="one_by_one_optimizer",
-          on_gpu={"amounts": (150, 250, 400, 600), "knobs": _knobs(SMALL)}),
+          "one_by_one_optimizer", on_gpu={"amounts": (150, 250, 400, 600), "knobs": SMALL}),
     Fault("evaluation stalls", "launch", (8, 12, 20, 30), "batches evaluated every 5th step",
-          plant="evaluate"),
+          "evaluate"),
     Fault("checkpoint in the loop", "launch", (30, 60, 90, 140), "MB written every 5th step",
-          plant="checkpoint"),
+          "checkpoint"),
     Fault("garbage collection", "launch", (10, 6, 4, 2), "steps to a full collection",
-          plant="collect_garbage"),
+          "collect_garbage"),
     # Memory traffic and number formats
     Fault("elementwise chain", "memory_bandwidth", (2, 3, 4, 6), "GELUs written out",
-          plant="elementwise_chain",
-          on_gpu={"amounts": (4, 6, 8, 12), "knobs": _knobs(LARGE_MAPS)}),
+          "elementwise_chain", on_gpu={"amounts": (4, 6, 8, 12), "knobs": LARGE_MAPS}),
     Fault("unfused optimizer", "memory_bandwidth", (384, 512, 640, 768), "features of an MLP",
-          knobs=_knobs(model="mlp", width=..., image_px=48, fused_optimizer=False,
-                       precision="fp32"), cure=_knobs(fused_optimizer=True),
-          on_gpu={"amounts": (5120, 6144, 7168, 8192),
-                  "knobs": _knobs(model="mlp", width=..., depth=4, image_px=48,
-                                  fused_optimizer=False, precision="fp32")}),
+          knobs=WIDE_MLP, cure={"fused_optimizer": True},
+          on_gpu={"amounts": (5120, 6144, 7168, 8192), "knobs": WIDE_MLP | {"depth": 4}}),
     Fault("FP32 where BF16 would do", "precision", (40, 48, 64, 80), "channels",
-          knobs=_knobs(width=..., precision="fp32"), needs="bf16",
+          knobs={"width": ..., "precision": "fp32"}, needs="bf16",
           on_gpu={"amounts": (320, 384, 448, 512)}),
     Fault("unaligned size", "precision", (2559, 2815, 3071, 3327), "features, no multiple of 8",
-          GPU, knobs=_knobs(model="transformer", width=..., depth=1, batch_size=64),
-          cure=lambda width: {"width": int(width) + 1}),
+          knobs={"model": "transformer", "width": ..., "depth": 1, "batch_size": 64},
+          cure={"width": lambda width: width + 1}, devices=("gpu",)),
 )  # fmt: skip
 
 HEALTHY: tuple[Fault, ...] = (
-    Fault("healthy CNN", "compute", (40, 48, 56, 64), "channels", knobs=_knobs(width=...),
+    Fault("healthy CNN", "compute", (40, 48, 56, 64), "channels", knobs={"width": ...},
           on_gpu={"amounts": (640, 768, 896, 1024)}),
     Fault("healthy transformer", "compute", (144, 160, 176, 192), "features",
-          knobs=_knobs(model="transformer", width=..., image_px=48, precision="fp32"),
-          on_gpu={"amounts": (3584, 4096, 4608, 5120),
-                  "knobs": _knobs(model="transformer", width=..., depth=1, batch_size=96)}),
+          knobs={"model": "transformer", "width": ..., "image_px": 48, "precision": "fp32"},
+          on_gpu={"amounts": (3584, 4096, 4608, 5120), "knobs": {
+              "model": "transformer", "width": ..., "depth": 1, "batch_size": 96}}),
     Fault("healthy MLP", "compute", (1024, 1152, 1280, 1408), "features, batch size 128",
-          knobs=_knobs(model="mlp", width=..., batch_size=128, image_px=32),
+          knobs={"model": "mlp", "width": ..., "batch_size": 128, "image_px": 32},
           on_gpu={"amounts": (6144, 7168, 8192, 9216), "about": "features, batch size 2048",
-                  "knobs": _knobs(model="mlp", width=..., depth=5, batch_size=2048, image_px=16)}),
+                  "knobs": {"model": "mlp", "width": ..., "depth": 5, "batch_size": 2048,
+                            "image_px": 16}}),
     Fault("healthy with a worker", "compute", (64, 72, 80, 96), "channels, real files",
-          knobs=_knobs(JPEG, width=...),
+          knobs=JPEG | {"width": ...},
           on_gpu={"amounts": (1536, 1792, 2048, 2304),
-                  "knobs": _knobs(JPEG, width=..., image_px=32, num_workers=2)}),
+                  "knobs": JPEG | {"width": ..., "image_px": 32, "num_workers": 2}}),
 )  # fmt: skip
 
 MIXTURES: tuple[Fault, ...] = (
     Fault("objects and a Python loop", "input", (3000, 3500, 4000, 5000), "dictionaries an item",
-          plant="object_building", also="python_heavy@250",
+          "object_building", also="python_heavy@250",
           on_gpu={"amounts": (10000, 12000, 15000, 20000)}),
     Fault("small copies and objects", "transfer", (700, 800, 900, 1100), "pieces a sample",
-          plant="small_copies", also="object_building@300",
-          on_gpu={"amounts": (200, 250, 300, 400)}),
+          "small_copies", also="object_building@300", on_gpu={"amounts": (200, 250, 300, 400)}),
     Fault("garbage and a chain", "launch", (2, 2, 1, 1), "steps to a full collection",
-          plant="collect_garbage", also="elementwise_chain@2"),
+          "collect_garbage", also="elementwise_chain@2"),
     Fault("a chain and checkpoints", "memory_bandwidth", (5, 6, 7, 8), "GELUs written out",
-          plant="elementwise_chain", also="checkpoint@20",
-          on_gpu={"amounts": (6, 8, 10, 12), "also": "checkpoint@1", "knobs": _knobs(LARGE_MAPS)}),
+          "elementwise_chain", also="checkpoint@20",
+          on_gpu={"amounts": (6, 8, 10, 12), "also": "checkpoint@1", "knobs": LARGE_MAPS}),
 )  # fmt: skip
 
 EVERYTHING = (*FAULTS, *HEALTHY, *MIXTURES)
@@ -241,10 +222,19 @@ EVERYTHING = (*FAULTS, *HEALTHY, *MIXTURES)
 
 def named(name: str) -> Fault:
     """Return the fault of that name; raises ValueError, listing them, where there is none."""
-    for fault in EVERYTHING:
-        if fault.name == name:
-            return fault
-    raise ValueError(f"Unknown fault {name!r}; available: {', '.join(f.name for f in EVERYTHING)}.")
+    by_name = {fault.name: fault for fault in EVERYTHING}
+    if name not in by_name:
+        raise ValueError(f"Unknown fault {name!r}; available: {', '.join(by_name)}.")
+    return by_name[name]
+
+
+def finished(pipeline: Pipeline, planted: str | None = None) -> Run:
+    """Run a pipeline with "name@amount+..." planted in it; raises RuntimeError where it fails."""
+    hook = planted and f"labkit.course.slow_faults:plant_all:{planted}"
+    run = launch(pipeline, fault=hook).wait()
+    if run.outcome != "finished" or not run.throughput:
+        raise RuntimeError(f"It did not finish: {run.error or run.outcome}")
+    return run
 
 
 class Here(NamedTuple):
@@ -253,12 +243,16 @@ class Here(NamedTuple):
     base: Base
     machine: Machine
 
-    def cases(self, half: dict[str, tuple[int, ...]], seeds: int = 5) -> Iterator[Case]:
-        """Yield each fault once per seed of a half of the set, its severities taking turns."""
-        for turn, seed in enumerate(half["seeds"][:seeds]):
-            severity = half["severities"][turn % len(half["severities"])]
-            for fault in EVERYTHING:
-                yield Case(fault.on(self.machine.kind), severity, seed, self.base)
+    def cannot_show(self, fault: Fault) -> str | None:
+        """Return why a fault cannot show on this base and machine; None if it can."""
+        shm_gib = self.machine.shm_gib
+        if self.machine.kind not in fault.devices:
+            return f"shows on a {' or '.join(fault.devices).upper()} only"
+        if fault.needs == "bf16" and self.base["precision"] == "fp32":
+            return "BF16 is not faster than FP32 on this device (measured)"
+        if fault.needs == "shm" and shm_gib is not None and shm_gib < 1:
+            return f"takes 1 GiB of /dev/shm, and there are {shm_gib:.2f}: docker run --shm-size=2g"
+        return None
 
 
 def base_here() -> Here:
@@ -268,10 +262,10 @@ def base_here() -> Here:
     Raises RuntimeError where one fails.
     """
     base = BASES[machine().kind] | {"precision": "fp32"}
-    plain = _finished(base)
+    plain = finished(Pipeline(**base))
     half, speedup = "bf16", (plain.xray_facts or {}).get("bf16_speedup")
     if speedup is None and plain.machine.kind == "gpu":
-        rounded = _finished(base | {"precision": "fp16", "xray": False})
+        rounded = finished(Pipeline(**base | {"precision": "fp16", "xray": False}))
         half, speedup = rounded.pipeline.precision, plain.compute_ms / rounded.compute_ms
     gain = speedup if speedup and speedup > FASTER else 1.0
     if gain > 1:
@@ -279,23 +273,3 @@ def base_here() -> Here:
     if plain.machine.kind == "gpu":
         base["depth"] = max(1, round(base["depth"] * STEP_MS / (plain.compute_ms / gain)))
     return Here(base, plain.machine)
-
-
-def _finished(base: Base) -> Run:
-    run = launch(Pipeline(**base)).wait()
-    if run.outcome != "finished":
-        raise RuntimeError(f"The fault set's base run did not finish: {run.error or run.outcome}")
-    return run
-
-
-def cannot_show(
-    fault: Fault, kind: str, precision: str, shm_gib: float | None = None
-) -> str | None:
-    """Return why a fault cannot show on a "cpu" or "gpu" whose base runs so; None if it can."""
-    if kind not in fault.devices:
-        return f"shows on a {' or '.join(fault.devices).upper()} only"
-    if fault.needs == "bf16" and precision == "fp32":
-        return "BF16 is not faster than FP32 on this device (measured)"
-    if fault.needs == "shm" and shm_gib is not None and shm_gib < 1:
-        return f"takes 1 GiB of /dev/shm, and there are {shm_gib:.2f}: docker run --shm-size=2g"
-    return None

@@ -50,16 +50,13 @@ class Fix(Result):
 
     @property
     def share(self) -> float | None:
-        """How much of what the cure brings the fix brought, 0 to 1; None where it brings nothing.
-
-        It is the gained samples/s over those that the cure gains, both measured once here.
-        """
+        """How much of what the cure gains the fix gained, 0 to 1; None where it gains nothing."""
         if self.gain is None or self.possible is None or self.possible <= 1:
             return None
         return min(1.0, max(0.0, (self.gain - 1) / (self.possible - 1)))
 
     def __bool__(self) -> bool:
-        return self.share is not None and self.share >= 0.5
+        return (self.share or 0.0) >= 0.5
 
     def table(self) -> Table:
         """The fix beside the right cure, in samples/s over those of the mystery."""
@@ -79,17 +76,14 @@ class Fix(Result):
 class Mystery:
     """One hidden run: look at `.run`, `.plot()` and `.xray`, `.answer("input")`, then `.fix()`."""
 
-    def __init__(
-        self, case: faultset.Case | None, run: Run, name: str | None = None, truth: str = ""
-    ):
+    def __init__(self, case: faultset.Case | None, run: Run, name: str = "", truth: str = ""):
         """Hide `run`, of `case`; of a record without a case, `truth` is its bottleneck."""
         self._case, self.run = case, run
         self._truth = truth or case.fault.expected
-        self._name = name or f"mystery {case.seed if case else run.id}"
-        self._cured: float | None = None
+        self._name = name or f"mystery {case.seed}"
+        self._cured: Run | None = None
         self.run.alias = "a mystery run"
-        self.tries = 0
-        self._over = False
+        self.tries, self._over = 0, False
 
     def plot(self):
         """Draw the run with its knobs left out, as a matplotlib Figure."""
@@ -106,7 +100,6 @@ class Mystery:
         self.tries += 1
         if not self._over:
             score.keep("mysteries", self._name, tries=self.tries, right=right)
-            self._over = right or self.tries >= TRIES
         if right:
             return f"Right, at try {self.tries}. {self.reveal()}"
         if self.tries < TRIES:
@@ -116,13 +109,13 @@ class Mystery:
     def reveal(self) -> str:
         """Say what was planted, and show the run's knobs from now on."""
         self.run.alias, self._over = None, True
-        case = self._case
-        if case is None:
+        if self._case is None:
             return f"Nothing was planted in this record; labkit's diagnosis of it: {self._truth}."
-        fault = case.fault
+        fault = self._case.fault
         if fault.expected == "compute":
             return f"It was healthy ({fault.name}): the device itself is the limit."
-        return f"Planted was {fault.name} ({case.amount:g} {fault.about}): {fault.expected}."
+        size = f"{self._case.amount:g} {fault.about}"
+        return f"Planted was {fault.name} ({size}): {fault.expected}."
 
     def fix(self, *, without: str | None = None, **changes: Any) -> Fix:
         """Run the mystery again with your fix, and say how much of the right cure it brings.
@@ -139,13 +132,15 @@ class Mystery:
             if why := self._not_tried(without, changes):
                 return Fix(why=why)
             pipeline = self.run.asked.but(**changes, xray=False)
-            gone = without == self._case.fault.name
-            gain = _rate(pipeline, None if gone else self._case.planted) / self.run.throughput
-            fix = Fix(gain, self._possible())
+            fixed = faultset.finished(pipeline, None if without else self._case.planted)
+            if self._cured is None and self._truth != "compute":
+                self._cured = faultset.finished(self._case.cured.but(xray=False))
+            rate = self.run.throughput
+            fix = Fix(fixed.throughput / rate, self._cured and self._cured.throughput / rate)
         except (ValueError, RuntimeError, OSError) as error:
             return Fix(why=str(error))
-        kept = score.read()["mysteries"].get(self._name, {}).get("share")
         if fix.share is not None:
+            kept = score.read()["mysteries"].get(self._name, {}).get("share")
             best = max(fix.share, kept if isinstance(kept, (int, float)) else 0.0)
             score.keep("mysteries", self._name, share=round(best, 3))
         return fix
@@ -156,8 +151,6 @@ class Mystery:
             return "Name the bottleneck first: .answer(...)."
         if self._case is None:
             return "A recorded run cannot be run again on this machine: its cause alone counts."
-        if not self.run.throughput:
-            return "The mystery's run was too short to measure."
         if not changes and without is None:
             return "Change a knob, or take something out: fix(num_workers=4)."
         check_names(changes, KNOBS)
@@ -170,14 +163,6 @@ class Mystery:
         if changes.get("augment", 1) == 0:
             return "Leave one round of augmentation: it would not be the same work."
         return None
-
-    def _possible(self) -> float | None:
-        """Return what the right cure brings, measured once; None where all was well."""
-        if self._case.fault.expected == "compute":
-            return None
-        if self._cured is None:
-            self._cured = _rate(self._case.cured.but(xray=False), None)
-        return self._cured / self.run.throughput
 
     def __repr__(self) -> str:
         return f"Mystery({self.run!r})"
@@ -199,9 +184,8 @@ def mystery(
     Raises:
         RuntimeError: Its run failed, or the record asked for does not exist.
     """
-    if recorded or (
-        recorded is None and number % EVERY == EVERY - 1 and here().machine.kind != "gpu"
-    ):
+    in_turn = number % EVERY == EVERY - 1
+    if recorded or (recorded is None and in_turn and here().machine.kind != "gpu"):
         if found := _recorded(number, folder):
             return found
         if recorded:
@@ -211,18 +195,11 @@ def mystery(
                 "with a GPU: python -m labkit record --out DIR; then lk.mystery(recorded=True, "
                 "folder='DIR'). Or take lk.mystery(recorded=False), which runs here."
             )
-    base, machine = here()
-    choice = random.Random(number)
-    possible = [
-        fault.on(machine.kind)
-        for fault in (*faultset.FAULTS, *faultset.HEALTHY)
-        if faultset.cannot_show(fault, machine.kind, base["precision"], machine.shm_gib) is None
-    ]
-    case = faultset.Case(choice.choice(possible), SEVERITY, number, base)
-    run = case.start().wait()
-    if run.outcome != "finished":
-        raise RuntimeError(f"Mystery {number} did not finish: {run.error or run.outcome}")
-    return Mystery(case, run)
+    place = here()
+    possible = [f for f in (*faultset.FAULTS, *faultset.HEALTHY) if not place.cannot_show(f)]
+    fault = random.Random(number).choice(possible).on(place.machine.kind)
+    case = faultset.Case(fault, SEVERITY, number, place.base)
+    return Mystery(case, faultset.finished(case.pipeline, case.planted))
 
 
 def _recorded(number: int, folder: str | os.PathLike | None) -> Mystery | None:
@@ -238,11 +215,3 @@ def _recorded(number: int, folder: str | os.PathLike | None) -> Mystery | None:
         if found.bottleneck in NAMES:  # not "unsure"
             return Mystery(None, run, f"recorded mystery {number}", found.bottleneck)
     return None
-
-
-def _rate(pipeline: Any, planted: str | None) -> float:
-    """Run a pipeline; return its samples/s. Raises RuntimeError where there are none."""
-    run = faultset.started(pipeline, planted).wait()
-    if run.outcome != "finished" or not run.throughput:
-        raise RuntimeError(f"It did not finish: {run.error or run.outcome}")
-    return run.throughput

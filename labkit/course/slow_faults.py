@@ -26,7 +26,8 @@ def planted(where: str) -> Callable[[Callable], Callable]:
     "item": `fault(dataset, ticket, amount)` is done by the loader for every sample fetched.
     "trainer": `fault(trainer, amount)` changes the copies, the model or the optimizer.
     "stem": `fault(out, amount)` changes what the first convolution or linear layer makes.
-    "before step", "after step": `fault(trainer, amount, step)` is done there, steps from 1 on.
+    "compute", "after_step": `fault(trainer, amount, step)` is done before the trainer's method of
+    that name, or after it; steps count from 1.
     """
 
     def register(fault: Callable) -> Callable:
@@ -40,13 +41,13 @@ def plant_all(text: str, dataset: Any, trainer: Any) -> Any:
     """Plant "python_heavy@40+checkpoint@8": each fault with its amount. The bench's hook."""
     for each in text.split("+"):
         name, _, amount = each.partition("@")
-        dataset = plant(name, float(amount), dataset, trainer)
+        dataset = plant(name, int(float(amount)), dataset, trainer)
     return dataset
 
 
-def plant(name: str, amount: float, dataset: Any, trainer: Any) -> Any:
+def plant(name: str, amount: int, dataset: Any, trainer: Any) -> Any:
     """Plant one fault in the trainer, or return the dataset with it."""
-    (where, fault), amount = PLANTS[name], int(amount)
+    where, fault = PLANTS[name]
     if where == "item":
         kind = SlowBatches if hasattr(dataset, "__getitems__") else SlowItems
         return kind(dataset, fault, amount)
@@ -55,23 +56,18 @@ def plant(name: str, amount: float, dataset: Any, trainer: Any) -> Any:
     elif where == "stem":
         on_stem(trainer, lambda out: fault(out, amount))
     else:
-        _plant_in_step(where, lambda step: fault(trainer, amount, step), trainer)
+        steps, plain = itertools.count(1), getattr(trainer, where)
+
+        def both(*args: Any, **kwargs: Any) -> Any:
+            if where == "compute":
+                fault(trainer, amount, next(steps))
+            out = plain(*args, **kwargs) if plain else None
+            if where == "after_step":
+                fault(trainer, amount, next(steps))
+            return out
+
+        setattr(trainer, where, both)
     return dataset
-
-
-def _plant_in_step(where: str, work: Callable[[int], None], trainer: Any) -> None:
-    name = "compute" if where == "before step" else "after_step"
-    steps, plain = itertools.count(1), getattr(trainer, name)
-
-    def both(*args: Any, **kwargs: Any) -> Any:
-        if where == "before step":
-            work(next(steps))
-        out = plain(*args, **kwargs) if plain else None
-        if where == "after step":
-            work(next(steps))
-        return out
-
-    setattr(trainer, name, both)
 
 
 class SlowItems(torch.utils.data.Dataset):
@@ -213,14 +209,14 @@ def one_by_one_optimizer(trainer: Any, amount: int) -> None:
     trainer.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
 
 
-@planted("before step")
+@planted("compute")
 def collect_garbage(_trainer: Any, amount: int, step: int) -> None:
     """A full garbage collection of the process, once in `amount` steps."""
     if step % amount == 0:
         gc.collect()
 
 
-@planted("after step")
+@planted("after_step")
 def log_everything(trainer: Any, amount: int, _step: int) -> None:
     """Statistics of every parameter as JSON to a synced file, `amount` times a step."""
     with open("every_step.log", "a") as file:  # in the run's folder
@@ -233,7 +229,7 @@ def log_everything(trainer: Any, amount: int, _step: int) -> None:
             os.fsync(file.fileno())
 
 
-@planted("after step")
+@planted("after_step")
 def evaluate(trainer: Any, amount: int, step: int) -> None:
     """Every fifth step, `amount` held-out batches are evaluated and scored in Python."""
     if step % 5:
@@ -249,7 +245,7 @@ def evaluate(trainer: Any, amount: int, step: int) -> None:
     trainer.model.train()
 
 
-@planted("after step")
+@planted("after_step")
 def checkpoint(trainer: Any, amount: int, step: int) -> None:
     """Every fifth step, the weights and `amount` MB of optimizer state are written and synced."""
     if step % 5 == 0:
@@ -259,7 +255,7 @@ def checkpoint(trainer: Any, amount: int, step: int) -> None:
             os.fsync(file.fileno())
 
 
-@planted("after step")
+@planted("after_step")
 def read_losses(trainer: Any, amount: int, _step: int) -> None:
     """The host waits for the device `amount` times in every step (`.item()`): costs a GPU only."""
     parameters = itertools.cycle(trainer.model.parameters())

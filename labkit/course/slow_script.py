@@ -33,8 +33,7 @@ FIXES = {
     "compile": "torch.compile; not part of 'the ladder', since compiling takes longer than it",
 }
 LADDER = tuple(FIXES)[:-1]
-
-MOST_WORKERS, PREFETCH = 8, 2  # with lean items eight workers feed any card
+PREFETCH = 2
 STEPS = 30  # at least: 20 get an x-ray, and a verdict needs 12 behind the warm-up
 TOLERANCE = 0.02  # of the loss: 16-bit formats round, everything else is exact to 1e-4
 
@@ -47,9 +46,7 @@ class SlowScript(Spec):
     Raises ValueError for a name that is not a fix, and for steps that are not allowed.
     """
 
-    fixes: tuple[str, ...] = knob(
-        (), "what is fixed", kind="str", choices=tuple(FIXES), each=True
-    )  # fmt: skip
+    fixes: tuple[str, ...] = knob((), "what is fixed", kind="str", choices=tuple(FIXES), each=True)
     steps: int | None = knob(
         None, "batches to train on", kind="int", low=1, high=1_000_000, auto="enough for a verdict"
     )
@@ -63,9 +60,8 @@ class SlowScript(Spec):
         """The knobs that describe this stage on this machine."""
         here = machine()
         gpu, old = here.kind == "gpu", float(here.compute_capability or 9) < 8
-        cores = here.cpu_cores or 1
         half = "fp16" if gpu and old else "bf16"
-        return Pipeline(**settings(self.fixes, gpu, cores, self.steps or usual_steps(cores), half))
+        return Pipeline(**settings(self.fixes, gpu, here.cpu_cores or 1, self.steps, half))
 
     def to_spec(self) -> dict[str, Any]:
         """Return what the log's first event says of it, and what trains it."""
@@ -104,10 +100,9 @@ def slow_script(
 slow_script.last = None
 
 
-def stages(fixes: Iterable[str] = LADDER) -> list[SlowScript]:
-    """Return the script with nothing fixed, then with one more fix at a time."""
-    fixes = tuple(fixes)
-    return [SlowScript(fixes[:count]) for count in range(len(fixes) + 1)]
+def stages() -> list[SlowScript]:
+    """Return the script with nothing fixed, then with one more fix of the ladder at a time."""
+    return [SlowScript(LADDER[:count]) for count in range(len(LADDER) + 1)]
 
 
 def same_training(run: Any, first: Any, tolerance: float = TOLERANCE) -> None:
@@ -136,35 +131,24 @@ def in_order(fixes: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in FIXES if name in asked)
 
 
-def workers_for(cores: int) -> int:
-    """Return how many loader workers the script gets: one a core, two at least, eight at most."""
-    return max(2, min(cores, MOST_WORKERS))
-
-
-def usual_steps(cores: int) -> int:
-    """Return enough steps for a verdict: those of batches prefetched at the start are a third.
-
-    They count as warm-up, of which a run leaves out no more than that.
-    """
-    return max(STEPS, 3 * PREFETCH * workers_for(cores))
-
-
 def settings(
-    fixes: Iterable[str], gpu: bool, cores: int, steps: int, half: str = "bf16"
+    fixes: Sequence[str], gpu: bool, cores: int, steps: int | None = None, half: str = "bf16"
 ) -> dict[str, Any]:
     """Return the knobs of the script with `fixes`; `half` is the 16-bit format.
 
     On a GPU the model is left to the bench, which sizes it for the card, and the batch is so large
-    that 16 bits do not make its kernels too small.
+    that 16 bits do not make its kernels too small. None is enough steps for a verdict: the batches
+    prefetched at the start count as warm-up, of which a run leaves out no more than a third.
     """
-    fixes, (width, depth) = set(in_order(fixes)), (None, None) if gpu else (40, 5)
-    workers = workers_for(cores) if "data" in fixes else 0
+    workers = max(2, min(cores, 8))  # with lean items eight workers feed any card
+    width, depth = (None, None) if gpu else (40, 5)
     return {
         "dataset": "jpeg", "io_ms": 0.0, "augment": 0, "image_px": 48, "model": "cnn",
-        "width": width, "depth": depth, "steps": steps, "seconds": 100.0,
+        "width": width, "depth": depth, "seconds": 100.0,
+        "steps": steps or max(STEPS, 3 * PREFETCH * workers),
         "batch_size": 48 if gpu else 16,
-        "num_workers": workers,
-        "prefetch_factor": PREFETCH if workers else None,
+        "num_workers": workers if "data" in fixes else 0,
+        "prefetch_factor": PREFETCH if "data" in fixes else None,
         "pin_memory": gpu and "copies" in fixes,
         "non_blocking": gpu and "copies" in fixes,
         "precision": half if "precision" in fixes else "fp32",
@@ -178,11 +162,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train here and now, as a script does; print the loss and the samples a second."""
     lines = "\n".join(f"  {name:10}{about}" for name, about in FIXES.items())
     parser = argparse.ArgumentParser(
-        prog="python -m labkit.course.slow_script",
+        prog="python -m labkit.course.slow_script", epilog=f"fixes:\n{lines}",
         description="A training script with everything wrong with it.",
-        epilog=f"fixes:\n{lines}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    )  # fmt: skip
     parser.add_argument("--fix", default="", metavar="A,B,...", help="what to fix, or 'all'")
     parser.add_argument("--steps", type=int, help="batches to train on")
     parser.add_argument("--device", default="auto", help="auto, cpu, mps, cuda or cuda:N")
@@ -191,9 +174,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fixes = in_order(FIXES if options.fix == "all" else filter(None, options.fix.split(",")))
     except ValueError as error:
         parser.error(str(error))
-    from labkit.course import slow_script_train
+    from labkit.bench.machine import cpu_cores, find_device
+    from labkit.course.slow_script_train import train_here
 
-    slow_script_train.train_here(fixes, options.device, options.steps)
+    device = find_device(options.device)
+    asked = settings(fixes, device.type != "cpu", cpu_cores(), options.steps)
+    train_here(Pipeline(**asked), fixes, device)
     return 0
 
 

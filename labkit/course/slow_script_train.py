@@ -1,9 +1,9 @@
 """One training script with everything wrong with it, and a named fix for each of its bottlenecks.
 
 For the bench, which imports it by the name in the spec; `labkit.course.slow_script` has the fixes.
-It trains a small CNN on real JPEG files. Whatever is fixed, it sees the same samples in the same
-order and learns the same: a fix changes how the work is done, never what is done. `lk.slow_script`
-runs it isolated and recorded, on the bench's own loop, timeline and x-ray.
+It trains a small CNN on real JPEG files, on the bench's own loop, timeline and x-ray. Whatever is
+fixed, it sees the same samples in the same order and learns the same: a fix changes how the work is
+done, never what is done.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from labkit.bench.data import CLASSES, COUNT, JpegFiles, jpeg_folder, make_loade
 from labkit.bench.formats import DTYPES
 from labkit.bench.item_times import ItemTimes
 from labkit.bench.loop import Trainer
-from labkit.bench.machine import cpu_cores, find_device, use_fixed_threads
+from labkit.bench.machine import use_fixed_threads
 from labkit.bench.resolve_config import resolve_config
 from labkit.process.events import EventLog
 from labkit.spec import Pipeline
@@ -75,37 +75,36 @@ class SlowTrainer(Trainer):
         self, job: Any, device: torch.device, fixes: Sequence[str], log: EventLog | None = None
     ):
         super().__init__(job, device)
-        self.fixes, self.log, self.seen, self.crc = frozenset(fixes), log, 0, 0
-        fused = "memory" in self.fixes
-        bare = getattr(self.model, "_orig_mod", self.model)  # without torch.compile's wrapper
-        for block in bare.blocks:
+        self.copies, self.launches = "copies" in fixes, "launches" in fixes
+        self.log, self.seen, self.crc = log, 0, 0
+        fused = "memory" in fixes
+        for block in getattr(self.model, "_orig_mod", self.model).blocks:  # below torch.compile
             block[-1] = nn.SiLU() if fused else HandmadeSilu()
-        one_by_one = {} if "launches" in self.fixes else {"foreach": False}
         if not fused:
+            one_by_one = {} if self.launches else {"foreach": False}
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, **one_by_one)
         self.mean, self.std = (torch.tensor(v, device=device).view(3, 1, 1) for v in (MEAN, STD))
         self.confusion = torch.zeros(CLASSES * CLASSES, device=device)
-        self.logits = self.labels = None
 
     def to_device(self, images: torch.Tensor, labels: torch.Tensor) -> tuple:
         """Copy one batch, whole or scan line by scan line: (B, 3, px, px) and (B,) int64."""
-        if self.log and self.seen < CHECKED:
-            self.seen, self.crc = self.seen + 1, zlib.crc32(as_bytes(images), self.crc)
+        if self.log and self.seen < CHECKED:  # the same sum for bytes and for floats from 0 to 1
+            pixels = images if images.dtype == torch.uint8 else (images * 255).round()
+            pixels = np.ascontiguousarray(pixels.to(torch.uint8).numpy())
+            self.seen, self.crc = self.seen + 1, zlib.crc32(pixels.tobytes(), self.crc)
             self.log.write("samples", batches=self.seen, crc32=self.crc)
-        if "copies" in self.fixes:
+        if self.copies:
             return super().to_device(images, labels)
         on_device = torch.empty_like(images, device=self.device)
-        for image, place in zip(images, on_device, strict=True):
-            for channel in range(3):
-                for line, to in zip(image[channel], place[channel], strict=True):
-                    # a Python list, a launch and a trip over the bus for each line of each image
-                    to.copy_(torch.tensor(line.tolist(), device=self.device))
+        lines = zip(images.flatten(0, 2), on_device.flatten(0, 2), strict=True)
+        for line, to in lines:  # a Python list, a launch and a trip over the bus for each
+            to.copy_(torch.tensor(line.tolist(), device=self.device))
         return on_device, labels.to(self.device)
 
     def normalised(self, images: torch.Tensor) -> torch.Tensor:
         """Images in 0 to 1, less the channels' mean, over their standard deviation."""
         scale = 255 if images.dtype == torch.uint8 else 1
-        if "launches" in self.fixes:
+        if self.launches:
             return (images.to(memory_format=self.layout).float() / scale - self.mean) / self.std
         done = []
         for image in images:
@@ -116,7 +115,7 @@ class SlowTrainer(Trainer):
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Mean cross entropy of logits (B, classes), at once or number by number."""
-        if "launches" in self.fixes:
+        if self.launches:
             return nn.functional.cross_entropy(logits, labels)
         each = []
         for row, label in zip(logits, labels, strict=True):
@@ -127,8 +126,8 @@ class SlowTrainer(Trainer):
 
     def compute(self, images: torch.Tensor, labels: torch.Tensor, update: bool) -> torch.Tensor:
         """Issue forward, backward and update; return the loss."""
-        images = self.normalised(images)
         dtype = DTYPES.get(self.job.precision)
+        images = self.normalised(images)
         with torch.amp.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
             logits = self.model(images)
         loss = self.loss(logits.float(), labels)
@@ -143,7 +142,7 @@ class SlowTrainer(Trainer):
     def after_step(self) -> None:
         """Keep the confusion matrix: on the device, or cell by cell through the host."""
         guess, labels = self.logits.argmax(dim=1), self.labels
-        if "launches" in self.fixes:
+        if self.launches:
             self.confusion.index_add_(0, labels * CLASSES + guess, torch.ones_like(labels).float())
             return
         for true in range(CLASSES):
@@ -152,13 +151,6 @@ class SlowTrainer(Trainer):
                 self.confusion[true * CLASSES + said] += hits
         for parameter in self.model.parameters():
             _ = parameter.detach().norm().item()
-
-
-def as_bytes(images: torch.Tensor) -> bytes:
-    """The pixels of a batch (B, 3, px, px) as bytes, the same for uint8 and for 0 to 1 floats."""
-    if images.dtype != torch.uint8:
-        images = (images * 255).round().to(torch.uint8)
-    return np.ascontiguousarray(images.numpy()).tobytes()
 
 
 def prepare(
@@ -173,19 +165,14 @@ def prepare(
         stage("compiling the model")
         log.write("compiled", seconds=trainer.compile_now())
         trainer.seen = trainer.crc = 0  # that was noise
-    times = ItemTimes(folder, job.num_workers)
-    return trainer, make_loader(Files(made, job, fixes), job, times)
+    return trainer, make_loader(Files(made, job, fixes), job, ItemTimes(folder, job.num_workers))
 
 
-def train_here(fixes: Sequence[str], device_name: str, steps: int | None) -> None:
+def train_here(pipeline: Pipeline, fixes: Sequence[str], device: torch.device) -> None:
     """Train in this process, as a script does; print how it went."""
-    from labkit.course.slow_script import settings, usual_steps
-
     use_fixed_threads()
-    device, cores = find_device(device_name), cpu_cores()
     model_size.kept_in = Path(os.environ.get("LABKIT_HOME", tempfile.gettempdir()))
-    asked = settings(fixes, device.type != "cpu", cores, steps or usual_steps(cores))
-    job, _ = resolve_config(Pipeline(**asked).to_dict(), device)
+    job, _ = resolve_config(pipeline.to_dict(), device)
     folder = jpeg_folder(model_size.kept_in / "data", 2 * job.image_px, lambda *_: None)
     trainer = SlowTrainer(job, device, fixes)
     batches, start = iter(make_loader(Files(folder, job, fixes), job)), 0.0
