@@ -50,7 +50,6 @@ class Outside:
     def __init__(self, pid: int):
         self.root, self.samples = psutil.Process(pid), []
         self.spent: dict[tuple[int, float], float] = {}  # CPU seconds of each process so far
-        self.kinds: dict[int, bool] = {}
         self.start = self.before = time.monotonic()
         self.ended = threading.Event()
         psutil.cpu_percent()
@@ -64,12 +63,16 @@ class Outside:
         return list(self.samples)
 
     def _look(self) -> None:
-        cards = _open_cards(self.root.pid)
+        cards = {}
+        with contextlib.suppress(Exception):  # no driver, another version
+            pynvml.nvmlInit()
+            for i in range(pynvml.nvmlDeviceGetCount()):
+                uuid = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(i))
+                cards[uuid] = GpuMeter(uuid, self.root.pid)
         while not self.ended.is_set():
             with contextlib.suppress(psutil.Error):  # it has just ended
                 family = [self.root, *self.root.children(recursive=True)]
-                states = self._states(family)
-                self.samples.append(self._sample(family, states, cards))
+                self.samples.append(self._sample(family, self._states(family), cards))
 
     def _states(self, family: list[psutil.Process]) -> dict[int, float]:
         """Look at every process for a while: {pid: share of looks in which it had work}."""
@@ -93,46 +96,27 @@ class Outside:
                 times, key = process.cpu_times(), (process.pid, process.create_time())
                 spent[key] = times.user + times.system
                 cores[process.pid] = (spent[key] - self.spent.get(key, 0.0)) / elapsed
-                if process is not self.root and self._is_worker(process):
+                if process is not self.root and is_worker(process):
                     workers.add(process.pid)
         self.spent = spent
         main = max(cores.keys() - workers, key=cores.get, default=self.root.pid)
-        rest = cores.keys() - workers - {main}
+        gpus = {}
+        for uuid, card in cards.items():
+            gpus[uuid] = card.read() | {"own": None}
+            with contextlib.suppress(pynvml.NVMLError):
+                running = pynvml.nvmlDeviceGetComputeRunningProcesses(card.card)
+                gpus[uuid]["own"] = any(process.pid in cores for process in running)
         return Sample(
             at_s=now - self.start, main=cores.get(main, 0.0), main_runs=states.get(main, 0.0),
             workers=sum(cores[pid] for pid in workers), worker_count=len(workers),
             workers_run=sum(states.get(pid, 0.0) for pid in workers) / max(1, len(workers)),
-            others=sum(cores[pid] for pid in rest),
-            machine=psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1),
-            gpus={uuid: _look_at(card, set(cores)) for uuid, card in cards.items()},
+            others=sum(cores[pid] for pid in cores.keys() - workers - {main}),
+            machine=psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1), gpus=gpus,
         )  # fmt: skip
 
-    def _is_worker(self, process: psutil.Process) -> bool:
-        """Whether a process prepares batches, as far as its name and command line tell."""
-        if process.name() == WORKER:
-            return True
-        if process.pid not in self.kinds:
-            command = " ".join(process.cmdline())
-            spawned = SPAWNED in command and not any(word in command for word in NO_WORKERS)
-            self.kinds[process.pid] = spawned
-        return self.kinds[process.pid]
 
-
-def _open_cards(pid: int) -> dict[str, GpuMeter]:
-    """Return a meter for every GPU that the driver shows; {} without a driver."""
-    cards = {}
-    with contextlib.suppress(Exception):  # no driver, another version
-        pynvml.nvmlInit()
-        for i in range(pynvml.nvmlDeviceGetCount()):
-            uuid = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(i))
-            cards[uuid] = GpuMeter(uuid, pid)
-    return cards
-
-
-def _look_at(card: GpuMeter, family: set[int]) -> dict[str, Any]:
-    """Return what a card tells, and `own`: whether one of the family's processes is on it."""
-    found = card.read() | {"own": None}
-    with contextlib.suppress(pynvml.NVMLError):
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(card.card)
-        found["own"] = any(process.pid in family for process in running)
-    return found
+def is_worker(process: psutil.Process) -> bool:
+    """Whether a process prepares batches, as far as its name and command line tell."""
+    command = " ".join(process.cmdline())
+    spawned = SPAWNED in command and not any(word in command for word in NO_WORKERS)
+    return spawned or process.name() == WORKER

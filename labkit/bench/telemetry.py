@@ -30,16 +30,12 @@ PERIOD_S = 0.2
 def wait_for(path: Path, names: tuple[str, ...]) -> list[dict]:
     """Read the log at `path` until every event in `names` is there; return those, in order."""
     found: dict[str, dict] = {}
-    with open(path, encoding="utf-8") as log:
-        while len(found) < len(names):
-            place, line = log.tell(), log.readline()
-            if not line.endswith("\n"):
-                log.seek(place)
-                time.sleep(0.02)
-                continue
-            event = json.loads(line)
-            if event["event"] in names:
-                found[event["event"]] = event
+    while len(found) < len(names):
+        time.sleep(0.02)
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            if line.endswith("\n"):
+                event = json.loads(line)
+                found |= {event["event"]: event} if event["event"] in names else {}
     return [found[name] for name in names]
 
 
@@ -57,12 +53,16 @@ class CpuMeter:
     def read(self) -> dict[str, Any]:
         """Return {cpu, own_cpu: share of all cores in use, by anyone and by this run; rss_gib}."""
         own = rss = None  # where one of them has just ended
+        count = psutil.cpu_count() or 1
         with contextlib.suppress(psutil.Error):
             family = self._family()
             rss = round(sum(process.memory_info().rss for process in family) / 2**30, 4)
-            own = self._own_share(family)
-        cpu = psutil.cpu_percent() / 100
-        return {"cpu": cpu, "own_cpu": own, "cpus": psutil.cpu_count(), "rss_gib": rss}
+            times, now = [(p.pid, p.cpu_times()) for p in family], time.monotonic()
+            spent = {pid: each.user + each.system for pid, each in times}
+            used = sum(s - self.spent_s.get(pid, s) for pid, s in spent.items())
+            own = round(used / max(1e-9, (now - self.read_at) * count), 3)
+            self.spent_s, self.read_at = spent, now
+        return {"cpu": psutil.cpu_percent() / 100, "own_cpu": own, "cpus": count, "rss_gib": rss}
 
     def _family(self) -> list:
         """Return the bench and its workers.
@@ -79,15 +79,6 @@ class CpuMeter:
         pids = [int(pid) for pid in " ".join(found).split()]
         self.workers = {pid: self.workers.get(pid) or psutil.Process(pid) for pid in pids}
         return [self.bench, *self.workers.values()]
-
-    def _own_share(self, family: list) -> float | None:
-        """Return the share of all cores that bench and workers used since the last call."""
-        times, now = [(p.pid, p.cpu_times()) for p in family], time.monotonic()
-        spent = {pid: each.user + each.system for pid, each in times}
-        used = sum(s - self.spent_s.get(pid, s) for pid, s in spent.items())
-        cores = (now - self.read_at) * (psutil.cpu_count() or 1)
-        self.spent_s, self.read_at = spent, now
-        return round(used / cores, 3) if cores > 0 else None
 
 
 class RaplMeter:

@@ -38,17 +38,13 @@ def counter_for(batch: Any, batch_size: int | None) -> Callable[[Any], int] | No
     They are the length of the first array or tensor in it, however deep in tuples and mappings;
     or, where it is a list of so many samples as the loader's batch size, the list's own length.
     """
-    shape = getattr(batch, "shape", None)
-    if shape is not None:
+    if (shape := getattr(batch, "shape", None)) is not None:
         return (lambda batch: batch.shape[0]) if len(shape) else None
-    if isinstance(batch, Mapping):
-        parts = list(batch.items())
-    elif isinstance(batch, (list, tuple)):
-        if len(batch) == batch_size:
-            return len
-        parts = list(enumerate(batch))
-    else:
+    if not isinstance(batch, (list, tuple, Mapping)):
         return None
+    if len(batch) == batch_size and not isinstance(batch, Mapping):
+        return len
+    parts = list(batch.items() if isinstance(batch, Mapping) else enumerate(batch))
     for place, part in parts:
         if inner := counter_for(part, batch_size):
             return lambda batch: inner(batch[place])
@@ -84,8 +80,7 @@ class DeviceClock:
 
     def __init__(self, events: Any, write: Callable[..., None]):
         """`events` is an EventPool; `write(i, t, n, interval)` takes finished steps."""
-        self.events, self.write = events, write
-        self.in_flight: deque = deque()
+        self.events, self.write, self.in_flight = events, write, deque()
         self.last: Any = None  # the event at `place_ns` on the device's clock
         self.place_ns, self.zero_ns = 0.0, 0.0  # zero: the host's time at place 0
 
@@ -118,14 +113,13 @@ class DeviceClock:
         self.zero_ns = min(max(self.zero_ns, issued_ns - self.place_ns), seen_ns - self.place_ns)
         return self.place_ns
 
-    def finish(self) -> int:
-        """Give the device a moment for what is still in flight; return how many steps stayed."""
+    def finish(self) -> None:
+        """Give the device a moment for what is still in flight."""
         deadline = time.monotonic() + PATIENCE_S
         self.collect()
         while self.in_flight and time.monotonic() < deadline:
             time.sleep(0.005)  # asked now and then, not synchronised
             self.collect()
-        return len(self.in_flight)
 
 
 def clock_for(device: Any, write: Callable[..., None]) -> DeviceClock | None:

@@ -26,8 +26,9 @@ from labkit.process.events import VERSION, EventLog, now_ns
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
 TEETH = 400  # busy intervals kept for the live view
-# The loss is the loop's own business
-STEP = '{"event":"step","i":%d,"t":[%d,%d,%d,%d],"n":%d,"loss":null%s}'
+STEP = (
+    '{"event":"step","i":%d,"t":[%d,%d,%d,%d],"n":%d,"loss":null%s}'  # the loss is the loop's own
+)
 BUSY = ',"copy":[%d,%d],"busy":[%d,%d]'
 TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
 BEAT_NS = 500_000_000  # two live updates a second: they run in the training process itself
@@ -66,23 +67,22 @@ class Tally:
 
 
 class Recorder:
-    """Writes the run of one watched loader into `folder`."""
+    """Writes the run of one watched loader into `folder`. Also the process of its `Run`."""
 
     def __init__(self, folder: Path, loader: Any, version: str):
         launcher.end_standby()  # it might still be importing torch: this loop wants to be alone
-        self.folder, self.pid = Path(folder), os.getpid()
-        self.log = EventLog(folder)
+        self.folder, self.pid, self.log = Path(folder), os.getpid(), EventLog(folder)
         self.lines: list[str] = []  # of steps, on their way to the log
         self.knobs = their_loop.knobs_of(loader)
         self.length: int | None = None  # batches of a pass, where the loader can tell
         with contextlib.suppress(TypeError, NotImplementedError, AttributeError):
             self.length = len(loader)
-        self.tally, self.kind, self.unit = Tally(), "device", "samples"
+        self.tally, self.kind, self.unit = Tally(), "", "samples"
         self.clock: their_loop.DeviceClock | None = None
         self.telemetry: subprocess.Popen | None = None
         self.epoch, self.next, self.first_step, self.warmup = -1, 0, 0, 3
         self._current: Callable[[], Pass | None] = lambda: None
-        self.how, self.failed, self.begun = "", None, False
+        self.how, self.failed, self.closed, self.opened_ns = "", None, False, now_ns()
         self.log.write(
             "spec", version=VERSION, run=self.folder.name, labkit=version, pipeline=self.knobs,
             utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -90,17 +90,25 @@ class Recorder:
         )  # fmt: skip
         self.log.write("hello", pid=self.pid)
 
-    def begin_pass(self, current: Pass) -> None:
-        """Begin a pass, and stop recording any older one that is not over.
+    def alive(self) -> bool:
+        """Whether more may follow."""
+        return not self.closed
 
-        The run goes on, whatever the log said before.
-        """
+    def stop(self) -> None:
+        """Raise RuntimeError: the loop is the user's."""
+        raise RuntimeError("a watched loop is your own: interrupt it (Ctrl-C, or the stop button).")
+
+    def join(self) -> None:
+        """There is no process to wait for."""
+
+    def begin_pass(self, current: Pass) -> None:
+        """Begin a pass, and stop recording any older one that is not over."""
         if (older := self.current) is not None:
             older.stop()
         self._current = weakref.ref(current)  # its end is seen by its being dropped
         self.epoch += 1
         self.how, self.tally.end, self.first_step = "", None, self.next
-        self.log.write("epoch", n=self.epoch, step=self.next)
+        self.log.write("epoch", n=self.epoch, step=self.next)  # goes on, whatever was said before
 
     @property
     def current(self) -> Pass | None:
@@ -108,20 +116,15 @@ class Recorder:
         found = self._current()
         return found if found is not None and found.on else None
 
-    @property
-    def empty(self) -> bool:
-        """Whether the pass that has just ended gave no batch at all."""
-        return self.next == self.first_step and self.how == "exhausted"
-
     def counter(self, batch: Any) -> Callable[[Any], int]:
         """Return what counts the samples of a batch like this one; 1 a batch where unknown."""
         count = their_loop.counter_for(batch, self.knobs.get("batch_size"))
-        self.unit = "batches" if count is None else "samples"
+        self.unit = "samples" if count else "batches"
         return count or (lambda _batch: 1)
 
     def take(self, rows: list[tuple]) -> None:
         """Record steps whose body is over: asked, ready, done (ns), samples, events if any."""
-        if rows and not self.begun:
+        if rows and not self.kind:
             self._begin()
         for asked, ready, done, samples, start, end in rows:
             t, i, self.next = (asked, ready, ready, done), self.next, self.next + 1
@@ -135,14 +138,11 @@ class Recorder:
 
     def _begin(self) -> None:
         """Say what this is: known only when the first body has run, and used the device."""
-        self.begun = True
         device = their_loop.find_device()
         machine = describe(device)
-        self.kind = machine["kind"]
-        self.clock = their_loop.clock_for(device, self._add)
-        self.warmup = max(
-            3, self.knobs.get("num_workers", 0) * self.knobs.get("prefetch_factor", 0)
-        )
+        self.kind, self.clock = machine["kind"], their_loop.clock_for(device, self._add)
+        in_flight = self.knobs.get("num_workers", 0) * self.knobs.get("prefetch_factor", 0)
+        self.warmup = max(3, in_flight)
         self.log.write("machine", **machine)
         self.log.write("job", pipeline=self.knobs, not_applied={}, unit=self.unit)
         self.log.write("begin", warmup=self.warmup)
@@ -152,7 +152,7 @@ class Recorder:
             self.tally.restart()
         self.tally.add(t, samples, busy or t[2:])
         if i < KEEP_STEPS:
-            device = "" if busy is None else BUSY % (busy[0], *busy[:1], *busy)
+            device = BUSY % (busy[0], busy[0], *busy) if busy else ""
             self.lines.append(STEP % (i, *t, samples, device))
         elif i == KEEP_STEPS:
             self.lines.append(f'{{"event":"full","steps":{KEEP_STEPS}}}')
@@ -169,11 +169,11 @@ class Recorder:
         self.how = how
         if error is not None:
             self.fail(error)
-        elif how == "exhausted":
+            return
+        if how == "exhausted":
             self.log.write("done")
-            self.log.write("end", stop=None, code=0)
-        else:
-            self.log.write("end", stop=how, code=None)
+        stop, code = (None, 0) if how == "exhausted" else (how, None)
+        self.log.write("end", stop=stop, code=code)
 
     def fail(self, error: BaseException) -> None:
         """Write the exception that ended the loop; an interrupt is a stop, not a failure."""
@@ -190,8 +190,8 @@ class Recorder:
         """Write what has gathered, and give the device a moment for its last steps."""
         with contextlib.suppress(Exception):  # a device that was lost
             if (current := self.current) is not None:
-                self.take(current.rows)
-                current.rows = []
+                rows, current.rows = current.rows, []
+                self.take(rows)
             if self.clock is not None:
                 self.clock.finish()
         self._write()
@@ -208,6 +208,7 @@ class Recorder:
             self.telemetry.kill()
             self.telemetry.wait()
         self.log.close()
+        self.closed = True
 
     def start_telemetry(self) -> None:
         """Sample the instruments beside the loop, in a process that dies with this one."""
@@ -215,10 +216,11 @@ class Recorder:
             return
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))
+        none = subprocess.DEVNULL
         with contextlib.suppress(OSError):  # numbers without telemetry are still numbers
             self.telemetry = subprocess.Popen(
                 [sys.executable, "-m", "labkit.bench.telemetry", str(self.pid)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                stdin=none, stdout=none, stderr=none,
                 cwd=self.folder, env={**os.environ, "PYTHONPATH": path},
                 start_new_session=True,  # Ctrl-C is for the loop
             )  # fmt: skip
@@ -328,8 +330,7 @@ class Pass:
 
 def describe(device: Any) -> dict[str, Any]:
     """Describe the machine; without torch in this process only what Python itself knows."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
+    if torch := sys.modules.get("torch"):
         from labkit.bench import machine
 
         return machine.describe(device or torch.device("cpu"))

@@ -18,7 +18,6 @@ from labkit.show.run_header import delays_of, machine_lines, several_header
 from labkit.show.style import ALARM, COMPUTE, OTHER, drawable, our_style, page
 
 NO_GAIN = "no difference beyond the noise"
-LEFT_IN, BOTTOM_IN = 2.3, 0.1  # of the figures: names to the left, no axis below
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,22 @@ class Rung:
             f"noisy: spread {run.spread:.0%}" if run.noisy else "",
             f"simulated delay: {self.delays}" if self.delays else "",
         )
+
+    @property
+    def bar(self) -> Bar:
+        """Its bar, in units of the first step's on the same machine."""
+        run = self.run
+        if run.throughput is None:
+            return Bar(drawable(self.name, 36), None, self.note, ink=ALARM)
+        gain = f", {self.gain:.2f}x" if self.gain else ""
+        text = _joined(
+            f"{run.throughput:,.0f}, busy {run.busy_text}{gain}",
+            "RECORDED" if run.recorded else "",  # on what, the header says
+            "" if run.outcome == "finished" else run.outcome,
+            NO_GAIN if self.null else "noisy" if run.noisy else "",
+        )
+        colour, hatch = OTHER if self.null else COMPUTE, "///" if run.recorded else None
+        return Bar(drawable(self.name, 36), self.total or 1.0, text, colour, hatch=hatch)
 
 
 class Ladder(Result):
@@ -90,12 +105,11 @@ class Ladder(Result):
         for name, run in self.runs.items():
             delays = "" if self._delays else run.pipeline.simulated_delay
             below = [r.run for r in rungs if r.run.throughput and _place(r.run) == _place(run)]
-            if not below or run.throughput is None:
-                rungs.append(Rung(name, run, delays=delays))
-                continue
-            step, whole = run.compare(below[-1]), run.compare(below[0])
-            null = not step.significant
-            rungs.append(Rung(name, run, step.speedup, whole.speedup, null, delays))
+            gain, total, null = None, None, False
+            if below and run.throughput is not None:
+                step, whole = run.compare(below[-1]), run.compare(below[0])
+                gain, total, null = step.speedup, whole.speedup, not step.significant
+            rungs.append(Rung(name, run, gain, total, null, delays))
         return rungs
 
     @property
@@ -122,8 +136,7 @@ class Ladder(Result):
                     *([run.diagnose().bottleneck] if self.limit else []),
                 ]  # fmt: skip
             rows.append([number, rung.name, *cells, rung.note])
-        foot = _joined(*(text for text, _ in machine_lines(self.runs.values())), self._delays)
-        return Table(rows, head, foot=[foot], left=(1, len(head) - 1))
+        return _table(rows, head, self.runs.values(), self._delays)
 
     @our_style
     def plot(self) -> Figure:
@@ -136,45 +149,10 @@ class Ladder(Result):
             title = f"{top[-1].name}: {top[-1].total:.1f}x the throughput of the first step"
         mixed = len({_place(run) for run in runs if run.throughput}) > 1
         texts = ["each machine's bars have a scale of their own" if mixed else "", delays_of(runs)]
-        header = several_header(title, texts, runs)
-        figure, (axes,) = page(header, [(0.08, rows_in(len(rungs)))], LEFT_IN, BOTTOM_IN)
-        hbars(axes, [_rung_bar(rung) for rung in rungs])
-        return figure
+        return _bars(several_header(title, texts, runs), [rung.bar for rung in rungs])
 
     def __len__(self) -> int:
         return len(self.runs)
-
-
-def _rung_bar(rung: Rung) -> Bar:
-    """Return a rung's bar; its length is in units of the first step's on the same machine."""
-    run = rung.run
-    if run.throughput is None:
-        return Bar(drawable(rung.name, 36), None, rung.note, ink=ALARM)
-    numbers = f"{run.throughput:,.0f}, busy {run.busy_text}"
-    numbers += f", {rung.gain:.2f}x" if rung.gain else ""
-    recorded = "RECORDED" if run.recorded else ""  # on what, the header says
-    noise = NO_GAIN if rung.null else "noisy" if run.noisy else ""
-    ended = "" if run.outcome == "finished" else run.outcome
-    return Bar(
-        drawable(rung.name, 36), rung.total or 1.0, _joined(numbers, recorded, ended, noise),
-        OTHER if rung.null else COMPUTE, hatch="///" if run.recorded else None,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ScalingRow:
-    """A run of ranks, against the one process that it is compared with."""
-
-    name: str
-    ranks: Ranks
-    one: Run
-
-    @property
-    def note(self) -> str:
-        """Remarks beside the numbers."""
-        ranks = self.ranks
-        ended = "" if ranks.outcome == "finished" else ranks.error or ranks.outcome
-        return _joined(ranks.mark or "", ended, "noisy" if ranks.noisy or self.one.noisy else "")
 
 
 class Scaling(Result):
@@ -185,7 +163,7 @@ class Scaling(Result):
         if not isinstance(one, Run):
             raise ValueError(f"{type(one).__name__} is not a Run; give what lk.run gave.")
         self.one = one
-        self._rows: dict[str, ScalingRow] = {}
+        self.rows: dict[str, tuple[Ranks, Run]] = {}  # by name, with its own one process
 
     def add(self, name: str, ranks: Ranks, one: Run | None = None) -> Scaling:
         """Add a row and return the table; the same name again replaces that row.
@@ -197,67 +175,71 @@ class Scaling(Result):
             raise ValueError(f"{name!r}: {type(ranks).__name__} is not a distributed run.")
         if ranks.running:
             raise ValueError(f"{name!r} is still running: add it after wait() or stop().")
-        row = ScalingRow(name, ranks, one or self.one)
-        ranks.speedup(row.one)  # refuses another pipeline
-        self._rows[name] = row
+        ranks.speedup(one or self.one)  # refuses another pipeline
+        self.rows[name] = ranks, one or self.one
         return self
-
-    @property
-    def rows(self) -> list[ScalingRow]:
-        """The rows in order."""
-        return list(self._rows.values())
 
     def table(self) -> Table:
         """Return speedup, efficiency and where the ranks' time went, the one process first."""
         head = ["", "ranks", "samples/s", "speedup", "efficiency", "data", "others", "exchange", ""]
         rate = self.one.throughput
         rows = [["one process", None, rate and f"{rate:,.0f}", "1.00x", "100%", *[""] * 4]]
-        for row in self.rows:
-            ranks, times, cells = row.ranks, row.ranks.times, [None] * 6
+        for name, (ranks, one) in self.rows.items():
+            times, cells = ranks.times, [None] * 6
             if ranks.throughput is not None and times is not None:
-                efficiency = ranks.efficiency(row.one)
+                efficiency = ranks.efficiency(one)
                 parts = (times.wait, times.others, times.transfer)
                 cells = [
-                    f"{ranks.throughput:,.0f}", _times(ranks.speedup(row.one)),
+                    f"{ranks.throughput:,.0f}", _times(ranks.speedup(one)),
                     None if efficiency is None else f"{efficiency:.0%}",
                     *(f"{np.mean(part):.0%}" for part in parts),
                 ]  # fmt: skip
-            rows.append([row.name, ranks.world_size, *cells, row.note])
-        runs = [self.one, *(row.ranks for row in self.rows)]
-        foot = _joined(*(text for text, _ in machine_lines(runs)))
-        return Table(rows, head, foot=[foot], left=(0, len(head) - 1))
+            rows.append([name, ranks.world_size, *cells, _note(ranks, one)])
+        return _table(rows, head, self._runs)
 
     @our_style
     def plot(self) -> Figure:
         """Draw a bar per row, filled as far as the ranks came, outlined as far as perfect is."""
         title = "samples/s over those of one process; the outline is perfect scaling"
-        measured = [row for row in self.rows if row.ranks.throughput and row.one.throughput]
-        if measured:
-            last = measured[-1]
-            title = (
-                f"{last.name}: {last.ranks.speedup(last.one):.2f}x one process, "
-                f"{last.ranks.efficiency(last.one):.0%} of perfect scaling (the outline)"
-            )
-        header = several_header(title, [], [self.one, *(row.ranks for row in self.rows)])
-        figure, (axes,) = page(header, [(0.08, rows_in(len(self.rows) + 1))], LEFT_IN, BOTTOM_IN)
         rate = self.one.throughput
-        first = Bar("one process", 1, f"{rate:,.0f} samples/s" if rate else "no numbers", OTHER)
-        hbars(axes, [first, *map(_scaling_bar, self.rows)])
-        return figure
+        bars = [Bar("one process", 1, f"{rate:,.0f} samples/s" if rate else "no numbers", OTHER)]
+        for name, (ranks, one) in self.rows.items():
+            short, note = drawable(name, 36), _note(ranks, one)
+            if ranks.throughput is None or one.throughput is None:
+                bars.append(Bar(short, None, note or "too few steps for numbers", ink=ALARM))
+                continue
+            speedup, efficiency = ranks.speedup(one), ranks.efficiency(one)
+            title = (
+                f"{name}: {speedup:.2f}x one process, "
+                f"{efficiency:.0%} of perfect scaling (the outline)"
+            )
+            rate = f"{ranks.throughput:,.0f} samples/s, {speedup:.2f}x"
+            text, hatch = f"{rate}, efficiency {efficiency:.0%}", "///" if ranks.recorded else None
+            text = _joined(text, note)
+            bars.append(Bar(short, speedup, text, COMPUTE, outline=len(ranks), hatch=hatch))
+        return _bars(several_header(title, [], self._runs), bars)
+
+    @property
+    def _runs(self) -> list[Any]:
+        return [self.one, *(ranks for ranks, _ in self.rows.values())]
 
 
-def _scaling_bar(row: ScalingRow) -> Bar:
-    """Return a row's bar, in units of its own one process."""
-    ranks = row.ranks
-    if ranks.throughput is None or row.one.throughput is None:
-        return Bar(drawable(row.name, 36), None, row.note or "too few steps for numbers", ink=ALARM)
-    speedup = ranks.speedup(row.one)
-    numbers = f"{ranks.throughput:,.0f} samples/s, {speedup:.2f}x, "
-    numbers += f"efficiency {ranks.efficiency(row.one):.0%}"
-    return Bar(
-        drawable(row.name, 36), speedup, _joined(numbers, row.note), COMPUTE, outline=len(ranks),
-        hatch="///" if ranks.recorded else None,
-    )  # fmt: skip
+def _note(ranks: Ranks, one: Run) -> str:
+    ended = "" if ranks.outcome == "finished" else ranks.error or ranks.outcome
+    return _joined(ranks.mark or "", ended, "noisy" if ranks.noisy or one.noisy else "")
+
+
+def _table(rows: list, head: list[str], runs: Any, *more: str) -> Table:
+    foot = _joined(*(text for text, _ in machine_lines(runs)), *more)
+    names = 1 if "step" in head else 0
+    return Table(rows, head, foot=[foot], left=(names, len(head) - 1))
+
+
+def _bars(header: list, bars: list[Bar]) -> Figure:
+    """Draw bars below a header, names to the left, no axis below."""
+    figure, (axes,) = page(header, [(0.08, rows_in(len(bars)))], 2.3, 0.1)
+    hbars(axes, bars)
+    return figure
 
 
 def _place(run: Run) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import shutil
 import sys
@@ -27,7 +28,6 @@ from labkit.results.run import Run
 from labkit.show.display import Display, StaticFigure, in_notebook
 
 OPEN_MOST = 8  # watches kept open: the loop's, its validation's, and some for generators
-AT_MOST = {"gpu": "at most "}  # gaps between kernels count as busy there
 BAR = 8  # characters
 POINTS = 512  # of the utilization curve; then every other one is dropped
 WINDOW_S = 2.0
@@ -53,7 +53,6 @@ class Watch:
         self._recorder: Recorder | None = None
         self._run: Run | None = None
         self._view: View | None = None
-        self._since_ns, self._closed = 0, True
 
     def __iter__(self) -> Any:
         asked = now_ns()
@@ -95,10 +94,10 @@ class Watch:
         """The Run so far; raises RuntimeError before the first pass."""
         if self._recorder is None:
             raise RuntimeError("nothing has been watched yet: iterate the watch first.")
-        if not self._closed:
+        if not self._recorder.closed:
             self._recorder.flush()
         if self._run is None:
-            self._run = Run(self._recorder.folder, process=Open(self))
+            self._run = Run(self._recorder.folder, process=self._recorder)
         return self._run
 
     def diagnose(self) -> Any:
@@ -107,17 +106,17 @@ class Watch:
 
     def close(self, error: BaseException | None = None) -> None:
         """End the Run and show its diagnosis; `error` is what ended the loop, where one did."""
-        if self._closed or self._recorder.pid != os.getpid():
+        recorder, view = self._recorder, self._view
+        if not _is_open(recorder):
             return
-        if error is not None and self._recorder.how != "exhausted":
-            self._recorder.fail(error)
-        self._recorder.close()
-        self._closed = True
+        if error is not None and recorder.how != "exhausted":
+            recorder.fail(error)
+        recorder.close()
+        self._view = None
         if self in _open:
             _open.remove(self)
-        if self._view is not None:
-            self._view.close(self)
-            self._view = None
+        if view is not None:
+            view.close(self)
 
     def __repr__(self) -> str:
         name = type(self.loader).__name__
@@ -125,10 +124,10 @@ class Watch:
 
     def _opened(self) -> Recorder:
         """Return the recorder of the open Run; begin a new one where there is none."""
-        if self._closed or self._recorder.pid != os.getpid():
+        if not _is_open(self._recorder):
             self._recorder = Recorder(folders.new_run(), self.loader, labkit.__version__)
-            self._run, self._closed, self._since_ns = None, False, now_ns()
-            self._view = View() if self.live and _speaks_for_all_ranks() else None
+            rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
+            self._run, self._view = None, View() if self.live and rank == "0" else None
             while len(_open) >= OPEN_MOST:
                 _open[0].close()
             _open.append(self)
@@ -140,7 +139,7 @@ class Watch:
         going = [each for each in _open if each._recorder.current is not None or each is self]
         if going[:1] != [self]:
             return  # inside another watched loop: a validation loop draws nothing
-        if now is not None and now - self._since_ns > TELEMETRY_AFTER_NS:
+        if now is not None and now - self._recorder.opened_ns > TELEMETRY_AFTER_NS:
             self._recorder.start_telemetry()
         if self._view is not None:
             try:
@@ -150,22 +149,9 @@ class Watch:
                 say(f"display stopped: {type(error).__name__}: {error}")
 
 
-class Open:
-    """Says to a Run whether more may follow, as the process of any other run does."""
-
-    def __init__(self, watch: Watch):
-        self.watch, self.recorder = watch, watch._recorder
-
-    def alive(self) -> bool:
-        """Whether the watch is open."""
-        return self.watch._recorder is self.recorder and not self.watch._closed
-
-    def stop(self) -> None:
-        """Raise RuntimeError: the loop is the user's."""
-        raise RuntimeError("a watched loop is your own: interrupt it (Ctrl-C, or the stop button).")
-
-    def join(self) -> None:
-        """There is no process to wait for."""
+def _is_open(recorder: Recorder | None) -> bool:
+    """Whether it goes on, here and not in the process that this one was forked from."""
+    return recorder is not None and not recorder.closed and recorder.pid == os.getpid()
 
 
 def watch(loader: Any, *, title: str = "", live: bool = True) -> Watch:
@@ -201,6 +187,9 @@ def watch(loader: Any, *, title: str = "", live: bool = True) -> Watch:
     return watch.last
 
 
+watch.last = None
+
+
 def close_all(error: BaseException | None = None, going_on: bool = True) -> None:
     """End open Runs, with the exception that ended the cell or the script, if one did.
 
@@ -212,15 +201,9 @@ def close_all(error: BaseException | None = None, going_on: bool = True) -> None
                 each.close(error)
 
 
-def _speaks_for_all_ranks() -> bool:
-    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
-
-
+@functools.cache  # once
 def _end_with_the_cell() -> None:
-    """See to it, once, that open Runs end with the notebook cell, or else with the script."""
-    if _end_with_the_cell.done:
-        return
-    _end_with_the_cell.done = True
+    """See to it that open Runs end with the notebook cell, or else with the script."""
     ipython = sys.modules.get("IPython")
     if shell := ipython and ipython.get_ipython():
         shell.events.register("post_run_cell", _after_cell)
@@ -231,10 +214,6 @@ def _after_cell(result: Any) -> None:
     """End the Runs of the loops that ended in this cell."""
     error = getattr(result, "error_in_exec", None)
     close_all(error, going_on=error is not None)
-
-
-_end_with_the_cell.done = False
-watch.last = None
 
 
 # -- what is shown while the loop goes on ----------------------------------------------------------
@@ -256,17 +235,17 @@ class View:
             self.canvas = LiveView()
         self.display = Display(self.canvas)
 
-    def update(self, watch: Any, over: bool) -> None:
+    def update(self, watch: Watch, over: bool) -> None:
         """Show where the loop is; `over` says that a pass has ended."""
-        recorder = watch._recorder
-        text = EMPTY if over and recorder.empty else line(watch)
-        if self.canvas is not None:
-            with self.canvas.hold_sync():
+        recorder, canvas = watch._recorder, self.canvas
+        nothing = over and recorder.next == recorder.first_step and recorder.how == "exhausted"
+        text = EMPTY if nothing else line(watch)
+        if canvas is not None:
+            with canvas.hold_sync():
                 if recorder.tally.teeth:
-                    self.canvas.frame = self._frame(recorder.tally)
-                    self.canvas.device = recorder.kind.upper()
-                    self.canvas.tick += 1
-                self.canvas.running, self.canvas.status = not over, text
+                    canvas.frame, canvas.device = self._frame(recorder.tally), recorder.kind.upper()
+                    canvas.tick += 1
+                canvas.running, canvas.status = not over, text
         elif over:
             self.display.final(text)
         else:  # a line that wraps could not be written over
@@ -292,7 +271,7 @@ class View:
         points = np.array(self.points, np.float32).reshape(-1, 2)
         return pack(shown.astype(np.float32), points, start, max(now, start + 0.01), now)
 
-    def close(self, watch: Any) -> None:
+    def close(self, watch: Watch) -> None:
         """Leave the run and its diagnosis; in a notebook the figure, where the canvas was."""
         run = watch.run
         measured = run.utilization is not None
@@ -309,22 +288,20 @@ class View:
             self.display.final(" ".join([str(diagnosis), *diagnosis.notes]))
 
 
-def line(watch: Any) -> str:
+def line(watch: Watch) -> str:
     """Say in one line how far a pass is and what has been measured."""
     recorder, tally = watch._recorder, watch._recorder.tally
-    head = f"{watch.title}: epoch" if watch.title else "epoch"
-    done = recorder.next - recorder.first_step
-    bar = f"step {done}"
-    if recorder.length:
-        filled = round(BAR * min(1.0, done / recorder.length))
-        bar = f"{'█' * filled}{'░' * (BAR - filled)} {done}/{recorder.length}"
-    parts = [f"{head} {recorder.epoch + 1} {bar}"]
+    done, length = recorder.next - recorder.first_step, recorder.length
+    filled = round(BAR * min(1.0, done / length)) if length else 0
+    bar = f"{'█' * filled}{'░' * (BAR - filled)} {done}/{length}" if length else f"step {done}"
+    title = f"{watch.title}: " if watch.title else ""
+    parts = [f"{title}epoch {recorder.epoch + 1} {bar}"]
     if tally.wall:
-        busy, wait = tally.busy / tally.wall, tally.wait / tally.wall
+        most = "at most " if recorder.kind == "gpu" else ""  # gaps between kernels count as busy
         parts += [
             f"{tally.samples / tally.wall * 1e9:,.0f} {recorder.unit}/s",
-            f"{recorder.kind.upper()} busy {AT_MOST.get(recorder.kind, '')}{busy:.0%}, "
-            f"waiting for data {wait:.0%}",
+            f"{recorder.kind.upper()} busy {most}{tally.busy / tally.wall:.0%}, "
+            f"waiting for data {tally.wait / tally.wall:.0%}",
             verdict_so_far(tally, recorder.kind),
         ]
     return " · ".join(filter(None, parts))
