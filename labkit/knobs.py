@@ -30,6 +30,7 @@ class Knob:
     unit: str = ""
     low: float | None = None
     high: float | None = None
+    reach: float | None = None  # how far a slider goes, where up to `high` is too wide to aim in
     choices: tuple | None = None
     pattern: re.Pattern | None = None
     auto: str = ""

@@ -41,24 +41,30 @@ class Pipeline(Spec):
         "delay", choices=("jpeg", "array", "sleep"))
     prep_ms: float | None = knob(
         None, "delay that stands in for preparing one batch, for dataset='sleep' only",
-        kind="float", unit="ms", low=0, high=10_000, auto="50 ms for 'sleep'")
+        kind="float", unit="ms", low=0, high=10_000, reach=200,
+        auto="50 ms for 'sleep'")
     io_ms: float | None = knob(
         None, "simulated storage latency per item, as of a network drive (a sleep)",
-        kind="float", unit="ms", low=0, high=1_000, auto="2.5 ms for 'jpeg', 0 for the others")
+        kind="float", unit="ms", low=0, high=1_000, reach=20,
+        auto="2.5 ms for 'jpeg', 0 for the others")
     stall_ms: float = knob(
-        0.0, "simulated slow-disk stall (a sleep)", unit="ms", low=0, high=10_000)
+        0.0, "simulated slow-disk stall (a sleep)", unit="ms", low=0, high=10_000, reach=1000)
     stall_every: int = knob(
         20, "one stall in this many batches, when stall_ms is above 0", low=1, high=100_000)
     image_px: int = knob(
-        48, "edge of the images the model sees; files are twice that", unit="px", low=8, high=512)
+        48, "edge of the images the model sees; files are twice that", unit="px", low=8, high=512,
+        reach=256)
     augment: int = knob(
-        1, "rounds of random crop, flip and colour change for every image", low=0, high=64)
+        1, "rounds of random crop, flip and colour change for every image", low=0, high=64, reach=16)
     # The loader: torch.utils.data.DataLoader's own names
-    batch_size: int = knob(16, "samples in a batch", unit="samples", low=1, high=16_384)
-    num_workers: int = knob(0, "loader processes; 0 prepares in the training loop", low=0, high=128)
+    batch_size: int = knob(
+        16, "samples in a batch", unit="samples", low=1, high=16_384, reach=256)
+    num_workers: int = knob(
+        0, "loader processes; 0 prepares in the training loop", low=0, high=128,
+        reach=max(16, os.cpu_count() or 1))
     pin_memory: bool = knob(False, "hand batches over in page-locked memory")
     prefetch_factor: int | None = knob(
-        None, "batches each worker keeps ready", kind="int", low=1, high=1024,
+        None, "batches each worker keeps ready", kind="int", low=1, high=1024, reach=16,
         auto="PyTorch's 2 with workers")
     persistent_workers: bool = knob(False, "keep the workers from one epoch to the next")
     non_blocking: bool = knob(False, "start copies to the device without waiting for them")
@@ -68,16 +74,17 @@ class Pipeline(Spec):
     model: str = knob(
         "cnn", "the model to train, in plain PyTorch", choices=("mlp", "cnn", "transformer"))
     width: int | None = knob(
-        None, "channels or features of the model", kind="int", low=1, high=16_384,
+        None, "channels or features of the model", kind="int", low=1, high=16_384, reach=1024,
         auto="chosen for the device")
     depth: int | None = knob(
-        None, "layers of the model", kind="int", low=1, high=256, auto="chosen for the device")
+        None, "layers of the model", kind="int", low=1, high=256, reach=32,
+        auto="chosen for the device")
     # How it is trained
     precision: str = knob(
         "fp32", "number format of the heavy math; fp16 makes the host wait in every update for its "
         "loss scale, unless the optimizer is fused", choices=("fp32", "tf32", "fp16", "bf16"))
     accumulation_steps: int = knob(
-        1, "batches whose gradients are added up before one update", low=1, high=1024)
+        1, "batches whose gradients are added up before one update", low=1, high=1024, reach=32)
     compile: str | None = knob(
         None, "torch.compile mode; None runs eagerly", kind="str",
         choices=(None, "default", "reduce-overhead", "max-autotune"))
@@ -87,7 +94,7 @@ class Pipeline(Spec):
     steps: int = knob(80, "batches to train on", low=1, high=1_000_000)
     seconds: float | None = knob(
         4.0, "stop after this long even if steps remain", kind="float", unit="s", low=0.1,
-        high=86_400, auto="no limit")
+        high=86_400, reach=60, auto="no limit")
     xray: bool = knob(
         True, "look inside a few more steps with torch.profiler when the measured ones are over")
     seed: int = knob(0, "seed of weights, order and augmentation", low=0, high=2**31 - 1)
@@ -241,7 +248,7 @@ class Distributed(Spec):
     """
 
     pipeline: Pipeline = field(default_factory=Pipeline)
-    ranks: int = knob(2, "processes, a device each", low=1, high=64)
+    ranks: int = knob(2, "processes, a device each", low=1, high=64, reach=4)
     no_sync: bool = knob(False, "exchange gradients only for the last micro-batch of an update")
     starve: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     rendezvous: Mapping[str, Any] = field(default_factory=dict)

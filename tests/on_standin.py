@@ -216,7 +216,7 @@ def test_what_is_planted_is_what_is_named(cards, monkeypatch):
         return "trainer", plant
 
     monkeypatch.setattr(faultset, "machine", lambda: SimpleNamespace(kind="gpu"))
-    monkeypatch.setattr(faultset, "_finished", lambda base: run_on(gpu, Pipeline(**base)))
+    monkeypatch.setattr(faultset, "finished", lambda pipeline: run_on(gpu, pipeline))
     monkeypatch.setitem(slow_faults.PLANTS, "python_heavy", spending(LOOP_US))
     monkeypatch.setitem(slow_faults.PLANTS, "graph_breaks", spending(BREAK_US))
     base, named = faultset.base_here().base, {}

@@ -89,7 +89,7 @@ class Offline:
 @experiment(
     "the same batch of images, prepared in four ways",
     px=knob(64, "edge of an image", unit="px", low=8, high=1024),
-    batch_size=knob(16, "images in a batch", low=1, high=1024),
+    batch_size=knob(16, "images in a batch", low=1, high=1024, reach=256),
 )
 def item_ladder(job: Any, bench: Any) -> None:
     """Time a batch of `batch_size` images of `px` pixels four ways, and profile each.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,27 +10,10 @@ import ipywidgets as widgets
 
 from labkit.knobs import Knob
 
-# How far a slider goes where the knob's own range is too wide to aim in; a value beyond it that
-# the spec has stretches the slider, and text boxes take the whole range.
-REACH = {
-    "num_workers": max(16, os.cpu_count() or 1),
-    "prefetch_factor": 16,
-    "batch_size": 256,
-    "image_px": 256,
-    "augment": 16,
-    "accumulation_steps": 32,
-    "io_ms": 20,
-    "prep_ms": 200,
-    "stall_ms": 1000,
-    "width": 1024,
-    "depth": 32,
-    "seconds": 60,
-    "ranks": 4,
-}
 MOST_ON_A_SLIDER = 300  # whole numbers that a slider of 200 px still lets one hit
 # The stops of a slider with "auto": round numbers, and for whole ones powers of two and between
-ROUND = [m * 10**p for p in range(5) for m in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)]
-WHOLE = [m * 2**p for p in range(14) for m in (2, 3)]
+ROUND = [0, 0.5, *(m * 10**p for p in range(5) for m in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8))]
+WHOLE = [0, 1, *(m * 2**p for p in range(14) for m in (2, 3))]
 NONE = "None"  # stands for None in a widget, which would take None itself as nothing chosen
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
@@ -46,8 +28,11 @@ class Control(widgets.VBox):
         self.knob = knob
         self.widget = make_widget(knob, value) if values is None else chooser(values, value)
         self.widget.layout = widgets.Layout(width="auto", margin="0 0 0 8px")
-        self.widget.tooltip = help_text(knob)
-        super().__init__([widgets.HTML(label(knob)), self.widget])
+        self.widget.tooltip = f"{knob.help}; auto: {knob.auto}" if knob.auto else knob.help
+        unit = f" <span style='opacity:.65'>{html.escape(knob.unit)}</span>" if knob.unit else ""
+        tip, name = html.escape(self.widget.tooltip, quote=True), html.escape(knob.name)
+        label = widgets.HTML(f"<span title='{tip}'><b>{name}</b>{unit}</span>")
+        super().__init__([label, self.widget])
         self.layout = widgets.Layout(min_width="0", overflow="hidden")
         self.add_class(f"labkit-knob-{knob.name.replace(' ', '-')}")
 
@@ -78,21 +63,21 @@ def make_widget(knob: Knob, value: Any) -> widgets.ValueWidget:
         return widgets.Checkbox(value, description="on", indent=False)
     if knob.pattern:
         return chooser([*DEVICES, *([] if value in DEVICES else [value])], value)
-    high = min(knob.high, max(REACH.get(knob.name, knob.high), value or 0))
+    whole = knob.kind == "int"
+    high = min(knob.high, max(knob.reach or knob.high, value or 0))
     if knob.auto:
-        stops = {0, 1, *WHOLE} if knob.kind == "int" else {0.0, 0.5, *map(float, ROUND)}
-        stops = {stop for stop in stops if knob.low <= stop <= high} | {value} - {None}
-        return chooser([None, *sorted(stops)], value)
-    if knob.kind == "float" and high >= 1e6:
-        return widgets.BoundedFloatText(value, min=knob.low, max=high, step=0.01)
-    if knob.kind == "float":
-        step = 10 ** len(str(int(high))) / 1000
-        return widgets.FloatSlider(
-            value, min=knob.low, max=high, step=step, readout_format=".1f", continuous_update=False
-        )
-    if high - knob.low > MOST_ON_A_SLIDER:
+        stops = {stop for stop in (WHOLE if whole else ROUND) if knob.low <= stop <= high}
+        return chooser([None, *sorted(stops | {value} - {None})], value)
+    if whole and high - knob.low > MOST_ON_A_SLIDER:
         return widgets.BoundedIntText(value, min=knob.low, max=knob.high)
-    return widgets.IntSlider(value, min=knob.low, max=high, continuous_update=False)
+    if whole:
+        return widgets.IntSlider(value, min=knob.low, max=high, continuous_update=False)
+    if high >= 1e6:
+        return widgets.BoundedFloatText(value, min=knob.low, max=high, step=0.01)
+    step = 10 ** len(str(int(high))) / 1000
+    return widgets.FloatSlider(
+        value, min=knob.low, max=high, step=step, readout_format=".1f", continuous_update=False
+    )
 
 
 def chooser(values: Sequence | Mapping, value: Any) -> widgets.ValueWidget:
@@ -105,10 +90,8 @@ def chooser(values: Sequence | Mapping, value: Any) -> widgets.ValueWidget:
     known = [each for _, each in options]
     value = NONE if value is None else value
     value = value if value in known else known[0]
-    if isinstance(values, Mapping) or not all(
-        isinstance(each, (int, float)) and not isinstance(each, bool)
-        for each in known if each != NONE
-    ):  # fmt: skip
+    numbers = all(type(each) in (int, float) for each in known if each != NONE)
+    if isinstance(values, Mapping) or not numbers:
         return widgets.Dropdown(options=options, value=value)
     return widgets.SelectionSlider(options=options, value=value, continuous_update=False)
 
@@ -118,15 +101,3 @@ def shown(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "auto", True: "on", False: "off"}[value]
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def label(knob: Knob) -> str:
-    """Return the knob's name and unit as HTML, with its help as a tooltip."""
-    unit = f" <span style='opacity:.65'>{html.escape(knob.unit)}</span>" if knob.unit else ""
-    tip = html.escape(help_text(knob), quote=True)
-    return f"<span title='{tip}'><b>{html.escape(knob.name)}</b>{unit}</span>"
-
-
-def help_text(knob: Knob) -> str:
-    """Return the knob's line of help, with what "auto" stands for."""
-    return f"{knob.help}; auto: {knob.auto}" if knob.auto else knob.help

@@ -1,9 +1,8 @@
 """A finished run as a Weights & Biases run: numbers, true utilization timeline, diagnosis.
 
-With `lk.run(..., wandb=True)` a process of its own logs it. That starts when the run is over and
-its device is free, so it can cost the run nothing; a server that cannot be reached costs only this
-process its patience. `lk.to_wandb` logs runs that are there already, here and now. Offline unless
-told otherwise: no account, no key and no network.
+With `lk.run(..., wandb=True)` a process of its own logs it when the run is over and its device is
+free; a server that cannot be reached costs only that process its patience. `lk.to_wandb` logs runs
+that are there already. Offline unless told otherwise: no account, no key and no network.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def command(wandb: bool | str | dict[str, Any] | None) -> list[str] | None:
 
     Raises ValueError on a setting that is not known.
     """
-    if wandb is None or wandb is False:
+    if wandb in (None, False):
         return None
     given = wandb if isinstance(wandb, dict) else {"mode": wandb} if wandb is not True else {}
     if set(given) - {"project", "mode", "name"}:
@@ -90,25 +89,20 @@ def to_wandb(
         raise ValueError(f"{what!r}: give a Run, a Ladder or a dictionary of Runs.")
     if wandb.run is not None:
         for name, run in named.items():
-            add_to(wandb.run, run, name)
+            place = "/".join(filter(None, ("labkit", name)))
+            numbers = {f"{place}/{key}": value for key, value in summary(run).items()}
+            wandb.run.summary.update(numbers)
+            rows = [list(map(float, point)) for point in zip(*run.timeline(POINTS), strict=True)]
+            table = wandb.Table(columns=["seconds", "utilization"], data=rows)
+            title = f"true utilization {name}"
+            chart = wandb.plot.line(table, "seconds", "utilization", title=title)
+            wandb.run.log({f"{place}/utilization": chart}, commit=False)  # takes no step in it
         return None
     folder = Path(folder or folders.home() / "wandb" / project)
     folder.mkdir(parents=True, exist_ok=True)
     for name, run in named.items():
         log(run, {"project": project, "mode": mode, "name": name}, folder)
     return folder / "wandb"
-
-
-def add_to(session: Any, run: Run, name: str = "") -> None:
-    """Add `run` to a W&B run that is somebody else's, without taking a step in it."""
-    import wandb
-
-    place = "/".join(filter(None, ("labkit", name)))
-    session.summary.update({f"{place}/{key}": value for key, value in summary(run).items()})
-    rows = [list(map(float, point)) for point in zip(*run.timeline(POINTS), strict=True)]
-    table = wandb.Table(columns=["seconds", "utilization"], data=rows)
-    chart = wandb.plot.line(table, "seconds", "utilization", title=f"true utilization {name}")
-    session.log({f"{place}/utilization": chart}, commit=False)
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -150,9 +144,9 @@ def log(run: Run, settings: dict[str, str], folder: Path) -> None:
 def main(folder: str, settings: str) -> None:
     """Log the run in `folder`; give up after `PATIENCE_S`."""
     os.environ.pop("WANDB_SERVICE", None)  # the kernel's own session of W&B is not ours to join
-    giving_up = threading.Timer(PATIENCE_S, give_up, (f"no answer in {PATIENCE_S} s",))
-    giving_up.daemon = True
-    giving_up.start()
+    timer = threading.Timer(PATIENCE_S, give_up, (f"no answer in {PATIENCE_S} s",))
+    timer.daemon = True
+    timer.start()
     run = load(folder)
     run.recorded = False  # it was measured here, a moment ago
     try:
