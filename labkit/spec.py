@@ -55,7 +55,8 @@ class Pipeline(Spec):
         48, "edge of the images the model sees; files are twice that", unit="px", low=8, high=512,
         reach=256)
     augment: int = knob(
-        1, "rounds of random crop, flip and colour change for every image", low=0, high=64, reach=16)
+        1, "rounds of random crop, flip and colour change for every image", low=0, high=64,
+        reach=16)
     # The loader: torch.utils.data.DataLoader's own names
     batch_size: int = knob(
         16, "samples in a batch", unit="samples", low=1, high=16_384, reach=256)

@@ -12,7 +12,7 @@ from labkit.knobs import Knob
 
 MOST_ON_A_SLIDER = 300  # whole numbers that a slider of 200 px still lets one hit
 # The stops of a slider with "auto": round numbers, and for whole ones powers of two and between
-ROUND = [0, 0.5, *(m * 10**p for p in range(5) for m in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8))]
+ROUND = [0.0, 0.5, *(float(m * 10**p) for p in range(5) for m in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8))]
 WHOLE = [0, 1, *(m * 2**p for p in range(14) for m in (2, 3))]
 NONE = "None"  # stands for None in a widget, which would take None itself as nothing chosen
 DEVICES = ("auto", "cpu", "cuda", "mps")
