@@ -1,7 +1,7 @@
 """The labs from a terminal: `python -m labkit --help`.
 
-A command is a function here, with its options and examples in the decorator; `labkit.terminal` has
---json, --save, --plot and the exit codes.
+A command is a function here, its docstring the help; `labkit.terminal` has --json, --save, --plot
+and the exit codes.
 """
 
 from __future__ import annotations
@@ -14,19 +14,7 @@ from typing import Any
 
 import labkit as lk
 from labkit.spec import RENDEZVOUS, Pipeline, parse_settings
-from labkit.terminal import (
-    PLOT,
-    SAVE,
-    SET,
-    command,
-    main,
-    option,
-    progress,
-    repeated,
-    show,
-    so_far,
-    watched,
-)
+from labkit.terminal import PLOT, SAVE, SET, command, main, option, progress, repeated, show
 
 
 @command()
@@ -39,15 +27,16 @@ def machine(options: argparse.Namespace) -> int:
     SET, SAVE, PLOT,
     option("--wandb", action="store_true", help="log to an offline W&B run afterwards"),
     lists_knobs=True,
-    examples="""examples:
-  labkit run
-  labkit run --set num_workers=4 --set precision=bf16 --plot run.png
-  labkit run --set dataset=array --save before.jsonl.gz && labkit diagnose before.jsonl.gz
-  labkit run --set device=cpu --json | python -m json.tool
-""",
 )  # fmt: skip
 def run(options: argparse.Namespace) -> int:
-    """Measure one pipeline."""
+    """Measure one pipeline.
+
+    examples:
+      labkit run
+      labkit run --set num_workers=4 --set precision=bf16 --plot run.png
+      labkit run --set dataset=array --save before.jsonl.gz && labkit diagnose before.jsonl.gz
+      labkit run --set device=cpu --json | python -m json.tool
+    """
     done = lk.run(Pipeline(**parse_settings(options.settings)), wandb=options.wandb)
     lines = [repr(done), *(f"not applied: {k}: {why}" for k, why in done.not_applied.items())]
     return show(options, done, text="\n".join(lines), code=int(done.outcome == "failed"))
@@ -59,14 +48,15 @@ def run(options: argparse.Namespace) -> int:
              required=True),
     option("--devices", metavar="A,B,C", help="run on each of these at the same time"),
     lists_knobs=True,
-    examples="""examples:
-  labkit sweep --over num_workers=0,2,4,8 --plot workers.png
-  labkit sweep --over batch_size=16,32,64 --over precision=fp32,bf16 --set num_workers=4
-  labkit sweep --over batch_size=64,128,256 --devices cuda:0,cuda:1   one run at a time on each
-""",
 )  # fmt: skip
 def sweep(options: argparse.Namespace) -> int:
-    """Measure every combination of values."""
+    """Measure every combination of values.
+
+    examples:
+      labkit sweep --over num_workers=0,2,4,8 --plot workers.png
+      labkit sweep --over batch_size=16,32,64 --over precision=fp32,bf16 --set num_workers=4
+      labkit sweep --over batch_size=64,128,256 --devices cuda:0,cuda:1   one run at a time on each
+    """
     over = {}
     for text in options.over:
         name, equals, values = text.partition("=")
@@ -82,30 +72,33 @@ def sweep(options: argparse.Namespace) -> int:
 @command(
     PLOT,
     option("file", metavar="FILE", help=".json or .json.gz, from torch.profiler"),
-    examples="""the file comes from your own training loop:
-  with torch.profiler.profile(schedule=torch.profiler.schedule(wait=5, warmup=2, active=5)) as prof:
-      for batch in loader: train(batch); prof.step()
-  prof.export_chrome_trace("trace.json.gz")
-
-examples:
-  labkit trace trace.json.gz
-  labkit trace trace.json.gz --plot trace.png --json
-""",
 )  # fmt: skip
 def trace(options: argparse.Namespace) -> int:
-    """Read a torch.profiler trace: where each step's time goes."""
+    """Read a torch.profiler trace: where each step's time goes.
+
+    the file comes from your own training loop:
+      steps = torch.profiler.schedule(wait=5, warmup=2, active=5)
+      with torch.profiler.profile(schedule=steps) as prof:
+          for batch in loader: train(batch); prof.step()
+      prof.export_chrome_trace("trace.json.gz")
+
+    examples:
+      labkit trace trace.json.gz
+      labkit trace trace.json.gz --plot trace.png --json
+    """
     return show(options, lk.trace(options.file))
 
 
 @command(
     option("path", metavar="PATH", help="a run's folder or record, or a trace file"),
-    examples="""examples:
-  labkit run --save run.jsonl.gz && labkit diagnose run.jsonl.gz
-  labkit diagnose trace.json.gz         a torch.profiler trace of your own script
-""",
 )
 def diagnose(options: argparse.Namespace) -> int:
-    """Name the bottleneck of a record or a profiler trace."""
+    """Name the bottleneck of a record or a profiler trace.
+
+    examples:
+      labkit run --save run.jsonl.gz && labkit diagnose run.jsonl.gz
+      labkit diagnose trace.json.gz         a torch.profiler trace of your own script
+    """
     return show(options, lk.diagnose(options.path))
 
 
@@ -116,17 +109,17 @@ def diagnose(options: argparse.Namespace) -> int:
     option("--seeds", type=int, default=5, choices=range(1, 6), help="seeds of each, 1 to 5"),
     repeated("--only", "NAME", "one fault; may be repeated"),
     option("--keep", metavar="FILE", help="append results here, and skip those that it holds"),
-    examples="""\
-Runs pipelines with a known fault planted in each, and healthy ones; the table says how often the
-diagnosis named the fault. A quarter of an hour on a CPU: with --keep you can stop and resume.
-
-examples:
-  labkit faults --seeds 1 --keep faults.jsonl
-  labkit faults --only "no workers" --seeds 1
-""",
 )  # fmt: skip
 def faults(options: argparse.Namespace) -> int:
-    """Run the labelled fault set, score the diagnosis on it."""
+    """Run the labelled fault set, score the diagnosis on it.
+
+    The pipelines have a known fault planted in each, or none; the table says how often the
+    diagnosis named it. A quarter of an hour on a CPU: with --keep you can stop and resume.
+
+    examples:
+      labkit faults --seeds 1 --keep faults.jsonl
+      labkit faults --only "no workers" --seeds 1
+    """
     from labkit.course.faultscore import run_set
 
     how = {"seeds": options.seeds, "only": options.only, "keep": options.keep}
@@ -143,37 +136,44 @@ def faults(options: argparse.Namespace) -> int:
     option("--seconds", type=float, default=1.5, help="to measure each setting for"),
     repeated("--set", "KNOB=VALUE", "without MODULE:FUNCTION: the pipeline; with it: the loader "
              "settings you have now", default=[], dest="settings"),
-    examples="""examples:
-  labkit tune --set io_ms=5
-  labkit tune my_package.data:train_set --batch-size 64 --set num_workers=2
-""",
 )  # fmt: skip
 def tune(options: argparse.Namespace) -> int:
-    """Find loader settings: measure what prediction suggests."""
+    """Find loader settings: measure what prediction suggests.
+
+    examples:
+      labkit tune --set io_ms=5
+      labkit tune my_package.data:train_set --batch-size 64 --set num_workers=2
+    """
     settings = parse_settings(options.settings)
     sizes = [int(size) for size in options.batch_size.split(",")] if options.batch_size else None
     more = {"batch_size": sizes, "max_workers": options.max_workers, "seconds": options.seconds}
-    if not options.dataset:
-        if options.collate or options.step:
-            raise ValueError("--collate and --step go with MODULE:FUNCTION, a dataset of your own.")
-        return so_far(options, lk.tune, Pipeline(**settings), **more)
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    own = {"collate_fn": options.collate, "step": options.step, "baseline": settings}
-    return so_far(options, lk.tune, options.dataset, **more, **own)
+    own = {"collate_fn": options.collate, "step": options.step}
+    if options.dataset:
+        sys.path[:0] = [] if os.getcwd() in sys.path else [os.getcwd()]
+        more |= {**own, "baseline": settings}
+    elif any(own.values()):
+        raise ValueError("--collate and --step go with MODULE:FUNCTION, a dataset of your own.")
+    try:
+        return show(options, lk.tune(options.dataset or Pipeline(**settings), **more))
+    except KeyboardInterrupt:
+        last = getattr(lk.tune, "last", None)
+        if getattr(last, "winner", None) is None:
+            raise
+        print("\nlabkit: interrupted; this is what was done by then", file=sys.stderr)
+        return show(options, last, code=130)
 
 
 @command(
     option("--out", metavar="DIR", required=True, help="where the records go"),
     repeated("--only", "NAME", "record this one; may be repeated"),
-    examples="""\
-Records go to DIR/<machine>/<name>.jsonl.gz, without host name, user name, paths or keys.
-Run it again to go on after an interrupt. To look at them:
-  python -c "import labkit as lk; print(lk.recorded(folder='DIR'))"
-""",
 )
 def record(options: argparse.Namespace) -> int:
-    """Make every recorded run of the course on this machine."""
+    """Make every recorded run of the course on this machine.
+
+    Records go to DIR/<machine>/<name>.jsonl.gz, without host name, user name, paths or keys.
+    Run it again to go on after an interrupt. To look at them:
+      python -c "import labkit as lk; print(lk.recorded(folder='DIR'))"
+    """
     from labkit.course.record import record
 
     done = record(options.out, options.only)
@@ -185,22 +185,22 @@ def record(options: argparse.Namespace) -> int:
     repeated("--only", "KEY", "grade this challenge, as 02-feed; may be repeated"),
     option("--timeout", metavar="S", type=float, default=60.0,
            help="seconds for each cell of a challenge, and for each run of its check"),
-    examples="""\
-Only the challenge cells are run again, each challenge in a clean notebook with a kernel of its own,
-in a copy of the notebook's folder, with limits. What goes wrong costs a submission its own rows:
-  passed, not yet, no answer, crashed, timed out, not a notebook
-Submissions run with your rights: grade strangers' code in a container.
-
-The exit code is 0 where everything was graded, 2 where a file was not a notebook (the others are
-graded). --json prints {"rows": [{notebook, challenge, verdict, passed, why, lines}], "bad": N}.
-
-examples:
-  labkit grade alice.ipynb bob.ipynb
-  labkit grade submitted/ --only 02-feed --json      nbgrader's folder: all students' notebooks
-""",
 )  # fmt: skip
 def grade(options: argparse.Namespace) -> int:
-    """Run the challenges of submitted notebooks again, and check them."""
+    """Run the challenges of submitted notebooks again, and check them.
+
+    Each challenge is run in a clean notebook with a kernel of its own, in a copy of the notebook's
+    folder, with limits. What goes wrong costs a submission its own rows:
+      passed, not yet, no answer, crashed, timed out, not a notebook
+    Submissions run with your rights: grade strangers' code in a container.
+
+    The exit code is 2 where a file was not a notebook (the others are graded). --json prints
+    {"rows": [{notebook, challenge, verdict, passed, why, lines}], "bad": N}.
+
+    examples:
+      labkit grade alice.ipynb bob.ipynb
+      labkit grade submitted/ --only 02-feed --json      nbgrader's folder: all students' notebooks
+    """
     from labkit.course import grading
 
     how = {"only": options.only, "timeout_s": options.timeout}
@@ -210,16 +210,18 @@ def grade(options: argparse.Namespace) -> int:
 
 @command(
     option("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run"),
-    examples="""\
-The script keeps its stdin, stdout, stderr and exit code; the verdict goes to stderr in the end.
-
-examples:
-  labkit watch -- python train.py --epochs 1
-  labkit watch --json -- torchrun --nproc-per-node=2 train.py > verdict.json
-""",
 )
 def watch(options: argparse.Namespace) -> int:
-    """Run a script unchanged and judge it from outside."""
+    """Run a script unchanged and judge it from outside.
+
+    The script keeps its stdin, stdout, stderr and exit code; the verdict goes to stderr in the end.
+
+    examples:
+      labkit watch -- python train.py --epochs 1
+      labkit watch --json -- torchrun --nproc-per-node=2 train.py > verdict.json
+    """
+    from labkit.terminal import watched
+
     found, sentence = watched(options.script, quiet_stdout=options.json)
     if options.json:
         print(json.dumps(found, allow_nan=False))
@@ -238,22 +240,23 @@ def watch(options: argparse.Namespace) -> int:
            help="run one process as well, for speedup and efficiency"),
     *(option(f"--{name.replace('_', '-')}", metavar="VALUE", help=f"several machines: {text}")
       for name, text in RENDEZVOUS.items()),
-    examples="""examples:
-  labkit distributed --ranks 2
-  labkit distributed --ranks 4 --baseline --plot scaling.png
-  labkit distributed --ranks 2 --set accumulation_steps=4 --no-sync
-  labkit distributed --ranks 2 --starve 1:io_ms=10     which rank is it that waits?
-
-on several machines, the same line on each (torchrun's own options, passed through to it):
-  labkit distributed --ranks 8 --nnodes 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --rdzv-id 1
-  srun --ntasks-per-node=1 labkit distributed --ranks 8 --nnodes $SLURM_NNODES \\
-      --rdzv-backend c10d --rdzv-id $SLURM_JOB_ID --rdzv-endpoint FIRST_HOST:29500
-
-Each machine prints what its own ranks measured. The knobs of --set are listed by: labkit run --help
-""",
 )  # fmt: skip
 def distributed(options: argparse.Namespace) -> int:
-    """Measure one pipeline on several processes (DistributedDataParallel)."""
+    """Measure one pipeline on several processes (DistributedDataParallel).
+
+    examples:
+      labkit distributed --ranks 2
+      labkit distributed --ranks 4 --baseline --plot scaling.png
+      labkit distributed --ranks 2 --set accumulation_steps=4 --no-sync
+      labkit distributed --ranks 2 --starve 1:io_ms=10     which rank is it that waits?
+
+    on several machines, the same line on each (torchrun's own options, passed through to it):
+      labkit distributed --nnodes 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --rdzv-id 1
+      srun --ntasks-per-node=1 labkit distributed --ranks 8 --nnodes $SLURM_NNODES \\
+          --rdzv-backend c10d --rdzv-id $SLURM_JOB_ID --rdzv-endpoint FIRST_HOST:29500
+
+    Each machine prints what its own ranks measured. labkit run --help lists the knobs of --set.
+    """
     starve: dict[int, dict[str, Any]] = {}
     for text in options.starve:
         rank, colon, setting = text.partition(":")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import json
 import signal
 import subprocess
@@ -33,18 +34,23 @@ PARSER = argparse.ArgumentParser("labkit", description=ABOUT, epilog=START_HERE,
 COMMANDS = PARSER.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
 
-def command(*options: Any, examples: str = "", lists_knobs: bool = False) -> Callable:
-    """Register the decorated function as a command of its name; its docstring is the help.
+def command(*options: Any, lists_knobs: bool = False) -> Callable:
+    """Register the decorated function as a command of its name.
 
+    Its docstring is the help: a sentence for the list of commands, and what follows for its own.
     It is given the options and returns the exit code.
     """
-    if lists_knobs:
-        listed = [f"  {k.name}={k.default}: {k.help}\n      {k.allowed}" for k in KNOBS.values()]
-        examples = "\n".join([examples, "knobs (--set KNOB=VALUE):", *listed])
 
     def register(run: Callable[[argparse.Namespace], int]) -> Callable:
-        name, help = run.__name__.replace("_", "-"), run.__doc__[0].lower() + run.__doc__[1:-1]
-        sub = COMMANDS.add_parser(name, help=help, description=help, epilog=examples, **HOW)
+        help, _, more = inspect.getdoc(run).partition(".\n\n")
+        help = help[0].lower() + help[1:].removesuffix(".")
+        if lists_knobs:
+            listed = [
+                f"  {k.name}={k.default}: {k.help}\n      {k.allowed}" for k in KNOBS.values()
+            ]
+            more = "\n".join([more, "", "knobs (--set KNOB=VALUE):", *listed])
+        name = run.__name__.replace("_", "-")
+        sub = COMMANDS.add_parser(name, help=help, description=help, epilog=more, **HOW)
         sub.add_argument("--json", action="store_true", help="print one JSON object on stdout")
         sub.set_defaults(command=run)
         for flags, rules in options:
@@ -98,18 +104,6 @@ def show(
     else:
         print(text or str(result))
     return code
-
-
-def so_far(options: argparse.Namespace, function: Callable, *arguments: Any, **more: Any) -> int:
-    """Show what `function` returns, or where it is interrupted what it has by then: its `last`."""
-    try:
-        return show(options, function(*arguments, **more))
-    except KeyboardInterrupt:
-        last = getattr(function, "last", None)
-        if getattr(last, "winner", None) is None:
-            raise
-        print("\nlabkit: interrupted; this is what was done by then", file=sys.stderr)
-        return show(options, last, code=130)
 
 
 def progress(what: str) -> Callable[[int, int, str], None]:

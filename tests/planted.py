@@ -9,10 +9,15 @@ import ctypes
 import mmap
 import os
 import signal
-import struct
 import threading
 import time
 from functools import partial
+
+from labkit import Pipeline
+
+ALL = os.environ.get("LABKIT_ALL_FAULTS") == "1"  # run the whole tables of faults
+QUICK = Pipeline(dataset="sleep", prep_ms=1, model="mlp", width=32, depth=1, steps=30, xray=False)
+TOOLS = {"steps.ring", "reserve", "launch.json"}  # files of a run that goes on
 
 AT = 5  # the item, batch or step that breaks
 COUNT_NAME = "steps.count"  # how many steps were finished, told past the log and its ring
@@ -27,8 +32,7 @@ def planted(name="nothing"):
 def counted(folder):
     """How many steps the bench in `folder` says it has finished."""
     file = folder / COUNT_NAME
-    data = file.read_bytes() if file.exists() else b""
-    return struct.unpack("<q", data)[0] if len(data) == 8 else 0
+    return int.from_bytes(file.read_bytes(), "little") if file.exists() else 0
 
 
 def wait_until(condition, seconds=60.0):
@@ -37,6 +41,12 @@ def wait_until(condition, seconds=60.0):
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.005)
+
+
+def no_tools_in(folder):
+    """Fail where a run left something that it needs only while it goes on."""
+    left = {path.name for path in folder.iterdir()}
+    assert not left & TOOLS and not [n for n in left if n.startswith(("listener-", "pym-"))]
 
 
 def raises(about="this sample cannot be read"):
@@ -123,10 +133,13 @@ class Broken:
 
 def plant(name, dataset, trainer):
     """Plant the fault and count the finished steps; called by the bench."""
-    counter = count_file()
+    with open(COUNT_NAME, "w+b") as file:  # in the run's folder
+        file.write(bytes(8))
+        file.flush()
+        counter = memoryview(mmap.mmap(file.fileno(), 8)).cast("q")
 
     def count():
-        struct.pack_into("<q", counter, 0, struct.unpack_from("<q", counter)[0] + 1)
+        counter[0] += 1
 
     trainer.after_step = count
     if name == "loss_is_nan":
@@ -169,10 +182,3 @@ def change_loader(name):
         return loader
 
     data.make_loader = make_loader
-
-
-def count_file():
-    with open(COUNT_NAME, "w+b") as file:  # in the run's folder
-        file.write(bytes(8))
-        file.flush()
-        return mmap.mmap(file.fileno(), 8)

@@ -11,14 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 from conftest import fault_figures, processes_of
-from planted import COUNT_NAME, counted, planted, wait_until
+from planted import ALL, COUNT_NAME, QUICK, counted, no_tools_in, planted, wait_until
 
-from labkit import Pipeline, load
+from labkit import load
 from labkit.process import family
 from labkit.process.events import now_ns
 from labkit.process.step_log import SLOT
@@ -30,21 +29,18 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 
-ALL = os.environ.get("LABKIT_ALL_FAULTS") == "1"
 FORCED_S = 1.5  # for clean-up where the bench does not answer; else 1 s
 SLACK_S = 0.5  # of a machine that does other things
-QUICK = Pipeline(
-    dataset="sleep", prep_ms=2, model="mlp", width=32, depth=1, steps=30, xray=False, num_workers=2
-)
+WITH_WORKERS = QUICK.but(num_workers=2, prep_ms=2)
 LONG = {"steps": 10**6, "seconds": 60}
-TOOLS = {"steps.ring", "reserve", "launch.json"}
 
 
-def after_steps(act, steps=8):
+def after_steps(act, steps=8, pause_s=0.0):
     """What to do to a run: `act(run)` once it has finished some steps."""
 
     def do(run):
         wait_until(lambda: counted(run.path) >= steps or not run.running)
+        time.sleep(pause_s)
         return act(run)
 
     return do
@@ -57,7 +53,9 @@ def kill(*roles, timed=True):
             "bench": min(family.logged_bench(run.path)),
             "worker": min(family.logged_workers(run.path), default=None),
             "supervisor": run._process.process.pid,
-            "telemetry": next((p for p in below if b"telemetry" in command_of(p)), None),
+            "telemetry": next(
+                (p for p in below if b"telemetry" in open(f"/proc/{p}/cmdline", "rb").read()), None
+            ),
         }
         start = now_ns()
         for role in roles:
@@ -67,25 +65,10 @@ def kill(*roles, timed=True):
     return after_steps(act)
 
 
-def command_of(pid):
-    return open(f"/proc/{pid}/cmdline", "rb").read()
-
-
 def stop(run):
     start = now_ns()
     run.stop()
     return start
-
-
-def stop_in(step):
-    """Stop a run that hangs in step number `step`."""
-
-    def do(run):
-        wait_until(lambda: counted(run.path) >= step)
-        time.sleep(0.3)  # into the step that hangs
-        return stop(run)
-
-    return do
 
 
 def stop_during_import(run):
@@ -94,115 +77,94 @@ def stop_during_import(run):
     return stop(run)
 
 
-@dataclass(frozen=True)
-class Fault:
-    """One row: what happens, how the run ends, what its error says."""
+def fault(name, outcome, says="", plant="nothing", do=lambda run: None, limit_s=1.0, **knobs):
+    """One row: what happens, how the run ends, what its error says.
 
-    name: str
-    outcome: str
-    says: str = ""
-    planted: str = "nothing"
-    do: Callable = lambda run: None  # returns when it acted, in ns, if it did
-    more: tuple = ()  # knobs
-    limit_s: float = 1.0
-    short: bool = False  # part of the plain test command
-
-    @property
-    def pipeline(self):
-        return QUICK.but(**dict(self.more))
+    `do(run)` returns when it acted, in ns, if it did; a name with a star is in the plain command.
+    """
+    always = name.endswith("*")
+    return SimpleNamespace(**(locals() | {"name": name.rstrip("*")}))
 
 
-long = tuple(LONG.items())
-forced = {"more": long, "limit_s": FORCED_S}
+forced = {"do": after_steps(stop, 5, pause_s=0.3), "limit_s": FORCED_S, **LONG}
 FAULTS = [
-    Fault("step raises", "failed", "^ValueError: planted: this sample", "step_raises"),
-    Fault("dataset raises", "failed", "^ValueError: planted: .*worker", "dataset_raises",
-          short=True),
-    Fault("dataset raises without workers", "failed", "^ValueError: planted: this sample",
-          "dataset_raises", more=(("num_workers", 0),)),
-    Fault("collate raises", "failed", "^ValueError: planted: these samples", "collate_raises"),
-    Fault("sample cannot be pickled", "failed", "^TypeError: cannot pickle.*Remedy: .*tensors",
-          "sample_unpicklable", short=True),
-    Fault("worker SIGKILL", "failed", "orker .*(SIGKILL|Killed).*Remedy: .*num_workers",
-          "worker_dies", short=True),
-    Fault("worker segfault", "failed", "orker .*(SIGSEGV|Segmentation)", "worker_segfaults"),
-    Fault("worker exit code", "failed", "orker .*exit code 7.*Remedy", "worker_exits"),
-    Fault("worker hangs", "failed", "timed out after 2.* Remedy: .*num_workers=0", "worker_hangs",
-          short=True),
-    Fault("bench SIGSEGV", "failed", "SIGSEGV.*Remedy: .*bench.stderr", "bench_segfaults"),
-    Fault("bench SIGABRT", "failed", "SIGABRT.*Remedy", "bench_aborts"),
-    Fault("bench os._exit", "failed", "exit code 7, before the run was done", "bench_exits"),
-    Fault("bench SIGKILL", "failed", "SIGKILL.*Remedy: .*out-of-memory", "bench_dies", short=True),
-    Fault("allocation fails", "failed", "^RuntimeError: .*allocate.*Remedy: lower batch_size",
+    fault("step raises", "failed", "^ValueError: planted: this sample", "step_raises"),
+    fault("dataset raises", "failed", "^ValueError: planted: .*worker", "dataset_raises"),
+    fault("dataset raises without workers", "failed", "^ValueError: planted: this sample",
+          "dataset_raises", num_workers=0),
+    fault("collate raises", "failed", "^ValueError: planted: these samples", "collate_raises"),
+    fault("sample cannot be pickled*", "failed", "^TypeError: cannot pickle.*Remedy: .*tensors",
+          "sample_unpicklable"),
+    fault("worker SIGKILL*", "failed", "orker .*(SIGKILL|Killed).*Remedy: .*num_workers",
+          "worker_dies"),
+    fault("worker segfault", "failed", "orker .*(SIGSEGV|Segmentation)", "worker_segfaults"),
+    fault("worker exit code", "failed", "orker .*exit code 7.*Remedy", "worker_exits"),
+    fault("worker hangs", "failed", "timed out after 2.* Remedy: .*num_workers=0", "worker_hangs"),
+    fault("bench SIGSEGV", "failed", "SIGSEGV.*Remedy: .*bench.stderr", "bench_segfaults"),
+    fault("bench SIGABRT", "failed", "SIGABRT.*Remedy", "bench_aborts"),
+    fault("bench os._exit", "failed", "exit code 7, before the run was done", "bench_exits"),
+    fault("bench SIGKILL*", "failed", "SIGKILL.*Remedy: .*out-of-memory", "bench_dies"),
+    fault("allocation fails", "failed", "^RuntimeError: .*allocate.*Remedy: lower batch_size",
           "allocation_fails"),
-    Fault("CUDA out of memory", "failed", "^OutOfMemoryError: CUDA out.*Remedy: lower batch_size",
+    fault("CUDA out of memory", "failed", "^OutOfMemoryError: CUDA out.*Remedy: lower batch_size",
           "cuda_out_of_memory"),
-    Fault("the loss becomes NaN", "finished", "", "loss_is_nan", short=True),
-    Fault("100 MB on stdout", "finished", "", "floods_stdout", short=True),
-    Fault("an escapee that double-forks", "finished", "", "escapes", short=True),
-    Fault("hang with the GIL held, Stop", "stopped", "", "bench_hangs", stop_in(5), short=True,
-          **forced),
-    Fault("SIGINT ignored, Stop", "stopped", "", "ignores_stop", stop_in(5), **forced),
-    Fault("bench SIGSTOP, Stop", "stopped", "", "bench_is_stopped", stop_in(5), **forced),
-    Fault("Stop", "stopped", do=after_steps(stop), more=long, short=True),
-    Fault("Stop at once", "stopped", do=stop, more=long),
-    Fault("Stop during import", "stopped", do=stop_during_import, more=long, short=True),
-    Fault("bench killed from outside", "failed", "SIGKILL.*Remedy", do=kill("bench"), more=long),
-    Fault("worker killed from outside", "failed", "orker .*Remedy", do=kill("worker"), more=long),
-    Fault("supervisor killed", "failed", "supervisor was killed", do=kill("supervisor"), more=long,
-          short=True),
-    Fault("supervisor and bench killed", "failed", "supervisor was killed",
-          do=kill("supervisor", "bench"), more=long),
-    Fault("all but the kernel killed", "failed", "supervisor was killed",
-          do=kill("worker", "bench", "supervisor", "telemetry"), more=long),
-    Fault("supervisor of an escapee killed", "failed", "supervisor was killed", "escapes",
-          after_steps(kill("supervisor"), 10), more=long, short=True),
-    Fault("telemetry killed", "finished", do=kill("telemetry", timed=False),
-          more=(("steps", 200),)),
+    fault("the loss becomes NaN", "finished", plant="loss_is_nan"),
+    fault("100 MB on stdout*", "finished", plant="floods_stdout"),
+    fault("an escapee that double-forks", "finished", plant="escapes"),
+    fault("hang with the GIL held, Stop*", "stopped", plant="bench_hangs", **forced),
+    fault("SIGINT ignored, Stop", "stopped", plant="ignores_stop", **forced),
+    fault("bench SIGSTOP, Stop", "stopped", plant="bench_is_stopped", **forced),
+    fault("Stop*", "stopped", do=after_steps(stop), **LONG),
+    fault("Stop at once", "stopped", do=stop, **LONG),
+    fault("Stop during import", "stopped", do=stop_during_import, **LONG),
+    fault("bench killed from outside", "failed", "SIGKILL.*Remedy", do=kill("bench"), **LONG),
+    fault("worker killed from outside", "failed", "orker .*Remedy", do=kill("worker"), **LONG),
+    fault("supervisor killed", "failed", "supervisor was killed", do=kill("supervisor"), **LONG),
+    fault("supervisor and bench killed", "failed", "supervisor was killed",
+          do=kill("supervisor", "bench"), **LONG),
+    fault("all but the kernel killed", "failed", "supervisor was killed",
+          do=kill("worker", "bench", "supervisor", "telemetry"), **LONG),
+    fault("supervisor of an escapee killed*", "failed", "supervisor was killed", "escapes",
+          after_steps(kill("supervisor"), 10), **LONG),
+    fault("telemetry killed", "finished", do=kill("telemetry", timed=False), steps=200),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "fault", [f for f in FAULTS if f.short or ALL], ids=lambda fault: fault.name.replace(" ", "-")
+    "fault", [f for f in FAULTS if f.always or ALL], ids=lambda fault: fault.name.replace(" ", "-")
 )
 def test_a_fault_ends_the_run_as_it_must_and_leaves_nothing(fault):
-    run = launch(fault.pipeline, fault=planted(fault.planted))
+    run = launch(WITH_WORKERS.but(**fault.knobs), fault=planted(fault.plant))
     acted = fault.do(run)
     run.wait()
     wait_until(lambda: not processes_of(run.path), FORCED_S + SLACK_S)
-    cleaned = (now_ns() - (acted or last_word(run))) / 1e9
+    over = now_ns()
+    last = next((e["t_ns"] for e in map(run.event, ("error", "done")) if e), None)
+    steps = run.steps_since(0)
+    cleaned = (over - (acted or last or steps[-1]["t"][3])) / 1e9
     fault_figures.append((fault.name, cleaned, counted(run.path), run.steps))
     assert run.outcome == fault.outcome, run.error
     assert re.search(fault.says, run.error or "") if fault.says else run.error is None, run.error
     assert run.steps >= counted(run.path)
-    assert_in_order(run)
+    assert [step["i"] for step in steps] == list(range(run.steps))
     assert cleaned < fault.limit_s + SLACK_S
-    left = {path.name for path in run.path.iterdir()}
-    assert not left & TOOLS and not [n for n in left if n.startswith(("listener-", "pym-"))]
+    no_tools_in(run.path)
     for pid in family.logged_workers(run.path) | family.logged_bench(run.path):
         assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{pid}_")]
     assert load(run.path).steps == run.steps
     if fault.name == "Stop":
         assert run.event("end")["code"] == 130  # the bench left by itself
-    if fault.planted == "loss_is_nan":
+    if fault.plant == "loss_is_nan":
         assert run.loss[0] == run.loss[0] and run.loss[-1] != run.loss[-1]
         assert run.to_dict()["loss"][-1] is None
+    if fault.plant == "floods_stdout":
+        assert (run.path / "bench.stdout").stat().st_size < 1e6  # its head and its tail
     if ALL:
         assert launch(QUICK).wait().outcome == "finished"
 
 
-def last_word(run):
-    """When the run's own trouble or end came, ns: what there was to clean up after."""
-    events = [run.event(name) for name in ("error", "done")]
-    return next((e["t_ns"] for e in events if e), None) or run.steps_since(0)[-1]["t"][3]
-
-
-def assert_in_order(run):
-    assert [step["i"] for step in run.steps_since(0)] == list(range(run.steps))
-
-
 def test_steps_finished_before_a_kill_are_in_the_record():
-    run = launch(QUICK.but(num_workers=0, prep_ms=0, **LONG))
+    run = launch(QUICK.but(**LONG))
     wait_until(lambda: run.steps >= 15)
     bench = min(family.logged_bench(run.path))
     os.kill(bench, signal.SIGSTOP)  # hold it still between two writes of its log
@@ -223,7 +185,7 @@ def test_a_second_run_waits_for_the_device_and_says_for_whom():
 
 @pytest.mark.skipif(not ALL, reason="takes 8 s: set LABKIT_ALL_FAULTS=1")
 def test_a_reader_that_stalls_for_6_seconds_costs_the_run_nothing():
-    run = launch(QUICK.but(steps=10**6, seconds=7), fault=planted())
+    run = launch(WITH_WORKERS.but(steps=10**6, seconds=7), fault=planted())
     wait_until(lambda: run.steps > 10)
     time.sleep(6)
     run.wait()
@@ -235,7 +197,7 @@ def test_a_reader_that_stalls_for_6_seconds_costs_the_run_nothing():
 KERNEL = f"""
 import labkit as lk
 from labkit.results.launch import launch
-run = launch(lk.{QUICK.but(**LONG)!r}, fault={planted("escapes")!r})
+run = launch(lk.{WITH_WORKERS.but(**LONG)!r}, fault={planted("escapes")!r})
 print(run.path, run._process.process.pid, flush=True)
 run.wait()
 """
@@ -254,14 +216,12 @@ def test_a_kernel_that_dies_takes_its_run_along(victims, tmp_path):
         os.kill(int(supervisor), signal.SIGKILL)
     kernel.wait()
     if "supervisor" in victims:
-        finished = int.from_bytes(open(file, "rb").read(), "little")
         code = f"import labkit as lk; print(lk.run(lk.{QUICK!r}).outcome)"
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
         assert done.stdout.strip() == "finished", done.stderr
-    else:
-        wait_until(lambda: not processes_of(path) and not os.path.exists(f"{path}/launch.json"), 2)
-        finished = int.from_bytes(open(file, "rb").read(), "little")
+    wait_until(lambda: not processes_of(path) and not os.path.exists(f"{path}/launch.json"), 2)
     run = load(path)
-    assert run.outcome == "stopped" and run.steps >= finished
-    assert_in_order(run)
-    assert not processes_of(path) and not TOOLS & set(os.listdir(path))
+    assert run.outcome == "stopped"
+    assert run.steps >= int.from_bytes(open(file, "rb").read(), "little")
+    assert [step["i"] for step in run.steps_since(0)] == list(range(run.steps))
+    no_tools_in(run.path)

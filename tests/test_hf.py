@@ -4,6 +4,7 @@ import importlib.util
 import math
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -52,6 +53,7 @@ def test_what_a_machine_cannot_honour_is_left_out_and_explained():
     assert training_arguments(fast.but(precision="fp16"), TURING)["fp16"] is True
 
 
+@pytest.mark.slow
 def test_without_the_extra_the_import_says_how_to_install_it():
     code = (
         "import sys; sys.modules['transformers'] = None\n"
@@ -64,82 +66,70 @@ def test_without_the_extra_the_import_says_how_to_install_it():
 
 
 @pytest.fixture
-def trainer_of(tmp_path, monkeypatch):
-    """Makes a Trainer of a tiny Llama on random tokens; offline."""
+def train(tmp_path, monkeypatch):
+    """`train(*callbacks)` trains a tiny Llama on random tokens, offline; returns its Trainer."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-    def make(kind=Trainer, count=60, **changes):
+    def trained(*callbacks, kind=Trainer, data=list):
         config = LlamaConfig(
             vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
             num_attention_heads=2,
         )  # fmt: skip
         torch.manual_seed(0)  # the same weights each time
-        tokens = torch.arange(count * 8).view(count, 8) % 64
-        data = [{"input_ids": row, "labels": row} for row in tokens]
+        items = [{"input_ids": t, "labels": t} for t in torch.arange(60 * 8).view(60, 8) % 64]
         settings = {
             **lk.training_arguments(lk.Pipeline(batch_size=4, accumulation_steps=2)),
             "report_to": [], "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no",
             "num_train_epochs": 2,
         }  # fmt: skip
-        arguments = TrainingArguments(output_dir=str(tmp_path), **(settings | changes))
-        return kind(LlamaForCausalLM(config), arguments, train_dataset=data)
+        arguments = TrainingArguments(output_dir=str(tmp_path), **settings)
+        trainer = kind(LlamaForCausalLM(config), arguments, train_dataset=data(items))
+        for callback in callbacks:
+            trainer.add_callback(callback)
+        trainer.result = trainer.train()
+        return trainer
 
-    return make
+    return trained
+
+
+class Slow(list):
+    """Items that take 10 ms."""
+
+    def __getitem__(self, i):
+        time.sleep(0.01)
+        return super().__getitem__(i)
 
 
 @needs_extra
-def test_a_trainer_is_recorded_as_a_run(trainer_of):
+def test_a_trainer_is_recorded_as_a_run_and_a_slow_dataset_shows_as_waiting(train):
+    from transformers import TrainerCallback
+
     from labkit import hf
 
-    trainer, recorder = trainer_of(), hf.Recorder()
-    trainer.add_callback(recorder)
+    class SlowLog(TrainerCallback):
+        def on_log(self, *_args, **_more):
+            time.sleep(0.03)
+
+    recorder, slow = hf.Recorder(), hf.Recorder()
     with pytest.raises(RuntimeError, match=r"trainer\.train\(\)"):
         _ = recorder.run
-    trainer.train()
-    run = recorder.run
+    trainer, run = train(SlowLog(), recorder), recorder.run
     assert run.outcome == "finished" and run.steps == trainer.state.global_step == 16
     assert run.samples == 2 * 60  # the last step of each epoch has only four
     logged = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     assert run.loss == pytest.approx([float(loss) for loss in logged], rel=1e-5)
     assert 0 < run.utilization <= 1 and run.throughput > 0
     assert run.diagnose().bottleneck and "watched" in repr(run)
+    train(slow, data=Slow)
+    assert "input" in {finding.name for finding in slow.run.diagnose().findings}
+    waits, logs = slow.run.breakdown.shares, run.breakdown.shares
+    assert waits["wait"] > 2 * logs["wait"] and logs["other"] > 2 * waits["other"]
 
 
 @needs_extra
-def test_a_slow_dataset_shows_as_waiting_and_a_slow_log_does_not(trainer_of):
-    import time
-
-    from transformers import TrainerCallback
-
-    from labkit import hf
-
-    class Slow(list):
-        def __getitem__(self, i):
-            time.sleep(0.01)
-            return super().__getitem__(i)
-
-    class SlowLog(TrainerCallback):
-        def on_log(self, *_args, **_more):
-            time.sleep(0.03)
-
-    def run_of(data=list, *callbacks):
-        trainer, recorder = trainer_of(), hf.Recorder()
-        trainer.train_dataset = data(trainer.train_dataset)
-        for callback in (*callbacks, recorder):
-            trainer.add_callback(callback)
-        trainer.train()
-        return recorder.run
-
-    waiting, logging = run_of(Slow), run_of(list, SlowLog())
-    assert "input" in {finding.name for finding in waiting.diagnose().findings}
-    assert waiting.breakdown.shares["wait"] > 2 * logging.breakdown.shares["wait"]
-    assert logging.breakdown.shares["other"] > 2 * waiting.breakdown.shares["other"]
-
-
-@needs_extra
-def test_a_training_that_fails_can_be_closed(trainer_of):
+def test_a_training_that_fails_can_be_closed(train):
     from transformers import TrainerCallback
 
     from labkit import hf
@@ -149,25 +139,22 @@ def test_a_training_that_fails_can_be_closed(trainer_of):
             if state.global_step == 5:
                 raise KeyError("planted")
 
-    trainer, recorder = trainer_of(), hf.Recorder()
-    trainer.add_callback(recorder)
-    trainer.add_callback(Fails())
+    recorder = hf.Recorder()
     with pytest.raises(KeyError):
-        trainer.train()
+        train(recorder, Fails())
     recorder.close()
     assert recorder.run.outcome == "stopped" and recorder.run.steps == 5
 
 
 @needs_extra
-def test_watch_works_inside_a_trainer(trainer_of):
+def test_watch_works_inside_a_trainer(train):
     from transformers import Trainer
 
     class Watched(Trainer):
         def get_train_dataloader(self):
             return lk.watch(super().get_train_dataloader(), live=False)
 
-    plain = trainer_of().train()
-    watched = trainer_of(kind=Watched).train()
+    plain, watched = train().result, train(kind=Watched).result
     # The Trainer drops its iterator with an epoch's last batch: that body's end is not seen
     assert 2 * 60 - 2 * 8 <= lk.watch.last.run.samples <= 2 * 60
     assert math.isclose(watched.training_loss, plain.training_loss, rel_tol=1e-6)

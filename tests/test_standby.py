@@ -9,19 +9,17 @@ import time
 
 import pytest
 from conftest import processes_of
-from planted import planted, wait_until
+from planted import ALL, QUICK, planted, wait_until
 
-from labkit import Pipeline
 from labkit.process import family, launcher
 from labkit.results.launch import launch
 
-pytestmark = [
-    pytest.mark.faults,
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
-]
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-QUICK = Pipeline(dataset="sleep", prep_ms=1, model="mlp", width=32, depth=1, steps=5, xray=False)
+
+def needs_processes(test):
+    """Mark a test that starts runs."""
+    return pytest.mark.faults(pytest.mark.slow(linux(test)))
 
 
 @pytest.fixture
@@ -57,9 +55,10 @@ def first_step_s(pipeline=QUICK):
     return run, (run.steps_since(0)[0]["t"][3] - start) / 1e9
 
 
+@needs_processes
 def test_a_standby_gives_the_first_step_sooner_and_serves_one_run(standing):
     standby = standing()
-    assert not (standby.folder / "events.jsonl").exists()
+    assert launcher.fits(standby) and not (standby.folder / "events.jsonl").exists()
     warm, seconds = first_step_s()
     assert warm.path == standby.folder and launcher._standby is None
     cold, cold_seconds = first_step_s()
@@ -70,30 +69,42 @@ def test_a_standby_gives_the_first_step_sooner_and_serves_one_run(standing):
     assert not processes_of(warm.path)
 
 
-def test_where_the_surroundings_have_changed_a_run_starts_cold(standing, monkeypatch):
-    standby = standing()
-    assert launcher.fits(standby)
+@needs_processes
+def test_where_the_surroundings_have_changed_a_run_starts_cold(monkeypatch):
+    launcher.end_standby()
+    launcher.stand_by(forced=True)
+    standby = launcher._standby
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/another/python")
         assert not launcher.fits(standby)
     monkeypatch.setenv("LABKIT_TEST", "1")
-    assert first_step_s()[0].path != standby.folder
+    run = launch(QUICK.but(steps=10**6, seconds=60))
+    wait_until(lambda: run.steps > 3)
+    assert run.path != standby.folder
     wait_until(lambda: not standby.folder.exists() and not processes_of(standby.folder), 2)
+    launcher.stand_by(forced=True)
+    assert launcher._standby is None  # nor is one started while a run goes on
+    run.stop()
 
 
+@needs_processes
 def test_an_unused_standby_ends_by_itself_and_leaves_nothing():
     launcher.end_standby()
     launcher.stand_by(idle_s=0.5, forced=True)
     handle = launcher._standby
     wait_until(lambda: handle.process.poll() is not None, 5)
     assert handle.process.returncode == 0 and not handle.folder.exists()
-    assert not processes_of(handle.folder)
-    assert first_step_s()[0].path != handle.folder
+    assert not processes_of(handle.folder) and not launcher.fits(handle)
+    launcher.end_standby()
 
 
-@pytest.mark.parametrize("role", ["supervisor", "bench"])
-def test_a_standby_that_is_killed_costs_the_next_run_nothing(standing, role):
-    standby = standing()
+@needs_processes
+@pytest.mark.parametrize("role", ["supervisor", "bench"] if ALL else ["supervisor"])
+def test_a_standby_that_is_killed_costs_the_next_run_nothing(role):
+    launcher.end_standby()
+    launcher.stand_by(forced=True)
+    standby = launcher._standby
+    wait_until(lambda: family.descendants(standby.process.pid))
     below = family.descendants(standby.process.pid)
     os.kill(standby.process.pid if role == "supervisor" else min(below), signal.SIGKILL)
     wait_until(lambda: standby.process.poll() is not None)
@@ -103,14 +114,7 @@ def test_a_standby_that_is_killed_costs_the_next_run_nothing(standing, role):
     assert not standby.folder.exists()
 
 
-def test_no_standby_is_started_while_a_run_goes_on():
-    run = launch(QUICK.but(steps=10**6, seconds=60))
-    wait_until(lambda: run.steps > 3)
-    launcher.stand_by(forced=True)
-    assert launcher._standby is None
-    run.stop()
-
-
+@needs_processes
 def test_stop_works_in_a_run_that_a_standby_serves(standing):
     standby = standing()
     run = launch(QUICK.but(steps=10**6, seconds=60), fault=planted("ignores_stop"))
@@ -120,15 +124,16 @@ def test_stop_works_in_a_run_that_a_standby_serves(standing):
     assert not processes_of(run.path)
 
 
-KERNEL = f"""
-import labkit as lk, time
+KERNEL = """
 from labkit.process import launcher
-lk.run(lk.{QUICK!r})
+import time
+launcher.stand_by()
 print(launcher._standby.folder, flush=True)
 time.sleep(60)
 """
 
 
+@needs_processes
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_standby_dies_with_its_kernel(how):
     env = os.environ | {"LABKIT_WARM": "1"}
