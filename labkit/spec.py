@@ -155,7 +155,7 @@ class Registered:
     knobs: dict[str, Knob]
     module: str
     measure: Callable[..., None]  # measure(job, bench), in the bench: `job` has the knobs' values
-    draw: Callable[..., Any] | None = None  # draw(measurements, before=None) -> Figure
+    draw: Callable[..., Any] | None = None  # draw(measurements, before=None); None: as bars
 
     def figure(self, draw: Callable[..., Any]) -> Callable[..., Any]:
         """Decorate the function that draws what came out."""
@@ -172,17 +172,18 @@ def compiler() -> str | None:
     return next(filter(None, map(shutil.which, names)), None)
 
 
-def experiment(help: str, draw: Callable[..., Any] | None = None, **knobs: Any) -> Callable:
+def experiment(help: str, **knobs: Any) -> Callable:
     """Register the decorated function `name(job, bench)` as the experiment `name`.
 
     `help` is a line of help; `knobs` are its parameters, each declared with `knob`. The function
-    imports torch itself. Returns a `Registered`, whose `figure` decorates a drawing function.
+    imports torch itself. Its times are drawn as bars, unless a function that draws otherwise is
+    decorated with the `figure` of the `Registered` that this returns.
     """
 
     def register(measure: Callable[..., None]) -> Registered:
         name = measure.__name__
         declared = {k: Knob(name=k, default=f.default, **f.metadata) for k, f in knobs.items()}
-        EXPERIMENTS[name] = Registered(name, help, declared, measure.__module__, measure, draw)
+        EXPERIMENTS[name] = Registered(name, help, declared, measure.__module__, measure)
         return EXPERIMENTS[name]
 
     return register

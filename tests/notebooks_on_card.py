@@ -379,7 +379,7 @@ def prepare() -> None:
     workbench.Workbench = OneCall
     OneCall.compile_lacks, fusion.compile_it = lambda *_: None, compiled_for_card
     fusion.show_kernel = fusion.launches = lambda *_: None
-    number_formats.kept_for_backward = lambda *_: 0
+    number_formats.kept_bytes = lambda *_: 0
     gc.freeze()  # what has been imported is not looked at again
 
 

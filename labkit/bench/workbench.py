@@ -68,17 +68,9 @@ class Workbench:
 
     # -- the stopwatch -----------------------------------------------------------------------------
 
-    def time(
-        self,
-        work: Callable[[], Any],
-        *,
-        of: str,
-        flops: float | None = None,
-        bytes: float | None = None,
-        min_time_s: float = MIN_TIME_S,
-        launches: int | None = None,
-        **case: Any,
-    ) -> float:
+    def time(self, work: Callable[[], Any], *, of: str, flops: float | None = None,
+             bytes: float | None = None, min_time_s: float = MIN_TIME_S,
+             launches: int | None = None, **case: Any) -> float:  # fmt: skip
         """Time `work`, write the raw times, return the median in seconds.
 
         On `torch.utils.benchmark`: warmed up, repeated until the IQR is a tenth of the median, but
@@ -96,13 +88,12 @@ class Workbench:
             "work()", globals={"work": work if self.on_cpu else given},
             timer=self.now, num_threads=torch.get_num_threads(),
         )  # fmt: skip
-        measured = timer.adaptive_autorange(  # repeats a noisy point, for 4 min_time_s at most
+        measured = timer.adaptive_autorange(
             threshold=NOISY, min_run_time=min_time_s / 2, max_run_time=4 * min_time_s
         )
         times = sorted(measured.times)  # s a call, one for each block of calls
-        kept = times[:: math.ceil(len(times) / MAX_KEPT)]
-        share = self.launch_share(measured.median, launches)
-        self.write(of, seconds=kept, flops=flops, bytes=bytes, values=share, **case)
+        self.write(of, seconds=times[:: math.ceil(len(times) / MAX_KEPT)], flops=flops, bytes=bytes,
+                   values=self.launch_share(measured.median, launches), **case)  # fmt: skip
         return measured.median
 
     def in_turn(
@@ -116,12 +107,10 @@ class Workbench:
         way's calls, outside of the clock.
         """
         calls, times = {}, {name: [] for name in ways}
-        for name, work in ways.items():
-            with setting(name):
-                calls[name] = self.calls_to_fill(work)
         for _ in range(ROUNDS):
             for name, work in ways.items():
                 with setting(name):
+                    calls[name] = calls.get(name) or self.calls_to_fill(work)
                     times[name].append(self.timed(work, calls[name]))
         return times
 
@@ -156,19 +145,12 @@ class Workbench:
 
     @cached_property
     def launch_s(self) -> float:
-        """The time in s below which no operation comes here: one on a single number, in a row.
-
-        On a GPU that is what the host takes to launch it, or the card to start it: whichever is
-        slower.
-        """
+        """The time in s below which no operation comes here: one on a single number, in a row."""
         one = torch.zeros(1, device=self.device)
         return min(self.quick_s(lambda: one.add_(1)) for _ in range(3))
 
     def launch_share(self, seconds: float, launches: int | None) -> dict[str, float]:
-        """Return which part of a GPU's `seconds` launches alone take: {"launch_share": 0 to 1}.
-
-        At 1 a point tells how fast operations are launched, and nothing of what they do.
-        """
+        """Return which part of a GPU's `seconds` launches alone take: {"launch_share": 0 to 1}."""
         if launches is None or self.on_cpu:
             return {}
         return {"launch_share": min(1.0, launches * self.launch_s / seconds)}
@@ -180,12 +162,8 @@ class Workbench:
 
     # -- sizes that suit the device ----------------------------------------------------------------
 
-    def fitting(
-        self,
-        work_of: Callable[[int], Callable[[], Any]],
-        sizes: Sequence[int] = SIDES,
-        launches: float = LAUNCHES,
-    ) -> int:
+    def fitting(self, work_of: Callable[[int], Callable[[], Any]], sizes: Sequence[int] = SIDES,
+                launches: float = LAUNCHES) -> int:  # fmt: skip
         """Return the first of the ascending `sizes` at which a call takes as long as `launches`.
 
         No larger one is tried where its call might take longer than LONGEST_S, going by the cube of
@@ -227,7 +205,8 @@ class Workbench:
         """
         if mib is not None:
             return int(mib * 2**20) // 4
-        wanted = max(self._past * max(self.cache_bytes().values(), default=UNKNOWN_CACHE), 2**26)
+        largest = max(self.cache_bytes().values(), default=UNKNOWN_CACHE)
+        wanted = max(self._past * largest, 2**26)
         elements = int(min(wanted, SHARE_OF_MEMORY * self.free_bytes())) // 4
         return max(BLOCK, elements // BLOCK * BLOCK)
 
@@ -263,13 +242,11 @@ class Workbench:
 
     def usable(self, names: Iterable[str]) -> list[str]:
         """Return the formats that run here at a sensible speed; the others are skipped."""
-        kept = []
-        for name in names:
-            if why := formats.why_not(name, self.device):
+        lacking = {name: formats.why_not(name, self.device) for name in names}
+        for name, why in lacking.items():
+            if why:
                 self.skip(name, why)
-            else:
-                kept.append(name)
-        return kept
+        return [name for name, why in lacking.items() if not why]
 
     def compile_lacks(self) -> str | None:
         """Return what torch.compile lacks here, and the remedy; None where it can run."""
@@ -294,11 +271,11 @@ def perform(
 
 def job_of(name: str, params: dict[str, Any]) -> SimpleNamespace:
     """Return the values of an experiment's knobs; one that takes a list is always a list."""
-    knobs = EXPERIMENTS[name].knobs
-    values = {each: params.get(each, knobs[each].default) for each in knobs}
-    for each, value in values.items():
-        if knobs[each].each and value is not None and not isinstance(value, list):
-            values[each] = [value]
+    values = {}
+    for each, knob in EXPERIMENTS[name].knobs.items():
+        value = params.get(each, knob.default)
+        alone = knob.each and value is not None and not isinstance(value, list)
+        values[each] = [value] if alone else value
     return SimpleNamespace(**values)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from labkit.experiments import memory
-from labkit.experiments.measure import header, primitives, style
+from labkit.experiments.measure import page, primitives, style
 from labkit.spec import experiment, knob
 from labkit.wiring import Later
 
@@ -43,8 +43,7 @@ def accumulation(job: Any, bench: Any) -> None:
                 bench.skip(f"{model}, float64", "Apple GPUs have no FP64")
                 continue
             name = str(dtype).removeprefix("torch.")
-            net = Net(job, bench.device, model, dtype)
-            error = net.error(lambda y, net=net: 1 / net.count)
+            error = Net(job, bench.device, model, dtype).error()
             bench.write("equivalence", values={"error": error}, model=model, dtype=name)
     exact = torch.float32 if no_fp64 else torch.float64
     for name, (mistake, cure) in MISTAKES.items():
@@ -64,11 +63,7 @@ class Net:
         self.inputs = torch.rand(size, 3, PX, PX, device=device, dtype=dtype)
         self.labels = torch.randint(0, CLASSES, (size,), device=device)
         self.micro, self.loss = job.micro, functional.cross_entropy
-
-    @property
-    def count(self) -> int:
-        """How many micro-batches there are."""
-        return -(-len(self.labels) // self.micro)
+        self.count = -(-size // job.micro)  # of micro-batches
 
     def update(self, weight: Callable[[Any], float] | None = None) -> torch.Tensor:
         """Return SGD's update, flat: at once, or each micro-batch's loss times weight(labels)."""
@@ -79,34 +74,34 @@ class Net:
             (loss * (weight(y) if weight else 1.0)).backward()
         return LR * torch.cat([p.grad.flatten() for p in self.model.parameters()])
 
-    def error(self, weight: Callable[[Any], float]) -> float:
-        """Return how far the update from micro-batches is from that at once."""
-        return difference(self.update(weight), self.update())
+    def error(self, weight: Callable[[Any], float] | None = None) -> float:
+        """Return how far the update from micro-batches, by default their mean, is from the one."""
+        return difference(self.update(weight or (lambda _: 1 / self.count)), self.update())
+
+
+# Each returns the error of a mistake, and what is left of it when it is cured
 
 
 def no_division(job: Any, device: Any, dtype: Any) -> tuple[float, float]:
     """Add the losses up as they are: the update is `count` times too long."""
     net = Net(job, device, "mlp", dtype)
-    return net.error(lambda y: 1.0), net.error(lambda y: 1 / net.count)
+    return net.error(lambda y: 1.0), net.error()
 
 
 def batch_norm(job: Any, device: Any, dtype: Any) -> tuple[float, float]:
-    """Take batch norm's mean and deviation of each micro-batch alone: another function.
-
-    Group norm looks at one sample at a time.
-    """
+    """Take batch norm's statistics of each micro-batch; group norm looks at single samples."""
     net = Net(job, device, "cnn", dtype)
-    wrong = net.error(lambda y: 1 / net.count)
+    wrong = net.error()
     for block in net.model.blocks:
         block[1] = nn.GroupNorm(8, block[1].num_features, device=device, dtype=dtype)
-    return wrong, net.error(lambda y: 1 / net.count)
+    return wrong, net.error()
 
 
 def unequal_last(job: Any, device: Any, dtype: Any) -> tuple[float, float]:
     """Let the last micro-batch, half as long, weigh as much as the others."""
     size = job.micro * job.count - job.micro // 2
     net = Net(job, device, "mlp", dtype, size)
-    return net.error(lambda y: 1 / net.count), net.error(lambda y: len(y) / size)
+    return net.error(), net.error(lambda y: len(y) / size)
 
 
 def token_mean(job: Any, device: Any, dtype: Any) -> tuple[float, float]:
@@ -121,14 +116,10 @@ def token_mean(job: Any, device: Any, dtype: Any) -> tuple[float, float]:
     lengths = torch.randint(2, LONGEST + 1, (size, 1), device=device).sort(dim=0).values
     net.labels[torch.arange(LONGEST, device=device) >= lengths] = IGNORED
     total = (net.labels != IGNORED).sum().item()
-
-    def of_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        flat = logits.flatten(0, 1), labels.flatten()
-        return functional.cross_entropy(*flat, ignore_index=IGNORED)
-
-    net.loss = of_tokens
-    right = net.error(lambda y: (y != IGNORED).sum().item() / total)
-    return net.error(lambda y: 1 / net.count), right
+    net.loss = lambda logits, labels: functional.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED
+    )
+    return net.error(), net.error(lambda y: (y != IGNORED).sum().item() / total)
 
 
 MISTAKES = {  # with their cures
@@ -170,31 +161,22 @@ def draw_errors(measured: Any) -> Any:
     """Draw the relative error of the update on a logarithmic axis: as it is done, and cured."""
     rows = [(f"{p.case['model']}, {p.case['dtype']}", None, p.values["error"], "")
             for p in measured.where("equivalence")]  # fmt: skip
-    rows += [(p.case["name"], p.values["error"], p.values["cured"], p.values["cure"])
+    rows += [(p.case["name"], p.values["error"], p.values["cured"], f" ({p.values['cure']})")
              for p in measured.where("mistake")]  # fmt: skip
     worst = max((right for _, _, right, _ in rows), default=0.0)
-    title = f"done right, micro-batches come within {worst:.0e} of the large batch's update"
-    lines = header(measured, None, "update = plain SGD's: lr x gradient", title=title)
-    panels = [(0.24, 0.1 + 0.3 * len(rows))] if rows else []
-    figure, drawn = style.page(lines, panels, left_in=2.7)
-    for axes in drawn:
-        _draw_rows(axes, rows)
-    return figure
-
-
-def _draw_rows(axes: Any, rows: list[tuple[str, float | None, float, str]]) -> None:
-    right_look = {"color": style.COMPUTE, "marker": "o", "linestyle": "", "markersize": 7}
-    wrong_look = {"color": style.ALARM, "marker": "X", "linestyle": "", "markersize": 7}
+    figure, (axes,) = page(
+        measured, [(0.24, 0.1 + 0.3 * len(rows))], "update = plain SGD's: lr x gradient",
+        title=f"done right, micro-batches come within {worst:.0e} of the large batch's update",
+        left_in=2.7,
+    )  # fmt: skip
+    right_look = {"color": style.COMPUTE, "marker": "o", "ls": "", "markersize": 7}
+    wrong_look = {"color": style.ALARM, "marker": "X", "ls": "", "markersize": 7}
     for y, (_, wrong, right, cure) in enumerate(rows):
-        x = max(right, FLOOR)
         if wrong is not None:
-            axes.plot([x, wrong], [y, y], color="#CCCCCC", linewidth=1.2, zorder=1)
             axes.plot(wrong, y, **wrong_look)
             primitives.beside(axes, 1.6 * wrong, y, f"{wrong:.1e}")
-        axes.plot(x, y, **right_look)
-        words = (f"{right:.0e}" if right else "0") + (f" ({cure})" if cure else "")
-        axes.annotate(words, (x, y), (9, 0), textcoords="offset points", va="center",
-                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0})  # fmt: skip
+        axes.plot(max(right, FLOOR), y, **right_look)
+        primitives.beside(axes, 2 * max(right, FLOOR), y, f"{right:.0e}{cure}")
     for limit in (1e-6, 1e-14):
         axes.axvline(limit, color="#999999", linewidth=0.9, linestyle=":", zorder=0)
     axes.set_xscale("log")
@@ -203,8 +185,9 @@ def _draw_rows(axes: Any, rows: list[tuple[str, float | None, float, str]]) -> N
     axes.set_xlabel("norm of the difference / norm of the large batch's update")
     primitives.legend(axes, {
         "as the mistake has it": wrong_look, "done right": right_look,
-        "1e-14 (FP64) and 1e-6 (FP32)": {"color": "#999999", "linestyle": ":"},
+        "1e-14 (FP64) and 1e-6 (FP32)": {"color": "#999999", "ls": ":"},
     })  # fmt: skip
+    return figure
 
 
 # -- what it saves and costs -----------------------------------------------------------------------
@@ -231,31 +214,22 @@ def accumulation_cost(job: Any, bench: Any) -> None:
                                  accumulation_steps=count)  # fmt: skip
         case = {"effective": job.effective, "micro": micro, "steps": count}
         bench.write("memory", values=memory.measure_step(step, bench.device), **case)
-        update = one_update(step, bench.device)
+        trainer = memory.loop.Trainer(step, bench.device)
+        batch = trainer.to_device(*memory.model_size.noise_batch(step))
+
+        def update(trainer: Any = trainer, batch: Any = batch, count: int = count) -> None:
+            for i in range(count):
+                trainer.compute(*batch, update=i + 1 == count)
+
         bench.time(update, of="update", min_time_s=job.seconds_each, **case)
-
-
-def one_update(step: Any, device: torch.device) -> Callable[[], None]:
-    """Return a function that makes one update from `accumulation_steps` micro-batches."""
-    trainer = memory.loop.Trainer(step, device)
-    batch = trainer.to_device(*memory.model_size.noise_batch(step))
-
-    def update() -> None:
-        for i in range(step.accumulation_steps):
-            trainer.compute(*batch, update=i + 1 == step.accumulation_steps)
-
-    return update
 
 
 @accumulation_cost.figure
 def draw_cost(measured: Any, before: Any = None) -> Any:
     """Draw memory by part, and samples/s, for each size of the micro-batch."""
-    points = measured.where("memory")
-    if not points:
-        return style.page(header(measured, before), [])[0]
     name = "{micro} ({steps}x)".format
     stacks, rates = [], []
-    for point in points:
+    for point in measured.where("memory"):
         parts = memory.measured(point)
         stacks.append((name(**point.case), parts.mib, primitives.number(parts.total / memory.MIB)))
     for point in measured.where("update"):
@@ -263,14 +237,15 @@ def draw_cost(measured: Any, before: Any = None) -> Any:
         then = before.where("update", **point.case) if before is not None else []
         old = point.case["effective"] / then[0].median_s if then else None
         rates.append(primitives.Bar(name(**point.case), rate, f"{rate:,.0f}", before=old))
-    totals = [sum(parts.values()) for _, parts, _ in stacks]
-    title = f"one update from {points[0].case['effective']} samples"
+    title = f"one update from {measured.params['effective']} samples"
     if rates:
-        share, speed = totals[0] / totals[-1], rates[0].value / rates[-1].value
-        title += f", one by one: {share:.0%} of the memory, {speed:.0%} of the speed"
-    lines = header(measured, before, points[0].values["how"], title=title)
-    rows_in = primitives.rows_in(len(points))
-    figure, (upper, lower) = style.page(lines, [(0.24, rows_in), (0.6, rows_in)], left_in=1.4)
+        first, last = (sum(parts.values()) for _, parts, _ in (stacks[0], stacks[-1]))
+        speed = rates[0].value / rates[-1].value
+        title += f", one by one: {first / last:.0%} of the memory, {speed:.0%} of the speed"
+    rows_in = primitives.rows_in(len(stacks))
+    how = {point.values["how"] for point in measured.where("memory")}
+    figure, (upper, lower) = page(measured, [(0.24, rows_in), (0.6, rows_in)], *how,
+                                  before=before, title=title, left_in=1.4)  # fmt: skip
     legend = {part: (part, colour) for part, colour in memory.PARTS.items()}
     primitives.stack(upper, stacks, legend, "memory by micro-batch (and how many of them), MiB")
     primitives.hbars(lower, rates, "samples/s")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from labkit.experiments.measure import bars, header, primitives, style
+from labkit.experiments.measure import page, primitives
 from labkit.spec import experiment, knob
 from labkit.wiring import Later
 
-torch = Later("torch")
+torch, boxes = Later("torch"), Later("labkit.show.boxes")
 
 SMALLEST = 2**11  # float32 numbers: 8 KiB
 LEAST = 2  # launches that a copy takes on a GPU, or it is the launch that is timed
@@ -55,40 +55,28 @@ def bandwidth(job: Any, bench: Any) -> None:
 def draw_bandwidth(measured: Any, before: Any = None) -> Any:
     """Draw GB/s against the bytes of one array, both logarithmic; dotted lines are cache sizes."""
     texts = ["read plus written; an array and its copy are twice the size shown"]
-    largest = measured.where("largest")
-    if largest and largest[0].values.get("past_cache") is False:
+    if any(point.values.get("past_cache") is False for point in measured.where("largest")):
         texts.append("the largest is NOT well past the last-level cache: not the memory's own rate")
     drawn = []
-    for run, name in ((measured, ""), (before, "before")):
-        points = [p for p in run.where("copy") if p.gb_per_s] if run is not None else []
-        sizes, rates = [p.case["array_bytes"] for p in points], [p.gb_per_s for p in points]
-        drawn.append(primitives.Series("", sizes, rates, before=bool(name)))
+    for run in (measured, before) if before is not None else (measured,):
+        rates = {p.case["array_bytes"]: p.gb_per_s for p in run.where("copy") if p.gb_per_s}
+        drawn.append(primitives.Series("", [*rates], [*rates.values()], before=bool(drawn)))
     sizes, rates = drawn[0].x, drawn[0].y
-    title = f"{primitives.number(rates[-1])} GB/s from memory" if sizes else ""
-    lines = header(measured, before, *texts, title=title)
-    figure, axes = style.page(lines, [(0.3, 2.3)] if sizes else [])
-    if sizes:
-        ticks = {size: primitives.size_text(size) for size in sizes}
-        primitives.lines(axes[0], drawn, "size of one array", "GB/s", log="xy", xticks=ticks,
-                         say=lambda rate: f"{rate:.3g}")  # fmt: skip
-        _draw_caches(axes[0], measured)
-    return figure
-
-
-def _draw_caches(axes: Any, measured: Any) -> None:
-    caches = measured.where("caches")
-    low, high = axes.get_xlim()
-    for name, size in (caches[0].values if caches else {}).items():
-        if isinstance(size, (int, float)) and low < size < high:
+    title = f"{primitives.number(rates[-1])} GB/s from memory" if rates else ""
+    figure, (axes,) = page(measured, [(0.3, 2.3)], *texts, before=before, title=title)
+    ticks = {size: primitives.size_text(size) for size in sizes}
+    primitives.lines(axes, drawn, "size of one array", "GB/s", log="xy", xticks=ticks,
+                     say=lambda rate: f"{rate:.3g}")  # fmt: skip
+    for name, size in [pair for p in measured.where("caches") for pair in p.values.items()]:
+        if sizes and sizes[0] < size < sizes[-1]:
             axes.axvline(size, color="#888888", linestyle=":", linewidth=1, zorder=0)
-            axes.annotate(f"{name} {primitives.size_text(size)}", (size, 1.0), (0, 3), ha="center",
-                          xycoords=axes.get_xaxis_transform(), textcoords="offset points",
-                          fontsize=8, color="#555555")  # fmt: skip
+            boxes.say(axes, size, 1.03, f"{name} {primitives.size_text(size)}", fontsize=8,
+                      transform=axes.get_xaxis_transform())  # fmt: skip
+    return figure
 
 
 @experiment(
     "elementwise operations one after another: each is a pass over memory",
-    draw=bars,
     mib=knob(
         None, "size of the array", kind="int", unit="MiB", low=1, high=1 << 17,
         auto="well past the last-level cache",

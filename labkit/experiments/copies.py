@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.experiments.matrix_products import side, time_product
-from labkit.experiments.measure import bars, header, primitives, style
+from labkit.experiments.measure import page, primitives
 from labkit.spec import experiment, knob
 from labkit.wiring import Later
 
@@ -29,7 +29,6 @@ READS = 5  # of the file
 
 @experiment(
     "the same bytes copied in one piece and in many",
-    draw=bars,
     mib=knob(64, "what is copied", unit="MiB", low=1, high=1 << 16),
     pieces=knob([1, 64, 4096], "pieces it is copied in", low=1, high=1 << 30),
 )
@@ -197,51 +196,45 @@ def read_times(path: Path, evicted: bool) -> list[float]:
 
 # -- its figure: places as boxes, crossings as arrows with their rates -----------------------------
 
-WIDE, TALL = 7.9, 1.75  # inches
-# Per kind of device: the gap between places in inches, and the places: what is written in the box,
-# its colour, the leg that leads there, what was measured beside it
-PATHS: dict[str, tuple[float, list[tuple[str, str, str | None, tuple[str, str] | None]]]] = {
-    "cpu": (1.3, [
-        ("disk", "#EEEEEE", None, None),
-        ("RAM\n(the file)", "#CFE3F1", "disk to RAM", ("page cache to RAM", "a file read before")),
-        ("RAM\n(the batch)", "#CFE3F1", "RAM to RAM", None),
-        ("core", "#CDE9DF", "RAM to core", ("L2 cache to core", "from the L2 cache")),
-    ]),
-    "gpu": (0.88, [
-        ("disk", "#EEEEEE", None, None),
-        ("RAM,\npageable", "#CFE3F1", "disk to RAM", ("page cache to RAM", "a file read before")),
-        ("RAM,\npinned", "#B9D3E8", "RAM to pinned RAM", None),
-        ("VRAM", "#F5E6C4", "pinned RAM to device", ("RAM to device", "from pageable RAM")),
-        ("SMs", "#CDE9DF", "device memory", None),
-    ]),
+TALL = 1.75  # inches
+# Per kind of device the places, and the legs that lead to each; the first is the way of the batch
+PATHS: dict[str, list[tuple[str, tuple[str, ...]]]] = {
+    "cpu": [
+        ("disk", ()), ("RAM\n(the file)", ("disk to RAM", "page cache to RAM")),
+        ("RAM\n(the batch)", ("RAM to RAM",)), ("core", ("RAM to core", "L2 cache to core")),
+    ],
+    "gpu": [
+        ("disk", ()), ("RAM,\npageable", ("disk to RAM", "page cache to RAM")),
+        ("RAM,\npinned", ("RAM to pinned RAM",)),
+        ("VRAM", ("pinned RAM to device", "RAM to device")), ("SMs", ("device memory",)),
+    ],
 }  # fmt: skip
+COLOURS = ("#EEEEEE", "#CFE3F1", "#B9D3E8", "#F5E6C4", "#CDE9DF")
 
 
 @batch_path.figure
 def draw_path(measured: Any) -> Any:
     """Draw the way of a batch, each arrow with its measured GB/s, the narrowest one in bold."""
-    gap, path = PATHS["gpu" if measured.machine.kind == "gpu" else "cpu"]
-    rates = {point.of: point.gb_per_s for point in measured if point.gb_per_s}
-    slowest = min((leg for _, _, leg, _ in path if leg in rates), key=rates.get, default=None)
-    narrow = f"{primitives.number(rates[slowest])} GB/s" if slowest else "not measured"
-    title = f"the narrowest place: {slowest}, {narrow}"
-    lines = header(measured, None, "10⁹ byte/s that arrive, each crossing alone", title=title)
-    figure, (axes,) = style.page(lines, [(0.05, TALL)], left_in=0.12, bottom_in=0.05)
-    boxes.canvas(axes, WIDE, TALL)
-    wide = (WIDE - (len(path) - 1) * gap - 0.1) / len(path)
-    arithmetic = next((p.tflop_per_s for p in measured.where("arithmetic") if p.tflop_per_s), None)
-    for place, (name, colour, leg, beside) in enumerate(path):
-        x = 0.05 + place * (wide + gap)
-        middle = x + wide / 2
-        if arithmetic and name in ("core", "SMs"):
-            name += "\n" + primitives.flops_text(arithmetic).replace(" ", "\n")
-        boxes.box(axes, x, 0.55, wide, 0.8, colour, name)
-        if leg:
-            boxes.arrow(axes, (x - gap + 0.04, 0.95), (x - 0.04, 0.95))
-            rate = f"{primitives.number(rates[leg])} GB/s" if leg in rates else "not\nmeasured"
-            boxes.say(axes, x - gap / 2, 1.12 if leg in rates else 1.2, rate, fontsize=8,
-                      fontweight="bold" if leg == slowest else "normal")  # fmt: skip
-        if beside and beside[0] in rates:
-            text = f"{beside[1]}:\n{primitives.number(rates[beside[0]])} GB/s"
-            boxes.say(axes, middle, 0.28, text, fontsize=8, color="#555555")
+    path = PATHS["gpu" if measured.machine.kind == "gpu" else "cpu"]
+    rates = {p.of: f"{primitives.number(p.gb_per_s)} GB/s" for p in measured if p.gb_per_s}
+    legs = [leg[0] for _, leg in path if leg and leg[0] in rates]
+    slowest = min(legs, key=lambda leg: measured.one(leg).gb_per_s, default=None)
+    title = f"the narrowest place: {slowest}, {rates.get(slowest, 'not measured')}"
+    figure, (axes,) = page(measured, [(0.05, TALL)], "10⁹ byte/s that arrive, each crossing alone",
+                           title=title, left_in=0.12, bottom_in=0.05)  # fmt: skip
+    boxes.canvas(axes, TALL)
+    each = boxes.WIDE / (len(path) + 0.62 * (len(path) - 1))  # a gap is 0.62 of a place
+    arithmetic = [p.tflop_per_s for p in measured.where("arithmetic") if p.tflop_per_s]
+    for place, (name, legs) in enumerate(path):
+        x = 1.62 * place * each
+        if arithmetic and place == len(path) - 1:
+            name += "\n" + primitives.flops_text(arithmetic[0]).replace(" ", "\n")
+        boxes.box(axes, x, 0.55, each, 0.8, COLOURS[place], name)
+        if legs:
+            boxes.arrow(axes, (x - 0.58 * each, 0.95), (x - 0.04 * each, 0.95))
+            boxes.say(axes, x - 0.31 * each, 1.2, rates.get(legs[0], "not\nmeasured"), fontsize=8,
+                      fontweight="bold" if legs[0] == slowest else "normal")  # fmt: skip
+        for other in legs[1:]:
+            if other in rates:
+                boxes.say(axes, x + each / 2, 0.28, f"{other}:\n{rates[other]}", color="#555555")
     return figure

@@ -8,7 +8,7 @@ import statistics
 import time
 from typing import Any
 
-from labkit.experiments.measure import header, primitives, style
+from labkit.experiments.measure import bar_page, page, primitives, style
 from labkit.spec import experiment, knob
 from labkit.wiring import Later
 
@@ -76,72 +76,56 @@ MEANING = {"gpu": "a GPU: many SMs, each with many warps of threads in flight",
 
 @anatomy.figure
 def draw_device(measured: Any) -> Any:
-    """Draw the device from what it tells; what it does not tell is left out."""
-    found = measured.where("device")
-    facts = found[0].values if found else {}
-    kind = measured.machine.kind
-    lines = header(measured, title=MEANING.get(kind, "the device"))
-    figure, (axes,) = style.page(lines, [(0.1, TALL)], left_in=0.12, bottom_in=0.1)
-    boxes.canvas(axes, WIDE, TALL)
-    sizes = {name: primitives.size_text(n) for name, n in (facts.get("caches") or {}).items()}
-    (_draw_gpu if kind == "gpu" else _draw_cpu)(axes, measured.machine, facts, sizes)
+    """Draw the device from what it tells: its parts from memory at the bottom to cores at the top.
+
+    What it does not tell is left out.
+    """
+    kind, here = measured.machine.kind, measured.machine
+    facts = measured.points[0].values
+    caches = {name: primitives.size_text(n) for name, n in (facts.get("caches") or {}).items()}
+    figure, (axes,) = page(measured, [(0.1, TALL)], title=MEANING.get(kind, "the device"),
+                           left_in=0.12, bottom_in=0.1)  # fmt: skip
+    boxes.canvas(axes, TALL)
+    known = {name: value for name, value in facts.items() if value}
+    if kind == "gpu":
+        left, count, cores = 1.7, known.get("sms") or here.sm_count, "{sms} SMs"
+        inside = ["one of them", "{warps_per_sm} warps of {warp} threads in flight",
+                  "{registers_per_sm:,} registers", "{shared} shared memory"]  # fmt: skip
+        last, memory = "L2", ["device memory (VRAM)", "{memory}", "{bus_bits} bits wide"]
+    else:
+        left, count, cores = 0.0, known.get("cores") or here.cpu_cores, "{cores} cores"
+        inside = ["each", "vectors: {vectors}", "L1d {L1d}", "L2 {L2}"]
+        last, memory = "L3", ["RAM", "{ram}"]
+    known |= caches | {"sms": count, "cores": count}
+    for name, gib in (("ram", here.ram_gib), ("memory", here.memory_gib)):
+        known |= {name: f"{gib:.0f} GiB"} if gib else {}
+    if size := known.get("shared_bytes_per_sm"):
+        known["shared"] = primitives.size_text(size)
+    boxes.box(axes, left, 1.08, WIDE - left, 2.16, "white")
+    if count:
+        _draw_many(axes, count, left + 0.15, 1.2, 3.4, 1.6)
+        boxes.say(axes, left + 1.85, 3.03, cores.format(**known))
+    boxes.box(axes, left + 3.75, 1.2, WIDE - left - 3.9, 1.6, CORE, "\n".join(_told(inside, known)))
+    if last in caches:
+        text = f"{last} cache {caches[last]}, as the system reports it"
+        boxes.box(axes, left, 0.66, WIDE - left, 0.32, CACHE, text)
+    boxes.box(axes, left, 0.1, WIDE - left, 0.46, MEMORY, ", ".join(_told(memory, known)))
+    if kind == "gpu":
+        host = ["CPU", f"{here.cpu_cores} cores", "RAM", "{ram}"]
+        boxes.box(axes, 0, 0.1, 0.95, 3.14, BUS, "\n".join(_told(host, known)))
+        boxes.arrow(axes, (0.95, 0.33), (left, 0.33))
+        bus = _told(["PCIe {pcie_generation}", "x{pcie_width}"], known)
+        boxes.say(axes, 1.33, 0.7, "\n".join(bus) or "bus", fontsize=7.5)
     return figure
 
 
-def _joined(*texts: str | None, by: str = "\n") -> str:
-    return by.join(filter(None, texts))
-
-
-def _draw_cpu(axes: Any, here: Any, facts: dict[str, Any], caches: dict[str, str]) -> None:
-    cores = facts.get("cores") or here.cpu_cores or 0
-    own = [f"{name} {size}" for name, size in caches.items() if name != "L3"]
-    vectors = facts.get("vectors") and f"vectors: {facts['vectors']}"
-    boxes.box(axes, 0.05, 1.62, WIDE - 0.1, 1.62, "white")
-    if cores > 8:
-        _draw_many(axes, cores, 0.2, 1.74, 4.9, 1.36)
-        each = f"each: {', '.join(own)}" if own else ""
-        boxes.say(axes, 6.5, 2.42, _joined(f"{cores} cores", vectors, each))
-    wide = (WIDE - 0.4) / (cores or 1)
-    for i in range(cores if cores <= 8 else 0):
-        text = _joined(f"core {i + 1}", vectors, *own)
-        boxes.box(axes, 0.26 + i * wide, 1.74, wide - 0.12, 1.36, CORE, text)
-    if "L3" in caches:
-        text = f"L3 cache {caches['L3']}, as the system reports it"
-        boxes.box(axes, 0.05, 1.08, WIDE - 0.1, 0.42, CACHE, text)
-        boxes.arrow(axes, (WIDE / 2, 1.5), (WIDE / 2, 1.62))
-    ram = _joined("RAM", here.ram_gib and f"{here.ram_gib:.1f} GiB", by=" ")
-    boxes.box(axes, 0.05, 0.2, WIDE - 0.1, 0.6, MEMORY, ram)
-    boxes.arrow(axes, (WIDE / 2, 0.8), (WIDE / 2, 1.08 if "L3" in caches else 1.62))
-
-
-def _draw_gpu(axes: Any, here: Any, facts: dict[str, Any], caches: dict[str, str]) -> None:
-    boxes.box(axes, 1.75, 0.2, WIDE - 1.8, 3.04, "white")
-    if sms := facts.get("sms") or here.sm_count:
-        _draw_many(axes, sms, 1.9, 1.5, 3.2, 1.36)
-        boxes.say(axes, 3.5, 3.03, f"{sms} SMs")
-    warps, registers = facts.get("warps_per_sm"), facts.get("registers_per_sm")
-    shared = facts.get("shared_bytes_per_sm")
-    inside = _joined(
-        warps and facts.get("warp") and f"{warps} warps of {facts['warp']} threads in flight",
-        registers and f"{registers:,} registers",
-        shared and f"{primitives.size_text(shared)} shared memory",
-    )
-    boxes.box(axes, 5.35, 1.5, 2.4, 1.36, CORE, inside or "torch does not tell its inside")
-    boxes.say(axes, 6.55, 3.03, "one of them")
-    if "L2" in caches:
-        boxes.box(axes, 1.9, 0.98, WIDE - 2.05, 0.36, CACHE, f"L2 cache {caches['L2']}")
-    memory = here.memory_gib and f"{here.memory_gib:.0f} GiB"
-    wide = facts.get("bus_bits") and f"{facts['bus_bits']} bits wide"
-    text = _joined("device memory (VRAM)", _joined(memory, wide, by=", "), by=" ")
-    boxes.box(axes, 1.9, 0.3, WIDE - 2.05, 0.54, MEMORY, text)
-    ram = here.ram_gib and f"{here.ram_gib:.0f} GiB"
-    cores = here.cpu_cores and f"\nCPU\n{here.cpu_cores} cores"
-    boxes.box(axes, 0.05, 0.3, 0.95, 2.56, BUS, _joined("RAM", ram, cores))
-    boxes.arrow(axes, (1.0, 0.57), (1.9, 0.57))
-    bus = f"PCIe\n{here.pcie}" if here.pcie else "bus"
-    if facts.get("pcie_generation") and facts.get("pcie_width"):
-        bus = f"PCIe {facts['pcie_generation']}\nx{facts['pcie_width']}"
-    boxes.say(axes, 1.4, 0.95, bus, fontsize=7.5)
+def _told(texts: list[str], known: dict[str, Any]) -> list[str]:
+    """Return the texts whose facts are known."""
+    said = []
+    for text in texts:
+        with contextlib.suppress(KeyError):
+            said.append(text.format(**known))
+    return said
 
 
 def _draw_many(axes: Any, count: int, x: float, y: float, wide: float, tall: float) -> None:
@@ -151,9 +135,10 @@ def _draw_many(axes: Any, count: int, x: float, y: float, wide: float, tall: flo
     dx, dy = wide / columns, tall / math.ceil(drawn / columns)
     for i in range(drawn):
         left, top = x + (i % columns) * dx, y + tall - (i // columns + 1) * dy
-        boxes.cell(axes, left + 0.1 * dx, top + 0.1 * dy, 0.8 * dx, 0.8 * dy, style.COMPUTE)
+        corners = [left, left + 0.8 * dx], [top, top + 0.8 * dy]
+        axes.fill_between(corners[0], *corners[1], color=style.COMPUTE, linewidth=0)
     if drawn < count:
-        boxes.say(axes, x + wide / 2, y - 0.08, f"{drawn} of {count} drawn", fontsize=7.5)
+        boxes.say(axes, x + wide / 2, y - 0.06, f"{drawn} of {count} drawn", fontsize=7.5)
 
 
 # -- one thread ------------------------------------------------------------------------------------
@@ -237,8 +222,5 @@ def draw_threads(measured: Any, before: Any = None) -> Any:
             rows.append(primitives.Bar(f"{who}: {name}", value, text, colour))
     texts = [row.text for row in rows] or ["nothing"] * 2
     title = f"the meter reads {texts[0]}, and {texts[1]} of the device is used"
-    panels = [(0.1, primitives.rows_in(len(rows)))] if rows else []
-    figure, axes = style.page(header(measured, before, title=title), panels, 3.7, 0.5)
-    for each in axes:
-        primitives.hbars(each, rows, "% of what the meter, or the device, can show")
-    return figure
+    label = "% of what the meter, or the device, can show"
+    return bar_page(measured, rows, label, before=before, title=title, left_in=3.7)

@@ -8,17 +8,19 @@ written and never read again.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
 
-from labkit.experiments.measure import header, primitives, style
+from labkit.experiments.measure import page, primitives, style
+from labkit.results.result import noise
 from labkit.spec import NOISY, experiment, knob
 from labkit.wiring import Later
 
@@ -31,23 +33,36 @@ LEAST = 1 << 24  # numbers in a large array: 64 MiB
 BLOCK = 1 << 20  # numbers with which a chain is compiled and checked
 TINY, MANY = 256, 200  # numbers in an array, operations on it: what launches cost
 
-SUM = (("add",), ("add",))  # a + b + c
 UNARY = (("mul", 1.5), ("add", 1.0), ("clamp", -1.0), ("sub", 0.25), ("mul", 0.5), ("neg",))
 
 
-@dataclass
 class Chain:
-    """An elementwise expression, eager and compiled, over arrays that exist already."""
+    """Elementwise operations one after another, eager between two buffers, and compiled.
 
-    name: str
-    reads: list[int]  # per eager operation, the arrays it reads; each writes one
-    inputs: int  # the different arrays that the whole expression reads
-    eager: Callable
-    plain: Callable  # what is compiled
-    arrays: tuple
-    between: torch.Tensor  # for the results in between
-    d: torch.Tensor
-    fused: Callable | None = None  # `plain`, once it is compiled
+    Each takes the result before it and, where there are several `arrays`, the next one of them.
+    """
+
+    def __init__(self, name: str, operations: list[tuple], arrays: tuple):
+        self.name, self.arrays = name, arrays
+        self.steps = [(getattr(torch, operation), args) for operation, *args in operations]
+        self.inputs = len(arrays)  # the different arrays that the whole expression reads
+        self.reads = [2 if self.inputs > 1 else 1] * len(self.steps)  # of each operation
+        self.between, self.d = torch.ones_like(arrays[0]), torch.ones_like(arrays[0])
+        self.fused: Callable | None = None  # `plain`, once it is compiled
+
+    def eager(self, arrays: tuple, between: torch.Tensor, d: torch.Tensor) -> None:
+        """Write every result to memory that is there; the last one is `d`."""
+        x = arrays[0]
+        for i, (operation, args) in enumerate(self.steps, 1):
+            out = d if (len(self.steps) - i) % 2 == 0 else between
+            x = operation(x, *args, *arrays[i : i + 1], out=out)
+
+    def plain(self, arrays: tuple, d: torch.Tensor) -> None:
+        """Do the same as one writes it: this is compiled."""
+        x = arrays[0]
+        for i, (operation, args) in enumerate(self.steps, 1):
+            x = operation(x, *args, *arrays[i : i + 1])
+        d.copy_(x)
 
     def bytes(self, fused: bool, count: int) -> int:
         """Count the bytes moved for arrays of `count` numbers."""
@@ -72,22 +87,19 @@ def fusion(job: Any, bench: Any) -> None:
     "as written" is `a + b + c` as one writes it, where each result is a new array.
     """
     count = bench.past_cache_elements(job.mib)
-    if (
-        job.mib is None
-    ):  # on a CPU as large as the last-level cache: an operation touches two to four
+    if job.mib is None:  # an operation touches two to four arrays: a CPU's need to be half as large
         count = max(count // (2 if bench.on_cpu else 1), LEAST)
     largest = count * ITEM / 2**20
     a, b, c = (bench.random_array(count) for _ in range(3))
-    between, d = torch.ones_like(a), torch.ones_like(a)
-    sums = Chain("a + b + c", [2, 2], 3, *chained(SUM), (a, b, c), between, d)
-    steps = chained(islice(cycle(UNARY), job.length))
-    line = Chain(f"{job.length} operations", [1] * job.length, 1, *steps, (a,), between, d)
+    sums = Chain("a + b + c", [("add",), ("add",)], (a, b, c))
+    line = Chain(f"{job.length} operations", islice(cycle(UNARY), job.length), (a,))
     lacking = bench.compile_lacks()
     for chain in (sums, line):
         touched = (chain.inputs + 1) * count * ITEM  # by the fused pass; the eager ones touch more
-        facts = {"reads": chain.reads, "inputs": chain.inputs, "mib": largest}
-        facts["past cache"] = bench.is_past_cache(touched)
-        bench.write("arrays", chain=chain.name, values=facts)
+        bench.write("arrays", chain=chain.name, values={
+            "reads": chain.reads, "inputs": chain.inputs, "mib": largest,
+            "past cache": bench.is_past_cache(touched),
+        })  # fmt: skip
         lacking = lacking or compile_it(chain, bench)
     if lacking:
         bench.skip("fused", lacking)
@@ -100,28 +112,6 @@ def fusion(job: Any, bench: Any) -> None:
     bench.write("as written", seconds=seconds, chain=sums.name, mib=largest,
                 bytes=sums.bytes(False, count))  # fmt: skip
     launches(bench, lacking)
-
-
-def chained(names: Iterable[tuple]) -> tuple[Callable, Callable]:
-    """Return operations one after another: one by one between two buffers, and plain.
-
-    Each takes the result before it and, where the chain has several arrays, the next one of them.
-    """
-    steps = [(getattr(torch, name), args) for name, *args in names]
-
-    def eager(arrays: tuple, between: torch.Tensor, d: torch.Tensor) -> None:
-        x = arrays[0]
-        for i, (operation, args) in enumerate(steps, 1):
-            out = d if (len(steps) - i) % 2 == 0 else between  # the last one writes d
-            x = operation(x, *args, *arrays[i : i + 1], out=out)
-
-    def plain(arrays: tuple, d: torch.Tensor) -> None:
-        x = arrays[0]
-        for i, (operation, args) in enumerate(steps, 1):
-            x = operation(x, *args, *arrays[i : i + 1])
-        d.copy_(x)
-
-    return eager, plain
 
 
 def compile_it(chain: Chain, bench: Any) -> str | None:
@@ -155,10 +145,7 @@ def compile_it(chain: Chain, bench: Any) -> str | None:
 
 
 def show_kernel(chain: Chain, bench: Any) -> None:
-    """Write the kernel for arrays of one fixed size: the same loop, without code for a rest.
-
-    It is the kernel's own text in what Inductor generated: C++ or Triton, without the frame.
-    """
+    """Write the text of the kernel, C++ or Triton, for arrays of one fixed size."""
 
     def fixed(arrays: tuple, d: torch.Tensor) -> None:  # a function of its own: captured anew
         chain.plain(arrays, d)
@@ -192,24 +179,22 @@ def compare(chain: Chain, mib: float, bench: Any) -> None:
             rounds = np.array(times["eager"]) / np.array(seconds)
             low, middle, high = np.percentile(rounds, [25, 50, 75])
             values = {"gain": float(middle), "spread": float((high - low) / middle)}
-        operations = 1 if fused else len(chain.reads)
-        values |= bench.launch_share(statistics.median(seconds), operations)
+        values |= bench.launch_share(statistics.median(seconds), 1 if fused else len(chain.reads))
         bench.write(name, seconds=seconds, bytes=chain.bytes(fused, count), values=values,
                     chain=chain.name, mib=mib)  # fmt: skip
 
 
 def launches(bench: Any, lacking: str | None) -> None:
     """Time hundreds of operations on a tiny array: eager, compiled, and as a CUDA graph."""
-    eager, plain = chained(islice(cycle(UNARY), MANY))
-    x = (torch.randn(TINY, device=bench.device),)
-    between, d = torch.empty_like(x[0]), torch.empty_like(x[0])
-    ways = {"eager": lambda: eager(x, between, d)}
+    chain = Chain("tiny", islice(cycle(UNARY), MANY), (torch.randn(TINY, device=bench.device),))
+    arrays, between, d = chain.cut(TINY)
+    ways = {"eager": lambda: chain.eager(arrays, between, d)}
     if lacking is None:
         bench.stage(f"compiling {MANY} tiny operations")
-        compiled = torch.compile(plain)
+        compiled = torch.compile(chain.plain)
         with contextlib.suppress(RuntimeError):  # then it stays out of the picture
-            compiled(x, d)
-            ways["compiled"] = lambda: compiled(x, d)
+            compiled(arrays, d)
+            ways["compiled"] = lambda: compiled(arrays, d)
     if bench.device.type == "cuda":
         ways["CUDA graph"] = cuda_graph(ways["eager"])
     else:
@@ -232,22 +217,16 @@ def cuda_graph(work: Callable) -> Callable:
 
 
 def arrays_moved(reads: list[int], write_cost: float = 1.0) -> float:
-    """Count the array passes of operations one after another, each of which writes one array.
+    """Count the array passes of operations that read so many arrays each and write one.
 
-    Args:
-        reads: Per operation, how many arrays it reads.
-        write_cost: Passes that a write costs. 1 counts what the program asks for; 2 is a CPU with
-            write-allocate, which reads a cache line before it stores to it (Intel 64 and IA-32
-            Optimization Reference Manual, on write-back memory and non-temporal stores).
+    A write costs one pass as the program asks for it; two on a CPU with write-allocate, which reads
+    a cache line before it stores to it (Intel 64 and IA-32 Optimization Reference Manual).
     """
     return sum(reads) + write_cost * len(reads)
 
 
 def predicted_gain(reads: list[int], inputs: int, write_cost: float = 1.0) -> float:
-    """Predict how many times as fast one fused pass is, from the bytes alone.
-
-    `inputs` is how many different arrays the whole expression reads; the rest as `arrays_moved`.
-    """
+    """Predict from the bytes how many times as fast one pass over all `inputs` is."""
     return arrays_moved(reads, write_cost) / arrays_moved([inputs], write_cost)
 
 
@@ -283,7 +262,7 @@ class Gain:
         measured = "not measured" if self.measured is None else f"{self.measured:.2f}x"
         off = "" if self.off is None else f", ratio {self.off:.2f}"
         off += " (not past the last cache)" if self.past_cache is False else ""
-        off += f" NOISY: the gain varied by {self.spread:.0%} (IQR/median)" if self.noisy else ""
+        off += f" {noise(self.spread, 'the gain')}" if self.noisy else ""
         return (
             f"{self.chain:12} {self.array_mib:9.4g} MiB an array: predicted {self.predicted:.2f}x "
             f"({self.predicted_write_allocate:.2f}x with write-allocate), measured {measured}{off}"
@@ -297,8 +276,7 @@ def gains(measured: Any) -> list[Gain]:
         chain, size = eager.case["chain"], eager.case["mib"]
         fused = next((p.values for p in measured.where("fused", chain=chain, mib=size)), {})
         facts = measured.one("arrays", chain=chain).values
-        reads, inputs = facts["reads"], facts["inputs"]
-        said = predicted_gain(reads, inputs), predicted_gain(reads, inputs, write_cost=2)
+        said = (predicted_gain(facts["reads"], facts["inputs"], cost) for cost in (1, 2))
         past = facts.get("past cache") if size == facts["mib"] else None
         found.append(Gain(chain, size, *said, fused.get("gain"), fused.get("spread"), past))
     return found
@@ -313,16 +291,13 @@ def largest(measured: Any) -> list[Gain]:
 
 @fusion.figure
 def draw(measured: Any, before: Any = None) -> Any:
-    """Draw predicted and measured gain at the largest arrays, and the gain by array size.
-
-    Dashed lines are the prediction from bytes, which knows no launch cost and no cache. The line
-    at 1 is "no gain".
-    """
-    every = [gain for gain in gains(measured) if gain.measured]
-    if not every:
-        return style.page(header(measured, before), [])[0]
-    old, rows = {g.chain: g.measured for g in (largest(before) if before else [])}, []
-    for gain in largest(measured):
+    """Draw predicted and measured gain at the largest arrays, and the gain by array size."""
+    every, most = gains(measured), largest(measured)
+    if not any(gain.measured for gain in most):
+        return page(measured, [], before=before)[0]
+    old = {gain.chain: gain.measured for gain in (largest(before) if before else [])}
+    rows, series = [], []
+    for gain in most:
         for name, value, colour, then in (
             ("predicted from the bytes", gain.predicted, "#BBBBBB", None),
             ("predicted, every write reads first", gain.predicted_write_allocate, "#7F7F7F", None),
@@ -330,20 +305,19 @@ def draw(measured: Any, before: Any = None) -> Any:
         ):
             bar = f"{gain.chain}: {name}", value, f"{value:.2f}x", colour
             rows.append(primitives.Bar(*bar, before=then))
-    best = max(largest(measured), key=lambda gain: gain.measured or 0)
-    title = f"{best.chain} fused: {best.measured:.1f}x as fast, {best.predicted:.1f}x predicted"
-    size = f"bars: arrays of {best.array_mib:.4g} MiB each"
-    panels = [(0.1, primitives.rows_in(len(rows))), (0.75, 1.8)]
-    figure, axes = style.page(header(measured, before, size, title=title), panels, left_in=2.9)
-    primitives.hbars(axes[0], rows, "eager / fused, time")
-    series = []
     for chain, colour in zip(dict.fromkeys(g.chain for g in every), style.LINES, strict=False):
-        mine = [(g.array_mib, g.measured, g.predicted) for g in every if g.chain == chain]
-        x, y, said = zip(*mine, strict=True)
+        mine = [g for g in every if g.chain == chain]
+        x, y = [g.array_mib for g in mine], [g.measured or math.nan for g in mine]
         series.append(primitives.Series(f"{chain}, measured", x, y, colour))
+        said = [g.predicted for g in mine]
         series.append(primitives.Series("predicted from the bytes", x, said, colour, "--", ""))
+    best = max(most, key=lambda gain: gain.measured or 0)
+    figure, (upper, lower) = page(
+        measured, [(0.1, primitives.rows_in(len(rows))), (0.75, 1.8)],
+        f"bars: arrays of {best.array_mib:.4g} MiB each", before=before, left_in=2.9,
+        title=f"{best.chain} fused: {best.measured:.1f}x as fast, {best.predicted:.1f}x predicted",
+    )  # fmt: skip
+    primitives.hbars(upper, rows, "eager / fused, time")
     ticks = {g.array_mib: primitives.size_text(g.array_mib * 2**20) for g in every}
-    primitives.lines(axes[1], series, "size of one array", "gain by fusing", log="xy", xticks=ticks)
-    for each, line in zip(axes, ("axvline", "axhline"), strict=True):
-        getattr(each, line)(1, color="#999999", lw=0.8, ls=":")
+    primitives.lines(lower, series, "size of one array", "gain by fusing", log="xy", xticks=ticks)
     return figure

@@ -42,7 +42,8 @@ def graph_breaks(job: Any, bench: Any) -> None:
     for function in (broken, whole):
         torch._dynamo.reset()
         found = torch._dynamo.explain(function)(x)
-        reasons = [short(reason.reason) for reason in found.break_reasons]
+        said = ([line.strip() for line in why.reason.split("\n")] for why in found.break_reasons)
+        reasons = [" | ".join(list(filter(None, lines))[:3])[:400] for lines in said]  # with hints
         values = {"graphs": found.graph_count, "breaks": found.graph_break_count}
         bench.write("explain", function=function.__name__, values=values | {"reasons": reasons})
     for name, options, lengths in (
@@ -58,10 +59,11 @@ def captures(options: dict[str, Any], lengths: tuple, device: torch.device) -> d
     """Call a captured function with batches of these lengths; count what it took.
 
     `captured` is how often a graph was captured anew; `eager` how many calls ran without one,
-    since Dynamo gives up at `recompile_limit` and says so only in a warning.
+    since Dynamo gives up at `recompile_limit` and says so only in a warning. `log` is what
+    TORCH_LOGS=recompiles would print, without paths.
     """
     torch._dynamo.reset()
-    counted = {"captured": 0, "ran": 0}
+    counted, log = {"captured": 0, "ran": 0}, []
 
     def backend(graph: torch.fx.GraphModule, _: list) -> Callable:
         counted["captured"] += 1
@@ -72,45 +74,23 @@ def captures(options: dict[str, Any], lengths: tuple, device: torch.device) -> d
 
         return run
 
-    work = torch.compile(whole, backend=backend, **options)
-    with Heard() as heard:
-        for length in lengths:
-            work(torch.randn(length, device=device))
-    return {
-        "captured": counted["captured"],
-        "eager": len(lengths) - counted["ran"],
-        "calls": len(lengths),
-        "limit": torch._dynamo.config.recompile_limit,
-        "log": heard.lines[:3],
-    }
-
-
-class Heard(logging.Handler):
-    """Keeps what TORCH_LOGS=recompiles would print, as lines."""
-
-    def __init__(self):
-        super().__init__(logging.DEBUG)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep the reason of a recompilation, without paths."""
+    def heard(record: logging.LogRecord) -> bool:
         found = re.search(r"(tensor .*?size mismatch.*|.*?==.*)", record.getMessage())
         if "ecompil" in record.getMessage() and found:
-            self.lines.append(re.sub(r"\s*#.*", "", found.group(0)).strip()[:160])
+            log.append(re.sub(r"\s*#.*", "", found.group(0)).strip()[:160])
+        return True
 
-    def __enter__(self) -> Heard:
-        torch._logging.set_logs(recompiles=True)
-        self.logger = logging.getLogger("torch._dynamo.guards.__recompiles")
-        self.logger.addHandler(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.logger.removeHandler(self)
+    work = torch.compile(whole, backend=backend, **options)
+    torch._logging.set_logs(recompiles=True)
+    logger = logging.getLogger("torch._dynamo.guards.__recompiles")
+    logger.addFilter(heard)
+    try:
+        for length in lengths:
+            work(torch.randn(length, device=device))
+    finally:
+        logger.removeFilter(heard)
         torch._logging.set_logs()
-
-
-def short(reason: str) -> str:
-    """Return the first line of a break's reason, and what PyTorch suggests."""
-    lines = [line.strip() for line in reason.splitlines() if line.strip()]
-    hints = [line for line in lines if line.startswith(("Explanation", "Hint"))]
-    return " | ".join([lines[0], *hints[:2]])[:400] if lines else ""
+    return {
+        "captured": counted["captured"], "eager": len(lengths) - counted["ran"],
+        "calls": len(lengths), "limit": torch._dynamo.config.recompile_limit, "log": log[:3],
+    }  # fmt: skip

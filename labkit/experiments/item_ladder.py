@@ -31,59 +31,43 @@ class Pixel:
         return self.red / 255, self.green / 255, self.blue / 255
 
 
-class Naive:
-    """An object a pixel, a Python loop over them, and a list that becomes a tensor."""
+def decoded(file: str) -> np.ndarray:
+    """Return a file's pixels, (px, px, 3) uint8."""
+    with image.open(file) as picture:
+        return np.array(picture.convert("RGB"))
 
-    def __init__(self, files: list[str]):
-        self.files = files
 
-    def decoded(self, index: int) -> np.ndarray:
-        """Return a file's pixels, (px, px, 3) uint8."""
-        with image.open(self.files[index]) as file:
-            return np.array(file.convert("RGB"))
+def to_floats(pixels: np.ndarray) -> torch.Tensor:
+    """Return a batch, (B, px, px, 3) uint8, as the model takes it, (B, 3, px, px)."""
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div_(255)
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        with image.open(self.files[index]) as file:
-            picture = file.convert("RGB")
+
+def naive(files: list[str]) -> torch.Tensor:
+    """Make an object a pixel, loop over them in Python, and a list becomes a tensor."""
+    items = []
+    for file in files:
+        with image.open(file) as opened:
+            picture = opened.convert("RGB")
         raw = picture.tobytes()
         pixels = [Pixel(raw[i : i + 3]) for i in range(0, len(raw), 3)]
         rows = torch.tensor([pixel.scaled() for pixel in pixels])  # (px * px, 3)
-        return rows.T.reshape(3, picture.height, picture.width)
-
-    def batch(self, indices: list[int]) -> torch.Tensor:
-        """Do what a DataLoader does with single items: fetch each, then stack."""
-        return torch.stack([self[index] for index in indices])  # (B, 3, px, px)
+        items.append(rows.T.reshape(3, picture.height, picture.width))
+    return torch.stack(items)
 
 
-class Vectorised(Naive):
-    """The same numbers, all pixels at once."""
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.from_numpy(self.decoded(index)).permute(2, 0, 1).float().div_(255)
+def vectorised(files: list[str]) -> torch.Tensor:
+    """Convert all pixels of an item at once, and stack, as a DataLoader does with single items."""
+    return torch.stack([to_floats(decoded(file)[None])[0] for file in files])
 
 
-class ByTheBatch(Naive):
-    """As `__getitems__` gets a whole batch: one array is filled, and converted once."""
-
-    def batch(self, indices: list[int]) -> torch.Tensor:
-        """Decode into one array, convert the whole batch."""
-        first = self.decoded(indices[0])
-        pixels = np.empty((len(indices), *first.shape), np.uint8)  # (B, px, px, 3)
-        pixels[0] = first
-        for row, index in enumerate(indices[1:], 1):
-            pixels[row] = self.decoded(index)
-        return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div_(255)
-
-
-class Offline:
-    """Decoded once, ahead of time, into one array on disk: a batch is one indexed read."""
-
-    def __init__(self, file: Path):
-        self.array = np.load(file, mmap_mode="r", allow_pickle=False)  # (count, px, px, 3)
-
-    def batch(self, indices: list[int]) -> torch.Tensor:
-        """Read the batch's rows."""
-        return torch.from_numpy(self.array[indices]).permute(0, 3, 1, 2).float().div_(255)
+def by_the_batch(files: list[str]) -> torch.Tensor:
+    """Fill one array and convert it once, as `__getitems__` gets a whole batch."""
+    first = decoded(files[0])
+    pixels = np.empty((len(files), *first.shape), np.uint8)  # (B, px, px, 3)
+    pixels[0] = first
+    for row, file in enumerate(files[1:], 1):
+        pixels[row] = decoded(file)
+    return to_floats(pixels)
 
 
 @experiment(
@@ -94,7 +78,8 @@ class Offline:
 def item_ladder(job: Any, bench: Any) -> None:
     """Time a batch of `batch_size` images of `px` pixels four ways, and profile each.
 
-    All four return the same tensor, which is checked. `values["top"]` holds the functions in which
+    All four return the same tensor, which is checked. "offline" is decoded ahead of time into one
+    array on disk, so that a batch is one indexed read. `values["top"]` holds the functions in which
     cProfile finds most of the time, with their share of it.
     """
     bench.stage("making images")
@@ -103,26 +88,22 @@ def item_ladder(job: Any, bench: Any) -> None:
         files = [str(Path(place) / f"{i}.jpg") for i in range(count)]
         for i, file in enumerate(files):
             image.fromarray(data.draw_image(i, job.px)).save(file, quality=90)
-        np.save(Path(place) / "images.npy", np.stack([*map(Naive(files).decoded, range(count))]))
-        ways = {
-            "naive": Naive(files),
-            "vectorised": Vectorised(files),
-            "by the batch": ByTheBatch(files),
-            "offline": Offline(Path(place) / "images.npy"),
-        }
+        np.save(Path(place) / "images.npy", np.stack([decoded(file) for file in files]))
+        array = np.load(Path(place) / "images.npy", mmap_mode="r", allow_pickle=False)
         indices = torch.randperm(count)[: job.batch_size].tolist()
-        wanted = ways["vectorised"].batch(indices)
-        for name, way in ways.items():
+        chosen = [files[index] for index in indices]
+        wanted = vectorised(chosen)
+        for name, work in {
+            "naive": lambda: naive(chosen),
+            "vectorised": lambda: vectorised(chosen),
+            "by the batch": lambda: by_the_batch(chosen),
+            "offline": lambda: to_floats(array[indices]),
+        }.items():
             bench.stage(f"measuring: {name}")
-            if not torch.equal(way.batch(indices), wanted):
+            if not torch.equal(work(), wanted):
                 raise RuntimeError(f"{name}: not the same items")
-
-            def work(way: Any = way) -> Any:
-                return way.batch(indices)
-
             top = _top(work)
-            seconds = bench.time(work, of=name, px=job.px)
-            item_us = seconds / job.batch_size * 1e6
+            item_us = bench.time(work, of=name, px=job.px) / job.batch_size * 1e6
             bench.write(f"profile of {name}", values={"item_us": item_us, "top": top})
 
 

@@ -1,4 +1,4 @@
-"""`lk.largest_batch`: a bisection whose every try is a process of its own.
+"""`lk.largest_batch`: a search whose every try is a process of its own.
 
 An out-of-memory error ends that try and nothing else. What fits is tried again, for more steps, in
 a fresh process, before it is believed.
@@ -25,6 +25,7 @@ STEPS, CONFIRMING_STEPS = 3, 12  # the optimizer's state is there from the secon
 LEAP = 8  # at most so many times the last size that fitted: the line is no law beyond
 FINE = 32  # good enough: a gap of a 32nd of what fits
 KILLED = "SIGKILL"  # the system's own out-of-memory killer
+GIB = 2**30
 
 
 # -- one try, in the bench -------------------------------------------------------------------------
@@ -45,7 +46,7 @@ def batch_fits(job: Any, bench: Any) -> None:
     Batches are random images: no loader, no files. A refused allocation is an answer here, no
     failure; every other error is one.
     """
-    limit_bytes = int((job.limit_gib or 0) * 2**30)
+    limit_bytes = int((job.limit_gib or 0) * GIB)
     limit_bytes = limit_bytes or memory_limit.default_limit_bytes(bench.device)
     size = {"batch_size": job.batch_size}
     if job.pipeline:
@@ -88,11 +89,10 @@ def largest_batch(
 ) -> LargestBatch:
     """Find the largest batch that trains within a limit on memory, each try in its own process.
 
-    Starts at the pipeline's own batch size. On a GPU the limit is what is free on the card, unless
-    `limit_gib` says less; on a CPU it is on the training process's own memory, beyond what PyTorch
-    itself takes, and stated: 0.5 GiB unless `limit_gib` says otherwise. What is found was trained
-    with again, for more steps, in a fresh process, in which it may use the margin too. The loader's
-    memory is not in it.
+    On a GPU the limit is what is free on the card, unless `limit_gib` says less; on a CPU it is on
+    the training process's own memory, beyond what PyTorch itself takes, and stated: 0.5 GiB unless
+    `limit_gib` says otherwise. What is found was trained with again, for more steps, in a fresh
+    process, in which it may use the margin too. The loader's memory is not in it.
 
     Args:
         pipeline: What to train; its `batch_size` is where the search begins.
@@ -143,10 +143,7 @@ class Try:
 
 
 class LargestBatch(Result):
-    """What `lk.largest_batch` found: `.batch_size`, `.tried`, and under which limit.
-
-    `batch_size` is None where not even one sample fits, and as long as nothing was confirmed.
-    """
+    """What `lk.largest_batch` found: `.batch_size`, `.tried`, and under which limit."""
 
     def __init__(self, pipeline: Pipeline, margin: float, multiple: int, most: int):
         self.pipeline, self.margin, self.multiple, self.most = pipeline, margin, multiple, most
@@ -167,7 +164,10 @@ class LargestBatch(Result):
 
     @property
     def batch_size(self) -> int | None:
-        """The largest size that fitted twice, the second time for more steps."""
+        """The largest size that fitted twice, the second time for more steps; None: there is none.
+
+        As long as nothing was confirmed there is none either.
+        """
         low = self.fitting
         twice = (t.batch_size for t in self.tried if t.fits and t.confirming)
         return max((size for size in twice if size <= low), default=None)
@@ -183,96 +183,73 @@ class LargestBatch(Result):
     def _next_size(self) -> int | None:
         """Return the size to try next, or None where the bracket is small enough.
 
-        Upwards it doubles, or leaps to where a line through the measured peaks meets the limit;
-        between a size that fits and one that does not, it tries by turns what the line says and the
-        middle, so that a line that misleads costs at most as many tries again as plain bisection.
-        Sizes from `multiple` on are multiples of it.
+        Upwards it leaps to where a line through the measured peaks meets the limit, or doubles.
+        Between a size that fits and one that does not, it tries by turns what the line says and the
+        middle: a line that misleads costs at most as many tries again as plain bisection.
         """
+        low, high, line = self.fitting, self.refused, self._line_meets()
         if not self.tried:
             return min(self.pipeline.batch_size, self.most)
-        low, high, guess, multiple = self.fitting, self.refused, self._line_meets(), self.multiple
         if high is None:
-            return None if low >= self.most else min(self.most, self._even(self._upwards(low)))
-        unit = 1 if high <= multiple else multiple
-        if high - low <= max(unit, low // FINE):
-            return None
-        by_line = guess is not None and len(self.tried) % 2 == 0
-        wanted = guess if by_line else (low + high) // 2
-        return max(low + 1, self._even(min(max(wanted, low + unit), high - 1)))
+            size = min(line, LEAP * low) if line >= low + self.multiple else 2 * low
+            size = None if low >= self.most else min(self.most, size)
+        else:
+            unit = 1 if high <= self.multiple else self.multiple
+            if high - low <= max(unit, low // FINE):
+                return None
+            bracketed = len(self.tried) - [t.fits for t in self.tried].index(False)
+            size = line if line and bracketed % 2 else (low + high) // 2
+            size = min(max(size, low + unit), high - 1)
+        even = size and size // self.multiple * self.multiple
+        return even if even and even > low else size
 
-    def _upwards(self, low: int) -> int:
-        """Return where to go as long as everything fits: to the line's limit, then just beyond.
-
-        Where going just beyond did not help, it doubles.
-        """
-        guess = self._line_meets()
-        if guess is not None and guess >= low + self.multiple:
-            return min(guess, LEAP * low)
-        below = max((t.batch_size for t in self.tried if t.batch_size < low), default=0)
-        small = max(self.multiple, low // FINE)
-        return low + small if guess is not None and low - below > small else 2 * low
-
-    def _even(self, size: int) -> int:
-        """Round down to a multiple, where that is above what fits."""
-        rounded = size // self.multiple * self.multiple
-        return rounded if rounded > self.fitting else size
-
-    def _line_meets(self) -> int | None:
-        """Return where the line through the two largest measured peaks meets the limit."""
+    def _line_meets(self) -> int:
+        """Return where the line through the two largest measured peaks meets the limit, or 0."""
         peaks = {t.batch_size: t.peak_gib for t in self.tried if t.fits and t.peak_gib}
-        if len(peaks) < 2 or not self.limit_gib:
-            return None
-        (b0, p0), (b1, p1) = sorted(peaks.items())[-2:]
-        if p1 <= p0:
-            return None
+        (b0, p0), (b1, p1) = [(0, 0.0), (0, 0.0), *sorted(peaks.items())][-2:]
+        if len(peaks) < 2 or p1 <= p0:
+            return 0
         meets = b1 + (self.limit_gib * (1 - self.margin) - p1) * (b1 - b0) / (p1 - p0)
         return int(min(max(meets, 0), KNOBS["batch_size"].high))  # it may be infinite
 
     def take(self, measured: Measurements) -> None:
         """Add the try that `measured` tells of; raise RuntimeError where it failed otherwise."""
         size, steps = measured.params["batch_size"], measured.params["steps"]
-        self.machine = measured.machine
-        confirming = steps == CONFIRMING_STEPS
-        if not measured.points:
-            if measured.outcome == "stopped":
-                raise KeyboardInterrupt
-            if KILLED not in (measured.error or ""):
-                raise RuntimeError(f"batch_size={size}: {measured.error or measured.outcome}")
-            self.tried.append(Try(size, False, 0, None, measured.error, confirming))
-            return
-        found = measured.points[-1].values
-        self.limit_gib, self.how = found["limit_bytes"] / 2**30, found["how"]
-        peak = found["peak_bytes"]
-        peak_gib = None if peak is None else peak / 2**30
-        self.tried.append(
-            Try(size, found["fits"], found["steps"], peak_gib, found["why"], confirming)
-        )
+        confirming, self.machine = steps == CONFIRMING_STEPS, measured.machine
+        if measured.points:
+            found = measured.points[-1].values
+            self.limit_gib, self.how = found["limit_bytes"] / GIB, found["how"]
+            peak_gib = found["peak_bytes"] and found["peak_bytes"] / GIB
+            told = Try(size, found["fits"], found["steps"], peak_gib, found["why"], confirming)
+        elif measured.outcome == "stopped":
+            raise KeyboardInterrupt
+        elif KILLED in (measured.error or ""):
+            told = Try(size, False, 0, None, measured.error, confirming)
+        else:
+            raise RuntimeError(f"batch_size={size}: {measured.error or measured.outcome}")
+        self.tried.append(told)
 
     @property
     def line(self) -> str:
         """What was found, and under which limit, in words."""
         if self.limit_gib is None:
             return "nothing was tried to its end"
-        limit = f"{self.limit_gib:.3g} GiB less a margin of {self.margin:.0%}: {self.how}"
         if self.batch_size is None:
             found = "not even one sample fits" if self.next is None else "search not over"
-            return f"{found} in {limit}"
-        ended = " (the most that was asked for)" if self.batch_size == self.most else ""
-        ended = ended if self.next is None else " so far: search not over"
-        return f"largest batch {self.batch_size}{ended} in {limit}"
+        else:
+            most = " (the most that was asked for)" * (self.batch_size == self.most)
+            found = f"largest batch {self.batch_size}"
+            found += most if self.next is None else " so far: search not over"
+        return f"{found} in {self.limit_gib:.3g} GiB less a margin of {self.margin:.0%}: {self.how}"
 
     def table(self) -> Table:
         """Return what was tried, in order."""
         rows = []
         for t in self.tried:
-            notes = [
-                "checked again" * t.confirming,
-                "largest" * (t.confirming and t.batch_size == self.batch_size),
-                t.why,
-            ]
-            peak = None if t.peak_gib is None else f"{t.peak_gib:.3f}"
-            rows.append((t.batch_size, t.steps, peak, "yes" if t.fits else "no",
-                         ", ".join(filter(None, notes))[:90]))  # fmt: skip
+            largest = t.confirming and t.batch_size == self.batch_size
+            notes = filter(None, ["checked again" * t.confirming, "largest" * largest, t.why])
+            rows.append((t.batch_size, t.steps, t.peak_gib and f"{t.peak_gib:.3f}",
+                         "yes" if t.fits else "no", ", ".join(notes)[:90]))  # fmt: skip
         head = ("batch", "steps", "peak GiB", "fits", "")
         return Table(rows, head, foot=[self.line], left=(4,))
 
@@ -292,30 +269,23 @@ class LargestBatch(Result):
 def draw(search: LargestBatch) -> Any:
     """Draw the peak of every try against its batch: dots that fit, crosses that were refused."""
     knobs = ", ".join(f"{n}={v!r}" for n, v in search.pipeline.changed().items())
-    lines = [(search.line, run_header.BOLD), (knobs or "the default pipeline", {})]
-    if refused := next((t for t in search.tried if t.why), None):
-        said = f"refused at {refused.batch_size}: {refused.why}"
-        lines.append((said[:150], run_header.GREY))
-    lines.append((search.machine.line, run_header.GREY))
+    refused = next((f"; refused at {t.batch_size}: {t.why}" for t in search.tried if t.why), "")
+    lines = [(search.line, run_header.BOLD), ((knobs or "the default pipeline") + refused, {}),
+             (search.machine.line, run_header.GREY)]  # fmt: skip
     figure, (axes,) = style.page(lines, [(0.24, 2.3)])
-    limit, dot = search.limit_gib or 0, {"color": style.COMPUTE, "marker": "o", "linestyle": ""}
+    limit, margin = search.limit_gib or 0, f"margin of {search.margin:.0%}"
+    inner, dot = limit * (1 - search.margin), {"color": style.COMPUTE, "marker": "o", "ls": ""}
     looks = {
         "fits": dot | {"markerfacecolor": "white"}, "fits, checked again": dot,
-        "refused": {"color": style.ALARM, "marker": "x", "linestyle": "", "mew": 2},
-        "limit": {"color": style.ALARM},
-        f"margin of {search.margin:.0%}": {"color": "#F3D9CC", "linewidth": 6},
+        "refused": {"color": style.ALARM, "marker": "x", "ls": "", "mew": 2},
+        "limit": {"color": style.ALARM}, margin: {"color": "#F3D9CC", "linewidth": 6},
     }  # fmt: skip
-    inner = limit * (1 - search.margin)
     axes.axhspan(inner, limit, color="#F3D9CC", linewidth=0)
     axes.axhline(limit, color=style.ALARM, linewidth=1.3)
     for t in search.tried:
-        look = "fits, checked again" if t.confirming else "fits"
-        if not t.fits or t.peak_gib is not None:
-            peak = t.peak_gib if t.fits else inner
-            axes.plot(t.batch_size, peak, zorder=3, **looks[look if t.fits else "refused"])
-        if t.confirming and t.batch_size == search.batch_size and t.peak_gib is not None:
-            axes.annotate(f"{t.batch_size}", (t.batch_size, t.peak_gib), (-6, -4), ha="right",
-                          textcoords="offset points", va="top", fontweight="bold")  # fmt: skip
+        look = "refused" if not t.fits else "fits, checked again" if t.confirming else "fits"
+        peak = inner if not t.fits else t.peak_gib
+        axes.plot(t.batch_size, float("nan") if peak is None else peak, zorder=3, **looks[look])
     axes.set_ylim(0, limit * 1.12 or 1)
     axes.set_xlim(0, max((t.batch_size for t in search.tried), default=1) * 1.08)
     axes.set_xlabel("batch size, samples")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.experiments.measure import header, primitives, style
+from labkit.experiments.measure import page, primitives, style
 from labkit.spec import experiment, knob
 from labkit.wiring import Later
 
@@ -112,37 +112,25 @@ def pictures() -> tuple[torch.Tensor, torch.Tensor]:
 @lr_scaling.figure
 def draw(measured: Any) -> Any:
     """Draw the training loss against samples seen, and below it each case's held-out loss."""
-    points = list(measured)
-    title = "the same samples, other batches and learning rates (median of the seeds)"
-    panels = [(0.1, 2.3), (0.62, primitives.rows_in(len(points)))] if points else []
-    figure, axes = style.page(header(measured, title=title), panels, left_in=2.4)
-    if not points:
-        return figure
     series, rows = [], []
-    for point, colour in zip(points, style.LINES, strict=False):
-        loss = [math.nan if value is None else value for value in point.values["loss"]]
-        dash = "--" if point.case["warmup"] else "-"
-        series.append(primitives.Series("", point.values["samples"], loss, colour, dash, ""))
-        rows.append(_held_out(point, colour))
-    primitives.lines(axes[0], series, "samples seen (dashed: warm-up)",
-                     "training loss (colours as below)", log="y")  # fmt: skip
-    axes[0].axhline(GUESSING, color="#999999", linewidth=0.8, linestyle=":")
-    axes[0].annotate("guessing", (1, GUESSING), (3, 0), xycoords=("axes fraction", "data"),
-                     textcoords="offset points", va="center", color="#777777")  # fmt: skip
-    axes[0].set_ylim(top=12)
-    axes[0].set_xlim(left=0)
-    label = f"held-out loss at the end (bar: median, marks: each seed; cut off at {CUT:g})"
-    primitives.hbars(axes[1], rows, label)
-    return figure
-
-
-def _held_out(point: Any, colour: str) -> Any:
-    losses = [loss for loss in point.values["held_out"] if loss is not None]
-    middle = statistics.median(losses) if losses else math.nan
-    right = statistics.median(r or 0 for r in point.values["right"])
-    return primitives.Bar(
-        point.of, min(middle, CUT) if losses else CUT,
-        f"{middle:.2f}, {right:.0%} right, {point.values['updates']} updates", colour,
-        marks=[min(loss, CUT) for loss in losses],
-        ink="black" if middle < GUESSING else style.ALARM,
+    for point, colour in zip(measured, style.LINES, strict=False):
+        values, dash = point.values, "--" if point.case["warmup"] else "-"
+        loss = [math.nan if value is None else value for value in values["loss"]]
+        series.append(primitives.Series("", values["samples"], loss, colour, dash, ""))
+        losses = [min(loss, CUT) for loss in values["held_out"] if loss is not None]
+        middle = statistics.median(losses or [CUT])
+        right = statistics.median(share or 0 for share in values["right"])
+        text = f"{middle:.2f}, {right:.0%} right, {values['updates']} updates"
+        rows.append(primitives.Bar(point.of, middle, text, colour, marks=losses))
+    figure, (curves, ends) = page(
+        measured, [(0.1, 2.3), (0.62, primitives.rows_in(len(rows)))], left_in=2.4,
+        title="the same samples, other batches and learning rates (median of the seeds)",
     )  # fmt: skip
+    primitives.lines(curves, series, "samples seen (dashed: warm-up; dotted: guessing)",
+                     "training loss (colours as below)", log="y")  # fmt: skip
+    curves.axhline(GUESSING, color="#999999", linewidth=0.8, linestyle=":")
+    curves.set_ylim(top=12)
+    curves.set_xlim(left=0)
+    label = f"held-out loss at the end (bar: median, marks: each seed; cut off at {CUT:g})"
+    primitives.hbars(ends, rows, label)
+    return figure

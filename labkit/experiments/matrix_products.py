@@ -53,7 +53,6 @@ def draw_products(measured: Any, before: Any = None) -> Any:
 
 @experiment(
     "the rate of a large matrix product in each number format",
-    draw=bars,
     n=knob(None, "rows of a matrix", **SIDE),
     formats=knob(None, "number formats", kind="str", choices=ALL, each=True, auto="all"),
 )
@@ -70,7 +69,6 @@ def matrix_rates(job: Any, bench: Any) -> None:
 
 @experiment(
     "one matrix product at once, the same in slices, and 32 small ones",
-    draw=bars,
     n=knob(None, "rows of a matrix", **SIDE),
     slices=knob([32, 1024], "slices of the rows", low=1, high=1 << 16),
     small=knob(32, "rows of a small matrix", low=1, high=1 << 12),
@@ -105,7 +103,6 @@ def matrix_slices(job: Any, bench: Any) -> None:
 
 @experiment(
     "matrix products of sizes around a round number",
-    draw=bars,
     around=knob(None, "rows in the middle of the sizes", **(SIDE | {"low": 65})),
     formats=knob(["fp32", "fp16", "bf16"], "number formats", choices=ALL),
 )
@@ -128,7 +125,6 @@ def matrix_sizes(job: Any, bench: Any) -> None:
 
 @experiment(
     "one matrix product in each number format",
-    draw=bars,
     n=knob(None, "rows of a matrix", **SIDE),
 )
 def precision_matmul(job: Any, bench: Any) -> None:

@@ -57,7 +57,7 @@ def measure(
         finally:
             if not display.in_notebook():
                 shown.final(repr(started))
-            elif plot and EXPERIMENTS[name].draw and started.points and not started.error:
+            elif plot and started.has_figure:
                 shown.final(rich=display.StaticFigure.drawn(started.plot()))
             else:
                 shown.final(started.error or "measured")
@@ -70,37 +70,48 @@ def progress_line(running: Measurements) -> str:
 
 
 def draw(measured: Measurements, before: Measurements | None = None) -> Figure:
-    """Draw what an experiment measured with the function that its file has for it.
+    """Draw what an experiment measured: as its file says, or its times as bars.
 
     `before` is the run before, drawn in grey by the figures that have room for it.
     """
     registered = EXPERIMENTS.get(measured.name)
-    if registered is None or registered.draw is None:
-        raise ValueError(f"{measured.name} has no figure; read .points.")
-    has_room = "before" in inspect.signature(registered.draw).parameters
-    overlay = {"before": before} if before is not None and has_room else {}
-    return style.our_style(registered.draw)(measured, **overlay)
+    figure = registered.draw if registered and registered.draw and measured.points else bars
+    has_room = before is not None and "before" in inspect.signature(figure).parameters
+    return style.our_style(figure)(measured, **{"before": before} if has_room else {})
+
+
+def page(
+    measured: Measurements,
+    panels: list[tuple[float, float]],
+    *texts: str,
+    before: Measurements | None = None,
+    title: str = "",
+    **room: float,
+) -> tuple[Figure, list[Any]]:
+    """Return a figure with its header, and its axes; see `header` and `labkit.show.style.page`."""
+    return style.page(header(measured, before, *texts, title=title), panels, **room)
 
 
 def header(
     measured: Measurements, before: Measurements | None = None, *texts: str, title: str = ""
 ) -> list[tuple[str, dict[str, Any]]]:
     """Return a figure's header: the title (or the help), knobs, `texts`, machines, warnings."""
-    listed = EXPERIMENTS.get(measured.name)
-    title = title or (listed.help if listed else measured.name)
+    if not title:
+        title = EXPERIMENTS[measured.name].help if measured.name in EXPERIMENTS else measured.name
     knobs = case_of({n: v for n, v in measured.params.items() if v is not None})
     runs = [run for run in (measured, before) if run is not None]
     lines = run_header.several_header(title, ["; ".join(filter(None, [knobs, *texts]))], runs)
-    loud, grey = run_header.LOUD, {"color": style.BEFORE}
     if before is not None:
-        now = measured.params
-        differs = {name: old for name, old in before.params.items() if now.get(name) != old}
+        differs = {n: old for n, old in before.params.items() if measured.params.get(n) != old}
         mark = f"{before.mark}, " if before.recorded else ""
-        lines.append((f"before (grey): {mark}{case_of(differs) or 'the same values'}", grey))
+        said = f"before (grey): {mark}{case_of(differs) or 'the same values'}"
+        lines.append((said, {"color": style.BEFORE}))
     if noisy := sum(point.noisy for point in measured):
-        lines.append((f"NOISY: {noisy} of {len(measured)} points varied by over 10%", loud))
+        lines.append((f"NOISY: {noisy} of {len(measured)} points varied by over 10%",
+                      run_header.LOUD))  # fmt: skip
     if measured.outcome != "finished":
-        lines.append((f"{measured.outcome}: {measured.error or 'not complete'}", loud))
+        said = f"{measured.outcome}: {measured.error or 'not complete'}"
+        lines.append((said, run_header.LOUD))
     return lines + [(f"not measured: {what}: {why}", {}) for what, why in measured.skipped.items()]
 
 
@@ -130,25 +141,28 @@ def bars(measured: Measurements, before: Measurements | None = None, title: str 
     """
     timed = [point for point in measured if point.median_s]
     unit, value = next(m for m in METRICS.items() if not timed or m[1](timed[0], 1.0) is not None)
-    points = [point for point in timed if value(point, 1.0) is not None]
-    better = "shorter is better" if unit == "ms" else "longer is better"
-    panels = [(0.1, primitives.rows_in(len(points)))] if points else []
-    lines = header(measured, before, better, title=title)
-    figure, axes = style.page(lines, panels, left_in=BARS_LEFT_IN, bottom_in=0.5)
-    kinds = list(dict.fromkeys(point.of for point in points))
-    rows = []
-    for point in points:
+    kinds, rows = list(dict.fromkeys(point.of for point in timed)), []
+    for point in (point for point in timed if value(point, 1.0) is not None):
         middle = value(point, point.median_s)
         launches = (point.values.get("launch_share") or 0) > 0.5  # on a GPU
         doubts = " (launches)" * launches + " (noisy)" * point.noisy
-        low, high = sorted(value(point, s) for s in np.percentile(point.seconds, [25, 75]))
         old = measured.partner(point, before) if before is not None else None
         rows.append(primitives.Bar(
             ", ".join(filter(None, [point.of, case_of(point.case)])), middle,
             f"{primitives.number(middle)} {unit}{doubts}",
-            style.LINES[kinds.index(point.of) % len(style.LINES)], spread=(low, high),
+            style.LINES[kinds.index(point.of) % len(style.LINES)],
+            spread=sorted(value(point, s) for s in np.percentile(point.seconds, [25, 75])),
             before=value(old, old.median_s) if old and old.median_s else None,
         ))  # fmt: skip
-    if points:
-        primitives.hbars(axes[0], rows, unit)
+    better = "shorter is better" if unit == "ms" else "longer is better"
+    return bar_page(measured, rows, unit, better, before=before, title=title)
+
+
+def bar_page(measured: Measurements, rows: list, label: str, *texts: str, **about: Any) -> Figure:
+    """Return a page with one panel of bars, or with none where there are no `rows`."""
+    panels = [(0.1, primitives.rows_in(len(rows)))] if rows else []
+    room = {"left_in": BARS_LEFT_IN, "bottom_in": 0.5}
+    figure, axes = page(measured, panels, *texts, **room | about)
+    for each in axes:
+        primitives.hbars(each, rows, label)
     return figure

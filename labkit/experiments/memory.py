@@ -9,10 +9,10 @@ Per part, in bytes, for FP32 training with AdamW (4 bytes a number):
 - activations: what autograd keeps from the forward for the backward pass. It grows with the batch;
   the other three do not.
 
-What is kept follows from each layer's derivative (PyTorch's `derivatives.yaml` lists the saved
-tensors): a linear layer or convolution keeps its input, batch norm and layer norm their input, ReLU
-its output, attention its queries, keys, values and output, softmax its output. A tensor that two
-layers keep is there once. In numbers per sample, with w = width, d = depth, C = classes:
+What is kept follows from each layer's derivative (PyTorch's `derivatives.yaml`): a linear layer,
+convolution or norm keeps its input, ReLU its output, attention its queries, keys, values and
+output. A tensor that two layers keep is there once. In numbers per sample, with w = width,
+d = depth, C = classes:
 
 - mlp: 3 px^2 (the image) + d w (each hidden layer's ReLU, which is the next one's input) + C
 - cnn: 3 px^2 + (1 + 2 d) w (px/2)^2 + w + C: the stem's ReLU; of each block the output of the
@@ -29,11 +29,12 @@ only, which come on top at the peak; the CUDA context and the allocator's cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from labkit.experiments.measure import header, primitives, style
+from labkit.experiments.measure import page, primitives
 from labkit.spec import KNOBS, experiment, knob
 from labkit.wiring import Later
 
@@ -77,9 +78,6 @@ class MemoryParts:
     def mib(self) -> dict[str, float]:
         """The parts in MiB, by name."""
         return {part: size / MIB for part, size in asdict(self).items()}
-
-    def __repr__(self) -> str:
-        return f"MemoryParts({', '.join(f'{part} {x:.1f}' for part, x in self.mib.items())} MiB)"
 
 
 def predict(counts: dict[str, Any]) -> MemoryParts:
@@ -155,105 +153,81 @@ def plain_step(job: Any, bench: Any, **knobs: Any) -> Any:
 def measure_step(job: Any, device: torch.device) -> dict[str, Any]:
     """Train three steps of `job` and return the bytes of each part, with the counts of the model.
 
-    On a CUDA device the caching allocator counts: what is allocated before and after each point. A
-    CPU's allocator keeps no such book, so there the tensors themselves are counted.
-
-    Keys: `weights_bytes` (parameters and buffers), `gradients_bytes`, `optimizer_bytes`,
-    `activations_bytes` (kept between forward and backward, the batch as floats among them),
-    `peak_bytes` (of a whole step; None where nothing counts it), `how`, and the model's counts.
+    On a CUDA device the caching allocator counts. A CPU's keeps no such book, so there the tensors
+    themselves are counted. `peak_bytes` is of a whole step; None where nothing counts it.
     """
-    if device.type == "cuda":
-        trainer, parts = _by_allocator(job, device)
-        how = "counted by the CUDA caching allocator at the points of a step"
-    else:
-        trainer, parts = _by_tensors(job, device)
-        how = "counted from the tensors themselves (every storage once; saved-tensor hooks)"
-    model = trainer.model
+    by_allocator = device.type == "cuda"
+    model, parts = (_by_allocator if by_allocator else _by_tensors)(job, device)
     return {
         "model": job.model, "width": job.width, "depth": job.depth, "image_px": job.image_px,
         "classes": data.CLASSES, "batch_size": job.batch_size,
         "parameters": sum(p.numel() for p in model.parameters()),
         "parameter_tensors": sum(1 for _ in model.parameters()),
         "buffer_bytes": sum(b.numel() * b.element_size() for b in model.buffers()),
-        **parts, "how": how,
+        **{f"{part}_bytes": size for part, size in parts.items()},
+        "how": "counted by the CUDA caching allocator at the points of a step" if by_allocator else
+               "counted from the tensors themselves (every storage once; saved-tensor hooks)",
     }  # fmt: skip
 
 
 def _by_tensors(job: Any, device: torch.device) -> tuple[Any, dict[str, int | None]]:
     trainer = loop.Trainer(job, device)
-    batch = trainer.to_device(*model_size.noise_batch(job))
-    model = trainer.model
-    with KeptForBackward(own_storages(model)) as kept:
+    batch, model = trainer.to_device(*model_size.noise_batch(job)), trainer.model
+    with kept_for_backward(model) as kept:
         trainer.compute(*batch, update=False)
     gradients = storages(p.grad for p in model.parameters() if p.grad is not None)
     trainer.compute(*batch, update=True)
     state = [value for kept_of in trainer.optimizer.state.values() for value in kept_of.values()]
-    return trainer, {
-        "weights_bytes": sum(own_storages(model).values()),
-        "gradients_bytes": sum(gradients.values()),
-        "optimizer_bytes": sum(storages(filter(torch.is_tensor, state)).values()),
-        "activations_bytes": kept.bytes,
-        "peak_bytes": None,  # nothing counts a CPU's temporaries
-    }
+    parts = {
+        "weights": own_storages(model), "gradients": gradients,
+        "optimizer": storages(filter(torch.is_tensor, state)), "activations": kept,
+    }  # fmt: skip
+    return model, {part: sum(found.values()) for part, found in parts.items()} | {"peak": None}
 
 
 def _by_allocator(job: Any, device: torch.device) -> tuple[Any, dict[str, int | None]]:
     # cuBLAS allocates what it keeps, for the forward's and the backward's thread
     layer = torch.nn.Linear(64, 64).to(device)
     layer(torch.ones(64, 64, device=device, requires_grad=True)).sum().backward()
+    at = {}
 
-    def allocated() -> int:
+    def allocated(when: str) -> None:
         torch.cuda.synchronize(device)
-        return torch.cuda.memory_allocated(device)
+        at[when] = torch.cuda.memory_allocated(device)
 
-    start = allocated()
+    allocated("start")
     trainer = loop.Trainer(job, device)
-    at = {"model": allocated()}
+    allocated("model")
     batch = trainer.to_device(*model_size.noise_batch(job))
-    at["batch"] = allocated()
-    hook = trainer.model.register_forward_hook(lambda *_: at.update(forward=allocated()))
+    allocated("batch")
+    hook = trainer.model.register_forward_hook(lambda *_: allocated("forward"))
     trainer.compute(*batch, update=False)
     hook.remove()
-    at["backward"] = allocated()
+    allocated("backward")
     trainer.compute(*batch, update=True)
-    at["update"] = allocated()  # the gradients are gone again: set_to_none
+    allocated("update")  # the gradients are gone again: set_to_none
     torch.cuda.reset_peak_memory_stats(device)
     trainer.compute(*batch, update=True)
     torch.cuda.synchronize(device)
-    return trainer, {
-        "weights_bytes": at["model"] - start,
-        "gradients_bytes": at["backward"] - at["batch"],
-        "optimizer_bytes": at["update"] - at["batch"],
-        "activations_bytes": at["forward"] - at["batch"],
-        "peak_bytes": torch.cuda.max_memory_allocated(device) - start,
-    }
+    return trainer.model, {
+        "weights": at["model"] - at["start"], "gradients": at["backward"] - at["batch"],
+        "optimizer": at["update"] - at["batch"], "activations": at["forward"] - at["batch"],
+        "peak": torch.cuda.max_memory_allocated(device) - at["start"],
+    }  # fmt: skip
 
 
-class KeptForBackward:
-    """Counts what autograd keeps between forward and backward: every storage once.
+@contextlib.contextmanager
+def kept_for_backward(model: torch.nn.Module) -> Iterator[dict[int, int]]:
+    """Collect {address: bytes} of what autograd keeps meanwhile, but the model's own storages."""
+    own, kept = own_storages(model), {}
 
-    Storages in `without` (the model's own) are no activations. `bytes` is the sum.
-    """
-
-    def __init__(self, without: dict[int, int]):
-        self.without, self.kept = without, {}
-        self.hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
-
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.kept |= storages([tensor])  # alive until the backward pass: no address comes twice
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        found = storages([tensor])  # alive until the backward pass: no address comes twice
+        kept.update({place: size for place, size in found.items() if place not in own})
         return tensor
 
-    @property
-    def bytes(self) -> int:
-        """Bytes kept, the model's own storages left out."""
-        return sum(size for place, size in self.kept.items() if place not in self.without)
-
-    def __enter__(self) -> KeptForBackward:
-        self.hooks.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.hooks.__exit__(*error)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield kept
 
 
 def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
@@ -278,12 +252,9 @@ def draw(run: Any) -> Any:
         rows.append((f"{point.case['model']}, batch {point.case['batch_size']}", seen.mib, text))
         predicted.append(said.mib)
         ratios.append(seen.total / said.total)
-    how = sorted({f"measured: {point.values['how']}" for point in run})
-    title = f"measured is {min(ratios):.2f} to {max(ratios):.2f} of predicted" if ratios else ""
-    panels = [(0.22, 0.1 + 0.5 * len(rows))] if rows else []
-    figure, axes = style.page(header(run, None, *how, title=title), panels, left_in=2.3)
-    if rows:
-        legend = {part: (part, colour) for part, colour in PARTS.items()}
-        label = "memory of one training step, MiB (hatched: predicted; plain: measured)"
-        primitives.stack(axes[0], rows, legend, label, predicted)
+    how = {f"measured: {point.values['how']}" for point in run}
+    title = f"measured is {min(ratios):.2f} to {max(ratios):.2f} of predicted"
+    figure, (axes,) = page(run, [(0.22, 0.1 + 0.5 * len(rows))], *how, title=title, left_in=2.3)
+    label = "memory of one training step, MiB (hatched: predicted; plain: measured)"
+    primitives.stack(axes, rows, {p: (p, c) for p, c in PARTS.items()}, label, predicted)
     return figure

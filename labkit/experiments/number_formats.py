@@ -6,13 +6,12 @@ values are (1 + m / 2^mantissa_bits) * 2^e, or m / 2^mantissa_bits * 2^lowest be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from labkit.experiments.measure import header, primitives, style
+from labkit.experiments.measure import page, primitives, style
+from labkit.experiments.memory import kept_for_backward
 from labkit.results.table import Table
 from labkit.spec import experiment, knob
 from labkit.wiring import Later
@@ -23,63 +22,32 @@ formats = Later("labkit.bench.formats")
 EXAMPLES = (70_000.0, 257.0, 1 / 3, 1e-5, 1e-8)
 
 
-@dataclass(frozen=True)
 class Format:
-    """A binary floating-point format, by its bits."""
+    """A binary floating-point format, by its bits; `mantissa_bits` are those stored, all but a 1.
 
-    name: str
-    exponent_bits: int
-    mantissa_bits: int  # stored: the leading 1 is not
-    bytes: int  # what a number takes in memory
-    source: str = "IEEE 754"
+    Attributes:
+        lowest: The exponent of the smallest normal number.
+        max: The largest finite number: all mantissa bits set, under the highest exponent.
+        smallest_normal: The smallest number that has all its digits.
+        smallest: The smallest number above zero: one last mantissa bit, under the lowest exponent.
+        eps: The step from 1 to the next number; rounding is off by half of it at most.
+        digits: Decimal digits that a number keeps.
+    """
 
-    @property
-    def lowest(self) -> int:
-        """The exponent of the smallest normal number."""
-        return 2 - 2 ** (self.exponent_bits - 1)
-
-    @property
-    def max(self) -> float:
-        """The largest finite number: all mantissa bits set, under the highest exponent."""
-        return (2 - 2.0**-self.mantissa_bits) * 2.0 ** (1 - self.lowest)
-
-    @property
-    def smallest_normal(self) -> float:
-        """The smallest number that has all its digits."""
-        return 2.0**self.lowest
-
-    @property
-    def smallest(self) -> float:
-        """The smallest number above zero: one last mantissa bit, under the lowest exponent."""
-        return 2.0 ** (self.lowest - self.mantissa_bits)
-
-    @property
-    def eps(self) -> float:
-        """The step from 1 to the next number; rounding is off by half of it at most."""
-        return 2.0**-self.mantissa_bits
-
-    @property
-    def digits(self) -> float:
-        """Decimal digits that a number keeps."""
-        return (self.mantissa_bits + 1) * float(np.log10(2))
-
-    def rounded(self, values: np.ndarray) -> np.ndarray:
-        """Round to the nearest number of this format, ties to even; float64 in and out.
-
-        What is too small becomes 0, what is too large becomes infinite.
-        """
-        values = np.asarray(values, dtype=np.float64)
-        _, exponent = np.frexp(values)  # values = m * 2^exponent with 0.5 <= |m| < 1
-        step = np.exp2(np.maximum(exponent - 1, self.lowest) - float(self.mantissa_bits))
-        nearest = np.rint(values / step) * step
-        too_large = np.abs(nearest) > self.max
-        return np.where(too_large, np.copysign(np.inf, values), nearest)
+    def __init__(self, name: str, exponent_bits: int, mantissa_bits: int):
+        self.name, self.exponent_bits, self.mantissa_bits = name, exponent_bits, mantissa_bits
+        self.lowest = 2 - 2 ** (exponent_bits - 1)
+        self.eps = 2.0**-mantissa_bits
+        self.max = (2 - self.eps) * 2.0 ** (1 - self.lowest)
+        self.smallest_normal = 2.0**self.lowest
+        self.smallest = self.smallest_normal * self.eps
+        self.digits = (mantissa_bits + 1) * math.log10(2)
 
 
-FP32 = Format("fp32", 8, 23, 4)
-TF32 = Format("tf32", 8, 10, 4, "NVIDIA A100 Tensor Core GPU Architecture whitepaper, 2020, p. 27")
-FP16 = Format("fp16", 5, 10, 2)
-BF16 = Format("bf16", 8, 7, 2, "Google Brain; the upper half of an FP32 number")
+# TF32: NVIDIA A100 Tensor Core GPU Architecture whitepaper, 2020, p. 27; BF16: Google Brain, the
+# upper half of an FP32 number; the others: IEEE 754
+FP32, TF32 = Format("fp32", 8, 23), Format("tf32", 8, 10)
+FP16, BF16 = Format("fp16", 5, 10), Format("bf16", 8, 7)
 
 FORMATS = {each.name: each for each in (FP32, TF32, FP16, BF16)}
 STORED = ("fp32", "fp16", "bf16")  # those a tensor can be in
@@ -171,40 +139,39 @@ def text(x: torch.Tensor) -> str:
 def draw_formats(measured: Any) -> Any:
     """Draw each format's range, from the smallest number above zero to the largest, and its step.
 
-    Bars follow from the bits; rings are what halving a tensor on this device found. TF32 has no
-    ring without Tensor Cores.
+    Bars follow from the bits; rings are what this device's own tensors did. TF32 has no ring
+    without Tensor Cores.
     """
     height = 0.42 * len(FORMATS)
-    note = "bars follow from the format's bits; a ring: found on this device's tensors"
-    title = "BF16 has FP32's range, FP16 more of its digits"
-    lines = header(measured, None, note, title=title)
-    figure, (span, step) = style.page(lines, [(0.32, height), (0.75, height)])
+    figure, (span, step) = page(
+        measured, [(0.32, height), (0.75, height)], title="BF16 has FP32's range, FP16 more of its "
+        "digits",
+    )  # fmt: skip
     for row, (form, colour) in enumerate(zip(FORMATS.values(), style.LINES, strict=False)):
         look = {"color": colour, "lw": 9, "solid_capstyle": "butt"}
         span.plot([form.smallest_normal, form.max], [row, row], **look)
         span.plot([form.smallest, form.smallest_normal], [row, row], alpha=0.35, **look)
         step.plot([1e-9, form.eps / 2], [row, row], **look)
-        ring = {"mfc": "white", "mec": colour, "ms": 6, "mew": 1.5}
-        smallest, worst = (
-            next((p.values.get(key) for p in measured.where(of, format=form.name)), None)
-            for of, key in (("limits", "smallest"), ("rounding", "worst"))
+        for axes, of, key in ((span, "limits", "smallest"), (step, "rounding", "worst")):
+            for point in measured.where(of, format=form.name):
+                axes.plot(point.values[key] or math.nan, row, "o", mfc="white", mec=colour)
+        words = f"{form.digits:.1f} decimal digits" + " (not measured here)" * (
+            form is not FP32 and not measured.where("rounding", format=form.name)
         )
-        for axes, found in ((span, smallest), (step, worst)):
-            if found:
-                axes.plot(found, row, "o", **ring)
-        missing = "" if worst or form.name == "fp32" else " (not measured here)"
-        words = f"{form.digits:.1f} decimal digits{missing}"
-        ink = style.ALARM if missing else "black"
-        primitives.beside(step, 1.4 * max(form.eps / 2, worst or 0), row, words, ink)
-    for axes, name in ((span, "range"), (step, "precision")):
+        primitives.beside(step, 2 * form.eps, row, words)
+    for axes, name, limits, label in (
+        (
+            span,
+            "range",
+            (1e-48, 1e42),
+            "size of a number (pale: digits are lost)",
+        ),
+        (step, "precision", (1e-9, 3), "largest relative error of rounding (rings: found here)"),
+    ):
         primitives.name_rows(axes, list(FORMATS))
-        axes.set_xscale("log")
+        axes.set(xscale="log", xlim=limits, xlabel=label)
         axes.set_title(name, loc="left")
     span.axvline(1.0, color="#999999", lw=0.8, ls=":")
-    span.set_xlim(1e-48, 1e42)
-    span.set_xlabel("size of a number (pale: below the normals, where digits are lost)")
-    step.set_xlim(1e-9, np.sqrt(10))
-    step.set_xlabel("largest relative error of rounding")
     return figure
 
 
@@ -234,20 +201,18 @@ def autocast_types(job: Any, bench: Any) -> None:
                     came[given] = f"not possible: {str(error).splitlines()[0][:60]}"
             bench.write("output", op=name, precision=job.precision, values=came)
     for name, kind in (("fp32", None), (job.precision, dtype)):
-        kept = kept_for_backward(bench.device, kind)
+        kept = kept_bytes(bench.device, kind)
         bench.write("kept", precision=name, values={"mib": kept / 2**20})
 
 
-def kept_for_backward(device: torch.device, dtype: torch.dtype | None) -> int:
+def kept_bytes(device: torch.device, dtype: torch.dtype | None) -> int:
     """Return the bytes that the forward of a small network keeps for its backward, but weights."""
-    from labkit.experiments.memory import KeptForBackward, own_storages
-
     model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU())
     model = model.to(device)
     cast = torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
-    with KeptForBackward(own_storages(model)) as kept, cast:
+    with kept_for_backward(model) as kept, cast:
         model(torch.randn(4096, 256, device=device))  # (B, features)
-    return kept.bytes
+    return sum(kept.values())
 
 
 def operations(device: torch.device) -> dict[str, Callable]:

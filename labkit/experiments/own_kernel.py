@@ -40,20 +40,20 @@ VERSION = 1
 )
 def own_kernel(job: Any, bench: Any) -> None:
     """Check the kernel and the package against a + b + c; on a GPU, time it too."""
+    on_card = bench.device.type == "cuda"
+    why = bench.compile_lacks() if on_card else None
     if importlib.util.find_spec("triton") is None:
-        bench.skip("triton kernel", f"triton is not installed: {INSTALL} (Linux)")
-        bench.skip("local package", f"its kernel needs triton: {INSTALL} (Linux)")
-    elif bench.device.type == "cuda" and (why := bench.compile_lacks()):
+        why = f"it needs triton: {INSTALL} (Linux)"
+    if why:
         bench.skip("triton kernel", why)
         bench.skip("local package", why)
     else:
-        interpreted = bench.device.type != "cuda"
-        if interpreted:
+        if not on_card:
             os.environ["TRITON_INTERPRET"] = "1"  # read when the kernel is defined
         from labkit.bench.triton_add import add3
 
-        check("triton kernel", add3, bench, {"interpreted": interpreted})
-        if not interpreted:
+        check("triton kernel", add3, bench, {"interpreted": not on_card})
+        if on_card:
             time_it(add3, bench)
         local_package(bench)
     hub(job.hub, job.load, bench)

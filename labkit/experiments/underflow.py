@@ -12,7 +12,7 @@ import math
 import time
 from typing import Any
 
-from labkit.experiments.measure import header, primitives, style
+from labkit.experiments.measure import page, primitives, style
 from labkit.experiments.number_formats import FP16
 from labkit.spec import experiment, knob
 from labkit.wiring import Later
@@ -120,57 +120,36 @@ def gradient(grad: torch.Tensor) -> dict[str, Any]:
 @underflow.figure
 def draw(measured: Any) -> Any:
     """Draw the gradient's sizes, the loss of every case, and the scale of the case too high."""
-    cases = measured.where("training")
-    lost = next((p.values["zeros"] for p in cases if p.case["case"] == "fp16, no scaler"), None)
+    cases = {point.case["case"]: point.values for point in measured.where("training")}
+    lost = cases.get("fp16, no scaler", {}).get("zeros")
     title = "" if lost is None else f"in FP16 {lost:.0%} of the gradient becomes 0 without a scaler"
-    panels = [(0.34, 1.15), (0.85, 1.6), (0.62, 0.9)]
-    figure, (sizes, losses, scale) = style.page(header(measured, title=title), panels)
-    _draw_sizes(sizes, measured.where("training", case="fp32"))
-    _draw_losses(losses, cases)
-    for point in cases:
-        skipped = point.values.get("skipped") or []
-        if any(skipped):
-            heights = [math.log2(value) for value in point.values["scale"]]
-            scale.step(range(len(heights)), heights, where="post", color=style.LINES[4], lw=1.4)
-            at = [step for step, was in enumerate(skipped) if was]
-            scale.plot(at, [heights[i] for i in at], "x", color=style.ALARM, ms=6, mew=1.6)
-    scale.set_ylabel("log2 of the scale")
-    scale.set_xlabel('step of the case "scaler too high" (×: the update was skipped)')
-    return figure
-
-
-def _draw_sizes(axes: Any, found: list[Any]) -> None:
-    if found:
-        exponents, shares = found[0].values["exponents"]
-        axes.bar(exponents, shares, width=0.85, color=style.LINES[0], align="edge")
+    figure, (sizes, losses, scales) = page(
+        measured, [(0.34, 1.15), (0.95, 1.6), (0.62, 0.9)], title=title
+    )
+    if "fp32" in cases:
+        sizes.bar(*cases["fp32"]["exponents"], width=0.85, color=style.LINES[0], align="edge")
     smallest, normal = math.log2(FP16.smallest), math.log2(FP16.smallest_normal)
-    axes.axvspan(-60, smallest - 1, color=style.ALARM, alpha=0.12, lw=0)
-    axes.axvline(normal, color="#555555", lw=1, ls=":")
-    top = 1.25 * axes.get_ylim()[1]
-    axes.set_ylim(0, top)
-    for x, side, words, ink in (
-        (smallest - 1.5, "right", "becomes 0 in fp16", style.ALARM),
-        ((smallest + normal) / 2, "center", "digits lost", "black"),
-        (normal + 0.4, "left", "all digits in fp16", "black"),
-    ):
-        axes.text(x, top * 0.97, words, ha=side, va="top", color=ink)
-    axes.set_xlim(-50, 2)
-    axes.set_ylabel("share")
-    axes.set_xlabel("log2 of the gradient at the output, first step, in fp32")
-
-
-def _draw_losses(axes: Any, cases: list[Any]) -> None:
-    dashes, series = ("-", "--", "-", ":", "-.", "-"), []
-    for point, colour, dash in zip(cases, style.LINES, dashes, strict=False):
-        loss = [math.nan if value is None else value for value in point.values["loss"]]
-        series.append(
-            primitives.Series(point.case["case"], range(len(loss)), loss, colour, dash, "")
-        )
-        gaps = [step for step, value in enumerate(loss) if math.isnan(value)]
-        if gaps and gaps[0] > 0:
-            last = gaps[0] - 1
-            axes.plot(last, loss[last], "X", color=style.ALARM, ms=9, zorder=5)
-            axes.annotate("NaN from here on", (last, loss[last]), (12, 5),
-                          textcoords="offset points", color=style.ALARM)  # fmt: skip
-    primitives.lines(axes, series, "step", "loss (m²)", log="y")
-    axes.set_ylim(top=1.6 * axes.get_ylim()[1])  # room for the note
+    sizes.axvspan(-60, smallest - 1, color=style.ALARM, alpha=0.12, lw=0)
+    sizes.axvline(normal, color="#555555", lw=1, ls=":")
+    sizes.set(ylim=(0, 1.25 * sizes.get_ylim()[1]), xlim=(-50, 2), ylabel="share",
+              xlabel="log2 of the gradient at the output, first step, in fp32")  # fmt: skip
+    for x, side, words in ((smallest - 1.5, "right", "becomes 0 in fp16"),
+                           ((smallest + normal) / 2, "center", "digits lost"),
+                           (normal + 0.4, "left", "all digits in fp16")):  # fmt: skip
+        sizes.text(x, 0.97, words, ha=side, va="top", transform=sizes.get_xaxis_transform())
+    series = []
+    for (name, values), colour in zip(cases.items(), style.LINES, strict=False):
+        loss = [math.nan if value is None else value for value in values["loss"]]
+        name += " (ends in NaN)" * any(map(math.isnan, loss))
+        dash = "--" if "no scaler" in name else "-"
+        series.append(primitives.Series(name, range(len(loss)), loss, colour, dash, ""))
+        skipped = values.get("skipped") or []
+        if any(skipped):
+            heights = [math.log2(value) for value in values["scale"]]
+            scales.step(range(len(heights)), heights, where="post", color=style.LINES[4], lw=1.4)
+            at = [step for step, was in enumerate(skipped) if was]
+            scales.plot(at, [heights[i] for i in at], "x", color=style.ALARM, ms=6, mew=1.6)
+    primitives.lines(losses, series, "step", "loss (m²)", log="y")
+    scales.set(ylabel="log2 of the scale",
+               xlabel='step of the case "scaler too high" (×: the update was skipped)')  # fmt: skip
+    return figure

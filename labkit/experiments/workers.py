@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.experiments.measure import bars, header, primitives, style
+from labkit.experiments.measure import bars, page, primitives, style
 from labkit.spec import experiment, knob
 from labkit.wiring import Later
 
@@ -88,13 +88,11 @@ def draw_memory(measured: Any) -> Any:
         mib = [point.values["private_bytes"] / 2**20 for point in points]
         series.append(primitives.Series(kind, [p.case["read"] for p in points], mib, colour))
         ends.append(f"{kind}: {mib[-1]:,.0f} MiB")
-    title = f"private memory when all is read: {', '.join(ends)}" if ends else ""
-    figure, axes = style.page(header(measured, title=title), [(0.32, 2.2)] if series else [])
-    if series:
-        primitives.lines(axes[0], series, "share of the dataset read in this epoch",
-                         "private memory, MiB")  # fmt: skip
-        axes[0].set_xlim(0, 1.02)
-        axes[0].xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    title = f"private memory when all is read: {', '.join(ends)}"
+    figure, (axes,) = page(measured, [(0.32, 2.2)], title=title)
+    primitives.lines(axes, series, "share of the dataset read in this epoch", "private memory, MiB")
+    axes.set_xlim(0, 1.02)
+    axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     return figure
 
 

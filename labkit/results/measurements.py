@@ -14,7 +14,7 @@ import numpy as np
 
 from labkit.results.event_log import EventLogResult, derived, fact, of_one_moment
 from labkit.results.result import noise
-from labkit.spec import NOISY
+from labkit.spec import EXPERIMENTS, NOISY
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,12 @@ class Measurements(EventLogResult):
     skipped = derived(lambda log: log._skipped, "{what was not measured: why}.")
     name = fact("spec", "experiment", "The experiment's name.")
     params = fact("spec", "params", "The experiment's parameters.", {})
+
+    @property
+    def has_figure(self) -> bool:
+        """Whether there is something to draw: a figure of its own, or times for bars."""
+        own = self.name in EXPERIMENTS and EXPERIMENTS[self.name].draw is not None
+        return not self.error and any(own or point.median_s for point in self.points)
 
     def where(self, of: str | None = None, **case: Any) -> list[Measurement]:
         """Return the points of the operation `of` whose case has these values."""

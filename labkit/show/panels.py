@@ -208,9 +208,7 @@ def of_experiment(base: Experiment, lists: Mapping[str, list], fixed: set[str]) 
     }
 
     def figure(run: Measurements, before: Measurements | None) -> StaticFigure:
-        if known.draw is None or run.error:
-            return StaticFigure(b"", 0, "")
-        return StaticFigure.drawn(run.plot(before=before))
+        return StaticFigure.drawn(run.plot(before=before)) if run.has_figure else NO_FIGURE
 
     return Kind(
         text=f"labkit panel of {base.name} for {', '.join(controls) or 'no knob'}: {USE_IT}",
@@ -224,6 +222,9 @@ def of_experiment(base: Experiment, lists: Mapping[str, list], fixed: set[str]) 
         measured=lambda run: len(run) > 0,
         view=LineView(),
     )
+
+
+NO_FIGURE = StaticFigure(b"", 0, "")
 
 
 class LineView(widgets.HTML):

@@ -18,16 +18,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from labkit.show.style import (
-    BEFORE,
-    CHARACTER_IN,
-    LINES,
-    RC,
-    drawable,
-    legend_above,
-    legend_columns,
-    literal,
-)  # fmt: skip
+from labkit.show.style import BEFORE, CHARACTER_IN, LINES, RC
+
+from labkit.show.style import drawable, legend_above, legend_columns, literal  # isort: skip
 
 ROW_IN, THIN_IN, MANY = 0.34, 0.25, 10  # a row of bars, and where there are more than MANY
 NAME = 48  # characters of a row's name, at most
@@ -199,7 +192,8 @@ def lines(
             low, high = axes.get_ylim()
             axes.set_ylim(low / 1.2, high * 1.4)
     else:
-        axes.set_ylim(0, (1.15 if say else 1.05) * _highest(drawn))
+        known = [y for line in drawn for y in line.y if y is not None and not math.isnan(y)]
+        axes.set_ylim(0, (1.15 if say else 1.05) * max(known, default=0) or 1)
     if xticks is not None:
         axes.set_xticks(list(xticks), list(xticks.values()))
         axes.xaxis.set_minor_locator(NullLocator())
@@ -209,14 +203,8 @@ def lines(
     axes.set_ylabel(ylabel)
     named = {line.name: line.look for line in drawn if line.name}
     handles = [Line2D([], [], label=drawable(name), **look) for name, look in named.items()]
-    handles += legend
-    if handles:
+    if handles := [*handles, *legend]:
         legend_above(axes, handles, legend_columns([handle.get_label() for handle in handles]))
-
-
-def _highest(series: Sequence[Series]) -> float:
-    known = [y for line in series for y in line.y if y is not None and not math.isnan(y)]
-    return max(known, default=0) or 1.0
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
@@ -227,7 +215,7 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
     for label in axes.get_yticklabels():
         literal(label)
     axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
 
 
 def beside(axes: Axes, x: float, y: float, text: str, colour: str = "black") -> None:
