@@ -35,10 +35,10 @@ def judge(samples: list[Any]) -> dict[str, Any]:
     """
     end = samples[-1].at_s if samples else 0.0
     kept = [s for s in samples if s.at_s > min(START_S, START_SHARE * end)]
-    card = own_card(samples)
     means = {name: _mean([getattr(s, of) for s in kept]) for name, of in MEANS.items()}
     means["workers"] = int(np.median([s.worker_count for s in kept])) if kept else 0
-    means["gpu_utilization"] = _mean([gpu_busy(s, card) for s in kept]) if card else None
+    card = _own_card(samples)
+    means["gpu_utilization"] = _mean([_gpu_busy(s, card) for s in kept]) if card else None
     means["samples"] = len(kept)
     name, confidence, evidence, advice = _verdict(means)
     settle = "`for batch in lk.watch(loader):` in the script would settle it."
@@ -51,39 +51,41 @@ def judge(samples: list[Any]) -> dict[str, Any]:
     }
 
 
-def own_card(samples: list[Any]) -> str | None:
+def _own_card(samples: list[Any]) -> str | None:
     """Return the UUID of the GPU that the script used, by its processes or by memory it took."""
-    if not samples:
-        return None
-    for uuid in samples[-1].gpus:
-        if any(s.gpus.get(uuid, {}).get("own") for s in samples):
-            return uuid
     grown = {}  # in a container the driver's process ids are the host's
-    for uuid in samples[0].gpus:
-        held = [s.gpus[uuid].get("memory_gib") for s in samples if uuid in s.gpus]
-        held = [gib for gib in held if gib is not None]
-        if held and max(held) - held[0] > GROWN_GIB:
+    for uuid in samples[0].gpus | samples[-1].gpus if samples else ():
+        seen = [s.gpus[uuid] for s in samples if uuid in s.gpus]
+        if any(gpu.get("own") for gpu in seen):
+            return uuid
+        held = [gpu["memory_gib"] for gpu in seen if gpu.get("memory_gib") is not None]
+        if held and uuid in samples[0].gpus and max(held) - held[0] > GROWN_GIB:
             grown[uuid] = max(held) - held[0]
-    return max(grown, key=grown.get) if grown else None
+    return max(grown, key=grown.get, default=None)
 
 
-def gpu_busy(sample: Any, uuid: str) -> float | None:
+def _gpu_busy(sample: Any, uuid: str) -> float | None:
     """Return NVML's utilization in a sample: its buffered samples, or what nvidia-smi prints."""
     seen = sample.gpus.get(uuid, {})
-    buffered = [share for _, share in seen.get("gpu") or ()]
-    return float(np.mean(buffered)) if buffered else seen.get("gpu_now")
+    buffered = _mean([share for _, share in seen.get("gpu") or ()])
+    return seen.get("gpu_now") if buffered is None else buffered
 
 
 def _verdict(m: dict[str, Any]) -> tuple[str, str, str, str]:
     """Return the bottleneck, the confidence, the evidence without its full stop, the advice."""
     if m["samples"] < MIN_SAMPLES:
         return "unsure", "none", "the script ended too soon to tell", ""
+    cpu = f"main process at work {m['main_runs']:.0%} of the time ({m['main_cores']:.1f} cores)"
+    if m["workers"]:
+        cpu += f", {m['workers']} workers {m['workers_run']:.0%} ({m['worker_cores']:.1f} cores)"
+    foreign = m["machine_cores"] - m["main_cores"] - m["worker_cores"] - m["other_cores"]
+    cpu += f"; other programs used {foreign:.1f} cores" if foreign > FOREIGN else ""
     feed = "Raise num_workers, or do less work per item"
     feed = f"{feed if m['workers'] else 'Give the DataLoader workers: num_workers=4'}; "
     feed += f"{LESSONS['input']}."
     main_busy, main_waits = m["main_runs"] >= RUNS, m["main_runs"] < WAITS
     workers_busy = m["workers"] and m["workers_run"] >= RUNS
-    workers_wait, cpu = m["workers_run"] < WAITS, _cpu(m)
+    workers_wait = m["workers_run"] < WAITS
     if m["gpu_utilization"] is not None:
         gpu = f"NVML saw a kernel running for {m['gpu_utilization']:.0%} of the time"
         if m["gpu_utilization"] >= BUSY_GPU:
@@ -109,14 +111,6 @@ def _verdict(m: dict[str, Any]) -> tuple[str, str, str, str]:
         return "compute", "low", seen, "The model is the limit on this CPU."
     seen = f"no GPU in use; preparing data and training look the same from outside: {cpu}"
     return "unsure", "none", seen, ""
-
-
-def _cpu(m: dict[str, Any]) -> str:
-    text = f"main process at work {m['main_runs']:.0%} of the time ({m['main_cores']:.1f} cores)"
-    if m["workers"]:
-        text += f", {m['workers']} workers {m['workers_run']:.0%} ({m['worker_cores']:.1f} cores)"
-    foreign = m["machine_cores"] - m["main_cores"] - m["worker_cores"] - m["other_cores"]
-    return text + (f"; other programs used {foreign:.1f} cores" if foreign > FOREIGN else "")
 
 
 def _mean(values: list[float | None]) -> float | None:

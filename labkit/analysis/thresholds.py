@@ -6,13 +6,11 @@ not those it is scored on) so that no healthy run of that half crosses it.
 
 from __future__ import annotations
 
-# == when a loss is worth a name ==
-
-# Healthy runs of the calibration half came to about 0.1 for input (the hand-over from a worker,
-# and its share of the cores), 0.01 for transfer, 0.13 for launch (every eager model dispatches,
-# and the x-ray adds its own cost), 0.08 for memory_bandwidth and 0.13 for precision (BF16 timed on
-# a machine with neighbours); the mildest planted faults of that half cost about 0.2. Healthy ranks
-# wait for each other too: two gloo ranks on two cores 7 to 9 % of the time, beside other programs
+# Losses worth a name. Healthy runs of the calibration half came to about 0.1 for input (the
+# hand-over from a worker, and its share of the cores), 0.01 for transfer, 0.13 for launch (every
+# eager model dispatches, and the x-ray adds its own cost), 0.08 for memory_bandwidth and 0.13 for
+# precision (BF16 timed beside neighbours); the mildest faults planted there cost about 0.2. Two
+# healthy gloo ranks on two cores wait for each other 7 to 9 % of the time, beside other programs
 # 22 %, but in turns, which SAME_RANK tells apart; not calibrated further.
 WORTH_NAMING = {
     "input": 0.13,
@@ -26,26 +24,21 @@ WORTH_NAMING = {
 
 # == when no verdict is given ==
 
-# Measured steps, warm-up excluded: the bootstrap below needs a distribution.
-MIN_STEPS = 12
-
+MIN_STEPS = 12  # measured, warm-up excluded: the bootstrap needs a distribution
 # The verdict must come out the same in this share of resampled runs: below two of three the top
 # two losses are as good as tied.
 MIN_CONFIDENCE = 0.60
 RESAMPLES = 60  # resolve a confidence of 0.60 to within 0.06 (binomial standard error)
-
-# Confidence in "healthy" at the most where nothing looked inside the compute: a coin toss.
-UNSEEN = 0.5
-
-# Share of wall time in which other programs had the core of the model's thread, or computed on its
-# GPU (NVML, per process). Above it nothing is called healthy, and no loader with workers slow.
+UNSEEN = 0.5  # confidence in "healthy" where nothing looked inside the compute: a coin toss
+# Share of time in which other programs had the core of the model's thread, or computed on its GPU
+# (NVML, per process). Above it nothing is called healthy, and no loader with workers slow.
 FOREIGN_LOAD = 0.20
 
 # == steps ==
 
-# A step holds a pause where its compute exceeds PAUSE ordinary ones; ORDINARY is their quantile.
+# A step holds a pause where its compute exceeds PAUSE ordinary ones; ORDINARY is their quantile
 PAUSE, ORDINARY = 1.5, 0.25
-# Waiting comes in stalls where the worst tenth of the steps has more than this of it.
+# Waiting comes in stalls where the worst tenth of the steps has more than this of it
 WORST_STEPS, STALLS = 0.1, 0.6
 
 # == inside the compute ==
@@ -53,18 +46,15 @@ WORST_STEPS, STALLS = 0.1, 0.6
 # What 16-bit formats gain on Tensor Cores at the least: the low end of the published 2x to 8x
 # (PyTorch and NVIDIA mixed-precision guides). Only for traces, where nothing can be measured.
 TENSOR_CORE_GAIN = 2.0
-
 # What fusing saves of the time in elementwise kernels, at the least: two passes made one. Only
 # where kernels are known by name alone; on a CPU the chains are counted.
 FUSION_SAVES = 0.5
-
-# An x-ray whose kernels take this many times the compute that the run's own events measured
-# contradicts them: no device computes for longer than it is busy.
+# Kernels of an x-ray that take this many times the compute that the run's own events measured
+# contradict them: no device computes for longer than it is busy
 DISAGREE_OVER = 1.5
-
-# Kernels that take less of the compute than this are taken to be missing where a CUDA graph was
-# launched: some profilers do not see inside, and its kernels run back to back, so that gaps cannot
-# fill half of it. Without a graph as little as 2 % is what a launch-bound step looks like.
+# Where a CUDA graph was launched, kernels that take less of the compute than this are taken to be
+# missing: some profilers do not see inside, and a graph's kernels run back to back. Without one as
+# little as 2 % is what a launch-bound step looks like.
 GRAPH_KERNELS = 0.5
 
 # == second witnesses of a busy GPU ==
@@ -72,7 +62,6 @@ GRAPH_KERNELS = 0.5
 # GPM's SM activity over the busy share. NVIDIA's DCGM user guide, "Profiling Metrics": 0.8 or more
 # is necessary for an effective use of the GPU, less than 0.5 likely indicates an ineffective one.
 SMS_WORK, SMS_REST = 0.8, 0.5
-
 # Mean power over the power limit. ML.ENERGY's power traces (ml-energy/zeus 75a8b93; six models on
 # A40, P100, V100 and Quadro RTX 6000, each from batch 8 to what fits): every model drew under 0.30
 # only where it trained at less than a fifth of its best rate (or, a recommender, was held back by
@@ -80,12 +69,11 @@ SMS_WORK, SMS_REST = 0.8, 0.5
 # memory-bound and small kernels. Not for a limit lowered to what a card draws at rest: an A40 held
 # at 100 of its 300 W drew 0.9 of that, whatever it did.
 POWER_WORKS, POWER_RESTS = 0.6, 0.3
-
 MIN_READINGS = 2  # of an instrument inside the measured steps: one may straddle their edge
 
 # == ranks ==
 
-# The late rank must be the same one in this share of the steps: of two, chance makes it half.
+# The late rank must be the same one in this share of the steps: of two, chance makes it half
 SAME_RANK = 0.75
-# Its extra wait for data explains its delay where it is this much of what the others wait for it.
+# Its extra wait for data explains its delay where it is this much of what the others wait for it
 OWN_WAIT = 0.5

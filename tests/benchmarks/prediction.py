@@ -2,12 +2,10 @@
 
     python tests/benchmarks/prediction.py --records DIR [--workload NAME] [--json]
 
-Every run is kept as a record in DIR, and what is there is not measured again: so it can be done in
-parts, and the table made anew from the records alone (`--table`). Run it on a quiet machine.
-There are two passes. In each, a workload is run and its settings right behind it, since a machine
-with neighbours is not as fast at all times; a pass's settings are predicted from that pass's run,
-and what a setting shows is the mean of both. A twin's difference from the mean says how far the
-measurements themselves can be trusted.
+Every run is kept as a record in DIR, and what is there is not measured again. Run it on a quiet
+machine. There are two passes: in each a workload is run and its settings right behind it, since a
+machine with neighbours is not as fast at all times; what a setting shows is the mean of both. A
+twin's difference from the mean says how far the measurements themselves can be trusted.
 
 The workloads of `EVALUATION` have not been used to make the model; those of `DEVELOPMENT` have:
 the ranges are calibrated on them (`--development`).
@@ -19,7 +17,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import fmean
 
@@ -31,14 +28,14 @@ import labkit as lk
 from labkit.results.launch import launch
 from labkit.results.table import Table
 
-BASE_S, SETTING_S = 4.0, 1.8
-MANY = 100_000  # steps: the seconds end the run
+SHORT = {"seconds": 1.8, "xray": False}  # a setting's run; a workload's own takes 4 s
 PASSES = (0, 1)
 REGIMES = {"input": "waiting-bound", "device": "device-bound", "cpu": "CPU-saturated"}
-TARGETS = (
+FOOT = (
+    "(errors: median, 90th percentile)",
     "targets: utilization 3 points (median), 8 (90th percentile); throughput 8 % (median), 15 % "
     "(90th percentile) where waiting or the device is the limit, 12 % (median) where the cores "
-    "are; range 90 %"
+    "are; range 90 %",
 )
 
 
@@ -111,22 +108,16 @@ DEVELOPMENT = {
 }  # fmt: skip
 
 
-def pipelines_of(knobs, settings):
-    """Return {record: pipeline}: the base, and each setting, shorter and without an x-ray."""
-    base = lk.Pipeline(**{"steps": MANY, "seconds": BASE_S, **knobs})
-    found = {"base": base}
-    for i, changes in enumerate(settings):
-        changed = {"num_workers": base.num_workers, **changes}
-        if not changed["num_workers"]:
-            changed |= {"prefetch_factor": None, "persistent_workers": False}
-        found[str(i)] = base.but(**{"seconds": SETTING_S, "xray": False, **changed})
-    return found
-
-
 def measure(workloads, folder):
-    """Make the records of `workloads` that are missing."""
-    for turn, (name, workload) in itertools.product(PASSES, workloads.items()):
-        for what, pipeline in pipelines_of(*workload).items():
+    """Make the records of `workloads` that are missing: the base, and each setting."""
+    for turn, (name, (knobs, settings)) in itertools.product(PASSES, workloads.items()):
+        base = lk.Pipeline(**{"steps": 100_000, "seconds": 4.0, **knobs})
+        pipelines = {"base": base}
+        for i, changes in enumerate(settings):
+            alone = not changes.get("num_workers", base.num_workers)
+            off = {"prefetch_factor": None, "persistent_workers": False} if alone else {}
+            pipelines[i] = base.but(**SHORT, **changes, **off)
+        for what, pipeline in pipelines.items():
             path = folder / name / f"{what}-{turn}.jsonl.gz"
             if path.exists():
                 continue
@@ -134,60 +125,44 @@ def measure(workloads, folder):
             if run.outcome != "finished":
                 raise SystemExit(f"{name} {path.stem}: {run.error}")
             run.save(path)
-            print(f"{time.strftime('%H:%M:%S')} {name} {path.stem}: {run}", file=sys.stderr)
+            print(f"{name} {path.stem}: {run}", file=sys.stderr)
 
 
 def rows_of(workloads, folder):
     """Predict and compare every setting that was measured in both passes."""
-    rows = []
     for name, (_, settings) in workloads.items():
         for i, changes in enumerate(settings):
             files = [folder / name / f"{of}-{n}.jsonl.gz" for n in PASSES for of in ("base", i)]
             if all(file.exists() for file in files):
-                first, one, second, other = map(lk.load, files)
-                rows.append(compare(name, changes, [(first, one), (second, other)]))
-    return rows
+                base, one, again, other = map(lk.load, files)
+                yield compare(name, changes, (base, again), (one, other))
 
 
-def within(span, value):
-    return span[0] <= value <= span[1]
-
-
-def compare(name, changes, pairs):
+def compare(name, changes, bases, runs):
     """Predict one setting from the run before it, twice, and hold it against what it measured."""
-    target = {"seconds": SETTING_S, "xray": False, **changes}
-    found = [lk.predict(base, **target) for base, _ in pairs]
-    rates = [run.throughput for _, run in pairs]
-    row = {"workload": name, "changes": changes, "throughput": fmean(rates),
-           "utilization": fmean(run.utilization for _, run in pairs),
+    found = [lk.predict(base, **SHORT, **changes) for base in bases]
+    rates = [run.throughput for run in runs]
+    rate, share = fmean(rates), fmean(run.utilization for run in runs)
+    row = {"workload": name, "changes": changes, "throughput": rate, "utilization": share,
            "cannot": next((one.cannot for one in found if one.cannot), None),
            "twins": abs(rates[0] - rates[1]) / sum(rates)}  # fmt: skip
     if row["cannot"]:
         return row
-    both = [(one, run) for one, (_, run) in zip(found, pairs, strict=True)]
-    rate, share = fmean(one.throughput for one in found), fmean(one.utilization for one in found)
-    tailed = changes.get("stall_ms", pairs[0][0].pipeline.stall_ms)
+
+    def held(what):
+        spans = [getattr(one, f"{what}_range") for one in found]
+        return fmean(
+            low <= getattr(run, what) <= high for (low, high), run in zip(spans, runs, strict=True)
+        )
+
+    said, busy = fmean(one.throughput for one in found), fmean(one.utilization for one in found)
+    tailed = changes.get("stall_ms", bases[0].pipeline.stall_ms)
     return row | {
-        "predicted_throughput": rate,
-        "predicted_utilization": share,
-        "error": rate / row["throughput"] - 1,
-        "points": 100 * (share - row["utilization"]),
-        "inside": fmean(within(p.throughput_range, run.throughput) for p, run in both),
-        "utilization_inside": fmean(
-            within(p.utilization_range, run.utilization) for p, run in both
-        ),
+        "predicted_throughput": said, "predicted_utilization": busy,
+        "error": said / rate - 1, "points": 100 * (busy - share),
+        "inside": held("throughput"), "utilization_inside": held("utilization"),
         "regime": "heavy-tailed" if tailed else REGIMES[found[0].limit],
-    }
-
-
-def summary(rows):
-    """Return the figures by regime, and of all."""
-    told = [row for row in rows if not row["cannot"]]
-    groups = {name: [row for row in told if row["regime"] == name]
-              for name in sorted({row["regime"] for row in told})}  # fmt: skip
-    groups["not CPU-saturated"] = [row for row in told if row["regime"] != REGIMES["cpu"]]
-    groups["all"] = told
-    return {name: figures_of(group) for name, group in groups.items() if group}
+    }  # fmt: skip
 
 
 def figures_of(rows):
@@ -195,21 +170,16 @@ def figures_of(rows):
     errors = np.percentile([abs(row["error"]) for row in rows], [50, 90]).tolist()
     points = np.percentile([abs(row["points"]) for row in rows], [50, 90]).tolist()
     return {
-        "n": len(rows),
-        "throughput_error": errors[0],
-        "throughput_error_90": errors[1],
-        "utilization_points": points[0],
-        "utilization_points_90": points[1],
+        "n": len(rows), "throughput_error": errors[0], "throughput_error_90": errors[1],
+        "utilization_points": points[0], "utilization_points_90": points[1],
         "coverage": fmean(row["inside"] for row in rows),
         "utilization_coverage": fmean(row["utilization_inside"] for row in rows),
         "twins": float(np.median([row["twins"] for row in rows])),
-    }
+    }  # fmt: skip
 
 
 def show(rows, figures):
     """Print both tables."""
-    head = ("workload", "changes", "measured", "predicted", "error", "busy", "predicted",
-            "range held", "regime")  # fmt: skip
     cells = []
     for row in rows:
         knobs = ", ".join(f"{k}={v}" for k, v in row["changes"].items())
@@ -219,15 +189,17 @@ def show(rows, figures):
             f"{row['inside']:.0%}", row["regime"],
         ]  # fmt: skip
         cells.append((row["workload"], knobs, f"{row['throughput']:.0f}", *told))
+    head = ("workload", "changes", "measured", "predicted", "error", "busy", "predicted",
+            "range held", "regime")  # fmt: skip
     print(Table(cells, head, left=(0, 1, 8)), end="\n\n")
-    head = ("regime", "n", "throughput error", "utilization points", "range held", "twins")
     cells = [
         (name, f["n"], f"{f['throughput_error']:.1%}, {f['throughput_error_90']:.1%}",
          f"{f['utilization_points']:.1f}, {f['utilization_points_90']:.1f}",
          f"{f['coverage']:.0%}", f"{f['twins']:.1%}")
         for name, f in figures.items()
     ]  # fmt: skip
-    print(Table(cells, head, foot=("(errors: median, 90th percentile)", TARGETS)))
+    head = ("regime", "n", "throughput error", "utilization points", "range held", "twins")
+    print(Table(cells, head, foot=FOOT))
 
 
 def main():
@@ -242,8 +214,13 @@ def main():
     workloads = {name: workloads[name] for name in asked.workload or workloads}
     if not asked.table:
         measure(workloads, asked.records)
-    rows = rows_of(workloads, asked.records)
-    figures = summary(rows)
+    rows = list(rows_of(workloads, asked.records))
+    told = [row for row in rows if not row["cannot"]]
+    groups = {name: [row for row in told if row["regime"] == name]
+              for name in sorted({row["regime"] for row in told})}  # fmt: skip
+    groups["not CPU-saturated"] = [row for row in told if row["regime"] != REGIMES["cpu"]]
+    groups["all"] = told
+    figures = {name: figures_of(group) for name, group in groups.items() if group}
     if asked.json:
         print(json.dumps({"figures": figures, "rows": rows}))
     else:
