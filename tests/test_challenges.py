@@ -20,7 +20,7 @@ from labkit.course.task import CodeTask, Goal, KnobTask, all_tasks
 
 ALL = "LABKIT_ALL_CHALLENGES" in os.environ  # every answer in a process of its own: minutes
 TASKS = all_tasks()
-COMPILED = ("01-batched", "07-graph-break", "07-buckets")  # whose checks import torch's compiler
+COMPILED = ("01-batched", "04-training-memory", "07-graph-break", "07-buckets")  # import Dynamo
 WRONG = wrong_answers.KNOBS | wrong_answers.CODE
 
 

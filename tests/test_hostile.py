@@ -254,7 +254,7 @@ def is_bare(part):
 # What the reader wrote in the notebook (a dataset, a step, an answer) goes to their own bench and
 # its workers: once, through a file in the run's folder that is deleted. Nothing comes back so.
 MAY_PICKLE = {
-    "tuner/source.py", "course/answers.py",  # write it
+    "tuner/source.py", "course/answer.py",  # write it
     "bench/user_dataset.py",  # reads it
 }  # fmt: skip
 PICKLES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib", "yaml"}

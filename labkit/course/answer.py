@@ -49,7 +49,7 @@ class Attempt:
         return {"payload": PAYLOAD, "path": [os.path.abspath(p or ".") for p in sys.path]}
 
     def described(self, spec: Any) -> dict[str, Any]:
-        """Return what the run's first event tells: which exercise, nothing of the answer."""
+        """Return what the run's first event tells: nothing of the answer."""
         return spec.to_spec()
 
 
@@ -73,10 +73,9 @@ def exercise(job: Any, bench: Any) -> None:
         answer = pickle.loads(bench.answer.read_bytes())  # of the reader's own kernel
         bench.answer.unlink()
         bench.write("answer", values=check(answer, torch))
-    except Refused as refused:
-        bench.write("refused", values={"why": str(refused)})
     except Exception as error:  # the reader's code may raise anything
-        why = f"It raised {type(error).__name__}: {str(error)[:300]}"
+        raised = f"It raised {type(error).__name__}: {str(error)[:300]}"
+        why = str(error) if isinstance(error, Refused) else raised
         bench.write("refused", values={"why": why})
     after = relied_on()
     if changed := [thing for thing in after if after[thing] is not before.get(thing, after[thing])]:

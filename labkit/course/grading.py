@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import labkit
@@ -114,30 +115,28 @@ def grade(
     Raises:
         ValueError: An unknown key, a folder without notebooks, a bad timeout.
     """
-    wanted, tasks = list(dict.fromkeys(only or ())), all_tasks()
+    wanted, tasks, rows = list(dict.fromkeys(only or ())), all_tasks(), []
     if unknown := [key for key in wanted if key not in tasks]:
         raise ValueError(f"Unknown challenge {unknown[0]!r}; available: {', '.join(tasks)}.")
     if importlib.util.find_spec("nbclient") is None:
         raise RuntimeError("Grading needs nbclient: pip install 'labkit[notebooks]'.")
     if not 0 < timeout_s <= 3600:
         raise ValueError(f"timeout {timeout_s:g}: give seconds, at most 3600.")
-    found: list[Path] = []
+    found: dict[Path, None] = {}  # without repetitions
     for place in map(Path, given):  # all below a folder, as nbgrader's submitted/
         below = sorted(place.rglob("*.ipynb")) if place.is_dir() else [place]
         if not below:
             raise ValueError(f"{place}: no notebook below this folder.")
-        found += [path for path in below if ".ipynb_checkpoints" not in path.parts]
-    found, rows = list(dict.fromkeys(found)), []
+        found |= dict.fromkeys(p for p in below if ".ipynb_checkpoints" not in p.parts)
     for done, path in enumerate(found):
         if progress is not None:
             progress(done, len(found), str(path))
         try:
             has = read(path)
+            keys = wanted or has or [None]
+            rows += [Row(str(path), key, *_graded(path, key, has, timeout_s)) for key in keys]
         except BadNotebook as bad:
             rows.append(Row(str(path), None, "not a notebook", str(bad)))
-            continue
-        keys = wanted or has or [None]
-        rows += [Row(str(path), key, *_graded(path, key, has, timeout_s)) for key in keys]
     return Grades(rows)
 
 
@@ -243,9 +242,15 @@ def _run(path: Path, key: str, cells: Cells, timeout_s: float) -> tuple:
             shutdown_kernel="immediate", resources={"metadata": {"path": str(work)}},
             log=logging.Logger("quiet", logging.CRITICAL + 1),
         )  # fmt: skip
+        root = str(Path(labkit.__file__).parents[1])
+        environment = family.without_keys(os.environ) | {
+            "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+            "IPYTHONDIR": os.path.join(place, "ipython"),  # no start-up files of the grader's
+            "LABKIT_NO_SCORE": "1", "LABKIT_WARM": "0", family.MARK: place,
+        }  # fmt: skip
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         with ThreadPoolExecutor(1) as thread:  # in the main one nbclient would keep Ctrl-C
-            execute = client.async_execute(env=_environment(place), **quiet)
+            execute = client.async_execute(env=environment, **quiet)
             try:
                 thread.submit(asyncio.run, execute).result()
             except CellTimeoutError:
@@ -275,17 +280,6 @@ def _error(notebook: Any) -> str | None:
     return raised[False][0] + missing if raised[False] else None
 
 
-def _environment(place: str) -> dict[str, str]:
-    root = str(Path(labkit.__file__).parents[1])
-    return family.without_keys(os.environ) | {
-        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
-        "IPYTHONDIR": os.path.join(place, "ipython"),  # no start-up files of the grader's
-        "LABKIT_NO_SCORE": "1",
-        "LABKIT_WARM": "0",
-        family.MARK: place,
-    }
-
-
 def _copy(folder: Path, work: Path) -> None:
     """Copy what lies beside a notebook: no notebooks (others' may), links or hidden files."""
     room = MAX_FOLDER_BYTES
@@ -308,28 +302,20 @@ def _copy(folder: Path, work: Path) -> None:
 # -- in the kernel of the clean notebook -----------------------------------------------------------
 
 
-class Collector:
-    """Stands in for a challenge while submitted cells run: its check only keeps the answer."""
-
-    answers: dict[str, Any] = {}
-    start = None
-
-    def __init__(self, key: str):
-        self.key = key
-
-    def check(self, answer: Any) -> Collector:
-        """Keep the answer; the last one counts."""
-        self.answers[self.key] = answer
-        return self
-
-    def solution(self) -> str:
-        """Return none."""
-        return "No solutions while grading."
+_answers: dict[str, Any] = {}  # by key; the last one counts
 
 
 def collect() -> None:
-    """Collect answers from now on, drop what is printed, limit memory and files."""
-    labkit.challenge = Collector
+    """Let checks only keep the answer from now on, drop what is printed, limit memory and files."""
+
+    def posed(key: str) -> SimpleNamespace:
+        def check(answer: Any) -> bool:
+            _answers[key] = answer
+            return True
+
+        return SimpleNamespace(check=check, start=None, solution=lambda: "None while grading.")
+
+    labkit.challenge = posed
     sys.stdout = sys.stderr = open(os.devnull, "w")
     _limit(MEMORY_BYTES, FILE_BYTES)
 
@@ -337,7 +323,7 @@ def collect() -> None:
 def judge(key: str, result: str, timeout_s: float) -> None:
     """Check the answer that was collected; write [verdict, why, lines] into `result`."""
     _limit()  # the check's runs are ours
-    verdict = Challenge(all_tasks()[key], limit_s=timeout_s).check(Collector.answers.get(key))
+    verdict = Challenge(all_tasks()[key], limit_s=timeout_s).check(_answers.get(key))
     found = [verdict.kind, verdict.why, verdict.lines]
     Path(result).write_text(json.dumps(found), encoding="utf-8")
 

@@ -56,17 +56,16 @@ class Simulated:
     "00-stopwatch",
     "What does clock() - start measure while the device is still at work?",
     "One call and one wait() before the clock starts; one wait() before it stops.",
-    solution=warmed_and_waited,
-    error=Goal("error, as a share", at_most=0.02),
+    solution=warmed_and_waited, error=Goal("error, as a share", at_most=0.02),
     calls=Goal("calls", at_least=10),
-)
+)  # fmt: skip
 def stopwatch(answer, _torch):
     """an honest stopwatch.
 
-    A device works behind your back: work() returns at once, wait() returns when all is
-    done, and the very first call is slow, because things are being set up. Write a
-    function of (work, wait, clock) that returns the milliseconds of one call, from at
-    least ten calls; clock() tells the time in ms. It is tried on simulated devices.
+    A device works behind your back: work() returns at once, wait() returns when all is done, and
+    the very first call is slow, because things are being set up. Write a function of (work, wait,
+    clock) that returns the milliseconds of one call, from at least ten calls; clock() tells the
+    time in ms. It is tried on simulated devices.
     """
     errors, calls, rng = [], [], random.Random(7)
     for _ in range(6):

@@ -22,18 +22,15 @@ def together(pieces, send):
     "01-one-crossing",
     "One contiguous block holds them all: flatten and torch.cat.",
     "Views cost nothing: cut the block up again on the other side with split and view.",
-    start=each,
-    solution=together,
-    crossings=Goal("crossings", at_most=1),
+    start=each, solution=together, crossings=Goal("crossings", at_most=1),
     bytes=Goal("bytes sent, over those of the pieces", at_most=1.0),
-)
+)  # fmt: skip
 def one_crossing(answer, torch):
     """one crossing instead of three hundred.
 
-    Write a function of (pieces, send): pieces is a list of 300 small FP32 tensors of
-    shapes (rows, 5), and send(tensor) takes one tensor to the other side and returns it
-    there. Return the same list, all of it sent, with one crossing and no byte more than
-    the pieces have.
+    Write a function of (pieces, send): pieces is a list of 300 small FP32 tensors of shapes (rows,
+    5), and send(tensor) takes one tensor to the other side and returns it there. Return the same
+    list, all of it sent, with one crossing and no byte more than the pieces have.
     """
     pieces = [torch.randn(1 + i % 7, 5) for i in range(300)]
     sent = []
@@ -69,16 +66,14 @@ def batched(a, b):
 @code(
     "01-batched",
     "torch.bmm, and @ too, take a whole batch of matrices.",
-    start=one_by_one,
-    solution=batched,
-    operations=Goal("operations", at_most=10),
+    start=one_by_one, solution=batched, operations=Goal("operations", at_most=10),
     flops=Goal("FLOPs over those needed", at_least=1.0, at_most=1.01),
-)
+)  # fmt: skip
 def batched_products(answer, torch):
     """five hundred products in a few calls.
 
-    Write a function of (a, b), two tensors (500, 24, 24), that returns the 500 products
-    with at most ten operations, and no more FLOPs than the products need.
+    Write a function of (a, b), two tensors (500, 24, 24), that returns the 500 products with at
+    most ten operations, and no more FLOPs than the products need.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -101,15 +96,14 @@ def formula(m, k, n, bytes_per_number):
     "01-intensity",
     "Each of the m n results takes k multiplications and k additions.",
     "The bytes: m k and k n numbers are read, m n are written.",
-    solution=formula,
-    error=Goal("largest error, as a share", at_most=1e-6),
-)
+    solution=formula, error=Goal("largest error, as a share", at_most=1e-6),
+)  # fmt: skip
 def intensity(answer, _torch):
     """intensity by arithmetic.
 
-    Write a function of (m, k, n, bytes_per_number) that returns the arithmetic intensity
-    of an (m, k) times (k, n) product, in FLOP per byte: every input read once, the
-    result written once, an addition and a multiplication counted as two.
+    Write a function of (m, k, n, bytes_per_number) that returns the arithmetic intensity of an (m,
+    k) times (k, n) product, in FLOP per byte: every input read once, the result written once, an
+    addition and a multiplication counted as two.
     """
     cases = ((1024, 1024, 1024, 4), (1, 4096, 4096, 2), (64, 512, 2048, 4), (7, 3, 5, 8))
     return {"error": max(abs(answer(*case) / formula(*case) - 1) for case in cases)}

@@ -41,15 +41,14 @@ def merged(intervals, start, end):
     "02-busy-share",
     "Two kernels at once do not make the device twice as busy.",
     "Sort the intervals; count of each only what lies beyond the end of those before.",
-    solution=merged,
-    error=Goal("largest error", at_most=1e-6),
-)
+    solution=merged, error=Goal("largest error", at_most=1e-6),
+)  # fmt: skip
 def busy_share(answer, _torch):
     """what nvidia-smi computes.
 
-    Write a function of (intervals, start, end): intervals is a list of (begin, stop) in
-    ms during which kernels ran, in any order and overlapping at times. Return the share
-    of the window from start to end in which at least one ran, 0 to 1.
+    Write a function of (intervals, start, end): intervals is a list of (begin, stop) in ms during
+    which kernels ran, in any order and overlapping at times. Return the share of the window from
+    start to end in which at least one ran, 0 to 1.
     """
     rng, worst = random.Random(3), 0.0
     for _ in range(50):

@@ -60,15 +60,14 @@ def by_parameter(model):
     "04-training-memory",
     "AdamW keeps two moments for each weight that is trained, in the weight's format.",
     "A frozen weight has neither a gradient nor moments.",
-    solution=by_parameter,
-    error=Goal("largest error, as a share", at_most=0.01),
-)
+    solution=by_parameter, error=Goal("largest error, as a share", at_most=0.01),
+)  # fmt: skip
 def training_memory(answer, torch):
     """what a model takes before the first sample.
 
-    Write a function of (model), a torch.nn.Module, that returns the bytes of its
-    weights, of their gradients and of AdamW's state, in whatever number format the
-    weights have. Some models have frozen weights (requires_grad=False).
+    Write a function of (model), a torch.nn.Module, that returns the bytes of its weights, of their
+    gradients and of AdamW's state, in whatever number format the weights have. Some models have
+    frozen weights (requires_grad=False).
     """
     nn, errors = torch.nn, []
     for dtype, frozen in ((torch.float32, 0), (torch.bfloat16, 0), (torch.float32, 1)):

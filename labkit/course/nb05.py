@@ -25,16 +25,14 @@ def scaled(loss_of, weights, scale=2.0**14):
     "05-small-gradients",
     "Gradients are proportional to the loss: what if it were 10,000 times as large?",
     "loss_of(weights).float() * scale; and where does the division fit 1e-8?",
-    start=plain,
-    solution=scaled,
-    error=Goal("largest error, as a share", at_most=0.02),
-)
+    start=plain, solution=scaled, error=Goal("largest error, as a share", at_most=0.02),
+)  # fmt: skip
 def small_gradients(answer, torch):
     """gradients that FP16 cannot hold.
 
-    loss_of(weights) makes a loss in FP16 from FP16 weights, but the gradients, about
-    1e-8, become zero on their way. Write a function of (loss_of, weights) that returns
-    the gradient as an FP32 tensor, to 2 %. The loss stays in FP16.
+    loss_of(weights) makes a loss in FP16 from FP16 weights, but the gradients, about 1e-8, become
+    zero on their way. Write a function of (loss_of, weights) that returns the gradient as an FP32
+    tensor, to 2 %. The loss stays in FP16.
     """
     errors = []
     for _ in range(4):
@@ -66,16 +64,14 @@ def careful(weights, scale, lr):
 @code(
     "05-skip",
     "Look at all of the gradients before the first weight is touched.",
-    solution=careful,
-    error=Goal("largest error, as a share", at_most=1e-6),
-)
+    solution=careful, error=Goal("largest error, as a share", at_most=1e-6),
+)  # fmt: skip
 def skip(answer, torch):
     """a step that is skipped.
 
-    Write a function of (weights, scale, lr). The .grad of every weight is the gradient
-    times scale. If any number in any of them is infinite or NaN, leave every weight as
-    it is and return scale / 2. Otherwise subtract lr times the gradient from each
-    weight, in place, and return scale.
+    Write a function of (weights, scale, lr). The .grad of every weight is the gradient times scale.
+    If any number in any of them is infinite or NaN, leave every weight as it is and return scale /
+    2. Otherwise subtract lr times the gradient from each weight, in place, and return scale.
     """
     errors = []
     for scale, spoiled in ((1024.0, None), (2.0**16, "inf"), (64.0, "nan"), (8.0, None)):
@@ -108,16 +104,14 @@ def in_fp32(scores):
     "05-softmax",
     "Softmax stays the same when the row's largest score is taken off first.",
     "The largest FP16 number is 65504: what is a sum of 100,000 ones?",
-    start=as_written,
-    solution=in_fp32,
-    error=Goal("largest error, as a share", at_most=0.01),
-)
+    start=as_written, solution=in_fp32, error=Goal("largest error, as a share", at_most=0.01),
+)  # fmt: skip
 def softmax(answer, torch):
     """why autocast leaves softmax in FP32.
 
-    Write a function of (scores), FP16 of shape (rows, n), that returns the softmax over
-    the last dimension to 1 % of each row's largest value, made of exp and sum. Some
-    scores are above 1000, some rows have a hundred thousand equal ones.
+    Write a function of (scores), FP16 of shape (rows, n), that returns the softmax over the last
+    dimension to 1 % of each row's largest value, made of exp and sum. Some scores are above 1000,
+    some rows have a hundred thousand equal ones.
     """
     errors = []
     for scores in (torch.randn(8, 100) * 30, torch.zeros(1, 100_000), torch.randn(4, 50) + 1000):

@@ -27,17 +27,15 @@ def weighted(model, batches):
     "06-uneven",
     "A micro-batch's mean loss already weighs its samples by 1 / their number.",
     "Every sample has to weigh 1/30: reduction='sum'.",
-    start=by_micro_batch,
-    solution=weighted,
-    error=SAME,
+    start=by_micro_batch, solution=weighted, error=SAME,
     largest=Goal("largest batch in the model", at_most=8),
-)
+)  # fmt: skip
 def uneven(answer, torch):
     """the last micro-batch is smaller.
 
-    Write a function of (model, batches) that leaves in the parameters' .grad what the
-    mean cross entropy over all samples at once would: batches is a list of (x, y), of 8,
-    8, 8, 5 and 1 samples. No more than 8 go through the model together.
+    Write a function of (model, batches) that leaves in the parameters' .grad what the mean cross
+    entropy over all samples at once would: batches is a list of (x, y), of 8, 8, 8, 5 and 1
+    samples. No more than 8 go through the model together.
     """
     nn, sizes = torch.nn, (8, 8, 8, 5, 1)
     model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 4)).double()
@@ -69,18 +67,16 @@ def by_token(model, batches):
     "06-tokens",
     "Sum the loss over tokens; divide by the number of all tokens of the update.",
     "That number has to be known before the first backward pass.",
-    start=mean_of_means,
-    solution=by_token,
-    error=SAME,
+    start=mean_of_means, solution=by_token, error=SAME,
     largest=Goal("largest batch in the model", at_most=4),
-)
+)  # fmt: skip
 def token_mean(answer, torch):
     """cure the token mean.
 
-    Write a function of (model, batches) that leaves the gradient of the mean cross
-    entropy over every token of all batches: batches is a list of (tokens, targets), each
-    (4, length), of different lengths; targets of -100 are padding and do not count. No
-    padding to equal lengths, no more than 4 sentences together.
+    Write a function of (model, batches) that leaves the gradient of the mean cross entropy over
+    every token of all batches: batches is a list of (tokens, targets), each (4, length), of
+    different lengths; targets of -100 are padding and do not count. No padding to equal lengths, no
+    more than 4 sentences together.
     """
     model = torch.nn.Sequential(torch.nn.Embedding(20, 8), torch.nn.Linear(8, 20)).double()
     batches = [tuple(torch.randint(0, 20, (2, 4, length))) for length in (3, 12, 5, 30)]
@@ -108,17 +104,14 @@ def group(channels):
     "06-norm",
     "Batch norm takes its statistics from the other samples of the micro-batch.",
     "Which norms take them from within each sample?",
-    start=batch,
-    solution=group,
-    error=SAME,
-    off=Goal("mean and std off by", at_most=0.05),
-)
+    start=batch, solution=group, error=SAME, off=Goal("mean and std off by", at_most=0.05),
+)  # fmt: skip
 def norm(answer, torch):
     """a norm that does not mind.
 
-    Write a function of (channels) that returns a torch.nn.Module which normalises images
-    (B, channels, h, w) to mean 0 and standard deviation 1, and with which four
-    micro-batches of 4 give the gradient of one batch of 16.
+    Write a function of (channels) that returns a torch.nn.Module which normalises images (B,
+    channels, h, w) to mean 0 and standard deviation 1, and with which four micro-batches of 4 give
+    the gradient of one batch of 16.
     """
     nn = torch.nn
     x, y = torch.randn(16, 3, 10, 10).double(), torch.randint(0, 4, (16,))

@@ -27,10 +27,8 @@ def whole(x):
     "07-graph-break",
     "Python's `if` needs the value of a tensor, so the graph ends there.",
     "torch.where chooses between two tensors without leaving the graph.",
-    start=broken,
-    solution=whole,
-    graphs=Goal("graphs", at_most=1),
-)
+    start=broken, solution=whole, graphs=Goal("graphs", at_most=1),
+)  # fmt: skip
 def graph_break(answer, torch):
     """remove the graph break.
 
@@ -63,18 +61,15 @@ def fused(x):
     "07-bytes",
     "Count the passes: each sign in the formula is one.",
     "The formula is the tanh approximation of GELU, and torch has it as one kernel.",
-    start=by_hand,
-    solution=fused,
-    share=Goal("bytes over by_hand's", at_most=0.5),
+    start=by_hand, solution=fused, share=Goal("bytes over by_hand's", at_most=0.5),
     passes=Goal("times that x is read and written", at_least=1.0),
-)
+)  # fmt: skip
 def bytes_moved(answer, torch):
     """halve the bytes.
 
-    Write a function that returns the same as by_hand (to 1e-5), in FP32, with at most
-    half of the memory traffic: every operation reads its inputs and writes its output,
-    and what is changed in place is read and written. Without torch.compile, whose
-    kernels the count does not see.
+    Write a function that returns the same as by_hand (to 1e-5), in FP32, with at most half of the
+    memory traffic: every operation reads its inputs and writes its output, and what is changed in
+    place is read and written. Without torch.compile, whose kernels the count does not see.
     """
     x, moved = torch.randn(256, 512) * 3, []
     for function in (by_hand, answer):
@@ -104,18 +99,16 @@ def buckets(x):
 @code(
     "07-buckets",
     "Three graphs are three lengths: which, so that little is appended?",
-    start=as_it_comes,
-    solution=buckets,
-    graphs=Goal("graphs", at_most=3),
+    start=as_it_comes, solution=buckets, graphs=Goal("graphs", at_most=3),
     work=Goal("numbers over those of x", at_most=1.5),
-)
+)  # fmt: skip
 def few_graphs(answer, torch):
     """fifty lengths, three graphs.
 
-    Sentences x of shape (2, length) come in every length from 1 to 48, and each new
-    length compiles the model anew. Write a function of (x) that returns x with zeros
-    appended along the second dimension, so that there are at most three graphs and the
-    model works on at most 1.5 times as many numbers as there are.
+    Sentences x of shape (2, length) come in every length from 1 to 48, and each new length compiles
+    the model anew. Write a function of (x) that returns x with zeros appended along the second
+    dimension, so that there are at most three graphs and the model works on at most 1.5 times as
+    many numbers as there are.
     """
     longest, graphs = 48, []
 
@@ -148,16 +141,14 @@ def pays_after(compile_s, eager_ms, compiled_ms):
 @code(
     "07-break-even",
     "Each step saves eager_ms - compiled_ms; what if that is nothing, or less?",
-    solution=pays_after,
-    wrong=Goal("wrong results", at_most=0),
-)
+    solution=pays_after, wrong=Goal("wrong results", at_most=0),
+)  # fmt: skip
 def break_even(answer, _torch):
     """when a compilation has paid.
 
-    Write a function of (compile_s, eager_ms, compiled_ms), seconds to compile and
-    milliseconds a step, that returns the smallest number of steps after which the
-    compiled run is no later than the eager one: a whole number, None if there is none.
-    With (30, 20, 15) it is 6000.
+    Write a function of (compile_s, eager_ms, compiled_ms), seconds to compile and milliseconds a
+    step, that returns the smallest number of steps after which the compiled run is no later than
+    the eager one: a whole number, None if there is none. With (30, 20, 15) it is 6000.
     """
     cases = (30, 20, 15), (1, 7, 4), (10, 12, 12), (10, 12, 15), (0, 10, 5)
     return {"wrong": sum(answer(*case) != pays_after(*case) for case in cases)}

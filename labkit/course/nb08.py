@@ -55,15 +55,14 @@ def most_saved(times_ms, speedups):
 @code(
     "08-next-fix",
     "Twenty times as fast: of how many milliseconds?",
-    solution=most_saved,
-    wrong=Goal("wrong choices", at_most=0),
-)
+    solution=most_saved, wrong=Goal("wrong choices", at_most=0),
+)  # fmt: skip
 def next_fix(answer, _torch):
     """what to fix first.
 
-    Write a function of (times_ms, speedups), two dicts: the milliseconds that each part
-    of a step takes, and how many times as fast some of the parts could be made. Return
-    the name of the part whose fix makes the step shortest.
+    Write a function of (times_ms, speedups), two dicts: the milliseconds that each part of a step
+    takes, and how many times as fast some of the parts could be made. Return the name of the part
+    whose fix makes the step shortest.
     """
     parts = ("data", "copies", "compute", "launches", "update")
     rng, wrong = random.Random(11), 0

@@ -72,19 +72,18 @@ def ring(rank, ranks, mine, send, receive):
     "09-all-reduce",
     "In a ring everybody sends to the next and receives from the one before.",
     "mine.chunk(ranks): in ranks - 1 rounds every part is summed, in as many it is shared.",
-    start=everyone_to_everyone,
-    solution=ring,
+    start=everyone_to_everyone, solution=ring,
     error=Goal("largest error, as a share", at_most=1e-5),
     most=Goal("most sent, over the share", at_most=1.01),
     least=Goal("least sent, over the share", at_least=0.99),
-)
+)  # fmt: skip
 def all_reduce(answer, torch):
     """an all-reduce of your own.
 
-    Write a function of (rank, ranks, mine, send, receive) that runs on every rank and
-    returns the mean of all ranks' gradients mine, a tensor whose length is a multiple of
-    ranks. send(to, tensor) and receive(source) are all there is between them. No rank
-    may send more than its share: 2 (ranks - 1) / ranks times the bytes of mine.
+    Write a function of (rank, ranks, mine, send, receive) that runs on every rank and returns the
+    mean of all ranks' gradients mine, a tensor whose length is a multiple of ranks. send(to,
+    tensor) and receive(source) are all there is between them. No rank may send more than its share:
+    2 (ranks - 1) / ranks times the bytes of mine.
     """
     errors, shares = [], []
     for ranks in (2, 3, 4, 8):
@@ -142,18 +141,17 @@ def shared_order(count, ranks, rank, epoch):
     "09-shards",
     "All ranks need the same order: seed it with the epoch, not with the rank.",
     "Fill the order up from its start to a multiple of ranks, then order[rank::ranks].",
-    solution=shared_order,
-    missing=Goal("samples that nobody has", at_most=0),
+    solution=shared_order, missing=Goal("samples that nobody has", at_most=0),
     uneven=Goal("shares of another length", at_most=0),
     repeated=Goal("samples repeated needlessly", at_most=0),
     stale=Goal("epochs without an order of their own", at_most=0),
-)
+)  # fmt: skip
 def shards(answer, _torch):
     """every rank its share.
 
-    Write a function of (count, ranks, rank, epoch) that returns the indices one rank
-    trains on in one epoch: every sample is somebody's, all ranks have equally many
-    (repeat as few samples as that takes), and each epoch has an order of its own.
+    Write a function of (count, ranks, rank, epoch) that returns the indices one rank trains on in
+    one epoch: every sample is somebody's, all ranks have equally many (repeat as few samples as
+    that takes), and each epoch has an order of its own.
     """
     missing = uneven = repeated = stale = 0
     for count, ranks in ((100, 4), (103, 4), (17, 8), (64, 1)):
