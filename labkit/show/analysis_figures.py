@@ -89,24 +89,22 @@ def draw_knee(knee: Knee) -> Figure:
     figure, (upper, lower) = page(header, [(0.24, 1.9), (0.2, 1.6)])
     batch = np.geomspace(min(knee.sizes), max(knee.sizes), 200)
     fitted, sizes, times = knee.predicted_ms(batch), np.array(knee.sizes), np.array(knee.step_ms)
-    mark = Line2D([], [], color=LINES[1], linestyle="--", label=f"knee: {knee.batch_size}")
+    ticks, mark = {size: str(size) for size in sizes}, {"color": LINES[1], "linestyle": "--"}
     found = knee.batch_size is not None
-    for axes, measured, line, ylabel in (
-        (upper, times, fitted, "compute of a step, ms"),
-        (lower, sizes / times * 1e3, batch / fitted * 1e3, "samples/s of compute"),
-    ):
-        named = axes is upper
-        drawn = [
-            Series("measured (median)" if named else "", sizes, measured),
-            Series("fixed part + part per sample" if named else "", batch, line, BEFORE, marker=""),
-        ]
-        legend = [mark] if found and named else []
-        lines(
-            axes, drawn, "" if named else "batch_size", ylabel, log="xy",
-            xticks={size: str(size) for size in knee.sizes}, legend=legend,
-        )  # fmt: skip
-        if found:
-            axes.axvline(knee.n_half, color=LINES[1], linewidth=1.2, linestyle="--")
+    names = (
+        Series("measured (median)", sizes, times),
+        Series("fixed part + part per sample", batch, fitted, BEFORE, marker=""),
+    )
+    rates = (
+        Series("", sizes, sizes / times * 1e3),
+        Series("", batch, batch / fitted * 1e3, BEFORE, marker=""),
+    )
+    legend = [Line2D([], [], label=f"knee: {knee.batch_size}", **mark)] if found else []
+    lines(upper, names, "", "compute of a step, ms", log="xy", xticks=ticks, legend=legend)
+    lines(lower, rates, "batch_size", "samples/s of compute", log="xy", xticks=ticks)
+    if found:
+        for axes in (upper, lower):
+            axes.axvline(knee.n_half, linewidth=1.2, **mark)
     upper.tick_params(labelbottom=False)
     return figure
 
@@ -114,29 +112,27 @@ def draw_knee(knee: Knee) -> Figure:
 @our_style
 def draw_losses(losses: Losses) -> Figure:
     """Draw the loss of each run, smoothed over a few steps, then samples/s and peak memory."""
-    runs = losses.runs
-    title = "the same run, the same batches, in " + ", ".join(map(name_of, runs))
+    runs, names = losses.runs, [name_of(run) for run in losses.runs]
     word = "all within" if losses.survived else "NOT all within"
-    text = f"mean losses: {word} {losses.tolerance:.0%} of {name_of(runs[0])}'s"
-    tall = rows_in(len(runs))
+    text = f"mean losses: {word} {losses.tolerance:.0%} of {names[0]}'s"
+    title, tall = f"the same run, the same batches, in {', '.join(names)}", rows_in(len(runs))
     figure, (upper, speed, memory) = page(
         several_header(title, [text], runs), [(0.36, 1.7), (0.66, tall), (0.6, tall)]
     )
     smooth = []
-    for i, run in enumerate(runs):
+    for i, (run, name) in enumerate(zip(runs, names, strict=True)):
         curve = losses.curve(run)
         width = min(SMOOTH, len(curve))
         mean = np.convolve(curve, np.ones(width) / width, mode="valid")
         steps = np.arange(len(mean)) + width // 2
-        smooth.append(Series(name_of(run), steps, mean, LINES[i], DASHES[i % len(DASHES)], ""))
+        smooth.append(Series(name, steps, mean, LINES[i], DASHES[i % len(DASHES)], ""))
     lines(upper, smooth, "step", f"loss, mean of {SMOOTH} steps")
     for axes, label, form, values in (
         (speed, "samples/s", ",.0f", [run.throughput for run in runs]),
         (memory, "peak memory, GiB", ".2f", [run.peak_memory_gib for run in runs]),
     ):
         known = [f"{value:{form}}" if value else "unknown" for value in values]
-        bars = zip(map(name_of, runs), values, known, LINES, strict=False)
-        hbars(axes, [Bar(*bar) for bar in bars], label)
+        hbars(axes, [Bar(*bar) for bar in zip(names, values, known, LINES, strict=False)], label)
     return figure
 
 
@@ -152,7 +148,7 @@ CLASSES = {  # (name, colour): the kit's where a class is one of its parts
     "cpu_exec": ("CPU operators", "#56B4E9"),
     "other": ("other (Python)", OTHER),
 }
-TENSOR_CORE = "#004D40"
+TENSOR_CORE, GAP = "#004D40", "#777777"
 CAUSES = {
     "host_wait_us": "host wait (ran dry)",
     "kernel_wait_us": "kernel wait (short gaps)",
@@ -166,28 +162,32 @@ LEFT_IN = 3.1  # room for it
 @our_style
 def draw_trace(breakdown: Breakdown) -> Figure:
     """Draw the average step of a trace as bars; one without device activity has no idle gaps."""
-    classes = [
-        Bar(name, took, f"{_ms(took)} ({percent(breakdown.shares[key])})", colour)
-        for key, (name, colour) in CLASSES.items()
-        if (took := breakdown.shares[key] * breakdown.step_us / 1000)
-    ]
+    step_us, classes = breakdown.step_us, []
+    for key, (name, colour) in CLASSES.items():
+        if share := breakdown.shares[key]:
+            text = f"{_ms(share * step_us)} ({percent(share)})"
+            classes.append(Bar(name, share * step_us, text, colour))
     panels = [("the average step by class: sums, not a timeline", classes)]
     if breakdown.gpu_utilization is not None:
-        gaps = {name: breakdown.idle[cause] / 1000 for cause, name in CAUSES.items()}
-        idle, share = sum(gaps.values()), sum(gaps.values()) * 1000 / breakdown.step_us
-        bars = [Bar(name, gap, _ms(gap), "#777777") for name, gap in gaps.items()]
-        panels.append((f"device idle: {_ms(idle)} a step ({percent(share)})", bars))
-    if breakdown.top_kernels:
+        gaps = {name: breakdown.idle[cause] for cause, name in CAUSES.items()}
+        idle = sum(gaps.values())
+        bars = [Bar(name, gap, _ms(gap), GAP) for name, gap in gaps.items()]
+        panels.append((f"device idle: {_ms(idle)} a step ({percent(idle / step_us)})", bars))
+    bars = []
+    for kernel in breakdown.top_kernels[:KERNELS]:
+        took = kernel.total_us / breakdown.steps
+        colour, mark = (TENSOR_CORE, " (Tensor Cores)") if kernel.tensor_core else (COMPUTE, "")
+        bars.append(Bar(_short(kernel.name), took, _ms(took) + mark, colour))
+    if bars:
         cores = (breakdown.tensor_core_share, breakdown.tensor_core_eligible_share)
-        on, could = (percent(share) for share in cores)
-        title = f"top kernels; on Tensor Cores: {on} of kernel time, could be {could}"
-        panels.append((title, _kernels(breakdown)))
+        on, could = map(percent, cores)
+        panels.append(
+            (f"top kernels; on Tensor Cores: {on} of kernel time, could be {could}", bars)
+        )
     steps = f"{breakdown.steps} steps" if breakdown.steps > 1 else "1 step"
     device = drawable(breakdown.device_name or breakdown.device_kind.upper(), 40)
-    header = (
-        f"{device}: {percent(breakdown.utilization)} of a step computing; {steps} of "
-        f"{_ms(breakdown.step_us / 1000)} on average"
-    )
+    busy = f"{percent(breakdown.utilization)} of a step computing"
+    header = f"{device}: {busy}; {steps} of {_ms(step_us)} on average"
     sizes = [(0.36, rows_in(len(bars))) for _, bars in panels]
     figure, drawn = page([(header, BOLD)], sizes, left_in=LEFT_IN, bottom_in=0.15)
     for axes, (title, bars) in zip(drawn, panels, strict=True):
@@ -196,25 +196,14 @@ def draw_trace(breakdown: Breakdown) -> Figure:
     return figure
 
 
-def _kernels(breakdown: Breakdown) -> list[Bar]:
-    """Return bars of the kernels that took most time, those on Tensor Cores marked."""
-    bars = []
-    for kernel in breakdown.top_kernels[:KERNELS]:
-        took = kernel.total_us / 1000 / breakdown.steps
-        colour, mark = (TENSOR_CORE, " (Tensor Cores)") if kernel.tensor_core else (COMPUTE, "")
-        bars.append(Bar(_short(kernel.name), took, _ms(took) + mark, colour))
-    return bars
-
-
-def _ms(value: float) -> str:
-    """Write a time given in ms, in µs where that reads better."""
-    return f"{value:,.1f} ms" if value >= 0.95 or not value else f"{value * 1000:.3g} µs"
+def _ms(us: float) -> str:
+    """Write a time given in µs, in ms where that reads better."""
+    return f"{us / 1000:,.1f} ms" if us >= 950 or not us else f"{us:.3g} µs"
 
 
 def _short(name: str) -> str:
     """Cut a demangled C++ name to what tells kernels apart: no namespaces, no parameter list."""
     name = name.removeprefix("void ").split("(")[0] or name
     head, angle, arguments = name.partition("<")
-    head = head.rsplit("::", 1)[-1]
     arguments = arguments.replace("at::native::", "").replace("at::detail::", "")
-    return drawable(head + angle + arguments, NAME_LENGTH)
+    return drawable(head.rsplit("::", 1)[-1] + angle + arguments, NAME_LENGTH)
