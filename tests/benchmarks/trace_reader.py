@@ -2,8 +2,8 @@
 
     python tests/benchmarks/trace_reader.py [TRACE ...]
 
-Without a file it writes traces of 75,000 events in Kineto's layout, plain and gzipped. Each file is
-read in a process of its own, three times; the time is the median, imports not included.
+Without a file it writes a trace of 75,000 events in Kineto's layout. Each file is read in a process
+of its own, three times; the time is the median, imports not included.
 """
 
 import gzip
@@ -13,10 +13,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import IO
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-
 # VmHWM, not ru_maxrss: a new process inherits the latter from the one that started it.
 CHILD = """
 import json, pathlib, sys, time
@@ -28,9 +26,9 @@ def peak_bytes():
 
 before, began = peak_bytes(), time.perf_counter()
 trace(sys.argv[1])
-print(json.dumps({"seconds": time.perf_counter() - began, "bytes": peak_bytes() - before}))
+took, peak = time.perf_counter() - began, peak_bytes() - before
+print(json.dumps([took, peak, [name for name in ("torch", "matplotlib") if name in sys.modules]]))
 """
-
 STACK = ";".join(f"torch/nn/modules/module.py({line}): _call_impl" for line in range(1500, 1506))
 PER_STEP = 12_500  # events
 
@@ -62,19 +60,11 @@ def step_events(step: int, count: int) -> list[dict]:
     return events
 
 
-def opened(path: Path, mode: str) -> IO:
-    """Open a trace, packed or not."""
-    return (gzip.open if path.suffix == ".gz" else open)(path, mode)
-
-
 def write_trace(path: Path, count: int) -> None:
     """Write a trace of about `count` events to `path`."""
-    with opened(path, "wt") as file:
-        file.write('{"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": [\n')
-        for step in range(-(-count // PER_STEP)):
-            events = step_events(step, min(PER_STEP, count))
-            file.write("," * bool(step) + ",\n".join(json.dumps(e, indent=1) for e in events))
-        file.write("]}")
+    steps = range(-(-count // PER_STEP))
+    events = [event for step in steps for event in step_events(step, min(PER_STEP, count))]
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}, indent=1))
 
 
 def measure(path: Path, times: int = 3) -> dict:
@@ -84,23 +74,21 @@ def measure(path: Path, times: int = 3) -> dict:
         json.loads(subprocess.run(command, capture_output=True, check=True, cwd=REPOSITORY).stdout)
         for _ in range(times)
     ]
-    with opened(path, "rb") as file:
-        content = file.read()
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     return {
         "events": content.count(b'"ph"'),
         "megabytes": len(content) / 1e6,
-        "seconds": statistics.median(run["seconds"] for run in runs),
-        "memory_ratio": max(run["bytes"] for run in runs) / len(content),
+        "seconds": statistics.median(seconds for seconds, _, _ in runs),
+        "memory_ratio": max(peak for _, peak, _ in runs) / len(content),
+        "loaded": runs[0][2],
     }
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(path) for path in sys.argv[1:]]
-        if not paths:
-            paths = [Path(folder) / "generated.json", Path(folder) / "generated.json.gz"]
-            for path in paths:
-                write_trace(path, 75_000)
+        paths = [Path(path) for path in sys.argv[1:]] or [Path(folder) / "generated.json"]
+        if not sys.argv[1:]:
+            write_trace(paths[0], 75_000)
         for path in paths:
             r = measure(path)
             print(
