@@ -18,7 +18,7 @@ START = 10**9
 def record(tmp_path):
     """Make a record: a device that waits and works in turn, and draws `watts(busy)`."""
 
-    def make(watts=None, wait_ms=30, busy_ms=10, steps=100, every_ms=200, **machine):
+    def make(watts=None, wait_ms=30, busy_ms=10, steps=100, **machine):
         """20 samples a step; a counter read on a multiple of the step holds whole steps."""
         here = {"device": "cpu", "kind": "cpu", "name": "Test", "cpu_cores": 2, "versions": {}}
         events = [
@@ -28,15 +28,13 @@ def record(tmp_path):
         ]
         step_ms = wait_ms + busy_ms
         for i in range(steps):
-            now = START + i * step_ms * MS
-            ready, end = now + wait_ms * MS, now + step_ms * MS
-            t = [now, ready, ready, end]
+            t = [START + (i * step_ms + ms) * MS for ms in (0, wait_ms, wait_ms, step_ms)]
             events.append({"event": "step", "i": i, "t": t, "n": 20, "loss": 1})
         joules = 0.0
-        for at in range(0, steps * step_ms + 1, every_ms):
+        for at in range(0, steps * step_ms + 1, 200):
             energy = joules if watts else None
             events.append({"event": "telemetry", "t_ns": START + at * MS, "energy_j": energy})
-            for ms in range(at, at + every_ms):
+            for ms in range(at, at + 200):
                 joules += watts(ms % step_ms >= wait_ms) / 1000 if watts else 0
         events += [{"event": "done"}, {"event": "end", "stop": None, "code": 0}]
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
@@ -70,8 +68,8 @@ def test_a_hand_worked_example(record):
 
 def test_without_a_counter_energy_and_carbon_are_gaps_and_money_is_not(record):
     found = lk.cost(record(), usd_per_hour=3.6)
-    for name in ("watts", "joules_per_sample", "kwh_per_epoch", "idle_kg_co2_per_epoch"):
-        assert getattr(found, name) is None, name
+    names = ("watts", "joules_per_sample", "kwh_per_epoch", "idle_kg_co2_per_epoch")
+    assert [getattr(found, name) for name in names] == [None] * 4
     assert found.usd_per_epoch == pytest.approx(costs.SAMPLES_PER_EPOCH / 500 * 0.001)
     assert "energy was not measured" in repr(found) and "0 kWh" not in repr(found)
     json.dumps(found.to_dict(), allow_nan=False)
@@ -82,8 +80,8 @@ def test_before_and_after_at_the_same_prices(record):
     found = lk.cost(fast, before=slow, usd_per_hour=2)
     assert found.before.usd_per_epoch == pytest.approx(4 * found.usd_per_epoch)
     rows = {row[0].strip(): row for row in found.table().rows}
-    assert rows["rent"][-1] == "0.25x"
-    assert rows["energy"][-1] == "0.4x"  # 1.6 times the power for a quarter of the time
+    # 1.6 times the power for a quarter of the time
+    assert (rows["rent"][-1], rows["energy"][-1]) == ("0.25x", "0.4x")
     assert found.idle_usd_per_epoch == pytest.approx(0, abs=1e-9)
 
 
@@ -125,27 +123,25 @@ def test_a_ladder_shows_energy_and_the_bottleneck_where_asked_for(record):
     assert "J/sample" not in repr(lk.Ladder().add("slow", slow))
 
 
-def zone(root, name, uj, kind="package-0", most=1_000_000):
-    folder = root / name
-    folder.mkdir(exist_ok=True)
-    for file, value in (("name", kind), ("energy_uj", uj), ("max_energy_range_uj", most)):
-        (folder / file).write_text(f"{value}\n")
-
-
 def test_rapl_adds_up_packages_survives_a_counter_that_goes_round_and_is_none_unread(tmp_path):
-    zone(tmp_path, "intel-rapl:0", 900_000)
-    zone(tmp_path, "intel-rapl:1", 100, kind="package-1")
-    zone(tmp_path, "intel-rapl:0:0", 5, kind="core")  # counted in its package
-    zone(tmp_path, "intel-rapl:2", 5, kind="psys")
+    def zone(name, uj, kind="package-0", root=tmp_path):
+        folder = root / f"intel-rapl:{name}"
+        folder.mkdir(exist_ok=True, parents=True)
+        for file, value in (("name", kind), ("energy_uj", uj), ("max_energy_range_uj", 10**6)):
+            (folder / file).write_text(f"{value}\n")
+
+    zone("0", 900_000)
+    zone("1", 100, "package-1")
+    zone("0:0", 5, "core")  # counted in its package
+    zone("2", 5, "psys")
     meter = RaplMeter(tmp_path)
     assert meter.read() == {"energy_j": 0.0}
-    zone(tmp_path, "intel-rapl:0", 100_000)  # 200 mJ more, past the end
-    zone(tmp_path, "intel-rapl:1", 50_100, kind="package-1")
-    zone(tmp_path, "intel-rapl:0:0", 500_000, kind="core")
+    zone("0", 100_000)  # 200 mJ more, past the end
+    zone("1", 50_100, "package-1")
+    zone("0:0", 500_000, "core")
     assert meter.read() == {"energy_j": pytest.approx(0.25)}
     (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
     assert meter.read() == {"energy_j": None}
     assert RaplMeter(tmp_path / "other").read() == {"energy_j": None}
-    (tmp_path / "other").mkdir()
-    zone(tmp_path / "other", "intel-rapl:0", "not a number")
+    zone("0", "not a number", root=tmp_path / "other")
     assert RaplMeter(tmp_path / "other").read() == {"energy_j": None}

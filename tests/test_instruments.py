@@ -43,26 +43,20 @@ def test_the_true_intervals_are_off_by_nothing_and_a_one_second_window_shows_no_
     assert len(by_name(a_run(), "W&B").shares) == 3  # every 15 s: a few unrelated points
 
 
-def test_a_metric_that_was_not_read_is_missing_and_not_zero():
-    telemetry = [{"t_ns": 10**9 * k, "gpu_now": None, "gpu": None} for k in range(10)]
-    reading = by_name(a_run(telemetry=telemetry), "as NVML tells it")
+def test_a_metric_that_was_not_read_is_missing_and_buffered_samples_have_their_own_stamps():
+    run = a_run(telemetry=[{"t_ns": 10**9 * k, "gpu_now": None, "gpu": None} for k in range(10)])
+    reading = by_name(run, "as NVML tells it")
     assert len(reading.shares) == 0 and reading.mean_error_pp is None
-    assert "none in this run" in repr(lk.instruments(a_run(telemetry=telemetry)))
-
-
-def test_samples_that_the_driver_buffered_are_placed_by_their_own_stamps():
-    telemetry = [{"t_ns": 0, "gpu": [[2 * 10**9, 0.5], [3 * 10**9, 0.25]]}]
-    reading = by_name(a_run(telemetry=telemetry), "driver's own samples")
+    assert "none in this run" in repr(lk.instruments(run))
+    run = a_run(telemetry=[{"t_ns": 0, "gpu": [[2 * 10**9, 0.5], [3 * 10**9, 0.25]]}])
+    reading = by_name(run, "driver's own samples")
     assert reading.times_s.tolist() == [2, 3] and reading.shares.tolist() == [0.5, 0.25]
 
 
-def test_busy_time_adds_up_inside_and_between_intervals():
+def test_busy_time_adds_up_inside_and_between_intervals_and_no_steps_are_refused():
     busy = np.array([[1.0, 2.0], [4.0, 6.0]])
     moments = np.array([0.0, 1.5, 3.0, 5.0, 9.0])
     assert busy_until(busy, moments).tolist() == [0, 0.5, 1, 2, 3]
-
-
-def test_a_run_without_steps_is_refused():
     with pytest.raises(ValueError, match="0 steps"):
         lk.instruments(SimpleNamespace(busy=np.empty((0, 2))))
 

@@ -19,33 +19,20 @@ def looked_at(tiny):
 
 
 @pytest.mark.slow
-def test_it_names_operators_and_its_steps_enter_no_statistics(looked_at):
-    seen = looked_at.xray_facts
+def test_its_steps_enter_no_statistics_and_its_trace_is_kept_in_a_record(looked_at, tmp_path):
+    seen, breakdown = looked_at.xray_facts, looked_at.xray
     assert looked_at.steps == len(looked_at.loss) == 40
-    assert seen["ops"] > 10
-    assert any(name.startswith("aten::") for name, _, _ in seen["top"])
+    assert seen["ops"] > 10 and any(name.startswith("aten::") for name, _, _ in seen["top"])
     assert 0 < seen["gap_us"] < seen["window_us"]
-
-
-@pytest.mark.slow
-def test_its_trace_is_read_by_the_same_reader_as_any_other_and_kept_in_a_record(
-    looked_at, tmp_path
-):
-    breakdown = looked_at.xray
     assert breakdown.device_kind == "cpu" and breakdown.steps >= 1 and breakdown.cpu_exec_us > 0
     saved = load(looked_at.save(tmp_path / "run.jsonl.gz"))
-    assert saved.xray_facts == looked_at.xray_facts
+    assert saved.xray_facts == seen
     assert saved.xray == breakdown  # the trace itself stays in the run's folder
     assert load(saved.save(tmp_path / "again.jsonl")).xray == breakdown
     assert saved.diagnose().bottleneck == looked_at.diagnose().bottleneck
-
-
-@pytest.mark.slow
-def test_the_thread_time_is_read_now_and_then_and_no_longer_than_the_compute(looked_at):
     own, compute = looked_at.thread_s, looked_at.stamps[:, 5] - looked_at.stamps[:, 4]
-    known = np.isfinite(own)
-    assert len(own) == 40 and known.sum() >= 2
-    assert (own[known] <= compute[known] + 1e-3).all()
+    known = np.isfinite(own)  # the thread's time is read now and then
+    assert len(own) == 40 and known.sum() >= 2 and (own[known] <= compute[known] + 1e-3).all()
 
 
 @pytest.mark.slow
@@ -72,16 +59,13 @@ def summarised(*events, window=100):
     return profile.summarise([event("w", 0, window), *events], "w")
 
 
-def test_time_between_operators_is_a_gap_and_an_inner_operator_is_not_counted_twice():
+def test_time_between_operators_is_a_gap_and_neither_inner_operators_nor_marks_count_twice():
     found = summarised(
         event("aten::linear", 10, 40),  # 10 µs of it its own: no longer tiny
         event("aten::addmm", 15, 30),
         event("aten::add", 60, 5),
     )
     assert [found[key] for key in ("gap_us", "heavy_us", "tiny_us", "tiny_ops")] == [55, 40, 5, 1]
-
-
-def test_marks_around_operators_are_no_operators():
     found = summarised(
         event("Optimizer.step#AdamW.step", 0, 90),
         event("_compile.compile_inner (dynamo_timed)", 0, 80),
