@@ -1,11 +1,10 @@
 """What stamping a GPU step costs the host: `python tests/benchmarks/timeline_cost.py [STEPS]`.
 
 The real DeviceTimeline with the real torch.Event, on a stand-in GPU whose driver answers at once:
-so this is PyTorch's and labkit's own host time, without the driver's (on a card about 1 µs more for
-each of the four events and the copy of the loss). Paired by lot, since blocks of steps drift apart
-on a noisy machine: each step is stamped or not, and two of the three lots are the same unstamped
-step, so that what they differ by is the noise. The body between two steps is a small product on the
-CPU, which leaves the caches as a training loop would.
+so PyTorch's and labkit's own host time, without the driver's (on a card about 1 µs more for each of
+the four events and the copy of the loss). Paired by lot, since a noisy machine drifts: a step is
+stamped or one of two unstamped ones, whose difference is the noise. A small product on the CPU
+between two steps leaves the caches as a training loop would.
 """
 
 import json
@@ -24,7 +23,7 @@ import standin_gpu
 from labkit.bench.timeline import DeviceTimeline
 from labkit.process.events import EventLog, now_ns
 
-PLAIN, PLAIN_TOO, STAMPED = range(3)
+STAMPED = 2  # of the lots 0, 1 and 2
 
 
 def measure(steps: int) -> dict[str, float]:

@@ -1,15 +1,13 @@
 """The tuner against every point of a grid, and against loadtune: the README's table of the tuner.
 
     python tests/benchmarks/tuning.py --rows rows.json --workload remote --stage grid
-    python tests/benchmarks/tuning.py --rows rows.json --workload remote --stage tune
     python tests/benchmarks/tuning.py --rows rows.json --table
 
-Each stage keeps its rows in the file, so that the whole can be measured in pieces on a quiet
-machine. The grid's winners, the tuner's and loadtune's choice are measured again, in turn, since
-the best of a noisy grid flatters itself: five rounds say which of its winners is the best, and five
-more, in which it could not win by chance, are what is compared. loadtune 0.3 runs in a process of
-its own, on the same dataset and model, where PYTHONPATH has it. --table exits with 1 where a target
-is missed.
+Each stage (grid, tune, again) keeps its rows in the file, so that the whole can be measured in
+pieces on a quiet machine. The best of a noisy grid flatters itself, so the contenders are measured
+again in turn: five rounds say which of the grid's winners is the best, five more are compared.
+loadtune 0.3 runs in a process of its own, on the same dataset and model, where PYTHONPATH has it.
+--table exits with 1 where a target is missed.
 """
 
 import argparse
@@ -106,11 +104,13 @@ def loadtune(name):
     job, _ = resolve_config(WORKLOADS[name].to_dict(), torch.device("cpu"))
     ours = data.make_dataset(job, folders.home() / "data", lambda done, total: None)
 
+    several = hasattr(ours, "__getitems__")
+
     class Plain(torch.utils.data.Dataset):
         """The same items by their index, as loadtune's own loader asks for them."""
 
         def __init__(self):
-            if hasattr(ours, "__getitems__"):
+            if several:
                 self.__getitems__ = lambda indices: ours.__getitems__([(i, i) for i in indices])
 
         def __len__(self):
@@ -121,18 +121,14 @@ def loadtune(name):
 
     def step(model, optimizer, batch, device):
         images, labels = batch
-        logits = model(images.float().div_(255))
-        loss = torch.nn.functional.cross_entropy(logits, labels)
+        loss = torch.nn.functional.cross_entropy(model(images.float().div_(255)), labels)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return loss
 
-    collate = torch.utils.data.default_collate
-    if hasattr(ours, "__getitems__"):
-        collate = data._in_shared_memory
-    if job.stall_ms:
-        collate = data.Stalling(collate, job)
+    collate = data._in_shared_memory if several else torch.utils.data.default_collate
+    collate = data.Stalling(collate, job) if job.stall_ms else collate
     workload = Workload(
         name=name,
         make_dataset=Plain,
@@ -155,8 +151,8 @@ def loadtune(name):
 def table(kept):
     """Print the table; return whether every target holds."""
     shares, times, ahead = [], [], []
-    form = "{:14}{:26}{:>13}{:>12}{:>10}".format
-    print(form("workload", "tuner chose", "of grid best", "of its time", "loadtune"))
+    form = "{:14}{:26}{:>13}{:>12}{:>10}{:>11}".format
+    print(form("workload", "tuner chose", "of grid best", "of its time", "loadtune", "disturbed"))
     for name, row in kept["workloads"].items():
         if not {"grid", "tune", "again"} <= set(row):
             print(f"{name:14}(not complete)")
@@ -169,9 +165,8 @@ def table(kept):
         other = second.get("loadtune")
         ahead.append(other is None or second["tune"] >= 0.98 * other)
         chose, beside = Setting.of(row["tune"]["best"]), f"{other / best:.0%}" if other else "-"
-        print(form(name, str(chose), f"{shares[-1]:.1%}", f"{times[-1]:.0%}", beside))
-        if row.get("disturbed"):
-            print(f"{'':14}disturbed by other programs: {len(row['disturbed'])} of the last runs")
+        numbers = (f"{shares[-1]:.1%}", f"{times[-1]:.0%}", beside, len(row.get("disturbed", [])))
+        print(form(name, str(chose), *numbers))
     print(f"{kept['machine']}; loadtune as a share of the same best")
     share, least, took = statistics.median(shares), min(shares), statistics.median(times)
     claims = {
