@@ -28,128 +28,101 @@ START = Setting(batch_size=16)
 ROOT = str(Path(lk.__file__).parents[1])
 
 
-class FakeMachine:
-    """Throughputs by a formula, with or without an error of prediction; counts its runs."""
-
-    def __init__(self, true, predicted=None, interrupt_at=None):
-        self.true, self.predicted, self.ran = true, predicted or true, []
-        self.interrupt_at = interrupt_at
-
-    def measure(self, setting, rate):
-        if len(self.ran) == self.interrupt_at:
-            raise KeyboardInterrupt
-        self.ran.append(setting)
-        rate, run = self.true(setting), SimpleNamespace(id="fake", telemetry=[])
-        return Measured(None, rate, run) if isinstance(rate, str) else Measured(rate, None, run)
-
-    def expect(self, run, here, setting):
-        value = self.predicted(setting)
-        return value, value / 1.1, value * 1.1
-
-
-def searched(machine, start=START, sizes=(16,), tuning=None, **more):
-    """Return the tuning of a whole search on a fake machine."""
-    tuning = tuning or Tuning("fake", start)
-    settings = [s for s in space(start, 12, sizes) if s != start]
-    return Search(tuning, settings, machine.measure, machine.expect, **more).run()
-
-
 def waiting(setting):
     """Workers that wait bring their whole; a device that takes 1000/s is the limit."""
     return min(1000, 200 * max(1, setting.num_workers))
+
+
+def searched(true, predicted=waiting, start=START, sizes=(16,), tuning=None, **more):
+    """Return the tuning of a whole search on a machine whose samples/s are `true(setting)`."""
+
+    def measure(setting, rate):
+        rate, run = true(setting), SimpleNamespace(id="fake", telemetry=[])
+        return Measured(None, rate, run) if isinstance(rate, str) else Measured(rate, None, run)
+
+    def expect(run, here, setting):
+        return predicted(setting), predicted(setting) / 1.1, predicted(setting) * 1.1
+
+    settings = [s for s in space(start, 12, sizes) if s != start]
+    return Search(tuning or Tuning("fake", start), settings, measure, expect, **more).run()
 
 
 def two_cores(setting):
     return 100 * min(2, max(1, setting.num_workers)) - 2 * setting.num_workers
 
 
-def slower(setting):
-    return 500 - 50 * setting.num_workers
-
-
 def fails(setting):
     return "<b>out of memory" if setting.num_workers > 4 else waiting(setting)
-
-
-TWELVE = Setting(num_workers=12, prefetch_factor=8, batch_size=16)
 
 
 @pytest.mark.parametrize(
     ("true", "start", "workers"),
     [
         (waiting, START, 6),  # the fewest that reach the limit
-        (waiting, TWELVE, 6),  # down to the cheapest that is as fast
+        (waiting, START.but(num_workers=12, prefetch_factor=8), 6),  # the cheapest that is as fast
         (two_cores, START, 6),  # a wrong prediction is corrected: 4% from the best
-        (slower, START, 0),  # never what is slower than the start
+        (lambda s: 500 - 50 * s.num_workers, START, 0),  # never what is slower than the start
         (fails, START, 4),  # nothing larger than what failed is tried
     ],
 )
 def test_the_cheapest_setting_as_fast_as_the_fastest_is_found_in_a_few_runs(true, start, workers):
-    machine = FakeMachine(true, predicted=waiting)
-    tuning = searched(machine, start=start)
+    tuning = searched(true, start=start)
     assert tuning.best["num_workers"] == workers
     assert tuning.speedup == tuning.winner.rate / true(start) >= 1
-    assert len(machine.ran) <= 8 < len(space(START, 12, (16,)))
+    assert sum(len(trial.rates) + bool(trial.error) for trial in tuning.tried) <= 8
     assert f"DataLoader(dataset, num_workers={workers}, " in tuning.snippet
     assert "<b>" not in tuning._repr_html_().replace("<b>Tuning", "")
     assert ("out of memory" in repr(tuning)) == (true is fails)
 
 
 def test_a_close_gain_is_measured_again_and_dropped_when_it_was_noise():
-    calls = []
-
-    def lucky_once(setting):
-        if not setting.num_workers:
-            return 100
-        calls.append(setting)
-        return 106 if len(calls) == 1 else 96
-
-    tuning = searched(FakeMachine(lucky_once, predicted=lambda s: 106 if s.num_workers else 100))
-    assert tuning.best["num_workers"] == 0
-    assert len(tuning.baseline.rates) > 1
-
-
-def test_a_start_that_cannot_be_measured_ends_the_search_with_its_reason():
-    with pytest.raises(RuntimeError, match=r"dataset\[7\] failed"):
-        searched(FakeMachine(lambda setting: "dataset[7] failed"))
+    lucky_once = iter([106, *[96] * 20])
+    tuning = searched(
+        lambda s: next(lucky_once) if s.num_workers else 100,
+        lambda s: 106 if s.num_workers else 100,
+    )
+    assert tuning.best["num_workers"] == 0 and len(tuning.baseline.rates) > 1
 
 
 def test_batch_sizes_are_searched_only_when_asked_for_and_a_variant_kept_where_it_is_faster():
-    def larger_is_faster(setting):
+    def larger(setting):
         return waiting(setting) * setting.batch_size / 16
 
-    def pinning_helps(setting):
-        return waiting(setting) * (1.2 if setting.pin_memory else 1)
+    assert searched(larger, larger).best["batch_size"] == 16
+    assert searched(larger, larger, sizes=(16, 64)).best["batch_size"] == 64
+    for gain in (1.2, 1):
+        found = searched(
+            lambda s, gain=gain: waiting(s) * (gain if s.pin_memory else 1),
+            variants=({"pin_memory": True},),
+        )
+        assert found.best["pin_memory"] == (gain > 1)
 
-    assert searched(FakeMachine(larger_is_faster)).best["batch_size"] == 16
-    assert searched(FakeMachine(larger_is_faster), sizes=(16, 64)).best["batch_size"] == 64
-    variants = ({"pin_memory": True},)
-    pinned = searched(FakeMachine(pinning_helps, predicted=waiting), variants=variants)
-    assert pinned.best["pin_memory"]
-    assert not searched(FakeMachine(waiting), variants=variants).best["pin_memory"]
 
+def test_an_interrupt_keeps_the_best_so_far_and_a_start_without_numbers_gives_its_reason():
+    def interrupted(setting):
+        if len(tuning.tried) > 2:
+            raise KeyboardInterrupt
+        return waiting(setting)
 
-def test_an_interrupt_keeps_the_best_so_far():
     tuning = Tuning("fake", START)
     with pytest.raises(KeyboardInterrupt):
-        searched(FakeMachine(waiting, interrupt_at=2), tuning=tuning)
+        searched(interrupted, tuning=tuning)
     assert tuning.interrupted and tuning.best["num_workers"] == 6
     assert "interrupted" in repr(tuning) and json.dumps(tuning.to_dict())
+    with pytest.raises(RuntimeError, match=r"dataset\[7\] failed"):
+        searched(lambda setting: "dataset[7] failed")
 
 
 def test_what_may_not_fit_in_memory_is_left_out_with_the_numbers():
     gib = 2**30
     run = SimpleNamespace(telemetry=[{"rss_gib": 2.0}], event=lambda name: {"bytes": gib})
     tried = [Trial(START, "", rates=[100.0], runs=[run])]  # 1 GiB a batch, 2 GiB a process
-    small = Setting(num_workers=1, prefetch_factor=1, batch_size=16)
+    small = START.but(num_workers=1, prefetch_factor=1)
     deep, many = small.but(prefetch_factor=8), small.but(num_workers=16)
     assert trials.refusal(small, tried, 32 * gib, 8 * gib) is None
     assert "/dev/shm" in trials.refusal(deep, tried, 32 * gib, 8 * gib)
     assert "RAM" in trials.refusal(many, tried, 32 * gib, None)
-
-    tuning = searched(
-        FakeMachine(waiting), refuse=lambda s, tried: "no memory" if s.num_workers > 2 else None
-    )
+    tuning = searched(waiting, refuse=lambda s, tried: "no memory" if s.num_workers > 2 else None)
     assert tuning.best["num_workers"] == 2
     assert any("no memory" in note for note in tuning.notes)
 
