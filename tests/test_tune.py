@@ -5,6 +5,7 @@ where the bench takes it in; a few real runs show that all of it arrives where i
 """
 
 import json
+import multiprocessing
 import os
 import pickle
 import sys
@@ -171,7 +172,9 @@ def batches(tmp_path, monkeypatch):
         assert not (folder / source.PAYLOAD).exists()
         return iter(loader)
 
-    return taken_in
+    yield taken_in
+    for worker in multiprocessing.active_children():  # a loader that is dropped waits for them
+        worker.kill()
 
 
 MODULE = """
