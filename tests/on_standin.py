@@ -28,8 +28,8 @@ from labkit.course.task import all_tasks
 from labkit.experiments import matrix_products
 from labkit.process.events import VERSION, EventLog
 from labkit.process.step_log import recover
-from labkit.results.ranks import RankRun
 from labkit.results.record import Tail
+from labkit.results.run import Run
 
 DEVICE = torch.device("cuda", 0)
 STEPS = 20  # as many as an x-ray needs
@@ -167,7 +167,7 @@ def test_an_exchange_of_ranks_is_stamped_when_it_runs_and_not_when_it_is_issued(
     log.write("begin", warmup=3)
     train(trainer, gpu.loader(1.0, noise_batch(job)), timeline, job)
     log.write("done")
-    run = RankRun(tmp_path, recorded=True)
+    run = Run(tmp_path, recorded=True)
     truth = np.array([(k.start, k.end) for k in gpu.kernels if k.name == "all_reduce"])
     assert run.exchange_ns.shape == truth.shape == (40, 2)
     assert np.abs(run.exchange_ns - truth).max() < 2_000  # ns; an event's own resolution is 500

@@ -117,18 +117,15 @@ def test_a_torn_line_is_never_taken_for_an_event_and_costs_no_other(tmp_path):
         assert seen == [0, 2, 1] or (seen == [0, 1] and not torn.startswith(record.HEAD))
 
 
-def test_a_record_that_unpacks_to_more_than_fits_is_refused(tmp_path, monkeypatch):
+def test_what_is_no_record_or_unpacks_to_more_than_fits_is_refused(tmp_path, monkeypatch):
+    for path in ("/dev/zero", "/proc/self/mem", "/", "", "a\0b", "~", "x" * 5000):
+        with pytest.raises(ValueError):
+            lk.load(path)
     monkeypatch.setattr(record, "MAX_BYTES", 10_000)
     bomb = tmp_path / "bomb.jsonl.gz"
     bomb.write_bytes(gzip.compress(b'{"event":"spec","version":1,"run":"r","pipeline":{}}\n' * 999))
     with pytest.raises(lk.RecordError, match="larger than"):
         lk.load(bomb)
-
-
-def test_a_path_that_is_no_record_is_refused_at_once():
-    for path in ("/dev/zero", "/proc/self/mem", "/", "", "a\0b", "~", "x" * 5000):
-        with pytest.raises(ValueError):
-            lk.load(path)
 
 
 # -- knobs from the terminal -------------------------------------------------------------------
@@ -196,39 +193,28 @@ def test_whatever_a_front_end_sends_a_control_holds_an_allowed_value(name, trait
         value = getattr(Pipeline(**{name: control.value}), name)
     except ValueError as error:
         assert name in str(error)
-        return
-    assert KNOBS[name].check(value) == value
-    if KNOBS[name].kind == "str":
-        assert value is None or value in [v for _, v in control.widget.options]
+    else:
+        assert KNOBS[name].check(value) == value
 
 
 # -- names -------------------------------------------------------------------------------------
 
-
-@quick
-@given(st.text(min_size=1, max_size=80))
-@example("../../../etc/cron.d/x")
-@example("GPU-0a1b/../..")
-@example("\0")
-def test_a_devices_lock_stays_in_its_folder(tmp_path_factory, device):
-    folder = tmp_path_factory.getbasetemp() / "locks"
-    fd = device_lock.hold(folder, device[:60], {}, waiting=lambda text: None)
-    os.close(fd)
-    made = list(folder.iterdir())
-    assert made and all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}\.lock", path.name) for path in made)
-    for path in made:
-        path.unlink()
+AWAY = ("../secret", "x/../../secret", "/etc/passwd", "../../../etc/cron.d/x", "a/b/c", ".", "\0")
 
 
 @quick
-@given(st.text(max_size=90) | st.sampled_from(["../x", "a/../../x", "/etc/passwd", "a/b/c", "."]))
-def test_a_recorded_runs_name_stays_inside_its_folder(tmp_path_factory, name):
+@given(st.text(min_size=1, max_size=60) | st.sampled_from(AWAY))
+def test_a_name_stays_inside_its_folder(tmp_path_factory, name):
     root = tmp_path_factory.getbasetemp()
     (root / "secret.jsonl").write_text('{"event":"spec","version":1,"run":"r","pipeline":{}}\n')
     (root / "records").mkdir(exist_ok=True)
-    for text in (name, f"../{name}", "../secret", "x/../../secret", str(root / "secret")):
+    for text in (name, f"../{name}", str(root / "secret")):
         with pytest.raises((ValueError, LookupError)):
             lk.recorded(text, folder=root / "records")
+    os.close(device_lock.hold(root / "locks", name, {}, waiting=lambda text: None))
+    (made,) = (root / "locks").iterdir()
+    assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}\.lock", made.name)
+    made.unlink()
 
 
 def test_an_experiment_is_one_of_a_list_and_never_a_module_by_name():
@@ -253,10 +239,7 @@ def is_bare(part):
 
 # What the reader wrote in the notebook (a dataset, a step, an answer) goes to their own bench and
 # its workers: once, through a file in the run's folder that is deleted. Nothing comes back so.
-MAY_PICKLE = {
-    "tuner/source.py", "course/answer.py",  # write it
-    "bench/user_dataset.py",  # reads it
-}  # fmt: skip
+MAY_PICKLE = {"tuner/source.py", "bench/user_dataset.py", "course/answer.py"}
 PICKLES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib", "yaml"}
 NEVER = {"eval", "exec", "compile", "__import__", "os.system"}
 SAFELY = {"torch.load": ("weights_only", "True"), "np.load": ("allow_pickle", "False")}

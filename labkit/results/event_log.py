@@ -199,6 +199,12 @@ class EventLogResult:
             new.writelines(f"{line}\n".encode() for line in self._extra_lines())
         return path
 
+    @of_one_moment
+    def __repr__(self) -> str:
+        mark = f"{self.mark}: " if self.recorded else ""
+        what = f"{type(self).__name__}({self._what()}) {self.outcome}"
+        return f"{mark}{what}: {self.error or self.numbers}"
+
     def _extra_lines(self) -> Iterable[str]:
         """Return the lines of JSON that a saved record has beyond the log."""
         return ()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.results.event_log import EventLogResult, derived, fact, of_one_moment
+from labkit.results.event_log import EventLogResult, derived, fact
 from labkit.results.result import noise
 from labkit.spec import EXPERIMENTS, NOISY
 
@@ -150,13 +150,15 @@ class Measurements(EventLogResult):
     def __len__(self) -> int:
         return len(self.points)
 
-    @of_one_moment
-    def __repr__(self) -> str:
-        mark = f"{self.mark}: " if self.recorded else ""
+    def _what(self) -> str:
+        return self.name
+
+    @derived
+    def numbers(self) -> str:
+        """How much was measured, in a few words."""
         noisy = sum(point.noisy for point in self)
         count = f"{len(self)} point{'' if len(self) == 1 else 's'}"
-        count += f"; NOISY: {noisy} of them" if noisy else ""
-        return f"{mark}Measurements({self.name}) {self.outcome}: {self.error or count}"
+        return count + (f"; NOISY: {noisy} of them" if noisy else "")
 
 
 def _point(event: dict[str, Any]) -> Measurement:
@@ -176,10 +178,9 @@ def _number(value: Any) -> float | None:
 
 
 def _time(seconds: float) -> str:
-    for unit, scale in (("s", 1), ("ms", 1e3), ("µs", 1e6)):
-        if seconds * scale >= 1:
-            return f"{seconds * scale:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
+    units = (("s", 1), ("ms", 1e3), ("µs", 1e6), ("ns", 1e9))
+    unit, scale = next((each for each in units if seconds * each[1] >= 1), units[-1])
+    return f"{seconds * scale:.3g} {unit}"
 
 
 def _short(value: Any) -> str:

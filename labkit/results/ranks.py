@@ -24,7 +24,7 @@ from labkit.wiring import above
 
 
 class RankRun(Run):
-    """One rank of a distributed run: a Run, and when its gradients were exchanged.
+    """One rank of a distributed run: a Run that is read as part of the whole.
 
     Its device counts as busy while it waits for the other ranks: so it does in nvidia-smi too,
     where the kernel of the all-reduce spins. `Ranks.times` tells the two apart.
@@ -49,15 +49,6 @@ class RankRun(Run):
     world_size = derived(lambda run: run._fact("spec", "place", {}).get("world_size", 1),
                          "Number of ranks of the run, on all machines together.")
     # fmt: on
-
-    @derived
-    def exchange_ns(self) -> np.ndarray:
-        """Per step (steps, 2), ns: the last gradient is there; all are averaged.
-
-        NaN in steps that exchanged nothing (`no_sync`). On the clock of the machine's logs.
-        """
-        pairs = [step.get("comm") or (np.nan, np.nan) for step in self._series["step"]]
-        return np.array(pairs, float).reshape(-1, 2)
 
 
 class Ranks(EventLogResult):
@@ -244,11 +235,8 @@ class Ranks(EventLogResult):
         )
         return text + (f"; {noise(self.spread)}" if self.noisy else "")
 
-    @of_one_moment
-    def __repr__(self) -> str:
-        mark = f"{self.mark}: " if self.recorded else ""
+    def _what(self) -> str:
         knobs = ", ".join(f"{name}={value!r}" for name, value in self.asked.changed().items())
         starve = f"starve={self.starve!r}" if self.starve else ""
         settings = [str(self.asked_ranks), knobs, "no_sync" if self.no_sync else "", starve]
-        inside = ", ".join(filter(None, settings))
-        return f"{mark}Ranks({inside}) {self.outcome}: {self.error or self.numbers}"
+        return ", ".join(filter(None, settings))

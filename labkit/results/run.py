@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,14 +31,12 @@ def _per_step(run: Run, key: str) -> list[float]:
     return [float("nan") if value is None else value for value in values]
 
 
-def _median_ms(start: int, end: int, doc: str) -> property:
-    """Make a property that is the median time between two columns of `Run.stamps`, ms."""
+def _median_ms(times: Callable[[np.ndarray], np.ndarray], doc: str) -> property:
+    """Make a property that is the median of what `times` takes of the measured stamps, ms."""
 
     def median(run: Run) -> float | None:
         stamps, _ = run._measured()
-        if stamps is None or (run.watched and start == 2):  # a watched loop hides its copies
-            return None
-        return float(np.median(stamps[1:, end] - stamps[1:, start]) * 1e3)
+        return None if stamps is None else float(np.median(times(stamps)) * 1e3)
 
     return derived(median, doc)
 
@@ -81,6 +80,10 @@ class Run(EventLogResult):
     thread_s = derived(lambda run: np.array(_per_step(run, "cpu"), float) / 1e9,
                        "Per step (steps,): CPU time of the thread that ran the compute, s; or NaN. "
                        "On a CPU it falls short of the wall time where others had the core.")
+    exchange_ns = derived(lambda run: np.array([step.get("comm") or (np.nan, np.nan) for step
+                                                in run._series["step"]], float).reshape(-1, 2),
+                          "Of a rank, per step (steps, 2), ns on the clock of the machine's logs: "
+                          "the last gradient is there; all are averaged. NaN without an exchange.")
     peak_memory_gib = derived(lambda run: (run._fact("memory", "peak_bytes", 0) / 2**30) or None,
                               "Most memory held: allocated on a GPU; resident on a CPU.")
     compile_s = fact("compiled", "seconds", "Time torch.compile took, s; None for an eager run.")
@@ -148,11 +151,10 @@ class Run(EventLogResult):
     def utilization(self) -> float | None:
         """Device-busy share of wall time, 0 to 1, warm-up excluded; None before two steps.
 
-        It says that the device had work, not that the work used all of it: a one-thread kernel
-        counts as busy. On a CPU, busy means forward, backward and optimizer. On a GPU it lasts from
-        a step's first kernel to its last, so gaps between kernels, in which the device waits for
-        the host's next launch, count too: an upper bound. `busy_at_least` is the lower one, and an
-        x-ray sees the gaps.
+        It says that the device had work, not that the work used all of it. On a CPU, busy means
+        forward, backward and optimizer. On a GPU it lasts from a step's first kernel to its last,
+        so gaps between kernels, in which the device waits for the host's next launch, count too: an
+        upper bound. `busy_at_least` is the lower one, and an x-ray sees the gaps.
         """
         stamps, wall = self._measured()
         return float(np.diff(stamps[1:, 4:6]).sum() / wall) if wall > 0 else None
@@ -193,25 +195,21 @@ class Run(EventLogResult):
         samples = sum(step["n"] for step in self.steps_since(self.warmup))
         return samples / wall if wall > 0 else None
 
-    @derived
-    def step_ms(self) -> float | None:
-        """Median time from one step's end on the device to the next, ms."""
-        stamps, _ = self._measured()
-        return None if stamps is None else float(np.median(np.diff(stamps[:, 5])) * 1e3)
-
-    wait_ms = _median_ms(0, 1, "Median time the loop waited for the next batch, ms.")
-    copy_ms = _median_ms(2, 3, "Median host-to-device copy, ms; None for a watched loop.")
-    compute_ms = _median_ms(4, 5, "Median time of forward, backward, optimizer (loop's body), ms.")
-
-    @derived
-    def spread(self) -> float | None:
-        """Unevenness: IQR over median of the throughput of the run's five stretches."""
-        stamps, _ = self._measured()
-        return None if stamps is None else unevenness(stamps[:, 5], BLOCKS)
-
-    noisy = derived(
-        lambda run: (run.spread or 0.0) > NOISY, "Whether small differences mean nothing."
-    )
+    # fmt: off
+    step_ms = _median_ms(lambda stamps: np.diff(stamps[:, 5]),
+                         "Median time from one step's end on the device to the next, ms.")
+    wait_ms = _median_ms(lambda stamps: stamps[1:, 1] - stamps[1:, 0],
+                         "Median time the loop waited for the next batch, ms.")
+    _copy_ms = _median_ms(lambda stamps: stamps[1:, 3] - stamps[1:, 2], "")
+    copy_ms = derived(lambda run: None if run.watched else run._copy_ms,
+                      "Median host-to-device copy, ms; None for a watched loop, which hides it.")
+    compute_ms = _median_ms(lambda stamps: stamps[1:, 5] - stamps[1:, 4],
+                            "Median of forward, backward, optimizer (a watched loop's body), ms.")
+    spread = derived(lambda run: unevenness(run.stamps[max(0, run.warmup - 1):, 5], BLOCKS),
+                     "Unevenness: IQR over median of the throughput of the run's five stretches.")
+    noisy = derived(lambda run: (run.spread or 0.0) > NOISY,
+                    "True where `spread` is so large that small differences mean nothing.")
+    # fmt: on
 
     @derived
     def energy_j(self) -> float | None:
@@ -255,13 +253,9 @@ class Run(EventLogResult):
             "pipeline": self.pipeline.to_dict(),
         }
 
-    @of_one_moment
-    def __repr__(self) -> str:
-        knobs = ", ".join(f"{n}={v!r}" for n, v in self.asked.changed().items()) or "defaults"
-        few = f"{self.steps} steps" if self.utilization is None else ""
-        head = f"{self.mark}: " if self.recorded else ""
-        head += f"Run({self.alias or knobs}) {self.outcome}"
-        return f"{head}: {self.error or few or self.numbers}"
+    def _what(self) -> str:
+        knobs = ", ".join(f"{name}={value!r}" for name, value in self.asked.changed().items())
+        return self.alias or knobs or "defaults"
 
     @derived
     def numbers(self) -> str:
