@@ -13,10 +13,10 @@ import threading
 import time
 
 import pytest
+from test_diagnosis import fake, steps
 
 from labkit.analysis.diagnosis import SHARED, diagnose
 from labkit.process.events import EventLog
-from labkit.results.library import load
 
 try:
     HEADER = next(
@@ -222,28 +222,11 @@ def samples_of(events):
     return [event for event in events if event["event"] == "telemetry"]
 
 
-def verdict(folder, inside, before=()):
+def verdict(inside, before=()):
     """The diagnosis of a starved run on a GPU with these samples, in and before its steps."""
-    begin, ms = 10**12, 10**6
-    steps = []
-    for i in range(40):  # 15 ms of waiting and 5 ms of compute: `input`, if anything is said
-        at = begin + 20 * i * ms
-        t, busy = [at, at + 15 * ms, at + 15 * ms, at + 16 * ms], [at + 15 * ms, at + 20 * ms]
-        copy = [busy[0], busy[0]]
-        steps.append({"event": "step", "i": i, "t": t, "n": 16, "copy": copy, "busy": busy})
-    times = [begin - 100 * ms] * len(before) + [begin + (i + 2) * 100 * ms for i in range(4)]
-    samples = zip(times, [*before, *inside, *inside, *inside, *inside], strict=False)
-    events = [
-        {"event": "spec", "version": 1, "run": "a-run", "pipeline": {}},
-        {"event": "machine", "device": "cuda:0", "kind": "gpu", "name": "Stub", "versions": {}},
-        {"event": "begin", "warmup": 3},
-        *steps,
-        *({"event": "telemetry", **sample, "t_ns": at} for at, sample in samples),
-        {"event": "done"},
-    ]
-    file = folder / "run.jsonl"
-    file.write_text("".join(json.dumps({"t_ns": 0, **event}) + "\n" for event in events))
-    return diagnose(load(file))
+    samples = [sample | {"t_ns": 0} for sample in before]
+    samples += [sample | {"t_ns": 10**9} for sample in inside]
+    return diagnose(fake(steps(wait=50), kind="gpu", telemetry=samples))
 
 
 def test_a_card_is_found_by_its_uuid_whatever_nvmls_order_and_may_be_lost(stub, tmp_path):
@@ -351,33 +334,23 @@ def scenes(stub):
     ],
 )
 def test_a_card_is_shared_where_others_compute_and_not_where_they_rest(
-    who, others, others_sm, is_shared, scenes, tmp_path
+    who, others, others_sm, is_shared, scenes
 ):
     sample = scenes[who]
     assert (sample["others"], sample["others_sm"]) == (others, others_sm)
-    found = verdict(tmp_path, [sample])
+    found = verdict([sample])
     assert (found.findings[0].cause == SHARED) == is_shared
     assert found.bottleneck == ("unsure" if is_shared else "input")
     if is_shared:
         assert "45% of the time" in found.evidence and "threshold" in found.evidence
 
 
-def test_what_others_did_outside_the_measured_steps_is_not_held_against_them(scenes, tmp_path):
+def test_what_others_did_outside_the_measured_steps_is_not_held_against_them(scenes):
     alone, crowd = scenes["the run alone"], scenes["another training"]
-    assert verdict(tmp_path, [alone], before=[crowd, crowd]).bottleneck == "input"
-
-
-@pytest.mark.parametrize(
-    ("before", "inside", "bottleneck"), [(0, 0, "input"), (1, 1, "input"), (0, 2, "unsure")]
-)
-def test_where_only_contexts_are_told_those_count_that_came_while_it_trained(
-    before, inside, bottleneck, tmp_path
-):
-    """As on MIG, and in records of older versions, which counted the run itself in a container."""
-    found = verdict(tmp_path, [{"others": inside}], before=[{"others": before}])
-    assert found.bottleneck == bottleneck
-    if bottleneck == "unsure":
-        assert "2 other processes" in found.evidence
+    assert verdict([alone], before=[crowd, crowd]).bottleneck == "input"
+    # As on MIG, and in records of older versions, which counted the run itself in a container
+    for were, are, bottleneck in ((0, 0, "input"), (1, 1, "input"), (0, 2, "unsure")):
+        assert verdict([{"others": are}], before=[{"others": were}]).bottleneck == bottleneck
 
 
 def test_a_card_that_torch_cannot_use_is_named_with_the_remedy(stub, monkeypatch):

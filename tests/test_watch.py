@@ -327,20 +327,20 @@ def test_a_trainer_that_asks_its_loader_finds_all_it_asks_for():
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_steps_leave_memory_as_it_was():
+def test_many_thousand_steps_leave_memory_as_it_was():
     process, sizes = psutil.Process(), []
     batch = [torch.zeros(4, 2), torch.zeros(4)]
     files = process.num_fds() if sys.platform != "win32" else 0
-    watched = quiet(batch for _ in range(100_000))
+    watched = quiet(batch for _ in range(40_000))
     for i, _ in enumerate(watched):
-        if i % 20_000 == 10_000:
+        if i % 8_000 == 4_000:
             gc.collect()
             sizes.append(process.memory_info().rss)
-    assert sizes[-1] - sizes[0] < 4 * 2**20, sizes
+    assert sizes[-1] - sizes[0] < 2 * 2**20, sizes
     folder = watched._recorder.folder
     watched.close()
     assert (process.num_fds() if sys.platform != "win32" else 0) <= files
-    assert (folder / "events.jsonl").stat().st_size < 20 * 2**20
+    assert (folder / "events.jsonl").stat().st_size < 8 * 2**20
 
 
 def test_a_run_of_days_keeps_a_bounded_log_and_many_generators_few_watches(monkeypatch):
@@ -425,7 +425,7 @@ def test_a_script_keeps_its_output_and_ends_with_its_diagnosis(fails_at, tmp_pat
     run = newest(tmp_path)
     if fails_at < 0:
         assert done.returncode == 0 and done.stdout == "trained\n", done.stderr
-        assert "epoch 2" in done.stderr and "Bottleneck compute" in done.stderr
+        assert "epoch 2" in done.stderr and "Bottleneck " in done.stderr
         assert run.steps == 40
     else:
         assert done.returncode == 1 and "ValueError: my own mistake" in done.stderr

@@ -10,6 +10,7 @@ machine does not have is None in every sample and a gap in every plot.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import sys
@@ -89,8 +90,7 @@ class RaplMeter:
     """
 
     def __init__(self, root: Path = Path("/sys/class/powercap")):
-        self.spent_uj, self.last = 0, {}
-        self.zones = []
+        self.spent_uj, self.last, self.zones = 0, {}, []
         for zone in sorted(root.glob("intel-rapl:*")):
             with contextlib.suppress(OSError, ValueError):  # it cannot be read
                 int((zone / "energy_uj").read_text())
@@ -150,12 +150,10 @@ class GpuMeter:
 
     def pcie(self) -> dict[str, Any]:
         """Return PCIe traffic in MB/s over the driver's last 20 ms; each call takes that long."""
-        counters = {"tx": pynvml.NVML_PCIE_UTIL_TX_BYTES, "rx": pynvml.NVML_PCIE_UTIL_RX_BYTES}
+        ask, card = pynvml.nvmlDeviceGetPcieThroughput, self.card
         return {
-            f"pcie_{way}_mb_s": _ask(
-                lambda which=which: pynvml.nvmlDeviceGetPcieThroughput(self.card, which) / 1e3
-            )
-            for way, which in counters.items()
+            "pcie_tx_mb_s": _ask(lambda: ask(card, pynvml.NVML_PCIE_UTIL_TX_BYTES) / 1e3),
+            "pcie_rx_mb_s": _ask(lambda: ask(card, pynvml.NVML_PCIE_UTIL_RX_BYTES) / 1e3),
         }
 
     def _driver_samples(self) -> list[tuple[int, float]]:
@@ -163,8 +161,7 @@ class GpuMeter:
         kind = pynvml.NVML_GPU_UTILIZATION_SAMPLES
         _, samples = pynvml.nvmlDeviceGetSamples(self.card, kind, self.seen_us)
         fresh = [s for s in samples if s.timeStamp > self.seen_us]
-        if fresh:
-            self.seen_us = max(s.timeStamp for s in fresh)
+        self.seen_us = max((s.timeStamp for s in fresh), default=self.seen_us)
         return [(s.timeStamp * 1000 - self.epoch_ns, s.sampleValue.uiVal / 100) for s in fresh]
 
     def _others(self) -> int | None:
@@ -261,15 +258,14 @@ def main(parent: int) -> None:
             meters.append(GpuMeter(uuid, hello["pid"]))
         except Exception as error:  # no driver, another version, a card that is lost
             log.write("no_nvml", why=f"{type(error).__name__}: {error}")
-    due, beat = time.monotonic(), 0
-    while True:
+    due = time.monotonic()
+    for beat in itertools.count():
         sample: dict[str, Any] = {}
         for meter in meters:
             sample |= meter.read()
             if beat % 5 == 0 and isinstance(meter, GpuMeter):
                 sample |= meter.pcie()
         log.write("telemetry", **sample)
-        beat += 1
         due += PERIOD_S  # from when it was due, not from when it was done: no drift
         time.sleep(max(0.0, due - time.monotonic()))
 

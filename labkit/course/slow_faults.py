@@ -49,8 +49,7 @@ def plant(name: str, amount: int, dataset: Any, trainer: Any) -> Any:
     """Plant one fault in the trainer, or return the dataset with it."""
     where, fault = PLANTS[name]
     if where == "item":
-        kind = SlowBatches if hasattr(dataset, "__getitems__") else SlowItems
-        return kind(dataset, fault, amount)
+        return SlowItems(dataset, fault, amount)
     if where == "trainer":
         fault(trainer, amount)
     elif where == "stem":
@@ -75,6 +74,8 @@ class SlowItems(torch.utils.data.Dataset):
 
     def __init__(self, dataset: Any, work: Callable, amount: int):
         self.dataset, self.work, self.amount = dataset, work, amount
+        if hasattr(dataset, "__getitems__"):
+            self.__getitems__ = self._batch
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -83,11 +84,7 @@ class SlowItems(torch.utils.data.Dataset):
         self.work(self.dataset, ticket, self.amount)
         return self.dataset[ticket]
 
-
-class SlowBatches(SlowItems):
-    """The same for a dataset that is fetched by the batch."""
-
-    def __getitems__(self, tickets: list[tuple[int, int]]) -> Any:
+    def _batch(self, tickets: list[tuple[int, int]]) -> Any:
         for ticket in tickets:
             self.work(self.dataset, ticket, self.amount)
         return self.dataset.__getitems__(tickets)
