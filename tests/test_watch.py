@@ -248,20 +248,15 @@ def test_an_exception_in_the_body_passes_untouched_and_is_in_the_run(problem, ou
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_sample_that_cannot_be_read_fails_as_without_a_watch(workers):
-    watched = quiet(DataLoader(Noise(40, bad=21), 4, num_workers=workers))
+def test_a_sample_that_cannot_be_read_fails_as_without_a_watch_and_a_loop_may_go_on(workers):
+    loader = DataLoader(Noise(40, bad=21), 4, num_workers=workers)
+    batches, watched = iter(quiet(loader)), watch.last
+    seen = [next(batches) for _ in range(5)]
     with pytest.raises(ValueError, match="sample 21 cannot be read"):
-        loop(watched)
+        next(batches)
     assert watched.run.outcome == "failed" and watched.run.steps == 5
     assert "sample 21 cannot be read" in watched.run.error
-
-
-def test_a_loop_that_skips_what_cannot_be_read_is_recorded_to_its_end():
-    batches, watched = iter(quiet(DataLoader(Noise(40, bad=21), 4))), watch.last
-    seen = [next(batches) for _ in range(5)]
-    with pytest.raises(ValueError, match="sample 21"):
-        next(batches)
-    assert len(seen + list(batches)) == 9
+    assert len(seen + list(batches)) == 9  # a loop that skips what cannot be read
     assert watched.run.steps == 9 and watched.run.outcome == "finished"
 
 
@@ -283,16 +278,13 @@ def test_a_loader_without_a_length_has_none():
 
 
 def test_an_iterator_that_is_used_up_gives_nothing_and_says_so(capsys):
+    with pytest.raises(TypeError, match=r"lk\.watch\(int\)"):
+        watch(3)
     watched = watch(iter(range(5)))
     assert loop(watched) == [0, 1, 2, 3, 4] and "gave no batch" not in capsys.readouterr().err
     for used_up in (watched, watch(iter(DataLoader(Noise(0), 4)))):
         assert loop(used_up) == [] and "gave no batch" in capsys.readouterr().err
     assert watch.last.run.steps == 0 and watch.last.run.outcome == "finished"
-
-
-def test_what_cannot_be_iterated_is_refused_by_name():
-    with pytest.raises(TypeError, match=r"lk\.watch\(int\)"):
-        watch(3)
 
 
 # -- given to a trainer --------------------------------------------------------------------------
@@ -372,17 +364,17 @@ def python(*arguments, home=os.environ["LABKIT_HOME"], **more):
 @pytest.mark.skipif(sys.platform != "linux", reason="telemetry beside a watch is for Linux")
 @pytest.mark.parametrize("end", ["closed", "killed"])
 def test_the_telemetry_does_not_outlive_the_watch(tmp_path, end):
-    code = (
-        "import time\n"
-        "from labkit.show.watching import watch\n"
-        "for i in watch(range(10**9)):\n"
-        "    time.sleep(0.01)\n"
-        "    t = watch.last._recorder.telemetry\n"
-        "    if t is not None:\n"
-        "        time.sleep(0.3); print(t.pid, flush=True); break\n"
-        f"if {end!r} == 'closed': watch.last.close(); print('over', flush=True)\n"
-        "time.sleep(60)\n"
-    )
+    code = f"""
+import time
+from labkit.show.watching import watch
+for i in watch(range(10**9)):
+    time.sleep(0.01)
+    t = watch.last._recorder.telemetry
+    if t is not None:
+        time.sleep(0.3); print(t.pid, flush=True); break
+if {end!r} == 'closed': watch.last.close(); print('over', flush=True)
+time.sleep(60)
+"""
     child = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment(tmp_path)
     )
@@ -401,42 +393,36 @@ def test_the_telemetry_does_not_outlive_the_watch(tmp_path, end):
         child.wait()
 
 
-SCRIPT = (
-    "import sys, time\n"
-    "from labkit.show.watching import watch\n"
-    "batches = list(range(20))\n"
-    "for epoch in range(2):\n"
-    "    for i in watch(batches):\n"
-    "        time.sleep(0.002)\n"
-    "        if epoch == 1 and i == int(sys.argv[1]): raise ValueError('my own mistake')\n"
-    "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules\n"
-    "print('trained')\n"
-)
-
-
-def newest(home):
-    return lk.load(max((home / "runs").iterdir()))
+SCRIPT = """
+import sys, time
+from labkit.show.watching import watch
+batches = list(range(20))
+for epoch in range(2):
+    for i in watch(batches):
+        time.sleep(0.002)
+        if epoch == 1 and i == int(sys.argv[1]): raise ValueError('my own mistake')
+assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules
+print('trained')
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fails_at", [-1, 15])
-def test_a_script_keeps_its_output_and_ends_with_its_diagnosis(fails_at, tmp_path):
+@pytest.mark.parametrize(("fails_at", "rank"), [(-1, "0"), (15, "0"), (-1, "1")])
+def test_a_script_keeps_its_output_and_ends_with_its_diagnosis(
+    fails_at, rank, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("RANK", rank)
     done = python("-c", SCRIPT, str(fails_at), home=tmp_path)
-    run = newest(tmp_path)
-    if fails_at < 0:
-        assert done.returncode == 0 and done.stdout == "trained\n", done.stderr
-        assert "epoch 2" in done.stderr and "Bottleneck " in done.stderr
-        assert run.steps == 40
-    else:
+    run = lk.load(max((tmp_path / "runs").iterdir()))
+    if fails_at > 0:
         assert done.returncode == 1 and "ValueError: my own mistake" in done.stderr
         assert run.outcome == "failed" and "my own mistake" in run.error and run.steps == 35
-
-
-@pytest.mark.slow
-def test_other_ranks_of_a_distributed_training_record_and_keep_quiet(tmp_path, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    done = python("-c", SCRIPT, "-1", home=tmp_path)
-    assert done.stderr == "" and newest(tmp_path).steps == 40
+        return
+    assert done.returncode == 0 and done.stdout == "trained\n" and run.steps == 40, done.stderr
+    if rank == "0":
+        assert "epoch 2" in done.stderr and "Bottleneck " in done.stderr
+    else:  # other ranks of a distributed training record and keep quiet
+        assert done.stderr == ""
 
 
 # -- from outside --------------------------------------------------------------------------------
