@@ -7,18 +7,15 @@ import torch
 from torch import distributed as dist
 
 from labkit.bench.rank import DistributedTrainer
+from labkit.spec import Pipeline
 
 MICRO = (1, 2)  # micro-batches that a rank's share of the batch is trained in
 
 
-def job(**changes):
+def job(micro=1):
     """What a Trainer reads of a job; an MLP, as batch norm's statistics are each rank's own."""
-    knobs = {
-        "seed": 0, "precision": "fp32", "model": "mlp", "width": 32, "depth": 2, "image_px": 16,
-        "channels_last": False, "fused_optimizer": False, "compile": None, "non_blocking": False,
-        "prefetch_to_device": False, "accumulation_steps": 1,
-    }  # fmt: skip
-    return SimpleNamespace(**knobs | changes)
+    mlp = Pipeline(model="mlp", width=32, depth=2, image_px=16, accumulation_steps=micro)
+    return SimpleNamespace(**mlp.to_dict())
 
 
 def batch():
@@ -33,21 +30,15 @@ def gradients(trainer):
     return torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
 
 
-def train(out, micro):
-    """Train one rank's share of the batch in `micro` micro-batches, without an update."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    knobs = job(accumulation_steps=micro)
-    trainer = DistributedTrainer(knobs, torch.device("cpu"), no_sync=micro > 1)
-    trainer.optimizer.step = lambda *_: None  # what is looked at are the gradients
-    trainer.optimizer.zero_grad = lambda **_: None
-    parts = zip(*(part[rank::ranks].chunk(micro) for part in batch()), strict=True)
-    for number, part in enumerate(parts, 1):
-        trainer.compute(*part, update=number == micro)
-    torch.save(gradients(trainer), f"{out}.{rank}.{micro}")
-    dist.barrier()
-
-
 if __name__ == "__main__":
     dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
     for micro in MICRO:
-        train(sys.argv[1], micro)
+        trainer = DistributedTrainer(job(micro), torch.device("cpu"), no_sync=micro > 1)
+        trainer.optimizer.step = lambda *_: None  # what is looked at are the gradients
+        trainer.optimizer.zero_grad = lambda **_: None
+        parts = zip(*(part[rank::ranks].chunk(micro) for part in batch()), strict=True)
+        for number, part in enumerate(parts, 1):
+            trainer.compute(*part, update=number == micro)
+        torch.save(gradients(trainer), f"{sys.argv[1]}.{rank}.{micro}")
+        dist.barrier()

@@ -72,13 +72,8 @@ def test_steps_in_which_no_time_passed_get_no_verdict_and_no_error(steps_that_ta
     ms = np.zeros((30, 4))
     ms[:steps_that_take_time] = 20.0
     for kind in ("cpu", "gpu"):
-        blind = lk.diagnose(fake(ms, kind=kind, warmup=0, xray=gpu_xray(5.0)))
-        assert blind.bottleneck == "unsure" or steps_that_take_time
-
-
-def test_a_busy_device_is_healthy():
-    found = lk.diagnose(fake(steps()))
-    assert first(found) == ("compute", "the device is the limit") and found.confidence == 1.0
+        found = lk.diagnose(fake(ms, kind=kind, warmup=0, xray=gpu_xray(5.0)))
+        assert found.bottleneck == "unsure" or steps_that_take_time
 
 
 @pytest.mark.parametrize(
@@ -95,11 +90,12 @@ def test_time_outside_the_compute_is_named_after_what_took_it(time, bottleneck):
 
 @pytest.mark.parametrize(
     ("seen", "bottleneck"),
-    [({"bf16_speedup": 2.0}, "precision"), ({"gap_us": 9_000.0}, "launch"),
+    [({}, "compute"), ({"bf16_speedup": 2.0}, "precision"), ({"gap_us": 9_000.0}, "launch"),
      ({"tiny_us": 9_000.0}, "launch"), ({"fusible_us": 9_000.0}, "memory_bandwidth")],
 )  # fmt: skip
 def test_the_xray_sees_inside_the_compute(seen, bottleneck):
-    assert lk.diagnose(fake(steps(), xray_facts=CALM | seen)).bottleneck == bottleneck
+    found = lk.diagnose(fake(steps(), xray_facts=CALM | seen))
+    assert found.bottleneck == bottleneck and found.confidence == 1.0
 
 
 def test_the_costlier_of_two_faults_comes_first_and_both_are_listed():
@@ -123,22 +119,13 @@ def test_a_run_that_is_too_short_gets_no_verdict_and_is_told_how_many_steps_are_
     assert lk.diagnose(fake(np.zeros((0, 4)), warmup=0)).bottleneck == "unsure"
 
 
-def test_a_shared_gpu_gets_no_verdict():
-    samples = [{"t_ns": 0, "others": 0}, {"t_ns": 10**9, "others": 1}]
-    found = lk.diagnose(fake(steps(wait=50), kind="gpu", telemetry=samples))
-    assert found.bottleneck == "unsure" and "other processes" in found.evidence
-
-
 @pytest.mark.parametrize(
     ("time", "own", "workers", "samples", "bottleneck"),
-    [
-        ({}, 0.5, 0, [], "unsure"),  # others had the core: not called healthy
-        ({"wait": 60.0}, 0.7, 0, [], "input"),  # but its own losses stand
-        ({"other": 10.0}, 0.5, 0, [], "launch"),
-        ({"wait": 5.0}, 0.5, 1, BUSY_CORES, "unsure"),  # workers starved by others
-        ({}, 0.5, 4, [BUSY_CORES[0] | {"own_cpu": 1.0}], "input"),  # our own workers had it
-    ],
-)
+    [({}, 0.5, 0, [], "unsure"),  # others had the core: not called healthy
+     ({"wait": 60.0}, 0.7, 0, [], "input"), ({"other": 10.0}, 0.5, 0, [], "launch"),  # these stand
+     ({"wait": 5.0}, 0.5, 1, BUSY_CORES, "unsure"),  # workers starved by others
+     ({}, 0.5, 4, [BUSY_CORES[0] | {"own_cpu": 1.0}], "input")],  # our own workers had it
+)  # fmt: skip
 def test_a_core_taken_from_the_model_is_blamed_on_who_took_it(
     time, own, workers, samples, bottleneck
 ):
@@ -147,12 +134,6 @@ def test_a_core_taken_from_the_model_is_blamed_on_who_took_it(
     assert found.bottleneck == bottleneck
     if workers == 4:
         assert found.findings[0].cause == "workers take the device's cores"
-
-
-def test_two_equal_losses_are_too_close_to_call_or_called_with_low_confidence():
-    rng, ms = np.random.default_rng(0), steps()
-    ms[:, 0], ms[:, 1] = rng.exponential(12, 30), rng.exponential(12, 30)
-    assert lk.diagnose(fake(ms)).confidence < 0.95
 
 
 @pytest.mark.parametrize(
@@ -168,13 +149,11 @@ def test_without_a_sound_xray_the_verdict_is_a_guess_and_says_so(seen):
 
 @pytest.mark.parametrize(
     ("seen", "knobs"),
-    [
-        (gpu_xray(0.0), {}),  # no kernel at all, of a device that its events call busy
-        (gpu_xray(40_000.0), {}),  # kernels for longer than it was busy
-        (gpu_xray(2_000.0, cuda_graphs=True), {}),
-        (gpu_xray(2_000.0), {"compile": "reduce-overhead"}),
-    ],
-)
+    [(gpu_xray(0.0), {}),  # no kernel at all, of a device that its events call busy
+     (gpu_xray(40_000.0), {}),  # kernels for longer than it was busy
+     (gpu_xray(2_000.0, cuda_graphs=True), {}),
+     (gpu_xray(2_000.0), {"compile": "reduce-overhead"})],
+)  # fmt: skip
 def test_instruments_that_contradict_each_other_give_no_verdict(seen, knobs):
     found = on_gpu(seen, pipeline=lk.Pipeline(**knobs))
     assert first(found) == ("unsure", "instruments disagree")
@@ -188,15 +167,12 @@ def test_gaps_between_kernels_are_launch_however_little_the_kernels_take(kernel_
     assert found.findings[0].lost_share == pytest.approx(1 - kernel_us / 20_000, abs=0.03)
 
 
-def test_a_cuda_graph_whose_kernels_were_seen_is_judged_like_any_step():
-    assert on_gpu(gpu_xray(19_500.0, cuda_graphs=True)).bottleneck == "compute"
-
-
 def test_a_profiler_that_saw_no_device_at_all_is_no_witness_and_no_contradiction():
     blind = gpu_xray(0.0, device_kind="cpu")
     found = lk.diagnose(fake(steps(wait=60.0), kind="gpu", xray=blind))
     assert found.bottleneck == "input"
     assert any("no device activity" in note for note in found.notes)
+    assert on_gpu(gpu_xray(19_500.0, cuda_graphs=True)).bottleneck == "compute"  # graphs were seen
 
 
 ODD = "cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_32x2_tn_align1"
