@@ -53,17 +53,13 @@ def test_the_table_is_what_the_course_has_now():
 ROW = {"label": "a step", "card": "T4", "waiting": 0.0, "costs": None, "over_launches": 9.0}
 
 
-@pytest.mark.parametrize(
-    ("claim", "shown"),
-    [
-        ("compute", {"regime": "launch"}),
-        ("device", {"regime": "precision", "over_launches": 1.1}),  # a slower host, and it waits
-        ("starved", {"regime": "compute", "waiting": 0.02}),
-        ("not launch", {"regime": "launch"}),
-        ("launch", {"regime": "launch", "costs": 0.03}),
-        ("", {"regime": "out of memory"}),
-    ],
-)
+@pytest.mark.parametrize(("claim", "shown"), [
+    ("compute", {"regime": "launch"}),
+    ("device", {"regime": "precision", "over_launches": 1.1}),  # a slower host, and it waits
+    ("starved", {"regime": "compute", "waiting": 0.02}),
+    ("not launch", {"regime": "launch"}), ("launch", {"regime": "launch", "costs": 0.03}),
+    ("", {"regime": "out of memory"}),
+])  # fmt: skip
 def test_a_card_that_shows_something_else_is_named(claim, shown):
     assert "a step: claimed" in launch_lint.wrong(ROW | {"claim": claim} | shown)
 
@@ -93,36 +89,28 @@ CARD = standin_gpu.Card("made up", {"fp32": 10 / standin_gpu.REACHED}, 1e3, 1, 1
 LOAD = [Op("load"), Op("copied")]
 
 
-def kernel(us: float) -> Op:
-    """One that takes so long on the made-up card: 10 TFLOP/s are 1e7 FLOP/us."""
-    return Op("kernel", "mm", flops=us * 1e7, format="fp32")
+def kernels(us: float, count: int) -> list[Op]:
+    """Some that take so long each on the made-up card: 10 TFLOP/s are 1e7 FLOP/us."""
+    return [Op("kernel", "mm", flops=us * 1e7, format="fp32")] * count
 
 
-def test_a_device_that_is_slower_than_its_host_never_waits():
-    spent = replayed(Step([*LOAD, *[kernel(20)] * 10], loader_us=100), CARD)
-    assert spent["compute"] == pytest.approx(200)
-    assert spent["input"] == spent["launch"] == pytest.approx(0)
+@pytest.mark.parametrize(
+    ("step", "compute", "launch"),
+    [
+        (Step([*LOAD, *kernels(20, 10)], loader_us=100), 200, 0),  # the device never waits
+        (Step([*LOAD, *kernels(2, 100)]), 200, 100 * (6 - 2)),  # nor does a short kernel's host
+        (Step([*LOAD, *kernels(20, 10), Op("wait")]), 200, 6),  # the queue runs dry
+    ],
+)
+def test_the_device_waits_for_launches_where_it_is_quicker(step, compute, launch):
+    spent = replayed(step, CARD)
+    assert spent["compute"] == pytest.approx(compute) and spent["input"] == pytest.approx(0)
+    assert spent["launch"] == pytest.approx(launch)
 
 
-def test_a_loader_in_turn_costs_what_exceeds_the_queue():
-    spent = replayed(Step([*LOAD, *[kernel(20)] * 10], loader_us=1000), CARD)
+def test_a_loader_costs_what_exceeds_the_queue_and_workers_share_it():
+    spent = replayed(Step([*LOAD, *kernels(20, 10)], loader_us=1000), CARD)
     assert spent["compute"] == pytest.approx(200)
     assert spent["input"] + spent["launch"] == pytest.approx(1000 + 10 * 6 - 200, abs=60)
-
-
-def test_short_kernels_wait_for_their_launches():
-    spent = replayed(Step([*LOAD, *[kernel(2)] * 100]), CARD)
-    assert spent["launch"] == pytest.approx(100 * (6 - 2))
-    assert spent["compute"] == pytest.approx(200)
-
-
-def test_a_wait_in_the_step_lets_the_queue_run_dry():
-    fed = [*LOAD, *[kernel(20)] * 10]
-    assert replayed(Step([*fed, Op("wait")]), CARD)["launch"] == pytest.approx(6)
-
-
-def test_workers_share_the_loading():
-    step = Step([*LOAD, kernel(100)], loader_us=1000, workers=4)
-    assert sum(replayed(step, CARD)[part] for part in ("compute", "input", "launch")) == (
-        pytest.approx(250)
-    )
+    shared = replayed(Step([*LOAD, *kernels(100, 1)], loader_us=1000, workers=4), CARD)
+    assert sum(shared[part] for part in ("compute", "input", "launch")) == pytest.approx(250)

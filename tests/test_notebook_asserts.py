@@ -22,7 +22,9 @@ pytestmark = pytest.mark.slow
 needs_standin = pytest.mark.skipif(
     sys.platform != "linux" or not shutil.which("g++"), reason="the stand-in is compiled with g++"
 )
-CARDS = ("T4", "RTX4070", "RTX4090", "A100", "H200")
+CARDS = ("T4", "H200")  # the slowest and the fastest
+if os.environ.get("LABKIT_ALL_CARDS"):
+    CARDS += ("RTX4070", "RTX4090", "A100")
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +78,11 @@ def test_ranks_are_compared_with_one_process_whatever_cards_there_are(count, mon
 
 
 @needs_standin
-def test_a_run_and_ranks_on_a_machine_with_one_card(tmp_path):
+def test_a_run_and_ranks_on_a_machine_with_one_card():
     """The same for real: the processes that labkit starts see one card, on the real clock."""
-    script = tmp_path / "compare.py"
-    script.write_text(ONE_CARD)
     site = Path(cells.__file__).with_name("standin_site")
     env = os.environ | {"LABKIT_STANDIN": "T4", "PYTHONPATH": str(site)}
-    command = [sys.executable, script]
+    command = [sys.executable, "-c", ONE_CARD]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1])

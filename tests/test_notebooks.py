@@ -31,38 +31,17 @@ def source(cell):
     return "".join(cell["source"])
 
 
-def outputs(notebook):
-    return [output for cell in code_cells(notebook) for output in cell["outputs"]]
-
-
-def texts(notebook):
-    """Every stored output as text, pictures left out."""
-    for output in outputs(notebook):
-        data = {kind: v for kind, v in output.get("data", {}).items() if kind != "image/png"}
-        yield json.dumps(output | {"data": data})
-
-
-def test_there_are_notebooks():
-    assert {"00_start_here", "02_sawtooth_diagnosis"} <= {path.stem for path in NOTEBOOKS}
-
-
-def test_cells_are_short(notebook):
+def test_cells_are_short_and_every_code_cell_follows_prose(notebook):
     lengths = [len(source(cell).splitlines()) for cell in code_cells(notebook)]
-    assert max(lengths) <= LONGEST_CELL
-    assert statistics.median(lengths) <= MEDIAN_CELL
-
-
-def test_every_code_cell_follows_prose(notebook):
+    assert max(lengths) <= LONGEST_CELL and statistics.median(lengths) <= MEDIAN_CELL
     kinds = [cell["cell_type"] for cell in notebook["cells"]]
-    assert kinds[0] == "markdown"
-    assert "code code" not in " ".join(kinds)
+    assert kinds[0] == "markdown" and "code code" not in " ".join(kinds)
 
 
 def test_the_machine_is_stamped_before_anything_runs(notebook):
     sources = [source(cell) for cell in code_cells(notebook)]
     stamp = next(i for i, text in enumerate(sources) if "lk.machine().line" in text)
-    assert stamp < STAMP_WITHIN
-    assert not any(RUNS.search(text) for text in sources[:stamp])
+    assert stamp < STAMP_WITHIN and not any(RUNS.search(text) for text in sources[:stamp])
 
 
 def test_runs_leave_their_figure_in_the_notebook(notebook):
@@ -74,24 +53,18 @@ def test_runs_leave_their_figure_in_the_notebook(notebook):
         assert "image/png" in kinds, source(cell)
 
 
-def test_outputs_are_complete_and_small(notebook):
+def test_outputs_are_complete_small_and_name_no_error_path_host_or_user(notebook):
     for cell in code_cells(notebook):
         assert cell["execution_count"], f"not executed: {source(cell)}"
-    sizes = [len(json.dumps(output)) for output in outputs(notebook)]
-    assert max(sizes) <= LARGEST_OUTPUT
-
-
-def test_outputs_hold_no_error(notebook):
-    assert all(output["output_type"] != "error" for output in outputs(notebook))
-    assert not [text for text in texts(notebook) if "Traceback" in text]
-
-
-def test_outputs_name_no_path_host_or_user(notebook):
+    outputs = [output for cell in code_cells(notebook) for output in cell["outputs"]]
+    assert max(len(json.dumps(output)) for output in outputs) <= LARGEST_OUTPUT
+    assert all(output["output_type"] != "error" for output in outputs)
     private = [name for name in (socket.gethostname(), getpass.getuser()) if len(name) > 3]
     names = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in private) or r"(?!)")
-    for text in texts(notebook):
-        assert not PATH.search(text), text
-        assert not names.search(text), text
+    for output in outputs:
+        data = {kind: v for kind, v in output.get("data", {}).items() if kind != "image/png"}
+        text = json.dumps(output | {"data": data})
+        assert "Traceback" not in text and not PATH.search(text) and not names.search(text), text
 
 
 def test_cells_that_depend_on_hardware_are_not_compared(notebook):
