@@ -39,24 +39,21 @@ def copies(job: Any, bench: Any) -> None:
     """
     total = job.mib * MIB // 4  # float32 numbers
     for done, pieces in enumerate(job.pieces, 1):
+        bench.stage("copying", done, len(job.pieces))
         if pieces > total:
             bench.skip(f"{pieces} pieces", f"{job.mib} MiB are only {total} numbers")
-            continue
-        bench.stage("copying", done, len(job.pieces))
-        (copy_in_ram if bench.on_cpu else copy_to_card)(bench, total, pieces)
+        elif bench.on_cpu:
+            sources = separate(bench, total, pieces)
+            targets = [torch.empty_like(each).fill_(1.0) for each in sources]  # with their pages
+            pairs = list(zip(targets, sources, strict=True))
+            bench.time(lambda pairs=pairs: [to.copy_(of) for to, of in pairs], of="copy",
+                       bytes=4 * total, pieces=pieces)  # fmt: skip
+        else:
+            copy_to_card(bench, total, pieces)
     if bench.on_cpu:
         bench.skip("pinned and non_blocking", "there is no bus to cross: the device is the CPU")
     elif not pins(bench.device):
         bench.skip("pinned", NO_PINS)
-
-
-def copy_in_ram(bench: Any, total: int, pieces: int) -> None:
-    """Time copies from RAM to RAM; the pieces lie apart, as tensors of their own would."""
-    sources = separate(bench, total, pieces)
-    targets = [torch.empty_like(source).fill_(1.0) for source in sources]  # their pages are there
-    pairs = list(zip(targets, sources, strict=True))
-    bench.time(lambda: [to.copy_(of) for to, of in pairs], of="copy", bytes=4 * total,
-               pieces=pieces)  # fmt: skip
 
 
 def copy_to_card(bench: Any, total: int, pieces: int) -> None:

@@ -51,12 +51,11 @@ def anatomy(job: Any, bench: Any) -> None:
 
 def pcie(device: Any) -> dict[str, Any]:
     """Return what the card's link to the host can do at most; an idle card may run it slower."""
-    facts: dict[str, Any] = {"pcie_generation": None, "pcie_width": None}
     with contextlib.suppress(pynvml.NVMLError):
         card = nvml_card(device)
-        facts["pcie_generation"] = pynvml.nvmlDeviceGetMaxPcieLinkGeneration(card)
-        facts["pcie_width"] = pynvml.nvmlDeviceGetMaxPcieLinkWidth(card)
-    return facts
+        return {"pcie_generation": pynvml.nvmlDeviceGetMaxPcieLinkGeneration(card),
+                "pcie_width": pynvml.nvmlDeviceGetMaxPcieLinkWidth(card)}  # fmt: skip
+    return {"pcie_generation": None, "pcie_width": None}
 
 
 def nvml_card(device: Any) -> Any:
@@ -169,7 +168,7 @@ def one_thread(job: Any, bench: Any) -> None:
 def one_and_all_cores(job: Any, bench: Any) -> None:
     """Read one thread and all of them by the meter, and by the work done."""
     before, cores = torch.get_num_threads(), machine.cpu_cores()
-    a, b = torch.randn(N, N), torch.randn(N, N)
+    a, b = torch.randn(2, N, N)
     try:
         for threads in dict.fromkeys([1, cores]):
             torch.set_num_threads(threads)
@@ -192,8 +191,7 @@ def one_on_card(job: Any, bench: Any) -> None:
     """Read one thread on the whole card by NVML's meter."""
     card = torch.cuda.get_device_properties(bench.device)
     lanes = card.multi_processor_count * card.max_threads_per_multi_processor
-    readings = []
-    started = time.perf_counter()
+    readings, started = [], time.perf_counter()
     with contextlib.suppress(pynvml.NVMLError):
         meter = nvml_card(bench.device)
         while (now := time.perf_counter() - started) < job.seconds:
@@ -202,11 +200,11 @@ def one_on_card(job: Any, bench: Any) -> None:
             bench.synchronize()
             if now > job.seconds / 2:  # the meter's window has filled by then
                 readings.append(pynvml.nvmlDeviceGetUtilizationRates(meter).gpu / 100)
-    if not readings:
+    if readings:
+        values = {"meter": statistics.median(readings), "lanes": lanes, "used": 1 / lanes}
+        bench.write("threads", values=values, threads=1)
+    else:
         bench.skip("one thread", "NVML does not tell this card's utilization")
-        return
-    values = {"meter": statistics.median(readings), "lanes": lanes, "used": 1 / lanes}
-    bench.write("threads", values=values, threads=1)
 
 
 @one_thread.figure

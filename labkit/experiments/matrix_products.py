@@ -36,8 +36,7 @@ def matrix_products(job: Any, bench: Any) -> None:
     On a GPU the loop is nothing but launches; so is one call for small matrices (see its
     launch_share).
     """
-    a = torch.randn(job.count, job.n, job.n, device=bench.device)  # (count, n, n)
-    b = torch.randn(job.count, job.n, job.n, device=bench.device)
+    a, b = torch.randn(2, job.count, job.n, job.n, device=bench.device)  # (count, n, n) each
     flops = 2 * job.count * job.n**3
     pairs = list(zip(a.unbind(), b.unbind(), strict=True))
     bench.time(lambda: [x @ y for x, y in pairs], of="one by one", flops=flops,
@@ -81,8 +80,7 @@ def matrix_slices(job: Any, bench: Any) -> None:
     `n` the whole product is just more than its launch.
     """
     n = job.n or side(bench, "fp32")
-    a = torch.randn(n, n, device=bench.device)  # (n, n)
-    b = torch.randn(n, n, device=bench.device)
+    a, b = torch.randn(2, n, n, device=bench.device)  # (n, n) each
     out, mm = torch.empty_like(a), torch.mm
     flops = 2 * n**3
     bench.time(lambda: mm(a, b, out=out), of="at once", flops=flops, launches=1, n=n,
@@ -158,8 +156,7 @@ def relative_error(result: torch.Tensor, exact: torch.Tensor) -> float:
 
 def product(n: int, dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
     """Return a product of two (n, n) matrices as a function, its result in memory that is there."""
-    a = torch.randn(n, n, device=device).to(dtype)  # (n, n)
-    b = torch.randn(n, n, device=device).to(dtype)
+    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))  # (n, n)
     out = torch.empty_like(a)
     return lambda: torch.mm(a, b, out=out)
 

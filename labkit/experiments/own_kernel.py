@@ -75,33 +75,27 @@ def time_it(add3: Callable, bench: Any) -> None:
 
 
 def local_package(bench: Any) -> None:
-    """Write the package, load it by name, check it like the kernel itself."""
+    """Write the package (see above), load it by name, check it like the kernel itself."""
     if importlib.util.find_spec("kernels") is None:
         bench.skip("local package", f"the library kernels is not installed: {INSTALL}")
         return
+    backend = bench.device.type
     with tempfile.TemporaryDirectory() as folder:
-        root = write_package(Path(folder), bench.device.type)
-        files = sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
-        os.environ["LOCAL_KERNELS"] = f"{NAME}={root}"  # read by kernels, once
+        variant = Path(folder) / "build" / f"torch-{backend}"
+        variant.mkdir(parents=True)
+        code = Path(labkit.__file__).with_name("bench") / "triton_add.py"
+        shutil.copyfile(code, variant / "__init__.py")
+        (variant / "metadata.json").write_text(json.dumps({
+            "name": "add3", "id": "labkit_add3", "version": VERSION, "license": "MIT",
+            "python-depends": [], "backend": {"type": backend},
+        }))  # fmt: skip
+        os.environ["LOCAL_KERNELS"] = f"{NAME}={folder}"  # read by kernels, once
         from kernels import get_kernel
 
         module = get_kernel(NAME, version=VERSION)
+        files = sorted(f"build/{variant.name}/{file.name}" for file in variant.iterdir())
         facts = {"name": NAME, "module": module.__name__, "files": files}
         check("local package", module.add3, bench, facts)
-
-
-def write_package(folder: Path, backend: str) -> Path:
-    """Write the package for "cpu" or "cuda"; return the folder."""
-    variant = folder / "build" / f"torch-{backend}"
-    variant.mkdir(parents=True, exist_ok=True)
-    code = Path(labkit.__file__).with_name("bench") / "triton_add.py"
-    shutil.copyfile(code, variant / "__init__.py")
-    facts = {
-        "name": "add3", "id": "labkit_add3", "version": VERSION, "license": "MIT",
-        "python-depends": [], "backend": {"type": backend},
-    }  # fmt: skip
-    (variant / "metadata.json").write_text(json.dumps(facts, indent=2))
-    return folder
 
 
 def hub(repository: str, load: bool, bench: Any) -> None:
