@@ -155,22 +155,15 @@ def draw_formats(measured: Any) -> Any:
         for axes, of, key in ((span, "limits", "smallest"), (step, "rounding", "worst")):
             for point in measured.where(of, format=form.name):
                 axes.plot(point.values[key] or math.nan, row, "o", mfc="white", mec=colour)
-        words = f"{form.digits:.1f} decimal digits" + " (not measured here)" * (
-            form is not FP32 and not measured.where("rounding", format=form.name)
-        )
+        missing = form is not FP32 and not measured.where("rounding", format=form.name)
+        words = f"{form.digits:.1f} decimal digits" + " (not measured here)" * missing
         primitives.beside(step, 2 * form.eps, row, words)
-    for axes, name, limits, label in (
-        (
-            span,
-            "range",
-            (1e-48, 1e42),
-            "size of a number (pale: digits are lost)",
-        ),
-        (step, "precision", (1e-9, 3), "largest relative error of rounding (rings: found here)"),
-    ):
+    for axes, name in ((span, "range"), (step, "precision")):
         primitives.name_rows(axes, list(FORMATS))
-        axes.set(xscale="log", xlim=limits, xlabel=label)
         axes.set_title(name, loc="left")
+        axes.set_xscale("log")
+    span.set(xlim=(1e-48, 1e42), xlabel="size of a number (pale: digits are lost)")
+    step.set(xlim=(1e-9, 3), xlabel="largest relative error of rounding (rings: found here)")
     span.axvline(1.0, color="#999999", lw=0.8, ls=":")
     return figure
 
@@ -191,10 +184,8 @@ def autocast_types(job: Any, bench: Any) -> None:
     with torch.autocast(bench.device.type, dtype=dtype):
         for name, work in operations(bench.device).items():
             came = {}
-            for given, x, picture in (
-                ("from fp32", full, image),
-                ("from 16 bits", full.to(dtype), image.to(dtype)),
-            ):
+            for given, kind in (("from fp32", torch.float32), ("from 16 bits", dtype)):
+                x, picture = full.to(kind), image.to(kind)
                 try:
                     came[given] = short[work(x, picture).dtype]
                 except RuntimeError as error:  # an operation that this device lacks in 16 bits

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -53,23 +52,18 @@ def worker_memory(job: Any, bench: Any) -> None:
     for of, kept in {"list of Python objects": names, "one array": np.array(names)}.items():
         bench.stage(f"measuring: {of}")
         gc.collect()
-        for share, private in _read_through(Labels(kept), job.workers):
-            bench.write(of, values={"private_bytes": private}, read=share, workers=job.workers)
-
-
-def _read_through(dataset: Labels, workers: int) -> Iterator[tuple[float, int]]:
-    """Yield (share of the dataset read, private bytes of all workers together) along one epoch."""
-    loader = torch_data.DataLoader(
-        dataset, batch_size=BATCH, num_workers=workers,
-        worker_init_fn=process.worker_dies_with_bench,
-    )  # fmt: skip
-    batches = len(loader)
-    marks = {1, *(round(batches * i / READINGS) for i in range(1, READINGS + 1))}
-    iterator = iter(loader)
-    pids = [worker.pid for worker in iterator._workers]
-    for number, _ in enumerate(iterator, 1):
-        if number in marks:
-            yield round(number / batches, 3), sum(map(_private, pids))
+        loader = torch_data.DataLoader(
+            Labels(kept), batch_size=BATCH, num_workers=job.workers,
+            worker_init_fn=process.worker_dies_with_bench,
+        )  # fmt: skip
+        marks = {1, *(round(len(loader) * i / READINGS) for i in range(1, READINGS + 1))}
+        iterator = iter(loader)
+        pids = [worker.pid for worker in iterator._workers]
+        for number, _ in enumerate(iterator, 1):
+            if number in marks:
+                values = {"private_bytes": sum(map(_private, pids))}
+                read = round(number / len(loader), 3)
+                bench.write(of, values=values, read=read, workers=job.workers)
 
 
 def _private(pid: int) -> int:
