@@ -51,9 +51,10 @@ class TuningJob:
             knobs[knob] = KNOBS[knob].check(value)
         start = Setting.of(knobs)
         pipeline.but(**start.to_dict())  # raises ValueError on a bad one
+        most = None if max_workers is None else KNOBS["num_workers"].check(max_workers)
         here = machine()
-        most = max(LEAST_MAX_WORKERS, 2 * (here.cpu_cores or 1))
-        most = most if max_workers is None else KNOBS["num_workers"].check(max_workers)
+        if most is None:
+            most = max(LEAST_MAX_WORKERS, 2 * (here.cpu_cores or 1))
         self.tuning = tuning = Tuning(name, start, here.line)
 
         variants: tuple[dict[str, Any], ...] = ()
