@@ -91,17 +91,17 @@ def draw_knee(knee: Knee) -> Figure:
     fitted, sizes, times = knee.predicted_ms(batch), np.array(knee.sizes), np.array(knee.step_ms)
     ticks, mark = {size: str(size) for size in sizes}, {"color": LINES[1], "linestyle": "--"}
     found = knee.batch_size is not None
-    names = (
+    step_time = (
         Series("measured (median)", sizes, times),
         Series("fixed part + part per sample", batch, fitted, BEFORE, marker=""),
     )
-    rates = (
+    throughput = (
         Series("", sizes, sizes / times * 1e3),
         Series("", batch, batch / fitted * 1e3, BEFORE, marker=""),
     )
     legend = [Line2D([], [], label=f"knee: {knee.batch_size}", **mark)] if found else []
-    lines(upper, names, "", "compute of a step, ms", log="xy", xticks=ticks, legend=legend)
-    lines(lower, rates, "batch_size", "samples/s of compute", log="xy", xticks=ticks)
+    lines(upper, step_time, "", "compute of a step, ms", log="xy", xticks=ticks, legend=legend)
+    lines(lower, throughput, "batch_size", "samples/s of compute", log="xy", xticks=ticks)
     if found:
         for axes in (upper, lower):
             axes.axvline(knee.n_half, linewidth=1.2, **mark)
