@@ -10,17 +10,16 @@ NETWORK = Pipeline(io_ms=10.0, xray=False)
 knobs(
     "00-first",
     "your first improvement",
-    "The images of this pipeline come from a network drive. Make it train at least twice "
-    "as many samples a second, by its loader settings alone.",
+    "The images of this pipeline come from a network drive. Make it train at least twice as many "
+    "samples a second, by its loader settings alone.",
     faster(2.0),
     hints=(
         "Who prepares the batches while the device computes? With num_workers=0, nobody.",
         "Each worker takes a share of the waiting: try num_workers=4.",
     ),
-    base=NETWORK,
-    free=("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
+    base=NETWORK, free=("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
     solution=NETWORK.but(num_workers=6),
-)
+)  # fmt: skip
 
 
 def warmed_and_waited(work, wait, clock):

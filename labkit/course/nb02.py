@@ -13,18 +13,16 @@ BUSY = Pipeline(
 knobs(
     "02-feed",
     "the cheapest cure",
-    "Feed this pipeline with at most three workers, so that it trains at least twice as "
-    "fast as with none.",
+    "Feed this pipeline with at most three workers, so that it trains at least twice as fast as "
+    "with none.",
     faster(2.0),
     Goal("workers", lambda run, _: run.pipeline.num_workers, at_most=3),
     hints=(
         "Take wait_ms and compute_ms of the run without workers: w workers divide the wait.",
         "Twice as fast means half the step: how many workers bring the wait below that?",
     ),
-    base=NETWORK,
-    free=("num_workers", "prefetch_factor"),
-    solution=NETWORK.but(num_workers=3),
-)
+    base=NETWORK, free=("num_workers", "prefetch_factor"), solution=NETWORK.but(num_workers=3),
+)  # fmt: skip
 
 
 def merged(intervals, start, end):
@@ -64,18 +62,15 @@ def busy_share(answer, _torch):
 knobs(
     "02-less-busy",
     "less busy, and faster",
-    "This pipeline is busy nearly all the time. Change its model so that the busy share "
-    "falls to four fifths or less, and yet at least twice as many samples are trained a "
-    "second. You will not quote utilization as a measure of speed again.",
+    "This pipeline is busy nearly all the time. Change its model so that the busy share falls to "
+    "four fifths or less, and yet at least twice as many samples are trained a second. You will "
+    "not quote utilization as a measure of speed again.",
     faster(2.0),
     Goal("busy share over the baseline's", ratio("utilization"), at_most=0.8, close=CLOSE),
     hints=(
         "What does the device do when it has finished a batch before the next one is ready?",
         "A model that needs less than prep_ms for a batch has to wait for the loader.",
     ),
-    base=BUSY,
-    free=("model", "width", "depth"),
-    tolerance=None,
-    needs=sized_for_a_cpu,
+    base=BUSY, free=("model", "width", "depth"), tolerance=None, needs=sized_for_a_cpu,
     solution=BUSY.but(width=4, depth=1),
-)
+)  # fmt: skip

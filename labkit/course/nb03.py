@@ -108,17 +108,15 @@ def read(kind, manifest, pixels):
 knobs(
     "03-stalls",
     "ride over the stalls",
-    "The disk stalls for 600 ms in one of 21 batches. Train at least 1.6 times as fast all "
-    "the same, with the same four workers.",
+    "The disk stalls for 600 ms in one of 21 batches. Train at least 1.6 times as fast all the "
+    "same, with the same four workers.",
     faster(1.6),
     hints=(
         "Batches are handed over in order: while one worker stalls, the others fill the queue.",
         "How many batches can three workers make in 600 ms? So many places the queue needs.",
     ),
-    base=STALLS,
-    free=("prefetch_factor",),
-    solution=STALLS.but(prefetch_factor=32),
-)
+    base=STALLS, free=("prefetch_factor",), solution=STALLS.but(prefetch_factor=32),
+)  # fmt: skip
 
 
 knobs(
@@ -135,7 +133,5 @@ knobs(
         "Nothing stalls here. What, then, are 64 batches in memory good for?",
         "The workers set the speed; the queue only evens it out.",
     ),
-    base=DEEP,
-    free=("num_workers", "prefetch_factor"),
-    solution=DEEP.but(prefetch_factor=2),
-)
+    base=DEEP, free=("num_workers", "prefetch_factor"), solution=DEEP.but(prefetch_factor=2),
+)  # fmt: skip

@@ -15,16 +15,13 @@ WHOLE = Pipeline(
 knobs(
     "04-knee",
     "up to the knee",
-    "This pipeline takes one sample at a time. Train at least three times as many samples "
-    "a second with a batch of 64 at the most.",
+    "This pipeline takes one sample at a time. Train at least three times as many samples a second "
+    "with a batch of 64 at the most.",
     faster(3.0),
     Goal("batch_size", lambda run, _: run.pipeline.batch_size, at_most=64),
     hints=("A step costs a fixed part and a part per sample. Who pays the fixed part?",),
-    base=ONE,
-    free=("batch_size",),
-    tolerance=None,
-    solution=ONE.but(batch_size=64),
-)
+    base=ONE, free=("batch_size",), tolerance=None, solution=ONE.but(batch_size=64),
+)  # fmt: skip
 
 
 def update_size(run, _):
@@ -35,8 +32,8 @@ def update_size(run, _):
 knobs(
     "04-fit",
     "1024 samples an update in 2 GiB",
-    "This pipeline takes more than 2 GiB. Train on 1024 samples an update all the same, "
-    "all 1024 of them, with a peak of 2 GiB or less. steps counts batches.",
+    "This pipeline takes more than 2 GiB. Train on 1024 samples an update all the same, all 1024 "
+    "of them, with a peak of 2 GiB or less. steps counts batches.",
     Goal("samples an update", update_size, at_least=1024, at_most=1024),
     Goal("samples", lambda run, _: run.samples, at_least=1024),
     Goal("peak memory, GiB", lambda run, _: run.peak_memory_gib, at_most=2.0),
@@ -44,11 +41,9 @@ knobs(
         "Activations grow with the batch; weights and gradients do not.",
         "16 batches of 64 are 1024 samples: and how many steps is that?",
     ),
-    base=WHOLE,
-    free=("batch_size", "accumulation_steps", "steps"),
-    compares=False,
+    base=WHOLE, free=("batch_size", "accumulation_steps", "steps"), compares=False,
     solution=WHOLE.but(batch_size=64, accumulation_steps=16, steps=16),
-)
+)  # fmt: skip
 
 
 def by_parameter(model):

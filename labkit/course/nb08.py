@@ -14,37 +14,32 @@ STARVED = Pipeline(
 knobs(
     "08-two-fixes",
     "two fixes, two and a half times as fast",
-    "Choose only two fixes that make the slow script at least two and a half times as "
-    "fast. Answer with {'fixes': ['...', '...']}, of data, items, copies, launches, "
-    "precision and memory.",
+    "Choose only two fixes that make the slow script at least two and a half times as fast. Answer "
+    "with {'fixes': ['...', '...']}, of data, items, copies, launches, precision and memory.",
     faster(2.5),
     Goal("fixes", lambda run, _: len(run.event("spec")["script"]["fixes"]), at_most=2),
     hints=(
         "What was on top of the very first diagnosis?",
         "And what was there when that was fixed?",
     ),
-    base=SlowScript(),
-    free=("fixes",),
-    tolerance=0.02,
+    base=SlowScript(), free=("fixes",), tolerance=0.02,
     solution={"fixes": ("items", "copies")},  # on a GPU "data" and "items" are not enough
-)
+)  # fmt: skip
 
 knobs(
     "08-flat",
     "flat",
-    "Bring this pipeline to seven tenths of the samples a second that this machine can "
-    "train when its data costs nothing, without touching the model.",
+    "Bring this pipeline to seven tenths of the samples a second that this machine can train when "
+    "its data costs nothing, without touching the model.",
     Goal("samples/s over those of free data", ratio("throughput"), at_least=0.7, close=CLOSE),
     hints=(
         "w workers bring a batch every prep_ms / w: how many keep up with compute_ms?",
         "Workers that sleep need no core: there may be more of them than cores.",
     ),
-    base=STARVED,
-    against=STARVED.but(prep_ms=0.0),
+    base=STARVED, against=STARVED.but(prep_ms=0.0),
     free=("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "non_blocking"),
-    needs=sized_for_a_cpu,
-    solution=STARVED.but(num_workers=12),
-)
+    needs=sized_for_a_cpu, solution=STARVED.but(num_workers=12),
+)  # fmt: skip
 
 
 def most_saved(times_ms, speedups):

@@ -38,11 +38,9 @@ if sys.platform != "win32":  # PyTorch's launcher does not start there
             "accumulation_steps alone still exchanges after every backward pass.",
             "A batch a quarter as large, four of them an update, and no_sync.",
         ),
-        base=Distributed(SMALL, ranks=2),
-        free=("batch_size", "accumulation_steps", "no_sync"),
-        compares=False,
-        solution={"batch_size": 16, "accumulation_steps": 4, "no_sync": True},
-    )
+        base=Distributed(SMALL, ranks=2), free=("batch_size", "accumulation_steps", "no_sync"),
+        compares=False, solution={"batch_size": 16, "accumulation_steps": 4, "no_sync": True},
+    )  # fmt: skip
 
 
 def everyone_to_everyone(rank, ranks, mine, send, receive):
