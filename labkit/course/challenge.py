@@ -144,9 +144,8 @@ class Challenge:
         return Verdict(self.task.key, kind, tuple(lines), why, hint)
 
     def __repr__(self) -> str:
-        task = self.task
-        lines = [f"Challenge {task.key}: {task.title}", task.text, task.rules]
-        return "\n".join([*lines, *([f"\n{self.start}"] if self.start else [])])
+        task, start = self.task, f"\n\n{self.start}" if self.start else ""
+        return f"Challenge {task.key}: {task.title}\n{task.text}\n{task.rules}{start}"
 
     def _repr_html_(self) -> str:
         title, text, rules, *code = html.escape(repr(self)).split("\n", 3)

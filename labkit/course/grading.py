@@ -270,14 +270,14 @@ def _run(path: Path, key: str, cells: Cells, timeout_s: float) -> tuple:
 
 def _error(notebook: Any) -> str | None:
     """Return what the submitted cells raised first, and the first import that failed."""
-    raised: dict[bool, list[str]] = {True: [], False: []}  # by whether the cell is ours
+    first: dict[bool, str] = {}  # by whether the cell is ours
     for cell in notebook.cells:
         for output in cell.outputs:
             if output.output_type == "error":
-                said = (output.evalue.strip().splitlines() or [""])[0]
-                raised[OURS in cell.metadata].append(f"{output.ename}: {said}"[:300])
-    missing = f" ({raised[True][0][:200]})" if raised[True] else ""
-    return raised[False][0] + missing if raised[False] else None
+                said = output.evalue.strip().partition("\n")[0]
+                first.setdefault(OURS in cell.metadata, f"{output.ename}: {said}"[:300])
+    missing = f" ({first[True][:200]})" if True in first else ""
+    return first[False] + missing if False in first else None
 
 
 def _copy(folder: Path, work: Path) -> None:

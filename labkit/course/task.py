@@ -68,9 +68,7 @@ def ratio(name: str) -> Callable[[Any, Any], float | None]:
 
 def faster(times: float) -> Goal:
     """Return the goal to train so many times the baseline's samples/s."""
-    return Goal(
-        "samples/s over the baseline's", ratio("throughput"), at_least=times, close=CLOSE
-    )  # fmt: skip
+    return Goal("samples/s over the baseline's", ratio("throughput"), at_least=times, close=CLOSE)
 
 
 def sized_for_a_cpu(machine: Any) -> str | None:
@@ -95,7 +93,7 @@ class Task:
     base: Any = None  # what to begin from: a spec, a function, a class
     solution: Any = None
     needs: Callable[[Any], str | None] | None = None
-    compares: bool = False  # whether a baseline is run: a check measures its own
+    compares: bool = False  # with a baseline's run: a check measures its own
 
     def __post_init__(self):
         TASKS[self.key] = self
@@ -114,23 +112,16 @@ class KnobTask(Task):
     against: Any = None
 
     @property
-    def kind(self) -> str:
-        """What an answer is."""
-        return "a Pipeline or a dict" if isinstance(self.base, Pipeline) else "a dict"
-
-    @property
     def rules(self) -> str:
         """The kind of answer expected, and what it may change."""
-        return f"The answer is {self.kind} of changes; only {', '.join(self.free)} may change."
+        kind = "a Pipeline or a dict" if isinstance(self.base, Pipeline) else "a dict"
+        return f"The answer is {kind} of changes; only {', '.join(self.free)} may change."
 
     def spec(self, answer: Any) -> Any:
         """Return what is to be run; raises ValueError, saying why, if that is not an answer."""
-        if isinstance(answer, dict):
-            spec = changed(self.base, answer)
-        elif isinstance(answer, type(self.base)):
-            spec = answer
-        else:
-            raise ValueError(f"The answer is {self.kind}, this is {type(answer).__name__}.")
+        if not isinstance(answer, (dict, type(self.base))):
+            raise ValueError(f"{self.rules.split(';')[0]}, this is {type(answer).__name__}.")
+        spec = changed(self.base, answer) if isinstance(answer, dict) else answer
         before, after = values(self.base), values(spec)
         if before == after:
             raise ValueError("This is what you were given: change one of the allowed knobs.")
