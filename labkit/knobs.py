@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
+NO = object()  # a value that is not allowed
 SWITCHES = dict.fromkeys(("true", "yes", "1", "on"), True)
 SWITCHES |= dict.fromkeys(("false", "no", "0", "off"), False)
 
@@ -42,7 +43,7 @@ class Knob:
         words = {
             "bool": "True or False", "dict": "a dict", "int": "a whole number", "float": "a number",
             "str": "'auto', 'cpu', 'mps', 'cuda' or 'cuda:N'" if self.pattern else "a text",
-        }[self.kind]  # fmt: skip
+        }.get(self.kind)  # fmt: skip
         if self.choices:
             words = ", ".join(map(repr, self.choices))
         elif self.kind in ("int", "float"):
@@ -59,23 +60,20 @@ class Knob:
                 raise ValueError(f"{self.name}=[] is not allowed: use at least one value.")
             return [replace(self, each=False, auto="").check(one) for one in value]
         if self.choices:
-            good = any(value is choice or value == choice for choice in self.choices)
+            stored = value if any(value is one or value == one for one in self.choices) else NO
         elif self.kind in ("int", "float"):
-            number = _number(value, whole=self.kind == "int")
-            if number is not None and self.low <= number <= self.high:
-                return number
-            good = False
+            stored = _number(value, whole=self.kind == "int")
+            stored = NO if stored is None or not self.low <= stored <= self.high else stored
         elif self.kind == "bool":
-            if isinstance(value, int) and value in (0, 1):
-                return bool(value)
-            good = False
+            stored = bool(value) if isinstance(value, int) and value in (0, 1) else NO
         elif self.kind == "dict":
-            good = isinstance(value, Mapping)
+            stored = value if isinstance(value, Mapping) else NO
         else:
-            good = isinstance(value, str) and (not self.pattern or self.pattern.fullmatch(value))
-        if not good:
+            fits = isinstance(value, str) and (not self.pattern or self.pattern.fullmatch(value))
+            stored = value if fits else NO
+        if stored is NO:
             raise ValueError(f"{self.name}={value!r} is not allowed: use {self.allowed}.")
-        return value
+        return stored
 
     def parse(self, text: str) -> Any:
         """Read the knob from the command line; raise ValueError as `check` does."""

@@ -6,6 +6,7 @@ The bench imports this file: tests put their folder on its path (see conftest.py
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
 import signal
@@ -49,8 +50,8 @@ def no_tools_in(folder):
     assert not left & TOOLS and not [n for n in left if n.startswith(("listener-", "pym-"))]
 
 
-def raises(about="this sample cannot be read"):
-    raise ValueError(f"planted: {about}")
+def raises():
+    raise ValueError("planted: this sample cannot be read")
 
 
 def dies():
@@ -94,14 +95,10 @@ def escapes():
 
 
 segfaults, exits = partial(ctypes.string_at, 0), partial(os._exit, 7)
-IN_ITEM = {
-    "dataset_raises": raises, "worker_dies": dies, "worker_segfaults": segfaults,
-    "worker_exits": exits, "worker_hangs": partial(time.sleep, 3600),
+IN_LOADER = {  # in a worker, or in the loop where there is none
+    "dataset_raises": raises, "sample_unpicklable": threading.Lock, "worker_dies": dies,
+    "worker_segfaults": segfaults, "worker_exits": exits, "worker_hangs": partial(time.sleep, 3600),
 }  # fmt: skip
-IN_COLLATE = {
-    "collate_raises": lambda samples: raises("these samples do not go together"),
-    "sample_unpicklable": lambda samples: threading.Lock(),
-}
 IN_STEP = {
     "step_raises": raises, "bench_dies": dies, "bench_segfaults": segfaults,
     "bench_aborts": os.abort, "bench_exits": exits, "allocation_fails": allocates,
@@ -111,28 +108,10 @@ IN_STEP = {
 }  # fmt: skip
 
 
-class Broken:
-    """Wraps a dataset: fetching draw number `at` or a later one does `breaks()` first."""
-
-    def __init__(self, dataset, breaks, at):
-        self.dataset, self.breaks, self.at = dataset, breaks, at
-        if hasattr(dataset, "__getitems__"):  # a batch at a time, as the dataset itself does
-            self.__getitems__ = lambda tickets: self.fetch(dataset.__getitems__, tickets, tickets)
-
-    def __len__(self):
-        return len(self.dataset)
-
-    def __getitem__(self, ticket):
-        return self.fetch(self.dataset.__getitem__, ticket, [ticket])
-
-    def fetch(self, plain, what, tickets):
-        if tickets[-1][0] >= self.at:
-            self.breaks()
-        return plain(what)
-
-
 def plant(name, dataset, trainer):
     """Plant the fault and count the finished steps; called by the bench."""
+    from labkit.bench import data
+
     with open(COUNT_NAME, "w+b") as file:  # in the run's folder
         file.write(bytes(8))
         file.flush()
@@ -141,44 +120,31 @@ def plant(name, dataset, trainer):
     def count():
         counter[0] += 1
 
-    trainer.after_step = count
-    if name == "loss_is_nan":
-        weights = next(trainer.model.parameters())
-        once(trainer, "compute", lambda: weights.data.fill_(float("nan")))
-    elif name in IN_STEP:
-        once(trainer, "compute", IN_STEP[name])
-    elif name in IN_COLLATE or name == "worker_hangs":
-        change_loader(name)
-    if name in IN_ITEM:
-        return Broken(dataset, IN_ITEM[name], at=AT * trainer.job.batch_size)
-    return dataset
-
-
-def once(owner, name, breaks):
-    """Have call number `AT` of the method, and no other, do `breaks()` first."""
-    plain, calls = getattr(owner, name), iter(range(10**9))
-
-    def broken(*args, **kwargs):
-        if next(calls) == AT:
-            breaks()
-        return plain(*args, **kwargs)
-
-    setattr(owner, name, broken)
-
-
-def change_loader(name):
-    """Have the loader that is made next collate badly, or wait less long for its workers."""
-    from labkit.bench import data
-
     make = data.make_loader
 
     def make_loader(*args):
         loader = make(*args)
-        if name == "worker_hangs":
-            loader.timeout = WORKER_PATIENCE_S
-        else:
-            plain, calls = loader.collate_fn, iter(range(10**9))
-            loader.collate_fn = lambda s: (plain if next(calls) < AT else IN_COLLATE[name])(s)
+        loader.timeout = WORKER_PATIENCE_S if name == "worker_hangs" else loader.timeout
+        once(loader, "collate_fn", IN_LOADER[name])
         return loader
 
-    data.make_loader = make_loader
+    trainer.after_step = count
+    if name == "loss_is_nan":
+        weights = next(trainer.model.parameters())
+        once(trainer, "compute", lambda: setattr(weights, "data", weights.data * math.nan))
+    elif name in IN_STEP:
+        once(trainer, "compute", IN_STEP[name])
+    elif name in IN_LOADER:
+        data.make_loader = make_loader
+    return dataset
+
+
+def once(owner, name, breaks):
+    """Have call number `AT` of the function do `breaks()` first, or return what that gives."""
+    plain, calls = getattr(owner, name), iter(range(10**9))
+
+    def broken(*args, **kwargs):
+        given = breaks() if next(calls) == AT else None
+        return given or plain(*args, **kwargs)
+
+    setattr(owner, name, broken)

@@ -92,7 +92,6 @@ FAULTS = [
     fault("dataset raises", "failed", "^ValueError: planted: .*worker", "dataset_raises"),
     fault("dataset raises without workers", "failed", "^ValueError: planted: this sample",
           "dataset_raises", num_workers=0),
-    fault("collate raises", "failed", "^ValueError: planted: these samples", "collate_raises"),
     fault("sample cannot be pickled*", "failed", "^TypeError: cannot pickle.*Remedy: .*tensors",
           "sample_unpicklable"),
     fault("worker SIGKILL*", "failed", "orker .*(SIGKILL|Killed).*Remedy: .*num_workers",

@@ -154,6 +154,7 @@ class Kill:
             time.sleep(gap)
         standby, alive, said = self.folder, "kernel" not in wanted, None
         if self.stands == "idle" and alive:
+            time.sleep(0.3)  # a run that starts at that very moment may still get what was killed
             self.go()
             said, start = self.line(60), time.monotonic()
         while left := of_run(self.folder, standby):
