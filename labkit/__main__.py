@@ -66,7 +66,7 @@ def sweep(options: argparse.Namespace) -> int:
     devices = options.devices.split(",") if options.devices else None
     swept = lk.sweep(Pipeline(**parse_settings(options.settings)), devices=devices, **over)
     failed = any(each.outcome == "failed" for each in swept)
-    return show(options, swept, values=swept.to_list(), code=int(failed))
+    return show(options, swept, values=[run.to_dict() for run in swept], code=int(failed))
 
 
 @command(

@@ -87,7 +87,11 @@ class Measurements(EventLogResult):
 
     def _take(self, event: dict[str, Any]) -> None:
         if event["event"] == "measurement":
-            self._points.append(_point(event))
+            times = [time for time in event["seconds"] if _positive(time)]
+            flops, bytes = _positive(event.get("flops")), _positive(event.get("bytes"))
+            values = event["values"] if isinstance(event.get("values"), dict) else {}
+            point = event["of"], event["case"], np.array(times, float), flops, bytes, values
+            self._points.append(Measurement(*point))
         elif event["event"] == "skipped":
             self._skipped[event["what"]] = event["why"]
         else:
@@ -161,18 +165,7 @@ class Measurements(EventLogResult):
         return count + (f"; NOISY: {noisy} of them" if noisy else "")
 
 
-def _point(event: dict[str, Any]) -> Measurement:
-    return Measurement(
-        event["of"],
-        event["case"],
-        np.array([value for value in event["seconds"] if _number(value)], float),
-        _number(event.get("flops")),
-        _number(event.get("bytes")),
-        values if isinstance(values := event.get("values"), dict) else {},
-    )
-
-
-def _number(value: Any) -> float | None:
+def _positive(value: Any) -> float | None:
     """The value if it is a positive number, as times and counts are; a record is anybody's."""
     return value if isinstance(value, (int, float)) and 0 < value < float("inf") else None
 

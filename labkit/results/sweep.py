@@ -145,10 +145,6 @@ class Sweep(Result):
         measured = [run for run in self.runs if run.throughput]
         return max(measured, key=lambda run: run.throughput, default=None)
 
-    def to_list(self) -> list[dict[str, Any]]:
-        """Return every run's statistics, as JSON types."""
-        return [run.to_dict() for run in self.runs]
-
     def table(self) -> Table:
         """Return the knobs, samples/s, busy share, wait and compute of each run."""
         where, rows = ("device",) if self.devices else (), []
