@@ -3,21 +3,20 @@
 Tensors say that they are on "cuda:0" and hold a CPU's numbers (or none, on the meta device, which
 lets a model of any size run in milliseconds). Every operator on them is a kernel: it costs the
 host a launch, goes into the queue of the current stream, and takes there what the card's data sheet
-allows for its FLOPs and bytes. The host runs ahead; events pass when the queue reaches them; what
-has to wait (`.item()`, a pageable copy, synchronize) waits. `torch.Event`, `torch.Stream`,
-`torch.accelerator` and autograd are PyTorch's own, through CUDA's device guard (standin_gpu.cpp,
-compiled here), and `torch.cuda` is patched where a build without CUDA has nothing. All that the
-queue did is in `kernels`: the truth that labkit's numbers are held against.
+allows for its FLOPs and bytes. The host runs ahead; what has to wait (`.item()`, a pageable copy,
+synchronize) waits. `torch.Event`, `torch.Stream`, `torch.accelerator` and autograd are PyTorch's
+own, through CUDA's device guard (standin_gpu.cpp, compiled here), and `torch.cuda` is patched where
+a build without CUDA has nothing. What the queue did is in `kernels`: the truth that labkit's
+numbers are held against.
 
     with standin_gpu.installed(H200) as gpu:  # once in a process, which then has this card
         trainer = Trainer(job, torch.device("cuda", 0))
         train(trainer, gpu.loader(prep_ms=5), timeline, job)
         gpu.busy_share(start_ns, end_ns)
 
-On the virtual clock (the default) nothing takes time but what is stated: runs are exact and quick,
-and `labkit`'s `now_ns` and the `time` module tell that time. `real_time=True` keeps the real clock,
-for whole runs in processes of their own: there `LABKIT_STANDIN="H200"` (or "T4,T4") and this
-folder's `standin_site` on PYTHONPATH give every process the card, and `speed` makes it slower.
+On the virtual clock (the default) nothing takes time but what is stated, and `labkit`'s `now_ns`
+and the `time` module tell that time. `real_time=True` keeps the real clock, for whole runs in
+processes of their own (see standin_site).
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import itertools
 import os
 import subprocess
 import sys
@@ -56,10 +56,7 @@ PAGEABLE = 0.4  # of the bus's rate reaches a copy that is staged through pinned
 MOST_CARDS = 4
 QUEUE = 1024  # launches in flight until the host has to wait
 BLOCKING_COPY = 64 * 2**10  # bytes: a smaller copy from pageable memory is staged and returns
-ORIGINAL = SimpleNamespace(
-    perf_counter_ns=time.perf_counter_ns, perf_counter=time.perf_counter, sleep=time.sleep,
-    monotonic=time.monotonic,
-)  # fmt: skip
+REAL_NS, REAL_SLEEP = time.perf_counter_ns, time.sleep
 
 
 @dataclass(frozen=True)
@@ -130,14 +127,14 @@ class VirtualClock:
 class RealClock:
     """The real time: what the host does takes what it takes."""
 
-    now = staticmethod(ORIGINAL.perf_counter_ns)
+    now = staticmethod(REAL_NS)
 
     def spend(self, us: float) -> None:
         pass  # the real work has been done
 
     def wait_until(self, ns: int) -> None:
         while (left := ns - self.now()) > 0:
-            ORIGINAL.sleep(left / 1e9)
+            REAL_SLEEP(left / 1e9)
 
 
 class OnCard(torch.Tensor):
@@ -259,18 +256,14 @@ class StandIn:
     # -- operators -----------------------------------------------------------------------------
 
     def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        name = func.overloadpacket.__name__
-        if self.profile is None:
-            return self.perform(name, func, args, kwargs)
-        start, first, profile = self.clock.now(), len(self.kernels), self.profile
-        shapes = [list(x.shape) for x in tensors_of(args)]
-        try:
-            return self.perform(name, func, args, kwargs)
-        finally:
-            kernels = first, len(self.kernels)
-            profile.ops.append(
+        name, start, first = func.overloadpacket.__name__, self.clock.now(), len(self.kernels)
+        out = self.perform(name, func, args, kwargs)
+        if self.profile is not None:
+            shapes, kernels = [list(x.shape) for x in tensors_of(args)], (first, len(self.kernels))
+            self.profile.ops.append(
                 standin_profiler.Op(f"aten::{name}", start, self.clock.now(), shapes, kernels)
             )
+        return out
 
     def perform(self, name: str, func: Any, args: tuple, kwargs: dict) -> Any:
         if name in ("_to_copy", "copy_"):
@@ -452,21 +445,16 @@ class StandIn:
 
     def loader(self, prep_ms: float, batch: Any, workers: int = 0, prefetch: int = 2) -> Iterator:
         """Yield `batch` as a DataLoader would: each takes `prep_ms` on the host or in a worker."""
-        prep, asked = round(prep_ms * 1e6), []
-        free = [self.clock.now()] * workers
-        depth, number = workers * prefetch, 0
-        while True:
-            now = self.clock.now()
-            asked.append(now)
-            if not workers:
-                self.clock.wait_until(now + prep)
+        prep, asked, free = round(prep_ms * 1e6), [], [self.clock.now()] * workers
+        for number in itertools.count():
+            asked.append(self.clock.now())
+            if workers:
+                since = asked[max(0, number - workers * prefetch)]
+                free[number % workers] = max(free[number % workers], since) + prep
+                self.clock.wait_until(free[number % workers])
             else:
-                since = asked[number - depth] if number >= depth else asked[0]
-                mine = number % workers
-                free[mine] = max(free[mine], since) + prep
-                self.clock.wait_until(free[mine])
-            number += 1
-            yield batch() if callable(batch) else batch
+                self.clock.wait_until(asked[-1] + prep)
+            yield batch
 
 
 def on_a_card(device: torch.device) -> torch.device:

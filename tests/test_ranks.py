@@ -135,17 +135,17 @@ def test_two_ranks_use_cards_where_each_has_its_own(monkeypatch, count, kind):
     import torch
 
     from labkit.bench import machine as bench_machine
-    from labkit.bench import rank as ddp
+    from labkit.bench import rank as bench_rank
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     found = torch.device("cuda:0" if count else "cpu")
     monkeypatch.setattr(bench_machine, "find_device", lambda wanted: found)
-    assert ddp.device_kind("auto", 2) == kind
-    why = ddp.gpu_passed_over("auto", 2)
+    assert bench_rank.device_kind("auto", 2) == kind
+    why = bench_rank.gpu_passed_over("auto", 2)
     assert (why is None) == (count != 1)  # only then is there a GPU that the ranks do without
     assert count != 1 or "2 ranks have 1 between them" in why
-    assert ddp.gpu_passed_over("cpu", 2) is None  # as asked
+    assert bench_rank.gpu_passed_over("cpu", 2) is None  # as asked
 
 
 def test_ranks_on_the_cpu_are_compared_with_one_process_on_the_cpu(tmp_path):

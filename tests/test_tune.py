@@ -201,7 +201,7 @@ MODULE = """
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ("own_data:nothing", AttributeError, "has no 'nothing'"),
+        ("own_data:nothing", AttributeError, "no attribute 'nothing'"),
         ("no_such_module:make", ImportError, "No module named 'no_such_module'"),
         ("own_data:broken", FileNotFoundError, "data/train is not there"),
     ],

@@ -165,12 +165,6 @@ def loader_settings(job: Any) -> dict[str, Any]:
     return {name: getattr(job, name) for name in names} | care
 
 
-def like_a_batch(job: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a batch as large as the job's: blank images (B, 3, px, px) uint8 and labels (B,)."""
-    pixels = torch.zeros(job.batch_size, 3, job.image_px, job.image_px, dtype=torch.uint8)
-    return pixels, torch.zeros(job.batch_size, dtype=torch.int64)
-
-
 def _in_shared_memory(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """Hand a whole batch over; in a worker through shared memory, as default_collate does.
 

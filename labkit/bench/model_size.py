@@ -9,8 +9,6 @@ model. Where the width is stated the depth is not timed: narrow layers would onl
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from pathlib import Path
 from statistics import median
@@ -51,11 +49,9 @@ def fill(job: Any, device: torch.device) -> None:
 def kept_depth(model: str, width: int, image_px: int, device: torch.device) -> int:
     """Return the depth at which a step takes about `STEP_MS`: found before, or now and kept."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    asked = {"card": name, "model": model, "width": width, "image_px": image_px}
-    mark = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
-    path = kept_in / "depths" / f"{mark}.json" if kept_in else None
+    path = kept_in and kept_in / "depths" / f"{name} {model} {width} {image_px}.txt"
     if path and path.exists():
-        return json.loads(path.read_text())["depth"]
+        return int(path.read_text())
     few, more = (time_step(model, width, depth, image_px, device) for depth in PROBED)
     a_layer = max((more - few) / (PROBED[1] - PROBED[0]), 1e-3)
     depth = min(max(PROBED[0] + round((STEP_MS - few) / a_layer), 1), DEEPEST)
@@ -64,7 +60,7 @@ def kept_depth(model: str, width: int, image_px: int, device: torch.device) -> i
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(asked | {"depth": depth, "step_ms": [few, more]}))
+        part.write_text(str(depth))
         part.replace(path)  # another run on another card may be writing the same
     return depth
 
@@ -74,8 +70,7 @@ def time_step(model: str, width: int, depth: int, image_px: int, device: torch.d
     job = plain_job(device, model=model, width=width, depth=depth, image_px=image_px)
     trainer, took = Trainer(job, device), []
     batch = trainer.to_device(*noise_batch(job))
-    for turn in range(ROUNDS + 1):  # the first one warms up
-        steps = STEPS if turn else WARMUP
+    for steps in (WARMUP, *[STEPS] * ROUNDS):
         torch.accelerator.synchronize(device)
         start = now_ns()
         for _ in range(steps):
@@ -98,6 +93,6 @@ def plain_job(device: torch.device, **knobs: Any) -> SimpleNamespace:
 
 
 def noise_batch(job: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return random images (B, 3, px, px) uint8 and labels (B,) on the host: no loader."""
+    """Return random images (B, 3, px, px) uint8 and labels (B,) on the host."""
     shape = (job.batch_size, 3, job.image_px, job.image_px)
     return torch.randint(0, 256, shape, dtype=torch.uint8), torch.randint(0, CLASSES, shape[:1])

@@ -8,9 +8,9 @@ that none is prepared without the competition of others, as the last ones of a p
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import pickle
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -57,8 +57,8 @@ def _fetch(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     os.chdir(order["cwd"])  # the reader's relative paths
     sys.path += [place for place in order["path"] if place not in sys.path]
     parts = dict.fromkeys(("dataset", "collate_fn", "step"))
-    for name, text in order["imports"].items():
-        parts[name] = _named(text)
+    for name, text in order["imports"].items():  # "module:name"
+        parts[name] = pkgutil.resolve_name(text)
     made = parts["dataset"]  # a dataset already, or the function or class that makes one
     is_made = not isinstance(made, type) and hasattr(made, "__getitem__")
     if made is not None and not is_made:
@@ -68,20 +68,8 @@ def _fetch(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         try:
             parts |= pickle.loads(payload.read_bytes())
         finally:
-            with contextlib.suppress(OSError):
-                payload.unlink()
+            payload.unlink(missing_ok=True)
     return parts
-
-
-def _named(text: str) -> Any:
-    """Return what "module:name" names."""
-    module, _, names = text.partition(":")
-    found = importlib.import_module(module)
-    for name in names.split("."):
-        if not hasattr(found, name):
-            raise AttributeError(f"{text!r}: module {module} has no {names!r}")
-        found = getattr(found, name)
-    return found
 
 
 def _checked(dataset: Any) -> Any:
@@ -157,7 +145,8 @@ class Batches:
     def __init__(self, loader: DataLoader, job: SimpleNamespace):
         self.loader, self.job = loader, job
         self.streams = isinstance(loader.dataset, IterableDataset)
-        self.taken, self.count, self.marks, self.tensors = 0, None, [], ()
+        self.taken, self.marks, self.tensors = 0, [], ()
+        self.count: Callable[[Any], int] = lambda _: job.batch_size
 
     def __iter__(self) -> Batches:
         self.iterator = iter(self.loader)  # starts the workers
@@ -171,12 +160,12 @@ class Batches:
         if self.streams and self.taken <= self.job.num_workers:
             self._compare(batch)
         if not self.taken:
-            self.tensors = tuple(tensor for tensor in _leaves(batch) if torch.is_tensor(tensor))
+            self.tensors = tuple(filter(torch.is_tensor, _leaves(batch)))
             if self.streams:  # their last batch may be short
                 self.count = their_loop.counter_for(batch, self.job.batch_size)
         self.taken += 1
-        count = self.count(batch) if self.count else self.job.batch_size
-        return batch, ONE.expand(count)  # in place of the labels, which only the reader knows
+        # in place of the labels, which only the reader knows
+        return batch, ONE.expand(self.count(batch))
 
     def _again(self) -> Any:
         """Begin the next pass over a stream that has ended."""

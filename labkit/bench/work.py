@@ -76,7 +76,7 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog) -> None:
     steps = train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=machine.peak_bytes(device))
     profile.look(trainer, iterator, job, steps, folder, log)
-    batch = iterator.tensors if own else data.like_a_batch(job)
+    batch = iterator.tensors if own else model_size.noise_batch(job)
     probes.hand_over(batch, steps, log, None if own else trainer)
 
 
