@@ -258,6 +258,8 @@ def test_what_is_sent_to_spawned_workers_may_come_from_a_notebook():
     exec(code, scope)
     sent = user_dataset.ByValue(user_dataset.NamesTheItem(scope["Here"]()))
     assert [pickle.loads(pickle.dumps(sent))[0, i] for i in range(3)] == [0, 1, 2]
+    stream = pickle.loads(pickle.dumps(user_dataset.StreamByValue(Stream())))
+    assert isinstance(stream, Stream)  # as itself
 
 
 def test_a_loader_brings_its_dataset_and_its_settings():

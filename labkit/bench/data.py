@@ -19,7 +19,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from labkit.bench.item_times import ItemTimes, TimedCollate, TimedDataset
+from labkit.bench.item_times import ItemTimes, TimedDataset, collated
 from labkit.bench.process import worker_dies_with_bench
 
 COUNT = 512  # distinct images: above what two workers hold in flight, below a second to make
@@ -150,7 +150,7 @@ def make_loader(dataset: Dataset, job: Any, times: ItemTimes | None = None) -> D
         collate = Stalling(collate, job)
     sampler = EndlessShuffle(len(dataset), job.seed, *getattr(job, "shard", ()))
     if times is not None:
-        dataset, collate = TimedDataset(dataset, times), TimedCollate(collate, times)
+        dataset, collate = TimedDataset(dataset, collate, times), collated
     return DataLoader(dataset, sampler=sampler, collate_fn=collate, **loader_settings(job))
 
 

@@ -33,8 +33,8 @@ class ItemTimes:
     def __init__(self, folder: Path, workers: int):
         self.folder, self.room, self.pid = folder, MOST_ROWS // max(1, workers), 0
 
-    def begin(self, count: int) -> Callable[[], tuple[int, int, int]]:
-        """Begin a batch of `count`; return the stopwatch's `lap`, which is still once rows suffice.
+    def begin(self) -> bool:
+        """Begin a batch; return whether it is to be timed: not once there are rows enough.
 
         The first time, open the log in the process that prepares the batches.
         """
@@ -44,24 +44,20 @@ class ItemTimes:
             worker = torch.utils.data.get_worker_info()
             self.worker = -1 if worker is None else worker.id  # -1: the training loop itself
             self.process_ns = time.process_time_ns()
-        self.items = []
         if self.seen >= self.room:
-            return lambda: (0, 0, 0)
+            return False
         self.between_ns = time.process_time_ns() - self.process_ns
-        self.start_ns, self.count = now_ns(), count
+        self.start_ns = now_ns()
         self.lap()
-        return self.lap
+        return True
 
-    def collated(self) -> None:
-        """End the batch, whose `count` samples took `items`: one by one, or all in one lap."""
-        if self.seen >= self.room:
-            return
-        collate = self.lap()
+    def end(self, count: int, items: list[tuple], collate: tuple) -> None:
+        """End a batch of `count` samples: laps of each, or one of all, and one of the collating."""
         self.process_ns = time.process_time_ns()
         number, self.seen = self.seen, self.seen + 1
-        sums = [sum(column) for column in zip(*self.items, strict=True)]
-        kept = self.items[:: -(-len(self.items) // ITEMS)] if len(self.items) > 1 else []
-        row = [number, self.start_ns, self.count, *map(_us, (*sums, *collate, self.between_ns))]
+        sums = [sum(column) for column in zip(*items, strict=True)]
+        kept = items[:: -(-len(items) // ITEMS)] if len(items) > 1 else []
+        row = [number, self.start_ns, count, *map(_us, (*sums, *collate, self.between_ns))]
         self.rows.append([*row, [_us(i[0]) for i in kept], [_us(i[1]) for i in kept]])
         if self.start_ns > self.due or self.seen == self.room:
             self.due = self.start_ns + GATHER_NS
@@ -99,38 +95,32 @@ def stopwatch() -> Callable[[], tuple[int, int, int]]:
 
 
 class TimedDataset(torch.utils.data.Dataset):
-    """A dataset whose batches are timed; hands on the same samples in the same order."""
+    """A dataset that hands on collated batches, timed; the same samples in the same order."""
 
-    def __init__(self, dataset: Any, times: ItemTimes):
-        self.dataset, self.times = dataset, times
+    def __init__(self, dataset: Any, collate: Callable, times: ItemTimes):
+        self.dataset, self.collate, self.times = dataset, collate, times
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitems__(self, tickets: list) -> Any:
-        lap = self.times.begin(len(tickets))
+        lap = self.times.lap if (timed := self.times.begin()) else lambda: ()
         if hasattr(self.dataset, "__getitems__"):
-            batch = self.dataset.__getitems__(tickets)
-            self.times.items.append(lap())
-            return batch
-        batch = []
-        for ticket in tickets:
-            batch.append(self.dataset[ticket])
-            self.times.items.append(lap())
-        return batch
-
-
-class TimedCollate:
-    """A collate step that ends the timing of its batch."""
-
-    def __init__(self, collate: Callable, times: ItemTimes):
-        self.collate, self.times = collate, times
-
-    def __call__(self, samples: Any) -> Any:
-        """Collate one batch."""
+            samples, items = self.dataset.__getitems__(tickets), [lap()]
+        else:
+            samples, items = [], []
+            for ticket in tickets:
+                samples.append(self.dataset[ticket])
+                items.append(lap())
         batch = self.collate(samples)
-        self.times.collated()
+        if timed:
+            self.times.end(len(tickets), items, lap())
         return batch
+
+
+def collated(batch: Any) -> Any:
+    """Return the batch: the collate step of a TimedDataset, which has done it."""
+    return batch
 
 
 def _us(ns: int) -> float:

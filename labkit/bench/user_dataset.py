@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from labkit.bench import their_loop
 from labkit.bench.data import EndlessShuffle, loader_settings
-from labkit.bench.item_times import ItemTimes, TimedCollate, TimedDataset
+from labkit.bench.item_times import ItemTimes, TimedDataset, collated
 
 KNOBS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "batch_size")
 ONE = torch.empty(1)  # expanded, it counts samples and holds none
@@ -42,8 +42,7 @@ def prepare(order: dict[str, Any], job: SimpleNamespace, folder: Path) -> tuple[
     if not isinstance(dataset, IterableDataset):
         more["sampler"] = EndlessShuffle(len(dataset), job.seed)
         times = ItemTimes(folder, job.num_workers)
-        dataset = TimedDataset(NamesTheItem(dataset), times)
-        collate = TimedCollate(collate, times)
+        dataset, collate = TimedDataset(NamesTheItem(dataset), collate, times), collated
     if job.num_workers and torch.multiprocessing.get_start_method() != "fork":
         streams = isinstance(dataset, IterableDataset)
         dataset = StreamByValue(dataset) if streams else ByValue(dataset)
@@ -218,3 +217,6 @@ class ByValue(Dataset):
 
 class StreamByValue(ByValue, IterableDataset):
     """A stream, sent by value."""
+
+    def __iter__(self) -> Iterator:
+        return iter(self.what)
