@@ -269,12 +269,12 @@ def test_the_own_kernel_and_package_are_checked_or_say_how_to_install_what_they_
 
 
 def test_a_real_limit_on_memory_is_found_and_refuses_without_harm():
-    pipeline = lk.Pipeline(model="cnn", width=32, depth=2, batch_size=128)
-    done = lk.largest_batch(pipeline, limit_gib=0.15, most=8192, multiple=128)
+    pipeline = lk.Pipeline(model="cnn", width=32, depth=2, batch_size=64)
+    done = lk.largest_batch(pipeline, limit_gib=0.1, most=8192, multiple=64)
     assert done.batch_size and lk.largest_batch.last is done
     refused = [t for t in done.tried if not t.fits]
     assert refused[0].why and all(t.batch_size > done.batch_size for t in refused)
-    assert done.limit_gib == pytest.approx(0.15) and done.plot().axes
+    assert done.limit_gib == pytest.approx(0.1) and done.plot().axes
 
 
 def test_a_knee_is_found_in_a_real_sweep_and_drawn():

@@ -152,12 +152,11 @@ def within_cpu(bench: Any) -> None:
     bench.skip("pinned RAM, PCIe, device memory", why)
     large = bench.random_array(bench.past_cache_elements())
     bench.time(lambda: large.sum(), of="RAM to core", bytes=4 * large.numel())
-    cache = bench.cache_bytes().get("L2")
-    if cache is None:
+    if cache := bench.cache_bytes().get("L2"):
+        small = large[: cache // 8]  # float32: half of the cache
+        bench.time(lambda: small.sum(), of="L2 cache to core", bytes=4 * small.numel())
+    else:
         bench.skip("L2 cache to core", "the size of the cache is unknown")
-        return
-    small = large[: cache // 8]  # float32: half of the cache
-    bench.time(lambda: small.sum(), of="L2 cache to core", bytes=4 * small.numel())
 
 
 @contextlib.contextmanager

@@ -90,15 +90,10 @@ def stack(
     predicted: Sequence[Mapping[str, float] | None] = (),
     inside: Callable[[float], str] | None = None,
 ) -> None:
-    """Draw a bar of parts per row: (name, {part: value}, the text behind it).
+    """Draw a bar of parts per row: (name, {part: value}, the text behind it), from top to bottom.
 
-    Args:
-        axes: Where.
-        rows: From top to bottom.
-        parts: {part: (name in the legend, colour)}, from left to right.
-        xlabel: What a value is, and its unit.
-        predicted: Per row the same parts as they were predicted: a hatched bar above.
-        inside: Writes a part's value into it; "" where it has no room.
+    `parts` are {part: (name in the legend, colour)}, from left to right. `predicted` is per row the
+    same parts as they were predicted: a hatched bar above. `inside` writes a part's value into it.
     """
     ends = []
     for row, (_, values, text) in enumerate(rows):
@@ -106,14 +101,11 @@ def stack(
         bars = [(row - 0.18, said, True)] if said else []
         bars += [(row + 0.18 if said else row, values, False)]
         for y, known, hatched in bars:
-            left = 0.0
+            left, look = 0.0, {"height": 0.34 if said else 0.62, "linewidth": 0}
+            look |= {"edgecolor": "white", "hatch": "///", "alpha": 0.55} if hatched else {}
             for part, (_, colour) in parts.items():
                 wide = known.get(part) or 0.0
-                axes.barh(
-                    y, wide, left=left, height=0.34 if said else 0.62, color=colour, linewidth=0,
-                    edgecolor="white", hatch="///" if hatched else None,
-                    alpha=0.55 if hatched else 1,
-                )  # fmt: skip
+                axes.barh(y, wide, left=left, color=colour, **look)
                 if inside is not None and not hatched:
                     ink = "white" if np.dot(to_rgb(colour), LUMINANCE) < 0.45 else "black"
                     middle = {"ha": "center", "va": "center"}
@@ -162,15 +154,9 @@ def lines(
 ) -> None:
     """Draw several series against an x, with a legend above the axes where they have names.
 
-    Args:
-        axes: Where.
-        series: The lines; a NaN is a gap.
-        xlabel: What x is.
-        ylabel: What y is, and its unit.
-        log: The logarithmic axes: "", "x", "y" or "xy".
-        xticks: {x: label}, and no others.
-        say: Writes the value over every point of a line that is neither dashed nor before.
-        legend: Further entries.
+    A NaN is a gap. `log` names the logarithmic axes: "", "x", "y" or "xy". `xticks` are
+    {x: label}, and no others. `say` writes the value over every point of a line that is neither
+    dashed nor before. `legend` has further entries.
     """
     drawn = list(series)
     for line in drawn:
