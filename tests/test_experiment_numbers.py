@@ -76,8 +76,7 @@ def test_the_figure_of_a_record_says_so_and_no_two_texts_overlap(record):
 
 
 def test_a_wide_spread_is_called_noisy():
-    steady = Measurement("x", {}, np.array([1.0, 1.01, 1.02, 1.03]))
-    wild = Measurement("x", {}, np.array([1.0, 1.3, 1.9, 2.6]))
+    steady, wild = (Measurement("x", {}, np.linspace(1, most, 4)) for most in (1.03, 2.6))
     assert not steady.noisy and wild.noisy and "NOISY: times varied by" in repr(wild)
 
 
@@ -266,20 +265,14 @@ def test_it_is_found_whatever_the_peaks_say(true, start, base, slope):
     assert len(done.tried) <= 40
 
 
-def test_sizes_are_multiples_and_a_true_line_needs_few_tries():
+def test_a_true_line_needs_few_tries_and_what_fits_for_a_few_steps_only_is_not_believed():
     done = search(lambda _: 803)
     assert done.batch_size == 800 and len(done.tried) <= 8
     assert all(t.batch_size % 8 == 0 for t in done.tried)
-
-
-def test_what_fits_for_a_few_steps_only_is_not_believed():
     done = search(lambda steps: 100 if steps == CONFIRMING_STEPS else 200)
     assert done.batch_size is not None and done.batch_size <= 100
     last = [t for t in done.tried if t.fits][-1]
     assert last.confirming and last.batch_size == done.batch_size
-
-
-def test_the_ends_of_a_search_are_said():
     none, most = search(lambda _: 0), search(lambda _: 10**6, most=256)
     assert none.batch_size is None and none.tried[-1].batch_size == 1
     assert "not even one sample fits" in none.line and none.to_dict()["tried"]
@@ -344,7 +337,7 @@ def test_a_size_is_more_than_its_launch_and_no_call_is_long(tflops, twenty_launc
     assert max(calls) <= LONGEST_S
 
 
-def test_on_a_cpu_sizes_are_as_they_were_and_nothing_is_timed(monkeypatch):
+def test_on_a_cpu_nothing_is_timed_for_a_size(monkeypatch):
     monkeypatch.setattr(Workbench, "quick_s", lambda *_: pytest.fail("it was timed"))
     bench = Workbench(CPU, None, None)
     assert side(bench, "fp32") == side(bench, "fp64", largest=True) == 1024
