@@ -41,13 +41,13 @@ def plant_all(text: str, dataset: Any, trainer: Any) -> Any:
     """Plant "python_heavy@40+checkpoint@8": each fault with its amount. The bench's hook."""
     for each in text.split("+"):
         name, _, amount = each.partition("@")
-        dataset = plant(name, int(float(amount)), dataset, trainer)
+        dataset = plant(name, float(amount), dataset, trainer)
     return dataset
 
 
-def plant(name: str, amount: int, dataset: Any, trainer: Any) -> Any:
+def plant(name: str, amount: float, dataset: Any, trainer: Any) -> Any:
     """Plant one fault in the trainer, or return the dataset with it."""
-    where, fault = PLANTS[name]
+    (where, fault), amount = PLANTS[name], int(amount)
     if where == "item":
         return SlowItems(dataset, fault, amount)
     if where == "trainer":
