@@ -36,11 +36,10 @@ class Diagnosis(Result):
 
     Attributes:
         findings: What costs device time, ranked by how much.
-        confidence: 0 to 1: in what share of resampled runs (the steps drawn again with replacement)
-            the verdict is the same. Of a trace, whose steps cannot be drawn again: how far the
-            first loss is ahead of the second or of its threshold, as a share of itself. It knows
-            the noise of the run, not the errors of a rule; for those see the confusion matrix of
-            the fault set.
+        confidence: 0 to 1: the share of resampled runs (steps drawn again with replacement) with
+            the same verdict; of a trace, how far the first loss is ahead of the second or of its
+            threshold, as a share of itself. It knows the noise of the run, not the errors of a
+            rule; for those see the confusion matrix of the fault set.
         source: What it was told from; says RECORDED, and on what, where that was not here.
         notes: What limits the verdict.
     """
@@ -54,8 +53,8 @@ class Diagnosis(Result):
     def bottleneck(self) -> str:
         """The name of the first finding: one of `BOTTLENECKS`.
 
-        "compute" is healthy: the device is the limit. Only ranks can have "communication", and
-        "straggler", a rank that is late for another reason than its data.
+        "compute" is healthy: the device is the limit. Only ranks have "communication" and
+        "straggler".
         """
         return self.findings[0].name
 
@@ -93,12 +92,14 @@ class Diagnosis(Result):
 
     def table(self) -> Table:
         """Return the findings, the costliest first."""
+        head = ("finding", "time lost", "evidence", "what to change")
+        costliest = self.findings[:4]
         return Table(
             [
                 (f"{f.name}: {f.cause}", f"{f.lost_share:.0%}", f.evidence, f.advice)
-                for f in self.findings[:4]
+                for f in costliest
             ],
-            head=("finding", "time lost", "evidence", "what to change"),
+            head,
             title=f"Bottleneck: {self.headline}",
             foot=(f"{self.source}; confidence {self.confidence:.0%}", *self.notes),
             left=(0, 2, 3),

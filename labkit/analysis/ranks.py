@@ -29,17 +29,12 @@ ALONE = "Look into one rank alone, as a run of one process: lk.run(ranks.alone).
 class RankTimes(Result):
     """Where the measured steps of every rank went, as shares (ranks,) of wall time, 0 to 1.
 
-    Attributes:
-        ranks: The number of each rank.
-        wait: Waiting for data while the device had nothing to do.
-        others: Waiting in the exchange for a rank whose gradients were not complete yet.
-        transfer: The exchange itself, from when all had theirs: what was not overlapped of it.
-        communication: Both: waiting for averaged gradients, for whatever reason.
-        compute: Forward, backward and optimizer, without the two above.
-        other: What is left: copies, Python between the steps.
-        late: (steps,) the place of the rank whose gradients came last; -1 without an exchange.
-        seconds: The parts in s, and "step", from one step's end on the device to the next: each
-            (ranks, steps).
+    `ranks` are their numbers. A rank's device has nothing to do in `wait`, for data; in `others`
+    it waits for a rank whose gradients were not complete yet; `transfer` is what was not overlapped
+    of the exchange itself; `communication` both; `compute` forward, backward and optimizer without
+    these; `other` the rest: copies, Python between the steps. `late` (steps,) is the place of the
+    rank whose gradients came last, -1 without an exchange; `seconds` holds the parts, and "step"
+    from one step's end on the device to the next, each (ranks, steps).
     """
 
     def __init__(self, ranks: tuple[int, ...], seconds: dict[str, np.ndarray], late: np.ndarray):
@@ -73,16 +68,16 @@ class RankTimes(Result):
 
 
 def rank_times(ranks: Any) -> RankTimes | None:
-    """Return where the ranks' time went, warm-up excluded; None if there is too little.
-
-    Raises nothing on a damaged record: steps that some rank lacks are left out.
-    """
+    """Return where the ranks' time went, in steps that all have, without warm-up; None if short."""
     runs = [run for run in ranks if run.steps]
     count = min((run.steps for run in runs), default=0)
     first = max((run.warmup for run in runs), default=0)
     if count - first < 2 or first < 1:
         return None
-    stamps = np.stack([_absolute_ns(run)[first - 1 : count] for run in runs])  # (ranks, steps, 6)
+    events = [run.steps_since(0)[:count] for run in runs]
+    # (ranks, steps, 6) on the machine's own clock
+    stamps = np.stack([(stamps_ns(of) + of[0]["t"][0]).astype(float) for of in events])
+    stamps = stamps[:, first - 1 :]
     exchange = np.stack([run.exchange_ns[first:count] for run in runs])  # (ranks, steps, 2)
     asked, ready, _, _, start, end = np.moveaxis(stamps[:, 1:], 2, 0)
     before = stamps[:, :-1, 5]  # the end of the step before
@@ -100,12 +95,6 @@ def rank_times(ranks: Any) -> RankTimes | None:
     late = np.where(none, -1, complete.argmax(axis=0))
     seconds = {part: each / 1e9 for part, each in ns.items()}
     return RankTimes(tuple(run.rank for run in runs), seconds, late)
-
-
-def _absolute_ns(run: Any) -> np.ndarray:
-    """Return the run's stamps (steps, 6) on the machine's own clock."""
-    steps = run.steps_since(0)
-    return (stamps_ns(steps) + steps[0]["t"][0]).astype(float)
 
 
 def diagnose(ranks: Any) -> Diagnosis:
