@@ -55,11 +55,11 @@ def loader_us(job: Any, planted: str | None) -> float:
     return batch_us + (1e3 * job.prep_ms if job.dataset == "sleep" else 0)
 
 
-def parts(planted: str | None) -> Iterator[tuple[str, float]]:
+def parts(planted: str | None) -> Iterator[tuple[str, int]]:
     """Yield the faults and amounts of a text such as "python_heavy@40+checkpoint@8"."""
     for each in filter(None, (planted or "").split("+")):
         name, _, amount = each.partition("@")
-        yield name, float(amount)
+        yield name, int(float(amount))
 
 
 # -- pipelines ---------------------------------------------------------------------------------
