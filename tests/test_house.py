@@ -1,0 +1,151 @@
+"""The house: imports point down, never in a circle; files are short; the README's recipes hold."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import labkit as lk
+from labkit.analysis import rules
+from labkit.analysis.facts import Evidence
+from labkit.analysis.finding import BOTTLENECKS
+from labkit.knobs import declares_knobs, knob
+from labkit.show import controls
+from labkit.spec import Pipeline
+
+ROOT = Path(__file__).parents[1]
+FLOORS = ("process", "bench", "results", "analysis", "tuner", "show", "experiments", "course")
+FILES = sorted((ROOT / "labkit").rglob("*.py"))
+
+
+def name_of(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {name_of(path): path for path in FILES}
+
+
+def imports_of(path):
+    """Return the modules of labkit that a file imports, also inside its functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full if full in MODULES else node.module)
+    return found & set(MODULES) - {name_of(path)}
+
+
+IMPORTS = {name: imports_of(path) for name, path in MODULES.items()}
+
+
+def floor_of(module):
+    """Return how high a module stands: knobs and specs below all folders, the package above."""
+    parts = module.split(".")
+    if len(parts) > 1 and parts[1] in FLOORS:
+        return FLOORS.index(parts[1])
+    return -1 if module in ("labkit.knobs", "labkit.spec", "labkit.wiring") else len(FLOORS)
+
+
+def test_no_import_points_up():
+    allowed = {"labkit"}  # its version and folder: `import labkit` has run before anything below it
+    up = [
+        (module, imported)
+        for module, all_imported in IMPORTS.items()
+        for imported in all_imported - allowed
+        if floor_of(imported) > floor_of(module)
+    ]
+    assert not up
+
+
+def test_no_imports_run_in_a_circle():
+    settled = set()
+    while free := {m for m, needs in IMPORTS.items() if needs - {"labkit"} <= settled} - settled:
+        settled |= free
+    assert not set(MODULES) - settled
+
+
+def test_the_linter_has_no_doors_left_open():
+    assert not [name for name, path in MODULES.items() if "noqa: TID251" in path.read_text()]
+    assert all((ROOT / "labkit" / floor / "ruff.toml").exists() for floor in FLOORS)
+
+
+def test_the_kit_stays_small():
+    lengths = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    assert {name: n for name, n in lengths.items() if n > 350} == {}
+    assert sum(lengths.values()) <= 19_500
+    assert len(lengths) <= 135
+
+
+# -- the README's section "Contributing" -----------------------------------------------------------
+
+
+def recipe(heading):
+    """Return the block of Python below a heading of the README."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.search(rf"\*\*{heading}\*\*.*?```python\n(.*?)```", text, re.DOTALL).group(1)
+
+
+@pytest.mark.slow
+def test_an_experiment_is_one_file(tmp_path):
+    head = "from labkit.spec import experiment, knob\n\n"
+    (tmp_path / "vector_sums.py").write_text(head + recipe("An experiment"))
+    code = (
+        "import vector_sums, labkit as lk\n"
+        "done = lk.measure('sums', n=1000)\n"
+        "assert done.one('sum').gb_per_s > 0, done.error\n"
+        "assert 'n' in lk.panel('sums').controls\n"
+        "try: lk.measure('sums', n=1)\n"
+        "except ValueError as error: print(error)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "n=1 is not allowed: use a whole number from 2 to" in done.stdout
+
+
+def test_a_knob_is_one_line():
+    names = {"dataclass": dataclass, "declares_knobs": declares_knobs, "knob": knob}
+    line = recipe("A knob").strip()
+    exec(  # the field stands in a spec of its own: a Pipeline has no use for it yet
+        "@declares_knobs\n@dataclass(frozen=True, kw_only=True, repr=False)\n"
+        f"class Changed(Pipeline):\n    {line}\n",
+        names | {"Pipeline": Pipeline},
+        names,
+    )
+    Changed = names["Changed"]
+    declared = Changed.knobs["drop_last"]
+    assert Changed(drop_last=True).to_dict()["drop_last"] is True
+    assert declared.parse("on") is True
+    assert controls.Control(declared, True).value is True
+    assert "smaller batch" in controls.help_text(declared)
+    with pytest.raises(ValueError, match="drop_last=2 is not allowed: use True or False"):
+        Changed(drop_last=2)
+
+
+def test_a_finding_is_a_function(monkeypatch):
+    monkeypatch.setattr(rules, "RULES", [])
+    exec(recipe("A finding"), {"rule": rules.rule})
+    [(name, cause, find)] = rules.RULES
+    run = lk.recorded("workers-0")
+    lost, seen, _, change = find(Evidence(run).facts())
+    assert name in BOTTLENECKS
+    assert lost == pytest.approx(run.wait_ms / run.step_ms, rel=0.05)
+    assert change == "num_workers=4"
+
+
+def test_a_notebook_is_a_file_that_the_tests_find():
+    from test_notebooks import NOTEBOOKS
+
+    numbered = [path for path in NOTEBOOKS if re.fullmatch(r"\d\d_[a-z_]+", path.stem)]
+    assert [path.name[:2] for path in numbered] == [f"{n:02}" for n in range(len(numbered))]
