@@ -35,30 +35,37 @@ LINUX = sys.platform == "linux"
 
 
 class Output:
-    """A pipe's first half megabyte and last 64 kB, kept until the run is over."""
+    """A file for what a pipe gives: the first half megabyte at once, the last 64 kB later."""
 
-    def __init__(self, fd: int):
+    def __init__(self, fd: int, path: str):
         os.set_blocking(fd, False)
-        self.fd, self.head, self.tail, self.left_out = fd, bytearray(), bytearray(), 0
+        self.fd, self.room, self.tail, self.left_out = fd, HEAD_BYTES, bytearray(), 0
+        try:
+            self.file = open(path, "wb", buffering=0)
+        except OSError:  # the run is worth more than what it prints
+            self.file = open(os.devnull, "wb", buffering=0)
 
     def read(self) -> bytes:
         """Take what is there; b"" where nothing is, or nothing will come."""
         data = b""
         with contextlib.suppress(OSError):
             data = os.read(self.fd, 65536)
-        room = HEAD_BYTES - len(self.head)
-        self.head += data[:room]
-        self.tail += data[room:]
+        with contextlib.suppress(OSError):  # a full disk
+            self.file.write(data[: self.room])
+        self.tail += data[self.room :]
+        self.room = max(0, self.room - len(data))
         self.left_out += max(0, len(self.tail) - TAIL_BYTES)
         del self.tail[:-TAIL_BYTES]
         return data
 
-    def text(self) -> bytes:
-        """Take the rest; return what was kept."""
+    def close(self) -> None:
+        """Take the rest, and add the tail behind a line that says how much was left out."""
         while self.read():
             pass
         note = f"\n... {self.left_out} bytes left out ...\n" if self.left_out else ""
-        return self.head + note.encode() + self.tail
+        with contextlib.suppress(OSError):
+            self.file.write(note.encode() + self.tail)
+        self.file.close()
 
 
 class Supervisor:
@@ -74,7 +81,7 @@ class Supervisor:
         self.kill_at = float("inf")
         self.family: set[int] = set()
         self.selector = selectors.DefaultSelector()
-        self.outputs: dict[str, Output] = {}  # by the name of the file they go to
+        self.outputs: list[Output] = []
         self.waiting: list = []  # the stdin of each process that waits for the run
 
     def run(self) -> None:
@@ -135,7 +142,8 @@ class Supervisor:
         except OSError as error:
             return f"could not start Python: {error}"
         for name in ("stdout", "stderr"):
-            output = self.outputs[f"bench.{name}"] = Output(getattr(self.bench, name).fileno())
+            path = os.path.join(self.folder, f"bench.{name}")
+            self.outputs.append(output := Output(getattr(self.bench, name).fileno(), path))
             self._watch(output.fd, lambda output=output: self._read(output))
         self._watch_pid(self.bench.pid, lambda: None)
         if self.plan["telemetry"]:
@@ -220,10 +228,8 @@ class Supervisor:
             self.status = statuses.get(self.bench.pid)
             time.sleep(0.003)
         family.remove_segments(self.family | family.logged_workers(self.folder))
-        for name, output in self.outputs.items():
-            path = os.path.join(self.folder, name)
-            with contextlib.suppress(OSError), open(path, "wb") as file:  # a full disk
-                file.write(output.text())
+        for output in self.outputs:
+            output.close()
 
 
 def supervise_on_windows(folder: str) -> None:
