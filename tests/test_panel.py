@@ -116,7 +116,7 @@ def test_every_experiment_has_a_panel_that_asks_for_its_defaults():
     ("name", "values", "why"),
     [
         ("nothing", {}, "available"),
-        ("matrix_products", {"size": [1]}, "no knob 'size'"),
+        ("matrix_products", {"size": [1]}, "Unknown knob of matrix_products: size"),
         ("matrix_products", {"n": []}, "at least one value"),
         ("matrix_products", {"n": [0]}, "n=0 is not allowed"),
     ],
