@@ -30,8 +30,7 @@ UNALIGNED = re.compile(r"(?:tensorop|wmma|[hs]?16816|[hs]1688|h884).*_align[12]\
 
 def losses(facts: Facts) -> tuple[list[Finding], dict[str, float]]:
     """Return what every rule finds, however small, and each bottleneck's loss: causes add up."""
-    rules = (in_the_loop, inside_the_compute, number_format, memory_traffic)
-    found = [finding for rule in rules for finding in rule(facts)]
+    found = [finding for rule in RULES for finding in rule(facts)]
     total: dict[str, float] = {}
     for finding in found:
         total[finding.name] = total.get(finding.name, 0.0) + finding.lost_share
@@ -233,3 +232,6 @@ def _kernel_share(trace: Any, names: re.Pattern) -> float:
     """Return the share of kernel time in kernels whose names match, 0 to 1."""
     us = sum(k.total_us for k in trace.top_kernels if names.search(k.name)) / trace.steps
     return min(1.0, us / max(trace.kernel_us, 1e-9))
+
+
+RULES = (in_the_loop, inside_the_compute, number_format, memory_traffic)
