@@ -96,11 +96,11 @@ class Cost(Result):
             foot.append(f"electricity {self.usd_per_kwh:g} USD/kWh")
         if self.watts is None:
             foot.append("energy was not measured: no readable counter, so no joules and no carbon")
-        where = f"{'RECORDED on ' if self.recorded else ''}{self.machine}"
+        where = f", RECORDED on {self.machine}" if self.recorded else f" on {self.machine}"
         return Table(
             rows,
             head=("", "before", "now", "ratio") if self.before else ("", "now"),
-            title=f"An epoch of {self.samples_per_epoch:,} {self.unit} on {where}",
+            title=f"An epoch of {self.samples_per_epoch:,} {self.unit}{where}",
             foot=["; ".join(foot)],
         )
 
