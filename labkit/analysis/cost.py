@@ -24,8 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.results.result import Result
-from labkit.results.table import Table
+from labkit.results.result import Result, Table
 from labkit.results.timeline import busy_until
 
 USD_PER_HOUR = {"H200": 5.408, "H100": 4.916, "A100": 1.844, "A10G": 1.006}

@@ -20,8 +20,7 @@ from labkit.results.event_log import of_one_moment
 from labkit.results.library import load
 from labkit.results.ranks import Ranks
 from labkit.results.record import BODY_NOTE
-from labkit.results.result import Result
-from labkit.results.table import Table
+from labkit.results.result import Result, Table
 from labkit.spec import GRAPH_MODES
 
 RECORDS = (".jsonl", ".jsonl.gz")

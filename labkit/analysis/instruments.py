@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.results.result import Result
-from labkit.results.table import Table
+from labkit.results.result import Result, Table
 from labkit.results.timeline import busy_until
 
 COMPUTED = "computed from the true intervals"

@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.results.result import Result
-from labkit.results.table import Table
+from labkit.results.result import Result, Table
 
 MISFIT = 0.25  # worst relative error of the line up to which the knee is given without a warning
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.results.result import Result
-from labkit.results.table import Table
+from labkit.results.result import Result, Table
 
 TOLERANCE = 0.1  # of the mean loss; the losses of single batches differ by more than that
 SAME = ("dataset", "batch_size", "seed", "image_px", "model", "augment")  # knobs of a task

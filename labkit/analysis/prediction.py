@@ -16,8 +16,7 @@ from labkit.analysis.loader_simulation import CannotPredict, Simulation
 from labkit.analysis.loader_work import Measured
 from labkit.knobs import check_names
 from labkit.results.event_log import of_one_moment
-from labkit.results.result import Result
-from labkit.results.table import Table
+from labkit.results.result import Result, Table
 from labkit.spec import KNOBS
 
 DRAWS = 5  # simulated runs, each from its own bootstrap sample of what was measured

@@ -17,8 +17,7 @@ from labkit.analysis import thresholds as limits
 from labkit.analysis.diagnosis import Diagnosis, gaps_hidden, resampled, source_of, too_short
 from labkit.analysis.facts import deciding, witnesses
 from labkit.analysis.finding import Finding, loss
-from labkit.results.result import Result
-from labkit.results.table import Table
+from labkit.results.result import Result, Table
 from labkit.results.timeline import stamps_ns
 
 PARTS = {"wait": "data", "compute": "compute", "others": "others", "transfer": "exchange",

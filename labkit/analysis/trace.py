@@ -30,8 +30,7 @@ from labkit.analysis.trace_steps import (
     split_by_class,
     split_idle,
 )
-from labkit.results.result import Result
-from labkit.results.table import Table
+from labkit.results.result import Result, Table
 
 TOP = 10  # kernels listed
 GRAPHS = "CUDA graphs were launched: some profilers miss the kernels inside them."  # a note

@@ -18,8 +18,7 @@ from labkit.course import score
 from labkit.course.task import Task, all_tasks
 from labkit.results.launch import launch
 from labkit.results.machine import machine
-from labkit.results.result import Result
-from labkit.results.table import Table
+from labkit.results.result import Result, Table
 
 REPEATS = 3  # runs of a result that is close to its mark, baseline included
 

@@ -16,8 +16,7 @@ from typing import Any
 from labkit.analysis.diagnosis import SHARED, diagnose
 from labkit.course import faultset
 from labkit.course.faultset import EVERYTHING, HALVES, NAMES, Case, finished
-from labkit.results.result import Result
-from labkit.results.table import Table
+from labkit.results.result import Result, Table
 
 NAMED = (*NAMES, "unsure")
 

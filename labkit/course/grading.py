@@ -38,8 +38,7 @@ import labkit
 from labkit.course.challenge import REPEATS, Challenge
 from labkit.course.task import all_tasks
 from labkit.process import family
-from labkit.results.result import Result
-from labkit.results.table import Table
+from labkit.results.result import Result, Table
 
 TIMEOUT_S = 60.0  # for each cell of a challenge, and for each run of the check
 MEMORY_BYTES = 4 * 2**30  # for a challenge's cells (RLIMIT_DATA)

@@ -16,9 +16,8 @@ from labkit.course import faultset, score
 from labkit.course.faultset import NAMES
 from labkit.knobs import check_names
 from labkit.results.library import recorded as recordings
-from labkit.results.result import Result
+from labkit.results.result import Result, Table
 from labkit.results.run import Run
-from labkit.results.table import Table
 from labkit.spec import KNOBS
 
 SEVERITY = 4  # faults that take at least a fifth of the time, so that a figure can show them

@@ -23,8 +23,7 @@ from labkit.experiments import EXPERIMENTS, Experiment
 from labkit.results.launch import launch
 from labkit.results.machine import machine
 from labkit.results.record import read_record
-from labkit.results.result import Result
-from labkit.results.table import Table
+from labkit.results.result import Result, Table
 from labkit.show.display import Display
 from labkit.spec import Pipeline
 

@@ -16,9 +16,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from labkit.results.result import Result
+from labkit.results.result import Result, Table
 from labkit.results.run import Run
-from labkit.results.table import Table
 
 FILE_NAME = "labkit-score.json"
 KINDS = ("guesses", "challenges", "mysteries")

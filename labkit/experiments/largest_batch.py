@@ -13,8 +13,7 @@ from labkit.experiments.measure import display, primitives, progress_line, run_h
 from labkit.results.launch import launch
 from labkit.results.machine import Machine
 from labkit.results.measurements import Measurements
-from labkit.results.result import Result
-from labkit.results.table import Table
+from labkit.results.result import Result, Table
 from labkit.spec import KNOBS, Experiment, Pipeline, experiment, knob
 from labkit.wiring import Later
 

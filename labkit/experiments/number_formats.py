@@ -12,7 +12,7 @@ from typing import Any
 
 from labkit.experiments.measure import page, primitives, style
 from labkit.experiments.memory import kept_for_backward
-from labkit.results.table import Table
+from labkit.results.result import Table
 from labkit.spec import experiment, knob
 from labkit.wiring import Later
 

@@ -23,7 +23,7 @@ from labkit.process import launcher
 from labkit.process.events import now_ns
 from labkit.results.launch import launch
 from labkit.results.machine import machine
-from labkit.results.table import Table
+from labkit.results.result import Table
 from labkit.spec import Pipeline
 
 REPEATS = 5

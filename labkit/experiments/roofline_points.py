@@ -14,8 +14,7 @@ from labkit.analysis.datasheets import card
 from labkit.experiments.measure import header, primitives, style
 from labkit.experiments.roofline import roofline as measuring
 from labkit.results.measurements import Measurements
-from labkit.results.result import Result
-from labkit.results.table import Table
+from labkit.results.result import Result, Table
 
 FAR_BELOW = 0.25  # share of the roof under which the roof is no explanation
 

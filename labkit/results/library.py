@@ -19,9 +19,8 @@ import labkit
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
 from labkit.results.record import BROKEN, RecordError, event_on, opened, read_record
-from labkit.results.result import Result
+from labkit.results.result import Result, Table
 from labkit.results.run import Run
-from labkit.results.table import Table
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 HEAD_BYTES = 32 * 1024  # of a record, unpacked: its spec and its machine stand in it

@@ -9,8 +9,7 @@ import sys
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from labkit.results.result import Result
-from labkit.results.table import Table
+from labkit.results.result import Result, Table
 
 PROBE_SECONDS = 90  # a cold import of torch from a slow disk takes tens of seconds
 

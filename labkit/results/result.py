@@ -1,23 +1,66 @@
-"""The base of every result: it prints as a table, draws itself, and becomes JSON types."""
+"""The base of every result: it prints as one kind of table, draws itself, and becomes JSON types."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import html
+import itertools
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from labkit.results.table import Table
 from labkit.wiring import above
 
 
-def noise(spread: float, what: str = "throughput") -> str:
-    """Return what is said of a measurement whose `spread` (IQR over median) is above NOISY."""
-    return f"NOISY: {what} varied by {spread:.0%} (IQR/median)"
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells, with a head, and lines of text above and below; None shows as "-".
+
+    Columns in `left` are aligned left, all others right; rows in `bold` stand out.
+    """
+
+    rows: Sequence[Sequence[Any]]
+    head: Sequence[str] = ()
+    title: str = ""
+    foot: Sequence[str] = ()
+    left: Collection[int] = (0,)
+    bold: Collection[int] = ()
+
+    def __str__(self) -> str:
+        lines = [list(map(_cell, row)) for row in ([self.head] if self.head else []) + [*self.rows]]
+        widths = [max(map(len, column)) for column in itertools.zip_longest(*lines, fillvalue="")]
+        text = []
+        for line in lines:
+            cells = zip(range(len(line)), line, widths, strict=False)
+            aligned = (x.ljust(w) if c in self.left else x.rjust(w) for c, x, w in cells)
+            text.append("  ".join(aligned).rstrip())
+        return "\n".join([*filter(None, [self.title]), *text, *filter(None, self.foot)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        def row(cells: Sequence[Any], tag: str) -> str:
+            sides = ["left" if c in self.left else "right" for c in range(len(cells))]
+            shown = (
+                f"<{tag} style='text-align:{html.escape(side)}'>{html.escape(_cell(cell))}</{tag}>"
+                for side, cell in zip(sides, cells, strict=True)
+            )
+            return f"<tr>{''.join(shown)}</tr>"
+
+        lines = [row(self.head, "th")] if self.head else []
+        lines += [row(cells, "th" if n in self.bold else "td") for n, cells in enumerate(self.rows)]
+        title = f"<b>{html.escape(self.title)}</b>" if self.title else ""
+        below = "".join(f"<div><small>{html.escape(line)}</small></div>" for line in self.foot)
+        return f"{title}<table>{''.join(lines)}</table>{below}"
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else str(value)
 
 
 class Result:
-    """The base of everything that comes out: a subclass says what its table holds.
+    """The base of everything that comes out: it prints as its table, and `plot` draws it.
 
-    It prints as that table; `plot` finds its figure under the class's name (`labkit.wiring`).
+    The figure stands under the class's name in `labkit.wiring`.
     """
 
     def table(self) -> Table:
@@ -37,3 +80,8 @@ class Result:
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
+
+
+def noise(spread: float, what: str = "throughput") -> str:
+    """Return what is said of a measurement whose `spread` (IQR over median) is above NOISY."""
+    return f"NOISY: {what} varied by {spread:.0%} (IQR/median)"

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from labkit.knobs import check_names
-from labkit.results.result import Result
-from labkit.results.table import Table
+from labkit.results.result import Result, Table
 from labkit.spec import KNOBS, Pipeline
 
 COMPARED = ("throughput", "utilization", "step_ms", "wait_ms", "copy_ms", "compute_ms")

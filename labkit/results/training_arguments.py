@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from labkit.results.machine import Machine, machine
-from labkit.results.result import Result
-from labkit.results.table import Table
+from labkit.results.result import Result, Table
 from labkit.spec import Pipeline, compiler
 
 KNOBS = {  # of the Pipeline, by the setting of TrainingArguments that stands for each

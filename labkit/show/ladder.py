@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 
 from labkit.analysis.cost import joules_per_sample
 from labkit.results.ranks import Ranks
-from labkit.results.result import Result
+from labkit.results.result import Result, Table
 from labkit.results.run import Run
-from labkit.results.table import Table
 from labkit.show.primitives import Bar, hbars, rows_in
 from labkit.show.run_header import delays_of, machine_lines, several_header
 from labkit.show.style import ALARM, COMPUTE, OTHER, drawable, our_style, page

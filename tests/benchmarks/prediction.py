@@ -47,7 +47,7 @@ os.environ.setdefault("LABKIT_HOME", tempfile.mkdtemp(prefix="labkit-prediction-
 
 import labkit as lk
 from labkit.results.launch import launch
-from labkit.results.table import Table
+from labkit.results.result import Table
 
 SHORT = {"seconds": 1.8, "xray": False}  # a setting's run; a workload's own takes 4 s
 PASSES = (0, 1)
