@@ -1,4 +1,4 @@
-"""The base of every result: it prints as one kind of table, draws itself, and becomes JSON types."""
+"""The base of every result: it prints as a table, draws itself, and becomes JSON types."""
 
 from __future__ import annotations
 
