@@ -110,7 +110,7 @@ def test_a_standby_that_is_killed_costs_the_next_run_nothing(role):
     wait_until(lambda: standby.process.poll() is not None)
     assert first_step_s()[0].path != standby.folder
     assert not processes_of(standby.folder)
-    launcher.leftovers.clear_up(standby.folder)
+    family.clear_up(standby.folder)
     assert not standby.folder.exists()
 
 

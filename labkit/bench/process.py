@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from labkit.process.events import EventLog
-from labkit.process.leftovers import socket_folder
+from labkit.process.family import socket_folder
 
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 FEW_FILES = 6

@@ -18,11 +18,10 @@ class DeviceBusy(RuntimeError):
 
 
 def hold(folder: Path, device: str, holder: dict, waiting: Callable[[str], None]) -> int:
-    """Take the lock of `device` (a GPU's UUID, or "cpu") and return its file descriptor.
+    """Take the lock of `device` (a GPU's UUID, or "cpu"); return its file descriptor.
 
-    The lock lives as long as any process of the run: the bench's workers inherit it, and the
-    system drops it when the last one is gone. `holder` is what others are told; `waiting(text)` is
-    called once if the device is taken. Raises DeviceBusy, naming the holder, after `PATIENCE_S`.
+    It lives as long as any process of the run: workers inherit it. `holder` is what others are
+    told; `waiting(text)` is called once if it is taken. Raises DeviceBusy after `PATIENCE_S`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{re.sub('[^A-Za-z0-9-]', '_', device)}.lock"

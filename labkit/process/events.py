@@ -1,10 +1,8 @@
 """The event log: one JSON object per line, one `write()` per line, nothing ever rewritten.
 
-Several processes (bench, telemetry, supervisor, launcher) append to the same file with O_APPEND,
-so a kill at any moment can cost at most the line being written, which readers ignore.
-
-Every event has `event` (its name) and `t_ns`: nanoseconds on `time.perf_counter_ns`, which on
-Linux, macOS and Windows is one monotonic clock for all processes of the machine.
+Several processes append to the same file with O_APPEND: a kill can cost at most the line being
+written, which readers ignore. `t_ns` is on `time.perf_counter_ns`, which on Linux, macOS and
+Windows is one monotonic clock for all processes of the machine.
 """
 
 from __future__ import annotations
@@ -26,13 +24,12 @@ now_ns = time.perf_counter_ns
 
 
 class EventLog:
-    """An append-only event file. Never raises once open: a full disk must not end a run.
+    """An append-only event file. Never raises once open: what a full disk refuses is kept.
 
-    What the disk refuses is kept, and written as soon as it fits; `error` says what was wrong.
+    It is written as soon as it fits; `error` says what was wrong.
     """
 
     def __init__(self, folder: str | Path):
-        """Open (or create) the log in `folder`."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
         self._fd = os.open(os.path.join(folder, FILE_NAME), flags, 0o644)
         self._reserve = os.path.join(folder, RESERVE_NAME)

@@ -1,31 +1,39 @@
-"""The processes of a run: who descends from the supervisor, and how to end them all.
+"""The processes of a run, from start to end: who they are, how to end them, what they leave.
 
-Standard library only: the supervisor imports this.
+A run's plan (`launch.json`) is there from its start to its end, and its supervisor holds a lock on
+it. A plan without a lock, whose kernel is gone too, is of a run that nobody was left to clear up
+after; the next run does. Standard library only: the supervisor imports this.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import glob
 import json
 import os
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
-from labkit.process.events import FILE_NAME
+from labkit.process import step_log
+from labkit.process.device_lock import try_lock
+from labkit.process.events import FILE_NAME, RESERVE_NAME, EventLog
+
+PLAN_NAME = "launch.json"
+PAYLOADS = "*.pkl"  # the reader's own objects, on their way to a bench that ended before
+LONGEST_PATH = 107  # bytes of a Unix socket's path
+LONGEST_NAME = 20  # bytes of a slash and its name in the folder
+SOCKETS = ("listener-*", "pym-*")  # what multiprocessing calls them
 
 PR_SET_CHILD_SUBREAPER = 36  # Linux, prctl(2)
-
 MARK = "LABKIT_RUN"  # in the environment of a run's processes: the run's folder
-
 KEY_ENDINGS = ("_API_KEY", "_TOKEN")  # of variables that only the process that logs may see
 NO_KEYS = ("AWS_SESSION_TOKEN",)  # a reader's own dataset may lie in a bucket
-
-# They clean up behind the others and leave by themselves when the last one is gone.
+# They clean up behind the others and leave by themselves when the last one is gone
 CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 
 
@@ -47,6 +55,11 @@ def _read(pid: int | str, what: str) -> bytes:
     return b""
 
 
+def _kill(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+
+
 def descendants(root: int) -> list[int]:
     """Return the pids of all living processes below `root`, zombies left out."""
     children: dict[int, list[int]] = {}
@@ -66,8 +79,7 @@ def descendants(root: int) -> list[int]:
 def end_all(root: int, seen: set[int], deadline_s: float = 1.0) -> dict[int, int]:
     """SIGKILL everything below `root` until nothing is left; return {pid: wait status}.
 
-    Cleaners (multiprocessing's resource tracker, torch's shm manager) are waited for instead, and
-    killed only at the deadline. Pids met on the way are added to `seen`.
+    Cleaners are waited for, and killed only at the deadline. Pids met on the way go to `seen`.
     """
     deadline = time.monotonic() + deadline_s
     statuses: dict[int, int] = {}
@@ -82,11 +94,6 @@ def end_all(root: int, seen: set[int], deadline_s: float = 1.0) -> dict[int, int
                 _kill(pid)
         time.sleep(0.003)
         statuses |= reap()
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(OSError):
-        os.kill(pid, signal.SIGKILL)
 
 
 def reap() -> dict[int, int]:
@@ -110,11 +117,8 @@ def logged_bench(folder: str | os.PathLike) -> set[int]:
 
 def _logged(folder: str | os.PathLike, name: str) -> list[dict]:
     start, found = f'{{"event":"{name}"'.encode(), []
-    for place in (folder, *glob.glob(os.path.join(glob.escape(os.fspath(folder)), "rank*"))):
-        with (
-            contextlib.suppress(OSError, ValueError),
-            open(os.path.join(place, FILE_NAME), "rb") as log,
-        ):
+    for place in (Path(folder), *Path(folder).glob("rank*")):
+        with contextlib.suppress(OSError, ValueError), open(place / FILE_NAME, "rb") as log:
             lines = [line for line in log if line.startswith(start) and line.endswith(b"\n")]
             found += map(json.loads, lines)
     return found
@@ -158,6 +162,35 @@ def exists(pid: int) -> bool:
     return True
 
 
+def remove_segments(pids: set[int]) -> None:
+    """Unlink shared memory that dead torch processes left behind (`/dev/shm/torch_<pid>_...`)."""
+    for path in (path for pid in pids for path in Path("/dev/shm").glob(f"torch_{pid}_*")):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+# -- what is left where a supervisor was killed ----------------------------------------------------
+
+
+def plan_of(folder: str | os.PathLike) -> tuple[dict[str, Any], IO]:
+    """Read the plan of a run and lock it; return both. The lock holds while the file is open."""
+    file = open(os.path.join(folder, PLAN_NAME), encoding="utf-8")
+    plan = json.load(file)
+    with contextlib.suppress(OSError):  # a file system without locks
+        try_lock(file.fileno())
+    return plan, file
+
+
+def clear(runs: Path) -> None:
+    """See to the runs in `runs` whose kernel and supervisor are both gone."""
+    for place in runs.glob(f"*/{PLAN_NAME}"):
+        with contextlib.suppress(OSError, ValueError, KeyError), open(place) as file:
+            plan = json.load(file)
+            alive = plan["system"] != this_system() or exists(plan["kernel_pid"])
+            if not alive and try_lock(file.fileno()):
+                clear_up(place.parent, stop="kernel gone", code=None)
+
+
 def end_marked(folder: str | os.PathLike) -> None:
     """SIGKILL every process that was started for the run in `folder`, wherever it went (Linux)."""
     mark = f"{MARK}={folder}".encode()
@@ -166,9 +199,45 @@ def end_marked(folder: str | os.PathLike) -> None:
             _kill(pid)
 
 
-def remove_segments(pids: set[int]) -> None:
-    """Unlink shared memory that dead torch processes left behind (`/dev/shm/torch_<pid>_...`)."""
-    for pid in pids:
-        for path in glob.glob(f"/dev/shm/torch_{pid}_*"):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+def clear_up(folder: Path, **how: Any) -> None:
+    """End what is left of the run in `folder`, write the steps it finished and `how` it ended.
+
+    Of a standby that no run was given to, nothing stays.
+    """
+    end_marked(folder)
+    if not (folder / FILE_NAME).exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    deadline, bench = time.monotonic() + 1, logged_bench(folder)
+    while time.monotonic() < deadline and any(map(exists, bench)):
+        time.sleep(0.01)
+    remove_segments(logged_workers(folder))
+    step_log.recover(folder)
+    log = EventLog(folder)
+    log.write("end", **how)
+    log.close()
+    remove_tools(folder)
+
+
+def remove_tools(folder: str | os.PathLike) -> None:
+    """Remove the files that a run needs only while it goes on, its plan last."""
+    run = Path(folder)
+    own = {socket_folder(folder, pid) for pid in logged_bench(folder)} - {run}
+    sockets = (path for place in (run, *own) for name in SOCKETS for path in place.glob(name))
+    for path in (*sockets, *run.glob(PAYLOADS), run / RESERVE_NAME, run / PLAN_NAME):
+        with contextlib.suppress(OSError):
+            path.unlink()
+    for place in own:
+        with contextlib.suppress(OSError):
+            place.rmdir()
+
+
+def socket_folder(run: str | os.PathLike, bench_pid: int) -> Path:
+    """Return where a bench keeps its processes' sockets, so that a killed run's can be found.
+
+    It is the run's folder, or where that path is too long, a short one of the bench's own. Left to
+    itself multiprocessing makes a temporary folder, which every killed process leaves behind.
+    """
+    if len(os.fsencode(run)) + LONGEST_NAME <= LONGEST_PATH:
+        return Path(run)
+    return Path(os.environ.get("TMPDIR") or "/tmp") / f"labkit-{bench_pid}"

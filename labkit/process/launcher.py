@@ -2,8 +2,8 @@
 
 **Standby.** From a click to the first step takes over a second, nearly all of it importing torch.
 So when a run has ended, an interactive kernel starts the processes of the next one: they import
-torch, touch no device, open no log, and wait for their order, for ten minutes. Each serves one run,
-as a cold start's do. `LABKIT_WARM=0` switches this off, `LABKIT_WARM=1` on, also in scripts.
+torch, touch no device, open no log, and wait ten minutes for an order. Each serves one run, as a
+cold start's do. `LABKIT_WARM=0` switches this off, `LABKIT_WARM=1` on, also in scripts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from labkit.process import device_lock, family, folders, leftovers
+from labkit.process import device_lock, family, folders
 from labkit.process.events import RESERVE_BYTES, RESERVE_NAME, SPEC_NAME, EventLog
 
 BENCH, RANKS = "labkit.bench", "labkit.bench.torchrun_launcher"
@@ -38,10 +38,7 @@ class Handle:
     """The kernel's handle on a run's supervisor, or on a standby's."""
 
     def __init__(self, module: str = BENCH, after: list[str] | None = None):
-        """Make the run's folder; start nothing yet: that is up to `begin`, or `start` before it.
-
-        `module` measures; `after` is a command to be started when the run is over.
-        """
+        """Make the run's folder. `module` measures; `after` is a command to start in the end."""
         self.folder, self.after = folders.new_run(), after
         self.bench = bench_command(module, self.folder)
         self.process: subprocess.Popen | None = None
@@ -56,7 +53,7 @@ class Handle:
             "kernel_pid": os.getpid(), "system": family.this_system(), "idle_s": idle_s,
             "bench": self.bench, "telemetry": TELEMETRY, "after": self.after,
         }  # fmt: skip
-        (self.folder / leftovers.PLAN_NAME).write_text(json.dumps(plan), encoding="utf-8")
+        (self.folder / family.PLAN_NAME).write_text(json.dumps(plan), encoding="utf-8")
         code = (
             f"import sys; sys.path.insert(0, {ROOT!r}); "
             f"from labkit.process.supervisor import main; main({str(self.folder)!r})"
@@ -105,7 +102,7 @@ class Handle:
                 if code > 0:
                     said = (self.folder / "supervisor.stderr").read_text(errors="replace")
                     why = f"the supervisor failed: {(said.splitlines() or ['no message'])[-1]}"
-                leftovers.clear_up(self.folder, stop=None, code=None, why=why)
+                family.clear_up(self.folder, stop=None, code=None, why=why)
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
             stand_by()
@@ -133,14 +130,11 @@ def bench_command(module: str, folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def starting(module: str = BENCH, after: list[str] | None = None) -> Iterator[Handle]:
-    """Give a handle to begin a run with: the standby where it fits, else one that is cold.
-
-    `module` is the bench's. If the block raises, nothing of the run stays.
-    """
+    """Give a handle to begin a run with: the standby where it fits, else one that is cold."""
     global _standby
     with _choosing:
         runs[:] = [handle for handle in runs if handle.alive()]
-        leftovers.clear(folders.home() / "runs")
+        family.clear(folders.home() / "runs")
         handle, _standby = _standby, None
         if handle and not (module == BENCH and after is None and fits(handle)):
             handle.discard()  # its import would disturb the run that starts now

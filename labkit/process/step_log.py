@@ -1,9 +1,8 @@
 """Steps on their way to the event log: none lost, and hardly a cost to the loop.
 
 Writing a line after every step costs a loop with cold caches 25 µs. So the loop only packs the
-step into a memory-mapped ring, which outlives a SIGKILL of its process; another process, the
-supervisor, drains the ring into the log twenty times a second, and once more when all is over.
-Standard library only.
+step into a memory-mapped ring, which outlives a SIGKILL of its process; the supervisor drains the
+ring into the log twenty times a second, and once more when all is over. Standard library only.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ class StepRing:
     """The loop's side: packs finished steps into the ring in `folder`."""
 
     def __init__(self, folder: str | Path):
-        """Make the ring."""
         fd = os.open(os.path.join(folder, RING_NAME), os.O_RDWR | os.O_CREAT, 0o644)
         try:
             blank = bytes(SLOTS * SLOT.size)  # written, so that no page fault is left for the loop
@@ -48,26 +46,14 @@ class StepRing:
         # Cold caches: storing nine words so takes a loop 4 µs, Struct.pack_into 7
         self.words, self.reals = memoryview(self.ring).cast("q"), memoryview(self.ring).cast("d")
 
-    def add(
-        self,
-        i: int,
-        t: tuple[int, int, int, int],
-        samples: int,
-        loss: float,
-        device: tuple[int, int, int, int] = NO_DEVICE,
-        cpu_ns: int = 0,
-    ) -> None:
-        """Record step `i`.
-
-        All times in ns: host stamps `t`, the device's copy and busy intervals `device`, and
-        `cpu_ns`, the CPU time of the thread that computed (0: not read).
-        """
+    def add(self, i: int, t: tuple, samples: int, loss: float, device: tuple = NO_DEVICE) -> None:
+        """Record step `i`: its four host stamps, the device's copy and busy intervals; all ns."""
         words, at = self.words, i % SLOTS * WORDS
         words[at + 4] = i + 1
         if device is not NO_DEVICE:
             words[at], words[at + 1], words[at + 2], words[at + 3] = device
         words[at + 5], words[at + 6], words[at + 7], words[at + 8] = t
-        words[at + 9], words[at + 10] = samples, cpu_ns
+        words[at + 9], words[at + 10] = samples, 0
         self.reals[at + 11] = loss
         words[at + 12] = i + 1
 

@@ -1,12 +1,8 @@
 """The supervisor: stands between the kernel and the bench, and leaves nothing behind.
 
-Standard library only and single-threaded, so that it starts in 0.04 s, needs 12 MB and cannot be
-held up by a GIL, a driver or a full pipe. It starts the bench and the telemetry, writes the steps
-the bench has done, passes on Stop, keeps what the bench prints (capped), and writes how the run
-ended once every descendant is gone.
-
-The kernel talks to it through stdin: a line "go" hands a standby its run, "stop" asks for Stop, end
-of file means that the kernel is gone. `labkit.process.launcher` starts it.
+Standard library only and single-threaded: it starts in 0.04 s, needs 12 MB and is not held up by a
+GIL, a driver or a full pipe. The kernel talks to it through stdin: a line "go" hands a standby its
+run, "stop" asks for Stop, end of file means that the kernel is gone.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from labkit.process import family, leftovers
+from labkit.process import family
 from labkit.process.events import SPEC_NAME, EventLog
 from labkit.process.step_log import DRAIN_S, Drain
 
@@ -40,10 +36,7 @@ class Output:
     def __init__(self, fd: int, path: str):
         os.set_blocking(fd, False)
         self.fd, self.room, self.tail, self.left_out = fd, HEAD_BYTES, bytearray(), 0
-        try:
-            self.file = open(path, "wb", buffering=0)
-        except OSError:  # the run is worth more than what it prints
-            self.file = open(os.devnull, "wb", buffering=0)
+        self.file = open(path, "wb", buffering=0)
 
     def read(self) -> bytes:
         """Take what is there; b"" where nothing is, or nothing will come."""
@@ -72,7 +65,7 @@ class Supervisor:
     """One run's keeper, from starting the bench to the last process gone."""
 
     def __init__(self, folder: str):
-        self.plan, self.lock = leftovers.plan_of(folder)
+        self.plan, self.lock = family.plan_of(folder)
         self.folder = folder
         self.bench: subprocess.Popen | None = None
         self.status: int | None = None  # the bench's wait status
@@ -110,9 +103,10 @@ class Supervisor:
         if self.cause == "disk full":
             why = f"the event log could not be written: {log.error}"
         code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
-        stop = None if why else self.cause
-        log.write("end", stop=stop, code=code, **({"why": why} if why else {}))
-        leftovers.remove_tools(self.folder)
+        log.write(
+            "end", stop=None if why else self.cause, code=code, **({"why": why} if why else {})
+        )
+        family.remove_tools(self.folder)
         if not log.flush():
             sys.exit(f"labkit: the event log could not be written: {log.error}")
         if self.plan["after"] and self.bench and self.cause != "kernel gone":
@@ -146,9 +140,8 @@ class Supervisor:
             self.outputs.append(output := Output(getattr(self.bench, name).fileno(), path))
             self._watch(output.fd, lambda output=output: self._read(output))
         self._watch_pid(self.bench.pid, lambda: None)
-        if self.plan["telemetry"]:
-            with contextlib.suppress(OSError):  # numbers without telemetry are still numbers
-                self._popen([*self.plan["telemetry"], me], subprocess.DEVNULL, env, stdin)
+        with contextlib.suppress(OSError):  # numbers without telemetry are still numbers
+            self._popen([*self.plan["telemetry"], me], subprocess.DEVNULL, env, stdin)
         return None
 
     def _popen(self, argv: list[str], out: Any, env: dict | None, stdin: int) -> subprocess.Popen:
@@ -233,38 +226,30 @@ class Supervisor:
 
 
 def supervise_on_windows(folder: str) -> None:
-    """Do the same on Windows, without standbys; what is left in the end psutil kills.
-
-    Not run on the project's test machines, which have no Windows.
-    """
+    """Do the same on Windows, where we have not run it; psutil ends what is left."""
     import psutil
 
-    plan, lock = leftovers.plan_of(folder)
-    log, cause = EventLog(folder), []
-    env = family.without_keys(os.environ) | {family.MARK: folder}
+    plan, lock = family.plan_of(folder)
+    log, cause, kill_at = EventLog(folder), [], float("inf")
+    env, none = family.without_keys(os.environ) | {family.MARK: folder}, subprocess.DEVNULL
+    steps, started = Drain(folder, log), []
 
     def listen() -> None:
         cause.append("asked" if "stop" in sys.stdin.readline() else "kernel gone")
 
-    def start(argv: list[str], name: str) -> subprocess.Popen:
-        with open(os.path.join(folder, f"{name}.stderr"), "wb") as out:
-            return subprocess.Popen(
-                [*argv, str(os.getpid())], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                cwd=folder, env=env, creationflags=subprocess.CREATE_NEW_PROCESS_GROUP,
-            )  # fmt: skip
-
     threading.Thread(target=listen, daemon=True).start()
-    bench = start(plan["bench"], "bench")
-    if plan["telemetry"]:
-        start(plan["telemetry"], "telemetry")
-    steps, kill_at = Drain(folder, log), float("inf")
-    while bench.poll() is None and time.monotonic() < kill_at:
+    for name in ("bench", "telemetry"):
+        with open(os.path.join(folder, f"{name}.stderr"), "wb") as out:
+            group = subprocess.CREATE_NEW_PROCESS_GROUP
+            command = [*plan[name], str(os.getpid())]
+            started.append(subprocess.Popen(command, stdin=none, stdout=out, stderr=out,
+                                            cwd=folder, env=env, creationflags=group))  # fmt: skip
+    while (code := started[0].poll()) is None and time.monotonic() < kill_at:
         time.sleep(DRAIN_S)
         if cause and kill_at == float("inf"):
-            bench.send_signal(signal.CTRL_BREAK_EVENT)
+            started[0].send_signal(signal.CTRL_BREAK_EVENT)
             kill_at = time.monotonic() + GRACE_S
         steps.drain()
-    code = bench.poll()
     below = {process.pid for process in psutil.Process().children(recursive=True)}
     for pid in below | family.logged_workers(folder):
         with contextlib.suppress(psutil.Error):
@@ -274,9 +259,9 @@ def supervise_on_windows(folder: str) -> None:
     steps.remove()
     log.write("end", stop=cause[0] if cause else None, code=code)
     lock.close()  # Windows removes no open file
-    leftovers.remove_tools(folder)
+    family.remove_tools(folder)
     if plan["after"] and cause != ["kernel gone"]:
-        subprocess.Popen(plan["after"], cwd=folder, stdin=subprocess.DEVNULL)
+        subprocess.Popen(plan["after"], cwd=folder, stdin=none)
 
 
 def main(folder: str) -> None:
