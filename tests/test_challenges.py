@@ -14,9 +14,8 @@ import wrong_answers
 import labkit as lk
 from labkit.bench.workbench import Workbench
 from labkit.course import challenge, nb07, score
-from labkit.course.answer import exercise
 from labkit.course.challenge import Challenge
-from labkit.course.task import CodeTask, Goal, KnobTask, all_tasks
+from labkit.course.task import CodeTask, Goal, KnobTask, all_tasks, exercise
 
 ALL = "LABKIT_ALL_CHALLENGES" in os.environ  # every answer in a process of its own: minutes
 TASKS = all_tasks()
@@ -45,7 +44,7 @@ def judged(key, name):
     task = TASKS[key]
     known = {"start": task.base, "solution": task.solution, **WRONG[key]}
     verdict = lk.challenge(key).check(known[name])
-    assert verdict.passed == (name == "solution"), verdict
+    assert bool(verdict) == (name == "solution"), verdict
     assert verdict.lines or verdict.why
     assert verdict or verdict.hint
 
@@ -73,7 +72,7 @@ def here(monkeypatch):
         bench.answer = Path(f"answer-{time.monotonic_ns()}")
         bench.answer.write_bytes(cloudpickle.dumps(answer))
         torch.manual_seed(0)
-        name = f"{task.check.__module__}:{task.check.__name__}"
+        name = f"{task.world.__module__}:{task.world.__name__}"
         exercise.measure(SimpleNamespace(task=name), bench)
         return points
 
@@ -115,7 +114,7 @@ def test_every_notebook_has_two_to_four_challenges_each_with_hints_cheats_and_a_
         assert task.title and task.text and task.hints and task.goals, key
         assert any(name.startswith("cheat") for name in WRONG[key]), key
         posed = lk.challenge(key)
-        assert str(posed.start or "") in repr(posed) and task.title in posed._repr_html_()
+        assert str(posed.task.title) in repr(posed) and task.title in posed._repr_html_()
         posed.tries = 1
         if isinstance(task, CodeTask):
             assert posed.solution().startswith(("def ", "class "))
@@ -156,21 +155,21 @@ def raises(x):
 
 def another_clock(x):
     time.perf_counter_ns = lambda: 0
-    return nb07.fused(x)
+    return nb07.Bytes.solution(x)
 
 
 def another_check(x):
-    nb07.by_hand = nb07.fused
-    return nb07.fused(x)
+    nb07.Bytes.start = nb07.Bytes.solution
+    return nb07.Bytes.solution(x)
 
 
 @pytest.mark.parametrize(
     ("answer", "words"),
-    [(raises, "RuntimeError: mine"), (another_check, "the check's by_hand"),
+    [(raises, "RuntimeError: mine"), (another_check, "the check's start"),
      (another_clock, "replaces time.perf_counter_ns")],
 )  # fmt: skip
 def test_so_do_those_that_raise_or_replace_the_clock_or_the_check(answer, words, here, monkeypatch):
-    for module, name in ((nb07, "by_hand"), (time, "perf_counter_ns")):  # put back afterwards
+    for module, name in ((nb07.Bytes, "start"), (time, "perf_counter_ns")):  # put back afterwards
         monkeypatch.setattr(module, name, getattr(module, name))
     verdict = lk.challenge("07-bytes").check(answer)
     assert not verdict and words in verdict.why, verdict
@@ -208,7 +207,7 @@ def test_a_result_near_its_mark_is_measured_again_and_the_median_counts(monkeypa
     about = {"key": "99-x", "title": "t", "text": "t", "hints": ("h",), "free": ("num_workers",)}
     task = KnobTask(**about, goals=(goal,), base=lk.Pipeline())
     verdict = Challenge(task).check(task.base.but(num_workers=1))
-    assert not verdict.passed and "1.9" in verdict.lines[0]
+    assert not verdict and "1.9" in verdict.lines[0]
 
 
 # -- guesses and the score -------------------------------------------------------------------------

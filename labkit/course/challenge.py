@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import inspect
+import textwrap
 import time
 from dataclasses import dataclass
 from statistics import median
@@ -38,19 +39,14 @@ class Verdict(Result):
     why: str | None = None  # it was not measured at all
     hint: str | None = None
 
-    @property
-    def passed(self) -> bool:
-        """True if every goal was met."""
+    def __bool__(self) -> bool:
         return self.kind == "passed"
 
-    def __bool__(self) -> bool:
-        return self.passed
-
     def table(self) -> Table:
-        """The goals, line by line."""
-        head = f"{self.key}: {'PASSED' if self.passed else 'not yet'}"
+        """Return the goals, line by line."""
         foot = (self.why or "", f"Hint: {self.hint}" if self.hint else "")
-        return Table([(line,) for line in self.lines], title=head, foot=[*filter(None, foot)])
+        head = f"{self.key}: {'PASSED' if self else 'not yet'}"
+        return Table([(line,) for line in self.lines], title=head, foot=foot)
 
 
 class Challenge:
@@ -78,11 +74,6 @@ class Challenge:
             return "Try it first: check an answer of your own, then ask again."
         return _shown(self.task.solution)
 
-    @property
-    def start(self) -> Any:
-        """The starting point: a spec, or code as text; None if there is none."""
-        return _shown(self.task.base)
-
     def _judge(self, answer: Any) -> Verdict:
         task, goals = self.task, self.task.goals
         measured = [self._finished(task.start(answer))]
@@ -90,17 +81,15 @@ class Challenge:
         if any(goal.near(value) for goal, value in zip(goals, values, strict=True)):
             measured += [self._finished(task.start(answer)) for _ in range(REPEATS - 1)]
             values = self._numbers(measured)
-        baseline = self._baseline(0)
         for run in measured:
-            if why := task.other_work(run, baseline):
+            if why := task.other_work(run, self._baseline(0)):
                 return self._verdict("not yet", why=why)
-        met = [goal.met(value) for goal, value in zip(goals, values, strict=True)]
-        lines = [
-            f"{'yes' if ok else 'no'}: {goal}; "
-            f"measured {'nothing' if value is None else f'{value:.4g}'}"
-            for ok, goal, value in zip(met, goals, values, strict=True)
-        ]
-        return self._verdict("passed" if all(met) else "not yet", lines)
+        lines, passed = [], True
+        for goal, value in zip(goals, values, strict=True):
+            met, shown = goal.met(value), "nothing" if value is None else f"{value:.4g}"
+            lines.append(f"{'yes' if met else 'no'}: {goal}; measured {shown}")
+            passed = passed and met
+        return self._verdict("passed" if passed else "not yet", lines)
 
     def _numbers(self, measured: list[Any]) -> list[float | None]:
         """Return the median over the runs for each goal; None if nothing was measured."""
@@ -143,18 +132,17 @@ class Challenge:
         return Verdict(self.task.key, kind, tuple(lines), why, hint)
 
     def __repr__(self) -> str:
-        task, start = self.task, f"\n\n{self.start}" if self.start else ""
+        task = self.task
+        start = f"\n\n{_shown(task.base)}" if task.base else ""
         return f"Challenge {task.key}: {task.title}\n{task.text}\n{task.rules}{start}"
 
     def _repr_html_(self) -> str:
-        title, text, rules, *code = html.escape(repr(self)).split("\n", 3)
-        shown = [f"<pre style='white-space: pre-wrap'>{each.lstrip()}</pre>" for each in code]
-        return f"<b>{title}</b><p>{text}<br>{rules}</p>{''.join(shown)}"
+        return f"<pre style='white-space: pre-wrap'>{html.escape(repr(self))}</pre>"
 
 
 def _shown(answer: Any) -> Any:
     """Return an answer as the reader is shown it: code as text, a spec as it is."""
-    return inspect.getsource(answer).rstrip() if callable(answer) else answer
+    return textwrap.dedent(inspect.getsource(answer)).rstrip() if callable(answer) else answer
 
 
 def challenge(key: str) -> Challenge:

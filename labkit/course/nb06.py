@@ -1,132 +1,118 @@
 """Notebook 06, gradient accumulation: its challenges."""
 
-from labkit.course.answer import Refused
-from labkit.course.task import Goal, code, compared_gradients, difference
+from labkit.course.task import Goal, Refused, code, difference
+from labkit.wiring import Later
 
+torch, F = Later("torch"), Later("torch.nn.functional")
 SAME = Goal("largest error, as a share", at_most=1e-6)
 
 
-def by_micro_batch(model, batches):
-    """The mean of means: the last sample weighs as much as eight others."""
-    from torch.nn.functional import cross_entropy
-
-    for x, y in batches:
-        (cross_entropy(model(x), y) / len(batches)).backward()
-
-
-def weighted(model, batches):
-    """Every sample weighs the same: sum, and divide by the number of all of them."""
-    from torch.nn.functional import cross_entropy
-
-    count = sum(len(y) for _, y in batches)
-    for x, y in batches:
-        (cross_entropy(model(x), y, reduction="sum") / count).backward()
+def compared(answer, model, batches, x, y):
+    """Compare the answer's gradients with that of the mean loss of all samples `x`, `y`."""
+    F.cross_entropy(model(x), y).backward()
+    right = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    sizes = []
+    hook = model.register_forward_pre_hook(lambda _model, inputs: sizes.append(len(inputs[0])))
+    answer(model, [tuple(t.clone() for t in batch) for batch in batches])
+    hook.remove()
+    found = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    errors = [difference(mine, theirs) for mine, theirs in zip(found, right, strict=True)]
+    return {"error": max(errors), "largest": max(sizes, default=0)}
 
 
-@code(
-    "06-uneven",
-    "A micro-batch's mean loss already weighs its samples by 1 / their number.",
-    "Every sample has to weigh 1/30: reduction='sum'.",
-    start=by_micro_batch, solution=weighted, error=SAME,
-    largest=Goal("largest batch in the model", at_most=8),
-)  # fmt: skip
-def uneven(answer, torch):
+@code("06-uneven",
+      "A micro-batch's mean loss already weighs its samples by 1 / their number.",
+      "Every sample has to weigh 1/30: reduction='sum'.", error=SAME,
+      largest=Goal("largest batch in the model", at_most=8))  # fmt: skip
+class Uneven:
     """the last micro-batch is smaller.
 
-    Write a function of (model, batches) that leaves in the parameters' .grad what the mean cross
-    entropy over all samples at once would: batches is a list of (x, y), of 8, 8, 8, 5 and 1
-    samples. No more than 8 go through the model together.
+    Write a function of (model, batches) that leaves the gradient of the mean cross entropy over all
+    samples: batches is a list of (x, y), of 8, 8, 8, 5 and 1 samples, and no more go in together.
     """
-    nn, sizes = torch.nn, (8, 8, 8, 5, 1)
-    model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 4)).double()
-    x, y = torch.randn(sum(sizes), 6).double(), torch.randint(0, 4, (sum(sizes),))
-    batches = list(zip(x.split(sizes), y.split(sizes), strict=True))
-    return compared_gradients(answer, model, batches, x, y)
+
+    def start(model, batches):
+        for x, y in batches:
+            (F.cross_entropy(model(x), y) / len(batches)).backward()
+
+    def solution(model, batches):
+        count = sum(len(y) for _, y in batches)
+        for x, y in batches:
+            (F.cross_entropy(model(x), y, reduction="sum") / count).backward()
+
+    def check(answer):
+        nn, sizes = torch.nn, (8, 8, 8, 5, 1)
+        model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 4)).double()
+        x, y = torch.randn(sum(sizes), 6).double(), torch.randint(0, 4, (sum(sizes),))
+        batches = list(zip(x.split(sizes), y.split(sizes), strict=True))
+        return compared(answer, model, batches, x, y)
 
 
-def mean_of_means(model, batches):
-    """The tokens of short sentences weigh more than those of long ones."""
-    from torch.nn.functional import cross_entropy
-
-    for tokens, targets in batches:
-        loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
-        (loss / len(batches)).backward()
-
-
-def by_token(model, batches):
-    """Count the tokens of all batches first; every one weighs the same."""
-    from torch.nn.functional import cross_entropy
-
-    count = sum((targets != -100).sum() for _, targets in batches)
-    for tokens, targets in batches:
-        scores = model(tokens).flatten(0, 1)  # (B * L, words)
-        (cross_entropy(scores, targets.flatten(), reduction="sum") / count).backward()
-
-
-@code(
-    "06-tokens",
-    "Sum the loss over tokens; divide by the number of all tokens of the update.",
-    "That number has to be known before the first backward pass.",
-    start=mean_of_means, solution=by_token, error=SAME,
-    largest=Goal("largest batch in the model", at_most=4),
-)  # fmt: skip
-def token_mean(answer, torch):
+@code("06-tokens",
+      "Sum the loss over tokens; divide by the number of all tokens of the update.",
+      "That number has to be known before the first backward pass.", error=SAME,
+      largest=Goal("largest batch in the model", at_most=4))  # fmt: skip
+class Tokens:
     """cure the token mean.
 
     Write a function of (model, batches) that leaves the gradient of the mean cross entropy over
-    every token of all batches: batches is a list of (tokens, targets), each (4, length), of
-    different lengths; targets of -100 are padding and do not count. No padding to equal lengths, no
-    more than 4 sentences together.
+    every token: batches is a list of (tokens, targets), each (4, length), of different lengths;
+    targets of -100 do not count. No padding to equal lengths, no more than 4 sentences together.
     """
-    model = torch.nn.Sequential(torch.nn.Embedding(20, 8), torch.nn.Linear(8, 20)).double()
-    batches = [tuple(torch.randint(0, 20, (2, 4, length))) for length in (3, 12, 5, 30)]
-    for _, targets in batches:
-        targets[1, 2:] = -100  # the second sentence is shorter than the others
-    tokens, targets = (torch.cat([b[i].flatten() for b in batches]) for i in (0, 1))
-    return compared_gradients(answer, model, batches, tokens, targets)
+
+    def start(model, batches):
+        for tokens, targets in batches:
+            loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+            (loss / len(batches)).backward()
+
+    def solution(model, batches):
+        count = sum((targets != -100).sum() for _, targets in batches)
+        for tokens, targets in batches:
+            scores = model(tokens).flatten(0, 1)  # (B * L, words)
+            (F.cross_entropy(scores, targets.flatten(), reduction="sum") / count).backward()
+
+    def check(answer):
+        model = torch.nn.Sequential(torch.nn.Embedding(20, 8), torch.nn.Linear(8, 20)).double()
+        batches = [tuple(torch.randint(0, 20, (2, 4, length))) for length in (3, 12, 5, 30)]
+        for _, targets in batches:
+            targets[1, 2:] = -100  # the second sentence is shorter than the others
+        tokens, targets = (torch.cat([b[i].flatten() for b in batches]) for i in (0, 1))
+        return compared(answer, model, batches, tokens, targets)
 
 
-def batch(channels):
-    """Statistics over the micro-batch: four small batches are not one large one."""
-    from torch import nn
-
-    return nn.BatchNorm2d(channels)
-
-
-def group(channels):
-    """Statistics within each sample: no other sample has a say."""
-    from torch import nn
-
-    return nn.GroupNorm(2, channels)
-
-
-@code(
-    "06-norm",
-    "Batch norm takes its statistics from the other samples of the micro-batch.",
-    "Which norms take them from within each sample?",
-    start=batch, solution=group, error=SAME, off=Goal("mean and std off by", at_most=0.05),
-)  # fmt: skip
-def norm(answer, torch):
+@code("06-norm",
+      "Batch norm takes its statistics from the other samples of the micro-batch.",
+      "Which norms take them from within each sample?", error=SAME,
+      off=Goal("mean and std off by", at_most=0.05))  # fmt: skip
+class Norm:
     """a norm that does not mind.
 
     Write a function of (channels) that returns a torch.nn.Module which normalises images (B,
     channels, h, w) to mean 0 and standard deviation 1, and with which four micro-batches of 4 give
     the gradient of one batch of 16.
     """
-    nn = torch.nn
-    x, y = torch.randn(16, 3, 10, 10).double(), torch.randint(0, 4, (16,))
-    layer = answer(8)
-    if not isinstance(layer, nn.Module):
-        raise Refused("It returns no torch.nn.Module.")
-    body = nn.Conv2d(3, 8, 3), layer, nn.ReLU(), nn.Flatten(), nn.Linear(8 * 8 * 8, 4)
-    model, gradients = nn.Sequential(*body).double().train(), []
-    for parts in (1, 4):
-        model.zero_grad()
-        for images, labels in zip(x.chunk(parts), y.chunk(parts), strict=True):
-            (nn.functional.cross_entropy(model(images), labels) / parts).backward()
-        gradients.append([p.grad.clone() for p in model.parameters()])
-    pairs = zip(*gradients, strict=True)
-    error = max(difference(a, b) for a, b in pairs if b.abs().max() > 1e-12)
-    with torch.no_grad():
-        out = answer(8).double().train()(torch.randn(16, 8, 10, 10).double() * 7 + 5)
-    return {"error": error, "off": max(float(out.mean().abs()), float((out.std() - 1).abs()))}
+
+    def start(channels):
+        return torch.nn.BatchNorm2d(channels)
+
+    def solution(channels):
+        return torch.nn.GroupNorm(2, channels)  # no other sample has a say
+
+    def check(answer):
+        nn, layer = torch.nn, answer(8)
+        x, y = torch.randn(16, 3, 10, 10).double(), torch.randint(0, 4, (16,))
+        if not isinstance(layer, nn.Module):
+            raise Refused("It returns no torch.nn.Module.")
+        body = nn.Conv2d(3, 8, 3), layer, nn.ReLU(), nn.Flatten(), nn.Linear(8 * 8 * 8, 4)
+        model, gradients = nn.Sequential(*body).double().train(), []
+        for parts in (1, 4):
+            model.zero_grad()
+            for images, labels in zip(x.chunk(parts), y.chunk(parts), strict=True):
+                (F.cross_entropy(model(images), labels) / parts).backward()
+            gradients.append([p.grad.clone() for p in model.parameters()])
+        pairs = zip(*gradients, strict=True)
+        error = max(difference(a, b) for a, b in pairs if b.abs().max() > 1e-12)
+        with torch.no_grad():
+            out = answer(8).double().train()(torch.randn(16, 8, 10, 10).double() * 7 + 5)
+        return {"error": error, "off": max(float(out.mean().abs()), float((out.std() - 1).abs()))}

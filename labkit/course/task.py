@@ -1,28 +1,39 @@
-"""Define challenges: a task, its goals and hints, and how an answer to it is run.
+"""Define challenges: a task, its goals and hints, and how an answer is run and tried out.
 
-The challenges stand in `labkit.course.nb00` to `nb09`, one file a notebook. A knob challenge is
-answered with changes of a spec, and judged by what that measures. A code challenge is answered with
-a function or a class; its check, given that and torch, tries it out in the bench.
+They stand in `labkit.course.nb00` to `nb09`, one file a notebook. A knob challenge is answered with
+changes of a spec and judged by what that measures; a code challenge with a function or a class,
+which its check tries out in the bench.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+import os
+import pickle
+import re
+import sys
+import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from labkit.course.answer import Attempt, Refused
+import cloudpickle
+
+from labkit.knobs import knob
 from labkit.results.launch import launch
-from labkit.spec import KNOBS, Distributed, Experiment, Pipeline
+from labkit.spec import KNOBS, Distributed, Experiment, Pipeline, experiment
 
 CLOSE = 0.1  # of a mark: where noise could decide
+MAX_BYTES = 16 * 2**20  # of a pickled answer
 
-# -- goals -----------------------------------------------------------------------------------------
+
+class Refused(Exception):
+    """An answer that does not do the same work; the message says what it does instead."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +44,7 @@ class Goal:
     measured again where it comes within the share `close` of the mark.
     """
 
-    what: str  # in words, as the reader sees it: "samples/s over the baseline's"
+    what: str  # as the reader sees it: "samples/s over the baseline's"
     value: Callable[[Any, Any], float | None] | None = None
     at_least: float = -math.inf
     at_most: float = math.inf
@@ -81,13 +92,13 @@ def sized_for_a_cpu(machine: Any) -> str | None:
 TASKS: dict[str, Task] = {}
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Task:
     """The common part of both kinds; `needs(machine)` says why it cannot be done here."""
 
     key: str  # "02-feed": notebook and name
     title: str
-    text: str  # what to do, and what may be changed
+    text: str
     goals: tuple[Goal, ...]
     hints: tuple[str, ...]
     base: Any = None  # what to begin from: a spec, a function, a class
@@ -99,14 +110,14 @@ class Task:
         TASKS[self.key] = self
 
 
-@dataclass(kw_only=True)
+@dataclass
 class KnobTask(Task):
     """Answered with `base` with the knobs in `free` changed: a spec, or a dict of changes.
 
-    `against` is what the goals compare with, where it is not `base` itself.
+    The goals compare with a run of `against`, or else of `base`.
     """
 
-    free: tuple[str, ...]
+    free: tuple[str, ...] = ()
     compares: bool = True
     tolerance: float | None = 1e-3  # of the first losses; None: the knobs may change them
     against: Any = None
@@ -119,10 +130,16 @@ class KnobTask(Task):
 
     def spec(self, answer: Any) -> Any:
         """Return what is to be run; raises ValueError, saying why, if that is not an answer."""
-        if not isinstance(answer, (dict, type(self.base))):
+        spec = answer
+        if isinstance(answer, dict):
+            changes = dict(answer)
+            if isinstance(self.base, Distributed):  # knobs of its pipeline may be changed as well
+                knobs = {name: changes.pop(name) for name in answer if name in KNOBS}
+                changes["pipeline"] = self.base.pipeline.but(**knobs)
+            spec = self.base.but(**changes)
+        elif not isinstance(answer, type(self.base)):
             raise ValueError(f"{self.rules.split(';')[0]}, this is {type(answer).__name__}.")
-        spec = changed(self.base, answer) if isinstance(answer, dict) else answer
-        before, after = values(self.base), values(spec)
+        before, after = (everything(each) for each in (self.base, spec))
         if before == after:
             raise ValueError("This is what you were given: change one of the allowed knobs.")
         if held := [n for n in after if after[n] != before[n] and n not in self.free]:
@@ -145,28 +162,17 @@ class KnobTask(Task):
         return None
 
 
-def changed(spec: Any, changes: dict[str, Any]) -> Any:
-    """Return `spec` with changes; those of ranks may be knobs of their pipeline as well."""
-    if not isinstance(spec, Distributed):
-        return spec.but(**changes)
-    knobs = {name: value for name, value in changes.items() if name in KNOBS}
-    own = {name: value for name, value in changes.items() if name not in KNOBS}
-    return spec.but(pipeline=spec.pipeline.but(**knobs), **own)
+def everything(spec: Any) -> dict[str, Any]:
+    """Return all that a spec sets, by name; of ranks also what their pipeline sets."""
+    own = dict(vars(spec))
+    return own | vars(own.pop("pipeline")) if isinstance(spec, Distributed) else own
 
 
-def values(spec: Any) -> dict[str, Any]:
-    """Return everything that a spec sets, by name."""
-    if not isinstance(spec, Distributed):
-        return spec.to_dict()
-    whole = spec.to_spec()
-    return {**whole.pop("pipeline"), **whole}
-
-
-@dataclass(kw_only=True)
+@dataclass
 class CodeTask(Task):
-    """Answered with a function or a class, which `check(answer, torch)` tries out in the bench."""
+    """Answered with a function or a class, which the check of the class `world` tries out."""
 
-    check: Callable[[Any, Any], dict[str, float]]
+    world: Any = None
 
     @property
     def rules(self) -> str:
@@ -177,7 +183,7 @@ class CodeTask(Task):
         """Start the run that tries the answer out."""
         if not (isinstance(answer, type) if isinstance(self.base, type) else callable(answer)):
             raise ValueError(f"{self.rules[:-1]}, this is {type(answer).__name__}.")
-        task = f"{self.check.__module__}:{self.check.__name__}"
+        task = f"{self.world.__module__}:{self.world.__name__}"
         return launch(Experiment("exercise", {"task": task}), source=Attempt(answer))
 
     def other_work(self, measured: Any, _baseline: Any) -> str | None:
@@ -185,31 +191,22 @@ class CodeTask(Task):
         return next((p.values.get("why") for p in measured if p.of == "refused"), None)
 
 
-def knobs(key: str, title: str, text: str, *goals: Goal, **more: Any) -> None:
-    """Add a challenge that is answered with knobs; `more` are the fields of a KnobTask."""
-    KnobTask(key=key, title=title, text=text, goals=goals, **more)
+def code(key: str, *hints: str, **goals: Goal) -> Callable[[type], type]:
+    """Add a challenge that is answered with code: decorates a class, whose docstring poses it.
 
-
-def code(
-    key: str, *hints: str, start: Any = None, solution: Any = None, **goals: Goal
-) -> Callable[[Callable], Callable]:
-    """Add a challenge that is answered with code; decorates its check.
-
-    The check's docstring is the title and, below it, the task. It returns a number for each goal,
-    by name, or raises Refused.
+    Its `check(answer)` returns a number for each goal, by name, or raises Refused. It has a
+    `solution`, and a `start` where there is something to begin from. None of them takes a self.
     """
 
     def counted(name: str) -> Callable[[Any, Any], float | None]:
         return lambda points, _: next((p.values[name] for p in points if name in p.values), None)
 
-    def add(check: Callable[[Any, Any], dict[str, float]]) -> Callable:
-        title, _, text = inspect.getdoc(check).partition("\n\n")
-        CodeTask(
-            key=key, title=title.rstrip("."), text=" ".join(text.split()), hints=hints,
-            goals=tuple(replace(goal, value=counted(name)) for name, goal in goals.items()),
-            base=start, solution=solution, check=check,
-        )  # fmt: skip
-        return check
+    def add(world: type) -> type:
+        title, _, text = inspect.getdoc(world).partition("\n\n")
+        found = tuple(replace(goal, value=counted(name)) for name, goal in goals.items())
+        about = key, title.rstrip("."), " ".join(text.split()), found, hints
+        CodeTask(*about, getattr(world, "start", None), world.solution, world=world)
+        return world
 
     return add
 
@@ -219,6 +216,70 @@ def all_tasks() -> dict[str, Task]:
     for number in range(10):
         import_module(f"labkit.course.nb{number:02}")
     return dict(sorted(TASKS.items(), key=lambda each: each[0][:2]))
+
+
+# -- trying code out in the bench ------------------------------------------------------------------
+
+# What a measurement relies on. An answer that replaces one of them is refused.
+CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "sleep")
+TORCH = ("allclose", "isfinite", "equal", "randn", "compile")  # Dynamo itself wraps manual_seed
+
+
+class Attempt:
+    """A function or class on its way to the bench, as `launch` takes it for a `source`."""
+
+    def __init__(self, answer: Any):
+        self.answer = answer
+
+    def place(self, folder: Path) -> dict[str, Any]:
+        """Write the answer into the run's folder, for its owner alone; return where it is."""
+        try:
+            data = cloudpickle.dumps(self.answer)
+        except Exception as error:  # whatever the reader's objects raise
+            raise ValueError(f"It cannot be sent to another process: {error}") from None
+        if len(data) > MAX_BYTES:
+            raise ValueError(
+                f"It drags {len(data) / 2**20:.0f} MiB of data along: define what it needs inside."
+            )
+        payload = folder / "attempt.pkl"
+        payload.touch(0o600, exist_ok=False)
+        payload.write_bytes(data)
+        return {"payload": payload.name, "path": [os.path.abspath(p or ".") for p in sys.path]}
+
+    def described(self, spec: Any) -> dict[str, Any]:
+        """Return what the run's first event tells: nothing of the answer."""
+        return spec.to_spec()
+
+
+@experiment(
+    "an answer to a challenge, tried out",
+    task=knob("", "the challenge: module:name", pattern=re.compile(r"|labkit\.course\.nb\d\d:\w+")),
+)
+def exercise(job: Any, bench: Any) -> None:
+    """Write what the check of `job.task` counts, or a point "refused" that says why not."""
+    import torch
+
+    module = import_module(job.task.partition(":")[0])
+    world = getattr(module, job.task.partition(":")[2])
+
+    def relied_on() -> dict[str, Any]:
+        found = {f"time.{name}": getattr(time, name) for name in CLOCKS}
+        found |= {f"torch.{name}": getattr(torch, name) for name in TORCH}
+        return found | {f"the check's {n}": x for n, x in (vars(module) | vars(world)).items()}
+
+    before = relied_on()
+    try:
+        answer = pickle.loads(bench.answer.read_bytes())  # of the reader's own kernel
+        bench.answer.unlink()
+        bench.write("answer", values=world.check(answer))
+    except Exception as error:  # the reader's code may raise anything
+        raised = f"It raised {type(error).__name__}: {str(error)[:300]}"
+        why = str(error) if isinstance(error, Refused) else raised
+        bench.write("refused", values={"why": why})
+    after = relied_on()
+    if replaced := [name for name in after if after[name] is not before.get(name, after[name])]:
+        why = f"It replaces {', '.join(replaced)}: then nothing can be measured."
+        bench.write("refused", values={"why": why})
 
 
 # -- what checks share -----------------------------------------------------------------------------
@@ -238,10 +299,7 @@ def difference(found: Any, right: Any) -> float:
 
 @contextmanager
 def counting():
-    """Count the operations in the block, `names`, and the `bytes` they read and write.
-
-    Views do neither. Counts have no noise.
-    """
+    """Count the operations in the block, `names`, and the `bytes` they read and write; no views."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
@@ -259,22 +317,3 @@ def counting():
 
     with Counting():
         yield counted
-
-
-def compared_gradients(answer: Any, model: Any, batches: list, x: Any, y: Any) -> dict[str, float]:
-    """Return the `error` of the gradients the answer leaves, and the `largest` batch it ran.
-
-    Right is the gradient of the mean cross entropy of all samples `x`, `y` at once.
-    """
-    import torch
-
-    torch.nn.functional.cross_entropy(model(x), y).backward()
-    right = [p.grad.clone() for p in model.parameters()]
-    model.zero_grad()
-    sizes: list[int] = []
-    hook = model.register_forward_pre_hook(lambda _model, inputs: sizes.append(len(inputs[0])))
-    answer(model, [tuple(t.clone() for t in batch) for batch in batches])
-    hook.remove()
-    found = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-    errors = [difference(mine, theirs) for mine, theirs in zip(found, right, strict=True)]
-    return {"error": max(errors), "largest": max(sizes, default=0)}
