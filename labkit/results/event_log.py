@@ -11,6 +11,7 @@ import contextlib
 import functools
 import gzip
 import os
+import re
 import shutil
 import threading
 import time
@@ -19,10 +20,43 @@ from pathlib import Path
 from typing import Any
 
 from labkit.process.events import FILE_NAME
-from labkit.results import outcome
+from labkit.process.family import exit_name
 from labkit.results.machine import Machine
 from labkit.results.record import Tail, opened, read_record
 from labkit.wiring import above
+
+# (what the reason says, what to do). The first that matches is shown behind the reason itself.
+REMEDIES = [
+    (r"out of memory|can't allocate memory|not enough memory|DefaultCPUAllocator",
+     "lower batch_size, width or image_px, or use precision='bf16' and accumulation_steps."),
+    (r"[Bb]us error|shared memory",
+     "/dev/shm is full: lower num_workers, prefetch_factor or batch_size, "
+     "or start the container with --shm-size=2g."),
+    (r"worker.* (killed|ended|exited unexpectedly)",
+     "a loader worker died; if memory is short, lower num_workers or prefetch_factor."),
+    (r"(can ?not|can't) .*pickle.*in DataLoader worker",
+     "what the dataset or collate_fn returns is sent by a worker: return tensors, arrays, numbers "
+     "or texts, no lambdas, locks or open files."),
+    (r"pickle",
+     "workers that are spawned need a dataset they can be sent: define it, and its collate_fn and "
+     "worker_init_fn, at the top of a module (no lambda, no local class, no open file)."),
+    (r"DataLoader timed out", "a loader worker hangs: try num_workers=0 to see where."),
+    (r"No space left on device|quota exceeded",
+     "the disk is full: free some space or move LABKIT_HOME."),
+    (r"Too many open files|items of ancdata",
+     "raise the limit (ulimit -n 4096) or lower num_workers."),
+    (r"is in use by", "press Stop there, or wait until it has finished."),
+    (r"Read-only file system", "set LABKIT_HOME to a folder that can be written to."),
+    (r"No such file or directory: .*python|could not start Python",
+     "the Python of this kernel is gone: choose another kernel, or install its environment again."),
+    (r"No module named 'torch'|libtorch|undefined symbol",
+     "install PyTorch: pip install -r requirements.txt."),
+    (r"record stops before the end",
+     "the computer may have gone down, or the disk is full: run it again."),
+    (r"C\+\+ compiler", "install g++ or clang, or run with compile=None."),
+    (r"SIGKILL", "often the out-of-memory killer: lower batch_size, width or num_workers."),
+    (r"SIGSEGV|SIGABRT|SIGBUS|SIGILL", "the native stack is in the run folder's bench.stderr."),
+]  # fmt: skip
 
 
 def of_one_moment(compute: Callable) -> Callable:
@@ -74,8 +108,6 @@ class EventLogResult:
         elif tail is None:
             self._tail = Tail(self.path / FILE_NAME)
 
-    # -- the log ---------------------------------------------------------------------------------
-
     def refresh(self) -> EventLogResult:
         """Read what has been written since the last call."""
         if self._tail is None:
@@ -91,10 +123,7 @@ class EventLogResult:
 
     @contextlib.contextmanager
     def as_of_now(self) -> Iterator[EventLogResult]:
-        """Read what has been written, and nothing more within the block.
-
-        So all that is derived there, a figure or a diagnosis, is of one moment.
-        """
+        """Read what has been written, and nothing more within the block: one moment of it."""
         self._now()
         with self._hold():
             yield self
@@ -133,8 +162,6 @@ class EventLogResult:
         else:
             self._kept[name] = event
 
-    # -- what it was, and how it went ------------------------------------------------------------
-
     # fmt: off
     id = derived(lambda log: log._fact("spec", "run", log.path.name),
                  "The run's name: date, time and six hex digits.")
@@ -145,13 +172,37 @@ class EventLogResult:
                    '"RECORDED on ..." where it was not measured here; None where it was.')
     stage = derived(lambda log: log.event("stage") or {"name": "starting"},
                     "The last stage before training: `name`, and `done` of `total` where counted.")
-    outcome = derived(lambda log: outcome.outcome(log._kept, log._alive),
-                      '"running", "finished", "stopped" or "failed".')
     running = derived(lambda log: log.outcome == "running", "True until it has ended.")
-    error = derived(lambda log: outcome.reason(log._kept, log._alive),
-                    "Why it failed, with a remedy where one is known; None if it did not.")
     traceback = fact("error", "traceback", "The bench's own, where an exception ended the run.")
     # fmt: on
+
+    @derived
+    def outcome(self) -> str:
+        """Whether it is "running", "finished", "stopped" or "failed"."""
+        if "done" in self._kept:
+            return "finished"
+        stopped = self._kept.get("end", {}).get("stop") is not None
+        if stopped or ("error" not in self._kept and "end" not in self._kept and self._alive):
+            return "stopped" if stopped else "running"
+        return "failed"
+
+    @derived
+    def error(self) -> str | None:
+        """Why it failed, with a remedy where one is known; None if it did not."""
+        if self.outcome != "failed":
+            return None
+        error, end = self._kept.get("error"), self._kept.get("end")
+        if error:
+            text = _first_cause(error)
+        elif end is None:
+            text = "The run ended without a word: its record stops before the end."
+        elif end.get("why"):
+            text = f"{end['why'].rstrip('.')}."
+        elif (code := end.get("code")) is not None and code < 0:
+            text = f"The bench process was ended by {exit_name(code)}."
+        else:
+            text = f"The bench process ended with {exit_name(code)}, before the run was done."
+        return with_remedy(text)
 
     def wait(self, each: Any = None, period_s: float = 0.05) -> EventLogResult:
         """Block until the run has ended, calling `each(run)` as it grows.
@@ -182,8 +233,6 @@ class EventLogResult:
             self._process.join()
         return self.refresh()
 
-    # -- keeping and showing ---------------------------------------------------------------------
-
     @of_one_moment
     def plot(self, **drawing: Any) -> Any:
         """Draw it as a matplotlib Figure; the options are those of its figure."""
@@ -208,3 +257,28 @@ class EventLogResult:
     def _extra_lines(self) -> Iterable[str]:
         """Return the lines of JSON that a saved record has beyond the log."""
         return ()
+
+
+def with_remedy(text: str) -> str:
+    """Return `text`, followed by what to do about it where that is known."""
+    remedy = next((do for pattern, do in REMEDIES if re.search(pattern, text)), None)
+    return f"{text} Remedy: {remedy}" if remedy else text
+
+
+def _first_cause(error: dict[str, Any]) -> str:
+    """Say what an error event tells; of one that a worker sent over as text, its first cause."""
+    message = error["message"].strip()
+    lines = message.splitlines() or ["no message"]
+    text = f"{error['kind']}: {lines[0]}".rstrip(".") + "."
+    if "Original Traceback" in message:
+        last = [line for line in lines if line and not line.startswith(" ")][-1]
+        text = f"{last} ({lines[0][0].lower()}{lines[0][1:].rstrip('.')})."
+    dead, files = error.get("workers"), error.get("files")
+    if files and "Too many open files" not in message:
+        had = f"a process of the run had {files[0]} of {files[1]} allowed"
+        text = f"Too many open files: {had}. {text}"
+    if dead and not re.search(r"worker.* (signal|exit code)", message):
+        pid, code = next(iter(dead.items()))
+        how = "was killed" if isinstance(code, int) and code < 0 else "ended"
+        text = f"Loader worker {pid} {how} ({exit_name(code)}). {text}"
+    return text

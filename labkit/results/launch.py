@@ -8,7 +8,7 @@ from typing import Any
 import labkit
 from labkit.process import folders, launcher
 from labkit.process.events import VERSION
-from labkit.results import outcome
+from labkit.results.event_log import with_remedy
 from labkit.results.library import kind_of
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
@@ -39,5 +39,5 @@ def launch(
             head = {"event": "spec", "version": VERSION, "run": folder.name, "utc": now}
             handle.begin(order, {**head, "labkit": labkit.__version__, **what})
     except OSError as error:
-        raise OSError(outcome.with_remedy(f"No run could be started: {error}.")) from error
+        raise OSError(with_remedy(f"No run could be started: {error}.")) from error
     return kind_of(what)(folder, process=handle)

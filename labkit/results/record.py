@@ -23,13 +23,14 @@ MAX_LINE = 2**20
 HEAD = b'{"event":'
 MOST = 2**62  # of a whole number: a time in ns, a size in bytes, a count
 BROKEN = (OSError, EOFError, gzip.zlib.error)  # a file that cannot be read to its end
+BODY_NOTE = (
+    "A watched loop: busy is the whole loop body (copies, logging and all), since only the loader "
+    "was looked at; copies and gaps inside the body do not show here."
+)
 
 
 class RecordError(ValueError):
     """A record that cannot be used: the message names the file, what is wrong, and what to do."""
-
-
-# -- what events look like -----------------------------------------------------------------------
 
 
 def _whole(value: Any) -> bool:
@@ -48,14 +49,11 @@ def _number_or_gap(value: Any) -> bool:
     return value is None or _number(value)
 
 
-def _list_of(check: Callable[[Any], bool], size: int | None = None) -> Callable[[Any], bool]:
-    def check_all(value: Any) -> bool:
-        return isinstance(value, list) and size in (None, len(value)) and all(map(check, value))
-
-    return check_all
+def _list_of(check: Callable, size: int | None = None) -> Callable[[Any], bool]:
+    return lambda x: isinstance(x, list) and size in (None, len(x)) and all(map(check, x))
 
 
-def _dict_of(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _dict_of(check: Callable) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(map(check, value.values()))
 
 
@@ -103,7 +101,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def _sound(event: Any) -> bool:
-    """Return whether `event` is one, and everything in it is of the right shape."""
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return False
     rest = dict(event)  # what no rule is about: its numbers are checked, nothing else
@@ -117,9 +114,6 @@ def _sound(event: Any) -> bool:
     if not _count(rest.pop("of_rank", 0)):
         return False
     return all(_number(value) for value in rest.values() if type(value) in (int, float))
-
-
-# -- reading -------------------------------------------------------------------------------------
 
 
 def _no_constant(text: str) -> None:
@@ -193,16 +187,12 @@ def event_on(line: bytes) -> dict[str, Any] | None:
     return event if _sound(event) else None
 
 
-def _is_torn(line: bytes) -> bool:
-    """Return whether a line is the front of an event whose writer was killed: it is skipped."""
+def _is_torn(line: bytes) -> bool:  # the front of an event whose writer was killed
     try:
         json.loads(line)
     except (ValueError, RecursionError):
         return line.startswith(HEAD)
     return False
-
-
-# -- what a record says was run ------------------------------------------------------------------
 
 
 def pipeline_of(knobs: dict[str, Any]) -> Pipeline:
@@ -213,22 +203,12 @@ def pipeline_of(knobs: dict[str, Any]) -> Pipeline:
         raise RecordError(f"The record's pipeline is not valid: {error}") from None
 
 
-BODY_NOTE = (
-    "A watched loop: busy is the whole loop body (copies, logging and all), since only the loader "
-    "was looked at; copies and gaps inside the body do not show here."
-)
-
-
 class Watched(SimpleNamespace):
-    """Stands where a run has its Pipeline: the knobs read off the user's loader, None for others.
-
-    Nothing else is claimed, and nothing can be run again from it.
-    """
+    """Stands where a run has its Pipeline: the knobs read off a user's loader, None for others."""
 
     simulated_delay = ""
 
     def __init__(self, loader: str, knobs: dict[str, Any]):
-        """`loader` is the name of its type; `knobs` are the settings that it shows."""
         plain = {n: v for n, v in knobs.items() if n in KNOBS and isinstance(v, (bool, int))}
         super().__init__(loader=str(loader)[:80], **dict.fromkeys(KNOBS) | plain)
 
