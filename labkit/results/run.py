@@ -26,12 +26,11 @@ NUMBERS = (
 
 
 def _per_step(run: Run, key: str) -> list[float]:
-    """Return what every step says of `key`; NaN where it says nothing."""
     values = [step.get(key) for step in run._series["step"]]
     return [float("nan") if value is None else value for value in values]
 
 
-def _median_ms(times: Callable[[np.ndarray], np.ndarray], doc: str) -> property:
+def _median_ms(times: Callable[[np.ndarray], np.ndarray], doc: str = "") -> property:
     """Make a property that is the median of what `times` takes of the measured stamps, ms."""
 
     def median(run: Run) -> float | None:
@@ -42,11 +41,7 @@ def _median_ms(times: Callable[[np.ndarray], np.ndarray], doc: str) -> property:
 
 
 class Run(EventLogResult):
-    """One measured run, live or recorded.
-
-    Statistics leave out the warm-up: the first steps, and those whose data was prefetched before
-    the clock was running. Medians are over the steps that are left.
-    """
+    """One measured run, live or recorded. Statistics leave out the warm-up."""
 
     SERIES = ("step", "telemetry", "items", "epoch")
     _clock: Timeline | None = None
@@ -57,11 +52,16 @@ class Run(EventLogResult):
             for name in ("done", "error", "end"):
                 self._kept.pop(name, None)
 
-    # -- what it was, and what was written of it -------------------------------------------------
-
     def _pipeline(self, event: str) -> Pipeline | Watched:
         knobs = self._fact(event, "pipeline", {})
         return Watched(self.watched, knobs) if self.watched else pipeline_of(knobs)
+
+    @of_one_moment
+    def _timeline(self) -> Timeline:
+        steps, epochs = self._series["step"], self._series["epoch"]
+        if self._clock is None or self._clock.size != (len(steps), len(epochs)):
+            self._clock = Timeline(steps, [event["step"] for event in epochs])
+        return self._clock
 
     # fmt: off
     asked = derived(lambda run: run._pipeline("spec"),
@@ -78,12 +78,11 @@ class Run(EventLogResult):
     loss = derived(lambda run: _per_step(run, "loss"),
                    "The loss of every step; NaN where it was not finite.")
     thread_s = derived(lambda run: np.array(_per_step(run, "cpu"), float) / 1e9,
-                       "Per step (steps,): CPU time of the thread that ran the compute, s; or NaN. "
-                       "On a CPU it falls short of the wall time where others had the core.")
+                       "CPU time of the computing thread per step (steps,), s; NaN if unknown.")
     exchange_ns = derived(lambda run: np.array([step.get("comm") or (np.nan, np.nan) for step
                                                 in run._series["step"]], float).reshape(-1, 2),
-                          "Of a rank, per step (steps, 2), ns on the clock of the machine's logs: "
-                          "the last gradient is there; all are averaged. NaN without an exchange.")
+                          "Of a rank (steps, 2), ns on the machine's clock, or NaN: the last "
+                          "gradient is there; all are averaged.")
     peak_memory_gib = derived(lambda run: (run._fact("memory", "peak_bytes", 0) / 2**30) or None,
                               "Most memory held: allocated on a GPU; resident on a CPU.")
     compile_s = fact("compiled", "seconds", "Time torch.compile took, s; None for an eager run.")
@@ -93,31 +92,19 @@ class Run(EventLogResult):
                           "What the items cost to prepare, as the loader's processes wrote.")
     xray_facts = derived(lambda run: run.event("xray"), "What a few profiled steps were made of.")
     no_xray = fact("no_xray", "why", "Why there is no x-ray; None where there is, or not yet.")
-    # fmt: on
-
-    def steps_since(self, start: int) -> list[dict[str, Any]]:
-        """Return the step events from the `start`th on: what a reader has not seen yet."""
-        return self._now()._series["step"][start:]
-
-    # -- the timeline, in seconds since the first batch was asked for ----------------------------
-
-    @of_one_moment
-    def _timeline(self) -> Timeline:
-        steps, epochs = self._series["step"], self._series["epoch"]
-        clock = self._clock
-        if clock is None or clock.size != (len(steps), len(epochs)):
-            clock = self._clock = Timeline(steps, [event["step"] for event in epochs])
-        return clock
-
-    # fmt: off
+    # On one clock, in seconds since the first batch was asked for
     stamps = derived(lambda run: run._timeline().stamps,
-                     "Per step (steps, 6): asked, ready, copy start and end, busy start and end; "
+                     "Times (steps, 6): asked, ready, copy start and end, busy start and end; "
                      "s. On a CPU copy and compute are what the host did, else the device's own.")
     busy = derived(lambda run: run.stamps[:, 4:6],
                    "The device's busy intervals (steps, 2): start and end, s.")
     issued = derived(lambda run: run._timeline().issued,
                      "Time at which the host had issued each step (steps,), s; early on a fed GPU.")
     # fmt: on
+
+    def steps_since(self, start: int) -> list[dict[str, Any]]:
+        """Return the step events from the `start`th on: what a reader has not seen yet."""
+        return self._now()._series["step"][start:]
 
     @of_one_moment
     def seconds(self, t_ns: int) -> float:
@@ -128,8 +115,6 @@ class Run(EventLogResult):
         """Return utilization over the whole run, in equal stretches: (bins,) s, (bins,) 0 to 1."""
         return self._timeline().utilization(bins)
 
-    # -- statistics ------------------------------------------------------------------------------
-
     @derived
     def warmup(self) -> int:
         """Steps left out of the statistics: the prefetched ones, but never over a third."""
@@ -137,24 +122,19 @@ class Run(EventLogResult):
         return max(1, min(wanted, self.steps // 3)) if self.steps else 0
 
     @of_one_moment
-    def _measured(self) -> tuple[np.ndarray, float] | tuple[None, float]:
-        """Return the stamps behind the warm-up, its last step first, and their wall time, s.
-
-        (None, 0) before two steps.
-        """
+    def _measured(self) -> tuple[np.ndarray | None, float]:
         if self.steps < 2:
             return None, 0.0
-        stamps = self.stamps[self.warmup - 1 :]
+        stamps = self.stamps[self.warmup - 1 :]  # from the last step of the warm-up on
         return stamps, float(stamps[-1, 5] - stamps[0, 5])
 
     @derived
     def utilization(self) -> float | None:
         """Device-busy share of wall time, 0 to 1, warm-up excluded; None before two steps.
 
-        It says that the device had work, not that the work used all of it. On a CPU, busy means
-        forward, backward and optimizer. On a GPU it lasts from a step's first kernel to its last,
-        so gaps between kernels, in which the device waits for the host's next launch, count too: an
-        upper bound. `busy_at_least` is the lower one, and an x-ray sees the gaps.
+        The device had work, which need not have used all of it. On a CPU: forward, backward and
+        optimizer. On a GPU: from a step's first kernel to its last, gaps between them included: an
+        upper bound, of which `busy_at_least` is the lower one.
         """
         stamps, wall = self._measured()
         return float(np.diff(stamps[1:, 4:6]).sum() / wall) if wall > 0 else None
@@ -163,9 +143,8 @@ class Run(EventLogResult):
     def busy_at_least(self) -> float | None:
         """Share of wall time (0 to 1) in which the device certainly worked, warm-up excluded.
 
-        On a GPU: what was left of each step when the host had issued all of it. That much was
-        queued, so no gap in it was a wait for the host. A small share says nothing: a loop that
-        launches too slowly has it, and one that waits for every step. On a CPU: the utilization.
+        On a GPU: what was left of each step when the host had issued all of it, so that no gap was
+        a wait for the host. Small where launches are slow, and where the loop waits for each step.
         """
         stamps, wall = self._measured()
         if wall <= 0 or self.machine.kind != "gpu":
@@ -200,7 +179,7 @@ class Run(EventLogResult):
                          "Median time from one step's end on the device to the next, ms.")
     wait_ms = _median_ms(lambda stamps: stamps[1:, 1] - stamps[1:, 0],
                          "Median time the loop waited for the next batch, ms.")
-    _copy_ms = _median_ms(lambda stamps: stamps[1:, 3] - stamps[1:, 2], "")
+    _copy_ms = _median_ms(lambda stamps: stamps[1:, 3] - stamps[1:, 2])
     copy_ms = derived(lambda run: None if run.watched else run._copy_ms,
                       "Median host-to-device copy, ms; None for a watched loop, which hides it.")
     compute_ms = _median_ms(lambda stamps: stamps[1:, 5] - stamps[1:, 4],
@@ -209,6 +188,10 @@ class Run(EventLogResult):
                      "Unevenness: IQR over median of the throughput of the run's five stretches.")
     noisy = derived(lambda run: (run.spread or 0.0) > NOISY,
                     "True where `spread` is so large that small differences mean nothing.")
+    breakdown = derived(lambda run: above("Run.breakdown")(run),
+                        "The average step by class (a StepBreakdown); None if too short.")
+    xray = derived(lambda run: above("Run.xray")(run),
+                   "The x-ray's trace as a Breakdown; None where it lies in no folder.")
     # fmt: on
 
     @derived
@@ -221,18 +204,9 @@ class Run(EventLogResult):
         counts = [joules for joules in inside if joules is not None]
         return counts[-1] - counts[0] if len(counts) > 1 else None
 
-    # -- what others make of it, and how it is kept ----------------------------------------------
-
     def diagnose(self) -> Any:
         """Name what holds the run back, with evidence and advice (a Diagnosis)."""
         return above("Run.diagnose")(self)
-
-    # fmt: off
-    breakdown = derived(lambda run: above("Run.breakdown")(run),
-                        "The average step by class (a StepBreakdown); None if too short.")
-    xray = derived(lambda run: above("Run.xray")(run),
-                   "The x-ray's trace as a Breakdown; None where it lies in no folder.")
-    # fmt: on
 
     def compare(self, other: Run) -> Comparison:
         """Compare this run with `other`, which came before it."""
