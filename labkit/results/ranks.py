@@ -1,8 +1,8 @@
 """The result of a distributed run: one Run for each rank, merged into one object.
 
 Each rank has an event log of its own, `rankN/events.jsonl` in the run's folder; the run's own log
-tells how it was started and how it ended. A saved record is one file: the lines of a rank carry
-its number.
+tells how it was started and how it ended. In a saved record, one file, a rank's lines carry its
+number.
 """
 
 from __future__ import annotations
@@ -22,19 +22,24 @@ from labkit.results.run import Run
 from labkit.spec import NOISY, Pipeline
 from labkit.wiring import above
 
+FREE = ("steps", "seconds", "xray", "device")  # knobs in which a run and its ranks may differ
+NUMBERS = (
+    "id", "utc", "recorded", "outcome", "error", "failed_rank", "world_size", "no_sync", "steps",
+    "throughput", "spread", "noisy", "communication_share",
+)  # fmt: skip
+
 
 class RankRun(Run):
     """One rank of a distributed run: a Run that is read as part of the whole.
 
-    Its device counts as busy while it waits for the other ranks: so it does in nvidia-smi too,
-    where the kernel of the all-reduce spins. `Ranks.times` tells the two apart.
+    Its device counts as busy while it waits for the other ranks, as in nvidia-smi, where the
+    all-reduce spins; `Ranks.times` tells the two apart.
     """
 
     def __init__(self, whole: Ranks, number: int):
-        """The `whole` reads all logs, so that every rank is seen at the same moment."""
         path = whole.path / f"rank{number}"
         super().__init__(path, whole._process, whole.recorded, tail=whole)
-        self._whole, self._holds = whole, whole._holds
+        self._whole, self._holds = whole, whole._holds  # every rank is seen at the same moment
 
     _alive = property(lambda rank: rank._whole._alive)
 
@@ -74,7 +79,8 @@ class Ranks(EventLogResult):
 
     def _absorb(self, events: Iterable[dict[str, Any]]) -> None:
         super()._absorb(events)
-        for number in range(self.asked_ranks) if self.path.is_dir() else ():
+        asked = self._fact("spec", "ranks", 0)
+        for number in range(asked) if self.path.is_dir() else ():
             log = self.path / f"rank{number}" / FILE_NAME
             for event in self._tails.setdefault(number, Tail(log)).read():
                 self._take({**event, "of_rank": number})
@@ -85,9 +91,8 @@ class Ranks(EventLogResult):
 
     def _end_of(self, rank: RankRun) -> dict[str, Any]:
         """Say how a rank ended that could not say it itself."""
-        codes = self._fact("ranks_ended", "codes", {})
+        codes, failed = self._fact("ranks_ended", "codes", {}), self.failed_rank
         end = {**self._kept["end"], "code": codes.get(str(rank.rank))}
-        failed = self.failed_rank
         if failed is not None and failed != rank.rank:
             end["why"] = f"ended by torchrun, because rank {failed} failed"
         elif end["code"] is None and not end.get("why"):
@@ -103,8 +108,6 @@ class Ranks(EventLogResult):
     def __getitem__(self, index: int) -> RankRun:
         return list(self)[index]
 
-    # -- what it was -----------------------------------------------------------------------------
-
     # fmt: off
     asked = derived(lambda ranks: pipeline_of(ranks._fact("spec", "pipeline", {})),
                     "The pipeline that was asked for; of a starved rank see its own Run.")
@@ -112,8 +115,8 @@ class Ranks(EventLogResult):
                        "The pipeline that rank 0 ran, with every automatic value filled in.")
     not_applied = derived(lambda ranks: ranks[0].not_applied if len(ranks) else {},
                           "{knob: why not}; of `device`, why the ranks did not use the GPU.")
-    asked_ranks = fact("spec", "ranks", "Number of ranks asked for on this machine.", 0)
-    world_size = derived(lambda ranks: max([r.world_size for r in ranks] or [ranks.asked_ranks]),
+    world_size = derived(lambda log: max([r.world_size for r in log]
+                                         or [log._fact("spec", "ranks", 0)]),
                          "Number of ranks that train together, on all machines.")
     no_sync = fact("spec", "no_sync", "Whether gradients are exchanged for updates only.", False)
     starve = derived(lambda log: {int(n): k for n, k in log._fact("spec", "starve", {}).items()},
@@ -124,8 +127,7 @@ class Ranks(EventLogResult):
     loss = derived(lambda ranks: [float(np.mean(each)) for each in
                                   zip(*(rank.loss for rank in ranks), strict=False)],
                    "The mean loss over the ranks, per step: that of the joined batch.")
-    spread = derived(lambda ranks: max((r.spread for r in ranks if r.spread is not None),
-                                       default=None),
+    spread = derived(lambda log: max((r.spread for r in log if r.spread is not None), default=None),
                      "Spread (IQR over median) of the least even rank's throughput.")
     noisy = derived(lambda ranks: (ranks.spread or 0.0) > NOISY,
                     "True where `spread` is so large that small differences mean nothing.")
@@ -135,13 +137,8 @@ class Ranks(EventLogResult):
 
     @property
     def alone(self) -> Pipeline:
-        """The same pipeline for one process: `lk.run(ranks.alone)`.
-
-        It is on rank 0's device: a run left to itself may take a GPU that the ranks did not get.
-        """
+        """The same pipeline for one process, on rank 0's device: `lk.run(ranks.alone)`."""
         return self.asked.but(device=self.pipeline.device)
-
-    # -- statistics ------------------------------------------------------------------------------
 
     @derived
     def throughput(self) -> float | None:
@@ -149,14 +146,12 @@ class Ranks(EventLogResult):
         rates = [rank.throughput for rank in self]
         return sum(rates) if rates and all(rates) else None
 
-    @property
+    @derived
     def communication_share(self) -> float | None:
-        """Share of wall time (0 to 1) in which a rank waits for its averaged gradients.
+        """Mean share of wall time (0 to 1) from a rank's last gradient to all being averaged.
 
-        From a rank's last gradient being there to all being averaged, the mean over the ranks:
-        the transfer, and the wait for slower ranks (`times` tells them apart). Not in it: what runs
-        under the backward pass, what that costs in cores or memory traffic, and DDP's copies into
-        its buckets. None if too short.
+        The transfer, and the wait for slower ranks; not what runs under the backward pass, nor
+        DDP's copies into its buckets. None if too short.
         """
         times = self.times
         return None if times is None else float(np.mean(times.communication))
@@ -164,11 +159,10 @@ class Ranks(EventLogResult):
     def speedup(self, one: Run) -> float | None:
         """Return samples per second over those of `one`, the same pipeline in one process.
 
-        Raises ValueError where `one` was another pipeline: its number would mean nothing.
+        Raises ValueError where `one` was another pipeline, or ran on other hardware.
         """
         ours, theirs = self.asked.to_dict(), one.asked.to_dict()
-        free = ("steps", "seconds", "xray", "device")
-        differs = [n for n in ours if ours[n] != theirs.get(n) and n not in free]
+        differs = [n for n in ours if ours[n] != theirs.get(n) and n not in FREE]
         if differs:
             raise ValueError(f"not the same pipeline: {', '.join(differs)} differ.")
         if (one.machine.kind, one.machine.name) != (self.machine.kind, self.machine.name):
@@ -194,18 +188,12 @@ class Ranks(EventLogResult):
         """Name what holds the ranks back, and which of them does (a Diagnosis)."""
         return above("Ranks.diagnose")(self)
 
-    # -- keeping and showing ---------------------------------------------------------------------
-
     @of_one_moment
     def to_dict(self) -> dict[str, Any]:
         """Return the run's statistics, and each rank's, as JSON types."""
-        names = (
-            "id", "utc", "recorded", "outcome", "error", "failed_rank", "world_size", "no_sync",
-            "steps", "throughput", "spread", "noisy", "communication_share",
-        )  # fmt: skip
         times, diagnosis = self.times, self.diagnose() if self.steps else None
         return {
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in NUMBERS},
             "starve": {str(rank): knobs for rank, knobs in self.starve.items()},
             "loss": [None if np.isnan(loss) else loss for loss in self.loss],
             "times": times and times.to_dict(),
@@ -237,6 +225,8 @@ class Ranks(EventLogResult):
 
     def _what(self) -> str:
         knobs = ", ".join(f"{name}={value!r}" for name, value in self.asked.changed().items())
-        starve = f"starve={self.starve!r}" if self.starve else ""
-        settings = [str(self.asked_ranks), knobs, "no_sync" if self.no_sync else "", starve]
-        return ", ".join(filter(None, settings))
+        settings = [
+            self._fact("spec", "ranks", 0), knobs, self.no_sync and "no_sync",
+            self.starve and f"starve={self.starve!r}",
+        ]  # fmt: skip
+        return ", ".join(str(each) for each in settings if each)

@@ -10,9 +10,7 @@ import numpy as np
 # The system's account of the time in line falls short: in runs on two cores whose items do not wait
 # at all, this much of it came on top as "waiting" (0.62 to 0.69 in 12 runs, Linux 6.18).
 LINE_MISSED = 0.65
-NUMBERS = (
-    10  # of a row that the bench's item timer writes for a batch; then two lists, of the items
-)
+NUMBERS = 10  # of a row of the bench's item timer, a batch each; then two lists, of the items
 
 
 class Timeline:
@@ -20,11 +18,6 @@ class Timeline:
 
     The clock stands still between two passes over a watched loader (validation, checkpoints): the
     watch did not see what happened there, so no statistic may count it as idle.
-
-    Attributes:
-        size: The number of steps and of passes it is made of.
-        stamps: (steps, 6): asked, ready, copy start, copy end, busy start, busy end; s.
-        issued: (steps,): when the host had issued each step; s.
     """
 
     def __init__(self, steps: list[dict[str, Any]], passes: list[int]):
@@ -39,9 +32,9 @@ class Timeline:
         # Both (2 * pauses,): start and end of each pause, and how long all had lasted by then, ns
         self._edges = np.column_stack([start, end]).ravel()
         self._gone = np.column_stack([gone - (end - start), gone]).ravel()
-        self.stamps = self._running(stamps) / 1e9
+        self.stamps = self._running(stamps) / 1e9  # (steps, 6), s: see `stamps_ns`
         done_ns = np.array([step["t"][3] for step in steps], dtype=np.int64)
-        self.issued = self._running(done_ns - self._zero_ns) / 1e9
+        self.issued = self._running(done_ns - self._zero_ns) / 1e9  # (steps,), s
 
     def _running(self, moment_ns: Any) -> Any:
         """Return a moment (a number or an array, ns) on the clock that stands still in pauses."""
@@ -65,7 +58,7 @@ class Timeline:
 
 
 def stamps_ns(steps: list[dict[str, Any]]) -> np.ndarray:
-    """Return (steps, 6) in ns since the first batch was asked for: columns as `Timeline.stamps`.
+    """Return (steps, 6), ns: asked, ready, copy start, copy end, busy start, busy end.
 
     Where the events have no device times (a CPU), copy and compute are what the host did.
     """
@@ -78,10 +71,7 @@ def stamps_ns(steps: list[dict[str, Any]]) -> np.ndarray:
 
 
 def unevenness(ends_s: np.ndarray, blocks: int) -> float | None:
-    """Return IQR over median of the steps per second in `blocks` stretches; None where too few.
-
-    `ends_s` (steps,) are the steps' ends, s.
-    """
+    """Return IQR over median of the steps per second in `blocks` stretches; None where too few."""
     if len(ends_s) < 3 * blocks:
         return None
     edges = np.linspace(0, len(ends_s) - 1, blocks + 1).astype(int)
@@ -132,20 +122,18 @@ def item_costs(run: Any) -> ItemCosts | None:
     table = np.array([row[:NUMBERS] for row in rows], dtype=float).T
     cpu, wait, line, collate_cpu, collate_wait, collate_line, between = table[3:] / 1e6
     return ItemCosts(
-        number=table[0].astype(int),
-        start=np.array([run.seconds(row[1]) for row in rows]),
-        cpu=cpu,
-        wait=np.maximum(0.0, wait - LINE_MISSED * line),
-        collate_cpu=collate_cpu,
-        collate_wait=np.maximum(0.0, collate_wait - LINE_MISSED * collate_line),
-        between=between,
-        item_cpu=[np.array(row[-2]) / 1e6 for row in rows],
-        item_wait=[np.array(row[-1]) / 1e6 for row in rows],
+        table[0].astype(int),
+        np.array([run.seconds(row[1]) for row in rows]),
+        cpu,
+        np.maximum(0.0, wait - LINE_MISSED * line),
+        collate_cpu,
+        np.maximum(0.0, collate_wait - LINE_MISSED * collate_line),
+        between,
+        *([np.array(row[place]) / 1e6 for row in rows] for place in (-2, -1)),
     )
 
 
 def _is_sound(row: Any) -> bool:
-    """Return whether a row of a record has the shape that the bench's item timer writes."""
     if not isinstance(row, list) or len(row) != NUMBERS + 2:
         return False
     *numbers, cpus, waits = row
