@@ -47,9 +47,6 @@ def _head(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
         return {}
 
 
-# -- recorded runs -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Entry:
     """One recorded run in a listing, before it is loaded."""
@@ -90,8 +87,7 @@ def recorded(
         folder: What `labkit record --out FOLDER` wrote; None: what comes with the package.
 
     Raises:
-        ValueError: No such record; the message says what is available.
-        RecordError: The file is not a record.
+        ValueError: No such record (the message says what is available), or not a record.
     """
     folder = Path(folder) if folder is not None else Path(labkit.__file__).parent / "records"
     files = [*folder.glob("*.jsonl.gz"), *folder.glob("*/*.jsonl.gz")] if folder.is_dir() else []
@@ -110,35 +106,26 @@ def recorded(
 
 
 def _entry(file: Path) -> Entry | None:
-    """Read what a record says of itself; None where it is not one."""
     name, head = file.name.removesuffix(".jsonl.gz"), _head(file)
     spec, machine = head.get("spec"), head.get("machine")
     if not NAME.fullmatch(name) or spec is None or machine is None:
         return None
-    return Entry(
-        name,
-        title=str(spec.get("title", ""))[:100],
-        hardware=machine["name"][:60],
-        kind=machine["kind"],
-        date=str(spec.get("utc", "unknown"))[:10],
-        torch=str(machine["versions"].get("torch", "unknown"))[:20],
-        path=file,
-        experiment=bool(spec.get("experiment")),
-    )
-
-
-# -- played back ---------------------------------------------------------------------------------
+    title, date = str(spec.get("title", ""))[:100], str(spec.get("utc", "unknown"))[:10]
+    torch = str(machine["versions"].get("torch", "unknown"))[:20]
+    hardware, experiment = machine["name"][:60], bool(spec.get("experiment"))
+    return Entry(name, title, hardware, machine["kind"], date, torch, file, experiment)
 
 
 class Playback:
-    """Stands where a live run has its process and the tail of its log: gives events when due.
-
-    Steps at the time they ended, everything before the first step and after the last one at once.
-    """
+    """Stands where a live run has its process and the tail of its log: gives events when due."""
 
     def __init__(self, events: list[dict[str, Any]], speed: float, clock: Callable[[], float]):
         self.speed, self.clock, self.begun = speed, clock, None
-        timed = zip(_due(events), events, strict=True)
+        begin = next(e for e in events if e["event"] == "step")["t"][0] - LEAD_NS
+        due = [_end_ns(event) - begin for event in events]
+        last = max(at for at, e in zip(due, events, strict=True) if e["event"] == "step")
+        # What came before the beginning or behind the last step is due with it
+        timed = [(min(max(at, 0), last), e) for at, e in zip(due, events, strict=True)]
         self.left = collections.deque(sorted(timed, key=lambda pair: pair[0]))  # stable
         self.alive = lambda: bool(self.left)
         self.join = lambda: None  # there is no process to wait for
@@ -159,10 +146,14 @@ class Playback:
             self.left = collections.deque([(0, end)])
 
 
+def _end_ns(event: dict[str, Any]) -> int:
+    if event["event"] == "step":
+        return max(event["t"][3], (event.get("busy") or (0, 0))[1])
+    return int(event.get("t_ns") or 0)
+
+
 def play(path: str | Path, speed: float = 1.0, clock: Callable[[], float] = time.monotonic) -> Run:
     """Return a Run that grows like the recorded one did, `speed` times as fast.
-
-    Nothing is measured: it is `recorded`, and says so wherever it shows.
 
     Raises RecordError where `path` is no record of a run, ValueError on a bad speed.
     """
@@ -173,23 +164,3 @@ def play(path: str | Path, speed: float = 1.0, clock: Callable[[], float] = time
         raise RecordError(f"{path}: it has no steps to replay.")
     played = Playback(events, float(speed), clock)
     return Run(Path(path), process=played, recorded=True, tail=played)
-
-
-def _due(events: list[dict[str, Any]]) -> list[int]:
-    """Return when each event is due, ns since the replay began."""
-
-    def end(step: dict[str, Any]) -> int:
-        return max(step["t"][3], step.get("busy", (0, 0))[1]) - zero
-
-    steps = [event for event in events if event["event"] == "step"]
-    zero = steps[0]["t"][0] - LEAD_NS
-    last, seen, due = max(map(end, steps)), False, []
-    for event in events:
-        kind, at = event["event"], last
-        seen = seen or kind == "step"
-        if kind == "step":
-            at = end(event)
-        elif kind in ("telemetry", "epoch", "items"):
-            at = max(int(event.get("t_ns", 0)) - zero, 0)
-        due.append(min(at, last) if seen else 0)
-    return due
