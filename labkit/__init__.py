@@ -49,7 +49,7 @@ _NAMES = {
     "slow_script": "labkit.course.slow_script",
     "score": "labkit.course.score",
     "sweep": "labkit.show.running",
-    "training_arguments": "labkit.results.training_arguments",
+    "training_arguments": "labkit.results.machine",
     "tune": "labkit.show.tuning",
     "to_wandb": "labkit.show.wandb_log",
     "watch": "labkit.show.watching",

@@ -1,4 +1,7 @@
-"""The machine as the kernel sees it: asked of a process of its own, so no torch and no driver."""
+"""The machine as the kernel sees it, asked of a process of its own: no torch and no driver here.
+
+And a pipeline's settings as Hugging Face's `TrainingArguments` take them on it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from labkit.results.result import Result, Table
+from labkit.spec import Pipeline, compiler
 
 PROBE_SECONDS = 90  # a cold import of torch from a slow disk takes tens of seconds
 
@@ -39,8 +43,7 @@ class Machine(Result):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Machine:
         """Build from a `machine` event; keys of other versions are left out."""
-        names = {f.name for f in fields(cls)}
-        return cls(**{k: v for k, v in values.items() if k in names})
+        return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
 
     @property
     def line(self) -> str:
@@ -55,21 +58,20 @@ class Machine(Result):
 
     def table(self) -> Table:
         """Return what is known of it, a line each."""
-        on_cpu = self.kind == "cpu"
-        why = "GPU not used" if self.unused_gpu else "no GPU here"
+        cpu = self.kind == "cpu"
+        why = f": {'GPU not used' if self.unused_gpu else 'no GPU here'}, the CPU is the device"
         found = {
-            "device": f"{self.name} ({self.device})"
-            + (f": {why}, the CPU is the device" if on_cpu else ""),
+            "device": f"{self.name} ({self.device}){why if cpu else ''}",
             "GPU not used": self.unused_gpu,
             "device memory": self.memory_gib and f"{self.memory_gib:.1f} GiB",
             "SMs": self.sm_count,
             "compute capability": self.compute_capability,
             "driver": self.driver,
             "PCIe link": self.pcie,
-            "CPU": not on_cpu and self.cpu_name,
+            "CPU": not cpu and self.cpu_name,
             "CPU cores": self.cpu_cores,
-            "model threads": on_cpu and self.threads,
-            "RAM": not on_cpu and self.ram_gib and f"{self.ram_gib:.1f} GiB",
+            "model threads": cpu and self.threads,
+            "RAM": not cpu and self.ram_gib and f"{self.ram_gib:.1f} GiB",
             "/dev/shm": self.shm_gib and f"{self.shm_gib:.2f} GiB",
             "system": self.os,
             "versions": ", ".join(f"{k} {v}" for k, v in self.versions.items() if v),
@@ -94,3 +96,72 @@ def machine() -> Machine:
         why = (probe.stderr.strip().splitlines() or ["no message"])[-1]
         raise RuntimeError(f"torch does not start here: {why}")
     return Machine.from_dict(json.loads(probe.stdout.splitlines()[-1]))
+
+
+# -- Hugging Face ----------------------------------------------------------------------------------
+
+SETTINGS = {  # of TrainingArguments: the knob of the Pipeline that each stands for
+    "dataloader_num_workers": "num_workers",
+    "dataloader_pin_memory": "pin_memory",
+    "dataloader_prefetch_factor": "prefetch_factor",
+    "per_device_train_batch_size": "batch_size",
+    "gradient_accumulation_steps": "accumulation_steps",
+    **dict.fromkeys(("bf16", "tf32"), "precision"),
+    "torch_compile": "compile",
+    "fp16": "precision",
+}
+
+
+class TrainingSettings(Result, dict):
+    """Settings for `TrainingArguments(output_dir=..., **settings)`; printed, what became of each.
+
+    `notes` is {setting: why this machine cannot honour it, or what else it needs here}.
+    """
+
+    pipeline: Pipeline  # where they come from
+    notes: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings alone."""
+        return dict(self)
+
+    def table(self) -> Table:
+        """Return each setting, the knob it stands for, and what this machine makes of it."""
+        knobs = {name: f"{k}={getattr(self.pipeline, k)!r}" for name, k in SETTINGS.items()}
+        rows = [(n, repr(v), knobs.get(n, ""), self.notes.get(n, "")) for n, v in self.items()]
+        head = ("TrainingArguments", "value", "knob of the Pipeline", "on this machine")
+        return Table(rows, head=head, left=range(4))
+
+
+def training_arguments(pipeline: Pipeline, here: Machine | None = None) -> TrainingSettings:
+    """Return a pipeline's settings as keywords for Hugging Face's `TrainingArguments`.
+
+    Needs no transformers. What `here` (this machine) cannot honour is left at what it can, with
+    the reason in `.notes`. Knobs such as `channels_last` and `non_blocking` have no counterpart.
+    """
+    here = here or machine()
+    gpu = here.kind == "gpu" and here.device.startswith("cuda")
+    ampere = gpu and int((here.compute_capability or "0").partition(".")[0]) >= 8
+    cannot = {  # {setting: (whether this machine cannot honour it, why)}
+        "dataloader_pin_memory": (
+            not gpu, "there is no CUDA device to copy to: it would gain nothing"),
+        "fp16": (not gpu, "no use on a CPU: it is slower"),
+        "torch_compile": (
+            not gpu and compiler() is None, "needs a C++ compiler on a CPU and found none"),
+        "bf16": (gpu and not ampere, "needs an Ampere card or later"),
+        "tf32": (not ampere, "needs NVIDIA's Tensor Cores, Ampere or later, else it is refused"),
+    }  # fmt: skip
+    settings = TrainingSettings({name: getattr(pipeline, knob) for name, knob in SETTINGS.items()})
+    settings |= {name: pipeline.precision == name for name in ("bf16", "tf32", "fp16")}
+    settings["torch_compile"] = pipeline.compile is not None
+    notes = {name: why for name, (here_not, why) in cannot.items() if here_not and settings[name]}
+    settings |= dict.fromkeys(notes, False)
+    if not ampere:
+        settings["tf32"] = None  # even False is refused there
+    if pipeline.precision != "fp16":
+        del settings["fp16"]
+    if here.kind == "cpu":
+        settings["use_cpu"] = True
+        notes["use_cpu"] = "said outright: without a GPU, bf16=True is refused unless it is"
+    settings.pipeline, settings.notes = pipeline, notes
+    return settings
