@@ -16,6 +16,8 @@ from labkit.results.event_log import EventLogResult, derived, fact
 from labkit.results.result import noise
 from labkit.spec import EXPERIMENTS, NOISY
 
+UNITS = (("s", 1), ("ms", 1e3), ("µs", 1e6), ("ns", 1e9))
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -57,11 +59,8 @@ class Measurement:
 
     def to_dict(self) -> dict[str, Any]:
         """The point and what follows from it, as JSON types."""
-        names = (
-            "of", "case", "flops", "bytes", "median_s", "spread", "noisy", "gb_per_s",
-            "tflop_per_s", "values",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
+        names = "of case flops bytes median_s spread noisy gb_per_s tflop_per_s values"
+        return {name: getattr(self, name) for name in names.split()}
 
     def __repr__(self) -> str:
         case = ", ".join(f"{name}={value}" for name, value in self.case.items())
@@ -87,11 +86,11 @@ class Measurements(EventLogResult):
 
     def _take(self, event: dict[str, Any]) -> None:
         if event["event"] == "measurement":
-            times = [time for time in event["seconds"] if _positive(time)]
-            flops, bytes = _positive(event.get("flops")), _positive(event.get("bytes"))
+            times = np.array([time for time in event["seconds"] if _positive(time)], float)
+            flops, bytes = (_positive(event.get(name)) for name in ("flops", "bytes"))
             values = event["values"] if isinstance(event.get("values"), dict) else {}
-            point = event["of"], event["case"], np.array(times, float), flops, bytes, values
-            self._points.append(Measurement(*point))
+            point = Measurement(event["of"], event["case"], times, flops, bytes, values)
+            self._points.append(point)
         elif event["event"] == "skipped":
             self._skipped[event["what"]] = event["why"]
         else:
@@ -110,12 +109,8 @@ class Measurements(EventLogResult):
 
     def where(self, of: str | None = None, **case: Any) -> list[Measurement]:
         """Return the points of the operation `of` whose case has these values."""
-        return [
-            point
-            for point in self.points
-            if of in (None, point.of)
-            and all(point.case.get(name) == value for name, value in case.items())
-        ]
+        found = [point for point in self.points if of in (None, point.of)]
+        return [p for p in found if all(p.case.get(name) == case[name] for name in case)]
 
     def one(self, of: str | None = None, **case: Any) -> Measurement:
         """Return the one such point; raises LookupError, with the reason, where it is not there."""
@@ -165,14 +160,12 @@ class Measurements(EventLogResult):
         return count + (f"; NOISY: {noisy} of them" if noisy else "")
 
 
-def _positive(value: Any) -> float | None:
-    """The value if it is a positive number, as times and counts are; a record is anybody's."""
+def _positive(value: Any) -> float | None:  # as times and counts are; a record is anybody's
     return value if isinstance(value, (int, float)) and 0 < value < float("inf") else None
 
 
 def _time(seconds: float) -> str:
-    units = (("s", 1), ("ms", 1e3), ("µs", 1e6), ("ns", 1e9))
-    unit, scale = next((each for each in units if seconds * each[1] >= 1), units[-1])
+    unit, scale = next((each for each in UNITS if seconds * each[1] >= 1), UNITS[-1])
     return f"{seconds * scale:.3g} {unit}"
 
 
