@@ -8,28 +8,24 @@ from typing import Any
 import labkit
 from labkit.process import folders, launcher
 from labkit.process.events import VERSION
-from labkit.results.event_log import with_remedy
+from labkit.results.event_log import EventLogResult, with_remedy
 from labkit.results.library import kind_of
-from labkit.results.measurements import Measurements
-from labkit.results.ranks import Ranks
-from labkit.results.run import Run
 from labkit.spec import Distributed
 
 
 def launch(
     spec: Any, *, fault: str | None = None, after: list[str] | None = None, source: Any = None
-) -> Run | Measurements | Ranks:
+) -> EventLogResult:
     """Start a Pipeline, an Experiment or Distributed ranks apart from the kernel.
 
     `fault` is planted in the bench, see `labkit.bench.process.planted`. `after` is a command the
     supervisor starts when the run is over. `source` (a tuner's Source) feeds the reader's own
-    dataset and step to the pipeline's loader settings. Raises OSError where no cache folder can be
-    written or no process can be started.
+    dataset and step to the pipeline's loader settings. Raises OSError where nothing can be started.
     """
-    ranks = isinstance(spec, Distributed)
+    kind = launcher.RANKS if isinstance(spec, Distributed) else launcher.BENCH
     what = spec.to_spec()
     try:
-        with launcher.starting(launcher.RANKS if ranks else launcher.BENCH, after) as handle:
+        with launcher.starting(kind, after) as handle:
             folder = handle.folder
             order = {"run": folder.name, "cache": str(folders.home()), "fault": fault, **what}
             if source is not None:

@@ -22,14 +22,10 @@ class Comparison(Result):
 
     @property
     def changed(self) -> dict[str, tuple[Any, Any]]:
-        """{knob: (before, after)} of the knobs that differ in what really ran.
-
-        Those that followed from another one (both were left to labkit) are not listed.
-        """
-        (old, asked), (new, asked_now) = (
-            (run.pipeline.to_dict(), run.asked.to_dict()) for run in (self.before, self.after)
-        )
-        chosen = [n for n in old if asked[n] is not None or asked_now[n] is not None]
+        """{knob: (before, after)} of the knobs that differ in what ran, and were asked for."""
+        old, new = self.before.pipeline.to_dict(), self.after.pipeline.to_dict()
+        then, now = self.before.asked.to_dict(), self.after.asked.to_dict()
+        chosen = [n for n in old if then[n] is not None or now[n] is not None]
         return {name: (old[name], new[name]) for name in chosen if old[name] != new[name]}
 
     @property
@@ -148,16 +144,13 @@ class Sweep(Result):
         """Return the knobs, samples/s, busy share, wait and compute of each run."""
         where, rows = ("device",) if self.devices else (), []
         for setting, run in zip(self.settings, self.runs, strict=False):
-            numbers = [None, None, None, None, run.error or run.outcome]
+            numbers = [None] * 4 + [run.error or run.outcome]
             if run.throughput is not None:
                 note = [run is self.best and "best", run.noisy and "noisy"]
-                numbers = [
-                    f"{run.throughput:.0f}", run.busy_text, f"{run.wait_ms:.1f}",
-                    f"{run.compute_ms:.1f}", " ".join(filter(None, note)),
-                ]  # fmt: skip
-            rows.append(
-                [*map(repr, setting.values()), *(run.asked.device for _ in where), *numbers]
-            )
+                times = f"{run.wait_ms:.1f}", f"{run.compute_ms:.1f}", " ".join(filter(None, note))
+                numbers = [f"{run.throughput:.0f}", run.busy_text, *times]
+            device = [run.asked.device for _ in where]
+            rows.append([*map(repr, setting.values()), *device, *numbers])
         left = len(self.pipelines) - len(self.runs)
         head = (*self.knobs, *where, "samples/s", "busy", "wait ms", "compute ms", "")
         return Table(rows, head, foot=(f"({left} not run)",) if left else (), left=())
@@ -172,7 +165,6 @@ def _values(name: str, values: Any) -> list[Any]:
 
 
 def _devices(devices: Sequence[str], knobs: dict[str, Any]) -> tuple[str, ...]:
-    """Check the devices of a sweep."""
     if isinstance(devices, str) or not list(devices):
         raise ValueError(f"devices={devices!r}: give several, such as ['cuda:0', 'cuda:1'].")
     names = tuple(KNOBS["device"].check(device) for device in devices)
