@@ -66,7 +66,7 @@ ABOVE.update(
         "Ranks.plot": "labkit.show.ranks_figure:draw",
         "Ranks.times": "labkit.analysis.ranks:rank_times",
         "RankRun.plot": "labkit.show.run_figure:draw",
-        "Run.breakdown": "labkit.analysis.step_breakdown:breakdown",
+        "Run.breakdown": "labkit.analysis.facts:breakdown",
         "Run.diagnose": "labkit.analysis.diagnosis:diagnose",
         "Run.plot": "labkit.show.run_figure:draw",
         "Run.xray": "labkit.analysis.trace:xray_of",

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import labkit as lk
-from labkit.analysis.finding import BOTTLENECKS, LESSONS
-from labkit.analysis.step_breakdown import CLASSES, breakdown, split_steps
+from labkit.analysis.facts import BOTTLENECKS, CLASSES, LESSONS, breakdown, split_steps
 from labkit.analysis.thresholds import WORTH_NAMING
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"

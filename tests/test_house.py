@@ -12,8 +12,7 @@ import pytest
 
 import labkit as lk
 from labkit.analysis import rules
-from labkit.analysis.facts import Evidence
-from labkit.analysis.finding import BOTTLENECKS, loss
+from labkit.analysis.facts import BOTTLENECKS, Evidence, loss
 from labkit.knobs import declares_knobs, knob
 from labkit.show import controls
 from labkit.spec import Pipeline

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from played_gpu import GPU, MS, play
 
 import labkit as lk
-from labkit.analysis.facts import witnesses
-from labkit.analysis.step_breakdown import CLASSES
+from labkit.analysis.facts import CLASSES
+from labkit.analysis.instruments import witnesses
 from labkit.results.sweep import Sweep
 from labkit.show.ladder import Ladder
 from labkit.show.panels import run_verdict

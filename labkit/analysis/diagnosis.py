@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from labkit.analysis import rules
 from labkit.analysis import thresholds as limits
-from labkit.analysis.facts import Evidence, Facts, Witness, deciding, of_trace
-from labkit.analysis.finding import BOTTLENECKS, Finding
-from labkit.analysis.rules import PAUSES, lead, losses, rank
+from labkit.analysis.facts import BOTTLENECKS, Evidence, Facts, Finding, of_trace
+from labkit.analysis.instruments import Witness, deciding
 from labkit.analysis.trace import trace
 from labkit.results.event_log import of_one_moment
 from labkit.results.library import load
@@ -23,7 +23,6 @@ from labkit.results.record import BODY_NOTE
 from labkit.results.result import Result, Table
 from labkit.spec import GRAPH_MODES
 
-RECORDS = (".jsonl", ".jsonl.gz")
 SHARED = "shared device"  # the cause of a verdict withheld: others used it
 LOOK_INSIDE = "Look inside a few steps: run it with xray=True and 20 steps or more."
 PROFILE = "Record a few steps with torch.profiler, and give the trace to lk.diagnose."
@@ -37,8 +36,7 @@ class Diagnosis(Result):
         findings: What costs device time, ranked by how much.
         confidence: 0 to 1: the share of resampled runs (steps drawn again with replacement) with
             the same verdict; of a trace, how far the first loss is ahead of the second or of its
-            threshold, as a share of itself. It knows the noise of the run, not the errors of a
-            rule; for those see the confusion matrix of the fault set.
+            threshold, as a share of itself. It knows the noise of the run, not a rule's errors.
         source: What it was told from; says RECORDED, and on what, where that was not here.
         notes: What limits the verdict.
     """
@@ -50,11 +48,7 @@ class Diagnosis(Result):
 
     @property
     def bottleneck(self) -> str:
-        """The name of the first finding: one of `BOTTLENECKS`.
-
-        "compute" is healthy: the device is the limit. Only ranks have "communication" and
-        "straggler".
-        """
+        """The name of the first finding, one of `BOTTLENECKS`; "compute" is healthy."""
         return self.findings[0].name
 
     @property
@@ -91,14 +85,12 @@ class Diagnosis(Result):
 
     def table(self) -> Table:
         """Return the findings, the costliest first."""
-        head = ("finding", "time lost", "evidence", "what to change")
-        costliest = self.findings[:4]
         return Table(
             [
                 (f"{f.name}: {f.cause}", f"{f.lost_share:.0%}", f.evidence, f.advice)
-                for f in costliest
+                for f in self.findings[:4]
             ],
-            head,
+            ("finding", "time lost", "evidence", "what to change"),
             title=f"Bottleneck: {self.headline}",
             foot=(f"{self.source}; confidence {self.confidence:.0%}", *self.notes),
             left=(0, 2, 3),
@@ -117,14 +109,13 @@ def diagnose(what: Any) -> Diagnosis:
             the path of a torch.profiler trace (.json, .json.gz).
 
     Raises:
-        RecordError: A record that cannot be used (a ValueError).
-        TraceError: A trace that cannot be used (a ValueError).
+        RecordError, TraceError: A record or trace that cannot be used (both are a ValueError).
     """
     if isinstance(what, (str, os.PathLike)):
         path = Path(what)
-        if not path.is_dir() and not path.name.endswith(RECORDS):
+        if not path.is_dir() and not path.name.endswith((".jsonl", ".jsonl.gz")):
             facts = of_trace(trace(path))
-            return _verdict(facts, rank(facts), lead(facts), path.name)
+            return _verdict(facts, rules.rank(facts), _lead(facts), path.name)
         what = load(path)
     if isinstance(what, Ranks):
         return what.diagnose()
@@ -138,14 +129,24 @@ def _of_run(run: Any) -> Diagnosis:
     if doubt := too_short(len(evidence)):
         return Diagnosis((doubt,), 0.0, source)
     facts = evidence.facts()
-    findings, confidence = rank(facts), 0.0
-    if doubt := device_shared(run, facts, findings[0]) or contradiction(facts):
+    findings, confidence = rules.rank(facts), 0.0
+    if doubt := _device_shared(run, facts, findings[0]) or _contradiction(facts):
         findings = (doubt, *(finding for finding in findings if finding.name != "compute"))
     else:
         findings, confidence = resampled(
-            len(evidence), lambda rows: rank(evidence.facts(rows)), findings
+            len(evidence), lambda rows: rules.rank(evidence.facts(rows)), findings
         )
     return _verdict(facts, findings, confidence, source)
+
+
+def _lead(facts: Facts) -> float:
+    """Return how far the first loss is ahead of the second and of its threshold, 0 to 1."""
+    _, total = rules.losses(facts)
+    nearest = max(loss / limits.WORTH_NAMING[name] for name, loss in total.items())
+    if nearest < 1:
+        return 1 - nearest
+    first, *rest = sorted(total.values(), reverse=True)
+    return 1 - max([1 / nearest, *(loss / first for loss in rest[:1])])
 
 
 def source_of(run: Any) -> str:
@@ -167,14 +168,12 @@ def resampled(
     if confidence >= limits.MIN_CONFIDENCE:
         return found, confidence
     names = list(dict.fromkeys(finding.name for finding in found))
-    doubt = Finding(
-        "unsure",
-        "too close to call",
+    seen = (
         f"only {confidence:.0%} of the resampled runs give the same verdict (threshold "
-        f"{limits.MIN_CONFIDENCE:.0%}); the candidates are {' and '.join(names[:2])}.",
-        "Run longer (more steps), on a quiet machine.",
+        f"{limits.MIN_CONFIDENCE:.0%}); the candidates are {' and '.join(names[:2])}."
     )
-    return (doubt, *found), confidence
+    change = "Run longer (more steps), on a quiet machine."
+    return (Finding("unsure", "too close to call", seen, change), *found), confidence
 
 
 def _verdict(
@@ -190,10 +189,8 @@ def _verdict(
         notes.append("The x-ray holds no device activity: gaps between kernels were not seen.")
     if gaps_may_hide:
         notes.append("On a GPU gaps between kernels count as busy: its share is an upper bound.")
-    if facts.taken_by_others > limits.FOREIGN_LOAD / 2:
-        notes.append(
-            f"Other programs had the model's core for {facts.taken_by_others:.0%} of the time."
-        )
+    if (taken := facts.taken_by_others) > limits.FOREIGN_LOAD / 2:
+        notes.append(f"Other programs had the model's core for {taken:.0%} of the time.")
     if findings[0].name == "compute" and gaps_may_hide:
         remedy, confidence = LOOK_INSIDE if could_look else PROFILE, 0.0
         findings = (gaps_hidden(facts.shares["compute"], facts.witnesses, remedy), *findings)
@@ -208,26 +205,22 @@ def _verdict(
 def too_short(steps: int) -> Finding | None:
     """Too few steps were measured."""
     missing = limits.MIN_STEPS - steps
-    if missing <= 0:
-        return None
     seen = f"only {steps} steps after the warm-up; a verdict needs {limits.MIN_STEPS}."
-    return Finding("unsure", "too short", seen, f"Run {missing} more steps.")
+    short = Finding("unsure", "too short", seen, f"Run {missing} more steps.")
+    return short if missing > 0 else None
 
 
 def gaps_hidden(busy: float, seen: tuple[Witness, ...], remedy: str) -> Finding:
     """A GPU is busy by its events, and nothing can tell how much of that is gaps."""
-    told = "; ".join(witness.said for witness in seen)
-    return Finding(
-        "unsure",
-        "busy is an upper bound",
+    told = "".join(f"{'; ' if n else ': '}{witness.said}" for n, witness in enumerate(seen))
+    text = (
         f"the device is busy at most {busy:.0%} of the time: a step counts from its first kernel "
-        f"to its last, and whether gaps between them are waits for the host was not seen"
-        f"{f': {told}' if told else ''}.",
-        remedy,
+        f"to its last, and whether gaps between them are waits for the host was not seen{told}."
     )
+    return Finding("unsure", "busy is an upper bound", text, remedy)
 
 
-def contradiction(facts: Facts) -> Finding | None:
+def _contradiction(facts: Facts) -> Finding | None:
     """The x-ray's kernels and the run's own events cannot both be right (a GPU)."""
     if facts.kind != "gpu" or facts.trace is None or not facts.compute_us:
         return None
@@ -237,24 +230,25 @@ def contradiction(facts: Facts) -> Finding | None:
     missing = ratio == 0 or (graphs and ratio < limits.GRAPH_KERNELS)
     if not missing and ratio <= limits.DISAGREE_OVER:
         return None
-    hidden = "CUDA graphs hide kernels from some profilers: run without compile='reduce-overhead'. "
-    return Finding(
-        "unsure",
-        "instruments disagree",
+    seen = (
         f"the x-ray saw kernels for {kernel_us / 1e3:.1f} ms per step, the run's own events a busy "
-        f"device for {facts.compute_us / 1e3:.1f} ms.",
-        (hidden if graphs else "") + "Look with Nsight Systems.",
+        f"device for {facts.compute_us / 1e3:.1f} ms."
     )
+    hidden = "CUDA graphs hide kernels from some profilers: run without compile='reduce-overhead'. "
+    change = f"{hidden if graphs else ''}Look with Nsight Systems."
+    return Finding("unsure", "instruments disagree", seen, change)
 
 
-def device_shared(run: Any, facts: Facts, first: Finding) -> Finding | None:
+def _device_shared(run: Any, facts: Facts, first: Finding) -> Finding | None:
     """Others worked on the device: a GPU's other processes, or what took the CPU's core."""
     taken, foreign, limit = facts.taken_by_others, facts.foreign_cores, limits.FOREIGN_LOAD
     # Who takes the CPU's core makes all that the host does longer in proportion, so its shares
     # stand. But that starves loader workers, which is then no fault of the pipeline, and a device
     # that others use is not the limit.
     starved = first.name == "input" and facts.knobs.get("num_workers")
-    starved = starved and losses(facts)[1]["input"] <= taken
+    starved = starved and rules.losses(facts)[1]["input"] <= taken
+    # A watched loop's thread is not timed: its long steps may be others' doing
+    doubtful = run.watched and facts.kind == "cpu" and first.cause == rules.PAUSES
     if facts.kind == "gpu" and (others := _on_the_card(run)):
         seen = others
     elif taken > limit and (first.name == "compute" or starved):
@@ -263,11 +257,7 @@ def device_shared(run: Any, facts: Facts, first: Finding) -> Finding | None:
             f"needed (thread CPU time; threshold {limit:.0%})"
         )
         seen += "" if foreign is None else f"; other programs used {foreign:.1f} cores"
-    elif (
-        # A watched loop's thread is not timed: its long steps may be others' doing
-        run.watched and facts.kind == "cpu" and first.cause == PAUSES
-        and (foreign or 0.0) > limit * (facts.cores or 1)
-    ):  # fmt: skip
+    elif doubtful and (foreign or 0.0) > limit * (facts.cores or 1):
         seen = (
             "single steps took far longer than the others while other programs used "
             f"{foreign:.1f} of {facts.cores} cores (psutil; threshold {limit:.0%}): a watched "
@@ -281,9 +271,8 @@ def device_shared(run: Any, facts: Facts, first: Finding) -> Finding | None:
 def _on_the_card(run: Any) -> str | None:
     """Say what others computed on the GPU while the steps were measured; None where nothing.
 
-    Who only has a context there (a notebook, a desktop) slows nobody down: each process's share of
-    the SMs' time decides. Where the driver does not tell it (MIG, older drivers, older records) a
-    process counts that came after the warm-up; one that was there before may be idle.
+    A process that only has a context there slows nobody down: its share of the SMs' time decides.
+    Where the driver does not tell it (MIG, older drivers) one counts that came after the warm-up.
     """
     start, end = run.stamps[max(run.warmup - 1, 0), 5], run.stamps[-1, 5]
     samples = [(run.seconds(sample["t_ns"]), sample) for sample in run.telemetry]

@@ -1,30 +1,147 @@
-"""What the rules of the diagnosis look at: the numbers of one run, or of one profiler trace."""
+"""The facts that the rules of the diagnosis look at, and the findings that they yield.
+
+A step's time belongs to the first of these that was going on: the device computes, a copy to it
+runs, the host waits for data, issues work (launch), or does something else between two steps.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from labkit.analysis import thresholds as limits
-from labkit.analysis.cost import power
-from labkit.analysis.step_breakdown import CLASSES, split_steps
+from labkit.analysis.instruments import Witness, witnesses
+from labkit.results.result import Result, Table
 from labkit.results.timeline import busy_until
 
+BOTTLENECKS = {  # every name that a diagnosis can give
+    "input": "waiting for data",
+    "transfer": "copies to the device",
+    "launch": "the host: the device waits for its next piece of work",
+    "memory_bandwidth": "memory traffic",
+    "precision": "number format",
+    "communication": "exchanging gradients",
+    "straggler": "one rank is slower than the others",
+    "compute": "the device itself",
+    "unsure": "no verdict",
+}
+LESSONS = {  # the notebook that teaches the cure
+    "input": "notebook 03 DataLoader tuning",
+    "transfer": "notebook 03 DataLoader tuning",
+    "launch": "notebook 07 torch.compile and kernels",
+    "memory_bandwidth": "notebook 07 torch.compile and kernels",
+    "precision": "notebook 05 Mixed precision",
+    "communication": "notebook 09 Beyond one GPU",
+}
+CLASSES = {  # of a step's time
+    "wait": "waiting for data",
+    "copy": "host-to-device copy",
+    "compute": "device compute",
+    "launch": "launch gaps",
+    "other": "host work between steps",
+}
 XRAY_NUMBERS = ("steps", "window_us", "gap_us", "tiny_us", "tiny_ops", "elementwise_us",
                 "fusible_us")  # fmt: skip
 XRAY_OPTIONAL = ("fixed_share", "bf16_speedup")  # None where they could not be tried
-POWER_LAGS_S = 1.0  # NVML's power is the mean of the last second (nvmlDeviceGetPowerUsage, Ampere)
 
 
 @dataclass(frozen=True)
-class Witness:
-    """One instrument's word on the time that the events call busy."""
+class Finding:
+    """One thing that costs device time, or the reason why no verdict is given."""
 
-    said: str  # what it measured, and against which threshold
-    works: bool | None = None  # whether the device worked; None where this cannot be told from it
-    share: float = 1.0  # of the busy time in which it worked, 0 to 1, where it says "not"
+    name: str  # the bottleneck, one of `BOTTLENECKS`
+    cause: str  # which rule found it, in a word or two
+    evidence: str  # what was measured, by which instrument, against which threshold
+    advice: str  # what to change, what to expect of it, and which notebook teaches it
+    lost_share: float = 0.0  # of wall time (0 to 1), that would be saved if it were gone
+    rank: int | None = None  # of several ranks, the one to blame
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the finding as JSON types."""
+        return asdict(self) | {"lost_share": round(self.lost_share, 4)}
+
+
+def loss(
+    name: str, cause: str, lost: float, seen: str, source: str, change: str, rank: int | None = None
+) -> Finding:
+    """Return a loss as a finding; its expected gain is from half of it recovered to all of it."""
+    part = min(max(lost, 0.0), 0.98)
+    gain = f"{1 / (1 - part / 2):.1f}x to {1 / (1 - part):.1f}x"
+    lesson = f"; {LESSONS[name]}" if name in LESSONS else ""
+    evidence = f"{seen} ({source}; threshold {limits.WORTH_NAMING[name]:.0%})."
+    advice = f"{change} Expect {gain} the throughput{lesson}."
+    return Finding(name, cause, evidence, advice, lost, rank)
+
+
+# -- where the time of a step went ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class StepBreakdown(Result):
+    """The average step of a run by class, ms; the five add up to `step_ms`.
+
+    On a CPU `compute` holds Python and dispatch, on a GPU gaps between the step's kernels: only
+    the x-ray sees inside.
+    """
+
+    step_ms: float
+    wait_ms: float
+    copy_ms: float
+    compute_ms: float
+    launch_ms: float
+    other_ms: float
+    steps: int
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share (0 to 1) of wall time in each class."""
+        return {name: getattr(self, f"{name}_ms") / self.step_ms for name in CLASSES}
+
+    def table(self) -> Table:
+        """Return a row for each class, and the step they add up to."""
+        rows = [
+            (CLASSES[name], f"{part * self.step_ms:.1f}", f"{part:.0%}")
+            for name, part in self.shares.items()
+        ]
+        total = (f"average of {self.steps} steps", f"{self.step_ms:.1f}", "100%")
+        return Table([*rows, total], ("class", "ms per step", "share"))
+
+
+def breakdown(run: Any) -> StepBreakdown | None:
+    """Break down the average step of `run`, warm-up excluded; None before two measured steps."""
+    matrix = split_steps(run.stamps[max(run.warmup - 1, 0) :])
+    if not matrix.any():
+        return None
+    mean = matrix.mean(axis=0) * 1e3
+    return StepBreakdown(float(mean.sum()), *mean.tolist(), len(matrix))
+
+
+def split_steps(stamps: np.ndarray) -> np.ndarray:
+    """Split each step but the first, from the end before to its own: (steps - 1, CLASSES), s."""
+    if len(stamps) < 2:
+        return np.zeros((0, len(CLASSES)))
+    asked, ready, copy_start, copy_end, busy_start, busy_end = stamps.T
+    end = np.maximum.accumulate(busy_end)
+    begin, end = np.minimum(end[:-1], end[1:]), end[1:]  # each step's window
+    start = np.clip(busy_start[1:], begin, end)
+    first = np.clip(copy_start[1:], begin, start)
+    last = np.clip(copy_end[1:], first, start)
+    # What the host did in the two stretches of the gap that no copy fills. On a GPU it may have
+    # been at a later step's data by then, so it is asked by time, not by step number. When it had
+    # issued a step is known exactly on a CPU, and bounded by what came next elsewhere.
+    issued = np.maximum(ready, np.minimum(busy_end, np.append(asked[1:], np.inf)))
+    wait, launch = (
+        busy_until(host, first) - busy_until(host, begin)
+        + busy_until(host, start) - busy_until(host, last)
+        for host in (np.column_stack([asked, ready]), np.column_stack([ready, issued]))
+    )  # fmt: skip
+    other = (first - begin) + (start - last) - wait - launch
+    return np.column_stack([wait, last - first, end - start, launch, np.maximum(other, 0.0)])
+
+
+# -- the facts ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -33,7 +150,7 @@ class Facts:
 
     kind: str  # "cpu" or "gpu": what the device is
     source: str = ""  # where the shares come from, in words
-    looked_at: str = "x-ray"  # where kernels were seen, in words
+    looked_at: str = "x-ray"  # where the compute was seen from inside, in words
     shares: dict[str, float] = field(default_factory=dict)  # by class of a step; they add up to 1
     pauses: float = 0.0  # compute time beyond ordinary steps, in single ones
     taken_by_workers: float | None = None  # time in which our workers had the core the model needed
@@ -50,10 +167,9 @@ class Facts:
 
 
 class Evidence:
-    """The measured steps of a run, from which facts can be drawn, and drawn again resampled."""
+    """The measured steps of a run, of which facts can be drawn, and drawn again resampled."""
 
     def __init__(self, run: Any):
-        """Read the stamps, thread times, x-ray and settings of `run`."""
         first, kind = max(run.warmup - 1, 0), run.machine.kind
         self.matrix = split_steps(run.stamps[first:])  # (steps, classes), s
         self.wait, _, self.compute, *_ = self.matrix.T
@@ -61,13 +177,14 @@ class Evidence:
         trace = run.xray if kind == "gpu" else None
         if trace is not None and trace.device_kind != "gpu":
             trace = None  # the profiler could not look into the device
-        used, foreign = cores_used(run)
+        (used, foreign), xray = cores_used(run), _sound(run.xray_facts)
         self.known = Facts(
             kind=kind,
+            looked_at=f"x-ray of {xray['steps']} steps" if xray else "x-ray",
             foreign_cores=foreign,
             trace=trace,
             witnesses=witnesses(run) if trace is None else (),
-            xray=_sound(run.xray_facts),
+            xray=xray,
             knobs=run.pipeline.to_dict(),
             cores=run.machine.cpu_cores,
         )
@@ -81,19 +198,14 @@ class Evidence:
             self.blame = workers / max(workers + foreign, 1e-9)
 
     def __len__(self) -> int:
-        """The number of steps; 0 where the stamps show no time."""
-        return len(self.matrix) if self.matrix.any() else 0
+        return len(self.matrix) if self.matrix.any() else 0  # stamps may show no time
 
     def _pauses(self) -> np.ndarray:
-        """Return how much each step's compute exceeds an ordinary one, s; 0 where by little.
-
-        Steps are compared with those at the same place of a gradient accumulation. On a CPU only
-        time that the model's own thread spent counts, where it was read: to lose the core is no
-        pause of ours.
-        """
+        """Return how much each step's compute exceeds an ordinary one, s; 0 where by little."""
+        # On a CPU only time of the model's own thread counts: to lose the core is no pause of ours
         compute = np.where(np.isnan(self.own), self.compute, np.fmin(self.compute, self.own))
         excess, cycle = np.zeros(len(compute)), self.known.knobs.get("accumulation_steps") or 1
-        for place in range(min(cycle, len(compute))):
+        for place in range(min(cycle, len(compute))):  # a step that updates is a heavier one
             some = compute[place::cycle]
             limit = limits.PAUSE * np.quantile(some, limits.ORDINARY)
             excess[place::cycle] = np.where(some > limit, some - limit / limits.PAUSE, 0.0)
@@ -159,86 +271,6 @@ def of_trace(breakdown: Any) -> Facts:
         "launch": s["runtime"] + (s["cpu_exec"] if on_gpu else 0.0) + s["other"],
         "other": s["communication"],
     }
-    return Facts(
-        kind=breakdown.device_kind,
-        source=source,
-        looked_at=source,
-        shares=shares,
-        compute_us=breakdown.step_us * shares["compute"],
-        trace=breakdown,
-        from_trace=True,
-    )
-
-
-# -- second witnesses of a busy GPU: did it work, or wait between kernels for the next launch? ----
-#
-# A pair of events counts a GPU as busy from a step's first kernel to its last, gaps included. Where
-# no x-ray looked inside, these can tell: the host that ran ahead (stamps), the SMs (GPM counters of
-# Hopper and later cards) and the power the card drew.
-
-
-def witnesses(run: Any) -> tuple[Witness, ...]:
-    """Return what there is on a GPU run, the surest first; () on a CPU, where busy is exact."""
-    if run.machine.kind != "gpu" or run.utilization is None:
-        return ()
-    span = float(run.busy[max(run.warmup - 1, 0), 1]), float(run.busy[-1, 1])  # measured, s
-    found = _host_ahead(run), _sm_activity(run, *span), _power(run, *span)
-    return tuple(witness for witness in found if witness is not None)
-
-
-def deciding(seen: tuple[Witness, ...]) -> Witness | None:
-    """Return the first witness that can tell; None where none can."""
-    return next((witness for witness in seen if witness.works is not None), None)
-
-
-def _host_ahead(run: Any) -> Witness:
-    """The device works off a queue that the host has filled. It can only speak for the device."""
-    limit = limits.WORTH_NAMING["launch"]
-    said = (
-        f"for {run.busy_at_least:.0%} of the time the device worked on a step that the host had "
-        f"issued in full (stamps; threshold {max(run.utilization - limit, 0):.0%})"
-    )
-    return Witness(said, True if run.utilization - run.busy_at_least < limit else None)
-
-
-def _sm_activity(run: Any, start: float, end: float) -> Witness | None:
-    """GPM counts SM cycles with at least one warp: few also where kernels fill few SMs."""
-    times = np.array([run.seconds(sample["t_ns"]) for sample in run.telemetry], float)
-    shares = [(sample.get("gpm") or {}).get("sm") for sample in run.telemetry]
-    shares = np.array(shares, float)  # None, not read, becomes NaN
-    if len(times) < 2:
-        return None
-    length = np.diff(times)  # each reading is the mean since the one before
-    kept = (times[:-1] >= start) & (times[1:] <= end) & (length > 0) & np.isfinite(shares[1:])
-    busy = np.diff(busy_until(run.busy, np.nan_to_num(times)))[kept].sum()
-    if kept.sum() < limits.MIN_READINGS or busy <= 0:
-        return None
-    share = float((shares[1:] * length)[kept].sum() / busy)
-    said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that counts as busy (GPM"
-    return _word(said, share, share, limits.SMS_WORK, limits.SMS_REST)
-
-
-def _power(run: Any, start: float, end: float) -> Witness | None:
-    """A card that waits draws little. So do kernels that use little of it."""
-    caps = [cap for s in run.telemetry if (cap := s.get("power_limit_w") or 0) > 0]
-    watts = power(run)[0]
-    if not watts:  # a card without an energy counter: its power readings
-        inside = [s for s in run.telemetry if start + POWER_LAGS_S <= run.seconds(s["t_ns"]) <= end]
-        read = [s["power_w"] for s in inside if s.get("power_w") is not None]
-        watts = float(np.mean(read)) if len(read) >= limits.MIN_READINGS else None
-    if not caps or watts is None or run.utilization <= 0:
-        return None
-    drawn = watts / float(np.median(caps))
-    said = f"the card drew {drawn:.0%} of its power limit ({watts:.0f} W; NVML"
-    # While busy it drew at least the mean, and at most what it is if nothing was drawn while idle
-    most = drawn / run.utilization
-    return _word(said, drawn, most, limits.POWER_WORKS, limits.POWER_RESTS)
-
-
-def _word(said: str, least: float, most: float, works: float, rests: float) -> Witness:
-    """Judge a reading that lies between `least` and `most`."""
-    if least >= works:
-        return Witness(f"{said}; threshold {works:.0%})", True)
-    if most < rests:
-        return Witness(f"{said}; threshold {rests:.0%})", False, max(most, 0.0) / works)
-    return Witness(f"{said}; between {rests:.0%} and {works:.0%} it tells nothing)")
+    compute_us = breakdown.step_us * shares["compute"]
+    return Facts(breakdown.device_kind, source, source, shares, compute_us=compute_us,
+                 trace=breakdown, from_trace=True)  # fmt: skip

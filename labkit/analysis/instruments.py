@@ -1,9 +1,8 @@
-"""One run through every instrument: what each would have shown, and how wrong that is.
+"""What instruments show of a run, how wrong each is, and which can tell whether a busy GPU worked.
 
-The device's true busy intervals are known (a GPU's from a step's first kernel to its last, gaps
-between them included), so every instrument can be held against them: those that were read during
-the run (NVML, nvidia-smi, psutil, GPM, the profiler), and the averaging windows and polling periods
-of the usual dashboards, which are computed from the true intervals and labelled so.
+The device's busy intervals are known (a GPU's from a step's first kernel to its last, gaps
+included). Every instrument is held against them: those that were read during the run, and the usual
+dashboards, which are computed from the intervals and labelled so.
 """
 
 from __future__ import annotations
@@ -14,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from labkit.analysis import thresholds as limits
+from labkit.analysis.cost import power
 from labkit.results.result import Result, Table
 from labkit.results.timeline import busy_until
 
 COMPUTED = "computed from the true intervals"
 READ = "read during the run"
-
 # (name, averaging window in s, polling period in s). NVML documents its utilization window as 1/6
 # to 1 s by product; `nvidia-smi -l 1` and `watch` (2 s) poll it; W&B samples every 15 s by default
 WINDOWS = (
@@ -29,26 +29,21 @@ WINDOWS = (
     ("1 s window every 10 s", 1.0, 10.0),
     ("1 s window every 15 s (W&B's default)", 1.0, 15.0),
 )
-TEETH = 0.5  # readings that swing over half of the scale show that the device stops and starts
-
 COUNTERS = (("sm", "GPM: SM activity"), ("tensor", "GPM: tensor activity"), ("dram", "GPM: DRAM"))
+TEETH = 0.5  # readings that swing over half of the scale show that the device stops and starts
+POWER_LAGS_S = 1.0  # NVML's power is the mean of the last second (nvmlDeviceGetPowerUsage, Ampere)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The readings of one instrument: `shares` (0 to 1) from `times_s` on.
-
-    `mean_error_pp` is the average of its line less the true utilization over the same time;
-    `distance_pp` is how far its line was, on average, from what the device was doing at that
-    moment (0 or 100%); both in percentage points, None where it has too few readings to tell.
-    """
+    """The readings of one instrument; the errors are None where there are too few to tell."""
 
     name: str
     source: str
     times_s: np.ndarray
-    shares: np.ndarray
-    mean_error_pp: float | None = None
-    distance_pp: float | None = None
+    shares: np.ndarray  # 0 to 1, each held to the next
+    mean_error_pp: float | None = None  # the line's mean less the true utilization
+    distance_pp: float | None = None  # mean distance from what the device did: 0 or 100%
 
     @property
     def shows_teeth(self) -> bool | None:
@@ -89,26 +84,25 @@ def instruments(run: Any) -> Instruments:
     busy = run.busy
     if len(busy) < 2:
         raise ValueError(f"The run has {len(busy)} steps: an instrument needs two at least.")
-    end = busy[-1, 1]
     teeth = np.tile([1.0, 0.0], len(busy))
     found = [_judged("step timing: the true intervals", READ, busy.ravel(), teeth, busy)]
-    read: list[tuple[str, tuple[np.ndarray, np.ndarray]]] = []
-    if run.machine.kind == "cpu":
-        read.append(("psutil: all CPU cores, loader included", samples(run, "cpu")))
-    elif run.machine.kind == "gpu":
-        read.append(("nvidia-smi, as NVML tells it", samples(run, "gpu_now")))
-        read.append(("NVML: the driver's own samples", driver_samples(run)))
+    read = [("psutil: all CPU cores, loader included", samples(run, "cpu"))]
+    if run.machine.kind == "gpu":
+        read = [
+            ("nvidia-smi, as NVML tells it", samples(run, "gpu_now")),
+            ("NVML: the driver's own samples", driver_samples(run)),
+        ]
         for key, name in COUNTERS:
             values = [(event["t_ns"], (event.get("gpm") or {}).get(key)) for event in run.telemetry]
             read.append((name, _during(run, values)))
     for name, (times, shares) in read:
         known = np.isfinite(shares)
         found.append(_judged(name, READ, times[known], shares[known], busy))
-    if getattr(run, "xray", None) is not None:  # one number: it looked at a few steps only
+    if run.xray is not None:  # one number: it looked at a few steps only
         share = np.array([run.xray.utilization])
         found.append(_judged("PyTorch Profiler: a few steps", READ, busy[-1:, 1], share, busy))
     for name, window_s, period_s in WINDOWS:
-        times = np.arange(window_s, end + 1e-9, period_s)
+        times = np.arange(window_s, busy[-1, 1] + 1e-9, period_s)
         shares = (busy_until(busy, times) - busy_until(busy, times - window_s)) / window_s
         found.append(_judged(name, COMPUTED, times, shares, busy))
     return Instruments(run, found)
@@ -131,7 +125,7 @@ def driver_samples(run: Any) -> tuple[np.ndarray, np.ndarray]:
 def _during(run: Any, pairs: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Turn (t_ns, share or None) into arrays, of the time in which the run trained."""
     seconds = np.array([run.seconds(t_ns) for t_ns, _ in pairs], dtype=float)
-    shares = np.array([np.nan if share is None else share for _, share in pairs], dtype=float)
+    shares = np.array([share for _, share in pairs], dtype=float)  # None becomes NaN
     inside = (seconds >= 0) & (seconds <= run.busy[-1, 1])
     return seconds[inside], shares[inside]
 
@@ -150,3 +144,82 @@ def _judged(
     distance = abs(held * (lengths - worked) + (1 - held) * worked).sum() / lengths.sum()
     error = ((held * lengths).sum() - worked.sum()) / lengths.sum()
     return Reading(name, source, times, shares, 100 * error, 100 * distance)
+
+
+# -- second witnesses of a busy GPU: did it work, or wait between kernels for the next launch? ----
+#
+# A pair of events counts a GPU as busy from a step's first kernel to its last, gaps included. Where
+# no x-ray looked inside, these can tell, the surest first: the host that ran ahead (stamps), the
+# SMs (GPM counters of Hopper and later cards) and the power the card drew.
+
+
+@dataclass(frozen=True)
+class Witness:
+    """One instrument's word on the time that the events call busy."""
+
+    said: str  # what it measured, and against which threshold
+    works: bool | None = None  # whether the device worked; None where this cannot be told from it
+    share: float = 1.0  # of the busy time in which it worked, 0 to 1, where it says "not"
+
+
+def witnesses(run: Any) -> tuple[Witness, ...]:
+    """Return what there is on a GPU run; () on a CPU, where busy is exact."""
+    if run.machine.kind != "gpu" or run.utilization is None:
+        return ()
+    limit = max(run.utilization - limits.WORTH_NAMING["launch"], 0)
+    ahead = Witness(
+        f"for {run.busy_at_least:.0%} of the time the device worked on a step that the host had "
+        f"issued in full (stamps; threshold {limit:.0%})",
+        works=run.utilization - run.busy_at_least < limits.WORTH_NAMING["launch"] or None,
+    )
+    span = float(run.busy[max(run.warmup - 1, 0), 1]), float(run.busy[-1, 1])  # measured, s
+    found = ahead, _sm_activity(run, *span), _power(run, *span)
+    return tuple(witness for witness in found if witness is not None)
+
+
+def deciding(seen: tuple[Witness, ...]) -> Witness | None:
+    """Return the first witness that can tell; None where none can."""
+    return next((witness for witness in seen if witness.works is not None), None)
+
+
+def _sm_activity(run: Any, start: float, end: float) -> Witness | None:
+    """GPM counts SM cycles with at least one warp: few also where kernels fill few SMs."""
+    times = np.array([run.seconds(sample["t_ns"]) for sample in run.telemetry], float)
+    shares = [(sample.get("gpm") or {}).get("sm") for sample in run.telemetry]
+    shares = np.array(shares, float)  # None, not read, becomes NaN
+    if len(times) < 2:
+        return None
+    length = np.diff(times)  # each reading is the mean since the one before
+    kept = (times[:-1] >= start) & (times[1:] <= end) & (length > 0) & np.isfinite(shares[1:])
+    busy = np.diff(busy_until(run.busy, np.nan_to_num(times)))[kept].sum()
+    if kept.sum() < limits.MIN_READINGS or busy <= 0:
+        return None
+    share = float((shares[1:] * length)[kept].sum() / busy)
+    said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that counts as busy (GPM"
+    return _word(said, share, share, limits.SMS_WORK, limits.SMS_REST)
+
+
+def _power(run: Any, start: float, end: float) -> Witness | None:
+    """A card that waits draws little. So do kernels that use little of it."""
+    caps = [cap for s in run.telemetry if (cap := s.get("power_limit_w") or 0) > 0]
+    watts = power(run)[0]
+    if not watts:  # a card without an energy counter: its power readings
+        inside = [s for s in run.telemetry if start + POWER_LAGS_S <= run.seconds(s["t_ns"]) <= end]
+        read = [s["power_w"] for s in inside if s.get("power_w") is not None]
+        watts = float(np.mean(read)) if len(read) >= limits.MIN_READINGS else None
+    if not caps or watts is None or run.utilization <= 0:
+        return None
+    drawn = watts / float(np.median(caps))
+    said = f"the card drew {drawn:.0%} of its power limit ({watts:.0f} W; NVML"
+    # While busy it drew at least the mean, and at most what it is if nothing was drawn while idle
+    most = drawn / run.utilization
+    return _word(said, drawn, most, limits.POWER_WORKS, limits.POWER_RESTS)
+
+
+def _word(said: str, least: float, most: float, works: float, rests: float) -> Witness:
+    """Judge a reading that lies between `least` and `most`."""
+    if least >= works:
+        return Witness(f"{said}; threshold {works:.0%})", True)
+    if most < rests:
+        return Witness(f"{said}; threshold {rests:.0%})", False, max(most, 0.0) / works)
+    return Witness(f"{said}; between {rests:.0%} and {works:.0%} it tells nothing)")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis.finding import LESSONS
+from labkit.analysis.facts import LESSONS
 
 START_SHARE, START_S = 0.2, 3.0  # of the script is start-up: imports, the model, workers
 MIN_SAMPLES = 8  # two seconds

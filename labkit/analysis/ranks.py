@@ -15,8 +15,8 @@ import numpy as np
 
 from labkit.analysis import thresholds as limits
 from labkit.analysis.diagnosis import Diagnosis, gaps_hidden, resampled, source_of, too_short
-from labkit.analysis.facts import deciding, witnesses
-from labkit.analysis.finding import Finding, loss
+from labkit.analysis.facts import Finding, loss
+from labkit.analysis.instruments import deciding, witnesses
 from labkit.results.result import Result, Table
 from labkit.results.timeline import stamps_ns
 

@@ -1,4 +1,4 @@
-"""The rules of the diagnosis: each looks at the facts for one cause of lost device time.
+"""The rules of the diagnosis, each of which looks at the facts for one cause of lost device time.
 
 A rule yields what its cause costs, however little, with the evidence and the remedy, and nothing
 where it does not apply or cannot tell. `rank` decides which losses are worth a name.
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from labkit.analysis import thresholds as limits
-from labkit.analysis.facts import Facts, deciding
-from labkit.analysis.finding import Finding, loss
+from labkit.analysis.facts import Facts, Finding, loss
+from labkit.analysis.instruments import deciding
 
 PAUSES = "pauses inside steps"
 FEWER_LAUNCHES = (
@@ -20,11 +19,9 @@ FEWER_LAUNCHES = (
     "graphs), no .item() in the step."
 )
 FUSE = "Fuse them: torch.compile, fused_optimizer=True, a fused kernel."
-# Kernels that only move data: PyTorch's elementwise ones, and those of an optimizer that runs each
-# of its operations over all parameters (foreach); a fused one does them in one pass
+# Kernels that only move data; a fused optimizer does in one pass what foreach does in many
 PASSES = re.compile(r"elementwise|multi_tensor_apply(?!.*fused)", re.I)
-# CUTLASS ends a kernel's name in the alignment it was made for: 16-bit products of sizes in
-# multiples of 8 run in `align8`
+# CUTLASS ends a kernel's name in its alignment: 16-bit sizes in multiples of 8 run in `align8`
 UNALIGNED = re.compile(r"(?:tensorop|wmma|[hs]?16816|[hs]1688|h884).*_align[12]\b")
 
 
@@ -45,108 +42,105 @@ def rank(facts: Facts) -> tuple[Finding, ...]:
     if named:
         return tuple(sorted(named, key=lambda f: (-total[f.name], -f.lost_share)))
     name = max(total, key=lambda n: total[n] / limit[n])
-    healthy = Finding(
-        "compute",
-        "the device is the limit",
+    seen = (
         f"the device computes for {facts.shares['compute']:.0%} of the time and no loss reaches "
         f"its threshold; the nearest is {name}, {total[name]:.0%} of the time with a threshold of "
-        f"{limit[name]:.0%} ({facts.source}).",
-        "Nothing in the pipeline holds the device back: what is left is a larger batch (notebook "
-        "04 Batch sizing), a smaller model or a faster device.",
+        f"{limit[name]:.0%} ({facts.source})."
     )
-    return (healthy,)
+    change = (
+        "Nothing in the pipeline holds the device back: what is left is a larger batch (notebook "
+        "04 Batch sizing), a smaller model or a faster device."
+    )
+    return (Finding("compute", "the device is the limit", seen, change),)
 
 
-def lead(facts: Facts) -> float:
-    """Return how far the first loss is ahead of the second and of its threshold, 0 to 1."""
-    _, total = losses(facts)
-    nearest = max(loss / limits.WORTH_NAMING[name] for name, loss in total.items())
-    if nearest < 1:
-        return 1 - nearest
-    first, *rest = sorted(total.values(), reverse=True)
-    return 1 - max([1 / nearest, *(loss / first for loss in rest[:1])])
+# -- the device has nothing to compute ------------------------------------------------------------
 
 
-# -- the rules -----------------------------------------------------------------------------------
-
-
-def in_the_loop(facts: Facts) -> Iterator[Finding]:
-    """The device has nothing to compute: it waits for data, a copy or the host."""
-    shares, source = facts.shares, facts.source
-
-    lost = shares["wait"]
-    stalls = facts.stalls > limits.STALLS and lost > 0.02
+def waiting_for_data(facts: Facts) -> Iterator[Finding]:
+    """The loop waits for its next batch."""
+    lost, workers, cores = facts.shares["wait"], facts.knobs.get("num_workers"), facts.cores or 0
     seen = f"{lost:.0%} of the time is spent waiting for the next batch"
-    seen += f", {facts.stalls:.0%} of it in a tenth of the steps: stalls" if stalls else ""
-    yield loss("input", "waiting for data", lost, seen, source, _loader_advice(facts, stalls))
+    if stalls := facts.stalls > limits.STALLS and lost > 0.02:
+        seen += f", {facts.stalls:.0%} of it in a tenth of the steps: stalls"
+    change = "Raise num_workers; where that gains nothing, do less work per item or preprocess."
+    if workers is None:
+        change = "Give the DataLoader workers (num_workers=4 to start with) and a leaner dataset."
+    elif workers == 0:
+        change = "Prepare batches in other processes: num_workers=4 to start with."
+    elif stalls:
+        ready = workers * (facts.knobs.get("prefetch_factor") or 2)
+        change = f"Raise prefetch_factor: a queue of {ready} batches does not ride out the stalls."
+    elif cores and workers > 2 * cores and not facts.knobs.get("io_ms"):
+        change = f"{workers} workers share {cores} cores: try {cores}, and do less work per item."
+    yield loss("input", "waiting for data", lost, seen, facts.source, change)
 
+
+def cores_taken_by_workers(facts: Facts) -> Iterator[Finding]:
+    """Loader workers compute on the cores that a model on the CPU needs."""
     if (lost := facts.taken_by_workers) is not None:
         seen = (
             f"for {lost:.0%} of the time a loader worker had the core that the model's thread "
             f"needed, with {facts.knobs['num_workers']} workers on {facts.cores} cores"
         )
         change = "Use fewer workers, or do less work per item: preprocess offline."
-        clocks = "thread CPU time against wall time"
-        yield loss("input", "workers take the device's cores", lost, seen, clocks, change)
+        source = "thread CPU time against wall time"
+        yield loss("input", "workers take the device's cores", lost, seen, source, change)
 
-    lost = shares["copy"]
-    change = "Send one contiguous block per batch"
+
+def copies(facts: Facts) -> Iterator[Finding]:
+    """The device waits for a copy from the host."""
+    lost, change = facts.shares["copy"], "Send one contiguous block per batch"
     if facts.kind == "gpu" and facts.knobs.get("pin_memory"):
         change += " and copy the next batch under the compute of this one"
     elif facts.kind == "gpu":
         change += " from pinned memory: pin_memory=True, then non_blocking=True"
     seen = f"{lost:.0%} of the time the device waits for a copy"
-    yield loss("transfer", "copies", lost, seen, source, f"{change}.")
+    yield loss("transfer", "copies", lost, seen, facts.source, f"{change}.")
 
-    lost = shares["other"] + shares["launch"]
+
+def host_work(facts: Facts) -> Iterator[Finding]:
+    """The host does something else while the device waits, in every step or now and then."""
+    lost = facts.shares["other"] + facts.shares["launch"]
     seen = f"{lost:.0%} of the time the device waits while the host does something other than data "
-    seen += "and copies"
     change = (
         "Take logging, checkpoints, evaluation and .item() out of the loop, or do them rarely; "
         "where there is none, launch fewer and larger kernels."
     )
-    yield loss("launch", "host work in the loop", lost, seen, source, change)
+    cause = "host work in the loop"
+    yield loss("launch", cause, lost, f"{seen}and copies", facts.source, change)
 
-    seen = (
-        f"{facts.pauses:.0%} of the time is lost to single steps that compute far longer than an "
-        "ordinary one"
-    )
+    lost = facts.pauses
+    seen = f"{lost:.0%} of the time is lost to single steps that compute far longer than an "
     change = "Look for what runs now and then: garbage collection, recompiles, checkpoints."
-    yield loss("launch", PAUSES, facts.pauses, seen, source, change)
+    yield loss("launch", PAUSES, lost, f"{seen}ordinary one", facts.source, change)
 
 
-def _loader_advice(facts: Facts, stalls: bool) -> str:
-    workers, cores = facts.knobs.get("num_workers"), facts.cores or 0
-    if workers is None:
-        return "Give the DataLoader workers (num_workers=4 to start with) and a leaner dataset."
-    if workers == 0:
-        return "Prepare batches in other processes: num_workers=4 to start with."
-    if stalls:
-        ready = workers * (facts.knobs.get("prefetch_factor") or 2)
-        return f"Raise prefetch_factor: a queue of {ready} batches does not ride out the stalls."
-    if cores and workers > 2 * cores and not facts.knobs.get("io_ms"):
-        return f"{workers} workers share {cores} cores: try {cores}, and do less work per item."
-    return "Raise num_workers; where that gains nothing, do less work per item or preprocess."
+# -- the host is too slow for a device that looks busy --------------------------------------------
 
 
-def inside_the_compute(facts: Facts) -> Iterator[Finding]:
-    """The host is too slow for a device that looks busy."""
-    share, xray, trace = facts.shares["compute"], facts.xray, facts.trace
-    if facts.kind == "cpu" and xray:
+def tiny_operators(facts: Facts) -> Iterator[Finding]:
+    """Python and the dispatch of small operators take the time (a CPU)."""
+    if facts.kind == "cpu" and (xray := facts.xray):
         # The profiler's own cost (1 to 2 µs an operator) is in it; the threshold was calibrated so
-        lost = share * min(1.0, (xray["gap_us"] + xray["tiny_us"]) / max(xray["window_us"], 1e-9))
+        part = min(1.0, (xray["gap_us"] + xray["tiny_us"]) / max(xray["window_us"], 1e-9))
+        lost, fixed = facts.shares["compute"] * part, xray.get("fixed_share")
         seen = (
             f"{lost:.0%} of the time, inside the compute, goes to Python and to dispatching "
             f"{xray['tiny_ops']} operators of under 10 µs per step"
         )
-        source, fixed = f"x-ray of {xray['steps']} steps", xray.get("fixed_share")
-        source += "" if fixed is None else f"; {fixed:.0%} of it does not grow with the batch"
+        more = "" if fixed is None else f"; {fixed:.0%} of it does not grow with the batch"
         change = (
             "Give the device more work per call: a larger batch, batched instead of looped "
             "operations, torch.compile, no Python loops in forward."
         )
-        yield loss("launch", "Python and tiny operators", lost, seen, source, change)
+        cause = "Python and tiny operators"
+        yield loss("launch", cause, lost, seen, facts.looked_at + more, change)
 
+
+def gaps_between_kernels(facts: Facts) -> Iterator[Finding]:
+    """A GPU waits for launches inside the step: so the x-ray says, or else a witness."""
+    share, trace = facts.shares["compute"], facts.trace
     if facts.kind == "gpu" and trace is not None and facts.compute_us and not facts.from_trace:
         lost = max(0.0, 1 - trace.kernel_us / facts.compute_us) * share
         seen = (
@@ -155,16 +149,17 @@ def inside_the_compute(facts: Facts) -> Iterator[Finding]:
         )
         source = "x-ray against events"
         yield loss("launch", "gaps between kernels", lost, seen, source, FEWER_LAUNCHES)
-
-    witness = deciding(facts.witnesses)  # a GPU without an x-ray
-    if witness is not None and not witness.works:
+    if (witness := deciding(facts.witnesses)) and not witness.works:
         seen = (
             f"the device is busy {share:.0%} of the time by its events, but {witness.said}: gaps "
             "between kernels, or kernels too small for it"
         )
-        lost = (1 - witness.share) * share
         change = f"{FEWER_LAUNCHES} An x-ray (xray=True) tells gaps from small kernels."
+        lost = (1 - witness.share) * share
         yield loss("launch", "gaps or small kernels", lost, seen, facts.source, change)
+
+
+# -- the device computes, but not as it could -----------------------------------------------------
 
 
 def number_format(facts: Facts) -> Iterator[Finding]:
@@ -172,37 +167,27 @@ def number_format(facts: Facts) -> Iterator[Finding]:
     share, trace, speedup = facts.shares["compute"], facts.trace, facts.xray.get("bf16_speedup")
     if speedup and speedup > 0:
         lost = max(0.0, 1 - 1 / speedup) * share
-        seen = (
-            f"FP32 costs {lost:.0%} of the time: in BF16 the same compute took 1/{speedup:.2f} as "
-            "long"
-        )
+        seen = f"FP32 costs {lost:.0%} of the time: in BF16 the same compute took 1/{speedup:.2f} "
         change = "Set precision='bf16' and compare the losses."
-        yield loss("precision", "FP32", lost, seen, "measured on this run's own step", change)
-    if trace is None:
-        return
-
-    def costs(part: float) -> tuple[float, str]:
-        lost = part * (1 - 1 / limits.TENSOR_CORE_GAIN) * share
-        gain = f"at {limits.TENSOR_CORE_GAIN:g}x, the low end of published gains"
-        return lost, f"{gain}, that costs {lost:.0%} of the time"
-
-    could, uses = trace.tensor_core_eligible_share, trace.tensor_core_share
+        source = "measured on this run's own step"
+        yield loss("precision", "FP32", lost, f"{seen}as long", source, change)
+    could = trace and trace.tensor_core_eligible_share
+    part = 1 - 1 / limits.TENSOR_CORE_GAIN
+    costs = f"at {limits.TENSOR_CORE_GAIN:g}x, the low end of published gains, that costs"
     if could is not None and speedup is None:  # else it was measured: better than told by names
-        lost, so = costs(max(0.0, could - uses))
+        lost = max(0.0, could - trace.tensor_core_share) * part * share
         seen = (
-            f"{could:.0%} of kernel time is in operators that can use Tensor Cores, {uses:.0%} "
-            f"does: {so}"
+            f"{could:.0%} of kernel time is in operators that can use Tensor Cores, "
+            f"{trace.tensor_core_share:.0%} does: {costs} {lost:.0%} of the time"
         )
         change = "Use 16-bit autocast (bf16 where the card has it), sizes in multiples of 8."
         yield loss("precision", "no Tensor Cores", lost, seen, facts.looked_at, change)
-    if trace.top_kernels:
-        odd = _kernel_share(trace, UNALIGNED)
-        lost, so = costs(odd)
-        seen = (
-            f"{odd:.0%} of kernel time is in products of sizes that are not a multiple of 8: {so}"
-        )
+    if trace is not None and trace.top_kernels:
+        odd = _kernel_share(facts, UNALIGNED)
+        lost, of_8 = odd * part * share, "is in products of sizes that are not a multiple of 8"
+        seen = f"{odd:.0%} of kernel time {of_8}: {costs} {lost:.0%} of the time"
         change = "Round layers, vocabulary and batch to multiples of 8, better 64."
-        yield loss("precision", "unaligned sizes", lost, f"{seen}: {so}", facts.looked_at, change)
+        yield loss("precision", "unaligned sizes", lost, seen, facts.looked_at, change)
 
 
 def memory_traffic(facts: Facts) -> Iterator[Finding]:
@@ -215,10 +200,9 @@ def memory_traffic(facts: Facts) -> Iterator[Finding]:
             f"{lost:.0%} of the time goes to passes over memory that one fused pass would save: "
             f"elementwise operators take {xray['elementwise_us'] / window:.0%} of the compute"
         )
-        source = f"x-ray of {xray['steps']} steps"
-        yield loss("memory_bandwidth", "elementwise chains", lost, seen, source, FUSE)
+        yield loss("memory_bandwidth", "elementwise chains", lost, seen, facts.looked_at, FUSE)
     if facts.kind == "gpu" and trace is not None and trace.top_kernels:
-        moves, ran = _kernel_share(trace, PASSES), trace.kernel_us
+        moves, ran = _kernel_share(facts, PASSES), trace.kernel_us
         running = min(1.0, ran / (facts.compute_us or ran or 1.0))  # the compute less the gaps
         lost = moves * limits.FUSION_SAVES * running * share
         seen = (
@@ -228,10 +212,11 @@ def memory_traffic(facts: Facts) -> Iterator[Finding]:
         yield loss("memory_bandwidth", "elementwise kernels", lost, seen, facts.looked_at, FUSE)
 
 
-def _kernel_share(trace: Any, names: re.Pattern) -> float:
+def _kernel_share(facts: Facts, names: re.Pattern) -> float:
     """Return the share of kernel time in kernels whose names match, 0 to 1."""
-    us = sum(k.total_us for k in trace.top_kernels if names.search(k.name)) / trace.steps
-    return min(1.0, us / max(trace.kernel_us, 1e-9))
+    us = sum(k.total_us for k in facts.trace.top_kernels if names.search(k.name))
+    return min(1.0, us / facts.trace.steps / max(facts.trace.kernel_us, 1e-9))
 
 
-RULES = (in_the_loop, inside_the_compute, number_format, memory_traffic)
+RULES = (waiting_for_data, cores_taken_by_workers, copies, host_work,
+         tiny_operators, gaps_between_kernels, number_format, memory_traffic)  # fmt: skip

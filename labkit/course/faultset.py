@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from labkit.analysis.finding import BOTTLENECKS
+from labkit.analysis.facts import BOTTLENECKS
 from labkit.results.launch import launch
 from labkit.results.machine import Machine, machine
 from labkit.results.run import Run
