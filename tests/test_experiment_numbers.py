@@ -16,7 +16,7 @@ from labkit.analysis.datasheets import CARDS, card
 from labkit.analysis.knee import fit
 from labkit.analysis.losses import applied
 from labkit.bench import formats, workbench
-from labkit.bench.memory_limit import impose, in_words, refused
+from labkit.bench.machine import impose, in_words, refused
 from labkit.bench.workbench import LONGEST_S, SIDES, Workbench
 from labkit.experiments import EXPERIMENTS, Experiment, copies, memory, own_kernel
 from labkit.experiments.fusion import arrays_moved, break_even_steps, predicted_gain

@@ -13,38 +13,30 @@ import signal
 import sys
 from pathlib import Path
 
-from labkit.bench.process import (
-    die_with,
-    finish,
-    keep_sockets_in,
-    leave_on_stop,
-    stands_by,
-    wait_for_run,
-)
+from labkit.bench import process
 from labkit.process.events import SPEC_NAME, EventLog
 
 
 def main(folder: Path, parent: int) -> None:
     """Run the bench in `folder`, tied to the supervisor `parent`; does not return."""
-    die_with(parent)
+    process.die_with(parent)
     faulthandler.enable()
-    if stands_by():
+    if process.stands_by():
         warm_up()
-        wait_for_run()
+        process.wait_for_run()
     log = EventLog(folder)
-    leave_on_stop(log)
-    keep_sockets_in(folder)
+    process.leave_on_stop(log)
+    process.keep_sockets_in(folder)
     log.write("hello", pid=os.getpid())
-    finish(log, lambda: run(folder, log))
+    process.finish(log, lambda: run(folder, log))
 
 
 def warm_up() -> None:
     """Import what a run needs, and touch no device; everything else each run does for itself."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()
-    from labkit.bench import work
+    from labkit.bench import work, workbench  # noqa: F401
 
-    work.workbench()
     torch = sys.modules["torch"]
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # imports half of torch itself
     gc.collect()  # or the run's first collection would look at all of torch: 0.1 s

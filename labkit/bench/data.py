@@ -1,4 +1,4 @@
-"""The datasets of the bench, the image files behind them, and the loader that feeds the loop.
+"""The bench's datasets, their image files, the loader that feeds the loop, and its items' times.
 
 Images travel as uint8 and become floats on the device: a quarter of the bytes through the worker
 queues and over the bus.
@@ -6,6 +6,7 @@ queues and over the bus.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import tempfile
@@ -17,14 +18,21 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageOps
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from labkit.bench.item_times import ItemTimes, TimedDataset, collated
 from labkit.bench.process import worker_dies_with_bench
+from labkit.process.events import EventLog, now_ns
+
+with contextlib.suppress(ImportError):  # not on Windows
+    import resource
 
 COUNT = 512  # distinct images: above what two workers hold in flight, below a second to make
 CLASSES = 10
 VERSION = 1  # part of the folder's name: a new recipe never meets old files
+
+GATHER_NS = 100_000_000
+MOST_ROWS = 2_000  # in the log, of all workers together, about 0.5 MB: a run of days stays small
+ITEMS = 16  # of a batch whose times are kept one by one; of the others, what they add up to
 
 
 class JpegFiles(Dataset):
@@ -70,8 +78,8 @@ def augmented(image: Image.Image, rng: random.Random) -> Image.Image:
 class Batched(Dataset):
     """Images of an array, a batch by one indexed read.
 
-    For "array" it is the same images decoded once, in a memory-mapped file. For "sleep", the
-    textbook loader, it is noise made once, and each batch costs `prep_ms` of sleep.
+    For "array" they are decoded once, in a memory-mapped file. For "sleep", the textbook loader,
+    they are noise made once, and each batch costs `prep_ms` of sleep.
     """
 
     def __init__(self, job: Any, file: Path | None = None):
@@ -97,9 +105,8 @@ class Batched(Dataset):
 class EndlessShuffle(Sampler):
     """Shuffled epochs without end, as (draw number, index): the run says when to stop.
 
-    So the last batches of a run are prepared under the same load as all others, and the n-th
-    sample is the same picture whatever the number of workers. Of `ranks` that train together each
-    takes every so-many-th draw, starting with its own number, `rank`.
+    So its last batches are prepared under the same load as all others, and the n-th sample is the
+    same picture whatever the number of workers. Of `ranks` each takes every so-many-th draw.
     """
 
     def __init__(self, count: int, seed: int, rank: int = 0, ranks: int = 1):
@@ -123,7 +130,7 @@ class Stalling:
 
     def __call__(self, samples: Any) -> Any:
         """Collate one batch, after the stall where one is due."""
-        worker = torch.utils.data.get_worker_info()
+        worker = get_worker_info()
         batch = self.seen * self.workers + (worker.id if worker else 0)
         self.seen += 1
         if batch % self.every == self.every - 1:
@@ -140,10 +147,7 @@ def make_dataset(job: Any, cache: Path, progress: Callable[[int, int], None]) ->
 
 
 def make_loader(dataset: Dataset, job: Any, times: ItemTimes | None = None) -> DataLoader:
-    """Build the DataLoader the job asks for, with PyTorch's own meaning of every setting.
-
-    With `times`, what the items cost is measured in the processes that prepare them.
-    """
+    """Build the DataLoader the job asks for; with `times` its items are timed where prepared."""
     by_batch = hasattr(dataset, "__getitems__")
     collate = _in_shared_memory if by_batch else torch.utils.data.default_collate
     if job.stall_ms:
@@ -170,9 +174,111 @@ def _in_shared_memory(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ..
 
     Left to the queue's own thread, a full /dev/shm would drop the batch without an error.
     """
-    if torch.utils.data.get_worker_info() is None:
+    return batch if get_worker_info() is None else tuple(t.share_memory_() for t in batch)
+
+
+# -- what an item costs to prepare, told by the processes that prepare it --------------------------
+
+
+class ItemTimes:
+    """Times one process's batches; made in the bench, used in whichever process prepares them.
+
+    CPU time, true waiting (a read, a sleep) and standing in line for a core are told apart. Rows
+    gather and are appended to the event log ten times a second.
+    """
+
+    def __init__(self, folder: Path, workers: int):
+        self.folder, self.room, self.pid = folder, MOST_ROWS // max(1, workers), 0
+
+    def begin(self) -> bool:
+        """Begin a batch; return whether it is to be timed: not once there are rows enough."""
+        if self.pid != os.getpid():  # the first time in this process
+            self.pid, self.rows, self.due, self.seen = os.getpid(), [], 0, 0
+            self.log, self.lap = EventLog(self.folder), stopwatch()
+            worker = get_worker_info()
+            self.worker = -1 if worker is None else worker.id  # -1: the training loop itself
+            self.process_ns = time.process_time_ns()
+        if self.seen >= self.room:
+            return False
+        self.between_ns = time.process_time_ns() - self.process_ns
+        self.start_ns = now_ns()
+        self.lap()
+        return True
+
+    def end(self, count: int, items: list[tuple], collate: tuple) -> None:
+        """End a batch of `count` samples: laps of each, or one of all, and one of the collating."""
+        self.process_ns = time.process_time_ns()
+        number, self.seen = self.seen, self.seen + 1
+        sums = [sum(column) for column in zip(*items, strict=True)]
+        kept = items[:: -(-len(items) // ITEMS)] if len(items) > 1 else []
+        row = [number, self.start_ns, count, *map(_us, (*sums, *collate, self.between_ns))]
+        self.rows.append([*row, [_us(i[0]) for i in kept], [_us(i[1]) for i in kept]])
+        if self.start_ns > self.due or self.seen == self.room:
+            self.due = self.start_ns + GATHER_NS
+            self.log.write("items", worker=self.worker, rows=self.rows)
+            self.rows = []
+
+
+def stopwatch() -> Callable[[], tuple[int, int, int]]:
+    """Return `lap()`: this thread's ns of CPU time, waiting, and standing in line since the last.
+
+    It takes about 1.7 µs. Who did not give up the core of its own will has not waited: the system's
+    account of the time in line alone misses a third of it.
+    """
+    queue = None
+    with contextlib.suppress(OSError):  # Linux; elsewhere standing in line looks like waiting
+        queue = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+
+    def read() -> tuple[int, int, int, int]:
+        line_ns, gave_up = 0, 0
+        if queue is not None:
+            line_ns = int(os.pread(queue, 64, 0).split()[1])
+            gave_up = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        return time.thread_time_ns(), line_ns, gave_up, now_ns()
+
+    def lap() -> tuple[int, int, int]:
+        nonlocal last
+        before, last = last, read()
+        cpu, line, gave_up, wall = (b - a for a, b in zip(before, last, strict=True))
+        if queue is not None and not gave_up:
+            line = max(0, wall - cpu)
+        return cpu, max(0, wall - cpu - line), line
+
+    last = read()
+    return lap
+
+
+class TimedDataset(Dataset):
+    """A dataset that hands on collated batches, timed; the same samples in the same order."""
+
+    def __init__(self, dataset: Any, collate: Callable, times: ItemTimes):
+        self.dataset, self.collate, self.times = dataset, collate, times
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, tickets: list) -> Any:
+        lap = self.times.lap if (timed := self.times.begin()) else lambda: ()
+        if hasattr(self.dataset, "__getitems__"):
+            samples, items = self.dataset.__getitems__(tickets), [lap()]
+        else:
+            samples, items = [], []
+            for ticket in tickets:
+                samples.append(self.dataset[ticket])
+                items.append(lap())
+        batch = self.collate(samples)
+        if timed:
+            self.times.end(len(tickets), items, lap())
         return batch
-    return tuple(tensor.share_memory_() for tensor in batch)
+
+
+def collated(batch: Any) -> Any:
+    """Return the batch: the collate step of a TimedDataset, which has done it."""
+    return batch
+
+
+def _us(ns: int) -> float:
+    return round(ns / 1e3, 1)
 
 
 # -- the files: procedural, seeded, distinct, made once and kept in the cache ----------------------
@@ -181,8 +287,8 @@ def _in_shared_memory(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ..
 def draw_image(index: int, px: int) -> np.ndarray:
     """Return image `index` as (px, px, 3) uint8: a grating of its class, a blob, and film grain.
 
-    The class sets the grating's angle and colour, so a model can learn it; phase, blob and grain
-    come from the index, so no two files are alike and JPEG has real detail to decode.
+    The class sets the grating's angle and colour, so a model can learn it; no two files are alike,
+    and JPEG has real detail to decode.
     """
     label = index % CLASSES
     rng = np.random.default_rng([VERSION, index, px])
@@ -199,10 +305,7 @@ def draw_image(index: int, px: int) -> np.ndarray:
 
 
 def jpeg_folder(cache: Path, px: int, progress: Callable[[int, int], None]) -> Path:
-    """Return a folder of `COUNT` JPEG files of `px` by `px` pixels, making it if it is missing.
-
-    `progress(done, total)` is called as files are made.
-    """
+    """Return a folder of `COUNT` JPEG files of `px` by `px` pixels, making it if it is missing."""
 
     def make(folder: Path) -> None:
         for index in range(COUNT):

@@ -1,4 +1,4 @@
-"""Describe what is here: the device, the CPU, memory, versions, and the memory a run took.
+"""Describe what is here, and the memory a run takes or may take.
 
 `python -m labkit.bench.machine` prints it as JSON; the bench writes the same into every run.
 A value that cannot be read is None.
@@ -10,8 +10,12 @@ import contextlib
 import json
 import os
 import platform
+import re
 import shutil
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -21,6 +25,8 @@ import torch
 # PyTorch's builds by CUDA's major version. A driver runs all builds of the versions it knows: CUDA
 # 12 from driver 525 on, CUDA 13 from 580 on (docs.nvidia.com/deploy/cuda-compatibility).
 BUILDS = {12: "cu126", 13: "cu130"}
+INSTALL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
+CONTAINER = "start a container with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 
 
 def find_device(wanted: str = "auto") -> torch.device:
@@ -53,16 +59,22 @@ def unused_gpu() -> str | None:
         driver, runs = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion()
     except pynvml.NVMLError:
         return None
-    built, (major, minor) = torch.version.cuda, (runs // 1000, runs % 1000 // 10)
-    remedy = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
-    remedy += BUILDS[min(max(major, 12), 13)]
+    built, major, minor = torch.version.cuda, runs // 1000, runs % 1000 // 10
+    remedy = INSTALL + BUILDS[min(max(major, 12), 13)]
     if built is None:
         why = "this torch is built without CUDA"
     elif int(built.split(".")[0]) > major:
         why = "its driver is too old for this torch"
         remedy += ", or install a newer driver" if major >= 12 else ""
-    else:
-        why, remedy = _why_cuda_does_not_start()
+    else:  # they would fit: in torch's own words
+        words, hidden = "torch gives no reason", os.environ.get("CUDA_VISIBLE_DEVICES")
+        try:
+            torch.cuda.init()
+        except Exception as error:
+            words = str(error).strip().split("\n")[0].rstrip(".")
+        why, remedy = f"CUDA does not start: {words}", f"see whether nvidia-smi works; {CONTAINER}"
+        if hidden is not None and "No CUDA GPUs" in words:
+            why, remedy = f"CUDA_VISIBLE_DEVICES={hidden!r} hides it", "unset CUDA_VISIBLE_DEVICES"
     if major < 12:
         remedy = f"install driver 525 or newer, then {remedy}"
     torch_is = f"torch {torch.__version__} is built for {f'CUDA {built}' if built else 'the CPU'}"
@@ -70,24 +82,8 @@ def unused_gpu() -> str | None:
     return f"{name} cannot be used: {why} ({facts}). Remedy: {remedy}"
 
 
-def _why_cuda_does_not_start() -> tuple[str, str]:
-    """Return (why, remedy) where driver and torch would fit, from torch's own words."""
-    words, hidden = "torch gives no reason", os.environ.get("CUDA_VISIBLE_DEVICES")
-    try:
-        torch.cuda.init()
-    except Exception as error:
-        words = str(error).strip().split("\n")[0].rstrip(".")
-    if hidden is not None and "No CUDA GPUs" in words:
-        return f"CUDA_VISIBLE_DEVICES={hidden!r} hides it", "unset CUDA_VISIBLE_DEVICES"
-    container = "start a container with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-    return f"CUDA does not start: {words}", f"see whether nvidia-smi works; {container}"
-
-
 def card_uuid(device: torch.device | int) -> str:
-    """Return the name NVML has for a CUDA device; torch gives the UUID without its kind.
-
-    A MIG instance has a UUID of its own, and fewer metrics than a whole card.
-    """
+    """Return NVML's name of a CUDA device, or of a MIG instance: torch leaves out its kind."""
     card = torch.cuda.get_device_properties(device)
     return f"{'MIG' if ' MIG ' in card.name else 'GPU'}-{card.uuid}"
 
@@ -96,6 +92,12 @@ def use(device: torch.device) -> None:
     """Make a card the current one: streams, events and timers that name no card mean this one."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
+
+
+def finish(device: torch.device) -> None:
+    """Wait for the device; a CPU has nothing in flight."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def describe(device: torch.device) -> dict[str, Any]:
@@ -152,11 +154,15 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def peak_bytes(device: torch.device) -> int:
-    """Return the most the run held: allocated on a CUDA device, resident in the bench on a CPU.
+def _gib(size_bytes: int) -> float:
+    return round(size_bytes / 2**30, 2)
 
-    Neither is what nvidia-smi shows: that also counts the CUDA context and the allocator's cache.
-    """
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Return the most the run held: allocated on a CUDA device, resident in the bench on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if device.type == "mps":
@@ -169,8 +175,100 @@ def peak_bytes(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 
 
-def _gib(size_bytes: int) -> float:
-    return round(size_bytes / 2**30, 2)
+# What PyTorch and its libraries say when an allocation is refused
+REFUSED = re.compile(
+    r"out of memory|can't allocate memory|not enough memory|bad_alloc|could not create a"
+    r"|cannot allocate memory|STATUS_ALLOC_FAILED|unable to find an engine|over the limit",
+    re.IGNORECASE,
+)
+
+
+def refused(error: BaseException) -> bool:
+    """Whether `error` means that memory ran out, as against any other failure."""
+    return isinstance(error, MemoryError) or bool(REFUSED.search(str(error)))
+
+
+def in_words(error: BaseException) -> str:
+    """Return the error's first line, without where in PyTorch's sources it was raised."""
+    first = str(error).partition("\n")[0].removesuffix("Error code 12 (Cannot allocate memory)")
+    said = re.sub(r"^\[enforce fail at [^\]]*\] err == 0\. ", "", first).strip()
+    return said[:200] or type(error).__name__
+
+
+@dataclass
+class Limit:
+    """A limit in words (`how`); `used` returns the most bytes taken since, `lift` ends it."""
+
+    how: str
+    used: Callable[[], int]
+    lift: Callable[[], None] = lambda: None
+    watched: int | None = None  # bytes, where nothing refuses what goes beyond
+
+    def check(self) -> None:
+        """Raise MemoryError where the limit was passed and nothing refused it."""
+        if self.watched is not None and (used := self.used()) > self.watched:
+            raise MemoryError(f"{used:,} bytes used: over the limit of {self.watched:,}")
+
+
+def impose(device: torch.device, limit_bytes: int) -> Limit:
+    """Limit what this process may take from now on: "does it fit?" is then nobody else's harm."""
+    if device.type == "cuda":
+        return _limit_allocator(device, limit_bytes)
+    # The threads and pools that PyTorch makes on first use are none of the training's
+    torch.randn(1 << 20).exp_()
+    conv, head = torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(72, 4)
+    model = torch.nn.Sequential(conv, torch.nn.BatchNorm2d(8), torch.nn.Flatten(), head)
+    model(torch.randn(8, 3, 5, 5)).sum().backward()
+    torch.optim.AdamW(model.parameters()).step()
+    if sys.platform == "linux":
+        return _limit_process(limit_bytes)
+    how = "resident memory of the training process beyond PyTorch's own, looked at after each step"
+    before = peak_bytes(device)
+    return Limit(how, lambda: peak_bytes(device) - before, watched=limit_bytes)
+
+
+def _limit_allocator(device: torch.device, limit_bytes: int) -> Limit:
+    """CUDA: the caching allocator's own limit; the CUDA context is not in it."""
+    torch.cuda.empty_cache()  # what the process used before is not its training's
+    torch.cuda.reset_peak_memory_stats(device)
+    total = torch.cuda.get_device_properties(device).total_memory
+    allow = torch.cuda.set_per_process_memory_fraction
+    allow(min(1.0, limit_bytes / total), device)
+    return Limit(
+        "memory of PyTorch's caching allocator on the card",
+        lambda: torch.cuda.max_memory_reserved(device),  # what the limit is on
+        lambda: allow(1.0, device),
+    )
+
+
+def _limit_process(limit_bytes: int) -> Limit:
+    """Linux: private writable memory beyond what the process has now.
+
+    RLIMIT_AS would count reserved address space too, of which PyTorch takes gigabytes untouched.
+    """
+    import resource
+
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts over
+    resident, old = _status_bytes("VmRSS"), resource.getrlimit(resource.RLIMIT_DATA)
+    wanted, hard = _status_bytes("VmData") + limit_bytes, old[1]
+    soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    return Limit(
+        "private memory of the training process beyond PyTorch's own (RLIMIT_DATA)",
+        lambda: max(0, _status_bytes("VmHWM") - resident),
+        lambda: resource.setrlimit(resource.RLIMIT_DATA, old),
+    )
+
+
+def default_limit_bytes(device: torch.device) -> int:
+    """What is free on the card; on a CPU a stated 0.5 GiB, since filling its RAM harms others."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 2**29
+
+
+def _status_bytes(name: str) -> int:
+    """Read a line of /proc/self/status, bytes."""
+    return int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 
 
 if __name__ == "__main__":

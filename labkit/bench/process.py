@@ -124,10 +124,10 @@ def short_of_files(pids: list[int]) -> list[int] | None:
 
 
 def planted(fault: str | None, dataset: Any, trainer: Any) -> Any:
-    """Return the dataset after `fault`, "module:function:argument", was planted in a run.
+    """Return the dataset after `fault` was planted: "module:function:argument", from the spec.
 
     It is called as `function(argument, dataset, trainer)` before the loader is made, and returns
-    the dataset. Only the fault set, mysteries and tests name one in a spec: no knob reaches it.
+    the dataset. Only the fault set, mysteries and tests name one: no knob reaches it.
     """
     if not fault:
         return dataset
@@ -138,9 +138,8 @@ def planted(fault: str | None, dataset: Any, trainer: Any) -> Any:
 def worker_dies_with_bench(_worker_id: int) -> None:
     """DataLoader's `worker_init_fn`: tie a loader worker to the bench that forked it.
 
-    Its queue reports a batch that cannot be pickled or put into shared memory. Python's own prints
-    the error and drops the batch, and the loop waits for it until the loader's time is up. Here it
-    gets the error itself, as from any other worker's exception.
+    Its queue also reports a batch that cannot be pickled or put into shared memory. Python's own
+    prints the error and drops the batch, and the loop waits for it until the loader's time is up.
     """
     die_with(multiprocessing.parent_process().pid)
     start = multiprocessing.queues.Queue._start_thread

@@ -1,9 +1,7 @@
-"""The x-ray: a few more steps under torch.profiler once the measured ones are over.
+"""What is measured once a run is over: its x-ray, other settings of its step, a batch's handoff.
 
-The profiler makes a step up to two thirds longer, and while it starts and stops the loader fills
-its queues. So the steps it watches come after the last measured one and enter no statistics. Then
-the same step is timed with twice the batch and in BF16: what such a change brings is measured on
-this device, never assumed. Everything goes to one `xray` event; the trace stays in the folder.
+The profiler makes a step up to two thirds longer, and while it starts the loader fills its queues.
+So the steps it watches come after the last measured one and enter no statistics.
 """
 
 from __future__ import annotations
@@ -16,14 +14,16 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.profiler import profile as profiler
 from torch.autograd.profiler import record_function
 
-from labkit.bench import probes
-from labkit.process.events import EventLog
+from labkit.bench import formats, machine
+from labkit.bench.process import worker_dies_with_bench
+from labkit.process.events import EventLog, now_ns
 
 FILE_NAME = "xray.json.gz"
 WINDOW = "labkit.compute"  # the mark around forward, backward and update
@@ -48,18 +48,27 @@ MEMORY = re.compile(r"^aten::_?(empty|to$|to_copy|clone|contiguous|zeros|ones|re
 # or compiling, whose own time is not device work
 OPERATOR = re.compile(r"^(?!autograd::engine)\w+::\w|CompiledFxGraph")
 
+ROUNDS, BUDGET_S = 7, 0.3  # for all rounds; at least two are done
+HOPELESS = 3.0  # BF16 so much slower in its first step is not tried again
+
+HANDOFF_ROUNDS, HANDOFF_BUDGET_S = 12, 0.35
+HANDOFF_COST_S = 0.4  # about what it takes with the worker's start
+HANDOFF_MIN_STEPS = 8  # of a run: a shorter one is a quick look
+COLD_EVERY = 3  # rounds: one behind a long wait, the others right behind a step
+FIRST = 2  # rounds that are left out: the worker starts
+COLD_S = 0.035  # after such a wait the model finds cold caches and a core that was asleep
+SETTLE_S = 0.004  # between two batches where there is no step that could be tried
+
 
 def keep_time(job: Any) -> None:
     """Shorten a run that has a limit of some seconds by what the looks behind it will take."""
     if job.xray and job.seconds and job.seconds < 2.5 * COST_S:
         job.xray = False
     elif job.xray and job.seconds:
-        job.seconds -= COST_S + probes.HANDOFF_COST_S
+        job.seconds -= COST_S + HANDOFF_COST_S
 
 
-def look(
-    trainer: Any, batches: Iterator, job: Any, steps: int, folder: Path, log: EventLog
-) -> None:
+def look(trainer: Any, batches: Iterator, job: Any, steps: int, folder: Path, log: Any) -> None:
     """Write the `xray` event, or `no_xray` and why there is none. Never ends the run."""
     why = None
     if not job.xray:
@@ -72,11 +81,11 @@ def look(
             batch = trainer.to_device(*loaded)
             start = time.perf_counter()
             trainer.compute(*batch, update=True)
-            probes.finish(trainer.device)
+            machine.finish(trainer.device)
             seconds = time.perf_counter() - start
             if seconds <= LONGEST_STEP_S:
                 found = profile(trainer, batches, loaded, folder)
-                log.write("xray", **found | probes.measure(trainer, *batch))
+                log.write("xray", **found | other_settings(trainer, *batch))
                 return
             why = f"a step takes {seconds:.1f} s: too long to repeat"
     except Exception as error:  # the run itself is complete: its numbers stand
@@ -99,20 +108,16 @@ def profile(trainer: Any, batches: Iterator, loaded: tuple, folder: Path) -> dic
 
 
 def _recorded(trainer: Any, batches: Iterator, active: int) -> Any:
-    """Run `active` steps under PyTorch's profiler; return it.
-
-    It is the one inside torch.profiler.profile, which would import the compiler (1 s) to ask it one
-    thing. Each step is marked as torch.profiler marks it.
-    """
+    """Run `active` steps under the profiler inside torch.profiler, which imports the compiler."""
     device = "cuda" if trainer.device.type == "cuda" else None
     with profiler(use_device=device, record_shapes=True, use_kineto=True) as recorded:
         for step in range(active):
-            with record_function(f"ProfilerStep#{step}"):
+            with record_function(f"ProfilerStep#{step}"):  # torch.profiler's own mark
                 batch = trainer.to_device(*next(batches))
                 with record_function(WINDOW):
                     trainer.compute(*batch, update=True)
             trainer.after_step()  # its kernels, if any, are none of the step's compute
-        probes.finish(trainer.device)  # its kernels must be in the trace
+        machine.finish(trainer.device)  # its kernels must be in the trace
     return recorded
 
 
@@ -128,12 +133,10 @@ class Op(NamedTuple):
 
 
 def summarise(events: list, window: str) -> dict[str, Any]:
-    """Summarise profiler events inside the marks named `window`; times in µs a step.
+    """Summarise profiler events inside the shortest of the marks named `window`; µs a step.
 
-    Of several steps the shortest is taken: the one that other programs disturbed least. `gap_us` is
-    the time in which no operator ran: Python, autograd's bookkeeping, the profiler itself.
-    `tiny_us` is the time in operators shorter than `TINY_US`. `fusible_us` is what chains of large
-    elementwise operators on same-sized data would save as one pass. ValueError without marks.
+    `gap_us`: no operator ran; `tiny_us`: in operators shorter than `TINY_US`; `fusible_us`: what
+    chains of large elementwise operators on same-sized data would save as one pass.
     """
     cpu = torch.autograd.DeviceType.CPU
     on_host = [e for e in events if e.device_type() == cpu]
@@ -198,3 +201,144 @@ def _fusible_ns(ops: list[Op]) -> int:
             chain.append(op.own)
             total, size = total + op.own, op.size
     return saved
+
+
+# -- the same step with other settings -------------------------------------------------------------
+
+
+def other_settings(
+    trainer: Any, images: torch.Tensor, labels: torch.Tensor
+) -> dict[str, float | None]:
+    """Time one step's compute as it is, with twice the batch, and in BF16, in turn; then compare.
+
+    Returns `plain_us`; `fixed_share`, the part (0 to 1) that does not grow with the batch; and
+    `bf16_speedup`. None where it could not be tried. The weights move on: the run must be over.
+    """
+    asked = trainer.job.precision
+    kinds = {"plain": (images, labels, asked)}
+    if not hasattr(trainer.model, "_orig_mod"):  # a compiled model would be compiled anew
+        kinds["double"] = (torch.cat([images, images]), torch.cat([labels, labels]), asked)
+        if asked == "fp32" and not formats.lacks("bf16", trainer.device):
+            kinds["bf16"] = (images, labels, "bf16")
+    times: dict[str, list[float]] = {name: [] for name in kinds}
+    started = time.perf_counter()
+    for turn in range(ROUNDS + 1):
+        for name, kind in list(kinds.items()):
+            try:
+                seconds = _timed(trainer, *kind)
+            except RuntimeError as error:
+                if name == "plain" or not machine.refused(error):
+                    raise
+                trainer.optimizer.zero_grad(set_to_none=True)
+                del kinds[name], times[name]  # no room for it: the others stand
+                continue
+            if turn:  # the first of each warms up
+                times[name].append(seconds)
+            elif name == "bf16" and seconds > HOPELESS * _timed(trainer, *kinds["plain"]):
+                times[name].append(seconds)
+                del kinds[name]
+        if turn >= 2 and time.perf_counter() - started > BUDGET_S:
+            break
+    took = {name: median(seconds) for name, seconds in times.items() if seconds}
+    plain, double, bf16 = took["plain"], took.get("double"), took.get("bf16")
+    return {
+        "plain_us": plain * 1e6,
+        "fixed_share": None if double is None else min(max(2 - double / plain, 0.0), 1.0),
+        "bf16_speedup": None if bf16 is None else plain / bf16,
+    }
+
+
+def _timed(trainer: Any, images: torch.Tensor, labels: torch.Tensor, precision: str) -> float:
+    """Return how long one compute takes on the device, s."""
+    on_cpu, asked = trainer.device.type == "cpu", trainer.job.precision
+    clock = time.thread_time if on_cpu else time.perf_counter  # not the time others had the core
+    trainer.job.precision = precision
+    try:
+        machine.finish(trainer.device)
+        start = clock()
+        trainer.compute(images, labels, update=True)
+        machine.finish(trainer.device)
+        return clock() - start
+    finally:
+        trainer.job.precision = asked
+
+
+# -- handing over a batch --------------------------------------------------------------------------
+
+
+class Ready(torch.utils.data.Dataset):
+    """Batches that are there at once: all that is left is handing them over."""
+
+    def __init__(self, batch: tuple[torch.Tensor, ...]):
+        self.batch, self.before = batch, None
+
+    def __len__(self) -> int:
+        return HANDOFF_ROUNDS + 4  # more than are taken: the last are prepared as the others
+
+    def __getitem__(self, _: int) -> tuple:
+        now = time.process_time_ns()
+        between = 0 if self.before is None else now - self.before
+        start = time.thread_time_ns()
+        batch = tuple(tensor.clone().share_memory_() for tensor in self.batch)
+        shared = time.thread_time_ns()
+        for tensor in self.batch:
+            tensor.clone()
+        clone = time.thread_time_ns() - shared
+        self.before = time.process_time_ns()
+        return *batch, between, max(0, shared - start - clone)
+
+
+def hand_over(batch: tuple[torch.Tensor, ...], steps: int, log: EventLog, trainer: Any) -> None:
+    """Write the `handoff` event, or why there is none. Never ends the run.
+
+    A run without workers cannot tell what a handoff costs, and with workers it hides in the
+    waiting. So one worker hands over a few ready batches, each taken right behind a step, as in a
+    run that is fed: at rest, taking one costs up to five times as much.
+    """
+    if steps < HANDOFF_MIN_STEPS:
+        return
+    # a device of its own leaves the host's caches as they are
+    on_cpu = trainer is not None and trainer.device.type == "cpu"
+    try:
+        log.write("handoff", **_handoff_costs(batch, trainer if on_cpu else None))
+    except Exception as error:  # the run itself is complete: its numbers stand
+        log.write("no_handoff", why=f"{type(error).__name__}: {str(error)[:300]}")
+
+
+def _handoff_costs(batch: tuple[torch.Tensor, ...], trainer: Any) -> dict[str, float | None]:
+    """Hand `batch` over a few times, let `trainer`, if any, train on it; return medians in µs."""
+    care = {"worker_init_fn": worker_dies_with_bench, "timeout": 20}
+    loader = torch.utils.data.DataLoader(Ready(batch), batch_size=None, num_workers=1, **care)
+    rows, warm, cold, begun = [], [], [], now_ns()
+    iterator = iter(loader)
+    received = next(iterator)
+    start_us = (now_ns() - begun) / 1e3
+    for turn in range(HANDOFF_ROUNDS):
+        late, touch = turn % COLD_EVERY == 0, 0
+        if trainer is None or late:
+            time.sleep(COLD_S if trainer else SETTLE_S)
+        wall, cpu = now_ns(), time.thread_time_ns()
+        received = next(iterator)
+        wall, cpu = now_ns() - wall, time.thread_time_ns() - cpu
+        if trainer is None:  # what reading it the first time takes longer than the second
+            start = time.thread_time_ns()
+            received[0].sum()
+            middle = time.thread_time_ns()
+            received[0].sum()
+            touch = 2 * middle - start - time.thread_time_ns()
+        else:
+            start = time.thread_time_ns()
+            trainer.compute(*trainer.to_device(*received[:-2]), update=True)
+            (cold if late else warm).append(time.thread_time_ns() - start)
+        if trainer is None or not late:
+            rows.append((wall, cpu, touch, *received[-2:]))
+        if now_ns() - begun > HANDOFF_BUDGET_S * 1e9 and len(rows) > FIRST + 1:
+            break
+    wall, cpu, touch, between, share = map(median, zip(*rows[FIRST:], strict=True))
+    return {  # main: from asking for a batch that is there to having it; share, worker: CPU time
+        "main_wall_us": wall / 1e3, "main_cpu_us": cpu / 1e3, "touch_us": max(0.0, touch / 1e3),
+        "share_us": share / 1e3, "worker_us": between / 1e3, "start_us": start_us,
+        "warm_us": median(warm[1:]) / 1e3 if warm else None,
+        "cold_us": median(cold[1:]) / 1e3 if len(cold) > 2 else None,
+        "bytes": sum(tensor.nbytes for tensor in batch),
+    }  # fmt: skip

@@ -1,11 +1,8 @@
 """One rank of a distributed run: `python -m labkit.bench.rank FOLDER AGENT_PID`, under torchrun.
 
-It trains as a single run does, on its own share of the data, and writes the same events into a log
-of its own: `FOLDER/rankN/events.jsonl`, N counted on this machine.
-
-DDP averages the gradients of all ranks in buckets, each as soon as it is full, overlapped with the
-rest of the backward pass. The exposed part lasts from the moment a step's *last* gradient is ready
-to the moment all of them are averaged: two stamps per step measure it.
+It writes what a single run does, into `FOLDER/rankN/events.jsonl`. DDP averages gradients in
+buckets, overlapped with the backward pass. The exposed part lasts from the moment a step's *last*
+gradient is ready to the moment all of them are averaged: two stamps per step measure it.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ import contextlib
 import faulthandler
 import json
 import math
-import multiprocessing
 import os
 import sys
 import time
@@ -30,16 +26,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 import labkit
-from labkit.bench import data, machine, model_size
+from labkit.bench import data, machine, model_size, process, work
 from labkit.bench.loop import Trainer, train
-from labkit.bench.process import (
-    die_with,
-    finish,
-    keep_sockets_in,
-    leave_on_stop,
-    planted,
-    workers,
-)
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
 from labkit.process.events import SPEC_NAME, VERSION, EventLog, now_ns
@@ -50,15 +38,15 @@ VOTE_EVERY = 4  # steps, at least, between two votes on whether the time is up
 
 def main(folder: Path, agent: int) -> None:
     """Run one rank of the run in `folder`, tied to torchrun's process `agent`; never returns."""
-    die_with(agent)
+    process.die_with(agent)
     faulthandler.enable()
-    keep_sockets_in(folder)
+    process.keep_sockets_in(folder)
     place = {name: int(os.environ[name.upper()]) for name in ("rank", "local_rank", "world_size")}
     here = folder / f"rank{place['local_rank']}"
     here.mkdir(exist_ok=True)
     log, spec = EventLog(here), json.loads((folder / SPEC_NAME).read_text())
-    leave_on_stop(log)
-    finish(log, lambda: run(spec, SimpleNamespace(**place), folder, log))
+    process.leave_on_stop(log)
+    process.finish(log, lambda: run(spec, SimpleNamespace(**place), folder, log))
 
 
 def run(spec: dict, place: Any, folder: Path, log: EventLog) -> None:
@@ -69,7 +57,7 @@ def run(spec: dict, place: Any, folder: Path, log: EventLog) -> None:
               labkit=labkit.__version__, pipeline=pipeline, place=vars(place))  # fmt: skip
     log.write("hello", pid=os.getpid())
     machine.use_fixed_threads()
-    model_size.kept_in = Path(spec["cache"])
+    cache = model_size.kept_in = Path(spec["cache"])
     device = torch.device(device_kind(pipeline["device"], spec["ranks"]))
     if device.type == "cuda":
         device = torch.device("cuda", place.local_rank)
@@ -80,31 +68,21 @@ def run(spec: dict, place: Any, folder: Path, log: EventLog) -> None:
         EventLog(folder).write("machine", **facts | {"uuid": None})
     log.stage("waiting for the other ranks")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    job, not_applied = same_model(
-        place.rank, lambda **size: resolve_config(pipeline | size, device)
-    )
+    job, not_applied = same_model(place.rank, lambda **n: resolve_config(pipeline | n, device))
     if why := gpu_passed_over(pipeline["device"], spec["ranks"]):
         not_applied["device"] = why
     log.write("job", pipeline=vars(job), not_applied=not_applied)
     job.shard = (place.rank, place.world_size)
     if place.local_rank:
         dist.barrier()  # the machine's first makes missing files
-    cache = Path(spec["cache"]) / "data"
-    items = data.make_dataset(job, cache, lambda *n: log.stage("making images", *n))
+    items = data.make_dataset(job, cache / "data", lambda *n: log.stage("making images", *n))
     if not place.local_rank:
         dist.barrier()
-    log.stage("building the model")
-    trainer = DistributedTrainer(job, device, spec["no_sync"])
-    if job.compile:
-        log.stage("compiling the model")
-        log.write("compiled", seconds=trainer.compile_now())
+    trainer = work.built(lambda: DistributedTrainer(job, device, spec["no_sync"]), log)
     if place.rank == place.world_size - 1:  # for tests: one rank breaks, the others do not
-        items = planted(spec.get("fault"), items, trainer)
+        items = process.planted(spec.get("fault"), items, trainer)
     timeline = rank_timeline(log, folder, device, trainer.comm)
-    log.write("begin", warmup=max(3, job.num_workers * (job.prefetch_factor or 0)))
-    iterator = iter(data.make_loader(items, job))  # starts the workers
-    workers.extend(multiprocessing.active_children())
-    log.write("workers", pids=[worker.pid for worker in workers])
+    iterator = work.begun(data.make_loader(items, job), job, log)
     dist.barrier()  # or the first step would wait for whoever started last
     trainer.time_is_up = SharedEnd(job.seconds, job.accumulation_steps)
     job.seconds = None
@@ -123,10 +101,7 @@ def same_model(rank: int, resolve: Callable) -> Any:
 
 
 def device_kind(wanted: str, ranks: int) -> str:
-    """Return "cuda" or "cpu", which the ranks will use; RuntimeError where they cannot.
-
-    `wanted` is the pipeline's device knob; "auto" is CUDA where there is a card for every rank.
-    """
+    """Return "cuda" or "cpu" for the device knob; "auto" is CUDA where each rank has a card."""
     count = torch.cuda.device_count()
     if wanted == "cuda" and count < ranks:
         raise RuntimeError(
@@ -143,8 +118,7 @@ def gpu_passed_over(wanted: str, ranks: int) -> str | None:
         return None
     return (
         f"each rank needs a CUDA device of its own, and {ranks} ranks have "
-        f"{torch.cuda.device_count()} between them: "
-        "all train on the CPU, and their gradients travel over gloo"
+        f"{torch.cuda.device_count()} between them: all train on the CPU, over gloo"
     )
 
 
@@ -173,9 +147,8 @@ class Communication:
 class DistributedTrainer(Trainer):
     """A Trainer whose gradients are averaged over all ranks.
 
-    Buffers (batch norm's running statistics) stay each rank's own: DDP's default broadcasts them
-    before every forward, a second wait that would not be told from compute. They are used in
-    evaluation only, which a bench does not do.
+    Buffers stay each rank's own: DDP's default broadcasts them before every forward, a second wait
+    that would not be told from compute.
     """
 
     def __init__(self, job: Any, device: torch.device, no_sync: bool):
@@ -242,26 +215,19 @@ class SharedEnd:
 
 
 class DirectSteps(StepRing):
-    """Writes every step as it ends, with its communication: 10 to 25 µs, and nothing is lost.
-
-    A single run packs its steps into a ring instead, since its steps may take less than a
-    millisecond; an all-reduce in every step makes that moot.
-    """
+    """Writes every step as it ends, with its communication: 10 to 25 µs, little beside it."""
 
     def __init__(self, _folder: Any):
         self.exchanged: dict[int, list[Any]] = {}  # marks of the steps that are not written yet
+        self.as_ns: Callable[[Any], int] = int  # a mark as ns on the host's clock
 
     def add(self, i, t, samples, loss, device=NO_DEVICE, cpu_ns=0) -> None:
-        """Write step `i`; the arguments are a StepRing's."""
+        """Write step `i`; the arguments are a StepRing's, and the CPU time of its compute."""
         line = line_of((*device, i + 1, *t, samples, cpu_ns, loss, i + 1))
         if marks := self.exchanged.pop(i, None):
             start, end = map(self.as_ns, marks)
             line = f'{line[:-1]},"comm":[{start},{end}]}}'
         self.log.write_line(line)
-
-    def as_ns(self, mark: Any) -> int:
-        """Return a mark as ns on the host's clock."""
-        return mark
 
 
 class RankHostTimeline(HostTimeline, DirectSteps):
@@ -284,7 +250,7 @@ class RankDeviceTimeline(DeviceTimeline, DirectSteps):
         self.exchanged[i] = self.comm.take()
         return super().step(i, *stamps)
 
-    def as_ns(self, mark: Any) -> int:
+    def read(self, mark: Any) -> int:
         """Return an event of the step being written as ns on the host's clock; it is read once."""
         self.events.idle.append(mark)
         return self.host_ns(mark)
@@ -297,7 +263,7 @@ def rank_timeline(log: EventLog, folder: Any, device: torch.device, comm: Commun
         timeline.log = log
     else:
         timeline = RankDeviceTimeline(folder, log, device)
-        comm.stamp = timeline.events.record
+        timeline.as_ns, comm.stamp = timeline.read, timeline.events.record
     comm.take()
     timeline.comm = comm
     return timeline

@@ -21,8 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from labkit.bench import their_loop
-from labkit.bench.data import EndlessShuffle, loader_settings
-from labkit.bench.item_times import ItemTimes, TimedDataset, collated
+from labkit.bench.data import EndlessShuffle, ItemTimes, TimedDataset, collated, loader_settings
 
 KNOBS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "batch_size")
 ONE = torch.empty(1)  # expanded, it counts samples and holds none

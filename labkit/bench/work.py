@@ -1,4 +1,4 @@
-"""What a bench does with its spec: take the device, then measure an experiment or train a pipeline.
+"""Do what a spec asks for: take the device, then measure an experiment or train a pipeline.
 
 All that a pipeline needs is imported here at the top, so that a standby has it when its run comes.
 """
@@ -10,24 +10,16 @@ import importlib
 import multiprocessing
 import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from labkit.bench import data, machine, model_size, probes, profile, user_dataset
-from labkit.bench.item_times import ItemTimes
+from labkit.bench import data, machine, model_size, process, profile, user_dataset
 from labkit.bench.loop import Trainer, train
-from labkit.bench.process import held, planted, workers
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import make_timeline
 from labkit.process.device_lock import hold
 from labkit.process.events import EventLog
-
-
-def workbench() -> Any:
-    """Import the tools of experiments, which a pipeline does without: a tenth of a second."""
-    from labkit.bench import workbench
-
-    return workbench
 
 
 def do(spec: dict, folder: Path, log: EventLog) -> None:
@@ -42,7 +34,8 @@ def do(spec: dict, folder: Path, log: EventLog) -> None:
     holder = {"run": spec["run"], "pid": os.getpid(), "since": time.strftime("%H:%M:%S")}
     hold(cache / "locks", here.get("uuid") or device.type, holder, waiting=log.stage)
     if "experiment" in spec:
-        perform = workbench().perform
+        from labkit.bench.workbench import perform  # a tenth of a second
+
         gc.enable()
         perform(spec, device, folder, log, log.stage)
         log.write("memory", peak_bytes=machine.peak_bytes(device))
@@ -63,31 +56,37 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog) -> None:
         made = importlib.import_module(spec["module"])
         trainer, loader = made.prepare(spec, job, device, folder, log, log.stage)
     else:
-        trainer, loader = prepare(spec, job, device, folder, log)
-    in_flight = job.num_workers * (job.prefetch_factor or 0)
+        cache = Path(spec["cache"]) / "data"
+        dataset = data.make_dataset(job, cache, lambda *n: log.stage("making images", *n))
+        trainer = built(lambda: Trainer(job, device), log)
+        dataset = process.planted(spec.get("fault"), dataset, trainer)
+        loader = data.make_loader(dataset, job, data.ItemTimes(folder, job.num_workers))
     timeline = make_timeline(log, folder, device)
-    gc.enable()  # from here on, all is as in anybody's training
-    log.write("begin", warmup=max(3, in_flight))
-    iterator = iter(loader)  # starts the workers
-    held.append(iterator)
-    workers.extend(multiprocessing.active_children())
-    log.write("workers", pids=[worker.pid for worker in workers])
+    iterator = begun(loader, job, log)
     profile.keep_time(job)
     steps = train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=machine.peak_bytes(device))
     profile.look(trainer, iterator, job, steps, folder, log)
     batch = iterator.tensors if own else model_size.noise_batch(job)
-    probes.hand_over(batch, steps, log, None if own else trainer)
+    profile.hand_over(batch, steps, log, None if own else trainer)
 
 
-def prepare(spec: dict, job: Any, device: Any, folder: Path, log: EventLog) -> tuple[Any, Any]:
-    """Return the model's trainer and the loader of a pipeline of our own."""
-    cache = Path(spec["cache"]) / "data"
-    dataset = data.make_dataset(job, cache, lambda *n: log.stage("making images", *n))
+def built(make: Callable[[], Trainer], log: EventLog) -> Trainer:
+    """Return the trainer that `make` gives, compiled where its job says so."""
     log.stage("building the model")
-    trainer = Trainer(job, device)
-    if job.compile:
+    trainer = make()
+    if trainer.job.compile:
         log.stage("compiling the model")
         log.write("compiled", seconds=trainer.compile_now())
-    dataset = planted(spec.get("fault"), dataset, trainer)
-    return trainer, data.make_loader(dataset, job, ItemTimes(folder, job.num_workers))
+    return trainer
+
+
+def begun(loader: Any, job: Any, log: EventLog) -> Iterator:
+    """Begin to measure: start the loader's workers, and write who they are."""
+    gc.enable()  # from here on, all is as in anybody's training
+    log.write("begin", warmup=max(3, job.num_workers * (job.prefetch_factor or 0)))
+    iterator = iter(loader)
+    process.held.append(iterator)
+    process.workers.extend(multiprocessing.active_children())
+    log.write("workers", pids=[worker.pid for worker in process.workers])
+    return iterator

@@ -24,9 +24,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from labkit.bench import model_size
-from labkit.bench.data import CLASSES, COUNT, JpegFiles, jpeg_folder, make_loader
+from labkit.bench.data import CLASSES, COUNT, ItemTimes, JpegFiles, jpeg_folder, make_loader
 from labkit.bench.formats import DTYPES
-from labkit.bench.item_times import ItemTimes
 from labkit.bench.loop import Trainer
 from labkit.bench.machine import use_fixed_threads
 from labkit.bench.resolve_config import resolve_config

@@ -17,7 +17,7 @@ from labkit.results.result import Result, Table
 from labkit.spec import KNOBS, Experiment, Pipeline, experiment, knob
 from labkit.wiring import Later
 
-memory_limit, loop = Later("labkit.bench.memory_limit"), Later("labkit.bench.loop")
+machine, loop = Later("labkit.bench.machine"), Later("labkit.bench.loop")
 model_size, config = Later("labkit.bench.model_size"), Later("labkit.bench.resolve_config")
 
 STEPS, CONFIRMING_STEPS = 3, 12  # the optimizer's state is there from the second step on
@@ -46,13 +46,13 @@ def batch_fits(job: Any, bench: Any) -> None:
     failure; every other error is one.
     """
     limit_bytes = int((job.limit_gib or 0) * GIB)
-    limit_bytes = limit_bytes or memory_limit.default_limit_bytes(bench.device)
+    limit_bytes = limit_bytes or machine.default_limit_bytes(bench.device)
     size = {"batch_size": job.batch_size}
     if job.pipeline:
         plan, _ = config.resolve_config({**job.pipeline, **size}, bench.device)
     else:
         plan = model_size.plain_job(bench.device, **size)
-    limit = memory_limit.impose(bench.device, int(limit_bytes * (1 - job.margin)))
+    limit = machine.impose(bench.device, int(limit_bytes * (1 - job.margin)))
     done, why = 0, None
     try:
         trainer = loop.Trainer(plan, bench.device)
@@ -64,9 +64,9 @@ def batch_fits(job: Any, bench: Any) -> None:
             limit.check()
         done = job.steps
     except (RuntimeError, MemoryError) as error:
-        if not memory_limit.refused(error):
+        if not machine.refused(error):
             raise
-        why = memory_limit.in_words(error)
+        why = machine.in_words(error)
     limit.lift()
     bench.write("fits", batch_size=job.batch_size, values={
         "fits": why is None, "why": why, "steps": done, "peak_bytes": limit.used(),
