@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from labkit.bench import their_loop
+from labkit.bench import lines, stack, their_loop
 from labkit.process import launcher
 from labkit.process.events import VERSION, EventLog, now_ns
 
@@ -80,6 +80,7 @@ class Recorder:
         self.tally, self.kind, self.unit = Tally(), "", "samples"
         self.clock: their_loop.DeviceClock | None = None
         self.telemetry: subprocess.Popen | None = None
+        self.sampler = lines.Sampler(stack.place_of(getattr(loader, "collate_fn", None)))
         self.epoch, self.next, self.first_step, self.warmup = -1, 0, 0, 3
         self._current: Callable[[], Pass | None] = lambda: None
         self.how, self.failed, self.closed, self.opened_ns = "", None, False, now_ns()
@@ -89,6 +90,7 @@ class Recorder:
             watched={"loader": type(loader).__name__, "length": self.length},
         )  # fmt: skip
         self.log.write("hello", pid=self.pid)
+        (self.folder / lines.WATCHED).touch()
 
     def alive(self) -> bool:
         """Whether more may follow."""
@@ -109,6 +111,7 @@ class Recorder:
         self.epoch += 1
         self.how, self.tally.end, self.first_step = "", None, self.next
         self.log.write("epoch", n=self.epoch, step=self.next)  # goes on, whatever was said before
+        self.sampler.start()
 
     @property
     def current(self) -> Pass | None:
@@ -161,6 +164,8 @@ class Recorder:
         if self.lines:
             self.log.write_line("\n".join(self.lines))
             self.lines.clear()
+        if sampled := self.sampler.drain():
+            self.log.write_line(sampled)
 
     def end_pass(self, how: str, error: BaseException | None = None) -> None:
         """Write how a pass ended: "exhausted", "left early", or with the loader's `error`."""
@@ -203,7 +208,11 @@ class Recorder:
         if (current := self.current) is not None:  # somebody still holds the iterator
             current.stop()
             self.end_pass("left early")
+        self.sampler.stop()
         self.flush()
+        if self.sampler.missing:
+            self.log.write("no_lines", why=self.sampler.missing)
+        (self.folder / lines.WATCHED).unlink(missing_ok=True)
         if self.telemetry is not None:
             self.telemetry.kill()
             self.telemetry.wait()
@@ -285,6 +294,8 @@ class Pass:
             self.on = True
         self.asked, self.lead_ns = self.asked - self.lead_ns, 0
         self.count = self.recorder.counter(batch)
+        if self.recorder.sampler.loop is None:
+            self.recorder.sampler.loop = stack.users_code(sys._getframe(2))
         return self.count(batch)
 
     def _gathered(self, now: int) -> int:

@@ -81,6 +81,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "loss?": _number,
     },
     "items": {"worker": _whole, "rows": list},
+    "lines": {"pid": _count, "places": _dict_of(lambda p: isinstance(p, list)), "rows": list},
+    "no_lines": {"why": str},
     "handoff": {"bytes": _whole},
     "telemetry": {
         "t_ns": _whole, "gpu?": _list_of(_list_of(_number, 2)), "gpm?": _dict_of(_number_or_gap),

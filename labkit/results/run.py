@@ -43,7 +43,7 @@ def _median_ms(times: Callable[[np.ndarray], np.ndarray], doc: str = "") -> prop
 class Run(EventLogResult):
     """One measured run, live or recorded. Statistics leave out the warm-up."""
 
-    SERIES = ("step", "telemetry", "items", "epoch")
+    SERIES = ("step", "telemetry", "items", "epoch", "lines")
     _clock: Timeline | None = None
 
     def _take(self, event: dict[str, Any]) -> None:
@@ -90,6 +90,9 @@ class Run(EventLogResult):
                         "The instruments' samples, each with `t_ns`; gaps are None.")
     item_events = derived(lambda run: run._series["items"],
                           "What the items cost to prepare, as the loader's processes wrote.")
+    samples_of_lines = derived(lambda run: run._series["lines"],
+                               "The sampled stacks, as the loop's and the workers' samplers wrote.")
+    no_lines = fact("no_lines", "why", "Why no stack was sampled; None where some were, or yet.")
     xray_facts = derived(lambda run: run.event("xray"), "What a few profiled steps were made of.")
     no_xray = fact("no_xray", "why", "Why there is no x-ray; None where there is, or not yet.")
     # On one clock, in seconds since the first batch was asked for
@@ -190,6 +193,8 @@ class Run(EventLogResult):
                     "True where `spread` is so large that small differences mean nothing.")
     breakdown = derived(lambda run: above("Run.breakdown")(run),
                         "The average step by class (a StepBreakdown); None if too short.")
+    lines = derived(lambda run: above("Run.lines")(run),
+                    "Where in the user's code the time went: a table of lines (a Lines).")
     xray = derived(lambda run: above("Run.xray")(run),
                    "The x-ray's trace as a Breakdown; None where it lies in no folder.")
     # fmt: on

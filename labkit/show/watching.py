@@ -21,6 +21,7 @@ import numpy as np
 
 import labkit
 from labkit.analysis import thresholds
+from labkit.bench.lines import in_workers
 from labkit.bench.watch import TELEMETRY_AFTER_NS, Pass, Recorder, Tally, say
 from labkit.process import folders
 from labkit.process.events import now_ns
@@ -55,16 +56,21 @@ class Watch:
         self._view: View | None = None
 
     def __iter__(self) -> Any:
+        try:
+            recorder = self._opened()
+        except Exception as error:
+            say(f"not recording: {type(error).__name__}: {error}")
+            return iter(self.loader)
         asked = now_ns()
         try:
-            iterator = iter(self.loader)  # here, as without us: it draws a seed, starts workers
+            with in_workers(self.loader, recorder.folder):
+                iterator = iter(self.loader)  # here, as without us: draws a seed, starts workers
         except BaseException as error:
             with contextlib.suppress(Exception):
-                self._opened().fail(error)
+                recorder.fail(error)
             raise
-        took = now_ns() - asked
         try:
-            return Pass(self._opened(), iterator, took, self._beat)
+            return Pass(recorder, iterator, now_ns() - asked, self._beat)
         except Exception as error:
             say(f"not recording: {type(error).__name__}: {error}")
             return iterator

@@ -1,0 +1,211 @@
+"""Where in the user's code a run's time went: the sampled stacks, joined with the steps' stamps.
+
+When the loop waited and when its body ran is known exactly, so samples only divide each of the
+two: their weights are scaled to what the stamps measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labkit.results.event_log import of_one_moment
+from labkit.results.result import Result, Table
+
+FEWEST = 20  # samples of a phase (0.4 s of it) that may speak for its lines
+PHASES = ("waiting", "body", "between", "worker")
+PLACE = ("kind", "within", "file", "line", "function", "call", "site")
+SHOWN = 12  # rows of the table
+SPREAD = 0.5  # a function whose costliest line has less of it than this is named as a whole
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the user's code, and how much of the time was spent in it.
+
+    Attributes:
+        file: Its source file, or a notebook's cell.
+        share: Of wall time, 0 to 1; in the phase "worker" of the time in which workers worked.
+        phase: "waiting" for a batch, in the "body" of the loop, "between" two passes over the
+            loader, or in a "worker" of the loader.
+        kind: The kind of work: "forward", "python", "logging", "io", "wait", ...
+        call: What it called, as it stands in the source; "" where that is not known.
+        site: The line of the loop itself that led there; None in a worker.
+    """
+
+    file: str
+    line: int
+    function: str
+    share: float
+    phase: str
+    kind: str
+    call: str = ""
+    site: int | None = None
+
+    @property
+    def where(self) -> str:
+        """The line as people write it: "validate() (train.py:42)"."""
+        name = "" if self.function == "<module>" else f"{self.function}() "
+        return f"{name}({Path(self.file).name}:{self.line})"
+
+    @property
+    def what(self) -> str:
+        """What is done there, and where: "`json.dumps()` in log() (train.py:42)"."""
+        return f"`{self.call}` in {self.where}" if self.call else self.where
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the line as JSON types."""
+        return asdict(self) | {"share": round(self.share, 4)}
+
+
+class Lines(Result):
+    """The lines of the user's own code that the time went to, the costliest first.
+
+    Attributes:
+        samples: How many stacks were sampled behind the warm-up.
+        missing: Why there are none; "" where there are.
+        phase: Per sample (samples,): an index into `PHASES`.
+        step: Per sample (samples,): the step it fell into; -1 in workers and between passes.
+        share: Per sample (samples,): of wall time, or of the workers' work, 0 to 1.
+        place: Per sample (samples,): an index into `places`.
+        places: Dicts of kind, within, file, line, function, call, site.
+    """
+
+    def __init__(self, run: Any):
+        """Join the samples of `run` with its steps, warm-up excluded."""
+        self.places, rows = _read(run.samples_of_lines)
+        pid, at_ns, weight, self.place = rows.T
+        at_s = np.array([run.seconds(int(t)) for t in at_ns])
+        stamps, first = run.stamps, max(run.warmup - 1, 0)
+        start, end = (stamps[first, 5], stamps[-1, 5]) if len(stamps) > first else (0.0, 0.0)
+        in_loop = pid == run._fact("hello", "pid", 0)
+        outside = np.isnan(at_s)
+        step = np.searchsorted(stamps[:, 0], np.nan_to_num(at_s), side="right") - 1
+        waits = at_s < stamps[np.clip(step, 0, None), 1] if len(stamps) else at_s < 0
+        self.phase = np.where(in_loop, np.where(outside, 2, np.where(waits, 0, 1)), 3)
+        idle = np.array([not self.places[i]["within"] for i in self.place], bool)
+        keep = np.where(outside, in_loop, (at_s > start) & (at_s <= end))
+        keep &= ~((self.phase == 3) & idle)  # a worker that waits for work, or hands it over
+        self.step = np.where(self.phase < 2, step, -1)
+        self.share = np.zeros(len(rows))
+        wait = float(np.clip(stamps[:, 1] - stamps[:, 0], 0, None)[first + 1 :].sum())
+        wall = max(end - start, 1e-9)
+        known = {0: wait / wall, 1: 1 - wait / wall, 3: 1.0}
+        for phase in range(len(PHASES)):
+            mine = keep & (self.phase == phase)
+            total = weight[mine].sum()
+            scale = known.get(phase, total / 1e9 / wall) / total if total else 0.0
+            self.share[mine] = weight[mine] * scale
+        for name in ("phase", "step", "share", "place"):
+            setattr(self, name, getattr(self, name)[keep])
+        self.samples = int(keep.sum())
+        nothing = "" if self.samples else "no stack was sampled behind the warm-up"
+        self.missing = run.no_lines or nothing
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def enough(self, phase: str) -> bool:
+        """Return whether the samples of a phase suffice to speak of its lines."""
+        return int((self.phase == PHASES.index(phase)).sum()) >= FEWEST
+
+    def mask(self, phase: str, of: Callable[[dict[str, Any]], bool] = lambda _: True) -> np.ndarray:
+        """Return which samples (samples,) are of a phase, at places that `of` accepts."""
+        fits = np.array([bool(of(place)) for place in self.places] or [False])
+        return (self.phase == PHASES.index(phase)) & fits[self.place]
+
+    def kinds(self, phase: str) -> dict[str, float]:
+        """Return the share of each kind of work in a phase, the largest first."""
+        total: dict[str, float] = {}
+        for i in np.flatnonzero(self.mask(phase)):
+            kind = self.places[self.place[i]]["kind"]
+            total[kind] = total.get(kind, 0.0) + float(self.share[i])
+        return dict(sorted(total.items(), key=lambda item: -item[1]))
+
+    def rows(self, mask: np.ndarray) -> tuple[Line, ...]:
+        """Return the lines that the samples of `mask` fell on, the costliest first."""
+        found: dict[tuple, dict[tuple, float]] = {}
+        for i in np.flatnonzero(mask):
+            place = self.places[self.place[i]]
+            line = (place["file"], place["line"], place["function"], int(self.phase[i]))
+            more = (place["kind"], place["call"], place["site"])
+            shares = found.setdefault(line, {})
+            shares[more] = shares.get(more, 0.0) + float(self.share[i])
+        lines = []
+        for (file, line, function, phase), shares in found.items():
+            kind, call, site = max(shares, key=shares.get)
+            share = sum(shares.values())
+            lines.append(Line(file, line, function, share, PHASES[phase], kind, call, site))
+        return tuple(sorted(lines, key=lambda line: -line.share))
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """Every line that was met, the costliest first; those of workers behind the loop's."""
+        own = self.rows(self.phase < 3)
+        return own + self.rows(self.phase == 3)
+
+    def worst(self, mask: np.ndarray) -> tuple[Line, ...]:
+        """Return where the samples of `mask` went: a line, or the function they are spread over.
+
+        The first has the share of the whole function where no line has half of it; then come
+        single lines.
+        """
+        rows = self.rows(mask)
+        functions: dict[tuple, list[Line]] = {}
+        for line in rows:
+            functions.setdefault((line.file, line.function, line.phase), []).append(line)
+        if not rows:
+            return ()
+        most = max(functions.values(), key=lambda lines: sum(line.share for line in lines))
+        whole = sum(line.share for line in most)
+        if rows[0].share >= SPREAD * whole or most[0].function == "<module>":
+            return rows[:3]
+        top = most[0]
+        named = Line(top.file, top.line, top.function, whole, top.phase, top.kind, "", top.site)
+        return (named, *rows[:2])
+
+    def table(self) -> Table:
+        """Return the costliest lines, of the loop and then of its loader's workers."""
+        rows = [
+            (f"{line.share:.0%}", line.phase, line.where, line.kind, line.call)
+            for phases in ((0, 1, 2), (3,))
+            for line in self.rows(np.isin(self.phase, phases))[:SHOWN]
+            if line.share >= 0.005
+        ]
+        foot = f"{self.samples} stacks sampled in this process and its loader's workers"
+        return Table(
+            rows, ("time", "phase", "where", "kind", "call"), left=(1, 2, 3, 4),
+            foot=(self.missing or f"{foot}; shares of wall time, of workers their working time",),
+        )  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the lines as JSON types."""
+        lines = [line.to_dict() for line in self.lines]
+        return {"samples": self.samples, "missing": self.missing, "lines": lines}
+
+
+def _read(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Return the places, and the samples (n, 4): pid, moment in ns, weight in ns, place."""
+    places: list[dict[str, Any]] = []
+    numbers: dict[tuple[int, str], int] = {}
+    rows = []
+    for event in events:
+        pid = event["pid"]
+        for number, place in event["places"].items():
+            if len(place) == len(PLACE):
+                numbers[pid, number] = len(places)
+                places.append(dict(zip(PLACE, place, strict=True)))
+        for row in event["rows"]:
+            if isinstance(row, list) and len(row) == 3 and (pid, str(row[2])) in numbers:
+                rows.append((pid, row[0], row[1], numbers[pid, str(row[2])]))
+    return places, np.array(rows, np.int64).reshape(-1, 4)
+
+
+@of_one_moment
+def lines(run: Any) -> Lines:
+    """Return where in the user's code the time of `run` went."""
+    return Lines(run)

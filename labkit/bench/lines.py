@@ -1,0 +1,236 @@
+"""Which line costs the time: a timer interrupts a thread 50 times a second, and we note its stack.
+
+The timer sends SIGURG, which does nothing where nobody listens. Python's handler runs in the main
+thread between two instructions, so it sees short stretches of Python as well as long calls; what a
+call into C swallows is made up for: a sample counts for the time since the one before.
+
+A sample is [t_ns, weight_ns, place]. A place is written once: [kind, within, file, line, function,
+call, site]: the kind of work, whether it was within an "item" or a "collate" of the loader, the
+deepest line of the user's own code, what that line was calling, and the line of the loop itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing import util
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from labkit.bench import stack
+from labkit.process.events import EventLog, now_ns
+
+PERIOD_S = 0.02
+MOST_SAMPLES = 100_000  # half an hour of them: 4 MB in the log
+LONGEST_NS = 2_000_000_000  # that a sample may stand for: a laptop that slept is no slow line
+FLUSH_NS = 500_000_000  # a worker that is killed loses no more
+WATCHED = "watched"  # a file in the run's folder, there while the run goes on
+SIGNAL = getattr(signal, "SIGURG", None)
+OF_TORCHS_LOADER = "torch.utils.data._utils"
+
+
+class Timer:
+    """A POSIX timer that signals the calling thread once; no fork and no exec inherits it."""
+
+    class Event(ctypes.Structure):
+        """`struct sigevent` of Linux."""
+
+        _fields_ = (("value", ctypes.c_void_p), ("signal", ctypes.c_int), ("how", ctypes.c_int),
+                    ("thread", ctypes.c_int), ("rest", ctypes.c_int * 11))  # fmt: skip
+
+    def __init__(self):
+        """Make it; raises OSError where the system has none."""
+        self.c = ctypes.CDLL(None, use_errno=True)
+        if not hasattr(self.c, "timer_create"):  # glibc before 2.34
+            self.c = ctypes.CDLL("librt.so.1", use_errno=True)
+        self.id, (to_thread, monotonic) = ctypes.c_void_p(), (4, 1)
+        event = self.Event(None, SIGNAL, to_thread, threading.get_native_id())
+        if self.c.timer_create(monotonic, ctypes.byref(event), ctypes.byref(self.id)):
+            raise OSError(ctypes.get_errno(), "no POSIX timer")
+        self.random = random.Random(now_ns())  # our own: no number of the user's is drawn
+
+    def arm(self) -> None:
+        """Signal in 10 to 30 ms. At even intervals it would keep step with the scheduler's tick."""
+        after = int(PERIOD_S * (0.5 + self.random.random()) * 1e9)
+        self.c.timer_settime(self.id, 0, ctypes.byref((ctypes.c_long * 4)(0, 0, 0, after)), None)
+
+    def delete(self) -> None:
+        """Stop it."""
+        self.c.timer_delete(self.id)
+
+
+class Sampler:
+    """Samples this process's main thread between `start` and `stop`, both called from it."""
+
+    def __init__(self, collate: tuple[str, int] | None = None, tell: Callable | None = None):
+        """`collate` is where the loader's collate function stands; `tell(now)` follows a sample."""
+        self.collate, self.tell, self.pid = collate, tell, os.getpid()
+        self.rows: list[tuple[int, int, int]] = []
+        self.places: dict[tuple, int] = {}
+        self.fresh: dict[int, list] = {}  # places that were not written yet
+        self.loop: CodeType | None = None  # what iterates the loader: no deeper goes the stack
+        self.missing = ""  # why there are no samples
+        self.timer: Timer | None = None
+        self.taken = self.before = 0
+
+    def start(self) -> None:
+        """Start the timer, unless it runs; `missing` says why it could not be."""
+        if self.timer is not None or self.missing:
+            return
+        if sys.platform != "linux":
+            self.missing = "stacks are sampled on Linux only"
+        elif threading.current_thread() is not threading.main_thread():
+            self.missing = "the loop does not run in the main thread"
+        elif self._taken():
+            self.missing = "SIGURG is taken, by another watched loop or by the program itself"
+        else:
+            try:
+                signal.signal(SIGNAL, self._sample)
+                signal.siginterrupt(SIGNAL, False)  # calls into C go on
+                self.before, self.timer = now_ns(), Timer()
+                self.timer.arm()
+            except OSError as error:
+                signal.signal(SIGNAL, signal.SIG_DFL)
+                self.missing = str(error)
+
+    @staticmethod
+    def _taken() -> bool:
+        there = signal.getsignal(SIGNAL)
+        owner = getattr(there, "__self__", None)
+        inherited = isinstance(owner, Sampler) and owner.pid != os.getpid()  # by a fork
+        return there != signal.SIG_DFL and not inherited
+
+    def stop(self) -> None:
+        """Stop the timer, and let go of the signal."""
+        timer, self.timer = self.timer, None
+        if timer is not None and self.pid == os.getpid():
+            timer.delete()
+            with contextlib.suppress(ValueError):  # in another thread
+                if signal.getsignal(SIGNAL) == self._sample:
+                    signal.signal(SIGNAL, signal.SIG_DFL)
+
+    def _sample(self, _signal: int, frame: FrameType | None) -> None:
+        now = now_ns()
+        weight, self.before = min(now - self.before, LONGEST_NS), now
+        if self.taken >= MOST_SAMPLES or frame is None or self.timer is None:
+            return
+        try:
+            self.rows.append((now, weight, self._place(frame)))
+            self.taken += 1
+            if self.tell is not None:
+                self.tell(now)
+        except Exception as error:  # of the user's objects: no loop may end on our account
+            self.missing, self.taken = f"{type(error).__name__}: {error}", MOST_SAMPLES
+        self.timer.arm()
+
+    def _place(self, top: FrameType) -> int:
+        """Return the number of the place where a stack is; described when first met."""
+        key, own, site = [], None, None
+        at: FrameType | None = top
+        while at is not None:
+            code = at.f_code
+            if own is None:
+                key += (code, at.f_lasti)
+                own = at if stack.is_users(code.co_filename) else None
+            if code is self.loop:
+                site = at.f_lineno
+                break
+            at = at.f_back
+        grad = stack.is_grad_on()
+        key = (*key, site, grad)
+        found = self.places.get(key)
+        if found is None:
+            found = self.places[key] = len(self.places)
+            self.fresh[found] = self._described(top, own, site, grad)
+        return found
+
+    def _described(
+        self, top: FrameType, own: FrameType | None, site: int | None, grad: bool
+    ) -> list[Any]:
+        frames, at = [], top  # inside the loop, the deepest first
+        while at is not None and at.f_code is not self.loop:
+            frames.append(at)
+            at = at.f_back
+        within = next(filter(None, map(self._within, frames)), "")
+        libraries = frames[: frames.index(own)] if own in frames else frames
+        if own is top and own is not None:
+            kind, call = stack.kind_and_call(own)
+        else:
+            kind, call = stack.kind_of_calls(libraries), ""
+            call = stack.call_text(stack.expression(own)) if own is not None else ""
+        if kind in ("forward", "torch") and not grad:
+            kind = "validation"
+        where = own
+        if where is None:  # nothing of the user's: then what the loader called
+            called = [f for f in frames
+                      if not stack.module_of_frame(f).startswith(OF_TORCHS_LOADER)]  # fmt: skip
+            where = called[-1] if called else top
+        code = where.f_code
+        line = stack.line_of(where)
+        return [kind, within, code.co_filename, line, stack.name_of(code), call, site]
+
+    def _within(self, frame: FrameType) -> str:
+        module = stack.module_of_frame(frame)
+        here = frame.f_code.co_filename, frame.f_code.co_firstlineno
+        if module == f"{OF_TORCHS_LOADER}.collate" or here == self.collate:
+            return "collate"
+        return "item" if module == f"{OF_TORCHS_LOADER}.fetch" else ""
+
+    def drain(self) -> str | None:
+        """Return what has gathered as an event for the log; None where nothing has."""
+        if not self.rows:
+            return None
+        (rows, self.rows), (places, self.fresh) = (self.rows, []), (self.fresh, {})
+        event = {"event": "lines", "t_ns": now_ns(), "pid": self.pid}
+        return json.dumps(event | {"places": places, "rows": rows}, separators=(",", ":"))
+
+
+@contextlib.contextmanager
+def in_workers(loader: Any, folder: Path) -> Iterator[None]:
+    """Let the workers that a torch DataLoader starts within the block sample themselves."""
+    data = sys.modules.get("torch.utils.data")
+    if data is None or not isinstance(loader, data.DataLoader) or not loader.num_workers:
+        yield
+        return
+    own = loader.worker_init_fn
+    loader.worker_init_fn = InWorker(str(folder), stack.place_of(loader.collate_fn), own)
+    try:
+        yield
+    finally:
+        loader.worker_init_fn = own
+
+
+class InWorker:
+    """The `worker_init_fn` of a watched loader: samples the worker, then does the loader's own."""
+
+    def __init__(self, folder: str, collate: tuple[str, int] | None, own: Callable | None):
+        self.folder, self.collate, self.own = folder, collate, own
+
+    def __call__(self, worker: int) -> None:
+        """Start sampling in a loader's worker process."""
+        with contextlib.suppress(Exception):
+            self.log, self.due = EventLog(self.folder), now_ns() + FLUSH_NS
+            self.sampler = Sampler(self.collate, self.flush)
+            self.sampler.loop = sys._getframe(1).f_code  # torch's own loop of a worker
+            self.sampler.start()
+            util.Finalize(None, self.flush, exitpriority=10)
+        if self.own is not None:
+            self.own(worker)
+
+    def flush(self, now: int | None = None) -> None:
+        """Write what has gathered when that is due, or at the end (None)."""
+        if now is not None and now < self.due:
+            return
+        self.due = now_ns() + FLUSH_NS
+        if not os.path.exists(os.path.join(self.folder, WATCHED)):
+            self.sampler.stop()  # the run is over; workers that persist go on
+        elif line := self.sampler.drain():
+            self.log.write_line(line)

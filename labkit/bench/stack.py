@@ -1,0 +1,211 @@
+"""What a sampled stack says: whose code it is in, which line of it, and what kind of work that is.
+
+Nothing of the user's is run to find out: names are looked up, sources read, properties left alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dis
+import functools
+import linecache
+import os
+import sys
+import sysconfig
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))})
+LIBRARIES += (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+KINDS = {  # of work, by the modules that do it; the longest prefix of a module's name counts
+    "forward": "torch.nn torchvision.models",
+    "optimizer": "torch.optim",
+    "torch": "torch",
+    "exchange": "torch.distributed",
+    "loader": "torch.utils.data",
+    "checkpoint": "torch.serialization",
+    "logging": "logging torch.utils.tensorboard tensorboard tensorboardX wandb mlflow tqdm csv",
+    "io": "io _io os posix codecs shutil pickle _pickle sqlite3 _sqlite3 h5py",
+    "wait": "time threading _thread queue _queue select selectors multiprocessing "
+    "torch.multiprocessing subprocess socket ssl urllib http requests concurrent",
+    "collect": "gc",
+    "library": "torch.utils torch.storage torchvision.transforms torchvision.io",
+}
+KIND_OF = {module: kind for kind, modules in KINDS.items() for module in modules.split()}
+SYNC = ("item", "tolist", "cpu", "numpy", "synchronize", "nonzero")
+OF_TORCH = {
+    **dict.fromkeys(SYNC, "sync"), "backward": "backward", "save": "checkpoint",
+    "to": "copy", "cuda": "copy", "load": "io",
+}  # fmt: skip
+OF_BUILTINS = {"print": "logging", "open": "io", "input": "wait"}
+CALL = 80  # characters of it that are kept
+
+
+@functools.lru_cache(4096)
+def is_users(file: str) -> bool:
+    """Return whether a file is the user's own: not Python's, a package's, or labkit's."""
+    if file.startswith((HOME, "<frozen", "<string", "<__array_function__")):
+        return False
+    return not any(folder in file for folder in LIBRARIES)
+
+
+def users_code(frame: FrameType | None) -> CodeType | None:
+    """Return the user's code that `frame` was called from: what iterates the loader."""
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame and frame.f_code
+
+
+@functools.lru_cache(4096)
+def kind_of(module: str) -> str:
+    """Return the kind of work that a module does; "" where its name does not tell."""
+    while module:
+        if module in KIND_OF:
+            return KIND_OF[module]
+        module = module.rpartition(".")[0]
+    return ""
+
+
+def module_of_frame(frame: FrameType) -> str:
+    """Return the name of the module whose code a frame runs."""
+    name = frame.f_globals.get("__name__")
+    return name if isinstance(name, str) else ""
+
+
+def kind_of_calls(frames: list[FrameType]) -> str:
+    """Return the kind of work of library frames, the deepest first: the last to tell has the say.
+
+    That is the one nearest to the user's code: a logger that reads a tensor logs.
+    """
+    kind = ""
+    for frame in frames:
+        module = module_of_frame(frame)
+        special = OF_TORCH.get(frame.f_code.co_name) if module.startswith("torch.") else None
+        kind = special or kind_of(module) or kind or "library"
+    return kind
+
+
+def kind_and_call(frame: FrameType) -> tuple[str, str]:
+    """Return what the user's own code does at the moment: ("sync", "loss.item()")."""
+    node = expression(frame)
+    if node is None:
+        return "python", ""
+    function = node.func if isinstance(node, ast.Call) else node
+    name = getattr(function, "attr", getattr(function, "id", ""))
+    module = _owner(function, frame)
+    if module.split(".")[0] == "torch":
+        kind = OF_TORCH.get(name) or kind_of(module)
+    elif module == "builtins":
+        argument = node.args[0] if isinstance(node, ast.Call) and node.args else None
+        reads = name in ("float", "int", "bool") and argument is not None
+        reads = reads and _owner(argument, frame).startswith("torch")
+        kind = "sync" if reads else OF_BUILTINS.get(name, "python")
+    elif module == "time" and name != "sleep":
+        kind = "python"  # a clock: what took the time came before
+    else:
+        kind = (kind_of(module) or "library") if module else "python"
+    return kind, call_text(node)
+
+
+def call_text(node: ast.expr | None) -> str:
+    """Return an expression as it stands in the source, a call without its arguments."""
+    if node is None:
+        return ""
+    return (f"{ast.unparse(node.func)}()" if isinstance(node, ast.Call) else ast.unparse(node))[
+        :CALL
+    ]
+
+
+def expression(frame: FrameType) -> ast.expr | None:
+    """Return the call or operation that a frame evaluates; None where that cannot be told."""
+    line, last, column, end = _positions(frame.f_code, frame.f_lasti)
+    if None in (line, last, column, end):
+        if hasattr(frame.f_code, "co_positions") or frame.f_lineno is None:
+            return None  # a loop's jump back
+        line = last = frame.f_lineno  # Python 3.10 knows lines only
+    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)[line - 1 : last]
+    if lines and column is not None and end is not None:  # bytes, not characters
+        lines[-1] = lines[-1].encode()[:end].decode(errors="ignore")
+        lines[0] = lines[0].encode()[column:].decode(errors="ignore")
+    text = "".join(lines).strip().rstrip(":")
+    for trial in (f"({text})", text):
+        with contextlib.suppress(SyntaxError, ValueError):
+            walk = ast.walk(ast.parse(trial))
+            return next((n for n in walk if isinstance(n, (ast.Call, ast.BinOp))), None)
+    return None
+
+
+def _owner(node: ast.expr, frame: FrameType) -> str:
+    """Return the module that what `node` evaluates to belongs to; "" where that is not known."""
+    found = _looked_up(node, frame)
+    if found is not None:
+        named = isinstance(found, (type, ModuleType)) or callable(found)
+        own = found if named and not hasattr(type(found), "forward") else type(found)
+        name = getattr(own, "__module__", None) or getattr(own, "__name__", "")
+        return name if isinstance(name, str) else ""
+    parts = {
+        ast.Attribute: ("value",), ast.Call: ("func",), ast.BinOp: ("left", "right"),
+        ast.Subscript: ("value",), ast.UnaryOp: ("operand",),
+    }.get(type(node), ())  # fmt: skip
+    return next(filter(None, (_owner(getattr(node, part), frame) for part in parts)), "")
+
+
+def _looked_up(node: ast.expr, frame: FrameType) -> Any:
+    """Return the object that a name, or a name in a module, stands for; None where unknown."""
+    if isinstance(node, ast.Name):
+        for names in (frame.f_locals, frame.f_globals, frame.f_builtins):
+            if node.id in names:
+                return names[node.id]
+    elif isinstance(node, ast.Attribute):
+        owner = _looked_up(node.value, frame)
+        if isinstance(owner, (ModuleType, type)):
+            return vars(owner).get(node.attr)
+    return None
+
+
+def _positions(code: CodeType, instruction: int) -> tuple[int | None, ...]:
+    """Return (line, last line, column, last column) of an instruction, as far as Python knows."""
+    if hasattr(code, "co_positions"):  # Python 3.11
+        for i, found in enumerate(code.co_positions()):
+            if 2 * i == instruction:
+                return found
+    return (None,) * 4
+
+
+def line_of(frame: FrameType) -> int:
+    """Return the line of a frame; at a loop's jump back, the line with most of the loop in it."""
+    code = frame.f_code
+    if frame.f_lineno is not None and _positions(code, frame.f_lasti)[0] is not None:
+        return frame.f_lineno
+    steps = list(dis.get_instructions(code))
+    jump = next((step for step in steps if step.offset == frame.f_lasti), None)
+    count: dict[int, int] = {}
+    if jump is not None and "JUMP" in jump.opname and isinstance(jump.argval, int):
+        for step in steps:
+            at = _positions(code, step.offset)[0]
+            if jump.argval < step.offset < jump.offset and at is not None:
+                count[at] = count.get(at, 0) + 1
+    return max(count, key=count.get) if count else frame.f_lineno or code.co_firstlineno
+
+
+def name_of(code: CodeType) -> str:
+    """Return the name of a function, with its class where Python knows it (3.11)."""
+    return getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
+
+
+def place_of(function: Any) -> tuple[str, int] | None:
+    """Return the file and first line of a function, or of a callable object's `__call__`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    for each in (function, getattr(type(function), "__call__", None)):  # noqa: B004
+        if code := getattr(each, "__code__", None):
+            return code.co_filename, code.co_firstlineno
+    return None
+
+
+def is_grad_on() -> bool:
+    """Return whether this thread records gradients: validation does not."""
+    torch = sys.modules.get("torch")
+    return torch is None or not hasattr(torch, "is_grad_enabled") or torch.is_grad_enabled()
