@@ -10,7 +10,7 @@ import pytest
 
 from labkit.results.run import Run
 from labkit.show.display import FIGURE_TEXT, StaticFigure, in_notebook
-from labkit.show.live import TEETH, BusyShare, Follower, LiveView, RunDisplay
+from labkit.show.live import POINTS, TEETH, Follower, LiveView, RunDisplay
 from labkit.spec import Pipeline
 
 MS = 1_000_000
@@ -79,8 +79,7 @@ def test_a_frame_holds_the_true_busy_intervals(trained):
     view = LiveView()
     view.update(trained.run)
     teeth, curve, window, span = unpack(view.frame)
-    assert window == pytest.approx((0, 2))
-    assert span == pytest.approx(0.204)
+    assert window == pytest.approx((0, 2)) and span == pytest.approx(0.204)
     np.testing.assert_allclose(teeth, trained.run.busy, atol=1e-6)
     assert curve[:, 1].mean() == pytest.approx(100 / 6, abs=3)
 
@@ -94,8 +93,7 @@ def test_steps_missing_from_the_record_are_a_gap_and_not_idle_time(bench):
     follower.read(bench.run)
     teeth, curve = follower.teeth(), follower.curve()
     assert list(np.flatnonzero(np.isnan(teeth).all(axis=1))) == [50]
-    lost = (curve[:, 0] > 0.3) & (curve[:, 0] < 0.5)
-    assert np.isnan(curve[lost, 1]).all()
+    assert np.isnan(curve[(curve[:, 0] > 0.3) & (curve[:, 0] < 0.5), 1]).all()
     known = curve[~np.isnan(curve[:, 1]), 1]
     assert len(known) > 10
     np.testing.assert_allclose(known, 100 / 6, atol=10)
@@ -110,32 +108,20 @@ def test_the_view_keeps_up_without_reading_a_step_twice(bench, monkeypatch):
         bench.steps(*range(start, start + 20))
         view.update(bench.run)
     view.update(bench.run)
-    assert added == list(range(400))
-    assert view.tick == 20  # nothing new: nothing sent
+    assert added == list(range(400)) and view.tick == 20  # nothing new: nothing sent
 
 
-def test_a_frame_stays_small_however_long_the_run():
-    share, follower = BusyShare(), Follower()
-    for i in range(50_000):
-        share.add(i * 0.01 + 0.008, i * 0.01 + 0.01)
-    assert len(share.busy) <= BusyShare.BINS and len(share.curve(0.5)) <= BusyShare.BINS
-    follower.share = share
-    follower.starts.extend(i * 0.01 + 0.008 for i in range(50_000))
-    follower.ends.extend(i * 0.01 + 0.01 for i in range(50_000))
-    follower.done = follower.ends
-    assert len(follower.teeth()) <= TEETH
-    np.testing.assert_allclose(share.curve(5)[:, 1], 20, atol=0.1)
-    share.add(1e9, 1e9 + 1)  # hours between two steps
-    assert len(share.busy) <= BusyShare.BINS
-
-
-@pytest.mark.parametrize(("step_s", "width"), [(0.06, 2), (0.0014, 0.5), (1.2, 5)])
-def test_the_window_shows_teeth_whatever_the_step(step_s, width):
-    follower = Follower()
-    follower.done.extend([step_s * (i + 1) for i in range(100)])
-    follower.share.add(100 * step_s - 1e-4, 100 * step_s)
-    start, end = follower.window()
-    assert end - start == pytest.approx(width)
+@pytest.mark.parametrize(("step_ms", "window_s"), [(60, 2), (1.4, 0.5), (1200, 5)])
+def test_a_frame_stays_small_and_shows_teeth_however_long_the_run_and_its_steps(step_ms, window_s):
+    follower, step = Follower(), int(step_ms * MS)
+    for i in range(20_000):
+        t = [i * step, (i + 1) * step - step // 5] * 2
+        follower._add({"t": [t[0], t[1], t[1], (i + 1) * step], "i": i, "n": 1})
+    teeth, curve, (start, end), span = unpack(follower.frame())
+    assert len(teeth) <= TEETH and len(curve) <= POINTS
+    assert end - start == pytest.approx(window_s, rel=0.01)
+    np.testing.assert_allclose(curve[:, 1], 20, atol=6)
+    assert span == pytest.approx(20_000 * step_ms / 1e3)
 
 
 def test_another_run_starts_a_new_picture(trained, tmp_path):
@@ -149,23 +135,19 @@ def test_another_run_starts_a_new_picture(trained, tmp_path):
 # -- the line ------------------------------------------------------------------------------------
 
 
-def test_the_line_says_the_stage_until_something_is_measured(bench):
-    view = LiveView()
-    stages = {
+def test_the_line_says_the_stage_and_then_the_numbers_of_the_run_so_far(bench):
+    view, run = LiveView(), bench.run
+    view.update(run)
+    assert view.status == "starting"
+    for line, (name, done, total) in {
         "making images 128/512": ("making images", 128, 512),
         "waiting: device cpu is in use by run x": ("device cpu is in use by run x", None, None),
-    }
-    view.update(bench.run)
-    assert view.status == "starting"
-    for line, (name, done, total) in stages.items():
+    }.items():
         bench.write("stage", name=name, done=done, total=total)
-        view.update(bench.run)
-        assert view.status == line
-    assert view.frame == b""
-
-
-def test_the_line_tells_the_numbers_of_the_run_so_far(trained):
-    view, run = LiveView(), trained.run
+        view.update(run)
+        assert view.status == line and view.frame == b""
+    bench.machine()
+    bench.steps(*range(34))
     view.update(run)
     assert view.status.split(" · ")[:5] == [
         "step 34 of 40",
@@ -182,54 +164,44 @@ def test_a_replay_is_marked_with_the_hardware_it_is_from(bench, tmp_path):
     bench.write("done")
     record = Run(bench.run.save(tmp_path / "kept" / "r.jsonl"), recorded=True)
     view = LiveView(before=record)
-    assert view.overlay_name == "RECORDED · NVIDIA <b>H200</b>"  # shown as text, never as HTML
-    assert view.badge == ""
+    assert view.badge == "" and view.overlay_name == "RECORDED · NVIDIA <b>H200</b>"
     view.finish(record)
     assert view.badge == "RECORDED · NVIDIA <b>H200</b>"
     assert view.status.startswith("finished: 30 steps")
 
 
-def test_outside_a_notebook_the_progress_is_text_on_stderr(trained, capsys):
+@pytest.mark.parametrize("terminal", [False, True])
+def test_outside_a_notebook_the_progress_is_a_line_on_stderr(trained, monkeypatch, terminal):
+    stderr = io.StringIO()
+    stderr.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stderr", stderr)
     assert not in_notebook()
     shown = RunDisplay()
+    shown.next("run 1 of 2: ")
     shown.update(trained.run)
+    going = "\rrun 1 of 2: step 34 of 40" if terminal else ""  # rewritten in place
+    assert stderr.getvalue().startswith(going) and "\n" not in stderr.getvalue()
     trained.write("done")
     shown.finish(trained.run)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1 and err.startswith("finished: 34 steps")
-
-
-def test_on_a_terminal_the_line_is_rewritten_in_place(trained, monkeypatch):
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    monkeypatch.setattr(sys, "stderr", terminal)
-    shown = RunDisplay()
-    shown.next("run 1 of 2 (num_workers=0): ")
-    shown.update(trained.run)
-    assert terminal.getvalue().startswith("\rrun 1 of 2 (num_workers=0): step 34 of 40")
-    assert "\n" not in terminal.getvalue()
-    trained.write("done")
-    shown.finish(trained.run)
-    assert terminal.getvalue().count("\n") == 1
+    assert stderr.getvalue().count("\n") == 1
+    assert "run 1 of 2: finished: 34 steps" in stderr.getvalue()
 
 
 # -- what is left of it --------------------------------------------------------------------------
-
-
-def test_a_run_without_numbers_leaves_a_text_and_no_figure(bench):
-    bench.write("error", kind="ValueError", message="bad luck")
-    figure = StaticFigure.of(bench.run)
-    assert figure._repr_mimebundle_() == {"text/plain": "failed: ValueError: bad luck."}
 
 
 def test_the_canvas_and_the_figure_that_replaces_it_have_one_text(trained):
     trained.write("done")
     data, metadata = StaticFigure.of(trained.run)._repr_mimebundle_()
     assert data["image/png"].startswith(b"\x89PNG") and metadata["image/png"]["width"] <= 900
-    bundle = LiveView()._repr_mimebundle_()
-    canvas = bundle[0] if isinstance(bundle, tuple) else bundle
+    canvas, _ = LiveView()._repr_mimebundle_()
     assert data["text/plain"] == canvas["text/plain"] == FIGURE_TEXT
+
+
+def test_a_run_without_numbers_leaves_a_text_and_no_figure(bench):
+    bench.write("error", kind="ValueError", message="bad luck")
+    figure = StaticFigure.of(bench.run)
+    assert figure._repr_mimebundle_() == {"text/plain": "failed: ValueError: bad luck."}
 
 
 def test_the_live_view_needs_no_torch():

@@ -14,7 +14,6 @@ import platform
 import subprocess
 import sys
 import weakref
-from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,7 +24,6 @@ from labkit.process import launcher
 from labkit.process.events import VERSION, EventLog, now_ns
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
-TEETH = 400  # busy intervals kept for the live view
 STEP = (
     '{"event":"step","i":%d,"t":[%d,%d,%d,%d],"n":%d,"loss":null%s}'  # the loss is the loop's own
 )
@@ -47,7 +45,6 @@ class Tally:
 
     def __init__(self):
         self.end: int | None = None  # of the step before, on the device
-        self.teeth: deque[tuple[int, int]] = deque(maxlen=TEETH)
         self.restart()
 
     def restart(self) -> None:
@@ -63,7 +60,6 @@ class Tally:
         self.wait += min(t[1] - t[0], start - begin)
         self.wall += end - begin
         self.steps, self.samples, self.end = self.steps + 1, self.samples + samples, end
-        self.teeth.append((start, end))
 
 
 class Recorder:

@@ -82,11 +82,11 @@ class StaticFigure:
         self.png, self.width, self.text = png, width, text
 
     @classmethod
-    def of(cls, result: Any, **drawing: Any) -> StaticFigure:
-        """Draw a Run, Ranks or a Sweep; a text only, where nothing was measured."""
+    def of(cls, result: Any, before: Any = None) -> StaticFigure:
+        """Draw what came out, over `before`; a text only, where nothing was measured."""
         if (result.best if hasattr(result, "best") else result.throughput) is None:
             return cls(b"", 0, closing_line(result))
-        return cls.drawn(result.plot(**drawing))
+        return cls.drawn(result.plot(**{} if before is None else {"before": before}))
 
     @classmethod
     def drawn(cls, figure: Any) -> StaticFigure:
@@ -101,16 +101,6 @@ class StaticFigure:
             return {"text/plain": self.text}
         bundle = {"image/png": self.png, "text/plain": self.text}
         return bundle, {"image/png": {"width": self.width}}
-
-
-def with_text(bundle: Any, text: str) -> Any:
-    """Return a widget's MIME bundle (or bundle and metadata) with `text` as its plain text."""
-    data, *metadata = bundle if isinstance(bundle, tuple) else (bundle,)
-    data = {**(data or {}), "text/plain": text}
-    return (data, *metadata) if metadata else data
-
-
-# -- lines about a run ---------------------------------------------------------------------------
 
 
 def stage_line(run: Any) -> str:

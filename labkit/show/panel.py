@@ -1,8 +1,7 @@
 """The panel: controls generated from knobs, Run, Stop, the live view, a verdict, a comparison.
 
 Nothing here blocks the kernel: a run lives in its own process, an asyncio task follows it, and
-what has to wait for processes waits in a thread. What is run, and what is said of it, is up to the
-panel's `Kind` (see `labkit.show.panels`).
+what has to wait for processes waits in a thread. `labkit.show.panels` has the kinds of panel.
 """
 
 from __future__ import annotations
@@ -10,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import html
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import ipywidgets as widgets
 from IPython.display import display
+from ipywidgets import Layout
 
 from labkit.results.launch import launch
-from labkit.show.controls import Control
-from labkit.show.display import StaticFigure, allow_widgets, with_text
+from labkit.results.run import Run
+from labkit.show.controls import Control, shown
+from labkit.show.display import StaticFigure, allow_widgets
 from labkit.show.live import LiveView
 
 FRAME_S = 1 / 20
@@ -40,11 +41,33 @@ WITHOUT_KERNEL = (
 )
 
 
+def run_verdict(run: Run) -> str:
+    """Say how busy the device was, what limits the run, and where its loss stopped being one."""
+    gone = [] if run.watched else [i for i, loss in enumerate(run.loss) if loss != loss]
+    nan = f" The loss is NaN from step {gone[0]} on: see notebook 05." if gone else ""
+    return f"{run.machine.kind.upper()} busy {run.busy_text}. {run.diagnose()}{nan}"
+
+
+def runs_apart(run: Run, before: Run | None) -> list[str]:
+    """Say what was changed since `before`, what it brought, and what could not be applied."""
+    lines = [f"{name} was not applied: {why}." for name, why in run.not_applied.items()]
+    if before is None:
+        return lines
+    what = changes(before.asked.to_dict(), run.asked.to_dict())
+    return [f"Against the run before ({what}): {run.compare(before).verdict}", *lines]
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Say which values are other than they were."""
+    changed = [name for name, value in new.items() if old.get(name) != value]
+    pairs = (f"{name} {shown(old.get(name))} → {shown(new[name])}" for name in changed)
+    return ", ".join(pairs) or "nothing changed"
+
+
 @dataclass
 class Kind:
     """The subject of a panel: its controls, what Run starts, and how the result is described.
 
-    `asked` takes the controls' values by name and raises ValueError where they do not go together;
     `before` is the last run that had numbers, None for the first.
     """
 
@@ -52,55 +75,58 @@ class Kind:
     hint: str  # said before the first run
     terminal: str  # what does the same where there is no notebook
     controls: dict[str, Control]
-    asked: Callable[[dict[str, Any]], Any]  # values -> the spec
-    verdict: Callable[[Any], str]  # run -> a sentence
-    against: Callable[[Any, Any], list[str]]  # run, before -> lines
-    figure: Callable[[Any, Any], StaticFigure]  # run, before -> what is left of it
+    asked: Callable[[dict[str, Any]], Any]  # values by name -> the spec; ValueError on a conflict
+    verdict: Callable[[Any], str] = run_verdict
+    against: Callable[[Any, Any], list[str]] = runs_apart  # run, before -> lines
+    figure: Callable[[Any, Any], StaticFigure | None] = StaticFigure.of  # run, before
     start: Callable[[Any], Any] = launch  # spec -> the run that has begun
     measured: Callable[[Any], bool] = lambda run: run.throughput is not None
     view: widgets.Widget = field(default_factory=LiveView)
     button: str = "Run"
 
 
-class Panel(widgets.VBox):
+class TextBox(widgets.VBox):
+    """Widgets in a column; `text` stands for them where no widgets are shown."""
+
+    def __init__(self, text: str, children: list[widgets.Widget]):
+        allow_widgets()
+        self.text = text
+        super().__init__(children, layout=Layout(max_width="900px", overflow="hidden"))
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        return super()._repr_mimebundle_(**kwargs) | {"text/plain": self.text}
+
+
+class Panel(TextBox):
     """Controls, two buttons and what they bring about. `.run` is the last run, `.runs` all."""
 
     _task: asyncio.Task | None = None  # follows the run; kept, or it could be collected
 
     def __init__(self, kind: Kind):
-        allow_widgets()
         self.kind, self.controls, self.view = kind, kind.controls, kind.view
         self.runs: list[Any] = []  # oldest first
         self._stop = asyncio.Event()
         self._refused = False  # whether the controls as they stand do not go together
-        layout = widgets.Layout(width="96px")
-        self.run_button = widgets.Button(
-            description=kind.button, icon="play", button_style="primary", layout=layout
-        )
-        self.stop_button = widgets.Button(
-            description="Stop", icon="stop", disabled=True, layout=layout
-        )
+        self.run_button = widgets.Button(description=kind.button, icon="play")
+        self.stop_button = widgets.Button(description="Stop", icon="stop", disabled=True)
+        self.run_button.button_style = "primary"
         self.run_button.on_click(lambda _button: self.start())
         self.stop_button.on_click(lambda _button: self.stop())
         self.verdict, self.comparison = widgets.HTML(), widgets.HTML()
-        self.figure = widgets.Image(
-            format="png", layout=widgets.Layout(max_width="100%", display="none")
-        )
-        layout = widgets.Layout(grid_template_columns=GRID, grid_gap="6px 16px", overflow="hidden")
-        knobs = widgets.GridBox(list(self.controls.values()), layout=layout)
-        buttons = widgets.HBox([self.run_button, self.stop_button])
-        head = widgets.VBox([knobs, buttons], layout=widgets.Layout(grid_gap="6px"))
-        super().__init__(
-            [head, self.view, self.verdict, self.comparison, self.figure, widgets.HTML(STYLE)],
-            layout=widgets.Layout(max_width="900px", overflow="hidden"),
-        )
+        self.figure = widgets.Image(format="png", layout=Layout(max_width="100%", display="none"))
+        grid = Layout(grid_template_columns=GRID, grid_gap="6px 16px", overflow="hidden")
+        knobs = widgets.GridBox(list(self.controls.values()), layout=grid)
+        buttons = widgets.HBox([self.run_button, self.stop_button], layout=Layout(margin="6px 0"))
+        said = [self.verdict, self.comparison, self.figure]
+        super().__init__(kind.text, [knobs, buttons, self.view, *said, widgets.HTML(STYLE)])
         self.add_class("labkit-panel")
         for control in self.controls.values():
             control.widget.observe(self._changed, "value")
         self.say(kind.hint)
         self._changed()
-
-    # -- what it holds ---------------------------------------------------------------------------
 
     @property
     def asked(self) -> Any:
@@ -116,8 +142,6 @@ class Panel(widgets.VBox):
     def running(self) -> bool:
         """Whether a run is going on."""
         return self._task is not None and not self._task.done()
-
-    # -- what the buttons do ---------------------------------------------------------------------
 
     def start(self) -> None:
         """Start what is `asked` and follow it; nothing happens while a run is going on."""
@@ -150,8 +174,7 @@ class Panel(widgets.VBox):
             run = self.kind.start(self.asked)
             before = next((old for old in reversed(self.runs) if self.kind.measured(old)), None)
             self.runs.append(run)
-            if hasattr(self.view, "show_before"):
-                self.view.show_before(before)
+            self.view.show_before(before)
             self.say("")
             await self._follow(run)
             self._show(run, before)
@@ -179,8 +202,6 @@ class Panel(widgets.VBox):
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._stop.wait(), seconds)
 
-    # -- what it shows ---------------------------------------------------------------------------
-
     def say(self, text: str, good: bool = True) -> None:
         """Show one sentence under the view; in alarm's colour where it is not `good`."""
         colour = "var(--jp-brand-color1, #1976d2)" if good else "var(--jp-error-color1, #d32f2f)"
@@ -192,15 +213,15 @@ class Panel(widgets.VBox):
     def _show(self, run: Any, before: Any) -> None:
         """Show how `run` ended, what differs from `before`, and the figure of both."""
         measured = self.kind.measured(run)
-        before = before if measured else None
         ended = run.error or f"{run.outcome.capitalize()}: too short to tell."
         self.say(self.kind.verdict(run) if measured and not run.error else ended, not run.error)
-        lines = "<br>".join(map(html.escape, self.kind.against(run, before)))
+        lines = self.kind.against(run, before if measured else None)
+        lines = "<br>".join(map(html.escape, lines))
         self.comparison.value = f"<div style='line-height:1.45'>{lines}</div>"
-        drawn = self.kind.figure(run, before) if measured else StaticFigure(b"", 0, "")
-        self.figure.value = drawn.png
-        self.figure.layout.width = f"{drawn.width}px"
-        self.figure.layout.display = None if drawn.png else "none"
+        drawn = self.kind.figure(run, before) if measured else None
+        if drawn:
+            self.figure.value, self.figure.layout.width = drawn.png, f"{drawn.width}px"
+        self.figure.layout.display = None if drawn else "none"
 
     def _busy(self, busy: bool) -> None:
         self.run_button.disabled, self.stop_button.disabled = busy, not busy
@@ -209,21 +230,15 @@ class Panel(widgets.VBox):
 
     def _changed(self, _change: Any = None) -> None:
         """Say at once where the controls do not go together, until they do again."""
+        refused, self._refused = self._refused, False
         try:
             _ = self.asked
         except ValueError as error:
             self.say(str(error), good=False)
             self._refused = True
         else:
-            if self._refused:
+            if refused:
                 self.say("")
-            self._refused = False
-
-    def __repr__(self) -> str:
-        return self.kind.text
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        return with_text(super()._repr_mimebundle_(**kwargs), repr(self))
 
     def _ipython_display_(self) -> None:
         display(self._repr_mimebundle_(), raw=True)

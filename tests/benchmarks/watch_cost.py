@@ -5,7 +5,7 @@ the loader, since blocks of steps cannot resolve 1 % (A/A noise is 3-5 %). The m
 and a step's time is that thread's CPU time: where others want the core, wall time is mostly their
 doing. The slowest 1 % of the steps are left out of both means. Only half of the steps are recorded,
 so they are written half as often: as many to a write as in a real loop. What happens twice a second
-(the live line, or a frame of the canvas) is timed by itself.
+(the live line) is timed by itself.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ import numpy as np
 
 from labkit.bench import watch as recording
 from labkit.experiments.own_cost import STEP_MS, trainer_of
-from labkit.show.live import LiveView
-from labkit.show.watching import View, watch
+from labkit.show.display import Display
+from labkit.show.watching import watch
 
 
 class Terminal(io.StringIO):
@@ -54,27 +54,22 @@ def measure(steps: int) -> dict[str, float]:
     for _ in range(400):  # the bootstrap
         drawn = [rng.choice(side, len(side)).mean() for side in (straight, through)]
         costs.append(drawn[1] - drawn[0])
-    on_canvas = View()
-    on_canvas.canvas = LiveView()  # without a kernel to send its frames to
-    line_ms, canvas_ms = (beat_ms(watched, view) for view in (View(), on_canvas))
-    beats_a_ms = 1e6 / recording.BEAT_NS
+    line_ms = beat_ms(watched)
     return {
         "step_ms": straight.mean() / 1e3,
         "recording_share": through.mean() / straight.mean() - 1,
         "recording_us_95": np.percentile(costs, [2.5, 97.5]).round(2).tolist(),
-        "line_share": line_ms * beats_a_ms,
-        "canvas_share": canvas_ms * beats_a_ms,
+        "line_share": line_ms * 1e6 / recording.BEAT_NS,
         "line_ms": line_ms,
-        "canvas_ms": canvas_ms,
     }
 
 
-def beat_ms(watched, view) -> float:
+def beat_ms(watched) -> float:
     """Return the mean time of a live update, in ms of this thread's CPU."""
     with contextlib.redirect_stderr(Terminal()):
-        start = time.thread_time()
+        watched._display, start = Display(), time.thread_time()
         for _ in range(100):
-            view.update(watched, over=False)
+            watched._show(over=False)
         return 1e3 * (time.thread_time() - start) / 100
 
 
