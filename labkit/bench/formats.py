@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import torch
 
+from labkit.bench import machine
+
 # name: (dtype of the tensors, float32_matmul_precision)
 FORMATS = {
     "fp64": (torch.float64, "highest"),
@@ -24,10 +26,7 @@ HOPELESS = 12.0  # a format that takes a CPU so many times as long as FP32 is no
 
 
 def use_tf32(allowed: bool) -> None:
-    """Let FP32 matrix products and convolutions run in TF32, or make sure that they do not.
-
-    cuDNN convolutions use TF32 unless told otherwise, so "fp32" has to switch it off.
-    """
+    """Let FP32 products and convolutions run in TF32, or not: cuDNN does unless told otherwise."""
     with warnings.catch_warnings():  # the newer names must not be mixed with these, which 2.8 has
         warnings.simplefilter("ignore")
         torch.set_float32_matmul_precision("high" if allowed else "highest")
@@ -61,9 +60,8 @@ def lacks(name: str, device: torch.device) -> str | None:
 def why_not(name: str, device: torch.device) -> str | None:
     """Return why work in this format makes no sense on `device`; None where it does.
 
-    Some formats are there and hopelessly slow (FP16 on most CPUs), so on a CPU a small product is
-    timed against the same in FP32. On a GPU that would compare launches; a slow format there
-    (FP64 on a consumer's card) gets a smaller product.
+    Some are there and hopelessly slow (FP16 on most CPUs), so on a CPU a small product is timed
+    against the same in FP32. On a GPU that would compare launches.
     """
     if name == "fp32":
         return None
@@ -86,7 +84,6 @@ def probe_s(name: str, device: torch.device) -> float:
         for _ in range(4):
             started = time.perf_counter()
             a @ b
-            if device.type != "cpu":
-                torch.accelerator.synchronize(device)
+            machine.finish(device)
             times.append(time.perf_counter() - started)
     return min(times[1:])

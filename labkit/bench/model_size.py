@@ -1,10 +1,9 @@
 """Size the model for the device, where its pipeline leaves that open.
 
-On a CPU a step of 5 to 6 ms on one core, at the default batch of 16 images of 48 px. On a GPU the
-width is so large that a layer is heavy beside its launches, and the depth is found by timing: about
-10 ms a step, so that the default loader starves any card. The depth is found for the default batch
-in FP32 and kept, so that every later run on the card, whatever its other knobs, trains the same
-model. Where the width is stated the depth is not timed: narrow layers would only pile up launches.
+On a CPU a step of 5 to 6 ms on one core. On a GPU a layer is heavy beside its launches, and the
+depth is found by timing: about 10 ms a step, so that the default loader starves any card. It is
+found for the default batch in FP32 and kept: every later run on the card trains the same model.
+Where the width is stated the depth is not timed: narrow layers would only pile up launches.
 """
 
 from __future__ import annotations

@@ -22,17 +22,14 @@ from labkit.spec import GRAPH_MODES, compiler
 def resolve_config(
     asked: dict[str, Any], device: torch.device, own_model: bool = True
 ) -> tuple[SimpleNamespace, dict[str, str]]:
-    """Return the job (every knob with its final value) and {knob: why it was not applied}.
-
-    Without `own_model` the step is the reader's: no model is sized.
-    """
+    """Return the job (every knob with its final value) and {knob: why it was not applied}."""
     job = SimpleNamespace(**asked)
     job.device, jpeg = str(device), job.dataset == "jpeg"
     job.prep_ms = 50.0 if job.prep_ms is None else job.prep_ms
     job.io_ms = (2.5 if jpeg else 0.0) if job.io_ms is None else job.io_ms
     if job.num_workers and job.prefetch_factor is None:
         job.prefetch_factor = 2
-    if own_model:
+    if own_model:  # else the step is the reader's
         model_size.fill(job, device)
 
     dropped: dict[str, str] = {}
@@ -41,8 +38,8 @@ def resolve_config(
             setattr(job, name, value)
             dropped[name] = reason
     if asked["prep_ms"] is not None and job.dataset != "sleep":
-        only = "only dataset='sleep' has a delay for a whole batch"
-        dropped["prep_ms"] = f"{only}; this is {job.dataset!r}"
+        why = "only dataset='sleep' has a delay for a whole batch"
+        dropped["prep_ms"] = f"{why}; this is {job.dataset!r}"
     return job, dropped
 
 

@@ -1,16 +1,12 @@
-"""Sample the instruments, NVML, RAPL and psutil, in a process of their own.
+"""Sample NVML, RAPL and psutil in a process of their own: a hung driver stops only the samples.
 
-A hung driver call stops the samples, never the run. Every metric is optional: one that this
-machine does not have is None in every sample and a gap in every plot.
-
-`python -m labkit.bench.telemetry SUPERVISOR_PID` runs in the run's folder and appends
-`telemetry` events to its log until the supervisor ends it.
+`python -m labkit.bench.telemetry SUPERVISOR_PID` runs in the run's folder and appends `telemetry`
+events to its log until the supervisor ends it. A metric that is not here is None in every sample.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import sys
@@ -29,7 +25,7 @@ PERIOD_S = 0.2
 
 
 def wait_for(path: Path, names: tuple[str, ...]) -> list[dict]:
-    """Read the log at `path` until every event in `names` is there; return those, in order."""
+    """Return the events of these names from the log at `path`, as soon as all are there."""
     found: dict[str, dict] = {}
     while len(found) < len(names):
         time.sleep(0.02)
@@ -66,11 +62,7 @@ class CpuMeter:
         return {"cpu": psutil.cpu_percent() / 100, "own_cpu": own, "cpus": count, "rss_gib": rss}
 
     def _family(self) -> list:
-        """Return the bench and its workers.
-
-        To find them psutil looks at every process of the machine: milliseconds of a core that the
-        run needs. Linux knows a thread's children.
-        """
+        """Return the bench and its workers; psutil would look at every process: milliseconds."""
         try:
             found = [task.read_text() for task in self.tasks.glob("*/children")]
         except OSError:  # a thread has just ended
@@ -83,11 +75,7 @@ class CpuMeter:
 
 
 class RaplMeter:
-    """Energy of the CPU packages from their own counters (Intel's and AMD's RAPL, on Linux).
-
-    They count whatever the packages do, other programs included. Most systems let only root read
-    them: then, as without them, the energy is None.
-    """
+    """Energy of the CPU packages from RAPL, other programs included; often only root may read."""
 
     def __init__(self, root: Path = Path("/sys/class/powercap")):
         self.spent_uj, self.last, self.zones = 0, {}, []
@@ -125,13 +113,9 @@ class GpuMeter:
         self.gpm = _ask(lambda: GpmMeter(self.card))
 
     def read(self) -> dict[str, Any]:
-        """Return one sample of everything the card tells, None where it does not.
-
-        `gpu_now` is what nvidia-smi prints. `clock_reasons` is NVML's bit mask of what holds the
-        clocks down (nvmlClocksEventReason...): 0x4 is the power limit, 0x60 heat.
-        """
+        """Return one sample of everything the card tells, None where it does not."""
         nvml, card = pynvml, self.card
-        return {
+        return {  # gpu_now: what nvidia-smi prints; clock_reasons: 0x4 the power limit, 0x60 heat
             "gpu_now": _ask(lambda: nvml.nvmlDeviceGetUtilizationRates(card).gpu / 100),
             "gpu": _ask(self._driver_samples),
             "memory_gib": _ask(lambda: round(nvml.nvmlDeviceGetMemoryInfo(card).used / 2**30, 3)),
@@ -165,11 +149,10 @@ class GpuMeter:
         return [(s.timeStamp * 1000 - self.epoch_ns, s.sampleValue.uiVal / 100) for s in fresh]
 
     def _others(self) -> int | None:
-        """Return how many processes that are not this run have a compute context on the card.
+        """Return how many other processes have a compute context on the card, idle or not.
 
-        All of them may be idle, as a notebook is that used the card an hour ago. None while the run
-        is not among those listed: it has no context yet, or the driver tells process ids of another
-        namespace (the host's, in a container), and nobody knows which of them are others.
+        None while the run is not among those listed: it has no context yet, or the driver tells
+        process ids of another namespace (the host's, in a container).
         """
         listed = {p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(self.card)}
         others = {pid for pid in listed if not self._is_own(pid)}
@@ -178,9 +161,8 @@ class GpuMeter:
     def _others_sm(self) -> float | None:
         """Return the share of the time (0 to 1) in which kernels of others ran, since last asked.
 
-        Where the driver tells process ids of another namespace, at most one of them is the run: all
-        but the largest share is the least that others had. None where that is nothing, and where
-        nobody computed: the driver then has no sample.
+        Where the ids are of another namespace, at most one of them is the run: all but the largest
+        share is the least that others had. None where that is nothing, or nobody computed.
         """
         told = pynvml.nvmlDeviceGetProcessUtilization(self.card, self.shares_us)
         # drivers return leftovers of their buffer too: old samples, and shares above 100 %
@@ -196,10 +178,7 @@ class GpuMeter:
         return round(sum(shares.values()) - max(shares.values()), 4) or None
 
     def _is_own(self, pid: int) -> bool:
-        """Whether `pid` is of the run: its process, a thread of it, or a child (a loader worker).
-
-        In a container newer drivers list the thread that opened the card.
-        """
+        """Whether `pid` is the run's process, a thread of it (newer drivers), or a child."""
         if pid == self.own_pid or Path(f"/proc/{self.own_pid}/task/{pid}").exists():
             return True
         with contextlib.suppress(psutil.Error):
@@ -213,7 +192,6 @@ class GpmMeter:
     METRICS = {"sm": 2, "occupancy": 3, "tensor": 5, "dram": 10}  # NVML_GPM_METRIC_*
 
     def __init__(self, card: Any):
-        """Raises NVMLError on cards without GPM."""
         if not pynvml.nvmlGpmQueryDeviceSupport(card).isSupportedDevice:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         self.card, self.samples = card, [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
@@ -258,15 +236,15 @@ def main(parent: int) -> None:
             meters.append(GpuMeter(uuid, hello["pid"]))
         except Exception as error:  # no driver, another version, a card that is lost
             log.write("no_nvml", why=f"{type(error).__name__}: {error}")
-    due = time.monotonic()
-    for beat in itertools.count():
+    due, beat = time.monotonic(), 0
+    while True:
         sample: dict[str, Any] = {}
         for meter in meters:
             sample |= meter.read()
             if beat % 5 == 0 and isinstance(meter, GpuMeter):
                 sample |= meter.pcie()
         log.write("telemetry", **sample)
-        due += PERIOD_S  # from when it was due, not from when it was done: no drift
+        beat, due = beat + 1, due + PERIOD_S  # from when it was due: no drift
         time.sleep(max(0.0, due - time.monotonic()))
 
 

@@ -1,8 +1,7 @@
 """Start a distributed run's ranks: `python -m labkit.bench.torchrun_launcher FOLDER PARENT`.
 
-It is PyTorch's own launcher, `torch.distributed.run` (torchrun), in a process that dies with the
-supervisor and keeps the devices' locks for all its ranks: one run, many ranks. It writes into the
-run's log which rank failed and why; what the ranks measure is in a log of each one's own.
+It is torchrun, in a process that dies with the supervisor and keeps the devices' locks for all
+ranks. It writes into the run's log which rank failed and why; what they measure is in their own.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from labkit.bench.process import die_with, finish, leave_on_stop
+from labkit.bench import process
+from labkit.process import device_lock, family
 from labkit.process.events import FILE_NAME, SPEC_NAME, EventLog
 
 LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "Broken pipe")
@@ -27,12 +27,12 @@ CARDS = "from labkit.bench.machine import card_uuid\nprint(*(card_uuid(i) for i 
 
 def main(folder: Path, parent: int) -> None:
     """Run the ranks of the run in `folder`, tied to the supervisor `parent`; does not return."""
-    die_with(parent)
+    process.die_with(parent)
     faulthandler.enable()
     log = EventLog(folder)
-    leave_on_stop(log)
+    process.leave_on_stop(log)
     log.write("hello", pid=os.getpid())
-    finish(log, lambda: launch(json.loads((folder / SPEC_NAME).read_text()), folder, log))
+    process.finish(log, lambda: launch(json.loads((folder / SPEC_NAME).read_text()), folder, log))
 
 
 def launch(spec: dict, folder: Path, log: EventLog) -> int | None:
@@ -69,7 +69,6 @@ def launch(spec: dict, folder: Path, log: EventLog) -> int | None:
 def hold_devices(spec: dict, log: EventLog) -> None:
     """Take the lock of every device that the ranks will use, in one order for all runs."""
     from labkit.bench.rank import device_kind
-    from labkit.process.device_lock import hold
 
     names = ["cpu"]
     if device_kind(spec["pipeline"]["device"], spec["ranks"]) == "cuda":
@@ -78,14 +77,13 @@ def hold_devices(spec: dict, log: EventLog) -> None:
         names = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
     holder = {"run": spec["run"], "pid": os.getpid(), "since": time.strftime("%H:%M:%S")}
     for name in sorted(names):
-        hold(Path(spec["cache"]) / "locks", name, holder, waiting=log.stage)
+        device_lock.hold(Path(spec["cache"]) / "locks", name, holder, waiting=log.stage)
 
 
 def name_the_failed(failures: dict[int, Any], folder: Path, log: EventLog) -> None:
-    """Write which rank ended the run and why; the others only lost their peer.
+    """Write which rank ended the run and why: one that was killed, or raised first.
 
-    A rank that was killed goes first, then the one whose exception came first, then any.
-    torchrun itself ends the others with SIGTERM.
+    The others only lost their peer, or torchrun ended them with SIGTERM.
     """
     log.write("ranks_ended", codes={rank: each.exitcode for rank, each in failures.items()})
     killed = [r for r, f in failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM]
@@ -101,8 +99,7 @@ def name_the_failed(failures: dict[int, Any], folder: Path, log: EventLog) -> No
         why, traceback = f"{error['kind']}: {error['message']}", error.get("traceback")
     else:
         rank, traceback = killed[0] if killed else min(failures), None
-        code = failures[rank].exitcode
-        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        how = family.exit_name(failures[rank].exitcode)
         why = f"process {failures[rank].pid} was ended by {how}"
     log.write(
         "error", kind=f"Rank {rank}", message=why, traceback=traceback, workers={}, failed_rank=rank

@@ -1,8 +1,7 @@
 """The reader's own dataset in the bench: fetched as the spec says, and fed through a DataLoader.
 
 The step is the reader's too. Where none is given the loop only takes the batches: then nothing is
-busy, and what is measured is the loader alone. Batches do not end: the run says when to stop, so
-that none is prepared without the competition of others, as the last ones of a pass would be.
+busy, and what is measured is the loader alone. Batches do not end: the run says when to stop.
 """
 
 from __future__ import annotations
@@ -20,33 +19,27 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from labkit.bench import their_loop
-from labkit.bench.data import EndlessShuffle, ItemTimes, TimedDataset, collated, loader_settings
+from labkit.bench import data, their_loop
 
 KNOBS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "batch_size")
 ONE = torch.empty(1)  # expanded, it counts samples and holds none
 
 
 def prepare(order: dict[str, Any], job: SimpleNamespace, folder: Path) -> tuple[OwnStep, Batches]:
-    """Return what trains, and the loader that feeds it.
-
-    Raises:
-        ImportError, AttributeError: A "module:name" that is not there.
-        TypeError, ValueError: A dataset that a DataLoader cannot use.
-    """
+    """Return what trains, and the loader that feeds it; raise where the reader's parts do not."""
     parts = _fetch(order, folder)
     dataset = _checked(parts["dataset"])
     collate = parts["collate_fn"] or torch.utils.data.default_collate
-    more = {}
-    if not isinstance(dataset, IterableDataset):
-        more["sampler"] = EndlessShuffle(len(dataset), job.seed)
-        times = ItemTimes(folder, job.num_workers)
-        dataset, collate = TimedDataset(NamesTheItem(dataset), collate, times), collated
+    streams, more = isinstance(dataset, IterableDataset), {}
+    if not streams:
+        more["sampler"] = data.EndlessShuffle(len(dataset), job.seed)
+        times = data.ItemTimes(folder, job.num_workers)
+        dataset = data.TimedDataset(NamesTheItem(dataset), collate, times)
+        collate = data.collated
     if job.num_workers and torch.multiprocessing.get_start_method() != "fork":
-        streams = isinstance(dataset, IterableDataset)
-        dataset = StreamByValue(dataset) if streams else ByValue(dataset)
+        dataset = (StreamByValue if streams else ByValue)(dataset)
         collate = ByValue(collate)
-    loader = DataLoader(dataset, collate_fn=collate, **loader_settings(job), **more)
+    loader = DataLoader(dataset, collate_fn=collate, **data.loader_settings(job), **more)
     return OwnStep(parts["step"]), Batches(loader, job)
 
 
@@ -75,13 +68,12 @@ def _checked(dataset: Any) -> Any:
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
         return dataset
-    if hasattr(dataset, "__next__"):
-        raise TypeError(
-            f"{kind} is a one-shot iterator: it can be read once, by one process. Give a dataset "
-            "with __len__ and __getitem__, or an IterableDataset."
-        )
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise TypeError(f"{kind} is not a dataset: it needs __len__ and __getitem__.")
+        once = " can be read once only, and" if hasattr(dataset, "__next__") else ""
+        raise TypeError(
+            f"{kind}{once} is not a dataset: it needs __len__ and __getitem__, or to be an "
+            "IterableDataset."
+        )
     if not len(dataset):
         raise ValueError(f"{kind} is empty: there is no item to load.")
     return dataset
@@ -120,7 +112,7 @@ class OwnStep:
     side_stream = None
 
     def __init__(self, step: Callable | None):
-        self.step, self.model = step, torch.nn.Identity()
+        self.step, self.model = step or (lambda batch: None), torch.nn.Identity()
         self.no_loss = torch.tensor(float("nan"))
 
     def to_device(self, *batch: Any) -> tuple:
@@ -129,8 +121,7 @@ class OwnStep:
 
     def compute(self, batch: Any, _counted: torch.Tensor, update: bool) -> torch.Tensor:
         """Run the reader's step on one batch."""
-        if self.step is not None:
-            self.step(batch)
+        self.step(batch)
         return self.no_loss
 
     def after_step(self) -> None:
@@ -172,8 +163,8 @@ class Batches:
             with contextlib.suppress(StopIteration):
                 return next(self.iterator)
         raise RuntimeError(
-            f"the dataset gave {self.taken} batches and then none at all: is it a one-shot "
-            "iterator? Its __iter__ has to begin anew each time."
+            f"the dataset gave {self.taken} batches and then none: is it a one-shot iterator? "
+            "Its __iter__ has to begin anew each time."
         )
 
     def _compare(self, batch: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.benchmark import Timer
 
-from labkit.bench import formats
+from labkit.bench import formats, machine
 from labkit.bench.resolve_config import compile_lacks
 from labkit.process.events import EventLog
 from labkit.spec import EXPERIMENTS, NOISY
@@ -26,11 +26,9 @@ MIN_TIME_S = 0.1  # of timing per point, where the experiment does not say other
 MAX_KEPT = 200  # raw times kept of one point
 FILL_S = 2e-3  # calls in a row take this long, so that the wait at their end does not count
 ROUNDS = 7  # of several ways timed in turn
-
 LAUNCHES = 20  # an operation takes as long as so many launches: at most a 20th of it is not its own
 LONGEST_S = 0.3  # of one call: a point takes a handful of calls, an experiment dozens of points
 SIDES = (1024, 2048, 4096, 8192)  # of square matrices
-
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # Linux
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 UNKNOWN_CACHE = 64 * 2**20  # bytes: a size to stay clear of where the cache's is not told
@@ -50,23 +48,22 @@ class Workbench:
     def __init__(self, device: torch.device, log: EventLog, stage: Callable[..., None]):
         self.device, self.log, self.stage = device, log, stage
         self.on_cpu = device is not None and device.type == "cpu"
+        self._past = PAST_ON_CPU if self.on_cpu else PAST_ON_GPU
         self._given = False  # whether the device was given work since it was last waited for
-
-    # -- the log -----------------------------------------------------------------------------------
 
     def write(self, of: str, *, seconds: list[float] = (), flops: float | None = None,
               bytes: float | None = None, values: dict[str, Any] | None = None,
               **case: Any) -> None:  # fmt: skip
         """Write one result: times of one call each (s), or other `values` by name, or both."""
-        event = {"of": of, "case": case, "seconds": list(seconds)}
-        event |= {"flops": flops, "bytes": bytes, "values": _plain(values or {})}
-        self.log.write("measurement", **event)
+        # JSON has no NaN and no infinity: they are written as None, a gap
+        text = json.dumps(values or {}, default=str)
+        values = json.loads(text, parse_constant=lambda _: None)
+        self.log.write("measurement", of=of, case=case, seconds=list(seconds), flops=flops,
+                       bytes=bytes, values=values)  # fmt: skip
 
     def skip(self, what: str, why: str) -> None:
         """Say that `what` was not measured, and why; it shows as a gap, with this reason."""
         self.log.write("skipped", what=what, why=why)
-
-    # -- the stopwatch -----------------------------------------------------------------------------
 
     def time(self, work: Callable[[], Any], *, of: str, flops: float | None = None,
              bytes: float | None = None, min_time_s: float = MIN_TIME_S,
@@ -74,9 +71,8 @@ class Workbench:
         """Time `work`, write the raw times, return the median in seconds.
 
         On `torch.utils.benchmark`: warmed up, repeated until the IQR is a tenth of the median, but
-        for 4 `min_time_s` at the longest; on a GPU synchronised at the edges of each block. `of`
-        names the operation, `case` the point; `flops` and `bytes` are what one call does, counted
-        by the caller, who gives the formula; `launches` how many operations it gives a GPU.
+        for 4 `min_time_s` at the longest. `flops` and `bytes` are what one call does by the
+        caller's formula, `launches` how many operations it gives a GPU.
         """
 
         def given() -> None:
@@ -101,10 +97,9 @@ class Workbench:
         ways: dict[str, Callable[[], object]],
         setting: Callable[[str], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ) -> dict[str, list[float]]:
-        """Time each way once in every round; return per way the time of one call in s, by round.
+        """Return per way the time of one call in s, by round: a neighbour disturbs all of them.
 
-        A neighbour on the machine then disturbs all of them. `setting(name)` is entered around a
-        way's calls, outside of the clock.
+        `setting(name)` is entered around a way's calls, outside of the clock.
         """
         calls, times = {}, {name: [] for name in ways}
         for _ in range(ROUNDS):
@@ -117,8 +112,8 @@ class Workbench:
     def now(self) -> float:
         """Return the time in s, read when the device has done all that it was given.
 
-        A device that was given nothing is not waited for. torch.utils.benchmark makes its blocks
-        10,000 times as long as an empty one: with a wait of some µs in it, half a second.
+        Where that is nothing it is not waited for: torch.utils.benchmark makes its blocks 10,000
+        times as long as an empty one.
         """
         if self._given:
             self.synchronize()
@@ -157,18 +152,14 @@ class Workbench:
 
     def synchronize(self) -> None:
         """Wait for the device; nothing to wait for on a CPU."""
-        if not self.on_cpu:
-            torch.accelerator.synchronize(self.device)
-
-    # -- sizes that suit the device ----------------------------------------------------------------
+        machine.finish(self.device)
 
     def fitting(self, work_of: Callable[[int], Callable[[], Any]], sizes: Sequence[int] = SIDES,
                 launches: float = LAUNCHES) -> int:  # fmt: skip
         """Return the first of the ascending `sizes` at which a call takes as long as `launches`.
 
-        No larger one is tried where its call might take longer than LONGEST_S, going by the cube of
-        the size; so with `launches` infinite it is the largest sensible one. On a CPU, where a
-        launch is nothing, it is the first, and nothing is timed.
+        None is tried whose call might take longer than LONGEST_S, by the cube of the size. On a
+        CPU, where a launch is nothing, it is the first.
         """
         if self.on_cpu:
             return sizes[0]
@@ -179,10 +170,7 @@ class Workbench:
         return size
 
     def cache_bytes(self) -> dict[str, int]:
-        """Return the size of each cache level in bytes, smallest first; {} where nobody tells.
-
-        On a CPU the data caches of its first core ("L1d", "L2", "L3"); on a CUDA device "L2".
-        """
+        """Return each data cache's size in bytes by name ("L1d", "L2"); {} where nobody tells."""
         if self.device.type == "cuda":
             return {"L2": torch.cuda.get_device_properties(self.device).L2_cache_size}
         found = {}
@@ -199,9 +187,7 @@ class Workbench:
     def past_cache_elements(self, mib: float | None = None) -> int:
         """Return how many float32 numbers make an array of `mib`, or one well past the caches.
 
-        That is PAST_ON_CPU or PAST_ON_GPU times the largest cache (of 64 MiB where its size is
-        unknown), but never more than a twelfth of the memory that is free; `is_past_cache` says
-        whether that was enough.
+        Never more than a twelfth of the free memory: `is_past_cache` says whether it was enough.
         """
         if mib is not None:
             return int(mib * 2**20) // 4
@@ -211,16 +197,9 @@ class Workbench:
         return max(BLOCK, elements // BLOCK * BLOCK)
 
     def is_past_cache(self, total_bytes: int) -> bool | None:
-        """Return whether so many bytes are well past the largest cache; None where it is unknown.
-
-        `total_bytes` counts every array that an operation touches.
-        """
+        """Return whether all arrays together are well past the largest cache; None if unknown."""
         largest = max(self.cache_bytes().values(), default=None)
         return None if largest is None else total_bytes >= self._past * largest
-
-    @property
-    def _past(self) -> int:
-        return PAST_ON_CPU if self.on_cpu else PAST_ON_GPU
 
     def free_bytes(self) -> int:
         """Return the memory that is free on the device; of a CPU, the RAM that is available."""
@@ -231,22 +210,19 @@ class Workbench:
         return psutil.virtual_memory().available
 
     def random_array(self, elements: int, device: torch.device | str | None = None) -> torch.Tensor:
-        """Return `elements` random float32 numbers, (elements,), each page of them really there.
-
-        A million are drawn and repeated: drawing a gigabyte takes longer than measuring with it.
-        """
+        """Return (elements,) random float32 numbers: a million drawn, and repeated."""
         block = torch.rand(min(elements, BLOCK), device=device or self.device)
         return block.repeat(-(-elements // BLOCK))[:elements].contiguous()
 
-    # -- what the device can do --------------------------------------------------------------------
-
     def usable(self, names: Iterable[str]) -> list[str]:
         """Return the formats that run here at a sensible speed; the others are skipped."""
-        lacking = {name: formats.why_not(name, self.device) for name in names}
-        for name, why in lacking.items():
-            if why:
+        usable = []
+        for name in names:
+            if why := formats.why_not(name, self.device):
                 self.skip(name, why)
-        return [name for name, why in lacking.items() if not why]
+            else:
+                usable.append(name)
+        return usable
 
     def compile_lacks(self) -> str | None:
         """Return what torch.compile lacks here, and the remedy; None where it can run."""
@@ -277,8 +253,3 @@ def job_of(name: str, params: dict[str, Any]) -> SimpleNamespace:
         alone = knob.each and value is not None and not isinstance(value, list)
         values[each] = [value] if alone else value
     return SimpleNamespace(**values)
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN and no infinity: they are written as None, a gap."""
-    return json.loads(json.dumps(values, default=str), parse_constant=lambda _: None)
