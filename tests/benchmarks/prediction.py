@@ -1,21 +1,19 @@
 """How well `lk.predict` does: every workload is run once, other settings predicted, then measured.
 
-    python tests/benchmarks/prediction.py --records DIR [--workload NAME] [--json]
+    python tests/benchmarks/prediction.py --records DIR [--development]
 
 Every run is kept as a record in DIR, and what is there is not measured again. Run it on a quiet
 machine. There are two passes: in each a workload is run and its settings right behind it, since a
-machine with neighbours is not as fast at all times; what a setting shows is the mean of both. A
-twin's difference from the mean says how far the measurements themselves can be trusted.
+machine with neighbours is not as fast at all times; what a setting shows is the mean of both.
 
 The workloads of `EVALUATION` have not been used to make the model; those of `DEVELOPMENT` have:
-the ranges are calibrated on them (`--development`).
+the ranges are calibrated on them. Targets: utilization 3 points (median), 8 (90th percentile);
+throughput 8 % (median), 15 % (90th) where waiting or the device is the limit, 12 % (median) where
+the cores are; range 90 %.
 
-Measured on a 2-core Xeon VM:
-
-The predictor (`python tests/benchmarks/prediction.py --records DIR`): 45 settings on 7 workloads,
-each predicted from one 4 s run of its workload and measured right behind it, all of it twice.
-Errors are median and 90th percentile; "twins" is what two measurements of the same setting differ
-by from their mean.
+Measured on a 2-core Xeon VM: 45 settings on 7 workloads, each predicted from one 4 s run of its
+workload and measured right behind it, all of it twice. Errors are median and 90th percentile;
+"twins" is what two measurements of the same setting differ by from their mean.
 
 | held back by | settings | throughput off by | utilization off by, points | range held | twins |
 |---|---|---|---|---|---|
@@ -34,7 +32,6 @@ large items was measured again after a probe of its long steps had been mended.
 
 import argparse
 import itertools
-import json
 import os
 import sys
 import tempfile
@@ -52,12 +49,6 @@ from labkit.results.result import Table
 SHORT = {"seconds": 1.8, "xray": False}  # a setting's run; a workload's own takes 4 s
 PASSES = (0, 1)
 REGIMES = {"input": "waiting-bound", "device": "device-bound", "cpu": "CPU-saturated"}
-FOOT = (
-    "(errors: median, 90th percentile)",
-    "targets: utilization 3 points (median), 8 (90th percentile); throughput 8 % (median), 15 % "
-    "(90th percentile) where waiting or the device is the limit, 12 % (median) where the cores "
-    "are; range 90 %",
-)
 
 
 def workers(*counts, **more):
@@ -140,113 +131,68 @@ def measure(workloads, folder):
             pipelines[i] = base.but(**SHORT, **changes, **off)
         for what, pipeline in pipelines.items():
             path = folder / name / f"{what}-{turn}.jsonl.gz"
-            if path.exists():
-                continue
-            run = launch(pipeline).wait()
-            if run.outcome != "finished":
-                raise SystemExit(f"{name} {path.stem}: {run.error}")
-            run.save(path)
-            print(f"{name} {path.stem}: {run}", file=sys.stderr)
+            if not path.exists():
+                run = launch(pipeline).wait()
+                if run.outcome != "finished":
+                    raise SystemExit(f"{name} {path.stem}: {run.error}")
+                run.save(path)
+                print(f"{name} {path.stem}: {run}", file=sys.stderr)
 
 
-def rows_of(workloads, folder):
-    """Predict and compare every setting that was measured in both passes."""
-    for name, (_, settings) in workloads.items():
-        for i, changes in enumerate(settings):
-            files = [folder / name / f"{of}-{n}.jsonl.gz" for n in PASSES for of in ("base", i)]
-            if all(file.exists() for file in files):
-                base, one, again, other = map(lk.load, files)
-                yield compare(name, changes, (base, again), (one, other))
-
-
-def compare(name, changes, bases, runs):
-    """Predict one setting from the run before it, twice, and hold it against what it measured."""
-    found = [lk.predict(base, **SHORT, **changes) for base in bases]
-    rates = [run.throughput for run in runs]
-    rate, share = fmean(rates), fmean(run.utilization for run in runs)
-    row = {"workload": name, "changes": changes, "throughput": rate, "utilization": share,
-           "cannot": next((one.cannot for one in found if one.cannot), None),
-           "twins": abs(rates[0] - rates[1]) / sum(rates)}  # fmt: skip
-    if row["cannot"]:
-        return row
-
-    def held(what):
-        spans = [getattr(one, f"{what}_range") for one in found]
-        return fmean(
-            low <= getattr(run, what) <= high for (low, high), run in zip(spans, runs, strict=True)
-        )
-
-    said, busy = fmean(one.throughput for one in found), fmean(one.utilization for one in found)
-    tailed = changes.get("stall_ms", bases[0].pipeline.stall_ms)
+def compare(folder, i, changes):
+    """Predict one setting from the run before it, in both passes; hold it against what it did."""
+    files = [folder / f"{of}-{n}.jsonl.gz" for of in ("base", i) for n in PASSES]
+    base, again, *runs = map(lk.load, files)
+    found = [lk.predict(one, **SHORT, **changes) for one in (base, again)]
+    rates, knobs = (
+        [run.throughput for run in runs],
+        ", ".join(f"{k}={v}" for k, v in changes.items()),
+    )
+    rate, busy = fmean(rates), fmean(run.utilization for run in runs)
+    row = {"workload": folder.name, "changes": knobs, "measured": f"{rate:.0f}"}
+    if cannot := next((one.cannot for one in found if one.cannot), None):
+        return row | {"regime": cannot}
+    said, share = fmean(one.throughput for one in found), fmean(one.utilization for one in found)
+    pairs = list(zip(found, runs, strict=True))
+    tailed = changes.get("stall_ms", base.pipeline.stall_ms)
     return row | {
-        "predicted_throughput": said, "predicted_utilization": busy,
-        "error": said / rate - 1, "points": 100 * (busy - share),
-        "inside": held("throughput"), "utilization_inside": held("utilization"),
+        "predicted": f"{said:.0f}", "error": said / rate - 1, "busy": f"{busy:.0%}",
+        "predicted busy": f"{share:.0%}", "points": 100 * (share - busy),
+        "range held": fmean(
+            one.throughput_range[0] <= run.throughput <= one.throughput_range[1]
+            for one, run in pairs
+        ),
         "regime": "heavy-tailed" if tailed else REGIMES[found[0].limit],
+        "twins": abs(rates[0] - rates[1]) / sum(rates),
     }  # fmt: skip
 
 
-def figures_of(rows):
-    """Return median and 90th percentile of the errors, and how often the range held."""
-    errors = np.percentile([abs(row["error"]) for row in rows], [50, 90]).tolist()
-    points = np.percentile([abs(row["points"]) for row in rows], [50, 90]).tolist()
-    return {
-        "n": len(rows), "throughput_error": errors[0], "throughput_error_90": errors[1],
-        "utilization_points": points[0], "utilization_points_90": points[1],
-        "coverage": fmean(row["inside"] for row in rows),
-        "utilization_coverage": fmean(row["utilization_inside"] for row in rows),
-        "twins": float(np.median([row["twins"] for row in rows])),
-    }  # fmt: skip
+def figures(name, rows):
+    """Return a line of the second table: median and 90th percentile of the errors."""
+    error, points = (np.percentile([abs(row[of]) for row in rows], [50, 90])
+                     for of in ("error", "points"))  # fmt: skip
+    held, twins = fmean(row["range held"] for row in rows), np.median([r["twins"] for r in rows])
+    return (name, len(rows), f"{error[0]:.1%}, {error[1]:.1%}", f"{points[0]:.1f}, {points[1]:.1f}",
+            f"{held:.0%}", f"{twins:.1%}")  # fmt: skip
 
 
-def show(rows, figures):
-    """Print both tables."""
-    cells = []
-    for row in rows:
-        knobs = ", ".join(f"{k}={v}" for k, v in row["changes"].items())
-        told = [row["cannot"]] if row["cannot"] else [
-            f"{row['predicted_throughput']:.0f}", f"{row['error']:+.0%}",
-            f"{row['utilization']:.0%}", f"{row['predicted_utilization']:.0%}",
-            f"{row['inside']:.0%}", row["regime"],
-        ]  # fmt: skip
-        cells.append((row["workload"], knobs, f"{row['throughput']:.0f}", *told))
-    head = ("workload", "changes", "measured", "predicted", "error", "busy", "predicted",
-            "range held", "regime")  # fmt: skip
-    print(Table(cells, head, left=(0, 1, 8)), end="\n\n")
-    cells = [
-        (name, f["n"], f"{f['throughput_error']:.1%}, {f['throughput_error_90']:.1%}",
-         f"{f['utilization_points']:.1f}, {f['utilization_points_90']:.1f}",
-         f"{f['coverage']:.0%}", f"{f['twins']:.1%}")
-        for name, f in figures.items()
-    ]  # fmt: skip
-    head = ("regime", "n", "throughput error", "utilization points", "range held", "twins")
-    print(Table(cells, head, foot=FOOT))
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--records", type=Path, required=True)
-    parser.add_argument("--workload", action="append", help="only this one; may be repeated")
-    parser.add_argument("--development", action="store_true")
-    parser.add_argument("--table", action="store_true", help="measure nothing")
-    parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    workloads = DEVELOPMENT if asked.development else EVALUATION
-    workloads = {name: workloads[name] for name in asked.workload or workloads}
-    if not asked.table:
-        measure(workloads, asked.records)
-    rows = list(rows_of(workloads, asked.records))
-    told = [row for row in rows if not row["cannot"]]
-    groups = {name: [row for row in told if row["regime"] == name]
-              for name in sorted({row["regime"] for row in told})}  # fmt: skip
-    groups["not CPU-saturated"] = [row for row in told if row["regime"] != REGIMES["cpu"]]
-    groups["all"] = told
-    figures = {name: figures_of(group) for name, group in groups.items() if group}
-    if asked.json:
-        print(json.dumps({"figures": figures, "rows": rows}))
-    else:
-        show(rows, figures)
-
-
-if __name__ == "__main__":
-    main()
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--records", type=Path, required=True)
+parser.add_argument("--development", action="store_true")
+asked = parser.parse_args()
+workloads = DEVELOPMENT if asked.development else EVALUATION
+measure(workloads, asked.records)
+rows = [compare(asked.records / name, i, changes)
+        for name, (_, settings) in workloads.items()
+        for i, changes in enumerate(settings)]  # fmt: skip
+told = [row for row in rows if "error" in row]
+groups = {name: [row for row in told if row["regime"] == name]
+          for name in sorted({row["regime"] for row in told})}  # fmt: skip
+groups["not CPU-saturated"] = [row for row in told if row["regime"] != REGIMES["cpu"]]
+head = [name for name in told[0] if name not in ("points", "twins")]
+forms = {"error": "{:+.0%}", "range held": "{:.0%}"}
+cells = [[forms.get(name, "{}").format(row[name]) if name in row else None
+          for name in head] for row in rows]  # fmt: skip
+print(Table(cells, head, left=(0, 1, len(head) - 1)), end="\n\n")
+head = ("regime", "n", "throughput error", "utilization points", "range held", "twins")
+print(Table([figures(*group) for group in (groups | {"all": told}).items() if group[1]], head))

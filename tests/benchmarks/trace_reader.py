@@ -14,7 +14,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 # VmHWM, not ru_maxrss: a new process inherits the latter from the one that started it.
 CHILD = """
 import json, pathlib, sys, time
@@ -26,72 +25,50 @@ def peak_bytes():
 
 before, began = peak_bytes(), time.perf_counter()
 trace(sys.argv[1])
-took, peak = time.perf_counter() - began, peak_bytes() - before
-print(json.dumps([took, peak, [name for name in ("torch", "matplotlib") if name in sys.modules]]))
+print(json.dumps([time.perf_counter() - began, peak_bytes() - before]))
 """
 STACK = ";".join(f"torch/nn/modules/module.py({line}): _call_impl" for line in range(1500, 1506))
-PER_STEP = 12_500  # events
+STEPS, LAUNCHES = 6, 2_500  # of a step; five events each
 
 
-def step_events(step: int, count: int) -> list[dict]:
-    """Return the events of one step: operators with shapes and stacks, launches, kernels, flows."""
+def step_events(step):
+    """Yield one step: operators with shapes and stacks, launches, kernels, flows."""
     start, host, stream = 1_700_000_000_000_000 + step * 200_000, {"pid": 9, "tid": 9}, {"pid": 0}
-    mark = {"ph": "X", "cat": "user_annotation", **host}
+    mark = {"ph": "X", "cat": "user_annotation", **host, "args": {}}
     load = "enumerate(DataLoader)#_Iter.__next__"
-    events = [
-        {**mark, "name": f"ProfilerStep#{step}", "ts": start, "dur": 199_000.5, "args": {}},
-        {**mark, "name": load, "ts": start + 10, "dur": 50_000.125, "args": {}},
-    ]
-    launches = count // 5
-    for i in range(launches):
-        ts, number = start + 60_000 + i * (100_000 // launches), step * PER_STEP + i + 2
+    yield mark | {"name": f"ProfilerStep#{step}", "ts": start, "dur": 199_000.5}
+    yield mark | {"name": load, "ts": start + 10, "dur": 50_000.125}
+    for i in range(LAUNCHES):
+        ts, number = start + 60_000 + i * 40, step * 5 * LAUNCHES + i + 2
         ids = {"External id": number, "correlation": number}
         shape = {"Input Dims": [[32, 64, 56, 56], [64, 64, 3, 3], []], "Call stack": STACK}
-        events += [
-            {"ph": "X", "cat": "cpu_op", "name": "aten::conv2d", **host,
-             "ts": ts, "dur": 20.25, "args": {**shape, "External id": number}},
-            {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", **host,
-             "ts": ts + 5, "dur": 6.75, "args": {"cbid": 211, **ids}},
-            {"ph": "X", "cat": "kernel", "name": f"void kernel_{i % 40}<float, 512>(int, int)",
-             **stream, "ts": ts + 15, "dur": 9.5, "args": {"device": 0, "grid": [50, 1, 1], **ids}},
-            {"ph": "s", "id": number, **host, "ts": ts + 5, "cat": "ac2g", "name": "ac2g"},
-            {"ph": "f", "id": number, **stream, "ts": ts + 15, "cat": "ac2g", "name": "ac2g"},
-        ]  # fmt: skip
-    return events
+        yield {"ph": "X", "cat": "cpu_op", "name": "aten::conv2d", **host,
+               "ts": ts, "dur": 20.25, "args": {**shape, "External id": number}}  # fmt: skip
+        yield {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", **host,
+               "ts": ts + 5, "dur": 6.75, "args": {"cbid": 211, **ids}}  # fmt: skip
+        yield {"ph": "X", "cat": "kernel", "name": f"void kernel_{i % 40}<float, 512>(int, int)",
+               **stream, "ts": ts + 15, "dur": 9.5,
+               "args": {"device": 0, "grid": [50, 1, 1], **ids}}  # fmt: skip
+        flow = {"id": number, "cat": "ac2g", "name": "ac2g"}
+        yield flow | {"ph": "s", **host, "ts": ts + 5}
+        yield flow | {"ph": "f", **stream, "ts": ts + 15}
 
 
-def write_trace(path: Path, count: int) -> None:
-    """Write a trace of about `count` events to `path`."""
-    steps = range(-(-count // PER_STEP))
-    events = [event for step in steps for event in step_events(step, min(PER_STEP, count))]
-    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}, indent=1))
-
-
-def measure(path: Path, times: int = 3) -> dict:
-    """Read `path` in processes of its own; return the median seconds and the peak of memory."""
-    command = [sys.executable, "-c", CHILD, str(path)]
-    runs = [
-        json.loads(subprocess.run(command, capture_output=True, check=True, cwd=REPOSITORY).stdout)
-        for _ in range(times)
-    ]
+def measure(path):
+    """Read `path` three times; print the median of the seconds and the peak of memory."""
+    command = [sys.executable, "-c", CHILD, path]
+    runs = [json.loads(subprocess.check_output(command)) for _ in range(3)]
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    return {
-        "events": content.count(b'"ph"'),
-        "megabytes": len(content) / 1e6,
-        "seconds": statistics.median(seconds for seconds, _, _ in runs),
-        "memory_ratio": max(peak for _, peak, _ in runs) / len(content),
-        "loaded": runs[0][2],
-    }
+    count, size = content.count(b'"ph"'), len(content)
+    seconds, peak = statistics.median(run[0] for run in runs), max(run[1] for run in runs)
+    print(f"{path.name}: {count:,} events, {size / 1e6:.1f} MB uncompressed, {seconds:.2f} s, "
+          f"peak memory {peak / size:.2f} x the uncompressed file")  # fmt: skip
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(path) for path in sys.argv[1:]] or [Path(folder) / "generated.json"]
-        if not sys.argv[1:]:
-            write_trace(paths[0], 75_000)
-        for path in paths:
-            r = measure(path)
-            print(
-                f"{path.name}: {r['events']:,} events, {r['megabytes']:.1f} MB uncompressed, "
-                f"{r['seconds']:.2f} s, peak memory {r['memory_ratio']:.2f} x the uncompressed file"
-            )
+        generated = Path(folder, "generated.json")
+        events = [] if sys.argv[1:] else [e for step in range(STEPS) for e in step_events(step)]
+        generated.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}, indent=1))
+        for name in sys.argv[1:] or [generated]:
+            measure(Path(name))

@@ -6,14 +6,10 @@
 Each stage (grid, tune, again) keeps its rows in the file, so that the whole can be measured in
 pieces on a quiet machine. The best of a noisy grid flatters itself, so the contenders are measured
 again in turn: five rounds say which of the grid's winners is the best, five more are compared.
-loadtune 0.3 runs in a process of its own, on the same dataset and model, where PYTHONPATH has it.
---table exits with 1 where a target is missed.
+The PyPI tool loadtune 0.3 runs in a process of its own, on the same dataset and model, where
+PYTHONPATH has it. --table exits with 1 where a target is missed.
 
-Measured on a 2-core Xeon VM:
-
-The tuner against an exhaustive grid of 25 settings, its winners measured again, and against the
-PyPI tool `loadtune` 0.3 (`python tests/benchmarks/tuning.py`; one grid and one tuning for each
-workload):
+Measured on a 2-core Xeon VM, one grid of 25 settings and one tuning for each workload:
 
 | workload | of the grid's best | of the grid's time | loadtune, of the grid's best |
 |---|---|---|---|
@@ -25,7 +21,6 @@ workload):
 | arrays | 106.5 % | 3 % | 107 % |
 | median | 102.1 % | 25 % | |
 
-Five rounds of second measurements say which of the grid's winners is its best, five more compare.
 Above 100 % is the noise of this machine (runs of one setting spread by 2 to 9 %), and within 2 %
 is a tie. Compared in the first five rounds themselves the median is 96.9 %, since the best of
 three noisy medians flatters itself.
@@ -33,16 +28,16 @@ three noisy medians flatters itself.
 
 import argparse
 import contextlib
-import io
 import itertools
 import json
-import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
-from labkit import Pipeline, machine
+from labkit import Pipeline
+from labkit.results.table import Table
 from labkit.tuner.job import TuningJob
 from labkit.tuner.trials import Bench
 from labkit.tuner.tuning import Setting
@@ -65,17 +60,15 @@ LOADTUNE_STEPS = 50  # as in its own documentation
 def measure_grid(pipeline):
     """Measure the 25 settings once: without workers, and 6 x 4 with."""
     start = Setting(batch_size=pipeline.batch_size)
-    points = [(0, None), *itertools.product(WORKERS, PREFETCH)]
     bench, begun = Bench(pipeline, None, SECONDS), time.monotonic()
     rows, known = [], None
-    for workers, prefetch in points:
+    for workers, prefetch in [(0, None), *itertools.product(WORKERS, PREFETCH)]:
         setting = start.but(num_workers=workers, prefetch_factor=prefetch)
         rate = bench.measure(setting, known).rate
         known = max(filter(None, [rate, known]), default=None)
         rows.append({"setting": setting.to_dict(), "rate": rate})
     # runs that others disturbed were made again: not the grid's time
-    seconds = (time.monotonic() - begun) * len(rows) / bench.count
-    return {"rows": rows, "seconds": seconds, "disturbed": bench.disturbed}
+    return {"rows": rows, "seconds": (time.monotonic() - begun) * len(rows) / bench.count}
 
 
 def measure_tuner(pipeline):
@@ -83,17 +76,7 @@ def measure_tuner(pipeline):
     begun = time.monotonic()
     tuning = TuningJob(pipeline, seconds=SECONDS, max_workers=8).run()
     print(tuning)
-    return {"best": tuning.best, "seconds": time.monotonic() - begun, "tuning": tuning.to_dict()}
-
-
-def measure_loadtune(name):
-    """Run loadtune in a process of its own; None where it is not installed."""
-    command = [sys.executable, __file__, "--loadtune", name]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        print(f"  no loadtune: {done.stderr.strip().splitlines()[-1]}")
-        return None
-    return json.loads(done.stdout.splitlines()[-1])
+    return {"best": tuning.best, "seconds": time.monotonic() - begun}
 
 
 def measure_again(pipeline, kept):
@@ -107,8 +90,17 @@ def measure_again(pipeline, kept):
     for _ in range(2 * AGAIN):
         for setting in rates:
             rates[setting].append(bench.measure(setting, rows[0]["rate"]).rate)
-    kept["disturbed"] = bench.disturbed
     return {who: rates[setting] for who, setting in settings.items()}
+
+
+def measure_loadtune(name):
+    """Run loadtune in a process of its own; None where it is not installed."""
+    command = [sys.executable, __file__, "--loadtune", name]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        print(f"  no loadtune: {done.stderr.strip().splitlines()[-1]}")
+        return None
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def loadtune(name):
@@ -124,7 +116,6 @@ def loadtune(name):
     bench_machine.use_fixed_threads()
     job, _ = resolve_config(WORKLOADS[name].to_dict(), torch.device("cpu"))
     ours = data.make_dataset(job, folders.home() / "data", lambda done, total: None)
-
     several = hasattr(ours, "__getitems__")
 
     class Plain(torch.utils.data.Dataset):
@@ -149,51 +140,37 @@ def loadtune(name):
         return loss
 
     collate = data._in_shared_memory if several else torch.utils.data.default_collate
-    collate = data.Stalling(collate, job) if job.stall_ms else collate
     workload = Workload(
-        name=name,
-        make_dataset=Plain,
+        name=name, make_dataset=Plain, train_step=step, default_batch_size=job.batch_size,
         make_model=lambda: models.make_model(job.model, job.width, job.depth, 10, job.image_px),
-        train_step=step,
         make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3),
-        default_batch_size=job.batch_size,
-        collate_fn=collate,
-    )
-    begun, said = time.monotonic(), io.StringIO()
-    with contextlib.redirect_stdout(said):
+        collate_fn=data.Stalling(collate, job) if job.stall_ms else collate,
+    )  # fmt: skip
+    with contextlib.redirect_stdout(sys.stderr):
         result = tune(workload, steps=LOADTUNE_STEPS, max_trials=6)
-    print(said.getvalue(), file=sys.stderr)
     faster = result.best and result.best.throughput > result.baseline.throughput
     knobs = result.best.knobs.loader_kwargs() if faster else {"num_workers": 0}
-    best = knobs | {"batch_size": job.batch_size}
-    print(json.dumps({"best": best, "seconds": time.monotonic() - begun}))
+    print(json.dumps({"best": knobs | {"batch_size": job.batch_size}}))
 
 
-def table(kept):
+def table(workloads):
     """Print the table; return whether every target holds."""
-    shares, times, ahead = [], [], []
-    form = "{:14}{:26}{:>13}{:>12}{:>10}{:>11}".format
-    print(form("workload", "tuner chose", "of grid best", "of its time", "loadtune", "disturbed"))
-    for name, row in kept["workloads"].items():
-        if not {"grid", "tune", "again"} <= set(row):
-            print(f"{name:14}(not complete)")
-            continue
-        first = {who: statistics.median(rates[:AGAIN]) for who, rates in row["again"].items()}
-        second = {who: statistics.median(rates[AGAIN:]) for who, rates in row["again"].items()}
+    shares, times, ahead, cells = [], [], [], []
+    for name, row in workloads.items():
+        first = {who: median(rates[:AGAIN]) for who, rates in row["again"].items()}
+        second = {who: median(rates[AGAIN:]) for who, rates in row["again"].items()}
         best = second[max((who for who in first if who.startswith("grid")), key=first.get)]
         shares.append(second["tune"] / best)
         times.append(row["tune"]["seconds"] / row["grid"]["seconds"])
         other = second.get("loadtune")
         ahead.append(other is None or second["tune"] >= 0.98 * other)
-        chose, beside = Setting.of(row["tune"]["best"]), f"{other / best:.0%}" if other else "-"
-        numbers = (f"{shares[-1]:.1%}", f"{times[-1]:.0%}", beside, len(row.get("disturbed", [])))
-        print(form(name, str(chose), *numbers))
-    print(f"{kept['machine']}; loadtune as a share of the same best")
-    share, least, took = statistics.median(shares), min(shares), statistics.median(times)
+        cells.append((name, Setting.of(row["tune"]["best"]), f"{shares[-1]:.1%}",
+                      f"{times[-1]:.0%}", f"{other / best:.0%}" if other else None))  # fmt: skip
+    print(Table(cells, ("workload", "tuner chose", "of grid best", "of its time", "loadtune")))
     claims = {
-        f"median share of the grid's best {share:.1%} >= 97%": share >= 0.97,
-        f"never under 90%: worst {least:.1%}": least >= 0.9,
-        f"median share of its time {took:.0%} <= 25%": took <= 0.25,
+        f"median share of the grid's best {median(shares):.1%} >= 97%": median(shares) >= 0.97,
+        f"never under 90%: worst {min(shares):.1%}": min(shares) >= 0.9,
+        f"median share of its time {median(times):.0%} <= 25%": median(times) <= 0.25,
         "nowhere behind loadtune by more than the 2% of a tie": all(ahead),
     }
     for claim, holds in claims.items():
@@ -201,34 +178,25 @@ def table(kept):
     return all(claims.values())
 
 
-def main():
-    """Measure what is asked for, and keep it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=Path, default=Path("tuning_rows.json"))
-    parser.add_argument("--workload", choices=WORKLOADS, action="append")
-    parser.add_argument("--stage", choices=("grid", "tune", "again"), action="append")
-    parser.add_argument("--table", action="store_true")
-    parser.add_argument("--loadtune", choices=WORKLOADS, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.loadtune:
-        return loadtune(options.loadtune)
-    kept = json.loads(options.rows.read_text()) if options.rows.exists() else {"workloads": {}}
-    if options.table:
-        return 0 if table(kept) else 1
-    kept["machine"] = machine().line
-    stages = {"grid": lambda: measure_grid(pipeline), "tune": lambda: measure_tuner(pipeline),
-              "again": lambda: measure_again(pipeline, row)}  # fmt: skip
-    for name in options.workload or WORKLOADS:
-        pipeline, row = WORKLOADS[name], kept["workloads"].setdefault(name, {})
-        for stage in options.stage or stages:
-            begun = time.monotonic()
-            row[stage] = stages[stage]()
-            if stage == "tune":
-                row["loadtune"] = measure_loadtune(name)
-            options.rows.write_text(json.dumps(kept, indent=1))
-            print(f"{name}, {stage}: {time.monotonic() - begun:.0f} s", flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--rows", type=Path, default=Path("tuning_rows.json"))
+parser.add_argument("--workload", choices=WORKLOADS, action="append")
+parser.add_argument("--stage", choices=("grid", "tune", "again"), action="append")
+parser.add_argument("--table", action="store_true")
+parser.add_argument("--loadtune", choices=WORKLOADS, help=argparse.SUPPRESS)
+options = parser.parse_args()
+kept = json.loads(options.rows.read_text()) if options.rows.exists() else {}
+if options.loadtune:
+    sys.exit(loadtune(options.loadtune))
+if options.table:
+    sys.exit(not table(kept))
+for name in options.workload or WORKLOADS:
+    pipeline, row = WORKLOADS[name], kept.setdefault(name, {})
+    stages = {"grid": lambda p, _: measure_grid(p), "tune": lambda p, _: measure_tuner(p),
+              "again": measure_again}  # fmt: skip
+    for stage in options.stage or stages:
+        row[stage] = stages[stage](pipeline, row)
+        if stage == "tune":
+            row["loadtune"] = measure_loadtune(name)
+        options.rows.write_text(json.dumps(kept, indent=1))
+        print(f"{name}, {stage}: measured", flush=True)

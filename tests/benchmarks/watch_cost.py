@@ -28,50 +28,38 @@ from labkit.show.display import Display
 from labkit.show.watching import watch
 
 
-class Terminal(io.StringIO):
-    """A terminal that nobody looks at."""
-
-    def isatty(self):
-        """It says it is one."""
-        return True
-
-
-def measure(steps: int) -> dict[str, float]:
-    """Return the step's time without a watch, ms, and the cost of the watch as shares of it."""
-    trainer, images, labels = trainer_of(STEP_MS)
-    recording.GATHER_NS *= 2
-    plain = itertools.repeat((images, labels))
-    watched = watch(plain, live=False)
-    fetches = plain.__next__, iter(watched).__next__
-    coin, took = random.Random(0), ([], [])
-    for _ in range(steps):
-        seen = coin.random() < 0.5
-        start = time.thread_time_ns()
-        trainer.compute(*trainer.to_device(*fetches[seen]()), update=True)
-        took[seen].append(time.thread_time_ns() - start)
-    straight, through = (np.sort(side)[: -len(side) // 100] / 1e3 for side in took)  # µs
-    rng, costs = np.random.default_rng(0), []
-    for _ in range(400):  # the bootstrap
-        drawn = [rng.choice(side, len(side)).mean() for side in (straight, through)]
-        costs.append(drawn[1] - drawn[0])
-    line_ms = beat_ms(watched)
-    return {
-        "step_ms": straight.mean() / 1e3,
-        "recording_share": through.mean() / straight.mean() - 1,
-        "recording_us_95": np.percentile(costs, [2.5, 97.5]).round(2).tolist(),
-        "line_share": line_ms * 1e6 / recording.BEAT_NS,
-        "line_ms": line_ms,
-    }
-
-
-def beat_ms(watched) -> float:
+def beat_ms(watched):
     """Return the mean time of a live update, in ms of this thread's CPU."""
-    with contextlib.redirect_stderr(Terminal()):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    with contextlib.redirect_stderr(terminal):
         watched._display, start = Display(), time.thread_time()
         for _ in range(100):
             watched._show(over=False)
         return 1e3 * (time.thread_time() - start) / 100
 
 
-if __name__ == "__main__":
-    print(json.dumps(measure(int((sys.argv[1:] or [10_000])[0])), indent=1))
+trainer, images, labels = trainer_of(STEP_MS)
+recording.GATHER_NS *= 2
+plain = itertools.repeat((images, labels))
+watched = watch(plain, live=False)
+fetches = plain.__next__, iter(watched).__next__
+coin, took = random.Random(0), ([], [])
+for _ in range(int((sys.argv[1:] or [10_000])[0])):
+    seen = coin.random() < 0.5
+    start = time.thread_time_ns()
+    trainer.compute(*trainer.to_device(*fetches[seen]()), update=True)
+    took[seen].append(time.thread_time_ns() - start)
+straight, through = (np.sort(side)[: -len(side) // 100] / 1e3 for side in took)  # µs
+rng, costs = np.random.default_rng(0), []
+for _ in range(400):  # the bootstrap
+    drawn = [rng.choice(side, len(side)).mean() for side in (straight, through)]
+    costs.append(drawn[1] - drawn[0])
+line_ms = beat_ms(watched)
+found = {
+    "step_ms": straight.mean() / 1e3,
+    "recording_share": through.mean() / straight.mean() - 1,
+    "recording_us_95": np.percentile(costs, [2.5, 97.5]).round(2).tolist(),
+    "line_share": line_ms * 1e6 / recording.BEAT_NS, "line_ms": line_ms,
+}  # fmt: skip
+print(json.dumps(found, indent=1))
