@@ -37,7 +37,7 @@ from pathlib import Path
 from statistics import median
 
 from labkit import Pipeline
-from labkit.results.table import Table
+from labkit.results.result import Table
 from labkit.tuner.job import TuningJob
 from labkit.tuner.trials import Bench
 from labkit.tuner.tuning import Setting
