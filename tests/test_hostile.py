@@ -239,7 +239,7 @@ def is_bare(part):
 
 # What the reader wrote in the notebook (a dataset, a step, an answer) goes to their own bench and
 # its workers: once, through a file in the run's folder that is deleted. Nothing comes back so.
-MAY_PICKLE = {"tuner/source.py", "bench/user_dataset.py", "course/answer.py"}
+MAY_PICKLE = {"tuner/trials.py", "bench/user_dataset.py", "course/task.py"}
 PICKLES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib", "yaml"}
 NEVER = {"eval", "exec", "compile", "__import__", "os.system"}
 SAFELY = {"torch.load": ("weights_only", "True"), "np.load": ("allow_pickle", "False")}

@@ -18,8 +18,8 @@ import pytest
 
 import labkit as lk
 from labkit.bench import user_dataset
-from labkit.tuner import source, trials
-from labkit.tuner.search import Measured, Search
+from labkit.tuner import trials
+from labkit.tuner.search import Search
 from labkit.tuner.tuning import Setting, Trial, Tuning, space
 
 torch = pytest.importorskip("torch")
@@ -38,7 +38,7 @@ def searched(true, predicted=waiting, start=START, sizes=(16,), tuning=None, **m
 
     def measure(setting, rate):
         rate, run = true(setting), SimpleNamespace(id="fake", telemetry=[])
-        return Measured(None, rate, run) if isinstance(rate, str) else Measured(rate, None, run)
+        return (None, rate, run) if isinstance(rate, str) else (rate, None, run)
 
     def expect(run, here, setting):
         return predicted(setting), predicted(setting) / 1.1, predicted(setting) * 1.1
@@ -169,8 +169,8 @@ def batches(tmp_path, monkeypatch):
     def taken_in(dataset, **knobs):
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
         job = SimpleNamespace(**lk.Pipeline(batch_size=8).but(**knobs).to_dict())
-        _, loader = user_dataset.prepare(source.of(dataset).place(folder), job, folder)
-        assert not (folder / source.PAYLOAD).exists()
+        _, loader = user_dataset.prepare(trials.of(dataset).place(folder), job, folder)
+        assert not (folder / trials.PAYLOAD).exists()
         taken.append(iter(loader))
         return taken[-1]
 
@@ -264,7 +264,7 @@ def test_what_is_sent_to_spawned_workers_may_come_from_a_notebook():
 
 def test_a_loader_brings_its_dataset_and_its_settings():
     loader = torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=2, prefetch_factor=3)
-    found, knobs = source.of_loader(loader)
+    found, knobs = trials.of_loader(loader)
     assert found.name == "Numbers" and "collate_fn" in found.parts
     assert Setting.of(knobs) == Setting(num_workers=2, prefetch_factor=3, batch_size=4)
 

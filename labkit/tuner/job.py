@@ -10,7 +10,7 @@ from labkit.analysis.prediction import predict
 from labkit.bench.their_loop import knobs_of
 from labkit.results.machine import machine
 from labkit.spec import KNOBS, Pipeline
-from labkit.tuner import source, trials
+from labkit.tuner import trials
 from labkit.tuner.search import Expected, Search
 from labkit.tuner.tuning import Setting, Tuning, space
 
@@ -30,19 +30,18 @@ class TuningJob:
         """Take what `labkit.tune` was given; raises ValueError on what cannot be tuned."""
         sizes = [batch_size] if isinstance(batch_size, int) else list(batch_size or [])
         sizes = [KNOBS["batch_size"].check(size) for size in sizes]
+        own = None
         if isinstance(what, Pipeline):
             if collate_fn is not None or step is not None:
                 raise ValueError("collate_fn and step go with a dataset of your own.")
-            own, pipeline, name, knobs = None, what, repr(what), what.to_dict()
+            pipeline, name, knobs = what, repr(what), what.to_dict()
         else:
             if knobs_of(what):  # a DataLoader: dataset and settings can be read off it
-                own, knobs = source.of_loader(what, step)
+                own, knobs = trials.of_loader(what, step)
             else:
-                own, knobs = source.of(what, collate_fn, step), {"batch_size": BATCH_SIZE}
+                own, knobs = trials.of(what, collate_fn, step), {"batch_size": BATCH_SIZE}
             # without a step nothing computes, and a device would only be started in vain
-            pipeline = Pipeline(device="auto" if "step" in own.parts else "cpu")
-            name = own.name
-        self.without_step = own is not None and "step" not in own.parts
+            pipeline, name = Pipeline(device="auto" if "step" in own.parts else "cpu"), own.name
         knobs |= {"batch_size": sizes[0]} if sizes else {}
         allowed = sorted(set(Setting.__dataclass_fields__) - {"batch_size"})
         for knob, value in (baseline or {}).items():
@@ -51,23 +50,25 @@ class TuningJob:
             knobs[knob] = KNOBS[knob].check(value)
         start = Setting.of(knobs)
         pipeline.but(**start.to_dict())  # raises ValueError on a bad one
-        most = None if max_workers is None else KNOBS["num_workers"].check(max_workers)
+        if max_workers is not None:
+            KNOBS["num_workers"].check(max_workers)
         here = machine()
-        if most is None:
-            most = max(LEAST_MAX_WORKERS, 2 * (here.cpu_cores or 1))
-        self.tuning = tuning = Tuning(name, start, here.line)
+        most = max(LEAST_MAX_WORKERS, 2 * (here.cpu_cores or 1))
+        most = most if max_workers is None else max_workers
 
-        variants: tuple[dict[str, Any], ...] = ()
-        if here.kind != "gpu" or not here.device.startswith("cuda"):
+        self.tuning = tuning = Tuning(name, start, here.line)
+        cuda, without_step = here.device.startswith("cuda"), own and "step" not in own.parts
+        if not cuda:
             why = "no CUDA device to copy to: page-locked memory gains nothing"
+        elif without_step:
+            why = "not tried: it acts in a step that copies with .to(device, non_blocking=True)"
+        if not cuda or without_step:
             tuning.reasons["pin_memory"] = why
-        elif self.without_step:
-            tuning.reasons["pin_memory"] = (
-                "not tried: without a step that copies batches to the GPU it cannot act; with one, "
-                "pin_memory=True and .to(device, non_blocking=True) are worth measuring"
+        if without_step:
+            tuning.notes.append(
+                "No step was given, so this is the loader's own maximum. A slower model needs "
+                "fewer workers: pass step= to tune for it."
             )
-        else:
-            variants = ({"pin_memory": not start.pin_memory},)
         self.expectation, self.bench = Expectation(), trials.Bench(pipeline, own, seconds)
         self.search = Search(
             tuning,
@@ -75,7 +76,7 @@ class TuningJob:
             self.bench.measure,
             self.expectation,
             lambda setting, tried: trials.refusal(setting, tried, *trials.free_memory()),
-            variants,
+            () if "pin_memory" in tuning.reasons else ({"pin_memory": not start.pin_memory},),
         )
 
     def run(
@@ -93,42 +94,31 @@ class TuningJob:
                 self._explain()
 
     def _explain(self) -> None:
-        """Say why the settings that were not searched are as they are, and how it was predicted."""
-        tuning, disturbed = self.tuning, self.bench.disturbed
+        """Say why what was not searched is as it is, and what the numbers are worth."""
+        tuning, disturbed, why = self.tuning, self.bench.disturbed, "there are no workers to keep"
         if tuning.winner.setting.num_workers:
             run = tuning.winner.runs[-1]
             start_s = (run.steps_since(0)[0]["t"][1] - run.event("begin")["t_ns"]) / 1e9
             tuning.extra["persistent_workers"] = True
-            tuning.reasons["persistent_workers"] = (
+            why = (
                 f"keeps the workers from one epoch to the next: starting them, up to the first "
                 f"batch, took {start_s:.2f} s; it changes nothing within an epoch"
             )
-        else:
-            tuning.reasons["persistent_workers"] = "there are no workers to keep"
+        tuning.reasons["persistent_workers"] = why
         if disturbed:
             tuning.notes.append(
                 f"Other programs used up to {max(disturbed):.0%} of the cores in {len(disturbed)} "
-                f"of {self.bench.count} runs: their numbers are doubtful; tune again on a quiet "
-                "machine."
+                f"of {self.bench.count} runs: their numbers are doubtful."
             )
-        if self.expectation.cannot:
-            why = f"Estimated from wait and compute times alone: {self.expectation.cannot}"
-            tuning.notes.append(why)
-        if self.without_step:
-            tuning.notes.append(
-                "No step was given, so this is the loader's own maximum. A slower model needs "
-                "fewer workers: pass step= to tune for it."
-            )
-
-
-# -- what a setting is expected to reach, from a run of another one --------------------------------
+        if why := self.expectation.cannot:
+            tuning.notes.append(f"Estimated from wait and compute times alone: {why}")
 
 
 class Expectation:
-    """Predicts settings; guesses from waiting and computing alone where there is no prediction."""
+    """Predicts a setting from a run of another; guesses where there is no prediction."""
 
     def __init__(self):
-        self.runs: dict[int, Any] = {}
+        self.runs: dict[int, Any] = {}  # `predict` remembers what it found out about one object
         self.values: dict[tuple[int, Setting], Expected | None] = {}
         self.cannot: str | None = None  # why it had to guess
 
@@ -136,7 +126,6 @@ class Expectation:
         """Return samples/s of `setting` (value, low, high) from `run`, which is one of `here`."""
         key = id(run), setting
         if key not in self.values:
-            # one object for each run: `predict` remembers what it has found out about it
             seen = self.runs.setdefault(id(run), OwnRun(run, here) if run.watched else run)
             names = ("num_workers", "prefetch_factor", "batch_size")
             found = predict(seen, **{name: getattr(setting, name) for name in names})
@@ -171,19 +160,15 @@ def guess(run: Any, here: Setting, setting: Setting) -> Expected | None:
     """
     if not run.throughput:
         return None
-    scale = setting.batch_size / here.batch_size
-    step_s = here.batch_size / run.throughput * scale
+    step_s = setting.batch_size / run.throughput
     compute_s = step_s * (run.utilization or 0.0)
-    on_gpu = run.machine.kind == "gpu"  # it computes while the loop prepares the next batch
-    alone_s = run.wait_ms / 1e3 * scale if on_gpu else step_s - compute_s
-    prepare_s = step_s * here.num_workers if here.num_workers else alone_s
-    if not setting.num_workers:
-        step_s = max(prepare_s, compute_s) if on_gpu else prepare_s + compute_s
-        value = setting.batch_size / step_s
-        return value, value / RANGE, value * RANGE
-    most = setting.num_workers
-    best, worst = (
-        setting.batch_size / max(prepare_s / workers, compute_s + HANDOFF_S)
-        for workers in (most, min(most, run.machine.cpu_cores or 1))
-    )
+    prepare_s = step_s * here.num_workers if here.num_workers else step_s - compute_s
+    best_s = worst_s = prepare_s + compute_s
+    if setting.num_workers:
+        cores = min(setting.num_workers, run.machine.cpu_cores or 1)
+        best_s, worst_s = (
+            max(prepare_s / workers, compute_s + HANDOFF_S)
+            for workers in (setting.num_workers, cores)
+        )
+    best, worst = setting.batch_size / best_s, setting.batch_size / worst_s
     return math.sqrt(best * worst), worst / RANGE, best * RANGE

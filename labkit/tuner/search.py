@@ -7,9 +7,10 @@ given to it, so that a test can give it others.
 from __future__ import annotations
 
 import math
+import operator
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 from labkit.tuner.tuning import PYTORCH_PREFETCH, TIE, Setting, Trial, Tuning
 
@@ -23,14 +24,8 @@ NEAR = 0.85  # of the best prediction at PyTorch's own depth, for other depths t
 PATIENCE = 1  # trials without a gain; the next has to be predicted a good deal faster
 
 Expected = tuple[float, float, float]  # samples/s: value, low, high
-
-
-class Measured(NamedTuple):
-    """The outcome of one run of a setting: samples/s, or why there is no number."""
-
-    rate: float | None
-    error: str | None = None
-    run: Any = None
+Measured = tuple[float | None, str | None, Any]  # samples/s, or why there is no number; the run
+COST = operator.attrgetter("cost")
 
 
 class Search:
@@ -47,10 +42,9 @@ class Search:
     ):
         """Set up a search; nothing runs yet.
 
-        `measure` runs a setting and gets the samples/s expected of it, to choose how long; `expect`
-        predicts a setting from a run of another: (run, that one's setting, this one); `refuse`
-        returns why a setting may not be run, such as for want of memory; `variants` are changes
-        that are tried on the winner at the end, as {"pin_memory": True}.
+        `measure` gets a setting and the samples/s expected of it, to choose how long to run;
+        `expect` predicts from (a run, its setting, another one); `refuse` returns why a setting may
+        not be run; `variants` are changes that are tried on the winner, as {"pin_memory": True}.
         """
         self.tuning, self.settings = tuning, settings
         self.measure, self.expect, self.refuse = measure, expect, refuse
@@ -66,14 +60,13 @@ class Search:
             if baseline.rate is None:
                 raise RuntimeError(f"The starting point cannot be measured: {baseline.error}")
             while len(tuning.tried) < MOST_TRIED and self.runs < MOST_RUNS:
-                found = self._next()
-                if found is None:
+                if (found := self._next()) is None:
                     break
                 self._run(found)
             self._settle_ties()
             for change in self.variants:
                 setting = tuning.winner.setting.but(**change)
-                if tuning.trial(setting) is None:
+                if not self._tried(setting):
                     what = ", ".join(f"{name}={value}" for name, value in change.items())
                     self._run(Trial(setting, f"the best so far with {what}"))
             tuning.chosen = self._not_slower(tuning.winner)
@@ -83,17 +76,16 @@ class Search:
         finally:
             tuning.seconds, tuning.done = time.monotonic() - begun, True
         if self.refused:
-            which = cheapest(self.refused)
-            tuning.notes.append(
-                f"Not tried: {len(self.refused)} settings; {which}: {self.refused[which]}."
-            )
+            least = min(self.refused, key=COST)
+            why = f"{len(self.refused)} settings; {least}: {self.refused[least]}"
+            tuning.notes.append(f"Not tried: {why}.")
         if len(tuning.tried) == 1:
-            tuning.notes.append(
-                "No other setting was predicted to be faster or as fast and cheaper."
-            )
+            why = "No other setting was predicted to be faster or as fast and cheaper."
+            tuning.notes.append(why)
         return tuning
 
-    # -- what to try next ------------------------------------------------------------------------
+    def _tried(self, setting: Setting) -> bool:
+        return any(trial.setting == setting for trial in self.tuning.tried)
 
     def _next(self) -> Trial | None:
         """Return the trial most worth a run, or None where none is."""
@@ -103,11 +95,9 @@ class Search:
             fastest = max(fastest, trial.rate or 0)
         if best is None or missed > PATIENCE or not (hopes := self._hopes()):
             return None
-
         top = max(value for value, _, _ in hopes.values())
         reach = {s: min(high, (1 + REACH) * value) for s, (value, _, high) in hopes.items()}
-        furthest, workers = max(reach.values()), best.setting.num_workers
-        found: list[Setting] = []
+        furthest = max(reach.values())
         if top > (1 + TIE + missed * CLOSE) * best.rate:
             found = [s for s, hope in hopes.items() if hope[0] >= (1 - TIE) * top]
             why = "the cheapest of those predicted fastest"
@@ -116,23 +106,23 @@ class Search:
             why = "may be faster: its range reaches higher"
         else:
             fast = [s for s, hope in hopes.items() if hope[0] >= (1 - TIE / 2) * best.rate]
-            found = [s for s in fast if s.num_workers < workers]
+            found = [s for s in fast if s.num_workers < best.setting.num_workers]
             why = "fewer workers, and predicted to be as fast"
-        return Trial(cheapest(found), why, hopes[cheapest(found)]) if found else None
+        least = min(found, key=COST, default=None)
+        return least and Trial(least, why, hopes[least])
 
     def _hopes(self) -> dict[Setting, Expected]:
         """Predict what has not been tried: every number of workers, and how deep only for the best.
 
         A prediction takes tens of ms, so those that cannot come out near the top are left out.
         """
-        tried = self.tuning.trial
-        open_to = [s for s in self.settings if tried(s) or self._may_run(s)]
+        open_to = [s for s in self.settings if self._tried(s) or self._may_run(s)]
         usual = [s for s in open_to if s.prefetch_factor in (None, PYTORCH_PREFETCH)]
         known = {s: found for s in usual if (found := self._expected(s))}
         top = max((value for value, _, _ in known.values()), default=0.0)
         near = {(s.num_workers, s.batch_size) for s, hope in known.items() if hope[0] >= NEAR * top}
-        worth = [s for s in open_to if (s.num_workers, s.batch_size) in near and not tried(s)]
-        return {s: found for s in worth if (found := self._expected(s))}
+        worth = [s for s in open_to if (s.num_workers, s.batch_size) in near]
+        return {s: found for s in worth if not self._tried(s) and (found := self._expected(s))}
 
     def _expected(self, setting: Setting) -> Expected | None:
         """Predict `setting` from the nearest run, and correct by how that run itself came out."""
@@ -151,21 +141,17 @@ class Search:
             (workers, waiting, _), (least, fewest, _) = setting.cost, trial.setting.cost
             if failed and workers >= least and waiting >= fewest:
                 return False  # it asks for no less
-        why = self.refuse(setting, self.tuning.tried)
-        if why:
+        if why := self.refuse(setting, self.tuning.tried):
             self.refused[setting] = why
         return not why
-
-    # -- runs ------------------------------------------------------------------------------------
 
     def _run(self, trial: Trial) -> Trial:
         """Measure a trial once (more)."""
         if trial not in self.tuning.tried:
             self.tuning.tried.append(trial)
         self.tuning.latest = trial
-        rate, trial.error, run = self.measure(
-            trial.setting, trial.rate or (trial.expected or (None,))[0]
-        )
+        hoped = trial.rate or (trial.expected or (None,))[0]
+        rate, trial.error, run = self.measure(trial.setting, hoped)
         self.runs += 1
         if rate:
             trial.rates.append(rate)
@@ -199,11 +185,6 @@ class Search:
                 break
             self._run(fewer)
         return best if not best.error and best.rate >= baseline.rate else baseline
-
-
-def cheapest(settings: Iterable[Setting]) -> Setting:
-    """Return the setting that asks for least."""
-    return min(settings, key=lambda setting: setting.cost)
 
 
 def distance(one: Setting, other: Setting) -> float:

@@ -1,10 +1,18 @@
-"""Measuring one setting in an isolated run, and what it would take of the machine's memory."""
+"""Running one setting: on a pipeline or on the reader's own data, in a process of its own.
+
+What is given as "module:name" is imported there. Objects travel as a file in the run's folder,
+written by the user's kernel, read and deleted by its own child; no record ever holds one.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import shutil
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,85 +20,148 @@ import psutil
 
 from labkit.analysis.facts import cores_used
 from labkit.analysis.thresholds import FOREIGN_LOAD
+from labkit.bench.their_loop import knobs_of
 from labkit.results.launch import launch
 from labkit.spec import Pipeline
 from labkit.tuner.search import Measured
-from labkit.tuner.source import Source
 from labkit.tuner.tuning import Setting, Trial
 
+NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+PAYLOAD = "source.pkl"
+MAX_PAYLOAD = 512 * 2**20  # bytes; a larger data set is better made where it is used
 FEWEST_STEPS = 24  # behind the warm-up; with fewer, throughput is a guess
 LONGEST_S = 30.0  # of one run
 ENDLESS = 1_000_000  # steps: the clock ends a run, so that its queues never run dry
-PATIENCE = 3  # runs that may be made again because others used the cores meanwhile
 SHARE = 0.8  # of the memory that is free: the rest is for what was not foreseen
 CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset, and the collate_fn and step that go with it, ready to be sent."""
+
+    name: str  # what tables and snippets call the dataset
+    imports: dict[str, str]  # {"dataset", "collate_fn" or "step": "module:name"}
+    payload: bytes | None = field(repr=False)  # the parts given as objects, pickled by value
+    parts: tuple[str, ...]  # the names of all parts that were given
+
+    def place(self, folder: Path) -> dict[str, Any]:
+        """Write the payload into a run's folder, for its owner alone; return the bench's order."""
+        here = os.getcwd()
+        path = [here, *(os.path.abspath(place or here) for place in sys.path)]
+        order = {"imports": self.imports, "payload": None, "cwd": here, "path": path}
+        if self.payload is None:
+            return order
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        with open(os.open(folder / PAYLOAD, flags, 0o600), "wb") as file:
+            file.write(self.payload)
+        return order | {"payload": PAYLOAD}
+
+    def described(self, pipeline: Pipeline) -> dict[str, Any]:
+        """Return what the run's first event tells: the loader's settings, and whose data it is."""
+        knobs = {name: getattr(pipeline, name) for name in Setting.__dataclass_fields__}
+        return {"pipeline": knobs, "watched": {"loader": f"DataLoader({self.name})"}}
+
+
+def of(dataset: Any, collate_fn: Any = None, step: Any = None) -> Source:
+    """Make a Source; raises ValueError on what cannot be sent or loaded, saying why."""
+    given = {"dataset": dataset, "collate_fn": collate_fn, "step": step}
+    given = {name: part for name, part in given.items() if part is not None}
+    imports = {name: part for name, part in given.items() if isinstance(part, str)}
+    objects = {name: part for name, part in given.items() if name not in imports}
+    for name, text in imports.items():
+        if not NAMED.fullmatch(text):
+            raise ValueError(f"{name}={text!r}: write module:function, as in 'train:make_dataset'.")
+    for name, part in objects.items():
+        if name != "dataset" and not callable(part):
+            raise ValueError(f"{name}={part!r}: give a function of one batch.")
+    kind = type(dataset).__name__
+    if "dataset" in objects:
+        if hasattr(dataset, "__next__"):
+            raise ValueError(
+                f"{kind} is a one-shot iterator: it can be read once, by one process. Pass a "
+                "dataset with __len__ and __getitem__, or an IterableDataset."
+            )
+        reads = hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
+        if isinstance(dataset, type) or not reads:
+            made = " Pass an instance, not the class or function." if callable(dataset) else ""
+            raise ValueError(f"{kind} is not a dataset: it needs __len__ and __getitem__.{made}")
+    payload = _pickled(objects) if objects else None
+    return Source(imports.get("dataset") or kind, imports, payload, tuple(given))
+
+
+def of_loader(loader: Any, step: Any = None) -> tuple[Source, dict[str, Any]]:
+    """Return the Source of a DataLoader and its settings as {knob: value}."""
+    if loader.batch_size is None:
+        raise ValueError(
+            "this DataLoader has a batch_sampler of its own (or none): give its dataset, and "
+            "batch_size=..., collate_fn=... instead."
+        )
+    knobs = {"prefetch_factor": None} | knobs_of(loader)
+    if not knobs["num_workers"]:
+        knobs |= {"prefetch_factor": None, "persistent_workers": False}
+    return of(loader.dataset, loader.collate_fn, step), knobs
+
+
+def _pickled(objects: dict[str, Any]) -> bytes:
+    import cloudpickle  # plain pickle cannot carry what is defined in a notebook
+
+    instead = "give 'module:function' that makes it"
+    for name, part in objects.items():
+        try:
+            cloudpickle.dumps(part)
+        except Exception as error:
+            raise ValueError(
+                f"{name} ({type(part).__name__}) cannot be sent to a process of its own: "
+                f"{type(error).__name__}: {error}. Open files and locks when they are first used, "
+                f"or {instead}."
+            ) from None
+    payload = cloudpickle.dumps(objects)
+    if len(payload) > MAX_PAYLOAD:
+        size = f"{len(payload) / 2**20:.0f} MiB (at most {MAX_PAYLOAD // 2**20})"
+        raise ValueError(f"the dataset holds {size}, to be sent to every run: {instead}.")
+    return payload
 
 
 class Bench:
     """Runs settings of one pipeline, or of one source, for about `seconds` each."""
 
-    def __init__(
-        self, pipeline: Pipeline, source: Source | None, seconds: float, patience: int = PATIENCE
-    ):
+    def __init__(self, pipeline: Pipeline, source: Source | None, seconds: float):
         self.pipeline, self.source, self.seconds = pipeline, source, seconds
-        self.patience, self.count = patience, 0  # runs that may be made again; that were made
+        self.count = 0  # runs that were made
         self.disturbed: list[float] = []  # the share of the cores that others took, where much
         self.each: Callable[[Any], None] | None = None  # called with the run that is going on
 
     def measure(self, setting: Setting, rate: float | None) -> Measured:
         """Run `setting` once; once more, and longer, where a run of unknown rate was too short."""
-        run = self._calm_run(setting, rate)
-        if run.error or run.outcome != "finished":
-            return Measured(None, run.error or run.outcome, run)
-        if run.steps < FEWEST_STEPS + setting.in_flight and rate is None:
-            run = self._calm_run(setting, run.throughput or run.samples / self.seconds or 1.0)
-        if run.error or run.throughput is None:
-            why = run.error or f"only {run.steps} batches in {LONGEST_S:.0f} s: too slow to measure"
-            return Measured(None, why, run)
-        return Measured(run.throughput, None, run)
+        run = self._run(setting, rate)
+        short = run.steps < FEWEST_STEPS + setting.in_flight
+        if run.outcome == "finished" and rate is None and short:
+            run = self._run(setting, run.throughput or run.samples / self.seconds or 1.0)
+        if run.outcome != "finished":
+            return None, run.error or run.outcome, run
+        slow = f"only {run.steps} batches in {LONGEST_S:.0f} s: too slow to measure"
+        return run.throughput, None if run.throughput else slow, run
 
-    def _calm_run(self, setting: Setting, rate: float | None) -> Any:
-        """Run it; again, where other programs took the cores, and keep the calmer of the two."""
+    def _run(self, setting: Setting, rate: float | None) -> Any:
         seconds = self.seconds
         if rate:  # the queues are filled first, and that does not count
             batch_s = setting.batch_size / rate
             filling = min(2 * self.seconds, setting.in_flight * batch_s)
             seconds = min(LONGEST_S, max(seconds, FEWEST_STEPS * batch_s) + filling)
-        run = self._run(setting, seconds)
-        if taken_by_others(run) > FOREIGN_LOAD and self.patience and not run.error:
-            self.patience -= 1
-            again = self._run(setting, seconds)
-            run = run if again.error else min(run, again, key=taken_by_others)
-        if taken_by_others(run) > FOREIGN_LOAD:
-            self.disturbed.append(taken_by_others(run))
-        return run
-
-    def _run(self, setting: Setting, seconds: float) -> Any:
         knobs = setting.to_dict() | {"steps": ENDLESS, "seconds": seconds, "xray": False}
         if self.source is not None:  # other items each time: none is in the cache from before
             knobs["seed"] = self.pipeline.seed + self.count
         self.count += 1
         bare = self.pipeline.but(num_workers=0, prefetch_factor=None, persistent_workers=False)
-        run = launch(bare.but(**knobs), source=self.source)
-        try:
-            return run.wait(each=self.each)
-        finally:
-            if self.source is not None:
-                self.source.forget(run.path)
-
-
-def taken_by_others(run: Any) -> float:
-    """Return the share of all cores that other programs used while it ran; 0 where not known."""
-    _, foreign = cores_used(run)
-    return (foreign or 0.0) / (run.machine.cpu_cores or 1)
+        run = launch(bare.but(**knobs), source=self.source).wait(each=self.each)
+        taken = (cores_used(run)[1] or 0.0) / (run.machine.cpu_cores or 1)
+        self.disturbed += [taken] if taken > FOREIGN_LOAD else []
+        return run
 
 
 def free_memory() -> tuple[int, int | None]:
-    """Return the bytes free in RAM and in /dev/shm (None where there is none).
-
-    RAM is the machine's, or the container's where that is less; workers hand over their batches
-    through /dev/shm.
-    """
+    """Return the bytes free in RAM (of the container, where there is one) and in /dev/shm."""
     ram, shm = psutil.virtual_memory().available, None
     with contextlib.suppress(OSError, ValueError):
         limit = int((CGROUP / "memory.max").read_text())  # "max" where there is none
@@ -105,27 +176,19 @@ def free_memory() -> tuple[int, int | None]:
 def refusal(setting: Setting, trials: list[Trial], ram: int, shm: int | None) -> str | None:
     """Return why there is no memory for `setting`, from what smaller ones took; None if there is.
 
-    `ram` and `shm` are the bytes that are free. Counted are the batches that wait in the queues,
-    one in each worker's hands, and a copy of the process for each worker: a forked worker shares
-    its parent's memory at first, but as Python counts references in the objects it reads, their
-    pages become its own. So this is what they may grow to.
+    Counted are the batches in the queues, one in each worker's hands, and a copy of the process for
+    each worker: a forked worker shares its parent's pages until it counts a reference in them.
     """
-    per_sample, worker_gib = 0.0, 0.0
-    for trial in trials:
-        for run in trial.runs:
-            batch_bytes = (run.event("handoff") or {}).get("bytes") or 0
-            per_sample = per_sample or batch_bytes / trial.setting.batch_size
-            rss_gib = max((sample.get("rss_gib") or 0.0 for sample in run.telemetry), default=0.0)
-            worker_gib = max(worker_gib, rss_gib / (1 + trial.setting.num_workers))
+    per_sample, worker = 0.0, 0.0  # bytes
+    for here, run in ((trial.setting, run) for trial in trials for run in trial.runs):
+        batch = (run.event("handoff") or {}).get("bytes") or 0
+        per_sample = per_sample or batch / here.batch_size
+        rss_gib = max((sample.get("rss_gib") or 0.0 for sample in run.telemetry), default=0.0)
+        worker = max(worker, rss_gib * 2**30 / (1 + here.num_workers))
     batches = (setting.in_flight + setting.num_workers) * (2 if setting.pin_memory else 1)
     queues = batches * per_sample * setting.batch_size
-    whole = queues + setting.num_workers * worker_gib * 2**30
-    if shm is not None and queues > SHARE * shm:
-        return f"its queues may hold {_gib(queues)} and /dev/shm has {_gib(shm)} free"
-    if whole > SHARE * ram:
-        return f"its workers and queues may take {_gib(whole)}, {_gib(ram)} of RAM are free"
+    whole = queues + setting.num_workers * worker
+    for size, free, place in ((queues, shm, "/dev/shm"), (whole, ram, "RAM")):
+        if free is not None and size > SHARE * free:
+            return f"may take {size / 2**30:.2f} GiB; {free / 2**30:.2f} GiB of {place} are free"
     return None
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.2f} GiB"

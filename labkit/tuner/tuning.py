@@ -94,16 +94,10 @@ class Trial:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the trial as JSON types."""
-        return {
-            "setting": self.setting.to_dict(),
-            "why": self.why,
-            "predicted": self.expected and self.expected[0],
-            "predicted_range": self.expected and list(self.expected[1:]),
-            "throughput": self.rate,
-            "throughputs": self.rates,
-            "runs": [run.id for run in self.runs],
-            "error": self.error,
-        }
+        value, *reach = self.expected or (None,)
+        known = {"setting": self.setting.to_dict(), "why": self.why, "error": self.error}
+        known |= {"throughput": self.rate, "throughputs": self.rates}
+        return known | {"predicted": value, "predicted_range": reach or None}
 
 
 @dataclass(repr=False)
@@ -148,10 +142,6 @@ class Tuning(Result):
         both = self.winner and self.baseline.rate
         return self.winner.rate / self.baseline.rate if both else None
 
-    def trial(self, setting: Setting) -> Trial | None:
-        """Return the trial of `setting`; None where it was not tried."""
-        return next((trial for trial in self.tried if trial.setting == setting), None)
-
     @property
     def snippet(self) -> str:
         """The result as code to paste."""
@@ -160,20 +150,15 @@ class Tuning(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON types."""
+        names = ("best", "speedup", "seconds", "interrupted", "reasons", "notes", "snippet")
         return {
+            **{name: getattr(self, name) for name in names},
             "source": self.name,
             "machine": self.line,
-            "best": self.best,
             "baseline": self.start.to_dict(),
             "baseline_throughput": self.baseline and self.baseline.rate,
             "best_throughput": self.winner and self.winner.rate,
-            "speedup": self.speedup,
             "trials": [trial.to_dict() for trial in self.tried],
-            "seconds": round(self.seconds, 3),
-            "interrupted": self.interrupted,
-            "reasons": self.reasons,
-            "notes": self.notes,
-            "snippet": self.snippet,
         }
 
     def verdict(self, trial: Trial) -> str:
@@ -184,8 +169,7 @@ class Tuning(Result):
         if trial is best:
             words.append("best" if self.done else "best so far")
         elif best and trial.rate and trial.rate >= (1 - TIE) * best.rate:
-            dearer = trial.setting.cost > best.setting.cost
-            words.append("a tie, but costs more" if dearer else "a tie")
+            words.append("a tie")
         return ", ".join(words)
 
     @property
@@ -204,18 +188,13 @@ class Tuning(Result):
         for trial in self.tried:
             batch = trial.setting.batch_size
             what = f", batch {batch}" if batch != self.start.batch_size else ""
-            measured = f"{trial.rate:,.0f}" if trial.rate else None
-            if len(trial.rates) > 1:
-                measured += f" ({len(trial.rates)} runs)"
+            runs = f" ({len(trial.rates)} runs)" if len(trial.rates) > 1 else ""
+            measured = f"{trial.rate:,.0f}{runs}" if trial.rate else None
             said = self.verdict(trial)[:CELL]
             rows.append((f"{trial.setting}{what}", trial.predicted, measured, said, trial.why))
         reasons = [f"{name}: {reason}" for name, reason in self.reasons.items()]
         ended = [*reasons, *self.notes, self.snippet] if self.done else [now or "starting"]
-        return Table(
-            rows,
-            head=("setting", "predicted", "measured", "", "why it was tried"),
-            title=self.headline,
-            foot=[*ended, f"samples/s, measured on {self.line}" if self.line else ""],
-            left=range(5),
-            bold=[i for i, trial in enumerate(self.tried) if trial is self.winner],
-        )
+        foot = [*ended, f"samples/s, measured on {self.line}" if self.line else ""]
+        bold = [place for place, trial in enumerate(self.tried) if trial is self.winner]
+        head = ("setting", "predicted", "measured", "", "why it was tried")
+        return Table(rows, head, title=self.headline, foot=foot, left=range(5), bold=bold)

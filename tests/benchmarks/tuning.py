@@ -64,10 +64,10 @@ def measure_grid(pipeline):
     rows, known = [], None
     for workers, prefetch in [(0, None), *itertools.product(WORKERS, PREFETCH)]:
         setting = start.but(num_workers=workers, prefetch_factor=prefetch)
-        rate = bench.measure(setting, known).rate
+        rate = bench.measure(setting, known)[0]
         known = max(filter(None, [rate, known]), default=None)
         rows.append({"setting": setting.to_dict(), "rate": rate})
-    # runs that others disturbed were made again: not the grid's time
+    # runs that were too short were made again: not the grid's time
     return {"rows": rows, "seconds": (time.monotonic() - begun) * len(rows) / bench.count}
 
 
@@ -85,11 +85,11 @@ def measure_again(pipeline, kept):
     named = {f"grid {i}": row["setting"] for i, row in enumerate(rows[:WINNERS], 1)}
     named |= {who: kept[who]["best"] for who in ("tune", "loadtune") if kept.get(who)}
     settings = {who: Setting.of(best).but(persistent_workers=False) for who, best in named.items()}
-    bench = Bench(pipeline, None, SECONDS, patience=6)
+    bench = Bench(pipeline, None, SECONDS)
     rates = {setting: [] for setting in settings.values()}
     for _ in range(2 * AGAIN):
         for setting in rates:
-            rates[setting].append(bench.measure(setting, rows[0]["rate"]).rate)
+            rates[setting].append(bench.measure(setting, rows[0]["rate"])[0])
     return {who: rates[setting] for who, setting in settings.items()}
 
 
