@@ -207,7 +207,7 @@ def test_an_x_ray_tells_what_batch_size_and_bf16_do(tmp_path):
     ("changes", "word"),
     [({"model": "mlp"}, "model"), ({"image_px": 224}, "image_px"),
      ({"compile": "default"}, "compile"), ({"precision": "bf16"}, "bf16"),
-     ({"batch_size": 32}, "x-ray"), ({"accumulation_steps": 4}, "accumulation_steps"),
+     ({"batch_size": 32}, "xray=True"), ({"accumulation_steps": 4}, "accumulation_steps"),
      ({"steps": 1}, "one step")],
 )  # fmt: skip
 def test_what_the_run_does_not_tell_is_not_predicted(textbook, changes, word):

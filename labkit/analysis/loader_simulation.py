@@ -1,13 +1,8 @@
-"""A DataLoader simulated event by event: who prepares which batch when, and on which core.
+"""A DataLoader simulated event by event: a formula for means misses stalls by 40 %.
 
-What it knows of PyTorch's loader: batches are dealt to the workers in turn and handed out in that
-order, so a slow one holds up those behind it; `prefetch_factor` batches for each worker are under
-way at a time, and one more is asked for when one is taken. Of the machine: whoever computes shares
-the cores equally, who waits takes none. A formula for means misses stalls by 40 %.
-
-And of the device. A CPU that prepares batches itself trains in turn: a step takes prep + compute. A
-GPU runs behind the host, which prepares the next batch meanwhile and is held up only in its copy:
-without workers a step takes near max(prep + launches, compute).
+Batches are dealt to the workers in turn and handed out in that order: a slow one holds up those
+behind it. Whoever computes shares the cores equally. A CPU without workers prepares and trains in
+turn; a GPU runs behind the host, which prepares meanwhile and is held up only in its copy.
 """
 
 from __future__ import annotations
@@ -21,9 +16,8 @@ from typing import Any
 import numpy as np
 
 COOLS_S = 0.012  # of waiting after which most of `Work.cold` is due; from steps of measured runs
-# What is left of the cores where more threads want one than there are: the rest goes to switching
-# between them, to caches filled again, and to cores that stand idle until the system has moved a
-# thread. Calibrated on the development workloads of tests/benchmarks/prediction.py.
+# What switching leaves of the cores where more threads want one than there are. Calibrated on the
+# development workloads of tests/benchmarks/prediction.py.
 OVERSUBSCRIBED = 0.92
 ONE_BY_ONE = 0.1  # of many short waits, how long a single one would have to be to cool as much
 NEVER = float("inf")
@@ -71,10 +65,6 @@ class Simulation:
     def __init__(
         self, work: Work, cores: int, workers: int, prefetch: int = 2, seconds: float | None = None
     ):
-        """Run over all batches of `work`, or to the end of the first step later than `seconds`.
-
-        With no `workers` the loop prepares its batches itself; each has `prefetch` under way.
-        """
         self.work, self.cores, self.workers, self.prefetch = work, cores, workers, prefetch
         self.asked, self.ready, self.begin, self.end = [], [], [], []
         self.host = work.host.tolist()
@@ -91,47 +81,38 @@ class Simulation:
         self.queues: list[deque] = [deque() for _ in range(workers)]
         self.arrived: deque[int] = deque()
         self.asleep: set[int] = set()
-        loop = self._loop_with_workers() if workers else self._loop_alone()
-        self.processes = [loop, *map(self._worker, range(workers))]
+        self.processes = [self._loop(), *map(self._worker, range(workers))]
         for number in range(workers + 1):
             self._go_on(number)
-        limit, count = NEVER if seconds is None else seconds, len(self.host)
-        while (self.timers or self.computing) and len(self.end) < count:
+        limit = NEVER if seconds is None else seconds
+        while (self.timers or self.computing) and len(self.end) < len(self.host):
             self._advance()
             if self.now > limit and self.end and self.end[-1] > limit:
                 break
 
     def summary(self, warmup: int, batch_size: int) -> tuple[float, float, float, float]:
-        """Return what a Run would count behind the warm-up, and what the cores did.
+        """Return samples/s and utilization behind the warm-up, busy share of cores, steps' stretch.
 
-        These are samples/s, utilization, the busy share of all core time, and the time of a CPU's
-        steps over what they take on cores of their own.
+        The stretch is the time of a CPU's steps over what they take on cores of their own.
         """
         steps = len(self.end)
         first = min(warmup, max(1, steps // 3))
         wall = self.end[-1] - self.end[first - 1]
         if wall <= 0:
-            raise CannotPredict(
-                "the run would have only one step, or none that takes time: give it more steps or "
-                "seconds"
-            )
+            raise CannotPredict("only one step, or none that takes time: give it more steps")
         busy = sum(self.end[first:]) - sum(self.begin[first:])
-        stretch = 1.0
-        if self.step_work:
-            stretch = (sum(self.end) - sum(self.begin[:steps])) / self.step_work
+        stepped = sum(self.end) - sum(self.begin[:steps])
+        stretch = stepped / self.step_work if self.step_work else 1.0
         cores_busy = self.core_time / (self.now * self.cores)
         return (steps - first) * batch_size / wall, busy / wall, cores_busy, stretch
-
-    # -- who runs when ---------------------------------------------------------------------------
 
     def _advance(self) -> None:
         """Go to the next moment at which something ends."""
         alone = self.running <= self.cores  # each computing thread has a core
         rate = 1.0 if alone else OVERSUBSCRIBED * self.cores / self.running
         timer = self.timers[0][0] if self.timers else NEVER
-        done = NEVER
-        if self.computing:
-            done = self.now + (self.computing[0][0] - self.virtual) / rate
+        left = self.computing[0][0] - self.virtual if self.computing else NEVER
+        done = self.now + left / rate
         moment = min(timer, done)
         if self.running:
             passed = moment - self.now
@@ -164,10 +145,8 @@ class Simulation:
 
     def _wake(self, process: int) -> None:
         if process in self.asleep:
-            self.asleep.discard(process)
+            self.asleep.remove(process)
             self._go_on(process)
-
-    # -- what the processes do -------------------------------------------------------------------
 
     def _worker(self, index: int) -> Iterator[tuple | None]:
         queue, put = self.queues[index], self.work.put
@@ -181,33 +160,30 @@ class Simulation:
             self.arrived.append(batch)
             self._wake(0)
 
-    def _loop_with_workers(self) -> Iterator[tuple | None]:
+    def _loop(self) -> Iterator[tuple | None]:
+        """Take each batch from the workers, or prepare it, and train on it."""
         ahead, there = self.workers * self.prefetch, set()
         for batch in range(ahead):
             self._ask(batch)
-        for batch in range(len(self.host)):
+        for batch, parts in enumerate(self.parts):
             self.asked.append(self.now)
-            while batch not in there:
+            if not self.workers:
+                yield from parts
+            while self.workers and batch not in there:
                 while not self.arrived:
                     yield None
                 there.add(self.arrived.popleft())
                 yield 0.0, self.work.take, 1
-            there.discard(batch)
-            self._ask(ahead + batch)  # data is endless: the last batches come under the same load
+            if self.workers:  # data is endless: the last batches come under the same load
+                self._ask(ahead + batch)
             yield from self._step(batch)
 
     def _ask(self, batch: int) -> None:
-        """Put the batch's number into the queue of the worker whose turn it is."""
         self.queues[batch % self.workers].append(batch)
         self._wake(1 + batch % self.workers)
 
-    def _loop_alone(self) -> Iterator[tuple]:
-        for batch, parts in enumerate(self.parts):
-            self.asked.append(self.now)
-            yield from parts
-            yield from self._step(batch)
-
     def _step(self, batch: int) -> Iterator[tuple]:
+        """Compute on the cores, or have a device compute, which may still be at earlier steps."""
         work, end = self.work, self.end
         self.ready.append(self.now)
         if work.around:

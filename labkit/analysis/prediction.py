@@ -1,8 +1,6 @@
-"""What another setting would bring, predicted from one measured run, with a range.
+"""`lk.predict(run, num_workers=4)`: what another setting would bring, from one measured run.
 
-    lk.predict(run, num_workers=4)
-
-The data loader is simulated with what the run's own items cost; see `loader_simulation`.
+The loader is simulated (`loader_simulation`) with what the run's own items and steps cost.
 """
 
 from __future__ import annotations
@@ -12,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis.loader_simulation import CannotPredict, Simulation
-from labkit.analysis.loader_work import Measured
+from labkit.analysis.loader_simulation import ONE_BY_ONE, CannotPredict, Simulation, Work, coldness
 from labkit.knobs import check_names
 from labkit.results.event_log import of_one_moment
 from labkit.results.result import Result, Table
+from labkit.results.timeline import ItemCosts, item_costs
 from labkit.spec import KNOBS
 
 DRAWS = 5  # simulated runs, each from its own bootstrap sample of what was measured
@@ -30,10 +28,20 @@ WORTH = 0.05  # a gain below this is not called one, however quiet the run
 DEVICE_BOUND, CPU_BOUND = 0.9, 0.9  # utilization; share of all core time
 STRETCHED = 1.1  # a step that takes so much longer than alone is held back by who shares its cores
 
-FREE = ("num_workers", "prefetch_factor", "stall_ms", "stall_every", "steps", "seconds", "seed",
-        "xray")  # fmt: skip
+FREE = ("num_workers", "prefetch_factor", "io_ms", "prep_ms", "stall_ms", "stall_every", "steps",
+        "seconds", "seed", "xray")  # fmt: skip
 BATCH_FACTOR = 4  # the step's time at other batch sizes is a straight line only so far
-LITTLE_COPY = 0.02  # of a step: below this, faster copies cannot show
+
+PARTS = 4  # stretches of waiting and computing that a batch is prepared in
+MIN_STEPS = 5  # after short or long waits, to tell what those do
+MIN_BATCHES = 4  # measured, to predict from
+COLD_OVER_WARM = 1.4  # where not tried: measured between 1.3 and 1.5 on the machines at hand
+# Taking a batch in a running pipeline, over taking it from one worker that does nothing else. From
+# the development workloads of tests/benchmarks/prediction.py, as CHILL: 1.0 to 1.3 do as well.
+TAKE_IN_RUN = 1.3
+# What an item takes more behind a wait if no core was at work meanwhile (0.5 to 0.8 there).
+CHILL = 0.6
+WAITS = 0.2  # an item whose waiting is this much of its CPU time is one that waits
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,11 +73,9 @@ class Prediction(Result):
         knobs = ", ".join(f"{name}={value!r}" for name, value in self.changes.items())
         if not (said := self.cannot):
             (low, high), (least, most) = self.throughput_range, self.utilization_range
-            said = (
-                f"predicted {self.throughput:.0f} samples/s ({low:.0f} to {high:.0f}), busy "
-                f"{self.utilization:.0%} ({least:.0%} to {most:.0%}), limit: {self.limit}; "
-                f"{self.why}"
-            )
+            rate = f"{self.throughput:.0f} samples/s ({low:.0f} to {high:.0f})"
+            busy = f"busy {self.utilization:.0%} ({least:.0%} to {most:.0%})"
+            said = f"predicted {rate}, {busy}, limit: {self.limit}; {self.why}"
         return Table((), title=f"Prediction({knobs}): {said}")
 
 
@@ -86,32 +92,25 @@ def predict(run: Any, **changes: Any) -> Prediction:
         target = _target(known.pipeline, changes)
         step, notes = _step(run, target)
         if target.num_workers and not known.pipeline.num_workers and not known.handoff:
-            raise CannotPredict(
-                "what it costs to hand a batch over from a worker was not measured: run it again "
-                "with 8 steps or more, or with num_workers=1"
-            )
+            why = "what it costs to hand a batch over was not measured: run it with num_workers=1"
+            raise CannotPredict(why)
         rates, shares, cores, stretches = _simulated(known, target, step)
     except CannotPredict as why:
         return Prediction(changes, cannot=f"cannot predict: {why}.", why=str(why))
     throughput, utilization = float(np.median(rates)), float(np.median(shares))
-    taken = np.median(cores) > CPU_BOUND
-    limit = "cpu" if taken else "input"
+    limit, held = "input", "the loop still waits for data"
+    if taken := np.median(cores) > CPU_BOUND:
+        limit, held = "cpu", f"CPU-bound: all {known.cores} cores are saturated"
     if utilization > DEVICE_BOUND and not (taken and np.median(stretches) > STRETCHED):
-        limit = "device"
-    held = {
-        "input": "the loop still waits for data",
-        "cpu": f"CPU-bound: all {known.cores} cores are saturated",
-        "device": "the device is nearly always busy",
-    }[limit]
+        limit, held = "device", "the device is nearly always busy"
     error = float(np.hypot(2 * np.std(rates) / throughput, MODEL_ERROR[limit]))
     spread = float(np.hypot(2 * np.std(shares), UTILIZATION_ERROR[limit]))
     noise, ratio = max(WORTH, run.spread or 0.0), throughput / run.throughput
+    gain = f"it will not help: {ratio - 1:+.0%} is within the noise of {noise:.0%};"
     if ratio > 1 + noise:
         gain = f"{ratio:.2f}x the measured throughput; then"
     elif ratio < 1 - noise:
         gain = f"it would be slower, {ratio:.2f}x the measured throughput;"
-    else:
-        gain = f"it will not help: {ratio - 1:+.0%} is within the noise of {noise:.0%};"
     return Prediction(
         changes,
         throughput,
@@ -119,7 +118,7 @@ def predict(run: Any, **changes: Any) -> Prediction:
         utilization,
         (max(0.0, utilization - spread), min(1.0, utilization + spread)),
         limit,
-        helps=throughput > run.throughput * (1 + noise),
+        helps=ratio > 1 + noise,
         why="; ".join([f"{gain} {held}", *notes]),
     )
 
@@ -138,8 +137,7 @@ def _simulated(known: Measured, target: Any, step: float) -> np.ndarray:
     """Return (4, draws): throughput, utilization, busy share of the cores, steps' stretch."""
     prefetch = target.prefetch_factor or 0
     steps = min(target.steps, max(STEPS, 6 * target.stall_every if target.stall_ms else 0))
-    warmup = max(3, target.num_workers * prefetch)
-    found = []
+    warmup, found = max(3, target.num_workers * prefetch), []
     for draw in range(DRAWS):
         work = known.work(target, step, steps, np.random.default_rng(draw))
         came = Simulation(work, known.cores, target.num_workers, prefetch, target.seconds)
@@ -148,56 +146,174 @@ def _simulated(known: Measured, target: Any, step: float) -> np.ndarray:
 
 
 def _step(run: Any, target: Any) -> tuple[float, list[str]]:
-    """Return the time of a step over that of the measured one, and what was taken into account.
-
-    Raises CannotPredict where the run cannot tell.
-    """
+    """Return the time of a step over that of the measured one, and what was taken into account."""
     old, seen, step, notes = run.pipeline, run.xray_facts or {}, 1.0, []
     for name, value in target.to_dict().items():
         if value == getattr(old, name) or name in FREE:
             continue
-        if name in ("io_ms", "prep_ms"):
-            if getattr(old, name) is None:
-                raise CannotPredict(f"the run states no {name}: its waits are its own")
-        elif name == "batch_size":
-            fixed = _fixed_share(seen, old.batch_size, value)
+        why = f"the effect of {name} was not measured: run it once with {name}={value!r}"
+        if name == "batch_size":
+            fixed = seen.get("fixed_share")
+            if not old.batch_size / BATCH_FACTOR <= value <= old.batch_size * BATCH_FACTOR:
+                raise CannotPredict(f"{why}, or one within {BATCH_FACTOR} times of it")
+            if fixed is None:
+                raise CannotPredict(f"{why}, or this run with xray=True and 3 seconds or more")
             notes.append(f"{fixed:.0%} of a step does not grow with the batch (x-ray)")
             step *= fixed + (1 - fixed) * value / old.batch_size
         elif name == "precision":
             if value != "bf16" or old.precision != "fp32" or not seen.get("bf16_speedup"):
-                raise CannotPredict(
-                    f"a step in {value} was not timed: run it once with precision={value!r} (an "
-                    "x-ray of an fp32 run times bf16)"
-                )
+                raise CannotPredict(f"{why} (the x-ray of an fp32 run times bf16)")
             step /= seen["bf16_speedup"]
         elif name == "persistent_workers":
             notes.append("persistent_workers acts between epochs, and this run has one")
         elif name == "pin_memory" and run.machine.kind == "cpu":
             notes.append("pin_memory does nothing where the device is the CPU")
-        elif name == "pin_memory":
-            if run.copy_ms is None or run.copy_ms >= LITTLE_COPY * run.step_ms:
-                raise CannotPredict(
-                    "copies from the other kind of memory were not timed: run it once"
-                )
-            share = run.copy_ms / run.step_ms
-            notes.append(f"copies take {share:.1%} of a step: pinning cannot show")
         else:
-            raise CannotPredict(
-                f"the effect of {name} was not measured: run it once with {name}={value!r}"
-            )
+            raise CannotPredict(why)
     return step, notes
 
 
-def _fixed_share(seen: dict[str, Any], old: int, new: int) -> float:
-    """Return the share of a step's time that does not grow with the batch."""
-    if not old / BATCH_FACTOR <= new <= old * BATCH_FACTOR:
-        raise CannotPredict(
-            f"batch_size={new} is more than {BATCH_FACTOR} times away from the measured {old}: "
-            f"run it once with a batch size from {-(-new // BATCH_FACTOR)} to {new * BATCH_FACTOR}"
+# -- from a measured run to the work of another setting -------------------------------------------
+
+
+class Measured:
+    """What one run tells: s, per batch or step, warm-up left out."""
+
+    def __init__(self, run: Any):
+        self.costs, self.pipeline = _batches(run), run.pipeline
+        self.on_cpu, self.cores = run.machine.kind == "cpu", run.machine.cpu_cores or 1
+        self.host_threads = (run.machine.threads or 1) if self.on_cpu else 1
+        costs, stamps, workers = self.costs, run.stamps[run.warmup :], self.pipeline.num_workers
+        compute, waited = stamps[:, 5] - stamps[:, 4], stamps[:, 1] - stamps[:, 0]
+        self.device = compute  # (steps,) time on the device,
+        self.copy = np.maximum(stamps[:, 3] - stamps[:, 2], 0)  # and of the copy to it
+        # What handing a batch over takes: measured at the end of the run
+        self.handoff = {
+            name[:-3]: value / 1e6
+            for name, value in (run.event("handoff") or {}).items()
+            if name.endswith("_us") and isinstance(value, (int, float)) and value >= 0
+        }
+        if "main_wall" not in self.handoff and workers:
+            at_once = np.sort(waited)[: max(1, len(stamps) // 4)]
+            self.handoff["main_wall"] = float(np.median(at_once))
+        # (steps,) CPU time of the step in the loop: of its launches, on a GPU; and what it takes
+        # more after a long wait; and the loop's own time around it
+        if self.on_cpu:
+            own = run.thread_s[run.warmup :]
+            seen = ~np.isnan(own) & (compute > 0)
+            share = np.median(np.minimum(1.0, own[seen] / compute[seen])) if seen.any() else 1.0
+            around = np.median(stamps[1:, 0] - stamps[:-1, 5])
+            around += np.median(stamps[:, 4] - stamps[:, 1])
+            if workers == 0:  # not all of it was waiting: it prepared its data
+                lump = ONE_BY_ONE if len(costs.item_cpu[0]) else 1.0
+                waited = np.full(len(waited), lump * np.median(costs.wait + costs.collate_wait))
+            host = np.where(seen, own, compute * share)
+            self.host, self.cold = _warm_and_cold(host, waited, self.handoff)
+        else:
+            self.host, self.cold = _launches(run), 0.0
+            around = np.median(stamps[1:, 0] - run.issued[run.warmup : -1])
+        self.around = max(0.0, float(around))
+        company = 0.0  # threads of the run that computed, on average, while a loader process waited
+        if workers:
+            step = (stamps[-1, 5] - stamps[0, 0]) / len(stamps)
+            worker = float(np.median(costs.cpu + costs.collate_cpu + costs.between)) / workers
+            model = float(np.median(self.host)) if self.on_cpu else 0.0
+            company = (model + (workers - 1) * worker) / step
+        # (batches,) what fetching took, over what it takes while cores are at work: items that
+        # wait take more behind it, the fewer cores were at work meanwhile
+        asleep = max(0.0, 1 - company / self.cores)
+        self.chilled = 1 + CHILL * asleep * (costs.wait > WAITS * costs.cpu)
+
+    def work(self, target: Any, step: float, steps: int, rng: np.random.Generator) -> Work:
+        """Draw the work of `steps` batches of `target`; a step takes `step` times the measured."""
+        old, costs, handoff, on_cpu = self.pipeline, self.costs, self.handoff, self.on_cpu
+        scale = target.batch_size / old.batch_size
+        batches = _drawn(len(costs), steps, rng)
+        parts = PARTS if len(costs.item_cpu[0]) else 1
+        cpus = (costs.cpu[batches] / self.chilled[batches] * scale)[:, None]
+        cpus = cpus * _profile(costs.item_cpu, parts)[batches]
+        waits = (costs.wait[batches] * scale)[:, None]
+        more = ((target.io_ms or 0) - (old.io_ms or 0)) * target.batch_size / 1e3
+        if target.dataset == "sleep":  # its delay is one of the batch, whatever the size
+            more += (target.prep_ms - scale * old.prep_ms) / 1e3
+        waits = np.maximum(waits * _profile(costs.item_wait, parts)[batches] + more / parts, 0)
+        stall = old.stall_ms / 1e3  # the stated one, taken from the batches that met it
+        collate_wait = (costs.collate_wait - stall * (costs.collate_wait > 0.9 * stall))[batches]
+        if target.stall_ms:
+            due = np.arange(steps) % target.stall_every == target.stall_every - 1
+            collate_wait = collate_wait + due * target.stall_ms / 1e3
+        handed = bool(target.num_workers) - bool(old.num_workers)  # batches come from a worker now
+        collate_cpu = costs.collate_cpu[batches] * scale + handoff.get("share", 0.0) * handed
+        rows = _drawn(len(self.host), steps, rng)
+        host = self.host[rows] * (step if on_cpu else 1) + handoff.get("touch", 0.0) * handed
+        return Work(
+            waits=np.column_stack([waits, np.maximum(collate_wait, 0)]),
+            cpus=np.column_stack([cpus, np.maximum(collate_cpu, 0)]),
+            host=np.maximum(host, 0),
+            cold=self.cold * step,
+            chill=CHILL,
+            put=handoff.get("worker", float(np.median(costs.between))),
+            take=TAKE_IN_RUN * handoff.get("main_wall", 0.0),
+            around=self.around,
+            device=None if on_cpu else self.device[rows] * step,
+            copy=None if on_cpu else self.copy[rows] * scale,
+            blocking=not (target.pin_memory and target.non_blocking),
+            side_stream=bool(target.prefetch_to_device),
+            host_threads=self.host_threads,
         )
-    if seen.get("fixed_share") is None:
-        raise CannotPredict(
-            "no x-ray tells how a step's time grows with the batch: run it again with xray=True "
-            "and 3 seconds or more"
-        )
-    return seen["fixed_share"]
+
+
+def _batches(run: Any) -> ItemCosts:
+    """Return what the batches cost to prepare, the first of each worker left out."""
+    if run.watched:
+        raise CannotPredict("a watched loader does not show what items cost: tune(...) measures it")
+    if (costs := item_costs(run)) is None:
+        raise CannotPredict("this record is from before items were timed: run it again")
+    if not run.throughput:
+        raise CannotPredict("the run has too few steps: give it more")
+    costs = costs.only((costs.number > 0) & (costs.start < run.stamps[-1, 5]))
+    if len(costs) < MIN_BATCHES:
+        measured = f"{len(costs)} batches were measured, {MIN_BATCHES} are needed"
+        raise CannotPredict(f"only {measured}: give the run more steps or seconds")
+    return costs
+
+
+def _launches(run: Any) -> np.ndarray:
+    """Return the host's time to issue each step's compute, s."""
+    t = np.array([step["t"] for step in run.steps_since(0)], dtype=float) / 1e9
+    spent, ahead = t[:, 3] - t[:, 2], run.stamps[:, 4] > run.issued
+    # A full queue holds up a host that is more than a step ahead: such steps count for no more than
+    # those in which it was not, or else than the shortest of the run, its first ones included
+    calm = np.median(spent[~ahead]) if (~ahead).sum() >= MIN_STEPS else spent.min()
+    return np.where(ahead, np.minimum(spent, calm), spent)[run.warmup :]
+
+
+def _warm_and_cold(
+    host: np.ndarray, waited: np.ndarray, handoff: dict[str, float]
+) -> tuple[np.ndarray, float]:
+    """Split the steps' CPU time into what it is after no wait, and what a long wait adds."""
+    share, tried = coldness(waited), COLD_OVER_WARM
+    early, late = share < 0.1, share > 0.9
+    if "warm" in handoff:  # tried at the end of the run, which itself may have one kind of wait
+        both = handoff["warm"] and handoff.get("cold")
+        tried = max(1.0, handoff["cold"] / handoff["warm"]) if both else 1.0
+    if early.sum() >= MIN_STEPS and late.sum() >= MIN_STEPS:
+        tried = max(1.0, float(np.median(host[late]) / np.median(host[early])))
+    warm = host / (1 + (tried - 1) * share)
+    return warm, float(np.median(warm)) * (tried - 1)
+
+
+def _drawn(count: int, steps: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw (steps,) indices from a bootstrap sample of `count` measured ones."""
+    pool = rng.integers(count, size=count)
+    return pool[rng.integers(count, size=steps)]
+
+
+def _profile(items: list[np.ndarray], parts: int) -> np.ndarray:
+    """Return (batches, parts): which share of each batch's time its first, second ... part took."""
+    shares = np.full((len(items), parts), 1 / parts)
+    for row, times in enumerate(items):
+        sums = [chunk.sum() for chunk in np.array_split(times, parts)]
+        if total := sum(sums):
+            shares[row] = np.array(sums) / total
+    return shares
