@@ -120,7 +120,7 @@ def faults(options: argparse.Namespace) -> int:
       labkit faults --seeds 1 --keep faults.jsonl
       labkit faults --only "no workers" --seeds 1
     """
-    from labkit.course.faultscore import run_set
+    from labkit.course.faultset import run_set
 
     how = {"seeds": options.seeds, "only": options.only, "keep": options.keep}
     return show(options, run_set(options.half, **how, progress=progress("runs done")))

@@ -385,7 +385,7 @@ class Lint:
         host_us = sum(HOST_US[name](amount) for name, amount in faults if name in HOST_US)
         for name, amount in faults:
             if name not in ONLY_HOST:
-                slow_faults.plant(name, amount, None, trainer)
+                slow_faults.plant_all(f"{name}@{amount}", None, trainer)
         every = 5 if any(name == "evaluate" for name, _ in faults) else job.accumulation_steps
         batch = torch.zeros(job.batch_size, 3, job.image_px, job.image_px, dtype=torch.uint8)
         batch = batch, torch.zeros(job.batch_size, dtype=torch.int64)

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from labkit.course import faultset, slow_faults
-from labkit.course.faultscore import FaultScore, Scored, run_set
-from labkit.course.faultset import BASES, EVERYTHING, FAULTS, HALVES, Case, Here
+from labkit.course.faultset import BASES, EVERYTHING, FAULTS, HALVES, Case, Here, run_set
 from labkit.results.machine import Machine
 
 CPU = Here(BASES["cpu"] | {"precision": "fp32"}, Machine(kind="cpu"))
@@ -115,7 +114,7 @@ def test_a_sync_every_step_waits_as_often_as_it_says_and_evaluates_in_the_traini
 
 def test_with_foreach_off_nothing_but_the_planted_optimizer_is_one_by_one():
     trainer = small_trainer()
-    slow_faults.plant("one_by_one_optimizer", 30, None, trainer)
+    slow_faults.plant_all("one_by_one_optimizer@30", None, trainer)
     [group] = trainer.optimizer.param_groups
     assert group["foreach"] is False and not group["fused"] and len(group["params"]) == 4 + 30
 
@@ -127,7 +126,7 @@ def test_each_graph_break_parts_what_is_compiled():
     torch._dynamo.reset()
     counters.clear()
     trainer = small_trainer()
-    slow_faults.plant("graph_breaks", 3, None, trainer)
+    slow_faults.plant_all("graph_breaks@3", None, trainer)
     trainer.model(torch.zeros(2, 3, 4, 4))
     # In front of a break and behind it, and the model's own; in a loop nothing would be compiled
     assert counters["stats"]["unique_graphs"] >= 3
@@ -158,18 +157,18 @@ def test_severe_faults_are_named_for_real_and_an_interrupted_set_goes_on_where_i
 
 
 def test_the_score_counts_what_it_says():
+    about = {"fault": "a fault", "severity": 2, "seed": 0}
     named = ("input", "input"), ("launch", "input"), ("compute", "compute")
     named += ("compute", "precision"), ("compute", "unsure")
-    scored = tuple(Scored("a fault", 2, 0, *pair, 1.0, 0.3) for pair in named)
-    skipped = {"pageable copies": "shows on a GPU only"}
-    score = FaultScore(scored, skipped, "a <CPU>", "cpu", "scoring")
+    rows = [about | {"expected": planted, "named": said} for planted, said in named]
+    where = {"machine": "a <CPU>", "kind": "cpu", "half": "scoring"}
+    score = faultset.score(rows, skipped={"pageable copies": "shows on a GPU only"}, **where)
     assert (score.n, score.accuracy, score.false_alarms, score.unsure) == (5, 0.4, 1, 0.2)
     assert score.matrix["launch"]["input"] == 1
     json.dumps(score.to_dict(), allow_nan=False)
     assert "a <CPU>" in str(score) and "pageable copies" in str(score)
-    assert "<CPU>" not in score._repr_html_()
     assert score.plot().axes
-    empty = FaultScore((), {}, "a CPU", "cpu", "scoring")
+    empty = faultset.score([], skipped={}, **where)
     assert (empty.accuracy, empty.unsure, empty.false_alarms) == (None, None, 0)
     assert "No run" in str(empty) and empty.plot().axes
 

@@ -16,7 +16,7 @@ import pytest
 
 import labkit as lk
 from labkit.analysis.diagnosis import SHARED
-from labkit.course import faultscore
+from labkit.course import faultset
 from labkit.experiments import EXPERIMENTS, Experiment
 from labkit.process import step_log
 from labkit.process.events import EventLog, now_ns
@@ -308,6 +308,6 @@ def test_each_experiment_measures_on_the_card(name):
 
 @real_card
 def test_the_fault_sets_gpu_half_is_named_right():
-    score = faultscore.run_set(seeds=1, keep=os.environ.get("LABKIT_FAULTS_KEEP"))
+    score = faultset.run_set(seeds=1, keep=os.environ.get("LABKIT_FAULTS_KEEP"))
     print(score)
     assert score.accuracy >= 0.9, str(score)

@@ -1,23 +1,28 @@
-"""The labelled fault set: pipelines with one planted fault, healthy ones, and mixtures of two.
+"""The labelled fault set, its runs, and the score of the diagnosis on them.
 
-A label is what was planted, not what the diagnosis says: each fault names the resource it takes
-from the device, and `cured` is the same pipeline without it, so that what it costs can be measured.
-Severities and seeds are for setting thresholds (calibration) or for scoring, none for both.
-
-A GPU does a CPU's step in a fraction of a millisecond, and then waits for launches whatever was
-planted. So there the set stands on a larger base, as deep as it takes for a step of `STEP_MS`, and
-`on_gpu` has the fields that differ.
+A label is what was planted: each fault names the resource it takes from the device, and `cured` is
+the same pipeline without it. Severities and seeds are for setting thresholds (calibration) or for
+scoring, none for both. A GPU does a CPU's step in a fraction of a millisecond, and then waits for
+launches whatever was planted: there the base is larger, and `on_gpu` has the fields that differ.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from labkit.analysis.diagnosis import SHARED, diagnose
 from labkit.analysis.facts import BOTTLENECKS
+from labkit.knobs import check_names
 from labkit.results.launch import launch
 from labkit.results.machine import Machine, machine
-from labkit.results.run import Run
+from labkit.results.result import Result, Table
 from labkit.spec import Pipeline
 
 HALVES = {
@@ -25,6 +30,7 @@ HALVES = {
     "calibration": {"severities": (1, 3), "seeds": (100, 101, 102, 103, 104)},
 }
 NAMES = tuple(n for n in BOTTLENECKS if n not in ("communication", "straggler", "unsure"))
+NAMED = (*NAMES, "unsure")
 FASTER = 1.25  # a 16-bit format counts as the faster one from this speed-up on
 STEP_MS = 10.0  # of a GPU's base: 10 times the launches, and what is planted can exceed it
 
@@ -41,59 +47,36 @@ class Fault:
     about: str  # what is planted, and the unit of the amount
     plant: str | None = None  # name in `slow_faults`; None where knobs alone make the fault
     also: str | None = None  # a second fault, "name@amount", for mixtures
-    knobs: Base = field(default_factory=dict, repr=False)  # those it needs
-    cure: Base = field(default_factory=dict, repr=False)  # those that take it away, with the plant
+    knobs: Base = field(default_factory=dict)  # those it needs
+    cure: Base = field(default_factory=dict)  # those that take it away, with the plant
     devices: tuple[str, ...] = ("cpu", "gpu")  # where it can show
     needs: str | None = None  # "bf16": a faster 16-bit format; "shm": 1 GiB of /dev/shm
-    on_gpu: Base = field(default_factory=dict, repr=False)  # fields that differ there
+    on_gpu: Base = field(default_factory=dict)  # fields that differ there
 
     def on(self, kind: str) -> Fault:
         """Return the fault as it is planted on a "cpu" or "gpu"."""
         return replace(self, **self.on_gpu, on_gpu={}) if kind == "gpu" else self
 
 
-@dataclass(frozen=True)
 class Case:
     """A fault, as it is on the device here, at one severity (1 to 4) with one seed: one run."""
 
-    fault: Fault
-    severity: int
-    seed: int
-    base: Base = field(repr=False)
+    def __init__(self, fault: Fault, severity: int, seed: int, base: Base):
+        """Plant the fault's `amount` in `base`; `cure` are the knobs that take it away again."""
+        self.fault, self.severity, self.seed = fault, severity, seed
+        self.amount = size = fault.amounts[severity - 1]
 
-    @property
-    def amount(self) -> float:
-        """The size of the fault, in the fault's own unit."""
-        return self.fault.amounts[self.severity - 1]
+        def filled(knobs: Base) -> Base:
+            return {
+                k: size if v is ... else v(size) if callable(v) else v for k, v in knobs.items()
+            }
 
-    @property
-    def planted(self) -> str | None:
-        """The plants, as "name@amount+..."; None if knobs alone make the fault."""
-        own = self.fault.plant and f"{self.fault.plant}@{self.amount:g}"
-        return "+".join(filter(None, (own, self.fault.also))) or None
-
-    @property
-    def pipeline(self) -> Pipeline:
-        """The base, with the knobs that the fault needs."""
-        return Pipeline(**(self.base | self._filled(self.fault.knobs)), seed=self.seed)
-
-    @property
-    def cure(self) -> Base:
-        """The knobs that take the fault away; a slow format gives way to the base's."""
-        format = {"precision": self.base["precision"]} if self.fault.needs == "bf16" else {}
-        return self._filled(self.fault.cure) | format
-
-    @property
-    def cured(self) -> Pipeline:
-        """The same pipeline without the fault."""
-        return self.pipeline.but(**self.cure)
-
-    def _filled(self, knobs: Base) -> Base:
-        size = self.amount
-        return {k: size if v is ... else v(size) if callable(v) else v for k, v in knobs.items()}
-
-    def __str__(self) -> str:
-        return f"{self.fault.name} severity {self.severity} seed {self.seed}"
+        own = fault.plant and f"{fault.plant}@{size:g}"
+        self.planted = "+".join(filter(None, (own, fault.also))) or None  # None: knobs alone
+        self.pipeline = Pipeline(**(base | filled(fault.knobs)), seed=seed)
+        format = {"precision": base["precision"]} if fault.needs == "bf16" else {}
+        self.cure = filled(fault.cure) | format
+        self.cured = self.pipeline.but(**self.cure)
 
 
 # CPU: a healthy step of 20 to 40 ms on one core. GPU: `base_here` finds precision and depth; the
@@ -223,12 +206,11 @@ EVERYTHING = (*FAULTS, *HEALTHY, *MIXTURES)
 def named(name: str) -> Fault:
     """Return the fault of that name; raises ValueError, listing them, where there is none."""
     by_name = {fault.name: fault for fault in EVERYTHING}
-    if name not in by_name:
-        raise ValueError(f"Unknown fault {name!r}; available: {', '.join(by_name)}.")
+    check_names([name], by_name, "fault")
     return by_name[name]
 
 
-def finished(pipeline: Pipeline, planted: str | None = None) -> Run:
+def finished(pipeline: Pipeline, planted: str | None = None) -> Any:
     """Run a pipeline with "name@amount+..." planted in it; raises RuntimeError where it fails."""
     hook = planted and f"labkit.course.slow_faults:plant_all:{planted}"
     run = launch(pipeline, fault=hook).wait()
@@ -256,11 +238,7 @@ class Here(NamedTuple):
 
 
 def base_here() -> Here:
-    """Measure which number format the base is faster in here; on a GPU, also how deep it has to be.
-
-    Takes one run of some seconds, FP32 against BF16; on a card without BF16 a second one, in FP16.
-    Raises RuntimeError where one fails.
-    """
+    """Measure, in one run or two, the base's faster format here, and on a GPU its depth."""
     base = BASES[machine().kind] | {"precision": "fp32"}
     plain = finished(Pipeline(**base))
     half, speedup = "bf16", (plain.xray_facts or {}).get("bf16_speedup")
@@ -273,3 +251,118 @@ def base_here() -> Here:
     if plain.machine.kind == "gpu":
         base["depth"] = max(1, round(base["depth"] * STEP_MS / (plain.compute_ms / gain)))
     return Here(base, plain.machine)
+
+
+# -- the score -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class FaultScore(Result):
+    """The confusion matrix of one kind of device, on named hardware; `unsure` is never right."""
+
+    n: int  # runs
+    accuracy: float | None  # share of the runs whose first-ranked bottleneck is the planted one
+    false_alarms: int  # healthy runs that were called sick; `unsure` does not count as a call
+    unsure: float | None  # share of the runs without a verdict
+    matrix: dict[str, dict[str, int]]  # runs by what was planted, then by what was named
+    wrong: list[dict[str, Any]]  # of the runs: what was planted and what was named
+    skipped: dict[str, str]  # faults that cannot show here, and why
+    machine: str  # the device's name
+    kind: str  # "cpu" or "gpu"
+    half: str  # "scoring" or "calibration"
+
+    def table(self) -> Table:
+        """Return the matrix: planted, then one column for each name."""
+        title = f"No run of the {self.half} half was scored on {self.machine}."
+        if self.n:
+            title = (
+                f"{self.n} runs of the {self.half} half on {self.machine} ({self.kind.upper()}): "
+                f"{self.accuracy:.1%} right, {self.false_alarms} healthy called sick, "
+                f"{self.unsure:.1%} unsure"
+            )
+        rows = [(planted, *(n or "" for n in row.values())) for planted, row in self.matrix.items()]
+        told = "  {fault}, severity {severity}, seed {seed}: planted {expected}, named {named}"
+        wrong = (told.format(**each) for each in self.wrong)
+        missing = (f"  not run: {fault}: {why}" for fault, why in self.skipped.items())
+        return Table(rows, ("planted", *NAMED), title, [*wrong, *missing], ())
+
+    def plot(self) -> Any:
+        """Draw the matrix, planted down, named across; right ones green, wrong ones red."""
+        import numpy as np
+        from matplotlib.colors import LinearSegmentedColormap
+        from matplotlib.figure import Figure
+
+        counts = np.array([list(row.values()) for row in self.matrix.values()])
+        share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+        colours = LinearSegmentedColormap.from_list("share", ["#D55E00", "#FFFFFF", "#009E73"])
+        figure = Figure(figsize=(8.2, 4.4), layout="constrained")
+        axes = figure.subplots()
+        sign = 2 * np.eye(*counts.shape) - 1
+        axes.imshow(share * sign, cmap=colours, vmin=-1, vmax=1, aspect="auto")
+        for i, j in zip(*np.nonzero(counts), strict=True):
+            axes.text(j, i, counts[i, j], ha="center", va="center", fontsize=11)
+        for axis, names in ((axes.xaxis, NAMED), (axes.yaxis, NAMES)):
+            axis.set_ticks(range(len(names)), [n.replace("_", "\n") for n in names], fontsize=9)
+        axes.set(xlabel="named first by the diagnosis", ylabel="planted")
+        axes.set_title(self.table().title.replace(": ", "\n", 1), loc="left").set_parse_math(False)
+        return figure
+
+
+def score(rows: list[dict[str, Any]], **about: Any) -> FaultScore:
+    """Count what was right; `about` are the fields that say where and what was run."""
+    pairs = [(row["expected"], row["named"]) for row in rows]
+    matrix = {planted: {name: pairs.count((planted, name)) for name in NAMED} for planted in NAMES}
+    n, wrong = len(rows), [row for row in rows if row["named"] != row["expected"]]
+    unsure = sum(row["named"] == "unsure" for row in rows)
+    alarms = sum(row["expected"] == "compute" and row["named"] != "unsure" for row in wrong)
+    shares = ((n - len(wrong)) / n, unsure / n) if n else (None, None)
+    return FaultScore(n, shares[0], alarms, shares[1], matrix, wrong, **about)
+
+
+def run_set(
+    half: str = "scoring",
+    *,
+    seeds: int = 5,
+    only: Iterable[str] | None = None,
+    keep: str | os.PathLike | None = None,
+    progress: Callable[[int, int, str], None] = lambda *_: None,
+) -> FaultScore:
+    """Run a half of the fault set on this machine, diagnose every run, return the score.
+
+    Each of the half's first `seeds` runs every fault once, or those of the names in `only`. `keep`
+    is a file of results, a JSON object a line: cases that are in it are not run again. `progress`
+    is called as (done, total, case). Raises ValueError for an unknown half or fault, RuntimeError
+    where a run failed.
+    """
+    if half not in HALVES:
+        raise ValueError(f"Unknown half {half!r}; available: {', '.join(HALVES)}.")
+    wanted = EVERYTHING if only is None else [named(name) for name in only]
+    progress(0, 1, "measuring which number format is faster here")
+    here, done = base_here(), {}
+    if keep is not None and Path(keep).exists():
+        for line in Path(keep).read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # a torn line
+                row = json.loads(line)
+                done[row["fault"], row["severity"], row["seed"]] = row
+    skipped = {f.name: why for f in wanted if (why := here.cannot_show(f))}
+    half_of, rows, todo = HALVES[half], [], []
+    for seed, severity in zip(half_of["seeds"][:seeds], itertools.cycle(half_of["severities"])):
+        for fault in (each.on(here.machine.kind) for each in wanted if each.name not in skipped):
+            todo.append(Case(fault, severity, seed, here.base))
+    for number, case in enumerate(todo):
+        row = {"fault": case.fault.name, "severity": case.severity, "seed": case.seed}
+        progress(number, len(todo), " ".join(map(str, row.values())))
+        if (kept := done.get(tuple(row.values()))) is not None:
+            rows.append(kept)
+            continue
+        found = diagnose(finished(case.pipeline, case.planted))
+        if found.findings[0].cause == SHARED:  # others used the device: once more
+            found = diagnose(finished(case.pipeline, case.planted))
+        row |= {"expected": case.fault.expected, "named": found.bottleneck}
+        row |= {"confidence": found.confidence, "lost_share": found.findings[0].lost_share}
+        rows.append(row)
+        if keep is not None:
+            with open(keep, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+    where = {"machine": here.machine.name, "kind": here.machine.kind, "half": half}
+    return score(rows, skipped=skipped, **where)

@@ -1,16 +1,15 @@
 """The slow script of notebook 08: which of its bottlenecks are fixed, and what that sets.
 
-    python -m labkit.course.slow_script                          as slow as it comes
-    python -m labkit.course.slow_script --fix data,items,copies  the same script, three things fixed
+    python -m labkit.course.slow_script                    as slow as it comes
+    python -m labkit.course.slow_script data items copies  the same, three things fixed
 
 Here are its spec and settings, without torch; `labkit.course.slow_script_train` trains.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,16 +34,12 @@ FIXES = {
 LADDER = tuple(FIXES)[:-1]
 PREFETCH = 2
 STEPS = 30  # at least: 20 get an x-ray, and a verdict needs 12 behind the warm-up
-TOLERANCE = 0.02  # of the loss: 16-bit formats round, everything else is exact to 1e-4
 
 
 @declares_knobs
 @dataclass(frozen=True, repr=False)
 class SlowScript(Spec):
-    """One stage of the slow script: `fixes` are names of `FIXES`, kept in the ladder's order.
-
-    Raises ValueError for a name that is not a fix, and for steps that are not allowed.
-    """
+    """One stage of the slow script: `fixes` are names of `FIXES`, kept in the ladder's order."""
 
     fixes: tuple[str, ...] = knob((), "what is fixed", kind="str", choices=tuple(FIXES), each=True)
     steps: int | None = knob(
@@ -52,7 +47,9 @@ class SlowScript(Spec):
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fixes", in_order(self.fixes))
+        if unknown := [name for name in self.fixes if name not in FIXES]:
+            raise ValueError(f"Unknown fix {unknown[0]!r}; available: {', '.join(FIXES)}.")
+        object.__setattr__(self, "fixes", tuple(name for name in FIXES if name in self.fixes))
         object.__setattr__(self, "steps", self.knobs["steps"].check(self.steps))
 
     @property
@@ -83,21 +80,12 @@ def slow_script(
 
     Args:
         *fixes: Any of "data", "items", "copies", "launches", "precision", "memory", "compile";
-            none of them is the script at its slowest.
-        wait: As in `lk.run`.
-        wandb: As in `lk.run`.
-        before: A run to draw faintly behind this one.
+            none of them is the script at its slowest. Others raise ValueError.
+        wait: As in `lk.run`, and so are `wandb` and `before`.
         steps: Batches to train on; None leaves it to labkit.
-
-    Raises:
-        ValueError: A name that is not a fix, before anything starts.
     """
     started = launch(SlowScript(fixes, steps), after=wandb_log.command(wandb))
-    slow_script.last = started
     return follow(started, before) if wait else started
-
-
-slow_script.last = None
 
 
 def stages() -> list[SlowScript]:
@@ -105,11 +93,11 @@ def stages() -> list[SlowScript]:
     return [SlowScript(LADDER[:count]) for count in range(len(LADDER) + 1)]
 
 
-def same_training(run: Any, first: Any, tolerance: float = TOLERANCE) -> None:
+def same_training(run: Any, first: Any, tolerance: float = 0.02) -> None:
     """Raise AssertionError unless two runs of the script did the same work.
 
     The same samples in the same order (a checksum of the pixels of the first batches), as many of
-    them, and the same loss in every step, to `tolerance` of it.
+    them, and the same loss in every step, to `tolerance` of it: 16-bit formats round.
     """
     for each in (run, first):
         if each.outcome != "finished" or not each.event("samples"):
@@ -122,29 +110,20 @@ def same_training(run: Any, first: Any, tolerance: float = TOLERANCE) -> None:
             raise AssertionError(f"another loss in step {step}: {now:.4f}, it was {before:.4f}")
 
 
-def in_order(fixes: Iterable[str]) -> tuple[str, ...]:
-    """Return the fixes in the order of the ladder; raise ValueError for an unknown one."""
-    asked = list(fixes)
-    for name in asked:
-        if name not in FIXES:
-            raise ValueError(f"Unknown fix {name!r}; available: {', '.join(FIXES)}.")
-    return tuple(name for name in FIXES if name in asked)
-
-
 def settings(
     fixes: Sequence[str], gpu: bool, cores: int, steps: int | None = None, half: str = "bf16"
 ) -> dict[str, Any]:
     """Return the knobs of the script with `fixes`; `half` is the 16-bit format.
 
     On a GPU the model is left to the bench, which sizes it for the card, and the batch is so large
-    that 16 bits do not make its kernels too small. None is enough steps for a verdict: the batches
-    prefetched at the start count as warm-up, of which a run leaves out no more than a third.
+    that 16 bits do not make its kernels too small.
     """
     workers = max(2, min(cores, 8))  # with lean items eight workers feed any card
     width, depth = (None, None) if gpu else (40, 5)
     return {
         "dataset": "jpeg", "io_ms": 0.0, "augment": 0, "image_px": 48, "model": "cnn",
         "width": width, "depth": depth, "seconds": 100.0,
+        # What is prefetched at the start is warm-up, of which a run leaves out a third at most
         "steps": steps or max(STEPS, 3 * PREFETCH * workers),
         "batch_size": 48 if gpu else 16,
         "num_workers": workers if "data" in fixes else 0,
@@ -158,30 +137,5 @@ def settings(
     }  # fmt: skip
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Train here and now, as a script does; print the loss and the samples a second."""
-    lines = "\n".join(f"  {name:10}{about}" for name, about in FIXES.items())
-    parser = argparse.ArgumentParser(
-        prog="python -m labkit.course.slow_script", epilog=f"fixes:\n{lines}",
-        description="A training script with everything wrong with it.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("--fix", default="", metavar="A,B,...", help="what to fix, or 'all'")
-    parser.add_argument("--steps", type=int, help="batches to train on")
-    parser.add_argument("--device", default="auto", help="auto, cpu, mps, cuda or cuda:N")
-    options = parser.parse_args(arguments)
-    try:
-        fixes = in_order(FIXES if options.fix == "all" else filter(None, options.fix.split(",")))
-    except ValueError as error:
-        parser.error(str(error))
-    from labkit.bench.machine import cpu_cores, find_device
-    from labkit.course.slow_script_train import train_here
-
-    device = find_device(options.device)
-    asked = settings(fixes, device.type != "cpu", cpu_cores(), options.steps)
-    train_here(Pipeline(**asked), fixes, device)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    print(slow_script(*sys.argv[1:]))

@@ -1,17 +1,12 @@
 """One training script with everything wrong with it, and a named fix for each of its bottlenecks.
 
-For the bench, which imports it by the name in the spec; `labkit.course.slow_script` has the fixes.
-It trains a small CNN on real JPEG files, on the bench's own loop, timeline and x-ray. Whatever is
-fixed, it sees the same samples in the same order and learns the same: a fix changes how the work is
-done, never what is done.
+A small CNN on JPEG files, on the bench's own loop; `labkit.course.slow_script` has the fixes. A fix
+changes how the work is done, never what is done: same samples, same order, same losses.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,21 +18,17 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from labkit.bench import model_size
 from labkit.bench.data import CLASSES, COUNT, ItemTimes, JpegFiles, jpeg_folder, make_loader
 from labkit.bench.formats import DTYPES
 from labkit.bench.loop import Trainer
-from labkit.bench.machine import use_fixed_threads
-from labkit.bench.resolve_config import resolve_config
 from labkit.process.events import EventLog
-from labkit.spec import Pipeline
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)  # of each colour channel
 CHECKED = 3  # batches whose pixels are summed up, to prove that all stages see the same
 
 
 class Files(JpegFiles):
-    """The JPEG files: 512 images, read, decoded and resized one at a time."""
+    """The JPEG files, read, decoded and resized one at a time."""
 
     def __init__(self, folder: Path, job: Any, fixes: Sequence[str]):
         super().__init__(folder, job)
@@ -46,24 +37,21 @@ class Files(JpegFiles):
         self.manifest = json.dumps(records)
 
     def __getitem__(self, ticket: tuple[int, int]) -> tuple[torch.Tensor, int]:
-        pixels, label = super().__getitem__(ticket) if self.lean else self.wasteful(ticket)
+        pixels, label = super().__getitem__(ticket)
+        if not self.lean:  # the habits of many a dataset: parse all, build objects, loop
+            label = [SimpleNamespace(**r) for r in json.loads(self.manifest)][ticket[1]].label
+            rows = pixels.permute(1, 2, 0).tolist()  # (px, px, 3) as Python lists
+            channels = [[[pixel[c] for pixel in row] for row in rows] for c in range(3)]
+            pixels = torch.tensor(channels, dtype=torch.uint8)
         # As floats an image is four times as large, in the workers' queue and on the bus
         return (pixels if self.as_bytes else pixels.float().div_(255)), label
-
-    def wasteful(self, ticket: tuple[int, int]) -> tuple[torch.Tensor, int]:
-        """The same sample, with the habits of many a dataset: parse all, build objects, loop."""
-        records = [SimpleNamespace(**r) for r in json.loads(self.manifest)]  # all, for one label
-        pixels, _ = super().__getitem__(ticket)
-        rows = pixels.permute(1, 2, 0).tolist()  # (px, px, 3) as Python lists
-        channels = [[[pixel[c] for pixel in row] for row in rows] for c in range(3)]
-        return torch.tensor(channels, dtype=torch.uint8), records[ticket[1]].label
 
 
 class HandmadeSilu(nn.Module):
     """SiLU as its formula is written: five passes over memory, each reading and writing it all."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (B, C, h, w) to the same."""
+        """Return x times its sigmoid."""
         return x * (1.0 / (1.0 + torch.exp(-x)))
 
 
@@ -101,7 +89,7 @@ class SlowTrainer(Trainer):
         return on_device, labels.to(self.device)
 
     def normalised(self, images: torch.Tensor) -> torch.Tensor:
-        """Images in 0 to 1, less the channels' mean, over their standard deviation."""
+        """Return images in 0 to 1, less the channels' mean, over their standard deviation."""
         scale = 255 if images.dtype == torch.uint8 else 1
         if self.launches:
             return (images.to(memory_format=self.layout).float() / scale - self.mean) / self.std
@@ -113,7 +101,7 @@ class SlowTrainer(Trainer):
         return torch.tensor(done, device=self.device)
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Mean cross entropy of logits (B, classes), at once or number by number."""
+        """Return the mean cross entropy of logits (B, classes), at once or number by number."""
         if self.launches:
             return nn.functional.cross_entropy(logits, labels)
         each = []
@@ -165,22 +153,3 @@ def prepare(
         log.write("compiled", seconds=trainer.compile_now())
         trainer.seen = trainer.crc = 0  # that was noise
     return trainer, make_loader(Files(made, job, fixes), job, ItemTimes(folder, job.num_workers))
-
-
-def train_here(pipeline: Pipeline, fixes: Sequence[str], device: torch.device) -> None:
-    """Train in this process, as a script does; print how it went."""
-    use_fixed_threads()
-    model_size.kept_in = Path(os.environ.get("LABKIT_HOME", tempfile.gettempdir()))
-    job, _ = resolve_config(pipeline.to_dict(), device)
-    folder = jpeg_folder(model_size.kept_in / "data", 2 * job.image_px, lambda *_: None)
-    trainer = SlowTrainer(job, device, fixes)
-    batches, start = iter(make_loader(Files(folder, job, fixes), job)), 0.0
-    for step in range(job.steps):
-        start = time.perf_counter() if step == 1 else start  # the first one starts the workers
-        loss = trainer.compute(*trainer.to_device(*next(batches)), update=True)
-        trainer.after_step()
-        if step % 10 == 0 or step == job.steps - 1:
-            print(f"step {step:4}  loss {loss.item():.4f}")
-    if job.steps > 1:
-        rate = (job.steps - 1) * job.batch_size / (time.perf_counter() - start)
-        print(f"{rate:.0f} samples/s; fixed: {', '.join(fixes) or 'nothing'}")
