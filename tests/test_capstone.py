@@ -69,19 +69,10 @@ def test_everything_fixed_is_the_same_training_and_at_least_twice_as_fast(both):
 
 
 @pytest.mark.slow
-def test_the_script_runs_on_its_own(capsys):
-    command = [sys.executable, "-m", "labkit.course.slow_script", "--steps", "3"]
-    done = subprocess.run([*command, "--fix", "items,launches"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "loss" in done.stdout and "fixed: items, launches" in done.stdout
-    for arguments, code, words in (
-        (["--fix", "all,"], 2, ["Unknown fix"]),
-        (["-h"], 0, script.FIXES),
-    ):
-        with pytest.raises(SystemExit) as left:
-            script.main(arguments)
-        said = "".join(capsys.readouterr())
-        assert left.value.code == code and all(word in said for word in words)
+def test_the_script_runs_from_a_terminal():
+    command = [sys.executable, "-m", "labkit.course.slow_script", *script.LADDER]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "samples/s" in done.stdout, done.stderr
 
 
 # -- in W&B ----------------------------------------------------------------------------------------
