@@ -194,7 +194,9 @@ def _verdict(
     if findings[0].name == "compute" and gaps_may_hide:
         remedy, confidence = LOOK_INSIDE if could_look else PROFILE, 0.0
         findings = (gaps_hidden(facts.shares["compute"], facts.witnesses, remedy), *findings)
-    elif findings[0].name == "compute" and not looked:
+    elif findings[0].name == "compute" and facts.loop and not facts.body:
+        findings, confidence = (body_unseen(facts), *findings), 0.0
+    elif findings[0].name == "compute" and not looked and not facts.body:
         confidence = min(confidence, limits.UNSEEN)
     return Diagnosis(findings, confidence, source, tuple(notes))
 
@@ -218,6 +220,16 @@ def gaps_hidden(busy: float, seen: tuple[Witness, ...], remedy: str) -> Finding:
         f"to its last, and whether gaps between them are waits for the host was not seen{told}."
     )
     return Finding("unsure", "busy is an upper bound", text, remedy)
+
+
+def body_unseen(facts: Facts) -> Finding:
+    """A watched loop's body takes the time, and too few samples tell what it does."""
+    why = facts.loop.lines.missing or "too few stacks were sampled"
+    seen = (
+        f"the loop's body takes {facts.shares['compute']:.0%} of the time; whether that is "
+        f"training was not seen: {why}."
+    )
+    return Finding("unsure", "body not seen", seen, "Let it run for some seconds more.")
 
 
 def _contradiction(facts: Facts) -> Finding | None:

@@ -6,13 +6,15 @@ runs, the host waits for data, issues work (launch), or does something else betw
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from labkit.analysis import thresholds as limits
 from labkit.analysis.instruments import Witness, witnesses
+from labkit.analysis.lines import Line
+from labkit.analysis.loop import Loop, of_run
 from labkit.results.result import Result, Table
 from labkit.results.timeline import busy_until
 
@@ -20,6 +22,7 @@ BOTTLENECKS = {  # every name that a diagnosis can give
     "input": "waiting for data",
     "transfer": "copies to the device",
     "launch": "the host: the device waits for its next piece of work",
+    "host": "the loop body: Python, files or waiting",
     "memory_bandwidth": "memory traffic",
     "precision": "number format",
     "communication": "exchanging gradients",
@@ -31,6 +34,7 @@ LESSONS = {  # the notebook that teaches the cure
     "input": "notebook 03 DataLoader tuning",
     "transfer": "notebook 03 DataLoader tuning",
     "launch": "notebook 07 torch.compile and kernels",
+    "host": "notebook 02 Sawtooth diagnosis",
     "memory_bandwidth": "notebook 07 torch.compile and kernels",
     "precision": "notebook 05 Mixed precision",
     "communication": "notebook 09 Beyond one GPU",
@@ -57,22 +61,25 @@ class Finding:
     advice: str  # what to change, what to expect of it, and which notebook teaches it
     lost_share: float = 0.0  # of wall time (0 to 1), that would be saved if it were gone
     rank: int | None = None  # of several ranks, the one to blame
+    lines: tuple[Line, ...] = ()  # of the user's code, the costliest first
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as JSON types."""
-        return asdict(self) | {"lost_share": round(self.lost_share, 4)}
+        lines = [line.to_dict() for line in self.lines]
+        return {**vars(self), "lost_share": round(self.lost_share, 4), "lines": lines}
 
 
 def loss(
-    name: str, cause: str, lost: float, seen: str, source: str, change: str, rank: int | None = None
-) -> Finding:
+    name: str, cause: str, lost: float, seen: str, source: str, change: str,
+    rank: int | None = None, lines: tuple[Line, ...] = (),
+) -> Finding:  # fmt: skip
     """Return a loss as a finding; its expected gain is from half of it recovered to all of it."""
     part = min(max(lost, 0.0), 0.98)
     gain = f"{1 / (1 - part / 2):.1f}x to {1 / (1 - part):.1f}x"
     lesson = f"; {LESSONS[name]}" if name in LESSONS else ""
     evidence = f"{seen} ({source}; threshold {limits.WORTH_NAMING[name]:.0%})."
     advice = f"{change} Expect {gain} the throughput{lesson}."
-    return Finding(name, cause, evidence, advice, lost, rank)
+    return Finding(name, cause, evidence, advice, lost, rank, lines)
 
 
 # -- where the time of a step went ----------------------------------------------------------------
@@ -164,6 +171,8 @@ class Facts:
     xray: dict[str, Any] = field(default_factory=dict)  # the compute as the bench's x-ray saw it
     knobs: dict[str, Any] = field(default_factory=dict)  # the pipeline's settings
     cores: int | None = None  # that the run may use
+    loop: Loop | None = None  # what a watched loop shows beyond its stamps
+    body: dict[str, float] = field(default_factory=dict)  # part of its body that is no training
 
 
 class Evidence:
@@ -187,6 +196,7 @@ class Evidence:
             xray=xray,
             knobs=run.pipeline.to_dict(),
             cores=run.machine.cpu_cores,
+            loop=of_run(run),
         )
         self.pauses = self._pauses()
         # The part (0 to 1) of what was taken from the model's thread that our workers took
@@ -237,6 +247,7 @@ class Evidence:
             taken_by_others=lost - lost * self.blame,
             stalls=float(worst.sum() / wait.sum()) if wait.sum() > 0 else 0.0,
             compute_us=float(compute.mean() * 1e6),
+            body=self.known.loop.shares(rows) if self.known.loop else {},
         )
 
 

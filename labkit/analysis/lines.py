@@ -47,7 +47,7 @@ class Line:
     site: int | None = None
 
     @property
-    def where(self) -> str:
+    def address(self) -> str:
         """The line as people write it: "validate() (train.py:42)"."""
         name = "" if self.function == "<module>" else f"{self.function}() "
         return f"{name}({Path(self.file).name}:{self.line})"
@@ -55,7 +55,7 @@ class Line:
     @property
     def what(self) -> str:
         """What is done there, and where: "`json.dumps()` in log() (train.py:42)"."""
-        return f"`{self.call}` in {self.where}" if self.call else self.where
+        return f"`{self.call}` in {self.address}" if self.call else self.address
 
     def to_dict(self) -> dict[str, Any]:
         """Return the line as JSON types."""
@@ -113,10 +113,13 @@ class Lines(Result):
         """Return whether the samples of a phase suffice to speak of its lines."""
         return int((self.phase == PHASES.index(phase)).sum()) >= FEWEST
 
+    def where(self, of: Callable[[dict[str, Any]], bool]) -> np.ndarray:
+        """Return the mask of the samples (samples,) at places that `of` accepts."""
+        return np.array([bool(of(place)) for place in self.places] or [False])[self.place]
+
     def mask(self, phase: str, of: Callable[[dict[str, Any]], bool] = lambda _: True) -> np.ndarray:
-        """Return which samples (samples,) are of a phase, at places that `of` accepts."""
-        fits = np.array([bool(of(place)) for place in self.places] or [False])
-        return (self.phase == PHASES.index(phase)) & fits[self.place]
+        """Return the mask of the samples (samples,) of a phase, at places that `of` accepts."""
+        return (self.phase == PHASES.index(phase)) & self.where(of)
 
     def kinds(self, phase: str) -> dict[str, float]:
         """Return the share of each kind of work in a phase, the largest first."""
@@ -171,7 +174,7 @@ class Lines(Result):
     def table(self) -> Table:
         """Return the costliest lines, of the loop and then of its loader's workers."""
         rows = [
-            (f"{line.share:.0%}", line.phase, line.where, line.kind, line.call)
+            (f"{line.share:.0%}", line.phase, line.address, line.kind, line.call)
             for phases in ((0, 1, 2), (3,))
             for line in self.rows(np.isin(self.phase, phases))[:SHOWN]
             if line.share >= 0.005

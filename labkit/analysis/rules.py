@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from labkit.analysis import thresholds as limits
 from labkit.analysis.facts import Facts, Finding, loss
 from labkit.analysis.instruments import deciding
+from labkit.analysis.loop import in_the_body, why_it_waits
 
 PAUSES = "pauses inside steps"
 FEWER_LAUNCHES = (
@@ -73,7 +74,11 @@ def waiting_for_data(facts: Facts) -> Iterator[Finding]:
         change = f"Raise prefetch_factor: a queue of {ready} batches does not ride out the stalls."
     elif cores and workers > 2 * cores and not facts.knobs.get("io_ms"):
         change = f"{workers} workers share {cores} cores: try {cores}, and do less work per item."
-    yield loss("input", "waiting for data", lost, seen, facts.source, change)
+    cause, lines = "waiting for data", ()
+    if why := facts.loop and why_it_waits(facts.loop, lost):
+        cause, more, first, lines = why
+        seen, change = f"{seen}; {more}", f"{first} {change}"
+    yield loss("input", cause, lost, seen, facts.source, change, lines=lines)
 
 
 def cores_taken_by_workers(facts: Facts) -> Iterator[Finding]:
@@ -110,10 +115,36 @@ def host_work(facts: Facts) -> Iterator[Finding]:
     cause = "host work in the loop"
     yield loss("launch", cause, lost, f"{seen}and copies", facts.source, change)
 
+    if facts.body:  # then samples tell what long steps do
+        return
     lost = facts.pauses
     seen = f"{lost:.0%} of the time is lost to single steps that compute far longer than an "
     change = "Look for what runs now and then: garbage collection, recompiles, checkpoints."
     yield loss("launch", PAUSES, lost, f"{seen}ordinary one", facts.source, change)
+
+
+def not_training(facts: Facts) -> Iterator[Finding]:
+    """A watched loop's body does other things than training: Python, files, waiting."""
+    of_body = facts.shares["compute"]
+    for group, part in facts.body.items():
+        lost = part * of_body
+        cause, seen, change, lines = in_the_body(facts.loop, group, lost)
+        if group != "validation" or cause == "periodic":
+            source = f"{facts.loop.lines.samples} sampled stacks, {facts.source}"
+            yield loss("host", cause, lost, seen, source, change, lines=lines)
+
+
+def longer_and_longer(facts: Facts) -> Iterator[Finding]:
+    """A watched loop's steps take longer and longer."""
+    if facts.loop and (drift := facts.loop.drift):
+        lines = facts.loop.lines.worst(drift.mask)
+        seen = f"the last steps take {drift.growth:.1f} times as long as the first"
+        seen += f": what grows is {lines[0].what}" if lines else ""
+        change = (
+            "Something is kept from step to step: a list that grows, or losses with their graph "
+            "(append loss.item(), not loss)."
+        )
+        yield loss("host", "drift", drift.share, seen, facts.source, change, lines=lines)
 
 
 # -- the host is too slow for a device that looks busy --------------------------------------------
@@ -218,5 +249,7 @@ def _kernel_share(facts: Facts, names: re.Pattern) -> float:
     return min(1.0, us / facts.trace.steps / max(facts.trace.kernel_us, 1e-9))
 
 
-RULES = (waiting_for_data, cores_taken_by_workers, copies, host_work,
-         tiny_operators, gaps_between_kernels, number_format, memory_traffic)  # fmt: skip
+RULES = (
+    waiting_for_data, cores_taken_by_workers, copies, host_work, not_training, longer_and_longer,
+    tiny_operators, gaps_between_kernels, number_format, memory_traffic,
+)  # fmt: skip

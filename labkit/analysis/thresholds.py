@@ -16,6 +16,7 @@ WORTH_NAMING = {
     "input": 0.13,
     "transfer": 0.10,
     "launch": 0.16,
+    "host": 0.13,
     "memory_bandwidth": 0.12,
     "precision": 0.15,
     "communication": 0.13,
@@ -40,6 +41,16 @@ FOREIGN_LOAD = 0.20
 PAUSE, ORDINARY = 1.5, 0.25
 # Waiting comes in stalls where the worst tenth of the steps has more than this of it
 WORST_STEPS, STALLS = 0.1, 0.6
+
+# == a watched loop (calibrated on one half of the scripts in tests/scripts) ==
+
+STALL = 2.0  # a step stalls whose body takes this many ordinary ones
+REGULAR = 0.7  # share of the distances between stalls that are alike, where they are periodic
+IN_STALLS = 0.6  # share of a kind of work that falls into stalls, where it makes them
+DRIFT = 1.25  # the last fifth of the steps takes this many times the first
+COLD = 1.3  # the first pass takes this many times a later one
+MOST_OF_LOADING = 0.4  # share of the loader's work at one place that makes this place the cause
+FEWEST_LINES = 15  # samples, of loading, that may speak for lines
 
 # == inside the compute ==
 

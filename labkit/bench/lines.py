@@ -77,36 +77,38 @@ class Sampler:
         self.places: dict[tuple, int] = {}
         self.fresh: dict[int, list] = {}  # places that were not written yet
         self.loop: CodeType | None = None  # what iterates the loader: no deeper goes the stack
-        self.missing = ""  # why there are no samples
+        self.missing, self.in_use = "", False  # why there are no samples; whether a pass goes on
         self.timer: Timer | None = None
         self.taken = self.before = 0
 
     def start(self) -> None:
         """Start the timer, unless it runs; `missing` says why it could not be."""
-        if self.timer is not None or self.missing:
+        self.in_use = True
+        if self.timer is not None or self.taken >= MOST_SAMPLES:
+            return
+        there = signal.getsignal(SIGNAL) if SIGNAL else None
+        other = getattr(there, "__self__", None)
+        if isinstance(other, Sampler) and other.pid == os.getpid() and not other.in_use:
+            other.stop()  # of a loop that is over for now
+        elif isinstance(other, Sampler) and other.pid == os.getpid():
+            self.missing = "the loop around this one is sampled"
+            return
+        elif there != signal.SIG_DFL and not isinstance(other, Sampler):
+            self.missing = "SIGURG is not free" if SIGNAL else "this system has no SIGURG"
             return
         if sys.platform != "linux":
             self.missing = "stacks are sampled on Linux only"
         elif threading.current_thread() is not threading.main_thread():
             self.missing = "the loop does not run in the main thread"
-        elif self._taken():
-            self.missing = "SIGURG is taken, by another watched loop or by the program itself"
         else:
             try:
                 signal.signal(SIGNAL, self._sample)
                 signal.siginterrupt(SIGNAL, False)  # calls into C go on
-                self.before, self.timer = now_ns(), Timer()
+                self.before, self.timer, self.missing = now_ns(), Timer(), ""
                 self.timer.arm()
             except OSError as error:
                 signal.signal(SIGNAL, signal.SIG_DFL)
                 self.missing = str(error)
-
-    @staticmethod
-    def _taken() -> bool:
-        there = signal.getsignal(SIGNAL)
-        owner = getattr(there, "__self__", None)
-        inherited = isinstance(owner, Sampler) and owner.pid != os.getpid()  # by a fork
-        return there != signal.SIG_DFL and not inherited
 
     def stop(self) -> None:
         """Stop the timer, and let go of the signal."""

@@ -167,7 +167,7 @@ class Recorder:
         """Write how a pass ended: "exhausted", "left early", or with the loader's `error`."""
         if os.getpid() != self.pid:
             return  # a fork of the loop's process: not ours to say
-        self.how = how
+        self.how, self.sampler.in_use = how, False
         if error is not None:
             self.fail(error)
             return
@@ -206,7 +206,7 @@ class Recorder:
             self.end_pass("left early")
         self.sampler.stop()
         self.flush()
-        if self.sampler.missing:
+        if self.sampler.missing and not self.sampler.taken:
             self.log.write("no_lines", why=self.sampler.missing)
         (self.folder / lines.WATCHED).unlink(missing_ok=True)
         if self.telemetry is not None:

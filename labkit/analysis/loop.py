@@ -1,0 +1,237 @@
+"""What a watched loop shows beyond its stamps: its lines, its passes, and how its steps change.
+
+The body of somebody else's loop is not all compute: samples of its stack divide it, and the lines
+they fell on are what a finding points to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from labkit.analysis import thresholds as limits
+from labkit.analysis.lines import Line, Lines
+
+GROUPS = {  # kinds of work in a loop's body that are no training, by the cause they make
+    "python": ("python", "library", "collect"),
+    "logging": ("logging", "io", "checkpoint"),
+    "waiting": ("wait",),
+}
+IN_WORDS = {
+    "python": ("Python", "Vectorise it, do it in tensor operations, or take it out of the loop."),
+    "logging": (
+        "logging and files",
+        "Do it in every 50th step or less, buffered and without fsync, or in a thread of its own.",
+    ),
+    "waiting": (
+        "waiting: for a sleep, a lock, a network or another program",
+        "Do it in a thread of its own, or between epochs.",
+    ),
+    "validation": (
+        "validation",
+        "Validate less often, or on fewer batches, and with a larger batch size.",
+    ),
+}
+GROUP_OF = {kind: group for group, kinds in GROUPS.items() for kind in kinds}
+GROUP_OF["validation"] = "validation"
+
+
+@dataclass(frozen=True)
+class Stalls:
+    """Steps whose body takes far longer than the others'."""
+
+    share: float  # of wall time that they take beyond ordinary steps
+    every: int | None  # steps from one to the next; None where irregular
+    steps: np.ndarray  # (stalls,) their numbers
+
+    @property
+    def when(self) -> str:
+        """When they come, in words."""
+        regular = f"in every {_nth(self.every)} step" if self.every else ""
+        return regular or f"in {len(self.steps)} single steps"
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Steps that take longer and longer."""
+
+    growth: float  # of the last fifth of the steps over the first
+    share: float  # of wall time beyond what the first fifth took
+    mask: np.ndarray  # (samples,) of the lines that grew
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Facts of a watched loop. Shares are of wall time, 0 to 1; None where it did not show."""
+
+    lines: Lines
+    body: np.ndarray = field(repr=False)  # (steps, groups) sampled weight of what is no training
+    sampled: np.ndarray = field(repr=False)  # (steps,) and of all
+    stalls: Stalls | None = None
+    drift: Drift | None = None
+    restart: float | None = None  # spent on the first batches of later passes
+    passes: int = 1
+    cold: float | None = None  # by which the first pass was slower than the later ones
+    first_pass: int = 0  # its steps
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """What the columns of `body` are."""
+        return tuple(IN_WORDS)
+
+    def of(self, group: str, within: np.ndarray | None = None) -> np.ndarray:
+        """Return the mask of the samples in the body that belong to a group."""
+        mask = self.lines.mask("body", lambda place: GROUP_OF.get(place["kind"]) == group)
+        return mask if within is None else mask & within
+
+    def shares(self, rows: np.ndarray) -> dict[str, float]:
+        """Return the part (0 to 1) of the body of some steps that each group takes."""
+        all_of_it = self.sampled[rows].sum()
+        if not self.lines.enough("body") or all_of_it <= 0:
+            return {}
+        part = self.body[rows].sum(axis=0) / all_of_it
+        return dict(zip(self.groups, part.tolist(), strict=True))
+
+
+def of_run(run: Any) -> Loop | None:
+    """Return what the loop of a watched run shows; None of other runs."""
+    if not run.watched or run.steps < limits.MIN_STEPS:
+        return None
+    found, first = run.lines, max(run.warmup, 1)
+    count = run.steps - first
+    body, sampled = np.zeros((count, len(IN_WORDS))), np.zeros(count)
+    groups = [GROUP_OF.get(place["kind"]) for place in found.places]
+    columns = {group: i for i, group in enumerate(IN_WORDS)}
+    for i in np.flatnonzero(found.phase == 1):
+        step = found.step[i] - first
+        if 0 <= step < count:
+            sampled[step] += found.share[i]
+            if (group := groups[found.place[i]]) is not None:
+                body[step, columns[group]] += found.share[i]
+    stamps = run.stamps
+    wall = max(float(stamps[-1, 5] - stamps[first - 1, 5]), 1e-9)
+    spent = stamps[:, 5] - stamps[:, 1]  # (steps,) s, in the body
+    starts = sorted({0, *(event["step"] for event in run._series["epoch"])})
+    starts = [start for start in starts if start < run.steps]
+    return Loop(
+        found, body, sampled, _stalls(spent[first:], first, wall),
+        _drift(spent[first:], first, wall, found),
+        *_passes(stamps, starts, wall, bool(run.pipeline.to_dict().get("num_workers"))),
+    )  # fmt: skip
+
+
+def _stalls(spent: np.ndarray, first: int, wall: float) -> Stalls | None:
+    usual = float(np.median(spent))
+    long = np.flatnonzero(spent > limits.STALL * max(usual, 1e-4))
+    share = float((spent[long] - usual).sum() / wall)
+    if len(long) < 2 or share < limits.WORTH_NAMING["host"] / 2 or len(long) > len(spent) / 4:
+        return None
+    gaps = np.diff(long)
+    every = int(np.median(gaps))
+    regular = len(long) > 2 and float(np.mean(np.abs(gaps - every) <= 1)) >= limits.REGULAR
+    return Stalls(share, every if regular else None, long + first)
+
+
+def _drift(spent: np.ndarray, first: int, wall: float, found: Lines) -> Drift | None:
+    if len(spent) < 5 * limits.MIN_STEPS:
+        return None
+    fifths = np.array_split(np.arange(len(spent)), 5)
+    middle = np.array([np.median(spent[part]) for part in fifths])
+    growth = float(middle[-1] / max(middle[0], 1e-9))
+    rises = (np.diff(middle) > -0.02 * middle[:-1]).all() and (np.diff(middle) > 0).sum() >= 3
+    share = float(np.clip(spent - middle[0], 0, None).sum() / wall)
+    if not rises or growth < limits.DRIFT or share < limits.WORTH_NAMING["host"] / 2:
+        return None
+    early, late = (
+        {p: found.share[mask & (found.place == p)].sum() for p in set(found.place[mask])}
+        for part in (fifths[0], fifths[-1])
+        for mask in [(found.phase == 1) & np.isin(found.step, part + first)]
+    )
+    grew = max(late, key=lambda p: late[p] - early.get(p, 0.0), default=-1)
+    return Drift(growth, share, (found.phase == 1) & (found.place == grew))
+
+
+def _passes(
+    stamps: np.ndarray, starts: list[int], wall: float, workers: bool
+) -> tuple[float | None, int, float | None, int]:
+    """Return the last four fields of a `Loop`."""
+    wait = stamps[:, 1] - stamps[:, 0]
+    usual = float(np.median(wait))
+    later = np.array([start for start in starts if start], dtype=int)
+    restart = float(np.clip(wait[later] - usual, 0, None).sum() / wall) if workers else None
+    cold = None
+    if len(starts) > 1:
+        ends = [*starts[1:], len(stamps)]
+        step = [stamps[e - 1, 5] - stamps[s, 5] for s, e in zip(starts, ends, strict=True)]
+        each = np.array(step) / np.maximum(np.diff([*starts, len(stamps)]) - 1, 1)
+        if ends[0] - starts[0] >= limits.MIN_STEPS and (rest := float(np.median(each[1:]))) > 0:
+            slower = float((each[0] - rest) * (ends[0] - starts[0]) / wall)
+            cold = slower if each[0] > limits.COLD * rest else None
+    return restart if len(later) else None, len(starts), cold, [*starts, len(stamps)][1]
+
+
+# -- what the rules of the diagnosis make of it ----------------------------------------------------
+
+
+def in_the_body(loop: Loop, group: str, lost: float) -> tuple[str, str, str, tuple[Line, ...]]:
+    """Return the cause, what was seen, the remedy and the lines of a group's loss."""
+    words, change = IN_WORDS[group]
+    mask, cause = loop.of(group), group
+    seen = f"{lost:.0%} of the time the body of the loop is not training but {words}"
+    lines = loop.lines.worst(mask)
+    if lines:
+        part = lines[0].share / max(float(loop.lines.share[loop.lines.phase == 1].sum()), 1e-9)
+        seen += f": {part:.0%} of the body is in {lines[0].what}"
+    stalls = loop.stalls
+    if stalls is not None and mask.any():
+        inside = mask & np.isin(loop.lines.step, stalls.steps)
+        if loop.lines.share[inside].sum() > limits.IN_STALLS * loop.lines.share[mask].sum():
+            cause, seen = "periodic", f"{seen}, {stalls.when}"
+    return cause, seen, change, lines
+
+
+def why_it_waits(loop: Loop, lost: float) -> tuple[str, str, str, tuple[Line, ...]] | None:
+    """Return what waiting for data comes from, as far as lines and passes show: as above."""
+    lines, work, worth = loop.lines, _loading(loop.lines), lost / 2
+    if (loop.restart or 0.0) >= worth:
+        seen = f"{loop.restart:.0%} of the time goes to the first batches of {loop.passes - 1} "
+        seen += "later passes, for which the workers start anew"
+        return "workers_restart", seen, "Set persistent_workers=True.", ()
+    if (loop.cold or 0.0) >= worth:
+        seen = f"the first pass took longer than the later ones, by {loop.cold:.0%} of the time"
+        change = "Build what it builds, and read what it reads, once before training."
+        return "cold_start", seen, change, lines.worst(work & _early(loop))[:1]
+    whole = float(lines.share[work].sum())
+    if work.sum() < limits.FEWEST_LINES or whole <= 0:
+        return None
+    collates = work & lines.where(lambda place: place["within"] == "collate")
+    part = float(lines.share[collates].sum()) / whole
+    if part >= limits.MOST_OF_LOADING:
+        found = lines.worst(collates)
+        seen = f"{part:.0%} of what the loader does is collating: {found[0].what}"
+        change = "Let collate_fn stack arrays of one size, and do the rest per item or offline."
+        return "collate", seen, change, found
+    found = lines.worst(work & ~collates)
+    if not found or found[0].share < limits.MOST_OF_LOADING * whole:
+        return None
+    seen = f"{found[0].share / whole:.0%} of preparing an item is {found[0].what}"
+    change = "Make that line cheaper: do it once and keep the result, or before training."
+    return "item", seen, change, found
+
+
+def _early(loop: Loop) -> np.ndarray:
+    """Return the mask of the samples of the first pass, where its end is known."""
+    return (loop.lines.step < loop.first_pass) | (loop.lines.phase == 3)
+
+
+def _loading(lines: Lines) -> np.ndarray:
+    """Return the mask of samples in which the loader worked, in workers or in the loop itself."""
+    workers = lines.phase == 3
+    return workers if workers.any() else lines.mask("waiting", lambda place: bool(place["within"]))
+
+
+def _nth(n: int) -> str:
+    ending = "th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
+    return f"{n}{ending}"
