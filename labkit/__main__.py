@@ -7,39 +7,34 @@ and the exit codes.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from typing import Any
 
 import labkit as lk
+from labkit import terminal
 from labkit.spec import RENDEZVOUS, Pipeline, parse_settings
-from labkit.terminal import PLOT, SAVE, SET, command, main, option, progress, repeated, show
+from labkit.terminal import PLOT, SAVE, SET, command, main, option, progress, repeated
 
 
 @command()
-def machine(options: argparse.Namespace) -> int:
+def machine(options: argparse.Namespace) -> Any:
     """Name what is here: device, cores, memory, versions."""
-    return show(options, lk.machine())
+    return lk.machine()
 
 
-@command(
-    SET, SAVE, PLOT,
-    option("--wandb", action="store_true", help="log to an offline W&B run afterwards"),
-    lists_knobs=True,
-)  # fmt: skip
-def run(options: argparse.Namespace) -> int:
+@command(SET, SAVE, PLOT)
+def run(options: argparse.Namespace) -> Any:
     """Measure one pipeline.
 
     examples:
-      labkit run
       labkit run --set num_workers=4 --set precision=bf16 --plot run.png
       labkit run --set dataset=array --save before.jsonl.gz && labkit diagnose before.jsonl.gz
       labkit run --set device=cpu --json | python -m json.tool
     """
-    done = lk.run(Pipeline(**parse_settings(options.settings)), wandb=options.wandb)
+    done = lk.run(Pipeline(**parse_settings(options.settings)))
     lines = [repr(done), *(f"not applied: {k}: {why}" for k, why in done.not_applied.items())]
-    return show(options, done, text="\n".join(lines), code=int(done.outcome == "failed"))
+    return done, {"text": "\n".join(lines)}
 
 
 @command(
@@ -47,9 +42,8 @@ def run(options: argparse.Namespace) -> int:
     repeated("--over", "KNOB=A,B,C", "the values of a knob to try; repeated: every combination",
              required=True),
     option("--devices", metavar="A,B,C", help="run on each of these at the same time"),
-    lists_knobs=True,
 )  # fmt: skip
-def sweep(options: argparse.Namespace) -> int:
+def sweep(options: argparse.Namespace) -> Any:
     """Measure every combination of values.
 
     examples:
@@ -66,14 +60,11 @@ def sweep(options: argparse.Namespace) -> int:
     devices = options.devices.split(",") if options.devices else None
     swept = lk.sweep(Pipeline(**parse_settings(options.settings)), devices=devices, **over)
     failed = any(each.outcome == "failed" for each in swept)
-    return show(options, swept, values=[run.to_dict() for run in swept], code=int(failed))
+    return swept, {"values": [run.to_dict() for run in swept], "code": int(failed)}
 
 
-@command(
-    PLOT,
-    option("file", metavar="FILE", help=".json or .json.gz, from torch.profiler"),
-)  # fmt: skip
-def trace(options: argparse.Namespace) -> int:
+@command(PLOT, option("file", metavar="FILE", help=".json or .json.gz, from torch.profiler"))
+def trace(options: argparse.Namespace) -> Any:
     """Read a torch.profiler trace: where each step's time goes.
 
     the file comes from your own training loop:
@@ -83,34 +74,29 @@ def trace(options: argparse.Namespace) -> int:
       prof.export_chrome_trace("trace.json.gz")
 
     examples:
-      labkit trace trace.json.gz
       labkit trace trace.json.gz --plot trace.png --json
     """
-    return show(options, lk.trace(options.file))
+    return lk.trace(options.file)
 
 
-@command(
-    option("path", metavar="PATH", help="a run's folder or record, or a trace file"),
-)
-def diagnose(options: argparse.Namespace) -> int:
+@command(option("path", metavar="PATH", help="a run's folder or record, or a trace file"))
+def diagnose(options: argparse.Namespace) -> Any:
     """Name the bottleneck of a record or a profiler trace.
 
     examples:
       labkit run --save run.jsonl.gz && labkit diagnose run.jsonl.gz
       labkit diagnose trace.json.gz         a torch.profiler trace of your own script
     """
-    return show(options, lk.diagnose(options.path))
+    return lk.diagnose(options.path)
 
 
 @command(
     PLOT,
-    option("--half", default="scoring", choices=("scoring", "calibration"),
-           help="scoring (default), or what the thresholds were set on"),
     option("--seeds", type=int, default=5, choices=range(1, 6), help="seeds of each, 1 to 5"),
     repeated("--only", "NAME", "one fault; may be repeated"),
     option("--keep", metavar="FILE", help="append results here, and skip those that it holds"),
-)  # fmt: skip
-def faults(options: argparse.Namespace) -> int:
+)
+def faults(options: argparse.Namespace) -> Any:
     """Run the labelled fault set, score the diagnosis on it.
 
     The pipelines have a known fault planted in each, or none; the table says how often the
@@ -123,7 +109,7 @@ def faults(options: argparse.Namespace) -> int:
     from labkit.course.faultset import run_set
 
     how = {"seeds": options.seeds, "only": options.only, "keep": options.keep}
-    return show(options, run_set(options.half, **how, progress=progress("runs done")))
+    return run_set("scoring", **how, progress=progress("runs done"))
 
 
 @command(
@@ -137,7 +123,7 @@ def faults(options: argparse.Namespace) -> int:
     repeated("--set", "KNOB=VALUE", "without MODULE:FUNCTION: the pipeline; with it: the loader "
              "settings you have now", default=[], dest="settings"),
 )  # fmt: skip
-def tune(options: argparse.Namespace) -> int:
+def tune(options: argparse.Namespace) -> Any:
     """Find loader settings: measure what prediction suggests.
 
     examples:
@@ -154,20 +140,20 @@ def tune(options: argparse.Namespace) -> int:
     elif any(own.values()):
         raise ValueError("--collate and --step go with MODULE:FUNCTION, a dataset of your own.")
     try:
-        return show(options, lk.tune(options.dataset or Pipeline(**settings), **more))
+        return lk.tune(options.dataset or Pipeline(**settings), **more)
     except KeyboardInterrupt:
         last = getattr(lk.tune, "last", None)
         if getattr(last, "winner", None) is None:
             raise
         print("\nlabkit: interrupted; this is what was done by then", file=sys.stderr)
-        return show(options, last, code=130)
+        return last, {"code": 130}
 
 
 @command(
     option("--out", metavar="DIR", required=True, help="where the records go"),
     repeated("--only", "NAME", "record this one; may be repeated"),
 )
-def record(options: argparse.Namespace) -> int:
+def record(options: argparse.Namespace) -> Any:
     """Make every recorded run of the course on this machine.
 
     Records go to DIR/<machine>/<name>.jsonl.gz, without host name, user name, paths or keys.
@@ -177,7 +163,7 @@ def record(options: argparse.Namespace) -> int:
     from labkit.course.record import record
 
     done = record(options.out, options.only)
-    return show(options, done, code=130 if done.interrupted else 0)
+    return done, {"code": 130 if done.interrupted else 0}
 
 
 @command(
@@ -186,15 +172,14 @@ def record(options: argparse.Namespace) -> int:
     option("--timeout", metavar="S", type=float, default=60.0,
            help="seconds for each cell of a challenge, and for each run of its check"),
 )  # fmt: skip
-def grade(options: argparse.Namespace) -> int:
+def grade(options: argparse.Namespace) -> Any:
     """Run the challenges of submitted notebooks again, and check them.
 
-    Each challenge is run in a clean notebook with a kernel of its own, in a copy of the notebook's
-    folder, with limits. What goes wrong costs a submission its own rows:
+    Each runs in a clean notebook with a kernel of its own, in a copy of the notebook's folder, with
+    limits. What goes wrong costs a submission its own rows:
       passed, not yet, no answer, crashed, timed out, not a notebook
-    Submissions run with your rights: grade strangers' code in a container.
-
-    The exit code is 2 where a file was not a notebook (the others are graded). --json prints
+    Submissions run with your rights: grade strangers' code in a container. The exit code is 2 where
+    a file was not a notebook. --json prints
     {"rows": [{notebook, challenge, verdict, passed, why, lines}], "bad": N}.
 
     examples:
@@ -205,13 +190,13 @@ def grade(options: argparse.Namespace) -> int:
 
     how = {"only": options.only, "timeout_s": options.timeout}
     grades = grading.grade(options.notebooks, **how, progress=progress("notebooks graded"))
-    return show(options, grades, code=2 if grades.bad else 0)
+    return grades, {"code": 2 if grades.bad else 0}
 
 
 @command(
-    option("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run"),
+    option("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run")
 )
-def watch(options: argparse.Namespace) -> int:
+def watch(options: argparse.Namespace) -> Any:
     """Run a script unchanged and judge it from outside.
 
     The script keeps its stdin, stdout, stderr and exit code; the verdict goes to stderr in the end.
@@ -220,14 +205,11 @@ def watch(options: argparse.Namespace) -> int:
       labkit watch -- python train.py --epochs 1
       labkit watch --json -- torchrun --nproc-per-node=2 train.py > verdict.json
     """
-    from labkit.terminal import watched
-
-    found, sentence = watched(options.script, quiet_stdout=options.json)
-    if options.json:
-        print(json.dumps(found, allow_nan=False))
-    else:
+    found, sentence = terminal.watched(options.script, quiet_stdout=options.json)
+    if not options.json:
         print(f"labkit watch: {sentence}", file=sys.stderr)
-    return found["exit_code"]
+        return found["exit_code"]
+    return None, {"values": found, "code": found["exit_code"]}
 
 
 @command(
@@ -241,21 +223,18 @@ def watch(options: argparse.Namespace) -> int:
     *(option(f"--{name.replace('_', '-')}", metavar="VALUE", help=f"several machines: {text}")
       for name, text in RENDEZVOUS.items()),
 )  # fmt: skip
-def distributed(options: argparse.Namespace) -> int:
+def distributed(options: argparse.Namespace) -> Any:
     """Measure one pipeline on several processes (DistributedDataParallel).
 
     examples:
-      labkit distributed --ranks 2
       labkit distributed --ranks 4 --baseline --plot scaling.png
       labkit distributed --ranks 2 --set accumulation_steps=4 --no-sync
       labkit distributed --ranks 2 --starve 1:io_ms=10     which rank is it that waits?
 
     on several machines, the same line on each (torchrun's own options, passed through to it):
       labkit distributed --nnodes 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --rdzv-id 1
-      srun --ntasks-per-node=1 labkit distributed --ranks 8 --nnodes $SLURM_NNODES \\
-          --rdzv-backend c10d --rdzv-id $SLURM_JOB_ID --rdzv-endpoint FIRST_HOST:29500
 
-    Each machine prints what its own ranks measured. labkit run --help lists the knobs of --set.
+    Each machine prints what its own ranks measured.
     """
     starve: dict[int, dict[str, Any]] = {}
     for text in options.starve:
@@ -266,27 +245,26 @@ def distributed(options: argparse.Namespace) -> int:
     given = {name: getattr(options, name) for name in RENDEZVOUS if getattr(options, name)}
     asked = {"ranks": options.ranks, "no_sync": options.no_sync, "rendezvous": given}
     ranks = lk.distributed(Pipeline(**parse_settings(options.settings)), starve=starve, **asked)
-    lines = [repr(ranks), *([repr(ranks.times)] if ranks.times else []), str(ranks.diagnose())]
-    against = {}
+    lines, against = [ranks, ranks.times, ranks.diagnose()], {}
     if options.baseline and ranks.outcome == "finished":  # on the device that the ranks had
         one = lk.run(ranks.alone.but(xray=False))
         if one.outcome != "finished":
             raise RuntimeError(f"the run of one process {one.outcome}: {one.error}")
         if ranks.throughput and one.throughput:
-            against = {"speedup": ranks.speedup(one), "efficiency": ranks.efficiency(one)}
-            against["baseline_throughput"] = one.throughput
-            lines.append(f"speedup {against['speedup']:.2f}, {against['efficiency']:.0%} a rank")
-    code = int(ranks.outcome == "failed")
-    return show(options, ranks, ranks.to_dict() | against, "\n".join(lines), code)
+            speedup, share = ranks.speedup(one), ranks.efficiency(one)
+            against = {"speedup": speedup, "efficiency": share}
+            lines.append(f"speedup {speedup:.2f}, {share:.0%} a rank")
+    text = "\n".join(str(line) for line in lines if line is not None)
+    return ranks, {"values": ranks.to_dict() | against, "text": text}
 
 
 @command()
-def bench_self(options: argparse.Namespace) -> int:
+def bench_self(options: argparse.Namespace) -> Any:
     """Measure what the kit itself costs on this machine."""
     from labkit.experiments import own_cost
 
     costs = own_cost.measure()
-    return show(options, own_cost.table(costs), costs)
+    return own_cost.table(costs), {"values": costs}
 
 
 if __name__ == "__main__":

@@ -29,26 +29,23 @@ Results go to stdout (--json: one JSON object), progress and errors to stderr. T
 """
 HOW = {"formatter_class": argparse.RawDescriptionHelpFormatter}
 ABOUT = "Why is my GPU idle, and what do I change?"
-
 PARSER = argparse.ArgumentParser("labkit", description=ABOUT, epilog=START_HERE, **HOW)
 COMMANDS = PARSER.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
 
-def command(*options: Any, lists_knobs: bool = False) -> Callable:
-    """Register the decorated function as a command of its name.
+def command(*options: Any) -> Callable:
+    """Register the decorated function as a command of its name, its docstring as its help.
 
-    Its docstring is the help: a sentence for the list of commands, and what follows for its own.
-    It is given the options and returns the exit code.
+    It is given the options and returns what `show` takes (a result, or also a dict of keywords), or
+    an exit code where it has said all.
     """
 
-    def register(run: Callable[[argparse.Namespace], int]) -> Callable:
+    def register(run: Callable[[argparse.Namespace], Any]) -> Callable:
         help, _, more = inspect.getdoc(run).partition(".\n\n")
         help = help[0].lower() + help[1:].removesuffix(".")
-        if lists_knobs:
-            listed = [
-                f"  {k.name}={k.default}: {k.help}\n      {k.allowed}" for k in KNOBS.values()
-            ]
-            more = "\n".join([more, "", "knobs (--set KNOB=VALUE):", *listed])
+        if SET in options:
+            knobs = [f"  {k.name}={k.default}: {k.help}\n      {k.allowed}" for k in KNOBS.values()]
+            more = "\n".join([more, "", "knobs (--set KNOB=VALUE):", *knobs])
         name = run.__name__.replace("_", "-")
         sub = COMMANDS.add_parser(name, help=help, description=help, epilog=more, **HOW)
         sub.add_argument("--json", action="store_true", help="print one JSON object on stdout")
@@ -79,7 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     options = PARSER.parse_args(arguments)
     try:
-        return options.command(options)
+        found = options.command(options)
+        if isinstance(found, int):
+            return found
+        result, how = found if type(found) is tuple else (found, {})
+        return show(options, result, **how)
     except (ValueError, RuntimeError, OSError) as error:
         print(f"labkit: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
@@ -91,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def show(
     options: argparse.Namespace, result: Any, values: Any = None, text: str = "", code: int = 0
 ) -> int:
-    """Save, draw and print what was found, as asked for; return the exit code `code`.
+    """Save, draw and print what was found, as asked for; return the exit code.
 
     `values` (else the result's `to_dict()`) are printed as JSON, `text` (else its `str`) as text.
     """
@@ -103,7 +104,7 @@ def show(
         print(json.dumps(result.to_dict() if values is None else values, allow_nan=False))
     else:
         print(text or str(result))
-    return code
+    return code or int(getattr(result, "outcome", "") == "failed")
 
 
 def progress(what: str) -> Callable[[int, int, str], None]:
@@ -155,7 +156,5 @@ def watched(command: list[str], quiet_stdout: bool) -> tuple[dict[str, Any], str
     found = {"command": command, "exit_code": 128 - code if code < 0 else code}
     found |= {"seconds": seconds, **judge(outside.stop())}
     sure = "" if found["confidence"] == "none" else f" ({found['confidence']} confidence)"
-    return found, (
-        f"bottleneck {found['bottleneck']}{sure}, seen from outside: {found['evidence']} "
-        f"{found['advice']}"
-    )
+    verdict = f"bottleneck {found['bottleneck']}{sure}, seen from outside"
+    return found, f"{verdict}: {found['evidence']} {found['advice']}"
