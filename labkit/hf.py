@@ -35,7 +35,7 @@ class Recorder(TrainerCallback):
     """
 
     def __init__(self):
-        self._recording: Recording | None = None
+        self._recording: LossRecording | None = None
         self._run: Run | None = None
         self._going, self._row = False, None
 
@@ -44,23 +44,8 @@ class Recorder(TrainerCallback):
         """The Run so far; raises RuntimeError before the training has begun."""
         if self._recording is None:
             raise RuntimeError("nothing has been recorded yet: call trainer.train() first.")
-        self._run = self._run or Run(self._recording.folder, process=self)
+        self._run = self._run or Run(self._recording.folder, process=self._recording)
         return self._run
-
-    # -- what a Run asks of its process ------------------------------------------------------------
-
-    def alive(self) -> bool:
-        """Whether the training goes on."""
-        return self._going
-
-    def stop(self) -> None:
-        """Raise RuntimeError: the training is the user's."""
-        raise RuntimeError("the training is your own: interrupt it (Ctrl-C or stop).")
-
-    def join(self) -> None:
-        """There is no process to wait for."""
-
-    # -- what the Trainer says ---------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Begin a record, before the first batch is asked for."""
@@ -97,20 +82,13 @@ class Recorder(TrainerCallback):
             self._asked = now_ns()
             self._row = asked, ready, self._asked, count, start, end
 
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict | None = None, **more: Any
-    ) -> None:
+    def on_log(self, *_args: Any, logs: dict | None = None, **_more: Any) -> None:
         """Keep the loss of the step that is over; the loader is asked only when this is done."""
-        if self._going:
-            if self._row is not None and "loss" in (logs or {}):
-                self._recording.losses[self._recording.next] = float(logs["loss"])
-            self._asked = now_ns()
-
-    def on_evaluate(self, *_args: Any, **_more: Any) -> None:
-        """The loader is asked only when this is done."""
+        if self._going and self._row is not None and "loss" in (logs or {}):
+            self._recording.losses[self._recording.next] = float(logs["loss"])
         self._asked = now_ns()
 
-    on_save = on_evaluate
+    on_evaluate = on_save = on_log
 
     def on_train_end(self, *_args: Any, **_more: Any) -> None:
         """End the record."""
