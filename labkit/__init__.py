@@ -13,50 +13,37 @@ from labkit.wiring import ABOVE
 
 __version__ = "0.1.0"
 
-_NAMES = {
-    "Ladder": "labkit.show.ladder",
-    "Pipeline": "labkit.spec",
-    "Ranks": "labkit.results.ranks",
-    "Run": "labkit.results.run",
-    "Scaling": "labkit.show.ladder",
-    "RecordError": "labkit.results.record",
-    "beside": "labkit.show.run_figure",
-    "challenge": "labkit.course.challenge",
-    "cost": "labkit.analysis.cost",
-    "cost_panel": "labkit.show.panels",
-    "distributed": "labkit.show.running",
-    "guess": "labkit.course.score",
-    "instruments": "labkit.analysis.instruments",
-    "knee": "labkit.analysis.knee",
-    "largest_batch": "labkit.experiments.largest_batch",
-    "load": "labkit.results.library",
-    "diagnose": "labkit.analysis.diagnosis",
-    "trace": "labkit.analysis.trace",
-    "losses": "labkit.analysis.losses",
-    "machine": "labkit.results.machine",
-    "measure": "labkit.experiments.measure",
-    "measure_panel": "labkit.show.panels",
-    "mystery": "labkit.course.mystery",
-    "panel": "labkit.show.panels",
-    "predict": "labkit.analysis.prediction",
-    "ranks_panel": "labkit.show.panels",
-    "recorded": "labkit.results.library",
-    "replay": "labkit.show.running",
-    "replay_panel": "labkit.show.panels",
-    "roofline": "labkit.experiments.roofline_points",
-    "run": "labkit.show.running",
-    "same_training": "labkit.course.slow_script",
-    "slow_script": "labkit.course.slow_script",
-    "score": "labkit.course.score",
-    "sweep": "labkit.show.running",
-    "training_arguments": "labkit.results.machine",
-    "tune": "labkit.show.tuning",
-    "to_wandb": "labkit.show.wandb_log",
-    "watch": "labkit.show.watching",
+_PUBLIC = {  # the public names, by the module of labkit that holds them
+    "analysis.cost": "cost",
+    "analysis.diagnosis": "diagnose",
+    "analysis.instruments": "instruments",
+    "analysis.knee": "knee",
+    "analysis.losses": "losses",
+    "analysis.prediction": "predict",
+    "analysis.trace": "trace",
+    "course.challenge": "challenge",
+    "course.mystery": "mystery",
+    "course.score": "guess score",
+    "course.slow_script": "same_training slow_script",
+    "experiments.largest_batch": "largest_batch",
+    "experiments.measure": "measure",
+    "experiments.roofline_points": "roofline",
+    "results.library": "load recorded",
+    "results.machine": "machine training_arguments",
+    "results.ranks": "Ranks",
+    "results.record": "RecordError",
+    "results.run": "Run",
+    "show.ladder": "Ladder Scaling",
+    "show.panels": "cost_panel measure_panel panel ranks_panel replay_panel",
+    "show.run_figure": "beside",
+    "show.running": "distributed replay run sweep",
+    "show.tuning": "tune",
+    "show.wandb_log": "to_wandb",
+    "show.watching": "watch",
+    "spec": "Pipeline",
 }
-
-__all__ = list(_NAMES)
-
+_MODULES = {name: f"labkit.{place}" for place, names in _PUBLIC.items() for name in names.split()}
+__all__ = list(_MODULES)
 
 # What a result of a lower floor can do with what is defined above it: see `labkit.wiring`
 ABOVE.update(
@@ -83,9 +70,9 @@ ABOVE.update(
 
 
 def __getattr__(name):
-    if name not in _NAMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'labkit' has no attribute {name!r}")
-    value = getattr(import_module(_NAMES[name]), name)
+    value = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

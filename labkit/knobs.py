@@ -18,23 +18,19 @@ SWITCHES |= dict.fromkeys(("false", "no", "0", "off"), False)
 
 @dataclass(frozen=True)
 class Knob:
-    """One setting of a pipeline: how to check it, read it from text and explain it.
-
-    `low` and `high` are inclusive, in `unit`. `auto` says what `None` stands for; a knob without
-    it does not take `None`.
-    """
+    """One setting: how to check it, read it from text and explain it."""
 
     name: str
     kind: str  # "int", "float", "bool", "str" or "dict"
     default: Any
     help: str
     unit: str = ""
-    low: float | None = None
+    low: float | None = None  # inclusive, as `high`
     high: float | None = None
     reach: float | None = None  # how far a slider goes, where up to `high` is too wide to aim in
     choices: tuple | None = None
     pattern: re.Pattern | None = None
-    auto: str = ""
+    auto: str = ""  # what None stands for; without it None is not taken
     each: bool = False  # takes a list of such values as well
 
     @property
@@ -98,10 +94,7 @@ def _number(value: Any, whole: bool) -> int | float | None:
 
 
 def knob(default: Any, help: str, *, kind: str = "", **rules: Any) -> Any:
-    """Declare a knob as a dataclass field.
-
-    Its kind follows from the default where it has one; a default that is a list takes lists.
-    """
+    """Declare a knob as a dataclass field; one whose default is a list takes lists."""
     if isinstance(default, list):
         kind, rules["each"] = kind or type(default[0]).__name__, True
     kind = kind or type(default).__name__

@@ -1,9 +1,7 @@
-"""What is asked for: the frozen specs of everything that can be run, and the one place of knobs.
+"""What is asked for: the frozen specs of what can be run, their knobs each declared once.
 
-Every knob is declared once, with its default, unit, range and a line of help; widgets, the command
-line, validation and the docs read that. A `Pipeline` is a training run, `Distributed` the same on
-several ranks, a `SlowScript` a stage of the capstone, an `Experiment` one of `EXPERIMENTS`, which
-the files of `labkit.experiments` fill with the decorator `experiment`.
+A `Pipeline` is a training run, `Distributed` the same on several ranks, an `Experiment` one of
+`EXPERIMENTS`, which the files of `labkit.experiments` fill with the decorator `experiment`.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from labkit.wiring import above
 
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,2})?")
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: these record CUDA graphs
+SIZE = {"kind": "int", "low": 1, "auto": "chosen for the device"}
 NOISY = 0.10  # IQR over median above which a measurement is noisy, as in torch.utils.benchmark
 
 
@@ -30,8 +29,7 @@ class Pipeline(Spec):
     """A training pipeline to measure: data, loader, model and how it is trained.
 
     Frozen: `pipeline.but(num_workers=4)` returns a changed copy. `None` means "chosen for this
-    machine or dataset"; the run reports what it became. A bad value raises a ValueError that
-    names the knob, the value and what is allowed.
+    machine or dataset". A bad value raises a ValueError that says what is allowed.
     """
 
     # fmt: off
@@ -41,22 +39,19 @@ class Pipeline(Spec):
         "delay", choices=("jpeg", "array", "sleep"))
     prep_ms: float | None = knob(
         None, "delay that stands in for preparing one batch, for dataset='sleep' only",
-        kind="float", unit="ms", low=0, high=10_000, reach=200,
-        auto="50 ms for 'sleep'")
+        kind="float", unit="ms", low=0, high=10_000, reach=200, auto="50 ms for 'sleep'")
     io_ms: float | None = knob(
         None, "simulated storage latency per item, as of a network drive (a sleep)",
-        kind="float", unit="ms", low=0, high=1_000, reach=20,
-        auto="2.5 ms for 'jpeg', 0 for the others")
+        kind="float", unit="ms", low=0, high=1_000, reach=20, auto="2.5 ms for 'jpeg', else 0")
     stall_ms: float = knob(
         0.0, "simulated slow-disk stall (a sleep)", unit="ms", low=0, high=10_000, reach=1000)
     stall_every: int = knob(
         20, "one stall in this many batches, when stall_ms is above 0", low=1, high=100_000)
     image_px: int = knob(
-        48, "edge of the images the model sees; files are twice that", unit="px", low=8, high=512,
+        48, "edge of the model's images; files are twice that", unit="px", low=8, high=512,
         reach=256)
     augment: int = knob(
-        1, "rounds of random crop, flip and colour change for every image", low=0, high=64,
-        reach=16)
+        1, "rounds of random crop, flip and colour change per image", low=0, high=64, reach=16)
     # The loader: torch.utils.data.DataLoader's own names
     batch_size: int = knob(
         16, "samples in a batch", unit="samples", low=1, high=16_384, reach=256)
@@ -75,11 +70,8 @@ class Pipeline(Spec):
     model: str = knob(
         "cnn", "the model to train, in plain PyTorch", choices=("mlp", "cnn", "transformer"))
     width: int | None = knob(
-        None, "channels or features of the model", kind="int", low=1, high=16_384, reach=1024,
-        auto="chosen for the device")
-    depth: int | None = knob(
-        None, "layers of the model", kind="int", low=1, high=256, reach=32,
-        auto="chosen for the device")
+        None, "channels or features of the model", **SIZE, high=16_384, reach=1024)
+    depth: int | None = knob(None, "layers of the model", **SIZE, high=256, reach=32)
     # How it is trained
     precision: str = knob(
         "fp32", "number format of the heavy math; fp16 makes the host wait in every update for its "
@@ -120,12 +112,12 @@ class Pipeline(Spec):
     @property
     def simulated_delay(self) -> str:
         """The sleeps that stand in for something slow, in words; "" without any."""
-        slept = {
-            f"prep_ms={self.prep_ms or 0:g} per batch": self.dataset == "sleep" and self.prep_ms,
-            f"io_ms={self.io_ms or 0:g} per item": self.io_ms,
-            f"stall_ms={self.stall_ms:g} every {self.stall_every} batches": self.stall_ms,
-        }
-        return ", ".join(words for words, there in slept.items() if there)
+        slept = [
+            self.dataset == "sleep" and self.prep_ms and f"prep_ms={self.prep_ms:g} per batch",
+            self.io_ms and f"io_ms={self.io_ms:g} per item",
+            self.stall_ms and f"stall_ms={self.stall_ms:g} every {self.stall_every} batches",
+        ]
+        return ", ".join(filter(None, slept))
 
 
 KNOBS: dict[str, Knob] = Pipeline.knobs
@@ -141,9 +133,6 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
         check_names({name: text}, KNOBS)
         knobs[name] = KNOBS[name].parse(text)
     return knobs
-
-
-# -- experiments -----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -175,9 +164,8 @@ def compiler() -> str | None:
 def experiment(help: str, **knobs: Any) -> Callable:
     """Register the decorated function `name(job, bench)` as the experiment `name`.
 
-    `help` is a line of help; `knobs` are its parameters, each declared with `knob`. The function
-    imports torch itself. Its times are drawn as bars, unless a function that draws otherwise is
-    decorated with the `figure` of the `Registered` that this returns.
+    `knobs` are its parameters, each declared with `knob`. Its times are drawn as bars, unless a
+    function that draws otherwise is decorated with the `figure` of what this returns.
     """
 
     def register(measure: Callable[..., None]) -> Registered:
@@ -191,10 +179,7 @@ def experiment(help: str, **knobs: Any) -> Callable:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What to measure: the name of an experiment and the values of its knobs.
-
-    Raises ValueError on an unknown name or knob, and on a value that is not allowed.
-    """
+    """What to measure: an experiment and its knobs. Raises ValueError on what is not allowed."""
 
     name: str
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -215,8 +200,6 @@ class Experiment:
         return {"experiment": self.name, "params": dict(self.params), **where}
 
 
-# -- several ranks ---------------------------------------------------------------------------------
-
 STARVING = ("io_ms", "prep_ms", "stall_ms", "stall_every", "augment", "num_workers")
 RENDEZVOUS = {  # torchrun's options for several machines, passed through to it
     "nnodes": "how many machines",
@@ -235,25 +218,15 @@ RENDEZVOUS = {  # torchrun's options for several machines, passed through to it
 class Distributed(Spec):
     """A pipeline on several ranks (processes, a device each) under DistributedDataParallel.
 
-    Attributes:
-        pipeline: What every rank runs; `batch_size` is each rank's, so that all of them together
-            train on `ranks` times as many samples a step.
-        ranks: Processes on this machine, 1 to 64.
-        no_sync: Exchange gradients for the last micro-batch before an update only. It changes
-            something with `accumulation_steps` above 1.
-        starve: {rank: {knob: value}}: ranks whose loader is set otherwise, by the stated knobs.
-        rendezvous: torchrun's options for several machines, by name; empty for one machine.
-
-    Raises:
-        ValueError: A bad value, named with what is allowed.
-        RuntimeError: On Windows, whose PyTorch has no launcher that works out of the box.
+    Raises ValueError on a bad value; RuntimeError on Windows, whose PyTorch has no launcher that
+    works out of the box.
     """
 
-    pipeline: Pipeline = field(default_factory=Pipeline)
+    pipeline: Pipeline = field(default_factory=Pipeline)  # `batch_size` is each rank's
     ranks: int = knob(2, "processes, a device each", low=1, high=64, reach=4)
     no_sync: bool = knob(False, "exchange gradients only for the last micro-batch of an update")
-    starve: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    rendezvous: Mapping[str, Any] = field(default_factory=dict)
+    starve: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # {rank: {knob: value}}
+    rendezvous: Mapping[str, Any] = field(default_factory=dict)  # of several machines
 
     def __post_init__(self):
         if not isinstance(self.pipeline, Pipeline):
@@ -284,10 +257,6 @@ class Distributed(Spec):
 
     def to_spec(self) -> dict[str, Any]:
         """Return what the log's first event says of it."""
-        return {
-            "pipeline": self.pipeline.to_dict(),
-            "ranks": self.ranks,
-            "no_sync": self.no_sync,
-            "starve": {str(rank): dict(knobs) for rank, knobs in self.starve.items()},
-            "rendezvous": dict(self.rendezvous),
-        }
+        starve = {str(rank): dict(knobs) for rank, knobs in self.starve.items()}
+        more = {"starve": starve, "rendezvous": dict(self.rendezvous)}
+        return {"pipeline": self.pipeline.to_dict(), **self.to_dict(), **more}
