@@ -50,8 +50,8 @@ def kill(*roles, timed=True):
     def act(run):
         below = family.descendants(run._process.process.pid)
         pids = {
-            "bench": min(family.logged_bench(run.path)),
-            "worker": min(family.logged_workers(run.path), default=None),
+            "bench": min(family.logged_pids(run.path, "hello")),
+            "worker": min(family.logged_pids(run.path, "workers"), default=None),
             "supervisor": run._process.process.pid,
             "telemetry": next(
                 (p for p in below if b"telemetry" in open(f"/proc/{p}/cmdline", "rb").read()), None
@@ -148,7 +148,7 @@ def test_a_fault_ends_the_run_as_it_must_and_leaves_nothing(fault):
     assert [step["i"] for step in steps] == list(range(run.steps))
     assert cleaned < fault.limit_s + SLACK_S
     no_tools_in(run.path)
-    for pid in family.logged_workers(run.path) | family.logged_bench(run.path):
+    for pid in family.logged_pids(run.path, "workers") | family.logged_pids(run.path, "hello"):
         assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{pid}_")]
     assert load(run.path).steps == run.steps
     if fault.name == "Stop":
@@ -165,7 +165,7 @@ def test_a_fault_ends_the_run_as_it_must_and_leaves_nothing(fault):
 def test_steps_finished_before_a_kill_are_in_the_record():
     run = launch(QUICK.but(**LONG))
     wait_until(lambda: run.steps >= 15)
-    bench = min(family.logged_bench(run.path))
+    bench = min(family.logged_pids(run.path, "hello"))
     os.kill(bench, signal.SIGSTOP)  # hold it still between two writes of its log
     data = (run.path / "steps.ring").read_bytes()
     slots = [SLOT.unpack_from(data, at) for at in range(0, len(data) - SLOT.size + 1, SLOT.size)]

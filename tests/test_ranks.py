@@ -16,7 +16,7 @@ from planted import planted
 
 import labkit as lk
 from labkit.analysis.ranks import PARTS
-from labkit.process.family import logged_bench, logged_workers
+from labkit.process.family import logged_pids
 from labkit.results.launch import launch
 from labkit.results.ranks import Ranks
 from labkit.spec import Distributed, Pipeline
@@ -141,11 +141,11 @@ def test_two_ranks_use_cards_where_each_has_its_own(monkeypatch, count, kind):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     found = torch.device("cuda:0" if count else "cpu")
     monkeypatch.setattr(bench_machine, "find_device", lambda wanted: found)
-    assert bench_rank.device_kind("auto", 2) == kind
-    why = bench_rank.gpu_passed_over("auto", 2)
+    found_kind, why = bench_rank.device_kind("auto", 2)
+    assert found_kind == kind
     assert (why is None) == (count != 1)  # only then is there a GPU that the ranks do without
     assert count != 1 or "2 ranks have 1 between them" in why
-    assert bench_rank.gpu_passed_over("cpu", 2) is None  # as asked
+    assert bench_rank.device_kind("cpu", 2) == ("cpu", None)  # as asked
 
 
 def test_ranks_on_the_cpu_are_compared_with_one_process_on_the_cpu(tmp_path):
@@ -266,7 +266,7 @@ def test_killing_a_process_of_the_ranks_fails_the_run_and_leaves_nothing(victim)
 @pytest.mark.slow
 def test_stop_ends_all_ranks_and_keeps_what_they_did():
     run = started(Distributed(LONG, ranks=2))
-    assert len(logged_workers(run.path)) == 2 and len(logged_bench(run.path)) == 3
+    assert len(logged_pids(run.path, "workers")) == 2 and len(logged_pids(run.path, "hello")) == 3
     run.stop()
     assert run.outcome == "stopped" and run.error is None
     assert [rank.outcome for rank in run] == ["stopped", "stopped"]

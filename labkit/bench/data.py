@@ -1,7 +1,6 @@
 """The bench's datasets, their image files, the loader that feeds the loop, and its items' times.
 
-Images travel as uint8 and become floats on the device: a quarter of the bytes through the worker
-queues and over the bus.
+Images travel as uint8 and become floats on the device: a quarter of the bytes.
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ ITEMS = 16  # of a batch whose times are kept one by one; of the others, what th
 
 
 class JpegFiles(Dataset):
-    """Real JPEG files: read, decoded with Pillow, augmented, resized. One image at a time.
-
-    As in all datasets here an item is fetched by a `ticket`: (draw number, index).
-    """
+    """Real JPEG files, decoded with Pillow; fetched, as in all datasets here, by (draw, index)."""
 
     def __init__(self, folder: Path, job: Any):
         self.job = job
@@ -76,11 +72,7 @@ def augmented(image: Image.Image, rng: random.Random) -> Image.Image:
 
 
 class Batched(Dataset):
-    """Images of an array, a batch by one indexed read.
-
-    For "array" they are decoded once, in a memory-mapped file. For "sleep", the textbook loader,
-    they are noise made once, and each batch costs `prep_ms` of sleep.
-    """
+    """Images of an array: decoded once ("array"), or noise and `prep_ms` a batch ("sleep")."""
 
     def __init__(self, job: Any, file: Path | None = None):
         self.file, self.array = file, None
@@ -103,11 +95,7 @@ class Batched(Dataset):
 
 
 class EndlessShuffle(Sampler):
-    """Shuffled epochs without end, as (draw number, index): the run says when to stop.
-
-    So its last batches are prepared under the same load as all others, and the n-th sample is the
-    same picture whatever the number of workers. Of `ranks` each takes every so-many-th draw.
-    """
+    """Shuffled epochs without end, as (draw, index): the n-th sample whatever the workers."""
 
     def __init__(self, count: int, seed: int, rank: int = 0, ranks: int = 1):
         self.count, self.seed, self.rank, self.ranks = count, seed, rank, ranks
@@ -170,10 +158,7 @@ def loader_settings(job: Any) -> dict[str, Any]:
 
 
 def _in_shared_memory(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Hand a whole batch over; in a worker through shared memory, as default_collate does.
-
-    Left to the queue's own thread, a full /dev/shm would drop the batch without an error.
-    """
+    """Share a batch here: with /dev/shm full, the queue's own thread would drop it in silence."""
     return batch if get_worker_info() is None else tuple(t.share_memory_() for t in batch)
 
 
@@ -181,11 +166,7 @@ def _in_shared_memory(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ..
 
 
 class ItemTimes:
-    """Times one process's batches; made in the bench, used in whichever process prepares them.
-
-    CPU time, true waiting (a read, a sleep) and standing in line for a core are told apart. Rows
-    gather and are appended to the event log ten times a second.
-    """
+    """Tells CPU time, true waiting and standing in line for a core apart, in any one process."""
 
     def __init__(self, folder: Path, workers: int):
         self.folder, self.room, self.pid = folder, MOST_ROWS // max(1, workers), 0
@@ -220,11 +201,7 @@ class ItemTimes:
 
 
 def stopwatch() -> Callable[[], tuple[int, int, int]]:
-    """Return `lap()`: this thread's ns of CPU time, waiting, and standing in line since the last.
-
-    It takes about 1.7 µs. Who did not give up the core of its own will has not waited: the system's
-    account of the time in line alone misses a third of it.
-    """
+    """Return `lap()`: this thread's ns of CPU time, waiting and standing in line; takes 1.7 µs."""
     queue = None
     with contextlib.suppress(OSError):  # Linux; elsewhere standing in line looks like waiting
         queue = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
@@ -285,11 +262,7 @@ def _us(ns: int) -> float:
 
 
 def draw_image(index: int, px: int) -> np.ndarray:
-    """Return image `index` as (px, px, 3) uint8: a grating of its class, a blob, and film grain.
-
-    The class sets the grating's angle and colour, so a model can learn it; no two files are alike,
-    and JPEG has real detail to decode.
-    """
+    """Return image `index`, (px, px, 3) uint8: a grating of its class, a blob, and film grain."""
     label = index % CLASSES
     rng = np.random.default_rng([VERSION, index, px])
     y, x = np.mgrid[0:px, 0:px] / px

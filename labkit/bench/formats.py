@@ -58,11 +58,7 @@ def lacks(name: str, device: torch.device) -> str | None:
 
 
 def why_not(name: str, device: torch.device) -> str | None:
-    """Return why work in this format makes no sense on `device`; None where it does.
-
-    Some are there and hopelessly slow (FP16 on most CPUs), so on a CPU a small product is timed
-    against the same in FP32. On a GPU that would compare launches.
-    """
+    """Return why work in this format makes no sense here: on a CPU it may be hopelessly slow."""
     if name == "fp32":
         return None
     if why := lacks(name, device):

@@ -70,10 +70,7 @@ class Trainer:
         return loss
 
     def compile_now(self) -> float:
-        """Compile by training on noise, undo what that did to the weights; return the seconds.
-
-        Otherwise compilation, seconds to minutes, would fall into the first measured step.
-        """
+        """Compile by training on noise: no measured step does; undo it, return the seconds."""
         start, px, size = now_ns(), self.job.image_px, self.job.batch_size
         kept = copy.deepcopy(self.model.state_dict())
         noise = torch.randint(0, 256, (size, 3, px, px), dtype=torch.uint8)
@@ -85,10 +82,7 @@ class Trainer:
         return (now_ns() - start) / 1e9
 
     def after_step(self) -> bool | None:
-        """Do what a loop does between two steps: nothing, unless a fault is planted here.
-
-        True ends the loop, as the ranks of a distributed run agree to.
-        """
+        """Do nothing, unless a fault is planted here; True ends the loop, as ranks agree to."""
 
 
 def train(

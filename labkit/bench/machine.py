@@ -47,10 +47,7 @@ def find_device(wanted: str = "auto") -> torch.device:
 
 
 def unused_gpu() -> str | None:
-    """Say which NVIDIA card is here that torch cannot use, why, and the remedy; None if none is.
-
-    NVML comes with the driver: it sees a card whatever torch was built for and whatever is hidden.
-    """
+    """Say which card the driver has and torch cannot use, why, and the remedy; None if none."""
     if torch.cuda.is_available():
         return None
     try:
@@ -242,10 +239,7 @@ def _limit_allocator(device: torch.device, limit_bytes: int) -> Limit:
 
 
 def _limit_process(limit_bytes: int) -> Limit:
-    """Linux: private writable memory beyond what the process has now.
-
-    RLIMIT_AS would count reserved address space too, of which PyTorch takes gigabytes untouched.
-    """
+    """Linux: private memory; RLIMIT_AS would count gigabytes that PyTorch reserves untouched."""
     import resource
 
     with contextlib.suppress(OSError):

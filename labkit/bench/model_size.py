@@ -1,9 +1,7 @@
 """Size the model for the device, where its pipeline leaves that open.
 
-On a CPU a step of 5 to 6 ms on one core. On a GPU a layer is heavy beside its launches, and the
-depth is found by timing: about 10 ms a step, so that the default loader starves any card. It is
-found for the default batch in FP32 and kept: every later run on the card trains the same model.
-Where the width is stated the depth is not timed: narrow layers would only pile up launches.
+On a CPU a step of 5 to 6 ms on one core. On a GPU the depth is found by timing: 10 ms a step, so
+that the default loader starves any card, for the default batch in FP32, and kept for later runs.
 """
 
 from __future__ import annotations

@@ -25,13 +25,7 @@ NO_WORKERS = ("resource_tracker", "forkserver import", "resource_sharer")
 
 @dataclass(frozen=True)
 class Sample:
-    """A quarter of a second: CPU cores in use, and each GPU's state.
-
-    `main` is the busiest process that is not a loader worker, `workers` all workers together,
-    `others` the rest of the family, `machine` everything that runs here. `main_runs` and
-    `workers_run` are the share of looks (0 to 1) in which the process, and the average worker, had
-    work for a core, whether it got one or not: a busy neighbour does not change them.
-    """
+    """A quarter of a second: CPU cores in use by role, and each GPU's state."""
 
     at_s: float
     main: float

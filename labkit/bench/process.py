@@ -29,10 +29,7 @@ held: list[Any] = []  # what would wait, when let go of, up to 5 s for each work
 
 
 def die_with(parent: int) -> None:
-    """Ask Linux to SIGKILL this process when `parent` (a pid) dies; elsewhere the supervisor must.
-
-    Exits at once if the parent is already gone.
-    """
+    """Have Linux SIGKILL this process when `parent` dies; elsewhere the supervisor does."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -107,10 +104,7 @@ def fail(log: EventLog, error: BaseException) -> None:
 
 
 def short_of_files(pids: list[int]) -> list[int] | None:
-    """Return [open, allowed] of one of these processes that has hardly a file left to open.
-
-    What then fails is often something else: a connection that another process cannot answer.
-    """
+    """Return [open, allowed] of one of these processes that has hardly a file left to open."""
     with contextlib.suppress(ImportError):
         import resource
 
@@ -124,11 +118,7 @@ def short_of_files(pids: list[int]) -> list[int] | None:
 
 
 def planted(fault: str | None, dataset: Any, trainer: Any) -> Any:
-    """Return the dataset after `fault` was planted: "module:function:argument", from the spec.
-
-    It is called as `function(argument, dataset, trainer)` before the loader is made, and returns
-    the dataset. Only the fault set, mysteries and tests name one: no knob reaches it.
-    """
+    """Plant a spec's `fault`, "module:function:argument"; return what the dataset becomes."""
     if not fault:
         return dataset
     module, function, argument = fault.split(":", 2)

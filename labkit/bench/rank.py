@@ -1,8 +1,7 @@
 """One rank of a distributed run: `python -m labkit.bench.rank FOLDER AGENT_PID`, under torchrun.
 
-It writes what a single run does, into `FOLDER/rankN/events.jsonl`. DDP averages gradients in
-buckets, overlapped with the backward pass. The exposed part lasts from the moment a step's *last*
-gradient is ready to the moment all of them are averaged: two stamps per step measure it.
+It writes what a single run does, into `FOLDER/rankN/events.jsonl`, and two stamps more: a step's
+*last* gradient is ready; all are averaged. Between them communication is exposed.
 """
 
 from __future__ import annotations
@@ -58,7 +57,8 @@ def run(spec: dict, place: Any, folder: Path, log: EventLog) -> None:
     log.write("hello", pid=os.getpid())
     machine.use_fixed_threads()
     cache = model_size.kept_in = Path(spec["cache"])
-    device = torch.device(device_kind(pipeline["device"], spec["ranks"]))
+    kind, not_the_gpu = device_kind(pipeline["device"], spec["ranks"])
+    device = torch.device(kind)
     if device.type == "cuda":
         device = torch.device("cuda", place.local_rank)
         machine.use(device)
@@ -69,8 +69,8 @@ def run(spec: dict, place: Any, folder: Path, log: EventLog) -> None:
     log.stage("waiting for the other ranks")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     job, not_applied = same_model(place.rank, lambda **n: resolve_config(pipeline | n, device))
-    if why := gpu_passed_over(pipeline["device"], spec["ranks"]):
-        not_applied["device"] = why
+    if not_the_gpu:
+        not_applied["device"] = not_the_gpu
     log.write("job", pipeline=vars(job), not_applied=not_applied)
     job.shard = (place.rank, place.world_size)
     if place.local_rank:
@@ -100,26 +100,19 @@ def same_model(rank: int, resolve: Callable) -> Any:
     return resolved or resolve(**size[0])
 
 
-def device_kind(wanted: str, ranks: int) -> str:
-    """Return "cuda" or "cpu" for the device knob; "auto" is CUDA where each rank has a card."""
+def device_kind(wanted: str, ranks: int) -> tuple[str, str | None]:
+    """Return "cuda" or "cpu", and why it is not the GPU that a single run would use, if so."""
     count = torch.cuda.device_count()
     if wanted == "cuda" and count < ranks:
         raise RuntimeError(
             f"ranks={ranks} with device='cuda' need a card each and {count} CUDA devices are "
             "visible: use fewer ranks, or device='cpu'."
         )
-    return "cuda" if wanted != "cpu" and count >= ranks else "cpu"
-
-
-def gpu_passed_over(wanted: str, ranks: int) -> str | None:
-    """Return why the ranks are on the CPU where a single run would use a GPU; None otherwise."""
-    on_cuda = device_kind(wanted, ranks) == "cuda"
-    if wanted != "auto" or on_cuda or machine.find_device("auto").type == "cpu":
-        return None
-    return (
-        f"each rank needs a CUDA device of its own, and {ranks} ranks have "
-        f"{torch.cuda.device_count()} between them: all train on the CPU, over gloo"
-    )
+    if wanted != "cpu" and count >= ranks:
+        return "cuda", None
+    why = f"each rank needs a CUDA device of its own, and {ranks} ranks have {count} between them"
+    on_gpu = wanted == "auto" and machine.find_device("auto").type != "cpu"
+    return "cpu", f"{why}: all train on the CPU" if on_gpu else None
 
 
 class Communication:
@@ -145,11 +138,7 @@ class Communication:
 
 
 class DistributedTrainer(Trainer):
-    """A Trainer whose gradients are averaged over all ranks.
-
-    Buffers stay each rank's own: DDP's default broadcasts them before every forward, a second wait
-    that would not be told from compute.
-    """
+    """A Trainer whose gradients are averaged over all ranks; buffers stay each rank's own."""
 
     def __init__(self, job: Any, device: torch.device, no_sync: bool):
         super().__init__(job, device)
@@ -185,8 +174,8 @@ def exchange(comm, bucket):  # DDP refuses annotations that are text, as all are
 class SharedEnd:
     """Ends all ranks after the same step: one that left alone would leave the others waiting.
 
-    Every few steps each rank votes whether its time is up, and reads the vote before: that one has
-    long arrived, so that nobody waits for it. It travels over gloo, never through a GPU's queue.
+    Every few steps each votes whether its time is up, and reads the vote before: that one has long
+    arrived. It travels over gloo, never through a GPU's queue.
     """
 
     def __init__(self, seconds: float | None, accumulation_steps: int):

@@ -42,7 +42,7 @@ class CpuMeter:
     def __init__(self, bench_pid: int):
         self.bench = psutil.Process(bench_pid)
         self.tasks = Path(f"/proc/{bench_pid}/task")
-        self.workers: dict[int, psutil.Process] = {}
+        self.workers: dict[str, psutil.Process] = {}
         self.spent_s: dict[int, float] = {}  # CPU time of each of the run's processes so far
         self.read_at = time.monotonic()
         psutil.cpu_percent()
@@ -63,14 +63,11 @@ class CpuMeter:
 
     def _family(self) -> list:
         """Return the bench and its workers; psutil would look at every process: milliseconds."""
-        try:
-            found = [task.read_text() for task in self.tasks.glob("*/children")]
-        except OSError:  # a thread has just ended
-            return [self.bench, *self.workers.values()]
-        if not found:  # another system
+        if not self.tasks.exists():  # another system than Linux
             return [self.bench, *self.bench.children()]
-        pids = [int(pid) for pid in " ".join(found).split()]
-        self.workers = {pid: self.workers.get(pid) or psutil.Process(pid) for pid in pids}
+        with contextlib.suppress(OSError):  # a thread has just ended
+            pids = " ".join(task.read_text() for task in self.tasks.glob("*/children")).split()
+            self.workers = {pid: self.workers.get(pid) or psutil.Process(int(pid)) for pid in pids}
         return [self.bench, *self.workers.values()]
 
 

@@ -1,9 +1,7 @@
 """Observe somebody else's loop: its loader's settings, its samples, and its GPU's work.
 
 Nothing here imports torch, runs their code, or waits for a device. An event is recorded when a
-batch is handed over, and another when the next one is requested. The first passes when the device
-has done all that was queued before, so the pair spans the body's work from its first moment to its
-last; gaps inside, where the device waits for the host, do not show.
+batch is handed over, and another when the next one is requested: the pair spans the body's work.
 """
 
 from __future__ import annotations
@@ -33,11 +31,7 @@ def knobs_of(loader: Any) -> dict[str, int | bool]:
 
 
 def counter_for(batch: Any, batch_size: int | None) -> Callable[[Any], int] | None:
-    """Return what counts the samples of batches like `batch`; None where that cannot be told.
-
-    They are the length of the first array or tensor in it, however deep in tuples and mappings;
-    or, where it is a list of so many samples as the loader's batch size, the list's own length.
-    """
+    """Return what counts the samples of batches like this: its first array's or list's length."""
     if (shape := getattr(batch, "shape", None)) is not None:
         return (lambda batch: batch.shape[0]) if len(shape) else None
     if not isinstance(batch, (list, tuple, Mapping)):
@@ -52,11 +46,7 @@ def counter_for(batch: Any, batch_size: int | None) -> Callable[[Any], int] | No
 
 
 def find_device() -> Any:
-    """Return the accelerator that this process holds tensors on, as torch.device; else None.
-
-    Asks only a CUDA that the process has started itself: starting it would cost memory, and would
-    break loader workers that are forked later.
-    """
+    """Return the accelerator this process holds tensors on; starts no CUDA of its own."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None

@@ -1,9 +1,7 @@
 """When the device was busy: step by step, on the host's clock, without ever synchronising.
 
-A step has four host stamps (ns): data asked for, data ready, copy issued, compute issued; marking
-one of the last three gives it. On a CPU the model runs between the last two, so they are also when
-the device was busy. On a GPU the work runs later: pairs of device events say when, read back once
-they are done.
+A step has four host stamps (ns): data asked for, data ready, copy issued, compute issued. On a CPU
+the model runs between the last two. On a GPU the work runs later: pairs of device events say when.
 """
 
 from __future__ import annotations
@@ -25,10 +23,7 @@ SHORT_STEPS = 32
 
 
 class EventPool:
-    """Timing events of one device. Making one costs more than recording it, so they are kept.
-
-    Those that have been read belong into `idle`.
-    """
+    """Timing events of one device; those read belong into `idle`, since making one costs more."""
 
     def __init__(self, device: torch.device):
         self.device, self.idle = device, []
@@ -45,11 +40,7 @@ class EventPool:
 
 
 class HostTimeline(StepRing):
-    """Steps of a device that runs while the host waits: the CPU.
-
-    Wall time of the compute that its thread did not get as CPU time means that someone else had
-    the core: the loader's own workers, or another program.
-    """
+    """Steps of a device that runs while the host waits: the CPU."""
 
     cpu_ns, until_read = 0, 0
     # A copy to the CPU is over when it is issued. Just the clock: a method costs cold caches 4 µs
@@ -87,10 +78,9 @@ class HostTimeline(StepRing):
 class DeviceTimeline(StepRing):
     """Steps of a device that runs behind the host (CUDA, MPS): four events a step, no sync.
 
-    Event times are relative, and have 32 bits: each step is placed by the time from the step before
-    to its own first event. Two anchors, at the start and the end of the run, tie them to the host's
-    clock, and the difference between the two is reported as drift. Losses go to a small page-locked
-    buffer on the device's own queue, since `loss.item()` would wait for the device.
+    Event times have 32 bits: each step is placed by the time from the step before to its own first
+    event. Anchors at the start and the end tie them to the host's clock; their difference is the
+    drift. Losses go to page-locked memory on the device's queue: `loss.item()` would wait.
     """
 
     LOSSES = 4096  # steps in flight at the most: far more than a launch queue holds (about 1000)

@@ -71,7 +71,7 @@ def hold_devices(spec: dict, log: EventLog) -> None:
     from labkit.bench.rank import device_kind
 
     names = ["cpu"]
-    if device_kind(spec["pipeline"]["device"], spec["ranks"]) == "cuda":
+    if device_kind(spec["pipeline"]["device"], spec["ranks"])[0] == "cuda":
         # asked in another process: this one takes no memory on the cards
         asked = [sys.executable, "-c", CARDS.format(spec["ranks"])]
         names = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
@@ -81,10 +81,7 @@ def hold_devices(spec: dict, log: EventLog) -> None:
 
 
 def name_the_failed(failures: dict[int, Any], folder: Path, log: EventLog) -> None:
-    """Write which rank ended the run and why: one that was killed, or raised first.
-
-    The others only lost their peer, or torchrun ended them with SIGTERM.
-    """
+    """Write which rank was killed or raised first; the others only lost their peer."""
     log.write("ranks_ended", codes={rank: each.exitcode for rank, each in failures.items()})
     killed = [r for r, f in failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM]
     raised = []  # (whether it only lost its peer, when, rank, event)

@@ -25,7 +25,7 @@ KNOBS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "
 ONE = torch.empty(1)  # expanded, it counts samples and holds none
 
 
-def prepare(order: dict[str, Any], job: SimpleNamespace, folder: Path) -> tuple[OwnStep, Batches]:
+def prepare(order: dict[str, Any], job: SimpleNamespace, folder: Path) -> tuple[Any, Batches]:
     """Return what trains, and the loader that feeds it; raise where the reader's parts do not."""
     parts = _fetch(order, folder)
     dataset = _checked(parts["dataset"])
@@ -40,7 +40,7 @@ def prepare(order: dict[str, Any], job: SimpleNamespace, folder: Path) -> tuple[
         dataset = (StreamByValue if streams else ByValue)(dataset)
         collate = ByValue(collate)
     loader = DataLoader(dataset, collate_fn=collate, **data.loader_settings(job), **more)
-    return OwnStep(parts["step"]), Batches(loader, job)
+    return own_step(parts["step"]), Batches(loader, job)
 
 
 def _fetch(order: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -106,26 +106,19 @@ class NamesTheItem(Dataset):
             raise RuntimeError(why) from error
 
 
-class OwnStep:
-    """Stands where the bench has its Trainer: the reader's step, or just taking the batch."""
+def own_step(step: Callable | None) -> SimpleNamespace:
+    """Return what stands where the bench has its Trainer: the reader's step, or nothing."""
+    no_loss = torch.tensor(float("nan"))
 
-    side_stream = None
+    def compute(batch: Any, _counted: torch.Tensor, update: bool) -> torch.Tensor:
+        if step is not None:
+            step(batch)
+        return no_loss
 
-    def __init__(self, step: Callable | None):
-        self.step, self.model = step or (lambda batch: None), torch.nn.Identity()
-        self.no_loss = torch.tensor(float("nan"))
-
-    def to_device(self, *batch: Any) -> tuple:
-        """Leave the batch where it is: copying it is the step's business."""
-        return batch
-
-    def compute(self, batch: Any, _counted: torch.Tensor, update: bool) -> torch.Tensor:
-        """Run the reader's step on one batch."""
-        self.step(batch)
-        return self.no_loss
-
-    def after_step(self) -> None:
-        """Do nothing between two steps."""
+    return SimpleNamespace(
+        compute=compute, side_stream=None, model=torch.nn.Identity(), after_step=lambda: None,
+        to_device=lambda *batch: batch,  # copying it is the step's business
+    )  # fmt: skip
 
 
 class Batches:

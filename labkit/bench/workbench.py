@@ -97,10 +97,7 @@ class Workbench:
         ways: dict[str, Callable[[], object]],
         setting: Callable[[str], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ) -> dict[str, list[float]]:
-        """Return per way the time of one call in s, by round: a neighbour disturbs all of them.
-
-        `setting(name)` is entered around a way's calls, outside of the clock.
-        """
+        """Return per way the s of one call, by round; `setting(name)` is entered off the clock."""
         calls, times = {}, {name: [] for name in ways}
         for _ in range(ROUNDS):
             for name, work in ways.items():
@@ -110,11 +107,7 @@ class Workbench:
         return times
 
     def now(self) -> float:
-        """Return the time in s, read when the device has done all that it was given.
-
-        Where that is nothing it is not waited for: torch.utils.benchmark makes its blocks 10,000
-        times as long as an empty one.
-        """
+        """Return the time in s, when the device has done what it was given, if anything."""
         if self._given:
             self.synchronize()
             self._given = False
@@ -156,11 +149,7 @@ class Workbench:
 
     def fitting(self, work_of: Callable[[int], Callable[[], Any]], sizes: Sequence[int] = SIDES,
                 launches: float = LAUNCHES) -> int:  # fmt: skip
-        """Return the first of the ascending `sizes` at which a call takes as long as `launches`.
-
-        None is tried whose call might take longer than LONGEST_S, by the cube of the size. On a
-        CPU, where a launch is nothing, it is the first.
-        """
+        """Return the first size whose call takes `launches`, or the last before LONGEST_S."""
         if self.on_cpu:
             return sizes[0]
         for size, larger in zip(sizes, (*sizes[1:], math.inf), strict=True):
@@ -185,10 +174,7 @@ class Workbench:
         return found
 
     def past_cache_elements(self, mib: float | None = None) -> int:
-        """Return how many float32 numbers make an array of `mib`, or one well past the caches.
-
-        Never more than a twelfth of the free memory: `is_past_cache` says whether it was enough.
-        """
+        """Return how many float32 make `mib`, or pass the caches in part of the free memory."""
         if mib is not None:
             return int(mib * 2**20) // 4
         largest = max(self.cache_bytes().values(), default=UNKNOWN_CACHE)

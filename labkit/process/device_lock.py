@@ -18,11 +18,7 @@ class DeviceBusy(RuntimeError):
 
 
 def hold(folder: Path, device: str, holder: dict, waiting: Callable[[str], None]) -> int:
-    """Take the lock of `device` (a GPU's UUID, or "cpu"); return its file descriptor.
-
-    It lives as long as any process of the run: workers inherit it. `holder` is what others are
-    told; `waiting(text)` is called once if it is taken. Raises DeviceBusy after `PATIENCE_S`.
-    """
+    """Take the lock of a GPU's UUID, or "cpu", for as long as any process of the run lives."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{re.sub('[^A-Za-z0-9-]', '_', device)}.lock"
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

@@ -24,10 +24,7 @@ now_ns = time.perf_counter_ns
 
 
 class EventLog:
-    """An append-only event file. Never raises once open: what a full disk refuses is kept.
-
-    It is written as soon as it fits; `error` says what was wrong.
-    """
+    """An append-only event file that never raises once open; what a full disk refuses waits."""
 
     def __init__(self, folder: str | Path):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)

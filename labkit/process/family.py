@@ -77,10 +77,7 @@ def descendants(root: int) -> list[int]:
 
 
 def end_all(root: int, seen: set[int], deadline_s: float = 1.0) -> dict[int, int]:
-    """SIGKILL everything below `root` until nothing is left; return {pid: wait status}.
-
-    Cleaners are waited for, and killed only at the deadline. Pids met on the way go to `seen`.
-    """
+    """SIGKILL all below `root`, cleaners at the deadline only; return {pid: wait status}."""
     deadline = time.monotonic() + deadline_s
     statuses: dict[int, int] = {}
     while True:
@@ -105,22 +102,15 @@ def reap() -> dict[int, int]:
     return statuses
 
 
-def logged_workers(folder: str | os.PathLike) -> set[int]:
-    """Return the pids of the loader workers that the bench (or its ranks) wrote into the log."""
-    return {pid for event in _logged(folder, "workers") for pid in event["pids"]}
-
-
-def logged_bench(folder: str | os.PathLike) -> set[int]:
-    """Return the pids that the bench and its ranks wrote into the log, if they got that far."""
-    return {event["pid"] for event in _logged(folder, "hello")}
-
-
-def _logged(folder: str | os.PathLike, name: str) -> list[dict]:
-    start, found = f'{{"event":"{name}"'.encode(), []
+def logged_pids(folder: str | os.PathLike, name: str) -> set[int]:
+    """Return the pids in the events `name` of a run's log, and its ranks': "hello" or "workers"."""
+    start, found = f'{{"event":"{name}"'.encode(), set()
     for place in (Path(folder), *Path(folder).glob("rank*")):
         with contextlib.suppress(OSError, ValueError), open(place / FILE_NAME, "rb") as log:
-            lines = [line for line in log if line.startswith(start) and line.endswith(b"\n")]
-            found += map(json.loads, lines)
+            for line in log:
+                if line.startswith(start) and line.endswith(b"\n"):
+                    event = json.loads(line)
+                    found.update(event["pids"] if "pids" in event else [event["pid"]])
     return found
 
 
@@ -200,18 +190,15 @@ def end_marked(folder: str | os.PathLike) -> None:
 
 
 def clear_up(folder: Path, **how: Any) -> None:
-    """End what is left of the run in `folder`, write the steps it finished and `how` it ended.
-
-    Of a standby that no run was given to, nothing stays.
-    """
+    """End what is left of the run, write its steps and `how` it ended; keep no standby."""
     end_marked(folder)
     if not (folder / FILE_NAME).exists():
         shutil.rmtree(folder, ignore_errors=True)
         return
-    deadline, bench = time.monotonic() + 1, logged_bench(folder)
+    deadline, bench = time.monotonic() + 1, logged_pids(folder, "hello")
     while time.monotonic() < deadline and any(map(exists, bench)):
         time.sleep(0.01)
-    remove_segments(logged_workers(folder))
+    remove_segments(logged_pids(folder, "workers"))
     step_log.recover(folder)
     log = EventLog(folder)
     log.write("end", **how)
@@ -222,7 +209,7 @@ def clear_up(folder: Path, **how: Any) -> None:
 def remove_tools(folder: str | os.PathLike) -> None:
     """Remove the files that a run needs only while it goes on, its plan last."""
     run = Path(folder)
-    own = {socket_folder(folder, pid) for pid in logged_bench(folder)} - {run}
+    own = {socket_folder(folder, pid) for pid in logged_pids(folder, "hello")} - {run}
     sockets = (path for place in (run, *own) for name in SOCKETS for path in place.glob(name))
     for path in (*sockets, *run.glob(PAYLOADS), run / RESERVE_NAME, run / PLAN_NAME):
         with contextlib.suppress(OSError):
@@ -235,8 +222,8 @@ def remove_tools(folder: str | os.PathLike) -> None:
 def socket_folder(run: str | os.PathLike, bench_pid: int) -> Path:
     """Return where a bench keeps its processes' sockets, so that a killed run's can be found.
 
-    It is the run's folder, or where that path is too long, a short one of the bench's own. Left to
-    itself multiprocessing makes a temporary folder, which every killed process leaves behind.
+    Where the run's path is too long it is a short one. Left to itself multiprocessing makes a
+    temporary folder, which every killed process leaves behind.
     """
     if len(os.fsencode(run)) + LONGEST_NAME <= LONGEST_PATH:
         return Path(run)

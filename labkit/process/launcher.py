@@ -97,11 +97,11 @@ class Handle:
         code = self.process.poll()
         if code is not None and not self.checked:
             self.checked = True
+            why = f"the supervisor was killed ({family.exit_name(code)})"
+            if code > 0:
+                said = (self.folder / "supervisor.stderr").read_text(errors="replace")
+                why = f"the supervisor failed: {(said.splitlines() or ['no message'])[-1]}"
             if code:
-                why = f"the supervisor was killed ({family.exit_name(code)})"
-                if code > 0:
-                    said = (self.folder / "supervisor.stderr").read_text(errors="replace")
-                    why = f"the supervisor failed: {(said.splitlines() or ['no message'])[-1]}"
                 family.clear_up(self.folder, stop=None, code=None, why=why)
             with contextlib.suppress(OSError):
                 self.process.stdin.close()

@@ -110,10 +110,8 @@ class Supervisor:
         if not log.flush():
             sys.exit(f"labkit: the event log could not be written: {log.error}")
         if self.plan["after"] and self.bench and self.cause != "kernel gone":
-            with (  # on its own, and with the keys of its service
-                contextlib.suppress(OSError),
-                open(os.path.join(self.folder, "after.log"), "wb") as out,
-            ):
+            path = os.path.join(self.folder, "after.log")
+            with contextlib.suppress(OSError), open(path, "wb") as out:  # with its service's keys
                 self._popen(self.plan["after"], out, None, subprocess.DEVNULL)
 
     def stop(self, cause: str) -> None:
@@ -138,7 +136,8 @@ class Supervisor:
         for name in ("stdout", "stderr"):
             path = os.path.join(self.folder, f"bench.{name}")
             self.outputs.append(output := Output(getattr(self.bench, name).fileno(), path))
-            self._watch(output.fd, lambda output=output: self._read(output))
+            # nothing to be read: the pipe is closed
+            self._watch(output.fd, lambda o=output: o.read() or self.selector.unregister(o.fd))
         self._watch_pid(self.bench.pid, lambda: None)
         with contextlib.suppress(OSError):  # numbers without telemetry are still numbers
             self._popen([*self.plan["telemetry"], me], subprocess.DEVNULL, env, stdin)
@@ -180,10 +179,6 @@ class Supervisor:
         elif b"stop" in data:
             self.stop("asked")
 
-    def _read(self, output: Output) -> None:
-        if not output.read():  # the pipe is closed
-            self.selector.unregister(output.fd)
-
     def _react(self, longest_s: float) -> None:
         """Serve stdin, output and the ends of kernel and bench for up to `longest_s`."""
         left = min(longest_s, self.kill_at - time.monotonic())
@@ -207,20 +202,17 @@ class Supervisor:
 
     def _clean_up(self) -> None:
         """End all that is left of the run, and collect the bench's status and last words."""
-        statuses = {}
-        if LINUX:
-            statuses = family.end_all(os.getpid(), self.family)
-        else:
-            for pid in self.family:
-                with contextlib.suppress(OSError):
-                    os.killpg(pid, signal.SIGKILL)
+        statuses = family.end_all(os.getpid(), self.family) if LINUX else {}
+        for pid in () if LINUX else self.family:
+            with contextlib.suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
         deadline = time.monotonic() + 1
         while self.bench and self.status is None and time.monotonic() < deadline:
             # A zombie can be collected only when its last thread is gone
             statuses |= family.reap()
             self.status = statuses.get(self.bench.pid)
             time.sleep(0.003)
-        family.remove_segments(self.family | family.logged_workers(self.folder))
+        family.remove_segments(self.family | family.logged_pids(self.folder, "workers"))
         for output in self.outputs:
             output.close()
 
@@ -251,7 +243,7 @@ def supervise_on_windows(folder: str) -> None:
             kill_at = time.monotonic() + GRACE_S
         steps.drain()
     below = {process.pid for process in psutil.Process().children(recursive=True)}
-    for pid in below | family.logged_workers(folder):
+    for pid in below | family.logged_pids(folder, "workers"):
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             process.kill()
