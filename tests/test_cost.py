@@ -56,19 +56,17 @@ def test_a_hand_worked_example(record):
     assert found.kg_co2_per_epoch == pytest.approx(200e3 / 3.6e6 / 2)
     # idle for 30 of 40 ms, at the same power
     assert found.idle_usd_per_epoch == pytest.approx(0.75)
-    assert found.idle_joules_per_sample == pytest.approx(0.15)
-    assert found.idle_kg_co2_per_epoch == pytest.approx(0.75 * found.kg_co2_per_epoch)
+    assert found.idle_kwh_per_epoch == pytest.approx(0.75 * found.kwh_per_epoch)
     # one that draws less while idle: 1 s at 50 W and 1 s at 300 W, read every 0.2 s: 50 of 350 J
     slow = {"wait_ms": 1000, "busy_ms": 1000, "steps": 20}
     found = lk.cost(record(watts=lambda busy: 300 if busy else 50, **slow))
     assert found.watts == pytest.approx(175)
-    assert found.idle_share == pytest.approx(0.5)
     assert found.idle_energy_share == pytest.approx(50 / 350)
 
 
 def test_without_a_counter_energy_and_carbon_are_gaps_and_money_is_not(record):
     found = lk.cost(record(), usd_per_hour=3.6)
-    names = ("watts", "joules_per_sample", "kwh_per_epoch", "idle_kg_co2_per_epoch")
+    names = ("watts", "joules_per_sample", "kwh_per_epoch", "kg_co2_per_epoch")
     assert [getattr(found, name) for name in names] == [None] * 4
     assert found.usd_per_epoch == pytest.approx(costs.SAMPLES_PER_EPOCH / 500 * 0.001)
     assert "energy was not measured" in repr(found) and "0 kWh" not in repr(found)

@@ -1,18 +1,7 @@
 """The cost of a run: energy, money and carbon, per sample and per epoch, and the idle part of it.
 
-Energy comes from the device's own counter, as the record has it, and is None without one; so is
-all that follows from it. It is the device's alone: not the host's, the memory's or the cooling's.
-
-Money and carbon come from a price and a grid intensity that are the reader's to set. The defaults:
-
-- `usd_per_hour`: what the device rents for at Amazon. GPUs: "EC2 Capacity Blocks for ML", effective
-  rate per accelerator, list of the end of 2024 (H200 5.408, H100 4.916, A100 1.844), and g5.xlarge
-  on demand, us-east-1, June 2026 (A10G 1.006). CPUs: half of m7g.large (two vCPUs) on demand,
-  us-east-1, June 2026 (0.0816), per core. Other cards have no default: None.
-- `kg_co2_per_kwh`: 0.473, the world's average electricity in 2024, life cycle, CO2 equivalents
-  (Ember, Global Electricity Review 2025). Grids range from about 0.05 to 0.7.
-- `samples_per_epoch`: 1,281,167, the training images of ImageNet-1k (ILSVRC 2012).
-- `usd_per_kwh`: none, since a rent includes the electricity; give it for hardware of your own.
+Energy is the device's own, from its counter; None without one, as is all that follows from it.
+Price, grid and epoch are yours to set: the defaults, with their sources, stand below.
 """
 
 from __future__ import annotations
@@ -27,10 +16,15 @@ import numpy as np
 from labkit.results.result import Result, Table
 from labkit.results.timeline import busy_until
 
+# What a device rents for at Amazon, USD/h. GPUs: "EC2 Capacity Blocks for ML", effective rate per
+# accelerator, list of the end of 2024; A10G: g5.xlarge on demand, us-east-1, June 2026. A CPU core:
+# half of m7g.large (two vCPUs), the same. Other cards have no default. A rent includes electricity.
 USD_PER_HOUR = {"H200": 5.408, "H100": 4.916, "A100": 1.844, "A10G": 1.006}
 USD_PER_CORE_HOUR = 0.0816 / 2
+# The world's average electricity in 2024, life cycle, CO2 equivalents (Ember, Global Electricity
+# Review 2025). Grids range from about 0.05 to 0.7
 KG_CO2_PER_KWH = 0.473
-SAMPLES_PER_EPOCH = 1_281_167
+SAMPLES_PER_EPOCH = 1_281_167  # the training images of ImageNet-1k (ILSVRC 2012)
 J_PER_KWH = 3.6e6
 PAUSE_S = 1e-3  # the run's clock stood still between two readings: a pause, of no interest here
 
@@ -42,9 +36,7 @@ ROWS = (  # of the table: (what, attribute, unit)
     ("  of it while idle", "idle_kwh_per_epoch", "kWh"),
     ("electricity", "electricity_usd_per_epoch", "USD"),
     ("carbon", "kg_co2_per_epoch", "kg CO2e"),
-    ("  of it while idle", "idle_kg_co2_per_epoch", "kg CO2e"),
     ("energy of a sample", "joules_per_sample", "J"),
-    ("  of it while idle", "idle_joules_per_sample", "J"),
 )
 
 
@@ -52,55 +44,47 @@ ROWS = (  # of the table: (what, attribute, unit)
 class Cost(Result):
     """The cost of a run. Numbers that need something which was not measured or given are None."""
 
-    machine: str  # the name of the device
-    recorded: bool  # whether the run was replayed from a record
+    source: str  # the device, and whether it is of a record
     unit: str  # "samples", or "batches" of a watched loop that hides its own
-    seconds_per_sample: float  # wall time, warm-up excluded
     watts: float | None  # mean power while training, from the energy counter
-    idle_share: float  # of the time, 0 to 1
-    # Of the energy. Power is taken as constant between two readings of the counter (0.2 s); an idle
-    # device draws less than a busy one, so where idle and busy alternate faster than that this is
-    # an upper bound
+    # Of the energy. An upper bound where idle and busy alternate faster than the counter is read
+    # (0.2 s): an idle device draws less than a busy one
     idle_energy_share: float | None
     samples_per_epoch: int
-    usd_per_hour: float | None  # rent of the device
-    usd_per_kwh: float | None  # electricity, for hardware of one's own
-    kg_co2_per_kwh: float  # carbon intensity of the grid, CO2 equivalents
+    usd_per_hour: float | None
+    usd_per_kwh: float | None
+    kg_co2_per_kwh: float
     before: Cost | None  # of the run that this one is compared with
-    joules_per_sample: float | None  # of the device
-    hours_per_epoch: float  # wall time
-    kwh_per_epoch: float | None  # of the device
+    joules_per_sample: float | None
+    hours_per_epoch: float
+    kwh_per_epoch: float | None
     usd_per_epoch: float | None  # rent
     electricity_usd_per_epoch: float | None  # part of the rent where the device is rented
-    kg_co2_per_epoch: float | None  # of that electricity, CO2 equivalents
-    idle_usd_per_epoch: float | None  # rent paid for an idle device; the others likewise
+    kg_co2_per_epoch: float | None
+    idle_usd_per_epoch: float | None  # rent paid for an idle device
     idle_kwh_per_epoch: float | None
-    idle_kg_co2_per_epoch: float | None
-    idle_joules_per_sample: float | None
 
     def table(self) -> Table:
         """Return the costs of an epoch and a sample, beside those of the run before."""
         rows = []
         for label, name, unit in ROWS:
             now, old = getattr(self, name), getattr(self.before, name, None)
-            gap = label.startswith(" ") and now is None and old is None  # as in the line above
-            if gap or (label == "electricity" and self.usd_per_kwh is None):
+            if name.startswith(("idle", "electricity")) and now is None and old is None:
                 continue
             ratio = f"{now / old:.3g}x" if old and now is not None else None
-            texts = (_text(now, unit),)
-            rows.append((label, *((_text(old, unit), *texts, ratio) if self.before else texts)))
+            cells = (_text(old, unit), _text(now, unit), ratio)
+            rows.append((label, *(cells if self.before else cells[1:2])))
         rent = _text(self.usd_per_hour, "USD/h") or "unknown: give usd_per_hour"
-        foot = [f"rent {rent}", f"grid {self.kg_co2_per_kwh:g} kg CO2e/kWh"]
+        foot = f"rent {rent}; grid {self.kg_co2_per_kwh:g} kg CO2e/kWh"
         if self.usd_per_kwh is not None:
-            foot.append(f"electricity {self.usd_per_kwh:g} USD/kWh")
+            foot += f"; electricity {self.usd_per_kwh:g} USD/kWh"
         if self.watts is None:
-            foot.append("energy was not measured: no readable counter, so no joules and no carbon")
-        where = f", RECORDED on {self.machine}" if self.recorded else f" on {self.machine}"
+            foot += "; energy was not measured: no readable counter, so no joules and no carbon"
         return Table(
             rows,
             head=("", "before", "now", "ratio") if self.before else ("", "now"),
-            title=f"An epoch of {self.samples_per_epoch:,} {self.unit}{where}",
-            foot=["; ".join(foot)],
+            title=f"An epoch of {self.samples_per_epoch:,} {self.unit}{self.source}",
+            foot=[foot],
         )
 
 
@@ -117,13 +101,11 @@ def cost(
 
     Args:
         run: A Run.
-        usd_per_hour: Rent of the device; None takes the default for its name, where there is one.
+        usd_per_hour: Rent; None takes `USD_PER_HOUR` of `labkit.analysis.cost`, with its source.
         usd_per_kwh: Price of electricity, for hardware of your own; None leaves it out.
         kg_co2_per_kwh: Carbon intensity of your grid; None takes the world's average.
         samples_per_epoch: Samples in an epoch of your training; None takes ImageNet's.
         before: The Run to compare with, at the same prices.
-
-    The defaults and their sources stand in the docstring of `labkit.analysis.cost`.
 
     Raises:
         ValueError: A price below 0 or not finite, or a run without numbers.
@@ -131,40 +113,35 @@ def cost(
     given = {"usd_per_hour": usd_per_hour, "usd_per_kwh": usd_per_kwh,
              "kg_co2_per_kwh": kg_co2_per_kwh, "samples_per_epoch": samples_per_epoch}  # fmt: skip
     for name, value in given.items():
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise ValueError(
-                f"{name}={value!r} is not allowed: use a number of 0 or more, or None."
-            )
+        if value is not None and not 0 <= value < math.inf:
+            raise ValueError(f"{name}={value!r} is not allowed: use a number of 0 or more, or None")
     if not run.throughput:
         raise ValueError(f"{run!r}: a run without numbers has no cost.")
     rent = usual_rent(run.machine) if usd_per_hour is None else usd_per_hour
     grid = KG_CO2_PER_KWH if kg_co2_per_kwh is None else kg_co2_per_kwh
     samples = SAMPLES_PER_EPOCH if samples_per_epoch is None else samples_per_epoch
     watts, idle_energy_share = power(run)
-    idle_share, seconds = 1 - run.utilization, 1 / run.throughput
+    seconds = 1 / run.throughput
     hours, joules = samples * seconds / 3600, _times(watts, seconds)
     kwh, usd = _times(joules, samples / J_PER_KWH), _times(hours, rent)
-    energy = {"joules_per_sample": joules, "kwh_per_epoch": kwh}
-    energy["kg_co2_per_epoch"] = _times(kwh, grid)
     return Cost(
-        machine=run.machine.name,
-        recorded=run.recorded,
+        source=f"{', RECORDED' if run.recorded else ''} on {run.machine.name}",
         unit=run.unit,
-        seconds_per_sample=seconds,
         watts=watts,
-        idle_share=idle_share,
         idle_energy_share=idle_energy_share,
         samples_per_epoch=samples,
         usd_per_hour=rent,
         usd_per_kwh=usd_per_kwh,
         kg_co2_per_kwh=grid,
         before=None if before is None else cost(before, **given),
+        joules_per_sample=joules,
         hours_per_epoch=hours,
+        kwh_per_epoch=kwh,
         usd_per_epoch=usd,
         electricity_usd_per_epoch=_times(kwh, usd_per_kwh),
-        idle_usd_per_epoch=_times(usd, idle_share),
-        **energy,
-        **{f"idle_{name}": _times(value, idle_energy_share) for name, value in energy.items()},
+        kg_co2_per_epoch=_times(kwh, grid),
+        idle_usd_per_epoch=_times(usd, 1 - run.utilization),
+        idle_kwh_per_epoch=_times(kwh, idle_energy_share),
     )
 
 

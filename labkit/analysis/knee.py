@@ -1,15 +1,8 @@
 """The knee of a batch sweep: where the time of a step turns from flat to rising.
 
-A step costs a fixed part (launching kernels, Python, reading the weights) and a part per sample:
-t(B) = a + b B. At B = a / b both are equal: a step takes twice the fixed part, and the device does
-half of the samples/s that it does at best, 1 / b. Hockney called that size n-half and fitted it in
-this way (Hockney 1982, "Characterization of computers and optimization by n1/2"; Hockney and
-Jesshope, Parallel Computers 2, 1988, section 1.3). Below the knee a larger batch is nearly free;
-well above it (ten times: 91% of the best) it buys hardly anything.
-
-The line is fitted to the medians of the step times so that relative errors count alike: small
-batches matter as much as large ones. Where the cost of a sample changes with the batch (a cache
-overflows, another kernel is chosen) no line fits, and `misfit` says by how much.
+A step costs a fixed part (launches, Python, reading the weights) and a part per sample: t(B) =
+a + b B. At B = a / b both are equal and the device does half of its best samples/s, 1 / b. Hockney
+called that size n-half and fitted it so (Hockney and Jesshope, Parallel Computers 2, section 1.3).
 """
 
 from __future__ import annotations
@@ -43,8 +36,7 @@ class Knee(Result):
     @property
     def batch_size(self) -> int | None:
         """`n_half` as a whole number; None where it lies outside of the sizes measured."""
-        inside = min(self.sizes) <= self.n_half <= max(self.sizes)
-        return round(self.n_half) if inside else None
+        return round(self.n_half) if self.sizes[0] <= self.n_half <= self.sizes[-1] else None
 
     @property
     def best_throughput(self) -> float:
@@ -58,22 +50,20 @@ class Knee(Result):
     @property
     def misfit(self) -> float:
         """The largest relative distance of a measured step time from the line, 0 to 1."""
-        return max(
-            abs(self.predicted_ms(size) / ms - 1)
-            for size, ms in zip(self.sizes, self.step_ms, strict=True)
-        )
+        points = zip(self.sizes, self.step_ms, strict=True)
+        return max(abs(self.predicted_ms(size) / ms - 1) for size, ms in points)
 
     @property
     def line(self) -> str:
         """The finding, in words."""
-        low, high = min(self.sizes), max(self.sizes)
         found = f"knee at about {self.batch_size} samples a batch"
-        if self.n_half < low:
-            found = f"the knee lies below {low}, the smallest batch measured"
-        elif self.n_half > high:
-            found = f"the knee lies above {high}, the largest batch measured"
-        warning = f"; NO STRAIGHT LINE: off by up to {self.misfit:.0%}"
-        return found + (warning if self.misfit > MISFIT else f" (line within {self.misfit:.0%})")
+        if self.n_half < self.sizes[0]:
+            found = f"the knee lies below {self.sizes[0]}, the smallest batch measured"
+        elif self.n_half > self.sizes[-1]:
+            found = f"the knee lies above {self.sizes[-1]}, the largest batch measured"
+        if self.misfit > MISFIT:  # the cost of a sample changes with the batch: a cache overflows
+            return f"{found}; NO STRAIGHT LINE: off by up to {self.misfit:.0%}"
+        return f"{found} (line within {self.misfit:.0%})"
 
     def table(self) -> Table:
         """Return each batch measured, beside the line."""
@@ -91,8 +81,7 @@ class Knee(Result):
 def knee(sweep: Any) -> Knee:
     """Find the knee of a sweep over `batch_size`, from the median compute time of its runs.
 
-    The time waited for data is left out: the question is about the device. Raises ValueError where
-    fewer than three sizes were measured.
+    Raises ValueError where fewer than three sizes were measured.
     """
     runs = sorted((run for run in sweep if run.compute_ms), key=lambda run: run.pipeline.batch_size)
     sizes = [run.pipeline.batch_size for run in runs]
@@ -100,7 +89,7 @@ def knee(sweep: Any) -> Knee:
 
 
 def fit(sizes: list[int], step_ms: list[float], runs: tuple[Any, ...] = ()) -> Knee:
-    """Fit t = a + b B with relative errors and neither part negative; raises ValueError."""
+    """Fit t = a + b B to ascending sizes, with relative errors and neither part negative."""
     if len(set(sizes)) < 3:
         raise ValueError(f"{len(set(sizes))} batch sizes have numbers: a knee needs three or more.")
     size, ms = np.array(sizes, float), np.array(step_ms, float)

@@ -26,11 +26,8 @@ class Losses(Result):
         return np.array(run.loss[: min(run.steps for run in self.runs)])
 
     def difference(self, run: Any) -> float:
-        """Return how far a run's mean loss is from the first run's, relative to that.
-
-        The mean, since slower learning raises it, too; the loss at the end is next to nothing where
-        a task is learned, and any two of those differ by a large factor.
-        """
+        """Return how far a run's mean loss is from the first run's, relative to that."""
+        # The loss at the end is next to nothing: two of those differ by a large factor
         return float(np.mean(self.curve(run)) / np.mean(self.curve(self.runs[0]))) - 1
 
     def within(self, run: Any) -> bool:
@@ -44,26 +41,19 @@ class Losses(Result):
 
     def table(self) -> Table:
         """Return the mean loss of every run, and how far it is from the first run's."""
-        rows = [(name_of(run), f"{np.mean(self.curve(run)):.4f}", "", "") for run in self.runs[:1]]
-        for run in self.runs[1:]:
-            word = "within" if self.within(run) else "OUTSIDE"
-            rows.append((
-                name_of(run), f"{np.mean(self.curve(run)):.4f}", f"{self.difference(run):+.1%}",
-                f"{word} the tolerance of {self.tolerance:.0%}",
-            ))  # fmt: skip
+        rows = []
+        for run in self.runs:
+            word = f"{'within' if self.within(run) else 'OUTSIDE'} the tolerance of "
+            held = (f"{self.difference(run):+.1%}", f"{word}{self.tolerance:.0%}")
+            mean = f"{np.mean(self.curve(run)):.4f}"
+            rows.append((name_of(run), mean, *(held if rows else ("", ""))))
         return Table(rows, head=("", "mean loss", "difference", ""), left=(0, 3))
 
 
 def losses(base: Any, *others: Any, tolerance: float = TOLERANCE) -> Losses:
-    """Hold the losses of runs on the same batches against those of `base`.
+    """Hold the mean losses of runs against that of `base`, up to a relative `tolerance`.
 
-    Args:
-        base: The run that sets the standard.
-        *others: The runs to judge, all on the same batches.
-        tolerance: Relative difference allowed in the mean loss over all steps.
-
-    Raises:
-        ValueError: The runs did not train on the same batches: other data, batch size or seed.
+    Raises ValueError where they did not train on the same batches: other data, size or seed.
     """
     for run in others:
         for knob in SAME:

@@ -1,7 +1,7 @@
 """What CPU use and GPU counters, seen from outside a script, can tell about its bottleneck.
 
-Less than the loop's own stamps: nobody outside knows when the loop waits. So the confidence is a
-word, low or medium, and `unsure` where two causes look the same.
+Nobody outside knows when the loop waits: so the confidence is a word, low or medium, and `unsure`
+where two causes look the same.
 """
 
 from __future__ import annotations
@@ -27,11 +27,8 @@ MEANS = {"main_cores": "main", "main_runs": "main_runs", "worker_cores": "worker
 def judge(samples: list[Any]) -> dict[str, Any]:
     """Name the bottleneck as far as the samples of `labkit.bench.outside` reach.
 
-    Returns:
-        `bottleneck`, `confidence` ("low", "medium", or "none" where it is unsure), `evidence`,
-        `advice`, and the means behind them: `main_cores`, `worker_cores` (of all workers
-        together), `main_runs` and `workers_run` (share of time with work for a core), `workers`,
-        `other_cores`, `machine_cores`, `gpu_utilization` (NVML, 0 to 1), `samples`.
+    The confidence is "low", "medium", or "none" where it is unsure; with it come the means behind
+    it: cores used, and the shares of time in which the script and its workers had work for one.
     """
     end = samples[-1].at_s if samples else 0.0
     kept = [s for s in samples if s.at_s > min(START_S, START_SHARE * end)]
@@ -80,37 +77,33 @@ def _verdict(m: dict[str, Any]) -> tuple[str, str, str, str]:
         cpu += f", {m['workers']} workers {m['workers_run']:.0%} ({m['worker_cores']:.1f} cores)"
     foreign = m["machine_cores"] - m["main_cores"] - m["worker_cores"] - m["other_cores"]
     cpu += f"; other programs used {foreign:.1f} cores" if foreign > FOREIGN else ""
-    feed = "Raise num_workers, or do less work per item"
-    feed = f"{feed if m['workers'] else 'Give the DataLoader workers: num_workers=4'}; "
-    feed += f"{LESSONS['input']}."
+    more = "Raise num_workers, or do less work per item"
+    feed = more if m["workers"] else "Give the DataLoader workers: num_workers=4"
+    feed += f"; {LESSONS['input']}."
     main_busy, main_waits = m["main_runs"] >= RUNS, m["main_runs"] < WAITS
     workers_busy = m["workers"] and m["workers_run"] >= RUNS
     workers_wait = m["workers_run"] < WAITS
-    if m["gpu_utilization"] is not None:
-        gpu = f"NVML saw a kernel running for {m['gpu_utilization']:.0%} of the time"
-        if m["gpu_utilization"] >= BUSY_GPU:
-            advice = "Notebooks 04, 05 and 07 make the device's own work cheaper."
-            return "compute", "medium", f"{gpu}; {cpu}", advice
-        if workers_busy:
-            return "input", "medium", f"{gpu} while the loader workers were busy: {cpu}", feed
-        if main_waits and workers_wait:
-            seen = f"{gpu}, and neither the script nor a worker had much to do: {cpu}"
-            return "input", "low", f"{seen}. They wait, for storage or a network", feed
-        seen = f"{gpu} while the main process was busy, with data or with issuing work: {cpu}"
-        if m["workers"] and main_busy:
-            return "launch", "low", seen, f"Launch fewer and larger kernels; {LESSONS['launch']}."
-        return "input", "low", seen, feed
-    if workers_busy and main_waits:
-        seen = f"no GPU in use; the script waited while its workers were busy: {cpu}"
+    if (busy := m["gpu_utilization"]) is None:
+        seen = f"no GPU in use; {cpu}"
+        if workers_busy and main_waits:
+            return "input", "medium", f"{seen}: the script waited for its workers", feed
+        if main_waits:
+            return "input", "low", f"{seen}: it waited, for storage, a network or a sleep", feed
+        if m["workers"] and main_busy and workers_wait:
+            return "compute", "low", seen, "The model is the limit on this CPU."
+        why = "preparing data and training look the same from outside"
+        return "unsure", "none", f"{seen}: {why}", ""
+    seen = f"NVML saw a kernel running for {busy:.0%} of the time; {cpu}"
+    if busy >= BUSY_GPU:
+        advice = "Notebooks 04, 05 and 07 make the device's own work cheaper."
+        return "compute", "medium", seen, advice
+    if workers_busy:
         return "input", "medium", seen, feed
-    if main_waits:
-        seen = f"no GPU in use, and the script waited most of the time: {cpu}"
-        return "input", "low", f"{seen}. For data from storage, a network or a sleep", feed
-    if m["workers"] and main_busy and workers_wait:
-        seen = f"no GPU in use; the main process was busy and its workers were not: {cpu}"
-        return "compute", "low", seen, "The model is the limit on this CPU."
-    seen = f"no GPU in use; preparing data and training look the same from outside: {cpu}"
-    return "unsure", "none", seen, ""
+    if main_waits and workers_wait:
+        return "input", "low", f"{seen}: all wait, for storage or a network", feed
+    if m["workers"] and main_busy:
+        return "launch", "low", seen, f"Launch fewer and larger kernels; {LESSONS['launch']}."
+    return "input", "low", f"{seen}: busy with data, or with issuing work", feed
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -1,10 +1,8 @@
 """What holds several ranks back, and which of them: the slow one is not the one that waits.
 
-All ranks leave a step together. A rank that is short of data looks idle in its loader; all the
-others look busy, in an all-reduce that waits for it. An all-reduce cannot complete before the last
-rank has all its gradients. So of the time that a rank waits for the averaged gradients, the part up
-to the *last* rank's last gradient is waiting for that rank, and what follows is the exchange
-itself. All ranks of one machine share a clock.
+A rank that is short of data looks idle in its loader, the others look busy, in an all-reduce that
+cannot complete before the last rank has all its gradients. So what a rank waits for the averaged
+gradients up to that moment is waiting for that rank, and what follows is the exchange itself.
 """
 
 from __future__ import annotations
@@ -28,16 +26,14 @@ ALONE = "Look into one rank alone, as a run of one process: lk.run(ranks.alone).
 class RankTimes(Result):
     """Where the measured steps of every rank went, as shares (ranks,) of wall time, 0 to 1.
 
-    `ranks` are their numbers. A rank's device has nothing to do in `wait`, for data; in `others`
-    it waits for a rank whose gradients were not complete yet; `transfer` is what was not overlapped
-    of the exchange itself; `communication` both; `compute` forward, backward and optimizer without
-    these; `other` the rest: copies, Python between the steps. `late` (steps,) is the place of the
-    rank whose gradients came last, -1 without an exchange; `seconds` holds the parts, and "step"
-    from one step's end on the device to the next, each (ranks, steps).
+    A rank waits for data (`wait`), for another whose gradients were not complete yet (`others`),
+    and for the exchange as far as it was not overlapped (`transfer`; `communication` both);
+    `compute` is forward, backward and optimizer without these, `other` copies and Python between
+    the steps. `seconds` holds the parts and "step", each (ranks, steps); `late` (steps,) the place
+    of the rank whose gradients came last, -1 without an exchange.
     """
 
     def __init__(self, ranks: tuple[int, ...], seconds: dict[str, np.ndarray], late: np.ndarray):
-        """Add up the steps; the arguments are attributes."""
         self.ranks, self.seconds, self.late = ranks, seconds, late
         wall = seconds["step"].sum(axis=1)
         self.wait, self.compute, self.others, self.transfer = (
@@ -74,7 +70,7 @@ def rank_times(ranks: Any) -> RankTimes | None:
     if count - first < 2 or first < 1:
         return None
     events = [run.steps_since(0)[:count] for run in runs]
-    # (ranks, steps, 6) on the machine's own clock
+    # (ranks, steps, 6) on the machine's own clock, which all ranks share
     stamps = np.stack([(stamps_ns(of) + of[0]["t"][0]).astype(float) for of in events])
     stamps = stamps[:, first - 1 :]
     exchange = np.stack([run.exchange_ns[first:count] for run in runs])  # (ranks, steps, 2)
@@ -98,16 +94,15 @@ def rank_times(ranks: Any) -> RankTimes | None:
 
 def diagnose(ranks: Any) -> Diagnosis:
     """Name what holds a distributed run back, and which rank."""
-    source, times = source_of(ranks), ranks.times
+    source, times, notes = source_of(ranks), ranks.times, ()
     if doubt := too_short(0 if times is None else len(times)):
         return Diagnosis((doubt,), 0.0, source)
-    findings, notes = _rank(times, ranks), ()
+    findings = _rank(times, ranks)
     if ranks.world_size > len(ranks):
         notes = ("Only the ranks of this machine were looked at: those of others log there.",)
     if findings[0].name == "compute":  # a GPU's busy time may be gaps between kernels
         for rank in ranks:
-            told = witnesses(rank)
-            word = deciding(told)
+            word = deciding(told := witnesses(rank))
             if rank.machine.kind == "gpu" and not (word and word.works):
                 doubt = gaps_hidden(rank.utilization or 0.0, told, ALONE)
                 return Diagnosis((doubt, *findings), 0.0, source, notes)
@@ -117,7 +112,19 @@ def diagnose(ranks: Any) -> Diagnosis:
 
 def _rank(times: RankTimes, ranks: Any) -> tuple[Finding, ...]:
     """Return what costs time, the costliest first."""
-    found = [_late(times), _starved(times), _exchange(times, ranks)]
+    fed, transfer = float(times.wait.min()), float(times.transfer.mean())
+    seen = f"every rank waits for data at least {fed:.0%} of the time"
+    change = "Prepare batches in other processes: num_workers."
+    starved = loss("input", "all ranks are short of data", fed, seen, "step stamps", change)
+    change = "Exchange less often (accumulation_steps with no_sync=True) or use a larger batch."
+    if ranks.pipeline.accumulation_steps > 1 and not ranks.no_sync:
+        change = "Exchange only before an update (no_sync=True)."
+    here = " of this machine" if ranks.world_size > len(ranks) else ""
+    cause, seen = "the exchange is not hidden", f"ranks wait {transfer:.0%} of the time for "
+    seen += f"gradients that every rank{here} has computed"
+    source = "not overlapped; stamps in DDP's communication hook"
+    exchange = loss("communication", cause, transfer, seen, source, change)
+    found = (_late(times), starved, exchange)
     worth = [f for f in found if f and f.lost_share >= limits.WORTH_NAMING[f.name]]
     if worth:
         return tuple(sorted(worth, key=lambda finding: -finding.lost_share))
@@ -150,23 +157,3 @@ def _late(times: RankTimes) -> Finding | None:
     seen += "; it waited for data no more than they did"
     change = f"Look at what else runs where rank {rank} does, its clock and its batches' sizes."
     return loss("straggler", "one rank is slower", lost, seen, "stamps", change, rank)
-
-
-def _starved(times: RankTimes) -> Finding:
-    """All ranks wait for data: what the best fed of them waits, all do."""
-    lost = float(times.wait.min())
-    seen = f"every rank waits for data at least {lost:.0%} of the time"
-    change = "Prepare batches in other processes: num_workers."
-    return loss("input", "all ranks are short of data", lost, seen, "step stamps", change)
-
-
-def _exchange(times: RankTimes, ranks: Any) -> Finding:
-    """The exchange itself, from when every rank had its gradients."""
-    lost = float(times.transfer.mean())
-    change = "Exchange less often (accumulation_steps with no_sync=True) or use a larger batch."
-    if ranks.pipeline.accumulation_steps > 1 and not ranks.no_sync:
-        change = "Exchange only before an update (no_sync=True)."
-    here = " of this machine" if ranks.world_size > len(ranks) else ""
-    seen = f"ranks wait {lost:.0%} of the time for gradients that every rank{here} has computed"
-    source = "not overlapped; stamps in DDP's communication hook"
-    return loss("communication", "the exchange is not hidden", lost, seen, source, change)

@@ -4,14 +4,11 @@
 not those it is scored on) so that no healthy run of that half crosses it.
 """
 
-from __future__ import annotations
-
 # Losses worth a name. Healthy runs of the calibration half came to about 0.1 for input (the
 # hand-over from a worker, and its share of the cores), 0.01 for transfer, 0.13 for launch (every
 # eager model dispatches, and the x-ray adds its own cost), 0.08 for memory_bandwidth and 0.13 for
-# precision (BF16 timed beside neighbours); the mildest faults planted there cost about 0.2. Two
-# healthy gloo ranks on two cores wait for each other 7 to 9 % of the time, beside other programs
-# 22 %, but in turns, which SAME_RANK tells apart; not calibrated further.
+# precision; the mildest faults planted there cost about 0.2. Ranks are not calibrated: two healthy
+# gloo ranks on two cores wait for each other 7 to 9 % of the time.
 WORTH_NAMING = {
     "input": 0.13,
     "transfer": 0.10,
@@ -24,7 +21,6 @@ WORTH_NAMING = {
 }
 
 # == when no verdict is given ==
-
 MIN_STEPS = 12  # measured, warm-up excluded: the bootstrap needs a distribution
 # The verdict must come out the same in this share of resampled runs: below two of three the top
 # two losses are as good as tied.
@@ -36,7 +32,6 @@ UNSEEN = 0.5  # confidence in "healthy" where nothing looked inside the compute:
 FOREIGN_LOAD = 0.20
 
 # == steps ==
-
 # A step holds a pause where its compute exceeds PAUSE ordinary ones; ORDINARY is their quantile
 PAUSE, ORDINARY = 1.5, 0.25
 # Waiting comes in stalls where the worst tenth of the steps has more than this of it
@@ -53,9 +48,8 @@ MOST_OF_LOADING = 0.4  # share of the loader's work at one place that makes this
 FEWEST_LINES = 15  # samples, of loading, that may speak for lines
 
 # == inside the compute ==
-
-# What 16-bit formats gain on Tensor Cores at the least: the low end of the published 2x to 8x
-# (PyTorch and NVIDIA mixed-precision guides). Only for traces, where nothing can be measured.
+# What 16-bit formats gain on Tensor Cores at the least (PyTorch and NVIDIA mixed-precision guides:
+# 2x to 8x). Only for traces, where nothing can be measured.
 TENSOR_CORE_GAIN = 2.0
 # What fusing saves of the time in elementwise kernels, at the least: two passes made one. Only
 # where kernels are known by name alone; on a CPU the chains are counted.
@@ -64,26 +58,22 @@ FUSION_SAVES = 0.5
 # contradict them: no device computes for longer than it is busy
 DISAGREE_OVER = 1.5
 # Where a CUDA graph was launched, kernels that take less of the compute than this are taken to be
-# missing: some profilers do not see inside, and a graph's kernels run back to back. Without one as
-# little as 2 % is what a launch-bound step looks like.
+# missing: a graph's run back to back. Without one 2 % is what a launch-bound step looks like.
 GRAPH_KERNELS = 0.5
 
 # == second witnesses of a busy GPU ==
-
 # GPM's SM activity over the busy share. NVIDIA's DCGM user guide, "Profiling Metrics": 0.8 or more
 # is necessary for an effective use of the GPU, less than 0.5 likely indicates an ineffective one.
 SMS_WORK, SMS_REST = 0.8, 0.5
 # Mean power over the power limit. ML.ENERGY's power traces (ml-energy/zeus 75a8b93; six models on
-# A40, P100, V100 and Quadro RTX 6000, each from batch 8 to what fits): every model drew under 0.30
-# only where it trained at less than a fifth of its best rate (or, a recommender, was held back by
-# the host at every batch size), ResNet-50 and BERT 0.57 and more at any batch. In between are
-# memory-bound and small kernels. Not for a limit lowered to what a card draws at rest: an A40 held
-# at 100 of its 300 W drew 0.9 of that, whatever it did.
+# A40, P100, V100 and Quadro RTX 6000): every model drew under 0.30 only where it trained at less
+# than a fifth of its best rate (or the host held it back), ResNet-50 and BERT 0.57 and more at any
+# batch. In between are memory-bound and small kernels. Not for a limit lowered to what a card draws
+# at rest: an A40 held at 100 of its 300 W drew 0.9 of that, whatever it did.
 POWER_WORKS, POWER_RESTS = 0.6, 0.3
 MIN_READINGS = 2  # of an instrument inside the measured steps: one may straddle their edge
 
 # == ranks ==
-
 # The late rank must be the same one in this share of the steps: of two, chance makes it half
 SAME_RANK = 0.75
 # Its extra wait for data explains its delay where it is this much of what the others wait for it
