@@ -1,16 +1,9 @@
 """Grade submitted notebooks: their challenge cells run in a clean notebook, their answers checked.
 
-A challenge in a notebook is the code cell that calls `lk.challenge("KEY").check(answer)`, with the
-cells before it that are tagged "challenge" (or are nbgrader's cells for an answer) and check
-nothing. For each of them a clean notebook is made: the import statements of all cells before, then
-those cells, then a check of ours. So cells must not rely on variables made elsewhere. Where a key
-is checked twice, the last cell counts.
-
-nbclient runs it in a kernel of its own, in a copy of the notebook's folder, without keys in its
-environment, within limits of time, memory and file size; all its processes are ended afterwards.
-While the submitted cells run, `lk.challenge` only collects answers: what they print or compare
-counts for nothing. This guards against accidents. It is not a sandbox: strangers' code belongs in a
-container.
+A challenge is the code cell that calls `lk.challenge("KEY").check(answer)`, with the cells before
+it that are tagged "challenge" (or are nbgrader's); of other cells only imports count. nbclient runs
+it in a kernel of its own, in a copy of the notebook's folder, without keys, within limits. That
+covers accidents. It is not a sandbox: strangers' code belongs in a container.
 """
 
 from __future__ import annotations
@@ -40,14 +33,13 @@ from labkit.course.task import all_tasks
 from labkit.process import family
 from labkit.results.result import Result, Table
 
-TIMEOUT_S = 60.0  # for each cell of a challenge, and for each run of the check
 MEMORY_BYTES = 4 * 2**30  # for a challenge's cells (RLIMIT_DATA)
 FILE_BYTES = 256 * 2**20  # of each file they write (RLIMIT_FSIZE)
 MAX_FOLDER_BYTES = 64 * 2**20  # of what lies beside a notebook
-MAX_NOTEBOOK_BYTES = 32 * 2**20  # figures included
 OURS = "labkit"  # in the metadata of cells that were not submitted
 CHECK = re.compile(r"""challenge\(\s*["']([\w.-]{1,40})["']\s*\)\s*\.\s*check\s*\(""")
-TAG = "challenge"
+
+Cells = tuple[list[str], list[str]]  # the imports of the code cells before, and a challenge's cells
 
 
 @dataclass(frozen=True)
@@ -78,41 +70,32 @@ class Grades(Result, tuple):
         return {"rows": rows, "bad": len(self.bad)}
 
     def table(self) -> Table:
-        """A row for each notebook and challenge, without what a terminal would obey."""
-
-        def plain(text: str) -> str:
-            shown = "".join(char if char.isprintable() else " " for char in text)
-            return shown if len(shown) <= 200 else shown[:199] + "…"
-
+        """Return a row for each notebook and challenge, without what a terminal would obey."""
         cells = [(r.notebook, r.challenge, r.verdict, r.why or "; ".join(r.lines)) for r in self]
+        shown = [
+            ["".join(c if c.isprintable() else " " for c in cell or "-")[:200] for cell in row]
+            for row in cells
+        ]
         passed = sum(row.verdict == "passed" for row in self)
         bad = f"; {len(self.bad)} not a notebook" if self.bad else ""
-        return Table(
-            [[cell and plain(cell) for cell in row] for row in cells],
-            ("notebook", "challenge", "verdict", "why"),
-            foot=(f"{passed} of {len(self) - len(self.bad)} passed{bad}",),
-            left=range(4),
-        )
+        foot = f"{passed} of {len(self) - len(self.bad)} passed{bad}"
+        head = ("notebook", "challenge", "verdict", "why")
+        return Table(shown, head, foot=(foot,), left=range(4))
 
 
 def grade(
     given: Iterable[str | os.PathLike],
     *,
     only: Iterable[str] | None = None,
-    timeout_s: float = TIMEOUT_S,
-    progress: Callable[[int, int, str], None] | None = None,
+    timeout_s: float = 60.0,
+    progress: Callable[[int, int, str], None] = lambda *_: None,
 ) -> Grades:
-    """Grade the challenges in submitted notebooks; return one row for each.
+    """Grade the challenges in notebooks, or in those below folders; return a row for each.
 
-    Args:
-        given: Notebooks, or folders with notebooks below them.
-        only: Keys of the challenges to grade: a row for each of them and each notebook, whether
-            it has them or not. None: those that each notebook has.
-        timeout_s: For each cell of a challenge, and for each run of its check, s.
-        progress: Called with (done, total, what is next).
-
-    Raises:
-        ValueError: An unknown key, a folder without notebooks, a bad timeout.
+    With `only`, a row for each of these keys and each notebook, whether it has them or not.
+    `timeout_s` is for each cell of a challenge and each run of its check; `progress` is called with
+    (done, total, what is next). Raises ValueError for an unknown key, a folder without notebooks
+    and a bad timeout.
     """
     wanted, tasks, rows = list(dict.fromkeys(only or ())), all_tasks(), []
     if unknown := [key for key in wanted if key not in tasks]:
@@ -128,8 +111,7 @@ def grade(
             raise ValueError(f"{place}: no notebook below this folder.")
         found |= dict.fromkeys(p for p in below if ".ipynb_checkpoints" not in p.parts)
     for done, path in enumerate(found):
-        if progress is not None:
-            progress(done, len(found), str(path))
+        progress(done, len(found), str(path))
         try:
             has = read(path)
             keys = wanted or has or [None]
@@ -153,8 +135,6 @@ def _graded(path: Path, key: str | None, has: dict[str, Cells], timeout_s: float
 
 # -- a notebook, cut into its challenges; nothing in it is run here --------------------------------
 
-Cells = tuple[list[str], list[str]]  # the imports of the code cells before, and a challenge's cells
-
 
 class BadNotebook(ValueError):
     """A file that is not a notebook; the message says why."""
@@ -162,25 +142,22 @@ class BadNotebook(ValueError):
 
 def read(path: Path) -> dict[str, Cells]:
     """Return a notebook's challenges by key; raises BadNotebook."""
+    if path.exists() and not path.is_file():
+        raise BadNotebook("not a file")
     try:
-        if path.exists() and not path.is_file():
-            raise BadNotebook("not a file")
-        if path.stat().st_size > MAX_NOTEBOOK_BYTES:
-            raise BadNotebook(f"larger than {MAX_NOTEBOOK_BYTES // 2**20} MiB")
         cells = json.loads(path.read_bytes())["cells"]
         code = [(cell, "".join(cell["source"])) for cell in cells if cell["cell_type"] == "code"]
         return _challenges(code)
-    except BadNotebook:
-        raise
     except OSError as error:
         raise BadNotebook(f"cannot be read: {error.strerror or error}") from None
-    except (KeyError, TypeError, AttributeError, RecursionError):
-        raise BadNotebook("not a notebook of format 4: it has no list of cells") from None
-    except ValueError:
-        raise BadNotebook("not a notebook: it is not JSON") from None
+    except (KeyError, TypeError, AttributeError, RecursionError, ValueError) as error:
+        what = "it is not JSON" if isinstance(error, ValueError) else "it has no list of cells"
+        raise BadNotebook(f"not a notebook of format 4: {what}") from None
 
 
 def _challenges(code: list[tuple[dict[str, Any], str]]) -> dict[str, Cells]:
+    from IPython.core.inputtransformer2 import TransformerManager
+
     imports: list[str] = []
     pending: list[str] = []
     found: dict[str, Cells] = {}
@@ -190,25 +167,18 @@ def _challenges(code: list[tuple[dict[str, Any], str]]) -> dict[str, Cells]:
         nbgrader = metadata.get("nbgrader") or {}
         # An "Autograded answer" of nbgrader's; one that is graded by hand stands for itself
         answer = nbgrader.get("solution") is True and nbgrader.get("grade") is not True
-        if keys or answer or TAG in metadata.get("tags", ()):
+        if keys or answer or "challenge" in metadata.get("tags", ()):
             pending.append(text)
-        for key in keys:
+        for key in keys:  # where a key is checked twice, the last cell counts
             found.pop(key, None)
             found[key] = (list(imports), pending)
         if keys or nbgrader.get("grade") is True:  # what came before was for this check
             pending = []
-        imports += _imports(text)
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            body = ast.parse(TransformerManager().transform_cell(text)).body  # without magics
+            # One by one: an import that fails costs no other
+            imports += [ast.unparse(n) for n in body if isinstance(n, ast.Import | ast.ImportFrom)]
     return found
-
-
-def _imports(text: str) -> list[str]:
-    """Return the import statements of a cell, one by one: one that fails costs no other."""
-    from IPython.core.inputtransformer2 import TransformerManager
-
-    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        body = ast.parse(TransformerManager().transform_cell(text)).body  # without magics
-        return [ast.unparse(n) for n in body if isinstance(n, ast.Import | ast.ImportFrom)]
-    return []
 
 
 # -- running it ------------------------------------------------------------------------------------
@@ -227,11 +197,10 @@ def _run(path: Path, key: str, cells: Cells, timeout_s: float) -> tuple:
     with tempfile.TemporaryDirectory(prefix="labkit-grade-", ignore_cleanup_errors=True) as place:
         work, result = Path(place, "work"), Path(place, "verdict.json")
         _copy(path.resolve().parent, work)
-        imports, submitted = cells
         notebook = v4.new_notebook(cells=[
             ours(f"{module}\nlabkit_grading.collect()\nimport labkit as lk"),
-            *map(ours, imports),
-            *map(v4.new_code_cell, submitted),
+            *map(ours, cells[0]),
+            *map(v4.new_code_cell, cells[1]),
             ours(f"{module}\nlabkit_grading.judge({key!r}, {str(result)!r}, {timeout_s!r})"),
         ])  # fmt: skip
         checking_s = 60 + 2 * REPEATS * timeout_s  # the check's runs are limited one by one
@@ -258,7 +227,10 @@ def _run(path: Path, key: str, cells: Cells, timeout_s: float) -> tuple:
                 pass  # then there is no result
             finally:
                 family.end_marked(place)  # what the cells started, wherever it went
-        error = _error(notebook)
+        cells = [cell for cell in notebook.cells if OURS not in cell.metadata]
+        raised = [o for cell in cells for o in cell.outputs if o.output_type == "error"]
+        error = raised[0].evalue.strip().partition("\n")[0] if raised else ""
+        error = raised and f"{raised[0].ename}: {error}"[:300]
         if not result.exists():
             return "crashed", error or "Its process ended."
         verdict, why, lines = json.loads(result.read_text(encoding="utf-8"))
@@ -267,39 +239,28 @@ def _run(path: Path, key: str, cells: Cells, timeout_s: float) -> tuple:
         return verdict, why, tuple(lines)
 
 
-def _error(notebook: Any) -> str | None:
-    """Return what the submitted cells raised first, and the first import that failed."""
-    first: dict[bool, str] = {}  # by whether the cell is ours
-    for cell in notebook.cells:
-        for output in cell.outputs:
-            if output.output_type == "error":
-                said = output.evalue.strip().partition("\n")[0]
-                first.setdefault(OURS in cell.metadata, f"{output.ename}: {said}"[:300])
-    missing = f" ({first[True][:200]})" if True in first else ""
-    return first[False] + missing if False in first else None
-
-
 def _copy(folder: Path, work: Path) -> None:
     """Copy what lies beside a notebook: no notebooks (others' may), links or hidden files."""
     room = MAX_FOLDER_BYTES
 
-    def skipped(place: str, names: list[str]) -> set[str]:
+    def copied(source: str, target: str) -> None:
         nonlocal room
-        files = {name: Path(place, name) for name in names}
-        skip = {n for n in names if n[0] == "." or n.endswith(".ipynb") or files[n].is_symlink()}
-        room -= sum(file.stat().st_size for name, file in files.items() if name not in skip)
+        room -= os.path.getsize(source)
         if room < 0:
             raise ValueError(
                 f"there are more than {MAX_FOLDER_BYTES // 2**20} MiB beside the notebook; give "
                 "each submission a folder of its own."
             )
-        return skip
+        shutil.copy2(source, target)
 
-    shutil.copytree(folder, work, ignore=skipped)
+    def left_out(place: str, names: list[str]) -> set[str]:
+        links = {name for name in names if os.path.islink(os.path.join(place, name))}
+        return links | {name for name in names if name[0] == "." or name.endswith(".ipynb")}
+
+    shutil.copytree(folder, work, ignore=left_out, copy_function=copied)
 
 
 # -- in the kernel of the clean notebook -----------------------------------------------------------
-
 
 _answers: dict[str, Any] = {}  # by key; the last one counts
 
@@ -312,7 +273,7 @@ def collect() -> None:
             _answers[key] = answer
             return True
 
-        return SimpleNamespace(check=check, start=None, solution=lambda: "None while grading.")
+        return SimpleNamespace(check=check, solution=lambda: "None while grading.")
 
     labkit.challenge = posed
     sys.stdout = sys.stderr = open(os.devnull, "w")
