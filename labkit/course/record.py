@@ -10,9 +10,11 @@ import contextlib
 import getpass
 import gzip
 import json
+import math
 import platform
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,9 +52,6 @@ KEYS = {
 PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][\w.@+~-]+){2,}")
 
 
-# -- what is recorded ----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Wanted:
     """One record to make."""
@@ -64,12 +63,10 @@ class Wanted:
 
 
 def wanted(kind: str | None = None) -> list[Wanted]:
-    """Return what the course records on a "cpu" or "gpu", in the order of its notebooks.
+    """Return what the course records on a "cpu" or "gpu" (None: as here), in notebook order.
 
-    `kind` is that of the device here where it is None. On a GPU some runs are larger, so that they
-    show there what the course says of them: not launches, but copies, stalls and formats. Runs are
-    of the default length, 80 steps or 4 s, and the clock has 8 minutes for all. Some have twice as
-    long on a GPU: a T4 takes 0.25 s for a step that an H200 does in 0.03 s.
+    On a GPU some runs are larger, so that they show there what the course says of them: not
+    launches, but copies, stalls and formats. The clock has 8 minutes for all.
     """
     found: list[Wanted] = []
 
@@ -80,25 +77,22 @@ def wanted(kind: str | None = None) -> list[Wanted]:
         for value in values:
             run(f"{name}-{value}", f"{title}, {knob}={value}", **{knob: value}, **knobs)
 
-    fed = {"dataset": "array", "num_workers": 2}  # it keeps up: what is left is the device
-    long, stall, decode, heavy, transformer, small = fed, {"num_workers": 6}, {}, {}, {}, {}
     on_gpu = (kind or machine().kind) == "gpu"
-    if on_gpu:
-        long = {**fed, "seconds": 8.0}
-        # asks for a batch every 10 ms: only workers that are faster get ahead of it,
-        stall = {"num_workers": 8, "io_ms": 0.0}
-        decode = {"augment": 6}  # and one process that decodes and no more would keep up
-        # 19 MB a batch, and compute of the same order on every card; a CPU has nothing to copy to
-        heavy = {"dataset": "array", "image_px": 224, "batch_size": 128, "width": 16, "depth": 2}
-        transformer = {"batch_size": 128, "width": 2048, "depth": 1}  # no launches, in BF16 too
-        small = {"depth": 16}  # all launches
+
+    def gpu(**knobs: Any) -> dict[str, Any]:
+        return knobs if on_gpu else {}
 
     each("workers", "the default pipeline", "num_workers", (0, 1, 2, 4, 6, 8, 16))
-    each("decode", "no storage wait", "num_workers", (0, 2, 8), io_ms=0.0, **decode)
+    # On a GPU one process that decodes and no more would keep up
+    each("decode", "no storage wait", "num_workers", (0, 2, 8), io_ms=0.0, **gpu(augment=6))
     each("textbook", "50 ms a batch", "num_workers", (0, 1, 5, 8), dataset="sleep")
-    stall = {"stall_ms": 300.0, "stall_every": 20, "steps": 200, **stall}
+    stall = {"stall_ms": 300.0, "stall_every": 20, "steps": 200, "num_workers": 6}
+    # A GPU asks for a batch every 10 ms: only workers that are faster get ahead of it
+    stall |= gpu(num_workers=8, io_ms=0.0)
     each("stall", "a slow disk", "prefetch_factor", (2, 8), **stall)
 
+    # 19 MB a batch, and compute of the same order on every card; a CPU has nothing to copy to
+    heavy = gpu(dataset="array", image_px=224, batch_size=128, width=16, depth=2)
     base = {"num_workers": 8, **heavy}
     pinned = {**base, "pin_memory": True, "non_blocking": True}
     if on_gpu:
@@ -107,13 +101,16 @@ def wanted(kind: str | None = None) -> list[Wanted]:
     beside = {**pinned, "prefetch_to_device": True}
     run("prefetched", "the next batch copied meanwhile", "prefetch_to_device", **beside)
 
+    fed = {"dataset": "array", "num_workers": 2}  # it keeps up: what is left is the device
+    long = fed | gpu(seconds=8.0)  # a T4 takes 0.25 s for a step that an H200 does in 0.03 s
     each("batch", "arrays", "batch_size", (1, 4, 16, 64, 256), **long)
-    transformer = {**long, "model": "transformer", "batch_size": 64, **transformer}
+    wide = {**long, "model": "transformer", "batch_size": 64}
+    wide |= gpu(batch_size=128, width=2048, depth=1)  # no launches, in BF16 too
     for precision in ("fp32", "tf32", "fp16", "bf16"):
-        name, title = f"precision-{precision}", f"a transformer in {precision}"
         needs = ("precision",) if precision != "fp32" else ()
-        run(name, title, *needs, precision=precision, **transformer)
-    small = {**fed, "model": "mlp", "width": 256, **small}
+        title = f"a transformer in {precision}"
+        run(f"precision-{precision}", title, *needs, precision=precision, **wide)
+    small = {**fed, "model": "mlp", "width": 256, **gpu(depth=16)}  # all launches
     for mode in (None, "default", "reduce-overhead"):
         name, title = f"compile-{mode or 'off'}", f"a small model, compile={mode!r}"
         run(name, title, *(("compile",) if mode else ()), compile=mode, **small)
@@ -123,9 +120,6 @@ def wanted(kind: str | None = None) -> list[Wanted]:
         found.append(Wanted(f"capstone-{number}", f"the slow script, {fixed}", stage))
     names = [name for name in EXPERIMENTS if name != "exercise"]
     return found + [Wanted(name, EXPERIMENTS[name].help, Experiment(name)) for name in names]
-
-
-# -- how it is made ------------------------------------------------------------------------------
 
 
 @dataclass(repr=False)
@@ -147,21 +141,16 @@ class Made(Result):
             f"{len(self.left_out)} left out; {self.mib:.2f} MiB in {self.folder}; "
             f"{self.seconds:.0f} s"
         )
-        large = f"too large to ship with the package: {SHIPPED_MIB:.0f} MiB at most"
         on = "interrupted: what was made is kept; run it again to go on"
         rows = [("left out:", name, why) for name, why in self.left_out.items()]
-        foot = [large if self.mib > SHIPPED_MIB else "", on if self.interrupted else ""]
-        return Table(rows, title=title, foot=foot, left=range(3))
+        return Table(rows, title=title, foot=[on if self.interrupted else ""], left=range(3))
 
 
 def record(out: str | Path, only: Iterable[str] | None = None) -> Made:
-    """Measure every recorded run of the course that is not in `out` yet; return a summary.
+    """Measure every recorded run of the course that is not in `out` yet, or those in `only`.
 
-    Records go to `out`/<machine>/<name>.jsonl.gz: no host name, user name, path or key is in them.
-    An interrupt ends it and keeps what has been made; the next call goes on from there.
-
-    `only` holds the names to record; None: all of the course's. Raises ValueError on a name that
-    the course does not have, OSError where `out` cannot be written.
+    Records go to `out`/<machine>/<name>.jsonl.gz. An interrupt keeps what has been made; the next
+    call goes on from there. Raises ValueError on an unknown name, OSError where it cannot write.
     """
     listed = {each.name: each for each in wanted()}
     for name in only or ():
@@ -215,12 +204,12 @@ def _make(each: Wanted, target: Path) -> str | None:
     return ship(run.path, target, name=each.name, title=each.title)
 
 
-# -- fit to ship ---------------------------------------------------------------------------------
-
-
 def ship(source: Path, target: Path, *, name: str, title: str) -> None:
     """Write the record at `source` (a folder or a file) to `target` (.jsonl.gz), fit to ship."""
-    names = _names()
+    names = {platform.node(), platform.node().split(".")[0]}  # that say whose machine it is
+    with contextlib.suppress(KeyError, OSError, ImportError):
+        names.add(getpass.getuser())
+    names = {name for name in names if len(name) > 1 and name not in ("root", "localhost")}
     spec, *events = (_clean(event, names) for event in _kept(read_record(source)))
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_suffix(".part")
@@ -231,30 +220,26 @@ def ship(source: Path, target: Path, *, name: str, title: str) -> None:
 
 
 def _kept(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the events that are shipped, in order, thinned."""
+    """Yield the events that are shipped, in order: the first steps, samples and rows of items."""
     steps = sum(event["event"] == "step" for event in events)
-    done = rows = samples = 0
+    rows, seen = 0, Counter()
     for event in events:
         kind = event["event"]
+        seen[kind] += 1
         if kind in KEYS:
             keys = ("event", "t_ns", *KEYS[kind].split())
             yield {key: event[key] for key in keys if key in event}
-            continue
-        done += kind == "step"
-        samples += kind == "telemetry"
-        if kind == "step" and done == MOST_STEPS + 1:
+        if kind == "step" and seen[kind] == MOST_STEPS + 1:
             yield {"event": "thinned", "t_ns": event["t"][0], "steps": steps}
-        beyond = done > MOST_STEPS or (kind == "telemetry" and samples > MOST_TELEMETRY)
-        if kind in ("step", "telemetry") and beyond:
-            continue
         if kind == "items":
             event = {**event, "rows": event["rows"][: max(0, MOST_ITEM_ROWS - rows)]}
             rows += len(event["rows"])
-        if kind in WHOLE.split():
+        most = {"step": MOST_STEPS, "telemetry": MOST_TELEMETRY}.get(kind, math.inf)
+        if kind in WHOLE.split() and seen[kind] <= most:
             yield event
 
 
-def _clean(value: Any, names: list[str]) -> Any:
+def _clean(value: Any, names: set[str]) -> Any:
     """Take paths, and the user's and the machine's name, out of every text."""
     if isinstance(value, dict):
         return {key: _clean(each, names) for key, each in value.items()}
@@ -266,11 +251,3 @@ def _clean(value: Any, names: list[str]) -> Any:
     for name in names:
         text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "<name>", text)
     return text
-
-
-def _names() -> list[str]:
-    """Return the names that say whose machine it is; "root" and the like say nothing."""
-    found = {platform.node(), platform.node().split(".")[0]}
-    with contextlib.suppress(KeyError, OSError, ImportError):
-        found.add(getpass.getuser())
-    return [name for name in found if len(name) > 1 and name not in ("root", "localhost")]
