@@ -24,7 +24,6 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -203,7 +202,7 @@ class Card:
 
     def limit_memory(self, part: float, _device: Any) -> None:
         """Stand in for torch.cuda.set_per_process_memory_fraction."""
-        self.gpu.cards = (replace(self.whole[0], memory_gib=self.whole[0].memory_gib * part),)
+        self.gpu.cards = (self.whole[0]._replace(memory_gib=self.whole[0].memory_gib * part),)
 
 
 class OneCall(workbench.Workbench):

@@ -7,16 +7,12 @@ allows for its FLOPs and bytes. The host runs ahead; what has to wait (`.item()`
 synchronize) waits. `torch.Event`, `torch.Stream`, `torch.accelerator` and autograd are PyTorch's
 own, through CUDA's device guard (standin_gpu.cpp, compiled here), and `torch.cuda` is patched where
 a build without CUDA has nothing. What the queue did is in `kernels`: the truth that labkit's
-numbers are held against.
+numbers are held against. On the virtual clock (the default) nothing takes time but what is stated;
+`real_time=True` keeps the real one, for whole runs in processes of their own (see standin_site).
 
     with standin_gpu.installed(H200) as gpu:  # once in a process, which then has this card
-        trainer = Trainer(job, torch.device("cuda", 0))
-        train(trainer, gpu.loader(prep_ms=5), timeline, job)
-        gpu.busy_share(start_ns, end_ns)
-
-On the virtual clock (the default) nothing takes time but what is stated, and `labkit`'s `now_ns`
-and the `time` module tell that time. `real_time=True` keeps the real clock, for whole runs in
-processes of their own (see standin_site).
+        train(Trainer(job, torch.device("cuda", 0)), gpu.loader(5, batch), timeline, job)
+        gpu.busy_ns(start_ns, end_ns)
 """
 
 from __future__ import annotations
@@ -34,7 +30,6 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -56,11 +51,9 @@ PAGEABLE = 0.4  # of the bus's rate reaches a copy that is staged through pinned
 MOST_CARDS = 4
 QUEUE = 1024  # launches in flight until the host has to wait
 BLOCKING_COPY = 64 * 2**10  # bytes: a smaller copy from pageable memory is staged and returns
-REAL_NS, REAL_SLEEP = time.perf_counter_ns, time.sleep
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(NamedTuple):
     """A card as its data sheet has it: dense TFLOP/s by format, memory and bus in 10^9 byte/s."""
 
     name: str
@@ -76,16 +69,17 @@ class Card:
 
 _HOPPER = {"fp64": 34, "fp32": 67, "tf32": 494, "fp16": 989, "bf16": 989}
 _AMPERE = {"fp64": 9.7, "fp32": 19.5, "tf32": 156, "fp16": 312, "bf16": 312}
-T4 = Card("Tesla T4", {"fp64": 0.25, "fp32": 8.1, "fp16": 65, "bf16": 4}, 320, 14.6, 40, (7, 5), 4,
-          12.0, 1024)  # fmt: skip
-RTX4070 = Card("NVIDIA GeForce RTX 4070", {"fp64": 0.46, "fp32": 29.1, "tf32": 29.1, "fp16": 58.3,
-               "bf16": 58.3}, 504, 11.6, 46, (8, 9), 36, 25.0, 1536)  # fmt: skip
-RTX4090 = Card("NVIDIA GeForce RTX 4090", {"fp64": 1.3, "fp32": 82.6, "tf32": 82.6, "fp16": 165.2,
-               "bf16": 165.2}, 1008, 23.5, 128, (8, 9), 72, 25.0, 1536)  # fmt: skip
-A100 = Card("NVIDIA A100-SXM4-40GB", _AMPERE, 1555, 39.4, 108, (8, 0), 40)
-H100 = Card("NVIDIA H100 80GB HBM3", _HOPPER, 3350, 79.1, 132, (9, 0), 50, 50.0)
-H200 = Card("NVIDIA H200", _HOPPER, 4800, 139.8, 132, (9, 0), 60, 50.0)
-CARDS = {"T4": T4, "RTX4070": RTX4070, "RTX4090": RTX4090, "A100": A100, "H100": H100, "H200": H200}
+CARDS = {
+    "T4": Card("Tesla T4", {"fp64": 0.25, "fp32": 8.1, "fp16": 65, "bf16": 4}, 320, 14.6, 40,
+               (7, 5), 4, 12.0, 1024),
+    "RTX4070": Card("NVIDIA GeForce RTX 4070", {"fp64": 0.46, "fp32": 29.1, "tf32": 29.1,
+                    "fp16": 58.3, "bf16": 58.3}, 504, 11.6, 46, (8, 9), 36, 25.0, 1536),
+    "RTX4090": Card("NVIDIA GeForce RTX 4090", {"fp64": 1.3, "fp32": 82.6, "tf32": 82.6,
+                    "fp16": 165.2, "bf16": 165.2}, 1008, 23.5, 128, (8, 9), 72, 25.0, 1536),
+    "A100": Card("NVIDIA A100-SXM4-40GB", _AMPERE, 1555, 39.4, 108, (8, 0), 40),
+    "H100": Card("NVIDIA H100 80GB HBM3", _HOPPER, 3350, 79.1, 132, (9, 0), 50, 50.0),
+    "H200": Card("NVIDIA H200", _HOPPER, 4800, 139.8, 132, (9, 0), 60, 50.0),
+}  # fmt: skip
 
 
 class Kernel(NamedTuple):
@@ -108,8 +102,7 @@ class Kernel(NamedTuple):
 class VirtualClock:
     """The host's time, which passes only where something is stated to take some."""
 
-    def __init__(self):
-        self.ns = 1_000_000_000
+    ns = 1_000_000_000
 
     def now(self) -> int:
         return self.ns
@@ -120,21 +113,19 @@ class VirtualClock:
     def wait_until(self, ns: int) -> None:
         self.ns = max(self.ns, ns)
 
-    def sleep(self, seconds: float) -> None:
-        self.spend(seconds * 1e6)
-
 
 class RealClock:
     """The real time: what the host does takes what it takes."""
 
-    now = staticmethod(REAL_NS)
+    now = staticmethod(time.perf_counter_ns)
+    sleep = staticmethod(time.sleep)
 
     def spend(self, us: float) -> None:
         pass  # the real work has been done
 
     def wait_until(self, ns: int) -> None:
         while (left := ns - self.now()) > 0:
-            REAL_SLEEP(left / 1e9)
+            self.sleep(left / 1e9)
 
 
 class OnCard(torch.Tensor):
@@ -152,8 +143,7 @@ class OnCard(torch.Tensor):
         GPU.count_memory(made, device)
         return made
 
-    def tolist(self) -> Any:
-        """Wait for the card and return its numbers; PyTorch's own reads the memory itself."""
+    def tolist(self) -> Any:  # PyTorch's own reads the memory itself
         return self.to("cpu").tolist()
 
     def __repr__(self, **_: Any) -> str:
@@ -169,37 +159,28 @@ class ToCard(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        device = kwargs.get("device")
-        to_card = device is not None and torch.device(device).type == "cuda"
-        if to_card or any(isinstance(x, OnCard) for x in tensors_of((*args, *kwargs.values()))):
+        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cuda":
             return GPU.run(func, args, kwargs)
         return func(*args, **kwargs)
 
 
-@dataclass
 class StandIn:
     """The cards, their queues, and the host's clock."""
 
-    cards: tuple[Card, ...]
-    clock: Any
-    numbers: bool = True  # else tensors hold none, and `.item()` is 0
-    speed: float = 1.0  # of all kernels and copies
-    kernels: list[Kernel] = field(default_factory=list)
-    syncs: int = 0  # times the host waited for a card
-    profile: Any = None  # the profiler that is recording
-
-    def __post_init__(self):
+    def __init__(self, cards: tuple[Card, ...], clock: Any, numbers: bool = True):
+        self.cards, self.clock = cards, clock
+        self.numbers = numbers  # else tensors hold none, and `.item()` is 0
+        self.kernels: list[Kernel] = []
+        self.syncs = 0  # times the host waited for a card
+        self.profile: Any = None  # the profiler that is recording
         # When each card's stream (by its number) or copy engine (by its name) will be through, ns
         self.free: dict[tuple[int, int | str], int] = {}
         self.queued: deque = deque()  # ends of the kernels in flight
         self.events: dict[int, int] = {}  # when each event passes, ns
         self.arriving: deque = deque()  # (when, do it): copies to the host under way
-        self.shapes: dict[tuple, tuple] = {}  # of what an operator makes, once it is known
-        self.held: dict[int, Counter] = {i: Counter() for i in range(len(self.cards))}
-        self.allocated = [0] * len(self.cards)
-        self.peak = [0] * len(self.cards)
-
-    # -- the queue -----------------------------------------------------------------------------
+        self.shapes: dict[tuple, Any] = {}  # of what an operator makes, once it is known
+        self.held: dict[int, Counter] = {i: Counter() for i in range(len(cards))}
+        self.allocated, self.peak = [0] * len(cards), [0] * len(cards)
 
     def enqueue(
         self, name: str, card: int, us: float, flops=0.0, bytes=0.0, kind="fp32", engine=""
@@ -209,10 +190,10 @@ class StandIn:
             self.queued.popleft()
         if len(self.queued) >= QUEUE:
             self.clock.wait_until(self.queued.popleft())
-        stream = library().standin_stream(card)
+        stream = LIBRARY.standin_stream(card)
         lanes = [(card, stream)] + ([(card, engine)] if engine else [])
         start = max(self.clock.now(), *(self.free.get(lane, 0) for lane in lanes))
-        end = start + round(us * 1e3 / self.speed)
+        end = start + round(us * 1e3)
         self.free |= dict.fromkeys(lanes, end)
         self.queued.append(end)
         self.kernels.append(Kernel(name, card, stream, start, end, flops, bytes, kind))
@@ -253,23 +234,20 @@ class StandIn:
         while self.arriving and self.arriving[0][0] <= self.clock.now():
             self.arriving.popleft()[1]()
 
-    # -- operators -----------------------------------------------------------------------------
-
     def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         name, start, first = func.overloadpacket.__name__, self.clock.now(), len(self.kernels)
         out = self.perform(name, func, args, kwargs)
         if self.profile is not None:
             shapes, kernels = [list(x.shape) for x in tensors_of(args)], (first, len(self.kernels))
-            self.profile.ops.append(
-                standin_profiler.Op(f"aten::{name}", start, self.clock.now(), shapes, kernels)
-            )
+            op = f"aten::{name}", start, self.clock.now(), shapes, kernels
+            self.profile.ops.append(standin_profiler.Op(*op))
         return out
 
     def perform(self, name: str, func: Any, args: tuple, kwargs: dict) -> Any:
         if name in ("_to_copy", "copy_"):
             return self.copy(func, args, kwargs)
-        if name == "_local_scalar_dense":
-            return self.read(args[0])
+        if name == "_local_scalar_dense":  # `.item()`: the host waits for everything before it
+            return self.to_host(args[0], None, args[0].element_size(), True, {}).item()
         if name == "record_stream":
             return None
         on_card = [x for x in tensors_of((*args, *kwargs.values())) if isinstance(x, OnCard)]
@@ -280,7 +258,7 @@ class StandIn:
         else:
             self.clock.spend(VIEW_US)
         if name in ("nonzero", "equal", "is_nonzero", "unique_dim", "_unique2", "masked_select"):
-            self.host_waits(device.index, library().standin_stream(device.index), -1)
+            self.host_waits(device.index, LIBRARY.standin_stream(device.index), -1)
         if changes_an_argument(func):
             return kwargs.get("out", args[0]) if func._schema.returns else None
         if isinstance(out, (list, tuple)):
@@ -346,8 +324,6 @@ class StandIn:
         plain = isinstance(x, torch.Tensor) and not isinstance(x, OnCard)
         return OnCard(x, device) if plain else x
 
-    # -- copies --------------------------------------------------------------------------------
-
     def copy(self, func: Any, args: tuple, kwargs: dict) -> Any:
         in_place = func.overloadpacket.__name__ == "copy_"
         source = args[1] if in_place else args[0]
@@ -355,18 +331,16 @@ class StandIn:
         target = on_a_card(torch.device(target))
         waits = not (args[2] if in_place and len(args) > 2 else kwargs.get("non_blocking", False))
         size = source.numel() * source.element_size()
-        inner_args = list(map(self.inside, args))
-        inner_kwargs = {k: v for k, v in kwargs.items() if k != "pin_memory"}
-        if target.type == "cuda" and not in_place:
-            inner_kwargs["device"] = torch.device("cpu" if self.numbers else "meta")
-        if source.device == target:
-            out = func(*inner_args, **inner_kwargs)
-            self.launch(func, "copy_", target.index, args, {}, out)
-        elif target.type == "cpu":
+        if target.type == "cpu":
             return self.to_host(source, args[0] if in_place else None, size, waits, kwargs)
+        inner = {k: v for k, v in kwargs.items() if k != "pin_memory"}
+        if not in_place:
+            inner["device"] = torch.device("cpu" if self.numbers else "meta")
+        out = func(*map(self.inside, args), **inner)
+        if source.device == target:
+            self.launch(func, "copy_", target.index, args, {}, out)
         else:
             pinned = source.device.type == "cpu" and source.is_pinned()
-            out = func(*inner_args, **inner_kwargs)
             crossing = size if pinned else size / PAGEABLE
             end = self.over_the_bus("memcpyHtoD", target.index, crossing, "up")
             if waits or (not pinned and size > BLOCKING_COPY):
@@ -383,41 +357,28 @@ class StandIn:
         if target is None:
             target = torch.empty(source.shape, dtype=kwargs.get("dtype") or source.dtype)
         end = self.over_the_bus("memcpyDtoH", source.device.index, size, "down")
-        value = source.inner.detach().clone() if self.numbers else None
-
-        def write() -> None:
-            target.copy_(value) if value is not None else target.zero_()
-
+        value = source.inner.detach().clone() if self.numbers else torch.zeros(())
+        self.arriving.append((end, lambda: target.copy_(value)))
         if waits or not target.is_pinned():
             self.syncs += 1
             self.clock.wait_until(end)
             self.arrive()
-            write()
-        else:
-            if target.is_floating_point():
-                target.fill_(float("nan"))
-            self.arriving.append((end, write))
+        elif target.is_floating_point():
+            target.fill_(float("nan"))
         return target
-
-    def read(self, source: OnCard) -> float:
-        """`.item()`: the host waits for everything before it."""
-        self.to_host(source, None, source.element_size(), True, {})
-        return (source.inner if self.numbers else torch.zeros((), dtype=source.dtype)).item()
-
-    # -- memory --------------------------------------------------------------------------------
 
     def count_memory(self, tensor: OnCard, device: torch.device) -> None:
         storage = tensor.inner.untyped_storage()
         key, size, held = storage._cdata, storage.nbytes(), self.held[device.index]
         if not held[key]:
-            room = self.cards[device.index].memory_gib * 2**30
-            if self.allocated[device.index] + size > room:
+            room, i = self.cards[device.index].memory_gib * 2**30, device.index
+            if self.allocated[i] + size > room:
                 raise torch.OutOfMemoryError(
-                    f"CUDA out of memory. Tried to allocate {size / 2**30:.2f} GiB. GPU "
-                    f"{device.index} has a total capacity of {room / 2**30:.2f} GiB"
+                    f"CUDA out of memory. Tried to allocate {size / 2**30:.2f} GiB. GPU {i} "
+                    f"has a total capacity of {room / 2**30:.2f} GiB"
                 )
-            self.allocated[device.index] += size
-            self.peak[device.index] = max(self.peak[device.index], self.allocated[device.index])
+            self.allocated[i] += size
+            self.peak[i] = max(self.peak[i], self.allocated[i])
         held[key] += 1
         weakref.finalize(tensor, self.release, device.index, key, size).atexit = False
 
@@ -429,18 +390,13 @@ class StandIn:
             del held[key]
             self.allocated[card] -= size
 
-    # -- the truth -----------------------------------------------------------------------------
-
-    def busy_ns(self, start: int, end: int, card: int = 0, copies: bool = False) -> int:
-        """Return the ns between two moments in which a kernel (or a copy) was running."""
-        spans = sorted(
-            (max(k.start, start), min(k.end, end)) for k in self.kernels
-            if k.card == card and (copies or not k.is_copy) and k.end > start and k.start < end
-        )  # fmt: skip
-        total = reached = 0
-        for a, b in spans:
-            total += max(0, b - max(a, reached))
-            reached = max(reached, b)
+    def busy_ns(self, start: int, end: int) -> int:
+        """Return the ns between two moments in which a kernel was running."""
+        total, reached = 0, start
+        for kernel in sorted(self.kernels, key=lambda k: k.start):
+            if not kernel.is_copy:
+                total += max(0, min(kernel.end, end) - max(kernel.start, reached))
+                reached = max(reached, kernel.end)
         return total
 
     def loader(self, prep_ms: float, batch: Any, workers: int = 0, prefetch: int = 2) -> Iterator:
@@ -460,12 +416,10 @@ class StandIn:
 def on_a_card(device: torch.device) -> torch.device:
     """Return the current card where a device is only called "cuda"."""
     nameless = device.type == "cuda" and device.index is None
-    return torch.device("cuda", library().standin_device()) if nameless else device
+    return torch.device("cuda", LIBRARY.standin_device()) if nameless else device
 
 
 class Shape(NamedTuple):
-    """A tensor without its numbers."""
-
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
@@ -488,13 +442,8 @@ def blank(x: Any) -> Any:
 
 
 def tensors_of(values: Any) -> list[torch.Tensor]:
-    found = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += [each for each in value if isinstance(each, torch.Tensor)]
-    return found
+    lists = (value if isinstance(value, (list, tuple)) else (value,) for value in values)
+    return [each for value in lists for each in value if isinstance(each, torch.Tensor)]
 
 
 @functools.cache
@@ -516,7 +465,7 @@ def changes_an_argument(func: Any) -> bool:
 
 
 GPU: Any = None  # the one of this process
-_library: Any = None
+LIBRARY: Any = None
 
 
 class Answers(ctypes.Structure):
@@ -531,10 +480,6 @@ class Answers(ctypes.Structure):
         ("stream_waits", ctypes.CFUNCTYPE(None, _i, _n, _i)),
         ("host_waits", ctypes.CFUNCTYPE(None, _n, _i, _i)),
     ]
-
-
-def library() -> Any:
-    return _library
 
 
 def compiled() -> Path:
@@ -553,71 +498,55 @@ def compiled() -> Path:
 
 def install(*cards: Card, real_time: bool = False, **settings: Any) -> StandIn:
     """Give this process these cards, for good: call it before anything asks for a device."""
-    global GPU, _library
-    first = _library is None
+    global GPU, LIBRARY, _answers
+    first = LIBRARY is None
     if first:
-        _library = ctypes.CDLL(str(compiled()))
-        _library.standin_stream.restype = ctypes.c_int64
+        LIBRARY = ctypes.CDLL(str(compiled()))
+        LIBRARY.standin_stream.restype = ctypes.c_int64
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         import torch.optim.optimizer as optimizer
 
         optimizer._foreach_supported_types.append(OnCard)
         ToCard().__enter__()
-        weakref.finalize(StandIn, _library.standin_leave)
+        weakref.finalize(StandIn, LIBRARY.standin_leave)
         patch_cuda()
         fill_in_kernels()
         standin_profiler.install()
     GPU = StandIn(cards, RealClock() if real_time else VirtualClock(), **settings)
     standin_profiler.Profile.gpu = GPU
-    global _answers
     _answers = Answers(**{name: kind(getattr(GPU, name)) for name, kind in Answers._fields_})
     if first:  # autograd starts a thread for each device that it finds in its first backward pass
-        _library.standin_install(MOST_CARDS, _answers)
+        LIBRARY.standin_install(MOST_CARDS, _answers)
         torch.ones(1, requires_grad=True).sum().backward()
-    if _library.standin_install(len(cards), _answers):
+    if LIBRARY.standin_install(len(cards), _answers):
         raise RuntimeError("this system does not let PyTorch be given another accelerator")
-    _library.standin_use(0)
+    LIBRARY.standin_use(0)
     return GPU
 
 
 def install_from_environment() -> None:
     """Install the cards that LABKIT_STANDIN names, on the real clock (see standin_site)."""
-    named = os.environ
-    cards = [CARDS[name] for name in named["LABKIT_STANDIN"].split(",") if name != "none"]
-    speed, numbers = named.get("LABKIT_STANDIN_SPEED", "1"), named.get("LABKIT_STANDIN_NUMBERS")
-    install(*cards, real_time=True, speed=float(speed), numbers=numbers != "0")
+    cards = [CARDS[name] for name in os.environ["LABKIT_STANDIN"].split(",") if name != "none"]
+    install(*cards, real_time=True, numbers=os.environ.get("LABKIT_STANDIN_NUMBERS") != "0")
 
 
 @contextlib.contextmanager
 def installed(*cards: Card, **settings: Any) -> Iterator[StandIn]:
-    """Install the cards; on the virtual clock let labkit and the time module tell its time."""
+    """Install the cards on the virtual clock; let labkit and the time module tell its time."""
     gpu = install(*cards, **settings)
+    now, spend = gpu.clock.now, gpu.clock.spend
     with contextlib.ExitStack() as undo:
-        if isinstance(gpu.clock, VirtualClock):
-            undo.enter_context(telling_time(gpu.clock))
+        ns, s = dict.fromkeys(("perf_counter_ns", "thread_time_ns"), lambda: now()), {}
+        for name in ("perf_counter", "monotonic", "thread_time", "process_time"):
+            s[name] = lambda: now() / 1e9
+        sleep = {"sleep": lambda seconds: spend(seconds * 1e6)}
+        undo.enter_context(mock.patch.multiple(time, **ns, **s, **sleep))
+        for name, module in list(sys.modules.items()):
+            if name.startswith("labkit.") and hasattr(module, "now_ns"):
+                undo.enter_context(mock.patch.object(module, "now_ns", lambda: now()))
         yield gpu
         gpu.clock.wait_until(max(gpu.free.values(), default=0))
         gpu.arrive()
-
-
-@contextlib.contextmanager
-def telling_time(clock: VirtualClock) -> Iterator[None]:
-    """Let `time` and every `now_ns` of labkit tell the virtual time."""
-    now = clock.now
-    with contextlib.ExitStack() as changed:
-
-        def change(owner: Any, name: str, value: Any) -> None:
-            changed.enter_context(mock.patch.object(owner, name, value))
-
-        for name in ("perf_counter_ns", "thread_time_ns"):
-            change(time, name, lambda: now())
-        for name in ("perf_counter", "monotonic", "thread_time", "process_time"):
-            change(time, name, lambda: now() / 1e9)
-        change(time, "sleep", clock.sleep)
-        for name, module in list(sys.modules.items()):
-            if name.startswith("labkit.") and hasattr(module, "now_ns"):
-                change(module, "now_ns", lambda: now())
-        yield
 
 
 def fill_in_kernels() -> None:
@@ -627,7 +556,7 @@ def fill_in_kernels() -> None:
 
     def empty_strided(size, stride, *, dtype=None, layout=None, device=None, pin_memory=None):
         inner = "cpu" if GPU.numbers else "meta"
-        card = library().standin_device() if device.index is None else device.index
+        card = LIBRARY.standin_device() if device.index is None else device.index
         empty = torch.empty_strided(size, stride, dtype=dtype, device=inner)
         return OnCard(empty, torch.device("cuda", card))
 
@@ -640,57 +569,55 @@ def fill_in_kernels() -> None:
 
 def patch_cuda() -> None:
     """Answer what torch.cuda asks of a driver from the stand-in."""
-    cuda = torch.cuda
 
     def index(device: Any = None) -> int:
         if isinstance(device, int):
             return device
         found = torch.device(device).index if device is not None else None
-        return library().standin_device() if found is None else found
+        return LIBRARY.standin_device() if found is None else found
 
     def properties(device: Any = None) -> SimpleNamespace:
         card, i = GPU.cards[index(device)], index(device)
         return SimpleNamespace(
             name=card.name, total_memory=int(card.memory_gib * 2**30), major=card.capability[0],
             minor=card.capability[1], multi_processor_count=card.sms, warp_size=32,
-            max_threads_per_multi_processor=card.threads_per_sm,
-            L2_cache_size=int(card.l2_mib * 2**20),
-            uuid=f"00000000-0000-0000-0000-00000000000{i}", shared_memory_per_multiprocessor=102400,
-            regs_per_multiprocessor=65536, memory_bus_width=256, is_integrated=0,
+            max_threads_per_multi_processor=card.threads_per_sm, is_integrated=0,
+            L2_cache_size=int(card.l2_mib * 2**20), shared_memory_per_multiprocessor=102400,
+            uuid=f"00000000-0000-0000-0000-00000000000{i}", regs_per_multiprocessor=65536,
+            memory_bus_width=256,
         )  # fmt: skip
 
-    def reset_peak(device: Any = None) -> None:
-        GPU.peak[index(device)] = GPU.allocated[index(device)]
+    def nothing(*_: Any, **__: Any) -> None:
+        pass
 
-    def has_bf16(including_emulation: bool = True) -> bool:
-        return including_emulation or properties().major >= 8
+    def allocated(device: Any = None) -> int:
+        return GPU.allocated[index(device)]
 
-    def spin(ticks: int) -> None:
-        GPU.enqueue("spin_kernel", index(), ticks / 1.5e3)
+    def peak(device: Any = None) -> int:
+        return GPU.peak[index(device)]
 
     answers = {
         "is_available": lambda: bool(GPU.cards), "device_count": lambda: len(GPU.cards),
         "is_initialized": lambda: bool(GPU.cards), "_is_in_bad_fork": lambda: False,
-        "_lazy_init": lambda: None, "init": lambda: None, "_lazy_call": lambda *a, **k: None,
-        "current_device": index, "set_device": lambda d: library().standin_use(index(d)),
+        "_lazy_init": nothing, "init": nothing, "_lazy_call": nothing, "empty_cache": nothing,
+        "manual_seed": nothing, "manual_seed_all": nothing,
+        "set_per_process_memory_fraction": nothing,
+        "current_device": index, "set_device": lambda d: LIBRARY.standin_use(index(d)),
         "get_device_properties": properties,
         "get_device_name": lambda d=None: properties(d).name,
         "get_device_capability": lambda d=None: GPU.cards[index(d)].capability,
-        "memory_allocated": lambda d=None: GPU.allocated[index(d)],
-        "memory_reserved": lambda d=None: GPU.allocated[index(d)],
-        "max_memory_allocated": lambda d=None: GPU.peak[index(d)],
-        "max_memory_reserved": lambda d=None: GPU.peak[index(d)],
-        "reset_peak_memory_stats": reset_peak,
+        "memory_allocated": allocated, "memory_reserved": allocated,
+        "max_memory_allocated": peak, "max_memory_reserved": peak,
+        "reset_peak_memory_stats": lambda d=None: GPU.peak.__setitem__(index(d), allocated(d)),
         "mem_get_info": lambda d=None: (
-            properties(d).total_memory - GPU.allocated[index(d)], properties(d).total_memory),
+            properties(d).total_memory - allocated(d), properties(d).total_memory),
         "synchronize": lambda d=None: GPU.host_waits(index(d), -1, -1),
-        "empty_cache": lambda: None, "manual_seed": lambda s: None,
-        "manual_seed_all": lambda s: None, "is_bf16_supported": has_bf16, "_sleep": spin,
-        "set_per_process_memory_fraction": lambda *a: None,
+        "is_bf16_supported": lambda emulated=True: emulated or properties().major >= 8,
+        "_sleep": lambda ticks: GPU.enqueue("spin_kernel", index(), ticks / 1.5e3),
         "current_stream": lambda d=None: torch.accelerator.current_stream(index(d)),
         "Stream": lambda device=None, **k: torch.Stream(torch.device("cuda", index(device))),
         "stream": lambda stream: stream, "Event": torch.Event,
     }  # fmt: skip
     for name, value in answers.items():
-        setattr(cuda, name, value)
-    cuda.nvtx._nvtx = SimpleNamespace(rangePushA=lambda message: 0, rangePop=lambda: 0)
+        setattr(torch.cuda, name, value)
+    torch.cuda.nvtx._nvtx = SimpleNamespace(rangePushA=lambda message: 0, rangePop=lambda: 0)
