@@ -19,7 +19,7 @@ class Kept(Workbench):
     def __init__(self, device):
         log = SimpleNamespace(write=lambda event, **about: self.events.append((event, about)))
         super().__init__(device, log, lambda *_: None)
-        self.events, self.longest_s, self.timing = [], 0.0, False
+        self.events, self.longest_s = [], 0.0
 
     def time(self, work, *, of, flops=None, bytes=None, min_time_s=0, launches=None, **case):
         """Write the time of a call."""
@@ -30,9 +30,7 @@ class Kept(Workbench):
 
     def timed(self, work, calls=1):
         """Time calls in a row, and remember the longest."""
-        self.timing = True
         seconds = super().timed(work, calls)
-        self.timing = False
         self.longest_s = max(self.longest_s, seconds)
         return seconds
 

@@ -587,30 +587,25 @@ def patch_cuda() -> None:
             memory_bus_width=256,
         )  # fmt: skip
 
-    def nothing(*_: Any, **__: Any) -> None:
-        pass
-
-    def allocated(device: Any = None) -> int:
-        return GPU.allocated[index(device)]
-
-    def peak(device: Any = None) -> int:
-        return GPU.peak[index(device)]
-
+    # Dynamo asks for a function of its own under each name
     answers = {
         "is_available": lambda: bool(GPU.cards), "device_count": lambda: len(GPU.cards),
         "is_initialized": lambda: bool(GPU.cards), "_is_in_bad_fork": lambda: False,
-        "_lazy_init": nothing, "init": nothing, "_lazy_call": nothing, "empty_cache": nothing,
-        "manual_seed": nothing, "manual_seed_all": nothing,
-        "set_per_process_memory_fraction": nothing,
+        "_lazy_init": lambda: None, "init": lambda: None, "_lazy_call": lambda *a, **k: None,
+        "empty_cache": lambda: None, "manual_seed": lambda s: None,
+        "manual_seed_all": lambda s: None, "set_per_process_memory_fraction": lambda *a: None,
         "current_device": index, "set_device": lambda d: LIBRARY.standin_use(index(d)),
         "get_device_properties": properties,
         "get_device_name": lambda d=None: properties(d).name,
         "get_device_capability": lambda d=None: GPU.cards[index(d)].capability,
-        "memory_allocated": allocated, "memory_reserved": allocated,
-        "max_memory_allocated": peak, "max_memory_reserved": peak,
-        "reset_peak_memory_stats": lambda d=None: GPU.peak.__setitem__(index(d), allocated(d)),
+        "memory_allocated": lambda d=None: GPU.allocated[index(d)],
+        "memory_reserved": lambda d=None: GPU.allocated[index(d)],
+        "max_memory_allocated": lambda d=None: GPU.peak[index(d)],
+        "max_memory_reserved": lambda d=None: GPU.peak[index(d)],
+        "reset_peak_memory_stats": lambda d=None: GPU.peak.__setitem__(
+            index(d), GPU.allocated[index(d)]),
         "mem_get_info": lambda d=None: (
-            properties(d).total_memory - allocated(d), properties(d).total_memory),
+            properties(d).total_memory - GPU.allocated[index(d)], properties(d).total_memory),
         "synchronize": lambda d=None: GPU.host_waits(index(d), -1, -1),
         "is_bf16_supported": lambda emulated=True: emulated or properties().major >= 8,
         "_sleep": lambda ticks: GPU.enqueue("spin_kernel", index(), ticks / 1.5e3),
