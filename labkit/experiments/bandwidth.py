@@ -9,7 +9,7 @@ from labkit.experiments.measure import page, primitives
 from labkit.spec import experiment, knob
 from labkit.wiring import Later
 
-torch, boxes = Later("torch"), Later("labkit.show.boxes")
+torch, boxes = Later("torch"), Later("labkit.show.primitives")
 
 SMALLEST = 2**11  # float32 numbers: 8 KiB
 LEAST = 2  # launches that a copy takes on a GPU, or it is the launch that is timed

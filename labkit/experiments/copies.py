@@ -19,7 +19,7 @@ from labkit.experiments.measure import page, primitives
 from labkit.spec import experiment, knob
 from labkit.wiring import Later
 
-torch, boxes = Later("torch"), Later("labkit.show.boxes")
+torch, boxes = Later("torch"), Later("labkit.show.primitives")
 
 MIB = 2**20
 NO_PINS = "page-locked memory is for CUDA devices; this GPU shares the CPU's memory"

@@ -13,7 +13,7 @@ from labkit.spec import experiment, knob
 from labkit.wiring import Later
 
 torch, pynvml = Later("torch"), Later("pynvml")
-machine, boxes = Later("labkit.bench.machine"), Later("labkit.show.boxes")
+machine, boxes = Later("labkit.bench.machine"), Later("labkit.show.primitives")
 
 # Fact: the name torch has for it. Versions of torch differ in what they tell.
 CARD = {

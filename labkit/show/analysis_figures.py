@@ -13,29 +13,15 @@ from labkit.analysis.knee import Knee
 from labkit.analysis.losses import Losses, name_of
 from labkit.analysis.trace import Breakdown
 from labkit.results.run import Run
+from labkit.show import style
 from labkit.show.primitives import Bar, Series, hbars, lines, rows_in
 from labkit.show.run_header import BOLD, run_header, several_header
-from labkit.show.style import (
-    BEFORE,
-    COMPUTE,
-    COPY,
-    INSTRUMENT,
-    LINES,
-    OTHER,
-    WAIT,
-    drawable,
-    literal,
-    ms,
-    our_style,
-    page,
-    percent,
-)  # fmt: skip
+from labkit.show.style import LINES, drawable, ms, our_style, page, percent
 
 MANY = 100  # readings of the telemetry, from which on their dots would make one band
 DOTS = {"marker": ".", "markersize": 5, "linestyle": "none", "color": "#0072B2", "zorder": 3}
-LINE = {"marker": ".", "markersize": 3, "linewidth": 1.0, "color": INSTRUMENT, "zorder": 3}
+LINE = {"marker": ".", "markersize": 3, "linewidth": 1.0, "color": style.INSTRUMENT, "zorder": 3}
 SMOOTH = 5  # steps: the losses of single batches differ more than those of formats do
-DASHES = ("-", "--", ":", "-.")
 
 # One curve: (label, seconds (n,), shares 0 to 1 (n,) with NaN where a sample is missing, style)
 Curve = tuple[str, np.ndarray, np.ndarray, dict[str, Any]]
@@ -52,27 +38,23 @@ def curves(run: Run) -> list[Curve]:
             ("nvidia-smi", *samples(run, "gpu_now"), smi),
         ]
     thin = {"markersize": 1.5, "alpha": 0.6} if len(run.telemetry) > MANY else {}
-    return [(*curve, style | thin) for *curve, style in found if np.isfinite(curve[2]).any()]
+    return [(*curve, look | thin) for *curve, look in found if np.isfinite(curve[2]).any()]
 
 
 @our_style
 def draw_instruments(instruments: Instruments) -> Figure:
     """Draw a row per instrument, its readings as a line over the device's teeth."""
     run = instruments.run
-    true, *others = [reading for reading in instruments if len(reading.shares)]
-    figure, panels = page(run_header(run), [(0.34, 0.62)] * (1 + len(others)))
-    end = run.busy[-1, 1]
-    for axes, reading in zip(panels, [true, *others], strict=True):
-        axes.fill_between(
-            true.times_s, true.shares, step="post", color=COMPUTE, lw=0,
-            alpha=0.9 if reading is true else 0.25,
-        )  # fmt: skip
-        off = ""
+    readings = [reading for reading in instruments if len(reading.shares)]
+    true, end = readings[0], run.busy[-1, 1]
+    figure, panels = page(run_header(run), [(0.34, 0.62)] * len(readings))
+    for axes, reading in zip(panels, readings, strict=True):
+        fill, off = {"step": "post", "color": style.COMPUTE, "lw": 0}, ""
+        axes.fill_between(true.times_s, true.shares, alpha=0.9 if reading is true else 0.25, **fill)
         if reading is not true:
-            axes.step(
-                [*reading.times_s, end], [*reading.shares, reading.shares[-1]], where="post",
-                color="black", lw=1.2, marker="." if len(reading.shares) < 40 else None,
-            )  # fmt: skip
+            times, shares = [*reading.times_s, end], [*reading.shares, reading.shares[-1]]
+            dots = "." if len(shares) < 40 else None
+            axes.step(times, shares, where="post", color="black", lw=1.2, marker=dots)
             off = "" if reading.distance_pp is None else f": off by {reading.distance_pp:.0f} pp"
         axes.set_title(f"{reading.name}{off}  ({reading.source})", loc="left", pad=3)
         axes.set(xlim=(0, end), ylim=(0, 1.05), yticks=[0, 1], yticklabels=["0%", "100%"])
@@ -90,21 +72,22 @@ def draw_knee(knee: Knee) -> Figure:
     batch = np.geomspace(min(knee.sizes), max(knee.sizes), 200)
     fitted, sizes, times = knee.predicted_ms(batch), np.array(knee.sizes), np.array(knee.step_ms)
     ticks, mark = {size: str(size) for size in sizes}, {"color": LINES[1], "linestyle": "--"}
-    found = knee.batch_size is not None
-    step_time = (
-        Series("measured (median)", sizes, times),
-        Series("fixed part + part per sample", batch, fitted, BEFORE, marker=""),
-    )
-    throughput = (
-        Series("", sizes, sizes / times * 1e3),
-        Series("", batch, batch / fitted * 1e3, BEFORE, marker=""),
-    )
-    legend = [Line2D([], [], label=f"knee: {knee.batch_size}", **mark)] if found else []
-    lines(upper, step_time, "", "compute of a step, ms", log="xy", xticks=ticks, legend=legend)
-    lines(lower, throughput, "batch_size", "samples/s of compute", log="xy", xticks=ticks)
-    if found:
-        for axes in (upper, lower):
+    known = knee.batch_size is not None
+    more = [Line2D([], [], label=f"knee: {knee.batch_size}", **mark)] if known else []
+    for axes, names, measured, fit, label in (
+        (upper, ("measured (median)", "fixed part + part per sample"), times, fitted,
+         "compute of a step, ms"),
+        (lower, ("", ""), sizes / times * 1e3, batch / fitted * 1e3, "samples/s of compute"),
+    ):  # fmt: skip
+        series = (
+            Series(names[0], sizes, measured),
+            Series(names[1], batch, fit, style.BEFORE, marker=""),
+        )
+        lines(axes, series, "batch_size", label, log="xy", xticks=ticks, more=more)
+        more = []
+        if known:
             axes.axvline(knee.n_half, linewidth=1.2, **mark)
+    upper.set_xlabel("")
     upper.tick_params(labelbottom=False)
     return figure
 
@@ -116,83 +99,78 @@ def draw_losses(losses: Losses) -> Figure:
     word = "all within" if losses.survived else "NOT all within"
     text = f"mean losses: {word} {losses.tolerance:.0%} of {names[0]}'s"
     title, tall = f"the same run, the same batches, in {', '.join(names)}", rows_in(len(runs))
-    figure, (upper, speed, memory) = page(
+    figure, (upper, *below) = page(
         several_header(title, [text], runs), [(0.36, 1.7), (0.66, tall), (0.6, tall)]
     )
     smooth = []
-    for i, (run, name) in enumerate(zip(runs, names, strict=True)):
+    for run, name, colour, dash in zip(
+        runs, names, LINES, ("-", "--", ":", "-.") * 2, strict=False
+    ):
         curve = losses.curve(run)
         width = min(SMOOTH, len(curve))
         mean = np.convolve(curve, np.ones(width) / width, mode="valid")
-        steps = np.arange(len(mean)) + width // 2
-        smooth.append(Series(name, steps, mean, LINES[i], DASHES[i % len(DASHES)], ""))
+        smooth.append(Series(name, np.arange(len(mean)) + width // 2, mean, colour, dash, ""))
     lines(upper, smooth, "step", f"loss, mean of {SMOOTH} steps")
-    for axes, label, form, values in (
-        (speed, "samples/s", ",.0f", [run.throughput for run in runs]),
-        (memory, "peak memory, GiB", ".2f", [run.peak_memory_gib for run in runs]),
-    ):
+    numbers = ("samples/s", "throughput", ",.0f"), ("peak memory, GiB", "peak_memory_gib", ".2f")
+    for axes, (label, number, form) in zip(below, numbers, strict=True):
+        values = [getattr(run, number) for run in runs]
         known = [f"{value:{form}}" if value else "unknown" for value in values]
         hbars(axes, [Bar(*bar) for bar in zip(names, values, known, LINES, strict=False)], label)
     return figure
 
 
-# -- a profiler trace ------------------------------------------------------------------------------
-
-CLASSES = {  # (name, colour): the kit's where a class is one of its parts
-    "kernel": ("kernel", COMPUTE),
-    "memcpy": ("copy", COPY),
+CLASSES = {  # of a trace: (name, colour), the kit's where a class is one of its parts
+    "kernel": ("kernel", style.COMPUTE),
+    "memcpy": ("copy", style.COPY),
     "memset": ("memset", "#F0E442"),
     "communication": ("communication", "#0072B2"),
     "runtime": ("CUDA calls", "#D55E00"),
-    "dataloader": ("DataLoader", WAIT),
+    "dataloader": ("DataLoader", style.WAIT),
     "cpu_exec": ("CPU operators", "#56B4E9"),
-    "other": ("other (Python)", OTHER),
+    "other": ("other (Python)", style.OTHER),
 }
-TENSOR_CORE, GAP = "#004D40", "#777777"
 CAUSES = {
     "host_wait_us": "host wait (ran dry)",
     "kernel_wait_us": "kernel wait (short gaps)",
     "other_us": "other",
 }
-KERNELS = 6  # listed
-NAME_LENGTH = 46  # characters of a kernel's name
-LEFT_IN = 3.1  # room for it
+KERNELS, NAME_LENGTH = 6, 46  # listed; characters of a kernel's name
 
 
 @our_style
 def draw_trace(breakdown: Breakdown) -> Figure:
     """Draw the average step of a trace as bars; one without device activity has no idle gaps."""
-    step_us, classes = breakdown.step_us, []
+    step_us, steps, bars = breakdown.step_us, breakdown.steps, []
     for key, (name, colour) in CLASSES.items():
         if share := breakdown.shares[key]:
             text = f"{_ms(share * step_us)} ({percent(share)})"
-            classes.append(Bar(name, share * step_us, text, colour))
-    panels = [("the average step by class: sums, not a timeline", classes)]
+            bars.append(Bar(name, share * step_us, text, colour))
+    panels = [("the average step by class: sums, not a timeline", bars)]
     if breakdown.gpu_utilization is not None:
         gaps = {name: breakdown.idle[cause] for cause, name in CAUSES.items()}
         idle = sum(gaps.values())
-        bars = [Bar(name, gap, _ms(gap), GAP) for name, gap in gaps.items()]
+        bars = [Bar(name, gap, _ms(gap), "#777777") for name, gap in gaps.items()]
         panels.append((f"device idle: {_ms(idle)} a step ({percent(idle / step_us)})", bars))
     bars = []
     for kernel in breakdown.top_kernels[:KERNELS]:
-        took = kernel.total_us / breakdown.steps
-        colour, mark = (TENSOR_CORE, " (Tensor Cores)") if kernel.tensor_core else (COMPUTE, "")
-        bars.append(Bar(_short(kernel.name), took, _ms(took) + mark, colour))
+        took = kernel.total_us / steps
+        dark = ("#004D40", " (Tensor Cores)") if kernel.tensor_core else (style.COMPUTE, "")
+        bars.append(Bar(_short(kernel.name), took, _ms(took) + dark[1], dark[0]))
     if bars:
         cores = (breakdown.tensor_core_share, breakdown.tensor_core_eligible_share)
         on, could = map(percent, cores)
-        panels.append(
-            (f"top kernels; on Tensor Cores: {on} of kernel time, could be {could}", bars)
-        )
-    steps = f"{breakdown.steps} steps" if breakdown.steps > 1 else "1 step"
+        title = f"top kernels; on Tensor Cores: {on} of kernel time, could be {could}"
+        panels.append((title, bars))
     device = drawable(breakdown.device_name or breakdown.device_kind.upper(), 40)
-    busy = f"{percent(breakdown.utilization)} of a step computing"
-    header = f"{device}: {busy}; {steps} of {_ms(step_us)} on average"
+    header = (
+        f"{device}: {percent(breakdown.utilization)} of a step computing; {steps} "
+        f"step{'s' * (steps > 1)} of {_ms(step_us)} on average"
+    )
     sizes = [(0.36, rows_in(len(bars))) for _, bars in panels]
-    figure, drawn = page([(header, BOLD)], sizes, left_in=LEFT_IN, bottom_in=0.15)
+    figure, drawn = page([(header, BOLD)], sizes, left_in=3.1, bottom_in=0.15)
     for axes, (title, bars) in zip(drawn, panels, strict=True):
         hbars(axes, bars)
-        literal(axes.set_title(title, loc="left"))
+        axes.set_title(title, loc="left")
     return figure
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,49 +22,14 @@ NO_GAIN = "no difference beyond the noise"
 
 @dataclass(frozen=True)
 class Rung:
-    """One step of a ladder, against the rungs below it that were measured on the same machine.
-
-    `gain` and `total` are ratios of throughput: to the rung before, to the first; None where
-    either side has no numbers. `null` says that the gain is within the two runs' own noise.
-    `delays` are its simulated delays, where the ladder's steps differ in them.
-    """
+    """One step of a ladder, against the rungs below it that were measured on the same machine."""
 
     name: str
     run: Run
-    gain: float | None = None
-    total: float | None = None
-    null: bool = False
-    delays: str = ""
-
-    @property
-    def note(self) -> str:
-        """Remarks beside the numbers; "" where they speak for themselves."""
-        run = self.run
-        if run.throughput is None:
-            return f"{run.outcome}: {run.error or 'too few steps for numbers'}"
-        return _joined(
-            run.mark or "",
-            "" if run.outcome == "finished" else run.outcome,
-            NO_GAIN if self.null else "",
-            f"noisy: spread {run.spread:.0%}" if run.noisy else "",
-            f"simulated delay: {self.delays}" if self.delays else "",
-        )
-
-    @property
-    def bar(self) -> Bar:
-        """Its bar, in units of the first step's on the same machine."""
-        run = self.run
-        if run.throughput is None:
-            return Bar(drawable(self.name, 36), None, self.note, ink=ALARM)
-        gain = f", {self.gain:.2f}x" if self.gain else ""
-        text = _joined(
-            f"{run.throughput:,.0f}, busy {run.busy_text}{gain}",
-            "RECORDED" if run.recorded else "",  # on what, the header says
-            "" if run.outcome == "finished" else run.outcome,
-            NO_GAIN if self.null else "noisy" if run.noisy else "",
-        )
-        colour, hatch = OTHER if self.null else COMPUTE, "///" if run.recorded else None
-        return Bar(drawable(self.name, 36), self.total or 1.0, text, colour, hatch=hatch)
+    gain: float | None = None  # throughput over that of the rung before; None without numbers
+    total: float | None = None  # over that of the first
+    null: bool = False  # the gain is within the two runs' own noise
+    note: str = ""
 
 
 class Ladder(Result):
@@ -86,10 +52,7 @@ class Ladder(Result):
         """
         if not isinstance(name, str) or not name.strip():
             raise ValueError(f"name={name!r}: give the step a name, such as 'more workers'.")
-        if not isinstance(run, Run):
-            raise ValueError(f"{name!r}: {type(run).__name__} is not a Run; give what lk.run gave.")
-        if run.running:
-            raise ValueError(f"{name!r} is still running: add it after run.wait() or run.stop().")
+        _check(name, run, Run, "is not a Run; give what lk.run gave")
         self.runs[name] = run
         return self
 
@@ -102,20 +65,22 @@ class Ladder(Result):
         """
         rungs: list[Rung] = []
         for name, run in self.runs.items():
-            delays = "" if self._delays else run.pipeline.simulated_delay
-            below = [r.run for r in rungs if r.run.throughput and _place(r.run) == _place(run)]
+            place = run.recorded, run.machine.name
+            below = [r for r in (rung.run for rung in rungs) if r.throughput is not None]
+            below = [r for r in below if (r.recorded, r.machine.name) == place]
             gain, total, null = None, None, False
             if below and run.throughput is not None:
                 step, whole = run.compare(below[-1]), run.compare(below[0])
                 gain, total, null = step.speedup, whole.speedup, not step.significant
-            rungs.append(Rung(name, run, gain, total, null, delays))
+            note = _note(run, run.noisy, null, "" if self._delays else delays_of([run]))
+            rungs.append(Rung(name, run, gain, total, null, note))
         return rungs
 
     @property
     def _delays(self) -> str:
-        """The simulated delays that all steps have in common; "" where they differ."""
-        each = {delays_of([run]) for run in self.runs.values() if run.throughput is not None}
-        return each.pop() if len(each) == 1 else ""
+        """The simulated delays that all steps have in common; "" where each says its own."""
+        every = {delays_of([run]) for run in self.runs.values() if run.throughput is not None}
+        return every.pop() if len(every) == 1 else ""
 
     def table(self) -> Table:
         """Return the steps with their gains, and what the numbers rest on below."""
@@ -140,15 +105,20 @@ class Ladder(Result):
     @our_style
     def plot(self) -> Figure:
         """Draw a bar of samples/s per step, grey where the step gained nothing beyond the noise."""
-        rungs, runs = self.rungs, list(self.runs.values())
-        if not rungs:
+        if not self.runs:
             return page([("The ladder has no steps yet.", {})], [])[0]
-        title = "samples/s, step by step"
-        if top := [rung for rung in rungs if rung.total]:
-            title = f"{top[-1].name}: {top[-1].total:.1f}x the throughput of the first step"
-        mixed = len({_place(run) for run in runs if run.throughput}) > 1
-        texts = ["each machine's bars have a scale of their own" if mixed else "", delays_of(runs)]
-        return _bars(several_header(title, texts, runs), [rung.bar for rung in rungs])
+        bars, title = [], "samples/s, step by step"
+        for rung in self.rungs:
+            run, numbers = rung.run, f", {rung.gain:.2f}x" if rung.gain else ""
+            if run.throughput is not None:
+                numbers = f"{run.throughput:,.0f}, busy {run.busy_text}{numbers}"
+            colour = OTHER if rung.null else COMPUTE
+            bars.append(
+                _bar(rung.name, run, rung.total or 1.0, _joined(numbers, rung.note), colour)
+            )
+            if rung.total:
+                title = f"{rung.name}: {rung.total:.1f}x the throughput of the first step"
+        return _bars(title, self.runs.values(), bars)
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -159,8 +129,7 @@ class Scaling(Result):
 
     def __init__(self, one: Run):
         """`one` is the run that rows are compared with where they name no other."""
-        if not isinstance(one, Run):
-            raise ValueError(f"{type(one).__name__} is not a Run; give what lk.run gave.")
+        _check("one process", one, Run, "is not a Run; give what lk.run gave")
         self.one = one
         self.rows: dict[str, tuple[Ranks, Run]] = {}  # by name, with its own one process
 
@@ -170,10 +139,7 @@ class Scaling(Result):
         `one` is the one process of that row, where its pipeline is another than the table's.
         Raises ValueError where the two ran different pipelines, or one is still running.
         """
-        if not isinstance(ranks, Ranks):
-            raise ValueError(f"{name!r}: {type(ranks).__name__} is not a distributed run.")
-        if ranks.running:
-            raise ValueError(f"{name!r} is still running: add it after wait() or stop().")
+        _check(name, ranks, Ranks, "is not a distributed run")
         ranks.speedup(one or self.one)  # refuses another pipeline
         self.rows[name] = ranks, one or self.one
         return self
@@ -186,63 +152,67 @@ class Scaling(Result):
         for name, (ranks, one) in self.rows.items():
             times, cells = ranks.times, [None] * 6
             if ranks.throughput is not None and times is not None:
-                efficiency = ranks.efficiency(one)
-                parts = (times.wait, times.others, times.transfer)
+                shares = (ranks.efficiency(one), times.wait, times.others, times.transfer)
                 cells = [
                     f"{ranks.throughput:,.0f}", _times(ranks.speedup(one)),
-                    None if efficiency is None else f"{efficiency:.0%}",
-                    *(f"{np.mean(part):.0%}" for part in parts),
+                    *(None if share is None else f"{np.mean(share):.0%}" for share in shares),
                 ]  # fmt: skip
-            rows.append([name, ranks.world_size, *cells, _note(ranks, one)])
+            rows.append([name, ranks.world_size, *cells, _note(ranks, ranks.noisy or one.noisy)])
         return _table(rows, head, self._runs)
 
     @our_style
     def plot(self) -> Figure:
         """Draw a bar per row, filled as far as the ranks came, outlined as far as perfect is."""
-        title = "samples/s over those of one process; the outline is perfect scaling"
-        rate = self.one.throughput
+        title, rate = "samples/s over those of one process", self.one.throughput
         bars = [Bar("one process", 1, f"{rate:,.0f} samples/s" if rate else "no numbers", OTHER)]
         for name, (ranks, one) in self.rows.items():
-            short, note = drawable(name, 36), _note(ranks, one)
-            if ranks.throughput is None or one.throughput is None:
-                bars.append(Bar(short, None, note or "too few steps for numbers", ink=ALARM))
-                continue
-            speedup, efficiency = ranks.speedup(one), ranks.efficiency(one)
-            title = (
-                f"{name}: {speedup:.2f}x one process, "
-                f"{efficiency:.0%} of perfect scaling (the outline)"
-            )
-            rate = f"{ranks.throughput:,.0f} samples/s, {speedup:.2f}x"
-            text, hatch = f"{rate}, efficiency {efficiency:.0%}", "///" if ranks.recorded else None
-            text = _joined(text, note)
-            bars.append(Bar(short, speedup, text, COMPUTE, outline=len(ranks), hatch=hatch))
-        return _bars(several_header(title, [], self._runs), bars)
+            text, perfect = _note(ranks, ranks.noisy or one.noisy), None
+            if speedup := ranks.speedup(one):
+                perfect, efficiency = len(ranks), f"{ranks.efficiency(one):.0%}"
+                title = f"{name}: {speedup:.2f}x one process, {efficiency} of perfect (the outline)"
+                numbers = f"{ranks.throughput:,.0f} samples/s, {speedup:.2f}x"
+                text = _joined(f"{numbers}, efficiency {efficiency}", text)
+            bars.append(_bar(name, ranks, speedup, text, COMPUTE, outline=perfect))
+        return _bars(title, self._runs, bars)
 
     @property
     def _runs(self) -> list[Any]:
         return [self.one, *(ranks for ranks, _ in self.rows.values())]
 
 
-def _note(ranks: Ranks, one: Run) -> str:
-    ended = "" if ranks.outcome == "finished" else ranks.error or ranks.outcome
-    return _joined(ranks.mark or "", ended, "noisy" if ranks.noisy or one.noisy else "")
+def _check(name: str, run: Any, kind: type, why: str) -> None:
+    if not isinstance(run, kind):
+        raise ValueError(f"{name!r}: {type(run).__name__} {why}.")
+    if run.running:
+        raise ValueError(f"{name!r} is still running: add it after wait() or stop().")
 
 
-def _table(rows: list, head: list[str], runs: Any, *more: str) -> Table:
+def _note(run: Any, noisy: bool, null: bool = False, delays: str = "") -> str:
+    """Return the remarks beside the numbers; "" where they speak for themselves."""
+    if run.throughput is None:
+        return f"{run.outcome}: {run.error or 'too few steps for numbers'}"
+    ended = "" if run.outcome == "finished" else run.outcome
+    return _joined(run.mark or "", ended, NO_GAIN if null else "", "noisy" * noisy, delays)
+
+
+def _bar(name: str, run: Any, value: float | None, text: str, colour: str, **more: Any) -> Bar:
+    """Return a bar of `value`; none for a run without numbers, whose `text` says why."""
+    known, name = run.throughput is not None, drawable(name, 36)
+    look = {"hatch": "///" if run.recorded else None, "ink": "black" if known else ALARM}
+    return Bar(name, value if known else None, text, colour, **look, **more)
+
+
+def _table(rows: list, head: list[str], runs: Iterable[Any], *more: str) -> Table:
     foot = _joined(*(text for text, _ in machine_lines(runs)), *more)
-    names = 1 if "step" in head else 0
-    return Table(rows, head, foot=[foot], left=(names, len(head) - 1))
+    return Table(rows, head, foot=[foot], left=(1 if "step" in head else 0, len(head) - 1))
 
 
-def _bars(header: list, bars: list[Bar]) -> Figure:
+def _bars(title: str, runs: Iterable[Any], bars: list[Bar]) -> Figure:
     """Draw bars below a header, names to the left, no axis below."""
+    header = several_header(title, [delays_of(runs)], runs)
     figure, (axes,) = page(header, [(0.08, rows_in(len(bars)))], 2.3, 0.1)
     hbars(axes, bars)
     return figure
-
-
-def _place(run: Run) -> tuple[Any, ...]:
-    return run.recorded, run.machine.name, run.machine.kind
 
 
 def _times(value: float | None) -> str | None:

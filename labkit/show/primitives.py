@@ -1,4 +1,4 @@
-"""What most figures are made of: horizontal bars, lines and stacked bars, on the axes of a `page`.
+"""What most figures are made of: bars, lines, stacked bars and boxes, on the axes of a `page`.
 
 Each primitive draws on one axes and makes room for its own labels, so that a figure is a header, a
 list of panels (space above, height; in inches) and a call for each of them.
@@ -15,44 +15,34 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.patches import FancyBboxPatch, Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from labkit.show.style import BEFORE, CHARACTER_IN, LINES, RC
+from labkit.show.style import BEFORE, CHARACTER_IN, LINES, RC, drawable, legend_above, literal
 
-from labkit.show.style import drawable, legend_above, legend_columns, literal  # isort: skip
+from labkit.show.style import legend_columns  # isort: skip
 
 ROW_IN, THIN_IN, MANY = 0.34, 0.25, 10  # a row of bars, and where there are more than MANY
 NAME = 48  # characters of a row's name, at most
 GAP_PT = 5  # between a bar and its text
 LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue
-GRID = {"color": "#E6E6E6", "linewidth": 0.8}
+EDGE, WIDE = "#444444", 7.9  # of boxes: their colour, and the inches of a drawing
 
 
 @dataclass
 class Bar:
-    """A row of `hbars`: a bar from 0 to `value`, with `text` behind it.
-
-    `spread` (low, high) is a line through its end, `marks` are ticks such as single runs, `outline`
-    is a frame up to what would be perfect, `before` the same row of an earlier run.
-    """
+    """A row of `hbars`: a bar from 0 to `value`, with `text` behind it."""
 
     name: str
     value: float | None  # None draws no bar: the text says why
     text: str = ""
     colour: str = LINES[0]
-    spread: tuple[float, float] | None = None
-    marks: Sequence[float] = ()
-    outline: float | None = None
-    before: float | None = None
+    spread: tuple[float, float] | None = None  # a line through its end, from low to high
+    marks: Sequence[float] = ()  # ticks, such as single runs
+    outline: float | None = None  # a frame up to what would be perfect
+    before: float | None = None  # the same row of an earlier run
     hatch: str | None = None
     ink: str = "black"  # of the text
-
-    @property
-    def end(self) -> float:
-        """Where the text begins."""
-        reach = [self.value, self.outline, self.before, *(self.spread or ()), *self.marks]
-        return max((x for x in reach if x is not None), default=0.0)
 
 
 def rows_in(count: int) -> float:
@@ -62,22 +52,25 @@ def rows_in(count: int) -> float:
 
 def hbars(axes: Axes, bars: Sequence[Bar], xlabel: str = "") -> None:
     """Draw a bar per row, from top to bottom. Without an `xlabel` there is no axis below them."""
+    ends = []
     for row, bar in enumerate(bars):
         look = {"height": 0.62, "linewidth": 0, "hatch": bar.hatch, "edgecolor": "white"}
         axes.barh(row, bar.value or 0, color=bar.colour, alpha=0.85, **look)
         if bar.outline is not None:
-            axes.barh(row, bar.outline, height=0.62, fill=False, edgecolor=BEFORE, linewidth=0.9)
+            frame = {"height": 0.62, "fill": False, "edgecolor": BEFORE, "linewidth": 0.9}
+            axes.barh(row, bar.outline, **frame)
         if bar.spread is not None:
             axes.plot(bar.spread, [row, row], color="black", linewidth=1.2)
         axes.plot(bar.marks, [row] * len(bar.marks), "|", color="black")
         if bar.before is not None:
             axes.plot([bar.before] * 2, [row - 0.4, row + 0.4], color=BEFORE, linewidth=2)
-        beside(axes, bar.end, row, bar.text, bar.ink)
+        reach = [bar.value, bar.outline, bar.before, *(bar.spread or ()), *bar.marks]
+        ends.append((max((x for x in reach if x is not None), default=0.0), bar.text))
+        beside(axes, ends[-1][0], row, bar.text, bar.ink)
     name_rows(axes, [bar.name for bar in bars])
-    fit(axes, [(bar.end, bar.text) for bar in bars])
-    if xlabel:
-        axes.set_xlabel(xlabel)
-    else:
+    fit(axes, ends)
+    axes.set_xlabel(xlabel)
+    if not xlabel:
         axes.set_xticks([])
         axes.spines["bottom"].set_visible(False)
 
@@ -99,8 +92,7 @@ def stack(
     for row, (_, values, text) in enumerate(rows):
         said = predicted[row] if predicted else None
         bars = [(row - 0.18, said, True)] if said else []
-        bars += [(row + 0.18 if said else row, values, False)]
-        for y, known, hatched in bars:
+        for y, known, hatched in [*bars, (row + 0.18 if said else row, values, False)]:
             left, look = 0.0, {"height": 0.34 if said else 0.62, "linewidth": 0}
             look |= {"edgecolor": "white", "hatch": "///", "alpha": 0.55} if hatched else {}
             for part, (_, colour) in parts.items():
@@ -111,9 +103,8 @@ def stack(
                     middle = {"ha": "center", "va": "center"}
                     axes.text(left + wide / 2, y, inside(wide), color=ink, **middle)
                 left += wide
-            words = f"predicted {number(left)}" if hatched else text
-            beside(axes, left, y, words)
-            ends.append((left, words))
+            ends.append((left, f"predicted {number(left)}" if hatched else text))
+            beside(axes, left, y, ends[-1][1])
     name_rows(axes, [name for name, _, _ in rows])
     fit(axes, ends)
     axes.set_xlabel(xlabel)
@@ -150,23 +141,23 @@ def lines(
     log: str = "",
     xticks: Mapping[float, str] | None = None,
     say: Callable[[float], str] | None = None,
-    legend: Sequence[Line2D] = (),
+    more: Sequence[Line2D] = (),
 ) -> None:
     """Draw several series against an x, with a legend above the axes where they have names.
 
     A NaN is a gap. `log` names the logarithmic axes: "", "x", "y" or "xy". `xticks` are
     {x: label}, and no others. `say` writes the value over every point of a line that is neither
-    dashed nor before. `legend` has further entries.
+    dashed nor before. `more` are entries of the legend.
     """
     drawn = list(series)
     for line in drawn:
         axes.plot(line.x, line.y, zorder=1 if line.before else 2, **line.look)
-        if say is not None and not line.before and line.style == "-":
-            for x, y in [(x, y) for x, y in zip(line.x, line.y, strict=True) if y == y]:
-                axes.annotate(
-                    say(y), (x, y), (0, 6), textcoords="offset points", ha="center",
-                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8},
-                )  # fmt: skip
+        said = say is not None and not line.before and line.style == "-"
+        for x, y in zip(line.x, line.y, strict=True) if said else ():
+            axes.annotate(
+                say(y) if y == y else "", (x, y), (0, 6), textcoords="offset points", ha="center",
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8},
+            )  # fmt: skip
     if "x" in log:
         axes.set_xscale("log", base=2 if xticks else 10)
     if "y" in log:
@@ -183,21 +174,26 @@ def lines(
     if xticks is not None:
         axes.set_xticks(list(xticks), list(xticks.values()))
         axes.xaxis.set_minor_locator(NullLocator())
-    axes.grid(axis="y", **GRID)
+    axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
-    named = {line.name: line.look for line in drawn if line.name}
-    handles = [Line2D([], [], label=drawable(name), **look) for name, look in named.items()]
-    if handles := [*handles, *legend]:
-        legend_above(axes, handles, legend_columns([handle.get_label() for handle in handles]))
+    looks = {line.name: line.look for line in drawn if line.name}
+    if looks or more:
+        legend(axes, looks, more)
+
+
+def legend(axes: Axes, looks: Mapping[str, dict[str, Any]], more: Sequence[Line2D] = ()) -> None:
+    """Put a legend above the axes: {name: how its line or marker is drawn}, and `more` entries."""
+    handles = [Line2D([], [], label=drawable(name), **look) for name, look in looks.items()]
+    handles += more
+    legend_above(axes, handles, legend_columns([handle.get_label() for handle in handles]))
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
     """Name the rows 0, 1, 2 ... of an axes, from top to bottom."""
-    axes.set_yticks(range(len(names)), [
-        "\n".join(drawable(line, NAME) for line in name.split("\n")) for name in names
-    ])  # fmt: skip
+    shown = ["\n".join(drawable(line, NAME) for line in name.split("\n")) for name in names]
+    axes.set_yticks(range(len(names)), shown)
     for label in axes.get_yticklabels():
         literal(label)
     axes.tick_params(axis="y", length=0)
@@ -206,11 +202,10 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
 
 def beside(axes: Axes, x: float, y: float, text: str, colour: str = "black") -> None:
     """Write `text` to the right of (x, y)."""
-    label = axes.annotate(
+    literal(axes.annotate(
         drawable(text, 105), (x, y), (GAP_PT, 0), textcoords="offset points", va="center",
         color=colour, annotation_clip=False,
-    )  # fmt: skip
-    literal(label)
+    ))  # fmt: skip
 
 
 def fit(axes: Axes, ends: Iterable[tuple[float, str]]) -> None:
@@ -242,7 +237,28 @@ def flops_text(tflop_per_s: float) -> str:
     return f"{number(tflop_per_s * 1e3)} GFLOP/s" if small else f"{number(tflop_per_s)} TFLOP/s"
 
 
-def legend(axes: Axes, looks: Mapping[str, dict[str, Any]]) -> None:
-    """Put a legend above the axes: {name: how its line or marker is drawn}."""
-    handles = [Line2D([], [], label=drawable(name), **look) for name, look in looks.items()]
-    legend_above(axes, handles, legend_columns(list(looks)))
+def canvas(axes: Axes, tall: float) -> None:
+    """Make the axes a plain sheet of `WIDE` by `tall` inches, one unit an inch."""
+    axes.set_axis_off()
+    axes.set(xlim=(-0.05, WIDE + 0.05), ylim=(0, tall))
+
+
+def box(
+    axes: Axes, x: float, y: float, wide: float, tall: float, colour: str, text: str = ""
+) -> None:
+    """Draw a rounded box with its lower left corner at (x, y), in the axes' units, and its text."""
+    look = {"boxstyle": "round,pad=0,rounding_size=0.06", "edgecolor": EDGE, "linewidth": 0.9}
+    axes.add_patch(FancyBboxPatch((x, y), wide, tall, facecolor=colour, **look))
+    say(axes, x + wide / 2, y + tall / 2, text)
+
+
+def say(axes: Axes, x: float, y: float, text: str, **font: Any) -> None:
+    """Write text with (x, y) in its middle."""
+    look = {"ha": "center", "va": "center", "fontsize": 8.5, "linespacing": 1.35, **font}
+    literal(axes.text(x, y, "\n".join(drawable(line, 120) for line in text.split("\n")), **look))
+
+
+def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
+    """Draw an arrow."""
+    look = {"arrowstyle": "-|>", "color": EDGE, "linewidth": 1.4, "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", end, start, arrowprops=look)

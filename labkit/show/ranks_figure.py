@@ -10,8 +10,9 @@ from matplotlib.ticker import PercentFormatter
 
 from labkit.results.ranks import RankRun, Ranks
 from labkit.show.primitives import name_rows, stack
-from labkit.show.run_header import BOLD, GREY, LOUD, doubts, recorded_line, several_header
-from labkit.show.style import COMPUTE, OTHER, WAIT, legend_above, our_style, page, percent
+from labkit.show.run_figure import share_text
+from labkit.show.run_header import LOUD, doubts, several_header
+from labkit.show.style import COMPUTE, OTHER, WAIT, legend_above, our_style, page
 
 TEETH = 6  # steps in the window
 EXCHANGE, OTHERS = "#0072B2", "#56B4E9"
@@ -22,54 +23,44 @@ PARTS = {  # part of RankTimes: (name, colour), as stacked
     "transfer": ("exchanging gradients", EXCHANGE),
     "other": ("other", OTHER),
 }
-LABELLED = 0.06  # a part at least this wide has its percentage written in
-LANE_IN = 0.34
 
 
 @our_style
 def draw(ranks: Ranks) -> Figure:
     """Draw `ranks`; a run too short for numbers gets a figure that says so."""
-    times = ranks.times
-    count = "1 rank" if ranks.world_size == 1 else f"{ranks.world_size} ranks"
+    times, count = ranks.times, f"{ranks.world_size} rank{'s' * (ranks.world_size > 1)}"
     if times is None:
         why = ranks.error or f"{ranks.outcome} after {ranks.steps} steps: too few to measure"
-        lines = [(f"{count}, no numbers", BOLD), (why, LOUD), (knobs(ranks), GREY)]
-        return page([*recorded_line([ranks]), *lines], [])[0]
+        lines = several_header(f"{count}, no numbers", [_knobs(ranks)], [ranks])
+        return page([*lines, (why, LOUD)], [])[0]
     title = f"{count}: {ranks.throughput:,.0f} samples/s together, {ranks.diagnose().headline}"
-    texts = [starved(ranks), knobs(ranks)]
-    tall = 0.15 + LANE_IN * len(times.ranks)
-    figure, (lanes, shares) = page(
-        [*several_header(title, texts, [ranks]), *doubts(ranks)], [(0.32, tall), (0.62, tall)]
-    )
+    header = [*several_header(title, [_delays(ranks), _knobs(ranks)], [ranks]), *doubts(ranks)]
+    tall = 0.15 + 0.34 * len(times.ranks)
+    figure, (lanes, shares) = page(header, [(0.32, tall), (0.62, tall)])
     _draw_lanes(lanes, [rank for rank in ranks if rank.steps])
     parts = {part: np.asarray(getattr(times, part)) for part in PARTS}
     rows = [
         (f"rank {rank}", {part: each[row] for part, each in parts.items()}, "")
         for row, rank in enumerate(times.ranks)
     ]
-    stack(
-        shares, rows, PARTS, "share of wall time, warm-up left out",
-        inside=lambda share: percent(share) if share >= LABELLED else "",
-    )  # fmt: skip
+    stack(shares, rows, PARTS, "share of wall time, warm-up left out", inside=share_text)
     shares.get_legend().remove()  # the lanes have it
     shares.set_xlim(0, 1)
     shares.xaxis.set_major_formatter(PercentFormatter(1))
     return figure
 
 
-def knobs(ranks: Ranks) -> str:
+def _knobs(ranks: Ranks) -> str:
     """Return what was asked for, in words."""
     changed = (f"{name}={value!r}" for name, value in ranks.asked.changed().items())
-    return ", ".join([*changed, *(["no_sync"] if ranks.no_sync else [])])[:240]
+    return ", ".join([*changed, *["no_sync"] * ranks.no_sync])[:240]
 
 
-def starved(ranks: Ranks) -> str:
+def _delays(ranks: Ranks) -> str:
     """Return the simulated delays, and which ranks were given another loader."""
-    each = [ranks.pipeline.simulated_delay] if len(ranks) and 0 not in ranks.starve else []
-    each += [
-        f"rank {rank}: " + ", ".join(f"{name}={value!r}" for name, value in knobs.items())
-        for rank, knobs in ranks.starve.items()
-    ]
+    each = [] if 0 in ranks.starve else [ranks.pipeline.simulated_delay]
+    for rank, knobs in ranks.starve.items():
+        each.append(f"rank {rank}: {', '.join(f'{n}={v!r}' for n, v in knobs.items())}")
     text = "; ".join(filter(None, each))
     return f"simulated delay: {text}" if text else ""
 
@@ -80,7 +71,7 @@ def _draw_lanes(axes: Axes, runs: list[RankRun]) -> None:
     start = min(max(first, count // 2 - TEETH // 2), max(0, count - TEETH))
     zero = min(run.steps_since(start)[0]["t"][0] for run in runs)
     for row, run in enumerate(runs):
-        for colour, spans in lane(run, runs, start, start + TEETH).items():
+        for colour, spans in _lane(run, runs, start, start + TEETH).items():
             shifted = [((a - zero) / 1e6, (b - a) / 1e6) for a, b in spans if b > a]
             axes.broken_barh(shifted, (row - 0.4, 0.8), facecolors=colour, linewidth=0)
     name_rows(axes, [f"rank {run.rank}" for run in runs])
@@ -89,7 +80,7 @@ def _draw_lanes(axes: Axes, runs: list[RankRun]) -> None:
     legend_above(axes, [Patch(color=colour, label=name) for name, colour in PARTS.values()])
 
 
-def lane(run: RankRun, runs: list[RankRun], start: int, stop: int) -> dict[str, list]:
+def _lane(run: RankRun, runs: list[RankRun], start: int, stop: int) -> dict[str, list]:
     """Return {colour: [(start, end) ns]} of the steps from `start` to `stop`, of one rank."""
     spans: dict[str, list] = {WAIT: [], COMPUTE: [], OTHERS: [], EXCHANGE: []}
     exchange = [each.exchange_ns[start:stop] for each in runs]

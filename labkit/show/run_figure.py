@@ -1,9 +1,8 @@
 """The figure of one run, and of several beside each other.
 
-One run: the teeth and the utilization over the whole run, two axes on one clock (seconds since the
-first batch was asked for), and the mean step. The teeth are true intervals, never samples, and only
-those of a short window are drawn, so that a run of a million steps is as quick to draw as one of a
-hundred.
+One run: the teeth and the utilization over the whole run, two axes on one clock, and the mean step.
+The teeth are true intervals, never samples, and only those of a short window are drawn, so that a
+run of a million steps is as quick to draw as one of a hundred.
 """
 
 from __future__ import annotations
@@ -21,24 +20,11 @@ from labkit.results.run import Run
 from labkit.show.analysis_figures import curves
 from labkit.show.primitives import rows_in, stack
 from labkit.show.run_header import GREY, LOUD, device_of, knobs_of, run_header, several_header
-from labkit.show.style import (
-    BEFORE,
-    COMPUTE,
-    COPY,
-    PARTS,
-    WAIT,
-    drawable,
-    legend_above,
-    ms,
-    our_style,
-    page,
-    percent,
-)
+from labkit.show.style import BEFORE, COMPUTE, COPY, PARTS, WAIT, legend_above, ms, our_style, page
 
 TEETH, MAX_TEETH = 10, 24  # steps in the window: two rounds of the workers where they are many
 STEPS_A_BIN, MAX_BINS = 3, 120  # of the utilization: finer bins would show single teeth, aliased
 LABELLED = 0.07  # a part at least this wide has its number written in
-ROW_IN = 0.62  # of `beside`: a name has three lines
 
 
 @our_style
@@ -80,27 +66,25 @@ def beside(*runs: Run) -> Figure:
 def _draw_beside(runs: tuple[Run, ...]) -> Figure:
     low, high = (f"{pick(run.utilization for run in runs):.0%}" for pick in (min, max))
     title = "The mean step on each machine: busy " + (low if low == high else f"{low} to {high}")
-    height = ROW_IN * len(runs)
-    figure, (axes,) = page(several_header(title, [], runs), [(0.32, height)], left_in=2.6)
+    panel = (0.32, 0.62 * len(runs))  # a name has three lines
+    figure, (axes,) = page(several_header(title, [], runs), [panel], left_in=2.6)
     rows = []
     for run in runs:
-        parts = step_parts(run)
+        parts, where = step_parts(run), "RECORDED" if run.recorded else "here"
         total = sum(parts.values())
-        shares = {part: value / total for part, value in parts.items()}
-        name = f"{'RECORDED: ' if run.recorded else 'here: '}{drawable(run.machine.name, 30)}"
         busy = f"{device_of(run)} busy {run.busy_text}"
-        name = f"{name}\n{drawable(knobs_of(run), 36)}\n{busy}"
+        name = f"{where}: {run.machine.name[:30]}\n{knobs_of(run)[:36]}\n{busy}"
+        shares = {part: value / total for part, value in parts.items()}
         rows.append((name, shares, f"{ms(total)} ms, {run.throughput:,.0f}/s"))
-    stack(
-        axes, rows, PARTS, "share of the mean step (warm-up left out)",
-        inside=lambda share: percent(share) if share >= LABELLED else "",
-    )  # fmt: skip
+    stack(axes, rows, PARTS, "share of the mean step (warm-up left out)", inside=share_text)
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.set_xticks(np.linspace(0, 1, 6))
     return figure
 
 
-# -- the teeth -----------------------------------------------------------------------------------
+def share_text(share: float) -> str:
+    """Return what is written into a part of a bar of shares: nothing where it is narrow."""
+    return f"{share:.0%}" if share >= LABELLED else ""
 
 
 def teeth_window(run: Run) -> tuple[int, float, float]:
@@ -131,8 +115,7 @@ def _draw_teeth(axes: Axes, run: Run, window: tuple[int, float, float]) -> None:
         bottom += tall + 0.25
     axes.set_yticks(ticks, [lane[0] for lane in lanes])
     axes.tick_params(axis="y", length=0)
-    axes.set_ylim(-0.15, bottom)
-    axes.set_xlim(start, end)
+    axes.set(xlim=(start, end), ylim=(-0.15, bottom))
     axes.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(ScalarFormatter(useOffset=False))
     axes.set_xlabel("s since the first batch was asked for: the marked stretch below, enlarged")
@@ -141,39 +124,34 @@ def _draw_teeth(axes: Axes, run: Run, window: tuple[int, float, float]) -> None:
     axes.set_title(f"The teeth: true intervals of {steps} ({width} ms)", loc="left")
 
 
-# -- the whole run -------------------------------------------------------------------------------
-
-
 def _draw_whole(axes: Axes, run: Run, before: Run | None, window: tuple[int, float, float]) -> None:
     """Utilization from the true intervals, the instruments' own samples, warm-up and mean."""
-    end = run.busy[-1, 1]
+    end, mean, bound = run.busy[-1, 1], run.utilization, run.utilization_is_upper_bound
     handles = []
     if run.warmup:
         axes.axvspan(0, run.stamps[run.warmup - 1, 5], color="#EEEEEE", linewidth=0, zorder=0)
         handles.append(Patch(facecolor="#E4E4E4", label="warm-up"))
-    for label, seconds, shares, style in curves(run):  # a missing sample is NaN: a gap
-        handles += axes.plot(seconds, shares, label=label, **style)
+    for label, seconds, shares, look in curves(run):  # a missing sample is NaN: a gap
+        handles += axes.plot(seconds, shares, label=label, **look)
     if before:
         _draw_curve(axes, before, fill=False, color=BEFORE, linewidth=1.0, alpha=0.75, zorder=3)
         handles.append(Line2D([], [], color=BEFORE, linewidth=1.0, label="before"))
     bin_ms = _draw_curve(axes, run, fill=True, facecolor=COMPUTE, alpha=0.35, linewidth=0)
     _draw_curve(axes, run, fill=False, color=COMPUTE, linewidth=1.3, zorder=4)
     width = f"{ms(bin_ms)} ms" if bin_ms < 1000 else f"{ms(bin_ms / 1e3)} s"
-    what = "gaps between kernels included" if run.utilization_is_upper_bound else "true intervals"
+    what = "gaps between kernels included" if bound else "true intervals"
     share = f"busy share of every {width} ({what})"
     handles.insert(0, Patch(facecolor=COMPUTE, alpha=0.6, label=share))
     axes.axvspan(*window[1:], facecolor="none", edgecolor="black", linewidth=0.9, zorder=2)
     start = run.stamps[max(run.warmup, 1) - 1, 5]
-    mean = run.utilization
     axes.plot([start, end], [mean, mean], "--", color="black", linewidth=1, zorder=5)
     axes.axhline(mean, color="black", linestyle=":", linewidth=0.5)  # leads on to its number
-    bound = "\n≤" if run.utilization_is_upper_bound else ""  # one line would be too long
+    at_most = "\n≤" if bound else ""  # one line would be too long
     axes.annotate(
-        f"mean{bound} {percent(mean)}", (1, mean), (5, 0), xycoords=("axes fraction", "data"),
+        f"mean{at_most} {mean:.0%}", (1, mean), (5, 0), xycoords=("axes fraction", "data"),
         textcoords="offset points", va="center", fontweight="bold", annotation_clip=False,
     )  # fmt: skip
-    axes.set_xlim(0, max(end, before.busy[-1, 1] if before else 0))
-    axes.set_ylim(0, 1.03)
+    axes.set(xlim=(0, max(end, before.busy[-1, 1] if before else 0)), ylim=(0, 1.03))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
     axes.set_ylabel(f"{device_of(run)} busy")
@@ -181,16 +159,12 @@ def _draw_whole(axes: Axes, run: Run, before: Run | None, window: tuple[int, flo
     legend_above(axes, handles)
 
 
-def _draw_curve(axes: Axes, run: Run, **style: Any) -> float:
+def _draw_curve(axes: Axes, run: Run, **look: Any) -> float:
     """Draw a run's utilization in equal bins; return their width in ms."""
     bins = int(np.clip(run.steps // STEPS_A_BIN, 4, MAX_BINS))
-    _, shares = run.timeline(bins)
     edges = np.linspace(0, run.busy[-1, 1], bins + 1)
-    axes.stairs(shares, edges, **style)
+    axes.stairs(run.timeline(bins)[1], edges, **look)
     return edges[1] * 1e3
-
-
-# -- the mean step -------------------------------------------------------------------------------
 
 
 def step_parts(run: Run) -> dict[str, float]:
@@ -202,20 +176,20 @@ def step_parts(run: Run) -> dict[str, float]:
 
 def _draw_steps(axes: Axes, run: Run, before: Run | None) -> None:
     """A stacked bar of the mean step; every number is in the legend, the wide ones inside too."""
-    now, old = step_parts(run), step_parts(before) if before else None
-    rows = [("this run", now), *([("before", old)] if old else [])]
+    rows, named = [("this run", step_parts(run))], {}
+    if before:
+        rows.append(("before", step_parts(before)))
     totals = [sum(parts.values()) for _, parts in rows]
-    named = {}
     for part, (name, colour) in PARTS.items():
+        now, old = rows[0][1][part], rows[-1][1][part]
         if run.watched and part == "copy":
             continue  # somewhere inside the loop's body
         name = "loop body" if run.watched and part == "compute" else name
-        numbers = f"{ms(now[part])} ms ({percent(now[part] / totals[0])})"
-        numbers = f"{ms(old[part])} → {ms(now[part])} ms" if old else numbers
+        numbers = f"{ms(old)} → {ms(now)} ms" if before else f"{ms(now)} ms ({now / totals[0]:.0%})"
         named[part] = (f"{name} {numbers}", colour)
     stack(
         axes,
-        [(name, parts, f"{ms(sum(parts.values()))} ms") for name, parts in rows],
+        [(*row, f"{ms(total)} ms") for row, total in zip(rows, totals, strict=True)],
         named,
         "ms of the mean step: what the device did, or waited for (warm-up left out)",
         inside=lambda value: ms(value) if value >= LABELLED * max(totals) else "",

@@ -12,8 +12,7 @@ from labkit.show.style import ALARM, BEFORE
 BOLD = {"fontsize": 10, "fontweight": "bold"}
 GREY = {"fontsize": 8, "color": "#555555"}
 LOUD = {"fontweight": "bold", "color": ALARM}
-DELAYS = ("prep_ms", "io_ms", "stall_ms", "stall_every", "dataset")  # knobs that change them
-TITLE = 60  # characters of the knobs in a title
+TITLE, KNOBS = 60, 240  # characters of the knobs in a title, and below it
 
 Line = tuple[str, dict[str, Any]]
 
@@ -24,8 +23,7 @@ def run_header(run: Run, before: Run | None = None) -> list[Line]:
     numbers = f"{run.throughput:,.0f} {run.unit}/s" if before and run.throughput else ""
     lines.append(("; ".join(filter(None, [numbers, delays_of([run])])), {}))
     if before is not None:
-        font = {"fontweight": "bold"} if before.recorded else {}
-        lines.append((_before(run, before), {"color": BEFORE} | font))
+        lines.append((_before(run, before), {"color": BEFORE}))
     lines.append((knobs_of(run), GREY))
     if run.not_applied:
         lines.append((f"not applied on this device: {', '.join(run.not_applied)}", GREY))
@@ -40,7 +38,7 @@ def message(run: Run, before: Run | None = None) -> str:
     busy = f"{device_of(run)} busy {run.busy_text}"
     if before is None or not before.throughput:
         return f"{run.throughput:,.0f} {run.unit}/s, {busy}"
-    changed = run.alias or _fixes(run) or _apart(before, run) or "the same knobs"
+    changed = run.alias or _apart(before, run)
     return f"{changed[:TITLE]}: {run.throughput / before.throughput:.1f}x the throughput, {busy}"
 
 
@@ -65,36 +63,32 @@ def machine_lines(runs: Iterable[Run]) -> list[Line]:
 
 def doubts(run: Any) -> list[Line]:
     """Return the lines that say what the numbers are worth: NOISY, stopped, failed."""
-    lines = []
-    if run.noisy:
-        lines.append((noise(run.spread), LOUD))
+    lines = [(noise(run.spread), LOUD)] if run.noisy else []
     if run.outcome != "finished":
         steps = f"{run.steps:,} step" + ("" if run.steps == 1 else "s")
         lines.append((f"{run.outcome} after {steps}{f': {run.error}' if run.error else ''}", LOUD))
     return lines
 
 
-def delays_of(runs: Iterable[Run], varied: Iterable[str] = ()) -> str:
+def delays_of(runs: Iterable[Any], varied: Iterable[str] = ()) -> str:
     """Return the simulated delays behind the runs' numbers; "" if there are none.
 
-    Where they differ, and by one of the `varied` knobs, the figure itself says which is which.
+    Where they differ by one of the `varied` knobs, the figure itself says which is which.
     """
-    if any(run.alias for run in runs):
+    runs = list(runs)
+    if any(getattr(run, "alias", None) for run in runs):
         return "simulated delays are hidden"
     found = dict.fromkeys(r.pipeline.simulated_delay for r in runs if r.throughput is not None)
-    delays = [name for name in DELAYS if name in varied]
-    if len(found) > 1 and delays:
-        return f"simulated delay: {' and '.join(delays)}, as shown"
-    text = " / ".join(text or "none" for text in found) if any(found) else ""
-    return f"simulated delay: {text}" if text else ""
+    if len(found) > 1 and (swept := [name for name in varied if "_ms" in name]):
+        return f"simulated delay: {' and '.join(swept)}, as shown"
+    return f"simulated delay: {' / '.join(text or 'none' for text in found)}" if any(found) else ""
 
 
-def knobs_of(run: Run, length: int = 240) -> str:
+def knobs_of(run: Run) -> str:
     """Return the knobs that were asked for and are not the defaults, or the run's alias."""
     fixes = _fixes(run)
-    text = ", ".join(f"{name}={value!r}" for name, value in run.asked.changed().items())
-    text = f"the slow script, {fixes}" if fixes else text or "the default pipeline"
-    return (run.alias or text)[:length]
+    text = f"the slow script, {fixes}" if fixes else _said(run.asked.changed())
+    return (run.alias or text or "the default pipeline")[:KNOBS]
 
 
 def device_of(run: Run) -> str:
@@ -105,22 +99,22 @@ def device_of(run: Run) -> str:
 
 def _before(run: Run, before: Run) -> str:
     """Name the run before by the knobs in which it differs, and say where it is from."""
-    knobs = (_fixes(before) or _apart(run, before) or "the same knobs")[:240]
-    mark = f"{before.mark}, " if before.recorded else ""
+    knobs = f"{f'{before.mark}, ' if before.recorded else ''}{_apart(run, before)[:KNOBS]}"
     if before.utilization is None:
-        return f"before: {mark}{knobs}: {before.outcome}, without numbers to draw"
-    text = f"before (grey): {mark}{knobs}: {message(before)}"
-    other = delays_of([before])
+        return f"before: {knobs}: {before.outcome}, without numbers to draw"
+    text, other = f"before (grey): {knobs}: {message(before)}", delays_of([before])
     return text if other == delays_of([run]) else f"{text}; {other or 'no simulated delay'}"
 
 
 def _apart(old: Run, new: Run) -> str:
-    """Return the knobs of `new` that `old` had otherwise."""
+    """Return what is fixed in `new` of the slow script, or its knobs that `old` had otherwise."""
     known = old.asked.to_dict()
-    changed = {
-        name: value for name, value in new.asked.to_dict().items() if value != known.get(name)
-    }
-    return ", ".join(f"{name}={value!r}" for name, value in changed.items())
+    changed = {n: v for n, v in new.asked.to_dict().items() if v != known.get(n)}
+    return _fixes(new) or _said(changed) or "the same knobs"
+
+
+def _said(knobs: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in knobs.items())
 
 
 def _fixes(run: Run) -> str:

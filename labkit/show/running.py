@@ -1,4 +1,4 @@
-"""Start a run, a sweep, ranks or a replay, and let a person watch it."""
+"""Start a run, a sweep, ranks, a replay or a tuning, and let a person watch it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.show import wandb_log
-from labkit.show.live import RunDisplay
+from labkit.show.display import Display
+from labkit.show.live import Follower, RunDisplay
 from labkit.spec import Distributed, Pipeline
+from labkit.tuner.job import TuningJob
+from labkit.tuner.tuning import Tuning
 
 
 def run(
@@ -35,12 +38,9 @@ def run(
             an offline run in the run's folder, a mode ("offline", "online", "disabled"), or a
             dictionary with any of `project`, `mode`, `name`.
         before: A run to draw faintly behind this one.
-        **knobs: Changes to `pipeline`, as in `pipeline.but(...)`.
+        **knobs: Changes to `pipeline`, as in `pipeline.but(...)`; a bad one is a ValueError.
 
-    Raises:
-        ValueError: A bad knob or wandb setting, before anything starts.
-        KeyboardInterrupt: While waiting; the run has been stopped first, and what it did is in
-            `lk.run.last`.
+    An interrupt stops the run first; what it did is in `lk.run.last`.
     """
     asked = pipeline_with(pipeline, knobs)
     run.last = started = launch(asked, after=wandb_log.command(wandb))
@@ -71,15 +71,10 @@ def distributed(
             "rdzv_backend": "c10d", "rdzv_endpoint": "host:29500"}; start it on every machine.
         wait: Block with a live view until it has ended; False returns at once.
         **knobs: Changes to `pipeline`, as in `pipeline.but(...)`.
-
-    Raises:
-        ValueError: A bad value, before anything starts.
-        RuntimeError: Where torchrun does not run (Windows).
-        KeyboardInterrupt: While waiting; all ranks have been stopped first.
     """
     asked = pipeline_with(pipeline, knobs)
-    started = launch(Distributed(asked, ranks, no_sync, starve or {}, rendezvous or {}))
-    distributed.last = started
+    asked = Distributed(asked, ranks, no_sync, starve or {}, rendezvous or {})
+    distributed.last = started = launch(asked)
     return follow(started) if wait else started
 
 
@@ -92,14 +87,9 @@ def replay(
 ) -> Run:
     """Play a recorded run through the live view, at the pace it was made or `speed` times that.
 
-    Args:
-        what: A name as in `lk.recorded()`, a recorded Run, or the path of a record.
-        speed: 1 is the pace it was made at; 10 is ten times as fast.
-        wait: Block until it has been played; False returns the growing Run at once.
-        before: A run to draw faintly behind this one.
-
-    Raises:
-        ValueError: No such record, no steps in it, or a bad speed.
+    `what` is a name as in `lk.recorded()`, a recorded Run, or the path of a record. `wait` blocks
+    until it has been played; False returns the growing Run at once. `before` is drawn behind it.
+    Raises ValueError for no such record, one without steps, or a bad speed.
     """
     if isinstance(what, (Run, Entry)):
         path = what.path
@@ -120,9 +110,8 @@ def sweep(
     many of them disturb each other. Shows progress; an interrupt keeps what has been measured
     (`lk.sweep.last`). Raises ValueError on a bad value before anything runs.
     """
-    swept = Sweep(pipeline or Pipeline(), knobs, devices)
+    swept, shown = Sweep(pipeline or Pipeline(), knobs, devices), RunDisplay()
     sweep.last = swept  # what an interrupt leaves
-    shown = RunDisplay()
 
     def begun(setting: dict[str, Any]) -> None:
         values = ", ".join(f"{name}={value!r}" for name, value in setting.items())
@@ -154,3 +143,67 @@ def pipeline_with(pipeline: Pipeline | None, knobs: dict[str, Any]) -> Pipeline:
     if pipeline is not None and not isinstance(pipeline, Pipeline):
         raise ValueError(f"pipeline={pipeline!r}: give a labkit.Pipeline, or knobs by name.")
     return (pipeline or Pipeline()).but(**knobs)
+
+
+def tune(
+    dataset_or_pipeline: Any,
+    *,
+    collate_fn: Any = None,
+    step: Any = None,
+    batch_size: int | Sequence[int] | None = None,
+    baseline: dict[str, Any] | None = None,
+    max_workers: int | None = None,
+    seconds: float = 1.5,
+) -> Tuning:
+    """Find the cheapest DataLoader settings that are as fast as the fastest.
+
+    A prediction from each run says what to try next; isolated runs measure it; what is too close
+    to tell is measured again. An interrupt keeps the best so far in `lk.tune.last`.
+
+    Args:
+        dataset_or_pipeline: A `labkit.Pipeline`; or your own dataset or DataLoader; or
+            "module:function", a function that returns the dataset.
+        collate_fn: Yours, as an object or "module:name".
+        step: What your loop does with one batch, a function of it, as an object or "module:name".
+            Without it nothing computes, and the loader's own throughput is what is raised.
+        batch_size: The batch size to tune for (a dataset's is 32 where it is left out); several,
+            to search among them too: the first is where it starts, and another batch size is
+            another training.
+        baseline: The settings you have now, such as `{"num_workers": 2}`; else PyTorch's defaults,
+            or those of the pipeline or DataLoader given.
+        max_workers: The most workers to try; else 12, or twice the cores where that is more.
+        seconds: How long each setting is measured, s; its start comes on top.
+
+    Raises:
+        RuntimeError: The starting point cannot be measured, with the reason: a dataset that
+            fails on some item, for example.
+    """
+    job = TuningJob(
+        dataset_or_pipeline, collate_fn=collate_fn, step=step, batch_size=batch_size,
+        baseline=baseline, max_workers=max_workers, seconds=seconds,
+    )  # fmt: skip
+    tune.last = tuning = job.tuning
+    display = Display()
+
+    def running(run: Any) -> None:
+        if display.due:
+            follower = Follower()
+            follower.read(run)
+            # without how many steps it might do: the clock ends it
+            now = follower.line(run).replace(f" of {follower.steps_asked}", "")
+            display.line(now, tuning.table(now))
+
+    try:
+        return job.run(lambda: display.final(line_of(tuning), tuning.table()), running)
+    finally:
+        display.final(tuning.headline, tuning.table())
+
+
+def line_of(tuning: Tuning) -> str:
+    """Say in one line what the last trial gave, what was expected of it, and why it was tried."""
+    trial = tuning.latest
+    rate = f"{trial.rates[-1]:,.0f} samples/s" if trial.rates and not trial.error else "failed"
+    hoped = f" (predicted {trial.predicted})" if trial.predicted else ""
+    again = f", run {len(trial.rates)}" if len(trial.rates) > 1 else f": {trial.why}"
+    what = tuning.verdict(trial)
+    return f"{trial.setting}: {rate}{hoped}{'; ' + what if what else ''}{again}"

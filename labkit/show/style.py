@@ -31,29 +31,18 @@ LINES = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#E69F00", "#56B4E9", "#000
 
 WIDTH_IN, DPI = 9.0, 100  # 900 pixels: the width of a notebook's cell
 LEFT_IN, RIGHT_IN, TOP_IN, BOTTOM_IN = 1.25, 0.90, 0.12, 0.48
-AXES_IN = WIDTH_IN - LEFT_IN - RIGHT_IN
-LINE_IN = 0.19  # of the header's text
+LINE_IN, LEGEND_ROW_IN = 0.19, 0.17
 CHARACTER_IN = 0.0077  # at most, on average, per point of font size; a bold one is a sixth wider
-LEGEND_ROW_IN = 0.17
 
 RC = {
-    "font.size": 8.5,
-    "axes.titlesize": 9,
-    "axes.labelsize": 8.5,
-    "legend.fontsize": 8,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "axes.spines.top": False,
+    "font.size": 8.5, "axes.titlesize": 9, "axes.labelsize": 8.5, "legend.fontsize": 8,
+    "xtick.labelsize": 8, "ytick.labelsize": 8, "axes.spines.top": False,
     "axes.spines.right": False,
-}
+}  # fmt: skip
 
 
 class Picture(Figure):
-    """A Figure that shows itself in a notebook, also where pyplot was never imported.
-
-    With pyplot's inline backend on, IPython has a formatter for Figure that goes before this
-    method, so that it is shown once either way.
-    """
+    """A Figure that shows itself in a notebook, once, whether or not pyplot was imported."""
 
     def _repr_png_(self) -> bytes:
         return png_of(self)
@@ -87,13 +76,14 @@ def page(
 ) -> tuple[Picture, list[Axes]]:
     """Return a Picture with a header, and its axes from top to bottom.
 
-    Args:
-        lines: The header's lines: text (wrapped where it is long) and its font properties.
-        panels: Per axes the space above it and its height, in inches.
-        left_in: Inches left of the axes, for their labels.
-        bottom_in: Inches below the last axes, for its ticks and label.
+    `lines` are text (wrapped where it is long) and its font; `panels` are per axes the space above
+    it and its height; `left_in` and `bottom_in` are room for labels. All in inches.
     """
-    rows = [(row, font) for text, font in lines for row in _wrapped(text, font)]
+    rows = []
+    for text, font in lines:
+        wide = CHARACTER_IN * font.get("fontsize", 8.5) * (1.17 if "fontweight" in font else 1)
+        wrapped = textwrap.wrap(drawable(" ".join(text.split())), int((WIDTH_IN - 0.24) / wide))
+        rows += [(row, font) for row in wrapped]
     below = bottom_in if panels else TOP_IN
     height = TOP_IN + LINE_IN * len(rows) + sum(map(sum, panels)) + below
     figure = Picture(figsize=(WIDTH_IN, height), dpi=DPI, facecolor="white")
@@ -118,7 +108,7 @@ def literal(text: Text) -> Text:
 def legend_columns(labels: list[str]) -> int:
     """Return how many of the labels have room in one row over the axes."""
     widest = max(map(len, labels), default=0) * CHARACTER_IN * RC["legend.fontsize"] + 0.45
-    return max(1, min(len(labels), int(AXES_IN / widest)))
+    return max(1, min(len(labels), int((WIDTH_IN - LEFT_IN - RIGHT_IN) / widest)))
 
 
 def legend_above(axes: Axes, handles: list[Any], columns: int | None = None) -> None:
@@ -147,8 +137,3 @@ def percent(share: float | None) -> str:
 def ms(value: float) -> str:
     """Write a time given in ms with three digits or so, without its unit."""
     return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}" if value >= 0.95 else f"{value:.2f}"
-
-
-def _wrapped(text: str, font: dict[str, Any]) -> list[str]:
-    wide = CHARACTER_IN * font.get("fontsize", 8.5) * (1.17 if "fontweight" in font else 1)
-    return textwrap.wrap(drawable(" ".join(text.split())), int((WIDTH_IN - 0.24) / wide))

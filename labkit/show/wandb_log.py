@@ -59,25 +59,15 @@ def to_wandb(
     mode: str = "offline",
     folder: str | os.PathLike | None = None,
 ) -> Path | None:
-    """Log finished runs to Weights & Biases, from this process.
+    """Log finished runs (a Run, a Ladder or a dictionary of Runs) to Weights & Biases.
 
     Where a W&B run is active (a training script's own), it is used as it is: the numbers go to its
     summary below "labkit/", the timeline is a chart of its next step, and it is neither finished
-    nor renamed. Otherwise each run becomes a W&B run of `project`.
+    nor renamed. Otherwise each run becomes a W&B run of `project`; offline ones are kept in
+    `folder`, or labkit's own cache folder, and `wandb sync FOLDER/offline-run-*` uploads them.
 
-    Args:
-        what: A Run, a Ladder, or a dictionary of Runs by name.
-        project: The project's name.
-        mode: "offline", "online" or "disabled".
-        folder: Where offline runs are kept; labkit's own cache folder where it is left out.
-
-    Returns:
-        The folder that holds them (`wandb sync FOLDER/offline-run-*` uploads them), or None where
-        they went to an active run.
-
-    Raises:
-        ImportError: wandb is not installed.
-        ValueError: A mode that is not known, or no run.
+    Returns that folder, or None where the numbers went to an active run. Raises ValueError on a
+    mode that is not known or what is no run, and ImportError without wandb.
     """
     try:
         import wandb
@@ -87,22 +77,22 @@ def to_wandb(
     named = {"": what} if isinstance(what, Run) else dict(getattr(what, "runs", what) or {})
     if not named or not all(isinstance(run, Run) for run in named.values()):
         raise ValueError(f"{what!r}: give a Run, a Ladder or a dictionary of Runs.")
-    if wandb.run is not None:
+    if wandb.run is None:
+        folder = Path(folder or folders.home() / "wandb" / project)
+        folder.mkdir(parents=True, exist_ok=True)
         for name, run in named.items():
-            place = "/".join(filter(None, ("labkit", name)))
-            numbers = {f"{place}/{key}": value for key, value in summary(run).items()}
-            wandb.run.summary.update(numbers)
-            rows = [list(map(float, point)) for point in zip(*run.timeline(POINTS), strict=True)]
-            table = wandb.Table(columns=["seconds", "utilization"], data=rows)
-            title = f"true utilization {name}"
-            chart = wandb.plot.line(table, "seconds", "utilization", title=title)
-            wandb.run.log({f"{place}/utilization": chart}, commit=False)  # takes no step in it
-        return None
-    folder = Path(folder or folders.home() / "wandb" / project)
-    folder.mkdir(parents=True, exist_ok=True)
+            log(run, {"project": project, "mode": mode, "name": name}, folder)
+        return folder / "wandb"
     for name, run in named.items():
-        log(run, {"project": project, "mode": mode, "name": name}, folder)
-    return folder / "wandb"
+        place = "/".join(filter(None, ("labkit", name)))
+        numbers = {f"{place}/{key}": value for key, value in summary(run).items()}
+        wandb.run.summary.update(numbers)
+        rows = [list(map(float, point)) for point in zip(*run.timeline(POINTS), strict=True)]
+        table = wandb.Table(columns=["seconds", "utilization"], data=rows)
+        title = f"true utilization {name}"
+        chart = wandb.plot.line(table, "seconds", "utilization", title=title)
+        wandb.run.log({f"{place}/utilization": chart}, commit=False)  # takes no step in it
+    return None
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -120,21 +110,18 @@ def log(run: Run, settings: dict[str, str], folder: Path) -> None:
     """Write `run` as one W&B run below `folder`: steps, true utilization timeline, summary."""
     import wandb
 
-    mark = {"recorded_on": run.machine.name} if run.recorded else {}
     session = wandb.init(
-        project=settings["project"],
-        name=settings.get("name") or run.id,
-        mode=settings["mode"],
+        project=settings["project"], name=settings.get("name") or run.id, mode=settings["mode"],
         dir=str(folder),
-        config={"pipeline": run.pipeline.to_dict(), "machine": run.machine.to_dict(), **mark},
+        config={"pipeline": run.pipeline.to_dict(), "machine": run.machine.to_dict()},
         settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
-    )
+    )  # fmt: skip
     session.define_metric("seconds")
     session.define_metric("utilization", step_metric="seconds")
     parts_ms = 1e3 * (run.stamps[:, 1::2] - run.stamps[:, ::2])  # (steps, 3)
-    for i, (loss, parts) in enumerate(zip(run.loss, parts_ms, strict=True)):
-        named = zip(("wait_ms", "copy_ms", "compute_ms"), parts, strict=True)
-        session.log({"loss": loss, **dict(named)}, step=i)
+    for i, (loss, (wait, copy, compute)) in enumerate(zip(run.loss, parts_ms, strict=True)):
+        numbers = {"loss": loss, "wait_ms": wait, "copy_ms": copy, "compute_ms": compute}
+        session.log(numbers, step=i)
     for second, share in zip(*run.timeline(POINTS), strict=True):
         session.log({"seconds": float(second), "utilization": float(share)})
     session.summary.update(summary(run))
