@@ -12,7 +12,6 @@ import sys
 from typing import Any
 
 import labkit as lk
-from labkit import terminal
 from labkit.spec import RENDEZVOUS, Pipeline, parse_settings
 from labkit.terminal import PLOT, SAVE, SET, command, main, option, progress, repeated
 
@@ -194,20 +193,25 @@ def grade(options: argparse.Namespace) -> Any:
 
 
 @command(
-    option("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run")
+    option("--outside", action="store_true", help="look from outside only"),
+    option("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run"),
 )
 def watch(options: argparse.Namespace) -> Any:
-    """Run a script unchanged and judge it from outside.
+    """Run a script unchanged, and say what held its training loop back, down to the line.
 
-    The script keeps its stdin, stdout, stderr and exit code; the verdict goes to stderr in the end.
+    The script keeps its arguments, stdin, stdout, stderr, signals and exit code; the verdict goes
+    to stderr in the end. Loops over a torch DataLoader (or else an optimizer's steps) are recorded
+    in its own process and in the loader's workers; --outside leaves the process alone.
 
     examples:
       labkit watch -- python train.py --epochs 1
       labkit watch --json -- torchrun --nproc-per-node=2 train.py > verdict.json
     """
-    found, sentence = terminal.watched(options.script, quiet_stdout=options.json)
+    from labkit.show.script import watch_script
+
+    found, text = watch_script(options.script, options.json, options.outside)
     if not options.json:
-        print(f"labkit watch: {sentence}", file=sys.stderr)
+        print(f"labkit watch: {text}", file=sys.stderr)
         return found["exit_code"]
     return None, {"values": found, "code": found["exit_code"]}
 

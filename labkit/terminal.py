@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import inspect
 import json
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from labkit.spec import KNOBS
 
-PASSED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # what a scheduler sends to its child
 START_HERE = """labkit COMMAND --help tells more about each, with examples.
 
 start here:
@@ -115,46 +110,3 @@ def progress(what: str) -> Callable[[int, int, str], None]:
         print(f"labkit: {done} of {total} {what}; {shown}", file=sys.stderr)
 
     return tell
-
-
-def watched(command: list[str], quiet_stdout: bool) -> tuple[dict[str, Any], str]:
-    """Run `command` in our place, seen from outside; return what was found, and that in words.
-
-    It keeps stdin, stdout, stderr and its place in the terminal; with `quiet_stdout` its stdout
-    goes to stderr. `exit_code` is the command's; for a signal 128 and its number, as a shell has
-    it. Raises ValueError where there is no command or it cannot be started.
-    """
-    from labkit.analysis.outside_verdict import judge
-    from labkit.bench.outside import Outside
-
-    command = command[1:] if command[:1] == ["--"] else command
-    if not command:
-        raise ValueError("give the script to watch: labkit watch -- python train.py")
-    started: list[subprocess.Popen] = []
-
-    def send(number: int, _frame: Any) -> None:
-        for child in started:
-            with contextlib.suppress(OSError):
-                child.send_signal(number)
-
-    # Ctrl-C reaches the script through the terminal: it decides, and we report
-    handlers = {signal.SIGINT: lambda *_: None}
-    handlers |= {getattr(signal, n): send for n in PASSED_ON if hasattr(signal, n)}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    start = time.monotonic()
-    try:
-        sys.stdout.flush()
-        started.append(subprocess.Popen(command, stdout=sys.stderr if quiet_stdout else None))
-        outside = Outside(started[0].pid)
-        code = started[0].wait()
-    except OSError as error:
-        raise ValueError(f"cannot start {command[0]!r}: {error.strerror}.") from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    seconds = round(time.monotonic() - start, 3)
-    found = {"command": command, "exit_code": 128 - code if code < 0 else code}
-    found |= {"seconds": seconds, **judge(outside.stop())}
-    sure = "" if found["confidence"] == "none" else f" ({found['confidence']} confidence)"
-    verdict = f"bottleneck {found['bottleneck']}{sure}, seen from outside"
-    return found, f"{verdict}: {found['evidence']} {found['advice']}"

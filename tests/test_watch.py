@@ -19,12 +19,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
-from labkit import terminal
 from labkit.analysis.outside_verdict import judge
 from labkit.bench import their_loop
 from labkit.bench import watch as recording
 from labkit.bench.outside import Sample
 from labkit.show import watching
+from labkit.show.script import watch_script
 from labkit.show.watching import watch
 
 ROOT = Path(__file__).parents[1]
@@ -483,7 +483,7 @@ def test_ctrl_c_is_the_scripts_to_answer():
 @pytest.mark.parametrize("command", [["--"], ["--", "no-such-command"]])
 def test_a_command_that_cannot_be_started_is_bad_input(command):
     with pytest.raises(ValueError, match="give the script to watch|cannot start 'no-such-command'"):
-        terminal.watched(command, quiet_stdout=False)
+        watch_script(command, outside=True)
 
 
 def samples(main, workers=0.0, count=0, gpu=None, seconds=20):

@@ -126,11 +126,13 @@ def _stalls(spent: np.ndarray, first: int, wall: float) -> Stalls | None:
     usual = float(np.median(spent))
     long = np.flatnonzero(spent > limits.STALL * max(usual, 1e-4))
     share = float((spent[long] - usual).sum() / wall)
-    if len(long) < 2 or share < limits.WORTH_NAMING["host"] / 2 or len(long) > len(spent) / 4:
+    if len(long) < 2 or share < limits.WORTH_NAMING["host"] / 2:
         return None
     gaps = np.diff(long)
     every = int(np.median(gaps))
     regular = len(long) > 2 and float(np.mean(np.abs(gaps - every) <= 1)) >= limits.REGULAR
+    if len(long) > len(spent) / (3 if regular else 20):
+        return None  # steps of many lengths, not stalls
     return Stalls(share, every if regular else None, long + first)
 
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from labkit.bench import lines, stack, their_loop
-from labkit.process import launcher
 from labkit.process.events import VERSION, EventLog, now_ns
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
@@ -66,7 +65,6 @@ class Recorder:
     """Writes the run of one watched loader into `folder`. Also the process of its `Run`."""
 
     def __init__(self, folder: Path, loader: Any, version: str):
-        launcher.end_standby()  # it might still be importing torch: this loop wants to be alone
         self.folder, self.pid, self.log = Path(folder), os.getpid(), EventLog(folder)
         self.lines: list[str] = []  # of steps, on their way to the log
         self.knobs = their_loop.knobs_of(loader)

@@ -18,7 +18,7 @@ import labkit
 from labkit.analysis import thresholds
 from labkit.bench.lines import in_workers
 from labkit.bench.watch import TELEMETRY_AFTER_NS, Pass, Recorder, Tally, say
-from labkit.process import folders
+from labkit.process import folders, launcher
 from labkit.process.events import now_ns
 from labkit.results.run import Run
 from labkit.show.display import Display, StaticFigure
@@ -122,6 +122,7 @@ class Watch:
     def _opened(self) -> Recorder:
         """Return the recorder of the open Run; begin a new one where there is none."""
         if not _is_open(self._recorder):
+            launcher.end_standby()  # it might still be importing torch: this loop wants to be alone
             self._recorder = Recorder(folders.new_run(), self.loader, labkit.__version__)
             rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
             self._run, self._display = None, Display() if self.live and rank == "0" else None
