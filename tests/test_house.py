@@ -53,25 +53,13 @@ def floor_of(module):
     return -1 if module in ("labkit.knobs", "labkit.spec", "labkit.wiring") else len(FLOORS)
 
 
-def test_no_import_points_up():
-    allowed = {"labkit"}  # its version and folder: `import labkit` has run before anything below it
-    up = [
-        (module, imported)
-        for module, all_imported in IMPORTS.items()
-        for imported in all_imported - allowed
-        if floor_of(imported) > floor_of(module)
-    ]
-    assert not up
-
-
-def test_no_imports_run_in_a_circle():
-    settled = set()
-    while free := {m for m, needs in IMPORTS.items() if needs - {"labkit"} <= settled} - settled:
+def test_no_import_points_up_or_runs_in_a_circle_and_the_linter_has_no_doors_left_open():
+    settled, own = set(), {"labkit"}  # its version and folder: it has run before anything below it
+    for module, imported in IMPORTS.items():
+        assert not [name for name in imported - own if floor_of(name) > floor_of(module)], module
+    while free := {m for m, needs in IMPORTS.items() if needs - own <= settled} - settled:
         settled |= free
     assert not set(MODULES) - settled
-
-
-def test_the_linter_has_no_doors_left_open():
     assert not [name for name, path in MODULES.items() if "noqa: TID251" in path.read_text()]
     assert all((ROOT / "labkit" / floor / "ruff.toml").exists() for floor in FLOORS)
 
@@ -81,9 +69,6 @@ def test_the_kit_stays_small():
     assert {name: n for name, n in lengths.items() if n > 350} == {}
     assert sum(lengths.values()) <= 24_000  # on the way to 17,000
     assert len(lengths) <= 150  # on the way to 125
-
-
-# -- the README's section "Contributing" -----------------------------------------------------------
 
 
 def recipe(heading):

@@ -21,7 +21,7 @@ def test_importing_labkit_loads_no_torch():
 
 
 @slow
-def test_run_prints_its_statistics_as_one_json_object(labkit_command, tmp_path):
+def test_run_prints_its_statistics_as_one_json_object(labkit_command, tmp_path, capsys):
     figure, record = tmp_path / "run.png", tmp_path / "run.jsonl"
     done = labkit_command("run", *QUICK, "--json", "--plot", figure, "--save", record)
     assert done.returncode == 0, done.stderr
@@ -31,36 +31,28 @@ def test_run_prints_its_statistics_as_one_json_object(labkit_command, tmp_path):
     assert numbers["outcome"] == "finished" and 0 < numbers["utilization"] <= 1
     assert {"device", "kind", "memory_gib", "cpu_cores", "versions"} <= set(numbers["machine"])
     assert figure.read_bytes().startswith(b"\x89PNG")
-    again = json.loads(labkit_command("diagnose", record, "--json").stdout)
-    assert {"bottleneck", "confidence", "findings"} <= set(again)
+    assert main(["diagnose", str(record), "--json"]) == 0
+    assert {"bottleneck", "confidence", "findings"} <= set(json.loads(capsys.readouterr().out))
 
 
 @slow
-def test_sweep_prints_a_list_of_runs(capsys):
-    assert main(["sweep", *QUICK, "--over", "batch_size=8,16", "--json"]) == 0
-    runs = json.loads(capsys.readouterr().out)
-    assert [run["pipeline"]["batch_size"] for run in runs] == [8, 16]
-
-
-@slow
-def test_a_run_that_fails_is_exit_code_1(capsys):
-    assert main(["run", *QUICK, "--set", "device=cuda:42", "--json"]) == 1
+def test_a_sweep_prints_a_list_of_runs_and_one_that_fails_is_exit_code_1(capsys):
+    assert main(["sweep", *QUICK, "--over", "device=cpu,cuda:42", "--json"]) == 1
     said = capsys.readouterr()
-    assert json.loads(said.out)["outcome"] == "failed"
+    assert [run["outcome"] for run in json.loads(said.out)] == ["finished", "failed"]
     assert "cuda:42" in said.err and "Traceback" not in said.err
 
 
 @slow
 @pytest.mark.skipif(sys.platform == "win32", reason="torchrun needs Linux or macOS")
 def test_distributed_prints_its_ranks_as_one_json_object(capsys, tmp_path):
-    figure, record = str(tmp_path / "ranks.png"), str(tmp_path / "ranks.jsonl.gz")
-    files = ("--plot", figure, "--save", record)
-    assert main(["distributed", "--set", "device=cpu", *QUICK, "--baseline", "--json", *files]) == 0
+    record = str(tmp_path / "ranks.jsonl.gz")
+    asked = ("--set", "device=cpu", *QUICK, "--baseline", "--json", "--save", record)
+    assert main(["distributed", *asked]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["outcome"] == "finished" and len(found["ranks"]) == 2
     assert found["efficiency"] > 0 and found["speedup"] == pytest.approx(2 * found["efficiency"])
     assert {"times", "diagnosis", "communication_share", "loss", "machine"} <= set(found)
-    assert open(figure, "rb").read().startswith(b"\x89PNG")
     assert main(["diagnose", record, "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["bottleneck"] == found["diagnosis"]["bottleneck"]
@@ -82,23 +74,15 @@ def test_every_command_explains_itself_and_each_of_its_options():
 @pytest.mark.parametrize(
     "line",
     [
-        "run --set num_workers=lots",
-        "run --set prefetch_factor=2",
-        "run --set speed=11",
-        "sweep --over num_workers",
-        "sweep --over batch_size=8,16 --devices cuda:0,cuda:0",
-        "distributed --ranks 0",
-        "distributed --starve 5:io_ms=1",
-        "distributed --starve io_ms=1",
-        "distributed --nnodes two",
-        "distributed --set device=cuda:1",
-        "trace no-such-file.json",
-        "diagnose no-such-record.jsonl",
-        "faults --only no_such_fault",
-        "tune --collate module:name",
-        "watch",
+        "run --set num_workers=lots", "run --set prefetch_factor=2", "run --set speed=11",
+        "sweep --over num_workers", "sweep --over batch_size=8,16 --devices cuda:0,cuda:0",
+        "distributed --ranks 0", "distributed --starve 5:io_ms=1",
+        "distributed --starve io_ms=1", "distributed --nnodes two",
+        "distributed --set device=cuda:1", "trace no-such-file.json",
+        "diagnose no-such-record.jsonl", "faults --only no_such_fault",
+        "tune --collate module:name", "watch",
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_one_line_and_exit_code_2(line, capsys):
     assert main(line.split()) == 2
     said = capsys.readouterr()

@@ -23,9 +23,7 @@ from labkit.tuner.search import Search
 from labkit.tuner.tuning import Setting, Trial, Tuning, space
 
 torch = pytest.importorskip("torch")
-
 START = Setting(batch_size=16)
-ROOT = str(Path(lk.__file__).parents[1])
 
 
 def waiting(setting):
@@ -37,7 +35,7 @@ def searched(true, predicted=waiting, start=START, sizes=(16,), tuning=None, **m
     """Return the tuning of a whole search on a machine whose samples/s are `true(setting)`."""
 
     def measure(setting, rate):
-        rate, run = true(setting), SimpleNamespace(id="fake", telemetry=[])
+        rate, run = true(setting), SimpleNamespace(telemetry=[])
         return (None, rate, run) if isinstance(rate, str) else (rate, None, run)
 
     def expect(run, here, setting):
@@ -91,10 +89,11 @@ def test_batch_sizes_are_searched_only_when_asked_for_and_a_variant_kept_where_i
     assert searched(larger, larger).best["batch_size"] == 16
     assert searched(larger, larger, sizes=(16, 64)).best["batch_size"] == 64
     for gain in (1.2, 1):
-        found = searched(
-            lambda s, gain=gain: waiting(s) * (gain if s.pin_memory else 1),
-            variants=({"pin_memory": True},),
-        )
+
+        def pinned(setting, gain=gain):
+            return waiting(setting) * (gain if setting.pin_memory else 1)
+
+        found = searched(pinned, variants=({"pin_memory": True},))
         assert found.best["pin_memory"] == (gain > 1)
 
 
@@ -123,11 +122,7 @@ def test_what_may_not_fit_in_memory_is_left_out_with_the_numbers():
     assert "/dev/shm" in trials.refusal(deep, tried, 32 * gib, 8 * gib)
     assert "RAM" in trials.refusal(many, tried, 32 * gib, None)
     tuning = searched(waiting, refuse=lambda s, tried: "no memory" if s.num_workers > 2 else None)
-    assert tuning.best["num_workers"] == 2
-    assert any("no memory" in note for note in tuning.notes)
-
-
-# -- the reader's own data -------------------------------------------------------------------------
+    assert tuning.best["num_workers"] == 2 and "no memory" in tuning.notes[0]
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -199,22 +194,11 @@ MODULE = """
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
-    [
-        ("own_data:nothing", AttributeError, "no attribute 'nothing'"),
-        ("no_such_module:make", ImportError, "No module named 'no_such_module'"),
-        ("own_data:broken", FileNotFoundError, "data/train is not there"),
-    ],
-)
-def test_a_name_that_is_not_there_ends_with_its_reason(batches, given, error, message):
-    Path("own_data.py").write_text(textwrap.dedent(MODULE))
-    with pytest.raises(error, match=message):
-        batches(given)
-
-
-@pytest.mark.parametrize(
     ("dataset", "workers", "message"),
     [
+        ("own_data:nothing", 0, "no attribute 'nothing'"),
+        ("no_such_module:make", 0, "No module named 'no_such_module'"),
+        ("own_data:broken", 0, "data/train is not there"),
         (Numbers(bad=13), 0, r"dataset\[13\] failed: ValueError: cannot be decoded"),
         (Numbers(bad=13), 2, r"dataset\[13\] failed: ValueError: cannot be decoded"),
         (Stream(once=True), 0, "one-shot"),
@@ -222,8 +206,9 @@ def test_a_name_that_is_not_there_ends_with_its_reason(batches, given, error, me
     ],
 )
 def test_a_dataset_that_fails_or_cannot_be_read_again_says_why(batches, dataset, workers, message):
-    loader = batches(dataset, num_workers=workers)
-    with pytest.raises(RuntimeError, match=message):
+    Path("own_data.py").write_text(textwrap.dedent(MODULE))
+    with pytest.raises((RuntimeError, AttributeError, ImportError, OSError), match=message):
+        loader = batches(dataset, num_workers=workers)
         for _ in range(30):
             next(loader)
 
@@ -258,8 +243,6 @@ def test_what_is_sent_to_spawned_workers_may_come_from_a_notebook():
     exec(code, scope)
     sent = user_dataset.ByValue(user_dataset.NamesTheItem(scope["Here"]()))
     assert [pickle.loads(pickle.dumps(sent))[0, i] for i in range(3)] == [0, 1, 2]
-    stream = pickle.loads(pickle.dumps(user_dataset.StreamByValue(Stream())))
-    assert isinstance(stream, Stream)  # as itself
 
 
 def test_a_loader_brings_its_dataset_and_its_settings():
@@ -267,19 +250,6 @@ def test_a_loader_brings_its_dataset_and_its_settings():
     found, knobs = trials.of_loader(loader)
     assert found.name == "Numbers" and "collate_fn" in found.parts
     assert Setting.of(knobs) == Setting(num_workers=2, prefetch_factor=3, batch_size=4)
-
-
-# -- real searches ---------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_pipeline_is_tuned_and_the_result_runs_in_it(tiny):
-    pipeline = tiny.but(prep_ms=20)
-    tuning = lk.tune(pipeline, seconds=0.2, max_workers=2)
-    assert tuning.best["num_workers"] > 0 and tuning.speedup > 1
-    assert pipeline.but(**tuning.best).num_workers == tuning.best["num_workers"]
-    assert tuning.reasons["persistent_workers"].startswith("keeps the workers")
-    assert lk.tune.last is tuning
 
 
 CELL = """
@@ -301,7 +271,7 @@ lk.tune(Items(), step=step, batch_size=8, seconds=1)
 CHECK = """
 run = lk.tune.last.baseline.runs[0]
 print(lk.tune.last, run.pipeline.num_workers, run.pipeline.batch_size, run.pipeline.dataset)
-print("left:", [p.name for t in lk.tune.last.tried for r in t.runs for p in r.path.glob("*.pkl")])
+print("left:", [p.name for p in run.path.parent.glob("*/*.pkl")])
 """
 
 
@@ -338,7 +308,7 @@ def test_a_module_and_function_in_the_current_folder_is_found_from_a_terminal(
     given = "own_data:make --step own_data:step --collate own_data:slow_collate --batch-size 8"
     done = labkit_command(
         "tune", *given.split(), "--seconds", "0.3", "--max-workers", "1", "--json",
-        env=os.environ | {"PYTHONPATH": ROOT},
+        env=os.environ | {"PYTHONPATH": str(Path(lk.__file__).parents[1])},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "the starting point" in done.stderr and "x the baseline" in done.stderr
@@ -347,3 +317,4 @@ def test_a_module_and_function_in_the_current_folder_is_found_from_a_terminal(
     assert set(names.split()) <= set(found)
     assert found["best_throughput"] >= found["baseline_throughput"]
     assert found["best"]["pin_memory"] is False and "pin_memory" in found["reasons"]
+    assert lk.Pipeline().but(**found["best"]).batch_size == 8
