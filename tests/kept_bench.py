@@ -22,14 +22,12 @@ class Kept(Workbench):
         self.events, self.longest_s = [], 0.0
 
     def time(self, work, *, of, flops=None, bytes=None, min_time_s=0, launches=None, **case):
-        """Write the time of a call."""
         seconds = self.timed(work)
         share = self.launch_share(seconds, launches)
         self.write(of, seconds=[seconds], flops=flops, bytes=bytes, values=share, **case)
         return seconds
 
     def timed(self, work, calls=1):
-        """Time calls in a row, and remember the longest."""
         seconds = super().timed(work, calls)
         self.longest_s = max(self.longest_s, seconds)
         return seconds

@@ -3,8 +3,6 @@
 The bench imports this file: tests put their folder on its path (see conftest.py).
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import mmap
@@ -54,16 +52,6 @@ def raises():
     raise ValueError("planted: this sample cannot be read")
 
 
-def dies():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def allocates():
-    import torch
-
-    torch.empty(2**50, dtype=torch.uint8)
-
-
 def runs_out_of_cuda_memory():  # raised, not real: the words are PyTorch's own
     import torch
 
@@ -94,16 +82,19 @@ def escapes():
     os.wait()
 
 
+def sends(number):
+    return lambda: os.kill(os.getpid(), number)
+
+
 segfaults, exits = partial(ctypes.string_at, 0), partial(os._exit, 7)
 IN_LOADER = {  # in a worker, or in the loop where there is none
-    "dataset_raises": raises, "sample_unpicklable": threading.Lock, "worker_dies": dies,
+    "dataset_raises": raises, "sample_unpicklable": threading.Lock, "worker_dies": sends(9),
     "worker_segfaults": segfaults, "worker_exits": exits, "worker_hangs": partial(time.sleep, 3600),
 }  # fmt: skip
 IN_STEP = {
-    "step_raises": raises, "bench_dies": dies, "bench_segfaults": segfaults,
-    "bench_aborts": os.abort, "bench_exits": exits, "allocation_fails": allocates,
-    "cuda_out_of_memory": runs_out_of_cuda_memory, "bench_hangs": hangs_with_the_gil,
-    "bench_is_stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "step_raises": raises, "bench_dies": sends(9), "bench_segfaults": segfaults,
+    "bench_aborts": os.abort, "bench_exits": exits, "cuda_out_of_memory": runs_out_of_cuda_memory,
+    "bench_hangs": hangs_with_the_gil, "bench_is_stopped": sends(signal.SIGSTOP),
     "ignores_stop": ignores_stop, "floods_stdout": floods, "escapes": escapes,
 }  # fmt: skip
 

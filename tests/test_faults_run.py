@@ -46,21 +46,17 @@ def after_steps(act, steps=8, pause_s=0.0):
     return do
 
 
-def kill(*roles, timed=True):
+def kill(*roles):
     def act(run):
-        below = family.descendants(run._process.process.pid)
         pids = {
             "bench": min(family.logged_pids(run.path, "hello")),
-            "worker": min(family.logged_pids(run.path, "workers"), default=None),
+            "worker": min(family.logged_pids(run.path, "workers")),
             "supervisor": run._process.process.pid,
-            "telemetry": next(
-                (p for p in below if b"telemetry" in open(f"/proc/{p}/cmdline", "rb").read()), None
-            ),
         }
         start = now_ns()
         for role in roles:
             os.kill(pids[role], signal.SIGKILL)
-        return start if timed else None
+        return start
 
     return after_steps(act)
 
@@ -90,8 +86,6 @@ forced = {"do": after_steps(stop, 5, pause_s=0.3), "limit_s": FORCED_S, **LONG}
 FAULTS = [
     fault("step raises", "failed", "^ValueError: planted: this sample", "step_raises"),
     fault("dataset raises", "failed", "^ValueError: planted: .*worker", "dataset_raises"),
-    fault("dataset raises without workers", "failed", "^ValueError: planted: this sample",
-          "dataset_raises", num_workers=0),
     fault("sample cannot be pickled*", "failed", "^TypeError: cannot pickle.*Remedy: .*tensors",
           "sample_unpicklable"),
     fault("worker SIGKILL*", "failed", "orker .*(SIGKILL|Killed).*Remedy: .*num_workers",
@@ -103,8 +97,6 @@ FAULTS = [
     fault("bench SIGABRT", "failed", "SIGABRT.*Remedy", "bench_aborts"),
     fault("bench os._exit", "failed", "exit code 7, before the run was done", "bench_exits"),
     fault("bench SIGKILL*", "failed", "SIGKILL.*Remedy: .*out-of-memory", "bench_dies"),
-    fault("allocation fails", "failed", "^RuntimeError: .*allocate.*Remedy: lower batch_size",
-          "allocation_fails"),
     fault("CUDA out of memory", "failed", "^OutOfMemoryError: CUDA out.*Remedy: lower batch_size",
           "cuda_out_of_memory"),
     fault("the loss becomes NaN", "finished", plant="loss_is_nan"),
@@ -117,15 +109,10 @@ FAULTS = [
     fault("Stop at once", "stopped", do=stop, **LONG),
     fault("Stop during import", "stopped", do=stop_during_import, **LONG),
     fault("bench killed from outside", "failed", "SIGKILL.*Remedy", do=kill("bench"), **LONG),
-    fault("worker killed from outside", "failed", "orker .*Remedy", do=kill("worker"), **LONG),
-    fault("supervisor killed", "failed", "supervisor was killed", do=kill("supervisor"), **LONG),
-    fault("supervisor and bench killed", "failed", "supervisor was killed",
-          do=kill("supervisor", "bench"), **LONG),
     fault("all but the kernel killed", "failed", "supervisor was killed",
-          do=kill("worker", "bench", "supervisor", "telemetry"), **LONG),
+          do=kill("worker", "bench", "supervisor"), **LONG),
     fault("supervisor of an escapee killed*", "failed", "supervisor was killed", "escapes",
-          after_steps(kill("supervisor"), 10), **LONG),
-    fault("telemetry killed", "finished", do=kill("telemetry", timed=False), steps=200),
+          kill("supervisor"), **LONG),
 ]  # fmt: skip
 
 
@@ -154,8 +141,7 @@ def test_a_fault_ends_the_run_as_it_must_and_leaves_nothing(fault):
     if fault.name == "Stop":
         assert run.event("end")["code"] == 130  # the bench left by itself
     if fault.plant == "loss_is_nan":
-        assert run.loss[0] == run.loss[0] and run.loss[-1] != run.loss[-1]
-        assert run.to_dict()["loss"][-1] is None
+        assert run.loss[0] == run.loss[0] and run.to_dict()["loss"][-1] is None
     if fault.plant == "floods_stdout":
         assert (run.path / "bench.stdout").stat().st_size < 1e6  # its head and its tail
     if ALL:
@@ -182,17 +168,6 @@ def test_a_second_run_waits_for_the_device_and_says_for_whom():
     assert second.wait().outcome == "finished"  # the run after a Stop works
 
 
-@pytest.mark.skipif(not ALL, reason="takes 8 s: set LABKIT_ALL_FAULTS=1")
-def test_a_reader_that_stalls_for_6_seconds_costs_the_run_nothing():
-    run = launch(WITH_WORKERS.but(steps=10**6, seconds=7), fault=planted())
-    wait_until(lambda: run.steps > 10)
-    time.sleep(6)
-    run.wait()
-    ends = [step["t"][3] for step in run.steps_since(0)]
-    assert run.outcome == "finished" and run.steps >= counted(run.path)
-    assert max(b - a for a, b in zip(ends, ends[1:], strict=False)) < 1e9
-
-
 KERNEL = f"""
 import labkit as lk
 from labkit.results.launch import launch
@@ -213,11 +188,11 @@ def test_a_kernel_that_dies_takes_its_run_along(victims, tmp_path):
     kernel.kill()
     if "supervisor" in victims:
         os.kill(int(supervisor), signal.SIGKILL)
-    kernel.wait()
-    if "supervisor" in victims:
+        kernel.wait()
         code = f"import labkit as lk; print(lk.run(lk.{QUICK!r}).outcome)"
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
         assert done.stdout.strip() == "finished", done.stderr
+    kernel.wait()
     wait_until(lambda: not processes_of(path) and not os.path.exists(f"{path}/launch.json"), 2)
     run = load(path)
     assert run.outcome == "stopped"

@@ -7,7 +7,6 @@ that do not import. `LABKIT_ALL_FAULTS=1` runs the whole table.
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -24,9 +23,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="uses Linux's limits and mounts"),
 ]
-whole_table = pytest.mark.skipif(not ALL, reason="set LABKIT_ALL_FAULTS=1")
-
-SETTINGS = ("dataset=sleep", "prep_ms=1", "model=mlp", "width=32", "depth=1", "xray=false")
+SETTINGS = "dataset=sleep prep_ms=1 model=mlp width=32 depth=1 xray=false"
 
 
 def row(name, outcome, says="", sets="steps=20", mount="", files=None, torch=""):
@@ -45,7 +42,6 @@ ROWS = [
         torch="raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')"),
     row("torch does not import*", "failed", "^ImportError: libtorch_cpu.*Remedy: install",
         torch="raise ImportError('libtorch_cpu.so: cannot open shared object file')"),
-    row("shm of 1 MB and small batches", "finished", sets="num_workers=2 steps=40", mount=SHM),
     row("shm of 1 MB and large batches", "failed", "Remedy: /dev/shm is full.*--shm-size",
         sets="num_workers=2 batch_size=256 steps=40", mount=SHM),
     row("disk full under the event log*", "failed", "No space left.*Remedy: the disk is",
@@ -57,7 +53,6 @@ ROWS = [
     row("folder is read-only", "finished", mount="ro tmpfs $LABKIT_HOME"),
     row("too few file descriptors*", "failed", "Too many open files.*Remedy: .*ulimit",
         sets=MANY, files=64),
-    row("hardly any file descriptors", "failed", "Too many open files.*Remedy: .*ulimit", files=12),
 ]  # fmt: skip
 
 
@@ -74,7 +69,7 @@ def test_in_broken_surroundings_a_run_ends_as_it_must(row, tmp_path):
         (tmp_path / "torch").mkdir()
         (tmp_path / "torch" / "__init__.py").write_text(row.torch)
         env["PYTHONPATH"] = str(tmp_path)
-    sets = " ".join(f"--set {setting}" for setting in (*SETTINGS, *row.sets.split()))
+    sets = " ".join(f"--set {setting}" for setting in f"{SETTINGS} {row.sets}".split())
     # what the run left is looked at from inside: its mounts go with it
     inside = f"{sys.executable} -m labkit run --json {sets}; code=$?; ls -R {home} >&2; exit $code"
     inside = f"ulimit -n {row.files}; {inside}" if row.files else inside
@@ -100,14 +95,12 @@ def test_in_broken_surroundings_a_run_ends_as_it_must(row, tmp_path):
 
 
 def test_without_its_interpreter_a_run_says_so(monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/gone/bin/python")
     before = set(folders.home().glob("runs/*"))
-    with pytest.raises(OSError, match="No run could be started.*Remedy: the Python of this kernel"):
-        launch(QUICK)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/gone/bin/python")
+        with pytest.raises(OSError, match="No run could be started.*Remedy: the Python of this"):
+            launch(QUICK)
     assert set(folders.home().glob("runs/*")) <= before  # not even an empty folder
-
-
-def test_a_bench_that_cannot_be_started_fails_the_run(monkeypatch):
     monkeypatch.setattr(launcher, "bench_command", lambda *_: ["/gone/bin/python"])
     run = launch(QUICK).wait()
     assert run.outcome == "failed"
@@ -115,54 +108,19 @@ def test_a_bench_that_cannot_be_started_fails_the_run(monkeypatch):
     no_tools_in(run.path)
 
 
-@whole_table
-def test_two_kernels_at_once_take_turns_and_say_for_whom_they_wait(tmp_path):
-    code = (
-        "import labkit as lk, sys\n"
-        f"run = lk.run(lk.{QUICK.but(steps=10**6, seconds=4, num_workers=2)!r}, wait=False)\n"
-        "seen = set()\n"
-        "while run.running: seen.add(run.stage['name'])\n"
-        "steps = run.steps_since(0)\n"
-        "print(run.id, run.outcome, steps[0]['t'][0], steps[-1]['t'][3], *seen)"
-    )
-    env = os.environ | {"LABKIT_HOME": str(tmp_path)}
-    command = [sys.executable, "-c", code]
-    kernels = [subprocess.Popen(command, env=env, stdout=-1, text=True) for _ in range(2)]
-    said = [kernel.communicate(timeout=120)[0].strip() for kernel in kernels]
-    (waited,) = (text for text in said if "in use by run" in text)
-    assert all(text.split()[0] in waited for text in said)
-    first, second = sorted((text.split()[1:4] for text in said), key=lambda words: words[1])
-    assert first[0] == second[0] == "finished" and int(first[2]) <= int(second[1])
-
-
-# -- what a machine lacks --------------------------------------------------------------------------
-
-
-def compiled_run(labkit_command, **more):
-    sets = ("--set", "compile=default", *(word for s in SETTINGS for word in ("--set", s)))
-    run = json.loads(labkit_command("run", "--json", *sets, "--set", "steps=20", **more).stdout)
-    assert run["outcome"] == "finished", run["error"]
-    return run
-
-
-def test_without_a_compiler_nothing_eager_is_called_compiled(labkit_command, tmp_path):
-    """And nothing is written into the folder that it is started from."""
-    (tmp_path / "empty").mkdir()
-    bare = os.environ | {"PATH": str(tmp_path), "CXX": ""}
-    run = compiled_run(labkit_command, env=bare, cwd=tmp_path / "empty")
-    if run["machine"]["kind"] == "gpu":
-        pytest.skip("a GPU needs no C++ compiler for this")
-    assert run["pipeline"]["compile"] is None and run["compile_s"] is None
-    assert "C++ compiler" in run["not_applied"]["compile"]
-    assert list((tmp_path / "empty").iterdir()) == []
-
-
-@whole_table
-@pytest.mark.skipif(not shutil.which("g++"), reason="no g++ here")
-def test_compilation_is_over_before_the_first_step(labkit_command):
-    run, eager = compiled_run(labkit_command), launch(QUICK.but(steps=20)).wait()
-    assert run["compile_s"] > 0 and run["steps"] == 20
-    assert run["loss"] == pytest.approx(eager.loss, rel=1e-3)  # the same training
+def test_compilation_is_over_before_the_first_step_and_nothing_eager_is_called_compiled(
+    labkit_command, tmp_path
+):
+    sets = [word for s in f"{SETTINGS} steps=20 compile=default".split() for word in ("--set", s)]
+    bare = os.environ | {"PATH": str(tmp_path), "CXX": ""}  # no compiler
+    for env in (bare, os.environ) if ALL else (bare,):
+        run = json.loads(labkit_command("run", "--json", *sets, env=env, cwd=tmp_path).stdout)
+        assert run["outcome"] == "finished" and run["steps"] == 20, run["error"]
+        if run["pipeline"]["compile"] is None:
+            assert run["compile_s"] is None and "ompiler" in run["not_applied"]["compile"]
+        else:
+            assert run["compile_s"] > 0
+    assert list(tmp_path.iterdir()) == []  # nothing is written where it is started from
 
 
 def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_one(monkeypatch, tmp_path):

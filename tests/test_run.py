@@ -45,7 +45,7 @@ def write_record(path, steps=40, wait_ms=50, busy_ms=10, slower=0.0):
 # -- numbers -------------------------------------------------------------------------------------
 
 
-def test_the_textbook_loop_is_a_sixth_busy_and_a_missing_number_is_none(tmp_path):
+def test_the_textbook_loop_is_a_sixth_busy_and_what_is_missing_or_noisy_is_said(tmp_path):
     run = lk.load(write_record(tmp_path / "r.jsonl"))
     assert run.outcome == "finished" and run.warmup == 3 and run.steps == 40
     assert run.utilization == pytest.approx(1 / 6)
@@ -56,9 +56,6 @@ def test_the_textbook_loop_is_a_sixth_busy_and_a_missing_number_is_none(tmp_path
     assert run.peak_memory_gib is None and run.energy_j is None
     short = lk.load(write_record(tmp_path / "r.jsonl", steps=1))
     assert short.utilization is None and short.throughput is None and short.step_ms is None
-
-
-def test_an_uneven_run_says_that_it_is_noisy(tmp_path):
     run = lk.load(write_record(tmp_path / "r.jsonl", steps=60, slower=0.05))
     assert run.noisy and f"NOISY: throughput varied by {run.spread:.0%} (IQR/median)" in repr(run)
 
@@ -100,13 +97,13 @@ from labkit.bench.models import AdamW
 
 def trained(kind, fused):
     torch.manual_seed(0)
-    model = torch.nn.Linear(8, 2)
-    optimizer = kind(model.parameters(), lr=1e-2, fused=fused)
+    weights = torch.nn.Parameter(torch.randn(8, 2))
+    optimizer = kind([weights], lr=1e-2, fused=fused)
     for _ in range(20):
-        torch.nn.functional.cross_entropy(model(torch.randn(4, 8)), torch.ones(4).long()).backward()
+        (torch.randn(4, 8) @ weights).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return weights
 
 ours = [trained(AdamW, fused) for fused in (None, True)]
 assert "torch._dynamo" not in sys.modules
@@ -115,7 +112,7 @@ assert all(torch.equal(ours[i], trained(torch.optim.AdamW, (None, True)[i])) for
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-# -- one moment of a log that grows --------------------------------------------------------------
+# -- logs and records ----------------------------------------------------------------------------
 
 
 def test_what_is_derived_together_is_of_one_moment(tmp_path):
@@ -128,8 +125,7 @@ def test_what_is_derived_together_is_of_one_moment(tmp_path):
         with log.open("a") as more:
             more.writelines(whole[23:])  # to its end: the process is gone
         assert run.steps == len(run.stamps) == len(run.loss) == 20
-        assert run.throughput == pytest.approx(16 / 0.060)  # one more moment, inside this one
-        assert run.steps == 20 and run.outcome == "running"
+        assert run.throughput == pytest.approx(16 / 0.060) and run.outcome == "running"
     assert run.steps == len(run.stamps) == 40 and run.outcome == "finished"
 
 
@@ -141,9 +137,6 @@ def test_a_torn_last_line_waits_for_its_other_half(tmp_path):
     with file.open("a") as log:
         log.write('ne"}\n')
     assert [event["event"] for event in tail.read()] == ["done"]
-
-
-# -- records -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -170,11 +163,7 @@ def test_what_is_no_record_is_refused_with_one_clear_error(content, message, tmp
     plain, packed = tmp_path / "bad.jsonl", tmp_path / "bad.jsonl.gz"
     plain.write_bytes(content)
     packed.write_bytes(gzip.compress(content)[:-4])
-    for file, says in (
-        (plain, message),
-        (packed, "bad.jsonl.gz"),
-        (tmp_path / "missing", "no record here"),
-    ):
+    for file, says in ((plain, message), (packed, packed.name), (tmp_path / "no", "no record")):
         with pytest.raises(lk.RecordError, match=says):
             lk.load(file)
 
@@ -185,11 +174,9 @@ def test_a_damaged_record_loads_or_is_refused_and_nothing_else(tmp_path_factory,
     file = tmp_path_factory.getbasetemp() / "damaged.jsonl"
     data = write_record(file, steps=20).read_bytes()
     file.write_bytes(data[:where] + noise + data[where:])
-    try:
+    with contextlib.suppress(lk.RecordError):
         run = lk.load(file)
         repr(run), run.utilization, run.throughput, run.to_dict()
-    except lk.RecordError:
-        pass
 
 
 # -- side by side --------------------------------------------------------------------------------
@@ -204,46 +191,40 @@ def test_comparing_names_the_change_and_what_it_brought(tmp_path):
     assert "No difference" in slow.compare(slow).verdict
 
 
-class StandIn:
-    """A run that takes so many looks to end, and counts who is on a device."""
-
-    def __init__(self, pipeline, looks, on):
-        self.asked, self.left, self.outcome, self.on = pipeline, looks, "running", on
-        assert pipeline.device not in on  # one run at a time
-        on.add(pipeline.device)
-
-    @property
-    def running(self):
-        self.left -= 1
-        return self.left > 0
-
-    def wait(self, outcome="finished"):
-        self.outcome = outcome
-        self.on.discard(self.asked.device)
-
-    def stop(self):
-        self.wait("stopped")
-
-
 def swept(devices=None, each=lambda run: None):
     """Sweep five settings over the devices; the first run takes longer than all others."""
     looks, on = iter([9, 2, 2, 2, 2]), set()
+
+    class StandIn:
+        """A run that takes so many looks to end, and counts who is on a device."""
+
+        def __init__(self, pipeline):
+            self.asked, self.left, self.outcome = pipeline, iter(range(next(looks))), "running"
+            assert pipeline.device not in on  # one run at a time
+            on.add(pipeline.device)
+
+        running = property(lambda self: next(self.left, None) is not None)
+
+        def wait(self, outcome="finished"):
+            self.outcome = outcome
+            on.discard(self.asked.device)
+
+        def stop(self):
+            self.wait("stopped")
+
     sweep = Sweep(Pipeline(), {"batch_size": [1, 2, 3, 4, 5]}, devices)
     with contextlib.suppress(KeyboardInterrupt):
-        sweep.measure(lambda p: StandIn(p, next(looks), on), each, period_s=0)
+        sweep.measure(StandIn, each, period_s=0)
     assert not on
     return sweep
 
 
-def test_a_device_that_is_free_takes_the_next_setting_of_a_sweep():
+def test_a_device_that_is_free_takes_the_next_setting_and_an_interrupt_stops_what_runs():
     sweep = swept(["cuda:0", "cuda:1"])
     assert [run.asked.batch_size for run in sweep] == [1, 2, 3, 4, 5]
     assert [run.asked.device for run in sweep] == ["cuda:0"] + ["cuda:1"] * 4
     assert all(run.outcome == "finished" for run in sweep)
     assert {run.asked.device for run in swept()} == {"auto"}  # where the pipeline says
-
-
-def test_an_interrupt_stops_what_runs_and_keeps_what_has_ended():
     seen = []
 
     def interrupts(run):
@@ -253,11 +234,6 @@ def test_an_interrupt_stops_what_runs_and_keeps_what_has_ended():
 
     sweep = swept(["cuda:0", "cuda:1"], interrupts)
     assert len(sweep) < 5 and [run.outcome for run in sweep][-1:] in ([], ["finished"])
-
-
-def test_bad_devices_of_a_sweep_are_refused_before_anything_runs():
     for devices in ("cuda:0", [], ["cuda:0", "cuda:0"], ["cuda", "cuda:0"], ["tpu"]):
         with pytest.raises(ValueError, match="device"):
             Sweep(Pipeline(), {"batch_size": [1]}, devices)
-    with pytest.raises(ValueError, match="swept already"):
-        Sweep(Pipeline(), {"device": ["cpu"]}, ["cpu"])

@@ -9,30 +9,30 @@ import time
 
 import pytest
 from conftest import processes_of
-from planted import ALL, QUICK, planted, wait_until
+from planted import QUICK, planted, wait_until
 
 from labkit.process import family, launcher
 from labkit.results.launch import launch
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-
 
 def needs_processes(test):
     """Mark a test that starts runs."""
+    linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
     return pytest.mark.faults(pytest.mark.slow(linux(test)))
 
 
 @pytest.fixture
 def standing():
-    """Start a standby and wait until it has imported torch: `standing()` returns its handle."""
+    """Start a standby: `standing()` returns its handle, `standing(ready=True)` once it waits."""
 
-    def start():  # in the test itself: pytest changes the environment between setup and call
-        launcher.stand_by(forced=True)
+    def start(ready=False, **how):  # in the test: pytest changes the environment before the call
+        launcher.end_standby()
+        launcher.stand_by(forced=True, **how)
         handle = launcher._standby
-        wait_until(lambda: waits(handle))
+        if ready:
+            wait_until(lambda: waits(handle))
         return handle
 
-    launcher.end_standby()
     yield start
     launcher.end_standby()
 
@@ -48,16 +48,16 @@ def waits(handle):
     return False
 
 
-def first_step_s(pipeline=QUICK):
+def first_step_s():
     start = time.perf_counter_ns()
-    run = launch(pipeline).wait()
+    run = launch(QUICK).wait()
     assert run.outcome == "finished", run.error
     return run, (run.steps_since(0)[0]["t"][3] - start) / 1e9
 
 
 @needs_processes
 def test_a_standby_gives_the_first_step_sooner_and_serves_one_run(standing):
-    standby = standing()
+    standby = standing(ready=True)
     assert launcher.fits(standby) and not (standby.folder / "events.jsonl").exists()
     warm, seconds = first_step_s()
     assert warm.path == standby.folder and launcher._standby is None
@@ -70,13 +70,10 @@ def test_a_standby_gives_the_first_step_sooner_and_serves_one_run(standing):
 
 
 @needs_processes
-def test_where_the_surroundings_have_changed_a_run_starts_cold(monkeypatch):
-    launcher.end_standby()
-    launcher.stand_by(forced=True)
-    standby = launcher._standby
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "executable", "/another/python")
-        assert not launcher.fits(standby)
+def test_where_the_surroundings_have_changed_a_run_starts_cold_and_no_standby_beside_it(
+    standing, monkeypatch
+):
+    standby = standing()
     monkeypatch.setenv("LABKIT_TEST", "1")
     run = launch(QUICK.but(steps=10**6, seconds=60))
     wait_until(lambda: run.steps > 3)
@@ -88,25 +85,18 @@ def test_where_the_surroundings_have_changed_a_run_starts_cold(monkeypatch):
 
 
 @needs_processes
-def test_an_unused_standby_ends_by_itself_and_leaves_nothing():
-    launcher.end_standby()
-    launcher.stand_by(idle_s=0.5, forced=True)
-    handle = launcher._standby
+def test_an_unused_standby_ends_by_itself_and_leaves_nothing(standing):
+    handle = standing(idle_s=0.5)
     wait_until(lambda: handle.process.poll() is not None, 5)
     assert handle.process.returncode == 0 and not handle.folder.exists()
     assert not processes_of(handle.folder) and not launcher.fits(handle)
-    launcher.end_standby()
 
 
 @needs_processes
-@pytest.mark.parametrize("role", ["supervisor", "bench"] if ALL else ["supervisor"])
-def test_a_standby_that_is_killed_costs_the_next_run_nothing(role):
-    launcher.end_standby()
-    launcher.stand_by(forced=True)
-    standby = launcher._standby
+def test_a_standby_that_is_killed_costs_the_next_run_nothing(standing):
+    standby = standing()
     wait_until(lambda: family.descendants(standby.process.pid))
-    below = family.descendants(standby.process.pid)
-    os.kill(standby.process.pid if role == "supervisor" else min(below), signal.SIGKILL)
+    os.kill(standby.process.pid, signal.SIGKILL)
     wait_until(lambda: standby.process.poll() is not None)
     assert first_step_s()[0].path != standby.folder
     assert not processes_of(standby.folder)
@@ -134,13 +124,12 @@ time.sleep(60)
 
 
 @needs_processes
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_standby_dies_with_its_kernel(how):
+def test_a_standby_dies_with_its_kernel():
     env = os.environ | {"LABKIT_WARM": "1"}
     kernel = subprocess.Popen([sys.executable, "-c", KERNEL], env=env, stdout=-1, text=True)
     folder = kernel.stdout.readline().strip()
-    assert processes_of(folder)
-    kernel.send_signal(how)
+    wait_until(lambda: processes_of(folder))
+    kernel.kill()
     kernel.wait()
     wait_until(lambda: not processes_of(folder) and not os.path.exists(folder), 2)
 

@@ -86,7 +86,7 @@ def card_uuid(device: torch.device | int) -> str:
 
 
 def use(device: torch.device) -> None:
-    """Make a card the current one: streams, events and timers that name no card mean this one."""
+    """Make a card the current one: streams and events that name no card mean this one."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
@@ -210,7 +210,16 @@ class Limit:
 def impose(device: torch.device, limit_bytes: int) -> Limit:
     """Limit what this process may take from now on: "does it fit?" is then nobody else's harm."""
     if device.type == "cuda":
-        return _limit_allocator(device, limit_bytes)
+        torch.cuda.empty_cache()  # what the process used before is not its training's
+        torch.cuda.reset_peak_memory_stats(device)
+        total = torch.cuda.get_device_properties(device).total_memory
+        allow = torch.cuda.set_per_process_memory_fraction
+        allow(min(1.0, limit_bytes / total), device)
+        return Limit(
+            "memory of PyTorch's caching allocator on the card",  # the CUDA context is not in it
+            lambda: torch.cuda.max_memory_reserved(device),
+            lambda: allow(1.0, device),
+        )
     # The threads and pools that PyTorch makes on first use are none of the training's
     torch.randn(1 << 20).exp_()
     conv, head = torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(72, 4)
@@ -222,20 +231,6 @@ def impose(device: torch.device, limit_bytes: int) -> Limit:
     how = "resident memory of the training process beyond PyTorch's own, looked at after each step"
     before = peak_bytes(device)
     return Limit(how, lambda: peak_bytes(device) - before, watched=limit_bytes)
-
-
-def _limit_allocator(device: torch.device, limit_bytes: int) -> Limit:
-    """CUDA: the caching allocator's own limit; the CUDA context is not in it."""
-    torch.cuda.empty_cache()  # what the process used before is not its training's
-    torch.cuda.reset_peak_memory_stats(device)
-    total = torch.cuda.get_device_properties(device).total_memory
-    allow = torch.cuda.set_per_process_memory_fraction
-    allow(min(1.0, limit_bytes / total), device)
-    return Limit(
-        "memory of PyTorch's caching allocator on the card",
-        lambda: torch.cuda.max_memory_reserved(device),  # what the limit is on
-        lambda: allow(1.0, device),
-    )
 
 
 def _limit_process(limit_bytes: int) -> Limit:

@@ -8,14 +8,13 @@ after; the next run does. Standard library only: the supervisor imports this.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,7 +28,6 @@ LONGEST_PATH = 107  # bytes of a Unix socket's path
 LONGEST_NAME = 20  # bytes of a slash and its name in the folder
 SOCKETS = ("listener-*", "pym-*")  # what multiprocessing calls them
 
-PR_SET_CHILD_SUBREAPER = 36  # Linux, prctl(2)
 MARK = "LABKIT_RUN"  # in the environment of a run's processes: the run's folder
 KEY_ENDINGS = ("_API_KEY", "_TOKEN")  # of variables that only the process that logs may see
 NO_KEYS = ("AWS_SESSION_TOKEN",)  # a reader's own dataset may lie in a bucket
@@ -37,16 +35,10 @@ NO_KEYS = ("AWS_SESSION_TOKEN",)  # a reader's own dataset may lie in a bucket
 CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 
 
-def adopt_orphans() -> None:
-    """Become the parent of every descendant whose parent dies, double forks included."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-
-def _processes(what: str) -> Iterator[tuple[int, bytes]]:
-    """Yield (pid, content of its file `what` in /proc) of all processes that let us read it."""
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if name.isdigit() and (text := _read(name, what)):
-            yield int(name), text
+def _processes(what: str) -> list[tuple[int, bytes]]:
+    """Return (pid, content of its file `what` in /proc) of all that let us read it."""
+    pids = filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ())
+    return [(int(pid), text) for pid in pids if (text := _read(pid, what))]
 
 
 def _read(pid: int | str, what: str) -> bytes:
@@ -116,11 +108,8 @@ def logged_pids(folder: str | os.PathLike, name: str) -> set[int]:
 
 def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
     """Return `environment` without the keys of services: measuring needs none of them."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if name in NO_KEYS or not name.upper().endswith(KEY_ENDINGS)
-    }
+    keys = {name for name in environment if name.upper().endswith(KEY_ENDINGS)} - {*NO_KEYS}
+    return {name: value for name, value in environment.items() if name not in keys}
 
 
 def this_system() -> str:

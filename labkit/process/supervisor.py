@@ -8,6 +8,7 @@ run, "stop" asks for Stop, end of file means that the kernel is gone.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import selectors
 import shutil
@@ -28,6 +29,7 @@ GRACE_WITHOUT_KERNEL_S = 0.2
 HEAD_BYTES, TAIL_BYTES = 512 * 1024, 64 * 1024  # kept of what the bench prints
 
 LINUX = sys.platform == "linux"
+PR_SET_CHILD_SUBREAPER = 36  # Linux, prctl(2)
 
 
 class Output:
@@ -83,7 +85,8 @@ class Supervisor:
         signal.signal(signal.SIGINT, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self.stop("asked"))
         if LINUX:
-            family.adopt_orphans()
+            # become the parent of every descendant whose parent dies, double forks included
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._watch(sys.stdin.fileno(), self._listen)
         self._watch_pid(self.plan["kernel_pid"], lambda: self.stop("kernel gone"))
         why = self._start_all()
