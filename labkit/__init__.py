@@ -27,7 +27,7 @@ _PUBLIC = {  # the public names, by the module of labkit that holds them
     "course.slow_script": "same_training slow_script",
     "experiments.largest_batch": "largest_batch",
     "experiments.measure": "measure",
-    "experiments.roofline_points": "roofline",
+    "experiments.roofline": "roofline",
     "results.library": "load recorded",
     "results.machine": "machine training_arguments",
     "results.ranks": "Ranks",

@@ -19,25 +19,22 @@ from labkit.bench import formats, workbench
 from labkit.bench.machine import impose, in_words, refused
 from labkit.bench.workbench import LONGEST_S, SIDES, Workbench
 from labkit.experiments import EXPERIMENTS, Experiment, copies, memory, own_kernel
-from labkit.experiments.fusion import arrays_moved, break_even_steps, predicted_gain
+from labkit.experiments.fusion import break_even_steps, predicted_gain
 from labkit.experiments.largest_batch import CONFIRMING_STEPS, FINE, LargestBatch
 from labkit.experiments.matrix_products import side
-from labkit.experiments.number_formats import BF16, FORMATS, FP16, FP32, TF32, formats_table
-from labkit.experiments.roofline_points import Placed, Roof, roofline
+from labkit.experiments.number_formats import FORMATS, formats_table
+from labkit.experiments.roofline import Roof
 from labkit.results.machine import Machine
 from labkit.results.measurements import Measurement
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)
 SHIPPED = [r for r in lk.recorded() if r.experiment]
 
-# -- specs, points and the figures of records ------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("name", "params", "device", "says"),
     [
-        ("no such thing", {}, "auto", "Unknown experiment 'no such thing'; available: "),
-        ("fusoin", {}, "auto", "did you mean 'fusion'"),
+        ("fusoin", {}, "auto", "Unknown experiment 'fusoin'; did you mean 'fusion'"),
         ("matrix_products", {"size": 3}, "auto", "available: n, count"),
         ("matrix_products", {"n": object()}, "auto", "use a whole number from 1"),
         ("matrix_rates", {"formats": ["fp12"]}, "auto", "use 'fp64', 'fp32'"),
@@ -75,12 +72,9 @@ def test_the_figure_of_a_record_says_so_and_no_two_texts_overlap(record):
     assert not [1 for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
 
 
-def test_a_wide_spread_is_called_noisy():
+def test_a_wide_spread_is_called_noisy_and_a_hostile_record_is_read_as_gaps(tmp_path):
     steady, wild = (Measurement("x", {}, np.linspace(1, most, 4)) for most in (1.03, 2.6))
     assert not steady.noisy and wild.noisy and "NOISY: times varied by" in repr(wild)
-
-
-def test_a_hostile_record_is_read_as_gaps(tmp_path):
     bad = {"of": "x", "seconds": ["a", -1, 2.0], "flops": "many", "bytes": {}, "values": []}
     point = record_of(tmp_path, [bad]).points[-1]
     assert list(point.seconds) == [2.0]
@@ -91,7 +85,6 @@ def test_a_hostile_record_is_read_as_gaps(tmp_path):
 
 
 def test_bytes_of_a_chain_are_counted_and_compiling_pays_back():
-    assert arrays_moved([2, 2]) == 6 and arrays_moved([3]) == 4
     assert predicted_gain([2, 2], inputs=3) == 1.5
     assert predicted_gain([2, 2], inputs=3, write_cost=2) == 1.6
     assert predicted_gain([1] * 6, inputs=1) == predicted_gain([1] * 6, 1, write_cost=2) == 6
@@ -104,34 +97,27 @@ def test_a_format_follows_from_its_bits():
         form, info = FORMATS[name], torch.finfo(formats.FORMATS[name][0])
         assert form.max == info.max and form.eps == info.eps
         assert form.smallest_normal == info.smallest_normal
-    assert TF32.lowest == FP32.lowest == BF16.lowest < FP16.lowest
-    assert TF32.eps == FP16.eps < BF16.eps and "tf32" in str(formats_table())
-
-
-COUNTS = {
-    "model": "mlp", "width": 8, "depth": 2, "image_px": 4, "classes": 10, "batch_size": 3,
-    "parameters": 570, "parameter_tensors": 6, "buffer_bytes": 0,
-}  # fmt: skip
+    assert FORMATS["tf32"].lowest == FORMATS["fp32"].lowest and "tf32" in str(formats_table())
+    assert FORMATS["tf32"].eps == FORMATS["fp16"].eps
 
 
 def test_memory_follows_from_counts_and_only_activations_grow_with_the_batch():
-    parts = memory.predict(COUNTS)
-    assert parts.weights == parts.gradients == 4 * 570
-    assert parts.optimizer == 8 * 570 + 4 * 6
+    counts = {
+        "model": "mlp", "width": 8, "depth": 2, "image_px": 4, "classes": 10, "batch_size": 3,
+        "parameters": 570, "parameter_tensors": 6, "buffer_bytes": 0,
+    }  # fmt: skip
+    parts, large = (memory.predict(counts | {"batch_size": size}) for size in (3, 30))
+    assert parts.weights == parts.gradients == large.gradients == 4 * 570
+    assert parts.optimizer == large.optimizer == 8 * 570 + 4 * 6
     # image 3 x 4 x 4, two hidden layers of 8, 10 classes, 4 bytes each, and the label's 8
-    assert parts.activations == 3 * (4 * (48 + 16 + 10) + 8)
-    large = memory.predict(COUNTS | {"batch_size": 30})
-    assert large.fixed == parts.fixed and large.activations == 10 * parts.activations
-    size = memory.largest_batch(COUNTS, 200_000)
-    assert memory.predict(COUNTS | {"batch_size": size}).total <= 200_000
-    assert memory.predict(COUNTS | {"batch_size": size + 1}).total > 200_000
-    assert memory.largest_batch(COUNTS, 100) == 0
+    assert 10 * parts.activations == large.activations == 30 * (4 * (48 + 16 + 10) + 8)
+    size = memory.largest_batch(counts, 200_000)
+    assert memory.predict(counts | {"batch_size": size}).total <= 200_000
+    assert memory.predict(counts | {"batch_size": size + 1}).total > 200_000
+    assert memory.largest_batch(counts, 100) == 0
 
 
 # -- the roofline ----------------------------------------------------------------------------------
-
-ROOF = Roof(gb_per_s=100.0, tflop_per_s={"fp32": 2.0, "fp16": 8.0})
-SECONDS = 0.5  # of every point in the made-up record: rates follow from FLOPs and bytes
 
 
 def record_of(folder, points, name="roofline", machine="Some Card"):
@@ -152,14 +138,13 @@ def record_of(folder, points, name="roofline", machine="Some Card"):
 
 
 def point(of, flops=None, bytes=None, **case):
-    return {"of": of, "flops": flops, "bytes": bytes, "seconds": [SECONDS] * 5, "case": case}
+    return {"of": of, "flops": flops, "bytes": bytes, "seconds": [0.5] * 5, "case": case}
 
 
 # Roofs of 100 GB/s, 2 TFLOP/s (fp32) and 8 TFLOP/s (fp16), and four operations
 USUAL = [
     point("copy", bytes=50e9, roof="bandwidth"),
     point("scale in place", bytes=40e9, roof="bandwidth"),
-    {"of": "arrays", "seconds": [], "values": {"past_cache": True}},
     point("matmul", 1e12, 1e9, format="fp32", n=4096, roof="compute"),
     point("matmul", 4e12, 1e9, format="fp16", n=4096, roof="compute"),
     point("matmul", 1e10, 1e10, format="fp32", n=64),
@@ -168,82 +153,69 @@ USUAL = [
 ]
 
 
-def test_the_ridge_divides_memory_from_compute():
-    for kind, ridge in (("fp32", 20), ("fp16", 80)):
-        assert ROOF.ridge(kind) == pytest.approx(ridge)
-        assert ROOF.attainable(ridge, kind) == pytest.approx(ROOF.tflop_per_s[kind])
-    assert ROOF.regime(10, "fp32") == "memory" and ROOF.regime(30, "fp32") == "compute"
-    assert ROOF.regime(30, "fp16") == "memory"  # a faster format's ridge lies further right
-    low = Placed("matmul", "fp32", 1.0, 0.001, 0.1, "memory")
-    near = Placed("add", "fp32", 1.0, 0.09, 0.1, "memory")
-    assert "overhead" in low.verdict and near.verdict == "memory bound"
-
-
 def test_a_record_is_read_and_its_operations_placed(tmp_path):
     more = [point("add", 1e9, 1e9, format="fp8"), point("softmax", None, 1e9, format="fp32")]
     line = lk.roofline(record_of(tmp_path, USUAL + more))
-    assert line.recorded and line.roof == ROOF and len(line.points) == 5
+    assert line.roof == Roof(100.0, {"fp32": 2.0, "fp16": 8.0}) and len(line.points) == 5
+    for kind, ridge in (("fp32", 20), ("fp16", 80)):  # a faster format's lies further right
+        assert line.roof.ridge(kind) == pytest.approx(ridge)
+        assert line.roof.attainable(ridge, kind) == pytest.approx(line.roof.tflop_per_s[kind])
     add, convolution = line.one("add"), line.one("convolution")
-    assert add.regime == "memory" and add.intensity == pytest.approx(1 / 12)
+    assert add.verdict == "memory bound" and add.intensity == pytest.approx(1 / 12)
     assert add.of_roof == pytest.approx(0.9) and convolution.of_roof == pytest.approx(0.8)
     assert convolution.regime == "compute"
-    assert line.one("matmul", n=64, format="fp32").of_roof < 0.25
+    assert "overhead" in line.one("matmul", n=64, format="fp32").verdict
     assert "RECORDED on Some Card" in repr(line) and json.dumps(line.to_dict())
 
 
 def test_the_fastest_counts_and_a_missing_roof_is_an_error(tmp_path):
     faster = [point("matmul", 1.5e12, 1e9, format="fp32", n=512),
               point("scale in place", bytes=75e9, roof="bandwidth")]  # fmt: skip
-    roof = roofline(record_of(tmp_path / "a", USUAL + faster)).roof
+    roof = lk.roofline(record_of(tmp_path / "a", USUAL + faster)).roof
     assert roof.tflop_per_s["fp32"] == pytest.approx(3.0) and roof.gb_per_s == pytest.approx(150)
-    for name, points, missing in (("b", USUAL[3:], "pass over memory"),
-                                  ("c", USUAL[:3], "matrix product")):  # fmt: skip
+    for name, points, missing in (("b", USUAL[2:], "pass over memory"),
+                                  ("c", USUAL[:2], "matrix product")):  # fmt: skip
         with pytest.raises(LookupError, match=f"no {missing}"):
-            roofline(record_of(tmp_path / name, points))
-    for other in (record_of(tmp_path / "d", [], name="copies"), "roofline"):
-        with pytest.raises(ValueError, match="is not a roofline"):
-            roofline(other)
+            lk.roofline(record_of(tmp_path / name, points))
+    with pytest.raises(ValueError, match="is not a roofline"):
+        lk.roofline(record_of(tmp_path / "d", [], name="copies"))
 
 
 def test_only_cards_with_a_cited_data_sheet_have_a_peak():
-    none = ("Some Card", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D",
-            "Intel(R) Xeon(R) Processor")  # fmt: skip
+    none = ("Some Card", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D")
     assert not any(map(card, none))
     assert card("NVIDIA H200").gb_per_s == 4800 and card("Tesla T4").name == "T4"
     assert card("NVIDIA A100-SXM4-80GB").gb_per_s == 2039
     assert card("NVIDIA A100-SXM4-40GB").gb_per_s == 1555
-    assert card("NVIDIA H100 PCIe").name == "H100 PCIe"
     assert all(found.source.startswith("https://") for _, found in CARDS)
 
 
 def test_the_roofline_says_what_it_is_and_a_known_card_has_its_promise_dashed(tmp_path):
     for name, promise in (("Some Card", False), ("NVIDIA H200", True)):
-        now = record_of(tmp_path / name, USUAL, machine=name)
-        figure = now.plot(before=now)
+        figure = record_of(tmp_path / name, USUAL, machine=name).plot()
         (axes,) = figure.axes
         texts = [*figure.texts, *axes.texts, *axes.get_legend().get_texts()]
         said = "\n".join(text.get_text() for text in texts)
         dashed = any(line.get_linestyle() == "--" for line in axes.lines)
         assert dashed == promise == ("nvidia.com/en-us/data-center/h200/" in said)
-        for part in (f"RECORDED on {name}", "tf32: not on <this> card", "ridge at 20 FLOP/byte",
-                     "before (grey)", "convolution", "4096"):  # fmt: skip
+        for part in (f"RECORDED on {name}", "tf32: not on <this> card", "ridge at 20", "4096"):
             assert part in said
 
 
 # -- the largest batch -----------------------------------------------------------------------------
 
 
-def search(fits, peak=lambda size: 0.1 + size / 1000, start=16, most=16_384, error=None):
+def search(fits, start=16, error=None):
     """Search on a device on which up to `fits(steps)` samples fit, and larger ones end so."""
-    found = LargestBatch(lk.Pipeline(batch_size=start), 0.1, 8, most)
+    found = LargestBatch(lk.Pipeline(batch_size=start), 0.1)
     while (plan := found.next) is not None:
         size, steps = plan
         there = size <= fits(steps)
+        failed = None if there else error
         values = {
             "fits": there, "why": None if there else "out of memory", "steps": steps,
-            "peak_bytes": peak(size) * 2**30, "limit_bytes": 2**30, "how": "made up",
+            "peak_bytes": size * 2**20, "limit_bytes": 2**30, "how": "made up",
         }  # fmt: skip
-        failed = error if not there else None
         found.take(SimpleNamespace(
             params={"batch_size": size, "steps": steps}, machine=Machine.from_dict({}),
             points=[] if failed else [SimpleNamespace(values=values)],
@@ -253,30 +225,23 @@ def search(fits, peak=lambda size: 0.1 + size / 1000, start=16, most=16_384, err
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
-@given(
-    true=st.integers(1, 16_384), start=st.integers(1, 4096), base=st.floats(0, 5),
-    slope=st.floats(-0.001, 0.1),
-)  # fmt: skip
-def test_it_is_found_whatever_the_peaks_say(true, start, base, slope):
-    done = search(lambda _: true, lambda size: base + slope * size, start)
-    found = done.batch_size
-    assert found is not None and found <= true
-    assert true - found <= max(2 * (1 if true < 8 else 8), 2 * (found // FINE))
-    assert len(done.tried) <= 40
+@given(true=st.integers(1, 16_384), start=st.integers(1, 4096))
+def test_it_is_found_wherever_the_search_begins(true, start):
+    done = search(lambda _: true, start)
+    assert done.batch_size <= true <= done.batch_size + max(8, done.batch_size // FINE)
+    assert len(done.tried) <= 20 and repr(done) and done.plot().axes
 
 
-def test_a_true_line_needs_few_tries_and_what_fits_for_a_few_steps_only_is_not_believed():
+def test_what_fits_for_a_few_steps_only_is_not_believed():
     done = search(lambda _: 803)
-    assert done.batch_size == 800 and len(done.tried) <= 8
     assert all(t.batch_size % 8 == 0 for t in done.tried)
     done = search(lambda steps: 100 if steps == CONFIRMING_STEPS else 200)
-    assert done.batch_size is not None and done.batch_size <= 100
+    assert done.batch_size <= 100
     last = [t for t in done.tried if t.fits][-1]
     assert last.confirming and last.batch_size == done.batch_size
-    none, most = search(lambda _: 0), search(lambda _: 10**6, most=256)
+    none = search(lambda _: 0)
     assert none.batch_size is None and none.tried[-1].batch_size == 1
     assert "not even one sample fits" in none.line and none.to_dict()["tried"]
-    assert most.batch_size == 256 and "the most that was asked for" in repr(most)
 
 
 def test_a_try_that_the_system_killed_did_not_fit_and_any_other_failure_is_raised():
@@ -286,22 +251,18 @@ def test_a_try_that_the_system_killed_did_not_fit_and_any_other_failure_is_raise
         search(lambda _: 8, error="TypeError: no.")
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"), [("margin", 1), ("margin", -0.1), ("limit_gib", 0), ("multiple", 0)]
-)
+@pytest.mark.parametrize(("setting", "value"), [("margin", 1), ("limit_gib", 0)])
 def test_bad_settings_are_refused_before_anything_starts(setting, value):
     with pytest.raises(ValueError, match=f"{setting}={value}"):
         lk.largest_batch(**{setting: value})
 
 
 def test_only_what_memory_refused_counts_as_not_fitting():
-    said = RuntimeError(
-        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"
-    )
+    said = RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. can't allocate memory")
     assert refused(MemoryError()) and refused(said)
     assert refused(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."))
     assert not refused(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert in_words(said) == "DefaultCPUAllocator: can't allocate memory"
+    assert in_words(said) == "can't allocate memory"
 
 
 def test_what_a_card_held_before_the_limit_is_not_counted_as_the_trainings(monkeypatch):
@@ -322,9 +283,8 @@ def test_what_a_card_held_before_the_limit_is_not_counted_as_the_trainings(monke
 
 @pytest.mark.parametrize(
     ("tflops", "twenty_launches", "largest"),
-    [(0.25, 1024, 2048), (1.3, 1024, 4096), (4.5, 1024, 8192), (20.0, 2048, 8192),
-     (700.0, 4096, 8192)],
-)  # fmt: skip
+    [(0.25, 1024, 2048), (4.5, 1024, 8192), (20.0, 2048, 8192), (700.0, 4096, 8192)],
+)
 def test_a_size_is_more_than_its_launch_and_no_call_is_long(tflops, twenty_launches, largest):
     bench, calls = Workbench(CARD, None, None), []
     bench.launch_s, bench.quick_s = 6e-6, lambda seconds: calls.append(seconds) or seconds
@@ -361,9 +321,6 @@ def test_one_rule_says_which_formats_make_no_sense_on_a_cpu(monkeypatch):
     bench = Kept(CPU)
     assert bench.usable(("fp32", "fp64", "tf32", "fp16", "bf16")) == ["fp32", "fp64", "bf16"]
     assert "20x as long" in dict(x.values() for _, x in bench.events)["fp16"]
-
-
-def test_the_setting_of_a_format_lasts_as_long_as_its_calls():
     before = torch.get_float32_matmul_precision()
     with formats.using("tf32"):
         assert torch.get_float32_matmul_precision() == "high"
@@ -380,7 +337,7 @@ def test_the_bench_waits_for_its_own_card_and_only_for_work(monkeypatch):
     assert len(waited) > 3 and set(waited) == {(second,)}
 
 
-def test_a_gpu_that_page_locks_nothing_is_measured_without(monkeypatch):
+def test_what_a_gpu_cannot_do_is_skipped(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda *_: pytest.fail("it was pinned"))
     bench = Kept(torch.device("meta"))  # a GPU that is no CUDA device
     bench.synchronize = lambda: None
@@ -388,32 +345,27 @@ def test_a_gpu_that_page_locks_nothing_is_measured_without(monkeypatch):
     cases = [about["case"] for event, about in bench.events if event == "measurement"]
     assert cases and not any(case["pinned"] for case in cases)
     assert ("skipped", {"what": "pinned", "why": copies.NO_PINS}) in bench.events
-
-
-def test_our_kernel_is_skipped_where_it_cannot_be_compiled(monkeypatch):
     monkeypatch.setattr(own_kernel.importlib.util, "find_spec", lambda _: object())
     monkeypatch.setattr(Workbench, "compile_lacks", lambda _: "no C compiler: install gcc")
     monkeypatch.setattr(own_kernel, "hub", lambda *_: None)
-    bench = Kept(CARD)
-    measured("own_kernel", bench)
+    measured("own_kernel", bench := Kept(CARD))
     assert [about["what"] for _, about in bench.events] == ["triton kernel", "local package"]
     assert all("install gcc" in about["why"] for _, about in bench.events)
 
 
 # -- the knee of a batch sweep, and losses that agree ----------------------------------------------
 
-SIZES = [1, 4, 16, 64, 256, 1024]
-
 
 def test_the_knee_is_where_the_fixed_part_equals_the_part_per_sample():
-    found = fit(SIZES, [5 + 0.1 * size for size in SIZES])
+    sizes = [1, 4, 16, 64, 256, 1024]
+    found = fit(sizes, [5 + 0.1 * size for size in sizes])
     assert found.batch_size == 50 and found.misfit < 1e-9
     assert found.best_throughput == pytest.approx(10_000)
     rising = fit([64, 128, 256], [64.0, 128.0, 256.0])
     assert rising.batch_size is None and "below 64" in rising.line
     flat = fit([1, 2, 4], [5.0, 5.0, 5.0])
     assert flat.batch_size is None and "above 4" in flat.line and math.isinf(flat.n_half)
-    assert "NO STRAIGHT LINE" in fit(SIZES, [1, 1, 1, 1, 40, 400]).line
+    assert "NO STRAIGHT LINE" in fit(sizes, [1, 1, 1, 1, 40, 400]).line
     with pytest.raises(ValueError, match="three or more"):
         fit([1, 2], [1.0, 2.0])
 

@@ -7,7 +7,6 @@ in this process; what a process of its own is needed for is launched.
 import functools
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 
@@ -16,7 +15,8 @@ from kept_bench import here
 
 import labkit as lk
 from labkit.bench import workbench
-from labkit.experiments import Experiment, accumulation, fusion, lr_scaling, memory
+from labkit.experiments import Experiment, accumulation, fusion, lr_scaling, memory, own_cost
+from labkit.experiments import largest_batch as search
 from labkit.experiments.number_formats import FORMATS
 from labkit.results.launch import launch
 from labkit.spec import compiler
@@ -34,7 +34,7 @@ SMALL = {
     "eager_chain": {"mib": 16, "lengths": [1, 4]},
     "one_thread": {"seconds": 0.2},
     "roofline": {"mib": 16, "n": 256, "formats": ["fp32", "bf16"], "sizes": [32, 128]},
-    "batch_path": {"mib": 4},
+    "batch_path": {"mib": 1},
     "number_formats": {"count": 10_000},
     "autocast_types": {},
     "precision_matmul": {"n": 128},
@@ -61,9 +61,9 @@ def measured(name):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_it_measures_saves_loads_and_draws(name, tmp_path):
+def test_it_measures_saves_loads_and_draws_and_leaves_no_file(name, tmp_path):
     done = measured(name)
-    assert done.points and done.name == name
+    assert done.points and done.name == name and not list(tmp_path.iterdir())
     again = lk.load(done.save(tmp_path / "record.jsonl.gz"))
     assert [p.to_dict() for p in again] == [p.to_dict() for p in done]
     json.dumps(again.to_dict(), allow_nan=False)
@@ -71,15 +71,14 @@ def test_it_measures_saves_loads_and_draws(name, tmp_path):
 
 
 def test_bytes_and_flops_are_counted():
-    copies = measured("copies")
+    copies, path = measured("copies"), measured("batch_path")
     assert {copies.one("copy", pieces=pieces).bytes for pieces in (1, 4096)} == {4 * 2**20}
     assert f"{1 << 30} pieces" in copies.skipped
-    assert "no bus" in copies.skipped["pinned and non_blocking"]
+    assert path.one("page cache to RAM").bytes == 2**20 and path.one("RAM to core").gb_per_s
     points = measured("bandwidth").where("copy")
     sizes = [point.case["array_bytes"] for point in points]
     assert sizes == sorted(sizes) and sizes[-1] == 4 * 2**20
     assert all(point.bytes == 2 * point.case["array_bytes"] for point in points)
-    assert measured("bandwidth").one("largest").values["past_cache"] in (True, False, None)
     one, four = (measured("eager_chain").one("in turn", operations=count) for count in (1, 4))
     assert one.bytes == 2 * 16 * 2**20 and four.bytes == 4 * one.bytes
     slices = measured("matrix_slices")
@@ -90,16 +89,18 @@ def test_bytes_and_flops_are_counted():
     assert cases == {64: 64, 96: 32, 120: 8, 127: 1, 128: 64, 129: 1, 136: 8, 160: 32, 192: 64}
 
 
-def test_every_format_is_measured_or_skipped_with_a_reason():
-    rates = measured("matrix_rates")
+def test_what_a_cpu_has_not_got_is_skipped_with_a_reason():
+    rates, products = measured("matrix_rates"), measured("precision_matmul")
     of = {point.of for point in rates}
     assert of | set(rates.skipped) == {"fp64", "fp32", "tf32", "fp16", "bf16"}
     assert not of & set(rates.skipped) and rates.one("fp32").flops == 2 * 128**3
-    assert all(len(why) > 10 for why in rates.skipped.values())
-    products = measured("precision_matmul")
     for name in set(FORMATS) - set(products.skipped):
-        assert products.one("matmul", precision=name).tflop_per_s > 0
         assert products.one("error", precision=name).values["relative"] < 4 * FORMATS[name].eps
+    for name, words in {
+        "copies": "no bus", "batch_path": "PCIe", "number_formats": "Tensor Cores",
+        "fusion": "CUDA graph", "matrix_rates": "Tensor Cores",
+    }.items():  # fmt: skip
+        assert words in str(measured(name).skipped), name
 
 
 def test_one_thread_fills_its_meter_but_not_the_device():
@@ -107,13 +108,6 @@ def test_one_thread_fills_its_meter_but_not_the_device():
         assert 0 < point.values["meter"] <= 1.1  # less where others have the core
         assert point.values["used"] == pytest.approx(1 / point.values["lanes"])
     assert measured("anatomy").one("device").values["cores"] >= 1
-
-
-def test_the_path_is_measured_leg_by_leg_and_leaves_no_file(tmp_path):
-    path = here("batch_path", mib=1)
-    assert path.one("page cache to RAM").bytes == 2**20
-    assert path.one("RAM to core").gb_per_s and "PCIe" in str(path.skipped)
-    assert not list(tmp_path.glob("*.bin"))
 
 
 def test_the_measured_roofline_places_what_was_counted():
@@ -124,34 +118,28 @@ def test_the_measured_roofline_places_what_was_counted():
     assert set(line.roof.tflop_per_s) | set(measured("roofline").skipped) == {"fp32", "bf16"}
 
 
-def test_every_format_is_found_on_real_tensors():
-    found = measured("number_formats")
+def test_formats_are_found_on_real_tensors_and_under_autocast():
+    found, types = measured("number_formats"), measured("autocast_types")
     for name in ("fp32", "fp16", "bf16"):
         assert found.one("limits", format=name).values["smallest"] == FORMATS[name].smallest
         assert found.one("rounding", format=name).values["worst"] <= FORMATS[name].eps / 2
     assert found.one("example", format="fp16", number=70_000.0).values["became"] == "inf"
-    assert "Tensor Cores" in found.skipped["tf32"]
-
-
-def test_autocast_is_asked_for_the_dtype_of_every_output():
-    found = measured("autocast_types")
-    out = {point.case["op"]: point.values for point in found.where("output")}
+    out = {point.case["op"]: point.values for point in types.where("output")}
     assert out["matmul"]["from fp32"] == "bf16" and out["add"]["from fp32"] == "fp32"
-    full, half = (found.one("kept", precision=name).values["mib"] for name in ("fp32", "bf16"))
+    full, half = (types.one("kept", precision=name).values["mib"] for name in ("fp32", "bf16"))
     assert 0 < half < full
 
 
 def test_gradients_vanish_in_fp16_and_the_scaler_brings_them_back():
-    names = ("fp32", "fp16, no scaler", "fp16, scaler", "fp16, scaler too high")
-    full, alone, scaled, high = (
+    names = "fp32", "fp16, no scaler", "fp16, scaler", "fp16, scaler too high", "fp16, fixed factor"
+    full, alone, scaled, high, fixed = (
         measured("underflow").one("training", case=name).values for name in names
     )
     assert alone["dtype"] == "float16" and full["zeros"] < 0.01
     assert alone["zeros"] > 2 * scaled["zeros"] + 0.2 and scaled["loss"][-1] < alone["loss"][-1]
     assert high["skipped"][0] and not all(high["skipped"])
     assert high["scale"][1] == high["scale"][0] / 2
-    fixed = measured("underflow").one("training", case="fp16, fixed factor")
-    assert fixed.values["loss"][-1] is None  # NaN, a gap in the record
+    assert fixed["loss"][-1] is None  # NaN, a gap in the record
 
 
 @needs_compiler
@@ -167,7 +155,6 @@ def test_a_chain_is_fused_and_its_kernel_shown():
     assert eager.bytes / one.bytes == at_largest[0].predicted == 1.5
     tiny = {point.case["way"]: point for point in fused.where("tiny")}
     assert tiny["eager"].median_s > 2 * tiny["compiled"].median_s
-    assert ("CUDA graph" in tiny) != ("CUDA graph" in fused.skipped)
 
 
 def test_without_a_compiler_the_eager_half_is_measured_and_nothing_is_called_fused(monkeypatch):
@@ -176,29 +163,24 @@ def test_without_a_compiler_the_eager_half_is_measured_and_nothing_is_called_fus
     done = here("fusion", **SMALL["fusion"])
     assert done.skipped["fused"] == lacking
     assert done.where("eager") and not done.where("fused") and not done.where("compile")
-    assert [point.case["way"] for point in done.where("tiny")] == ["eager"]
-    assert all(gain.measured is None for gain in fusion.gains(done))
     assert "not measured" in str(fusion.largest(done)[0]) and not done.plot().axes
 
 
 def test_graph_breaks_are_found_and_removed():
     done = launch(Experiment("graph_breaks")).wait()  # Dynamo's limits are a process's own
     broken = done.one("explain", function="broken").values
-    assert broken["breaks"] >= 1 and broken["graphs"] == broken["breaks"] + 1
-    assert broken["reasons"] and not any(os.sep + "work" in r for r in broken["reasons"])
+    assert broken["breaks"] >= 1 and broken["graphs"] == broken["breaks"] + 1 and broken["reasons"]
     whole = done.one("explain", function="whole").values
     assert whole == {"graphs": 1, "breaks": 0, "reasons": []}
-    took = {point.case["way"]: point.values for point in done.where("captures")}
-    every, default, dynamic, padded = took.values()
+    every, default, dynamic, padded = (point.values for point in done.where("captures"))
     assert every["captured"] == every["limit"] < every["calls"] and every["eager"] > 0
     assert padded["captured"] == 1 and padded["eager"] == dynamic["eager"] == 0
     assert dynamic["captured"] <= default["captured"] < every["captured"] and default["log"]
 
 
 def test_memory_is_predicted_within_a_tenth_of_what_is_measured():
-    done = measured("memory_parts")
-    assert len(done) == 6
-    for point in done:
+    assert len(measured("memory_parts")) == 6
+    for point in measured("memory_parts"):
         said, seen = memory.predict(point.values), memory.measured(point)
         assert said.mib == pytest.approx(seen.mib, rel=0.1), point.case
         assert "tensors themselves" in point.values["how"]
@@ -206,24 +188,23 @@ def test_memory_is_predicted_within_a_tenth_of_what_is_measured():
 
 def test_micro_batches_add_up_and_every_mistake_is_seen_and_cured():
     compared = measured("accumulation")
-    for model in ("mlp", "transformer"):
-        for dtype, limit in (("float32", 1e-6), ("float64", 1e-14)):
-            point = compared.one("equivalence", model=model, dtype=dtype)
-            assert point.values["error"] < limit
+    for point in compared.where("equivalence"):
+        assert point.values["error"] < {"float32": 1e-6, "float64": 1e-14}[point.case["dtype"]]
     mistakes = {point.case["name"]: point.values for point in compared.where("mistake")}
     assert set(mistakes) == set(accumulation.MISTAKES)
     for name, values in mistakes.items():
         assert values["error"] > 1e-4 and values["cured"] < 1e-13, name
     assert mistakes["no division by the number of steps"]["error"] == pytest.approx(3)
+    assert compared.one("hidden by Adam").values["error"] < 0.01
 
 
 def test_a_smaller_micro_batch_saves_activations_and_nothing_else():
     done = measured("accumulation_cost")
-    parts = {point.case["micro"]: point.values for point in done.where("memory")}
+    parts = {point.case["micro"]: memory.measured(point) for point in done.where("memory")}
     assert list(parts) == [1, 2, 4, 8, 16] and len(done.where("update")) == 5
-    assert parts[1]["activations_bytes"] < parts[16]["activations_bytes"] / 8
-    for part in ("weights_bytes", "gradients_bytes", "optimizer_bytes"):
-        assert parts[1][part] == pytest.approx(parts[16][part], rel=0.01)
+    assert parts[1].activations < parts[16].activations / 8
+    for part in ("weights", "gradients", "optimizer"):
+        assert getattr(parts[1], part) == pytest.approx(getattr(parts[16], part), rel=0.01)
 
 
 def test_the_scaling_rule_holds_at_four_times_and_breaks_at_sixty_four(monkeypatch):
@@ -247,7 +228,6 @@ def test_an_experiment_runs_apart_and_one_that_fails_says_why():
     assert [point.of for point in done] == ["one by one", "batched"]
     batched = done.one("batched", n=8)
     assert batched.flops == 2 * 16 * 8**3 and lk.measure.last is done
-    assert batched.tflop_per_s == pytest.approx(batched.flops / batched.median_s / 1e12)
     with pytest.raises(LookupError, match="there are 0 of them"):
         done.one("batched", n=9)
     failed = launch(Experiment("matrix_products", {"n": 1 << 16, "count": 1 << 16})).wait()
@@ -268,26 +248,26 @@ def test_the_own_kernel_and_package_are_checked_or_say_how_to_install_what_they_
         assert interpreted == (own.machine.kind == "cpu") != bool(own.where("time"))
 
 
-def test_a_real_limit_on_memory_is_found_and_refuses_without_harm():
-    pipeline = lk.Pipeline(model="cnn", width=32, depth=2, batch_size=64)
-    done = lk.largest_batch(pipeline, limit_gib=0.1, most=8192, multiple=64)
+def test_a_real_limit_on_memory_is_found_and_refuses_without_harm(monkeypatch):
+    monkeypatch.setattr(search, "FINE", 2)
+    done = lk.largest_batch(model="mlp", width=64, depth=1, batch_size=1024, limit_gib=0.1)
     assert done.batch_size and lk.largest_batch.last is done
     refused = [t for t in done.tried if not t.fits]
     assert refused[0].why and all(t.batch_size > done.batch_size for t in refused)
     assert done.limit_gib == pytest.approx(0.1) and done.plot().axes
 
 
-def test_a_knee_is_found_in_a_real_sweep_and_drawn():
-    from labkit.results.sweep import Sweep
-
-    pipeline = lk.Pipeline(dataset="sleep", prep_ms=0, model="mlp", width=32, depth=1, xray=False)
-    swept = Sweep(pipeline.but(steps=20), {"batch_size": [2, 64, 512]})
-    swept.runs = [launch(each).wait() for each in swept.pipelines]
-    found = lk.knee(swept)
-    assert found.sizes == (2, 64, 512) and found.sample_ms > 0
-    assert swept[0].machine.line in [text.get_text() for text in found.plot().texts]
+def test_the_kit_measures_its_own_cost_without_a_warning(monkeypatch):
+    monkeypatch.setattr(own_cost, "STEPS", 300)
+    cost = own_cost.recorder_cost()
+    assert cost["recorder_step_ms"] > 0 and abs(cost["recorder_cost_share"]) < 1
+    costs = dict.fromkeys(own_cost.CLAIMS, 0.1) | {"machine": "here"}
+    assert "import labkit" in str(own_cost.table(costs))
 
 
 def test_importing_the_experiments_imports_neither_torch_nor_matplotlib():
-    code = "import sys, labkit.experiments; print({'torch', 'matplotlib'} & set(sys.modules))"
+    code = (
+        "import sys, labkit.experiments\n"
+        "print({'torch', 'matplotlib', 'labkit.experiments.own_cost'} & set(sys.modules))"
+    )  # `python -m labkit.experiments.own_cost` would warn of one that is imported already
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"

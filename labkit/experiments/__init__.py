@@ -13,4 +13,5 @@ from labkit.spec import EXPERIMENTS, Experiment
 __all__ = ["EXPERIMENTS", "Experiment"]
 
 for _file in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_file.name}")
+    if _file.name != "own_cost":  # a program: `python -m` warns of one that is imported already
+        importlib.import_module(f"{__name__}.{_file.name}")

@@ -1,8 +1,7 @@
 """Accumulation: whether micro-batches add up to the large batch, and what they save and cost.
 
-"The update" is plain SGD's: the learning rate times the gradient. It is compared before it is added
-to the weights, since adding rounds it to the weights' own digits. The error is the norm of the
-difference over the norm of the update that one large batch gives, all parameters as one vector.
+"The update" is plain SGD's, lr x gradient, all parameters as one vector, before it is added to the
+weights (adding rounds it to their digits). Its error: the norm of the difference over the norm.
 """
 
 from __future__ import annotations
@@ -29,41 +28,40 @@ IGNORED = -100  # the label of a position that is padding, as cross_entropy skip
     count=knob(8, "micro-batches in an update", low=2, high=1024),
 )
 def accumulation(job: Any, bench: Any) -> None:
-    """Compare `count` micro-batches of `micro` samples with one batch of `micro` x `count`.
-
-    FP32 and FP64, without batch norm; then what goes wrong, each with its cure, in FP64, where
-    rounding hides nothing.
-    """
+    """Compare `count` micro-batches of `micro` samples with one batch; then with each mistake."""
     bench.stage("comparing updates")
     formats.use_tf32(False)  # its 10 bits would be the error that is seen
     no_fp64 = bench.device.type == "mps"
     for model in ("mlp", "transformer"):
-        for dtype in (torch.float32, torch.float64):
-            if dtype is torch.float64 and no_fp64:
+        for name in ("float32", "float64"):
+            if name == "float64" and no_fp64:
                 bench.skip(f"{model}, float64", "Apple GPUs have no FP64")
                 continue
-            name = str(dtype).removeprefix("torch.")
-            error = Net(job, bench.device, model, dtype).error()
+            error = Net(model, job, bench.device, getattr(torch, name)).error()
             bench.write("equivalence", values={"error": error}, model=model, dtype=name)
-    exact = torch.float32 if no_fp64 else torch.float64
+    exact = torch.float32 if no_fp64 else torch.float64  # where rounding hides nothing
     for name, (mistake, cure) in MISTAKES.items():
         wrong, cured = mistake(job, bench.device, exact)
         bench.write("mistake", values={"error": wrong, "cured": cured, "cure": cure}, name=name)
-    bench.write("hidden by Adam", values={"error": hidden_by_adam(job, bench.device, exact)})
+    # without the division, Adam's first step is all but the same: it divides by the gradient
+    gradient, first = Net("mlp", job, bench.device, exact).update() / LR, []
+    for scale in (job.count, 1):
+        first.append(torch.zeros_like(gradient, requires_grad=True))
+        first[-1].grad = scale * gradient
+        torch.optim.Adam(first[-1:], lr=LR).step()
+    bench.write("hidden by Adam", values={"error": difference(*first)})
 
 
 class Net:
-    """A model and a batch of samples for it: its update at once, and from micro-batches."""
+    """A model of the bench and random samples for it: its update at once, and in micro-batches."""
 
-    def __init__(self, job: Any, device: Any, model: str, dtype: Any, size: int | None = None):
-        """Make a model of the bench and `size` (`micro` x `count`) random pictures."""
+    def __init__(self, model: str, job: Any, device: Any, dtype: Any, size: int | None = None):
         torch.manual_seed(0)
         self.model = models.make_model(model, 64, 2, CLASSES, PX).to(device, dtype).train()
         size = size or job.micro * job.count
         self.inputs = torch.rand(size, 3, PX, PX, device=device, dtype=dtype)
         self.labels = torch.randint(0, CLASSES, (size,), device=device)
         self.micro, self.loss = job.micro, functional.cross_entropy
-        self.count = -(-size // job.micro)  # of micro-batches
 
     def update(self, weight: Callable[[Any], float] | None = None) -> torch.Tensor:
         """Return SGD's update, flat: at once, or each micro-batch's loss times weight(labels)."""
@@ -76,21 +74,30 @@ class Net:
 
     def error(self, weight: Callable[[Any], float] | None = None) -> float:
         """Return how far the update from micro-batches, by default their mean, is from the one."""
-        return difference(self.update(weight or (lambda _: 1 / self.count)), self.update())
+        count = len(self.labels.split(self.micro))
+        return difference(self.update(weight or (lambda _: 1 / count)), self.update())
+
+
+def difference(update: torch.Tensor, reference: torch.Tensor) -> float:
+    """Return the norm of the difference over the reference's; in FP64 where there is one."""
+    update, reference = update.detach(), reference.detach()
+    if reference.device.type != "mps":
+        update, reference = update.double(), reference.double()
+    return ((update - reference).norm() / reference.norm()).item()
 
 
 # Each returns the error of a mistake, and what is left of it when it is cured
 
 
-def no_division(job: Any, device: Any, dtype: Any) -> tuple[float, float]:
+def no_division(*where: Any) -> tuple[float, float]:
     """Add the losses up as they are: the update is `count` times too long."""
-    net = Net(job, device, "mlp", dtype)
+    net = Net("mlp", *where)
     return net.error(lambda y: 1.0), net.error()
 
 
 def batch_norm(job: Any, device: Any, dtype: Any) -> tuple[float, float]:
     """Take batch norm's statistics of each micro-batch; group norm looks at single samples."""
-    net = Net(job, device, "cnn", dtype)
+    net = Net("cnn", job, device, dtype)
     wrong = net.error()
     for block in net.model.blocks:
         block[1] = nn.GroupNorm(8, block[1].num_features, device=device, dtype=dtype)
@@ -100,13 +107,13 @@ def batch_norm(job: Any, device: Any, dtype: Any) -> tuple[float, float]:
 def unequal_last(job: Any, device: Any, dtype: Any) -> tuple[float, float]:
     """Let the last micro-batch, half as long, weigh as much as the others."""
     size = job.micro * job.count - job.micro // 2
-    net = Net(job, device, "mlp", dtype, size)
+    net = Net("mlp", job, device, dtype, size)
     return net.error(), net.error(lambda y: len(y) / size)
 
 
 def token_mean(job: Any, device: Any, dtype: Any) -> tuple[float, float]:
     """Let each micro-batch average over its own tokens, which differ in number."""
-    net = Net(job, device, "mlp", dtype)
+    net = Net("mlp", job, device, dtype)
     torch.manual_seed(0)
     net.model = nn.Sequential(nn.Embedding(VOCABULARY, 32), nn.Linear(32, 64), nn.ReLU(),
                               nn.Linear(64, VOCABULARY)).to(device, dtype)  # fmt: skip
@@ -128,31 +135,6 @@ MISTAKES = {  # with their cures
     "unequal last batch": (unequal_last, "weight by samples"),
     "loss averaged over tokens": (token_mean, "weight by tokens"),
 }
-
-
-def hidden_by_adam(job: Any, device: Any, dtype: Any) -> float:
-    """Return what is left of the missing division in Adam's first step, before it is added.
-
-    It divides by the gradient.
-    """
-    gradient = Net(job, device, "mlp", dtype).update() / LR
-
-    def first_step(gradient: torch.Tensor) -> torch.Tensor:
-        zeros = torch.zeros_like(gradient, requires_grad=True)
-        zeros.grad = gradient
-        torch.optim.Adam([zeros], lr=LR).step()
-        return zeros.detach()
-
-    return difference(first_step(job.count * gradient), first_step(gradient))
-
-
-def difference(update: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return the norm of the difference over the reference's; in FP64 where there is one."""
-    if reference.device.type != "mps":
-        update, reference = update.double(), reference.double()
-    return ((update - reference).norm() / reference.norm()).item()
-
-
 FLOOR = 1e-18  # where a difference of exactly 0 is drawn
 
 
@@ -164,29 +146,21 @@ def draw_errors(measured: Any) -> Any:
     rows += [(p.case["name"], p.values["error"], p.values["cured"], f" ({p.values['cure']})")
              for p in measured.where("mistake")]  # fmt: skip
     worst = max((right for _, _, right, _ in rows), default=0.0)
-    figure, (axes,) = page(
-        measured, [(0.24, 0.1 + 0.3 * len(rows))], "update = plain SGD's: lr x gradient",
-        title=f"done right, micro-batches come within {worst:.0e} of the large batch's update",
-        left_in=2.7,
-    )  # fmt: skip
-    right_look = {"color": style.COMPUTE, "marker": "o", "ls": "", "markersize": 7}
-    wrong_look = {"color": style.ALARM, "marker": "X", "ls": "", "markersize": 7}
+    title = f"done right, micro-batches come within {worst:.0e} of the large batch's update"
+    panels = [(0.24, 0.1 + 0.3 * len(rows))]
+    figure, (axes,) = page(measured, panels, "update = SGD's: lr x gradient", title=title,
+                           left_in=2.7)  # fmt: skip
+    looks = {"as the mistake has it": {"color": style.ALARM, "marker": "X", "ls": "", "ms": 7},
+             "done right": {"color": style.COMPUTE, "marker": "o", "ls": "", "ms": 7}}  # fmt: skip
     for y, (_, wrong, right, cure) in enumerate(rows):
-        if wrong is not None:
-            axes.plot(wrong, y, **wrong_look)
-            primitives.beside(axes, 1.6 * wrong, y, f"{wrong:.1e}")
-        axes.plot(max(right, FLOOR), y, **right_look)
-        primitives.beside(axes, 2 * max(right, FLOOR), y, f"{right:.0e}{cure}")
-    for limit in (1e-6, 1e-14):
-        axes.axvline(limit, color="#999999", linewidth=0.9, linestyle=":", zorder=0)
-    axes.set_xscale("log")
-    axes.set_xlim(FLOOR / 3, 1e3)
+        for x, look, words in zip((wrong, right), looks.values(), ("", cure), strict=True):
+            if x is not None:
+                axes.plot(max(x, FLOOR), y, **look)
+                primitives.beside(axes, 2 * max(x, FLOOR), y, f"{x:.0e}{words}")
+    axes.set(xscale="log", xlim=(FLOOR / 3, 1e3),
+             xlabel="norm of the difference / norm of the large batch's update")  # fmt: skip
     primitives.name_rows(axes, [name for name, *_ in rows])
-    axes.set_xlabel("norm of the difference / norm of the large batch's update")
-    primitives.legend(axes, {
-        "as the mistake has it": wrong_look, "done right": right_look,
-        "1e-14 (FP64) and 1e-6 (FP32)": {"color": "#999999", "ls": ":"},
-    })  # fmt: skip
+    primitives.legend(axes, looks)
     return figure
 
 
@@ -203,8 +177,7 @@ def draw_errors(measured: Any) -> Any:
 def accumulation_cost(job: Any, bench: Any) -> None:
     """Make one update from `effective` samples, in micro-batches of 1, 2, 4 ... up to all at once.
 
-    Timed as a whole: every forward and backward of the update and the optimizer's step. Memory by
-    part, as the experiment memory_parts counts it: one micro-batch's activations at a time.
+    Timed as a whole, with the optimizer's step; memory by part, as memory_parts counts it.
     """
     sizes = [2**i for i in range(job.effective.bit_length()) if job.effective % 2**i == 0]
     for i, micro in enumerate(sizes):
@@ -228,23 +201,21 @@ def accumulation_cost(job: Any, bench: Any) -> None:
 def draw_cost(measured: Any, before: Any = None) -> Any:
     """Draw memory by part, and samples/s, for each size of the micro-batch."""
     name = "{micro} ({steps}x)".format
-    stacks, rates = [], []
-    for point in measured.where("memory"):
-        parts = memory.measured(point)
-        stacks.append((name(**point.case), parts.mib, primitives.number(parts.total / memory.MIB)))
+    parts = [memory.measured(point) for point in measured.where("memory")]
+    stacks = [(name(**point.case), each.mib, primitives.number(each.total / memory.MIB))
+              for point, each in zip(measured.where("memory"), parts, strict=True)]  # fmt: skip
+    rates = []
     for point in measured.where("update"):
-        rate = point.case["effective"] / point.median_s
-        then = before.where("update", **point.case) if before is not None else []
-        old = point.case["effective"] / then[0].median_s if then else None
-        rates.append(primitives.Bar(name(**point.case), rate, f"{rate:,.0f}", before=old))
+        rate, case = point.case["effective"] / point.median_s, point.case
+        then = before.where("update", **case) if before is not None else []
+        old = case["effective"] / then[0].median_s if then else None
+        rates.append(primitives.Bar(name(**case), rate, f"{rate:,.0f}", before=old))
     title = f"one update from {measured.params['effective']} samples"
     if rates:
-        first, last = (sum(parts.values()) for _, parts, _ in (stacks[0], stacks[-1]))
-        speed = rates[0].value / rates[-1].value
-        title += f", one by one: {first / last:.0%} of the memory, {speed:.0%} of the speed"
+        less, speed = parts[0].total / parts[-1].total, rates[0].value / rates[-1].value
+        title += f", one by one: {less:.0%} of the memory, {speed:.0%} of the speed"
     rows_in = primitives.rows_in(len(stacks))
-    how = {point.values["how"] for point in measured.where("memory")}
-    figure, (upper, lower) = page(measured, [(0.24, rows_in), (0.6, rows_in)], *how,
+    figure, (upper, lower) = page(measured, [(0.24, rows_in), (0.6, rows_in)],
                                   before=before, title=title, left_in=1.4)  # fmt: skip
     legend = {part: (part, colour) for part, colour in memory.PARTS.items()}
     primitives.stack(upper, stacks, legend, "memory by micro-batch (and how many of them), MiB")

@@ -1,4 +1,4 @@
-"""Copies: the same bytes in many pieces and in one, and the way of a batch from disk to the math.
+"""Moving bytes: in many pieces and in one, from disk to the math, and within the device's memory.
 
 On a GPU `bytes` of a copy are those that cross the bus. On a CPU there is no bus: the pieces go
 from RAM to RAM, and `bytes` is what is copied (it is read once and written once).
@@ -6,25 +6,27 @@ from RAM to RAM, and `bytes` is what is copied (it is read once and written once
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from labkit.experiments.matrix_products import side, time_product
-from labkit.experiments.measure import page, primitives
+from labkit.experiments.measure import page, primitives, style
 from labkit.spec import experiment, knob
 from labkit.wiring import Later
 
-torch, boxes = Later("torch"), Later("labkit.show.primitives")
+torch = Later("torch")
 
 MIB = 2**20
+# For Apple's GPUs PyTorch's pin_memory moves to the device instead (up to 2.13: its issue 181374)
 NO_PINS = "page-locked memory is for CUDA devices; this GPU shares the CPU's memory"
 ISSUES = 20  # copies of which the host's own share is timed
 READS = 5  # of the file
+SMALLEST = 2**11  # float32 numbers of the smallest array: 8 KiB
+LEAST = 2  # launches that a copy takes on a GPU, or it is the launch that is timed
 
 
 @experiment(
@@ -33,10 +35,7 @@ READS = 5  # of the file
     pieces=knob([1, 64, 4096], "pieces it is copied in", low=1, high=1 << 30),
 )
 def copies(job: Any, bench: Any) -> None:
-    """Copy `mib` MiB as 1 piece and as many, for each number in `pieces`.
-
-    On a GPU from RAM to the card, from pageable and from pinned memory, blocking and not.
-    """
+    """Copy `mib` MiB as so many pieces; on a GPU from pageable and pinned RAM, blocking and not."""
     total = job.mib * MIB // 4  # float32 numbers
     for done, pieces in enumerate(job.pieces, 1):
         bench.stage("copying", done, len(job.pieces))
@@ -52,13 +51,13 @@ def copies(job: Any, bench: Any) -> None:
             copy_to_card(bench, total, pieces)
     if bench.on_cpu:
         bench.skip("pinned and non_blocking", "there is no bus to cross: the device is the CPU")
-    elif not pins(bench.device):
+    elif bench.device.type != "cuda":
         bench.skip("pinned", NO_PINS)
 
 
 def copy_to_card(bench: Any, total: int, pieces: int) -> None:
     """Time copies from RAM to the card in each of the four ways, and what the host waits."""
-    for pinned in (False, True) if pins(bench.device) else (False,):
+    for pinned in (False, True) if bench.device.type == "cuda" else (False,):
         sources = separate(bench, total, pieces, pinned)
         for waits in (True, False):
             case = {"pieces": pieces, "pinned": pinned, "non_blocking": not waits}
@@ -78,22 +77,11 @@ def copy_to_card(bench: Any, total: int, pieces: int) -> None:
             bench.synchronize()
 
 
-def pins(device: Any) -> bool:
-    """Return whether memory can be page-locked for `device`.
-
-    For Apple's, PyTorch moves it there instead (up to 2.13: pytorch issue 181374).
-    """
-    return device.type == "cuda"
-
-
 def separate(bench: Any, total: int, pieces: int, pinned: bool = False) -> list[torch.Tensor]:
-    """Return `pieces` tensors in RAM of together `total` random numbers, in memory apart.
-
-    Pinned ones lie in one block: to page-lock each of thousands takes seconds.
-    """
+    """Return `pieces` tensors in RAM of together `total` random numbers, in memory apart."""
     each = total // pieces
     numbers = bench.random_array(each * pieces, "cpu")
-    if pinned:
+    if pinned:  # in one block: to page-lock each of thousands takes seconds
         return list(numbers.pin_memory().split(each))
     return [piece.clone() for piece in numbers.split(each)]
 
@@ -106,131 +94,157 @@ def separate(bench: Any, total: int, pieces: int, pinned: bool = False) -> list[
     mib=knob(64, "size of the batch", unit="MiB", low=1, high=1 << 14),
 )
 def batch_path(job: Any, bench: Any) -> None:
-    """Move `mib` MiB over each leg; `bytes` of a leg are what arrives (not read plus written).
-
-    Each crossing is measured alone, with the same bytes, so that the narrow place can be seen.
-    """
+    """Move `mib` MiB over each leg alone; `bytes` are what arrives (not read plus written)."""
     size = job.mib * MIB
-    with a_file(size) as path:
-        bench.stage("reading from disk")
-        if hasattr(os, "posix_fadvise"):
-            bench.write("disk to RAM", seconds=read_times(path, evicted=True), bytes=size)
-        else:
-            bench.skip("disk to RAM", "this system cannot drop a file from its page cache")
-        bench.write("page cache to RAM", seconds=read_times(path, evicted=False), bytes=size)
+    read_a_file(bench, size)
     bench.stage("copying in RAM")
     source = bench.random_array(size // 4, "cpu")
     target = torch.empty_like(source).fill_(1.0)
     bench.time(lambda: target.copy_(source), of="RAM to RAM", bytes=size)
-    if bench.on_cpu:
-        within_cpu(bench)
+    large = bench.random_array(bench.past_cache_elements())
+    if bench.on_cpu:  # a sum reads every number once
+        why = "the device is the CPU: a batch is where it is computed already"
+        bench.skip("pinned RAM, PCIe, device memory", why)
+        bench.time(lambda: large.sum(), of="RAM to core", bytes=4 * large.numel())
+        if cache := bench.cache_bytes().get("L2"):
+            small = large[: cache // 8]  # float32: half of the cache
+            bench.time(lambda: small.sum(), of="L2 cache to core", bytes=4 * small.numel())
+        else:
+            bench.skip("L2 cache to core", "the size of the cache is unknown")
     else:
-        over_the_bus(bench, source)
+        bench.stage("crossing the bus")
+        bench.time(lambda: source.to(bench.device), of="RAM to device", bytes=size)
+        if bench.device.type == "cuda":
+            pinned = source.pin_memory()
+            bench.time(lambda: pinned.copy_(source), of="RAM to pinned RAM", bytes=size)
+            bench.time(lambda: pinned.to(bench.device), of="pinned RAM to device", bytes=size)
+        else:
+            bench.skip("pinned RAM", NO_PINS)
+        other = torch.empty_like(large)
+        bench.time(lambda: other.copy_(large), of="device memory", bytes=4 * large.numel())
     bench.stage("computing")
     time_product(bench, "fp32", side(bench, "fp32", largest=True), of="arithmetic")
 
 
-def over_the_bus(bench: Any, source: torch.Tensor) -> None:
-    """Pin, cross the bus from pageable and from pinned memory, and copy within the card."""
-    bench.stage("crossing the bus")
-    size, starts = 4 * source.numel(), {"RAM to device": source}
-    if pins(bench.device):
-        pinned = starts["pinned RAM to device"] = source.pin_memory()
-        bench.time(lambda: pinned.copy_(source), of="RAM to pinned RAM", bytes=size)
-    else:
-        bench.skip("pinned RAM", NO_PINS)
-    for of, start in starts.items():
-        bench.time(lambda start=start: start.to(bench.device), of=of, bytes=size)
-    large = bench.random_array(bench.past_cache_elements())
-    other = torch.empty_like(large)
-    bench.time(lambda: other.copy_(large), of="device memory", bytes=4 * large.numel())
+def read_a_file(bench: Any, size: int) -> None:
+    """Time whole reads of a file of random bytes on the run's own disk, out of its cache and in."""
+    bench.stage("reading from disk")
+    buffer = bytearray(size)
+    with tempfile.NamedTemporaryFile(dir=Path.cwd(), suffix=".bin", buffering=0) as written:
+        for start in range(0, size, MIB):
+            written.write(os.urandom(min(MIB, size - start)))
+        os.fsync(written.fileno())
+        for of in ("disk to RAM", "page cache to RAM"):
+            evicted, times = of == "disk to RAM", []
+            if evicted and not hasattr(os, "posix_fadvise"):
+                bench.skip(of, "this system cannot drop a file from its page cache")
+                continue
+            for _ in range(READS):
+                if evicted:
+                    os.posix_fadvise(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                written.seek(0)
+                started = time.perf_counter()
+                written.readinto(buffer)
+                times.append(time.perf_counter() - started)
+            bench.write(of, seconds=sorted(times), bytes=size)
 
 
-def within_cpu(bench: Any) -> None:
-    """Read from RAM and from the second-level cache (a sum: every number once); no bus to cross."""
-    why = "the device is the CPU: a batch is where it is computed already"
-    bench.skip("pinned RAM, PCIe, device memory", why)
-    large = bench.random_array(bench.past_cache_elements())
-    bench.time(lambda: large.sum(), of="RAM to core", bytes=4 * large.numel())
-    if cache := bench.cache_bytes().get("L2"):
-        small = large[: cache // 8]  # float32: half of the cache
-        bench.time(lambda: small.sum(), of="L2 cache to core", bytes=4 * small.numel())
-    else:
-        bench.skip("L2 cache to core", "the size of the cache is unknown")
-
-
-@contextlib.contextmanager
-def a_file(size: int) -> Iterator[Path]:
-    """Write a file of random bytes to the run's own disk, and remove it afterwards."""
-    handle, name = tempfile.mkstemp(dir=Path.cwd(), suffix=".bin")
-    try:
-        with open(handle, "wb") as file:
-            for start in range(0, size, MIB):
-                file.write(os.urandom(min(MIB, size - start)))
-            file.flush()
-            os.fsync(file.fileno())
-        yield Path(name)
-    finally:
-        os.unlink(name)
-
-
-def read_times(path: Path, evicted: bool) -> list[float]:
-    """Read the whole file `READS` times into one buffer; return the seconds of each, sorted.
-
-    `evicted` drops it from the page cache before, so that it is read from disk.
-    """
-    buffer, times = bytearray(path.stat().st_size), []
-    for _ in range(READS):
-        with open(path, "rb", buffering=0) as file:
-            if evicted:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            started = time.perf_counter()
-            file.readinto(buffer)
-            times.append(time.perf_counter() - started)
-    return sorted(times)
-
-
-# -- its figure: places as boxes, crossings as arrows with their rates -----------------------------
-
-TALL = 1.75  # inches
-# Per kind of device the places, and the legs that lead to each; the first is the way of the batch
-PATHS: dict[str, list[tuple[str, tuple[str, ...]]]] = {
-    "cpu": [
-        ("disk", ()), ("RAM\n(the file)", ("disk to RAM", "page cache to RAM")),
-        ("RAM\n(the batch)", ("RAM to RAM",)), ("core", ("RAM to core", "L2 cache to core")),
-    ],
-    "gpu": [
-        ("disk", ()), ("RAM,\npageable", ("disk to RAM", "page cache to RAM")),
-        ("RAM,\npinned", ("RAM to pinned RAM",)),
-        ("VRAM", ("pinned RAM to device", "RAM to device")), ("SMs", ("device memory",)),
-    ],
-}  # fmt: skip
-COLOURS = ("#EEEEEE", "#CFE3F1", "#B9D3E8", "#F5E6C4", "#CDE9DF")
+BESIDE = ("page cache to RAM", "L2 cache to core", "RAM to device")  # other ways to such a place
 
 
 @batch_path.figure
 def draw_path(measured: Any) -> Any:
-    """Draw the way of a batch, each arrow with its measured GB/s, the narrowest one in bold."""
-    path = PATHS["gpu" if measured.machine.kind == "gpu" else "cpu"]
-    rates = {p.of: f"{primitives.number(p.gb_per_s)} GB/s" for p in measured if p.gb_per_s}
-    legs = [leg[0] for _, leg in path if leg and leg[0] in rates]
-    slowest = min(legs, key=lambda leg: measured.one(leg).gb_per_s, default=None)
-    title = f"the narrowest place: {slowest}, {rates.get(slowest, 'not measured')}"
-    figure, (axes,) = page(measured, [(0.05, TALL)], "10⁹ byte/s that arrive, each crossing alone",
-                           title=title, left_in=0.12, bottom_in=0.05)  # fmt: skip
-    boxes.canvas(axes, TALL)
-    each = boxes.WIDE / (len(path) + 0.62 * (len(path) - 1))  # a gap is 0.62 of a place
-    arithmetic = [p.tflop_per_s for p in measured.where("arithmetic") if p.tflop_per_s]
-    for place, (name, legs) in enumerate(path):
-        x = 1.62 * place * each
-        if arithmetic and place == len(path) - 1:
-            name += "\n" + primitives.flops_text(arithmetic[0]).replace(" ", "\n")
-        boxes.box(axes, x, 0.55, each, 0.8, COLOURS[place], name)
-        if legs:
-            boxes.arrow(axes, (x - 0.58 * each, 0.95), (x - 0.04 * each, 0.95))
-            boxes.say(axes, x - 0.31 * each, 1.2, rates.get(legs[0], "not\nmeasured"), fontsize=8,
-                      fontweight="bold" if legs[0] == slowest else "normal")  # fmt: skip
-        for other in legs[1:]:
-            if other in rates:
-                boxes.say(axes, x + each / 2, 0.28, f"{other}:\n{rates[other]}", color="#555555")
+    """Draw the rate of each crossing, in the order of the way, and mark the narrowest."""
+    rates = {p.of: p.gb_per_s for p in measured if p.gb_per_s and p.of != "arithmetic"}
+    slowest = min((leg for leg in rates if leg not in BESIDE), key=rates.get, default="none")
+    colours = dict.fromkeys(BESIDE, style.OTHER) | {slowest: style.ALARM}
+    rows = []
+    for leg, rate in rates.items():
+        colour, text = colours.get(leg, style.LINES[0]), f"{primitives.number(rate)} GB/s"
+        rows.append(primitives.Bar(leg, rate, text, colour))
+    texts = [f"then {primitives.flops_text(p.tflop_per_s)} of arithmetic"
+             for p in measured.where("arithmetic") if p.tflop_per_s]  # fmt: skip
+    title = f"the narrowest place: {slowest}"
+    figure, (axes,) = page(measured, [(0.1, primitives.rows_in(len(rows)))], *texts, title=title,
+                           left_in=1.9)  # fmt: skip
+    primitives.hbars(axes, rows, "10⁹ byte/s that arrive, each crossing alone (grey: other ways)")
     return figure
+
+
+# -- within the device's memory --------------------------------------------------------------------
+
+
+@experiment(
+    "copies within the device's own memory, from cache-sized to far beyond",
+    largest_mib=knob(None, "the largest array", kind="float", unit="MiB", low=0.01, high=1 << 20,
+                     auto="well past the last-level cache"),
+)  # fmt: skip
+def bandwidth(job: Any, bench: Any) -> None:
+    """Time `out.copy_(x)` for arrays from 8 KiB on, each four times the one before.
+
+    Bytes: n numbers read and n written (the convention of STREAM, McCalpin 1995: what a cache
+    fetches before it can write is not counted). The last point is the device's bandwidth.
+    """
+    largest = max(SMALLEST, bench.past_cache_elements(job.largest_mib))
+    source = bench.random_array(largest)
+    target = torch.empty_like(source).fill_(1.0)
+    sizes = [largest]
+    while sizes[-1] // 4 >= SMALLEST:
+        sizes.append(sizes[-1] // 4)
+    bench.write("caches", values=bench.cache_bytes())
+    left_out = 0
+    for done, n in enumerate(reversed(sizes)):
+        bench.stage("copying", done, len(sizes))
+        copy = functools.partial(target[:n].copy_, source[:n])
+        if not bench.on_cpu and n < largest and bench.quick_s(copy) < LEAST * bench.launch_s:
+            left_out = n
+            continue
+        bench.time(copy, of="copy", bytes=8 * n, launches=1, array_bytes=4 * n)
+    if left_out:
+        size = f"arrays up to {left_out / 2**18:.3g} MiB"
+        bench.skip(size, f"a copy takes less than {LEAST} launches: those would be timed")
+    past = bench.is_past_cache(8 * largest)
+    bench.write("largest", values={"array_bytes": 4 * largest, "past_cache": past})
+
+
+@bandwidth.figure
+def draw_bandwidth(measured: Any, before: Any = None) -> Any:
+    """Draw GB/s against the bytes of one array, both logarithmic; dotted lines are cache sizes."""
+    texts, drawn = ["read plus written"], []
+    if any(point.values.get("past_cache") is False for point in measured.where("largest")):
+        texts.append("the largest is NOT well past the last-level cache: not the memory's own rate")
+    for run in (measured, before) if before is not None else (measured,):
+        rates = {p.case["array_bytes"]: p.gb_per_s for p in run.where("copy") if p.gb_per_s}
+        drawn.append(primitives.Series("", [*rates], [*rates.values()], before=bool(drawn)))
+    sizes, rates = drawn[0].x, drawn[0].y
+    title = f"{primitives.number(rates[-1])} GB/s from memory" if rates else ""
+    figure, (axes,) = page(measured, [(0.3, 2.3)], *texts, before=before, title=title)
+    ticks = {size: primitives.size_text(size) for size in sizes}
+    primitives.lines(axes, drawn, "size of one array", "GB/s", log="xy", xticks=ticks,
+                     say=lambda rate: f"{rate:.3g}")  # fmt: skip
+    for name, size in [pair for p in measured.where("caches") for pair in p.values.items()]:
+        if sizes and sizes[0] < size < sizes[-1]:
+            axes.axvline(size, color="#888888", linestyle=":", linewidth=1, zorder=0)
+            axes.text(size, 1.0, f"{name} {primitives.size_text(size)}", ha="center", va="bottom",
+                      fontsize=8, transform=axes.get_xaxis_transform())  # fmt: skip
+    return figure
+
+
+@experiment(
+    "elementwise operations one after another: each is a pass over memory",
+    mib=knob(None, "size of the array", kind="int", unit="MiB", low=1, high=1 << 17,
+             auto="well past the last-level cache"),
+    lengths=knob([1, 2, 4, 8], "operations one after another", low=1, high=1 << 12),
+)  # fmt: skip
+def eager_chain(job: Any, bench: Any) -> None:
+    """Time multiplications in turn, in place on one array: each reads and writes every number."""
+    n = bench.past_cache_elements(job.mib)
+    x = bench.random_array(n)
+
+    def chain(length: int) -> None:
+        for step in range(length):
+            x.mul_(1.0001 if step % 2 else 0.9999)  # neither to zero nor to infinity
+
+    for length in job.lengths:
+        bench.time(lambda length=length: chain(length), of="in turn", bytes=8 * length * n,
+                   launches=length, operations=length)  # fmt: skip

@@ -1,8 +1,7 @@
 """Elementwise chains one operation at a time and fused by torch.compile: bytes, time, code.
 
-An elementwise operation does a handful of FLOPs a number and moves 4 to 12 bytes for it: past the
-caches its time is its bytes over the memory's bandwidth. Fused, the intermediate arrays are never
-written and never read again.
+Past the caches such an operation's time is its bytes over the memory's bandwidth. Fused, the
+intermediate arrays are never written and never read again.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from labkit.experiments.measure import page, primitives, style
-from labkit.results.result import noise
 from labkit.spec import NOISY, experiment, knob
 from labkit.wiring import Later
 
@@ -37,10 +35,7 @@ UNARY = (("mul", 1.5), ("add", 1.0), ("clamp", -1.0), ("sub", 0.25), ("mul", 0.5
 
 
 class Chain:
-    """Elementwise operations one after another, eager between two buffers, and compiled.
-
-    Each takes the result before it and, where there are several `arrays`, the next one of them.
-    """
+    """Operations, each on the result before it and, where there are several, the next array."""
 
     def __init__(self, name: str, operations: list[tuple], arrays: tuple):
         self.name, self.arrays = name, arrays
@@ -82,9 +77,8 @@ class Chain:
 def fusion(job: Any, bench: Any) -> None:
     """Time d = a + b + c and a chain of `length` operations, eager and fused, by array size.
 
-    Bytes: 4 for every number that an operation reads or writes, the arrays in between included
-    where there are any. All arrays are there before the clock runs: neither side pays for memory.
-    "as written" is `a + b + c` as one writes it, where each result is a new array.
+    Bytes: 4 for every number that an operation reads or writes. All arrays are there before the
+    clock runs, but for "as written": `a + b + c`, where each result is a new array.
     """
     count = bench.past_cache_elements(job.mib)
     if job.mib is None:  # an operation touches two to four arrays: a CPU's need to be half as large
@@ -115,14 +109,10 @@ def fusion(job: Any, bench: Any) -> None:
 
 
 def compile_it(chain: Chain, bench: Any) -> str | None:
-    """Compile the chain and write how long that took, the code, and whether it is right.
-
-    Returns why it could not be compiled, or None. A second compilation finds the first one's
-    result in Inductor's cache on disk; so does the first where an earlier run left it there.
-    """
+    """Compile the chain, twice, and write how long that took; return why it could not, or None."""
     bench.stage(f"compiling {chain.name}")
     arrays, between, d = chain.cut(BLOCK)
-    for turn in ("first", "again"):
+    for turn in ("first", "again"):  # which finds the first one's result in Inductor's disk cache
         dynamo.reset()
         counted.counters.clear()
         compiled = torch.compile(chain.plain, dynamic=True)
@@ -146,26 +136,18 @@ def compile_it(chain: Chain, bench: Any) -> str | None:
 
 def show_kernel(chain: Chain, bench: Any) -> None:
     """Write the text of the kernel, C++ or Triton, for arrays of one fixed size."""
-
-    def fixed(arrays: tuple, d: torch.Tensor) -> None:  # a function of its own: captured anew
-        chain.plain(arrays, d)
-
     arrays, _, d = chain.cut(BLOCK)
-    _, codes = inductor.run_and_get_code(torch.compile(fixed, dynamic=False), arrays, d)
+    fixed = torch.compile(lambda *given: chain.plain(*given), dynamic=False)  # captured anew
+    _, codes = inductor.run_and_get_code(fixed, arrays, d)
     found = re.findall(r"r?'''(.*?)'''", "\n".join(codes), re.DOTALL)
-    code = next((text for text in found if "extern" in text or "@triton" in text), None)
-    if code is not None:
-        lines = [line.rstrip() for line in code.strip().splitlines() if "#include" not in line]
-        code = "\n".join(lines).strip()
+    code = next((text for text in found if "extern" in text or "@triton" in text), "")
+    lines = [line.rstrip() for line in code.strip().splitlines() if "#include" not in line]
+    code = "\n".join(lines).strip() or None
     bench.write("kernel", chain=chain.name, values={"code": code, "numbers": len(d)})
 
 
 def compare(chain: Chain, mib: float, bench: Any) -> None:
-    """Time the chain at one array size, eager and fused in turn.
-
-    The gain is taken round by round: what slows the whole machine for a while slows both sides of
-    a round, and cancels.
-    """
+    """Time the chain at one array size, eager and fused in turn: the gain is that of each round."""
     count = int(mib * 2**20) // ITEM
     arrays, between, d = chain.cut(count)
     ways = {"eager": lambda: chain.eager(arrays, between, d)}
@@ -174,12 +156,12 @@ def compare(chain: Chain, mib: float, bench: Any) -> None:
     bench.stage(f"{chain.name}: {mib:.4g} MiB an array")
     times = bench.in_turn(ways)
     for name, seconds in times.items():
-        fused, values = name == "fused", {}
+        fused = name == "fused"
+        values = bench.launch_share(statistics.median(seconds), 1 if fused else len(chain.reads))
         if fused:
-            rounds = np.array(times["eager"]) / np.array(seconds)
+            rounds = np.divide(times["eager"], seconds)
             low, middle, high = np.percentile(rounds, [25, 50, 75])
-            values = {"gain": float(middle), "spread": float((high - low) / middle)}
-        values |= bench.launch_share(statistics.median(seconds), 1 if fused else len(chain.reads))
+            values |= {"gain": float(middle), "spread": float((high - low) / middle)}
         bench.write(name, seconds=seconds, bytes=chain.bytes(fused, count), values=values,
                     chain=chain.name, mib=mib)  # fmt: skip
 
@@ -219,8 +201,8 @@ def cuda_graph(work: Callable) -> Callable:
 def arrays_moved(reads: list[int], write_cost: float = 1.0) -> float:
     """Count the array passes of operations that read so many arrays each and write one.
 
-    A write costs one pass as the program asks for it; two on a CPU with write-allocate, which reads
-    a cache line before it stores to it (Intel 64 and IA-32 Optimization Reference Manual).
+    A write costs two on a CPU with write-allocate, which reads a cache line before it stores to it
+    (Intel 64 and IA-32 Optimization Reference Manual).
     """
     return sum(reads) + write_cost * len(reads)
 
@@ -245,27 +227,18 @@ class Gain:
     predicted: float  # from the bytes as counted
     predicted_write_allocate: float  # where every write first reads
     measured: float | None  # median over the rounds; None where nothing could be compiled
-    spread: float | None = None  # IQR over median, of the rounds
-    past_cache: bool | None = None  # whether the arrays are well past it; None where unknown
-
-    @property
-    def noisy(self) -> bool:
-        """Whether the rounds differ so much that the gain means little."""
-        return self.spread is not None and self.spread > NOISY
-
-    @property
-    def off(self) -> float | None:
-        """Measured over predicted."""
-        return None if self.measured is None else self.measured / self.predicted
+    off: float | None  # measured over predicted
+    noisy: bool  # the rounds differ so much that the gain means little
+    past_cache: bool | None  # whether the arrays are well past it; None where unknown
 
     def __str__(self) -> str:
-        measured = "not measured" if self.measured is None else f"{self.measured:.2f}x"
-        off = "" if self.off is None else f", ratio {self.off:.2f}"
-        off += " (not past the last cache)" if self.past_cache is False else ""
-        off += f" {noise(self.spread, 'the gain')}" if self.noisy else ""
+        said = f"{self.chain:12} {self.array_mib:9.4g} MiB an array: predicted {self.predicted:.2f}"
+        said += f"x ({self.predicted_write_allocate:.2f}x with write-allocate), "
+        if self.measured is None:
+            return said + "not measured"
+        said += f"measured {self.measured:.2f}x, ratio {self.off:.2f}"
         return (
-            f"{self.chain:12} {self.array_mib:9.4g} MiB an array: predicted {self.predicted:.2f}x "
-            f"({self.predicted_write_allocate:.2f}x with write-allocate), measured {measured}{off}"
+            said + " (not past the last cache)" * (self.past_cache is False) + " NOISY" * self.noisy
         )
 
 
@@ -276,9 +249,10 @@ def gains(measured: Any) -> list[Gain]:
         chain, size = eager.case["chain"], eager.case["mib"]
         fused = next((p.values for p in measured.where("fused", chain=chain, mib=size)), {})
         facts = measured.one("arrays", chain=chain).values
-        said = (predicted_gain(facts["reads"], facts["inputs"], cost) for cost in (1, 2))
+        said = [predicted_gain(facts["reads"], facts["inputs"], cost) for cost in (1, 2)]
         past = facts.get("past cache") if size == facts["mib"] else None
-        found.append(Gain(chain, size, *said, fused.get("gain"), fused.get("spread"), past))
+        gain, noisy = fused.get("gain"), fused.get("spread", 0) > NOISY
+        found.append(Gain(chain, size, *said, gain, gain and gain / said[0], noisy, past))
     return found
 
 
@@ -297,20 +271,17 @@ def draw(measured: Any, before: Any = None) -> Any:
         return page(measured, [], before=before)[0]
     old = {gain.chain: gain.measured for gain in (largest(before) if before else [])}
     rows, series = [], []
-    for gain in most:
-        for name, value, colour, then in (
-            ("predicted from the bytes", gain.predicted, "#BBBBBB", None),
-            ("predicted, every write reads first", gain.predicted_write_allocate, "#7F7F7F", None),
-            ("measured", gain.measured or 0.0, style.LINES[2], old.get(gain.chain)),
-        ):
-            bar = f"{gain.chain}: {name}", value, f"{value:.2f}x", colour
-            rows.append(primitives.Bar(*bar, before=then))
-    for chain, colour in zip(dict.fromkeys(g.chain for g in every), style.LINES, strict=False):
-        mine = [g for g in every if g.chain == chain]
-        x, y = [g.array_mib for g in mine], [g.measured or math.nan for g in mine]
-        series.append(primitives.Series(f"{chain}, measured", x, y, colour))
-        said = [g.predicted for g in mine]
-        series.append(primitives.Series("predicted from the bytes", x, said, colour, "--", ""))
+    for g, colour in zip(most, style.LINES, strict=False):
+        for name, value, ink in ((f"{g.chain}: predicted from the bytes", g.predicted, "#BBBBBB"),
+                                 ("every write reads first", g.predicted_write_allocate, "#7F7F7F"),
+                                 ("measured", g.measured or 0.0, style.LINES[2])):  # fmt: skip
+            then = old.get(g.chain) if name == "measured" else None
+            rows.append(primitives.Bar(name, value, f"{value:.2f}x", ink, before=then))
+        mine = [each for each in every if each.chain == g.chain]
+        x, y = [each.array_mib for each in mine], [each.measured or math.nan for each in mine]
+        series.append(primitives.Series(f"{g.chain}, measured", x, y, colour))
+        said = [g.predicted] * len(x)
+        series.append(primitives.Series("predicted", x, said, colour, "--", ""))
     best = max(most, key=lambda gain: gain.measured or 0)
     figure, (upper, lower) = page(
         measured, [(0.1, primitives.rows_in(len(rows))), (0.75, 1.8)],

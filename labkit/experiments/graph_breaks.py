@@ -56,23 +56,17 @@ def graph_breaks(job: Any, bench: Any) -> None:
 
 
 def captures(options: dict[str, Any], lengths: tuple, device: torch.device) -> dict[str, Any]:
-    """Call a captured function with batches of these lengths; count what it took.
+    """Call a captured function with batches of these lengths; count the captures.
 
-    `captured` is how often a graph was captured anew; `eager` how many calls ran without one,
-    since Dynamo gives up at `recompile_limit` and says so only in a warning. `log` is what
-    TORCH_LOGS=recompiles would print, without paths.
+    `eager` is how many calls ran without one, since Dynamo gives up at `recompile_limit` and says
+    so only in a warning. `log` is what TORCH_LOGS=recompiles would print, without paths.
     """
     torch._dynamo.reset()
-    counted, log = {"captured": 0, "ran": 0}, []
+    captured, ran, log = [], [], []
 
     def backend(graph: torch.fx.GraphModule, _: list) -> Callable:
-        counted["captured"] += 1
-
-        def run(*inputs: Any) -> Any:
-            counted["ran"] += 1
-            return graph.forward(*inputs)
-
-        return run
+        captured.append(graph)
+        return lambda *inputs: ran.append(1) or graph.forward(*inputs)
 
     def heard(record: logging.LogRecord) -> bool:
         found = re.search(r"(tensor .*?size mismatch.*|.*?==.*)", record.getMessage())
@@ -84,13 +78,10 @@ def captures(options: dict[str, Any], lengths: tuple, device: torch.device) -> d
     torch._logging.set_logs(recompiles=True)
     logger = logging.getLogger("torch._dynamo.guards.__recompiles")
     logger.addFilter(heard)
-    try:
-        for length in lengths:
-            work(torch.randn(length, device=device))
-    finally:
-        logger.removeFilter(heard)
-        torch._logging.set_logs()
-    return {
-        "captured": counted["captured"], "eager": len(lengths) - counted["ran"],
-        "calls": len(lengths), "limit": torch._dynamo.config.recompile_limit, "log": log[:3],
-    }  # fmt: skip
+    for length in lengths:
+        work(torch.randn(length, device=device))
+    logger.removeFilter(heard)
+    torch._logging.set_logs()
+    limit = torch._dynamo.config.recompile_limit
+    return {"captured": len(captured), "eager": len(lengths) - len(ran), "calls": len(lengths),
+            "limit": limit, "log": log[:3]}  # fmt: skip

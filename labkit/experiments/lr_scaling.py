@@ -19,7 +19,6 @@ TRAINED, HELD_OUT = 2048, 1024  # images
 PX = 16
 WARMUP_EPOCHS = 1
 CURVE = 64  # points kept of a loss curve
-GUESSING = math.log(10)  # the loss of a model that knows nothing of 10 classes
 CUT = 3.0  # a held-out loss above it is drawn as this
 
 # (what it is called, batch times, learning rate times, whether it warms up)
@@ -47,12 +46,14 @@ def lr_scaling(job: Any, bench: Any) -> None:
     """Train a small CNN on the bench's pictures with plain SGD, for the same samples every time.
 
     The linear scaling rule (Goyal et al. 2017, arXiv:1706.02677): batch times k, learning rate
-    times k, warmed up over the first epochs. All cases see the same images `epochs` times; a larger
-    batch makes fewer updates of them. Every case is trained with `seeds` seeds. For the held-out
-    loss batch norm takes the statistics of the held-out images themselves: the running ones lag
-    behind after few updates, which is not the question here.
+    times k, warmed up over the first epochs. For the held-out loss batch norm takes the statistics
+    of the held-out images themselves: the running ones lag behind after few updates.
     """
-    pixels, labels = (tensor.to(bench.device) for tensor in pictures())
+    count = TRAINED + HELD_OUT
+    drawn = np.stack([data.draw_image(index, PX) for index in range(count)])  # (N, PX, PX, 3) uint8
+    pixels = torch.from_numpy(drawn).to(bench.device).permute(0, 3, 1, 2).contiguous()
+    pixels = pixels.float().div_(255).sub_(0.5).mul_(4)  # around 0
+    labels = torch.arange(count, device=bench.device) % data.CLASSES
     for i, (name, batches, rates, warm) in enumerate(CASES):
         bench.stage(f"training: {name}", i, len(CASES))
         batch, lr = job.batch_size * batches, job.lr * rates
@@ -73,7 +74,7 @@ def train(
     job: Any, pixels: torch.Tensor, labels: torch.Tensor, batch: int, lr: float, warm: bool,
     seed: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train once; return the loss curve against samples seen, and the held-out loss and share."""
+    """Train once; return the loss against samples seen, and the held-out loss and share right."""
     torch.manual_seed(seed)
     model = models.make_model("cnn", job.width, job.depth, data.CLASSES, PX).to(pixels.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
@@ -81,9 +82,8 @@ def train(
     losses, warmup = [], WARMUP_EPOCHS * TRAINED
     for _ in range(job.epochs):
         for chosen in torch.randperm(TRAINED, generator=order).split(batch):
-            if warm:
-                share = min(1.0, (len(losses) + 1) * batch / warmup)
-                optimizer.param_groups[0]["lr"] = lr * share
+            share = min(1.0, (len(losses) + 1) * batch / warmup) if warm else 1.0
+            optimizer.param_groups[0]["lr"] = lr * share
             chosen = chosen.to(pixels.device)
             loss = functional.cross_entropy(model(pixels[chosen]), labels[chosen])
             optimizer.zero_grad()
@@ -94,19 +94,10 @@ def train(
         logits = model(pixels[TRAINED:])  # (HELD_OUT, classes)
         held_out = functional.cross_entropy(logits, labels[TRAINED:]).item()
         right = (logits.argmax(1) == labels[TRAINED:]).float().mean().item()
-    # the losses averaged over equal stretches
     stretches = np.array_split(torch.stack(losses).tolist(), min(CURVE, len(losses)))
     ends = np.cumsum([len(part) for part in stretches]) * batch
     return {"samples": ends.tolist(), "loss": [float(part.mean()) for part in stretches],
             "held_out": held_out, "right": right}  # fmt: skip
-
-
-def pictures() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the bench's pictures as floats (N, 3, PX, PX) around 0, and their labels (N,)."""
-    count = TRAINED + HELD_OUT
-    drawn = np.stack([data.draw_image(index, PX) for index in range(count)])  # (N, PX, PX, 3) uint8
-    pixels = torch.from_numpy(drawn).permute(0, 3, 1, 2).float().div_(255).sub_(0.5).mul_(4)
-    return pixels.contiguous(), torch.arange(count) % data.CLASSES
 
 
 @lr_scaling.figure
@@ -126,11 +117,9 @@ def draw(measured: Any) -> Any:
         measured, [(0.1, 2.3), (0.62, primitives.rows_in(len(rows)))], left_in=2.4,
         title="the same samples, other batches and learning rates (median of the seeds)",
     )  # fmt: skip
-    primitives.lines(curves, series, "samples seen (dashed: warm-up; dotted: guessing)",
+    primitives.lines(curves, series, "samples seen (dashed: warm-up)",
                      "training loss (colours as below)", log="y")  # fmt: skip
-    curves.axhline(GUESSING, color="#999999", linewidth=0.8, linestyle=":")
     curves.set_ylim(top=12)
-    curves.set_xlim(left=0)
     label = f"held-out loss at the end (bar: median, marks: each seed; cut off at {CUT:g})"
     primitives.hbars(ends, rows, label)
     return figure

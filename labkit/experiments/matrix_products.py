@@ -1,7 +1,6 @@
 """Matrix products: many small ones against one batch, in slices, odd sizes and every format.
 
-FLOPs: 2 n^3 a product of (n, n) matrices (n multiplications and n additions for each of n^2
-results). Bytes: 3 n^2 numbers, each matrix moved once.
+FLOPs: 2 n^3 a product of (n, n) matrices. Bytes: 3 n^2 numbers, each matrix moved once.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from labkit.experiments.measure import bars, faster
 from labkit.spec import experiment, knob
 from labkit.wiring import Later
 
@@ -31,11 +29,7 @@ ROWS = 64  # of a product, on which its error is measured
     count=knob(1000, "matrices", low=1, high=1 << 20),
 )
 def matrix_products(job: Any, bench: Any) -> None:
-    """Time `count` products of (n, n) matrices in a Python loop and as one `torch.bmm`.
-
-    On a GPU the loop is nothing but launches; so is one call for small matrices (see its
-    launch_share).
-    """
+    """Time `count` products of (n, n) matrices in a Python loop and as one `torch.bmm`."""
     a, b = torch.randn(2, job.count, job.n, job.n, device=bench.device)  # (count, n, n) each
     flops = 2 * job.count * job.n**3
     pairs = list(zip(a.unbind(), b.unbind(), strict=True))
@@ -44,23 +38,13 @@ def matrix_products(job: Any, bench: Any) -> None:
     bench.time(lambda: torch.bmm(a, b), of="batched", flops=flops, launches=1, n=job.n)
 
 
-@matrix_products.figure
-def draw_products(measured: Any, before: Any = None) -> Any:
-    """Draw the two rates."""
-    return bars(measured, before, faster(measured, "one by one", "batched"))
-
-
 @experiment(
     "the rate of a large matrix product in each number format",
     n=knob(None, "rows of a matrix", **SIDE),
     formats=knob(None, "number formats", kind="str", choices=ALL, each=True, auto="all"),
 )
 def matrix_rates(job: Any, bench: Any) -> None:
-    """Time a product of (n, n) matrices in each of `formats` that runs here.
-
-    Without `n` each format gets the largest that does not take long: on a card with few FP64 units
-    that is less in FP64.
-    """
+    """Time a product of (n, n) matrices in each of `formats`, without `n` the largest sensible."""
     for name in bench.usable(job.formats or ALL):
         bench.stage(f"matrix product in {name}")
         time_product(bench, name, job.n or side(bench, name, largest=True), of=name)
@@ -73,26 +57,19 @@ def matrix_rates(job: Any, bench: Any) -> None:
     small=knob(32, "rows of a small matrix", low=1, high=1 << 12),
 )
 def matrix_slices(job: Any, bench: Any) -> None:
-    """Time A @ B of (n, n) matrices at once and in slices of A's rows, for each number in `slices`.
-
-    Whole or sliced, the multiplications are the same; only their grouping differs. The separate
-    products of (`small`, `small`) matrices are less work: only the rate can be compared. Without
-    `n` the whole product is just more than its launch.
-    """
+    """Time A @ B of (n, n) matrices at once and in slices of A's rows; and small products."""
     n = job.n or side(bench, "fp32")
     a, b = torch.randn(2, n, n, device=bench.device)  # (n, n) each
     out, mm = torch.empty_like(a), torch.mm
     flops = 2 * n**3
-    bench.time(lambda: mm(a, b, out=out), of="at once", flops=flops, launches=1, n=n,
-               slices=1)  # fmt: skip
-    for count in job.slices:
-        if not 1 < count <= n:
+    for count in (1, *job.slices):
+        if not 1 <= count <= n:
             bench.skip(f"{count} slices", f"there are {n} rows: give 2 to {n} slices")
             continue
         rows = list(zip(a.chunk(count), out.chunk(count), strict=True))
-        bench.time(lambda rows=rows: [mm(part, b, out=into) for part, into in rows],
-                   of="in slices", flops=flops, launches=len(rows), n=n,
-                   slices=len(rows))  # fmt: skip
+        of = "in slices" if count > 1 else "at once"
+        bench.time(lambda rows=rows: [mm(part, b, out=into) for part, into in rows], of=of,
+                   flops=flops, launches=len(rows), n=n, slices=len(rows))  # fmt: skip
     small = job.small
     pairs = [torch.randn(2, small, small, device=bench.device) for _ in range(SMALL_COUNT)]
     bench.time(lambda: [x @ y for x, y in pairs], of=f"{SMALL_COUNT} small ones",
@@ -105,12 +82,7 @@ def matrix_slices(job: Any, bench: Any) -> None:
     formats=knob(["fp32", "fp16", "bf16"], "number formats", choices=ALL),
 )
 def matrix_sizes(job: Any, bench: Any) -> None:
-    """Time (n, n) products for n around `around`, in each of `formats`.
-
-    FLOPs are 2 n^3, so a rate does not fall merely because n is larger. `multiple` in the case is
-    the largest of 64, 32 and 8 that divides n, or 1. Without `around` it is the smallest of the
-    bench's sizes that is more than its launch in every format.
-    """
+    """Time (n, n) products for n around `around`; `multiple` is what divides n, of MULTIPLES."""
     names = bench.usable(job.formats)
     around = job.around or max((side(bench, name) for name in names), default=None)
     for name in names:
@@ -126,11 +98,7 @@ def matrix_sizes(job: Any, bench: Any) -> None:
     n=knob(None, "rows of a matrix", **SIDE),
 )
 def precision_matmul(job: Any, bench: Any) -> None:
-    """Time an (n, n) product in each format that this device has, and its error against FP64.
-
-    The error is the norm of the difference over the norm of the FP64 product, before the inputs
-    were rounded. Without `n` the product is just more than its launch in the fastest format.
-    """
+    """Time an (n, n) product in each format that this device has, and its error against FP64."""
     names = bench.usable(USUAL)
     n = job.n or max(side(bench, name) for name in names)
     exact = torch.randn(2, n, n, dtype=torch.float64)
@@ -149,7 +117,7 @@ def precision_matmul(job: Any, bench: Any) -> None:
 
 
 def relative_error(result: torch.Tensor, exact: torch.Tensor) -> float:
-    """Return the relative error of the first rows of `result`, taken together."""
+    """Return the relative error of the first rows of `result`."""
     truth = exact[0, :ROWS] @ exact[1]
     return ((result[:ROWS].double().cpu() - truth).norm() / truth.norm()).item()
 

@@ -1,13 +1,13 @@
 """`lk.measure`: run an experiment in its own process, show how far it is, leave its figure.
 
-Here is also what the figures of experiments share: the header, and a bar for each point.
+Here is also what the figures of experiments share: the page, and a bar for each point.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,14 +16,8 @@ from labkit.results.measurements import Measurement, Measurements
 from labkit.spec import EXPERIMENTS, Experiment
 from labkit.wiring import Later
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-display = Later("labkit.show.display")
+display, run_header = Later("labkit.show.display"), Later("labkit.show.run_header")
 primitives, style = Later("labkit.show.primitives"), Later("labkit.show.style")
-run_header = Later("labkit.show.run_header")
-
-BARS_LEFT_IN = 3.2  # for the names of the points
 
 # What a point is measured by, best first: (of a point of these seconds, unit)
 METRICS: dict[str, Callable[[Measurement, float], float | None]] = {
@@ -69,7 +63,7 @@ def progress_line(running: Measurements) -> str:
     return f"{display.stage_line(running)} · {len(running)} points"
 
 
-def draw(measured: Measurements, before: Measurements | None = None) -> Figure:
+def draw(measured: Measurements, before: Measurements | None = None) -> Any:
     """Draw what an experiment measured: as its file says, or its times as bars.
 
     `before` is the run before, drawn in grey by the figures that have room for it.
@@ -81,23 +75,12 @@ def draw(measured: Measurements, before: Measurements | None = None) -> Figure:
 
 
 def page(
-    measured: Measurements,
-    panels: list[tuple[float, float]],
-    *texts: str,
-    before: Measurements | None = None,
-    title: str = "",
-    **room: float,
-) -> tuple[Figure, list[Any]]:
-    """Return a figure with its header, and its axes; see `header` and `labkit.show.style.page`."""
-    return style.page(header(measured, before, *texts, title=title), panels, **room)
-
-
-def header(
-    measured: Measurements, before: Measurements | None = None, *texts: str, title: str = ""
-) -> list[tuple[str, dict[str, Any]]]:
-    """Return a figure's header: the title (or the help), knobs, `texts`, machines, warnings."""
-    if not title:
-        title = EXPERIMENTS[measured.name].help if measured.name in EXPERIMENTS else measured.name
+    measured: Measurements, panels: list[tuple[float, float]], *texts: str,
+    before: Measurements | None = None, title: str = "", **room: float,
+) -> tuple[Any, list[Any]]:  # fmt: skip
+    """Return a figure with title (or help), knobs, `texts` and warnings above its axes."""
+    known = EXPERIMENTS.get(measured.name)
+    title = title or (known.help if known else measured.name)
     knobs = case_of({n: v for n, v in measured.params.items() if v is not None})
     runs = [run for run in (measured, before) if run is not None]
     lines = run_header.several_header(title, ["; ".join(filter(None, [knobs, *texts]))], runs)
@@ -107,37 +90,26 @@ def header(
         said = f"before (grey): {mark}{case_of(differs) or 'the same values'}"
         lines.append((said, {"color": style.BEFORE}))
     if noisy := sum(point.noisy for point in measured):
-        lines.append((f"NOISY: {noisy} of {len(measured)} points varied by over 10%",
-                      run_header.LOUD))  # fmt: skip
+        said = f"NOISY: {noisy} of {len(measured)} points varied by over 10%"
+        lines.append((said, run_header.LOUD))
     if measured.outcome != "finished":
         said = f"{measured.outcome}: {measured.error or 'not complete'}"
         lines.append((said, run_header.LOUD))
-    return lines + [(f"not measured: {what}: {why}", {}) for what, why in measured.skipped.items()]
+    lines += [(f"not measured: {what}: {why}", {}) for what, why in measured.skipped.items()]
+    return style.page(lines, panels, **room)
 
 
 def case_of(values: dict[str, Any]) -> str:
     """Write parameters as text: n=64, count=1000."""
+    shown = {n: f"{v:g}" if isinstance(v, float) else v for n, v in values.items()}
     words = {True: "yes", False: "no"}
-    return ", ".join(
-        f"{name}={words[v] if isinstance(v, bool) else f'{v:g}' if isinstance(v, float) else v}"
-        for name, v in values.items()
-    )
+    return ", ".join(f"{n}={words[v] if isinstance(v, bool) else v}" for n, v in shown.items())
 
 
-def faster(measured: Measurements, slow: str, fast: str) -> str:
-    """Return as a title how many times as fast one operation is as another; "" without both."""
-    points = [next(iter(measured.where(of)), None) for of in (slow, fast)]
-    if not all(point and point.median_s for point in points):
-        return ""
-    ratio = measured.ratio(*points)
-    return f"{fast}: {primitives.number(ratio)}x as fast as {slow}"
-
-
-def bars(measured: Measurements, before: Measurements | None = None, title: str = "") -> Figure:
+def bars(measured: Measurements, before: Measurements | None = None) -> Any:
     """Draw a bar per timed point: its rate where FLOPs or bytes are counted, else its time.
 
-    Points that do not have what the first one is measured by are left out. The line through a
-    bar's end is the interquartile range of its times; a grey mark is the same point of `before`.
+    Points that do not have what the first one is measured by are left out.
     """
     timed = [point for point in measured if point.median_s]
     unit, value = next(m for m in METRICS.items() if not timed or m[1](timed[0], 1.0) is not None)
@@ -154,15 +126,15 @@ def bars(measured: Measurements, before: Measurements | None = None, title: str 
             spread=sorted(value(point, s) for s in np.percentile(point.seconds, [25, 75])),
             before=value(old, old.median_s) if old and old.median_s else None,
         ))  # fmt: skip
-    better = "shorter is better" if unit == "ms" else "longer is better"
-    return bar_page(measured, rows, unit, better, before=before, title=title)
-
-
-def bar_page(measured: Measurements, rows: list, label: str, *texts: str, **about: Any) -> Figure:
-    """Return a page with one panel of bars, or with none where there are no `rows`."""
-    panels = [(0.1, primitives.rows_in(len(rows)))] if rows else []
-    room = {"left_in": BARS_LEFT_IN, "bottom_in": 0.5}
-    figure, axes = page(measured, panels, *texts, **room | about)
-    for each in axes:
-        primitives.hbars(each, rows, label)
+    if not rows:
+        return page(measured, [], before=before)[0]
+    order = sorted(rows, key=lambda row: row.value)
+    (least, most), times = (order[0], order[-1]), unit == "ms"
+    fast, slow = (least, most) if times else (most, least)
+    ratio = primitives.number(most.value / least.value)
+    title = f"{fast.name}: {ratio}x as fast as {slow.name}" if len(rows) > 1 else ""
+    better = f"{'shorter' if times else 'longer'} is better"
+    figure, (axes,) = page(measured, [(0.1, primitives.rows_in(len(rows)))], better,
+                           before=before, title=title, left_in=3.2, bottom_in=0.5)  # fmt: skip
+    primitives.hbars(axes, rows, unit)
     return figure

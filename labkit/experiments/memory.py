@@ -1,30 +1,7 @@
 """What a training step needs of the device's memory: predicted from counts, and measured.
 
-Per part, in bytes, for FP32 training with AdamW (4 bytes a number):
-
-- weights: 4 for every parameter, plus the buffers (batch norm's running statistics);
-- gradients: 4 for every parameter;
-- optimizer: 8 for every parameter (AdamW keeps two averages; Loshchilov and Hutter 2019,
-  Algorithm 2), plus a 4-byte step count per tensor;
-- activations: what autograd keeps from the forward for the backward pass. It grows with the batch;
-  the other three do not.
-
-What is kept follows from each layer's derivative (PyTorch's `derivatives.yaml`): a linear layer,
-convolution or norm keeps its input, ReLU its output, attention its queries, keys, values and
-output. A tensor that two layers keep is there once. In numbers per sample, with w = width,
-d = depth, C = classes:
-
-- mlp: 3 px^2 (the image) + d w (each hidden layer's ReLU, which is the next one's input) + C
-- cnn: 3 px^2 + (1 + 2 d) w (px/2)^2 + w + C: the stem's ReLU; of each block the output of the
-  convolution (batch norm's input) and of the ReLU; the pooled features
-- transformer: 3 px^2 + d (12 T w + (h + 4) T) + w + C with T = (px/8)^2 tokens and h heads: of
-  each encoder layer two layer norms' inputs and outputs (4 T w, and mean and deviation, 4 T),
-  q, k, v and the attention's output (4 T w, and a logsumexp per head), the hidden ReLU of width
-  4 w (4 T w). The counting is that of Korthikanti et al. 2022 (arXiv:2205.05198, section 4),
-  redone for FP32 and for this layer: ReLU, no dropout, no score matrix kept.
-
-The labels (int64) add 8 bytes a sample. Not in it: temporaries that live for a part of the step
-only, which come on top at the peak; the CUDA context and the allocator's cache.
+FP32 training with AdamW, in bytes. Not in it: temporaries that live for a part of the step only,
+which come on top at the peak; the CUDA context and the allocator's cache.
 """
 
 from __future__ import annotations
@@ -57,7 +34,7 @@ SIZED = {  # the knobs of the models measured here
 
 @dataclass(frozen=True)
 class MemoryParts:
-    """Bytes of one training step by part; `total` is their sum, not the peak."""
+    """Bytes of one training step by part; the batch size changes the activations alone."""
 
     weights: int
     gradients: int
@@ -66,13 +43,8 @@ class MemoryParts:
 
     @property
     def total(self) -> int:
-        """The sum of the parts, bytes: what is held when the backward pass begins and ends."""
+        """The sum of the parts, bytes: what is held when the backward pass begins, not the peak."""
         return sum(asdict(self).values())
-
-    @property
-    def fixed(self) -> int:
-        """What the batch size does not change, bytes."""
-        return self.total - self.activations
 
     @property
     def mib(self) -> dict[str, float]:
@@ -81,11 +53,10 @@ class MemoryParts:
 
 
 def predict(counts: dict[str, Any]) -> MemoryParts:
-    """Return the parts of a step from the counts of a model; the formulas stand above.
+    """Return the parts of a step from the counts of a model, as memory_parts writes them.
 
-    Args:
-        counts: `model`, `width`, `depth`, `image_px`, `classes`, `batch_size`, `parameters`,
-            `parameter_tensors` and `buffer_bytes`, as the experiment memory_parts writes them.
+    AdamW keeps two averages per parameter (Loshchilov and Hutter 2019, Algorithm 2) and a 4-byte
+    step count per tensor; the buffers are batch norm's running statistics.
     """
     weights = FLOAT * counts["parameters"]
     return MemoryParts(
@@ -97,18 +68,29 @@ def predict(counts: dict[str, Any]) -> MemoryParts:
 
 
 def activation_bytes_per_sample(counts: dict[str, Any]) -> int:
-    """Return the bytes that one sample keeps for the backward pass; the formulas stand above."""
+    """Return the bytes that one sample keeps for the backward pass.
+
+    What is kept follows from each layer's derivative (PyTorch's `derivatives.yaml`): a linear
+    layer, convolution or norm keeps its input, ReLU its output, attention its queries, keys, values
+    and output; a tensor that two layers keep is there once.
+    """
     width, depth, px = counts["width"], counts["depth"], counts["image_px"]
-    if counts["model"] == "mlp":
+    if counts["model"] == "mlp":  # each hidden layer's ReLU, which is the next one's input
         numbers = depth * width
     elif counts["model"] == "cnn":
+        # the stem's ReLU; of each block the convolution's output (batch norm's input) and the
+        # ReLU's; the pooled features
         edge = (px + 1) // 2  # the stem's stride of 2
         numbers = (1 + 2 * depth) * width * edge**2 + width
     else:
+        # T tokens; of each encoder layer two layer norms' inputs and outputs (4 T w; mean and
+        # deviation, 4 T), q, k, v and the attention's output (4 T w; a logsumexp per head), the
+        # hidden ReLU (4 T w): counted as in Korthikanti et al. 2022 (arXiv:2205.05198, section 4),
+        # for FP32, without dropout, no score matrix kept
         tokens = (px // PATCH) ** 2
         heads = next(n for n in (8, 4, 2, 1) if width % n == 0)  # as the bench chooses them
         numbers = depth * (12 * tokens * width + (heads + 4) * tokens) + width
-    return FLOAT * (3 * px**2 + numbers + counts["classes"]) + 8
+    return FLOAT * (3 * px**2 + numbers + counts["classes"]) + 8  # image, logits, int64 label
 
 
 def measured(point: Any) -> MemoryParts:
@@ -118,8 +100,8 @@ def measured(point: Any) -> MemoryParts:
 
 def largest_batch(counts: dict[str, Any], limit_bytes: float) -> int:
     """Return the batch at which the parts alone fill the limit: an upper bound, no temporaries."""
-    room = limit_bytes - predict(counts).fixed
-    return max(0, int(room // activation_bytes_per_sample(counts)))
+    fixed = predict(counts | {"batch_size": 0}).total
+    return max(0, int((limit_bytes - fixed) // activation_bytes_per_sample(counts)))
 
 
 # -- measured at the points of a real step ---------------------------------------------------------
@@ -132,10 +114,7 @@ def largest_batch(counts: dict[str, Any], limit_bytes: float) -> int:
     **SIZED,
 )
 def memory_parts(job: Any, bench: Any) -> None:
-    """Train a few steps of every model at every batch size and write the bytes of each part.
-
-    The models are the bench's own, trained in FP32 with AdamW, as by `lk.run`.
-    """
+    """Train a few steps of every model at every batch size and write the bytes of each part."""
     cases = [(model, size) for model in job.model for size in job.batch_size]
     for i, (model, size) in enumerate(cases):
         bench.stage("measuring memory", i, len(cases))
@@ -153,8 +132,7 @@ def plain_step(job: Any, bench: Any, **knobs: Any) -> Any:
 def measure_step(job: Any, device: torch.device) -> dict[str, Any]:
     """Train three steps of `job` and return the bytes of each part, with the counts of the model.
 
-    On a CUDA device the caching allocator counts. A CPU's keeps no such book, so there the tensors
-    themselves are counted. `peak_bytes` is of a whole step; None where nothing counts it.
+    A CPU's allocator keeps no book, so there the tensors themselves are counted.
     """
     by_allocator = device.type == "cuda"
     model, parts = (_by_allocator if by_allocator else _by_tensors)(job, device)
@@ -178,11 +156,8 @@ def _by_tensors(job: Any, device: torch.device) -> tuple[Any, dict[str, int | No
     gradients = storages(p.grad for p in model.parameters() if p.grad is not None)
     trainer.compute(*batch, update=True)
     state = [value for kept_of in trainer.optimizer.state.values() for value in kept_of.values()]
-    parts = {
-        "weights": own_storages(model), "gradients": gradients,
-        "optimizer": storages(filter(torch.is_tensor, state)), "activations": kept,
-    }  # fmt: skip
-    return model, {part: sum(found.values()) for part, found in parts.items()} | {"peak": None}
+    found = own_storages(model), gradients, storages(filter(torch.is_tensor, state)), kept
+    return model, dict(zip(PARTS, (sum(part.values()) for part in found), strict=True))
 
 
 def _by_allocator(job: Any, device: torch.device) -> tuple[Any, dict[str, int | None]]:
@@ -209,11 +184,10 @@ def _by_allocator(job: Any, device: torch.device) -> tuple[Any, dict[str, int | 
     torch.cuda.reset_peak_memory_stats(device)
     trainer.compute(*batch, update=True)
     torch.cuda.synchronize(device)
-    return trainer.model, {
-        "weights": at["model"] - at["start"], "gradients": at["backward"] - at["batch"],
-        "optimizer": at["update"] - at["batch"], "activations": at["forward"] - at["batch"],
-        "peak": torch.cuda.max_memory_allocated(device) - at["start"],
-    }  # fmt: skip
+    parts = {"gradients": "backward", "optimizer": "update", "activations": "forward"}
+    parts = {part: at[when] - at["batch"] for part, when in parts.items()}
+    peak = torch.cuda.max_memory_allocated(device) - at["start"]
+    return trainer.model, parts | {"weights": at["model"] - at["start"], "peak": peak}
 
 
 @contextlib.contextmanager
@@ -252,9 +226,9 @@ def draw(run: Any) -> Any:
         rows.append((f"{point.case['model']}, batch {point.case['batch_size']}", seen.mib, text))
         predicted.append(said.mib)
         ratios.append(seen.total / said.total)
-    how = {f"measured: {point.values['how']}" for point in run}
+    how = f"measured: {run.points[0].values['how']}"
     title = f"measured is {min(ratios):.2f} to {max(ratios):.2f} of predicted"
-    figure, (axes,) = page(run, [(0.22, 0.1 + 0.5 * len(rows))], *how, title=title, left_in=2.3)
+    figure, (axes,) = page(run, [(0.22, 0.1 + 0.5 * len(rows))], how, title=title, left_in=2.3)
     label = "memory of one training step, MiB (hatched: predicted; plain: measured)"
     primitives.stack(axes, rows, {p: (p, c) for p, c in PARTS.items()}, label, predicted)
     return figure

@@ -1,4 +1,4 @@
-"""The number formats of deep learning: range and rounding, from their bits and on real tensors.
+"""The number formats of deep learning: range and rounding, autocast, and gradients lost in FP16.
 
 A format has a sign, `exponent_bits` and `mantissa_bits`; everything else follows (IEEE 754):
 values are (1 + m / 2^mantissa_bits) * 2^e, or m / 2^mantissa_bits * 2^lowest below the normals.
@@ -6,6 +6,7 @@ values are (1 + m / 2^mantissa_bits) * 2^e, or m / 2^mantissa_bits * 2^lowest be
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -23,16 +24,7 @@ EXAMPLES = (70_000.0, 257.0, 1 / 3, 1e-5, 1e-8)
 
 
 class Format:
-    """A binary floating-point format, by its bits; `mantissa_bits` are those stored, all but a 1.
-
-    Attributes:
-        lowest: The exponent of the smallest normal number.
-        max: The largest finite number: all mantissa bits set, under the highest exponent.
-        smallest_normal: The smallest number that has all its digits.
-        smallest: The smallest number above zero: one last mantissa bit, under the lowest exponent.
-        eps: The step from 1 to the next number; rounding is off by half of it at most.
-        digits: Decimal digits that a number keeps.
-    """
+    """A binary floating-point format, by its bits; `eps` is the step from 1 to the next number."""
 
     def __init__(self, name: str, exponent_bits: int, mantissa_bits: int):
         self.name, self.exponent_bits, self.mantissa_bits = name, exponent_bits, mantissa_bits
@@ -71,63 +63,44 @@ def formats_table() -> Table:
     count=knob(1_000_000, "numbers that are rounded", low=1000, high=1 << 26),
 )
 def number_formats(job: Any, bench: Any) -> None:
-    """Per format: the limits that `torch.finfo` states, the limits found, numbers that break it.
+    """Write per format the limits found, the largest error of rounding, and what breaks it."""
+    x = torch.randn(job.count, device=bench.device)
+    x = x[x.abs() > 1e-3]  # below the normals of fp16 it would be more
 
-    The limits are found by doubling and halving until nothing is left. "rounding" is the largest
-    relative error over `count` normally distributed numbers that go to the format and back.
-    """
+    def rounding(name: str, rounded: torch.Tensor) -> None:
+        worst = ((rounded.float() - x).abs() / x.abs()).max().item()
+        bench.write("rounding", format=name, values={"worst": worst})
+
     for name in STORED:
         dtype = formats.FORMATS[name][0]
-        info = torch.finfo(dtype)
-        stated = {"max": info.max, "smallest_normal": info.smallest_normal, "eps": info.eps}
-        bench.write("finfo", format=name, values=stated)
         bench.write("limits", format=name, values=limits(bench.device, dtype))
         for number in EXAMPLES:
             became = torch.tensor(number, device=bench.device).to(dtype)
             bench.write("example", format=name, number=number, values={"became": text(became)})
-        worst = rounding(bench.device, job.count, lambda x, dtype=dtype: x.to(dtype))
-        bench.write("rounding", format=name, values={"worst": worst})
-        bench.write("norm", format=name, values=norm(bench.device, dtype))
-    if bench.usable(["tf32"]):
-        worst = rounding(bench.device, job.count, through_tensor_cores)
-        bench.write("rounding", format="tf32", values={"worst": worst})
+        rounding(name, x.to(dtype))
+        # a vector's length by hand: its squares overflow long before the result would
+        vector = torch.full((4,), 300.0, device=bench.device, dtype=dtype)
+        square = vector * vector
+        values = {"square": square[0], "norm": square.sum().sqrt(),
+                  "normalised": (square / square.sum())[0]}  # fmt: skip
+        values = {name: text(number) for name, number in values.items()}
+        bench.write("norm", format=name, values=values)
+    if bench.usable(["tf32"]):  # rounded in hardware: a product with 1 changes nothing else
+        x = x[: len(x) // 64 * 64]
+        formats.use_tf32(True)
+        rounded = x.view(-1, 64) @ torch.eye(64, device=bench.device)
+        formats.use_tf32(False)
+        rounding("tf32", rounded.flatten())
 
 
 def limits(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     """Find the smallest number above zero and the step at 1, by halving a tensor on the device."""
-    one = torch.ones((), device=device, dtype=dtype)
-    smallest, step = one, one
+    smallest = step = one = torch.ones((), device=device, dtype=dtype)
     while (smallest / 2).item() > 0:
         smallest = smallest / 2
     while (one + step / 2).item() > 1:
         step = step / 2
     return {"smallest": smallest.item(), "eps": step.item()}
-
-
-def rounding(
-    device: torch.device, count: int, there: Callable[[torch.Tensor], torch.Tensor]
-) -> float:
-    """Return the largest relative error of numbers that are rounded by `there`."""
-    x = torch.randn(count, device=device)
-    x = x[x.abs() > 1e-3]  # below the normals of fp16 it would be more
-    return ((there(x).float() - x).abs() / x.abs()).max().item()
-
-
-def through_tensor_cores(x: torch.Tensor) -> torch.Tensor:
-    """Round to TF32 in hardware: a product with the identity, which changes nothing else."""
-    formats.use_tf32(True)
-    rows = x[: len(x) // 64 * 64].view(-1, 64)
-    rounded = rows @ torch.eye(64, device=x.device)
-    formats.use_tf32(False)
-    return torch.cat([rounded.flatten(), x[rounded.numel() :]])
-
-
-def norm(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-    """Take the length of a vector by hand: its squares overflow long before the result would."""
-    x = torch.full((4,), 300.0, device=device, dtype=dtype)
-    square = x * x
-    return {"square": text(square[0]), "norm": text(square.sum().sqrt()),
-            "normalised": text((square / square.sum())[0])}  # fmt: skip
 
 
 def text(x: torch.Tensor) -> str:
@@ -137,16 +110,10 @@ def text(x: torch.Tensor) -> str:
 
 @number_formats.figure
 def draw_formats(measured: Any) -> Any:
-    """Draw each format's range, from the smallest number above zero to the largest, and its step.
-
-    Bars follow from the bits; rings are what this device's own tensors did. TF32 has no ring
-    without Tensor Cores.
-    """
+    """Draw each format's range and step from its bits; rings are what this device's tensors did."""
     height = 0.42 * len(FORMATS)
-    figure, (span, step) = page(
-        measured, [(0.32, height), (0.75, height)], title="BF16 has FP32's range, FP16 more of its "
-        "digits",
-    )  # fmt: skip
+    title = "BF16 has FP32's range, FP16 more of its digits"
+    figure, (span, step) = page(measured, [(0.1, height), (0.6, height)], title=title)
     for row, (form, colour) in enumerate(zip(FORMATS.values(), style.LINES, strict=False)):
         look = {"color": colour, "lw": 9, "solid_capstyle": "butt"}
         span.plot([form.smallest_normal, form.max], [row, row], **look)
@@ -155,16 +122,13 @@ def draw_formats(measured: Any) -> Any:
         for axes, of, key in ((span, "limits", "smallest"), (step, "rounding", "worst")):
             for point in measured.where(of, format=form.name):
                 axes.plot(point.values[key] or math.nan, row, "o", mfc="white", mec=colour)
-        missing = form is not FP32 and not measured.where("rounding", format=form.name)
-        words = f"{form.digits:.1f} decimal digits" + " (not measured here)" * missing
-        primitives.beside(step, 2 * form.eps, row, words)
-    for axes, name in ((span, "range"), (step, "precision")):
-        primitives.name_rows(axes, list(FORMATS))
-        axes.set_title(name, loc="left")
-        axes.set_xscale("log")
-    span.set(xlim=(1e-48, 1e42), xlabel="size of a number (pale: digits are lost)")
-    step.set(xlim=(1e-9, 3), xlabel="largest relative error of rounding (rings: found here)")
-    span.axvline(1.0, color="#999999", lw=0.8, ls=":")
+        primitives.beside(step, 2 * form.eps, row, f"{form.digits:.1f} decimal digits")
+    primitives.name_rows(span, list(FORMATS))
+    primitives.name_rows(step, list(FORMATS))
+    span.set(xscale="log", xlim=(1e-48, 1e42), xlabel="range of numbers (pale: digits are lost)")
+    step.set(
+        xscale="log", xlim=(1e-9, 3), xlabel="largest relative error of rounding (rings: here)"
+    )
     return figure
 
 
@@ -176,7 +140,7 @@ def draw_formats(measured: Any) -> Any:
     precision=knob("bf16", "number format of autocast", choices=("fp16", "bf16")),
 )
 def autocast_types(job: Any, bench: Any) -> None:
-    """Per operation: the dtype of its output for an FP32 input and for a 16-bit input."""
+    """Write per operation the dtype of its output for an FP32 input and for a 16-bit input."""
     dtype = formats.DTYPES[job.precision]
     short = {formats.FORMATS[name][0]: name for name in STORED}
     full = torch.randn(8, 16, device=bench.device)  # (B, features)
@@ -185,9 +149,8 @@ def autocast_types(job: Any, bench: Any) -> None:
         for name, work in operations(bench.device).items():
             came = {}
             for given, kind in (("from fp32", torch.float32), ("from 16 bits", dtype)):
-                x, picture = full.to(kind), image.to(kind)
                 try:
-                    came[given] = short[work(x, picture).dtype]
+                    came[given] = short[work(full.to(kind), image.to(kind)).dtype]
                 except RuntimeError as error:  # an operation that this device lacks in 16 bits
                     came[given] = f"not possible: {str(error).splitlines()[0][:60]}"
             bench.write("output", op=name, precision=job.precision, values=came)
@@ -210,7 +173,6 @@ def operations(device: torch.device) -> dict[str, Callable]:
     """Return operations by name, functions of (8, 16) features and a (2, 3, 8, 8) image."""
     weight = torch.randn(16, 16, device=device)
     kernel = torch.randn(4, 3, 3, 3, device=device)
-    mean, var = torch.zeros(16, device=device), torch.ones(16, device=device)
     labels = torch.zeros(8, dtype=torch.int64, device=device)
     f = functional
     return {
@@ -218,13 +180,130 @@ def operations(device: torch.device) -> dict[str, Callable]:
         "linear": lambda x, _: f.linear(x, weight),
         "conv2d": lambda _, image: f.conv2d(image, kernel),
         "add": lambda x, _: x + x,
-        "relu": lambda x, _: f.relu(x),
         "gelu": lambda x, _: f.gelu(x),
-        "batch_norm": lambda x, _: f.batch_norm(x, mean.clone(), var.clone(), training=True),
         "layer_norm": lambda x, _: f.layer_norm(x, (16,)),
         "softmax": lambda x, _: f.softmax(x, -1),
         "exp": lambda x, _: x.exp(),
         "sum": lambda x, _: x.sum(),
         "cross_entropy": lambda x, _: f.cross_entropy(x, labels),
-        "mse_loss": lambda x, _: f.mse_loss(x, torch.zeros_like(x)),
     }
+
+
+# -- gradients too small for FP16 ------------------------------------------------------------------
+# The everyday task: a field over a picture (a displacement, in metres: millimetres) and a loss that
+# is a mean over all its numbers. d loss / d output = 2 error / count is then about
+# 2 * 1e-3 / 2e5 = 1e-8, and FP16 has nothing between 0 and 6e-8.
+
+TOO_HIGH = 2.0**34  # a loss scale that makes the gradients overflow
+
+# name: (format of autocast or None, GradScaler's settings or None, a fixed factor instead)
+CASES: dict[str, tuple[str | None, dict[str, float] | None, float]] = {
+    "fp32": (None, None, 1.0),
+    "fp16, no scaler": ("fp16", None, 1.0),
+    "fp16, scaler": ("fp16", {}, 1.0),
+    "bf16, no scaler": ("bf16", None, 1.0),
+    "fp16, scaler too high": ("fp16", {"init_scale": TOO_HIGH, "growth_interval": 10}, 1.0),
+    "fp16, fixed factor": ("fp16", None, TOO_HIGH),
+}
+
+
+@experiment(
+    "gradients that vanish in FP16, and the scaler that keeps them",
+    px=knob(256, "edge of the picture", unit="px", low=8, high=2048),
+    steps=knob(40, "steps of each training", low=2, high=10_000),
+)
+def underflow(job: Any, bench: Any) -> None:
+    """Train the same small network in each case; write what its first gradient came to, and all."""
+    x, target = displacement(job.px, bench.device)
+    for name, (kind, scaling, factor) in CASES.items():
+        if kind == "bf16" and (why := formats.why_not("bf16", bench.device)):
+            bench.skip(name, why)
+            continue
+        bench.stage(f"training: {name}")
+        values = train(x, target, formats.DTYPES.get(kind), scaling, factor, job.steps)
+        bench.write("training", case=name, values=values)
+
+
+def displacement(px: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each pixel's features, (px^2, 16) waves, and its displacement, (px^2, 3), of 2 mm."""
+    generator = torch.Generator().manual_seed(0)
+    place = torch.linspace(0, 1, px)
+    grid = torch.stack(torch.meshgrid(place, place, indexing="ij"), -1).view(-1, 2)
+    waves = torch.randn(2, 16, generator=generator) * 4
+    features = torch.sin(grid @ waves)
+    target = 2e-3 * torch.tanh(features @ torch.randn(16, 3, generator=generator))
+    return features.to(device), target.to(device)
+
+
+def train(
+    x: torch.Tensor, target: torch.Tensor, dtype: torch.dtype | None,
+    scaling: dict[str, float] | None, factor: float, steps: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Train one network from the same start; return what is known of every step."""
+    torch.manual_seed(0)
+    device = x.device.type
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 3)).to(x.device)
+    nn.init.zeros_(model[2].weight)  # as residual branches often start: from no output
+    nn.init.zeros_(model[2].bias)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    scaler = torch.amp.GradScaler(device, enabled=scaling is not None, **(scaling or {}))
+    cast = torch.autocast(device, dtype=dtype) if dtype else contextlib.nullcontext()
+    known: dict[str, Any] = {"loss": [], "scale": [], "skipped": []}
+    for step in range(steps):
+        with cast:
+            out = model(x)  # (px^2, 3), in 16 bits under autocast
+            loss = functional.mse_loss(out.float(), target)
+        if step == 0:
+            out.register_hook(lambda grad: known.update(gradient(grad)))
+        scale = scaler.get_scale()
+        scaler.scale(loss * factor).backward()
+        scaler.step(optimizer)  # not where a gradient is infinite or NaN
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        known["loss"].append(loss.item())
+        if scaling is not None:
+            known["scale"].append(scale)
+            known["skipped"].append(scaler.get_scale() < scale)
+    return known
+
+
+def gradient(grad: torch.Tensor) -> dict[str, Any]:
+    """Return the share of a gradient that is exactly 0, and the histogram of the others' log2."""
+    size = grad.detach().float().abs()
+    present = size[(size > 0) & size.isfinite()]
+    exponents, counts = present.log2().floor().int().unique(return_counts=True)
+    dtype, zeros = str(grad.dtype).removeprefix("torch."), (size == 0).float().mean().item()
+    histogram = [exponents.tolist(), (counts / size.numel()).tolist()]
+    return {"dtype": dtype, "zeros": zeros, "exponents": histogram}
+
+
+@underflow.figure
+def draw_underflow(measured: Any) -> Any:
+    """Draw the gradient's sizes, the loss of every case, and the scale of the case too high."""
+    cases = {point.case["case"]: point.values for point in measured.where("training")}
+    lost = cases.get("fp16, no scaler", {}).get("zeros", math.nan)
+    title = f"in FP16 {lost:.0%} of the gradient becomes 0 without a scaler"
+    panels = [(0.34, 1.15), (0.95, 1.6), (0.62, 0.9)]
+    figure, (sizes, losses, scales) = page(measured, panels, title=title)
+    if "fp32" in cases:
+        sizes.bar(*cases["fp32"]["exponents"], width=0.85, color=style.LINES[0], align="edge")
+    smallest, normal = math.log2(FP16.smallest), math.log2(FP16.smallest_normal)
+    sizes.axvspan(-60, smallest - 1, color=style.ALARM, alpha=0.12, lw=0)
+    sizes.axvspan(normal, 2, color=style.COMPUTE, alpha=0.12, lw=0)
+    sizes.set(xlim=(-50, 2), ylabel="share", xlabel="log2 of the first gradient at the output, in "
+              "fp32 (red: becomes 0 in fp16; green: keeps all digits)")  # fmt: skip
+    series = []
+    for (name, values), colour in zip(cases.items(), style.LINES, strict=False):
+        loss = [math.nan if value is None else value for value in values["loss"]]
+        name += " (ends in NaN)" * any(map(math.isnan, loss))
+        dash = "--" if "no scaler" in name else "-"
+        series.append(primitives.Series(name, range(len(loss)), loss, colour, dash, ""))
+    primitives.lines(losses, series, "step", "loss (m²)", log="y")
+    high = cases.get("fp16, scaler too high", {"scale": [], "skipped": []})
+    heights = [math.log2(scale) for scale in high["scale"]]
+    skipped = [i for i, was in enumerate(high["skipped"]) if was]
+    scales.step(range(len(heights)), heights, where="post", color=style.LINES[4], lw=1.4)
+    scales.plot(skipped, [heights[i] for i in skipped], "x", color=style.ALARM, ms=6, mew=1.6)
+    scales.set(ylabel="log2 of the scale",
+               xlabel='step of the case "scaler too high" (×: the update was skipped)')  # fmt: skip
+    return figure

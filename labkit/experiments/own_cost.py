@@ -1,9 +1,8 @@
 """What the kit itself costs, measured on this machine: `labkit bench-self`.
 
-What recording costs a loop is measured in pairs, each step recorded or not by lot, as blocks of
-steps cannot resolve 1 % on a noisy machine (A/A noise is 3-5 %). Two of the three lots are the same
-unrecorded step: what they differ by is the noise. `python -m labkit.experiments.own_cost` prints
-that alone.
+`python -m labkit.experiments.own_cost` prints what recording costs alone: each step is recorded or
+not by lot, as blocks of steps cannot resolve 1 % on a noisy machine (A/A noise is 3-5 %). Two of
+the three lots are the same unrecorded step: what they differ by is the noise.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from labkit.results.machine import machine
 from labkit.results.result import Table
 from labkit.spec import Pipeline
 
-REPEATS = 5
+MODULE = "labkit.experiments.own_cost"
+REPEATS, STEPS = 5, 15_000
 STEP_MS = 1.4
-STEPS = 15_000
 CLAIMS = {  # key -> (what it is, what it should stay below)
     "import_s": ("import labkit, above a bare Python", 0.5),
     "first_step_s": ("lk.run to its first step", 4.0),
@@ -45,35 +44,27 @@ def measure() -> dict[str, Any]:
     """Measure each of CLAIMS (medians of several repeats) and name the machine."""
     print("labkit: measuring its own cost, about a minute ...", file=sys.stderr)
     runs = [run_s() for _ in range(REPEATS)]
-    imported, bare = (
-        median(_python_s("-c", code) for _ in range(REPEATS))
-        for code in ("import labkit; labkit.Pipeline", "pass")
-    )
+    imports = []
+    for code in ("import labkit; labkit.Pipeline", "pass") * REPEATS:
+        start = now_ns()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        imports.append((now_ns() - start) / 1e9)
     return {
         "machine": machine().line,
-        "import_s": imported - bare,
+        "import_s": median(imports[::2]) - median(imports[1::2]),
         "first_step_s": median(first for first, _ in runs),
         "warm_first_step_s": median(run_s(warm=True)[0] for _ in range(REPEATS)),
         "default_run_s": median(whole for _, whole in runs),
         "stop_s": median(stop_s() for _ in range(REPEATS)),
-        "forced_stop_s": stop_s(fault=f"{hang.__module__}:hang:"),
-        **json.loads(subprocess.check_output([sys.executable, "-m", hang.__module__])),
+        "forced_stop_s": stop_s(fault=f"{MODULE}:hang:"),
+        **json.loads(subprocess.check_output([sys.executable, "-m", MODULE])),
     }
 
 
 def table(costs: dict[str, Any]) -> Table:
     """Return the costs, each beside what it should stay below."""
-    rows = [
-        (what, f"{costs[key]:.4f}", "" if limit is None else f"(below {limit:g})")
-        for key, (what, limit) in CLAIMS.items()
-    ]
-    return Table(rows, title=costs["machine"], left=(0, 2))
-
-
-def _python_s(*arguments: str) -> float:
-    start = time.perf_counter()
-    subprocess.run([sys.executable, *arguments], check=True)
-    return time.perf_counter() - start
+    rows = [(what, f"{costs[key]:.4f}", limit) for key, (what, limit) in CLAIMS.items()]
+    return Table(rows, ("", "measured", "should be below"), costs["machine"])
 
 
 def run_s(warm: bool = False) -> tuple[float, float]:
@@ -92,9 +83,9 @@ def stop_s(fault: str | None = None) -> float:
     while run.running and not run.steps:
         time.sleep(0.01)
     time.sleep(0.3)  # past the step in which a planted hang begins
-    start = time.perf_counter()
+    start = now_ns()
     run.stop()
-    return time.perf_counter() - start
+    return (now_ns() - start) / 1e9
 
 
 def hang(_argument: str, dataset: Any, trainer: Any) -> Any:
@@ -142,25 +133,20 @@ def recorder_cost() -> dict[str, float]:
             lot = lots.randrange(3)
             start = now_ns()
             if lot == 2:
-                asked = now_ns()
-                ready = timeline.copying()
+                asked, ready = now_ns(), timeline.copying()
                 batch = trainer.to_device(images, labels)
                 copied = timeline.copied()
                 timeline.computing()
                 loss = trainer.compute(*batch, update=True)
                 timeline.step(i, asked, ready, copied, labels.numel(), loss)
             else:
-                batch = trainer.to_device(images, labels)
-                loss = trainer.compute(*batch, update=True)
+                trainer.compute(*trainer.to_device(images, labels), update=True)
             took[lot].append(now_ns() - start)
     first, second, recorded = (median(lot) / 1e6 for lot in took)
     plain = median(took[0] + took[1]) / 1e6
-    return {
-        "recorder_step_ms": plain,
-        "recorder_recorded_step_ms": recorded,
-        "recorder_cost_share": recorded / plain - 1,
-        "recorder_noise_share": abs(second - first) / plain,
-    }
+    return {"recorder_step_ms": plain, "recorder_recorded_step_ms": recorded,
+            "recorder_cost_share": recorded / plain - 1,
+            "recorder_noise_share": abs(second - first) / plain}  # fmt: skip
 
 
 if __name__ == "__main__":

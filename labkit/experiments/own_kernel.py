@@ -1,12 +1,8 @@
 """A Triton kernel of our own, checked against PyTorch, and loaded as a package by its name.
 
-The package is for the Hugging Face library `kernels`:
-
-    FOLDER/build/torch-cpu/__init__.py      the code: a copy of labkit/bench/triton_add.py
-    FOLDER/build/torch-cpu/metadata.json    what it is, and for which backend
-
-On the Hub the folder is a repository. `LOCAL_KERNELS=name=folder` makes `get_kernel(name)` take
-it from disk: no network, and the code that runs is the code you can read.
+The package is for the Hugging Face library `kernels`: FOLDER/build/torch-cpu/ has the code as
+`__init__.py` (a copy of labkit/bench/triton_add.py) and `metadata.json`. On the Hub the folder is a
+repository; `LOCAL_KERNELS=name=folder` makes `get_kernel(name)` take it from disk.
 """
 
 from __future__ import annotations
@@ -29,14 +25,12 @@ torch = Later("torch")
 INSTALL = "pip install 'labkit[kernels]'"
 SIZES = (1, 1000, 1024, 100_003)  # less than a block, a whole one, and a rest
 BIG = 1 << 26  # numbers, for timing on a GPU: 256 MiB an array
-NAME = "labkit/add3"
-VERSION = 1
+NAME, VERSION = "labkit/add3", 1
 
 
 @experiment(
     "a Triton kernel of our own, checked, and loaded by name",
     hub=knob("kernels-community/activation", "repository on the Hub that is looked up"),
-    load=knob(False, "download that kernel and load it: foreign code"),
 )
 def own_kernel(job: Any, bench: Any) -> None:
     """Check the kernel and the package against a + b + c; on a GPU, time it too."""
@@ -56,7 +50,7 @@ def own_kernel(job: Any, bench: Any) -> None:
         if on_card:
             time_it(add3, bench)
         local_package(bench)
-    hub(job.hub, job.load, bench)
+    hub(job.hub, bench)
 
 
 def check(what: str, add3: Callable, bench: Any, facts: dict[str, Any]) -> None:
@@ -74,13 +68,20 @@ def time_it(add3: Callable, bench: Any) -> None:
     bench.time(lambda: add3(a, b, c), of="time", way="our kernel", bytes=4 * 4 * BIG)
 
 
+def kernels_of(what: str, bench: Any) -> Any:
+    """Return the library `kernels`, or None where it is not installed, which is said."""
+    if importlib.util.find_spec("kernels"):
+        return importlib.import_module("kernels")
+    return bench.skip(what, f"the library kernels is not installed: {INSTALL}")
+
+
 def local_package(bench: Any) -> None:
     """Write the package (see above), load it by name, check it like the kernel itself."""
-    if importlib.util.find_spec("kernels") is None:
-        bench.skip("local package", f"the library kernels is not installed: {INSTALL}")
-        return
     backend = bench.device.type
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["LOCAL_KERNELS"] = f"{NAME}={folder}"  # read by kernels, once
+        if not (kernels := kernels_of("local package", bench)):
+            return
         variant = Path(folder) / "build" / f"torch-{backend}"
         variant.mkdir(parents=True)
         code = Path(labkit.__file__).with_name("bench") / "triton_add.py"
@@ -89,34 +90,21 @@ def local_package(bench: Any) -> None:
             "name": "add3", "id": "labkit_add3", "version": VERSION, "license": "MIT",
             "python-depends": [], "backend": {"type": backend},
         }))  # fmt: skip
-        os.environ["LOCAL_KERNELS"] = f"{NAME}={folder}"  # read by kernels, once
-        from kernels import get_kernel
-
-        module = get_kernel(NAME, version=VERSION)
+        module = kernels.get_kernel(NAME, version=VERSION)
         files = sorted(f"build/{variant.name}/{file.name}" for file in variant.iterdir())
         facts = {"name": NAME, "module": module.__name__, "files": files}
         check("local package", module.add3, bench, facts)
 
 
-def hub(repository: str, load: bool, bench: Any) -> None:
-    """Look a kernel up on the Hub, and load it where that was asked for; else say why not.
-
-    Loading is a download and then foreign code in this process. `kernels` refuses publishers that
-    it does not know; nothing here overrides that.
-    """
-    if importlib.util.find_spec("kernels") is None:
-        bench.skip("hub kernel", f"the library kernels is not installed: {INSTALL}")
+def hub(repository: str, bench: Any) -> None:
+    """Look a kernel up on the Hub; it is not loaded: that is foreign code in this process."""
+    if not (kernels := kernels_of("hub kernel", bench)):
         return
-    from kernels import get_kernel, has_kernel
-
     try:
-        there, names = has_kernel(repository, version=VERSION), None
-        if load:
-            module = get_kernel(repository, version=VERSION)
-            names = [name for name in dir(module) if name[0] != "_"]
-    except Exception as error:  # no network, no such build, publisher not trusted: all said
+        there = kernels.has_kernel(repository, version=VERSION)
+    except Exception as error:  # no network, publisher not trusted: all said
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         bench.skip("hub kernel", f"no network, or the Hub does not vouch for the publisher: {said}")
-        return
-    values = {"a build for this machine": there, "loaded": load, "names": names}
-    bench.write("hub kernel", repository=repository, values=values)
+    else:
+        values = {"a build for this machine": there, "loaded": False}
+        bench.write("hub kernel", repository=repository, values=values)

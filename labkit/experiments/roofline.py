@@ -1,16 +1,21 @@
-"""The roofs of this device, and real operations to place under them (see `roofline_points`).
+"""The roofline: this device's measured roofs, and real operations placed under them.
 
-An operation's FLOPs and bytes are counted, not measured; the bytes are what must move at least:
-every input once in, every output once out (Williams, Waterman and Patterson, "Roofline", CACM
-2009, for a cold cache).
+FLOPs and bytes of an operation are counted, every input once in and every output once out.
+Attainable FLOP/s = min(compute roof, bandwidth x FLOP a byte): Williams, Waterman and Patterson,
+"Roofline: an insightful visual performance model for multicore architectures", CACM 52(4), 2009.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from labkit.analysis.datasheets import card
 from labkit.experiments.matrix_products import ALL, SIDE, USUAL, side, time_product
+from labkit.experiments.measure import page, primitives, style
+from labkit.results.measurements import Measurements
+from labkit.results.result import Result, Table
 from labkit.spec import experiment, knob
 from labkit.wiring import Later
 
@@ -36,81 +41,57 @@ SIZES_ON_CPU = (32, 128, 512)
 def roofline(job: Any, bench: Any) -> None:
     """Measure the roofs (`roof` in the case), then the operations.
 
-    Roofs: the bandwidth of passes over arrays past the last-level cache (the fastest counts), and
-    the rate of a large matrix product in each of `formats`. Without `n` a format's roof is its
-    largest product that does not take long; without `sizes` a GPU gets those below it that are more
-    than their launch.
+    Without `n` a format's roof is its largest product that does not take long; without `sizes` a
+    GPU gets those below it that are more than their launch.
     """
     memory_bound(job, bench)
-    largest = {}
     for name in bench.usable(job.formats or USUAL):
-        bench.stage(f"the roof of {name}")
-        largest[name] = job.n or side(bench, name, largest=True)
-        time_product(bench, name, largest[name], of="matmul", format=name, roof="compute")
-    for name, roof in largest.items():
+        bench.stage(f"matrix products in {name}")
+        roof = job.n or side(bench, name, largest=True)
+        time_product(bench, name, roof, of="matmul", format=name, roof="compute")
         sizes = job.sizes or SIZES_ON_CPU
         if not (job.sizes or bench.on_cpu):
             smallest = side(bench, name)
             sizes = [n for n in workbench.SIDES if n >= smallest]
-        for size in dict.fromkeys(sizes):
-            if size != roof:  # that is measured already
-                bench.stage(f"matrix products in {name}")
-                time_product(bench, name, size, of="matmul", format=name)
+        for size in sorted({*sizes} - {roof}):  # that is measured already
+            time_product(bench, name, size, of="matmul", format=name)
     convolution(bench)
 
 
 def memory_bound(job: Any, bench: Any) -> None:
-    """Time passes over arrays past the cache, in FP32, into memory that is there already.
+    """Time passes over FP32 arrays past the cache, into memory that is there already.
 
-    Copy, and scale in place: 8 bytes a number (one read, one written). On a CPU a copy's target is
-    fetched into the cache before it is overwritten, which is not counted; in place nothing is.
-    Add: 1 FLOP a number; 12 bytes (two read, one written).
-    Layer norm: 7 FLOPs a number: sum for the mean (1), subtract it (1), square and sum for the
-    variance (2), scale (1), weight and bias (2); 8 bytes (one read, one written). Square roots and
-    divisions are one a row and not counted; nor are weight and bias, which stay in the cache.
+    A CPU's copy fetches its target too, which is not counted. Layer norm has 7 FLOPs a number: sum
+    for the mean (1), subtract it (1), square and sum (2), scale (1), weight and bias (2).
     """
     n = bench.past_cache_elements(job.mib)
     bench.stage("the roof of memory")
     a = bench.random_array(n)
     b = torch.empty_like(a).fill_(1.0)
-    bench.time(lambda: b.copy_(a), of="copy", bytes=8 * n, launches=1, roof="bandwidth")
-    bench.time(lambda: b.mul_(0.9999), of="scale in place", bytes=8 * n, launches=1,
-               roof="bandwidth")  # fmt: skip
-    bench.write("arrays", values={"past_cache": bench.is_past_cache(8 * n)})
+    roof = {"bytes": 8 * n, "launches": 1, "roof": "bandwidth"}
+    bench.time(lambda: b.copy_(a), of="copy", **roof)
+    bench.time(lambda: b.mul_(0.9999), of="scale in place", **roof)
     bench.stage("elementwise operations")
-    bench.time(lambda: torch.add(a, b, out=b), of="add", flops=n, bytes=12 * n, launches=1,
-               format="fp32")  # fmt: skip
+    fp32 = {"launches": 1, "format": "fp32"}
+    bench.time(lambda: torch.add(a, b, out=b), of="add", flops=n, bytes=12 * n, **fp32)
     rows = n // LAYER
     x = a[: rows * LAYER].view(rows, LAYER)  # (rows, 1024)
     weight, bias = torch.rand(2, LAYER, device=bench.device)
-    bench.time(layer_norm(x, weight, bias), of="layer norm", flops=7 * x.numel(),
-               bytes=8 * x.numel(), launches=1, format="fp32")  # fmt: skip
+    # A CPU's new result would be timed with its pages being cleared: it is done in blocks of 1 MiB
+    # that end where they came from
+    blocks = x.split(256 if bench.on_cpu else rows)
 
-
-def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Callable[[], Any]:
-    """Return a layer norm of `x`, on a CPU in blocks of 1 MiB that end where they came from.
-
-    For a large new result the system has to fetch and clear every page, which would be timed as if
-    it were the operation. A GPU's memory comes from PyTorch's own cache.
-    """
-    if x.device.type != "cpu":
-        return lambda: functional.layer_norm(x, (LAYER,), weight, bias)
-    blocks = x.split(256)  # (256, 1024) each
-
-    def work() -> None:
+    def norm() -> None:
         for block in blocks:
-            block.copy_(functional.layer_norm(block, (LAYER,), weight, bias))
+            normed = functional.layer_norm(block, (LAYER,), weight, bias)
+            if bench.on_cpu:
+                block.copy_(normed)
 
-    return work
+    bench.time(norm, of="layer norm", flops=7 * x.numel(), bytes=8 * x.numel(), **fp32)
 
 
 def convolution(bench: Any) -> None:
-    """Time one 3x3 convolution, 64 channels to 64, as in a ResNet-18, on float32 tensors.
-
-    FLOPs: 2 x images x out channels x height x width x in channels x kernel^2 (He et al. 2015
-    count multiply-adds, half of that). Bytes: 4 x (input + weights + output). cuDNN's convolutions
-    are in TF32 where the card has it (Ampere and later), unless told otherwise.
-    """
+    """Time one 3x3 convolution, 64 channels to 64, on float32 tensors: 2 FLOPs a multiply-add."""
     bench.stage("convolution")
     weight = torch.randn(CHANNELS, CHANNELS, KERNEL, KERNEL, device=bench.device)
 
@@ -118,6 +99,7 @@ def convolution(bench: Any) -> None:
         x = torch.randn(images, CHANNELS, EDGE, EDGE, device=bench.device)  # (images, 64, 56, 56)
         return lambda: functional.conv2d(x, weight, padding=KERNEL // 2)
 
+    # cuDNN's convolutions are in TF32 where the card has it, unless told otherwise
     tf32 = bench.device.type == "cuda" and torch.backends.cudnn.allow_tf32
     tf32 = tf32 and torch.cuda.get_device_capability(bench.device) >= (8, 0)
     with torch.inference_mode():
@@ -126,3 +108,166 @@ def convolution(bench: Any) -> None:
         bench.time(work_of(images), of="convolution", flops=2 * numbers * CHANNELS * KERNEL**2,
                    bytes=4 * (2 * numbers + weight.numel()), launches=1,
                    format="tf32" if tf32 else "fp32")  # fmt: skip
+
+
+# -- what follows ----------------------------------------------------------------------------------
+
+FAR_BELOW = 0.25  # share of the roof under which the roof is no explanation
+
+
+@dataclass(frozen=True)
+class Roof:
+    """A device's limits: memory in GB/s (10^9 byte/s) and compute in TFLOP/s (10^12) per format."""
+
+    gb_per_s: float
+    tflop_per_s: dict[str, float]
+
+    def ridge(self, kind: str) -> float:
+        """Return the intensity, FLOP/byte, from which a format's compute roof is the limit."""
+        return self.tflop_per_s[kind] * 1e3 / self.gb_per_s
+
+    def attainable(self, intensity: float, kind: str) -> float:
+        """Return the most TFLOP/s that the roofs allow at `intensity` FLOP/byte."""
+        return min(self.tflop_per_s[kind], self.gb_per_s * intensity / 1e3)
+
+    def regime(self, intensity: float, kind: str) -> str:
+        """Return which roof is the lower one at `intensity`: "memory" or "compute"."""
+        return "memory" if intensity < self.ridge(kind) else "compute"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One operation under the roofs."""
+
+    name: str
+    kind: str  # the format, whose compute roof counts
+    intensity: float  # FLOP/byte
+    tflop_per_s: float
+    of_roof: float  # what it reached of what the roofs allow; above 1 where caches spare memory
+    regime: str
+    case: dict[str, Any]
+
+    @property
+    def verdict(self) -> str:
+        """The regime in words; far below both roofs neither of them is what holds it back."""
+        far = self.of_roof < FAR_BELOW
+        return f"{self.regime} {'side, far below: overhead, not a roof' if far else 'bound'}"
+
+
+class Roofline(Result):
+    """A device's measured roofs, and operations under them, as `lk.measure("roofline")` found them.
+
+    Of memory the fastest pass counts, per format the fastest product.
+
+    Raises:
+        ValueError: Another experiment's measurements.
+        LookupError: A roof is missing: a run that failed, or was stopped too early.
+    """
+
+    def __init__(self, measured: Measurements):
+        if not isinstance(measured, Measurements) or measured.name != "roofline":
+            raise ValueError(f"{measured!r} is not a roofline: pass lk.measure('roofline')'s.")
+        self.measured = measured
+        passes = [point.gb_per_s for point in measured.where(roof="bandwidth") if point.gb_per_s]
+        rates: dict[str, float] = {}
+        for point in measured.where("matmul"):
+            kind, rate = point.case.get("format"), point.tflop_per_s
+            if isinstance(kind, str) and rate:
+                rates[kind] = max(rate, rates.get(kind, 0.0))
+        if not passes or not rates:
+            missing = "pass over memory" if not passes else "matrix product"
+            raise LookupError(f"roofline: no {missing} was measured")
+        self.roof = Roof(max(passes), rates)
+        self.points: list[Placed] = []
+        for point in measured:
+            kind = point.case.get("format")
+            if kind in rates and point.tflop_per_s and point.bytes:
+                at, rate = point.flops / point.bytes, point.tflop_per_s
+                under = rate / self.roof.attainable(at, kind), self.roof.regime(at, kind)
+                self.points.append(Placed(point.of, kind, at, rate, *under, point.case))
+
+    def one(self, name: str, **case: Any) -> Placed:
+        """Return the operation of this name and case; raises LookupError where there is no one."""
+        named = (point for point in self.points if point.name == name)
+        found = [point for point in named if case.items() <= point.case.items()]
+        if len(found) != 1:
+            raise LookupError(f"roofline: {len(found)} operations {name!r} {case or ''}".strip())
+        return found[0]
+
+    def plot(self, **drawing: Any) -> Any:
+        """Draw it as a matplotlib Figure."""
+        return self.measured.plot(**drawing)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the roofs and the operations as JSON types."""
+        points = [vars(p) | {"verdict": p.verdict} for p in self.points]
+        return {**vars(self.roof), "machine": self.measured.machine.to_dict(), "points": points}
+
+    def table(self) -> Table:
+        """Return the operations: name, intensity, rate, share of the roof, regime."""
+        rows = [
+            (f"{p.name} {p.case.get('n', '')}".strip() + f", {p.kind}",
+             f"{p.intensity:.3g} FLOP/byte", f"{p.tflop_per_s * 1e3:,.4g} GFLOP/s",
+             f"{p.of_roof:.0%} of the roof", p.verdict)
+            for p in self.points
+        ]  # fmt: skip
+        mark = f"{self.measured.mark}: " if self.measured.recorded else ""
+        lines = [f"{mark}roof of memory {self.roof.gb_per_s:,.4g} GB/s"]
+        for kind, rate in self.roof.tflop_per_s.items():
+            ridge = f"ridge at {self.roof.ridge(kind):.3g} FLOP/byte"
+            lines.append(f"roof of {kind} {rate * 1e3:,.4g} GFLOP/s, {ridge}")
+        return Table(rows, title="\n".join(lines), left=(0, 4))
+
+
+# -- the figure: FLOP/s against FLOP a byte, both logarithmic --------------------------------------
+
+MARKERS = {"add": "s", "layer norm": "D", "convolution": "^", "matmul": "o"}
+
+
+@roofline.figure
+def draw(measured: Measurements) -> Any:
+    """Draw the measured roofs and the operations under them; a cited card's promise is dashed."""
+    line, number = Roofline(measured), primitives.number
+    roof = line.roof
+    colours = dict(zip(roof.tflop_per_s, style.LINES, strict=False))
+    roofs, texts = [(roof, {"lw": 1.6})], ["under the slope: memory is the limit"]
+    if sheet := card(measured.machine.name):
+        stated = {kind: v for kind, v in sheet.tflop_per_s.items() if kind in colours}
+        roofs.append((Roof(sheet.gb_per_s, stated), {"lw": 1, "ls": (0, (4, 3))}))
+        texts.append(f"dashed: data sheet of {sheet.name}, {sheet.source}")
+    looks = {f"memory: {number(roof.gb_per_s)} GB/s": {"color": "black"}}
+    for kind, colour in colours.items():
+        rate = primitives.flops_text(roof.tflop_per_s[kind])
+        looks[f"{kind}: {rate}, ridge at {number(roof.ridge(kind))} FLOP/byte"] = {"color": colour}
+    for name in dict.fromkeys(point.name for point in line.points):
+        looks[name] = {"color": "black", "marker": MARKERS.get(name, "o"), "ls": ""}
+    rows = -(-len(looks) // style.legend_columns(list(looks)))
+    kind = "fp32" if "fp32" in colours else next(iter(colours))
+    title = (f"below {number(roof.ridge(kind))} FLOP/byte memory is the limit (in {kind}), "
+             "above it the arithmetic")  # fmt: skip
+    figure, (axes,) = page(measured, [(0.14 + style.LEGEND_ROW_IN * rows, 4.0)], *texts,
+                           title=title, left_in=0.75)  # fmt: skip
+    across = [p.intensity for p in line.points] + [roof.ridge(kind) for kind in colours]
+    low, high = min(across) / 3, max(across) * 6
+    for each, look in roofs:  # the slope up to the last ridge, and a flat roof from each on
+        end = min(high, max(map(each.ridge, each.tflop_per_s), default=high))
+        axes.plot([low, end], [each.gb_per_s * low, each.gb_per_s * end], color="black", **look)
+        for name, rate in each.tflop_per_s.items():
+            across, height = [max(low, each.ridge(name)), high], [rate * 1e3] * 2
+            axes.plot(across, height, color=colours[name], **look)
+    for p in line.points:
+        at = p.intensity, p.tflop_per_s * 1e3
+        axes.scatter(*at, s=42, color=colours[p.kind], edgecolors="white", linewidths=0.7,
+                     marker=MARKERS.get(p.name, "o"), zorder=4)  # fmt: skip
+        if p.kind == kind and "n" in p.case:  # in one format: the others' are above or below
+            axes.annotate(f"{p.case['n']}", at, (5, -9), textcoords="offset points", fontsize=8)
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylabel="GFLOP/s (10⁹ FLOP a second)",
+             xlabel="arithmetic intensity: FLOP per byte that has to move (numbers: rows of n x n)",
+             )  # fmt: skip
+    axes.grid(**primitives.GRID)
+    axes.set_axisbelow(True)
+    primitives.legend(axes, looks)
+    return figure
+
+
+roofline = Roofline  # what lk.roofline is; the experiment itself stands in EXPERIMENTS

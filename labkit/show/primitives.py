@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
-from matplotlib.patches import FancyBboxPatch, Patch
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from labkit.show.style import BEFORE, CHARACTER_IN, LINES, RC, drawable, legend_above, literal
@@ -26,7 +26,6 @@ ROW_IN, THIN_IN, MANY = 0.34, 0.25, 10  # a row of bars, and where there are mor
 NAME = 48  # characters of a row's name, at most
 GAP_PT = 5  # between a bar and its text
 LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue
-EDGE, WIDE = "#444444", 7.9  # of boxes: their colour, and the inches of a drawing
 
 
 @dataclass
@@ -235,30 +234,3 @@ def flops_text(tflop_per_s: float) -> str:
     """Write a rate of arithmetic in the unit that suits it."""
     small = tflop_per_s < 1
     return f"{number(tflop_per_s * 1e3)} GFLOP/s" if small else f"{number(tflop_per_s)} TFLOP/s"
-
-
-def canvas(axes: Axes, tall: float) -> None:
-    """Make the axes a plain sheet of `WIDE` by `tall` inches, one unit an inch."""
-    axes.set_axis_off()
-    axes.set(xlim=(-0.05, WIDE + 0.05), ylim=(0, tall))
-
-
-def box(
-    axes: Axes, x: float, y: float, wide: float, tall: float, colour: str, text: str = ""
-) -> None:
-    """Draw a rounded box with its lower left corner at (x, y), in the axes' units, and its text."""
-    look = {"boxstyle": "round,pad=0,rounding_size=0.06", "edgecolor": EDGE, "linewidth": 0.9}
-    axes.add_patch(FancyBboxPatch((x, y), wide, tall, facecolor=colour, **look))
-    say(axes, x + wide / 2, y + tall / 2, text)
-
-
-def say(axes: Axes, x: float, y: float, text: str, **font: Any) -> None:
-    """Write text with (x, y) in its middle."""
-    look = {"ha": "center", "va": "center", "fontsize": 8.5, "linespacing": 1.35, **font}
-    literal(axes.text(x, y, "\n".join(drawable(line, 120) for line in text.split("\n")), **look))
-
-
-def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    """Draw an arrow."""
-    look = {"arrowstyle": "-|>", "color": EDGE, "linewidth": 1.4, "shrinkA": 0, "shrinkB": 0}
-    axes.annotate("", end, start, arrowprops=look)
