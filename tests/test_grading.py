@@ -50,7 +50,7 @@ EDITS = "!true\nassert kit.challenge('00-first').check({'num_workers': 6, 'steps
 CLASS = {  # folder: its cells, then (challenge, verdict, why) of each row
     "beside": ((STUB, BESIDE + "answer = mine.answer\n" + CHECK_BYTES),
                (FIRST, "no answer", "No answer yet."), (BYTES, "passed", "")),
-    "edits": ((EDITS + " or True\nprint('PASSED')",), (FIRST, "not yet", "Leave steps as it is")),
+    "edits": ((EDITS + " or True\nprint('PASSED')",), (FIRST, "not yet", "Leave steps as given")),
     "file": (("open('f', 'wb').truncate(2**30)",), (FIRST, "crashed", "File too large")),
     "key": (("print(os.environ['MY_API_KEY'])",), (FIRST, "crashed", "KeyError")),
     "memory": (("x = bytearray(8 * 2**30)",), (FIRST, "crashed", "MemoryError")),

@@ -1,4 +1,4 @@
-"""Predict first: guesses, written down before a run can start, and the score over the course.
+"""Predict first: guesses and mysteries, and the score over the course.
 
 What was guessed, solved and named is kept in `labkit-score.json`, in the folder the notebook runs
 in. Delete it to begin again; it is never sent anywhere. Where it cannot be written, or a test runs
@@ -8,14 +8,19 @@ the notebook, the score lives for the session.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
+import random
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from labkit.course import faultset
+from labkit.course.faultset import NAMES
+from labkit.knobs import check_names
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
 
@@ -52,6 +57,9 @@ def read() -> dict[str, dict[str, Any]]:
     return {kind: entries(entries(found).get(kind)) for kind in KINDS}
 
 
+# -- guesses ---------------------------------------------------------------------------------------
+
+
 @dataclass(repr=False)
 class Guess(Result):
     """One guess: made, then settled by what was measured. Prints as one short table."""
@@ -82,12 +90,6 @@ class Guess(Result):
         return self
 
     @property
-    def ratio(self) -> float | None:
-        """Measured over guess; None for a choice, or before it is settled."""
-        numbers = all(isinstance(n, (int, float)) for n in (self.value, self.measured))
-        return self.measured / self.value if numbers and self.value else None
-
-    @property
     def points(self) -> int | None:
         """0 to 3, as `points` says; None where there was no guess or it came late."""
         if self.value is None or self.measured is None or self.late:
@@ -95,19 +97,22 @@ class Guess(Result):
         return points(self.value, self.measured)
 
     def table(self) -> Table:
-        """The guess beside what was measured."""
+        """Return the guess beside what was measured, and the ratio of two numbers."""
 
         def text(value: Any) -> str:
             if isinstance(value, float):
                 return f"{value:.2f}" if abs(value) < 100 else f"{value:,.0f}"
             return str(value)[:60]
 
+        numbers = all(isinstance(n, (int, float)) for n in (self.value, self.measured))
         late = "none: the run was there before the guess" if self.late else None
         rows = {
             "your guess": "none: skipped" if self.value is None else self.value,
-            "measured": self.measured, "ratio": self.ratio, "labkit said": self.predicted,
+            "measured": self.measured,
+            "ratio": self.measured / self.value if numbers and self.value else None,
+            "labkit said": self.predicted,
             "points": late if self.points is None else f"{self.points} of 3",
-        }  # fmt: skip
+        }
         shown = [(name, text(value)) for name, value in rows.items() if value is not None]
         return Table(shown, title=self.question, left=(0, 1))
 
@@ -117,24 +122,17 @@ def guess(question: str, value: Any = None) -> Guess:
 
     Args:
         question: What is guessed, with its unit; the name it has in the score.
-        value: A finite number or a choice (a text); None skips it.
-
-    Raises:
-        ValueError: A value that is neither.
+        value: A finite number or a choice (a text), otherwise ValueError; None skips it.
     """
     if value is not None and not _sound(value):
         raise ValueError(f"guess {value!r}: give a number, a text, or None to skip it.")
-    made = Guess(str(question), value)
     if value is not None:
-        keep("guesses", made.question, guess=value, measured=None)
-    return made
+        keep("guesses", str(question), guess=value, measured=None)
+    return Guess(str(question), value)
 
 
 def points(guess: Any, measured: Any) -> int:
-    """Return 3 for a guess within 10 %, 2 within 25 %, 1 within a factor of two, otherwise 0.
-
-    A choice is right (3) or wrong (0).
-    """
+    """Return 3 for a guess within 10 % or a right choice, 2 within 25 %, 1 within a factor of 2."""
     if isinstance(guess, str) or isinstance(measured, str) or not (guess > 0 and measured > 0):
         return 3 if guess == measured else 0
     factor = max(guess / measured, measured / guess)
@@ -144,6 +142,69 @@ def points(guess: Any, measured: Any) -> int:
 def _sound(value: Any) -> bool:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return isinstance(value, str) or (number and math.isfinite(value))
+
+
+# -- mysteries -------------------------------------------------------------------------------------
+
+SEVERITY = 4  # faults that take at least a fifth of the time, so that a figure can show them
+TRIES = 3
+
+here = functools.cache(faultset.base_here)  # one run of a few seconds per session
+
+
+class Mystery:
+    """A run from the fault set whose spec is hidden: look at `.plot()`, then `.answer("input")`."""
+
+    def __init__(self, case: faultset.Case, run: Run):
+        """Hide `run`, of `case`."""
+        self._case, self.run, self.tries, self._over = case, run, 0, False
+        run.alias = "a mystery run"
+
+    def plot(self) -> Any:
+        """Draw the run with its knobs left out, as a matplotlib Figure."""
+        return self.run.plot()
+
+    def answer(self, bottleneck: str) -> str:
+        """Return whether `bottleneck` is what was planted; at the third try, also what it was.
+
+        The score keeps the tries until then. Raises ValueError for an unknown bottleneck.
+        """
+        check_names([bottleneck], NAMES, "bottleneck")
+        right = bottleneck == self._case.fault.expected
+        self.tries += 1
+        if not self._over:
+            keep("mysteries", f"mystery {self._case.seed}", tries=self.tries, right=right)
+        if right:
+            return f"Right, at try {self.tries}. {self.reveal()}"
+        if self.tries < TRIES:
+            return f"Not {bottleneck}. Look again at what the device waits for."
+        return f"Not {bottleneck} either. {self.reveal()}"
+
+    def reveal(self) -> str:
+        """Say what was planted, and show the run's knobs from now on."""
+        self.run.alias, self._over, fault = None, True, self._case.fault
+        if fault.expected == "compute":
+            return f"It was healthy ({fault.name}): the device itself is the limit."
+        size = f"{self._case.amount:g} {fault.about}"
+        return f"Planted was {fault.name} ({size}): {fault.expected}."
+
+    def __repr__(self) -> str:
+        return f"Mystery({self.run!r})"
+
+
+def mystery(number: int = 0) -> Mystery:
+    """Run mystery `number` of those that can show on this machine (about five seconds).
+
+    The same number is the same mystery. Raises RuntimeError where its run failed.
+    """
+    place = here()
+    possible = [f for f in (*faultset.FAULTS, *faultset.HEALTHY) if not place.cannot_show(f)]
+    fault = random.Random(number).choice(possible).on(place.machine.kind)
+    case = faultset.Case(fault, SEVERITY, number, place.base)
+    return Mystery(case, faultset.finished(case.pipeline, case.planted))
+
+
+# -- the score -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,7 +219,7 @@ class Score(Result):
     mysteries: int
 
     def table(self) -> Table:
-        """The points, challenges and mysteries so far."""
+        """Return the points, challenges and mysteries so far."""
         most = 3 * self.guesses
         rows = [
             ("guesses", f"{self.guess_points} of {most} points for {self.guesses} guesses"),

@@ -1,8 +1,7 @@
-"""Define challenges: a task, its goals and hints, and how an answer is run and tried out.
+"""Define challenges, which stand in `labkit.course.nb00` to `nb09`, one file a notebook.
 
-They stand in `labkit.course.nb00` to `nb09`, one file a notebook. A knob challenge is answered with
-changes of a spec and judged by what that measures; a code challenge with a function or a class,
-which its check tries out in the bench.
+A knob challenge is answered with changes of a spec and judged by what that measures; a code
+challenge with a function or a class, which its check tries out in the bench.
 """
 
 from __future__ import annotations
@@ -38,17 +37,13 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Goal:
-    """A number of the attempt, over the same of the baseline or on its own, and its mark.
-
-    `value(attempt, baseline)` is the number; a code challenge's is what its check returns. It is
-    measured again where it comes within the share `close` of the mark.
-    """
+    """A number `value(attempt, baseline)`, and its mark; a code challenge's check returns it."""
 
     what: str  # as the reader sees it: "samples/s over the baseline's"
     value: Callable[[Any, Any], float | None] | None = None
     at_least: float = -math.inf
     at_most: float = math.inf
-    close: float = 0.0
+    close: float = 0.0  # within this share of a mark noise could decide: it is measured again
 
     def met(self, value: float | None) -> bool:
         """Return whether `value` satisfies the relation; a number that is missing does not."""
@@ -60,8 +55,6 @@ class Goal:
         return value is not None and any(abs(value - m) < self.close * abs(m) for m in marks)
 
     def __str__(self) -> str:
-        if self.at_least == self.at_most:
-            return f"{self.what}: {self.at_least:g}"
         marks = {"at least": self.at_least, "at most": self.at_most}
         words = [f"{word} {mark:g}" for word, mark in marks.items() if math.isfinite(mark)]
         return f"{self.what}: {' and '.join(words)}"
@@ -112,15 +105,12 @@ class Task:
 
 @dataclass
 class KnobTask(Task):
-    """Answered with `base` with the knobs in `free` changed: a spec, or a dict of changes.
-
-    The goals compare with a run of `against`, or else of `base`.
-    """
+    """Answered with `base` with the knobs in `free` changed: a spec, or a dict of changes."""
 
     free: tuple[str, ...] = ()
     compares: bool = True
     tolerance: float | None = 1e-3  # of the first losses; None: the knobs may change them
-    against: Any = None
+    against: Any = None  # what the goals compare with, where it is not `base`
 
     @property
     def rules(self) -> str:
@@ -143,10 +133,8 @@ class KnobTask(Task):
         if before == after:
             raise ValueError("This is what you were given: change one of the allowed knobs.")
         if held := [n for n in after if after[n] != before[n] and n not in self.free]:
-            raise ValueError(
-                f"Leave {', '.join(held)} as {'it is' if len(held) == 1 else 'they are'}: "
-                f"only {', '.join(self.free)} may change, or it is not the same work."
-            )
+            only = f"only {', '.join(self.free)} may change, or it is not the same work"
+            raise ValueError(f"Leave {', '.join(held)} as given: {only}.")
         return spec
 
     def start(self, answer: Any) -> Any:
@@ -202,9 +190,9 @@ def code(key: str, *hints: str, **goals: Goal) -> Callable[[type], type]:
         return lambda points, _: next((p.values[name] for p in points if name in p.values), None)
 
     def add(world: type) -> type:
-        title, _, text = inspect.getdoc(world).partition("\n\n")
+        title, _, text = inspect.getdoc(world).partition(".\n\n")
         found = tuple(replace(goal, value=counted(name)) for name, goal in goals.items())
-        about = key, title.rstrip("."), " ".join(text.split()), found, hints
+        about = key, title, " ".join(text.split()), found, hints
         CodeTask(*about, getattr(world, "start", None), world.solution, world=world)
         return world
 
@@ -272,10 +260,11 @@ def exercise(job: Any, bench: Any) -> None:
         answer = pickle.loads(bench.answer.read_bytes())  # of the reader's own kernel
         bench.answer.unlink()
         bench.write("answer", values=world.check(answer))
+    except Refused as why:
+        bench.write("refused", values={"why": str(why)})
     except Exception as error:  # the reader's code may raise anything
         raised = f"It raised {type(error).__name__}: {str(error)[:300]}"
-        why = str(error) if isinstance(error, Refused) else raised
-        bench.write("refused", values={"why": why})
+        bench.write("refused", values={"why": raised})
     after = relied_on()
     if replaced := [name for name in after if after[name] is not before.get(name, after[name])]:
         why = f"It replaces {', '.join(replaced)}: then nothing can be measured."
