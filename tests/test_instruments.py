@@ -12,51 +12,35 @@ import pytest
 
 import labkit as lk
 from labkit.bench.telemetry import CpuMeter
-from labkit.results.timeline import busy_until
 
 
-def a_run(period_s=0.06, busy_s=0.01, seconds=40.0, telemetry=()):
-    """A stand-in for a Run whose device works at the end of each period."""
-    ends = np.arange(period_s, seconds, period_s)
-    return SimpleNamespace(
-        busy=np.column_stack([ends - busy_s, ends]),
-        telemetry=list(telemetry),
-        seconds=lambda t_ns: t_ns / 1e9,
-        machine=SimpleNamespace(kind="gpu"),
-        xray=None,
-    )
-
-
-def by_name(run, part):
+def by_name(part, period_s=0.06, busy_s=0.01, telemetry=()):
+    """The reading of a run of 40 s whose device works at the end of each period."""
+    ends = np.arange(period_s, 40.0, period_s)
+    run = SimpleNamespace(
+        busy=np.column_stack([ends - busy_s, ends]), telemetry=telemetry, xray=None,
+        seconds=lambda t_ns: t_ns / 1e9, machine=SimpleNamespace(kind="gpu"),
+    )  # fmt: skip
     return next(reading for reading in lk.instruments(run) if part in reading.name)
 
 
 def test_the_true_intervals_are_off_by_nothing_and_a_one_second_window_shows_no_teeth():
-    true = by_name(a_run(), "true intervals")
-    assert true.distance_pp == pytest.approx(0, abs=1e-6)
-    assert true.shows_teeth
-    window = by_name(a_run(), "nvidia-smi -l 1")
+    true, window = by_name("true intervals"), by_name("nvidia-smi -l 1")
+    assert true.distance_pp == pytest.approx(0, abs=1e-6) and true.shows_teeth
     assert window.mean_error_pp == pytest.approx(0, abs=1)
     assert window.distance_pp == pytest.approx(100 * 2 * (1 / 6) * (5 / 6), abs=1)
     assert window.shows_teeth is False and window.source.startswith("computed")
-    assert by_name(a_run(period_s=8.0, busy_s=4.0), "nvidia-smi -l 1").shows_teeth
-    assert len(by_name(a_run(), "W&B").shares) == 3  # every 15 s: a few unrelated points
+    assert by_name("nvidia-smi -l 1", period_s=8.0, busy_s=4.0).shows_teeth
+    assert len(by_name("W&B").shares) == 3  # every 15 s: a few unrelated points
 
 
 def test_a_metric_that_was_not_read_is_missing_and_buffered_samples_have_their_own_stamps():
-    run = a_run(telemetry=[{"t_ns": 10**9 * k, "gpu_now": None, "gpu": None} for k in range(10)])
-    reading = by_name(run, "as NVML tells it")
+    unread = [{"t_ns": 10**9 * k, "gpu_now": None, "gpu": None} for k in range(10)]
+    reading = by_name("as NVML tells it", telemetry=unread)
     assert len(reading.shares) == 0 and reading.mean_error_pp is None
-    assert "none in this run" in repr(lk.instruments(run))
-    run = a_run(telemetry=[{"t_ns": 0, "gpu": [[2 * 10**9, 0.5], [3 * 10**9, 0.25]]}])
-    reading = by_name(run, "driver's own samples")
+    buffered = [{"t_ns": 0, "gpu": [[2 * 10**9, 0.5], [3 * 10**9, 0.25]]}]
+    reading = by_name("driver's own samples", telemetry=buffered)
     assert reading.times_s.tolist() == [2, 3] and reading.shares.tolist() == [0.5, 0.25]
-
-
-def test_busy_time_adds_up_inside_and_between_intervals_and_no_steps_are_refused():
-    busy = np.array([[1.0, 2.0], [4.0, 6.0]])
-    moments = np.array([0.0, 1.5, 3.0, 5.0, 9.0])
-    assert busy_until(busy, moments).tolist() == [0, 0.5, 1, 2, 3]
     with pytest.raises(ValueError, match="0 steps"):
         lk.instruments(SimpleNamespace(busy=np.empty((0, 2))))
 
@@ -64,8 +48,7 @@ def test_busy_time_adds_up_inside_and_between_intervals_and_no_steps_are_refused
 def test_the_figure_has_a_row_for_each_instrument_that_read_something():
     views = lk.instruments(lk.recorded("batch-16"))
     shown = [reading for reading in views if len(reading.shares)]
-    assert len(views.plot().axes) == len(shown) >= 2
-    assert "W&amp;B" in views._repr_html_()
+    assert len(views.plot().axes) == len(shown) >= 2 and "W&amp;B" in views._repr_html_()
 
 
 @pytest.mark.slow

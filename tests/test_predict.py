@@ -4,14 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from played_gpu import GPU, play
+from played_gpu import GPU, MS, log, play
 
 import labkit as lk
 from labkit.analysis.loader_simulation import Simulation, Work
-from labkit.results.launch import launch
 from labkit.results.timeline import item_costs
 
-MS = 1_000_000
 CPU = {"device": "cpu", "kind": "cpu", "name": "Test", "versions": {}, "cpu_cores": 2, "threads": 1}
 
 
@@ -23,26 +21,20 @@ def outcome_of(workers, *, wait=0.0, cpu=0.0, host=0.010, batches=200, cores=2, 
     return found.summary(max(3, workers * prefetch), 16)[:2]
 
 
-def write(path, machine, knobs, steps, items, extra=(), spec=(), without=()):
+def write(folder, machine, knobs, steps, items, extra=(), spec=(), without=()):
     """Write a run's log, without the events of some names, and load it."""
     handoff = dict.fromkeys(("main_wall_us", "worker_us", "share_us"), 0.0)
     events = [
-        {"event": "spec", "version": 1, "run": "r", "pipeline": knobs, **dict(spec)},
-        {"event": "machine", **machine},
-        {"event": "job", "pipeline": knobs, "not_applied": {}},
-        {"event": "begin", "warmup": 3},
         *steps,
         {"event": "items", "worker": 0 if knobs["num_workers"] else -1, "rows": items},
         {"event": "handoff", "bytes": 1000, "warm_us": 100.0, "cold_us": 100.0, **handoff},
         *extra,
-        {"event": "done"},
     ]
-    kept = [{"t_ns": 0, **event} for event in events if event["event"] not in without]
-    path.write_text("".join(json.dumps(event) + "\n" for event in kept))
-    return lk.load(path)
+    kept = [event for event in events if event["event"] not in without]
+    return log(folder, machine, knobs, *kept, spec=spec)
 
 
-def record(path, *, workers=0, steps=40, fetch_ms=50.0, cpu_ms=0.0, host_ms=10.0, knobs=(), **more):
+def record(folder, *, workers=0, steps=40, fetch_ms=50.0, cpu_ms=0.0, host_ms=10.0, knobs=(), **on):
     """Write a run as it would be measured if a batch waited `fetch_ms` and computed `cpu_ms`."""
     knobs = {"dataset": "sleep", "prep_ms": 50.0, "io_ms": 0.0, "num_workers": workers,
              "steps": steps, "xray": False, **dict(knobs)}  # fmt: skip
@@ -55,29 +47,29 @@ def record(path, *, workers=0, steps=40, fetch_ms=50.0, cpu_ms=0.0, host_ms=10.0
                        "loss": 1.0, "cpu": int(host_ms * MS)})  # fmt: skip
         rows.append([i, now, 16, cpu_ms * 1e3, fetch_ms * 1e3, 0, 0, 0, 0, 0, [], []])
         now = end
-    return write(path, CPU, knobs, events, rows, **more)
+    return write(folder, CPU, knobs, events, rows, **on)
 
 
-def on_gpu(path, *, pinned=False, prep=20.0, **how):
+def on_gpu(folder, *, pinned=False, prep=20.0, **how):
     """Write a run without workers as a GPU would: `prep` ms a batch are waited for."""
     knobs = {"dataset": "sleep", "prep_ms": prep, "io_ms": 0.0, "num_workers": 0, "steps": 60,
              "xray": False, "pin_memory": pinned, "non_blocking": pinned,
              "prefetch_to_device": how.get("side_stream", False)}  # fmt: skip
     steps, _ = play(prep=prep, waits=not pinned, **how)
     rows = [[step["i"], step["t"][0], 16, 0, prep * 1e3, 0, 0, 0, 0, 0, [], []] for step in steps]
-    return write(path, GPU, knobs, steps, rows)
+    return write(folder, GPU, knobs, steps, rows)
 
 
 @pytest.fixture(scope="module")
 def textbook(tmp_path_factory):
     """50 ms of waiting for each batch and 10 ms of training, without workers."""
-    return record(tmp_path_factory.mktemp("textbook") / "r.jsonl")
+    return record(tmp_path_factory.mktemp("textbook"))
 
 
 # -- the simulated loader ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("workers", [1, 2, 4])
 def test_sleeping_workers_add_up_until_the_model_is_the_limit(workers):
     assert outcome_of(0, wait=0.050) == pytest.approx((16 / 0.060, 10 / 60))  # pays for both
     assert outcome_of(workers, wait=0.050)[1] == pytest.approx(min(1, workers * 10 / 50), abs=0.01)
@@ -90,24 +82,20 @@ def test_workers_past_the_cores_help_where_they_wait_and_not_where_they_compute(
     assert eight > 3.5 * two
     alone, together = (outcome_of(3, cpu=0.020, host=0.010, cores=cores)[0] for cores in (8, 2))
     assert together < 0.9 * alone  # a model on the CPU and its workers slow each other down
+    free, dear = (outcome_of(2, wait=0.001, host=0.004, take=take)[1] for take in (0.0, 0.001))
+    assert free > 0.99 and dear == pytest.approx(0.8, abs=0.02)  # to take a batch costs the loop
 
 
 def test_one_slow_batch_holds_up_all_behind_it_unless_the_queue_is_deep():
     waits = np.full(120, 0.010)
     waits[60] = 0.5
-    work = Work(waits[:, None], np.zeros((120, 1)), np.full(120, 0.001))
-    found = Simulation(work, 8, workers=4)
+    found = Simulation(Work(waits[:, None], np.zeros((120, 1)), np.full(120, 0.001)), 8, workers=4)
     assert found.ready[60] - found.ready[59] > 0.4
     assert found.ready[63] - found.ready[60] < 0.01  # these had long been there
     waits = np.full(400, 0.012)
     waits[19::20] = 0.080
     shallow, deep = (outcome_of(4, wait=waits, batches=400, prefetch=p)[1] for p in (1, 8))
     assert deep > shallow + 0.02
-
-
-def test_handing_batches_over_costs_the_loop():
-    free, dear = (outcome_of(2, wait=0.001, host=0.004, take=take)[1] for take in (0.0, 0.001))
-    assert free > 0.99 and dear == pytest.approx(0.8, abs=0.02)
 
 
 @pytest.mark.parametrize("prep", [0.001, 0.009, 0.020])
@@ -128,25 +116,26 @@ def test_without_workers_a_device_of_its_own_computes_while_the_loop_prepares(pr
 # -- predictions from a run ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_the_textbook_case_is_predicted_from_a_run_without_workers(textbook, workers):
-    found = lk.predict(textbook, num_workers=workers)
-    assert found.utilization == pytest.approx(workers * 10 / 50, abs=0.02)
+def test_the_textbook_case_is_predicted_from_a_run_without_workers(textbook):
+    found = lk.predict(textbook, num_workers=4)
+    assert found.utilization == pytest.approx(4 * 10 / 50, abs=0.02)
     low, high = found.throughput_range
-    assert low < found.throughput < high
-    assert found.helps and found.limit == "input"
+    assert low < found.throughput < high and found.helps and found.limit == "input"
     assert "predicted" in repr(found) and "\n" not in repr(found)
     assert json.loads(json.dumps(found.to_dict()))["limit"] == "input"
+    itself = lk.predict(textbook)
+    assert itself.throughput == pytest.approx(textbook.throughput, rel=0.02)
+    assert not itself.helps and "will not help" in itself.why
 
 
-def test_the_run_itself_is_predicted_and_is_said_not_to_help(textbook):
-    found = lk.predict(textbook)
-    assert found.throughput == pytest.approx(textbook.throughput, rel=0.02)
-    assert not found.helps and "will not help" in found.why
+def test_a_recorded_run_predicts_one_with_workers():
+    found, seen = lk.predict(lk.recorded("textbook-0"), num_workers=5), lk.recorded("textbook-5")
+    low, high = found.throughput_range
+    assert low < seen.throughput < high and found.helps
 
 
 def test_more_workers_do_not_help_on_taken_cores(tmp_path):
-    run = record(tmp_path / "r.jsonl", workers=2, fetch_ms=0.0, cpu_ms=40.0)
+    run = record(tmp_path, workers=2, fetch_ms=0.0, cpu_ms=40.0)
     two, eight = (lk.predict(run, num_workers=n) for n in (2, 8))
     assert eight.limit == "cpu" and "CPU-bound: all 2 cores" in eight.why
     assert eight.throughput <= 1.05 * two.throughput
@@ -154,7 +143,7 @@ def test_more_workers_do_not_help_on_taken_cores(tmp_path):
 
 def test_stated_waits_and_stalls_come_as_the_pipeline_says(tmp_path, textbook):
     assert lk.predict(textbook, prep_ms=10.0).utilization == pytest.approx(0.5, abs=0.02)
-    run = record(tmp_path / "r.jsonl", fetch_ms=5.0, knobs={"prep_ms": 5.0})
+    run = record(tmp_path, fetch_ms=5.0, knobs={"prep_ms": 5.0})
     calm = lk.predict(run, num_workers=2)
     stalled = lk.predict(run, num_workers=2, stall_ms=400.0, stall_every=10)
     assert stalled.throughput < 0.7 * calm.throughput
@@ -172,32 +161,30 @@ def test_a_bad_knob_is_an_error_that_names_it(textbook, bad):
      {"pinned": True, "queue": 50}, {"launch": 12.0, "compute": 3.0}],
     ids=["pageable", "pinned", "side stream", "a sync each step", "a full queue", "launch-bound"],
 )  # fmt: skip
-@pytest.mark.parametrize(("measured", "asked"), [(3.0, 9.0), (30.0, 5.0), (5.0, 12.0)])
+@pytest.mark.parametrize(("measured", "asked"), [(3.0, 9.0), (30.0, 5.0)])
 def test_a_gpu_run_tells_what_another_preparation_would_bring(tmp_path, how, measured, asked):
-    run = on_gpu(tmp_path / "a.jsonl", prep=measured, **how)
-    other = on_gpu(tmp_path / "b.jsonl", prep=asked, **how)
+    run = on_gpu(tmp_path, prep=measured, **how)
+    other = on_gpu(tmp_path, prep=asked, **how)
     found = lk.predict(run, prep_ms=asked)
     assert found.throughput == pytest.approx(other.throughput, rel=0.03)
     assert found.utilization == pytest.approx(other.utilization, abs=0.03)
 
 
 def test_workers_gain_nothing_on_a_gpu_that_hides_the_preparation(tmp_path):
-    hidden = lk.predict(on_gpu(tmp_path / "a.jsonl", prep=5.0), num_workers=4)
+    hidden = lk.predict(on_gpu(tmp_path, prep=5.0), num_workers=4)
     assert not hidden.helps and hidden.limit == "device"
-    shown = lk.predict(on_gpu(tmp_path / "b.jsonl", prep=40.0), num_workers=4)
+    shown = lk.predict(on_gpu(tmp_path, prep=40.0), num_workers=4)
     assert shown.helps and shown.utilization == pytest.approx(10.2 / 10.7, abs=0.03)
 
 
 def test_an_x_ray_tells_what_batch_size_and_bf16_do(tmp_path):
     xray = {"event": "xray", "steps": 3, "fixed_share": 0.5, "bf16_speedup": 2.0}
-    run = record(tmp_path / "r.jsonl", extra=[xray])
+    run = record(tmp_path, extra=[xray])
     assert lk.predict(run, batch_size=32).throughput == pytest.approx(32 / 0.065, rel=0.03)
     assert lk.predict(run, precision="bf16").utilization == pytest.approx(5 / 55, abs=0.01)
     assert "4 times" in lk.predict(run, batch_size=1024).cannot
-    run = record(tmp_path / "r.jsonl", workers=2, fetch_ms=20.0)
-    for knob in ("pin_memory", "persistent_workers"):  # what cannot act
-        found = lk.predict(run, **{knob: True})
-        assert found.throughput == lk.predict(run).throughput and knob in found.why
+    found = lk.predict(run, pin_memory=True)  # cannot act on a CPU
+    assert found.throughput == lk.predict(run).throughput and "pin_memory" in found.why
 
 
 # -- what cannot be predicted --------------------------------------------------------------------
@@ -205,10 +192,8 @@ def test_an_x_ray_tells_what_batch_size_and_bf16_do(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "word"),
-    [({"model": "mlp"}, "model"), ({"image_px": 224}, "image_px"),
-     ({"compile": "default"}, "compile"), ({"precision": "bf16"}, "bf16"),
-     ({"batch_size": 32}, "xray=True"), ({"accumulation_steps": 4}, "accumulation_steps"),
-     ({"steps": 1}, "one step")],
+    [({"model": "mlp"}, "model"), ({"compile": "default"}, "compile"), ({"steps": 1}, "one step"),
+     ({"precision": "bf16"}, "bf16"), ({"batch_size": 32}, "xray=True")],
 )  # fmt: skip
 def test_what_the_run_does_not_tell_is_not_predicted(textbook, changes, word):
     found = lk.predict(textbook, **changes)
@@ -225,29 +210,17 @@ def test_what_the_run_does_not_tell_is_not_predicted(textbook, changes, word):
     ids=["an old record", "no hand-off", "a watched loop", "a short run"],
 )  # fmt: skip
 def test_a_record_that_lacks_what_predictions_need_says_what_to_do(tmp_path, lack, says):
-    assert says in lk.predict(record(tmp_path / "r.jsonl", **lack), num_workers=2).cannot
+    assert says in lk.predict(record(tmp_path, **lack), num_workers=2).cannot
 
 
 @pytest.mark.parametrize("changes", [{}, {"prep_ms": 0.0}, {"prep_ms": 0.0, "num_workers": 2}])
-def test_a_run_in_which_nothing_takes_time_is_not_predicted(tmp_path, changes):
-    for fetch_ms in (0.0, 50.0):  # measured
-        run = record(tmp_path / "r.jsonl", host_ms=0.0, fetch_ms=fetch_ms)
-        found = lk.predict(run, **changes)
-        assert found.throughput or "steps" in found.cannot
-        assert bool(found.cannot) == (fetch_ms == 0.0 or bool(changes))
+@pytest.mark.parametrize("fetch_ms", [0.0, 50.0])
+def test_a_run_in_which_nothing_takes_time_is_not_predicted(tmp_path, fetch_ms, changes):
+    found = lk.predict(record(tmp_path, host_ms=0.0, fetch_ms=fetch_ms), **changes)
+    assert found.throughput or "steps" in found.cannot
+    assert bool(found.cannot) == (fetch_ms == 0.0 or bool(changes))
 
 
 def test_rows_that_no_worker_wrote_are_left_out(tmp_path):
     bad = {"event": "items", "worker": 0, "rows": [[1, 2], "x", [0, -1] * 6, None]}
-    assert len(item_costs(record(tmp_path / "r.jsonl", extra=[bad]))) == 40
-
-
-@pytest.mark.slow
-def test_a_short_real_run_tells_what_workers_would_bring():
-    pipeline = lk.Pipeline(dataset="sleep", prep_ms=20, model="mlp", width=32, depth=1,
-                           steps=30, xray=False)  # fmt: skip
-    run = launch(pipeline).wait()
-    assert run.outcome == "finished", run.error
-    found = lk.predict(run, num_workers=3)
-    assert found.cannot is None and found.helps and found.throughput > 1.5 * run.throughput
-    assert 0.018 < np.median(item_costs(run).wait) < 0.2  # s: the stated 20 ms, with neighbours
+    assert len(item_costs(record(tmp_path, extra=[bad]))) == 40

@@ -196,7 +196,7 @@ def in_the_body(loop: Loop, group: str, lost: float) -> tuple[str, str, str, tup
 
 def why_it_waits(loop: Loop, lost: float) -> tuple[str, str, str, tuple[Line, ...]] | None:
     """Return what waiting for data comes from, as far as lines and passes show: as above."""
-    lines, work, worth = loop.lines, _loading(loop.lines), lost / 2
+    lines, work, worth = loop.lines, _loading(loop.lines), max(lost, 1e-9) / 2
     if (loop.restart or 0.0) >= worth:
         seen = f"{loop.restart:.0%} of the time goes to the first batches of {loop.passes - 1} "
         seen += "later passes, for which the workers start anew"
