@@ -79,15 +79,10 @@ class Library(Result, tuple):
 def recorded(
     name: str | None = None, folder: str | os.PathLike | None = None
 ) -> Library | Run | Measurements | Ranks:
-    """List the recorded runs, or load the one called `name`.
+    """List the recorded runs, or load the one called `name`; ValueError where it is not there.
 
-    Args:
-        name: As the listing shows it; None returns the listing. Where several machines recorded
-            it, a GPU's comes first; `"<machine>/<name>"` asks for one of them.
-        folder: What `labkit record --out FOLDER` wrote; None: what comes with the package.
-
-    Raises:
-        ValueError: No such record (the message says what is available), or not a record.
+    Where several machines recorded it, a GPU's comes first; `"<machine>/<name>"` asks for one.
+    `folder` is what `labkit record --out FOLDER` wrote; None: what comes with the package.
     """
     folder = Path(folder) if folder is not None else Path(labkit.__file__).parent / "records"
     files = [*folder.glob("*.jsonl.gz"), *folder.glob("*/*.jsonl.gz")] if folder.is_dir() else []

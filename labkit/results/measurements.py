@@ -30,32 +30,19 @@ class Measurement:
     bytes: float | None = None  # of one call, counted
     values: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def median_s(self) -> float | None:
-        """Median time of a call, s; None where nothing was timed."""
-        return float(np.median(self.seconds)) if len(self.seconds) else None
-
-    @property
-    def spread(self) -> float | None:
-        """IQR over median of the times; None for fewer than four."""
-        if len(self.seconds) < 4:
-            return None
-        return float(np.diff(np.percentile(self.seconds, [25, 75]))[0] / self.median_s)
-
-    @property
-    def noisy(self) -> bool:
-        """Whether the times differ so much that small differences mean nothing."""
-        return (self.spread or 0.0) > NOISY
-
-    @property
-    def gb_per_s(self) -> float | None:
-        """Counted bytes over the median time, 10^9 byte/s."""
-        return self.bytes / self.median_s / 1e9 if self.bytes and self.median_s else None
-
-    @property
-    def tflop_per_s(self) -> float | None:
-        """Counted FLOPs over the median time, 10^12 FLOP/s."""
-        return self.flops / self.median_s / 1e12 if self.flops and self.median_s else None
+    # fmt: off
+    median_s = property(lambda p: float(np.median(p.seconds)) if len(p.seconds) else None,
+                        doc="Median time of a call, s; None where nothing was timed.")
+    spread = property(lambda p: None if len(p.seconds) < 4 else
+                      float(np.diff(np.percentile(p.seconds, [25, 75]))[0] / p.median_s),
+                      doc="IQR over median of the times; None for fewer than four.")
+    noisy = property(lambda p: (p.spread or 0.0) > NOISY, doc="Whether small differences mean "
+                     "nothing: `spread` is too large.")
+    gb_per_s = property(lambda p: p.bytes / p.median_s / 1e9 if p.bytes and p.median_s else None,
+                        doc="Counted bytes over the median time, 10^9 byte/s.")
+    tflop_per_s = property(lambda p: p.flops / p.median_s / 1e12 if p.flops and p.median_s
+                           else None, doc="Counted FLOPs over the median time, 10^12 FLOP/s.")
+    # fmt: on
 
     def to_dict(self) -> dict[str, Any]:
         """The point and what follows from it, as JSON types."""

@@ -133,6 +133,10 @@ class Ranks(EventLogResult):
                     "True where `spread` is so large that small differences mean nothing.")
     times = derived(lambda ranks: above("Ranks.times")(ranks),
                     "Where every rank's time went (a RankTimes); None if too short.")
+    communication_share = derived(lambda ranks: (found := ranks.times) and
+                                  float(np.mean(found.communication)),
+                                  "Mean share of time from a rank's last gradient to all being "
+                                  "averaged: the transfer, and the wait for slower ranks.")
     # fmt: on
 
     @property
@@ -145,16 +149,6 @@ class Ranks(EventLogResult):
         """Samples per second of this machine's ranks together, warm-up excluded."""
         rates = [rank.throughput for rank in self]
         return sum(rates) if rates and all(rates) else None
-
-    @derived
-    def communication_share(self) -> float | None:
-        """Mean share of wall time (0 to 1) from a rank's last gradient to all being averaged.
-
-        The transfer, and the wait for slower ranks; not what runs under the backward pass, nor
-        DDP's copies into its buckets. None if too short.
-        """
-        times = self.times
-        return None if times is None else float(np.mean(times.communication))
 
     def speedup(self, one: Run) -> float | None:
         """Return samples per second over those of `one`, the same pipeline in one process.
@@ -175,11 +169,7 @@ class Ranks(EventLogResult):
         return self.throughput / one.throughput if self.throughput and one.throughput else None
 
     def efficiency(self, one: Run) -> float | None:
-        """Return the scaling efficiency, 0 to 1: the speed-up over `one` per rank.
-
-        Each rank has the batch of the one process (weak scaling). On one CPU the ranks also share
-        cores, caches and memory: that loss is in it, and is not communication.
-        """
+        """Return the (weak) scaling efficiency, 0 to 1: the speed-up over `one` per rank."""
         speedup = self.speedup(one)
         return None if speedup is None else speedup / len(self)
 

@@ -102,11 +102,10 @@ class Sweep(Result):
         begun: Callable[[dict[str, Any]], None] = lambda setting: None,
         period_s: float = 0.05,
     ) -> Sweep:
-        """Run what is left of the sweep: a device that is free takes the next setting.
+        """Run what is left: a device that is free takes the next setting.
 
-        `start` launches a pipeline and returns its Run at once. `each` is called with every run
-        that goes on, every `period_s`; `begun` with a setting whose run has been asked for. An
-        interrupt stops the runs that go on, keeps those that have ended, and is passed on.
+        `start` launches a pipeline; `each` is called with every run that goes on, `begun` with a
+        setting whose run is asked for. An interrupt stops what goes on and keeps what has ended.
         """
         left = list(zip(self.settings, self.pipelines, strict=True))[len(self.runs) :]
         on: dict[str | None, Any] = {}  # the run that each device has
@@ -157,20 +156,18 @@ class Sweep(Result):
 
 
 def _values(name: str, values: Any) -> list[Any]:
-    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+    several = hasattr(values, "__iter__") and not isinstance(values, (str, bytes))
+    if not several or not (listed := list(values)):
         raise ValueError(f"{name}={values!r}: a sweep needs several values, such as [0, 2, 4].")
-    if not (values := list(values)):
-        raise ValueError(f"{name}=[]: a sweep needs at least one value.")
-    return values
+    return listed
 
 
 def _devices(devices: Sequence[str], knobs: dict[str, Any]) -> tuple[str, ...]:
-    if isinstance(devices, str) or not list(devices):
-        raise ValueError(f"devices={devices!r}: give several, such as ['cuda:0', 'cuda:1'].")
-    names = tuple(KNOBS["device"].check(device) for device in devices)
+    names = () if isinstance(devices, str) else tuple(map(KNOBS["device"].check, devices))
     # "auto" and "cuda" may be the same card as another name
-    if len(set(names)) < len(names) or (len(names) > 1 and {"auto", "cuda"} & set(names)):
-        raise ValueError(f"devices={list(names)!r}: name each device once, such as 'cuda:0'.")
+    once = len(set(names)) == len(names) and (len(names) == 1 or not {"auto", "cuda"} & set(names))
+    if not names or not once:
+        raise ValueError(f"devices={devices!r}: name each once, as in ['cuda:0', 'cuda:1'].")
     if "device" in knobs:
         raise ValueError("device: is swept already; leave out devices, or that knob.")
     return names
