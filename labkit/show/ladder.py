@@ -109,13 +109,14 @@ class Ladder(Result):
             return page([("The ladder has no steps yet.", {})], [])[0]
         bars, title = [], "samples/s, step by step"
         for rung in self.rungs:
-            run, numbers = rung.run, f", {rung.gain:.2f}x" if rung.gain else ""
+            run, text = rung.run, rung.note
             if run.throughput is not None:
-                numbers = f"{run.throughput:,.0f}, busy {run.busy_text}{numbers}"
+                gain = f", {rung.gain:.2f}x" if rung.gain else ""
+                doubt = NO_GAIN if rung.null else "noisy" * run.noisy
+                text = f"{run.throughput:,.0f}, busy {run.busy_text}{gain}"
+                text = _joined(text, "RECORDED" * run.recorded, doubt)
             colour = OTHER if rung.null else COMPUTE
-            bars.append(
-                _bar(rung.name, run, rung.total or 1.0, _joined(numbers, rung.note), colour)
-            )
+            bars.append(_bar(rung.name, run, rung.total or 1.0, text, colour))
             if rung.total:
                 title = f"{rung.name}: {rung.total:.1f}x the throughput of the first step"
         return _bars(title, self.runs.values(), bars)
