@@ -125,14 +125,11 @@ KNOBS: dict[str, Knob] = Pipeline.knobs
 
 def parse_settings(settings: list[str]) -> dict[str, Any]:
     """Read `knob=value` strings from a command line; raise ValueError on a bad one."""
-    knobs = {}
-    for setting in settings:
-        name, equals, text = setting.partition("=")
-        if not equals:
-            raise ValueError(f"{setting!r} is not a setting: write knob=value.")
-        check_names({name: text}, KNOBS)
-        knobs[name] = KNOBS[name].parse(text)
-    return knobs
+    if bad := [setting for setting in settings if "=" not in setting]:
+        raise ValueError(f"{bad[0]!r} is not a setting: write knob=value.")
+    texts = dict(setting.split("=", 1) for setting in settings)
+    check_names(texts, KNOBS)
+    return {name: KNOBS[name].parse(text) for name, text in texts.items()}
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """What is looked up when it is used: names of a floor above, and modules that are slow to import.
 
-A `Run` can draw itself and give its verdict, but imports point down only: the names that point up
-stand in one table, which `labkit/__init__.py` fills.
+Imports point down only; the names that point up stand in one table, filled in `labkit/__init__.py`.
 """
 
 from __future__ import annotations

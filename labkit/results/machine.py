@@ -1,7 +1,4 @@
-"""The machine as the kernel sees it, asked of a process of its own: no torch and no driver here.
-
-And a pipeline's settings as Hugging Face's `TrainingArguments` take them on it.
-"""
+"""The machine, asked of a process of its own, and Hugging Face's `TrainingArguments` on it."""
 
 from __future__ import annotations
 
@@ -98,8 +95,6 @@ def machine() -> Machine:
     return Machine.from_dict(json.loads(probe.stdout.splitlines()[-1]))
 
 
-# -- Hugging Face ----------------------------------------------------------------------------------
-
 SETTINGS = {  # of TrainingArguments: the knob of the Pipeline that each stands for
     "dataloader_num_workers": "num_workers",
     "dataloader_pin_memory": "pin_memory",
@@ -113,13 +108,10 @@ SETTINGS = {  # of TrainingArguments: the knob of the Pipeline that each stands 
 
 
 class TrainingSettings(Result, dict):
-    """Settings for `TrainingArguments(output_dir=..., **settings)`; printed, what became of each.
-
-    `notes` is {setting: why this machine cannot honour it, or what else it needs here}.
-    """
+    """Settings for `TrainingArguments(output_dir=..., **settings)`; prints what became of each."""
 
     pipeline: Pipeline  # where they come from
-    notes: dict[str, str]
+    notes: dict[str, str]  # {setting: why this machine cannot honour it, or what it needs here}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings alone."""

@@ -57,56 +57,56 @@ def _dict_of(check: Callable) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(map(check, value.values()))
 
 
-# {event: {key: a type or a check}}; a key that ends in ? may be missing or null
-SHAPES: dict[str, dict[str, Any]] = {
-    "spec": {
-        "version": _whole, "run": str, "pipeline": dict, "watched?": dict, "utc?": str,
-        "experiment?": str, "params?": dict, "ranks?": lambda value: _count(value) and value <= 64,
-        "no_sync?": bool, "starve?": _dict_of(lambda knobs: isinstance(knobs, dict)),
-        "place?": _dict_of(_count),
-    },
-    "machine": {
-        "device": str, "kind": str, "name": str, "versions": dict, "memory_gib?": _number,
-        "cpu_name?": str, "cpu_cores?": _number, "ram_gib?": _number, "shm_gib?": _number,
-        "threads?": _number, "os?": str, "uuid?": str, "sm_count?": _number,
-        "compute_capability?": str, "driver?": str, "pcie?": str, "unused_gpu?": str,
-    },
-    "job": {"pipeline": dict, "not_applied": dict, "unit?": ("samples", "batches").__contains__},
-    "stage": {"name": str, "done?": _count, "total?": _count},
-    "begin": {"warmup": _count},
-    "epoch": {"step": _count},
-    "step": {
-        "i": _count, "t": _list_of(_whole, 4), "n": _count, "copy?": _list_of(_whole, 2),
-        "busy?": _list_of(_whole, 2), "comm?": _list_of(_count, 2), "cpu?": _count,
-        "loss?": _number,
-    },
-    "items": {"worker": _whole, "rows": list},
-    "lines": {"pid": _count, "places": _dict_of(lambda p: isinstance(p, list)), "rows": list},
-    "no_lines": {"why": str},
-    "handoff": {"bytes": _whole},
-    "telemetry": {
-        "t_ns": _whole, "gpu?": _list_of(_list_of(_number, 2)), "gpm?": _dict_of(_number_or_gap),
-    },
-    "measurement": {"of": str, "case": dict, "seconds": list},
-    "skipped": {"what": str, "why": str},
-    "memory": {"peak_bytes?": _count},
-    "compiled": {"seconds?": _number},
-    "xray": {"steps": _whole},
-    "no_xray": {"why": str},
-    "ranks_ended": {"codes": dict},
-    "error": {
-        "kind": str, "message": str, "traceback?": str, "workers?": dict, "files?": list,
-        "failed_rank?": _count,
-    },
-    "end": {"stop?": str, "code?": _whole, "why?": str},
+# {event: [(a type or a check, the keys that it is for)]}; one with ? may be missing or null
+SHAPES: dict[str, list[tuple[Any, str]]] = {
+    "spec": [
+        (_whole, "version"), (str, "run utc? experiment?"), (dict, "pipeline watched? params?"),
+        (lambda value: _count(value) and value <= 64, "ranks?"), (bool, "no_sync?"),
+        (_dict_of(lambda knobs: isinstance(knobs, dict)), "starve?"), (_dict_of(_count), "place?"),
+    ],
+    "machine": [
+        (str, "device kind name cpu_name? os? uuid? compute_capability? driver? pcie? unused_gpu?"),
+        (_number, "memory_gib? cpu_cores? ram_gib? shm_gib? threads? sm_count?"),
+        (dict, "versions"),
+    ],
+    "job": [(dict, "pipeline not_applied"), (("samples", "batches").__contains__, "unit?")],
+    "stage": [(str, "name"), (_count, "done? total?")],
+    "begin": [(_count, "warmup")],
+    "epoch": [(_count, "step")],
+    "step": [
+        (_count, "i n cpu?"), (_list_of(_whole, 4), "t"), (_list_of(_whole, 2), "copy? busy?"),
+        (_list_of(_count, 2), "comm?"), (_number, "loss?"),
+    ],
+    "items": [(_whole, "worker"), (list, "rows")],
+    "handoff": [(_whole, "bytes")],
+    "telemetry": [
+        (_whole, "t_ns"), (_list_of(_list_of(_number, 2)), "gpu?"),
+        (_dict_of(_number_or_gap), "gpm?"),
+    ],
+    "measurement": [(str, "of"), (dict, "case"), (list, "seconds")],
+    "skipped": [(str, "what why")],
+    "memory": [(_count, "peak_bytes?")],
+    "compiled": [(_number, "seconds?")],
+    "xray": [(_whole, "steps")],
+    "no_xray": [(str, "why")],
+    "ranks_ended": [(dict, "codes")],
+    "error": [
+        (str, "kind message traceback?"), (dict, "workers?"), (list, "files?"),
+        (_count, "failed_rank?"),
+    ],
+    "end": [(str, "stop? why?"), (_whole, "code?")],
 }  # fmt: skip
+RULES = {
+    event: [(key, rule) for rule, keys in shape for key in keys.split()]
+    for event, shape in SHAPES.items()
+}
 
 
 def _sound(event: Any) -> bool:
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return False
     rest = dict(event)  # what no rule is about: its numbers are checked, nothing else
-    for key, rule in SHAPES.get(rest.pop("event"), {}).items():
+    for key, rule in RULES.get(rest.pop("event"), ()):
         value = rest.pop(key.rstrip("?"), None)
         fits = isinstance(value, rule) if isinstance(rule, type) else rule(value)
         if not fits and not (value is None and key.endswith("?")):

@@ -137,6 +137,6 @@ def _is_sound(row: Any) -> bool:
     if not isinstance(row, list) or len(row) != NUMBERS + 2:
         return False
     *numbers, cpus, waits = row
-    if not isinstance(cpus, list) or not isinstance(waits, list) or len(cpus) != len(waits):
-        return False
-    return all(type(n) in (int, float) and 0 <= n < 2**62 for n in [*numbers, *cpus, *waits])
+    pair = isinstance(cpus, list) and isinstance(waits, list) and len(cpus) == len(waits)
+    flat = [*numbers, *cpus, *waits] if pair else [None]
+    return all(type(n) in (int, float) and 0 <= n < 2**62 for n in flat)

@@ -52,10 +52,9 @@ class TuningJob:
         pipeline.but(**start.to_dict())  # raises ValueError on a bad one
         if max_workers is not None:
             KNOBS["num_workers"].check(max_workers)
-        here = machine()
-        most = max(LEAST_MAX_WORKERS, 2 * (here.cpu_cores or 1))
-        most = most if max_workers is None else max_workers
-
+        here, most = machine(), max_workers
+        if most is None:
+            most = max(LEAST_MAX_WORKERS, 2 * (here.cpu_cores or 1))
         self.tuning = tuning = Tuning(name, start, here.line)
         cuda, without_step = here.device.startswith("cuda"), own and "step" not in own.parts
         if not cuda:
@@ -82,10 +81,7 @@ class TuningJob:
     def run(
         self, each: Callable[[], None] | None = None, live: Callable[[Any], None] | None = None
     ) -> Tuning:
-        """Search; raises RuntimeError where the starting point cannot be measured.
-
-        `each` is called when a trial has been run, `live` with the run that is going on, often.
-        """
+        """Search; `each` is called after a trial, `live` often with the run that is going on."""
         self.search.each, self.bench.each = each, live
         try:
             return self.search.run()
@@ -153,10 +149,9 @@ class OwnRun:
 
 
 def guess(run: Any, here: Setting, setting: Setting) -> Expected | None:
-    """Return what follows from the run's waiting and computing, with a wide range.
+    """Return what follows from waiting and computing: a step takes the longer of the two.
 
-    Workers share the preparing, and the loop computes meanwhile: a step takes the longer of the
-    two. At best each worker brings its whole, at worst no more than there are cores.
+    Workers share the preparing: at best each brings its whole, at worst each core does.
     """
     if not run.throughput:
         return None

@@ -42,9 +42,9 @@ class Search:
     ):
         """Set up a search; nothing runs yet.
 
-        `measure` gets a setting and the samples/s expected of it, to choose how long to run;
-        `expect` predicts from (a run, its setting, another one); `refuse` returns why a setting may
-        not be run; `variants` are changes that are tried on the winner, as {"pin_memory": True}.
+        `measure` gets a setting and the samples/s expected of it; `expect` predicts from (a run,
+        its setting, another one); `refuse` says why a setting may not run; `variants` are changes
+        that are tried on the winner, as {"pin_memory": True}.
         """
         self.tuning, self.settings = tuning, settings
         self.measure, self.expect, self.refuse = measure, expect, refuse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
@@ -43,15 +44,14 @@ class Setting:
         none = {} if made.num_workers else {"prefetch_factor": None, "persistent_workers": False}
         return replace(made, **none)
 
-    @property
-    def in_flight(self) -> int:
-        """Batches that may wait in the loader's queues."""
-        return self.num_workers * (self.prefetch_factor or 0)
-
-    @property
-    def cost(self) -> tuple[int, int, int]:
-        """Sorts settings from cheap to dear: by workers, then by samples that wait in RAM."""
-        return self.num_workers, self.in_flight * self.batch_size, int(self.pin_memory)
+    in_flight = property(
+        lambda setting: setting.num_workers * (setting.prefetch_factor or 0),
+        doc="Batches that may wait in the loader's queues.",
+    )
+    cost = property(
+        lambda s: (s.num_workers, s.in_flight * s.batch_size, int(s.pin_memory)),
+        doc="Sorts settings from cheap to dear: by workers, then by samples that wait in RAM.",
+    )
 
     def __str__(self) -> str:
         workers = "1 worker" if self.num_workers == 1 else f"{self.num_workers} workers"
@@ -61,13 +61,10 @@ class Setting:
 
 def space(baseline: Setting, max_workers: int, batch_sizes: Iterable[int]) -> list[Setting]:
     """Return what may be tried: the baseline's other settings with other workers and prefetch."""
-    made = {
-        baseline.but(num_workers=count, prefetch_factor=depth, batch_size=size)
-        for size in batch_sizes
-        for count in WORKERS
-        for depth in PREFETCH
-        if count <= max_workers
-    }
+    names = ("batch_size", "num_workers", "prefetch_factor")
+    counts = [count for count in WORKERS if count <= max_workers]
+    every = itertools.product(batch_sizes, counts, PREFETCH)
+    made = {baseline.but(**dict(zip(names, values, strict=True))) for values in every}
     return sorted(made, key=lambda setting: (setting.batch_size, setting.cost))
 
 
@@ -95,9 +92,11 @@ class Trial:
     def to_dict(self) -> dict[str, Any]:
         """Return the trial as JSON types."""
         value, *reach = self.expected or (None,)
-        known = {"setting": self.setting.to_dict(), "why": self.why, "error": self.error}
-        known |= {"throughput": self.rate, "throughputs": self.rates}
-        return known | {"predicted": value, "predicted_range": reach or None}
+        return {
+            "setting": self.setting.to_dict(), "why": self.why, "error": self.error,
+            "throughput": self.rate, "throughputs": self.rates,
+            "predicted": value, "predicted_range": reach or None,
+        }  # fmt: skip
 
 
 @dataclass(repr=False)
