@@ -52,6 +52,7 @@ ABOVE.update(
         "Ranks.times": "labkit.analysis.ranks:rank_times",
         "RankRun.plot": "labkit.show.run_figure:draw",
         "Run.breakdown": "labkit.analysis.facts:breakdown",
+        "Comparison.parts": "labkit.analysis.regression:parts",
         "Run.lines": "labkit.analysis.lines:lines",
         "Run.diagnose": "labkit.analysis.diagnosis:diagnose",
         "Run.plot": "labkit.show.run_figure:draw",

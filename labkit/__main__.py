@@ -192,6 +192,37 @@ def grade(options: argparse.Namespace) -> Any:
     return grades, {"code": 2 if grades.bad else 0}
 
 
+def percent(text: str) -> float:
+    """Read "5%", "5" or "0.05" as 0.05."""
+    number = float(text.removesuffix("%"))
+    share = number / 100 if text.endswith("%") or number >= 1 else number
+    if not 0 <= share < 100:
+        raise ValueError
+    return share
+
+
+@command(
+    option("before", metavar="BEFORE", help="a saved run (.jsonl, .jsonl.gz, or a run's folder)"),
+    option("after", metavar="AFTER", help="the same, later"),
+    option("--fail-if-slower", type=percent, metavar="5%", dest="limit",
+           help="exit with 1 where a step takes that much longer, beyond the noise"),
+)  # fmt: skip
+def diff(options: argparse.Namespace) -> Any:
+    """Compare two runs: which part of a step got slower, beyond the noise of both.
+
+    examples:
+      labkit diff main.jsonl branch.jsonl
+      labkit diff --fail-if-slower 5% main.jsonl branch.jsonl    in a CI: the exit code is 1
+    """
+    before, after = lk.load(options.before), lk.load(options.after)
+    for run in (before, after):
+        if not hasattr(run, "compare"):
+            raise ValueError(f"{run.path} is no training run: diff compares two runs.")
+    found = after.compare(before)
+    slower = options.limit is not None and found.slower_by(options.limit)
+    return found, {"code": int(slower), "values": found.to_dict() | {"failed": slower}}
+
+
 @command(
     option("--outside", action="store_true", help="look from outside only"),
     option("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run"),

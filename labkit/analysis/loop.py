@@ -39,21 +39,6 @@ GROUP_OF["validation"] = "validation"
 
 
 @dataclass(frozen=True)
-class Stalls:
-    """Steps whose body takes far longer than the others'."""
-
-    share: float  # of wall time that they take beyond ordinary steps
-    every: int | None  # steps from one to the next; None where irregular
-    steps: np.ndarray  # (stalls,) their numbers
-
-    @property
-    def when(self) -> str:
-        """When they come, in words."""
-        regular = f"in every {_nth(self.every)} step" if self.every else ""
-        return regular or f"in {len(self.steps)} single steps"
-
-
-@dataclass(frozen=True)
 class Drift:
     """Steps that take longer and longer."""
 
@@ -69,7 +54,7 @@ class Loop:
     lines: Lines
     body: np.ndarray = field(repr=False)  # (steps, groups) sampled weight of what is no training
     sampled: np.ndarray = field(repr=False)  # (steps,) and of all
-    stalls: Stalls | None = None
+    spent: np.ndarray = field(repr=False)  # (steps,) s, of all steps: how long their bodies took
     drift: Drift | None = None
     restart: float | None = None  # spent on the first batches of later passes
     passes: int = 1
@@ -116,24 +101,10 @@ def of_run(run: Any) -> Loop | None:
     starts = sorted({0, *(event["step"] for event in run._series["epoch"])})
     starts = [start for start in starts if start < run.steps]
     return Loop(
-        found, body, sampled, _stalls(spent[first:], first, wall),
+        found, body, sampled, spent,
         _drift(spent[first:], first, wall, found),
         *_passes(stamps, starts, wall, bool(run.pipeline.to_dict().get("num_workers"))),
     )  # fmt: skip
-
-
-def _stalls(spent: np.ndarray, first: int, wall: float) -> Stalls | None:
-    usual = float(np.median(spent))
-    long = np.flatnonzero(spent > limits.STALL * max(usual, 1e-4))
-    share = float((spent[long] - usual).sum() / wall)
-    if len(long) < 2 or share < limits.WORTH_NAMING["host"] / 2:
-        return None
-    gaps = np.diff(long)
-    every = int(np.median(gaps))
-    regular = len(long) > 2 and float(np.mean(np.abs(gaps - every) <= 1)) >= limits.REGULAR
-    if len(long) > len(spent) / (3 if regular else 20):
-        return None  # steps of many lengths, not stalls
-    return Stalls(share, every if regular else None, long + first)
 
 
 def _drift(spent: np.ndarray, first: int, wall: float, found: Lines) -> Drift | None:
@@ -186,12 +157,26 @@ def in_the_body(loop: Loop, group: str, lost: float) -> tuple[str, str, str, tup
     if lines:
         part = lines[0].share / max(float(loop.lines.share[loop.lines.phase == 1].sum()), 1e-9)
         seen += f": {part:.0%} of the body is in {lines[0].what}"
-    stalls = loop.stalls
-    if stalls is not None and mask.any():
-        inside = mask & np.isin(loop.lines.step, stalls.steps)
-        if loop.lines.share[inside].sum() > limits.IN_STALLS * loop.lines.share[mask].sum():
-            cause, seen = "periodic", f"{seen}, {stalls.when}"
+    if mask.any() and (when := stalls(loop, mask)):
+        cause, seen = "periodic", f"{seen}, {when}"
     return cause, seen, change, lines
+
+
+def stalls(loop: Loop, mask: np.ndarray) -> str:
+    """Say when the work of the masked samples comes, where it makes steps stall; else ""."""
+    usual = float(np.median(loop.spent))
+    step, share = loop.lines.step[mask], loop.lines.share[mask]
+    long = loop.spent[step] > limits.STALL * usual
+    steps = np.unique(step[long])
+    if share[long].sum() < limits.IN_STALLS * share.sum() or len(steps) < 2:
+        return ""
+    gaps = np.diff(steps)
+    every = int(np.median(gaps))
+    missed = np.abs(gaps - every * np.round(gaps / every)) <= 1  # some may have had no sample
+    if len(gaps) > 1 and every > 2 and missed.mean() >= limits.REGULAR:
+        return f"in every {_nth(every)} step"
+    few = len(steps) <= limits.FEW_STALLS * len(loop.spent)
+    return f"in {len(steps)} single steps" if few else ""
 
 
 def why_it_waits(loop: Loop, lost: float) -> tuple[str, str, str, tuple[Line, ...]] | None:

@@ -41,6 +41,7 @@ WORST_STEPS, STALLS = 0.1, 0.6
 
 STALL = 2.0  # a step stalls whose body takes this many ordinary ones
 REGULAR = 0.7  # share of the distances between stalls that are alike, where they are periodic
+FEW_STALLS = 0.05  # share of the steps that may stall without a period: else they just differ
 IN_STALLS = 0.6  # share of a kind of work that falls into stalls, where it makes them
 DRIFT = 1.25  # the last fifth of the steps takes this many times the first
 COLD = 1.3  # the first pass takes this many times a later one

@@ -10,8 +10,11 @@ from typing import Any
 from labkit.knobs import check_names
 from labkit.results.result import Result, Table
 from labkit.spec import KNOBS, Pipeline
+from labkit.wiring import above
 
 COMPARED = ("throughput", "utilization", "step_ms", "wait_ms", "copy_ms", "compute_ms")
+
+WORDS = ("slower", "faster")
 
 
 class Comparison(Result):
@@ -52,6 +55,24 @@ class Comparison(Result):
         word = "faster" if self.speedup > 1 else "slower"
         return f"{max(self.speedup, 1 / self.speedup):.2f}x {word}.{mark}"
 
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The step and the classes of its time, before and after; () where a run is too short."""
+        return above("Comparison.parts")(self.before, self.after)
+
+    def slower_by(self, limit: float) -> bool:
+        """Return whether a step takes over `limit` (0.05 is 5 %) longer, beyond the noise."""
+        step = next(iter(self.parts), None)
+        return step is not None and step.slower and step.change_ms > limit * step.before_ms
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as JSON types."""
+        return {
+            "speedup": self.speedup, "significant": self.significant, "verdict": self.verdict,
+            "changed": self.changed, "parts": [part.to_dict() for part in self.parts],
+            "slower": [part.name for part in self.parts if part.slower],
+        }  # fmt: skip
+
     def table(self) -> Table:
         """Return the changed knobs and the numbers, before and after, with the verdict below."""
         rows = [(name, repr(old), repr(new), "") for name, (old, new) in self.changed.items()]
@@ -61,7 +82,10 @@ class Comparison(Result):
             if name == "utilization" and None not in both:
                 texts = [self.before.busy_text, self.after.busy_text]
             rows.append((name, *texts, f"{both[1] / both[0]:.2f}x" if all(both) else ""))
-        return Table(rows, ("", "before", "after", "ratio"), foot=(self.verdict,))
+        found = {word: [str(p) for p in self.parts if getattr(p, word)] for word in WORDS}
+        said = [f"{word} beyond the noise: {', '.join(names)}" for word, names in found.items()]
+        foot = (self.verdict, *(text for text in said if not text.endswith(": ")))
+        return Table(rows, ("", "before", "after", "ratio"), foot=foot)
 
 
 class Sweep(Result):

@@ -1,0 +1,211 @@
+"""The lines that time goes to: of known loops, of scripts from a terminal, and what `diff` says."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import labkit as lk
+from labkit.__main__ import main
+from labkit.bench import stack
+from labkit.show import watching
+
+SLOW = pytest.mark.slow
+RECORDS = Path(lk.__file__).parent / "records" / "Intel-Xeon-Processor"
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # else every operator waits for two cores
+    yield
+    torch.set_num_threads(threads)
+    watching.close_all()
+
+
+def burn(count):
+    total = 0
+    for i in range(count):
+        total += i * 3
+        if total > 1000:
+            total -= 1000
+    return total
+
+
+@SLOW
+def test_shares_of_lines_are_within_5_points_of_a_loop_whose_truth_is_known():
+    big, truth, clock = torch.randn(256, 256), dict.fromkeys(("mm", "burn", "sleep"), 0.0), None
+    truth_of = {"torch": "mm", "python": "burn", "wait": "sleep"}
+    for _ in (watch := lk.watch([0] * 900, live=False)):
+        start = time.perf_counter()
+        big.mm(big).sum()
+        matrix = time.perf_counter()
+        burn(12_000)
+        python = time.perf_counter()
+        time.sleep(0.0008)
+        clock = time.perf_counter()
+        for name, span in zip(
+            truth, (matrix - start, python - matrix, clock - python), strict=True
+        ):
+            truth[name] += span
+    kinds = watch.run.lines.kinds("body")
+    total = sum(truth.values())
+    for kind, name in truth_of.items():
+        assert kinds[kind] == pytest.approx(truth[name] / total, abs=0.05), (kinds, truth)
+    lines = watch.run.lines.lines
+    assert {line.function for line in lines[:3]} >= {"burn"}
+    assert all(line.file == __file__ for line in lines[:3])
+
+
+class Items(Dataset):
+    def __len__(self):
+        return 600
+
+    def __getitem__(self, i):
+        values = np.random.rand(200)
+        time.sleep(0.002)
+        return torch.from_numpy(values)
+
+
+def slow_collate(batch):
+    time.sleep(0.02)
+    return torch.stack(batch)
+
+
+@SLOW
+@pytest.mark.parametrize(
+    ("loader", "cause", "function"),
+    [
+        (lambda: DataLoader(Items(), 8), "item", "Items.__getitem__"),
+        (lambda: DataLoader(Items(), 8, num_workers=2), "item", "Items.__getitem__"),
+        (lambda: DataLoader(Items(), 4, num_workers=1, collate_fn=slow_collate), "collate",
+         "slow_collate"),
+    ],
+)  # fmt: skip
+def test_a_slow_loader_is_blamed_on_its_line_in_the_loop_and_in_workers(loader, cause, function):
+    for batch in (watch := lk.watch(loader(), live=False)):
+        batch.sum()
+    found = watch.diagnose().findings[0]
+    assert (found.name, found.cause) == ("input", cause)
+    line = found.lines[0]
+    assert line.function.endswith(function) and line.call == "time.sleep()" and line.share > 0.5
+    assert found.to_dict()["lines"][0]["line"] == line.line
+    assert watch.loader.worker_init_fn is None  # given back
+
+
+@SLOW
+def test_a_stall_is_named_with_its_period_and_its_line(tmp_path):
+    net = torch.nn.Linear(256, 256)
+    for step, batch in enumerate(watch := lk.watch([torch.randn(512, 256)] * 400, live=False)):
+        net(batch).sum().backward()
+        if step % 20 == 19:
+            time.sleep(0.06)
+    found = watch.diagnose().findings[0]
+    assert (found.name, found.cause) == ("host", "periodic")
+    assert "every 20th step" in found.evidence and found.lines[0].call == "time.sleep()"
+
+
+def test_whose_code_a_file_holds():
+    assert stack.is_users(__file__) and stack.is_users("/tmp/ipykernel_1/123.py")
+    for file in (torch.__file__, json.__file__, lk.__file__, "<frozen importlib._bootstrap>"):
+        assert not stack.is_users(file)
+
+
+# -- scripts that know nothing of it ---------------------------------------------------------------
+
+SCRIPT = """
+import signal, sys, time
+import torch
+torch.set_num_threads(1)
+from torch.utils.data import DataLoader, TensorDataset
+seen = []
+signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
+def log(loss):
+    time.sleep(0.01)
+def main():
+    net = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    loader = DataLoader(TensorDataset(torch.randn(800, 8)), 4)
+    for (x,) in loader:
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        log(loss)
+    signal.raise_signal(signal.SIGUSR1)
+    print(__name__, sys.argv[1:], sys.stdin.read(), len(seen), sys.flags.interactive)
+    sys.exit(7)
+if __name__ == "__main__":
+    main()
+"""
+
+
+def watch_script(tmp_path, text, *arguments, options=("--json",), **how):
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(text))
+    env = {**os.environ, "LABKIT_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-m", "labkit", "watch", *options, "--", sys.executable, str(path)]
+    return subprocess.run([*command, *arguments], env=env, capture_output=True, text=True,
+                          timeout=180, **how)  # fmt: skip
+
+
+@SLOW
+def test_a_script_is_watched_from_inside_and_is_what_it_is_without(tmp_path):
+    done = watch_script(tmp_path, SCRIPT, "--epochs", "1", input="typed")
+    found = json.loads(done.stdout)
+    assert done.returncode == found["exit_code"] == 7
+    assert "__main__ ['--epochs', '1'] typed 1 0" in done.stderr
+    assert (found["seen"], found["bottleneck"]) == ("inside", "host")
+    first = found["findings"][0]["lines"][0]
+    assert (first["function"], first["line"]) == ("log", 9) and first["share"] > 0.7
+    assert found["run"]["steps"] == 200 and Path(found["record"]).is_dir()
+    assert lk.load(found["record"]).diagnose().bottleneck == "host"
+    outside = watch_script(tmp_path, SCRIPT, options=("--json", "--outside"), input="")
+    assert json.loads(outside.stdout)["seen"] == "outside"
+
+
+@SLOW
+def test_a_traceback_an_abrupt_end_and_a_loop_without_a_loader(tmp_path):
+    plain = "import torch\nnet = torch.nn.Linear(8, 8)\no = torch.optim.SGD(net.parameters(), 1.)\n"
+    loop = "for _ in range(60):\n    net(torch.randn(4, 8)).sum().backward(); o.step()\n"
+    done = watch_script(tmp_path, f"{plain}{loop}raise KeyError('lost')")
+    assert done.returncode == 1 and done.stderr.rstrip().endswith("KeyError: 'lost'")
+    assert "labkit" not in done.stderr  # in the traceback
+    found = json.loads(done.stdout)
+    assert found["seen"] == "inside" and found["run"]["steps"] > 50
+    abrupt = f"{plain}{loop}import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    done = watch_script(tmp_path, abrupt)
+    assert done.returncode == 128 + signal.SIGKILL
+    assert json.loads(done.stdout)["exit_code"] == 128 + signal.SIGKILL
+
+
+# -- two runs compared -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "slower"),
+    [("workers-6", "workers-2", 1, "wait"), ("workers-2", "workers-2", 0, None)],
+)
+def test_diff_fails_where_a_step_got_slower_and_says_which_part(
+    before, after, code, slower, capsys
+):
+    files = [str(RECORDS / f"{name}.jsonl.gz") for name in (before, after)]
+    assert main(["diff", "--json", "--fail-if-slower", "5%", *files]) == code
+    found = json.loads(capsys.readouterr().out)
+    assert found["failed"] is bool(code) and (slower is None or slower in found["slower"])
+    assert main(["diff", *files]) == 0
+    assert ("slower beyond the noise" in capsys.readouterr().out) is bool(code)
+
+
+def test_diff_refuses_what_is_no_training_run(capsys):
+    files = [str(RECORDS / f"{name}.jsonl.gz") for name in ("workers-2", "fusion")]
+    assert main(["diff", *files]) == 2
+    assert "is no training run" in capsys.readouterr().err
