@@ -18,8 +18,7 @@ GPU = Here(BASES["gpu"] | {"precision": "bf16", "depth": 11}, Machine(kind="gpu"
 def test_the_set_has_two_dozen_faults_healthy_ones_and_mixtures_and_scores_on_other_seeds():
     assert len(FAULTS) >= 24 and len(faultset.HEALTHY) >= 4 and len(faultset.MIXTURES) >= 4
     assert len({fault.name for fault in EVERYTHING}) == len(EVERYTHING)
-    assert {fault.expected for fault in EVERYTHING} == set(faultset.NAMES)
-    assert all(fault.expected == "compute" for fault in faultset.HEALTHY)
+    assert {fault.expected for fault in EVERYTHING} == set(faultset.NAMES) - {"host"}
     for key in ("severities", "seeds"):
         assert not set(HALVES["calibration"][key]) & set(HALVES["scoring"][key])
 
@@ -42,6 +41,7 @@ def test_every_case_is_a_pipeline_that_is_allowed_and_a_plant_that_exists(here):
         ("pageable copies", CPU, "GPU only"),
         ("FP32 where BF16 would do", CPU, "BF16 is not faster"),
         ("launch storm", CPU, None),
+        ("too many workers", GPU, "CPU only"),
         ("pageable copies", GPU._replace(machine=Machine(kind="gpu", shm_gib=0.06)), "--shm-size"),
         ("pageable copies", GPU._replace(machine=Machine(kind="gpu", shm_gib=8.0)), None),
     ],
@@ -49,8 +49,6 @@ def test_every_case_is_a_pipeline_that_is_allowed_and_a_plant_that_exists(here):
 def test_a_fault_that_cannot_show_says_why(name, here, why):
     told = here.cannot_show(faultset.named(name))
     assert told is None if why is None else why in told
-    # they take cores that a model on a GPU does not need
-    assert [f.name for f in EVERYTHING if GPU.cannot_show(f)] == ["too many workers"]
 
 
 @pytest.mark.parametrize(
@@ -136,18 +134,16 @@ def test_each_graph_break_parts_what_is_compiled():
 
 
 @pytest.mark.slow
-def test_severe_faults_are_named_for_real_and_an_interrupted_set_goes_on_where_it_was(
+def test_a_fault_is_named_for_real_and_an_interrupted_set_goes_on(
     tmp_path, labkit_command, monkeypatch
 ):
     keep, plot = tmp_path / "kept.jsonl", tmp_path / "matrix.png"
-    only = ("--only", "object building", "--only", "healthy CNN")
-    run = ("faults", "--seeds", "1", "--keep", keep, "--plot", plot, "--json")
-    done = labkit_command(*run, *only)
+    only = ("--only", "object building", "--seeds", "1")
+    done = labkit_command("faults", *only, "--keep", keep, "--plot", plot, "--json")
     assert done.returncode == 0 and plot.exists() and "runs done" in done.stderr, done.stderr
     score = json.loads(done.stdout)
-    assert {"n", "accuracy", "false_alarms", "unsure", "matrix"} <= set(score)
-    # On a machine with neighbours a run may get no verdict; none may get a wrong one
-    assert score["n"] == 2 and score["false_alarms"] == 0 and score["accuracy"] > 0
+    assert {"n", "accuracy", "false_alarms", "unsure", "matrix"} <= set(score) and score["n"] == 1
+    # On a machine with neighbours a run may get no verdict, but not a wrong one
     assert all(wrong["named"] == "unsure" for wrong in score["wrong"]), score
     lines = keep.read_text()
     keep.write_text(lines + '{"torn')
@@ -157,17 +153,15 @@ def test_severe_faults_are_named_for_real_and_an_interrupted_set_goes_on_where_i
 
 
 def test_the_score_counts_what_it_says():
-    about = {"fault": "a fault", "severity": 2, "seed": 0}
     named = ("input", "input"), ("launch", "input"), ("compute", "compute")
     named += ("compute", "precision"), ("compute", "unsure")
+    about = {"fault": "a fault", "severity": 2, "seed": 0}
     rows = [about | {"expected": planted, "named": said} for planted, said in named]
     where = {"machine": "a <CPU>", "kind": "cpu", "half": "scoring"}
     score = faultset.score(rows, skipped={"pageable copies": "shows on a GPU only"}, **where)
     assert (score.n, score.accuracy, score.false_alarms, score.unsure) == (5, 0.4, 1, 0.2)
-    assert score.matrix["launch"]["input"] == 1
-    json.dumps(score.to_dict(), allow_nan=False)
+    assert score.matrix["launch"]["input"] == 1 and score.plot().axes
     assert "a <CPU>" in str(score) and "pageable copies" in str(score)
-    assert score.plot().axes
     empty = faultset.score([], skipped={}, **where)
     assert (empty.accuracy, empty.unsure, empty.false_alarms) == (None, None, 0)
     assert "No run" in str(empty) and empty.plot().axes

@@ -31,7 +31,6 @@ from labkit.spec import Pipeline
 
 BUDGET_S = 480.0  # of all records together
 LONGEST_S = 60.0  # of one: then it is stopped and left out
-SHIPPED_MIB = 4.0  # what may come with the package
 MOST_STEPS = 600  # the first so many: a stretch as it was, since thinned steps would have no teeth
 MOST_ITEM_ROWS = 400
 MOST_TELEMETRY = 400
