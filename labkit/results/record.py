@@ -78,6 +78,8 @@ SHAPES: dict[str, list[tuple[Any, str]]] = {
         (_list_of(_count, 2), "comm?"), (_number, "loss?"),
     ],
     "items": [(_whole, "worker"), (list, "rows")],
+    "lines": [(_count, "pid"), (_dict_of(lambda p: isinstance(p, list)), "places"), (list, "rows")],
+    "no_lines": [(str, "why")],
     "handoff": [(_whole, "bytes")],
     "telemetry": [
         (_whole, "t_ns"), (_list_of(_list_of(_number, 2)), "gpu?"),
