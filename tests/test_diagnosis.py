@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import labkit as lk
-from labkit.analysis.facts import BOTTLENECKS, CLASSES, LESSONS, breakdown, split_steps
+from labkit.analysis.facts import BOTTLENECKS, LESSONS, breakdown, split_steps
 from labkit.analysis.thresholds import WORTH_NAMING
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -17,7 +17,7 @@ CALM = {
     "steps": 3, "window_us": 20_000.0, "gap_us": 800.0, "tiny_us": 400.0, "tiny_ops": 250,
     "elementwise_us": 2_000.0, "fusible_us": 300.0, "fixed_share": 0.0, "bf16_speedup": 0.9,
 }  # fmt: skip
-BUSY_CORES = [{"t_ns": 10**8, "cpu": 1.0, "own_cpu": 0.3, "cpus": 2}]
+BUSY_CORES = {"t_ns": 10**8, "cpu": 1.0, "own_cpu": 0.3, "cpus": 2}
 
 
 def fake(ms, kind="cpu", own=1.0, name="a <CPU>", **more):
@@ -45,16 +45,15 @@ def steps(wait=0.2, copy=0.0, compute=20.0, other=0.1, count=30):
     return np.array([[wait, copy, compute, other]] * count) * rng.normal(1, 0.02, (count, 1))
 
 
-def on_gpu(xray, **more):
-    return lk.diagnose(fake(steps(), kind="gpu", xray=xray, **{"xray_facts": None} | more))
-
-
-def gpu_xray(kernel_us, **more):
-    """The x-ray of a GPU whose steps have kernels for `kernel_us`."""
-    return SimpleNamespace(**{
+def on_gpu(kernel_us, knobs=(), xray_facts=None, ms=None, **more):
+    """Diagnose a GPU whose x-ray saw kernels for `kernel_us` a step."""
+    xray = {
         "kernel_us": kernel_us, "tensor_core_share": 0.9, "tensor_core_eligible_share": 0.9,
         "steps": 4, "top_kernels": (), "device_kind": "gpu", "cuda_graphs": False, **more,
-    })  # fmt: skip
+    }  # fmt: skip
+    ms = steps() if ms is None else ms
+    return lk.diagnose(fake(ms, kind="gpu", xray=SimpleNamespace(**xray), xray_facts=xray_facts,
+                            pipeline=lk.Pipeline(**dict(knobs))))  # fmt: skip
 
 
 def first(found):
@@ -64,15 +63,6 @@ def first(found):
 def test_every_loss_has_a_name_in_words_a_threshold_and_all_but_a_slow_rank_a_notebook():
     assert set(WORTH_NAMING) == set(BOTTLENECKS) - {"compute", "unsure"}
     assert set(LESSONS) == set(WORTH_NAMING) - {"straggler"}
-
-
-@pytest.mark.parametrize("steps_that_take_time", [0, 1])
-def test_steps_in_which_no_time_passed_get_no_verdict_and_no_error(steps_that_take_time):
-    ms = np.zeros((30, 4))
-    ms[:steps_that_take_time] = 20.0
-    for kind in ("cpu", "gpu"):
-        found = lk.diagnose(fake(ms, kind=kind, warmup=0, xray=gpu_xray(5.0)))
-        assert found.bottleneck == "unsure" or steps_that_take_time
 
 
 @pytest.mark.parametrize(
@@ -112,18 +102,22 @@ def test_pauses_in_single_steps_are_the_hosts_doing_but_not_a_heavier_step_at_ea
     assert lk.diagnose(run).bottleneck == "compute"
 
 
-def test_a_run_that_is_too_short_gets_no_verdict_and_is_told_how_many_steps_are_missing():
+def test_a_run_that_is_too_short_or_in_which_no_time_passed_gets_no_verdict():
     found = lk.diagnose(fake(steps(count=6)))
     assert found.bottleneck == "unsure" and "Run 7 more steps" in found.advice
     assert lk.diagnose(fake(np.zeros((0, 4)), warmup=0)).bottleneck == "unsure"
+    ms = np.zeros((30, 4))
+    assert on_gpu(5.0, ms=ms).bottleneck == lk.diagnose(fake(ms)).bottleneck == "unsure"
+    ms[0] = 20.0
+    assert repr(on_gpu(5.0, ms=ms)) and repr(lk.diagnose(fake(ms, warmup=0)))
 
 
 @pytest.mark.parametrize(
     ("time", "own", "workers", "samples", "bottleneck"),
     [({}, 0.5, 0, [], "unsure"),  # others had the core: not called healthy
      ({"wait": 60.0}, 0.7, 0, [], "input"), ({"other": 10.0}, 0.5, 0, [], "launch"),  # these stand
-     ({"wait": 5.0}, 0.5, 1, BUSY_CORES, "unsure"),  # workers starved by others
-     ({}, 0.5, 4, [BUSY_CORES[0] | {"own_cpu": 1.0}], "input")],  # our own workers had it
+     ({"wait": 5.0}, 0.5, 1, [BUSY_CORES], "unsure"),  # workers starved by others
+     ({}, 0.5, 4, [BUSY_CORES | {"own_cpu": 1.0}], "input")],  # our own workers had it
 )  # fmt: skip
 def test_a_core_taken_from_the_model_is_blamed_on_who_took_it(
     time, own, workers, samples, bottleneck
@@ -131,15 +125,10 @@ def test_a_core_taken_from_the_model_is_blamed_on_who_took_it(
     pipeline = lk.Pipeline(num_workers=workers)
     found = lk.diagnose(fake(steps(**time), own=own, telemetry=samples, pipeline=pipeline))
     assert found.bottleneck == bottleneck
-    if workers == 4:
-        assert found.findings[0].cause == "workers take the device's cores"
+    assert (found.findings[0].cause == "workers take the device's cores") == (workers == 4)
 
 
-@pytest.mark.parametrize(
-    "seen",
-    [None, {"steps": 1}, *(CALM | odd for odd in ({"window_us": "long"}, {"gap_us": None},
-                                                  {"fusible_us": []}))],
-)  # fmt: skip
+@pytest.mark.parametrize("seen", [None, {"steps": 1}, CALM | {"window_us": "long"}])
 def test_without_a_sound_xray_the_verdict_is_a_guess_and_says_so(seen):
     found = lk.diagnose(fake(steps(), xray_facts=seen))
     assert found.bottleneck == "compute" and found.confidence <= 0.5
@@ -147,31 +136,30 @@ def test_without_a_sound_xray_the_verdict_is_a_guess_and_says_so(seen):
 
 
 @pytest.mark.parametrize(
-    ("seen", "knobs"),
-    [(gpu_xray(0.0), {}),  # no kernel at all, of a device that its events call busy
-     (gpu_xray(40_000.0), {}),  # kernels for longer than it was busy
-     (gpu_xray(2_000.0, cuda_graphs=True), {}),
-     (gpu_xray(2_000.0), {"compile": "reduce-overhead"})],
+    ("kernel_us", "how", "graphs"),
+    [(0.0, {}, False),  # no kernel at all, of a device that its events call busy
+     (40_000.0, {}, False),  # kernels for longer than it was busy
+     (2_000.0, {"cuda_graphs": True}, True),
+     (2_000.0, {"knobs": {"compile": "reduce-overhead"}}, True)],
 )  # fmt: skip
-def test_instruments_that_contradict_each_other_give_no_verdict(seen, knobs):
-    found = on_gpu(seen, pipeline=lk.Pipeline(**knobs))
+def test_instruments_that_contradict_each_other_give_no_verdict(kernel_us, how, graphs):
+    found = on_gpu(kernel_us, **how)
     assert first(found) == ("unsure", "instruments disagree")
-    assert ("CUDA graphs" in found.advice) == bool(knobs or seen.cuda_graphs)
+    assert ("CUDA graphs" in found.advice) == graphs
 
 
-@pytest.mark.parametrize("kernel_us", [9_000.0, 400.0, 20.0])
+@pytest.mark.parametrize("kernel_us", [9_000.0, 20.0])
 def test_gaps_between_kernels_are_launch_however_little_the_kernels_take(kernel_us):
-    found = on_gpu(gpu_xray(kernel_us))
+    found = on_gpu(kernel_us)
     assert first(found) == ("launch", "gaps between kernels")
     assert found.findings[0].lost_share == pytest.approx(1 - kernel_us / 20_000, abs=0.03)
 
 
 def test_a_profiler_that_saw_no_device_at_all_is_no_witness_and_no_contradiction():
-    blind = gpu_xray(0.0, device_kind="cpu")
-    found = lk.diagnose(fake(steps(wait=60.0), kind="gpu", xray=blind))
+    found = on_gpu(0.0, ms=steps(wait=60.0), device_kind="cpu", xray_facts=CALM)
     assert found.bottleneck == "input"
     assert any("no device activity" in note for note in found.notes)
-    assert on_gpu(gpu_xray(19_500.0, cuda_graphs=True)).bottleneck == "compute"  # graphs were seen
+    assert on_gpu(19_500.0, cuda_graphs=True).bottleneck == "compute"  # graphs were seen
 
 
 ODD = "cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_32x2_tn_align1"
@@ -191,11 +179,9 @@ SMALL = "void at::native::vectorized_elementwise_kernel<4, add>"
 )  # fmt: skip
 def test_the_names_of_kernels_tell_odd_sizes_and_passes_over_memory(name, us, rest, bottleneck):
     top = (SimpleNamespace(name=name, total_us=4 * us),)  # of four steps of 20 ms
-    found = on_gpu(gpu_xray(us + rest, top_kernels=top), xray_facts=dict(CALM))
+    found = on_gpu(us + rest, top_kernels=top, xray_facts=CALM)
     assert found.bottleneck == bottleneck
     assert (found.findings[0].cause == "unaligned sizes") == (bottleneck == "precision")
-    traffic = [f.lost_share for f in found.findings if f.name == "memory_bandwidth"]
-    assert bottleneck == "memory_bandwidth" or all(share < 0.15 for share in traffic)
 
 
 def test_a_diagnosis_prints_as_a_sentence_shows_as_a_table_and_is_json():
@@ -212,22 +198,10 @@ def test_every_ns_of_a_step_is_in_exactly_one_class():
     run = fake(steps(wait=3.0, copy=2.0, other=1.0))
     assert split_steps(run.stamps).sum(axis=1) == pytest.approx(np.diff(run.stamps[:, 5]))
     found = breakdown(run)
-    parts = [getattr(found, f"{name}_ms") for name in CLASSES]
-    assert sum(parts) == pytest.approx(found.step_ms)
-    assert parts == pytest.approx([3, 2, 20, 0, 1], rel=0.1)
+    shares = list(found.shares.values())
+    assert sum(shares) == pytest.approx(1)
+    assert shares == pytest.approx(np.array([3, 2, 20, 0, 1]) / 26, rel=0.1)
     assert "device compute" in repr(found) and "100%" in repr(found)
-
-
-def test_on_a_gpu_only_time_that_no_compute_covers_is_lost_to_what_the_host_was_doing():
-    n = np.arange(20)
-    # The host is ready early, copies overlap the compute before, the device is never idle
-    busy = np.column_stack([n * 0.010, n * 0.010 + 0.010]) + 0.02
-    fed = [n * 0.010, n * 0.010 + 0.004, busy[:, 0] - 0.003, busy[:, 0] - 0.001, *busy.T]
-    assert split_steps(np.column_stack(fed)) == pytest.approx(np.array([[0, 0, 0.01, 0, 0]] * 19))
-    # waits 8 ms for data, issues from 8 to 9, the device copies 9 to 11 and computes 11 to 20
-    late = [n * 0.020 + at / 1e3 for at in (0, 8, 9, 11, 11, 20)]
-    mean = split_steps(np.column_stack(late)).mean(axis=0)
-    assert mean == pytest.approx([0.008, 0.002, 0.009, 0.001, 0])
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not here")
@@ -239,15 +213,12 @@ def test_real_traces_zero_workers_is_input_four_is_not_and_both_lack_tensor_core
     assert "input" not in names[1] and all("precision" in each for each in names)
 
 
-def test_what_is_no_trace_and_no_record_is_one_clear_error(tmp_path):
+def test_a_record_its_path_and_its_method_give_one_verdict_and_what_is_none_is_an_error(tmp_path):
+    run = lk.recorded("workers-0")
+    found = lk.diagnose(run)
+    assert found == run.diagnose() == lk.diagnose(run.path) and found.source.startswith("RECORDED")
     (tmp_path / "a.json").write_text("{}")
     (tmp_path / "a.jsonl").write_text("{}\n")
     for bad in ("a.json", "a.jsonl", "missing.json", "missing.jsonl"):
         with pytest.raises(ValueError, match=bad):
             lk.diagnose(tmp_path / bad)
-
-
-def test_a_recorded_run_its_path_and_its_method_give_one_verdict():
-    run = lk.recorded("workers-0")
-    found = lk.diagnose(run)
-    assert found == run.diagnose() == lk.diagnose(run.path) and found.source.startswith("RECORDED")
