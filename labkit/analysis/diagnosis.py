@@ -46,25 +46,14 @@ class Diagnosis(Result):
     source: str
     notes: tuple[str, ...] = ()
 
-    @property
-    def bottleneck(self) -> str:
-        """The name of the first finding, one of `BOTTLENECKS`; "compute" is healthy."""
-        return self.findings[0].name
-
-    @property
-    def rank(self) -> int | None:
-        """Of several ranks, the one that holds the others back; None where no single one does."""
-        return self.findings[0].rank
-
-    @property
-    def evidence(self) -> str:
-        """The evidence of the first finding."""
-        return self.findings[0].evidence
-
-    @property
-    def advice(self) -> str:
-        """What to change first."""
-        return self.findings[0].advice
+    # fmt: off
+    bottleneck = property(lambda self: self.findings[0].name,
+                          doc='The first finding\'s, one of `BOTTLENECKS`; "compute" is healthy.')
+    rank = property(lambda self: self.findings[0].rank,
+                    doc="Of several ranks, the one that holds the others back; None if none does.")
+    evidence = property(lambda self: self.findings[0].evidence, doc="Of the first finding.")
+    advice = property(lambda self: self.findings[0].advice, doc="What to change first.")
+    # fmt: on
 
     @property
     def headline(self) -> str:
@@ -74,27 +63,20 @@ class Diagnosis(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the diagnosis as JSON types."""
-        return {
-            "bottleneck": self.bottleneck,
-            "confidence": round(self.confidence, 3),
-            "findings": [finding.to_dict() for finding in self.findings],
-            "source": self.source,
-            "notes": list(self.notes),
-            "rank": self.rank,
-        }
+        findings = [finding.to_dict() for finding in self.findings]
+        return {"bottleneck": self.bottleneck, "confidence": round(self.confidence, 3),
+                "findings": findings, "source": self.source, "notes": list(self.notes),
+                "rank": self.rank}  # fmt: skip
 
     def table(self) -> Table:
         """Return the findings, the costliest first."""
-        return Table(
-            [
-                (f"{f.name}: {f.cause}", f"{f.lost_share:.0%}", f.evidence, f.advice)
-                for f in self.findings[:4]
-            ],
-            ("finding", "time lost", "evidence", "what to change"),
-            title=f"Bottleneck: {self.headline}",
-            foot=(f"{self.source}; confidence {self.confidence:.0%}", *self.notes),
-            left=(0, 2, 3),
-        )
+        rows = [
+            (f"{f.name}: {f.cause}", f"{f.lost_share:.0%}", f.evidence, f.advice)
+            for f in self.findings[:4]
+        ]
+        head = ("finding", "time lost", "evidence", "what to change")
+        foot = (f"{self.source}; confidence {self.confidence:.0%}", *self.notes)
+        return Table(rows, head, f"Bottleneck: {self.headline}", foot, left=(0, 2, 3))
 
     def __repr__(self) -> str:
         mark = f"{self.source}: " if self.source.startswith("RECORDED") else ""
@@ -206,10 +188,10 @@ def _verdict(
 
 def too_short(steps: int) -> Finding | None:
     """Too few steps were measured."""
-    missing = limits.MIN_STEPS - steps
+    if (missing := limits.MIN_STEPS - steps) <= 0:
+        return None
     seen = f"only {steps} steps after the warm-up; a verdict needs {limits.MIN_STEPS}."
-    short = Finding("unsure", "too short", seen, f"Run {missing} more steps.")
-    return short if missing > 0 else None
+    return Finding("unsure", "too short", seen, f"Run {missing} more steps.")
 
 
 def gaps_hidden(busy: float, seen: tuple[Witness, ...], remedy: str) -> Finding:
@@ -259,8 +241,6 @@ def _device_shared(run: Any, facts: Facts, first: Finding) -> Finding | None:
     # that others use is not the limit.
     starved = first.name == "input" and facts.knobs.get("num_workers")
     starved = starved and rules.losses(facts)[1]["input"] <= taken
-    # A watched loop's thread is not timed: its long steps may be others' doing
-    doubtful = run.watched and facts.kind == "cpu" and first.cause == rules.PAUSES
     if facts.kind == "gpu" and (others := _on_the_card(run)):
         seen = others
     elif taken > limit and (first.name == "compute" or starved):
@@ -269,12 +249,6 @@ def _device_shared(run: Any, facts: Facts, first: Finding) -> Finding | None:
             f"needed (thread CPU time; threshold {limit:.0%})"
         )
         seen += "" if foreign is None else f"; other programs used {foreign:.1f} cores"
-    elif doubtful and (foreign or 0.0) > limit * (facts.cores or 1):
-        seen = (
-            "single steps took far longer than the others while other programs used "
-            f"{foreign:.1f} of {facts.cores} cores (psutil; threshold {limit:.0%}): a watched "
-            "loop cannot tell which of the two it was"
-        )
     else:
         return None
     return Finding("unsure", SHARED, f"{seen}.", "Stop the other work and run again.")

@@ -28,20 +28,17 @@ class Knee(Result):
     sample_ms: float
     runs: tuple[Any, ...] = ()
 
-    @property
-    def n_half(self) -> float:
-        """Batch of half the best samples/s, wherever it lies; inf if samples cost nothing."""
-        return self.fixed_ms / self.sample_ms if self.sample_ms else math.inf
+    # fmt: off
+    n_half = property(lambda self: self.fixed_ms / self.sample_ms if self.sample_ms else math.inf,
+                      doc="Batch of half the best samples/s, wherever it lies.")
+    best_throughput = property(lambda self: 1e3 / self.sample_ms if self.sample_ms else math.inf,
+                               doc="Samples/s that the line tends to, 1 / b.")
+    # fmt: on
 
     @property
     def batch_size(self) -> int | None:
         """`n_half` as a whole number; None where it lies outside of the sizes measured."""
         return round(self.n_half) if self.sizes[0] <= self.n_half <= self.sizes[-1] else None
-
-    @property
-    def best_throughput(self) -> float:
-        """Samples/s that the line tends to, 1 / b; inf where no sample costs time."""
-        return 1e3 / self.sample_ms if self.sample_ms else math.inf
 
     def predicted_ms(self, batch: float) -> float:
         """Return the line's time of a step of `batch` samples, ms."""

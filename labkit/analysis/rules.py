@@ -14,7 +14,6 @@ from labkit.analysis.facts import Facts, Finding, loss
 from labkit.analysis.instruments import deciding
 from labkit.analysis.loop import in_the_body, why_it_waits
 
-PAUSES = "pauses inside steps"
 FEWER_LAUNCHES = (
     "Launch fewer and larger kernels: a larger batch, torch.compile (reduce-overhead uses CUDA "
     "graphs), no .item() in the step."
@@ -117,10 +116,10 @@ def host_work(facts: Facts) -> Iterator[Finding]:
 
     if facts.body:  # then samples tell what long steps do
         return
-    lost = facts.pauses
+    lost, cause = facts.pauses, "pauses inside steps"
     seen = f"{lost:.0%} of the time is lost to single steps that compute far longer than an "
     change = "Look for what runs now and then: garbage collection, recompiles, checkpoints."
-    yield loss("launch", PAUSES, lost, f"{seen}ordinary one", facts.source, change)
+    yield loss("launch", cause, lost, f"{seen}ordinary one", facts.source, change)
 
 
 def not_training(facts: Facts) -> Iterator[Finding]:
