@@ -5,30 +5,23 @@ Everything that happens is in the event log; the exit code is 0 if the run finis
 
 from __future__ import annotations
 
-import faulthandler
 import gc
-import json
 import os
 import signal
 import sys
 from pathlib import Path
 
 from labkit.bench import process
-from labkit.process.events import SPEC_NAME, EventLog
+from labkit.process.events import EventLog
 
 
 def main(folder: Path, parent: int) -> None:
     """Run the bench in `folder`, tied to the supervisor `parent`; does not return."""
     process.die_with(parent)
-    faulthandler.enable()
     if process.stands_by():
         warm_up()
         process.wait_for_run()
-    log = EventLog(folder)
-    process.leave_on_stop(log)
-    process.keep_sockets_in(folder)
-    log.write("hello", pid=os.getpid())
-    process.finish(log, lambda: run(folder, log))
+    process.serve(folder, run)
 
 
 def warm_up() -> None:
@@ -42,13 +35,14 @@ def warm_up() -> None:
     gc.collect()  # or the run's first collection would look at all of torch: 0.1 s
 
 
-def run(folder: Path, log: EventLog) -> None:
-    """Do what the spec in `folder` asks for."""
+def run(spec: dict, folder: Path, log: EventLog) -> None:
+    """Do what the spec asks for."""
+    log.write("hello", pid=os.getpid())
     log.stage("importing torch")
     gc.disable()  # importing torch takes it a sixth of the time
     from labkit.bench import work
 
-    work.do(json.loads((folder / SPEC_NAME).read_text()), folder, log)
+    work.do(spec, folder, log)
 
 
 if __name__ == "__main__":

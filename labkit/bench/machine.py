@@ -14,9 +14,8 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pynvml
@@ -175,7 +174,7 @@ def peak_bytes(device: torch.device) -> int:
 # What PyTorch and its libraries say when an allocation is refused
 REFUSED = re.compile(
     r"out of memory|can't allocate memory|not enough memory|bad_alloc|could not create a"
-    r"|cannot allocate memory|STATUS_ALLOC_FAILED|unable to find an engine|over the limit",
+    r"|cannot allocate memory|STATUS_ALLOC_FAILED|unable to find an engine",
     re.IGNORECASE,
 )
 
@@ -192,23 +191,18 @@ def in_words(error: BaseException) -> str:
     return said[:200] or type(error).__name__
 
 
-@dataclass
-class Limit:
+class Limit(NamedTuple):
     """A limit in words (`how`); `used` returns the most bytes taken since, `lift` ends it."""
 
     how: str
     used: Callable[[], int]
-    lift: Callable[[], None] = lambda: None
-    watched: int | None = None  # bytes, where nothing refuses what goes beyond
-
-    def check(self) -> None:
-        """Raise MemoryError where the limit was passed and nothing refused it."""
-        if self.watched is not None and (used := self.used()) > self.watched:
-            raise MemoryError(f"{used:,} bytes used: over the limit of {self.watched:,}")
+    lift: Callable[[], None]
 
 
 def impose(device: torch.device, limit_bytes: int) -> Limit:
     """Limit what this process may take from now on: "does it fit?" is then nobody else's harm."""
+    if device.type != "cuda" and sys.platform != "linux":
+        raise RuntimeError("a limit on memory needs CUDA or Linux.")
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what the process used before is not its training's
         torch.cuda.reset_peak_memory_stats(device)
@@ -226,17 +220,9 @@ def impose(device: torch.device, limit_bytes: int) -> Limit:
     model = torch.nn.Sequential(conv, torch.nn.BatchNorm2d(8), torch.nn.Flatten(), head)
     model(torch.randn(8, 3, 5, 5)).sum().backward()
     torch.optim.AdamW(model.parameters()).step()
-    if sys.platform == "linux":
-        return _limit_process(limit_bytes)
-    how = "resident memory of the training process beyond PyTorch's own, looked at after each step"
-    before = peak_bytes(device)
-    return Limit(how, lambda: peak_bytes(device) - before, watched=limit_bytes)
-
-
-def _limit_process(limit_bytes: int) -> Limit:
-    """Linux: private memory; RLIMIT_AS would count gigabytes that PyTorch reserves untouched."""
     import resource
 
+    # RLIMIT_AS would count gigabytes that PyTorch reserves untouched
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts over
     resident, old = _status_bytes("VmRSS"), resource.getrlimit(resource.RLIMIT_DATA)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import functools
 import importlib
+import json
 import multiprocessing
 import multiprocessing.queues
 import os
@@ -15,9 +17,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from labkit.process.events import EventLog
+from labkit.process.events import SPEC_NAME, EventLog
 from labkit.process.family import socket_folder
 
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
@@ -51,32 +54,31 @@ def wait_for_run() -> None:
         os.close(nothing)
 
 
-def keep_sockets_in(folder: str | os.PathLike) -> None:
-    """Have multiprocessing put its sockets where a killed run's are found again."""
-    place = socket_folder(folder, os.getpid())
-    with contextlib.suppress(OSError):  # then they are where Python puts them
-        place.mkdir(mode=0o700, exist_ok=True)
-        multiprocessing.current_process()._config["tempdir"] = str(place)
+def serve(
+    folder: Path, work: Callable[[dict, Path, EventLog], int | None], place: str = ""
+) -> None:
+    """Do `work(spec, folder, log)` of a run, write how it ended in `place`; never returns.
 
+    The exit code is what the work returns; None, of work that was done, is 0.
+    """
+    faulthandler.enable()
+    (folder / place).mkdir(exist_ok=True)
+    log, code = EventLog(folder / place), 1
 
-def leave_on_stop(log: EventLog) -> None:
-    """Leave at once when asked to: every finished step is in the log already."""
-
-    def leave(*_: object) -> None:
+    def leave(*_: object) -> None:  # at once: every finished step is in the log already
         log.write("stopped")
         os._exit(130)
 
     signal.signal(signal.SIGINT, leave)
     if sys.platform == "win32":
         signal.signal(signal.SIGBREAK, leave)
-
-
-def finish(log: EventLog, work: Callable[[], int | None]) -> None:
-    """Do the `work`, write how it ended, and leave with the exit code it returns (None: 0)."""
-    code = 1
+    sockets = socket_folder(folder, os.getpid())
+    with contextlib.suppress(OSError):  # then they are where Python puts them, and not found again
+        sockets.mkdir(mode=0o700, exist_ok=True)
+        multiprocessing.current_process()._config["tempdir"] = str(sockets)
     try:
         try:
-            ended = work()
+            ended = work(json.loads((folder / SPEC_NAME).read_text()), folder, log)
             if ended is None:
                 log.write("done")
             code = ended or 0

@@ -70,27 +70,24 @@ def keep_time(job: Any) -> None:
 
 def look(trainer: Any, batches: Iterator, job: Any, steps: int, folder: Path, log: Any) -> None:
     """Write the `xray` event, or `no_xray` and why there is none. Never ends the run."""
-    why = None
     if not job.xray:
-        why = "it was switched off, or the run is too short for it"
-    elif steps < MIN_STEPS:
-        why = f"the run had {steps} steps, an x-ray needs {MIN_STEPS}"
+        log.write("no_xray", why="it was switched off, or the run is too short for it")
+        return
+    if steps < MIN_STEPS:
+        log.write("no_xray", why=f"the run had {steps} steps, an x-ray needs {MIN_STEPS}")
+        return
     try:
-        if why is None:
-            loaded = next(batches)
-            batch = trainer.to_device(*loaded)
-            start = time.perf_counter()
-            trainer.compute(*batch, update=True)
-            machine.finish(trainer.device)
-            seconds = time.perf_counter() - start
-            if seconds <= LONGEST_STEP_S:
-                found = profile(trainer, batches, loaded, folder)
-                log.write("xray", **found | other_settings(trainer, *batch))
-                return
-            why = f"a step takes {seconds:.1f} s: too long to repeat"
+        loaded = next(batches)
+        batch = trainer.to_device(*loaded)
+        start = time.perf_counter()
+        trainer.compute(*batch, update=True)
+        machine.finish(trainer.device)
+        if (seconds := time.perf_counter() - start) > LONGEST_STEP_S:
+            raise RuntimeError(f"a step takes {seconds:.1f} s: too long to repeat")
+        found = profile(trainer, batches, loaded, folder)
+        log.write("xray", **found | other_settings(trainer, *batch))
     except Exception as error:  # the run itself is complete: its numbers stand
-        why = f"{type(error).__name__}: {str(error)[:300]}"
-    log.write("no_xray", why=why)
+        log.write("no_xray", why=f"{type(error).__name__}: {str(error)[:300]}")
 
 
 def profile(trainer: Any, batches: Iterator, loaded: tuple, folder: Path) -> dict[str, Any]:
@@ -133,11 +130,7 @@ class Op(NamedTuple):
 
 
 def summarise(events: list, window: str) -> dict[str, Any]:
-    """Summarise profiler events inside the shortest of the marks named `window`; µs a step.
-
-    `gap_us`: no operator ran; `tiny_us`: in operators shorter than `TINY_US`; `fusible_us`: what
-    chains of large elementwise operators on same-sized data would save as one pass.
-    """
+    """Summarise profiler events inside the shortest of the marks named `window`; µs a step."""
     cpu = torch.autograd.DeviceType.CPU
     on_host = [e for e in events if e.device_type() == cpu]
     windows = [(e.start_ns(), e.end_ns()) for e in on_host if e.name() == window]
@@ -151,6 +144,7 @@ def summarise(events: list, window: str) -> dict[str, Any]:
         by_name[op.name] += op.own
     tiny = [op.own for op in ops if op.own < TINY_US * 1e3]
     found = {
+        # gap: no operator ran; fusible: what chains of elementwise operators save as one pass
         "window_us": end - start, "gap_us": end - start - covered, "tiny_us": sum(tiny),
         "heavy_us": sum(op.own for op in ops if HEAVY.search(op.name)),
         "elementwise_us": sum(op.own for op in ops if ELEMENTWISE.search(op.name)),
@@ -211,8 +205,7 @@ def other_settings(
 ) -> dict[str, float | None]:
     """Time one step's compute as it is, with twice the batch, and in BF16, in turn; then compare.
 
-    Returns `plain_us`; `fixed_share`, the part (0 to 1) that does not grow with the batch; and
-    `bf16_speedup`. None where it could not be tried. The weights move on: the run must be over.
+    `fixed_share` is the part (0 to 1) that does not grow with the batch. The weights move on.
     """
     asked = trainer.job.precision
     kinds = {"plain": (images, labels, asked)}
@@ -291,9 +284,8 @@ class Ready(torch.utils.data.Dataset):
 def hand_over(batch: tuple[torch.Tensor, ...], steps: int, log: EventLog, trainer: Any) -> None:
     """Write the `handoff` event, or why there is none. Never ends the run.
 
-    A run without workers cannot tell what a handoff costs, and with workers it hides in the
-    waiting. So one worker hands over a few ready batches, each taken right behind a step, as in a
-    run that is fed: at rest, taking one costs up to five times as much.
+    One worker hands over ready batches, each taken right behind a step, as in a run that is fed:
+    at rest, taking one costs up to five times as much.
     """
     if steps < HANDOFF_MIN_STEPS:
         return

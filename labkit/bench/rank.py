@@ -7,8 +7,6 @@ It writes what a single run does, into `FOLDER/rankN/events.jsonl`, and two stam
 from __future__ import annotations
 
 import contextlib
-import faulthandler
-import json
 import math
 import os
 import sys
@@ -29,7 +27,7 @@ from labkit.bench import data, machine, model_size, process, work
 from labkit.bench.loop import Trainer, train
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
-from labkit.process.events import SPEC_NAME, VERSION, EventLog, now_ns
+from labkit.process.events import VERSION, EventLog, now_ns
 from labkit.process.step_log import NO_DEVICE, StepRing, line_of
 
 VOTE_EVERY = 4  # steps, at least, between two votes on whether the time is up
@@ -38,18 +36,13 @@ VOTE_EVERY = 4  # steps, at least, between two votes on whether the time is up
 def main(folder: Path, agent: int) -> None:
     """Run one rank of the run in `folder`, tied to torchrun's process `agent`; never returns."""
     process.die_with(agent)
-    faulthandler.enable()
-    process.keep_sockets_in(folder)
-    place = {name: int(os.environ[name.upper()]) for name in ("rank", "local_rank", "world_size")}
-    here = folder / f"rank{place['local_rank']}"
-    here.mkdir(exist_ok=True)
-    log, spec = EventLog(here), json.loads((folder / SPEC_NAME).read_text())
-    process.leave_on_stop(log)
-    process.finish(log, lambda: run(spec, SimpleNamespace(**place), folder, log))
+    process.serve(folder, run, f"rank{os.environ['LOCAL_RANK']}")
 
 
-def run(spec: dict, place: Any, folder: Path, log: EventLog) -> None:
+def run(spec: dict, folder: Path, log: EventLog) -> None:
     """Join the other ranks, train with them, and write what this one did."""
+    place = {name: int(os.environ[name.upper()]) for name in ("rank", "local_rank", "world_size")}
+    place = SimpleNamespace(**place)
     pipeline = spec["pipeline"] | spec["starve"].get(str(place.rank), {}) | {"xray": False}
     name, utc = f"{spec['run']}-rank{place.rank}", datetime.now(timezone.utc)
     log.write("spec", version=VERSION, run=name, utc=utc.isoformat(timespec="seconds"),
@@ -172,11 +165,7 @@ def exchange(comm, bucket):  # DDP refuses annotations that are text, as all are
 
 
 class SharedEnd:
-    """Ends all ranks after the same step: one that left alone would leave the others waiting.
-
-    Every few steps each votes whether its time is up, and reads the vote before: that one has long
-    arrived. It travels over gloo, never through a GPU's queue.
-    """
+    """Ends all ranks after the same step, by votes over gloo that are read one vote later."""
 
     def __init__(self, seconds: float | None, accumulation_steps: int):
         self.deadline_ns = now_ns() + int((seconds or 1e9) * 1e9)
@@ -249,10 +238,10 @@ def rank_timeline(log: EventLog, folder: Any, device: torch.device, comm: Commun
     """Return the timeline that fits `device`."""
     if device.type == "cpu":
         timeline = RankHostTimeline(folder)
-        timeline.log = log
     else:
         timeline = RankDeviceTimeline(folder, log, device)
         timeline.as_ns, comm.stamp = timeline.read, timeline.events.record
+    timeline.log = log
     comm.take()
     timeline.comm = comm
     return timeline

@@ -7,7 +7,6 @@ ranks. It writes into the run's log which rank failed and why; what they measure
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import json
 import os
 import signal
@@ -19,7 +18,7 @@ from typing import Any
 
 from labkit.bench import process
 from labkit.process import device_lock, family
-from labkit.process.events import FILE_NAME, SPEC_NAME, EventLog
+from labkit.process.events import FILE_NAME, EventLog
 
 LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "Broken pipe")
 CARDS = "from labkit.bench.machine import card_uuid\nprint(*(card_uuid(i) for i in range({})))"
@@ -28,15 +27,12 @@ CARDS = "from labkit.bench.machine import card_uuid\nprint(*(card_uuid(i) for i 
 def main(folder: Path, parent: int) -> None:
     """Run the ranks of the run in `folder`, tied to the supervisor `parent`; does not return."""
     process.die_with(parent)
-    faulthandler.enable()
-    log = EventLog(folder)
-    process.leave_on_stop(log)
-    log.write("hello", pid=os.getpid())
-    process.finish(log, lambda: launch(json.loads((folder / SPEC_NAME).read_text()), folder, log))
+    process.serve(folder, launch)
 
 
 def launch(spec: dict, folder: Path, log: EventLog) -> int | None:
     """Take the devices, start torchrun, and wait for it; return the exit code, None if it is 0."""
+    log.write("hello", pid=os.getpid())
     log.stage("importing torch")
     from torch import distributed
 
