@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.experiments import EXPERIMENTS, Experiment
+from labkit.experiments import Experiment
 from labkit.process import device_lock
 from labkit.process import family as processes
 from labkit.results import record
@@ -200,13 +200,8 @@ def test_a_name_stays_inside_its_folder(tmp_path_factory, name):
     (made,) = (root / "locks").iterdir()
     assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}\.lock", made.name)
     made.unlink()
-
-
-def test_an_experiment_is_one_of_a_list_and_never_a_module_by_name():
-    for name in ("os", "..data", "../x", "__init__", "a.b", ""):
-        with pytest.raises(ValueError, match="experiment"):
-            Experiment(name)
-    assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) for name in EXPERIMENTS)
+    with pytest.raises(ValueError, match="experiment"):  # one of a list, never a module by name
+        Experiment(name)
 
 
 def is_bare(part):
@@ -253,10 +248,7 @@ KEYS = {
 }
 PATTERNS = [
     r"(?i)wandb[^\n]{0,40}\b[0-9a-f]{40}\b",
-    r"\bhf_[A-Za-z0-9]{30,}",
-    r"\bsk-[A-Za-z0-9_-]{32,}",
-    r"\bgh[pousr]_[A-Za-z0-9]{36}",
-    r"\bAKIA[0-9A-Z]{16}\b",
+    r"\b(hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{32,}|gh[pousr]_[A-Za-z0-9]{36}|AKIA[0-9A-Z]{16}\b)",
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
     r"(?i)\b(api_?key|token|secret)\b[\"']?\s*[:=]\s*[\"'][0-9a-f]{32,}[\"']",
 ]
@@ -278,6 +270,8 @@ def test_no_process_of_a_run_has_a_key_and_nothing_it_writes_holds_one(tiny, tmp
     saved = run.save(tmp_path / "saved.jsonl").read_bytes()
     written = [file.read_bytes() for file in run.path.rglob("*") if file.is_file()]
     assert len(environments) >= 5  # supervisor, telemetry, bench, two workers
+    cloud = {"AWS_SESSION_TOKEN": "x", "AWS_SECRET_ACCESS_KEY": "y"}  # the dataset may lie there
+    assert processes.without_keys(cloud | KEYS) == cloud
     for key in KEYS.values():
         assert not any(key.encode() in data for data in (*environments, *written, saved))
         assert key not in repr(run) + json.dumps(run.to_dict())
@@ -293,11 +287,6 @@ def test_the_process_that_logs_is_given_the_key(tiny, monkeypatch):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert key not in (run.path / "events.jsonl").read_text()
-
-
-def test_cloud_storage_of_a_readers_own_dataset_stays_reachable():
-    cloud = {"AWS_SESSION_TOKEN": "x", "AWS_SECRET_ACCESS_KEY": "y"}
-    assert processes.without_keys(cloud | {"HF_TOKEN": "z"}) == cloud
 
 
 @pytest.mark.slow
