@@ -5,8 +5,8 @@
 Of each notebook the cells are run that assert something, or print what is checked, and those before
 them that they need. Their `lk` is labkit, but for the one function that starts processes: `launch`
 does the work in this one, on the card of `standin_gpu` and its virtual clock. A run there is the
-real loop with the real timeline, cut to the steps that it takes to measure, and its log is read
-like any other.
+real loop with the real timeline, cut to the steps that it takes to measure. Ranks are another
+matter: notebook 09 is left out.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import standin_gpu
 import standin_run
@@ -35,17 +36,16 @@ import labkit as lk
 from labkit import show
 from labkit.bench import machine, model_size, workbench
 from labkit.course import slow_script as script_spec
-from labkit.course import slow_script_train
 from labkit.course.slow_script import SlowScript
+from labkit.course.slow_script_train import SlowTrainer
 from labkit.experiments import fusion, number_formats
 from labkit.process.events import VERSION, EventLog
 from labkit.results import launch as launcher
 from labkit.results.machine import Machine
 from labkit.results.measurements import Measurements
-from labkit.results.ranks import Ranks
-from labkit.spec import Distributed, Experiment
+from labkit.spec import Experiment
 
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("0[0-8]*.ipynb"))
 CARD = torch.device("cuda", 0)
 CORES = 8  # of the machine that the card is in
 STEPS = 15  # of a run: three of warm-up and twelve to measure
@@ -53,8 +53,6 @@ FEW_STEPS = 3  # that are run where all others are the same
 MORE_STEPS = 60  # where a window of a second is laid over the run
 MANY_PIECES = 2000  # copies that are computed and not run
 LEAN_MS, WASTEFUL_MS = 0.4, 6.0  # an item of the capstone's script, on a core
-# Cells that assert nothing and are run all the same: they raise where runs cannot be compared
-ALSO = {"ranks-16", "ranks-22", "ranks-30", "ranks-40"}
 # Cells whose asserts no stand-in can answer
 LEFT_OUT = {
     "5724252e": "asks for the reader's answer",
@@ -71,9 +69,6 @@ LEFT_OUT = {
 }
 
 
-# -- the cells ---------------------------------------------------------------------------------
-
-
 class Cell(NamedTuple):
     """A code cell; `prints` is what it has to print on every machine, None where that differs."""
 
@@ -84,8 +79,7 @@ class Cell(NamedTuple):
     @property
     def asserts(self) -> bool:
         """Whether it claims something."""
-        nodes = ast.walk(ast.parse(self.source))
-        return self.prints is not None or any(isinstance(node, ast.Assert) for node in nodes)
+        return self.prints is not None or "assert " in self.source
 
 
 def code_cells(path: Path) -> list[Cell]:
@@ -105,7 +99,7 @@ def needed(cells: list[Cell]) -> list[Cell]:
     kept, wanted = [], set()
     for cell in reversed(cells):
         bound, used = names_of(ast.parse(cell.source))
-        if (cell.asserts or cell.id in ALSO or bound & wanted) and cell.id not in LEFT_OUT:
+        if (cell.asserts or bound & wanted) and cell.id not in LEFT_OUT:
             kept.append(cell)
             wanted = wanted - bound | used
     return kept[::-1]
@@ -119,8 +113,8 @@ def names_of(tree: ast.AST) -> tuple[set[str], set[str]]:
             loops |= {name.id for name in ast.walk(node.target) if isinstance(name, ast.Name)}
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             bound.add(node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            bound |= {(name.asname or name.name).split(".")[0] for name in node.names}
+        elif isinstance(node, ast.alias):
+            bound.add((node.asname or node.name).split(".")[0])
         elif isinstance(node, ast.Name):
             (bound if isinstance(node.ctx, ast.Store) else used).add(node.id)
     return bound - loops, used - loops
@@ -142,9 +136,6 @@ def run_notebook(path: Path) -> Iterator[tuple[str, str]]:
         yield cell.id, how
 
 
-# -- the card's own launcher -------------------------------------------------------------------
-
-
 class Card:
     """Does here, on the stand-in, what `launch` would have a process of its own do."""
 
@@ -152,7 +143,8 @@ class Card:
 
     def __init__(self, gpu: standin_gpu.StandIn):
         self.gpu, self.whole = gpu, gpu.cards
-        self.machine = Machine.from_dict(machine.describe(CARD) | {"cpu_cores": CORES})
+        self.described = machine.describe(CARD)
+        self.machine = Machine.from_dict(self.described | {"cpu_cores": CORES})
 
     def launch(self, spec: Any) -> Any:
         """Do what `spec` says; return what its log says of it."""
@@ -160,32 +152,23 @@ class Card:
         torch.cuda.reset_peak_memory_stats()
         if isinstance(spec, Experiment):
             return self.measure(spec)
-        if isinstance(spec, Distributed):
-            return ranks_on(spec, cards=1)
         if isinstance(spec, SlowScript):
             return self.run(spec.pipeline, spec.fixes)
         return self.run(spec)
 
     def run(self, asked: lk.Pipeline, fixes: Any = None) -> Any:
         """Train as a bench does, for as many steps as it takes."""
-        if asked.device == "cpu":
-            return one_on(asked, "cpu")
         seconds_count = asked.steps > 100 and (asked.seconds or 0) > 4  # of a window of a second
         short = asked.but(steps=min(asked.steps, MORE_STEPS if seconds_count else STEPS))
         if fixes is None:
             return with_items(standin_run.run_on(self.gpu, short))
         folder = Path(tempfile.mkdtemp())
-        usual = standin_run.Trainer, standin_run.batch_of
-        standin_run.Trainer = functools.partial(
-            slow_script_train.SlowTrainer, fixes=fixes, log=EventLog(folder)
-        )
-        standin_run.batch_of = functools.partial(blank_batch, as_bytes="copies" in fixes)
         prep_ms = asked.batch_size * (LEAN_MS if "items" in fixes else WASTEFUL_MS)
         few = short if asked.num_workers else short.but(steps=FEW_STEPS)
-        try:
+        trainer = functools.partial(SlowTrainer, fixes=fixes, log=EventLog(folder))
+        batch = functools.partial(blank_batch, as_bytes="copies" in fixes)
+        with mock.patch.multiple(standin_run, Trainer=trainer, batch_of=batch):
             run = standin_run.run_on(self.gpu, few, folder, prep_ms=prep_ms)
-        finally:
-            standin_run.Trainer, standin_run.batch_of = usual
         return repeated(run, short.steps)
 
     def measure(self, spec: Experiment) -> Measurements:
@@ -193,10 +176,9 @@ class Card:
         folder = Path(tempfile.mkdtemp())
         log = EventLog(folder)
         log.write("spec", version=VERSION, run="x", labkit="x", **spec.to_spec())
-        log.write("machine", **machine.describe(CARD))
+        log.write("machine", **self.described)
         workbench.perform(spec.to_spec(), CARD, folder, log, lambda *_: None)
         self.gpu.cards = self.whole
-        log.write("done")
         log.write("end", stop=None, code=0)
         return Measurements(folder)
 
@@ -262,7 +244,7 @@ def with_items(run: Any) -> Any:
     """Return a run whose log also has what its items, and handing a batch over, took."""
     job, workers = run.pipeline, max(run.pipeline.num_workers, 1)
     cpu_us = 1e3 * standin_run.DECODE_MS if job.dataset == "jpeg" else 0.0
-    wait_us = 1e3 * job.io_ms if job.dataset != "sleep" else 1e3 * job.prep_ms / job.batch_size
+    wait_us = 1e3 * (job.io_ms if job.dataset != "sleep" else job.prep_ms / job.batch_size)
     each = [[us] * min(job.batch_size, 16) for us in (cpu_us, wait_us)]
     sums = [us * job.batch_size for us in (cpu_us, wait_us)]
     rows = [[i // workers, step["t"][0], job.batch_size, *sums, 0, 50, 0, 0, 0, *each]
@@ -280,89 +262,6 @@ def with_events(run: Any, events: list[dict]) -> Any:
     *lines, end = log.read_text().splitlines()
     log.write_text("".join(f"{line}\n" for line in [*lines, *map(json.dumps, events), end]))
     return type(run)(run.path)
-
-
-# -- ranks -------------------------------------------------------------------------------------
-
-
-def ranks_on(spec: Distributed, cards: int) -> Ranks:
-    """Return ranks as they would log, on cards where there is one for each, else on the CPU."""
-    on_cards = spec.pipeline.device != "cpu" and cards >= spec.ranks
-    device = "gpu" if on_cards else "cpu"
-    why = {} if on_cards or cards == 0 else {"device": "each rank needs a CUDA device of its own"}
-    head = {"event": "spec", "version": VERSION, "run": "ranks"}
-    lines = [head | spec.to_spec(), MACHINES[device], DONE, END]
-    prep_ms = [spec.starve.get(rank, {}).get("prep_ms", spec.pipeline.prep_ms or 0.1)
-               for rank in range(spec.ranks)]  # fmt: skip
-    for rank, steps in enumerate(rank_steps(spec, prep_ms, on_cards)):
-        job = spec.pipeline.to_dict() | {"device": f"cuda:{rank}" if on_cards else "cpu"}
-        place = {"rank": rank, "local_rank": rank, "world_size": spec.ranks}
-        mine = head | {"pipeline": spec.pipeline.to_dict(), "place": place}
-        events = [mine, {"event": "job", "pipeline": job, "not_applied": why},
-                  {"event": "begin", "warmup": 3}, *steps, DONE]  # fmt: skip
-        lines += [event | {"of_rank": rank} for event in events]
-    return logged(lines)
-
-
-def rank_steps(spec: Distributed, prep_ms: list[float], on_cards: bool) -> list[list[dict]]:
-    """Return the step events of every rank: they leave each exchange of gradients together.
-
-    A rank prepares, launches (1 ms) and computes (1 ms; on a card behind the host), and exchanges
-    (0.2 ms) when all have their gradients. A card's host waits for it in the next copy.
-    """
-    every, now = [[] for _ in prep_ms], [1000.0] * len(prep_ms)
-    ended = 1000.0
-    for i in range(spec.pipeline.steps):
-        last = (i + 1) % spec.pipeline.accumulation_steps == 0
-        ready = [t + prep for t, prep in zip(now, prep_ms, strict=True)]
-        copied = [max(t, ended) if on_cards else t for t in ready]
-        done = [at + 1.2 for at in copied]
-        exchanged = max(done) + 0.2 if last or not spec.no_sync else None
-        for rank, steps in enumerate(every):
-            end = (exchanged or done[rank]) + 0.1
-            issued = copied[rank] + 1.0 if on_cards else end
-            t = [now[rank], ready[rank], copied[rank], issued]
-            step = {"event": "step", "i": i, "n": spec.pipeline.batch_size, "loss": 1.0, "t": ns(t)}
-            if on_cards:
-                step |= {"copy": ns([copied[rank], copied[rank]]), "busy": ns([copied[rank], end])}
-            if exchanged:
-                step["comm"] = ns([done[rank], exchanged])
-            steps.append(step)
-            now[rank] = issued
-        ended = (exchanged or max(done)) + 0.1
-    return every
-
-
-def one_on(asked: lk.Pipeline, device: str) -> Any:
-    """Return a run of one process as it would log, alone: it exchanges with nobody."""
-    spec = Distributed(asked.but(device="auto"), 1)
-    [steps] = rank_steps(spec, [asked.prep_ms or 0.1], device == "gpu")
-    steps = [{k: v for k, v in step.items() if k != "comm"} for step in steps]
-    head = {"event": "spec", "version": VERSION, "run": "one", "pipeline": asked.to_dict()}
-    return logged([head, MACHINES[device], {"event": "begin", "warmup": 3}, *steps, DONE, END])
-
-
-MACHINES = {
-    kind: {"event": "machine", "device": device, "kind": kind, "name": name, "versions": {}}
-    for kind, device, name in (("cpu", "cpu", "a CPU"), ("gpu", "cuda:0", "a card"))
-}
-DONE = {"event": "done"}
-END = {"event": "end", "stop": None, "code": 0}
-
-
-def ns(times_ms: list[float]) -> list[int]:
-    """Return ms as a log has them."""
-    return [round(t * 1e6) for t in times_ms]
-
-
-def logged(lines: list[dict]) -> Any:
-    """Write a record of these events and load it."""
-    path = Path(tempfile.mkdtemp()) / "record.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return lk.load(path)
-
-
-# -- all of it ---------------------------------------------------------------------------------
 
 
 def prepare() -> None:
