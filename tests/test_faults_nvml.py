@@ -6,6 +6,7 @@ It is compiled against NVIDIA's own header, so its signatures and structs are th
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,27 +16,25 @@ import time
 import pytest
 from test_diagnosis import fake, steps
 
+from labkit import Pipeline
 from labkit.analysis.diagnosis import SHARED, diagnose
 from labkit.process.events import EventLog
+from labkit.results import launch, machine
 
 try:
-    HEADER = next(
-        file.locate()
-        for file in importlib.metadata.files("nvidia-nvml-dev") or ()
-        if file.name == "nvml.h"
-    )
-except (importlib.metadata.PackageNotFoundError, StopIteration):
+    files = importlib.metadata.files("nvidia-nvml-dev") or ()
+    HEADER = next((file.locate() for file in files if file.name == "nvml.h"), None)
+except importlib.metadata.PackageNotFoundError:
     HEADER = None
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.faults,
-    pytest.mark.skipif(sys.platform != "linux", reason="the stub is an ELF library"),
-    pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc to compile the stub with"),
+    pytest.mark.skipif(sys.platform != "linux" or not shutil.which("gcc"), reason="needs gcc"),
     pytest.mark.skipif(HEADER is None, reason="no nvml.h: pip install nvidia-nvml-dev"),
 ]
 
-OWN, OTHER, MIG = "GPU-own", "GPU-other", "MIG-own"
+OWN, MIG = "GPU-own", "MIG-own"
 HOST, STRANGER = 4_200_001, 4_200_002  # above Linux's highest process id: nobody's in here
 STUB = r"""
 #include <math.h>
@@ -195,27 +194,23 @@ def read(library, *moods):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def telemetry_of(folder, seconds, samples=4, **environment):
+def telemetry_of(folder, samples, **environment):
     """Let the telemetry follow a log in `folder` until it has written some samples; its events."""
     log = EventLog(folder)
     log.write("hello", pid=os.getpid())
     log.write("machine", device="cuda:0", kind="gpu", name="Stub", versions={}, uuid=OWN)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "labkit.bench.telemetry", str(os.getpid())],
-        cwd=folder, env=os.environ | environment, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + seconds
+    command = [sys.executable, "-m", "labkit.bench.telemetry", str(os.getpid())]
+    process = subprocess.Popen(command, cwd=folder, env=os.environ | environment)
+    deadline, events = time.monotonic() + 30, []
     try:
-        while time.monotonic() < deadline and process.poll() is None:
-            events = [json.loads(line) for line in open(folder / "events.jsonl")]
-            if sum(event["event"] == "telemetry" for event in events) >= samples:
-                break
+        while len(samples_of(events)) < samples and time.monotonic() < deadline:
+            assert process.poll() is None
             time.sleep(0.05)
-        assert process.poll() is None, process.stderr.read()
+            events = [json.loads(line) for line in open(folder / "events.jsonl")]
     finally:
         process.kill()
-        process.communicate()
-    return [json.loads(line) for line in open(folder / "events.jsonl")]
+        process.wait()
+    return events
 
 
 def samples_of(events):
@@ -231,31 +226,27 @@ def verdict(inside, before=()):
 
 def test_a_card_is_found_by_its_uuid_whatever_nvmls_order_and_may_be_lost(stub, tmp_path):
     events = telemetry_of(
-        tmp_path, 30, samples=8, LD_LIBRARY_PATH=str(stub), STUB="lost",
-        STUB_LISTED=f"{os.getpid()}",
-    )  # fmt: skip
+        tmp_path, 8, LD_LIBRARY_PATH=str(stub), STUB="lost", STUB_LISTED=f"{os.getpid()}"
+    )
     first, *_, gone = samples_of(events)
-    assert first["power_w"] == 100 and first["gpu_now"] == 0.41  # the other card has 200 and 42
-    assert first["memory_gib"] == 1 and first["others"] == 0
+    known = {"power_w": 100, "gpu_now": 0.41, "memory_gib": 1, "others": 0, "power_limit_w": 300}
+    assert first.items() >= known.items()  # the other card has 200 W, 42 %, 2 GiB
     assert first["gpu"][0][1] == 0.7 and first["gpm"]["sm"] == 0.88
-    assert first["power_limit_w"] == 300 and first["pcie_tx_mb_s"] == 1.5
     assert gone["power_w"] is gone["others"] is gone["gpu_now"] is None
     assert gone["cpu"] is not None  # a gap in the middle, and the samples go on
 
 
-@pytest.mark.parametrize(
-    ("mood", "says"),
-    [("missing", "LibraryNotFound"), ("mismatch", "mismatch")],
-)
+@pytest.mark.parametrize(("mood", "says"), [
+    ("missing", "LibraryNotFound"), ("mismatch", "mismatch"),
+])  # fmt: skip
 def test_without_a_driver_that_answers_the_samples_have_gaps_and_the_log_says_why(
     mood, says, stub, tmp_path
 ):
     path = str(tmp_path / "nowhere" if mood == "missing" else stub)
-    events = telemetry_of(tmp_path, 30, samples=2, LD_LIBRARY_PATH=path, STUB=mood)
-    why = next(event["why"] for event in events if event["event"] == "no_nvml")
-    assert says in why
-    assert all(sample.get("power_w") is None for sample in samples_of(events))
-    assert all(sample["cpu"] is not None for sample in samples_of(events))
+    events = telemetry_of(tmp_path, 2, LD_LIBRARY_PATH=path, STUB=mood)
+    assert says in next(event["why"] for event in events if event["event"] == "no_nvml")
+    for sample in samples_of(events):
+        assert sample.get("power_w") is None and sample["cpu"] is not None
 
 
 def test_a_metric_that_a_card_lacks_is_none_and_all_others_are_there(stub):
@@ -266,77 +257,56 @@ def test_a_metric_that_a_card_lacks_is_none_and_all_others_are_there(stub):
         assert sample.items() >= {k: v for k, v in NORMAL.items() if k != key}.items()
 
 
-def test_a_mig_instance_has_its_memory_and_its_processes_and_none_of_the_cards_figures(stub):
-    (sample,) = read(stub, {"CARD": MIG})
-    known = {key for key, value in sample.items() if value is not None}
-    assert known == {"memory_gib", "others"} and sample["memory_gib"] == 3
-
-
-def test_an_older_drivers_missing_functions_are_gaps(stub):
-    (sample,) = read(stub / "old", {"STUB": "throttled"})
-    assert sample["others"] is None and sample["others_sm"] is None and sample["gpm"] is None
-    assert sample["power_w"] == 100 and sample["clock_reasons"]  # under its older name
-
-
-def test_a_throttled_card_says_its_clock_and_why_and_a_counter_may_be_no_number(stub):
-    calm, hot, odd = read(stub, {}, {"STUB": "throttled"}, {"STUB": "NaN"})
+def test_what_a_mig_instance_an_older_driver_and_a_throttled_card_have(stub):
+    calm, mig, hot, odd = read(stub, {}, {"CARD": MIG}, {"STUB": "throttled"}, {"STUB": "NaN"})
+    known = {key for key, value in mig.items() if value is not None}
+    assert known == {"memory_gib", "others"} and mig["memory_gib"] == 3  # none of the card's
     assert hot["sm_mhz"] < calm["sm_mhz"]
     assert calm["clock_reasons"] == 0 and hot["clock_reasons"] == 0x24  # power limit, heat
     assert odd["gpm"]["sm"] is None and odd["gpm"]["tensor"] == 0.44
+    (older,) = read(stub / "old", {"STUB": "throttled"})  # it lacks functions
+    assert older["others"] is None and older["others_sm"] is None and older["gpm"] is None
+    assert older["power_w"] == 100 and older["clock_reasons"]  # under its older name
 
 
-def scene(listed, shares, **more):
-    """Which processes the driver lists, and the percentage of the SMs' time that each had."""
-    shares = " ".join(f"{pid}:{percent}" for pid, percent in shares.items())
-    return {"STUB_LISTED": " ".join(map(str, listed)), "STUB_SHARES": shares} | more
+OURS, OTHERS = f"{os.getpid()}", f"{STRANGER}"
+SCENES = {  # pids that the driver lists, percentages of SM time by pid: others, others_sm, shared
+    "the run alone": (OURS, f"{OURS}:60", 0, 0.0, False),
+    "nobody yet": ("", "", None, None, False),
+    "a notebook that rests": (f"{OURS} {OTHERS}", f"{OURS}:60", 1, 0.0, False),
+    "a desktop": (f"{OURS} {OTHERS}", f"{OURS}:90 {OTHERS}:3", 1, 0.03, False),
+    "another training": (f"{OURS} {OTHERS}", f"{OURS}:50 {OTHERS}:45", 1, 0.45, True),
+    "the run's own worker": (f"{OURS} WORKER", f"{OURS}:50 WORKER:40", 0, 0.0, False),
+    "leftovers of the driver's": (OURS, f"{OURS}:60 {OTHERS}:4000000", 0, 0.0, False),
+    "host ids": (f"{HOST}", f"{HOST}:60", None, None, False),
+    "host ids, another training": (
+        f"{HOST} {OTHERS}", f"{HOST}:50 {OTHERS}:45", None, 0.45, True),
+    "the thread's id, host shares": ("THREAD", f"{HOST}:60", 0, None, False),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def scenes(stub):
-    """Everybody who may be on a card: what the telemetry reads, by name."""
-    own, over = os.getpid(), threading.Event()
+    """What the telemetry reads with everybody who may be on a card, by name."""
+    over, worker = threading.Event(), subprocess.Popen(["sleep", "60"])
     thread = threading.Thread(target=over.wait)
     thread.start()
-    worker = subprocess.Popen(["sleep", "60"])
-    everybody = {
-        "the run alone": scene([own], {own: 60}),
-        "nobody yet": scene([], {}),
-        "a notebook that rests": scene([own, STRANGER], {own: 60}),
-        "a desktop": scene([own, STRANGER], {own: 90, STRANGER: 3}),
-        "another training": scene([own, STRANGER], {own: 50, STRANGER: 45}),
-        "the run's own worker": scene([own, worker.pid], {own: 50, worker.pid: 40}),
-        "leftovers of the driver's": scene([own], {own: 60, STRANGER: 4_000_000}),
-        "host ids": scene([HOST], {HOST: 60}),
-        "host ids, another training": scene([HOST, STRANGER], {HOST: 50, STRANGER: 45}),
-        "the thread's id, host shares": scene([thread.native_id], {HOST: 60}),
-    }
+    real = {"WORKER": str(worker.pid), "THREAD": str(thread.native_id)}
+    moods = []
+    for said in SCENES.values():
+        listed, shares = (re.sub("[A-Z]+", lambda m: real[m[0]], text) for text in said[:2])
+        moods.append({"STUB_LISTED": listed, "STUB_SHARES": shares})
     try:
-        yield dict(zip(everybody, read(stub, *everybody.values()), strict=True))
+        yield dict(zip(SCENES, read(stub, *moods), strict=True))
     finally:
         worker.kill()
         worker.wait()
         over.set()
 
 
-@pytest.mark.parametrize(
-    ("who", "others", "others_sm", "is_shared"),
-    [
-        ("the run alone", 0, 0.0, False),
-        ("nobody yet", None, None, False),
-        ("a notebook that rests", 1, 0.0, False),
-        ("a desktop", 1, 0.03, False),
-        ("another training", 1, 0.45, True),
-        ("the run's own worker", 0, 0.0, False),
-        ("leftovers of the driver's", 0, 0.0, False),
-        ("host ids", None, None, False),
-        ("host ids, another training", None, 0.45, True),
-        ("the thread's id, host shares", 0, None, False),
-    ],
-)
-def test_a_card_is_shared_where_others_compute_and_not_where_they_rest(
-    who, others, others_sm, is_shared, scenes
-):
-    sample = scenes[who]
+@pytest.mark.parametrize("who", SCENES)
+def test_a_card_is_shared_where_others_compute_and_not_where_they_rest(who, scenes):
+    sample, (*_, others, others_sm, is_shared) = scenes[who], SCENES[who]
     assert (sample["others"], sample["others_sm"]) == (others, others_sm)
     found = verdict([sample])
     assert (found.findings[0].cause == SHARED) == is_shared
@@ -354,41 +324,31 @@ def test_what_others_did_outside_the_measured_steps_is_not_held_against_them(sce
 
 
 def test_a_card_that_torch_cannot_use_is_named_with_the_remedy(stub, monkeypatch):
-    from labkit import Pipeline
-    from labkit.results import launch as launcher
-    from labkit.results import machine
-
     if machine.machine().kind == "gpu":
         pytest.skip("torch has a GPU of its own here")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(stub))
     here = machine.machine.__wrapped__()
-    assert here.kind == "cpu" and "no GPU here" not in str(here)
-    assert "NVIDIA Stub cannot be used" in here.to_dict()["unused_gpu"]
+    assert here.kind == "cpu" and here.line.endswith("NVIDIA Stub cannot be used")
     assert "driver 550.54.14 runs CUDA up to 12.4" in str(here) and "Remedy: " in str(here)
-    assert here.line.endswith("NVIDIA Stub cannot be used")
-    run = launcher.launch(Pipeline(device="cuda", model="mlp", steps=20)).wait()
+    run = launch.launch(Pipeline(device="cuda", model="mlp", steps=20)).wait()
     assert run.outcome == "failed"
     assert "NVIDIA Stub cannot be used" in run.error and "Remedy: " in run.error
 
 
-def test_a_call_that_hangs_ends_the_samples_and_nothing_else(stub, tmp_path, monkeypatch):
+def test_a_call_that_hangs_ends_the_samples_and_nothing_else(stub, monkeypatch):
     """A whole run, whose telemetry is on the stub's card and hangs there."""
-    from labkit import Pipeline
-    from labkit.results import launch as launcher
-
     code = (
         "import sys, labkit.bench.telemetry as t\n"
         "wait = t.wait_for\n"
         f"t.wait_for = lambda *a: [e | {{'uuid': {OWN!r}}} for e in wait(*a)]\n"
         "t.main(int(sys.argv[1]))"
     )
-    monkeypatch.setattr(launcher.launcher, "TELEMETRY", [sys.executable, "-c", code])
+    monkeypatch.setattr(launch.launcher, "TELEMETRY", [sys.executable, "-c", code])
     monkeypatch.setenv("LD_LIBRARY_PATH", str(stub))
     monkeypatch.setenv("STUB", "hangs")
     quick = Pipeline(dataset="sleep", prep_ms=2, model="mlp", width=32, depth=1, xray=False)
-    run = launcher.launch(quick.but(steps=10**6, seconds=3)).wait()
+    run = launch.launch(quick.but(steps=10**6, seconds=2.5)).wait()
     assert run.outcome == "finished"
-    samples = run.telemetry
-    assert samples and samples[0]["power_w"] == 100
-    silent_s = (run.steps_since(0)[-1]["t"][3] - samples[-1]["t_ns"]) / 1e9
-    assert silent_s > 0.8  # it hung long before the run ended
+    assert run.telemetry[0]["power_w"] == 100
+    silent_s = (run.steps_since(0)[-1]["t"][3] - run.telemetry[-1]["t_ns"]) / 1e9
+    assert silent_s > 0.5  # it hung long before the run ended
