@@ -1,8 +1,9 @@
 """What has to be true on a real card. Skipped, with the reason, where there is none.
 
 Made for anything from a T4 to an H200: no test asserts a time, and what a card or a driver does not
-have is a skip that says so. With LABKIT_STANDIN set (see tests/standin_site) all of it is rehearsed
-but what only a driver, a profiler or real arithmetic can tell. tests/on_standin.py has the rest.
+have is a skip that says so. With LABKIT_STANDIN=T4 and LABKIT_STANDIN_NUMBERS=0 (see
+tests/standin_site) all of it is rehearsed but what only a driver, a profiler or real arithmetic can
+tell. tests/on_standin.py has the rest.
 """
 
 import os
