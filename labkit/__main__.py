@@ -90,7 +90,6 @@ def diagnose(options: argparse.Namespace) -> Any:
 
 
 @command(
-    PLOT,
     option("--seeds", type=int, default=5, choices=range(1, 6), help="seeds of each, 1 to 5"),
     repeated("--only", "NAME", "one fault; may be repeated"),
     option("--keep", metavar="FILE", help="append results here, and skip those that it holds"),

@@ -137,10 +137,10 @@ def test_each_graph_break_parts_what_is_compiled():
 def test_a_fault_is_named_for_real_and_an_interrupted_set_goes_on(
     tmp_path, labkit_command, monkeypatch
 ):
-    keep, plot = tmp_path / "kept.jsonl", tmp_path / "matrix.png"
+    keep = tmp_path / "kept.jsonl"
     only = ("--only", "object building", "--seeds", "1")
-    done = labkit_command("faults", *only, "--keep", keep, "--plot", plot, "--json")
-    assert done.returncode == 0 and plot.exists() and "runs done" in done.stderr, done.stderr
+    done = labkit_command("faults", *only, "--keep", keep, "--json")
+    assert done.returncode == 0 and "runs done" in done.stderr, done.stderr
     score = json.loads(done.stdout)
     assert {"n", "accuracy", "false_alarms", "unsure", "matrix"} <= set(score) and score["n"] == 1
     # On a machine with neighbours a run may get no verdict, but not a wrong one
@@ -160,11 +160,11 @@ def test_the_score_counts_what_it_says():
     where = {"machine": "a <CPU>", "kind": "cpu", "half": "scoring"}
     score = faultset.score(rows, skipped={"pageable copies": "shows on a GPU only"}, **where)
     assert (score.n, score.accuracy, score.false_alarms, score.unsure) == (5, 0.4, 1, 0.2)
-    assert score.matrix["launch"]["input"] == 1 and score.plot().axes
+    assert score.matrix["launch"]["input"] == 1
     assert "a <CPU>" in str(score) and "pageable copies" in str(score)
     empty = faultset.score([], skipped={}, **where)
     assert (empty.accuracy, empty.unsure, empty.false_alarms) == (None, None, 0)
-    assert "No run" in str(empty) and empty.plot().axes
+    assert "0 runs" in str(empty)
 
 
 def test_a_half_or_a_fault_that_does_not_exist_is_refused():

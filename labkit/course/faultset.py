@@ -62,32 +62,30 @@ class Case:
     """A fault, as it is on the device here, at one severity (1 to 4) with one seed: one run."""
 
     def __init__(self, fault: Fault, severity: int, seed: int, base: Base):
-        """Plant the fault's `amount` in `base`; `cure` are the knobs that take it away again."""
+        """Plant the fault's `amount` in `base`, for the `pipeline`; take it out for `cured`."""
         self.fault, self.severity, self.seed = fault, severity, seed
         self.amount = size = fault.amounts[severity - 1]
 
         def filled(knobs: Base) -> Base:
-            return {
-                k: size if v is ... else v(size) if callable(v) else v for k, v in knobs.items()
-            }
+            made = {name: value(size) for name, value in knobs.items() if callable(value)}
+            return {k: size if value is ... else value for k, value in knobs.items()} | made
 
         own = fault.plant and f"{fault.plant}@{size:g}"
         self.planted = "+".join(filter(None, (own, fault.also))) or None  # None: knobs alone
         self.pipeline = Pipeline(**(base | filled(fault.knobs)), seed=seed)
         format = {"precision": base["precision"]} if fault.needs == "bf16" else {}
-        self.cure = filled(fault.cure) | format
-        self.cured = self.pipeline.but(**self.cure)
+        self.cured = self.pipeline.but(**(filled(fault.cure) | format))
 
 
 # CPU: a healthy step of 20 to 40 ms on one core. GPU: `base_here` finds precision and depth; the
 # width makes a layer many times as long as its launches, also on an H200 in BF16 (520 GFLOP in 0.9
 # ms, 12 launches), and one layer a short step on a T4 (14 ms in FP16). The data takes 0.3 ms.
+BOTH = {"dataset": "array", "model": "cnn", "image_px": 64, "seconds": 10.0,
+        "fused_optimizer": True}  # fmt: skip
 BASES: dict[str, Base] = {
-    "cpu": {"dataset": "array", "model": "cnn", "image_px": 64, "width": 48, "depth": 3,
-            "fused_optimizer": True, "steps": 24, "seconds": 10.0},
-    "gpu": {"dataset": "array", "model": "cnn", "image_px": 64, "width": 768, "depth": 2,
-            "fused_optimizer": True, "steps": 40, "seconds": 10.0},
-}  # fmt: skip
+    "cpu": BOTH | {"width": 48, "depth": 3, "steps": 24},
+    "gpu": BOTH | {"width": 768, "depth": 2, "steps": 40},
+}
 JPEG = {"dataset": "jpeg", "io_ms": 0.0, "num_workers": 1}
 SMALL = {"width": 16, "depth": 3}  # on a GPU: next to nothing beside what is planted
 LARGE_MAPS = {"width": 256, "depth": 1, "image_px": 128, "batch_size": 64}  # passes over 134 MB
@@ -273,39 +271,15 @@ class FaultScore(Result):
 
     def table(self) -> Table:
         """Return the matrix: planted, then one column for each name."""
-        title = f"No run of the {self.half} half was scored on {self.machine}."
+        title = f"{self.n} runs of the {self.half} half on {self.machine} ({self.kind.upper()})"
         if self.n:
-            title = (
-                f"{self.n} runs of the {self.half} half on {self.machine} ({self.kind.upper()}): "
-                f"{self.accuracy:.1%} right, {self.false_alarms} healthy called sick, "
-                f"{self.unsure:.1%} unsure"
-            )
+            title += f": {self.accuracy:.1%} right, {self.false_alarms} healthy called sick, "
+            title += f"{self.unsure:.1%} unsure"
         rows = [(planted, *(n or "" for n in row.values())) for planted, row in self.matrix.items()]
         told = "  {fault}, severity {severity}, seed {seed}: planted {expected}, named {named}"
         wrong = (told.format(**each) for each in self.wrong)
         missing = (f"  not run: {fault}: {why}" for fault, why in self.skipped.items())
         return Table(rows, ("planted", *NAMED), title, [*wrong, *missing], ())
-
-    def plot(self) -> Any:
-        """Draw the matrix, planted down, named across; right ones green, wrong ones red."""
-        import numpy as np
-        from matplotlib.colors import LinearSegmentedColormap
-        from matplotlib.figure import Figure
-
-        counts = np.array([list(row.values()) for row in self.matrix.values()])
-        share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        colours = LinearSegmentedColormap.from_list("share", ["#D55E00", "#FFFFFF", "#009E73"])
-        figure = Figure(figsize=(8.2, 4.4), layout="constrained")
-        axes = figure.subplots()
-        sign = 2 * np.eye(*counts.shape) - 1
-        axes.imshow(share * sign, cmap=colours, vmin=-1, vmax=1, aspect="auto")
-        for i, j in zip(*np.nonzero(counts), strict=True):
-            axes.text(j, i, counts[i, j], ha="center", va="center", fontsize=11)
-        for axis, names in ((axes.xaxis, NAMED), (axes.yaxis, NAMES)):
-            axis.set_ticks(range(len(names)), [n.replace("_", "\n") for n in names], fontsize=9)
-        axes.set(xlabel="named first by the diagnosis", ylabel="planted")
-        axes.set_title(self.table().title.replace(": ", "\n", 1), loc="left").set_parse_math(False)
-        return figure
 
 
 def score(rows: list[dict[str, Any]], **about: Any) -> FaultScore:
@@ -329,10 +303,9 @@ def run_set(
 ) -> FaultScore:
     """Run a half of the fault set on this machine, diagnose every run, return the score.
 
-    Each of the half's first `seeds` runs every fault once, or those of the names in `only`. `keep`
-    is a file of results, a JSON object a line: cases that are in it are not run again. `progress`
-    is called as (done, total, case). Raises ValueError for an unknown half or fault, RuntimeError
-    where a run failed.
+    Each of the half's first `seeds` runs every fault once, or those named in `only`. `keep` is a
+    file of results, a JSON object a line: cases in it are not run again. Raises ValueError for an
+    unknown half or fault, RuntimeError where a run failed.
     """
     if half not in HALVES:
         raise ValueError(f"Unknown half {half!r}; available: {', '.join(HALVES)}.")
@@ -345,14 +318,14 @@ def run_set(
                 row = json.loads(line)
                 done[row["fault"], row["severity"], row["seed"]] = row
     skipped = {f.name: why for f in wanted if (why := here.cannot_show(f))}
-    half_of, rows, todo = HALVES[half], [], []
-    for seed, severity in zip(half_of["seeds"][:seeds], itertools.cycle(half_of["severities"])):
-        for fault in (each.on(here.machine.kind) for each in wanted if each.name not in skipped):
-            todo.append(Case(fault, severity, seed, here.base))
+    faults = [fault.on(here.machine.kind) for fault in wanted if fault.name not in skipped]
+    turns = zip(HALVES[half]["seeds"][:seeds], itertools.cycle(HALVES[half]["severities"]))
+    todo = [Case(fault, severity, n, here.base) for n, severity in turns for fault in faults]
+    rows = []
     for number, case in enumerate(todo):
         row = {"fault": case.fault.name, "severity": case.severity, "seed": case.seed}
         progress(number, len(todo), " ".join(map(str, row.values())))
-        if (kept := done.get(tuple(row.values()))) is not None:
+        if kept := done.get(tuple(row.values())):
             rows.append(kept)
             continue
         found = diagnose(finished(case.pipeline, case.planted))

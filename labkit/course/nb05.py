@@ -27,19 +27,16 @@ class SmallGradients:
         return torch.autograd.grad(loss, weights)[0].float() / scale  # in FP32 small numbers fit
 
     def check(answer):
-        errors = []
-        for _ in range(4):
-            factors = ((torch.rand(100) + 0.5) * SMALL).half()
+        factors = ((torch.rand(400) + 0.5) * SMALL).half()
 
-            def loss_of(weights, factors=factors):
-                if weights.dtype != torch.float16:
-                    raise Refused("The loss is made in FP16: leave the weights as they are.")
-                return (weights * factors).sum() * SMALL
+        def loss_of(weights):
+            if weights.dtype != torch.float16:
+                raise Refused("The loss is made in FP16: leave the weights as they are.")
+            return (weights * factors).sum() * SMALL
 
-            weights = torch.randn(100).half().requires_grad_()
-            right = factors.double() * torch.tensor(SMALL).half().double()
-            errors.append(difference(answer(loss_of, weights), right))
-        return {"error": max(errors)}
+        weights = torch.randn(400).half().requires_grad_()
+        right = factors.double() * torch.tensor(SMALL).half().double()
+        return {"error": difference(answer(loss_of, weights), right)}
 
 
 @code("05-skip", "Look at all of the gradients before the first weight is touched.",

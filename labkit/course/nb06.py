@@ -93,9 +93,6 @@ class Norm:
     the gradient of one batch of 16.
     """
 
-    def start(channels):
-        return torch.nn.BatchNorm2d(channels)
-
     def solution(channels):
         return torch.nn.GroupNorm(2, channels)  # no other sample has a say
 
