@@ -1,8 +1,8 @@
-"""Read a torch.profiler trace and say where the time of a step went: `trace(path)`.
+"""Read torch.profiler traces and say where the time of a step went: `trace(path)`.
 
 PyTorch's own reader of these files, the TensorBoard plugin, was removed upstream. This one keeps
 its rules (see `trace_steps`) and agrees with it. It differs on purpose in three things: it knows
-newer category names, it knows NCCL kernels without their operator, and it does not take plain
+newer category names, it knows collective kernels without their operator, and it does not take plain
 multiply-add kernels with "xmma" in their name for Tensor Core kernels.
 """
 
@@ -12,24 +12,18 @@ import functools
 import json
 import os
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from labkit.analysis import trace_events as kinds
+from labkit.analysis import trace_steps as steps_of
 from labkit.analysis.trace_events import Events, Intervals, read_events, uses_tensor_cores
-from labkit.analysis.trace_file import TraceError, TraceFile
-from labkit.analysis.trace_steps import (
-    CLASSES,
-    StepClock,
-    find_steps,
-    join,
-    length,
-    split_by_class,
-    split_idle,
-)
+from labkit.analysis.trace_file import TraceError, TraceFile, files_in, is_several
+from labkit.analysis.trace_ranks import Comparison, RankTraces, ranks_of
+from labkit.analysis.trace_steps import CLASSES, StepClock, join, length
 from labkit.results.result import Result, Table
 
 TOP = 10  # kernels listed
@@ -64,7 +58,7 @@ class Breakdown(Result):
     kernel_us: float  # a compute kernel runs
     memcpy_us: float  # a copy runs
     memset_us: float  # a memset runs
-    communication_us: float  # a collective (NCCL, Gloo) runs
+    communication_us: float  # a collective (NCCL, RCCL, Gloo) runs, or is issued
     runtime_us: float  # the host is in a call of the CUDA (HIP, XPU) runtime
     dataloader_us: float  # the host waits for the DataLoader
     cpu_exec_us: float  # the host executes an operator
@@ -75,13 +69,24 @@ class Breakdown(Result):
     tensor_core_share: float | None  # of kernel time in Tensor Core kernels, told by their names
     tensor_core_eligible_share: float | None  # of kernel time of operators that could use them
     # Time the device runs nothing, by cause: `host_wait_us` (it ran dry: the work that ends the gap
-    # was launched after the gap began), `kernel_wait_us` (short gaps between work that was already
-    # launched), `other_us`; None each without device activity
+    # was launched after the gap began), `host_us` (it ran dry while the host was in no operator,
+    # call or DataLoader), `kernel_wait_us` (short gaps between work that was already launched),
+    # `other_us`; None each without device activity
     idle: dict[str, float | None]
     copy_overlap_share: float | None  # of copy time during which a kernel ran; None without copies
     top_kernels: tuple[TopKernel, ...]  # that took most time
     rank: int | None  # that the file says it is of; None where it does not say
     notes: tuple[str, ...]  # what was missing or odd, and how it was handled
+    # Shares (0 to 1) of the steps; see `trace_steps.device_shares`; {} without device activity
+    busy: dict[str, float] = field(default_factory=dict)
+    # The same of the whole window, which ends with the last mark: what other tools report; with
+    # `window_ms`, `profiler_steps` (marks in it) and `kernels` (of the file)
+    window: dict[str, float] = field(default_factory=dict)
+    # Of `idle["host_us"]`, on a CPU of `other_us`: what is more than Python between two operators
+    host_work_us: float = 0.0
+    host_where: tuple[str, ...] = ()  # the annotation and the Python function around most of that
+    # µs of a step by name, of all kernels and operators (without those inside them); not in records
+    detail: dict[str, dict[str, float]] = field(default_factory=dict, compare=False)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -100,125 +105,176 @@ class Breakdown(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON-ready values, under the attributes' names."""
-        return asdict(self) | {"shares": self.shares, "utilization": self.utilization}
+        return _fields(self) | {"shares": self.shares, "utilization": self.utilization}
+
+    def compare(self, after: Breakdown | str | os.PathLike) -> Comparison:
+        """Return what changed from this trace to `after`: another, or its path."""
+        after = after if isinstance(after, Breakdown) else trace(after)
+        if not isinstance(after, Breakdown):
+            raise TraceError(f"{after.source!r} holds several ranks: compare one of its .ranks.")
+        return Comparison(self, after)
 
     def table(self) -> Table:
         """Return the classes of the step, and below them idle time, Tensor Cores and notes."""
         device = self.device_name or self.device_kind.upper()
         steps = f"{self.steps} steps" if self.steps > 1 else "1 step"
         title = f"Trace {self.source}: {steps} of {self.step_us / 1000:,.1f} ms on {device}, "
+        title += f"{self.utilization:.1%} busy"
         rows = [
             (_words(name), f"{getattr(self, name + '_us') / 1000:,.2f} ms", f"{share:.1%}")
             for name, share in self.shares.items()
         ]
         foot = []
+        if self.busy:
+            title += f" (kernels; {self.busy['any_gpu_busy']:.1%} with copies and memsets)"
+        if self.busy.get("comm_busy"):
+            foot.append(
+                f"collectives: {self.busy['comm_busy']:.1%} of the time, "
+                f"{self.busy['exposed_comm']:.1%} exposed (nothing else runs)"
+            )
         if self.gpu_utilization is not None:
             idle = (f"{_words(k)} {v / 1000:,.1f} ms" for k, v in self.idle.items())
             foot.append(f"device idle: {', '.join(idle)}")
+        if self.host_where:
+            foot.append(f"the host is mostly in: {', '.join(self.host_where)}")
         if self.tensor_core_share is not None:
             foot.append(
                 f"Tensor Cores: {self.tensor_core_share:.0%} of kernel time uses them, "
                 f"{self.tensor_core_eligible_share:.0%} is of operators that can"
             )
         foot += [f"note: {note}" for note in self.notes]
-        return Table(rows, title=f"{title}{self.utilization:.1%} busy", foot=foot)
+        return Table(rows, title=title, foot=foot)
+
+
+def _fields(breakdown: Breakdown) -> dict[str, Any]:
+    values = asdict(replace(breakdown, detail={}))
+    del values["detail"]
+    return values
 
 
 def _words(name: str) -> str:
     return name.removesuffix("_us").replace("_", " ")
 
 
-def trace(path: str | os.PathLike) -> Breakdown:
-    """Break down the steps of a torch.profiler trace.
+def trace(path: str | os.PathLike) -> Breakdown | RankTraces:
+    """Break down the steps of torch.profiler traces.
 
     Args:
         path: A Chrome trace of one rank as torch.profiler writes it, .json or .json.gz, of any
-            version.
+            version; or a folder or an archive (.tar, .tar.gz, .zip) of one such file per rank.
 
     Returns:
-        The average step. Where the process drives several devices, a stretch of time counts as
-        `kernel` if any of them runs one, and utilization and idle time are averages over the
-        devices. `notes` says so.
+        The average step; of a folder or archive that of every rank, and which rank the others wait
+        for. Where a process drives several devices, a stretch of time counts as `kernel` if any of
+        them runs one, and utilization and idle time are averages over the devices. `notes` says so.
 
     Raises:
-        TraceError: The file cannot be read, is damaged, is not a profiler trace, has several ranks
-            or no time inside steps, or is larger than 2 GiB uncompressed.
+        TraceError: A file cannot be read, is damaged, is not a profiler trace, has several ranks or
+            no time inside steps, or is larger than 2 GiB uncompressed.
     """
-    file = TraceFile(path)
+    return ranks_of(path, files_in(path), _of_one) if is_several(path) else _of_one(TraceFile(path))
+
+
+def _of_one(file: TraceFile) -> Breakdown:
+    """Read one rank's trace."""
     events = read_events(file)
-    steps, notes = find_steps(events)
+    steps, notes = steps_of.find_steps(events)
     clock, count = StepClock(steps), len(steps.start)
     if not clock.total:
         raise file.error("has only steps of zero length")
     is_kernel = (events.kind == kinds.KERNEL) | (events.kind == kinds.COMMUNICATION_KERNEL)
     devices = np.unique(events.place[is_kernel] if is_kernel.any() else events.place)
-    inside = clock.inside(events.device)
-    busy, idle = 0, dict.fromkeys(("host_wait", "kernel_wait", "other"), 0)
-    for device in devices:
-        busy += length(inside.only(is_kernel & (events.place == device)))
-        for cause, amount in split_idle(events, device, clock).items():
-            idle[cause] += amount
-    # Per device: a process with two idle GPUs waits once, not twice.
-    device_ns = len(devices) * clock.total
-    weight = clock.total / device_ns if device_ns else None
-
+    inside, outside = clock.inside(events.device), steps_of.host_outside(events, clock)
+    glue = min(steps_of.GLUE_NS, steps_of.GLUE_SHARE * clock.total / count)
+    long = outside.only(outside.length > glue)
+    idle = [steps_of.split_idle(events, device, clock, outside) for device in devices]
+    work = [steps_of.split_idle(events, device, clock, long)["host"] for device in devices]
+    busy, window = steps_of.device_shares(events, devices, clock), steps_of.find_window(events)
     copies, under = inside.only(events.kind == kinds.MEMCPY), inside.only(is_kernel)
     copied = length(copies)
     both = copied + length(under) - length(join(copies, under))
-    kernels = _kernels(events, inside, is_kernel)
+    ops = events.calls.kind <= kinds.ELIGIBLE_OP
+    own = steps_of.self_times(clock.inside(events.calls.span.only(ops)), events.calls.thread[ops])
+    kernels, notes = _kernels(events, inside, is_kernel), [*file.notes, *notes]
     if len(devices) > 1:
         notes.append(
             f"{len(devices)} devices: kernel time is time with a kernel on any of them, "
             "utilization and idle time are averages over devices."
         )
-    if not device_ns:
+    if not len(devices):
         notes.append("No device activity: a CPU run, or recorded without ProfilerActivity.CUDA.")
-    else:
-        if not (events.launch >= 0).any():
-            notes.append(
-                "Device work is not tied to launches: the causes of idle time are unknown."
-            )
-        if kernels["tensor_core_share"] is None:
-            notes.append("No kernel falls inside the steps.")
+    elif not (events.launch >= 0).any():
+        notes.append("Device work is not tied to launches: the causes of idle time are unknown.")
+    if len(devices) and kernels["tensor_core_share"] is None:
+        notes.append("No kernel falls inside the steps.")
     if kinds.GRAPH_LAUNCH in events.host:
         notes.append(GRAPHS)
-    listed, info = (file.meta.get(key) for key in ("deviceProperties", "distributedInfo"))
-    listed = [d for d in listed if type(d) is dict] if type(listed) is list else []
-    names = {str(d.get("name")) for d in listed if d.get("id") in events.devices and d.get("name")}
+    info = file.meta.get("distributedInfo")
     rank = info.get("rank") if type(info) is dict else None
+
+    def per_step(ns: float) -> float:
+        return float(ns) / count / 1000
+
+    def by_name(name: np.ndarray, ns: np.ndarray) -> dict[str, float]:
+        total = np.bincount(name, ns)
+        return {events.names[i]: per_step(total[i]) for i in np.flatnonzero(total)}
+
     return Breakdown(
         source=os.path.basename(file.path),
-        device_kind="gpu" if device_ns else "cpu",
-        device_name=names.pop()[:100] if len(names) == 1 else None,
+        device_kind="gpu" if len(devices) else "cpu",
+        device_name=_device_name(file.meta.get("deviceProperties"), events.devices),
         steps=count,
         step_us=clock.total / count / 1000,
-        **{f"{c}_us": ns / count / 1000 for c, ns in split_by_class(events, clock).items()},
-        gpu_utilization=busy / device_ns if device_ns else None,
-        idle={f"{c}_us": weight and ns / count / 1000 * weight for c, ns in idle.items()},
+        **{f"{c}_us": per_step(ns) for c, ns in steps_of.split_by_class(events, clock).items()},
+        gpu_utilization=busy["kernel_busy"] if len(devices) else None,
+        # Per device: a process with two idle GPUs waits once, not twice.
+        idle={f"{c}_us": per_step(np.mean([each[c] for each in idle])) if idle else None
+              for c in ("host_wait", "host", "kernel_wait", "other")},
         copy_overlap_share=both / copied if copied else None,
         rank=int(rank) if re.fullmatch("[0-9]{1,7}", str(rank)) else None,
-        notes=tuple(dict.fromkeys([*file.notes, *notes])),
+        notes=tuple(dict.fromkeys(notes)),
+        busy=busy if len(devices) else {},
+        window={"window_ms": window.total / 1e6, "kernels": int(is_kernel.sum()),
+                "profiler_steps": len(events.host.get(kinds.STEP, join()).start),
+                **steps_of.device_shares(events, devices, window)},
+        host_work_us=per_step(np.mean(work) if work else long.length.sum()),
+        host_where=steps_of.where(events, clock, long),
+        detail={"kernel": by_name(events.name[is_kernel], under.length),
+                "operator": by_name(events.calls.name[ops], own)},
         **kernels,
-    )
+    )  # fmt: skip
+
+
+def _device_name(listed: Any, devices: tuple[str, ...]) -> str | None:
+    """Return what the properties call the devices; None where they differ, or none is named.
+
+    A process may number its devices other than the driver: then any listed one of one name will do.
+    """
+    listed = [d for d in listed if type(d) is dict] if type(listed) is list else []
+    own = [d for d in listed if d.get("id") in devices] or listed
+    names = {str(d["name"]) for d in own if d.get("name")}
+    return names.pop()[:100] if len(names) == 1 and devices else None
 
 
 def _kernels(events: Events, inside: Intervals, is_kernel: np.ndarray) -> dict[str, Any]:
     """Return the top kernels, and the shares of kernel time on Tensor Cores and able to be."""
-    spent = inside.end - inside.start
+    spent = inside.length
     counted = is_kernel & (spent > 0)
     times = np.bincount(events.name[counted], weights=spent[counted])
     calls = np.bincount(events.name[counted])
-    on_cores = np.array([uses_tensor_cores(name) for name in events.kernels] or [False])
+    on_cores = np.zeros(len(events.names) or 1, dtype=bool)
+    seen = np.flatnonzero(calls)
+    on_cores[seen] = [uses_tensor_cores(events.names[kernel]) for kernel in seen]
     uses = counted & on_cores[events.name]
     total = float(spent[counted].sum(dtype=float))
     # As in the plugin, an operator that was seen to use Tensor Cores is one that can.
     can = float(spent[counted & (events.eligible | uses)].sum(dtype=float))
-    top = sorted(np.flatnonzero(calls), key=lambda kernel: -times[kernel])[:TOP]
+    top = sorted(seen, key=lambda kernel: -times[kernel])[:TOP]
     return {
         "tensor_core_share": float(spent[uses].sum(dtype=float)) / total if total else None,
         "tensor_core_eligible_share": can / total if total else None,
         "top_kernels": tuple(
-            TopKernel(events.kernels[k], float(times[k]) / 1000, int(calls[k]), bool(on_cores[k]))
+            TopKernel(events.names[k], float(times[k]) / 1000, int(calls[k]), bool(on_cores[k]))
             for k in top
         ),
     }
@@ -236,14 +292,14 @@ def xray_of(run: Any) -> Breakdown | None:
 def xray_line(run: Any) -> str | None:
     """Return the line that keeps the x-ray of `run` in a saved record; None where it has none."""
     found = xray_of(run)
-    line = found and {"event": XRAY_EVENT, "t_ns": 0, **asdict(found)}
+    line = found and {"event": XRAY_EVENT, "t_ns": 0, **_fields(found)}
     return line and json.dumps(line, allow_nan=False)
 
 
 @functools.lru_cache(maxsize=16)
 def _of_file(path: Path) -> Breakdown | None:
     try:
-        return trace(path)
+        return _of_one(TraceFile(path))
     except TraceError:  # cut short by a full disk, say: the run's own numbers stand
         return None
 
@@ -251,9 +307,10 @@ def _of_file(path: Path) -> Breakdown | None:
 def _of_event(event: dict[str, Any]) -> Breakdown | None:
     """Rebuild a Breakdown from a record, which may be anybody's: None unless all of it fits."""
     try:
-        values = {field.name: event[field.name] for field in fields(Breakdown)}
+        values = {f.name: event[f.name] for f in fields(Breakdown) if f.name in event}
         values["top_kernels"] = tuple(TopKernel(**kernel) for kernel in values["top_kernels"])
-        found = Breakdown(**values | {"notes": tuple(values["notes"])})
+        values |= {name: tuple(values[name]) for name in ("notes", "host_where") if name in values}
+        found = Breakdown(**values)
         str(found)  # formats every number in it
         return found
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):

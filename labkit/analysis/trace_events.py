@@ -1,8 +1,7 @@
 """The events of a trace that count, in columns: what, when, on which device, launched by whom.
 
-A few numbers per event instead of its text. The kinds and most names are those of PyTorch's
-TensorBoard plugin (torch-tb-profiler 0.4.3, BSD-3, removed upstream), read for its rules; later
-categories are those of Kineto's ActivityType.
+The kinds and most names are those of PyTorch's TensorBoard plugin (torch-tb-profiler 0.4.3, BSD-3,
+removed upstream); later categories are those of Kineto's ActivityType.
 """
 
 from __future__ import annotations
@@ -10,28 +9,29 @@ from __future__ import annotations
 import re
 from array import array
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Context
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from labkit.analysis.trace_file import TraceFile
+from labkit.analysis.trace_file import NotATrace, TraceFile
 
 # The kinds of events that count. The first seven are the classes of a step, in their priority.
 KERNEL, MEMCPY, MEMSET, COMMUNICATION, RUNTIME, DATALOADER, CPU_OP = range(7)
-STEP, ELIGIBLE_OP, GRAPH_LAUNCH, COMMUNICATION_KERNEL = range(7, 11)
+ELIGIBLE_OP, STEP, GRAPH_LAUNCH, COMMUNICATION_KERNEL, ANNOTATION, PYTHON = range(7, 13)
+LABELS = (STEP, ANNOTATION, PYTHON)  # names of stretches of host time, which may be waiting
+NAMED = {KERNEL, CPU_OP, ELIGIBLE_OP, ANNOTATION, PYTHON}  # whose names are kept
 
-_ANNOTATION = -1  # a label on a stretch of host code: counts only where torch itself wrote it
 _OF_KIND = {
-    KERNEL: "kernel",
+    KERNEL: "kernel mtia_ccp_events",
     MEMCPY: "memcpy gpu_memcpy",
     MEMSET: "memset gpu_memset",
     COMMUNICATION: "collective_comm",
-    RUNTIME: "runtime cuda_runtime cuda_driver hip_runtime xpu_runtime xpu_driver mtia_runtime "
-    "glow_runtime privateuse1_runtime privateuse1_driver",
+    RUNTIME: "runtime cuda_runtime cuda_driver hip_runtime hip_driver xpu_runtime xpu_driver "
+    "mtia_runtime glow_runtime hpu_op privateuse1_runtime privateuse1_driver",
     CPU_OP: "operator cpu_op python",
-    _ANNOTATION: "user_annotation",
+    ANNOTATION: "user_annotation",
+    PYTHON: "python_function",
 }
 CATEGORIES = {name: kind for kind, names in _OF_KIND.items() for name in names.split()}
 
@@ -49,6 +49,7 @@ _OPERATORS = """
     _int_mm _cudnn_rnn _cudnn_rnn_backward _flash_attention_forward _flash_attention_backward
     _efficient_attention_forward _efficient_attention_backward _scaled_dot_product_cudnn_attention
     _scaled_dot_product_cudnn_attention_backward _cudnn_attention_forward _cudnn_attention_backward
+    miopen_convolution miopen_convolution_relu miopen_convolution_add_relu miopen_rnn
 """
 _NODES = """
     CudnnConvolutionBackward CudnnConvolutionTransposeBackward BmmBackward0 MmBackward MvBackward
@@ -57,19 +58,24 @@ _NODES = """
 ELIGIBLE = frozenset([*(f"aten::{name}" for name in _OPERATORS.split()), *_NODES.split()])
 
 # Kernels that run on Tensor Cores, by name: NVIDIA PyProf's list (prof/tc.py, used by the plugin)
-# in the first two lines, then what Hopper and Blackwell libraries and attention kernels are called.
+# in the first two lines, then what Hopper and Blackwell libraries and attention kernels are called,
+# then AMD's Matrix Cores: Tensile's MI, Composable Kernel's xdl, MIOpen's gtcx, attention.
 _TENSOR_CORE = re.compile(
     r"[hs]884|[hs]1688|hmma|i8816|16816|c1688|dgrad_1x1_stride_2x2|first_layer_wgrad_kernel"
     r"|conv1x1|conv2d_c1_k1|direct_group|xmma_"
     r"|16832|gmma|tensorop|nvjet|tcgen05|flash_(?:fwd|bwd)|fmha_cutlass[FB]_b?f16|sdpa_sm\d"
+    r"|Cijk_.*_MI\d+x\d+|(?i:xdl|mfma|wmma|fmha_?[fb]wd)|igemm_\w+_gtcx|^_?attn_(?:fwd|bwd)"
 )
 # The list above has 'xmma_', which also names kernels of plain multiply-adds.
 _NO_TENSOR_CORE = re.compile(r"ffma|simt")
-_COLLECTIVE_KERNEL = re.compile("(?i)[nr]ccl")
+# NCCL, RCCL, MSCCL, oneCCL and Habana's; then collectives that other libraries wrote themselves
+_COLLECTIVE_KERNEL = re.compile(
+    r"(?i)^(?:void )?(?:\w+::)*(?:nccl|rccl|msccl|oneccl|hccl)|cross_device_reduce|nvshmem|deep_ep"
+    r"|(?:one|two)_?shot_?all_?reduce|multimem_\w*(?:reduce|gather)|all_?reduce_?fusion"
+)
 
 MAX_DEVICES = 256  # beyond, a file is a mistake, or an attack on the reader's time
 _MOST_NS = 2**61  # the year 2043 in ns since 1970: sums of two stay inside 64 bits
-_EXACT = Context(prec=40, traps=[])  # whatever the reader's own context is; no traps: NaN comes out
 _LONGEST_NAME = 1000  # characters kept; C++ templates run to several thousand
 
 
@@ -83,20 +89,35 @@ class Intervals(NamedTuple):
         """Return some of them, by index or mask."""
         return Intervals(self.start[which], self.end[which])
 
+    @property
+    def length(self) -> np.ndarray:
+        """The ns of each."""
+        return self.end - self.start
+
+
+class HostCalls(NamedTuple):
+    """What the host did: operators, annotations, Python functions and step marks."""
+
+    span: Intervals
+    kind: np.ndarray
+    name: np.ndarray  # index into `Events.names`, -1 for step marks
+    thread: np.ndarray
+
 
 @dataclass(frozen=True)
 class Events:
     """The events of one trace, with device work tied to its launch."""
 
     host: dict[int, Intervals]  # of each kind of host event
+    calls: HostCalls
     launches: Intervals  # the calls into the CUDA (HIP, XPU) runtime
     device: Intervals  # all work on devices, sorted by start; for each piece of it:
     kind: np.ndarray  # KERNEL, MEMCPY, ...
     place: np.ndarray  # on which device it ran, an index into `devices`
-    name: np.ndarray  # index into `kernels`, -1 where it is no kernel
+    name: np.ndarray  # index into `names`, -1 where it is no kernel
     launch: np.ndarray  # index into `launches` of the call that launched it, -1 where unknown
     eligible: np.ndarray  # whether an operator launched it that can use Tensor Cores
-    kernels: tuple[str, ...]
+    names: tuple[str, ...]
     devices: tuple[str, ...]  # as the trace numbers them
 
 
@@ -106,17 +127,11 @@ def uses_tensor_cores(kernel: str) -> bool:
 
 
 def read_events(file: TraceFile) -> Events:
-    """Read the events of `file` that count.
-
-    Up to 1% of malformed events are left out, with a note in `file.notes`.
-
-    Raises:
-        TraceError: The file cannot be read, has no events that count, or too many malformed ones,
-            or it has the steps of several ranks.
-    """
+    """Read the events of `file` that count; up to 1% may be malformed: a note tells."""
     rows = array("q")  # kind, start, end, correlation, external id, place and name of each event
-    kernels: dict[str, int] = {}
+    names: dict[str, int] = {}
     devices: dict[str, int] = {}
+    threads: dict[str, int] = {}
     ranks: set[str] = set()  # the processes with ProfilerStep marks
     bad, first = 0, ""
     for number, event in enumerate(file, 1):  # about 3 µs each: most of the time of a reading
@@ -124,8 +139,7 @@ def read_events(file: TraceFile) -> Events:
             if type(event) is not dict:
                 raise ValueError("it is not an object")
             # flows, marks, counters and names carry no duration
-            kind = _kind_of(event) if event.get("ph") == "X" else None
-            if kind is None:
+            if event.get("ph") != "X" or (kind := _kind_of(event)) is None:
                 continue
             start, length = _nanoseconds(event.get("ts")), _nanoseconds(event.get("dur"))
             if start is None or length is None or length < 0:
@@ -137,45 +151,49 @@ def read_events(file: TraceFile) -> Events:
             bad += 1
             first = first or f"in event {number:,} {error}"
             continue
-        place = index = -1
-        if kind <= MEMSET:
-            place = devices.setdefault(str(process)[:100], len(devices))
-        elif kind == STEP:
-            ranks.add(str(process)[:100])
-        if kind == KERNEL:
-            name = event["name"][:_LONGEST_NAME]
-            index = kernels.setdefault(name, len(kernels))
-            if _COLLECTIVE_KERNEL.search(name[:20]):
+        index = -1
+        if kind in NAMED:
+            name = event["name"]
+            index = names.setdefault(name[:_LONGEST_NAME], len(names))
+            if kind == KERNEL and _is_collective(name):
                 kind = COMMUNICATION_KERNEL
+        if kind <= MEMSET or kind == COMMUNICATION_KERNEL:
+            place = devices.setdefault(str(process)[:100], len(devices))
+        else:
+            place = threads.setdefault(str(event.get("tid"))[:100], len(threads))
+            if kind == STEP:
+                ranks.add(str(process)[:100])
         correlation = _identifier(args.get("correlation"))
         external = _identifier(args.get("External id") or args.get("external id"))
         rows.extend((kind, start, start + length, correlation, external, place, index))
 
-    good = len(rows) // 7
+    columns = np.frombuffer(rows, np.int64).reshape(-1, 7).T
+    good = columns.shape[1]
     if bad > 0.01 * (good + bad):
         raise file.error(f"has malformed events ({bad:,} beside {good:,} usable ones; {first})")
-    if not good:
-        raise file.error("has no timed event of torch.profiler")
+    if np.isin(columns[0], (ANNOTATION, PYTHON)).all():
+        raise file.error("has no timed event of torch.profiler", kind=NotATrace)
     if bad:
         file.notes.append(f"{bad:,} malformed events of {good + bad:,} were left out; {first}.")
     if len(ranks) > 1:
         raise file.error(
             f"has the steps of {len(ranks)} ranks (processes {', '.join(sorted(ranks)[:4])})",
             "write one file per rank, as torch.profiler.tensorboard_trace_handler(folder, "
-            "f'rank{rank}') does, and read them one by one",
+            "f'rank{rank}') does, and give the folder",
         )
     if len(devices) > MAX_DEVICES:
         raise file.error(f"has work on more than {MAX_DEVICES} devices", "give one rank's file")
-    return _tied(np.frombuffer(rows, np.int64).reshape(-1, 7).T, tuple(kernels), tuple(devices))
+    return _tied(columns, tuple(names), tuple(devices))
 
 
-def _tied(columns: np.ndarray, kernels: tuple[str, ...], devices: tuple[str, ...]) -> Events:
+def _tied(columns: np.ndarray, names: tuple[str, ...], devices: tuple[str, ...]) -> Events:
     """Part host from device, and tie device work to its launches and operators."""
     kinds, start, end, correlation, external, place, name = columns
-    on_device = (kinds <= MEMSET) | (kinds == COMMUNICATION_KERNEL)
+    whole, on_device = Intervals(start, end), (kinds <= MEMSET) | (kinds == COMMUNICATION_KERNEL)
     host, device = np.flatnonzero(~on_device), np.flatnonzero(on_device)
     device = device[np.argsort(start[device], kind="stable")]
     host_kind = kinds[host]
+    calls = host[np.isin(host_kind, (CPU_OP, ELIGIBLE_OP, *LABELS))]
     launches = host[(host_kind == RUNTIME) | (host_kind == GRAPH_LAUNCH)]
     launch = _last_match(correlation[device], correlation[launches])
     operator = external[device]
@@ -189,17 +207,17 @@ def _tied(columns: np.ndarray, kernels: tuple[str, ...], devices: tuple[str, ...
 
     kind = kinds[device]
     kind[(kind == KERNEL) & launched_by(COMMUNICATION)] = COMMUNICATION_KERNEL
-    whole = Intervals(start, end)
     return Events(
         host={int(k): whole.only(host[host_kind == k]) for k in np.unique(host_kind)},
+        calls=HostCalls(whole.only(calls), kinds[calls], name[calls], place[calls]),
+        launches=whole.only(launches),
         device=whole.only(device),
         kind=kind,
         place=place[device],
         name=name[device],
         launch=launch,
         eligible=launched_by(ELIGIBLE_OP),
-        launches=whole.only(launches),
-        kernels=kernels,
+        names=names,
         devices=devices,
     )
 
@@ -211,6 +229,9 @@ def _kind_of(event: dict[str, Any]) -> int | None:
         return None
     if type(category) is not str or (type(name) is not str and category.lower() in CATEGORIES):
         raise ValueError("its category or name is not text")
+    if category == "python_function":
+        # There may be 20 to an operator, and those under 10 µs name no long wait
+        return PYTHON if len(str(event.get("dur")).partition(".")[0]) > 1 else None
     return _kind(category, name) if type(name) is str else None
 
 
@@ -219,29 +240,40 @@ def _kind(category: str, name: str) -> int | None:
     kind = CATEGORIES.get(category.lower())
     if kind == RUNTIME and "GraphLaunch" in name:
         return GRAPH_LAUNCH
-    if kind not in (CPU_OP, _ANNOTATION):
+    if kind not in (CPU_OP, ANNOTATION):
         return kind
     if name.startswith("ProfilerStep#"):
         return STEP
     if name.startswith(("enumerate(DataLoader)#", "enumerate(DataPipe)#")):
         return DATALOADER
-    if name.startswith(("nccl:", "gloo:", "ucc:", "mpi:", "xccl:")):
+    if name.startswith(("nccl:", "gloo:", "ucc:", "mpi:", "xccl:", "hccl:")):
         return COMMUNICATION
-    if kind == _ANNOTATION:
+    if kind == ANNOTATION:
         # A person's label spans waiting too; the optimizer's, which torch writes, is work.
-        return CPU_OP if name.startswith("Optimizer.") else None
+        return CPU_OP if name.startswith("Optimizer.") else ANNOTATION
     return ELIGIBLE_OP if name in ELIGIBLE else CPU_OP
+
+
+@lru_cache(maxsize=4096)
+def _is_collective(kernel: str) -> bool:
+    return bool(_COLLECTIVE_KERNEL.search(kernel))
 
 
 def _nanoseconds(micros: Any) -> int | None:
     """Convert the text of a number of µs to whole ns; None unless a number within ±2**61 ns."""
     if type(micros) is not str:
         return None
-    # Exact, where a float of µs since 1970 would be good to 0.25 µs.
-    ns = _EXACT.create_decimal(micros).scaleb(3, _EXACT)
-    if not ns.is_finite() or ns.copy_abs() >= _MOST_NS:
+    whole, _, part = micros.partition(".")
+    try:
+        if len(whole) < 17 and whole.isdecimal() and (not part or part.isdecimal()):
+            # Exact, where a float of µs since 1970 would be good to 0.25 µs
+            rest = round(float(f"0.{part}0") * 1000) if len(part) != 3 else int(part)
+            ns = int(whole) * 1000 + rest
+        else:
+            ns = round(float(micros) * 1000)
+    except (ValueError, OverflowError):
         return None
-    return int(ns.to_integral_value(ROUND_HALF_UP))
+    return ns if abs(ns) < _MOST_NS else None
 
 
 def _identifier(text: Any) -> int:

@@ -1,10 +1,8 @@
 """Yield the events of a trace file of unknown origin one by one, in bounded memory and time.
 
-A profiler trace is tens to hundreds of MiB of JSON, of which the reader needs a few numbers per
-event. `json.loads` of all of it costs ten times the file in memory and three times the time of this
-reader, which slides a window of text over the file and decodes one event after the other.
-
-The file may be anything: a fragment, a picture, a bomb. Every refusal is one `TraceError`.
+`json.loads` of hundreds of MiB costs ten times the file in memory and three times the time of this
+reader, which slides a window of text over the file and decodes one event after the other. The file
+may be anything: a fragment, a picture, a bomb. Every refusal is one `TraceError`.
 """
 
 from __future__ import annotations
@@ -13,15 +11,20 @@ import gzip
 import io
 import json
 import os
+import lzma
 import re
 import stat
+import tarfile
+import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 MAX_SIZE = 2 * 2**30  # characters, unpacked: some 5 million events, a minute of reading
 MAX_VALUE = 2 * 2**20  # characters of one event; real ones, shapes and stack included, have 100,000
 MAX_EVENTS = 10_000_000  # as many as 2 GiB hold of real ones; empty ones cost 1 s a million
+MAX_TRACES = 4096  # in one folder or archive
 CHUNK = 2**20  # characters read at a time
 
 KEPT = ("distributedInfo", "deviceProperties")  # what is used of the keys beside the events
@@ -35,10 +38,21 @@ _scan = json.JSONDecoder(strict=False, parse_int=str, parse_float=str, parse_con
 
 EXPORT_AGAIN = "export it again with prof.export_chrome_trace(), and let that finish before copying"
 PROFILE_LESS = "profile fewer steps, as with torch.profiler.schedule(wait=2, warmup=2, active=5)"
+BROKEN = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, tarfile.TarError,
+          zipfile.BadZipFile, RuntimeError, NotImplementedError)  # fmt: skip
 
 
 class TraceError(ValueError):
     """A trace that cannot be read; the message names the file, what is wrong and what to do."""
+
+
+class NotATrace(TraceError):
+    """Something other than a profiler trace, which may lie beside traces in a folder."""
+
+
+def error(path: str, what: str, remedy: str = EXPORT_AGAIN, kind: type = TraceError) -> TraceError:
+    """Return the exception for a file: one sentence of name, fault and remedy."""
+    return kind(f"{path!r} {what}: {remedy}.")
 
 
 class TraceFile:
@@ -48,37 +62,40 @@ class TraceFile:
     file cannot be read, is not such a trace, is cut short, or passes one of this module's limits.
     """
 
-    def __init__(self, path: str | os.PathLike):
-        self.path = os.fsdecode(path)
+    def __init__(self, path: str | os.PathLike, member: BinaryIO | None = None):
+        """Read the file at `path`, or the open `member` of an archive, of that name."""
+        self.path, self._member = os.fsdecode(path), member
         self.meta: dict[str, Any] = {}  # what it says beside its events, of the keys in `KEPT`
         self.notes: list[str] = []  # what was repaired on the way, as sentences
         self._text, self._pos = "", 0  # the window, and up to where it has been read
         self._before = 0  # characters of the file before the window
 
-    def error(self, what: str, remedy: str = EXPORT_AGAIN) -> TraceError:
+    def error(self, what: str, remedy: str = EXPORT_AGAIN, kind: type = TraceError) -> TraceError:
         """Return the exception for this file: one sentence of name, fault and remedy."""
-        return TraceError(f"{self.path!r} {what}: {remedy}.")
+        return error(self.path, what, remedy, kind)
 
     def __iter__(self) -> Iterator[Any]:
         try:
-            mode = os.stat(self.path).st_mode
-            if not stat.S_ISREG(mode):  # a pipe or a device would block, or never end
-                kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-                raise self.error(f"is {kind}", "give the path of one trace file")
-            with open(self.path, "rb") as raw:
+            if not (self._member or stat.S_ISREG(os.stat(self.path).st_mode)):
+                # a pipe or a device would block, or never end
+                raise self.error("is not a regular file", "give the path of a trace file")
+            with self._member or open(self.path, "rb") as raw:
                 packed = raw.peek(2)[:2] == b"\x1f\x8b"  # the name may lie, these bytes do not
                 plain = gzip.GzipFile(fileobj=raw) if packed else raw
                 self._stream = io.TextIOWrapper(plain, "utf-8-sig", errors="replace", newline="")
                 opening = self._peek()
                 if opening not in ("[", "{"):
-                    raise self.error("is not a profiler trace, which begins with '[' or '{'")
+                    what = "is not a profiler trace, which begins with '[' or '{'"
+                    raise self.error(what, kind=NotATrace)
                 yield from self._events() if opening == "[" else self._members()
                 if self._peek(at_end=True):
                     raise self._not_json()
+        except BROKEN as damage:
+            raise self._damaged(damage) from None
         except TraceError:
             raise
-        except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
-            what = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        except (OSError, ValueError) as why:  # ValueError: a NUL byte in the path
+            what = f"cannot be read ({getattr(why, 'strerror', None) or why})"
             raise self.error(what, "check the path and the permissions") from None
 
     def _members(self) -> Iterator[Any]:
@@ -100,7 +117,8 @@ class TraceFile:
                 if key in KEPT:
                     self.meta[key] = value
         if not found:
-            raise self.error("is JSON, but not a profiler trace (it has no 'traceEvents')")
+            what = "is JSON, but not a profiler trace (it has no 'traceEvents')"
+            raise self.error(what, kind=NotATrace)
 
     def _events(self) -> Iterator[Any]:
         for count, _ in enumerate(self._each("]")):
@@ -141,10 +159,10 @@ class TraceFile:
             unterminated = False
             try:
                 value, end = _scan(self._text, self._pos)
-            except StopIteration as error:
-                at = error.value
-            except json.JSONDecodeError as error:
-                at, unterminated = error.pos, error.msg.startswith("Unterminated string")
+            except StopIteration as stop:
+                at = stop.value
+            except json.JSONDecodeError as fault:
+                at, unterminated = fault.pos, fault.msg.startswith("Unterminated string")
             except RecursionError:
                 raise self.error("is nested too deeply to be a profiler trace") from None
             else:
@@ -173,8 +191,8 @@ class TraceFile:
         try:
             # Doubling keeps the cost of decoding a long event again and again linear.
             piece = self._stream.read(max(CHUNK, len(rest)))
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise self.error(f"is damaged or cut short ({error})") from None
+        except BROKEN as damage:
+            raise self._damaged(damage) from None
         if not piece:
             return False
         if "\ufffd" in piece:
@@ -185,9 +203,57 @@ class TraceFile:
             raise self.error(f"is larger than {MAX_SIZE / 2**30:g} GiB uncompressed", PROFILE_LESS)
         return True
 
+    def _damaged(self, damage: Exception) -> TraceError:
+        return self.error(f"is damaged or cut short ({damage})")
+
     def _cut_short(self) -> TraceError:
         at = self._before + self._pos
         return self.error(f"is cut short at character {at:,}" if at else "is empty")
 
     def _not_json(self) -> TraceError:
         return self.error(f"is not valid JSON near character {self._before + self._pos:,}")
+
+
+# -- a folder or an archive of traces, one per rank ------------------------------------------------
+
+
+def is_several(path: str | os.PathLike) -> bool:
+    """Tell whether `path` is a folder or an archive; its content counts, not its name."""
+    try:
+        archive = os.path.isfile(path) and (zipfile.is_zipfile(path) or tarfile.is_tarfile(path))
+    except (OSError, *BROKEN):
+        return False  # reading it as one trace says what is wrong
+    return archive or os.path.isdir(path)
+
+
+def files_in(path: str | os.PathLike) -> Iterator[TraceFile]:
+    """Yield what may be a trace in a folder or archive; read each before asking for the next."""
+    name = os.fsdecode(path)
+    try:
+        for count, file in enumerate(_members(Path(name))):
+            if count == MAX_TRACES:
+                raise error(name, f"holds more than {MAX_TRACES:,} files", "give one job's traces")
+            yield file
+    except (OSError, *BROKEN) as damage:
+        raise error(name, f"cannot be read ({damage})", "copy it again") from None
+
+
+def _members(path: Path) -> Iterator[TraceFile]:
+    if path.is_dir():
+        yield from (TraceFile(each) for each in sorted(path.rglob("*")) if _is_named_so(each))
+    elif zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as packed:
+            for name in filter(_is_named_so, sorted(packed.namelist())):
+                yield TraceFile(path / name, packed.open(name))
+    else:
+        with tarfile.open(path) as packed:  # in its order: to go back is to unpack it again
+            for member in packed:
+                if member.size > MAX_SIZE:
+                    raise error(str(path), f"holds a file of {member.size:,} bytes", PROFILE_LESS)
+                if member.isfile() and _is_named_so(member.name):
+                    yield TraceFile(path / member.name, packed.extractfile(member))
+
+
+def _is_named_so(name: str | Path) -> bool:
+    name = os.path.basename(name)
+    return name.endswith((".json", ".json.gz")) and not name.startswith(".")
