@@ -13,9 +13,10 @@ import numpy as np
 
 from labkit.analysis import rules
 from labkit.analysis import thresholds as limits
-from labkit.analysis.facts import BOTTLENECKS, Evidence, Facts, Finding, of_trace
+from labkit.analysis.facts import BOTTLENECKS, Evidence, Facts, Finding, of_trace, of_traces
 from labkit.analysis.instruments import Witness, deciding
-from labkit.analysis.trace import trace
+from labkit.analysis.trace import Breakdown, trace
+from labkit.process.events import FILE_NAME
 from labkit.results.event_log import of_one_moment
 from labkit.results.library import load
 from labkit.results.ranks import Ranks
@@ -58,7 +59,8 @@ class Diagnosis(Result):
     @property
     def headline(self) -> str:
         """The verdict in a few words."""
-        where = "" if self.rank is None else f" on rank {self.rank}"
+        blamed = self.rank is not None and self.bottleneck != "communication"
+        where = f" on rank {self.rank}" if blamed else ""
         return f"{self.bottleneck}{where} ({BOTTLENECKS[self.bottleneck]})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,15 +90,17 @@ def diagnose(what: Any) -> Diagnosis:
 
     Args:
         what: A Run or Ranks; the path of a saved record (.jsonl, .jsonl.gz or a run's folder); or
-            the path of a torch.profiler trace (.json, .json.gz).
+            the path of a torch.profiler trace (.json, .json.gz), or of a folder or archive of
+            one for each rank.
 
     Raises:
         RecordError, TraceError: A record or trace that cannot be used (both are a ValueError).
     """
     if isinstance(what, (str, os.PathLike)):
         path = Path(what)
-        if not path.is_dir() and not path.name.endswith((".jsonl", ".jsonl.gz")):
-            facts = of_trace(trace(path))
+        if not (path.name.endswith((".jsonl", ".jsonl.gz")) or (path / FILE_NAME).exists()):
+            found = trace(path)
+            facts = of_trace(found) if isinstance(found, Breakdown) else of_traces(found)
             return _verdict(facts, rules.rank(facts), _lead(facts), path.name)
         what = load(path)
     if isinstance(what, Ranks):

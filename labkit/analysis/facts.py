@@ -167,6 +167,7 @@ class Facts:
     compute_us: float | None = None  # of the average step
     trace: Any = None  # the Breakdown of the x-ray's trace on a GPU, or of the one diagnosed
     from_trace: bool = False  # whether all of this was read off that trace
+    ranks: Any = None  # the RankTraces that it is one of
     witnesses: tuple[Witness, ...] = ()  # what else can tell whether a busy GPU worked
     xray: dict[str, Any] = field(default_factory=dict)  # the compute as the bench's x-ray saw it
     knobs: dict[str, Any] = field(default_factory=dict)  # the pipeline's settings
@@ -273,15 +274,40 @@ def cores_used(run: Any) -> tuple[float | None, float | None]:
 
 def of_trace(breakdown: Any) -> Facts:
     """Return the facts of a profiler trace, from its `Breakdown`."""
-    s, on_gpu = breakdown.shares, breakdown.device_kind == "gpu"
+    s, on_gpu, step_us = breakdown.shares, breakdown.device_kind == "gpu", breakdown.step_us
+    seen = breakdown.busy.get(
+        "comm_busy"
+    )  # else the host's own collectives (Gloo) are all there is
+    exposed = min(breakdown.busy["exposed_comm"] if seen else 1.0, s["communication"])
+    hidden = s["communication"] - exposed  # on a GPU it is being issued, on a CPU operators run
+    host = min(breakdown.host_work_us / step_us, s["other"])
+    waits = s["runtime"] + s["other"] - host + (s["cpu_exec"] + hidden if on_gpu else 0.0)
+    # No cure for launches shortens the hardware's own hand-over from kernel to kernel
+    hand_over = min((breakdown.idle["kernel_wait_us"] or 0.0) / step_us, waits)
     source = f"profiler trace {breakdown.source}, {breakdown.steps} steps"
     shares = {
         "wait": s["dataloader"],
         "copy": s["memcpy"] + s["memset"],
-        "compute": s["kernel"] if on_gpu else s["cpu_exec"],
-        "launch": s["runtime"] + (s["cpu_exec"] if on_gpu else 0.0) + s["other"],
-        "other": s["communication"],
+        "compute": s["kernel"] if on_gpu else s["cpu_exec"] + hidden,
+        "launch": waits - hand_over,
+        "other": 0.0,
+        "communication": exposed,
+        "host": host,
+        "hand_over": hand_over,
     }
-    compute_us = breakdown.step_us * shares["compute"]
+    compute_us = step_us * shares["compute"]
     return Facts(breakdown.device_kind, source, source, shares, compute_us=compute_us,
                  trace=breakdown, from_trace=True)  # fmt: skip
+
+
+def of_traces(ranks: Any) -> Facts:
+    """Return the facts of a job from its `RankTraces`.
+
+    What a rank loses more than the best of them, the others spend waiting for it in collectives.
+    """
+    each = [of_trace(rank) for rank in ranks]
+    shares = {name: min(facts.shares[name] for facts in each) for name in each[0].shares}
+    for name in ("communication", "compute"):
+        shares[name] = float(np.mean([facts.shares[name] for facts in each]))
+    source = f"profiler traces {ranks.source}, {len(each)} ranks"
+    return replace(each[0], source=source, looked_at=each[0].source, shares=shares, ranks=ranks)

@@ -21,6 +21,12 @@ FEWER_LAUNCHES = (
 FUSE = "Fuse them: torch.compile, fused_optimizer=True, a fused kernel."
 # Kernels that only move data; a fused optimizer does in one pass what foreach does in many
 PASSES = re.compile(r"elementwise|multi_tensor_apply(?!.*fused)", re.I)
+# What prepares data, by the name of a Python function, its file or an annotation
+PREPARES = re.compile(
+    r"preprocess|processing|dataset|data_?loader|collate|tokeniz|transforms|augment|decod|feature_ext"
+    r"|imread|read_(?:image|video)|(?:load|get|next|fetch|read|prepare|make|wait_for)_?\w*(?:batch|data)",
+    re.I,
+)
 # CUTLASS ends a kernel's name in its alignment: 16-bit sizes in multiples of 8 run in `align8`
 UNALIGNED = re.compile(r"(?:tensorop|wmma|[hs]?16816|[hs]1688|h884).*_align[12]\b")
 
@@ -111,8 +117,12 @@ def host_work(facts: Facts) -> Iterator[Finding]:
         "Take logging, checkpoints, evaluation and .item() out of the loop, or do them rarely; "
         "where there is none, launch fewer and larger kernels."
     )
-    cause = "host work in the loop"
-    yield loss("launch", cause, lost, f"{seen}and copies", facts.source, change)
+    cause, seen = "host work in the loop", f"{seen}and copies"
+    if facts.from_trace:
+        cause, change = "issuing work", FEWER_LAUNCHES
+        seen = f"{lost:.0%} of the time the device waits while the host issues work: in operators, "
+        seen += "in calls of the runtime, in Python between them"
+    yield loss("launch", cause, lost, seen, facts.source, change)
 
     if facts.body:  # then samples tell what long steps do
         return
@@ -144,6 +154,37 @@ def longer_and_longer(facts: Facts) -> Iterator[Finding]:
             "(append loss.item(), not loss)."
         )
         yield loss("host", "drift", drift.share, seen, facts.source, change, lines=lines)
+
+
+def outside_pytorch(facts: Facts) -> Iterator[Finding]:
+    """The host does what the profiler knows nothing of, while the device waits (a trace)."""
+    if lost := facts.shares.get("host", 0.0):
+        names = ", ".join(facts.trace.host_where)
+        seen = f"{lost:.0%} of the time the device waits for host work outside of PyTorch"
+        seen += f", most of it in {names}" if names else ""
+        if PREPARES.search(names):
+            change = "Do it in a Dataset, and read that with a DataLoader that has workers."
+            cause = "data prepared outside a DataLoader"
+            yield loss("input", cause, lost, seen, facts.source, change)
+        else:
+            change = (
+                "Take it out of the loop, or do it rarely or in another process: logging, "
+                "checkpoints, evaluation, preparing data; with_stack=True records where it is."
+            )
+            yield loss("host", "host work", lost, seen, facts.source, change)
+
+
+def collectives(facts: Facts) -> Iterator[Finding]:
+    """Nothing but collectives run: an exchange, or waiting for another rank's (a trace)."""
+    if lost := facts.shares.get("communication", 0.0):
+        seen = f"{lost:.0%} of the time only collectives run, hidden behind no compute"
+        change = "Overlap or thin out the exchange: larger buckets, no_sync(), a larger batch."
+        late = facts.ranks.straggler if facts.ranks else None
+        if late is not None:
+            seen += f"; {facts.ranks.headline}"
+            change = f"Look into the trace of rank {late} first: the others wait for it."
+        cause = "exposed collectives"
+        yield loss("communication", cause, lost, seen, facts.source, change, late)
 
 
 # -- the host is too slow for a device that looks busy --------------------------------------------
@@ -250,5 +291,6 @@ def _kernel_share(facts: Facts, names: re.Pattern) -> float:
 
 RULES = (
     waiting_for_data, cores_taken_by_workers, copies, host_work, not_training, longer_and_longer,
+    outside_pytorch, collectives,
     tiny_operators, gaps_between_kernels, number_format, memory_traffic,
 )  # fmt: skip

@@ -1,9 +1,8 @@
 """Read torch.profiler traces and say where the time of a step went: `trace(path)`.
 
-PyTorch's own reader of these files, the TensorBoard plugin, was removed upstream. This one keeps
-its rules (see `trace_steps`) and agrees with it. It differs on purpose in three things: it knows
-newer category names, it knows collective kernels without their operator, and it does not take plain
-multiply-add kernels with "xmma" in their name for Tensor Core kernels.
+PyTorch's own reader, the TensorBoard plugin, was removed upstream. This one keeps its rules and
+agrees with it, but knows newer categories and collectives by their kernels' names, and does not
+take plain multiply-add kernels with "xmma" in their name for Tensor Core kernels.
 """
 
 from __future__ import annotations
@@ -69,23 +68,23 @@ class Breakdown(Result):
     tensor_core_share: float | None  # of kernel time in Tensor Core kernels, told by their names
     tensor_core_eligible_share: float | None  # of kernel time of operators that could use them
     # Time the device runs nothing, by cause: `host_wait_us` (it ran dry: the work that ends the gap
-    # was launched after the gap began), `host_us` (it ran dry while the host was in no operator,
-    # call or DataLoader), `kernel_wait_us` (short gaps between work that was already launched),
+    # was launched after the gap began), `host_us` (so it is while the host is in no operator, call
+    # or DataLoader), `kernel_wait_us` (short gaps between work that was already launched),
     # `other_us`; None each without device activity
     idle: dict[str, float | None]
     copy_overlap_share: float | None  # of copy time during which a kernel ran; None without copies
     top_kernels: tuple[TopKernel, ...]  # that took most time
     rank: int | None  # that the file says it is of; None where it does not say
     notes: tuple[str, ...]  # what was missing or odd, and how it was handled
-    # Shares (0 to 1) of the steps; see `trace_steps.device_shares`; {} without device activity
+    # Shares (0 to 1) of the steps, of `trace_steps.device_shares`; of a CPU only the collectives'
     busy: dict[str, float] = field(default_factory=dict)
-    # The same of the whole window, which ends with the last mark: what other tools report; with
-    # `window_ms`, `profiler_steps` (marks in it) and `kernels` (of the file)
+    # The same of the whole window up to the last mark, as other tools report it, and `window_ms`,
+    # `profiler_steps` (marks in it), `kernels` (in the file)
     window: dict[str, float] = field(default_factory=dict)
     # Of `idle["host_us"]`, on a CPU of `other_us`: what is more than Python between two operators
     host_work_us: float = 0.0
     host_where: tuple[str, ...] = ()  # the annotation and the Python function around most of that
-    # µs of a step by name, of all kernels and operators (without those inside them); not in records
+    # µs of a step of all kernels, and of all operators without those inside them; not in records
     detail: dict[str, dict[str, float]] = field(default_factory=dict, compare=False)
 
     @property
@@ -105,51 +104,46 @@ class Breakdown(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON-ready values, under the attributes' names."""
-        return _fields(self) | {"shares": self.shares, "utilization": self.utilization}
+        return _recorded(self) | {"shares": self.shares, "utilization": self.utilization}
 
     def compare(self, after: Breakdown | str | os.PathLike) -> Comparison:
-        """Return what changed from this trace to `after`: another, or its path."""
-        after = after if isinstance(after, Breakdown) else trace(after)
+        """Return what changed from this trace to `after`: another of one rank, or its path."""
+        after = after if isinstance(after, Result) else trace(after)
         if not isinstance(after, Breakdown):
             raise TraceError(f"{after.source!r} holds several ranks: compare one of its .ranks.")
         return Comparison(self, after)
 
     def table(self) -> Table:
         """Return the classes of the step, and below them idle time, Tensor Cores and notes."""
-        device = self.device_name or self.device_kind.upper()
+        device, busy, foot = self.device_name or self.device_kind.upper(), self.busy, []
         steps = f"{self.steps} steps" if self.steps > 1 else "1 step"
         title = f"Trace {self.source}: {steps} of {self.step_us / 1000:,.1f} ms on {device}, "
         title += f"{self.utilization:.1%} busy"
-        rows = [
-            (_words(name), f"{getattr(self, name + '_us') / 1000:,.2f} ms", f"{share:.1%}")
-            for name, share in self.shares.items()
-        ]
-        foot = []
-        if self.busy:
-            title += f" (kernels; {self.busy['any_gpu_busy']:.1%} with copies and memsets)"
-        if self.busy.get("comm_busy"):
-            foot.append(
-                f"collectives: {self.busy['comm_busy']:.1%} of the time, "
-                f"{self.busy['exposed_comm']:.1%} exposed (nothing else runs)"
-            )
+        if "any_gpu_busy" in busy:
+            title += f" (kernels; {busy['any_gpu_busy']:.1%} with copies and memsets)"
+        if busy.get("comm_busy"):
+            exposed = f"{busy['exposed_comm']:.1%} exposed, with nothing else running"
+            foot.append(f"collectives: {busy['comm_busy']:.1%} of the time, {exposed}")
         if self.gpu_utilization is not None:
             idle = (f"{_words(k)} {v / 1000:,.1f} ms" for k, v in self.idle.items())
             foot.append(f"device idle: {', '.join(idle)}")
         if self.host_where:
-            foot.append(f"the host is mostly in: {', '.join(self.host_where)}")
+            foot.append(f"host work outside operators is mostly in {', '.join(self.host_where)}")
         if self.tensor_core_share is not None:
             foot.append(
                 f"Tensor Cores: {self.tensor_core_share:.0%} of kernel time uses them, "
                 f"{self.tensor_core_eligible_share:.0%} is of operators that can"
             )
-        foot += [f"note: {note}" for note in self.notes]
-        return Table(rows, title=title, foot=foot)
+        rows = [
+            (_words(name), f"{getattr(self, name + '_us') / 1000:,.2f} ms", f"{share:.1%}")
+            for name, share in self.shares.items()
+        ]
+        return Table(rows, title=title, foot=[*foot, *(f"note: {note}" for note in self.notes)])
 
 
-def _fields(breakdown: Breakdown) -> dict[str, Any]:
+def _recorded(breakdown: Breakdown) -> dict[str, Any]:
     values = asdict(replace(breakdown, detail={}))
-    del values["detail"]
-    return values
+    return {name: value for name, value in values.items() if name != "detail"}
 
 
 def _words(name: str) -> str:
@@ -164,13 +158,13 @@ def trace(path: str | os.PathLike) -> Breakdown | RankTraces:
             version; or a folder or an archive (.tar, .tar.gz, .zip) of one such file per rank.
 
     Returns:
-        The average step; of a folder or archive that of every rank, and which rank the others wait
-        for. Where a process drives several devices, a stretch of time counts as `kernel` if any of
-        them runs one, and utilization and idle time are averages over the devices. `notes` says so.
+        The average step; of a folder or archive that of each rank, and the rank that the others
+        wait for. Where a process drives several devices, a stretch of time counts as `kernel` if
+        any of them runs one, and utilization and idle time are averages over the devices.
 
     Raises:
-        TraceError: A file cannot be read, is damaged, is not a profiler trace, has several ranks or
-            no time inside steps, or is larger than 2 GiB uncompressed.
+        TraceError: The file cannot be read, is damaged, is not a profiler trace, has several ranks
+            or no time inside steps, or is larger than 2 GiB uncompressed.
     """
     return ranks_of(path, files_in(path), _of_one) if is_several(path) else _of_one(TraceFile(path))
 
@@ -182,35 +176,38 @@ def _of_one(file: TraceFile) -> Breakdown:
     clock, count = StepClock(steps), len(steps.start)
     if not clock.total:
         raise file.error("has only steps of zero length")
-    is_kernel = (events.kind == kinds.KERNEL) | (events.kind == kinds.COMMUNICATION_KERNEL)
+    is_kernel = np.isin(events.kind, (kinds.KERNEL, kinds.COMMUNICATION_KERNEL))
     devices = np.unique(events.place[is_kernel] if is_kernel.any() else events.place)
-    inside, outside = clock.inside(events.device), steps_of.host_outside(events, clock)
-    glue = min(steps_of.GLUE_NS, steps_of.GLUE_SHARE * clock.total / count)
-    long = outside.only(outside.length > glue)
-    idle = [steps_of.split_idle(events, device, clock, outside) for device in devices]
-    work = [steps_of.split_idle(events, device, clock, long)["host"] for device in devices]
+    inside, on_gpu = clock.inside(events.device), len(devices) > 0
     busy, window = steps_of.device_shares(events, devices, clock), steps_of.find_window(events)
     copies, under = inside.only(events.kind == kinds.MEMCPY), inside.only(is_kernel)
     copied = length(copies)
     both = copied + length(under) - length(join(copies, under))
-    ops = events.calls.kind <= kinds.ELIGIBLE_OP
-    own = steps_of.self_times(clock.inside(events.calls.span.only(ops)), events.calls.thread[ops])
-    kernels, notes = _kernels(events, inside, is_kernel), [*file.notes, *notes]
-    if len(devices) > 1:
-        notes.append(
-            f"{len(devices)} devices: kernel time is time with a kernel on any of them, "
-            "utilization and idle time are averages over devices."
-        )
-    if not len(devices):
-        notes.append("No device activity: a CPU run, or recorded without ProfilerActivity.CUDA.")
-    elif not (events.launch >= 0).any():
-        notes.append("Device work is not tied to launches: the causes of idle time are unknown.")
-    if len(devices) and kernels["tensor_core_share"] is None:
-        notes.append("No kernel falls inside the steps.")
-    if kinds.GRAPH_LAUNCH in events.host:
-        notes.append(GRAPHS)
+    outside = steps_of.host_outside(events, clock)
+    glue = min(steps_of.GLUE_NS, steps_of.GLUE_SHARE * clock.total / count)
+    long = outside.only(outside.length > glue)
+    idle = [steps_of.split_idle(events, device, clock, outside) for device in devices]
+    work = [steps_of.split_idle(events, device, clock, long)["host"] for device in devices]
+    ops = np.isin(events.host_kind, (kinds.CPU_OP, kinds.ELIGIBLE_OP))
+    ran = clock.inside(events.host.only(ops))
+    if not on_gpu:
+        sent = clock.inside(events.of(kinds.COMMUNICATION))
+        alone = length(join(sent, ran)) - length(ran)
+        busy = {"comm_busy": length(sent) / clock.total, "exposed_comm": alone / clock.total}
+    kernels = _kernels(events, inside, is_kernel)
+    doubts = {
+        f"{len(devices)} devices: kernel time is time with a kernel on any of them, "
+        "utilization and idle time are averages over devices.": len(devices) > 1,
+        "No device activity: a CPU run, or recorded without ProfilerActivity.CUDA.": not on_gpu,
+        "Device work is not tied to launches: the causes of idle time are unknown.": (
+            on_gpu and not (events.launch >= 0).any()
+        ),
+        "No kernel falls inside the steps.": on_gpu and kernels["tensor_core_share"] is None,
+        GRAPHS: (events.host_kind == kinds.GRAPH_LAUNCH).any(),
+    }
+    notes = [*file.notes, *notes, *(note for note, holds in doubts.items() if holds)]
     info = file.meta.get("distributedInfo")
-    rank = info.get("rank") if type(info) is dict else None
+    rank = str(info.get("rank")) if type(info) is dict else ""
 
     def per_step(ns: float) -> float:
         return float(ns) / count / 1000
@@ -221,39 +218,37 @@ def _of_one(file: TraceFile) -> Breakdown:
 
     return Breakdown(
         source=os.path.basename(file.path),
-        device_kind="gpu" if len(devices) else "cpu",
+        device_kind="gpu" if on_gpu else "cpu",
         device_name=_device_name(file.meta.get("deviceProperties"), events.devices),
         steps=count,
         step_us=clock.total / count / 1000,
         **{f"{c}_us": per_step(ns) for c, ns in steps_of.split_by_class(events, clock).items()},
-        gpu_utilization=busy["kernel_busy"] if len(devices) else None,
+        gpu_utilization=busy["kernel_busy"] if on_gpu else None,
         # Per device: a process with two idle GPUs waits once, not twice.
-        idle={f"{c}_us": per_step(np.mean([each[c] for each in idle])) if idle else None
+        idle={f"{c}_us": per_step(np.mean([each[c] for each in idle])) if on_gpu else None
               for c in ("host_wait", "host", "kernel_wait", "other")},
         copy_overlap_share=both / copied if copied else None,
-        rank=int(rank) if re.fullmatch("[0-9]{1,7}", str(rank)) else None,
+        rank=int(rank) if re.fullmatch("[0-9]{1,7}", rank) else None,
         notes=tuple(dict.fromkeys(notes)),
-        busy=busy if len(devices) else {},
+        busy=busy,
         window={"window_ms": window.total / 1e6, "kernels": int(is_kernel.sum()),
-                "profiler_steps": len(events.host.get(kinds.STEP, join()).start),
+                "profiler_steps": len(events.of(kinds.STEP).start),
                 **steps_of.device_shares(events, devices, window)},
-        host_work_us=per_step(np.mean(work) if work else long.length.sum()),
+        host_work_us=per_step(np.mean(work) if on_gpu else long.length.sum()),
         host_where=steps_of.where(events, clock, long),
-        detail={"kernel": by_name(events.name[is_kernel], under.length),
-                "operator": by_name(events.calls.name[ops], own)},
+        detail={"kernels": by_name(events.name[is_kernel], under.length),
+                "operators": by_name(events.host_name[ops],
+                                     steps_of.self_times(ran, events.thread[ops]))},
         **kernels,
     )  # fmt: skip
 
 
 def _device_name(listed: Any, devices: tuple[str, ...]) -> str | None:
-    """Return what the properties call the devices; None where they differ, or none is named.
-
-    A process may number its devices other than the driver: then any listed one of one name will do.
-    """
-    listed = [d for d in listed if type(d) is dict] if type(listed) is list else []
+    """Return what the properties call the devices, which need not be numbered as there."""
+    listed = [d for d in listed if type(d) is dict] if type(listed) is list and devices else []
     own = [d for d in listed if d.get("id") in devices] or listed
     names = {str(d["name"]) for d in own if d.get("name")}
-    return names.pop()[:100] if len(names) == 1 and devices else None
+    return names.pop()[:100] if len(names) == 1 else None
 
 
 def _kernels(events: Events, inside: Intervals, is_kernel: np.ndarray) -> dict[str, Any]:
@@ -262,20 +257,18 @@ def _kernels(events: Events, inside: Intervals, is_kernel: np.ndarray) -> dict[s
     counted = is_kernel & (spent > 0)
     times = np.bincount(events.name[counted], weights=spent[counted])
     calls = np.bincount(events.name[counted])
-    on_cores = np.zeros(len(events.names) or 1, dtype=bool)
-    seen = np.flatnonzero(calls)
+    seen, on_cores = np.flatnonzero(calls), np.zeros(len(events.names) + 1, dtype=bool)
     on_cores[seen] = [uses_tensor_cores(events.names[kernel]) for kernel in seen]
     uses = counted & on_cores[events.name]
     total = float(spent[counted].sum(dtype=float))
     # As in the plugin, an operator that was seen to use Tensor Cores is one that can.
     can = float(spent[counted & (events.eligible | uses)].sum(dtype=float))
-    top = sorted(seen, key=lambda kernel: -times[kernel])[:TOP]
     return {
         "tensor_core_share": float(spent[uses].sum(dtype=float)) / total if total else None,
         "tensor_core_eligible_share": can / total if total else None,
         "top_kernels": tuple(
             TopKernel(events.names[k], float(times[k]) / 1000, int(calls[k]), bool(on_cores[k]))
-            for k in top
+            for k in sorted(seen, key=lambda kernel: -times[kernel])[:TOP]
         ),
     }
 
@@ -292,7 +285,7 @@ def xray_of(run: Any) -> Breakdown | None:
 def xray_line(run: Any) -> str | None:
     """Return the line that keeps the x-ray of `run` in a saved record; None where it has none."""
     found = xray_of(run)
-    line = found and {"event": XRAY_EVENT, "t_ns": 0, **_fields(found)}
+    line = found and {"event": XRAY_EVENT, "t_ns": 0, **_recorded(found)}
     return line and json.dumps(line, allow_nan=False)
 
 

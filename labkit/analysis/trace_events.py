@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from array import array
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from labkit.analysis.trace_file import NotATrace, TraceFile
 
 # The kinds of events that count. The first seven are the classes of a step, in their priority.
 KERNEL, MEMCPY, MEMSET, COMMUNICATION, RUNTIME, DATALOADER, CPU_OP = range(7)
-ELIGIBLE_OP, STEP, GRAPH_LAUNCH, COMMUNICATION_KERNEL, ANNOTATION, PYTHON = range(7, 13)
+ELIGIBLE_OP, GRAPH_LAUNCH, COMMUNICATION_KERNEL, STEP, ANNOTATION, PYTHON = range(7, 13)
 LABELS = (STEP, ANNOTATION, PYTHON)  # names of stretches of host time, which may be waiting
 NAMED = {KERNEL, CPU_OP, ELIGIBLE_OP, ANNOTATION, PYTHON}  # whose names are kept
 
@@ -37,26 +38,15 @@ CATEGORIES = {name: kind for kind, names in _OF_KIND.items() for name in names.s
 
 # Operators whose kernels can run on Tensor Cores: autocast's list as the plugin had it, and the
 # names that newer versions of torch use for the same work; then nodes of the backward pass.
-_OPERATORS = """
-    _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
-    convolution cudnn_convolution cudnn_convolution_transpose prelu addmm addmv addr matmul mm mv
-    linear addbmm baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell
-    _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell addmm_
-    cudnn_convolution_backward cudnn_convolution_backward_input cudnn_convolution_backward_weight
-    cudnn_convolution_transpose_backward cudnn_convolution_transpose_backward_input
-    cudnn_convolution_transpose_backward_weight convolution_backward cudnn_convolution_relu
-    cudnn_convolution_add_relu baddbmm_ _addmm_activation _scaled_mm _grouped_mm _scaled_grouped_mm
-    _int_mm _cudnn_rnn _cudnn_rnn_backward _flash_attention_forward _flash_attention_backward
-    _efficient_attention_forward _efficient_attention_backward _scaled_dot_product_cudnn_attention
-    _scaled_dot_product_cudnn_attention_backward _cudnn_attention_forward _cudnn_attention_backward
-    miopen_convolution miopen_convolution_relu miopen_convolution_add_relu miopen_rnn
-"""
-_NODES = """
-    CudnnConvolutionBackward CudnnConvolutionTransposeBackward BmmBackward0 MmBackward MvBackward
-    AddmvBackward AddmmBackward AddbmmBackward
-"""
-ELIGIBLE = frozenset([*(f"aten::{name}" for name in _OPERATORS.split()), *_NODES.split()])
-
+_ELIGIBLE = re.compile(
+    r"aten::(?:_?convolution|convolution_backward|conv(?:_transpose)?[123]d|conv_tbc|prelu|linear"
+    r"|(?:cudnn|miopen)_convolution\w*|_cudnn_rnn(?:_backward)?|miopen_rnn|_thnn_fused_\w+_cell"
+    r"|(?:lstm|gru|rnn_tanh|rnn_relu)_cell|addmm_?|_addmm_activation|addmv|addr|matmul|mm|mv"
+    r"|addbmm|baddbmm_?|bmm|chain_matmul|linalg_multi_dot|_(?:int|(?:scaled_)?grouped|scaled)_mm"
+    r"|_(?:flash|efficient|cudnn)_attention_(?:for|back)ward"
+    r"|_scaled_dot_product_cudnn_attention(?:_backward)?)"
+    r"|CudnnConvolution(?:Transpose)?Backward|BmmBackward0|(?:Mm|Mv|Addmv|Addmm|Addbmm)Backward"
+)
 # Kernels that run on Tensor Cores, by name: NVIDIA PyProf's list (prof/tc.py, used by the plugin)
 # in the first two lines, then what Hopper and Blackwell libraries and attention kernels are called,
 # then AMD's Matrix Cores: Tensile's MI, Composable Kernel's xdl, MIOpen's gtcx, attention.
@@ -74,6 +64,7 @@ _COLLECTIVE_KERNEL = re.compile(
     r"|(?:one|two)_?shot_?all_?reduce|multimem_\w*(?:reduce|gather)|all_?reduce_?fusion"
 )
 
+_MOST_PLACES = 2**20 - 1  # threads beyond are one
 MAX_DEVICES = 256  # beyond, a file is a mistake, or an attack on the reader's time
 _MOST_NS = 2**61  # the year 2043 in ns since 1970: sums of two stay inside 64 bits
 _LONGEST_NAME = 1000  # characters kept; C++ templates run to several thousand
@@ -95,22 +86,14 @@ class Intervals(NamedTuple):
         return self.end - self.start
 
 
-class HostCalls(NamedTuple):
-    """What the host did: operators, annotations, Python functions and step marks."""
-
-    span: Intervals
-    kind: np.ndarray
-    name: np.ndarray  # index into `Events.names`, -1 for step marks
-    thread: np.ndarray
-
-
 @dataclass(frozen=True)
 class Events:
     """The events of one trace, with device work tied to its launch."""
 
-    host: dict[int, Intervals]  # of each kind of host event
-    calls: HostCalls
-    launches: Intervals  # the calls into the CUDA (HIP, XPU) runtime
+    host: Intervals  # what the host did; for each call:
+    host_kind: np.ndarray
+    host_name: np.ndarray  # index into `names`, -1 where it is not kept
+    thread: np.ndarray
     device: Intervals  # all work on devices, sorted by start; for each piece of it:
     kind: np.ndarray  # KERNEL, MEMCPY, ...
     place: np.ndarray  # on which device it ran, an index into `devices`
@@ -120,6 +103,15 @@ class Events:
     names: tuple[str, ...]
     devices: tuple[str, ...]  # as the trace numbers them
 
+    def of(self, *kinds: int) -> Intervals:
+        """Return the host's calls of these kinds."""
+        return self.host.only(np.isin(self.host_kind, kinds))
+
+    @property
+    def launches(self) -> Intervals:
+        """The calls into the CUDA (HIP, XPU) runtime."""
+        return self.of(RUNTIME, GRAPH_LAUNCH)
+
 
 def uses_tensor_cores(kernel: str) -> bool:
     """Tell from its name whether a kernel computes on Tensor Cores (sources in this module)."""
@@ -128,7 +120,7 @@ def uses_tensor_cores(kernel: str) -> bool:
 
 def read_events(file: TraceFile) -> Events:
     """Read the events of `file` that count; up to 1% may be malformed: a note tells."""
-    rows = array("q")  # kind, start, end, correlation, external id, place and name of each event
+    rows = array("q")  # of each event start, end, correlation, external id; name, place and kind
     names: dict[str, int] = {}
     devices: dict[str, int] = {}
     threads: dict[str, int] = {}
@@ -165,13 +157,14 @@ def read_events(file: TraceFile) -> Events:
                 ranks.add(str(process)[:100])
         correlation = _identifier(args.get("correlation"))
         external = _identifier(args.get("External id") or args.get("external id"))
-        rows.extend((kind, start, start + length, correlation, external, place, index))
+        packed = (index + 1 << 24) + (min(place, _MOST_PLACES) << 4) + kind
+        rows.extend((start, start + length, correlation, external, packed))
 
-    columns = np.frombuffer(rows, np.int64).reshape(-1, 7).T
+    columns = np.frombuffer(rows, np.int64).reshape(-1, 5).T
     good = columns.shape[1]
     if bad > 0.01 * (good + bad):
         raise file.error(f"has malformed events ({bad:,} beside {good:,} usable ones; {first})")
-    if np.isin(columns[0], (ANNOTATION, PYTHON)).all():
+    if np.isin(columns[4] & 15, (ANNOTATION, PYTHON)).all():
         raise file.error("has no timed event of torch.profiler", kind=NotATrace)
     if bad:
         file.notes.append(f"{bad:,} malformed events of {good + bad:,} were left out; {first}.")
@@ -188,13 +181,14 @@ def read_events(file: TraceFile) -> Events:
 
 def _tied(columns: np.ndarray, names: tuple[str, ...], devices: tuple[str, ...]) -> Events:
     """Part host from device, and tie device work to its launches and operators."""
-    kinds, start, end, correlation, external, place, name = columns
-    whole, on_device = Intervals(start, end), (kinds <= MEMSET) | (kinds == COMMUNICATION_KERNEL)
+    start, end, correlation, external, packed = columns
+    kinds, place = (packed & 15).astype(np.int8), (packed >> 4 & _MOST_PLACES).astype(np.int32)
+    name, whole = (packed >> 24).astype(np.int32) - 1, Intervals(start, end)
+    on_device = (kinds <= MEMSET) | (kinds == COMMUNICATION_KERNEL)
     host, device = np.flatnonzero(~on_device), np.flatnonzero(on_device)
     device = device[np.argsort(start[device], kind="stable")]
-    host_kind = kinds[host]
-    calls = host[np.isin(host_kind, (CPU_OP, ELIGIBLE_OP, *LABELS))]
-    launches = host[(host_kind == RUNTIME) | (host_kind == GRAPH_LAUNCH)]
+    kind, host_kind = kinds[device], kinds[host]
+    launches = host[np.isin(host_kind, (RUNTIME, GRAPH_LAUNCH))]
     launch = _last_match(correlation[device], correlation[launches])
     operator = external[device]
     # Some versions give the operator's id to the launch only.
@@ -205,21 +199,10 @@ def _tied(columns: np.ndarray, names: tuple[str, ...], devices: tuple[str, ...])
         ids = external[host[host_kind == kind]]
         return np.isin(operator, ids[ids > 0])
 
-    kind = kinds[device]
     kind[(kind == KERNEL) & launched_by(COMMUNICATION)] = COMMUNICATION_KERNEL
-    return Events(
-        host={int(k): whole.only(host[host_kind == k]) for k in np.unique(host_kind)},
-        calls=HostCalls(whole.only(calls), kinds[calls], name[calls], place[calls]),
-        launches=whole.only(launches),
-        device=whole.only(device),
-        kind=kind,
-        place=place[device],
-        name=name[device],
-        launch=launch,
-        eligible=launched_by(ELIGIBLE_OP),
-        names=names,
-        devices=devices,
-    )
+    on_host = whole.only(host), host_kind, name[host], place[host]
+    work = whole.only(device), kind, place[device], name[device], launch, launched_by(ELIGIBLE_OP)
+    return Events(*on_host, *work, names, devices)
 
 
 def _kind_of(event: dict[str, Any]) -> int | None:
@@ -227,11 +210,10 @@ def _kind_of(event: dict[str, Any]) -> int | None:
     category, name = event.get("cat"), event.get("name")
     if category is None:
         return None
+    if category == "python_function" and str(event.get("dur"))[1:2] in ".":
+        return None  # there may be 20 to an operator, and those under 10 µs name no long wait
     if type(category) is not str or (type(name) is not str and category.lower() in CATEGORIES):
         raise ValueError("its category or name is not text")
-    if category == "python_function":
-        # There may be 20 to an operator, and those under 10 µs name no long wait
-        return PYTHON if len(str(event.get("dur")).partition(".")[0]) > 1 else None
     return _kind(category, name) if type(name) is str else None
 
 
@@ -251,7 +233,7 @@ def _kind(category: str, name: str) -> int | None:
     if kind == ANNOTATION:
         # A person's label spans waiting too; the optimizer's, which torch writes, is work.
         return CPU_OP if name.startswith("Optimizer.") else ANNOTATION
-    return ELIGIBLE_OP if name in ELIGIBLE else CPU_OP
+    return ELIGIBLE_OP if _ELIGIBLE.fullmatch(name) else CPU_OP
 
 
 @lru_cache(maxsize=4096)
@@ -264,16 +246,15 @@ def _nanoseconds(micros: Any) -> int | None:
     if type(micros) is not str:
         return None
     whole, _, part = micros.partition(".")
-    try:
-        if len(whole) < 17 and whole.isdecimal() and (not part or part.isdecimal()):
-            # Exact, where a float of µs since 1970 would be good to 0.25 µs
-            rest = round(float(f"0.{part}0") * 1000) if len(part) != 3 else int(part)
-            ns = int(whole) * 1000 + rest
-        else:
-            ns = round(float(micros) * 1000)
-    except (ValueError, OverflowError):
-        return None
-    return ns if abs(ns) < _MOST_NS else None
+    if len(part) < 4 and len(whole) < 17 and (digits := whole + part.ljust(3, "0")).isdecimal():
+        ns = int(digits)  # exact, where a float of µs since 1970 would be good to 0.25 µs
+    else:
+        try:
+            ns = Decimal(micros[:99]) * 1000
+            return round(ns) if abs(ns) < _MOST_NS else None
+        except (ArithmeticError, ValueError):
+            return None
+    return ns if ns < _MOST_NS else None
 
 
 def _identifier(text: Any) -> int:

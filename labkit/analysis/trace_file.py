@@ -10,8 +10,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import lzma
+import os
 import re
 import stat
 import tarfile
@@ -25,7 +25,7 @@ MAX_SIZE = 2 * 2**30  # characters, unpacked: some 5 million events, a minute of
 MAX_VALUE = 2 * 2**20  # characters of one event; real ones, shapes and stack included, have 100,000
 MAX_EVENTS = 10_000_000  # as many as 2 GiB hold of real ones; empty ones cost 1 s a million
 MAX_TRACES = 4096  # in one folder or archive
-CHUNK = 2**20  # characters read at a time
+CHUNK = 2**19  # characters read at a time
 
 KEPT = ("distributedInfo", "deviceProperties")  # what is used of the keys beside the events
 
@@ -39,7 +39,7 @@ _scan = json.JSONDecoder(strict=False, parse_int=str, parse_float=str, parse_con
 EXPORT_AGAIN = "export it again with prof.export_chrome_trace(), and let that finish before copying"
 PROFILE_LESS = "profile fewer steps, as with torch.profiler.schedule(wait=2, warmup=2, active=5)"
 BROKEN = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, tarfile.TarError,
-          zipfile.BadZipFile, RuntimeError, NotImplementedError)  # fmt: skip
+          zipfile.BadZipFile, RuntimeError)  # fmt: skip
 
 
 class TraceError(ValueError):
@@ -48,11 +48,6 @@ class TraceError(ValueError):
 
 class NotATrace(TraceError):
     """Something other than a profiler trace, which may lie beside traces in a folder."""
-
-
-def error(path: str, what: str, remedy: str = EXPORT_AGAIN, kind: type = TraceError) -> TraceError:
-    """Return the exception for a file: one sentence of name, fault and remedy."""
-    return kind(f"{path!r} {what}: {remedy}.")
 
 
 class TraceFile:
@@ -72,7 +67,7 @@ class TraceFile:
 
     def error(self, what: str, remedy: str = EXPORT_AGAIN, kind: type = TraceError) -> TraceError:
         """Return the exception for this file: one sentence of name, fault and remedy."""
-        return error(self.path, what, remedy, kind)
+        return kind(f"{self.path!r} {what}: {remedy}.")
 
     def __iter__(self) -> Iterator[Any]:
         try:
@@ -90,10 +85,10 @@ class TraceFile:
                 yield from self._events() if opening == "[" else self._members()
                 if self._peek(at_end=True):
                     raise self._not_json()
-        except BROKEN as damage:
-            raise self._damaged(damage) from None
         except TraceError:
             raise
+        except BROKEN as damage:
+            raise self.error(f"is damaged or cut short ({damage})") from None
         except (OSError, ValueError) as why:  # ValueError: a NUL byte in the path
             what = f"cannot be read ({getattr(why, 'strerror', None) or why})"
             raise self.error(what, "check the path and the permissions") from None
@@ -106,16 +101,14 @@ class TraceFile:
             self._pos -= 1
             key = self._value()
             self._step_over(":", self._peek())
+            opening = self._peek()
             if key == "traceEvents":
-                if self._peek() != "[":
+                if opening != "[":
                     raise self.error("has a 'traceEvents' that is not a list")
                 found = True
                 yield from self._events()
-            else:
-                self._peek()
-                value = self._value()
-                if key in KEPT:
-                    self.meta[key] = value
+            elif value := self._value():
+                self.meta |= {key: value} if key in KEPT else {}
         if not found:
             what = "is JSON, but not a profiler trace (it has no 'traceEvents')"
             raise self.error(what, kind=NotATrace)
@@ -188,11 +181,8 @@ class TraceFile:
         rest = self._text[self._pos :]
         if len(rest) >= MAX_VALUE:
             raise self.error(f"has an event of more than {MAX_VALUE:,} characters")
-        try:
-            # Doubling keeps the cost of decoding a long event again and again linear.
-            piece = self._stream.read(max(CHUNK, len(rest)))
-        except BROKEN as damage:
-            raise self._damaged(damage) from None
+        # Doubling keeps the cost of decoding a long event again and again linear.
+        piece = self._stream.read(max(CHUNK, len(rest)))
         if not piece:
             return False
         if "\ufffd" in piece:
@@ -203,9 +193,6 @@ class TraceFile:
             raise self.error(f"is larger than {MAX_SIZE / 2**30:g} GiB uncompressed", PROFILE_LESS)
         return True
 
-    def _damaged(self, damage: Exception) -> TraceError:
-        return self.error(f"is damaged or cut short ({damage})")
-
     def _cut_short(self) -> TraceError:
         at = self._before + self._pos
         return self.error(f"is cut short at character {at:,}" if at else "is empty")
@@ -214,44 +201,49 @@ class TraceFile:
         return self.error(f"is not valid JSON near character {self._before + self._pos:,}")
 
 
-# -- a folder or an archive of traces, one per rank ------------------------------------------------
+# -- a folder or an archive of traces, one for each rank -------------------------------------------
 
 
 def is_several(path: str | os.PathLike) -> bool:
-    """Tell whether `path` is a folder or an archive; its content counts, not its name."""
+    """Tell whether `path` is a folder or an archive; its first bytes count, not its name."""
+    if not os.path.isfile(path):
+        return os.path.isdir(path)
     try:
-        archive = os.path.isfile(path) and (zipfile.is_zipfile(path) or tarfile.is_tarfile(path))
+        with open(path, "rb") as raw:
+            start = raw.peek(262)
+            if start[:2] == b"\x1f\x8b":
+                start = gzip.GzipFile(fileobj=raw).read(262)
     except (OSError, *BROKEN):
         return False  # reading it as one trace says what is wrong
-    return archive or os.path.isdir(path)
+    return start[:4] == b"PK\3\4" or start[257:262] == b"ustar"
 
 
 def files_in(path: str | os.PathLike) -> Iterator[TraceFile]:
     """Yield what may be a trace in a folder or archive; read each before asking for the next."""
-    name = os.fsdecode(path)
+    whole = TraceFile(path)
     try:
-        for count, file in enumerate(_members(Path(name))):
+        for count, file in enumerate(_members(Path(path))):
             if count == MAX_TRACES:
-                raise error(name, f"holds more than {MAX_TRACES:,} files", "give one job's traces")
+                raise whole.error(f"holds more than {MAX_TRACES:,} files", "give one job's traces")
             yield file
-    except (OSError, *BROKEN) as damage:
-        raise error(name, f"cannot be read ({damage})", "copy it again") from None
+    except (OSError, *BROKEN) as why:
+        raise whole.error(f"is damaged or cannot be read ({why})", "copy it again") from None
 
 
 def _members(path: Path) -> Iterator[TraceFile]:
     if path.is_dir():
-        yield from (TraceFile(each) for each in sorted(path.rglob("*")) if _is_named_so(each))
+        yield from map(TraceFile, sorted(filter(_is_named_so, path.rglob("*"))))
     elif zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as packed:
             for name in filter(_is_named_so, sorted(packed.namelist())):
                 yield TraceFile(path / name, packed.open(name))
     else:
-        with tarfile.open(path) as packed:  # in its order: to go back is to unpack it again
-            for member in packed:
-                if member.size > MAX_SIZE:
-                    raise error(str(path), f"holds a file of {member.size:,} bytes", PROFILE_LESS)
+        with tarfile.open(path) as packed:
+            for member in packed:  # in its order: to go back is to unpack it again
                 if member.isfile() and _is_named_so(member.name):
                     yield TraceFile(path / member.name, packed.extractfile(member))
+                elif member.size > MAX_SIZE:  # nor is it unpacked to see what comes behind
+                    raise tarfile.TarError(f"{member.name!r} has {member.size:,} bytes")
 
 
 def _is_named_so(name: str | Path) -> bool:

@@ -2,8 +2,7 @@
 
 The rules are those of PyTorch's TensorBoard plugin (torch-tb-profiler 0.4.3, overall_parser.py and
 event_parser.py): a stretch of time belongs to the first of kernel, memcpy, memset, communication,
-runtime, dataloader, cpu that is active in it, and to `other` where none is. A step begins where the
-one before ended and lasts until the host's mark and the device work launched in it have both ended.
+runtime, dataloader, cpu that is active in it, and to `other` where none is.
 """
 
 from __future__ import annotations
@@ -14,6 +13,12 @@ from labkit.analysis import trace_events as kinds
 from labkit.analysis.trace_events import Events, Intervals
 
 CLASSES = ("kernel", "memcpy", "memset", "communication", "runtime", "dataloader", "cpu_exec")
+# What else counts as a class, by its number
+ALSO = {
+    kinds.COMMUNICATION: kinds.COMMUNICATION_KERNEL,
+    kinds.RUNTIME: kinds.GRAPH_LAUNCH,
+    kinds.CPU_OP: kinds.ELIGIBLE_OP,
+}
 
 # The longest device gap between two pieces of work that were both already launched which still
 # counts as the hardware's own hand-over. On a V100 (the two ResNet-50 traces of pytorch/kineto,
@@ -41,9 +46,7 @@ def length(intervals: Intervals) -> int:
 
 def join(*several: Intervals) -> Intervals:
     """Put intervals side by side in one."""
-    empty = np.zeros(0, dtype=np.int64)
-    starts, ends = zip(Intervals(empty, empty), *several, strict=True)
-    return Intervals(np.concatenate(starts), np.concatenate(ends))
+    return Intervals(*map(np.concatenate, zip(*several, strict=True)))
 
 
 class StepClock:
@@ -75,18 +78,16 @@ class StepClock:
 def find_steps(events: Events) -> tuple[Intervals, list[str]]:
     """Find when the steps begin and end, device work included; return them, and notes.
 
-    The steps follow one another without overlap. Without marks the whole span of the host's
-    operators is one step. The last steps are dropped where the profiler stopped before all of their
-    kernels were recorded (fewer than 80% of the kernels of the step before, as the plugin had it).
+    A step begins where the one before ended and lasts until the host's mark and the device work
+    launched in it have both ended. Without marks the whole span of the host's operators is one
+    step. The last steps are dropped where the profiler stopped before all of their kernels were
+    recorded (fewer than 80% of the kernels of the step before, as the plugin had it).
     """
-    notes = []
-    marks = events.host.get(kinds.STEP)
-    if marks is None or not np.any(marks.end > marks.start):
+    notes, marks, launches = [], events.of(kinds.STEP), events.launches
+    if not marks.length.any():
         notes.append("No ProfilerStep marks (call prof.step()): the whole span is one step.")
-        no_work = (kinds.RUNTIME, kinds.GRAPH_LAUNCH, *kinds.LABELS)
-        host = [intervals for kind, intervals in events.host.items() if kind not in no_work]
-        span = join(*host) if host else join(events.launches, events.device)
-        marks = Intervals(span.start.min(keepdims=True), span.end.max(keepdims=True))
+        work = events.of(kinds.COMMUNICATION, kinds.DATALOADER, kinds.CPU_OP, kinds.ELIGIBLE_OP)
+        marks = _hull(work if len(work.start) else join(launches, events.device))
     long = marks.only(marks.end > marks.start)
     start, end = long.only(np.argsort(long.start, kind="stable"))
     if not len(start):
@@ -94,13 +95,13 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
 
     # The step in whose mark each piece of device work was launched, -1 for none
     step = np.full(len(events.launch), -1)
-    if len(events.launches.start):
-        of_launch = np.searchsorted(start, events.launches.start, side="right") - 1
-        of_launch[events.launches.end > end[np.maximum(of_launch, 0)]] = -1
+    if len(launches.start):
+        of_launch = np.searchsorted(start, launches.start, side="right") - 1
+        of_launch[launches.end > end[np.maximum(of_launch, 0)]] = -1
         step = np.where(events.launch >= 0, of_launch[np.maximum(events.launch, 0)], -1)
     known = step >= 0
     count = np.bincount(step[known], minlength=len(start))
-    before = start[0]  # a step begins where the one before ended
+    before = start[0]
     np.maximum.at(end, step[known], events.device.end[known])
     if count[0]:
         # Work launched before the first mark delays the first step's own.
@@ -122,35 +123,28 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
     return Intervals(start[keep], end[keep]), notes
 
 
+def find_window(events: Events) -> StepClock:
+    """Return a clock of the whole window: from the first mark to the last, else of all events."""
+    marks = events.of(kinds.STEP)
+    return StepClock(_hull(marks if marks.length.any() else join(events.host, events.device)))
+
+
+def _hull(spans: Intervals) -> Intervals:
+    return Intervals(spans.start.min(keepdims=True), spans.end.max(keepdims=True))
+
+
 def split_by_class(events: Events, clock: StepClock) -> dict[str, int]:
     """Return the ns of all steps in each class of `CLASSES` and `other`; they add up to the total.
 
     A class gets what it adds to the union of all classes before it: so no ns is counted twice.
     """
-    roles: dict[int, list[Intervals]] = {}
-    same = {kinds.ELIGIBLE_OP: kinds.CPU_OP, kinds.GRAPH_LAUNCH: kinds.RUNTIME}
-    for kind, intervals in events.host.items():
-        roles.setdefault(same.get(kind, kind), []).append(intervals)
-    for kind in np.unique(events.kind):
-        own = events.kind == kind
-        role = kinds.COMMUNICATION if kind == kinds.COMMUNICATION_KERNEL else int(kind)
-        roles.setdefault(role, []).append(events.device.only(own))
-
-    times, covered = {}, join()
+    times, covered, so_far = {}, events.device.only(events.kind < 0), 0
     for role, name in enumerate(CLASSES):
-        so_far = length(covered)
-        covered = union(join(covered, clock.inside(join(*roles.get(role, ())))))
-        times[name] = length(covered) - so_far
-    times["other"] = clock.total - length(covered)
-    return times
-
-
-def find_window(events: Events) -> StepClock:
-    """Return a clock of the whole window: from the first mark to the last, else of all events."""
-    marks = events.host.get(kinds.STEP)
-    if marks is None or not marks.length.any():
-        marks = join(events.device, *events.host.values())
-    return StepClock(Intervals(marks.start.min(keepdims=True), marks.end.max(keepdims=True)))
+        both = role, ALSO.get(role, role)
+        own = join(events.of(*both), events.device.only(np.isin(events.kind, both)))
+        covered = union(join(covered, clock.inside(own)))
+        times[name], so_far = length(covered) - so_far, length(covered)
+    return times | {"other": clock.total - so_far}
 
 
 def device_shares(events: Events, devices: np.ndarray, clock: StepClock) -> dict[str, float]:
@@ -167,7 +161,7 @@ def device_shares(events: Events, devices: np.ndarray, clock: StepClock) -> dict
         each = (length(inside.only(some & (events.place == device))) for device in devices)
         return sum(each) / (max(len(devices), 1) * total)
 
-    busy, loading = share(events.kind >= 0), events.host.get(kinds.DATALOADER, join())
+    busy = share(events.kind >= 0)
     return {
         "kernel_busy": share(compute | collective),
         "any_gpu_busy": busy,
@@ -175,14 +169,14 @@ def device_shares(events: Events, devices: np.ndarray, clock: StepClock) -> dict
         "comm_busy": share(collective),
         "exposed_comm": busy - share(~collective),
         "idle": 1 - busy,
-        "dataloader_share": length(clock.inside(loading)) / total,
+        "dataloader_share": length(clock.inside(events.of(kinds.DATALOADER))) / total,
     }
 
 
 def host_outside(events: Events, clock: StepClock) -> Intervals:
     """Return when, on the steps' clock, the host is in nothing that the profiler knows."""
-    known = [spans for kind, spans in events.host.items() if kind not in kinds.LABELS]
-    inside = union(clock.inside(join(*known)))
+    known = events.host.only(events.host_kind < kinds.STEP)
+    inside = union(clock.inside(known))
     return Intervals(np.append(0, inside.end), np.append(inside.start, clock.total))
 
 
@@ -192,37 +186,33 @@ def where(events: Events, clock: StepClock, stretches: Intervals) -> tuple[str, 
     Innermost is the shortest that covers half of them, on the thread of the steps' marks, or of
     most operators.
     """
-    calls, found = events.calls, []
-    marked = calls.kind == kinds.STEP
-    marked = marked if marked.any() else calls.kind <= kinds.ELIGIBLE_OP
+    marked, found = events.host_kind == kinds.STEP, []
+    marked = marked if marked.any() else events.host_kind < kinds.STEP
     half = 0.5 * int(stretches.length.sum())
     if not half or not marked.any():
         return ()
-    own = calls.thread == np.bincount(calls.thread[marked]).argmax()
-    inside = clock.inside(calls.span)
-    covered = StepClock(stretches).inside(inside)
+    own = events.thread == np.bincount(events.thread[marked]).argmax()
     for kind in (kinds.ANNOTATION, kinds.PYTHON):
-        some = own & (calls.kind == kind)
-        covers, lasts = (
-            np.bincount(calls.name[some], spans.length[some]) for spans in (covered, inside)
-        )
+        some = own & (events.host_kind == kind)
+        inside, name = clock.inside(events.host.only(some)), events.host_name[some]
+        covers = np.bincount(name, StepClock(stretches).inside(inside).length)
         if len(most := np.flatnonzero(covers >= half)):
-            found.append(events.names[most[lasts[most].argmin()]])
+            found.append(events.names[most[np.bincount(name, inside.length)[most].argmin()]])
     return tuple(found)
 
 
 def self_times(span: Intervals, thread: np.ndarray) -> np.ndarray:
     """Return the ns of each of the calls without those inside it on its thread."""
-    order = np.lexsort((-span.end, span.start, thread)).tolist()
-    own, ends, threads = span.length.tolist(), span.end.tolist(), thread.tolist()
-    whole, around = list(own), []
-    for call in order:
+    order = np.lexsort((-span.end, span.start, thread))
+    own, around = span.length, []
+    ends, threads, whole, rest = map(memoryview, (span.end, thread, span.length, own))  # no copies
+    for call in memoryview(order):
         while around and (ends[around[-1]] < ends[call] or threads[around[-1]] != threads[call]):
             around.pop()
         if around:
-            own[around[-1]] -= whole[call]
+            rest[around[-1]] -= whole[call]
         around.append(call)
-    return np.maximum(np.array(own, dtype=np.int64), 0)
+    return np.maximum(own, 0)
 
 
 def split_idle(events: Events, device: int, clock: StepClock, outside: Intervals) -> dict[str, int]:
