@@ -62,7 +62,11 @@ def sweep(options: argparse.Namespace) -> Any:
     return swept, {"values": [run.to_dict() for run in swept], "code": int(failed)}
 
 
-@command(PLOT, option("file", metavar="FILE", help=".json or .json.gz, from torch.profiler"))
+@command(
+    PLOT,
+    option("path", metavar="TRACE", help="a file from torch.profiler; a folder or archive of them"),
+    option("after", metavar="AFTER", nargs="?", help="a second file: what changed"),
+)
 def trace(options: argparse.Namespace) -> Any:
     """Read a torch.profiler trace: where each step's time goes.
 
@@ -74,8 +78,11 @@ def trace(options: argparse.Namespace) -> Any:
 
     examples:
       labkit trace trace.json.gz --plot trace.png --json
+      labkit trace before.json.gz after.json.gz     what changed, by class, kernel and operator
+      labkit trace traces/                          a file for each rank: who keeps whom waiting
     """
-    return lk.trace(options.file)
+    found = lk.trace(options.path)
+    return found.compare(options.after) if options.after else found
 
 
 @command(option("path", metavar="PATH", help="a run's folder or record, or a trace file"))

@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import Any
 
 from labkit.analysis.thresholds import WORTH_NAMING
-from labkit.analysis.trace_file import NotATrace, TraceFile
+from labkit.analysis.trace_file import NotATrace, TraceError, TraceFile
 from labkit.results.result import Result, Table
 
 LISTED = 6  # kernels and operators that changed most
@@ -30,6 +30,10 @@ class RankTraces(Result):
 
     def __getitem__(self, index: int) -> Any:
         return self.ranks[index]
+
+    def compare(self, after: Any) -> Any:
+        """Refuse: one rank is compared with another."""
+        raise TraceError(f"{self.source!r} holds several ranks: compare one of its .ranks.")
 
     @property
     def collective_us(self) -> dict[int, float]:

@@ -12,9 +12,10 @@ from labkit.analysis.instruments import Instruments, driver_samples, samples
 from labkit.analysis.knee import Knee
 from labkit.analysis.losses import Losses, name_of
 from labkit.analysis.trace import Breakdown
+from labkit.analysis.trace_ranks import Comparison, RankTraces
 from labkit.results.run import Run
 from labkit.show import style
-from labkit.show.primitives import Bar, Series, hbars, lines, rows_in
+from labkit.show.primitives import Bar, Series, hbars, lines, rows_in, stack
 from labkit.show.run_header import BOLD, run_header, several_header
 from labkit.show.style import LINES, drawable, ms, our_style, page, percent
 
@@ -131,6 +132,7 @@ CLASSES = {  # of a trace: (name, colour), the kit's where a class is one of its
 }
 CAUSES = {
     "host_wait_us": "host wait (ran dry)",
+    "host_us": "host outside operators",
     "kernel_wait_us": "kernel wait (short gaps)",
     "other_us": "other",
 }
@@ -147,7 +149,7 @@ def draw_trace(breakdown: Breakdown) -> Figure:
             bars.append(Bar(name, share * step_us, text, colour))
     panels = [("the average step by class: sums, not a timeline", bars)]
     if breakdown.gpu_utilization is not None:
-        gaps = {name: breakdown.idle[cause] for cause, name in CAUSES.items()}
+        gaps = {name: breakdown.idle.get(cause, 0.0) for cause, name in CAUSES.items()}
         idle = sum(gaps.values())
         bars = [Bar(name, gap, _ms(gap), "#777777") for name, gap in gaps.items()]
         panels.append((f"device idle: {_ms(idle)} a step ({percent(idle / step_us)})", bars))
@@ -166,6 +168,46 @@ def draw_trace(breakdown: Breakdown) -> Figure:
         f"{device}: {percent(breakdown.utilization)} of a step computing; {steps} "
         f"step{'s' * (steps > 1)} of {_ms(step_us)} on average"
     )
+    return _bars(header, panels)
+
+
+@our_style
+def draw_comparison(comparison: Comparison) -> Figure:
+    """Draw the average step of two traces by class, and the kernels and operators that changed."""
+    found, grey = comparison.to_dict(), "grey line: before"
+    titles = {"classes": f"{grey}; a step by class", "kernels": "kernels that changed most",
+              "operators": "operators that changed most: host time"}  # fmt: skip
+    panels = []
+    for what, title in titles.items():
+        bars = []
+        for row in found[what]:
+            old, new = row["before_us"], row["after_us"]
+            name, colour = CLASSES.get(row["name"], (_short(row["name"]), style.COMPUTE))
+            change = f"{_ms(new)} ({'-' if new < old else '+'}{_ms(abs(new - old))})"
+            bars += [Bar(name, new, change, colour, before=old)] if old or new else []
+        panels += [(title, bars)] if bars else []
+    names = (drawable(each.source, 40) for each in (comparison.before, comparison.after))
+    return _bars(f"{' -> '.join(names)}\n{comparison.headline}", panels)
+
+
+@our_style
+def draw_ranks(ranks: RankTraces) -> Figure:
+    """Draw where the average step of every rank went: who waits in collectives, and for whom."""
+    parts = {"compute_busy": CLASSES["kernel"], "exposed_comm": CLASSES["communication"],
+             "idle": ("device idle", style.OTHER)}  # fmt: skip
+    rows = []
+    for each in ranks.ranks:
+        spent = {part: each.busy.get(part, 0.0) * each.step_us / 1000 for part in parts}
+        late = ", the straggler" if each.rank == ranks.straggler else ""
+        rows.append((f"rank {each.rank}", spent, f"{_ms(each.step_us)}{late}"))
+    late = "no straggler" if ranks.straggler is None else f"the others wait for {ranks.straggler}"
+    header = f"{drawable(ranks.source, 40)}: {len(ranks)} ranks; {late}"
+    figure, (axes,) = page([(header, BOLD)], [(0.36, rows_in(len(rows)))])
+    stack(axes, rows, parts, "ms of an average step")
+    return figure
+
+
+def _bars(header: str, panels: list[tuple[str, list[Bar]]]) -> Figure:
     sizes = [(0.36, rows_in(len(bars))) for _, bars in panels]
     figure, drawn = page([(header, BOLD)], sizes, left_in=3.1, bottom_in=0.15)
     for axes, (title, bars) in zip(drawn, panels, strict=True):
