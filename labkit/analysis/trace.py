@@ -20,7 +20,7 @@ import numpy as np
 from labkit.analysis import trace_events as kinds
 from labkit.analysis import trace_steps as steps_of
 from labkit.analysis.trace_events import Events, Intervals, read_events, uses_tensor_cores
-from labkit.analysis.trace_file import TraceError, TraceFile, files_in, is_several
+from labkit.analysis.trace_file import TraceError, TraceFile, files_in, packing
 from labkit.analysis.trace_ranks import Comparison, RankTraces, ranks_of
 from labkit.analysis.trace_steps import CLASSES, StepClock, join, length
 from labkit.results.result import Result, Table
@@ -166,7 +166,7 @@ def trace(path: str | os.PathLike) -> Breakdown | RankTraces:
         TraceError: The file cannot be read, is damaged, is not a profiler trace, has several ranks
             or no time inside steps, or is larger than 2 GiB uncompressed.
     """
-    return ranks_of(path, files_in(path), _of_one) if is_several(path) else _of_one(TraceFile(path))
+    return ranks_of(path, files_in(path), _of_one) if packing(path) else _of_one(TraceFile(path))
 
 
 def _of_one(file: TraceFile) -> Breakdown:

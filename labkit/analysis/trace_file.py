@@ -204,25 +204,25 @@ class TraceFile:
 # -- a folder or an archive of traces, one for each rank -------------------------------------------
 
 
-def is_several(path: str | os.PathLike) -> bool:
-    """Tell whether `path` is a folder or an archive; its first bytes count, not its name."""
+def packing(path: str | os.PathLike) -> str:
+    """Return "folder", "zip" or "tar" by the first bytes of `path`, and "" of a single file."""
     if not os.path.isfile(path):
-        return os.path.isdir(path)
+        return "folder" if os.path.isdir(path) else ""
     try:
         with open(path, "rb") as raw:
             start = raw.peek(262)
             if start[:2] == b"\x1f\x8b":
                 start = gzip.GzipFile(fileobj=raw).read(262)
     except (OSError, *BROKEN):
-        return False  # reading it as one trace says what is wrong
-    return start[:4] == b"PK\3\4" or start[257:262] == b"ustar"
+        return ""  # reading it as one trace says what is wrong
+    return "zip" if start[:4] == b"PK\3\4" else "tar" if start[257:262] == b"ustar" else ""
 
 
 def files_in(path: str | os.PathLike) -> Iterator[TraceFile]:
     """Yield what may be a trace in a folder or archive; read each before asking for the next."""
     whole = TraceFile(path)
     try:
-        for count, file in enumerate(_members(Path(path))):
+        for count, file in enumerate(_members(Path(path), packing(path))):
             if count == MAX_TRACES:
                 raise whole.error(f"holds more than {MAX_TRACES:,} files", "give one job's traces")
             yield file
@@ -230,10 +230,10 @@ def files_in(path: str | os.PathLike) -> Iterator[TraceFile]:
         raise whole.error(f"is damaged or cannot be read ({why})", "copy it again") from None
 
 
-def _members(path: Path) -> Iterator[TraceFile]:
-    if path.is_dir():
+def _members(path: Path, kind: str) -> Iterator[TraceFile]:
+    if kind == "folder":
         yield from map(TraceFile, sorted(filter(_is_named_so, path.rglob("*"))))
-    elif zipfile.is_zipfile(path):
+    elif kind == "zip":
         with zipfile.ZipFile(path) as packed:
             for name in filter(_is_named_so, sorted(packed.namelist())):
                 yield TraceFile(path / name, packed.open(name))

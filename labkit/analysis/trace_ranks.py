@@ -134,7 +134,7 @@ class Comparison(Result):
         found: dict[str, Any] = {"before": a.source, "after": b.source}
         for key in ("step_us", "utilization", "steps"):
             found |= {f"before_{key}": getattr(a, key), f"after_{key}": getattr(b, key)}
-        times = {"classes": [{c: s * x.step_us for c, s in x.shares.items()} for x in (a, b)]}
+        times = {"classes": [{c: getattr(x, f"{c}_us") for c in x.shares} for x in (a, b)]}
         for what in ("kernels", "operators"):
             times[what] = [x.detail.get(what, {}) for x in (a, b)]
         for what, (old, new) in times.items():

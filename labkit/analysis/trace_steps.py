@@ -86,7 +86,8 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
     notes, marks, launches = [], events.of(kinds.STEP), events.launches
     if not marks.length.any():
         notes.append("No ProfilerStep marks (call prof.step()): the whole span is one step.")
-        work = events.of(kinds.COMMUNICATION, kinds.DATALOADER, kinds.CPU_OP, kinds.ELIGIBLE_OP)
+        work = events.of(kinds.COMMUNICATION, kinds.DATALOADER, kinds.CPU_OP, kinds.ELIGIBLE_OP,
+                         kinds.STEP)  # fmt: skip
         marks = _hull(work if len(work.start) else join(launches, events.device))
     long = marks.only(marks.end > marks.start)
     start, end = long.only(np.argsort(long.start, kind="stable"))
