@@ -48,8 +48,7 @@ class Control(widgets.VBox):
 
 def has_widget(knob: Knob, value: Any) -> bool:
     """Return whether there is a widget for the knob at `value`, without values to choose from."""
-    ranged = knob.low is not None and knob.high is not None
-    known = knob.choices or knob.pattern or knob.kind == "bool" or ranged
+    known = knob.choices or knob.pattern or knob.kind == "bool" or knob.high is not None
     return bool(known) and not isinstance(value, list)
 
 
@@ -62,7 +61,7 @@ def make_widget(knob: Knob, value: Any) -> widgets.ValueWidget:
     if knob.kind == "bool":
         return widgets.Checkbox(value, description="on", indent=False)
     if knob.pattern:
-        return chooser([*DEVICES, *([] if value in DEVICES else [value])], value)
+        return chooser(list(dict.fromkeys((*DEVICES, value))), value)
     whole = knob.kind == "int"
     high = min(knob.high, max(knob.reach or knob.high, value or 0))
     if knob.auto:
@@ -70,30 +69,24 @@ def make_widget(knob: Knob, value: Any) -> widgets.ValueWidget:
         return chooser([None, *sorted(stops | {value} - {None})], value)
     if whole and high - knob.low > MOST_ON_A_SLIDER:
         return widgets.BoundedIntText(value, min=knob.low, max=knob.high)
-    if whole:
-        return widgets.IntSlider(value, min=knob.low, max=high, continuous_update=False)
     if high >= 1e6:
         return widgets.BoundedFloatText(value, min=knob.low, max=high, step=0.01)
-    step = 10 ** len(str(int(high))) / 1000
-    return widgets.FloatSlider(
-        value, min=knob.low, max=high, step=step, readout_format=".1f", continuous_update=False
-    )
+    kind = widgets.IntSlider if whole else widgets.FloatSlider
+    look = {} if whole else {"step": 10 ** len(str(int(high))) / 1000, "readout_format": ".1f"}
+    return kind(value, min=knob.low, max=high, continuous_update=False, **look)
 
 
 def chooser(values: Sequence | Mapping, value: Any) -> widgets.ValueWidget:
-    """Return a slider over these values where they are numbers, else a drop-down.
-
-    It stands at `value`, or at the first of them.
-    """
+    """Return a slider over numbers, else a drop-down, at `value` or at the first of them."""
     named = values if isinstance(values, Mapping) else {shown(each): each for each in values}
     options = [(name, NONE if each is None else each) for name, each in named.items()]
     known = [each for _, each in options]
     value = NONE if value is None else value
     value = value if value in known else known[0]
     numbers = all(type(each) in (int, float) for each in known if each != NONE)
-    if isinstance(values, Mapping) or not numbers:
-        return widgets.Dropdown(options=options, value=value)
-    return widgets.SelectionSlider(options=options, value=value, continuous_update=False)
+    if numbers and not isinstance(values, Mapping):
+        return widgets.SelectionSlider(options=options, value=value, continuous_update=False)
+    return widgets.Dropdown(options=options, value=value)
 
 
 def shown(value: Any) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,16 +20,9 @@ from labkit.show.style import ALARM, COMPUTE, OTHER, drawable, our_style, page
 NO_GAIN = "no difference beyond the noise"
 
 
-@dataclass(frozen=True)
-class Rung:
-    """One step of a ladder, against the rungs below it that were measured on the same machine."""
-
-    name: str
-    run: Run
-    gain: float | None = None  # throughput over that of the rung before; None without numbers
-    total: float | None = None  # over that of the first
-    null: bool = False  # the gain is within the two runs' own noise
-    note: str = ""
+# One step of a ladder: gain and total are ratios of throughput, to the step before and to the first
+# of those measured on the same machine, or None; null: the gain is within the runs' own noise
+Rung = namedtuple("Rung", "name run gain total null note")
 
 
 class Ladder(Result):
@@ -47,8 +40,7 @@ class Ladder(Result):
     def add(self, name: str, run: Run) -> Ladder:
         """Put a step on top and return the ladder; the same name again replaces that step's run.
 
-        A run that failed stays as a row that says why. Raises ValueError, naming the step, for
-        what is not a Run and for a run that is still going on.
+        A run that failed stays as a row that says why. Raises ValueError for one still going on.
         """
         if not isinstance(name, str) or not name.strip():
             raise ValueError(f"name={name!r}: give the step a name, such as 'more workers'.")
@@ -63,24 +55,17 @@ class Ladder(Result):
         Runs of another machine (a RECORDED one) are a ladder of their own: what the hardware
         gained is no gain of the change.
         """
-        rungs: list[Rung] = []
+        rungs, ladders = [], {}
         for name, run in self.runs.items():
-            place = run.recorded, run.machine.name
-            below = [r for r in (rung.run for rung in rungs) if r.throughput is not None]
-            below = [r for r in below if (r.recorded, r.machine.name) == place]
+            below = ladders.setdefault((run.recorded, run.machine.name), [])
             gain, total, null = None, None, False
-            if below and run.throughput is not None:
-                step, whole = run.compare(below[-1]), run.compare(below[0])
+            if run.throughput is not None:
+                below.append(run)
+            if run.throughput is not None and len(below) > 1:
+                step, whole = run.compare(below[-2]), run.compare(below[0])
                 gain, total, null = step.speedup, whole.speedup, not step.significant
-            note = _note(run, run.noisy, null, "" if self._delays else delays_of([run]))
-            rungs.append(Rung(name, run, gain, total, null, note))
+            rungs.append(Rung(name, run, gain, total, null, _note(run, run.noisy, null)))
         return rungs
-
-    @property
-    def _delays(self) -> str:
-        """The simulated delays that all steps have in common; "" where each says its own."""
-        every = {delays_of([run]) for run in self.runs.values() if run.throughput is not None}
-        return every.pop() if len(every) == 1 else ""
 
     def table(self) -> Table:
         """Return the steps with their gains, and what the numbers rest on below."""
@@ -100,14 +85,12 @@ class Ladder(Result):
                     *([run.diagnose().bottleneck] if self.limit else []),
                 ]  # fmt: skip
             rows.append([number, rung.name, *cells, rung.note])
-        return _table(rows, head, self.runs.values(), self._delays)
+        return _table(rows, head, self.runs.values())
 
     @our_style
     def plot(self) -> Figure:
         """Draw a bar of samples/s per step, grey where the step gained nothing beyond the noise."""
-        if not self.runs:
-            return page([("The ladder has no steps yet.", {})], [])[0]
-        bars, title = [], "samples/s, step by step"
+        bars, title = [], "samples/s, step by step" if self.runs else "no steps yet"
         for rung in self.rungs:
             run, text = rung.run, rung.note
             if run.throughput is not None:
@@ -188,12 +171,12 @@ def _check(name: str, run: Any, kind: type, why: str) -> None:
         raise ValueError(f"{name!r} is still running: add it after wait() or stop().")
 
 
-def _note(run: Any, noisy: bool, null: bool = False, delays: str = "") -> str:
+def _note(run: Any, noisy: bool, null: bool = False) -> str:
     """Return the remarks beside the numbers; "" where they speak for themselves."""
     if run.throughput is None:
         return f"{run.outcome}: {run.error or 'too few steps for numbers'}"
     ended = "" if run.outcome == "finished" else run.outcome
-    return _joined(run.mark or "", ended, NO_GAIN if null else "", "noisy" * noisy, delays)
+    return _joined(run.mark or "", ended, NO_GAIN if null else "", "noisy" * noisy)
 
 
 def _bar(name: str, run: Any, value: float | None, text: str, colour: str, **more: Any) -> Bar:
@@ -203,9 +186,11 @@ def _bar(name: str, run: Any, value: float | None, text: str, colour: str, **mor
     return Bar(name, value if known else None, text, colour, **look, **more)
 
 
-def _table(rows: list, head: list[str], runs: Iterable[Any], *more: str) -> Table:
-    foot = _joined(*(text for text, _ in machine_lines(runs)), *more)
-    return Table(rows, head, foot=[foot], left=(1 if "step" in head else 0, len(head) - 1))
+def _table(rows: list, head: list[str], runs: Iterable[Any]) -> Table:
+    foot = _joined(*(text for text, _ in machine_lines(runs)), delays_of(runs))
+    return Table(
+        rows, head, foot=[foot], left=(head.index("step") if "step" in head else 0, len(head) - 1)
+    )
 
 
 def _bars(title: str, runs: Iterable[Any], bars: list[Bar]) -> Figure:

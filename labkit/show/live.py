@@ -21,8 +21,7 @@ from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.show import display
 
-TEETH = 400  # blocks on screen at the most: two pixels each in a notebook cell
-POINTS = 256  # of the utilization curve
+TEETH, POINTS = 400, 256  # on screen at the most: a tooth and its gap have two pixels each
 WINDOWS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
 USUAL_WINDOW_S = 2.0
 QUIET_S = 2.0  # without a step, before the line says so

@@ -24,9 +24,7 @@ from labkit.show.display import StaticFigure, allow_widgets
 from labkit.show.live import LiveView
 
 FRAME_S = 1 / 20
-# A front end holds back a control's last change until the one before is acknowledged, and may
-# let the press of Run overtake it: wait for what is on its way, so that what is seen is what runs.
-SETTLE_S = 0.15
+SETTLE_S = 0.15  # a press of Run may overtake a control's last change: wait for what is on its way
 GRID = "repeat(auto-fill, minmax(min(170px, 100%), 1fr))"
 STYLE = """<style>
 .labkit-old { opacity: 0.4; }
@@ -35,10 +33,7 @@ STYLE = """<style>
 #output-area:has(.labkit-panel) .labkit-fallback { display: none; }
 </style>"""
 # Under the panel, hidden by that style sheet: seen only where the panel's kernel is gone
-WITHOUT_KERNEL = (
-    "<div class='labkit-fallback' style='opacity:.75'>A panel needs its kernel: run this cell "
-    "(again) to use it.</div>"
-)
+WITHOUT_KERNEL = "<div class='labkit-fallback'>A panel needs its kernel: run this cell again.</div>"
 
 
 def run_verdict(run: Run) -> str:
@@ -66,10 +61,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 @dataclass
 class Kind:
-    """The subject of a panel: its controls, what Run starts, and how the result is described.
-
-    `before` is the last run that had numbers, None for the first.
-    """
+    """What a panel is of; `before` is the last run that had numbers, None for the first."""
 
     text: str  # stands for the panel where no widgets are shown
     hint: str  # said before the first run
@@ -118,7 +110,7 @@ class Panel(TextBox):
         self.verdict, self.comparison = widgets.HTML(), widgets.HTML()
         self.figure = widgets.Image(format="png", layout=Layout(max_width="100%", display="none"))
         grid = Layout(grid_template_columns=GRID, grid_gap="6px 16px", overflow="hidden")
-        knobs = widgets.GridBox(list(self.controls.values()), layout=grid)
+        knobs = widgets.GridBox(list(kind.controls.values()), layout=grid)
         buttons = widgets.HBox([self.run_button, self.stop_button], layout=Layout(margin="6px 0"))
         said = [self.verdict, self.comparison, self.figure]
         super().__init__(kind.text, [knobs, buttons, self.view, *said, widgets.HTML(STYLE)])
@@ -144,7 +136,7 @@ class Panel(TextBox):
         return self._task is not None and not self._task.done()
 
     def start(self) -> None:
-        """Start what is `asked` and follow it; nothing happens while a run is going on."""
+        """Start what is `asked` and follow it, unless a run is going on."""
         if self.running:
             return
         try:
@@ -215,9 +207,8 @@ class Panel(TextBox):
         measured = self.kind.measured(run)
         ended = run.error or f"{run.outcome.capitalize()}: too short to tell."
         self.say(self.kind.verdict(run) if measured and not run.error else ended, not run.error)
-        lines = self.kind.against(run, before if measured else None)
-        lines = "<br>".join(map(html.escape, lines))
-        self.comparison.value = f"<div style='line-height:1.45'>{lines}</div>"
+        lines = map(html.escape, self.kind.against(run, before if measured else None))
+        self.comparison.value = f"<div style='line-height:1.45'>{'<br>'.join(lines)}</div>"
         drawn = self.kind.figure(run, before) if measured else None
         if drawn:
             self.figure.value, self.figure.layout.width = drawn.png, f"{drawn.width}px"
@@ -230,15 +221,14 @@ class Panel(TextBox):
 
     def _changed(self, _change: Any = None) -> None:
         """Say at once where the controls do not go together, until they do again."""
-        refused, self._refused = self._refused, False
+        said = ""
         try:
             _ = self.asked
         except ValueError as error:
-            self.say(str(error), good=False)
-            self._refused = True
-        else:
-            if refused:
-                self.say("")
+            said = str(error)
+        if said or self._refused:
+            self.say(said, good=False)
+        self._refused = bool(said)
 
     def _ipython_display_(self) -> None:
         display(self._repr_mimebundle_(), raw=True)

@@ -141,9 +141,7 @@ def replay_panel(*names: str, folder: str | os.PathLike | None = None) -> Panel:
     `folder` that `labkit record --out FOLDER` wrote. Raises ValueError on an unknown name.
     """
     listed = recorded(folder=folder)
-    if unknown := [name for name in names if name not in {r.name for r in listed}]:
-        known = ", ".join(dict.fromkeys(r.name for r in listed)) or "none"
-        raise ValueError(f"Unknown record {unknown[0]!r}; available: {known}.")
+    check_names(names, dict.fromkeys(r.name for r in listed), "record")
     chosen = [r for r in listed if not r.experiment and (not names or r.name in names)]
     if not chosen:
         raise ValueError("There is no recorded run to play.")
@@ -202,16 +200,17 @@ class LineView(widgets.HTML):
 
 def points_apart(run: Measurements, before: Measurements | None) -> list[str]:
     """Say what was changed since `before`, how each point's time changed, and what is missing."""
-    lines = []
-    for point in run if before is not None else ():
-        old = run.partner(point, before)
-        if old and old.median_s and point.median_s:
-            times = f"{old.median_s * 1e3:.3g} → {point.median_s * 1e3:.3g} ms"
-            lines.append(f"{point.of}: {times}")
-    if before is not None:
-        lines = lines if len(lines) <= MOST_LINES else []  # more is what the figure is for
-        lines = [f"Against the run before ({changes(before.params, run.params)}):", *lines]
-    return lines + [f"not measured: {what}: {why}" for what, why in run.skipped.items()]
+    lines = [f"not measured: {what}: {why}" for what, why in run.skipped.items()]
+    if before is None:
+        return lines
+    pairs = [(point, run.partner(point, before)) for point in run]
+    apart = [
+        f"{now.of}: {old.median_s * 1e3:.3g} → {now.median_s * 1e3:.3g} ms"
+        for now, old in pairs
+        if old and old.median_s and now.median_s
+    ]
+    said = f"Against the run before ({changes(before.params, run.params)}):"
+    return [said, *apart[:MOST_LINES], *lines]
 
 
 def how_sure(run: Measurements) -> str:

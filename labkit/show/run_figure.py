@@ -48,22 +48,15 @@ def draw(run: Run, before: Run | None = None) -> Figure:
     return figure
 
 
+@our_style
 def beside(*runs: Run) -> Figure:
     """Draw runs of different machines, live or recorded, one bar each: shares of the mean step.
 
     Machines differ by orders of magnitude in ms, so the bars are shares; the ms stand at the end.
     Raises ValueError where a run has no numbers, or none is given.
     """
-    if not runs:
-        raise ValueError("beside(): give at least one run.")
-    for run in runs:
-        if not isinstance(run, Run) or run.utilization is None:
-            raise ValueError(f"beside(): there are no steps to draw in {run!r}.")
-    return _draw_beside(runs)
-
-
-@our_style
-def _draw_beside(runs: tuple[Run, ...]) -> Figure:
+    if not runs or any(not isinstance(run, Run) or run.utilization is None for run in runs):
+        raise ValueError(f"beside(): give runs that have steps to draw, not {runs!r}.")
     low, high = (f"{pick(run.utilization for run in runs):.0%}" for pick in (min, max))
     title = "The mean step on each machine: busy " + (low if low == high else f"{low} to {high}")
     panel = (0.32, 0.62 * len(runs))  # a name has three lines

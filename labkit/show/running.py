@@ -32,15 +32,14 @@ def run(
 
     Args:
         pipeline: What to run; the default pipeline where it is left out.
-        wait: Block with a live view until it has ended; False returns at once, and `run.stop()`,
-            `run.wait()` and every statistic work while it goes on.
-        wandb: Log to Weights & Biases when the run is over, from a process of its own: True for
-            an offline run in the run's folder, a mode ("offline", "online", "disabled"), or a
-            dictionary with any of `project`, `mode`, `name`.
+        wait: Block with a live view until it has ended; an interrupt stops the run, and what it
+            did is in `lk.run.last`. False returns at once: `run.stop()`, `run.wait()` and every
+            statistic work while it goes on.
+        wandb: Log to Weights & Biases when the run is over: True for an offline run in the run's
+            folder, a mode ("offline", "online", "disabled"), or a dictionary with any of
+            `project`, `mode`, `name`.
         before: A run to draw faintly behind this one.
         **knobs: Changes to `pipeline`, as in `pipeline.but(...)`; a bad one is a ValueError.
-
-    An interrupt stops the run first; what it did is in `lk.run.last`.
     """
     asked = pipeline_with(pipeline, knobs)
     run.last = started = launch(asked, after=wandb_log.command(wandb))
@@ -59,8 +58,7 @@ def distributed(
 ) -> Ranks:
     """Run a pipeline on several ranks under DistributedDataParallel and return its Ranks.
 
-    The ranks are started by PyTorch's own launcher (torchrun), gloo on a CPU and nccl on GPUs, in
-    processes that end with the kernel. `lk.distributed(pipeline, ranks=2)`.
+    PyTorch's own launcher (torchrun) starts them: gloo on a CPU, nccl on GPUs.
 
     Args:
         pipeline: What every rank runs; its batch_size is each rank's own.
@@ -69,7 +67,7 @@ def distributed(
         starve: {rank: {knob: value}}: ranks with another loader, such as {1: {"io_ms": 10}}.
         rendezvous: torchrun's options for several machines, such as {"nnodes": 2, "node_rank": 0,
             "rdzv_backend": "c10d", "rdzv_endpoint": "host:29500"}; start it on every machine.
-        wait: Block with a live view until it has ended; False returns at once.
+        wait: As in `lk.run`.
         **knobs: Changes to `pipeline`, as in `pipeline.but(...)`.
     """
     asked = pipeline_with(pipeline, knobs)
@@ -91,12 +89,9 @@ def replay(
     until it has been played; False returns the growing Run at once. `before` is drawn behind it.
     Raises ValueError for no such record, one without steps, or a bad speed.
     """
-    if isinstance(what, (Run, Entry)):
-        path = what.path
-    else:
-        is_file = isinstance(what, os.PathLike) or os.path.exists(what)
-        path = Path(what) if is_file else recorded(what).path
-    grown = play(path, speed)
+    if not isinstance(what, (Run, Entry, os.PathLike)) and not os.path.exists(what):
+        what = recorded(what)
+    grown = play(Path(getattr(what, "path", what)), speed)
     return follow(grown, before) if wait else grown
 
 
@@ -166,17 +161,15 @@ def tune(
         collate_fn: Yours, as an object or "module:name".
         step: What your loop does with one batch, a function of it, as an object or "module:name".
             Without it nothing computes, and the loader's own throughput is what is raised.
-        batch_size: The batch size to tune for (a dataset's is 32 where it is left out); several,
-            to search among them too: the first is where it starts, and another batch size is
-            another training.
-        baseline: The settings you have now, such as `{"num_workers": 2}`; else PyTorch's defaults,
-            or those of the pipeline or DataLoader given.
+        batch_size: The batch size to tune for (else a dataset's is 32), or several to search among;
+            the first is where it starts. Another batch size is another training.
+        baseline: The settings you have now, such as `{"num_workers": 2}`; else the defaults, or
+            those of the pipeline or DataLoader given.
         max_workers: The most workers to try; else 12, or twice the cores where that is more.
         seconds: How long each setting is measured, s; its start comes on top.
 
     Raises:
-        RuntimeError: The starting point cannot be measured, with the reason: a dataset that
-            fails on some item, for example.
+        RuntimeError: The starting point cannot be measured, with the reason.
     """
     job = TuningJob(
         dataset_or_pipeline, collate_fn=collate_fn, step=step, batch_size=batch_size,

@@ -15,6 +15,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from labkit.process import folders
 from labkit.results.library import load
 from labkit.results.run import Run
@@ -24,14 +26,10 @@ PATIENCE_S = 120  # then this process gives up, whatever the server does
 POINTS = 500  # of the utilization timeline
 NUMBERS = ("outcome", "error", "throughput", "utilization", "step_ms", "wait_ms", "copy_ms",
            "compute_ms", "peak_memory_gib", "energy_j", "noisy")  # fmt: skip
-VERDICT = ("bottleneck", "confidence", "evidence", "advice")
 
 
 def command(wandb: bool | str | dict[str, Any] | None) -> list[str] | None:
-    """Return the command that logs the run in its working folder, or None for no logging.
-
-    Raises ValueError on a setting that is not known.
-    """
+    """Return the command that logs the run in its working folder, or None for no logging."""
     if wandb in (None, False):
         return None
     given = wandb if isinstance(wandb, dict) else {"mode": wandb} if wandb is not True else {}
@@ -40,10 +38,7 @@ def command(wandb: bool | str | dict[str, Any] | None) -> list[str] | None:
     settings = {"project": "labkit", "mode": "offline"} | given
     _check_mode(settings["mode"])
     if settings["mode"] == "online" and not os.environ.get("WANDB_API_KEY"):
-        raise ValueError(
-            "wandb mode 'online' needs your key in the environment variable WANDB_API_KEY; "
-            "mode 'offline' needs none."
-        )
+        raise ValueError("wandb mode 'online' needs WANDB_API_KEY set; 'offline' needs no key.")
     return [sys.executable, "-m", "labkit.show.wandb_log", ".", json.dumps(settings)]
 
 
@@ -66,8 +61,7 @@ def to_wandb(
     nor renamed. Otherwise each run becomes a W&B run of `project`; offline ones are kept in
     `folder`, or labkit's own cache folder, and `wandb sync FOLDER/offline-run-*` uploads them.
 
-    Returns that folder, or None where the numbers went to an active run. Raises ValueError on a
-    mode that is not known or what is no run, and ImportError without wandb.
+    Returns that folder, or None where the numbers went to an active run.
     """
     try:
         import wandb
@@ -87,10 +81,9 @@ def to_wandb(
         place = "/".join(filter(None, ("labkit", name)))
         numbers = {f"{place}/{key}": value for key, value in summary(run).items()}
         wandb.run.summary.update(numbers)
-        rows = [list(map(float, point)) for point in zip(*run.timeline(POINTS), strict=True)]
+        rows = np.column_stack(run.timeline(POINTS)).tolist()
         table = wandb.Table(columns=["seconds", "utilization"], data=rows)
-        title = f"true utilization {name}"
-        chart = wandb.plot.line(table, "seconds", "utilization", title=title)
+        chart = wandb.plot.line(table, *table.columns, title=f"true utilization {name}")
         wandb.run.log({f"{place}/utilization": chart}, commit=False)  # takes no step in it
     return None
 
@@ -101,8 +94,9 @@ def summary(run: Run) -> dict[str, Any]:
     if run.recorded:
         found["recorded_on"] = run.machine.name
     if run.utilization is not None:
-        diagnosis = run.diagnose()
-        found |= {name: getattr(diagnosis, name) for name in VERDICT}
+        verdict = run.diagnose()
+        found |= {"bottleneck": verdict.bottleneck, "confidence": verdict.confidence,
+                  "evidence": verdict.evidence, "advice": verdict.advice}  # fmt: skip
     return found
 
 
@@ -119,11 +113,11 @@ def log(run: Run, settings: dict[str, str], folder: Path) -> None:
     session.define_metric("seconds")
     session.define_metric("utilization", step_metric="seconds")
     parts_ms = 1e3 * (run.stamps[:, 1::2] - run.stamps[:, ::2])  # (steps, 3)
-    for i, (loss, (wait, copy, compute)) in enumerate(zip(run.loss, parts_ms, strict=True)):
-        numbers = {"loss": loss, "wait_ms": wait, "copy_ms": copy, "compute_ms": compute}
-        session.log(numbers, step=i)
-    for second, share in zip(*run.timeline(POINTS), strict=True):
-        session.log({"seconds": float(second), "utilization": float(share)})
+    for i, step in enumerate(zip(run.loss, *parts_ms.T, strict=True)):
+        names = ("loss", "wait_ms", "copy_ms", "compute_ms")
+        session.log(dict(zip(names, step, strict=True)), step=i)
+    for second, share in np.column_stack(run.timeline(POINTS)).tolist():
+        session.log({"seconds": second, "utilization": share})
     session.summary.update(summary(run))
     session.finish()
 

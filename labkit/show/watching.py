@@ -33,11 +33,10 @@ _open: list[Watch] = []  # the oldest first; each is the one watch of its loader
 
 
 class Watch:
-    """A loader under watch: iterate it as you would the loader.
+    """A loader under watch: iterate it, or give it to a trainer, as you would the loader.
 
-    Everything else is the loader's own, so a trainer can be given this. All passes over it are one
-    Run, the pauses between them left out of its statistics. It ends with the notebook cell or the
-    script, or with `close()`; a pass that begins later is a new Run.
+    All passes over it are one Run, the pauses between them left out of its statistics. It ends with
+    the notebook cell or the script, or with `close()`; a pass that begins later is a new Run.
     """
 
     def __init__(self, loader: Any, live: bool = True):
