@@ -7,7 +7,6 @@ import pytest
 
 import labkit as lk
 from labkit.analysis import cost as costs
-from labkit.bench.telemetry import RaplMeter
 from labkit.results.machine import Machine
 
 START, MS = 10**9, 1_000_000
@@ -107,23 +106,3 @@ def test_the_panel_shows_the_cost_at_the_prices_that_are_set(record):
     panel.controls["samples_per_epoch"].value = 2_000_000
     assert panel.cost.usd_per_epoch == pytest.approx(2e6 * 0.0005 / 3600 * 36)
     assert f"{panel.cost.usd_per_epoch:.3g}" in panel.table.value
-
-
-def test_rapl_adds_up_packages_survives_a_counter_that_goes_round_and_is_none_unread(tmp_path):
-    def zone(name, uj, kind="package-0", root=tmp_path):
-        folder = root / f"intel-rapl:{name}"
-        folder.mkdir(exist_ok=True, parents=True)
-        for file, value in (("name", kind), ("energy_uj", uj), ("max_energy_range_uj", 10**6)):
-            (folder / file).write_text(f"{value}\n")
-
-    zone("0", 900_000)
-    zone("1", 100, "package-1")
-    zone("0:0", 5, "core")  # counted in its package
-    meter = RaplMeter(tmp_path)
-    assert meter.read() == {"energy_j": 0.0}
-    zone("0", 100_000)  # 200 mJ more, past the end
-    zone("1", 50_100, "package-1")
-    zone("0:0", 500_000, "core")
-    assert meter.read() == {"energy_j": pytest.approx(0.25)}
-    (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
-    assert meter.read() == RaplMeter(tmp_path / "other").read() == {"energy_j": None}

@@ -1,4 +1,4 @@
-"""Sample NVML, RAPL and psutil in a process of their own: a hung driver stops only the samples.
+"""Sample NVML and psutil in a process of their own: a hung driver stops only the samples.
 
 `python -m labkit.bench.telemetry SUPERVISOR_PID` runs in the run's folder and appends `telemetry`
 events to its log until the supervisor ends it. A metric that is not here is None in every sample.
@@ -69,31 +69,6 @@ class CpuMeter:
             pids = " ".join(task.read_text() for task in self.tasks.glob("*/children")).split()
             self.workers = {pid: self.workers.get(pid) or psutil.Process(int(pid)) for pid in pids}
         return [self.bench, *self.workers.values()]
-
-
-class RaplMeter:
-    """Energy of the CPU packages from RAPL, other programs included; often only root may read."""
-
-    def __init__(self, root: Path = Path("/sys/class/powercap")):
-        self.spent_uj, self.last, self.zones = 0, {}, []
-        for zone in sorted(root.glob("intel-rapl:*")):
-            with contextlib.suppress(OSError, ValueError):  # it cannot be read
-                int((zone / "energy_uj").read_text())
-                if (zone / "name").read_text().startswith("package"):  # its cores are counted in it
-                    self.zones.append(zone)
-
-    def read(self) -> dict[str, Any]:
-        """Return {energy_j: J since the first call}, None where no counter can be read."""
-        try:
-            for zone in self.zones:
-                now = int((zone / "energy_uj").read_text())
-                more = now - self.last.get(zone, now)
-                if more < 0:  # the counter went round, as it does every few minutes or hours
-                    more += int((zone / "max_energy_range_uj").read_text())
-                self.spent_uj, self.last[zone] = self.spent_uj + more, now
-        except (OSError, ValueError):
-            self.zones = []
-        return {"energy_j": self.spent_uj / 1e6 if self.zones else None}
 
 
 class GpuMeter:
@@ -226,8 +201,6 @@ def main(parent: int) -> None:
     log = EventLog(".")
     hello, machine = wait_for(Path(FILE_NAME), ("hello", "machine"))
     meters: list[Any] = [CpuMeter(hello["pid"])]
-    if machine["kind"] == "cpu":
-        meters.append(RaplMeter())
     if uuid := machine.get("uuid"):
         try:
             meters.append(GpuMeter(uuid, hello["pid"]))
