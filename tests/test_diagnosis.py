@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import labkit as lk
-from labkit.analysis.facts import BOTTLENECKS, LESSONS, breakdown, split_steps
+from labkit.analysis.facts import BOTTLENECKS, LESSONS
 from labkit.analysis.thresholds import WORTH_NAMING
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -82,15 +82,11 @@ def test_time_outside_the_compute_is_named_after_what_took_it(time, bottleneck):
     [({}, "compute"), ({"bf16_speedup": 2.0}, "precision"), ({"gap_us": 9_000.0}, "launch"),
      ({"tiny_us": 9_000.0}, "launch"), ({"fusible_us": 9_000.0}, "memory_bandwidth")],
 )  # fmt: skip
-def test_the_xray_sees_inside_the_compute(seen, bottleneck):
+def test_the_xray_sees_inside_the_compute_and_the_costlier_fault_comes_first(seen, bottleneck):
     found = lk.diagnose(fake(steps(), xray_facts=CALM | seen))
     assert found.bottleneck == bottleneck and found.confidence == 1.0
-
-
-def test_the_costlier_of_two_faults_comes_first_and_both_are_listed():
-    found = lk.diagnose(fake(steps(wait=30.0), xray_facts=CALM | {"bf16_speedup": 2.5}))
-    assert [f.name for f in found.findings] == ["input", "precision"]
-    assert found.findings[0].lost_share > found.findings[1].lost_share
+    names = [f.name for f in lk.diagnose(fake(steps(wait=60.0), xray_facts=CALM | seen)).findings]
+    assert names[0] == "input" and set(names[1:]) <= {bottleneck}
 
 
 def test_pauses_in_single_steps_are_the_hosts_doing_but_not_a_heavier_step_at_each_update():
@@ -192,16 +188,6 @@ def test_a_diagnosis_prints_as_a_sentence_shows_as_a_table_and_is_json():
     values = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert {"bottleneck", "confidence", "findings"} <= set(values)
     assert {"name", "evidence", "advice", "lost_share"} <= set(values["findings"][0])
-
-
-def test_every_ns_of_a_step_is_in_exactly_one_class():
-    run = fake(steps(wait=3.0, copy=2.0, other=1.0))
-    assert split_steps(run.stamps).sum(axis=1) == pytest.approx(np.diff(run.stamps[:, 5]))
-    found = breakdown(run)
-    shares = list(found.shares.values())
-    assert sum(shares) == pytest.approx(1)
-    assert shares == pytest.approx(np.array([3, 2, 20, 0, 1]) / 26, rel=0.1)
-    assert "device compute" in repr(found) and "100%" in repr(found)
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not here")

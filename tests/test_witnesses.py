@@ -65,7 +65,7 @@ def samples(seconds=2.0, every=0.2, **values):
 def test_every_part_of_a_step_is_in_the_class_of_what_held_the_device_up(tmp_path, how, expected):
     found = record(tmp_path, steps=103, **how)[0].breakdown
     parts = {name: getattr(found, f"{name}_ms") for name in CLASSES}
-    assert sum(parts.values()) == pytest.approx(found.step_ms)
+    assert sum(parts.values()) == pytest.approx(found.step_ms) and "100%" in repr(found)
     assert parts == pytest.approx(dict.fromkeys(CLASSES, 0.0) | expected, abs=0.3)
 
 

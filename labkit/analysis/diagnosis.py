@@ -33,19 +33,15 @@ PROFILE = "Record a few steps with torch.profiler, and give the trace to lk.diag
 class Diagnosis(Result):
     """What holds a run back.
 
-    Attributes:
-        findings: What costs device time, ranked by how much.
-        confidence: 0 to 1: the share of resampled runs (steps drawn again with replacement) with
-            the same verdict; of a trace, how far the first loss is ahead of the second or of its
-            threshold, as a share of itself. It knows the noise of the run, not a rule's errors.
-        source: What it was told from; says RECORDED, and on what, where that was not here.
-        notes: What limits the verdict.
+    The confidence, 0 to 1, is the share of resampled runs (steps drawn again with replacement) with
+    the same verdict; of a trace, how far the first loss is ahead of the second or of its threshold.
+    It knows the noise of the run, not a rule's errors.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...]  # what costs device time, ranked by how much
     confidence: float
-    source: str
-    notes: tuple[str, ...] = ()
+    source: str  # what it was told from; says RECORDED, and on what, where that was not here
+    notes: tuple[str, ...] = ()  # what limits the verdict
 
     # fmt: off
     bottleneck = property(lambda self: self.findings[0].name,

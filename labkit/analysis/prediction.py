@@ -19,9 +19,8 @@ from labkit.spec import KNOBS
 
 DRAWS = 5  # simulated runs, each from its own bootstrap sample of what was measured
 STEPS = 240  # of a simulated run at the most
-# What the model itself may be wrong by, and the machine between two runs, in the range beside the
-# bootstrap's two standard errors. Set so that more than nine of ten settings of the development
-# workloads are inside (26 settings on 6 workloads, twice, in tests/benchmarks/prediction.py).
+# What the model may be wrong by, in the range beside the bootstrap's two standard errors: set so
+# that over nine of ten settings are inside (26 on 6 workloads, tests/benchmarks/prediction.py)
 MODEL_ERROR = {"input": 0.30, "device": 0.30, "cpu": 0.20}  # of the throughput
 UTILIZATION_ERROR = {"input": 0.10, "device": 0.07, "cpu": 0.08}  # of wall time
 WORTH = 0.05  # a gain below this is not called one, however quiet the run
@@ -36,37 +35,25 @@ PARTS = 4  # stretches of waiting and computing that a batch is prepared in
 MIN_STEPS = 5  # after short or long waits, to tell what those do
 MIN_BATCHES = 4  # measured, to predict from
 COLD_OVER_WARM = 1.4  # where not tried: measured between 1.3 and 1.5 on the machines at hand
-# Taking a batch in a running pipeline, over taking it from one worker that does nothing else. From
-# the development workloads of tests/benchmarks/prediction.py, as CHILL: 1.0 to 1.3 do as well.
-TAKE_IN_RUN = 1.3
-# What an item takes more behind a wait if no core was at work meanwhile (0.5 to 0.8 there).
-CHILL = 0.6
+# Both from the same workloads: taking a batch in a running pipeline, over taking it from one worker
+# that does nothing else; what an item takes more behind a wait if no core was at work meanwhile
+TAKE_IN_RUN, CHILL = 1.3, 0.6
 WAITS = 0.2  # an item whose waiting is this much of its CPU time is one that waits
 
 
 @dataclass(frozen=True, repr=False)
 class Prediction(Result):
-    """What a run with some knobs changed would measure.
+    """What a run with some knobs changed would measure; its ranges are (low, high)."""
 
-    Attributes:
-        changes: The knobs that were changed.
-        throughput: Samples/s. `throughput_range` is (low, high).
-        utilization: Device-busy share of wall time, 0 to 1. `utilization_range` is (low, high).
-        limit: What then holds it back: "input", "cpu" (its cores are saturated) or "device".
-        helps: Whether it is faster than the run it is predicted from by more than the noise.
-        why: What the prediction rests on, in a sentence.
-        cannot: Why nothing can be predicted, and what to do; None where it can.
-    """
-
-    changes: dict[str, Any]
-    throughput: float | None = None
+    changes: dict[str, Any]  # the knobs that were changed
+    throughput: float | None = None  # samples/s
     throughput_range: tuple[float, float] | None = None
-    utilization: float | None = None
+    utilization: float | None = None  # device-busy share of wall time, 0 to 1
     utilization_range: tuple[float, float] | None = None
-    limit: str | None = None
-    helps: bool = False
-    why: str = ""
-    cannot: str | None = None
+    limit: str | None = None  # what then holds it back: "input", "cpu" (saturated) or "device"
+    helps: bool = False  # whether it is faster than the measured run by more than the noise
+    why: str = ""  # what the prediction rests on, in a sentence
+    cannot: str | None = None  # why nothing can be predicted, and what to do
 
     def table(self) -> Table:
         """Return the prediction in one line."""
@@ -124,8 +111,8 @@ def predict(run: Any, **changes: Any) -> Prediction:
 
 
 def _target(pipeline: Any, changes: dict[str, Any]) -> Any:
-    unchanged = ("io_ms", "prep_ms")  # None would be this machine's choice: the run's own
-    knobs = {k: v for k, v in changes.items() if v is not None or k not in unchanged}
+    # A delay of None would be this machine's choice: the run's own stands
+    knobs = {k: v for k, v in changes.items() if v is not None or k not in ("io_ms", "prep_ms")}
     if knobs.get("num_workers", pipeline.num_workers) == 0:
         knobs = {"prefetch_factor": None, "persistent_workers": False} | knobs
     elif knobs.get("prefetch_factor", pipeline.prefetch_factor) is None:
@@ -196,8 +183,8 @@ class Measured:
         if "main_wall" not in self.handoff and workers:
             at_once = np.sort(waited)[: max(1, len(stamps) // 4)]
             self.handoff["main_wall"] = float(np.median(at_once))
-        # (steps,) CPU time of the step in the loop: of its launches, on a GPU; and what it takes
-        # more after a long wait; and the loop's own time around it
+        # Per step, CPU time of its compute or its launches, and what these take more after a wait;
+        # `around` is the loop's own
         if self.on_cpu:
             own = run.thread_s[run.warmup :]
             seen = ~np.isnan(own) & (compute > 0)
@@ -219,8 +206,7 @@ class Measured:
             worker = float(np.median(costs.cpu + costs.collate_cpu + costs.between)) / workers
             model = float(np.median(self.host)) if self.on_cpu else 0.0
             company = (model + (workers - 1) * worker) / step
-        # (batches,) what fetching took, over what it takes while cores are at work: items that
-        # wait take more behind it, the fewer cores were at work meanwhile
+        # (batches,) what fetching took, over what it takes while cores are at work
         asleep = max(0.0, 1 - company / self.cores)
         self.chilled = 1 + CHILL * asleep * (costs.wait > WAITS * costs.cpu)
 
