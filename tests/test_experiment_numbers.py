@@ -12,16 +12,13 @@ from hypothesis import strategies as st
 from kept_bench import Kept, measured
 
 import labkit as lk
-from labkit.analysis.datasheets import CARDS, card
 from labkit.analysis.knee import fit
-from labkit.analysis.losses import applied
 from labkit.bench import formats, workbench
 from labkit.bench.machine import impose, in_words, refused
-from labkit.bench.workbench import LONGEST_S, SIDES, Workbench
+from labkit.bench.workbench import Workbench
 from labkit.experiments import EXPERIMENTS, Experiment, copies, memory, own_kernel
 from labkit.experiments.fusion import break_even_steps, predicted_gain
 from labkit.experiments.largest_batch import CONFIRMING_STEPS, FINE, LargestBatch
-from labkit.experiments.matrix_products import side
 from labkit.experiments.number_formats import FORMATS, formats_table
 from labkit.experiments.roofline import Roof
 from labkit.results.machine import Machine
@@ -72,13 +69,12 @@ def test_the_figure_of_a_record_says_so_and_no_two_texts_overlap(record):
     assert not [1 for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
 
 
-def test_a_wide_spread_is_called_noisy_and_a_hostile_record_is_read_as_gaps(tmp_path):
-    steady, wild = (Measurement("x", {}, np.linspace(1, most, 4)) for most in (1.03, 2.6))
-    assert not steady.noisy and wild.noisy and "NOISY: times varied by" in repr(wild)
+def test_a_wide_spread_is_noisy_and_a_hostile_record_is_read_as_gaps(tmp_path):
+    wild = Measurement("x", {}, np.linspace(1, 2.6, 4))
+    assert wild.noisy and "NOISY: times varied by" in repr(wild)
     bad = {"of": "x", "seconds": ["a", -1, 2.0], "flops": "many", "bytes": {}, "values": []}
     point = record_of(tmp_path, [bad]).points[-1]
-    assert list(point.seconds) == [2.0]
-    assert point.flops is None and point.bytes is None and point.values == {}
+    assert list(point.seconds) == [2.0] and point.flops is point.bytes is None
 
 
 # -- fusing, formats, memory -----------------------------------------------------------------------
@@ -101,20 +97,13 @@ def test_a_format_follows_from_its_bits():
     assert FORMATS["tf32"].eps == FORMATS["fp16"].eps
 
 
-def test_memory_follows_from_counts_and_only_activations_grow_with_the_batch():
-    counts = {
-        "model": "mlp", "width": 8, "depth": 2, "image_px": 4, "classes": 10, "batch_size": 3,
-        "parameters": 570, "parameter_tensors": 6, "buffer_bytes": 0,
-    }  # fmt: skip
-    parts, large = (memory.predict(counts | {"batch_size": size}) for size in (3, 30))
-    assert parts.weights == parts.gradients == large.gradients == 4 * 570
-    assert parts.optimizer == large.optimizer == 8 * 570 + 4 * 6
-    # image 3 x 4 x 4, two hidden layers of 8, 10 classes, 4 bytes each, and the label's 8
-    assert 10 * parts.activations == large.activations == 30 * (4 * (48 + 16 + 10) + 8)
-    size = memory.largest_batch(counts, 200_000)
-    assert memory.predict(counts | {"batch_size": size}).total <= 200_000
-    assert memory.predict(counts | {"batch_size": size + 1}).total > 200_000
-    assert memory.largest_batch(counts, 100) == 0
+def test_only_activations_grow_with_the_batch():
+    point = lk.recorded("memory_parts").points[0]
+    once, more = (memory.predict(point.values | {"batch_size": size}) for size in (3, 30))
+    assert more.activations == 10 * once.activations and more.optimizer == once.optimizer
+    size = memory.largest_batch(point.values, 2**30)
+    parts = (memory.predict(point.values | {"batch_size": n}).total for n in (size, size + 1))
+    assert next(parts) <= 2**30 < next(parts) and memory.largest_batch(point.values, 100) == 0
 
 
 # -- the roofline ----------------------------------------------------------------------------------
@@ -154,52 +143,33 @@ USUAL = [
 
 
 def test_a_record_is_read_and_its_operations_placed(tmp_path):
-    more = [point("add", 1e9, 1e9, format="fp8"), point("softmax", None, 1e9, format="fp32")]
-    line = lk.roofline(record_of(tmp_path, USUAL + more))
+    more = [
+        point("add", 1e9, 1e9, format="fp8"), point("softmax", None, 1e9, format="fp32"),
+        point("scale in place", bytes=30e9, roof="bandwidth"),  # the fastest counts
+    ]  # fmt: skip
+    line = lk.roofline(record_of(tmp_path / "whole", USUAL + more))
     assert line.roof == Roof(100.0, {"fp32": 2.0, "fp16": 8.0}) and len(line.points) == 5
-    for kind, ridge in (("fp32", 20), ("fp16", 80)):  # a faster format's lies further right
-        assert line.roof.ridge(kind) == pytest.approx(ridge)
-        assert line.roof.attainable(ridge, kind) == pytest.approx(line.roof.tflop_per_s[kind])
+    assert line.roof.ridge("fp32") == pytest.approx(20)
+    assert line.roof.ridge("fp16") == pytest.approx(80)  # a faster format's lies further right
     add, convolution = line.one("add"), line.one("convolution")
     assert add.verdict == "memory bound" and add.intensity == pytest.approx(1 / 12)
     assert add.of_roof == pytest.approx(0.9) and convolution.of_roof == pytest.approx(0.8)
     assert convolution.regime == "compute"
     assert "overhead" in line.one("matmul", n=64, format="fp32").verdict
     assert "RECORDED on Some Card" in repr(line) and json.dumps(line.to_dict())
-
-
-def test_the_fastest_counts_and_a_missing_roof_is_an_error(tmp_path):
-    faster = [point("matmul", 1.5e12, 1e9, format="fp32", n=512),
-              point("scale in place", bytes=75e9, roof="bandwidth")]  # fmt: skip
-    roof = lk.roofline(record_of(tmp_path / "a", USUAL + faster)).roof
-    assert roof.tflop_per_s["fp32"] == pytest.approx(3.0) and roof.gb_per_s == pytest.approx(150)
-    for name, points, missing in (("b", USUAL[2:], "pass over memory"),
-                                  ("c", USUAL[:2], "matrix product")):  # fmt: skip
-        with pytest.raises(LookupError, match=f"no {missing}"):
-            lk.roofline(record_of(tmp_path / name, points))
+    with pytest.raises(LookupError, match="no pass over memory"):
+        lk.roofline(record_of(tmp_path / "failed", USUAL[2:]))
     with pytest.raises(ValueError, match="is not a roofline"):
-        lk.roofline(record_of(tmp_path / "d", [], name="copies"))
+        lk.roofline(record_of(tmp_path / "other", [], name="copies"))
 
 
-def test_only_cards_with_a_cited_data_sheet_have_a_peak():
-    none = ("Some Card", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D")
-    assert not any(map(card, none))
-    assert card("NVIDIA H200").gb_per_s == 4800 and card("Tesla T4").name == "T4"
-    assert card("NVIDIA A100-SXM4-80GB").gb_per_s == 2039
-    assert card("NVIDIA A100-SXM4-40GB").gb_per_s == 1555
-    assert all(found.source.startswith("https://") for _, found in CARDS)
-
-
-def test_the_roofline_says_what_it_is_and_a_known_card_has_its_promise_dashed(tmp_path):
-    for name, promise in (("Some Card", False), ("NVIDIA H200", True)):
+def test_a_known_card_has_its_data_sheet_dashed(tmp_path):
+    for name, known in (("NVIDIA GeForce RTX 4090 D", False), ("NVIDIA H200", True)):
         figure = record_of(tmp_path / name, USUAL, machine=name).plot()
-        (axes,) = figure.axes
-        texts = [*figure.texts, *axes.texts, *axes.get_legend().get_texts()]
-        said = "\n".join(text.get_text() for text in texts)
-        dashed = any(line.get_linestyle() == "--" for line in axes.lines)
-        assert dashed == promise == ("nvidia.com/en-us/data-center/h200/" in said)
-        for part in (f"RECORDED on {name}", "tf32: not on <this> card", "ridge at 20", "4096"):
-            assert part in said
+        said = "\n".join(text.get_text() for text in figure.texts)
+        dashed = any(line.get_linestyle() == "--" for line in figure.axes[0].lines)
+        assert dashed == known == ("nvidia.com/en-us/data-center/h200/" in said)
+        assert f"RECORDED on {name}" in said and "tf32: not on <this> card" in said
 
 
 # -- the largest batch -----------------------------------------------------------------------------
@@ -241,7 +211,7 @@ def test_what_fits_for_a_few_steps_only_is_not_believed():
     assert last.confirming and last.batch_size == done.batch_size
     none = search(lambda _: 0)
     assert none.batch_size is None and none.tried[-1].batch_size == 1
-    assert "not even one sample fits" in none.line and none.to_dict()["tried"]
+    assert "no sample fits" in none.line and none.to_dict()["tried"]
 
 
 def test_a_try_that_the_system_killed_did_not_fit_and_any_other_failure_is_raised():
@@ -251,18 +221,13 @@ def test_a_try_that_the_system_killed_did_not_fit_and_any_other_failure_is_raise
         search(lambda _: 8, error="TypeError: no.")
 
 
-@pytest.mark.parametrize(("setting", "value"), [("margin", 1), ("limit_gib", 0)])
-def test_bad_settings_are_refused_before_anything_starts(setting, value):
-    with pytest.raises(ValueError, match=f"{setting}={value}"):
-        lk.largest_batch(**{setting: value})
-
-
-def test_only_what_memory_refused_counts_as_not_fitting():
+def test_only_what_memory_refused_counts_as_not_fitting_and_bad_settings_are_refused():
+    for setting, value in (("margin", 1), ("limit_gib", 0)):
+        with pytest.raises(ValueError, match=f"{setting}={value}"):
+            lk.largest_batch(**{setting: value})
     said = RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. can't allocate memory")
-    assert refused(MemoryError()) and refused(said)
-    assert refused(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."))
+    assert refused(MemoryError()) and refused(said) and in_words(said) == "can't allocate memory"
     assert not refused(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert in_words(said) == "can't allocate memory"
 
 
 def test_what_a_card_held_before_the_limit_is_not_counted_as_the_trainings(monkeypatch):
@@ -278,30 +243,7 @@ def test_what_a_card_held_before_the_limit_is_not_counted_as_the_trainings(monke
     assert impose(CARD, 2**30).used() == 0
 
 
-# -- the workbench: sizes that suit the device; tests/on_standin.py has two of them ----------------
-
-
-@pytest.mark.parametrize(
-    ("tflops", "twenty_launches", "largest"),
-    [(0.25, 1024, 2048), (4.5, 1024, 8192), (20.0, 2048, 8192), (700.0, 4096, 8192)],
-)
-def test_a_size_is_more_than_its_launch_and_no_call_is_long(tflops, twenty_launches, largest):
-    bench, calls = Workbench(CARD, None, None), []
-    bench.launch_s, bench.quick_s = 6e-6, lambda seconds: calls.append(seconds) or seconds
-
-    def seconds(n):
-        return 2 * n**3 / (tflops * 1e12)
-
-    assert bench.fitting(seconds, SIDES) == twenty_launches
-    assert bench.fitting(seconds, SIDES, math.inf) == largest
-    assert max(calls) <= LONGEST_S
-
-
-def test_on_a_cpu_nothing_is_timed_for_a_size(monkeypatch):
-    monkeypatch.setattr(Workbench, "quick_s", lambda *_: pytest.fail("it was timed"))
-    bench = Workbench(CPU, None, None)
-    assert side(bench, "fp32") == side(bench, "fp64", largest=True) == 1024
-    assert bench.launch_share(1.0, 1) == {}
+# -- the workbench; tests/on_standin.py has the sizes that suit a device ---------------------------
 
 
 @pytest.mark.parametrize(("kind", "times"), [("cpu", 2), ("cuda", 8), ("mps", 8)])
@@ -359,22 +301,19 @@ def test_what_a_gpu_cannot_do_is_skipped(monkeypatch):
 def test_the_knee_is_where_the_fixed_part_equals_the_part_per_sample():
     sizes = [1, 4, 16, 64, 256, 1024]
     found = fit(sizes, [5 + 0.1 * size for size in sizes])
-    assert found.batch_size == 50 and found.misfit < 1e-9
-    assert found.best_throughput == pytest.approx(10_000)
+    assert found.batch_size == 50 and found.best_throughput == pytest.approx(10_000)
     rising = fit([64, 128, 256], [64.0, 128.0, 256.0])
     assert rising.batch_size is None and "below 64" in rising.line
-    flat = fit([1, 2, 4], [5.0, 5.0, 5.0])
-    assert flat.batch_size is None and "above 4" in flat.line and math.isinf(flat.n_half)
+    assert "above 4" in fit([1, 2, 4], [5.0, 5.0, 5.0]).line
     assert "NO STRAIGHT LINE" in fit(sizes, [1, 1, 1, 1, 40, 400]).line
     with pytest.raises(ValueError, match="three or more"):
         fit([1, 2], [1.0, 2.0])
 
 
-def fake(precision, loss, not_applied=None, **knobs):
+def fake(precision, loss, **knobs):
     """Return as much of a Run as a comparison of losses reads."""
-    asked = lk.Pipeline(precision=precision, **knobs)
-    return SimpleNamespace(asked=asked, pipeline=asked, loss=loss, steps=len(loss), recorded=False,
-                           not_applied=not_applied or {})  # fmt: skip
+    asked, more = lk.Pipeline(precision=precision, **knobs), {"recorded": False, "not_applied": {}}
+    return SimpleNamespace(asked=asked, pipeline=asked, loss=loss, steps=len(loss), **more)
 
 
 def test_losses_are_held_against_a_tolerance_on_the_same_batches():
@@ -385,6 +324,3 @@ def test_losses_are_held_against_a_tolerance_on_the_same_batches():
     assert not lk.losses(base, fake("fp16", [2.0, 1.0, 1.0, math.nan])).survived
     with pytest.raises(ValueError, match="seed=1"):
         lk.losses(fake("fp32", [1.0]), fake("bf16", [1.0], seed=1))
-    run = fake("tf32", [1.0], {"precision": "no Tensor Cores"})
-    acting, lacking = applied([fake("fp32", [1.0]), run])
-    assert len(acting) == 1 and lacking == {"tf32": "no Tensor Cores"}

@@ -1,7 +1,6 @@
 """Accumulation: whether micro-batches add up to the large batch, and what they save and cost.
 
-"The update" is plain SGD's, lr x gradient, all parameters as one vector, before it is added to the
-weights (adding rounds it to their digits). Its error: the norm of the difference over the norm.
+"The update" is plain SGD's, as one vector, before adding it to the weights rounds it.
 """
 
 from __future__ import annotations
@@ -31,15 +30,14 @@ def accumulation(job: Any, bench: Any) -> None:
     """Compare `count` micro-batches of `micro` samples with one batch; then with each mistake."""
     bench.stage("comparing updates")
     formats.use_tf32(False)  # its 10 bits would be the error that is seen
-    no_fp64 = bench.device.type == "mps"
+    names = ["float32", "float64"]
+    if bench.device.type == "mps":
+        bench.skip(names.pop(), "Apple GPUs have no FP64")
     for model in ("mlp", "transformer"):
-        for name in ("float32", "float64"):
-            if name == "float64" and no_fp64:
-                bench.skip(f"{model}, float64", "Apple GPUs have no FP64")
-                continue
+        for name in names:
             error = Net(model, job, bench.device, getattr(torch, name)).error()
             bench.write("equivalence", values={"error": error}, model=model, dtype=name)
-    exact = torch.float32 if no_fp64 else torch.float64  # where rounding hides nothing
+    exact = getattr(torch, names[-1])  # where rounding hides least
     for name, (mistake, cure) in MISTAKES.items():
         wrong, cured = mistake(job, bench.device, exact)
         bench.write("mistake", values={"error": wrong, "cured": cured, "cure": cure}, name=name)

@@ -1,7 +1,6 @@
 """Moving bytes: in many pieces and in one, from disk to the math, and within the device's memory.
 
-On a GPU `bytes` of a copy are those that cross the bus. On a CPU there is no bus: the pieces go
-from RAM to RAM, and `bytes` is what is copied (it is read once and written once).
+`bytes` of a copy are those that cross a GPU's bus, or are copied from RAM to RAM.
 """
 
 from __future__ import annotations
@@ -198,8 +197,8 @@ def bandwidth(job: Any, bench: Any) -> None:
         copy = functools.partial(target[:n].copy_, source[:n])
         if not bench.on_cpu and n < largest and bench.quick_s(copy) < LEAST * bench.launch_s:
             left_out = n
-            continue
-        bench.time(copy, of="copy", bytes=8 * n, launches=1, array_bytes=4 * n)
+        else:
+            bench.time(copy, of="copy", bytes=8 * n, launches=1, array_bytes=4 * n)
     if left_out:
         size = f"arrays up to {left_out / 2**18:.3g} MiB"
         bench.skip(size, f"a copy takes less than {LEAST} launches: those would be timed")

@@ -101,8 +101,7 @@ SHOWN = {  # kind of device: how the meter is called, and what there is of
 def one_thread(job: Any, bench: Any) -> None:
     """Keep the device "busy" for `seconds` with a single thread, and read the usual meter.
 
-    On a CUDA device `torch.cuda._sleep`, a kernel of one block with one thread that counts clock
-    ticks, and NVML's utilization; on a CPU matrix products, and CPU time over wall time.
+    On a CUDA device `torch.cuda._sleep`, a kernel of one thread that counts clock ticks.
     """
     if bench.device.type == "cuda":
         return one_on_card(job, bench)
@@ -147,7 +146,7 @@ def one_on_card(job: Any, bench: Any) -> None:
 
 
 @one_thread.figure
-def draw_threads(measured: Any, before: Any = None) -> Any:
+def draw_threads(measured: Any) -> Any:
     """Draw, for one thread and for all, the meter's reading and the share of the device used."""
     names, inks = SHOWN.get(measured.machine.kind, SHOWN["cpu"]), (style.INSTRUMENT, style.COMPUTE)
     rows = []
@@ -159,7 +158,7 @@ def draw_threads(measured: Any, before: Any = None) -> Any:
             rows.append(primitives.Bar(f"{who}: {name}", value, text, colour))
     texts = [row.text for row in rows] or ["nothing"] * 2
     title = f"the meter reads {texts[0]}, and {texts[1]} of the device is used"
-    figure, (axes,) = page(measured, [(0.1, primitives.rows_in(len(rows)))], before=before,
-                           title=title, left_in=3.7, bottom_in=0.5)  # fmt: skip
+    figure, (axes,) = page(measured, [(0.1, primitives.rows_in(len(rows)))], title=title,
+                           left_in=3.7, bottom_in=0.5)  # fmt: skip
     primitives.hbars(axes, rows, "% of what the meter, or the device, can show")
     return figure

@@ -1,12 +1,7 @@
-"""Elementwise chains one operation at a time and fused by torch.compile: bytes, time, code.
-
-Past the caches such an operation's time is its bytes over the memory's bandwidth. Fused, the
-intermediate arrays are never written and never read again.
-"""
+"""Elementwise chains one operation at a time and fused by torch.compile: bytes, time, code."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 import statistics
@@ -43,21 +38,17 @@ class Chain:
         self.inputs = len(arrays)  # the different arrays that the whole expression reads
         self.reads = [2 if self.inputs > 1 else 1] * len(self.steps)  # of each operation
         self.between, self.d = torch.ones_like(arrays[0]), torch.ones_like(arrays[0])
-        self.fused: Callable | None = None  # `plain`, once it is compiled
+        self.fused: Callable | None = None  # `run`, once it is compiled
 
-    def eager(self, arrays: tuple, between: torch.Tensor, d: torch.Tensor) -> None:
-        """Write every result to memory that is there; the last one is `d`."""
-        x = arrays[0]
+    def run(self, arrays: tuple, d: torch.Tensor, between: torch.Tensor | None = None) -> None:
+        """Write `d`; with `between` all other results too, without as one writes it, to compile."""
+        x, out = arrays[0], {}
         for i, (operation, args) in enumerate(self.steps, 1):
-            out = d if (len(self.steps) - i) % 2 == 0 else between
-            x = operation(x, *args, *arrays[i : i + 1], out=out)
-
-    def plain(self, arrays: tuple, d: torch.Tensor) -> None:
-        """Do the same as one writes it: this is compiled."""
-        x = arrays[0]
-        for i, (operation, args) in enumerate(self.steps, 1):
-            x = operation(x, *args, *arrays[i : i + 1])
-        d.copy_(x)
+            if between is not None:
+                out["out"] = d if (len(self.steps) - i) % 2 == 0 else between
+            x = operation(x, *args, *arrays[i : i + 1], **out)
+        if between is None:
+            d.copy_(x)
 
     def bytes(self, fused: bool, count: int) -> int:
         """Count the bytes moved for arrays of `count` numbers."""
@@ -65,7 +56,7 @@ class Chain:
 
     def cut(self, count: int) -> tuple[tuple, torch.Tensor, torch.Tensor]:
         """Return the first `count` numbers of every array."""
-        return tuple(x[:count] for x in self.arrays), self.between[:count], self.d[:count]
+        return tuple(x[:count] for x in self.arrays), self.d[:count], self.between[:count]
 
 
 @experiment(
@@ -77,8 +68,7 @@ class Chain:
 def fusion(job: Any, bench: Any) -> None:
     """Time d = a + b + c and a chain of `length` operations, eager and fused, by array size.
 
-    Bytes: 4 for every number that an operation reads or writes. All arrays are there before the
-    clock runs, but for "as written": `a + b + c`, where each result is a new array.
+    All arrays are there before the clock runs, but for "as written", where each result is new.
     """
     count = bench.past_cache_elements(job.mib)
     if job.mib is None:  # an operation touches two to four arrays: a CPU's need to be half as large
@@ -111,24 +101,24 @@ def fusion(job: Any, bench: Any) -> None:
 def compile_it(chain: Chain, bench: Any) -> str | None:
     """Compile the chain, twice, and write how long that took; return why it could not, or None."""
     bench.stage(f"compiling {chain.name}")
-    arrays, between, d = chain.cut(BLOCK)
+    arrays, d, between = chain.cut(BLOCK)
     for turn in ("first", "again"):  # which finds the first one's result in Inductor's disk cache
         dynamo.reset()
         counted.counters.clear()
-        compiled = torch.compile(chain.plain, dynamic=True)
+        compiled = torch.compile(chain.run, dynamic=True)
         start = time.perf_counter()
         try:
             _, codes = inductor.run_and_get_code(compiled, arrays, d)
         except Exception as error:
             return f"torch.compile failed: {str(error).strip().splitlines()[0][:200]}"
         seconds = time.perf_counter() - start
-        if not codes:  # torch.compile switched off, for one: what ran was eager
+        if not codes:  # what ran was eager
             return "torch.compile produced no kernel: is it switched off (TORCH_COMPILE_DISABLE)?"
         cached = bool(counted.counters["inductor"]["fxgraph_cache_hit"])
         values = {"from cache": cached, "kernels": len(codes)}
         bench.write("compile", seconds=[seconds], chain=chain.name, turn=turn, values=values)
     result = d.clone()
-    chain.eager(arrays, between, d)
+    chain.run(arrays, d, between)
     torch.testing.assert_close(result, d)  # the two ways do the same, or the run fails
     chain.fused = compiled
     return None
@@ -136,12 +126,12 @@ def compile_it(chain: Chain, bench: Any) -> str | None:
 
 def show_kernel(chain: Chain, bench: Any) -> None:
     """Write the text of the kernel, C++ or Triton, for arrays of one fixed size."""
-    arrays, _, d = chain.cut(BLOCK)
-    fixed = torch.compile(lambda *given: chain.plain(*given), dynamic=False)  # captured anew
+    arrays, d, _ = chain.cut(BLOCK)
+    fixed = torch.compile(lambda *given: chain.run(*given), dynamic=False)  # captured anew
     _, codes = inductor.run_and_get_code(fixed, arrays, d)
     found = re.findall(r"r?'''(.*?)'''", "\n".join(codes), re.DOTALL)
     code = next((text for text in found if "extern" in text or "@triton" in text), "")
-    lines = [line.rstrip() for line in code.strip().splitlines() if "#include" not in line]
+    lines = [line.rstrip() for line in code.splitlines() if "#include" not in line]
     code = "\n".join(lines).strip() or None
     bench.write("kernel", chain=chain.name, values={"code": code, "numbers": len(d)})
 
@@ -149,8 +139,8 @@ def show_kernel(chain: Chain, bench: Any) -> None:
 def compare(chain: Chain, mib: float, bench: Any) -> None:
     """Time the chain at one array size, eager and fused in turn: the gain is that of each round."""
     count = int(mib * 2**20) // ITEM
-    arrays, between, d = chain.cut(count)
-    ways = {"eager": lambda: chain.eager(arrays, between, d)}
+    arrays, d, between = chain.cut(count)
+    ways = {"eager": lambda: chain.run(arrays, d, between)}
     if chain.fused is not None:
         ways["fused"] = lambda: chain.fused(arrays, d)
     bench.stage(f"{chain.name}: {mib:.4g} MiB an array")
@@ -169,14 +159,11 @@ def compare(chain: Chain, mib: float, bench: Any) -> None:
 def launches(bench: Any, lacking: str | None) -> None:
     """Time hundreds of operations on a tiny array: eager, compiled, and as a CUDA graph."""
     chain = Chain("tiny", islice(cycle(UNARY), MANY), (torch.randn(TINY, device=bench.device),))
-    arrays, between, d = chain.cut(TINY)
-    ways = {"eager": lambda: chain.eager(arrays, between, d)}
+    ways = {"eager": lambda: chain.run(chain.arrays, chain.d, chain.between)}
     if lacking is None:
         bench.stage(f"compiling {MANY} tiny operations")
-        compiled = torch.compile(chain.plain)
-        with contextlib.suppress(RuntimeError):  # then it stays out of the picture
-            compiled(arrays, d)
-            ways["compiled"] = lambda: compiled(arrays, d)
+        compiled = torch.compile(chain.run)
+        ways["compiled"] = lambda: compiled(chain.arrays, chain.d)
     if bench.device.type == "cuda":
         ways["CUDA graph"] = cuda_graph(ways["eager"])
     else:

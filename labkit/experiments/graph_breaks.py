@@ -1,8 +1,4 @@
-"""Graph breaks and recompilations, found with PyTorch's own tools, and removed.
-
-Only the capture is looked at: the backend here runs the captured graph as it is, so that no
-compiler is needed and nothing below is a compiled speed.
-"""
+"""Graph breaks and recompilations, found with PyTorch's own tools: only captured, not compiled."""
 
 from __future__ import annotations
 
@@ -58,8 +54,7 @@ def graph_breaks(job: Any, bench: Any) -> None:
 def captures(options: dict[str, Any], lengths: tuple, device: torch.device) -> dict[str, Any]:
     """Call a captured function with batches of these lengths; count the captures.
 
-    `eager` is how many calls ran without one, since Dynamo gives up at `recompile_limit` and says
-    so only in a warning. `log` is what TORCH_LOGS=recompiles would print, without paths.
+    `eager` is how many calls ran without one, since Dynamo gives up at `recompile_limit`.
     """
     torch._dynamo.reset()
     captured, ran, log = [], [], []

@@ -1,7 +1,6 @@
-"""`lk.largest_batch`: a search whose every try is a process of its own.
+"""`lk.largest_batch`: a search whose every try is a process of its own, so that one may fail.
 
-An out-of-memory error ends that try and nothing else. What fits is tried again, for more steps, in
-a fresh process, before it is believed.
+What fits is tried again, for more steps, in a fresh process, before it is believed.
 """
 
 from __future__ import annotations
@@ -39,10 +38,7 @@ GIB, MOST = 2**30, int(KNOBS["batch_size"].high)
     margin=knob(0.1, "share of the limit that is left free", low=0, high=0.99),
 )  # fmt: skip
 def batch_fits(job: Any, bench: Any) -> None:
-    """Train `steps` steps of `pipeline` on random images under a limit; write whether it went.
-
-    A refused allocation is an answer here, no failure; every other error is one.
-    """
+    """Train `steps` steps of `pipeline` on random images under a limit; write whether it went."""
     limit_bytes = int((job.limit_gib or 0) * GIB)
     limit_bytes = limit_bytes or machine.default_limit_bytes(bench.device)
     size = {"batch_size": job.batch_size}
@@ -178,11 +174,8 @@ class LargestBatch(Result):
         """What was found, and under which limit, in words."""
         if self.limit_gib is None:
             return "nothing was tried to its end"
-        found = f"largest batch {self.batch_size}"
-        if self.next is not None:
-            found = f"{found} so far: search not over" if self.batch_size else "search not over"
-        elif self.batch_size is None:
-            found = "not even one sample fits"
+        found = f"largest batch {self.batch_size}" if self.batch_size else "no sample fits"
+        found = f"search not over: {found} so far" if self.next else found
         return f"{found} in {self.limit_gib:.3g} GiB less a margin of {self.margin:.0%}: {self.how}"
 
     def table(self) -> Table:
@@ -207,8 +200,7 @@ class LargestBatch(Result):
 
 def draw(search: LargestBatch) -> Any:
     """Draw the peak of every try against its batch: dots that fit, crosses that were refused."""
-    knobs = ", ".join(f"{n}={v!r}" for n, v in search.pipeline.changed().items())
-    lines = [(search.line, run_header.BOLD), (knobs or "the default pipeline", {}),
+    lines = [(search.line, run_header.BOLD), (repr(search.pipeline), {}),
              (search.machine.line, run_header.GREY)]  # fmt: skip
     figure, (axes,) = style.page(lines, [(0.24, 2.3)])
     limit, dot = search.limit_gib or 0, {"color": style.COMPUTE, "marker": "o", "ls": ""}

@@ -81,20 +81,19 @@ def item_ladder(job: Any, bench: Any) -> None:
     bench.stage("making images")
     count = 4 * job.batch_size
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as place:
-        files = [str(Path(place) / f"{i}.jpg") for i in range(count)]
+        files = [f"{place}/{i}.jpg" for i in range(count)]
         for i, file in enumerate(files):
             image.fromarray(data.draw_image(i, job.px)).save(file, quality=90)
-        np.save(Path(place) / "images.npy", np.stack([decoded(file) for file in files]))
-        array = np.load(Path(place) / "images.npy", mmap_mode="r", allow_pickle=False)
+        np.save(f"{place}/images.npy", np.stack([decoded(file) for file in files]))
+        array = np.load(f"{place}/images.npy", mmap_mode="r", allow_pickle=False)
         indices = torch.randperm(count)[: job.batch_size].tolist()
         chosen = [files[index] for index in indices]
         wanted = vectorised(chosen)
         for name, work in {
-            "naive": lambda: naive(chosen),
-            "vectorised": lambda: vectorised(chosen),
+            "naive": lambda: naive(chosen), "vectorised": lambda: vectorised(chosen),
             "by the batch": lambda: by_the_batch(chosen),
             "offline": lambda: to_floats(array[indices]),
-        }.items():
+        }.items():  # fmt: skip
             bench.stage(f"measuring: {name}")
             if not torch.equal(work(), wanted):
                 raise RuntimeError(f"{name}: not the same items")

@@ -17,20 +17,15 @@ data, models = Later("labkit.bench.data"), Later("labkit.bench.models")
 
 TRAINED, HELD_OUT = 2048, 1024  # images
 PX = 16
-WARMUP_EPOCHS = 1
 CURVE = 64  # points kept of a loss curve
 CUT = 3.0  # a held-out loss above it is drawn as this
 
-# (what it is called, batch times, learning rate times, whether it warms up)
-CASES = [
-    ("base", 1, 1, False),
-    ("batch x4, same lr", 4, 1, False),
-    ("batch x4, lr x4", 4, 4, False),
-    ("batch x4, lr x4, warm-up", 4, 4, True),
-    ("batch x16, lr x16", 16, 16, False),
-    ("batch x16, lr x16, warm-up", 16, 16, True),
-    ("batch x64, lr x64, warm-up", 64, 64, True),
-]
+CASES = [  # what it is called, batch times, learning rate times
+    ("base", 1, 1), ("batch x4, same lr", 4, 1),
+    ("batch x4, lr x4", 4, 4), ("batch x4, lr x4, warm-up", 4, 4),
+    ("batch x16, lr x16", 16, 16), ("batch x16, lr x16, warm-up", 16, 16),
+    ("batch x64, lr x64, warm-up", 64, 64),
+]  # fmt: skip
 
 
 @experiment(
@@ -43,20 +38,20 @@ CASES = [
     depth=knob(2, "blocks of the CNN", low=1, high=64),
 )
 def lr_scaling(job: Any, bench: Any) -> None:
-    """Train a small CNN on the bench's pictures with plain SGD, for the same samples every time.
+    """Train a small CNN with plain SGD, for the same samples every time.
 
     The linear scaling rule (Goyal et al. 2017, arXiv:1706.02677): batch times k, learning rate
-    times k, warmed up over the first epochs. For the held-out loss batch norm takes the statistics
-    of the held-out images themselves: the running ones lag behind after few updates.
+    times k, warmed up over the first epochs. For the held-out loss batch norm takes the held-out
+    images' own statistics: the running ones lag behind after few updates.
     """
     count = TRAINED + HELD_OUT
     drawn = np.stack([data.draw_image(index, PX) for index in range(count)])  # (N, PX, PX, 3) uint8
     pixels = torch.from_numpy(drawn).to(bench.device).permute(0, 3, 1, 2).contiguous()
     pixels = pixels.float().div_(255).sub_(0.5).mul_(4)  # around 0
     labels = torch.arange(count, device=bench.device) % data.CLASSES
-    for i, (name, batches, rates, warm) in enumerate(CASES):
+    for i, (name, batches, rates) in enumerate(CASES):
         bench.stage(f"training: {name}", i, len(CASES))
-        batch, lr = job.batch_size * batches, job.lr * rates
+        batch, lr, warm = job.batch_size * batches, job.lr * rates, "warm-up" in name
         if batch > TRAINED:
             bench.skip(name, f"a batch of {batch} is more than the {TRAINED} training images")
             continue
@@ -79,10 +74,10 @@ def train(
     model = models.make_model("cnn", job.width, job.depth, data.CLASSES, PX).to(pixels.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     order = torch.Generator().manual_seed(seed)
-    losses, warmup = [], WARMUP_EPOCHS * TRAINED
+    losses = []
     for _ in range(job.epochs):
         for chosen in torch.randperm(TRAINED, generator=order).split(batch):
-            share = min(1.0, (len(losses) + 1) * batch / warmup) if warm else 1.0
+            share = min(1.0, (len(losses) + 1) * batch / TRAINED) if warm else 1.0  # an epoch
             optimizer.param_groups[0]["lr"] = lr * share
             chosen = chosen.to(pixels.device)
             loss = functional.cross_entropy(model(pixels[chosen]), labels[chosen])

@@ -1,7 +1,4 @@
-"""`lk.measure`: run an experiment in its own process, show how far it is, leave its figure.
-
-Here is also what the figures of experiments share: the page, and a bar for each point.
-"""
+"""`lk.measure`, and what the figures of experiments share: the page, and a bar for each point."""
 
 from __future__ import annotations
 
@@ -64,10 +61,7 @@ def progress_line(running: Measurements) -> str:
 
 
 def draw(measured: Measurements, before: Measurements | None = None) -> Any:
-    """Draw what an experiment measured: as its file says, or its times as bars.
-
-    `before` is the run before, drawn in grey by the figures that have room for it.
-    """
+    """Draw what an experiment measured, as its file says or as bars; in grey the run `before`."""
     registered = EXPERIMENTS.get(measured.name)
     figure = registered.draw if registered and registered.draw and measured.points else bars
     has_room = before is not None and "before" in inspect.signature(figure).parameters
@@ -107,10 +101,7 @@ def case_of(values: dict[str, Any]) -> str:
 
 
 def bars(measured: Measurements, before: Measurements | None = None) -> Any:
-    """Draw a bar per timed point: its rate where FLOPs or bytes are counted, else its time.
-
-    Points that do not have what the first one is measured by are left out.
-    """
+    """Draw a bar per timed point: its rate where FLOPs or bytes are counted, else its time."""
     timed = [point for point in measured if point.median_s]
     unit, value = next(m for m in METRICS.items() if not timed or m[1](timed[0], 1.0) is not None)
     kinds, rows = list(dict.fromkeys(point.of for point in timed)), []

@@ -1,7 +1,6 @@
-"""What a training step needs of the device's memory: predicted from counts, and measured.
+"""What an FP32 training step with AdamW keeps in memory: predicted from counts, and measured.
 
-FP32 training with AdamW, in bytes. Not in it: temporaries that live for a part of the step only,
-which come on top at the peak; the CUDA context and the allocator's cache.
+Not in it: temporaries, which come on top at the peak; the CUDA context, the allocator's cache.
 """
 
 from __future__ import annotations
@@ -59,20 +58,16 @@ def predict(counts: dict[str, Any]) -> MemoryParts:
     step count per tensor; the buffers are batch norm's running statistics.
     """
     weights = FLOAT * counts["parameters"]
-    return MemoryParts(
-        weights=weights + counts["buffer_bytes"],
-        gradients=weights,
-        optimizer=2 * weights + FLOAT * counts["parameter_tensors"],
-        activations=counts["batch_size"] * activation_bytes_per_sample(counts),
-    )
+    optimizer = 2 * weights + FLOAT * counts["parameter_tensors"]
+    activations = counts["batch_size"] * activation_bytes_per_sample(counts)
+    return MemoryParts(weights + counts["buffer_bytes"], weights, optimizer, activations)
 
 
 def activation_bytes_per_sample(counts: dict[str, Any]) -> int:
     """Return the bytes that one sample keeps for the backward pass.
 
-    What is kept follows from each layer's derivative (PyTorch's `derivatives.yaml`): a linear
-    layer, convolution or norm keeps its input, ReLU its output, attention its queries, keys, values
-    and output; a tensor that two layers keep is there once.
+    By each layer's derivative (PyTorch's `derivatives.yaml`) a linear layer, convolution or norm
+    keeps its input, ReLU its output; a tensor that two layers keep is there once.
     """
     width, depth, px = counts["width"], counts["depth"], counts["image_px"]
     if counts["model"] == "mlp":  # each hidden layer's ReLU, which is the next one's input
@@ -130,11 +125,8 @@ def plain_step(job: Any, bench: Any, **knobs: Any) -> Any:
 
 
 def measure_step(job: Any, device: torch.device) -> dict[str, Any]:
-    """Train three steps of `job` and return the bytes of each part, with the counts of the model.
-
-    A CPU's allocator keeps no book, so there the tensors themselves are counted.
-    """
-    by_allocator = device.type == "cuda"
+    """Train three steps of `job`; return the bytes of each part, with the counts of the model."""
+    by_allocator = device.type == "cuda"  # a CPU's keeps no book: there the tensors are counted
     model, parts = (_by_allocator if by_allocator else _by_tensors)(job, device)
     return {
         "model": job.model, "width": job.width, "depth": job.depth, "image_px": job.image_px,
@@ -156,7 +148,8 @@ def _by_tensors(job: Any, device: torch.device) -> tuple[Any, dict[str, int | No
     gradients = storages(p.grad for p in model.parameters() if p.grad is not None)
     trainer.compute(*batch, update=True)
     state = [value for kept_of in trainer.optimizer.state.values() for value in kept_of.values()]
-    found = own_storages(model), gradients, storages(filter(torch.is_tensor, state)), kept
+    own = storages([*model.parameters(), *model.buffers()])
+    found = own, gradients, storages(filter(torch.is_tensor, state)), kept
     return model, dict(zip(PARTS, (sum(part.values()) for part in found), strict=True))
 
 
@@ -193,7 +186,7 @@ def _by_allocator(job: Any, device: torch.device) -> tuple[Any, dict[str, int | 
 @contextlib.contextmanager
 def kept_for_backward(model: torch.nn.Module) -> Iterator[dict[int, int]]:
     """Collect {address: bytes} of what autograd keeps meanwhile, but the model's own storages."""
-    own, kept = own_storages(model), {}
+    own, kept = storages([*model.parameters(), *model.buffers()]), {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         found = storages([tensor])  # alive until the backward pass: no address comes twice
@@ -208,11 +201,6 @@ def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     """Return {address: bytes} of the storages behind `tensors`: views of one count once."""
     found = (tensor.untyped_storage() for tensor in tensors)
     return {storage.data_ptr(): storage.nbytes() for storage in found}
-
-
-def own_storages(model: torch.nn.Module) -> dict[int, int]:
-    """Return {address: bytes} of a model's parameters and buffers."""
-    return storages([*model.parameters(), *model.buffers()])
 
 
 @memory_parts.figure

@@ -1,12 +1,10 @@
 """The number formats of deep learning: range and rounding, autocast, and gradients lost in FP16.
 
-A format has a sign, `exponent_bits` and `mantissa_bits`; everything else follows (IEEE 754):
-values are (1 + m / 2^mantissa_bits) * 2^e, or m / 2^mantissa_bits * 2^lowest below the normals.
+IEEE 754: (1 + m / 2^mantissa_bits) * 2^e, or m / 2^mantissa_bits * 2^lowest below the normals.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +25,7 @@ class Format:
     """A binary floating-point format, by its bits; `eps` is the step from 1 to the next number."""
 
     def __init__(self, name: str, exponent_bits: int, mantissa_bits: int):
-        self.name, self.exponent_bits, self.mantissa_bits = name, exponent_bits, mantissa_bits
+        self.name, self.bits = name, (exponent_bits, mantissa_bits)
         self.lowest = 2 - 2 ** (exponent_bits - 1)
         self.eps = 2.0**-mantissa_bits
         self.max = (2 - self.eps) * 2.0 ** (1 - self.lowest)
@@ -38,20 +36,16 @@ class Format:
 
 # TF32: NVIDIA A100 Tensor Core GPU Architecture whitepaper, 2020, p. 27; BF16: Google Brain, the
 # upper half of an FP32 number; the others: IEEE 754
-FP32, TF32 = Format("fp32", 8, 23), Format("tf32", 8, 10)
-FP16, BF16 = Format("fp16", 5, 10), Format("bf16", 8, 7)
-
-FORMATS = {each.name: each for each in (FP32, TF32, FP16, BF16)}
+BITS = {"fp32": (8, 23), "tf32": (8, 10), "fp16": (5, 10), "bf16": (8, 7)}
+FORMATS = {name: Format(name, *bits) for name, bits in BITS.items()}
 STORED = ("fp32", "fp16", "bf16")  # those a tensor can be in
 
 
 def formats_table() -> Table:
     """Return the formats side by side."""
     head = ("format", "bits: exponent", "mantissa", "largest", "smallest normal", "step at 1")
-    rows = [
-        (f.name, f.exponent_bits, f.mantissa_bits, f"{f.max:.3g}", f"{f.smallest_normal:.2g}",
-         f"{f.eps:.2g}") for f in FORMATS.values()
-    ]  # fmt: skip
+    rows = [(f.name, *f.bits, f"{f.max:.3g}", f"{f.smallest_normal:.2g}", f"{f.eps:.2g}")
+            for f in FORMATS.values()]  # fmt: skip
     return Table(rows, head, left=())
 
 
@@ -73,17 +67,22 @@ def number_formats(job: Any, bench: Any) -> None:
 
     for name in STORED:
         dtype = formats.FORMATS[name][0]
-        bench.write("limits", format=name, values=limits(bench.device, dtype))
-        for number in EXAMPLES:
-            became = torch.tensor(number, device=bench.device).to(dtype)
-            bench.write("example", format=name, number=number, values={"became": text(became)})
+        smallest = step = one = torch.ones((), device=bench.device, dtype=dtype)
+        while (smallest / 2).item() > 0:
+            smallest = smallest / 2
+        while (one + step / 2).item() > 1:
+            step = step / 2
+        found = {"smallest": smallest.item(), "eps": step.item()}
+        bench.write("limits", format=name, values=found)
+        for number in EXAMPLES:  # as text: JSON has neither inf nor nan
+            became = f"{torch.tensor(number, device=bench.device).to(dtype).item():g}"
+            bench.write("example", format=name, number=number, values={"became": became})
         rounding(name, x.to(dtype))
         # a vector's length by hand: its squares overflow long before the result would
-        vector = torch.full((4,), 300.0, device=bench.device, dtype=dtype)
-        square = vector * vector
+        square = torch.full((4,), 300.0, device=bench.device, dtype=dtype) ** 2
         values = {"square": square[0], "norm": square.sum().sqrt(),
                   "normalised": (square / square.sum())[0]}  # fmt: skip
-        values = {name: text(number) for name, number in values.items()}
+        values = {name: f"{number.item():g}" for name, number in values.items()}
         bench.write("norm", format=name, values=values)
     if bench.usable(["tf32"]):  # rounded in hardware: a product with 1 changes nothing else
         x = x[: len(x) // 64 * 64]
@@ -91,21 +90,6 @@ def number_formats(job: Any, bench: Any) -> None:
         rounded = x.view(-1, 64) @ torch.eye(64, device=bench.device)
         formats.use_tf32(False)
         rounding("tf32", rounded.flatten())
-
-
-def limits(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Find the smallest number above zero and the step at 1, by halving a tensor on the device."""
-    smallest = step = one = torch.ones((), device=device, dtype=dtype)
-    while (smallest / 2).item() > 0:
-        smallest = smallest / 2
-    while (one + step / 2).item() > 1:
-        step = step / 2
-    return {"smallest": smallest.item(), "eps": step.item()}
-
-
-def text(x: torch.Tensor) -> str:
-    """Write a number as text: JSON has neither inf nor nan."""
-    return f"{x.float().item():g}"
 
 
 @number_formats.figure
@@ -126,9 +110,7 @@ def draw_formats(measured: Any) -> Any:
     primitives.name_rows(span, list(FORMATS))
     primitives.name_rows(step, list(FORMATS))
     span.set(xscale="log", xlim=(1e-48, 1e42), xlabel="range of numbers (pale: digits are lost)")
-    step.set(
-        xscale="log", xlim=(1e-9, 3), xlabel="largest relative error of rounding (rings: here)"
-    )
+    step.set(xscale="log", xlim=(1e-9, 3), xlabel="largest error of rounding (rings: found here)")
     return figure
 
 
@@ -214,7 +196,13 @@ CASES: dict[str, tuple[str | None, dict[str, float] | None, float]] = {
 )
 def underflow(job: Any, bench: Any) -> None:
     """Train the same small network in each case; write what its first gradient came to, and all."""
-    x, target = displacement(job.px, bench.device)
+    # a smooth displacement over a picture, (px^2, 3), of 2 mm; each pixel's features are waves
+    torch.manual_seed(0)
+    place = torch.linspace(0, 1, job.px)
+    grid = torch.stack(torch.meshgrid(place, place, indexing="ij"), -1).view(-1, 2)
+    x = torch.sin(grid @ (torch.randn(2, 16) * 4))  # (px^2, 16)
+    target = 2e-3 * torch.tanh(x @ torch.randn(16, 3))
+    x, target = x.to(bench.device), target.to(bench.device)
     for name, (kind, scaling, factor) in CASES.items():
         if kind == "bf16" and (why := formats.why_not("bf16", bench.device)):
             bench.skip(name, why)
@@ -222,17 +210,6 @@ def underflow(job: Any, bench: Any) -> None:
         bench.stage(f"training: {name}")
         values = train(x, target, formats.DTYPES.get(kind), scaling, factor, job.steps)
         bench.write("training", case=name, values=values)
-
-
-def displacement(px: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each pixel's features, (px^2, 16) waves, and its displacement, (px^2, 3), of 2 mm."""
-    generator = torch.Generator().manual_seed(0)
-    place = torch.linspace(0, 1, px)
-    grid = torch.stack(torch.meshgrid(place, place, indexing="ij"), -1).view(-1, 2)
-    waves = torch.randn(2, 16, generator=generator) * 4
-    features = torch.sin(grid @ waves)
-    target = 2e-3 * torch.tanh(features @ torch.randn(16, 3, generator=generator))
-    return features.to(device), target.to(device)
 
 
 def train(
@@ -247,7 +224,7 @@ def train(
     nn.init.zeros_(model[2].bias)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     scaler = torch.amp.GradScaler(device, enabled=scaling is not None, **(scaling or {}))
-    cast = torch.autocast(device, dtype=dtype) if dtype else contextlib.nullcontext()
+    cast = torch.autocast(device, dtype or torch.bfloat16, enabled=dtype is not None)
     known: dict[str, Any] = {"loss": [], "scale": [], "skipped": []}
     for step in range(steps):
         with cast:
@@ -260,10 +237,9 @@ def train(
         scaler.step(optimizer)  # not where a gradient is infinite or NaN
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        known["loss"].append(loss.item())
-        if scaling is not None:
-            known["scale"].append(scale)
-            known["skipped"].append(scaler.get_scale() < scale)
+        for name, value in (("loss", loss.item()), ("scale", scale),
+                            ("skipped", scaler.get_scale() < scale)):  # fmt: skip
+            known[name].append(value)
     return known
 
 
@@ -287,9 +263,9 @@ def draw_underflow(measured: Any) -> Any:
     figure, (sizes, losses, scales) = page(measured, panels, title=title)
     if "fp32" in cases:
         sizes.bar(*cases["fp32"]["exponents"], width=0.85, color=style.LINES[0], align="edge")
-    smallest, normal = math.log2(FP16.smallest), math.log2(FP16.smallest_normal)
-    sizes.axvspan(-60, smallest - 1, color=style.ALARM, alpha=0.12, lw=0)
-    sizes.axvspan(normal, 2, color=style.COMPUTE, alpha=0.12, lw=0)
+    fp16 = FORMATS["fp16"]
+    sizes.axvspan(-60, math.log2(fp16.smallest) - 1, color=style.ALARM, alpha=0.12, lw=0)
+    sizes.axvspan(fp16.lowest, 2, color=style.COMPUTE, alpha=0.12, lw=0)
     sizes.set(xlim=(-50, 2), ylabel="share", xlabel="log2 of the first gradient at the output, in "
               "fp32 (red: becomes 0 in fp16; green: keeps all digits)")  # fmt: skip
     series = []

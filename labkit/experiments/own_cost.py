@@ -24,6 +24,10 @@ from labkit.results.launch import launch
 from labkit.results.machine import machine
 from labkit.results.result import Table
 from labkit.spec import Pipeline
+from labkit.wiring import Later
+
+torch, loop = Later("torch"), Later("labkit.bench.loop")
+timeline = Later("labkit.bench.timeline")
 
 MODULE = "labkit.experiments.own_cost"
 REPEATS, STEPS = 5, 15_000
@@ -101,13 +105,9 @@ def hang(_argument: str, dataset: Any, trainer: Any) -> Any:
 
 def trainer_of(step_ms: float) -> tuple[Any, Any, Any]:
     """Return the default CNN on one thread, and images so large that a step takes `step_ms`."""
-    import torch
-
-    from labkit.bench.loop import Trainer
-
     torch.set_num_threads(1)
-    job = SimpleNamespace(**(Pipeline(width=8, depth=1).to_dict()))
-    trainer = Trainer(job, torch.device("cpu"))
+    job = SimpleNamespace(**Pipeline(width=8, depth=1).to_dict())
+    trainer = loop.Trainer(job, torch.device("cpu"))
     for px in range(16, 256, 2):
         images = torch.randint(0, 256, (2, 3, px, px), dtype=torch.uint8)  # (B, 3, px, px)
         labels = torch.randint(0, 10, (2,))
@@ -123,22 +123,20 @@ def trainer_of(step_ms: float) -> tuple[Any, Any, Any]:
 
 def recorder_cost() -> dict[str, float]:
     """Return the step time without and with recording (ms), and cost and noise as shares of it."""
-    from labkit.bench.timeline import HostTimeline
-
     trainer, images, labels = trainer_of(STEP_MS)
     lots, took = random.Random(0), ([], [], [])  # plain, plain too, recorded
     with tempfile.TemporaryDirectory() as folder:
-        timeline = HostTimeline(folder)
+        host = timeline.HostTimeline(folder)
         for i in range(STEPS):
             lot = lots.randrange(3)
             start = now_ns()
             if lot == 2:
-                asked, ready = now_ns(), timeline.copying()
+                asked, ready = now_ns(), host.copying()
                 batch = trainer.to_device(images, labels)
-                copied = timeline.copied()
-                timeline.computing()
+                copied = host.copied()
+                host.computing()
                 loss = trainer.compute(*batch, update=True)
-                timeline.step(i, asked, ready, copied, labels.numel(), loss)
+                host.step(i, asked, ready, copied, labels.numel(), loss)
             else:
                 trainer.compute(*trainer.to_device(images, labels), update=True)
             took[lot].append(now_ns() - start)

@@ -1,8 +1,7 @@
 """A Triton kernel of our own, checked against PyTorch, and loaded as a package by its name.
 
-The package is for the Hugging Face library `kernels`: FOLDER/build/torch-cpu/ has the code as
-`__init__.py` (a copy of labkit/bench/triton_add.py) and `metadata.json`. On the Hub the folder is a
-repository; `LOCAL_KERNELS=name=folder` makes `get_kernel(name)` take it from disk.
+The package is for the Hugging Face library `kernels`: `LOCAL_KERNELS=name=folder` makes its
+`get_kernel(name)` take the folder from disk that on the Hub is a repository.
 """
 
 from __future__ import annotations

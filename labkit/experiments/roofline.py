@@ -126,14 +126,6 @@ class Roof:
         """Return the intensity, FLOP/byte, from which a format's compute roof is the limit."""
         return self.tflop_per_s[kind] * 1e3 / self.gb_per_s
 
-    def attainable(self, intensity: float, kind: str) -> float:
-        """Return the most TFLOP/s that the roofs allow at `intensity` FLOP/byte."""
-        return min(self.tflop_per_s[kind], self.gb_per_s * intensity / 1e3)
-
-    def regime(self, intensity: float, kind: str) -> str:
-        """Return which roof is the lower one at `intensity`: "memory" or "compute"."""
-        return "memory" if intensity < self.ridge(kind) else "compute"
-
 
 @dataclass(frozen=True)
 class Placed:
@@ -170,21 +162,21 @@ class Roofline(Result):
         self.measured = measured
         passes = [point.gb_per_s for point in measured.where(roof="bandwidth") if point.gb_per_s]
         rates: dict[str, float] = {}
-        for point in measured.where("matmul"):
-            kind, rate = point.case.get("format"), point.tflop_per_s
-            if isinstance(kind, str) and rate:
-                rates[kind] = max(rate, rates.get(kind, 0.0))
+        for point in [point for point in measured.where("matmul") if point.tflop_per_s]:
+            kind = str(point.case.get("format"))
+            rates[kind] = max(point.tflop_per_s, rates.get(kind, 0.0))
         if not passes or not rates:
             missing = "pass over memory" if not passes else "matrix product"
             raise LookupError(f"roofline: no {missing} was measured")
         self.roof = Roof(max(passes), rates)
         self.points: list[Placed] = []
         for point in measured:
-            kind = point.case.get("format")
+            kind = str(point.case.get("format"))
             if kind in rates and point.tflop_per_s and point.bytes:
                 at, rate = point.flops / point.bytes, point.tflop_per_s
-                under = rate / self.roof.attainable(at, kind), self.roof.regime(at, kind)
-                self.points.append(Placed(point.of, kind, at, rate, *under, point.case))
+                of_roof = rate / min(rates[kind], self.roof.gb_per_s * at / 1e3)
+                regime = "memory" if at < self.roof.ridge(kind) else "compute"
+                self.points.append(Placed(point.of, kind, at, rate, of_roof, regime, point.case))
 
     def one(self, name: str, **case: Any) -> Placed:
         """Return the operation of this name and case; raises LookupError where there is no one."""
@@ -264,7 +256,7 @@ def draw(measured: Measurements) -> Any:
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylabel="GFLOP/s (10⁹ FLOP a second)",
              xlabel="arithmetic intensity: FLOP per byte that has to move (numbers: rows of n x n)",
              )  # fmt: skip
-    axes.grid(**primitives.GRID)
+    axes.grid(color="#E6E6E6", linewidth=0.8)
     axes.set_axisbelow(True)
     primitives.legend(axes, looks)
     return figure
