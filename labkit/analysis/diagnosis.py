@@ -24,7 +24,7 @@ from labkit.results.record import BODY_NOTE
 from labkit.results.result import Result, Table
 from labkit.spec import GRAPH_MODES
 
-SHARED = "shared device"  # the cause of a verdict withheld: others used it
+SHARED = "neighbour"  # the cause of a verdict withheld: others used the device
 LOOK_INSIDE = "Look inside a few steps: run it with xray=True and 20 steps or more."
 PROFILE = "Record a few steps with torch.profiler, and give the trace to lk.diagnose."
 
@@ -241,6 +241,10 @@ def _device_shared(run: Any, facts: Facts, first: Finding) -> Finding | None:
     # that others use is not the limit.
     starved = first.name == "input" and facts.knobs.get("num_workers")
     starved = starved and rules.losses(facts)[1]["input"] <= taken
+    # A watched loop's thread is not timed: its long steps may be others' doing
+    doubtful = run.watched and facts.kind == "cpu"
+    doubtful = doubtful and first.name in ("compute", "launch")
+    doubtful = doubtful and (facts.in_line is None or facts.in_line > limit)
     if facts.kind == "gpu" and (others := _on_the_card(run)):
         seen = others
     elif taken > limit and (first.name == "compute" or starved):
@@ -249,6 +253,11 @@ def _device_shared(run: Any, facts: Facts, first: Finding) -> Finding | None:
             f"needed (thread CPU time; threshold {limit:.0%})"
         )
         seen += "" if foreign is None else f"; other programs used {foreign:.1f} cores"
+    elif doubtful and (foreign or 0.0) > limit * (facts.cores or 1):
+        seen = (
+            f"other programs used {foreign:.1f} of {facts.cores} cores (psutil; threshold "
+            f"{limit:.0%}), and a watched loop cannot tell how much longer that made its steps"
+        )
     else:
         return None
     return Finding("unsure", SHARED, f"{seen}.", "Stop the other work and run again.")

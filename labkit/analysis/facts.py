@@ -163,6 +163,10 @@ class Facts:
     taken_by_workers: float | None = None  # time in which our workers had the core the model needed
     taken_by_others: float = 0.0  # and in which other programs had it
     foreign_cores: float | None = None  # that programs other than the run used while it trained
+    own_cores: float | None = None  # that the run itself used
+    in_line: float | None = None  # and that its threads stood in line for
+    threads: int | None = None  # that torch computes an operator with, on a CPU
+    growth: tuple[dict[str, Any], ...] = ()  # variables of a watched loop that grew
     stalls: float = 0.0  # share of the waiting that falls into the worst tenth of the steps
     compute_us: float | None = None  # of the average step
     trace: Any = None  # the Breakdown of the x-ray's trace on a GPU, or of the one diagnosed
@@ -187,11 +191,15 @@ class Evidence:
         trace = run.xray if kind == "gpu" else None
         if trace is not None and trace.device_kind != "gpu":
             trace = None  # the profiler could not look into the device
-        (used, foreign), xray = cores_used(run), _sound(run.xray_facts)
+        (used, foreign, in_line), xray = cores_used(run), _sound(run.xray_facts)
         self.known = Facts(
             kind=kind,
             looked_at=f"x-ray of {xray['steps']} steps" if xray else "x-ray",
             foreign_cores=foreign,
+            own_cores=used,
+            in_line=in_line,
+            threads=getattr(run.machine, "threads", None) if kind == "cpu" else None,
+            growth=tuple(run.growth) if run.watched else (),
             trace=trace,
             witnesses=witnesses(run) if trace is None else (),
             xray=xray,
@@ -260,16 +268,20 @@ def _sound(seen: Any) -> dict[str, Any]:
     return seen if needed and optional else {}
 
 
-def cores_used(run: Any) -> tuple[float | None, float | None]:
-    """Return the cores that the run, and that all other programs, used while it trained."""
+def cores_used(run: Any) -> tuple[float | None, ...]:
+    """Return the cores that the run used while it trained, all other programs, and in line for."""
     end = run.stamps[-1, 5] if run.steps else 0.0
     inside = [s for s in run.telemetry if 0 < run.seconds(s["t_ns"]) <= end]
-    rows = [(s.get("own_cpu"), s.get("cpu"), s.get("cpus")) for s in inside]
-    rows = [(own * cpus, cpu * cpus) for own, cpu, cpus in rows if None not in (own, cpu, cpus)]
+    rows = [[s.get(name) for name in ("own_cpu", "cpu", "line_cpu", "cpus")] for s in inside]
+    rows = [row for row in rows if None not in (row[0], row[1], row[3])]
     if not rows:
-        return None, None
-    own, everyone = np.mean(rows, axis=0)
-    return float(own), max(0.0, float(everyone - own))
+        return None, None, None
+    own, everyone, line = (
+        [row[i] * row[3] for row in rows if row[i] is not None] for i in range(3)
+    )
+    used = float(np.mean(own))
+    foreign = max(0.0, float(np.mean(everyone) - used))
+    return used, foreign, float(np.mean(line)) if line else None
 
 
 def of_trace(breakdown: Any) -> Facts:

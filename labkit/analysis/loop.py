@@ -137,8 +137,9 @@ def _passes(
     cold = None
     if len(starts) > 1:
         ends = [*starts[1:], len(stamps)]
-        step = [stamps[e - 1, 5] - stamps[s, 5] for s, e in zip(starts, ends, strict=True)]
-        each = np.array(step) / np.maximum(np.diff([*starts, len(stamps)]) - 1, 1)
+        step = np.diff(stamps[:, 5], prepend=0.0)
+        each = [float(np.median(step[s + 1 : e])) if e - s > 1 else 0.0
+                for s, e in zip(starts, ends, strict=True)]  # fmt: skip
         if ends[0] - starts[0] >= limits.MIN_STEPS and (rest := float(np.median(each[1:]))) > 0:
             slower = float((each[0] - rest) * (ends[0] - starts[0]) / wall)
             cold = slower if each[0] > limits.COLD * rest else None

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from labkit.analysis import thresholds as limits
 from labkit.analysis.facts import Facts, Finding, loss
 from labkit.analysis.instruments import deciding
+from labkit.analysis.lines import Line
 from labkit.analysis.loop import in_the_body, why_it_waits
 
 FEWER_LAUNCHES = (
@@ -45,8 +46,10 @@ def rank(facts: Facts) -> tuple[Finding, ...]:
     (found, total), limit = losses(facts), limits.WORTH_NAMING
     named = [f for f in found if total[f.name] >= limit[f.name]]
     named = [f for f in named if f.lost_share >= limit[f.name] / 2] or named
-    if named:
-        return tuple(sorted(named, key=lambda f: (-total[f.name], -f.lost_share)))
+    grown = None if any(f.cause == "drift" for f in named) else kept(facts)
+    if named or grown:
+        named = sorted(named, key=lambda f: (-total[f.name], -f.lost_share))
+        return tuple(named + [grown] * bool(grown))
     name = max(total, key=lambda n: total[n] / limit[n])
     seen = (
         f"the device computes for {facts.shares['compute']:.0%} of the time and no loss reaches "
@@ -149,10 +152,9 @@ def longer_and_longer(facts: Facts) -> Iterator[Finding]:
         lines = facts.loop.lines.worst(drift.mask)
         seen = f"the last steps take {drift.growth:.1f} times as long as the first"
         seen += f": what grows is {lines[0].what}" if lines else ""
-        change = (
-            "Something is kept from step to step: a list that grows, or losses with their graph "
-            "(append loss.item(), not loss)."
-        )
+        change = "Something is kept from step to step, such as a list that grows."
+        if grown := kept(facts):
+            seen, change, lines = f"{seen}; {grown.evidence}", grown.advice, grown.lines + lines
         yield loss("host", "drift", drift.share, seen, facts.source, change, lines=lines)
 
 
@@ -185,6 +187,36 @@ def collectives(facts: Facts) -> Iterator[Finding]:
             change = f"Look into the trace of rank {late} first: the others wait for it."
         cause = "exposed collectives"
         yield loss("communication", cause, lost, seen, facts.source, change, late)
+
+
+def too_many_threads(facts: Facts) -> Iterator[Finding]:
+    """Torch computes with more threads than there are cores: each waits for the others."""
+    cores, threads = facts.cores or 0, facts.threads or 0
+    alone = (facts.foreign_cores or 0.0) < limits.FOREIGN_LOAD * cores
+    wanted = (facts.own_cores or 0.0) + (facts.in_line or 0.0)
+    if alone and threads > cores > 0 and wanted > limits.CROWDED * cores:
+        lost = (1 - cores / wanted) * facts.shares["compute"]
+        seen = (
+            f"torch computes with {threads} threads on {cores} cores: on average "
+            f"{wanted:.1f} threads of this program had work"
+        )
+        change = f"torch.set_num_threads({cores}) or OMP_NUM_THREADS={cores}."
+        yield loss("host", "threads", lost, seen, "time in line, Linux's schedstat", change)
+
+
+def kept(facts: Facts) -> Finding | None:
+    """Something grows from step to step: it may cost no time, but ends in want of memory."""
+    grown = sorted(facts.growth, key=lambda each: (-each["graph"], -each["after"]))
+    if not grown or not grown[0]["graph"]:
+        return None
+    name, line = grown[0]["name"], grown[0]
+    where = Line(line["file"], line["line"], line["function"], 0.0, "body", "python", name)
+    seen = (
+        f"`{name}` in {where.address} keeps tensors with the graphs that made them: it grew "
+        f"from {line['before']} to {line['after']} while the loop was watched."
+    )
+    change = f"Keep numbers instead: {name} += loss.item(), or .append(loss.detach())."
+    return Finding("host", "drift", seen, change, lines=(where,))
 
 
 # -- the host is too slow for a device that looks busy --------------------------------------------
@@ -291,6 +323,6 @@ def _kernel_share(facts: Facts, names: re.Pattern) -> float:
 
 RULES = (
     waiting_for_data, cores_taken_by_workers, copies, host_work, not_training, longer_and_longer,
-    outside_pytorch, collectives,
-    tiny_operators, gaps_between_kernels, number_format, memory_traffic,
+    too_many_threads, outside_pytorch, collectives, tiny_operators, gaps_between_kernels,
+    number_format, memory_traffic,
 )  # fmt: skip

@@ -35,6 +35,7 @@ FLUSH_NS = 500_000_000  # a worker that is killed loses no more
 WATCHED = "watched"  # a file in the run's folder, there while the run goes on
 SIGNAL = getattr(signal, "SIGURG", None)
 OF_TORCHS_LOADER = "torch.utils.data._utils"
+NOT_THE_CAUSE = (OF_TORCHS_LOADER, "torch.utils.data.dataloader", "labkit.")
 
 
 class Timer:
@@ -171,9 +172,9 @@ class Sampler:
         if kind in ("forward", "torch") and not grad:
             kind = "validation"
         where = own
-        if where is None:  # nothing of the user's: then what the loader called
+        if own is None or (within and own.f_code is self.loop):  # then what the loader called
             called = [f for f in frames
-                      if not stack.module_of_frame(f).startswith(OF_TORCHS_LOADER)]  # fmt: skip
+                      if not stack.module_of_frame(f).startswith(NOT_THE_CAUSE)]  # fmt: skip
             where = called[-1] if called else top
         code = where.f_code
         line = stack.line_of(where)

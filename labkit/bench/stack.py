@@ -130,10 +130,9 @@ def expression(frame: FrameType) -> ast.expr | None:
         lines[-1] = lines[-1].encode()[:end].decode(errors="ignore")
         lines[0] = lines[0].encode()[column:].decode(errors="ignore")
     text = "".join(lines).strip().rstrip(":")
-    for trial in (f"({text})", text):
-        with contextlib.suppress(SyntaxError, ValueError):
-            walk = ast.walk(ast.parse(trial))
-            return next((n for n in walk if isinstance(n, (ast.Call, ast.BinOp))), None)
+    with contextlib.suppress(SyntaxError, ValueError):
+        walk = ast.walk(ast.parse(f"({text})", mode="eval"))
+        return next((n for n in walk if isinstance(n, (ast.Call, ast.BinOp))), None)
     return None
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +44,16 @@ class CpuMeter:
         self.tasks = Path(f"/proc/{bench_pid}/task")
         self.workers: dict[str, psutil.Process] = {}
         self.spent_s: dict[int, float] = {}  # CPU time of each of the run's processes so far
+        self.waited: dict[str, int] = {}  # ns that each of their threads stood in line for a core
         self.read_at = time.monotonic()
         psutil.cpu_percent()
 
     def read(self) -> dict[str, Any]:
-        """Return {cpu, own_cpu: share of all cores in use, by anyone and by this run; rss_gib}."""
-        own = rss = None  # where one of them has just ended
+        """Return {cpu, own_cpu, line_cpu: shares of all cores; rss_gib}.
+
+        Used by anyone and by this run, and those that the run's threads stood in line for.
+        """
+        own = rss = line = None  # where one of them has just ended
         count = psutil.cpu_count() or 1
         with contextlib.suppress(psutil.Error):
             family = self._family()
@@ -58,8 +62,13 @@ class CpuMeter:
             spent = {pid: each.user + each.system for pid, each in times}
             used = sum(s - self.spent_s.get(pid, s) for pid, s in spent.items())
             own = round(used / max(1e-9, (now - self.read_at) * count), 3)
-            self.spent_s, self.read_at = spent, now
-        return {"cpu": psutil.cpu_percent() / 100, "own_cpu": own, "cpus": count, "rss_gib": rss}
+            waited = {thread: ns for p in family for thread, ns in _in_line_ns(p.pid)}
+            if waited and self.waited:
+                more = sum(ns - self.waited.get(thread, ns) for thread, ns in waited.items())
+                line = round(more / 1e9 / max(1e-9, (now - self.read_at) * count), 3)
+            self.spent_s, self.read_at, self.waited = spent, now, waited
+        return {"cpu": psutil.cpu_percent() / 100, "own_cpu": own, "cpus": count, "rss_gib": rss,
+                "line_cpu": line}  # fmt: skip
 
     def _family(self) -> list:
         """Return the bench and its workers; psutil would look at every process: milliseconds."""
@@ -69,6 +78,13 @@ class CpuMeter:
             pids = " ".join(task.read_text() for task in self.tasks.glob("*/children")).split()
             self.workers = {pid: self.workers.get(pid) or psutil.Process(int(pid)) for pid in pids}
         return [self.bench, *self.workers.values()]
+
+
+def _in_line_ns(pid: int) -> Iterator[tuple[str, int]]:
+    """Yield each thread of a process, and how long it has stood in line for a core (Linux)."""
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            yield str(path), int(path.read_text().split()[1])
 
 
 class GpuMeter:

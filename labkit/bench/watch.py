@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from labkit.bench import lines, stack, their_loop
+from labkit.bench import growth, lines, stack, their_loop
 from labkit.process.events import VERSION, EventLog, now_ns
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
@@ -75,6 +75,7 @@ class Recorder:
         self.clock: their_loop.DeviceClock | None = None
         self.telemetry: subprocess.Popen | None = None
         self.sampler = lines.Sampler(stack.place_of(getattr(loader, "collate_fn", None)))
+        self.growth = growth.Growth()
         self.epoch, self.next, self.first_step, self.warmup = -1, 0, 0, 3
         self._current: Callable[[], Pass | None] = lambda: None
         self.how, self.failed, self.closed, self.opened_ns = "", None, False, now_ns()
@@ -206,6 +207,8 @@ class Recorder:
         self.flush()
         if self.sampler.missing and not self.sampler.taken:
             self.log.write("no_lines", why=self.sampler.missing)
+        if self.growth.found:
+            self.log.write("growth", found=list(self.growth.found.values()))
         (self.folder / lines.WATCHED).unlink(missing_ok=True)
         if self.telemetry is not None:
             self.telemetry.kill()
@@ -302,6 +305,7 @@ class Pass:
             self.clock = self.recorder.clock  # known only when the first body has run
             if now > self.beat_at:
                 self.beat_at = now + BEAT_NS
+                self.recorder.growth.look(sys._getframe(2), self.recorder.sampler.loop)
                 self.beat(now)
         except Exception as error:
             self._give_up(error)

@@ -93,6 +93,7 @@ class Run(EventLogResult):
     samples_of_lines = derived(lambda run: run._series["lines"],
                                "The sampled stacks, as the loop's and the workers' samplers wrote.")
     no_lines = fact("no_lines", "why", "Why no stack was sampled; None where some were, or yet.")
+    growth = fact("growth", "found", "Variables of a watched loop that grew, with their line.", [])
     xray_facts = derived(lambda run: run.event("xray"), "What a few profiled steps were made of.")
     no_xray = fact("no_xray", "why", "Why there is no x-ray; None where there is, or not yet.")
     # On one clock, in seconds since the first batch was asked for
