@@ -23,19 +23,13 @@ PRODUCTS = {
 
 
 class Op(NamedTuple):
-    """An operator on the host, with the kernels that it launched; ns."""
+    """An operator or a mark on the host, with the kernels that it launched; ns."""
 
     name: str
     start: int
     end: int
     shapes: list
     kernels: tuple[int, int]  # indices in the stand-in's list
-
-    def event(self) -> Any:
-        return SimpleNamespace(
-            name=lambda: self.name, start_ns=lambda: self.start, end_ns=lambda: self.end,
-            shapes=lambda: self.shapes, device_type=lambda: CPU,
-        )  # fmt: skip
 
 
 class Profile:
@@ -47,7 +41,6 @@ class Profile:
         self.ops: list[Op] = []
 
     def __enter__(self) -> Profile:
-        self.first = len(self.gpu.kernels)
         self.gpu.profile = self
         return self
 
@@ -56,7 +49,10 @@ class Profile:
 
     @property
     def kineto_results(self) -> Any:
-        return SimpleNamespace(events=lambda: [op.event() for op in self.ops])
+        found = [{"name": op.name, "start_ns": op.start, "end_ns": op.end, "shapes": op.shapes,
+                  "device_type": CPU} for op in self.ops]  # fmt: skip
+        events = [SimpleNamespace(**{k: lambda v=v: v for k, v in op.items()}) for op in found]
+        return SimpleNamespace(events=lambda: events)
 
     def export_chrome_trace(self, path: str) -> None:
         card = self.gpu.cards[0]
@@ -68,20 +64,23 @@ class Profile:
             json.dump({"deviceProperties": [device], "traceEvents": events}, file)
 
     def _traced(self, op: Op, number: int) -> list[dict]:
-        mark, known = "::" not in op.name, {"External id": number}
-        host = {"ph": "X", "pid": 1, "tid": 1}
-        kind = "user_annotation" if mark else "cpu_op"
-        events = [host | {"cat": kind, "name": op.name, "args": known, **span(op.start, op.end)}]
-        for i in () if mark else range(*op.kernels):
-            kernel = self.gpu.kernels[i]
-            ids = {"correlation": i + 1, "device": kernel.card, "stream": 7 + kernel.stream} | known
+        def event(kind: str, name: str, args: dict, start=op.start, end=op.end, **where) -> dict:
+            where = {"ph": "X", "pid": 1, "tid": 1, "cat": kind, "name": name, "args": args} | where
+            return where | {"ts": start / 1e3, "dur": (end - start) / 1e3}
+
+        known = {"External id": number}
+        if "::" not in op.name:
+            return [event("user_annotation", op.name, known)]
+        events = [event("cpu_op", op.name, known)]
+        for i in range(*op.kernels):
+            kernel, same = self.gpu.kernels[i], {"correlation": i + 1}
             call = "cudaMemcpyAsync" if kernel.is_copy else "cudaLaunchKernel"
-            where = {"ph": "X", "pid": kernel.card, "tid": 7 + kernel.stream, "args": ids}
+            kind, stream = "gpu_memcpy" if kernel.is_copy else "kernel", 7 + kernel.stream
+            ids = same | {"device": kernel.card, "stream": stream} | known
             events += [
-                host | {"cat": "cuda_runtime", "name": call, "args": {"correlation": i + 1},
-                        **span(op.start, op.end)},
-                where | {"cat": "gpu_memcpy" if kernel.is_copy else "kernel",
-                         "name": kernel_name(kernel), **span(kernel.start, kernel.end)},
+                event("cuda_runtime", call, same),
+                event(kind, kernel_name(kernel), ids, kernel.start, kernel.end,
+                      pid=kernel.card, tid=stream),
             ]  # fmt: skip
         return events
 
@@ -122,7 +121,3 @@ def kernel_name(kernel: Any) -> str:
     if any(word in kernel.name for word in ("norm", "softmax", "sum", "mean", "loss")):
         return f"void at::native::{kernel.name}_kernel<float>"
     return f"void at::native::vectorized_elementwise_kernel<4, at::native::{kernel.name}>"
-
-
-def span(start: int, end: int) -> dict[str, float]:
-    return {"ts": start / 1e3, "dur": (end - start) / 1e3}

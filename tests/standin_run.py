@@ -21,8 +21,7 @@ from labkit.process.events import VERSION, EventLog
 from labkit.process.step_log import Drain
 from labkit.results.run import Run
 
-DECODE_MS = 0.8  # of one image, on a core of the machine that the stand-in is in
-ARRAY_MS = 0.02
+DECODE_MS, ARRAY_MS = 0.8, 0.02  # of one image, on a core of the machine that the card is in
 
 
 def run_on(
@@ -35,13 +34,8 @@ def run_on(
 ) -> Run:
     """Train as `pipeline` says on the stand-in `gpu` and return the Run that its log gives.
 
-    Args:
-        gpu: What `standin_gpu.installed(...)` gives.
-        pipeline: What to run.
-        folder: Where the log goes; a temporary folder if None.
-        prep_ms: Time to prepare a batch, by one process; from the pipeline if None.
-        fault: As `slow_faults.plant_all` takes it ("python_heavy@40").
-        device: The card.
+    `prep_ms` is to prepare a batch, by one process (from the pipeline if None); `fault` is as
+    `slow_faults.plant_all` takes it ("python_heavy@40").
     """
     folder, before = Path(folder or tempfile.mkdtemp()), os.getcwd()
     os.chdir(folder)  # as the bench: some faults write there

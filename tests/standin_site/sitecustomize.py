@@ -1,8 +1,7 @@
 """Gives every Python process that imports torch the stand-in cards named in LABKIT_STANDIN.
 
 For tests that start whole runs: put this folder on PYTHONPATH and set LABKIT_STANDIN="H200" or
-"T4,T4"; LABKIT_STANDIN_SPEED="0.1" makes the cards ten times slower, LABKIT_STANDIN_NUMBERS="0"
-leaves the numbers out, so that models of any size run.
+"T4,T4"; LABKIT_STANDIN_NUMBERS="0" leaves the numbers out, so that models of any size run.
 """
 
 import importlib.machinery
