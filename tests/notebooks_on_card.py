@@ -5,15 +5,14 @@
 Of each notebook the cells are run that assert something, or print what is checked, and those before
 them that they need. Their `lk` is labkit, but for the one function that starts processes: `launch`
 does the work in this one, on the card of `standin_gpu` and its virtual clock. A run there is the
-real loop with the real timeline, cut to the steps that it takes to measure. Ranks are another
-matter: notebook 09 is left out.
+real loop with the real timeline, cut to the steps that it takes to measure. Left out are the
+capstone, whose rungs are in the launch lint, and notebook 09, on ranks.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import functools
 import gc
 import importlib
 import io
@@ -26,7 +25,6 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import standin_gpu
 import standin_run
@@ -35,9 +33,6 @@ import torch
 import labkit as lk
 from labkit import show
 from labkit.bench import machine, model_size, workbench
-from labkit.course import slow_script as script_spec
-from labkit.course.slow_script import SlowScript
-from labkit.course.slow_script_train import SlowTrainer
 from labkit.experiments import fusion, number_formats
 from labkit.process.events import VERSION, EventLog
 from labkit.results import launch as launcher
@@ -45,14 +40,12 @@ from labkit.results.machine import Machine
 from labkit.results.measurements import Measurements
 from labkit.spec import Experiment
 
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("0[0-8]*.ipynb"))
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("0[0-7]*.ipynb"))
 CARD = torch.device("cuda", 0)
 CORES = 8  # of the machine that the card is in
 STEPS = 15  # of a run: three of warm-up and twelve to measure
-FEW_STEPS = 3  # that are run where all others are the same
 MORE_STEPS = 60  # where a window of a second is laid over the run
 MANY_PIECES = 2000  # copies that are computed and not run
-LEAN_MS, WASTEFUL_MS = 0.4, 6.0  # an item of the capstone's script, on a core
 # Cells whose asserts no stand-in can answer
 LEFT_OUT = {
     "5724252e": "asks for the reader's answer",
@@ -152,24 +145,10 @@ class Card:
         torch.cuda.reset_peak_memory_stats()
         if isinstance(spec, Experiment):
             return self.measure(spec)
-        if isinstance(spec, SlowScript):
-            return self.run(spec.pipeline, spec.fixes)
-        return self.run(spec)
-
-    def run(self, asked: lk.Pipeline, fixes: Any = None) -> Any:
-        """Train as a bench does, for as many steps as it takes."""
-        seconds_count = asked.steps > 100 and (asked.seconds or 0) > 4  # of a window of a second
-        short = asked.but(steps=min(asked.steps, MORE_STEPS if seconds_count else STEPS))
-        if fixes is None:
-            return with_items(standin_run.run_on(self.gpu, short))
-        folder = Path(tempfile.mkdtemp())
-        prep_ms = asked.batch_size * (LEAN_MS if "items" in fixes else WASTEFUL_MS)
-        few = short if asked.num_workers else short.but(steps=FEW_STEPS)
-        trainer = functools.partial(SlowTrainer, fixes=fixes, log=EventLog(folder))
-        batch = functools.partial(blank_batch, as_bytes="copies" in fixes)
-        with mock.patch.multiple(standin_run, Trainer=trainer, batch_of=batch):
-            run = standin_run.run_on(self.gpu, few, folder, prep_ms=prep_ms)
-        return repeated(run, short.steps)
+        # a window of a second is laid over some runs
+        seconds_count = spec.steps > 100 and (spec.seconds or 0) > 4
+        short = spec.but(steps=min(spec.steps, MORE_STEPS if seconds_count else STEPS))
+        return with_items(standin_run.run_on(self.gpu, short))
 
     def measure(self, spec: Experiment) -> Measurements:
         """Measure on the card, each point by one call."""
@@ -218,28 +197,6 @@ def compiled_for_card(chain: Any, bench: Any) -> None:
     chain.fused = fused
 
 
-def repeated(run: Any, count: int) -> Any:
-    """Return a run of so many steps, the last one again and again: without workers they are equal.
-
-    (A step of the script as it came is 14,000 operators: a second of the stand-in's real time.)
-    """
-    before, last = run.steps_since(run.steps - 2)
-    period = last["t"][0] - before["t"][0]
-    more = [
-        {k: [at + n * period for at in v] if isinstance(v, list) else v for k, v in last.items()}
-        | {"i": last["i"] + n}
-        for n in range(1, count - run.steps + 1)
-    ]
-    return with_events(run, more)
-
-
-def blank_batch(job: Any, as_bytes: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a batch of black images, as the capstone's script gets it from its loader."""
-    images = torch.zeros(job.batch_size, 3, job.image_px, job.image_px)
-    batch = images.to(torch.uint8) if as_bytes else images, torch.zeros(len(images)).long()
-    return tuple(tensor.pin_memory() if job.pin_memory else tensor for tensor in batch)
-
-
 def with_items(run: Any) -> Any:
     """Return a run whose log also has what its items, and handing a batch over, took."""
     job, workers = run.pipeline, max(run.pipeline.num_workers, 1)
@@ -253,14 +210,9 @@ def with_items(run: Any) -> Any:
             for k in range(workers)]  # fmt: skip
     handed = dict.fromkeys(("main_wall_us", "worker_us", "share_us", "warm_us", "cold_us"), 100.0)
     told.append({"event": "handoff", "bytes": 6912 * job.batch_size} | handed)
-    return with_events(run, told)
-
-
-def with_events(run: Any, events: list[dict]) -> Any:
-    """Return the run with more events before the end of its log."""
     log = run.path / "events.jsonl"
     *lines, end = log.read_text().splitlines()
-    log.write_text("".join(f"{line}\n" for line in [*lines, *map(json.dumps, events), end]))
+    log.write_text("".join(f"{line}\n" for line in [*lines, *map(json.dumps, told), end]))
     return type(run)(run.path)
 
 
@@ -273,7 +225,7 @@ def prepare() -> None:
     for module in list(sys.modules.values()):
         if getattr(module, "launch", None) is usual:
             module.launch = lambda spec, after=None: Card.here.launch(spec)
-    script_spec.machine = lk.machine = lambda: Card.here.machine
+    lk.machine = lambda: Card.here.machine
     workbench.Workbench = OneCall
     OneCall.compile_lacks, fusion.compile_it = lambda *_: None, compiled_for_card
     fusion.show_kernel = fusion.launches = lambda *_: None
