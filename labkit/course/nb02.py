@@ -60,5 +60,5 @@ KnobTask(
     ("What does the device do when it has finished a batch before the next one is ready?",
      "A model that needs less than prep_ms for a batch has to wait for the loader."),
     BUSY, BUSY.but(width=4, depth=1), sized_for_a_cpu,
-    free=("model", "width", "depth"), tolerance=None,
+    free=("model", "width", "depth"),
 )  # fmt: skip

@@ -20,7 +20,7 @@ KnobTask(
     "with a batch of 64 at the most.",
     (faster(3.0), Goal("batch_size", lambda run, _: run.pipeline.batch_size, at_most=64)),
     ("A step costs a fixed part and a part per sample. Who pays the fixed part?",),
-    ONE, ONE.but(batch_size=64), free=("batch_size",), tolerance=None,
+    ONE, ONE.but(batch_size=64), free=("batch_size",),
 )  # fmt: skip
 
 KnobTask(

@@ -19,7 +19,7 @@ KnobTask(
      Goal("fixes", lambda run, _: len(run.event("spec")["script"]["fixes"]), at_most=2)),
     ("What was on top of the very first diagnosis?", "And what was there when that was fixed?"),
     SlowScript(), {"fixes": ("items", "copies")},  # on a GPU "data" and "items" are not enough
-    free=("fixes",), tolerance=0.02,
+    free=("fixes",),
 )  # fmt: skip
 
 KnobTask(

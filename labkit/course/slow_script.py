@@ -29,9 +29,8 @@ FIXES = {
     "launches": "whole-batch operations for Python loops, no .item() in every step",
     "precision": "autocast to 16 bits (bf16; fp16 on cards older than Ampere)",
     "memory": "a fused SiLU and optimizer, channels-last layout: fewer passes over memory",
-    "compile": "torch.compile; not part of 'the ladder', since compiling takes longer than it",
 }
-LADDER = tuple(FIXES)[:-1]
+LADDER = tuple(FIXES)
 PREFETCH = 2
 STEPS = 30  # at least: 20 get an x-ray, and a verdict needs 12 behind the warm-up
 
@@ -79,8 +78,8 @@ def slow_script(
     """Run the deliberately slow training script with some of its bottlenecks fixed.
 
     Args:
-        *fixes: Any of "data", "items", "copies", "launches", "precision", "memory", "compile";
-            none of them is the script at its slowest. Others raise ValueError.
+        *fixes: Any of "data", "items", "copies", "launches", "precision", "memory"; none of them is
+            the script at its slowest. Others raise ValueError.
         wait: As in `lk.run`, and so are `wandb` and `before`.
         steps: Batches to train on; None leaves it to labkit.
     """
@@ -133,7 +132,6 @@ def settings(
         "precision": half if "precision" in fixes else "fp32",
         "channels_last": "memory" in fixes,
         "fused_optimizer": "memory" in fixes,
-        "compile": "default" if "compile" in fixes else None,
     }  # fmt: skip
 
 

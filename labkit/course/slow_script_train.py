@@ -65,7 +65,7 @@ class SlowTrainer(Trainer):
         self.copies, self.launches = "copies" in fixes, "launches" in fixes
         self.log, self.seen, self.crc = log, 0, 0
         fused = "memory" in fixes
-        for block in getattr(self.model, "_orig_mod", self.model).blocks:  # below torch.compile
+        for block in self.model.blocks:
             block[-1] = nn.SiLU() if fused else HandmadeSilu()
         if not fused:
             one_by_one = {} if self.launches else {"foreach": False}
@@ -148,8 +148,4 @@ def prepare(
     made = jpeg_folder(cache, 2 * job.image_px, lambda *done: stage("making images", *done))
     stage("building the model")
     trainer = SlowTrainer(job, device, fixes, log)
-    if job.compile:
-        stage("compiling the model")
-        log.write("compiled", seconds=trainer.compile_now())
-        trainer.seen = trainer.crc = 0  # that was noise
     return trainer, make_loader(Files(made, job, fixes), job, ItemTimes(folder, job.num_workers))

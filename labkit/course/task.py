@@ -109,7 +109,6 @@ class KnobTask(Task):
 
     free: tuple[str, ...] = ()
     compares: bool = True
-    tolerance: float | None = 1e-3  # of the first losses; None: the knobs may change them
     against: Any = None  # what the goals compare with, where it is not `base`
 
     @property
@@ -141,13 +140,8 @@ class KnobTask(Task):
         """Start the answer's run."""
         return launch(self.spec(answer))
 
-    def other_work(self, run: Any, baseline: Any) -> str | None:
-        """Return why the run did different work than it was asked to; None if it did not."""
-        if self.tolerance and self.compares:
-            pairs = zip(run.loss[:5], baseline.loss[:5], strict=False)
-            if any(abs(a - b) > self.tolerance * max(1.0, abs(b)) for a, b in pairs):
-                return "The losses are not those of the same work."
-        return None
+    def refused(self, _run: Any) -> None:
+        """Return why the answer does not count: `spec` has said it before."""
 
 
 def everything(spec: Any) -> dict[str, Any]:
@@ -174,9 +168,9 @@ class CodeTask(Task):
         task = f"{self.world.__module__}:{self.world.__name__}"
         return launch(Experiment("exercise", {"task": task}), source=Attempt(answer))
 
-    def other_work(self, measured: Any, _baseline: Any) -> str | None:
+    def refused(self, points: Any) -> str | None:
         """Return why the answer does not count; None if it does."""
-        return next((p.values.get("why") for p in measured if p.of == "refused"), None)
+        return next((p.values.get("why") for p in points if p.of == "refused"), None)
 
 
 def code(key: str, *hints: str, **goals: Goal) -> Callable[[type], type]:
