@@ -85,12 +85,3 @@ def test_a_ladder_is_one_offline_project_and_an_active_run_is_used_as_it_is(tmp_
         assert mine.summary["labkit/before/bottleneck"] == runs["before"].diagnose().bottleneck
     finally:
         mine.finish()
-
-
-def test_what_cannot_be_logged_is_refused():
-    for what, how, why in (
-        (lk.Ladder(), {"mode": "cloud"}, "mode 'cloud'"),
-        ({}, {}, "give a Run"),
-    ):
-        with pytest.raises(ValueError, match=why):
-            lk.to_wandb(what, **how)

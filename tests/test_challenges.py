@@ -17,7 +17,6 @@ from labkit.course import challenge, nb07, score
 from labkit.course.challenge import Challenge
 from labkit.course.task import CodeTask, Goal, KnobTask, all_tasks, exercise
 
-ALL = "LABKIT_ALL_CHALLENGES" in os.environ  # every answer in a process of its own: minutes
 TASKS = all_tasks()
 COMPILED = ("01-batched", "04-training-memory", "07-graph-break", "07-buckets")  # import Dynamo
 WRONG = wrong_answers.KNOBS | wrong_answers.CODE
@@ -32,13 +31,12 @@ def own_score(tmp_path, monkeypatch):
     monkeypatch.setattr(nb07.Bytes, "start", nb07.Bytes.start)
 
 
-def all_answers(kind):
-    """Every (key, name) of answers to challenges of a kind; those that compile are slow."""
+def all_code():
+    """Every (key, name) of answers in code; those that compile are slow."""
     for key, task in TASKS.items():
-        if isinstance(task, kind):
-            start = ["start"] if kind is CodeTask and task.base else []
+        if isinstance(task, CodeTask):
             slow = [pytest.mark.slow] if key in COMPILED else []
-            for name in ("solution", *WRONG[key], *start):
+            for name in ("solution", *WRONG[key], *(["start"] if task.base else [])):
                 yield pytest.param(key, name, marks=slow, id=f"{key} {name}")
 
 
@@ -75,19 +73,17 @@ def here(monkeypatch):
     monkeypatch.setattr(CodeTask, "start", start)
 
 
-@pytest.mark.parametrize(("key", "name"), list(all_answers(CodeTask)))
+@pytest.mark.parametrize(("key", "name"), list(all_code()))
 def test_code_that_solves_a_challenge_passes_and_wrong_code_fails(key, name, here):
     judged(key, name)
 
 
-FEW = [("04-knee", "solution"), ("04-knee", "past the limit"), ("01-intensity", "solution")]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("key", "name"), list(all_answers(object)) if ALL else FEW)
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [("04-knee", "solution"), ("04-knee", "past the limit"), ("01-intensity", "solution")],
+)
 def test_answers_are_judged_by_what_they_measure_in_a_process_of_their_own(key, name):
-    if TASKS[key].needs and (why := TASKS[key].needs(lk.machine())):
-        pytest.skip(why)
     judged(key, name)
 
 

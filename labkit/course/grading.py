@@ -116,7 +116,7 @@ def grade(
             has = read(path)
             keys = wanted or has or [None]
             rows += [Row(str(path), key, *_graded(path, key, has, timeout_s)) for key in keys]
-        except BadNotebook as bad:
+        except ValueError as bad:
             rows.append(Row(str(path), None, "not a notebook", str(bad)))
     return Grades(rows)
 
@@ -136,23 +136,19 @@ def _graded(path: Path, key: str | None, has: dict[str, Cells], timeout_s: float
 # -- a notebook, cut into its challenges; nothing in it is run here --------------------------------
 
 
-class BadNotebook(ValueError):
-    """A file that is not a notebook; the message says why."""
-
-
 def read(path: Path) -> dict[str, Cells]:
-    """Return a notebook's challenges by key; raises BadNotebook."""
+    """Return a notebook's challenges by key; raises ValueError where it is not one."""
     if path.exists() and not path.is_file():
-        raise BadNotebook("not a file")
+        raise ValueError("not a file")
     try:
         cells = json.loads(path.read_bytes())["cells"]
         code = [(cell, "".join(cell["source"])) for cell in cells if cell["cell_type"] == "code"]
         return _challenges(code)
     except OSError as error:
-        raise BadNotebook(f"cannot be read: {error.strerror or error}") from None
+        raise ValueError(f"cannot be read: {error.strerror or error}") from None
     except (KeyError, TypeError, AttributeError, RecursionError, ValueError) as error:
         what = "it is not JSON" if isinstance(error, ValueError) else "it has no list of cells"
-        raise BadNotebook(f"not a notebook of format 4: {what}") from None
+        raise ValueError(f"not a notebook of format 4: {what}") from None
 
 
 def _challenges(code: list[tuple[dict[str, Any], str]]) -> dict[str, Cells]:
