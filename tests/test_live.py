@@ -124,14 +124,6 @@ def test_a_frame_stays_small_and_shows_teeth_however_long_the_run_and_its_steps(
     assert span == pytest.approx(20_000 * step_ms / 1e3)
 
 
-def test_another_run_starts_a_new_picture(trained, tmp_path):
-    view = LiveView()
-    view.update(trained.run)
-    (tmp_path / "next").mkdir()
-    view.update(Bench(tmp_path / "next").run)
-    assert view.frame == b"" and view.status == "starting"
-
-
 # -- the line ------------------------------------------------------------------------------------
 
 
@@ -196,12 +188,6 @@ def test_the_canvas_and_the_figure_that_replaces_it_have_one_text(trained):
     assert data["image/png"].startswith(b"\x89PNG") and metadata["image/png"]["width"] <= 900
     canvas, _ = LiveView()._repr_mimebundle_()
     assert data["text/plain"] == canvas["text/plain"] == FIGURE_TEXT
-
-
-def test_a_run_without_numbers_leaves_a_text_and_no_figure(bench):
-    bench.write("error", kind="ValueError", message="bad luck")
-    figure = StaticFigure.of(bench.run)
-    assert figure._repr_mimebundle_() == {"text/plain": "failed: ValueError: bad luck."}
 
 
 def test_the_live_view_needs_no_torch():

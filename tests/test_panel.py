@@ -51,13 +51,6 @@ def test_a_control_holds_its_knobs_default_and_cannot_send_what_the_knob_refuses
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("num_workers", 100), ("prefetch_factor", 500), ("device", "cuda:3")]
-)
-def test_a_value_beyond_the_sliders_usual_reach_is_kept(name, value):
-    assert Control(KNOBS[name], value).value == value
-
-
-@pytest.mark.parametrize(
     "values", [[None, 8], [True, False], [[1, 2], [3]], ["fp32", "bf16"], [0.5, 1.0]]
 )
 def test_a_control_offers_any_values_and_shows_none_as_auto(values):
@@ -65,6 +58,7 @@ def test_a_control_offers_any_values_and_shows_none_as_auto(values):
     assert control.value == values[-1]
     control.value = values[0]
     assert control.value == values[0]
+    assert Control(KNOBS["num_workers"], 100).value == 100  # beyond the slider's usual reach
     assert (control.widget.options[0][0] == "auto") == (values[0] is None)
 
 
@@ -225,23 +219,5 @@ def test_two_runs_are_measured_drawn_and_compared_and_a_second_panel_waits():
         assert len(shown.runs) == 2 and shown.view.overlay != b""
         assert "(prep_ms 10 → 100)" in shown.comparison.value
         assert "slower" in shown.comparison.value
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.slow
-def test_an_experiment_is_measured_drawn_and_compared_and_one_that_fails_says_why():
-    async def scenario():
-        shown = lk.measure_panel("matrix_products", n=[8, 16, 1 << 16], count=16)
-        for value in (8, 16, 1 << 16):
-            shown.controls["n"].value = value
-            shown.run_button.click()
-            await ended(shown)
-            if value <= 16:
-                assert shown.run.outcome == "finished"
-                assert bytes(shown.figure.value).startswith(b"\x89PNG")
-            if value == 16:
-                assert "(n 8 → 16)" in shown.comparison.value and " ms" in shown.comparison.value
-        assert shown.run.outcome == "failed" and "jp-error" in shown.verdict.value
 
     asyncio.run(scenario())

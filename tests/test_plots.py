@@ -252,7 +252,7 @@ def test_a_plot_that_ends_a_cell_is_shown_once_as_a_png(record):
 # -- sweeps --------------------------------------------------------------------------------------
 
 
-def test_a_sweep_of_one_knob_is_one_line_of_throughput_and_one_of_utilization(record):
+def test_a_sweep_draws_a_line_per_combination_and_says_what_was_simulated(record):
     runs = [record(wait=w, num_workers=n) for n, w in ((0, 50.0), (2, 20.0))]
     figure = draw_sweep(swept(*runs, num_workers=[0, 2]))
     rates, busy = figure.axes
@@ -261,15 +261,13 @@ def test_a_sweep_of_one_knob_is_one_line_of_throughput_and_one_of_utilization(re
     shares = [list(line.get_ydata()) for line in busy.lines]
     assert [run.utilization for run in runs] in shares
     assert labels(busy.xaxis) == ["0", "2"]
-    assert "num_workers=2: 2.0x the throughput of the slowest setting" in texts(figure)
-
-
-def test_a_sweep_says_what_was_simulated_and_where_also_when_the_delay_itself_is_swept(record):
-    runs = [record(io_ms=io) for io in (0.0, 5.0)]
-    shown = texts(draw_sweep(swept(*runs, io_ms=[0, 5])))
-    assert "simulated delay: io_ms, as shown" in shown and runs[0].machine.line in shown
-    shown = texts(draw_sweep(swept(record(recorded=True), steps=[60])))
-    assert "RECORDED on Some CPU" in shown and "io_ms=2.5 per item" in shown
+    shown = texts(figure)
+    assert "num_workers=2: 2.0x the throughput of the slowest setting" in shown
+    assert "io_ms=2.5 per item" in shown and runs[0].machine.line in shown
+    runs = [record(io_ms=io, batch_size=b) for io in (0.0, 5.0) for b in (8, 16)]
+    figure = draw_sweep(swept(*runs, io_ms=[0, 5], batch_size=[8, 16]))  # a line per batch size
+    assert len(figure.axes[1].lines) == 2 and "batch_size=16" in texts(figure)
+    assert "simulated delay: io_ms, as shown" in texts(figure)
 
 
 def test_runs_that_failed_or_were_not_run_are_gaps(record):
@@ -281,15 +279,6 @@ def test_runs_that_failed_or_were_not_run_are_gaps(record):
     shown = texts(figure)
     assert "1 not run" in shown and "× no numbers: num_workers=2: RuntimeError" in shown
     png(draw_sweep(swept(num_workers=[0, 2])))
-
-
-def test_several_knobs_are_grouped_into_lines_of_the_first(record):
-    runs = [record(batch_size=b, num_workers=n, wait=10.0 * b + n) for n in (0, 2) for b in (8, 16)]
-    figure = draw_sweep(swept(*runs, num_workers=[0, 2], batch_size=[8, 16]))
-    rates = [run.throughput for run in runs]
-    drawn = [list(line.get_ydata()) for line in figure.axes[0].lines]
-    assert [rates[0], rates[2]] in drawn and [rates[1], rates[3]] in drawn
-    assert "batch_size=16" in texts(figure)
 
 
 # -- the ladder ----------------------------------------------------------------------------------

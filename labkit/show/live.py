@@ -250,10 +250,6 @@ def first_rank(running: Run | Ranks | None) -> Run | None:
 
 
 def run_line(running: Run | Ranks, follower: Follower) -> str:
-    """Say in one line how far a run is, or each of its ranks."""
-    if not isinstance(running, Ranks):
-        return follower.line(running)
-    ranks = [
-        f"rank {r.rank}: {f'step {r.steps}' if r.steps else display.stage_line(r)}" for r in running
-    ]
-    return " · ".join(ranks) or display.stage_line(running)
+    """Say in one line how far a run is; of several ranks, the one that is drawn."""
+    first = first_rank(running)
+    return display.stage_line(running) if first is None else follower.line(first)

@@ -74,8 +74,9 @@ def _draw(axes: Axes, found: dict[str, list[Run | None]], name: str, ylabel: str
             half = np.nan_to_num(values) * [(run.spread or 0) / 2 if run else 0 for run in line]
             axes.errorbar(range(len(line)), values, half, fmt="none", ecolor=colour, capsize=3)
         gaps = [x for x, run in enumerate(line) if run is not None and np.isnan(values[x])]
-        axes.plot(gaps, [0.03] * len(gaps), "x", color=ALARM, markersize=7, mew=2, clip_on=False,
-                  transform=axes.get_xaxis_transform())  # fmt: skip
+        if gaps:
+            place = axes.get_xaxis_transform()
+            axes.plot(gaps, [0.03] * len(gaps), "x", color=ALARM, markersize=7, transform=place)
     few = len(found) == 1 and len(values) <= VALUES_SHOWN
     lines(axes, series, ylabel=ylabel, say=say if few else None)
 
