@@ -91,19 +91,17 @@ class NamesTheItem(Dataset):
         return len(self.dataset)
 
     def __getitem__(self, ticket: tuple[int, int]) -> Any:
-        return self._fetch(self.dataset.__getitem__, "dataset[{}]", ticket[1])
+        return self._fetch("__getitem__", ticket[1])
 
     def _batch(self, tickets: list[tuple[int, int]]) -> Any:
-        indices = [index for _, index in tickets]
-        return self._fetch(self.dataset.__getitems__, "dataset.__getitems__({})", indices)
+        return self._fetch("__getitems__", [index for _, index in tickets])
 
-    @staticmethod
-    def _fetch(get: Callable, call: str, which: Any) -> Any:
+    def _fetch(self, how: str, which: Any) -> Any:
         try:
-            return get(which)
+            return getattr(self.dataset, how)(which)
         except Exception as error:
-            why = f"{call.format(which)} failed: {type(error).__name__}: {error}"
-            raise RuntimeError(why) from error
+            call = f"dataset[{which}]" if how == "__getitem__" else f"dataset.{how}({which})"
+            raise RuntimeError(f"{call} failed: {type(error).__name__}: {error}") from error
 
 
 def own_step(step: Callable | None) -> SimpleNamespace:
