@@ -127,7 +127,7 @@ class Breakdown(Result):
         if self.gpu_utilization is not None:
             idle = (f"{_words(k)} {v / 1000:,.1f} ms" for k, v in self.idle.items())
             foot.append(f"device idle: {', '.join(idle)}")
-        if self.host_where:
+        if self.host_where and self.host_work_us > 0.05 * self.step_us:
             foot.append(f"host work outside operators is mostly in {', '.join(self.host_where)}")
         if self.tensor_core_share is not None:
             foot.append(

@@ -36,6 +36,8 @@ _OF_KIND = {
 }
 CATEGORIES = {name: kind for kind, names in _OF_KIND.items() for name in names.split()}
 
+_LEGACY = {"CPU functions": "cpu_op", "CUDA functions": "kernel"}  # processes of autograd.profiler
+
 # Operators whose kernels can run on Tensor Cores: autocast's list as the plugin had it, and the
 # names that newer versions of torch use for the same work; then nodes of the backward pass.
 _ELIGIBLE = re.compile(
@@ -208,7 +210,7 @@ def _tied(columns: np.ndarray, names: tuple[str, ...], devices: tuple[str, ...])
 def _kind_of(event: dict[str, Any]) -> int | None:
     """Return what kind of event it is, None where it does not count; ValueError if not text."""
     category, name = event.get("cat"), event.get("name")
-    if category is None:
+    if category is None and (category := _LEGACY.get(str(event.get("pid")))) is None:
         return None
     if category == "python_function" and str(event.get("dur"))[1:2] in ".":
         return None  # there may be 20 to an operator, and those under 10 µs name no long wait

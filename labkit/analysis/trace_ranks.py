@@ -51,44 +51,40 @@ class RankTraces(Result):
     @property
     def headline(self) -> str:
         """Say which rank the others wait for."""
-        spent = {rank: us / 1000 for rank, us in self.collective_us.items()}
-        if (late := self.straggler) is None:
+        spent, late = self.collective_us, self.straggler
+        if late is None:
             return "no rank keeps the others waiting"
-        own, others = spent.pop(late), spent.values()
+        own, others = spent.pop(late) / 1000, median(spent.values()) / 1000
         return (
             f"rank {late} is the straggler: it is in collectives for {own:,.1f} ms of a step, the "
-            f"others, which wait for it, for {min(others):,.1f} to {max(others):,.1f} ms"
+            f"others, which wait for it, for {others:,.1f} ms (median)"
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the straggler, and what each rank's `to_dict` returns."""
-        ranks = [each.to_dict() for each in self.ranks]
         head = {"source": self.source, "straggler": self.straggler, "headline": self.headline}
+        ranks = [each.to_dict() for each in self.ranks]
         return {**head, "ranks": ranks, "notes": list(self.notes)}
 
     def table(self) -> Table:
         """Return a row for each rank: its step, and shares of it."""
-        keys = ("compute_busy", "comm_busy", "exposed_comm", "idle", "dataloader_share")
-        head = ("rank", "step", "compute", "collectives", "exposed", "device idle", "DataLoader")
-        return Table(
-            [
-                (b.rank, f"{b.step_us / 1e3:,.2f} ms",
-                 *(f"{b.busy[key]:.1%}" if key in b.busy else None for key in keys))
-                for b in self.ranks
-            ],
-            head,
-            title=f"Traces {self.source}: {len(self)} ranks; {self.headline}",
-            foot=[f"note: {note}" for note in self.notes],
-            left=(),
-            bold=[row for row, b in enumerate(self.ranks) if b.rank == self.straggler],
-        )  # fmt: skip
+        head = {"compute_busy": "compute", "comm_busy": "collectives", "exposed_comm": "exposed",
+                "idle": "device idle", "dataloader_share": "DataLoader"}  # fmt: skip
+        rows = []
+        for b in self.ranks:
+            shares = (f"{b.busy[key]:.1%}" if key in b.busy else None for key in head)
+            rows.append((b.rank, f"{b.step_us / 1000:,.2f} ms", *shares))
+        title = f"Traces {self.source}: {len(self)} ranks; {self.headline}"
+        foot = [f"note: {note}" for note in self.notes]
+        bold = [row for row, b in enumerate(self.ranks) if b.rank == self.straggler]
+        return Table(rows, ("rank", "step", *head.values()), title, foot, (), bold)
 
 
 def ranks_of(
     path: str | os.PathLike, files: Iterable[TraceFile], read: Callable[[TraceFile], Any]
 ) -> RankTraces:
     """Read the traces of a folder or archive; of several of one rank, the last by name."""
-    source, found, notes, ranks = os.fsdecode(path), [], [], {}
+    found, notes, ranks = [], [], {}
     for file in files:
         try:
             one = read(file)
@@ -108,7 +104,7 @@ def ranks_of(
         if earlier := ranks.get(one.rank):
             notes.append(f"Rank {one.rank} has several traces: left out {earlier.source}.")
         ranks[one.rank] = one
-    name = os.path.basename(os.path.abspath(source))
+    name = os.path.basename(os.path.abspath(os.fsdecode(path)))
     return RankTraces(name, tuple(ranks[rank] for rank in sorted(ranks)), tuple(notes))
 
 
@@ -123,33 +119,28 @@ class Comparison(Result):
     def headline(self) -> str:
         """Say how the step and its busy share changed."""
         a, b = self.before, self.after
-        times = f"{a.step_us / 1e3:,.1f} -> {b.step_us / 1e3:,.1f} ms"
-        return f"step {times} ({b.step_us / a.step_us - 1:+.0%}), {a.utilization:.1%} -> " + (
-            f"{b.utilization:.1%} busy"
-        )
+        times = f"{a.step_us / 1000:,.1f} -> {b.step_us / 1000:,.1f} ms"
+        busy = f"{a.utilization:.1%} -> {b.utilization:.1%} busy"
+        return f"step {times} ({b.step_us / a.step_us - 1:+.0%}), {busy}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return µs of a step before and after: of all classes, and of what changed most."""
+        """Return µs and shares of a step: of all classes, and of what changed most."""
         a, b = self.before, self.after
         found: dict[str, Any] = {"before": a.source, "after": b.source}
         for key in ("step_us", "utilization", "steps"):
             found |= {f"before_{key}": getattr(a, key), f"after_{key}": getattr(b, key)}
-        times = {"classes": [{c: getattr(x, f"{c}_us") for c in x.shares} for x in (a, b)]}
-        for what in ("kernels", "operators"):
-            times[what] = [x.detail.get(what, {}) for x in (a, b)]
-        for what, (old, new) in times.items():
-            rows = [
-                {"name": name, "before_us": old.get(name, 0.0), "after_us": new.get(name, 0.0),
-                 "change_us": new.get(name, 0.0) - old.get(name, 0.0)}
-                for name in old | new
-            ]  # fmt: skip
-            if what == "classes":
-                for row in rows:
-                    row["before_share"] = a.shares[row["name"]]
-                    row["after_share"] = b.shares[row["name"]]
-                found[what] = rows
-            else:
-                found[what] = sorted(rows, key=lambda row: -abs(row["change_us"]))[:LISTED]
+        classes = [{name: getattr(x, f"{name}_us") for name in x.shares} for x in (a, b)]
+        for what in ("classes", "kernels", "operators"):
+            old, new = classes if what == "classes" else [x.detail.get(what, {}) for x in (a, b)]
+            rows = []
+            for name in old | new:
+                us = old.get(name, 0.0), new.get(name, 0.0)
+                row = {"name": name, "before_us": us[0], "after_us": us[1]}
+                row |= {"change_us": us[1] - us[0], "before_share": us[0] / a.step_us}
+                rows.append(row | {"after_share": us[1] / b.step_us})
+            if what != "classes":
+                rows = sorted(rows, key=lambda row: -abs(row["change_us"]))[:LISTED]
+            found[what] = rows
         return found
 
     def table(self) -> Table:
@@ -158,10 +149,9 @@ class Comparison(Result):
         for what in ("classes", "kernels", "operators"):
             for row in found[what]:
                 name = row["name"] if what == "classes" else f"{what[:-1]} {row['name'][:60]}"
-                cells = [f"{row[key] / 1e3:,.2f}" for key in ("before_us", "after_us")]
-                cells += [f"{row['change_us'] / 1e3:+,.2f}"]
-                cells += [f"{row[k]:.1%}" for k in ("before_share", "after_share") if k in row]
-                rows.append((name, *cells, *[""] * (6 - 1 - len(cells))))
+                ms = [f"{row[f'{key}_us'] / 1000:,.2f}" for key in ("before", "after")]
+                shares = (f"{row[f'{key}_share']:.1%}" for key in ("before", "after"))
+                rows.append((name, *ms, f"{row['change_us'] / 1000:+,.2f}", *shares))
         head = ("of a step", "ms before", "ms after", "change", "before", "after")
         title = f"{self.before.source} -> {self.after.source}: {self.headline}"
         foot = ("kernels: time on the device; operators: the host's, without those inside them",)
