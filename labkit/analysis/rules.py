@@ -24,7 +24,8 @@ FUSE = "Fuse them: torch.compile, fused_optimizer=True, a fused kernel."
 PASSES = re.compile(r"elementwise|multi_tensor_apply(?!.*fused)", re.I)
 # What prepares data, by the name of a Python function, its file or an annotation
 PREPARES = re.compile(
-    r"preprocess|processing|dataset|data_?loader|collate|tokeniz|transforms|augment|decod|feature_ext"
+    r"preprocess|(?:image|video|audio|data)_process|dataset|data_?loader|collate|tokeniz|transforms"
+    r"|augment|feature_ext|decode_(?:image|jpeg|video)"
     r"|imread|read_(?:image|video)|(?:load|get|next|fetch|read|prepare|make|wait_for)_?\w*(?:batch|data)",
     re.I,
 )

@@ -82,10 +82,7 @@ class Intervals(NamedTuple):
         """Return some of them, by index or mask."""
         return Intervals(self.start[which], self.end[which])
 
-    @property
-    def length(self) -> np.ndarray:
-        """The ns of each."""
-        return self.end - self.start
+    length = property(lambda self: self.end - self.start)  # ns
 
 
 @dataclass(frozen=True)
@@ -109,10 +106,7 @@ class Events:
         """Return the host's calls of these kinds."""
         return self.host.only(np.isin(self.host_kind, kinds))
 
-    @property
-    def launches(self) -> Intervals:
-        """The calls into the CUDA (HIP, XPU) runtime."""
-        return self.of(RUNTIME, GRAPH_LAUNCH)
+    launches = property(lambda self: self.of(RUNTIME, GRAPH_LAUNCH))  # calls into the runtime
 
 
 def uses_tensor_cores(kernel: str) -> bool:

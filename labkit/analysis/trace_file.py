@@ -51,14 +51,12 @@ class NotATrace(TraceError):
 
 
 class TraceFile:
-    """The events of a Chrome trace (.json or .json.gz), in file order; iterate over it once.
+    """The events of a Chrome trace, at `path` or the open `member` of an archive; iterate once.
 
-    Numbers arrive as text, `NaN` and the infinities too. Iterating raises `TraceError` where the
-    file cannot be read, is not such a trace, is cut short, or passes one of this module's limits.
+    Numbers arrive as text, `NaN` and the infinities too.
     """
 
     def __init__(self, path: str | os.PathLike, member: BinaryIO | None = None):
-        """Read the file at `path`, or the open `member` of an archive, of that name."""
         self.path, self._member = os.fsdecode(path), member
         self.meta: dict[str, Any] = {}  # what it says beside its events, of the keys in `KEPT`
         self.notes: list[str] = []  # what was repaired on the way, as sentences
@@ -84,7 +82,7 @@ class TraceFile:
                     raise self.error(what, kind=NotATrace)
                 yield from self._events() if opening == "[" else self._members()
                 if self._peek(at_end=True):
-                    raise self._not_json()
+                    raise self._spoilt()
         except TraceError:
             raise
         except BROKEN as damage:
@@ -139,11 +137,11 @@ class TraceFile:
             if not self._more():
                 if at_end:
                     return ""
-                raise self._cut_short()
+                raise self._spoilt(cut_short=True)
 
     def _step_over(self, wanted: str, found: str) -> None:
         if found != wanted:
-            raise self._not_json()
+            raise self._spoilt()
         self._pos += 1
 
     def _value(self) -> Any:
@@ -174,7 +172,7 @@ class TraceFile:
                 self._text = self._text[:before] + _BARE.sub("null", self._text[before:])
                 continue
             self._pos = at
-            raise self._cut_short() if near_end else self._not_json()
+            raise self._spoilt(cut_short=near_end)
 
     def _more(self) -> bool:
         """Drop the text already read and add to the rest; return False at the end of the file."""
@@ -193,12 +191,11 @@ class TraceFile:
             raise self.error(f"is larger than {MAX_SIZE / 2**30:g} GiB uncompressed", PROFILE_LESS)
         return True
 
-    def _cut_short(self) -> TraceError:
+    def _spoilt(self, cut_short: bool = False) -> TraceError:
         at = self._before + self._pos
-        return self.error(f"is cut short at character {at:,}" if at else "is empty")
-
-    def _not_json(self) -> TraceError:
-        return self.error(f"is not valid JSON near character {self._before + self._pos:,}")
+        if cut_short:
+            return self.error(f"is cut short at character {at:,}" if at else "is empty")
+        return self.error(f"is not valid JSON near character {at:,}")
 
 
 # -- a folder or an archive of traces, one for each rank -------------------------------------------
@@ -232,7 +229,8 @@ def files_in(path: str | os.PathLike) -> Iterator[TraceFile]:
 
 def _members(path: Path, kind: str) -> Iterator[TraceFile]:
     if kind == "folder":
-        yield from map(TraceFile, sorted(filter(_is_named_so, path.rglob("*"))))
+        found = [each for depth in ("*", "*/*") for each in path.glob(depth) if _is_named_so(each)]
+        yield from map(TraceFile, sorted(found))
     elif kind == "zip":
         with zipfile.ZipFile(path) as packed:
             for name in filter(_is_named_so, sorted(packed.namelist())):

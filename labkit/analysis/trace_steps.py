@@ -50,13 +50,12 @@ def join(*several: Intervals) -> Intervals:
 
 
 class StepClock:
-    """A clock that runs only inside the steps: maps a time of the trace to time spent in steps.
+    """A clock that runs only inside the steps, which are sorted and without overlap.
 
     With it "the part of an interval inside the steps" is one subtraction.
     """
 
     def __init__(self, steps: Intervals):
-        """Take the steps, sorted and without overlap."""
         self.steps = steps
         self.total = int(steps.length.sum())
         self._before = np.cumsum(steps.length) - steps.length
@@ -76,18 +75,17 @@ class StepClock:
 
 
 def find_steps(events: Events) -> tuple[Intervals, list[str]]:
-    """Find when the steps begin and end, device work included; return them, and notes.
+    """Find when the steps begin and end; return them, and notes.
 
     A step begins where the one before ended and lasts until the host's mark and the device work
-    launched in it have both ended. Without marks the whole span of the host's operators is one
-    step. The last steps are dropped where the profiler stopped before all of their kernels were
-    recorded (fewer than 80% of the kernels of the step before, as the plugin had it).
+    launched in it have both ended. The last steps are dropped where the profiler stopped before
+    their kernels were recorded (fewer than 80% of those of the step before, as the plugin had it).
     """
     notes, marks, launches = [], events.of(kinds.STEP), events.launches
     if not marks.length.any():
         notes.append("No ProfilerStep marks (call prof.step()): the whole span is one step.")
-        work = events.of(kinds.COMMUNICATION, kinds.DATALOADER, kinds.CPU_OP, kinds.ELIGIBLE_OP,
-                         kinds.STEP)  # fmt: skip
+        issued = np.isin(events.host_kind, (kinds.RUNTIME, kinds.GRAPH_LAUNCH))
+        work = events.host.only(~issued & (events.host_kind <= kinds.STEP))
         marks = _hull(work if len(work.start) else join(launches, events.device))
     long = marks.only(marks.end > marks.start)
     start, end = long.only(np.argsort(long.start, kind="stable"))
@@ -117,8 +115,7 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
         last = int(np.flatnonzero(count)[-1])
         complete = last if last > 0 and count[last] < 0.8 * count[last - 1] else last + 1
         if complete < len(count):
-            cut = len(count) - complete
-            steps = "step" if cut == 1 else f"{cut} steps"
+            steps = "step" if (cut := len(count) - complete) == 1 else f"{cut} steps"
             notes.append(f"Dropped the last {steps}: their kernels are missing.")
             keep[complete:] = False
     return Intervals(start[keep], end[keep]), notes
@@ -135,10 +132,7 @@ def _hull(spans: Intervals) -> Intervals:
 
 
 def split_by_class(events: Events, clock: StepClock) -> dict[str, int]:
-    """Return the ns of all steps in each class of `CLASSES` and `other`; they add up to the total.
-
-    A class gets what it adds to the union of all classes before it: so no ns is counted twice.
-    """
+    """Return the ns of all steps that each class and `other` add to the union of those before."""
     times, covered, so_far = {}, events.device.only(events.kind < 0), 0
     for role, name in enumerate(CLASSES):
         both = role, ALSO.get(role, role)
@@ -176,16 +170,14 @@ def device_shares(events: Events, devices: np.ndarray, clock: StepClock) -> dict
 
 def host_outside(events: Events, clock: StepClock) -> Intervals:
     """Return when, on the steps' clock, the host is in nothing that the profiler knows."""
-    known = events.host.only(events.host_kind < kinds.STEP)
-    inside = union(clock.inside(known))
+    inside = union(clock.inside(events.host.only(events.host_kind < kinds.STEP)))
     return Intervals(np.append(0, inside.end), np.append(inside.start, clock.total))
 
 
 def where(events: Events, clock: StepClock, stretches: Intervals) -> tuple[str, ...]:
-    """Name the annotation and the Python function that are the innermost around most `stretches`.
+    """Name the annotation and Python function that are the shortest to cover half of `stretches`.
 
-    Innermost is the shortest that covers half of them, on the thread of the steps' marks, or of
-    most operators.
+    On the thread of the steps' marks, or of most operators: others may only wait.
     """
     marked, found = events.host_kind == kinds.STEP, []
     marked = marked if marked.any() else events.host_kind < kinds.STEP
@@ -219,16 +211,11 @@ def self_times(span: Intervals, thread: np.ndarray) -> np.ndarray:
 def split_idle(events: Events, device: int, clock: StepClock, outside: Intervals) -> dict[str, int]:
     """Return the ns of all steps in which `device` ran nothing, by cause.
 
-    The rule is Holistic Trace Analysis' (MIT, breakdown_analysis.py), for the device as a whole
-    rather than per stream. A gap is
-
-    - `host_wait` if the work that ends it was launched after the gap began: the device ran dry;
-    - `kernel_wait` if that work was already launched and the gap is at most `SHORT_GAP_NS`: the
-      hardware's hand-over;
-    - `other` if it is longer (the work waited for another stream, for memory, for the profiler),
-      or if the launch is not in the trace.
-
-    What of it the host spent `outside` is `host`, unless the work was launched already.
+    The rule is Holistic Trace Analysis' (MIT, breakdown_analysis.py), for the device as a whole. A
+    gap is `host_wait` if the work that ends it was launched after the gap began, else `kernel_wait`
+    if it is short, the hardware's hand-over, else `other`: the work waited for another stream or
+    memory, or its launch is unknown. What of it the host spent `outside` is `host`, unless the work
+    was launched already.
     """
     work = events.device
     own = np.flatnonzero((events.place == device) & (work.end > work.start))
