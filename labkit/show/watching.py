@@ -9,7 +9,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import html
+import linecache
 import os
+import re
 import shutil
 import sys
 from typing import Any
@@ -28,6 +31,7 @@ EMPTY = (
     "watch: the loader gave no batch. If it is an iterator or a generator, it has been used up: "
     "make a new one for each pass, or watch the loader itself, not iter(loader)."
 )
+CELL = re.compile(r"ipykernel_\d+|<ipython-input")  # in the name of a notebook cell's file
 
 _open: list[Watch] = []  # the oldest first; each is the one watch of its loader
 
@@ -216,13 +220,38 @@ def _leave(display: Display, run: Run) -> None:
     found = run.diagnose() if run.utilization is not None else None
     if display.handle is None:
         said = " ".join([str(found), *found.notes]) if found else ""
-        display.final("\n".join(filter(None, [repr(run), said])))
+        lines = str(run.lines) if found and len(run.lines) else ""
+        display.final("\n".join(filter(None, [repr(run), said, lines])))
         return
     display.final(repr(run), StaticFigure.of(run) if found else None)
     if found:
+        from IPython.display import HTML
         from IPython.display import display as show
 
         show(found)
+        if marked := marked_cells(run.lines):
+            show(HTML(marked))
+
+
+def marked_cells(lines: Any) -> str:
+    """Return the notebook's own cells that the time went to, each line with its share, as HTML."""
+    shares: dict[str, dict[int, float]] = {}
+    for line in lines.lines:
+        if CELL.search(line.file):
+            of = shares.setdefault(line.file, {})
+            of[line.line] = max(of.get(line.line, 0.0), line.share)
+    cells = []
+    for file, known in shares.items():
+        rows = []
+        for number, text in enumerate(linecache.getlines(file), 1):
+            share = known.get(number, 0.0)
+            mark = f"{share:4.0%}" if share >= 0.01 else "    "
+            shade = (
+                f"background: rgba(213, 94, 0, {0.1 + 0.5 * share:.2f})" if share >= 0.01 else ""
+            )
+            rows.append(f'<span style="{shade}">{mark}  {html.escape(text.rstrip())}</span>')
+        cells.append(f"<pre>{chr(10).join(rows)}</pre>")
+    return "".join(cells)
 
 
 def line(watch: Watch) -> str:
