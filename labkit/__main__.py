@@ -108,8 +108,7 @@ def faults(options: argparse.Namespace) -> Any:
     diagnosis named it. A quarter of an hour on a CPU: with --keep you can stop and resume.
 
     examples:
-      labkit faults --seeds 1 --keep faults.jsonl
-      labkit faults --only "no workers" --seeds 1
+      labkit faults --only "no workers" --seeds 1 --keep faults.jsonl
     """
     from labkit.course.faultset import run_set
 
@@ -132,7 +131,6 @@ def tune(options: argparse.Namespace) -> Any:
     """Find loader settings: measure what prediction suggests.
 
     examples:
-      labkit tune --set io_ms=5
       labkit tune my_package.data:train_set --batch-size 64 --set num_workers=2
     """
     settings = parse_settings(options.settings)
@@ -188,7 +186,6 @@ def grade(options: argparse.Namespace) -> Any:
     {"rows": [{notebook, challenge, verdict, passed, why, lines}], "bad": N}.
 
     examples:
-      labkit grade alice.ipynb bob.ipynb
       labkit grade submitted/ --only 02-feed --json      nbgrader's folder: all students' notebooks
     """
     from labkit.course import grading

@@ -1,8 +1,7 @@
 """An event log and the process that writes it: how it goes on, how it ended, how it is kept.
 
 The log is the record. Nothing derived is stored, so a live run, a finished one and a record made
-on other hardware are the same thing here. What the events mean is up to the kinds of log: a `Run`
-of training steps, `Ranks`, the `Measurements` of an experiment.
+on other hardware are the same thing here.
 """
 
 from __future__ import annotations

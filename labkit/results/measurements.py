@@ -51,14 +51,17 @@ class Measurement:
 
     def __repr__(self) -> str:
         case = ", ".join(f"{name}={value}" for name, value in self.case.items())
+        time = self.median_s or 0.0
+        unit, scale = next((each for each in UNITS if time * each[1] >= 1), UNITS[-1])
         parts = [
             f"{self.of}({case})",
-            self.median_s and _time(self.median_s),
+            time and f"{time * scale:.3g} {unit}",
             self.gb_per_s and f"{self.gb_per_s:.1f} GB/s",
             self.tflop_per_s and f"{self.tflop_per_s * 1e3:.1f} GFLOP/s",
-            *(f"{name}={_short(value)}" for name, value in self.values.items()),
+            *(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={str(value)[:40]}"
+              for name, value in self.values.items()),
             self.noisy and noise(self.spread, "times"),
-        ]
+        ]  # fmt: skip
         return " ".join(filter(None, parts))
 
 
@@ -149,12 +152,3 @@ class Measurements(EventLogResult):
 
 def _positive(value: Any) -> float | None:  # as times and counts are; a record is anybody's
     return value if isinstance(value, (int, float)) and 0 < value < float("inf") else None
-
-
-def _time(seconds: float) -> str:
-    unit, scale = next((each for each in UNITS if seconds * each[1] >= 1), UNITS[-1])
-    return f"{seconds * scale:.3g} {unit}"
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)[:40]
