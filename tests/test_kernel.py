@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -27,10 +26,9 @@ NEXT_RUN = (
     "assert run.outcome == 'finished', run.error\n"
     "from labkit.process import launcher; assert launcher._standby"
 )
-SIGKILL = signal.SIGKILL
 ENDS = {  # how a kernel ends: what it was doing, and what ends it
     "restart": (START, lambda manager, client: manager.restart_kernel(now=True)),
-    "SIGKILL": (START, lambda manager, client: manager.provisioner.process.send_signal(SIGKILL)),
+    "SIGKILL": (START, lambda manager, client: manager.provisioner.process.send_signal(9)),
     "os._exit": (START_AND_GO_ON, lambda manager, client: client.execute("import os; os._exit(3)")),
     "shutdown": (START_AND_GO_ON, lambda manager, client: client.shutdown()),
 }

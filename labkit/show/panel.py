@@ -64,7 +64,6 @@ class Kind:
     """What a panel is of; `before` is the last run that had numbers, None for the first."""
 
     text: str  # stands for the panel where no widgets are shown
-    hint: str  # said before the first run
     terminal: str  # what does the same where there is no notebook
     controls: dict[str, Control]
     asked: Callable[[dict[str, Any]], Any]  # values by name -> the spec; ValueError on a conflict
@@ -74,6 +73,7 @@ class Kind:
     start: Callable[[Any], Any] = launch  # spec -> the run that has begun
     measured: Callable[[Any], bool] = lambda run: run.throughput is not None
     view: widgets.Widget = field(default_factory=LiveView)
+    hint: str = "Set the knobs and press Run."  # said before the first run
     button: str = "Run"
 
 
@@ -111,7 +111,7 @@ class Panel(TextBox):
         self.figure = widgets.Image(format="png", layout=Layout(max_width="100%", display="none"))
         grid = Layout(grid_template_columns=GRID, grid_gap="6px 16px", overflow="hidden")
         knobs = widgets.GridBox(list(kind.controls.values()), layout=grid)
-        buttons = widgets.HBox([self.run_button, self.stop_button], layout=Layout(margin="6px 0"))
+        buttons = widgets.HBox([self.run_button, self.stop_button])
         said = [self.verdict, self.comparison, self.figure]
         super().__init__(kind.text, [knobs, buttons, self.view, *said, widgets.HTML(STYLE)])
         self.add_class("labkit-panel")

@@ -43,11 +43,8 @@ def panel(what: Any = None, knobs: Sequence[str] = USUAL_KNOBS, **settings: Any)
             Distributed, the name or names of recorded runs, or a Run, whose cost is shown.
         knobs: Of a pipeline: the names of the knobs to show.
         **settings: Of a pipeline: changes to it, as in `pipeline.but(...)`. Of an experiment: a
-            knob's value, or the list of values to choose from. Else what the panel of that kind
-            takes: `ranks_panel`, `replay_panel`, `cost_panel`.
-
-    Raises:
-        ValueError: A name that is no knob, or a value that is not allowed.
+            knob's value, or the list of values to choose from. Else what `replay_panel` or
+            `cost_panel` takes.
     """
     if isinstance(what, Run):
         return cost_panel(what, **settings)
@@ -61,7 +58,6 @@ def panel(what: Any = None, knobs: Sequence[str] = USUAL_KNOBS, **settings: Any)
     pipeline = (what or Pipeline()).but(**settings)
     return Panel(Kind(
         text=f"labkit panel for {', '.join(knobs)}: {USE_IT}",
-        hint="Set the knobs and press Run.",
         terminal="labkit.run()",
         controls={name: Control(KNOBS[name], getattr(pipeline, name)) for name in knobs},
         asked=lambda values: pipeline.but(**values),
@@ -122,7 +118,6 @@ def ranks_panel(pipeline: Pipeline | Distributed | None = None, **knobs: Any) ->
 
     return Panel(Kind(
         text=f"labkit panel of ranks: {USE_IT}",
-        hint="Set the ranks and press Run.",
         terminal="labkit.distributed()",
         controls=controls,
         asked=asked,

@@ -119,8 +119,8 @@ class Watch:
             _leave(shown, self.run)
 
     def __repr__(self) -> str:
-        name = type(self.loader).__name__
-        return f"Watch({name})" if self._recorder is None else f"Watch({name}): {self.run!r}"
+        run = "" if self._recorder is None else f": {self.run!r}"
+        return f"Watch({type(self.loader).__name__}){run}"
 
     def _opened(self) -> Recorder:
         """Return the recorder of the open Run; begin a new one where there is none."""
@@ -171,14 +171,11 @@ def watch(loader: Any, *, live: bool = True) -> Watch:
     The same batches, in the same order; no device is synchronised and no random number drawn. It
     measures how long the loop waits for each batch, and how long its body takes: on a GPU until
     the device is through with it, copies to it included. Watching the same loader again, as in a
-    loop over epochs, continues its Run.
+    loop over epochs, continues its Run: `.run`, with `.diagnose()`. The last is `lk.watch.last`.
 
     Args:
         loader: Any iterable of batches: a DataLoader, a list, a generator (good for one pass).
         live: Show a line while the loop runs and the diagnosis at its end; False only records.
-
-    Returns:
-        A Watch; `.run` is the Run, `.diagnose()` its diagnosis. The last one is `lk.watch.last`.
     """
     if isinstance(loader, Watch):
         return loader
