@@ -95,11 +95,3 @@ def test_a_bad_price_and_a_run_without_numbers_are_refused(record):
             lk.cost(record(), kg_co2_per_kwh=bad)
     with pytest.raises(ValueError, match="no cost"):
         lk.cost(record(steps=1))
-
-
-def test_the_panel_shows_the_cost_at_the_prices_that_are_set(record):
-    panel = lk.cost_panel(record(wait_ms=0), before=record(watts=lambda busy: 100))
-    panel.controls["usd_per_hour"].value = 36.0
-    panel.controls["samples_per_epoch"].value = 2_000_000
-    assert panel.cost.usd_per_epoch == pytest.approx(2e6 * 0.0005 / 3600 * 36)
-    assert f"{panel.cost.usd_per_epoch:.3g}" in panel.table.value
