@@ -162,9 +162,6 @@ def draw_errors(measured: Any) -> Any:
     return figure
 
 
-# -- what it saves and costs -----------------------------------------------------------------------
-
-
 @experiment(
     "what accumulation saves in memory and costs in samples/s",
     model=knob("transformer", "model to train", choices=memory.MODELS),

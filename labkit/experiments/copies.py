@@ -85,9 +85,6 @@ def separate(bench: Any, total: int, pieces: int, pinned: bool = False) -> list[
     return [piece.clone() for piece in numbers.split(each)]
 
 
-# -- the way of a batch ----------------------------------------------------------------------------
-
-
 @experiment(
     "the way of a batch from disk to the device's arithmetic, each crossing measured",
     mib=knob(64, "size of the batch", unit="MiB", low=1, high=1 << 14),
@@ -133,14 +130,14 @@ def read_a_file(bench: Any, size: int) -> None:
         for start in range(0, size, MIB):
             written.write(os.urandom(min(MIB, size - start)))
         os.fsync(written.fileno())
-        for of in ("disk to RAM", "page cache to RAM"):
-            evicted, times = of == "disk to RAM", []
-            if evicted and not hasattr(os, "posix_fadvise"):
-                bench.skip(of, "this system cannot drop a file from its page cache")
-                continue
+        drop = getattr(os, "posix_fadvise", None)  # from the page cache
+        if drop is None:
+            bench.skip("disk to RAM", "this system cannot drop a file from its page cache")
+        for of in ("disk to RAM", "page cache to RAM") if drop else ("page cache to RAM",):
+            times = []
             for _ in range(READS):
-                if evicted:
-                    os.posix_fadvise(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                if of == "disk to RAM":
+                    drop(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 written.seek(0)
                 started = time.perf_counter()
                 written.readinto(buffer)
@@ -161,16 +158,10 @@ def draw_path(measured: Any) -> Any:
     for leg, rate in rates.items():
         colour, text = colours.get(leg, style.LINES[0]), f"{primitives.number(rate)} GB/s"
         rows.append(primitives.Bar(leg, rate, text, colour))
-    texts = [f"then {primitives.flops_text(p.tflop_per_s)} of arithmetic"
-             for p in measured.where("arithmetic") if p.tflop_per_s]  # fmt: skip
-    title = f"the narrowest place: {slowest}"
-    figure, (axes,) = page(measured, [(0.1, primitives.rows_in(len(rows)))], *texts, title=title,
-                           left_in=1.9)  # fmt: skip
+    panels, title = [(0.1, primitives.rows_in(len(rows)))], f"the narrowest place: {slowest}"
+    figure, (axes,) = page(measured, panels, title=title, left_in=1.9)
     primitives.hbars(axes, rows, "10⁹ byte/s that arrive, each crossing alone (grey: other ways)")
     return figure
-
-
-# -- within the device's memory --------------------------------------------------------------------
 
 
 @experiment(

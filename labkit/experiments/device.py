@@ -15,13 +15,10 @@ torch, pynvml, machine = Later("torch"), Later("pynvml"), Later("labkit.bench.ma
 
 # Fact: the name torch has for it. Versions of torch differ in what they tell.
 CARD = {
-    "sms": "multi_processor_count",
-    "threads_per_sm": "max_threads_per_multi_processor",
-    "warp": "warp_size",
-    "shared_bytes_per_sm": "shared_memory_per_multiprocessor",
-    "registers_per_sm": "regs_per_multiprocessor",
-    "bus_bits": "memory_bus_width",
-}
+    "sms": "multi_processor_count", "threads_per_sm": "max_threads_per_multi_processor",
+    "warp": "warp_size", "shared_bytes_per_sm": "shared_memory_per_multiprocessor",
+    "registers_per_sm": "regs_per_multiprocessor", "bus_bits": "memory_bus_width",
+}  # fmt: skip
 COUNTS = {
     "cores": "cores", "threads": "threads that compute", "sms": "SMs", "warp": "threads in a warp",
     "warps_per_sm": "warps in flight in an SM", "bus_bits": "bits of the memory bus",
@@ -40,15 +37,13 @@ def anatomy(job: Any, bench: Any) -> None:
         facts = {name: getattr(card, known, None) for name, known in CARD.items()}
         if facts["threads_per_sm"] and facts["warp"]:
             facts["warps_per_sm"] = facts["threads_per_sm"] // facts["warp"]
-        facts |= {"pcie_generation": None, "pcie_width": None}
         with contextlib.suppress(pynvml.NVMLError):  # at most; an idle card may run it slower
             card = nvml_card(bench.device)
             facts["pcie_generation"] = pynvml.nvmlDeviceGetMaxPcieLinkGeneration(card)
             facts["pcie_width"] = pynvml.nvmlDeviceGetMaxPcieLinkWidth(card)
     elif bench.on_cpu:
-        vectors = torch.backends.cpu.get_cpu_capability()  # "AVX512", "AVX2", "DEFAULT"
-        threads = torch.get_num_threads()
-        facts = {"cores": machine.cpu_cores(), "threads": threads, "vectors": vectors}
+        facts = {"cores": machine.cpu_cores(), "threads": torch.get_num_threads(),
+                 "vectors": torch.backends.cpu.get_cpu_capability()}  # fmt: skip
     else:
         bench.skip("device", f"torch tells nothing about the inside of {bench.device.type}")
     bench.write("device", values={**facts, "caches": bench.cache_bytes()}, kind=bench.device.type)
@@ -85,8 +80,6 @@ def draw_device(measured: Any) -> Any:
     lower.minorticks_off()
     return figure
 
-
-# -- one thread ------------------------------------------------------------------------------------
 
 SHOWN = {  # kind of device: how the meter is called, and what there is of
     "gpu": ("NVML utilization, as nvidia-smi shows it", "of the threads the card can hold"),

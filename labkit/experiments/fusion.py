@@ -25,7 +25,6 @@ ITEM = 4  # bytes of a float
 LEAST = 1 << 24  # numbers in a large array: 64 MiB
 BLOCK = 1 << 20  # numbers with which a chain is compiled and checked
 TINY, MANY = 256, 200  # numbers in an array, operations on it: what launches cost
-
 UNARY = (("mul", 1.5), ("add", 1.0), ("clamp", -1.0), ("sub", 0.25), ("mul", 0.5), ("neg",))
 
 
@@ -182,9 +181,6 @@ def cuda_graph(work: Callable) -> Callable:
     return graph.replay
 
 
-# -- what fusing gains -----------------------------------------------------------------------------
-
-
 def arrays_moved(reads: list[int], write_cost: float = 1.0) -> float:
     """Count the array passes of operations that read so many arrays each and write one.
 
@@ -223,10 +219,8 @@ class Gain:
         said += f"x ({self.predicted_write_allocate:.2f}x with write-allocate), "
         if self.measured is None:
             return said + "not measured"
-        said += f"measured {self.measured:.2f}x, ratio {self.off:.2f}"
-        return (
-            said + " (not past the last cache)" * (self.past_cache is False) + " NOISY" * self.noisy
-        )
+        said += f"measured {self.measured:.2f}x, ratio {self.off:.2f}" + " NOISY" * self.noisy
+        return said + " (not past the last cache)" * (self.past_cache is False)
 
 
 def gains(measured: Any) -> list[Gain]:
@@ -238,7 +232,7 @@ def gains(measured: Any) -> list[Gain]:
         facts = measured.one("arrays", chain=chain).values
         said = [predicted_gain(facts["reads"], facts["inputs"], cost) for cost in (1, 2)]
         past = facts.get("past cache") if size == facts["mib"] else None
-        gain, noisy = fused.get("gain"), fused.get("spread", 0) > NOISY
+        gain, noisy = fused.get("gain"), (fused.get("spread") or 0) > NOISY
         found.append(Gain(chain, size, *said, gain, gain and gain / said[0], noisy, past))
     return found
 

@@ -42,16 +42,16 @@ def graph_breaks(job: Any, bench: Any) -> None:
         reasons = [" | ".join(list(filter(None, lines))[:3])[:400] for lines in said]  # with hints
         values = {"graphs": found.graph_count, "breaks": found.graph_break_count}
         bench.write("explain", function=function.__name__, values=values | {"reasons": reasons})
-    for name, options, lengths in (
-        ("every length its own graph (dynamic=False)", {"dynamic": False}, LENGTHS),
-        ("PyTorch's default", {}, LENGTHS),
-        ("one graph for all (dynamic=True)", {"dynamic": True}, LENGTHS),
-        ("padded to one length", {}, (max(LENGTHS),) * len(LENGTHS)),
+    for name, dynamic, lengths in (
+        ("every length its own graph (dynamic=False)", False, LENGTHS),
+        ("PyTorch's default", None, LENGTHS),
+        ("one graph for all (dynamic=True)", True, LENGTHS),
+        ("padded to one length", None, (max(LENGTHS),) * len(LENGTHS)),
     ):
-        bench.write("captures", way=name, values=captures(options, lengths, bench.device))
+        bench.write("captures", way=name, values=captures(dynamic, lengths, bench.device))
 
 
-def captures(options: dict[str, Any], lengths: tuple, device: torch.device) -> dict[str, Any]:
+def captures(dynamic: bool | None, lengths: tuple, device: torch.device) -> dict[str, Any]:
     """Call a captured function with batches of these lengths; count the captures.
 
     `eager` is how many calls ran without one, since Dynamo gives up at `recompile_limit`.
@@ -69,7 +69,7 @@ def captures(options: dict[str, Any], lengths: tuple, device: torch.device) -> d
             log.append(re.sub(r"\s*#.*", "", found.group(0)).strip()[:160])
         return True
 
-    work = torch.compile(whole, backend=backend, **options)
+    work = torch.compile(whole, backend=backend, dynamic=dynamic)
     torch._logging.set_logs(recompiles=True)
     logger = logging.getLogger("torch._dynamo.guards.__recompiles")
     logger.addFilter(heard)

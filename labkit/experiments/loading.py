@@ -26,14 +26,10 @@ READINGS, BATCH = 6, 1000
 
 
 class Pixel:
-    """What an object-oriented dataset makes of every pixel. It is the naive step's cost."""
+    """What an object-oriented dataset makes of every pixel: the channels from 0 to 1."""
 
     def __init__(self, rgb: bytes):
-        self.red, self.green, self.blue = rgb
-
-    def scaled(self) -> tuple[float, float, float]:
-        """Return the three channels from 0 to 1."""
-        return self.red / 255, self.green / 255, self.blue / 255
+        self.red, self.green, self.blue = (channel / 255 for channel in rgb)
 
 
 def decoded(file: str) -> np.ndarray:
@@ -53,7 +49,7 @@ def naive(files: list[str]) -> torch.Tensor:
     for file in files:
         raw = (picture := decoded(file)).tobytes()
         pixels = [Pixel(raw[i : i + 3]) for i in range(0, len(raw), 3)]
-        rows = torch.tensor([pixel.scaled() for pixel in pixels])  # (px * px, 3)
+        rows = torch.tensor([(p.red, p.green, p.blue) for p in pixels])  # (px * px, 3)
         items.append(rows.T.reshape(3, *picture.shape[:2]))
     return torch.stack(items)
 
@@ -107,9 +103,6 @@ def item_ladder(job: Any, bench: Any) -> None:
             ]
             item_us = bench.time(work, of=name, px=job.px) / job.batch_size * 1e6
             bench.write(f"profile of {name}", values={"item_us": item_us, "top": top})
-
-
-# -- the workers -----------------------------------------------------------------------------------
 
 
 @experiment(

@@ -93,16 +93,12 @@ def matrix_sizes(job: Any, bench: Any) -> None:
             time_product(bench, name, n, of=name, multiple=multiple)
 
 
-@experiment(
-    "one matrix product in each number format",
-    n=knob(None, "rows of a matrix", **SIDE),
-)
+@experiment("one matrix product in each number format", n=knob(None, "rows of a matrix", **SIDE))
 def precision_matmul(job: Any, bench: Any) -> None:
     """Time an (n, n) product in each format that this device has, and its error against FP64."""
-    names = bench.usable(USUAL)
+    names, ways = bench.usable(USUAL), {}
     n = job.n or max(side(bench, name) for name in names)
     exact = torch.randn(2, n, n, dtype=torch.float64)
-    ways = {}
     for name in names:
         a, b = exact.to(bench.device, formats.FORMATS[name][0])
         ways[name] = lambda a=a, b=b: a @ b
@@ -112,8 +108,8 @@ def precision_matmul(job: Any, bench: Any) -> None:
         bench.write("matmul", seconds=seconds, flops=2 * n**3, bytes=size, precision=name)
     for name, work in ways.items():
         with formats.using(name):
-            relative = relative_error(work(), exact)
-        bench.write("error", precision=name, values={"relative": relative})
+            values = {"relative": relative_error(work(), exact)}
+        bench.write("error", precision=name, values=values)
 
 
 def relative_error(result: torch.Tensor, exact: torch.Tensor) -> float:
@@ -137,10 +133,7 @@ def time_product(bench: Any, name: str, n: int, *, of: str, **case: Any) -> None
 
 
 def side(bench: Any, name: str, largest: bool = False) -> int:
-    """Return the n whose product in a format is more than its launch; 1024 on a CPU.
-
-    The `largest` is the largest of the bench's sizes that does not take long.
-    """
+    """Return the n whose product is more than its launch, or the largest that is not too long."""
     launches = {"launches": math.inf} if largest else {}
     with formats.using(name) as dtype:
         return bench.fitting(lambda n: product(n, dtype, bench.device), **launches)

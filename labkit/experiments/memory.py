@@ -99,9 +99,6 @@ def largest_batch(counts: dict[str, Any], limit_bytes: float) -> int:
     return max(0, int((limit_bytes - fixed) // activation_bytes_per_sample(counts)))
 
 
-# -- measured at the points of a real step ---------------------------------------------------------
-
-
 @experiment(
     "what fills the memory in a training step: predicted beside measured",
     model=knob(list(MODELS), "models to train", choices=MODELS),

@@ -49,9 +49,6 @@ def formats_table() -> Table:
     return Table(rows, head, left=())
 
 
-# -- range and rounding ----------------------------------------------------------------------------
-
-
 @experiment(
     "range and rounding of each number format, on real tensors",
     count=knob(1_000_000, "numbers that are rounded", low=1000, high=1 << 26),
@@ -114,9 +111,6 @@ def draw_formats(measured: Any) -> Any:
     return figure
 
 
-# -- autocast --------------------------------------------------------------------------------------
-
-
 @experiment(
     "the dtype that comes out of each operation under autocast",
     precision=knob("bf16", "number format of autocast", choices=("fp16", "bf16")),
@@ -171,9 +165,8 @@ def operations(device: torch.device) -> dict[str, Callable]:
     }
 
 
-# -- gradients too small for FP16 ------------------------------------------------------------------
-# The everyday task: a field over a picture (a displacement, in metres: millimetres) and a loss that
-# is a mean over all its numbers. d loss / d output = 2 error / count is then about
+# Gradients too small for FP16: of a field over a picture (a displacement, in metres: millimetres)
+# and a loss that is a mean over all its numbers. d loss / d output = 2 error / count is then about
 # 2 * 1e-3 / 2e5 = 1e-8, and FP16 has nothing between 0 and 6e-8.
 
 TOO_HIGH = 2.0**34  # a loss scale that makes the gradients overflow

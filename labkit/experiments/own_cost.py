@@ -53,7 +53,7 @@ def measure() -> dict[str, Any]:
         start = now_ns()
         subprocess.run([sys.executable, "-c", code], check=True)
         imports.append((now_ns() - start) / 1e9)
-    return {
+    return json.loads(subprocess.check_output([sys.executable, "-m", MODULE])) | {
         "machine": machine().line,
         "import_s": median(imports[::2]) - median(imports[1::2]),
         "first_step_s": median(first for first, _ in runs),
@@ -61,7 +61,6 @@ def measure() -> dict[str, Any]:
         "default_run_s": median(whole for _, whole in runs),
         "stop_s": median(stop_s() for _ in range(REPEATS)),
         "forced_stop_s": stop_s(fault=f"{MODULE}:hang:"),
-        **json.loads(subprocess.check_output([sys.executable, "-m", MODULE])),
     }
 
 
@@ -108,16 +107,13 @@ def trainer_of(step_ms: float) -> tuple[Any, Any, Any]:
     torch.set_num_threads(1)
     job = SimpleNamespace(**Pipeline(width=8, depth=1).to_dict())
     trainer = loop.Trainer(job, torch.device("cpu"))
-    for px in range(16, 256, 2):
-        images = torch.randint(0, 256, (2, 3, px, px), dtype=torch.uint8)  # (B, 3, px, px)
-        labels = torch.randint(0, 10, (2,))
-        took = []
+    labels, took, px = torch.randint(0, 10, (2,)), [0], 16
+    while median(took[20:] or [0]) < step_ms * 1e6:
+        images, px, took = torch.randint(0, 256, (2, 3, px, px), dtype=torch.uint8), px + 2, []
         for _ in range(60):
             start = now_ns()
             trainer.compute(images, labels, update=True)
             took.append(now_ns() - start)
-        if median(took[20:]) >= step_ms * 1e6:
-            break
     return trainer, images, labels
 
 

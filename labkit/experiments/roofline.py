@@ -110,8 +110,6 @@ def convolution(bench: Any) -> None:
                    format="tf32" if tf32 else "fp32")  # fmt: skip
 
 
-# -- what follows ----------------------------------------------------------------------------------
-
 FAR_BELOW = 0.25  # share of the roof under which the roof is no explanation
 
 
@@ -157,7 +155,7 @@ class Roofline(Result):
     """
 
     def __init__(self, measured: Measurements):
-        if not isinstance(measured, Measurements) or measured.name != "roofline":
+        if getattr(measured, "name", "") != "roofline":
             raise ValueError(f"{measured!r} is not a roofline: pass lk.measure('roofline')'s.")
         self.measured = measured
         passes = [point.gb_per_s for point in measured.where(roof="bandwidth") if point.gb_per_s]
@@ -210,8 +208,6 @@ class Roofline(Result):
             lines.append(f"roof of {kind} {rate * 1e3:,.4g} GFLOP/s, {ridge}")
         return Table(rows, title="\n".join(lines), left=(0, 4))
 
-
-# -- the figure: FLOP/s against FLOP a byte, both logarithmic --------------------------------------
 
 MARKERS = {"add": "s", "layer norm": "D", "convolution": "^", "matmul": "o"}
 
