@@ -124,9 +124,9 @@ def guess(question: str, value: Any = None) -> Guess:
         question: What is guessed, with its unit; the name it has in the score.
         value: A finite number or a choice (a text), otherwise ValueError; None skips it.
     """
-    if value is not None and not _sound(value):
-        raise ValueError(f"guess {value!r}: give a number, a text, or None to skip it.")
     if value is not None:
+        if not _sound(value):
+            raise ValueError(f"guess {value!r}: give a number, a text, or None to skip it.")
         keep("guesses", str(question), guess=value, measured=None)
     return Guess(str(question), value)
 
