@@ -39,7 +39,7 @@ class Knob:
         words = {
             "bool": "True or False", "dict": "a dict", "int": "a whole number", "float": "a number",
             "str": "'auto', 'cpu', 'mps', 'cuda' or 'cuda:N'" if self.pattern else "a text",
-        }.get(self.kind)  # fmt: skip
+        }[self.kind]  # fmt: skip
         if self.choices:
             words = ", ".join(map(repr, self.choices))
         elif self.kind in ("int", "float"):

@@ -226,9 +226,8 @@ class Recorder:
         with contextlib.suppress(OSError):  # numbers without telemetry are still numbers
             self.telemetry = subprocess.Popen(
                 [sys.executable, "-m", "labkit.bench.telemetry", str(self.pid)],
-                stdin=none, stdout=none, stderr=none,
-                cwd=self.folder, env={**os.environ, "PYTHONPATH": path},
-                start_new_session=True,  # Ctrl-C is for the loop
+                stdin=none, stdout=none, stderr=none, cwd=self.folder,
+                env={**os.environ, "PYTHONPATH": path}, start_new_session=True,  # no Ctrl-C
             )  # fmt: skip
 
 
