@@ -175,7 +175,6 @@ class Step(NamedTuple):
 
     @property
     def count(self) -> int:
-        """Steps in it."""
         return max(1, sum(op.does == "load" for op in self.ops))
 
 
@@ -264,12 +263,10 @@ def replayed(step: Step, card: Card) -> Counter:
 
 
 def overlap(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """Return how long two stretches of time have in common."""
     return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
 
 
 def period_us(spent: Counter) -> float:
-    """Return the time of a step."""
     return sum(spent[name] for name in ("compute", "memory", "transfer", "input", "launch"))
 
 
@@ -302,7 +299,6 @@ class Cell(NamedTuple):
     costs: float | None = None  # the planted fault, share of the time
 
     def shows(self, claim: str) -> bool:
-        """Whether it is as claimed."""
         if claim == "starved":
             right = self.waiting >= WORTH_NAMING["input"]
         else:
@@ -322,7 +318,6 @@ class Lint:
         faultset.machine, faultset.finished = lambda: SimpleNamespace(kind="gpu"), self.finished
 
     def table(self, names: list[str]) -> dict[str, dict]:
-        """Return {label: {"claim": claim, card: cell}}."""
         rows: dict[str, dict] = {}
         for name in names:
             self.gpu.cards, self.card = (CARDS[name],), CARDS[name]
@@ -331,7 +326,6 @@ class Lint:
         return rows
 
     def of_pipeline(self, case: Case) -> Cell:
-        """Record a pipeline's step, and diagnose it on this card."""
         try:
             step, costs = self.step(case), None
             spent = replayed(step, self.card)
@@ -349,7 +343,6 @@ class Lint:
             return Cell("out of memory")
 
     def fed_us(self, step: Step) -> float:
-        """Return a step's time with a loader that takes none."""
         return period_us(replayed(step._replace(loader_us=0.0, stall_us=0.0), self.card))
 
     def bf16_speedup(self, case: Case, step: Step) -> float | None:
@@ -433,7 +426,6 @@ def stored(text: str) -> dict[str, dict[str, Any]]:
 
 
 def differing(table: dict[str, dict[str, Any]]) -> list[str]:
-    """Return a line for each card that does not show what is claimed."""
     return [
         f"{label}: claimed {row['claim'] or 'nothing'}, {name}: {shown}"
         for label, row in table.items()

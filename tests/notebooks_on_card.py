@@ -71,7 +71,6 @@ class Cell(NamedTuple):
 
     @property
     def asserts(self) -> bool:
-        """Whether it claims something."""
         return self.prints is not None or "assert " in self.source
 
 
@@ -151,7 +150,6 @@ class Card:
         return with_items(standin_run.run_on(self.gpu, short))
 
     def measure(self, spec: Experiment) -> Measurements:
-        """Measure on the card, each point by one call."""
         folder = Path(tempfile.mkdtemp())
         log = EventLog(folder)
         log.write("spec", version=VERSION, run="x", labkit="x", **spec.to_spec())
@@ -182,7 +180,6 @@ class OneCall(workbench.Workbench):
         return seconds
 
     def calls_to_fill(self, work):
-        """One call."""
         return 1
 
 
@@ -234,7 +231,6 @@ def prepare() -> None:
 
 
 def asserts_on(card: standin_gpu.Card) -> dict[str, str]:
-    """Run every notebook on the card; return what became of each cell."""
     with standin_gpu.installed(card, numbers=False) as gpu:
         model_size.kept_in = Path(tempfile.mkdtemp())
         Card.here = Card(gpu)

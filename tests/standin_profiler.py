@@ -33,8 +33,6 @@ class Op(NamedTuple):
 
 
 class Profile:
-    """Stands in for `torch.autograd.profiler.profile`."""
-
     gpu: Any = None  # the stand-in
 
     def __init__(self, **_: Any):  # whatever is asked for, all is recorded
@@ -86,8 +84,6 @@ class Profile:
 
 
 class Mark:
-    """Stands in for `torch.autograd.profiler.record_function`."""
-
     def __init__(self, name: str, *_: Any):
         self.name = name
 

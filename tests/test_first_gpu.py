@@ -34,11 +34,10 @@ def start(tmp_path):
     def go(*options, **settings):
         calls.write_text("")
         usual = {"FAILING": "nothing", "SLOW": "nothing", "DEVICE": "cuda:0"}
-        settings = usual | {"PYTHON": str(stub), "CALLS": str(calls)} | settings
-        done = subprocess.run(
-            ["bash", TESTS / "first_gpu.sh", *options, out], env=os.environ | settings,
-            capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+        usual |= {"PYTHON": str(stub), "CALLS": str(calls)}
+        command = ["bash", TESTS / "first_gpu.sh", *options, out]
+        env = os.environ | usual | settings
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
         said = (out / "summary.txt").read_text().splitlines() if out.exists() else []
         stages = {line[:28].strip(): line[29:63].strip() for line in said}
         return done, calls.read_text().splitlines(), stages
@@ -61,7 +60,7 @@ def test_a_failing_stage_leaves_its_log_and_is_all_that_is_done_again(start, tmp
 
 
 def test_what_takes_too_long_is_stopped_and_what_is_left_is_not_begun(start):
-    done, calls, stages = start(SLOW="not fault_set", TOTAL_S="1")
+    done, calls, stages = start(SLOW="not fault_set", TOTAL_S="2")
     assert done.returncode == 1
     assert stages["tests"] == "stopped at its limit, tests.log"
     assert stages["records"] == "not begun: the time is up"

@@ -74,7 +74,6 @@ def of_run(*folders):
 
 
 def roles(kernel, supervisor):
-    """Return {role: pids} as they are now."""
     table = processes()
     below = {pid: command for pid, (parent, command, *_) in table.items() if parent == supervisor}
     found = {"kernel": [kernel], "supervisor": [supervisor]}
@@ -88,8 +87,6 @@ def roles(kernel, supervisor):
 
 
 class Kill:
-    """One kernel, one run, one kill."""
-
     def __init__(self, seed, home):
         self.chance = random.Random(seed)
         shape = dict(self.chance.choice(SHAPES), num_workers=self.chance.randint(1, 4), **ALWAYS)
@@ -107,7 +104,6 @@ class Kill:
             self.go()
 
     def go(self):
-        """Have a kernel with a standby start its run."""
         with contextlib.suppress(BrokenPipeError):
             print(file=self.kernel.stdin, flush=True)
         self.started()

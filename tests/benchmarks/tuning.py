@@ -72,7 +72,6 @@ def measure_grid(pipeline):
 
 
 def measure_tuner(pipeline):
-    """Run the tuner once."""
     begun = time.monotonic()
     tuning = TuningJob(pipeline, seconds=SECONDS, max_workers=8).run()
     print(tuning)
@@ -119,8 +118,6 @@ def loadtune(name):
     several = hasattr(ours, "__getitems__")
 
     class Plain(torch.utils.data.Dataset):
-        """The same items by their index, as loadtune's own loader asks for them."""
-
         def __init__(self):
             if several:
                 self.__getitems__ = lambda indices: ours.__getitems__([(i, i) for i in indices])
