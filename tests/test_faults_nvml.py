@@ -66,13 +66,10 @@ nvmlReturn_t nvmlShutdown(void) { return NVML_SUCCESS; }
 const char *nvmlErrorString(nvmlReturn_t e) {
   return e == NVML_ERROR_LIB_RM_VERSION_MISMATCH ? "Driver/library version mismatch" : "error";
 }
-nvmlReturn_t nvmlSystemGetDriverVersion(char *v, u n) {
-  snprintf(v, n, "550.54.14"); return NVML_SUCCESS;
-}
+#define SAY(TEXT) { snprintf(v, n, TEXT); return NVML_SUCCESS; }
+nvmlReturn_t nvmlSystemGetDriverVersion(char *v, u n) SAY("550.54.14")
 nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *v) { *v = 12040; return NVML_SUCCESS; }
-nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t c, char *name, u n) {
-  snprintf(name, n, "NVIDIA Stub"); return NVML_SUCCESS;
-}
+nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t c, char *v, u n) SAY("NVIDIA Stub")
 /* the other card comes first: NVML's order is not CUDA's */
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(u i, nvmlDevice_t *c) {
   *c = (nvmlDevice_t)(i == 0 ? 2l : 1l); return NVML_SUCCESS;
@@ -107,24 +104,24 @@ nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t c, nvmlSamplingType_t type, ull l
 }
 #ifndef OLD
 GET(nvmlDeviceGetCurrentClocksEventReasons, ull, *v = reasons())
+static u next(const char **at, u *percent) {  /* of "pid pid:percent"; 0 at its end */
+  char *end;
+  u pid = strtoul(*at, &end, 10);
+  if (*end == ':') *percent = strtoul(end + 1, &end, 10);
+  *at = end;
+  return pid;
+}
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t c, u *n, nvmlProcessInfo_t *p) {
-  ASK u room = *n; char *at = (char *)set("STUB_LISTED"), *end;
-  for (*n = 0;; at = end, ++*n) {                         /* "pid pid" */
-    u pid = strtoul(at, &end, 10);
-    if (end == at) break;
+  ASK u room = *n, pid, _; const char *at = set("STUB_LISTED");
+  for (*n = 0; (pid = next(&at, &_)); ++*n)
     if (*n < room) p[*n] = (nvmlProcessInfo_t){.pid = pid, .usedGpuMemory = 1};
-  }
   return *n > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t c, nvmlProcessUtilizationSample_t *s,
                                              u *n, ull last) {
-  ASK u room = s ? *n : 0; char *at = (char *)set("STUB_SHARES"), *end;
-  for (*n = 0;; at = end, ++*n) {                         /* "pid:percent pid:percent" */
-    u pid = strtoul(at, &end, 10);
-    if (end == at) break;
-    u percent = strtoul(end + 1, &end, 10);
+  ASK u room = s ? *n : 0, pid, percent = 0; const char *at = set("STUB_SHARES");
+  for (*n = 0; (pid = next(&at, &percent)); ++*n)
     if (*n < room) s[*n] = (nvmlProcessUtilizationSample_t){pid, last + 100000, percent, 0, 0, 0};
-  }
   return *n == 0 ? NVML_ERROR_NOT_FOUND : s ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
 nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t c, nvmlGpmSupport_t *s) {
