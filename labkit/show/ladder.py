@@ -28,9 +28,7 @@ Rung = namedtuple("Rung", "name run gain total null note")
 class Ladder(Result):
     """Steps on the way up, each with its run: `lk.Ladder().add("start", run)`, shown as a table.
 
-    Args:
-        energy: Also show joules per sample, where the run's record has an energy counter.
-        limit: Also show the bottleneck that the diagnosis names.
+    `energy` also shows joules per sample, where they were counted, and `limit` the bottleneck.
     """
 
     def __init__(self, *, energy: bool = False, limit: bool = False) -> None:
@@ -38,10 +36,7 @@ class Ladder(Result):
         self.energy, self.limit = energy, limit
 
     def add(self, name: str, run: Run) -> Ladder:
-        """Put a step on top and return the ladder; the same name again replaces that step's run.
-
-        A run that failed stays as a row that says why. Raises ValueError for one still going on.
-        """
+        """Put a step on top, or in the place of its name; ValueError for a run still going on."""
         if not isinstance(name, str) or not name.strip():
             raise ValueError(f"name={name!r}: give the step a name, such as 'more workers'.")
         _check(name, run, Run, "is not a Run; give what lk.run gave")
@@ -118,9 +113,8 @@ class Scaling(Result):
         self.rows: dict[str, tuple[Ranks, Run]] = {}  # by name, with its own one process
 
     def add(self, name: str, ranks: Ranks, one: Run | None = None) -> Scaling:
-        """Add a row and return the table; the same name again replaces that row.
+        """Add a row, or replace that name's; `one` is its one process, where it is not the table's.
 
-        `one` is the one process of that row, where its pipeline is another than the table's.
         Raises ValueError where the two ran different pipelines, or one is still running.
         """
         _check(name, ranks, Ranks, "is not a distributed run")

@@ -11,7 +11,7 @@ from matplotlib.ticker import PercentFormatter
 from labkit.results.ranks import RankRun, Ranks
 from labkit.show.primitives import name_rows, stack
 from labkit.show.run_figure import share_text
-from labkit.show.run_header import LOUD, doubts, several_header
+from labkit.show.run_header import LOUD, doubts, said, several_header
 from labkit.show.style import COMPUTE, OTHER, WAIT, legend_above, our_style, page
 
 TEETH = 6  # steps in the window
@@ -29,12 +29,13 @@ PARTS = {  # part of RankTimes: (name, colour), as stacked
 def draw(ranks: Ranks) -> Figure:
     """Draw `ranks`; a run too short for numbers gets a figure that says so."""
     times, count = ranks.times, f"{ranks.world_size} rank{'s' * (ranks.world_size > 1)}"
+    knobs = said(ranks.asked.changed() | ({"no_sync": True} if ranks.no_sync else {}))[:240]
     if times is None:
         why = ranks.error or f"{ranks.outcome} after {ranks.steps} steps: too few to measure"
-        lines = several_header(f"{count}, no numbers", [_knobs(ranks)], [ranks])
+        lines = several_header(f"{count}, no numbers", [knobs], [ranks])
         return page([*lines, (why, LOUD)], [])[0]
     title = f"{count}: {ranks.throughput:,.0f} samples/s together, {ranks.diagnose().headline}"
-    header = [*several_header(title, [_delays(ranks), _knobs(ranks)], [ranks]), *doubts(ranks)]
+    header = [*several_header(title, [_delays(ranks), knobs], [ranks]), *doubts(ranks)]
     tall = 0.15 + 0.34 * len(times.ranks)
     figure, (lanes, shares) = page(header, [(0.32, tall), (0.62, tall)])
     _draw_lanes(lanes, [rank for rank in ranks if rank.steps])
@@ -50,17 +51,10 @@ def draw(ranks: Ranks) -> Figure:
     return figure
 
 
-def _knobs(ranks: Ranks) -> str:
-    """Return what was asked for, in words."""
-    changed = (f"{name}={value!r}" for name, value in ranks.asked.changed().items())
-    return ", ".join([*changed, *["no_sync"] * ranks.no_sync])[:240]
-
-
 def _delays(ranks: Ranks) -> str:
     """Return the simulated delays, and which ranks were given another loader."""
     each = [] if 0 in ranks.starve else [ranks.pipeline.simulated_delay]
-    for rank, knobs in ranks.starve.items():
-        each.append(f"rank {rank}: {', '.join(f'{n}={v!r}' for n, v in knobs.items())}")
+    each += [f"rank {rank}: {said(knobs)}" for rank, knobs in ranks.starve.items()]
     text = "; ".join(filter(None, each))
     return f"simulated delay: {text}" if text else ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from labkit.results.result import noise
@@ -87,7 +87,7 @@ def delays_of(runs: Iterable[Any], varied: Iterable[str] = ()) -> str:
 def knobs_of(run: Run) -> str:
     """Return the knobs that were asked for and are not the defaults, or the run's alias."""
     fixes = _fixes(run)
-    text = f"the slow script, {fixes}" if fixes else _said(run.asked.changed())
+    text = f"the slow script, {fixes}" if fixes else said(run.asked.changed())
     return (run.alias or text or "the default pipeline")[:KNOBS]
 
 
@@ -110,10 +110,11 @@ def _apart(old: Run, new: Run) -> str:
     """Return what is fixed in `new` of the slow script, or its knobs that `old` had otherwise."""
     known = old.asked.to_dict()
     changed = {n: v for n, v in new.asked.to_dict().items() if v != known.get(n)}
-    return _fixes(new) or _said(changed) or "the same knobs"
+    return _fixes(new) or said(changed) or "the same knobs"
 
 
-def _said(knobs: dict[str, Any]) -> str:
+def said(knobs: Mapping[str, Any]) -> str:
+    """Write knobs as they are given: num_workers=2, io_ms=5."""
     return ", ".join(f"{name}={value!r}" for name, value in knobs.items())
 
 

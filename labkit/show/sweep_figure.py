@@ -13,7 +13,7 @@ from matplotlib.ticker import PercentFormatter
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.show.primitives import Series, lines
-from labkit.show.run_header import delays_of, device_of, several_header
+from labkit.show.run_header import delays_of, device_of, said, several_header
 from labkit.show.style import ALARM, LEGEND_ROW_IN, LINES, drawable, legend_columns, our_style, page
 
 MARKERS = "osD^vPX"
@@ -30,10 +30,10 @@ def draw_sweep(sweep: Sweep) -> Figure:
     knob, *others = sweep.knobs
     values, found = sweep.knobs[knob], {}  # {name of a line: its run at each value, or None}
     for setting, run in itertools.zip_longest(sweep.settings, sweep.runs):
-        line = found.setdefault(_text({n: setting[n] for n in others}), [None] * len(values))
+        line = found.setdefault(said({n: setting[n] for n in others}), [None] * len(values))
         line[values.index(setting[knob])] = run
     fixed = {n: v for n, v in sweep.pipeline.changed().items() if n not in sweep.knobs}
-    texts = [_left_out(sweep), delays_of(sweep.runs, sweep.knobs), _text(fixed)]
+    texts = [_left_out(sweep), delays_of(sweep.runs, sweep.knobs), said(fixed)]
     legend_rows = -(-len(found) // legend_columns(list(found))) if others else 0
     panels = [(0.14 + LEGEND_ROW_IN * legend_rows, 1.8), (0.22, 1.3)]
     figure, (rates, busy) = page(several_header(_message(sweep), texts, sweep.runs), panels)
@@ -59,7 +59,7 @@ def _message(sweep: Sweep) -> str:
         return f"sweep of {', '.join(sweep.knobs)}"
     best = sweep.settings[sweep.runs.index(sweep.best)]
     gain = max(rates) / min(rates)
-    return f"{_text(best)}: {gain:.1f}x the throughput of the slowest setting"
+    return f"{said(best)}: {gain:.1f}x the throughput of the slowest setting"
 
 
 def _draw(axes: Axes, found: dict[str, list[Run | None]], name: str, ylabel: str, say: Any) -> None:
@@ -81,17 +81,11 @@ def _draw(axes: Axes, found: dict[str, list[Run | None]], name: str, ylabel: str
     lines(axes, series, ylabel=ylabel, say=say if few else None)
 
 
-def _text(knobs: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in knobs.items())
-
-
 def _left_out(sweep: Sweep) -> str:
     """Say how many runs are missing, and why the first one has no numbers (the crosses)."""
     missing = len(sweep.settings) - len(sweep.runs)
     notes = [f"{missing} not run"] if missing else []
     for setting, run in zip(sweep.settings, sweep.runs, strict=False):
         if run.throughput is None:
-            return "; ".join(
-                [*notes, f"× no numbers: {_text(setting)}: {run.error or run.outcome}"]
-            )
+            return "; ".join([*notes, f"× no numbers: {said(setting)}: {run.error or run.outcome}"])
     return "; ".join(notes)

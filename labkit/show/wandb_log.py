@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from labkit.process import folders
 from labkit.results.library import load
@@ -138,8 +139,6 @@ def main(folder: str, settings: str) -> None:
 
 def give_up(why: str) -> None:
     """Say why there is no W&B run, and end this process and what W&B started from it."""
-    import psutil
-
     print(f"labkit: W&B: {why}. The run itself is complete.", file=sys.stderr, flush=True)
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
