@@ -151,8 +151,10 @@ def read_events(file: TraceFile) -> Events:
             place = threads.setdefault(str(event.get("tid"))[:100], len(threads))
             if kind == STEP:
                 ranks.add(str(process)[:100])
-        correlation = _identifier(args.get("correlation"))
-        external = _identifier(args.get("External id") or args.get("external id"))
+        correlation = external = 0
+        if kind < STEP:
+            correlation = _identifier(args.get("correlation"))
+            external = _identifier(args.get("External id") or args.get("external id"))
         packed = (index + 1 << 24) + (min(place, _MOST_PLACES) << 4) + kind
         rows.extend((start, start + length, correlation, external, packed))
 
