@@ -190,6 +190,8 @@ def test_host_work_outside_operators_is_not_launch_and_is_called_by_its_name(rea
     eager = [op(start, 30) for start in range(0, 900, 60)]
     assert read([*WORK, *eager], lk.diagnose).bottleneck == "launch"
     assert read([step(1, 0, 1000), op(0, 100), op(900, 100)], lk.diagnose).bottleneck == "host"
+    no_host = [launch(1, 0), kernel(1, 10, 50), launch(2, 900), kernel(2, 910, 50)]
+    assert read(no_host, lk.diagnose).bottleneck == "launch"  # ProfilerActivity.CUDA only
 
 
 COLLECTIVES = [

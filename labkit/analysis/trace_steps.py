@@ -172,7 +172,10 @@ def device_shares(events: Events, devices: np.ndarray, clock: StepClock) -> dict
 def host_outside(events: Events, clock: StepClock) -> Intervals:
     """Return when, on the steps' clock, the host is in nothing that the profiler knows."""
     inside = union(clock.inside(events.host.only(events.host_kind < kinds.STEP)))
-    return Intervals(np.append(0, inside.end), np.append(inside.start, clock.total))
+    free = Intervals(np.append(0, inside.end), np.append(inside.start, clock.total))
+    # Recorded without ProfilerActivity.CPU, nobody knows where the host was
+    recorded = kinds.DATALOADER, kinds.CPU_OP, kinds.ELIGIBLE_OP, kinds.STEP
+    return free if np.isin(events.host_kind, recorded).any() else free.only(slice(0))
 
 
 def where(events: Events, clock: StepClock, stretches: Intervals) -> tuple[str, ...]:
