@@ -114,7 +114,10 @@ def test_a_trainer_is_recorded_as_a_run_and_a_slow_dataset_shows(tmp_path, monke
     train(slow, data=Slow)
     assert "input" in {finding.name for finding in slow.run.diagnose().findings}
     waits, logs = slow.run.breakdown.shares, run.breakdown.shares
-    assert waits["wait"] > 2 * logs["wait"] and logs["other"] > 2 * waits["other"]
+    assert waits["wait"] > 2 * logs["wait"]
+    found = run.diagnose().findings[0]  # the sleep in a callback of the user's
+    assert (found.name, found.cause) == ("host", "waiting")
+    assert found.lines[0].function.endswith("SlowLog.on_log")
     with pytest.raises(KeyError):
         train(failed, Fails())
     failed.close()
@@ -123,3 +126,37 @@ def test_a_trainer_is_recorded_as_a_run_and_a_slow_dataset_shows(tmp_path, monke
     # The Trainer drops its iterator with an epoch's last batch: that body's end is not seen
     assert 2 * 60 - 2 * 8 <= lk.watch.last.run.samples <= 2 * 60
     assert math.isclose(watched.training_loss, result.training_loss, rel_tol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("lightning"), reason="needs labkit[lightning]")
+def test_a_lightning_trainer_is_recorded_as_a_run_with_its_lines(tmp_path):
+    import lightning
+    import torch
+
+    from labkit.lightning import Recorder
+
+    class Tiny(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Linear(8, 1)
+
+        def training_step(self, batch, _number):
+            time.sleep(0.01)
+            return self.net(batch).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    recorder = Recorder()
+    trainer = lightning.Trainer(
+        max_epochs=2, callbacks=[recorder], logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
+        default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(Tiny(), torch.utils.data.DataLoader(torch.randn(200, 8), 4))
+    run = recorder.run
+    assert (run.outcome, run.steps, run.samples) == ("finished", 100, 400)
+    found = run.diagnose().findings[0]
+    assert (found.name, found.cause) == ("host", "waiting")
+    assert found.lines[0].function.endswith("Tiny.training_step")

@@ -1,0 +1,68 @@
+"""Lightning's Trainer as a labkit Run: `Trainer(..., callbacks=[lightning.Recorder()])`.
+
+Needs the extra `labkit[lightning]`; importing this module without it raises an ImportError that
+says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labkit.bench.their_loop import counter_for
+from labkit.callbacks import StepRecorder
+
+try:
+    from lightning.pytorch import Callback
+except ImportError as error:
+    try:
+        from pytorch_lightning import Callback
+    except ImportError:
+        raise ImportError(
+            f"labkit.lightning needs lightning ({error}): pip install 'labkit[lightning]'"
+        ) from None
+
+
+class Recorder(StepRecorder, Callback):
+    """Records what a Lightning Trainer does as a Run: `.run`, while it trains and afterwards.
+
+    A step is one batch, with what the other callbacks do behind it; a validation within an epoch
+    belongs to the step before it. What lies between epochs is left out. Put it last in the list
+    of callbacks, so that the others' work is seen; rank 0 records.
+    """
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin a record."""
+        if trainer.is_global_zero:
+            self.begin(trainer.train_dataloader)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin a pass over the data."""
+        self.epoch()
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """A batch is here."""
+        self.ready()
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """A step has been issued."""
+        if self._going:
+            count = counter_for(batch, self._recording.knobs.get("batch_size"))
+            self.issued(count(batch) if count else 1)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """A validation within the epoch is over."""
+        self.over()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """End the record."""
+        self.close("exhausted")
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """End the record of a training that failed."""
+        if self._going:
+            self._recording.fail(exception)
+            self.close()
