@@ -77,9 +77,6 @@ def test_a_wide_spread_is_noisy_and_a_hostile_record_is_read_as_gaps(tmp_path):
     assert list(point.seconds) == [2.0] and point.flops is point.bytes is None
 
 
-# -- fusing, formats, memory -----------------------------------------------------------------------
-
-
 def test_bytes_of_a_chain_are_counted_and_compiling_pays_back():
     assert predicted_gain([2, 2], inputs=3) == 1.5
     assert predicted_gain([2, 2], inputs=3, write_cost=2) == 1.6
@@ -104,9 +101,6 @@ def test_only_activations_grow_with_the_batch():
     size = memory.largest_batch(point.values, 2**30)
     parts = (memory.predict(point.values | {"batch_size": n}).total for n in (size, size + 1))
     assert next(parts) <= 2**30 < next(parts) and memory.largest_batch(point.values, 100) == 0
-
-
-# -- the roofline ----------------------------------------------------------------------------------
 
 
 def record_of(folder, points, name="roofline", machine="Some Card"):
@@ -170,9 +164,6 @@ def test_a_known_card_has_its_data_sheet_dashed(tmp_path):
         dashed = any(line.get_linestyle() == "--" for line in figure.axes[0].lines)
         assert dashed == known == ("nvidia.com/en-us/data-center/h200/" in said)
         assert f"RECORDED on {name}" in said and "tf32: not on <this> card" in said
-
-
-# -- the largest batch -----------------------------------------------------------------------------
 
 
 def search(fits, start=16, error=None):
@@ -243,9 +234,6 @@ def test_what_a_card_held_before_the_limit_is_not_counted_as_the_trainings(monke
     assert impose(CARD, 2**30).used() == 0
 
 
-# -- the workbench; tests/on_standin.py has the sizes that suit a device ---------------------------
-
-
 @pytest.mark.parametrize(("kind", "times"), [("cpu", 2), ("cuda", 8), ("mps", 8)])
 def test_past_the_cache_is_twice_a_cpus_and_eight_times_a_gpus(kind, times, monkeypatch):
     bench, l2 = Workbench(torch.device(kind), None, None), 60 * 2**20
@@ -293,9 +281,6 @@ def test_what_a_gpu_cannot_do_is_skipped(monkeypatch):
     measured("own_kernel", bench := Kept(CARD))
     assert [about["what"] for _, about in bench.events] == ["triton kernel", "local package"]
     assert all("install gcc" in about["why"] for _, about in bench.events)
-
-
-# -- the knee of a batch sweep, and losses that agree ----------------------------------------------
 
 
 def test_the_knee_is_where_the_fixed_part_equals_the_part_per_sample():

@@ -204,9 +204,6 @@ def test_the_scaling_rule_holds_at_four_times_and_breaks_at_sixty_four(monkeypat
     assert held_out["batch x64, lr x64, warm-up"] > 2 * held_out["batch x4, lr x4, warm-up"]
 
 
-# -- in a process of its own -----------------------------------------------------------------------
-
-
 def test_an_experiment_runs_apart_and_one_that_fails_says_why():
     done = lk.measure("matrix_products", n=8, count=16)
     assert done.outcome == "finished", done.error

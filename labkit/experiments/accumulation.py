@@ -170,10 +170,7 @@ def draw_errors(measured: Any) -> Any:
     **memory.SIZED,
 )
 def accumulation_cost(job: Any, bench: Any) -> None:
-    """Make one update from `effective` samples, in micro-batches of 1, 2, 4 ... up to all at once.
-
-    Timed as a whole, with the optimizer's step; memory by part, as memory_parts counts it.
-    """
+    """Make one update from `effective` samples in micro-batches of 1, 2, 4 ... up to all."""
     sizes = [2**i for i in range(job.effective.bit_length()) if job.effective % 2**i == 0]
     for i, micro in enumerate(sizes):
         bench.stage("accumulating", i, len(sizes))

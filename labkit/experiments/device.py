@@ -92,10 +92,7 @@ SHOWN = {  # kind of device: how the meter is called, and what there is of
     seconds=knob(3.0, "how long the device is kept busy", unit="s", low=0.1, high=600),
 )
 def one_thread(job: Any, bench: Any) -> None:
-    """Keep the device "busy" for `seconds` with a single thread, and read the usual meter.
-
-    On a CUDA device `torch.cuda._sleep`, a kernel of one thread that counts clock ticks.
-    """
+    """Keep the device "busy" for `seconds` with a single thread, and read the usual meter."""
     if bench.device.type == "cuda":
         return one_on_card(job, bench)
     if not bench.on_cpu:

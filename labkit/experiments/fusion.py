@@ -65,10 +65,7 @@ class Chain:
     length=knob(6, "operations in the chain", low=1, high=1000),
 )  # fmt: skip
 def fusion(job: Any, bench: Any) -> None:
-    """Time d = a + b + c and a chain of `length` operations, eager and fused, by array size.
-
-    All arrays are there before the clock runs, but for "as written", where each result is new.
-    """
+    """Time d = a + b + c and a chain of `length` operations, eager and fused, by array size."""
     count = bench.past_cache_elements(job.mib)
     if job.mib is None:  # an operation touches two to four arrays: a CPU's need to be half as large
         count = max(count // (2 if bench.on_cpu else 1), LEAST)
@@ -91,7 +88,7 @@ def fusion(job: Any, bench: Any) -> None:
     for mib in sorted({*SMALL_MIB, largest}):
         for chain in (sums, line) if mib <= largest else ():
             compare(chain, mib, bench)
-    seconds = bench.in_turn({"as written": lambda: a + b + c})["as written"]
+    seconds = bench.in_turn({"as written": lambda: a + b + c})["as written"]  # to new memory
     bench.write("as written", seconds=seconds, chain=sums.name, mib=largest,
                 bytes=sums.bytes(False, count))  # fmt: skip
     launches(bench, lacking)

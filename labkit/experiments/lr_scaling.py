@@ -73,8 +73,7 @@ def train(
     torch.manual_seed(seed)
     model = models.make_model("cnn", job.width, job.depth, data.CLASSES, PX).to(pixels.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    order = torch.Generator().manual_seed(seed)
-    losses = []
+    order, losses = torch.Generator().manual_seed(seed), []
     for _ in range(job.epochs):
         for chosen in torch.randperm(TRAINED, generator=order).split(batch):
             share = min(1.0, (len(losses) + 1) * batch / TRAINED) if warm else 1.0  # an epoch

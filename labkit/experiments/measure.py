@@ -96,8 +96,7 @@ def page(
 def case_of(values: dict[str, Any]) -> str:
     """Write parameters as text: n=64, count=1000."""
     shown = {n: f"{v:g}" if isinstance(v, float) else v for n, v in values.items()}
-    words = {True: "yes", False: "no"}
-    return ", ".join(f"{n}={words[v] if isinstance(v, bool) else v}" for n, v in shown.items())
+    return ", ".join(f"{n}={v}" for n, v in shown.items())
 
 
 def bars(measured: Measurements, before: Measurements | None = None) -> Any:

@@ -1,7 +1,6 @@
-"""A Triton kernel of our own, checked against PyTorch, and loaded as a package by its name.
+"""A Triton kernel of our own, checked against PyTorch, and loaded by name (Hugging Face `kernels`).
 
-The package is for the Hugging Face library `kernels`: `LOCAL_KERNELS=name=folder` makes its
-`get_kernel(name)` take the folder from disk that on the Hub is a repository.
+`LOCAL_KERNELS=name=folder` makes `get_kernel(name)` take from disk what on the Hub is a repository.
 """
 
 from __future__ import annotations

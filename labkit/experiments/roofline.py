@@ -39,11 +39,7 @@ SIZES_ON_CPU = (32, 128, 512)
                auto="chosen for the device"),
 )  # fmt: skip
 def roofline(job: Any, bench: Any) -> None:
-    """Measure the roofs (`roof` in the case), then the operations.
-
-    Without `n` a format's roof is its largest product that does not take long; without `sizes` a
-    GPU gets those below it that are more than their launch.
-    """
+    """Measure the roofs (`roof` in the case), and operations that are more than their launch."""
     memory_bound(job, bench)
     for name in bench.usable(job.formats or USUAL):
         bench.stage(f"matrix products in {name}")
@@ -135,13 +131,8 @@ class Placed:
     tflop_per_s: float
     of_roof: float  # what it reached of what the roofs allow; above 1 where caches spare memory
     regime: str
+    verdict: str  # the regime in words; far below both roofs neither is what holds it back
     case: dict[str, Any]
-
-    @property
-    def verdict(self) -> str:
-        """The regime in words; far below both roofs neither of them is what holds it back."""
-        far = self.of_roof < FAR_BELOW
-        return f"{self.regime} {'side, far below: overhead, not a roof' if far else 'bound'}"
 
 
 class Roofline(Result):
@@ -174,7 +165,9 @@ class Roofline(Result):
                 at, rate = point.flops / point.bytes, point.tflop_per_s
                 of_roof = rate / min(rates[kind], self.roof.gb_per_s * at / 1e3)
                 regime = "memory" if at < self.roof.ridge(kind) else "compute"
-                self.points.append(Placed(point.of, kind, at, rate, of_roof, regime, point.case))
+                far = "side, far below: overhead, not a roof" if of_roof < FAR_BELOW else "bound"
+                said = regime, f"{regime} {far}", point.case
+                self.points.append(Placed(point.of, kind, at, rate, of_roof, *said))
 
     def one(self, name: str, **case: Any) -> Placed:
         """Return the operation of this name and case; raises LookupError where there is no one."""
@@ -190,8 +183,8 @@ class Roofline(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the roofs and the operations as JSON types."""
-        points = [vars(p) | {"verdict": p.verdict} for p in self.points]
-        return {**vars(self.roof), "machine": self.measured.machine.to_dict(), "points": points}
+        points, machine = [vars(p) for p in self.points], self.measured.machine.to_dict()
+        return {**vars(self.roof), "machine": machine, "points": points}
 
     def table(self) -> Table:
         """Return the operations: name, intensity, rate, share of the roof, regime."""
