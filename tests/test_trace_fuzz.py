@@ -19,7 +19,8 @@ KINDS = [  # in the order of the classes
     ("user_annotation", "nccl:all_reduce"), ("cuda_runtime", "cudaLaunchKernel"),
     ("user_annotation", "enumerate(DataLoader)#_Iter.__next__"), ("cpu_op", "aten::relu"),
 ]  # fmt: skip
-CATEGORIES = [*(kind for kind, _ in KINDS), "Kernel", "Operator", "collective_comm", "python_f"]
+CATEGORIES = [*(kind for kind, _ in KINDS), "Kernel", "Operator", "collective_comm",
+              "python_function", "user_annotation"]  # fmt: skip
 NAMES = [*(name for _, name in KINDS), "aten::mm", "Optimizer.step#SGD", "cudaGraphLaunch",
          "volta_h884gemm", "ncclDevKernel_x"]  # fmt: skip
 STEP = {"ph": "X", "cat": "cpu_op", "name": "ProfilerStep#0", "pid": 0, "ts": 0, "dur": 300}
@@ -41,8 +42,15 @@ def read(path, content):
     parts = [getattr(result, f"{name}_us") for name in (*CLASSES, "other")]
     assert result.steps >= 1 and min(parts) >= 0
     assert sum(parts) == pytest.approx(result.step_us)
-    for kind in ("gpu_utilization", "tensor_core_share", "copy_overlap_share"):
-        assert 0 <= (getattr(result, kind) or 0) <= 1 + 1e-9
+    kinds = ("gpu_utilization", "tensor_core_share", "copy_overlap_share")
+    window = {k: v for k, v in result.window.items() if k[-3:] in ("usy", "omm", "dle", "are")}
+    for share in (
+        *(getattr(result, k) or 0 for k in kinds),
+        *result.busy.values(),
+        *window.values(),
+    ):
+        assert 0 <= share <= 1 + 1e-9
+    assert 0 <= result.host_work_us <= result.step_us * (1 + 1e-9)
     if result.gpu_utilization is not None:
         idle = sum(result.idle.values())
         assert min(result.idle.values()) >= 0

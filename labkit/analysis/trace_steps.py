@@ -163,8 +163,8 @@ def device_shares(events: Events, devices: np.ndarray, clock: StepClock) -> dict
         "any_gpu_busy": busy,
         "compute_busy": share(compute),
         "comm_busy": share(collective),
-        "exposed_comm": busy - share(~collective),
-        "idle": 1 - busy,
+        "exposed_comm": max(busy - share(~collective), 0.0),
+        "idle": max(1 - busy, 0.0),
         "dataloader_share": length(clock.inside(events.of(kinds.DATALOADER))) / total,
     }
 
