@@ -196,15 +196,35 @@ class Sampler:
         return json.dumps(event | {"places": places, "rows": rows}, separators=(",", ":"))
 
 
+class WritingSampler(Sampler):
+    """A sampler that writes to the log in `folder` now and then, as the process may be killed."""
+
+    def __init__(self, folder: str, collate: tuple[str, int] | None, until_gone: str = ""):
+        """It stops where the file `until_gone`, if there is a name, is no longer in the folder."""
+        super().__init__(collate, self.flush)
+        self.log, self.due = EventLog(folder), now_ns() + FLUSH_NS
+        self.mark = until_gone and os.path.join(folder, until_gone)
+
+    def flush(self, now: int | None = None) -> None:
+        """Write what has gathered when that is due, or at the end (None)."""
+        if now is not None and now < self.due:
+            return
+        self.due = now_ns() + FLUSH_NS
+        if self.mark and not os.path.exists(self.mark):
+            self.stop()  # the run is over; workers that persist go on
+        elif line := self.drain():
+            self.log.write_line(line)
+
+
 @contextlib.contextmanager
-def in_workers(loader: Any, folder: Path) -> Iterator[None]:
+def in_workers(loader: Any, folder: Path, until_gone: str = WATCHED) -> Iterator[None]:
     """Let the workers that a torch DataLoader starts within the block sample themselves."""
     data = sys.modules.get("torch.utils.data")
     if data is None or not isinstance(loader, data.DataLoader) or not loader.num_workers:
         yield
         return
-    own = loader.worker_init_fn
-    loader.worker_init_fn = InWorker(str(folder), stack.place_of(loader.collate_fn), own)
+    own, collate = loader.worker_init_fn, stack.place_of(loader.collate_fn)
+    loader.worker_init_fn = InWorker((str(folder), collate, until_gone), own)
     try:
         yield
     finally:
@@ -214,26 +234,15 @@ def in_workers(loader: Any, folder: Path) -> Iterator[None]:
 class InWorker:
     """The `worker_init_fn` of a watched loader: samples the worker, then does the loader's own."""
 
-    def __init__(self, folder: str, collate: tuple[str, int] | None, own: Callable | None):
-        self.folder, self.collate, self.own = folder, collate, own
+    def __init__(self, sampler: tuple[Any, ...], own: Callable | None):
+        self.how, self.own = sampler, own
 
     def __call__(self, worker: int) -> None:
         """Start sampling in a loader's worker process."""
         with contextlib.suppress(Exception):
-            self.log, self.due = EventLog(self.folder), now_ns() + FLUSH_NS
-            self.sampler = Sampler(self.collate, self.flush)
-            self.sampler.loop = sys._getframe(1).f_code  # torch's own loop of a worker
-            self.sampler.start()
-            util.Finalize(None, self.flush, exitpriority=10)
+            sampler = WritingSampler(*self.how)
+            sampler.loop = sys._getframe(1).f_code  # torch's own loop of a worker
+            sampler.start()
+            util.Finalize(None, sampler.flush, exitpriority=10)
         if self.own is not None:
             self.own(worker)
-
-    def flush(self, now: int | None = None) -> None:
-        """Write what has gathered when that is due, or at the end (None)."""
-        if now is not None and now < self.due:
-            return
-        self.due = now_ns() + FLUSH_NS
-        if not os.path.exists(os.path.join(self.folder, WATCHED)):
-            self.sampler.stop()  # the run is over; workers that persist go on
-        elif line := self.sampler.drain():
-            self.log.write_line(line)

@@ -40,7 +40,7 @@ def prepare(order: dict[str, Any], job: SimpleNamespace, folder: Path) -> tuple[
         dataset = (StreamByValue if streams else ByValue)(dataset)
         collate = ByValue(collate)
     loader = DataLoader(dataset, collate_fn=collate, **data.loader_settings(job), **more)
-    return own_step(parts["step"]), Batches(loader, job)
+    return own_step(parts["step"]), Batches(loader, job, parts["collate_fn"])
 
 
 def _fetch(order: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -122,8 +122,8 @@ def own_step(step: Callable | None) -> SimpleNamespace:
 class Batches:
     """The loader's batches without end, each with how many samples it holds."""
 
-    def __init__(self, loader: DataLoader, job: SimpleNamespace):
-        self.loader, self.job = loader, job
+    def __init__(self, loader: DataLoader, job: SimpleNamespace, collate: Any = None):
+        self.loader, self.job, self.collate = loader, job, collate
         self.streams = isinstance(loader.dataset, IterableDataset)
         self.taken, self.marks, self.tensors = 0, [], ()
         self.count: Callable[[Any], int] = lambda _: job.batch_size

@@ -5,6 +5,7 @@ All that a pipeline needs is imported here at the top, so that a standby has it 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import multiprocessing
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from labkit.bench import data, machine, model_size, process, profile, user_dataset
+from labkit.bench import data, lines, machine, model_size, process, profile, stack, user_dataset
 from labkit.bench.loop import Trainer, train
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import make_timeline
@@ -62,13 +63,26 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog) -> None:
         dataset = process.planted(spec.get("fault"), dataset, trainer)
         loader = data.make_loader(dataset, job, data.ItemTimes(folder, job.num_workers))
     timeline = make_timeline(log, folder, device)
-    iterator = begun(loader, job, log)
-    profile.keep_time(job)
-    steps = train(trainer, iterator, timeline, job)
+    with lines_of(loader, folder) if own else contextlib.nullcontext():
+        iterator = begun(loader, job, log)
+        profile.keep_time(job)
+        steps = train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=machine.peak_bytes(device))
     profile.look(trainer, iterator, job, steps, folder, log)
     batch = iterator.tensors if own else model_size.noise_batch(job)
     profile.hand_over(batch, steps, log, None if own else trainer)
+
+
+@contextlib.contextmanager
+def lines_of(batches: user_dataset.Batches, folder: Path) -> Iterator[None]:
+    """Sample the lines of the reader's dataset, in this process and in the loader's workers."""
+    sampler = lines.WritingSampler(str(folder), stack.place_of(batches.collate))
+    sampler.loop = train.__code__
+    with lines.in_workers(batches.loader, folder, until_gone=""):
+        sampler.start()
+        yield
+    sampler.stop()
+    sampler.flush()
 
 
 def built(make: Callable[[], Trainer], log: EventLog) -> Trainer:
