@@ -209,6 +209,17 @@ def why_it_waits(loop: Loop, lost: float) -> tuple[str, str, str, tuple[Line, ..
     return "item", seen, change, found
 
 
+def loads(run: Any) -> str:
+    """Say what most of preparing an item of `run` is, with the line; "" where none stands out."""
+    lines = run.lines
+    work = _loading(lines)
+    found = lines.worst(work)
+    if work.sum() < limits.FEWEST_LINES or not found:
+        return ""
+    part = found[0].share / max(float(lines.share[work].sum()), 1e-9)
+    return f"{part:.0%} of preparing an item is {found[0].what}"
+
+
 def _early(loop: Loop) -> np.ndarray:
     """Return the mask of the samples of the first pass, where its end is known."""
     return (loop.lines.step < loop.first_pass) | (loop.lines.phase == 3)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from labkit.analysis.loop import loads
 from labkit.analysis.prediction import predict
 from labkit.bench.their_loop import knobs_of
 from labkit.results.machine import machine
@@ -106,6 +107,9 @@ class TuningJob:
                 f"Other programs used up to {max(disturbed):.0%} of the cores in {len(disturbed)} "
                 f"of {self.bench.count} runs: their numbers are doubtful."
             )
+        slow = loads(tuning.winner.runs[-1])
+        if slow:
+            tuning.notes.append(f"{slow}.")
         if why := self.expectation.cannot:
             tuning.notes.append(f"Estimated from wait and compute times alone: {why}")
 
