@@ -23,6 +23,14 @@ for name in ("WANDB_API_KEY", "WANDB_MODE"):
 fault_figures = []  # of injected faults: (what, clean-up in s, steps finished, steps recorded)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Cells of notebooks are slow, as are tests that start a process or a browser."""
+    for item in items:
+        if item.path.suffix == ".ipynb":
+            item.add_marker("slow")
+
+
 def pytest_terminal_summary(terminalreporter):
     """Say what the injected faults cost."""
     if fault_figures:
