@@ -11,6 +11,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -278,6 +279,7 @@ def test_objects_of_a_notebook_are_tuned_the_table_grows_and_an_interrupt_keeps_
             pass
         assert reply["content"].get("ename") == "KeyboardInterrupt", reply["content"]
         texts = []
+        time.sleep(0.5)  # a kernel that was interrupted drops what comes at once
         reply = client.execute_interactive(
             CHECK, timeout=60, output_hook=lambda m: texts.append(m["content"].get("text", ""))
         )

@@ -16,7 +16,7 @@ import numpy as np
 from labkit.results.event_log import of_one_moment
 from labkit.results.result import Result, Table
 
-FEWEST = 20  # samples of a phase (0.4 s of it) that may speak for its lines
+FEWEST = 30  # samples of a phase (0.3 s of it) that may speak for its lines
 PHASES = ("waiting", "body", "between", "worker")
 PLACE = ("kind", "within", "file", "line", "function", "call", "site")
 SHOWN = 12  # rows of the table
