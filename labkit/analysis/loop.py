@@ -158,7 +158,8 @@ def in_the_body(loop: Loop, group: str, lost: float) -> tuple[str, str, str, tup
     if lines:
         part = lines[0].share / max(float(loop.lines.share[loop.lines.phase == 1].sum()), 1e-9)
         seen += f": {part:.0%} of the body is in {lines[0].what}"
-    if mask.any() and (when := stalls(loop, mask)):
+    when = stalls(loop, mask) if mask.any() else ""
+    if when and (group != "validation" or "every" in when):
         cause, seen = "periodic", f"{seen}, {when}"
     return cause, seen, change, lines
 

@@ -171,8 +171,9 @@ class Sampler:
         else:
             kind, call = stack.kind_of_calls(libraries), ""
             call = stack.call_text(stack.expression(own)) if own is not None else ""
-        if kind in ("forward", "torch") and not grad:
-            kind = "validation"
+        if kind == "forward" and not grad:
+            recomputed = "torch.utils.checkpoint" in map(stack.module_of_frame, frames)
+            kind = "forward" if recomputed else "validation"
         where = own
         if own is None or (within and own.f_code is self.loop):  # then what the loader called
             called = [f for f in frames

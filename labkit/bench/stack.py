@@ -21,7 +21,7 @@ LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", 
 LIBRARIES += (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 KINDS = {  # of work, by the modules that do it; the longest prefix of a module's name counts
     "forward": "torch.nn torchvision.models",
-    "optimizer": "torch.optim",
+    "optimizer": "torch.optim torch.nn.utils torch.amp",
     "torch": "torch",
     "exchange": "torch.distributed",
     "loader": "torch.utils.data",

@@ -5,7 +5,8 @@ the loader, since blocks of steps cannot resolve 1 % (A/A noise is 3-5 %). The m
 and a step's time is that thread's CPU time: where others want the core, wall time is mostly their
 doing. The slowest 1 % of the steps are left out of both means. Only half of the steps are recorded,
 so they are written half as often: as many to a write as in a real loop. What happens twice a second
-(the live line) is timed by itself.
+(the live line) is timed by itself. Sampling the stack goes by the clock: it is switched on and off
+for half a second at a time, in pairs whose order a coin decides.
 """
 
 import contextlib
@@ -23,6 +24,7 @@ os.environ.setdefault("LABKIT_HOME", tempfile.mkdtemp(prefix="labkit-watch-cost-
 import numpy as np
 
 from labkit.bench import watch as recording
+from labkit.bench.watch import Recorder
 from labkit.experiments.own_cost import STEP_MS, trainer_of
 from labkit.show.display import Display
 from labkit.show.watching import watch
@@ -37,6 +39,29 @@ def beat_ms(watched):
         for _ in range(100):
             watched._show(over=False)
         return 1e3 * (time.thread_time() - start) / 100
+
+
+def sampling_share(steps):
+    """Return what sampling adds to the CPU time of a step, as a share, and its 95 % interval."""
+    sampler = Recorder(tempfile.mkdtemp(), [], "").sampler
+    lot, ratios = random.Random(1), []
+    for _ in range(max(2, steps // 700)):
+        took = {}
+        for on in lot.choice(((True, False), (False, True))):
+            if on:
+                sampler.start()
+            count, start, end = 0, time.thread_time(), time.perf_counter() + 0.5
+            while time.perf_counter() < end:
+                trainer.compute(*trainer.to_device(images, labels), update=True)
+                count += 1
+            took[on] = (time.thread_time() - start) / count
+            sampler.stop()
+            sampler.in_use = False
+        sampler.drain()
+        ratios.append(took[True] / took[False] - 1)
+    ratios = np.array(ratios)
+    drawn = np.median(np.random.default_rng(0).choice(ratios, (400, len(ratios))), axis=1)
+    return float(np.median(ratios)), np.percentile(drawn, [2.5, 97.5]).round(4).tolist()
 
 
 trainer, images, labels = trainer_of(STEP_MS)
@@ -56,10 +81,12 @@ for _ in range(400):  # the bootstrap
     drawn = [rng.choice(side, len(side)).mean() for side in (straight, through)]
     costs.append(drawn[1] - drawn[0])
 line_ms = beat_ms(watched)
+sampling, sampling_95 = sampling_share(int((sys.argv[1:] or [10_000])[0]))
 found = {
     "step_ms": straight.mean() / 1e3,
     "recording_share": through.mean() / straight.mean() - 1,
     "recording_us_95": np.percentile(costs, [2.5, 97.5]).round(2).tolist(),
     "line_share": line_ms * 1e6 / recording.BEAT_NS, "line_ms": line_ms,
+    "sampling_share": round(sampling, 4), "sampling_share_95": sampling_95,
 }  # fmt: skip
 print(json.dumps(found, indent=1))
