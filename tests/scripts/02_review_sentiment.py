@@ -1,0 +1,109 @@
+"""Sentiment of short reviews with an EmbeddingBag-like GRU classifier, many short epochs."""
+# bottleneck: input
+# cause: workers_restart
+# half: score
+
+import argparse
+import random
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+GOOD = [
+    "great",
+    "lovely",
+    "superb",
+    "funny",
+    "warm",
+    "clever",
+    "bright",
+    "moving",
+    "sharp",
+    "fresh",
+]
+POOR = ["dull", "boring", "weak", "flat", "messy", "tired", "cheap", "loud", "empty", "cold"]
+FILL = [
+    "the",
+    "a",
+    "film",
+    "plot",
+    "actor",
+    "scene",
+    "it",
+    "was",
+    "and",
+    "very",
+    "really",
+    "with",
+    "story",
+    "this",
+    "end",
+]
+
+
+class Reviews(Dataset):
+    def __init__(self, n, seed):
+        rng = random.Random(seed)
+        self.rows = []
+        for _ in range(n):
+            label = rng.random() < 0.5
+            words = rng.choices(FILL, k=28) + rng.choices(GOOD if label else POOR, k=4)
+            rng.shuffle(words)
+            self.rows.append((" ".join(words), int(label)))
+        self.vocab = {w: i + 1 for i, w in enumerate(GOOD + POOR + FILL)}
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, idx):
+        text, label = self.rows[idx]
+        ids = [self.vocab[w] for w in text.split()]
+        return torch.tensor(ids), torch.tensor(label)
+
+
+class Classifier(nn.Module):
+    def __init__(self, vocab, dim=96):
+        super().__init__()
+        self.emb = nn.Embedding(vocab, dim, padding_idx=0)
+        self.gru = nn.GRU(dim, dim, batch_first=True)
+        self.out = nn.Linear(dim, 2)
+
+    def forward(self, ids):
+        _, h = self.gru(self.emb(ids))
+        return self.out(h[-1])
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=26)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--workers", type=int, default=2)
+    args = parser.parse_args()
+
+    torch.manual_seed(42)
+    torch.set_num_threads(1)
+    train = Reviews(64 * 5, seed=1)
+    train_loader = DataLoader(  # CAUSE
+        train, batch_size=args.batch_size, shuffle=True, num_workers=args.workers
+    )
+    model = Classifier(len(train.vocab) + 1)
+    opt = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    sched = torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=args.epochs)
+    loss_fn = nn.CrossEntropyLoss()
+    for epoch in range(args.epochs):
+        correct = 0
+        for ids, labels in train_loader:  # CAUSE
+            logits = model(ids)
+            loss = loss_fn(logits, labels)
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            correct += (logits.argmax(1) == labels).sum().item()
+        sched.step()
+        print(f"epoch {epoch}: acc {correct / len(train):.3f} lr {sched.get_last_lr()[0]:.5f}")
+
+
+if __name__ == "__main__":
+    main()

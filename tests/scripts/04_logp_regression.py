@@ -1,0 +1,80 @@
+"""Predict logP of molecules from SMILES strings; fingerprints are saved next to the data."""
+# bottleneck: input
+# cause: cold_start
+# half: score
+
+import hashlib
+import random
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+
+def random_smiles(rng):
+    return "".join(rng.choices(["C", "N", "O", "c1ccccc1", "C(=O)", "Cl", "S"], k=24))
+
+
+def fingerprint(smiles, bits=1024):
+    fp = np.zeros(bits, dtype=np.float32)
+    for size in range(1, 9):
+        for start in range(len(smiles) - size + 1):
+            digest = hashlib.md5(smiles[start : start + size].encode()).hexdigest()  # CAUSE
+            fp[int(digest, 16) % bits] = 1.0  # CAUSE
+    return fp
+
+
+class Molecules(Dataset):
+    def __init__(self, smiles, folder):
+        self.smiles = smiles
+        self.folder = Path(folder)
+
+    def __len__(self):
+        return len(self.smiles)
+
+    def __getitem__(self, i):
+        path = self.folder / f"{i}.npy"
+        if not path.exists():
+            np.save(path, fingerprint(self.smiles[i]))  # CAUSE
+        x = torch.from_numpy(np.load(path))
+        y = torch.tensor(self.smiles[i].count("C") / 10.0)
+        return x, y
+
+
+class Regressor(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(1024, 768), nn.ReLU(), nn.Dropout(0.1), nn.Linear(768, 512), nn.ReLU()
+        )
+        self.head = nn.Linear(512, 1)
+
+    def forward(self, x):
+        return self.head(self.net(x)).squeeze(-1)
+
+
+def main():
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    rng = random.Random(0)
+    smiles = [random_smiles(rng) for _ in range(2400)]
+    with tempfile.TemporaryDirectory() as folder:
+        loader = DataLoader(Molecules(smiles, folder), batch_size=64, shuffle=True)
+        model = Regressor()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        for epoch in range(5):
+            total = 0.0
+            for x, y in loader:  # CAUSE
+                loss = nn.functional.mse_loss(model(x), y)
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                optimizer.step()
+                total += loss.item()
+            print(f"[{epoch}] mse {total / len(loader):.4f}")
+
+
+if __name__ == "__main__":
+    main()

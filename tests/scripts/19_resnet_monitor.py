@@ -1,0 +1,69 @@
+"""A little residual network on 32x32 images that notes load and free disk with every step."""
+# bottleneck: host
+# cause: waiting
+# half: score
+
+import subprocess
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+
+    def forward(self, x):
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(x + self.bn2(self.conv2(y)))
+
+
+class SmallResNet(nn.Module):
+    def __init__(self, width=16, classes=10):
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, stride=2, padding=1)
+        self.blocks = nn.Sequential(Block(width), Block(width))
+        self.fc = nn.Linear(width, classes)
+
+    def forward(self, x):
+        return self.fc(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+def system_stats():
+    code = "import os, shutil; print(os.getloadavg()[0], shutil.disk_usage('/').free)"
+    out = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True)  # CAUSE
+    load, free = out.stdout.split()
+    return float(load), int(free) / 1e9
+
+
+def main():
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    y = torch.randint(0, 10, (32 * 60,))
+    x = torch.randn(len(y), 3, 32, 32) + y.view(-1, 1, 1, 1) / 5
+    loader = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
+    model = SmallResNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=2 * len(loader))
+    history = []
+    for epoch in range(2):
+        for images, labels in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            load, free = system_stats()  # CAUSE
+            history.append((loss.item(), load, free))
+        print(f"epoch {epoch}: loss {history[-1][0]:.3f} load {load:.1f} free {free:.0f} GB")
+
+
+if __name__ == "__main__":
+    main()

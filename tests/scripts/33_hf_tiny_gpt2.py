@@ -1,0 +1,58 @@
+"""Train a tiny GPT-2 from scratch with the Hugging Face Trainer."""
+# bottleneck: compute
+# cause: none
+# half: tune
+
+import tempfile
+
+import torch
+from torch.utils.data import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+
+
+class Counting(Dataset):
+    def __init__(self, n=1200, length=64, vocab=500):
+        start = torch.randint(0, vocab, (n, 1))
+        stride = torch.randint(1, 9, (n, 1))
+        self.ids = (start + stride * torch.arange(length)) % vocab
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, i):
+        return {"input_ids": self.ids[i], "labels": self.ids[i]}
+
+
+def main():
+    set_seed(0)
+    torch.set_num_threads(1)
+    config = GPT2Config(
+        vocab_size=500,
+        n_positions=64,
+        n_embd=128,
+        n_layer=3,
+        n_head=4,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    with tempfile.TemporaryDirectory() as out:
+        args = TrainingArguments(
+            output_dir=out,
+            num_train_epochs=1,
+            max_steps=90,
+            per_device_train_batch_size=8,
+            learning_rate=5e-4,
+            lr_scheduler_type="cosine",
+            logging_steps=30,
+            save_strategy="no",
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )
+        trainer = Trainer(model=GPT2LMHeadModel(config), args=args, train_dataset=Counting())
+        trainer.train()
+
+
+if __name__ == "__main__":
+    main()
