@@ -24,7 +24,7 @@ import tokenize
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-HEAD = re.compile(r"^# (bottleneck|cause|half): (\S+)$", re.M)
+HEAD = re.compile(r"^# (bottleneck|cause|half): (\S.*)$", re.M)
 
 
 def label(text: str) -> dict:

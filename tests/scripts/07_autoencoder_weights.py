@@ -20,8 +20,8 @@ torch.set_num_threads(1)
 class AutoEncoder(nn.Module):
     def __init__(self):
         super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(256, 640), nn.ReLU(), nn.Linear(640, 64))
-        self.decoder = nn.Sequential(nn.Linear(64, 640), nn.ReLU(), nn.Linear(640, 256))
+        self.encoder = nn.Sequential(nn.Linear(256, 800), nn.ReLU(), nn.Linear(800, 64))
+        self.decoder = nn.Sequential(nn.Linear(64, 800), nn.ReLU(), nn.Linear(800, 256))
 
     def forward(self, x):
         return self.decoder(self.encoder(x))
@@ -38,7 +38,7 @@ def plot_weights(model, step, folder):
     plt.close(fig)
 
 
-def train(folder, steps=500, batch_size=128):
+def train(folder, steps=420, batch_size=128):
     model = AutoEncoder()
     opt = torch.optim.Adam(model.parameters(), lr=1e-3)
     basis = torch.randn(12, 256)
@@ -49,7 +49,7 @@ def train(folder, steps=500, batch_size=128):
         opt.zero_grad()
         loss.backward()
         opt.step()
-        if step % 50 == 0:
+        if step % 70 == 0:
             plot_weights(model, step, folder)  # CAUSE
             print(f"step {step:5d}  mse {loss.item():.4f}")
 

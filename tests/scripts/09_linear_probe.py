@@ -33,7 +33,7 @@ criterion = nn.CrossEntropyLoss()
 
 total_loss = 0
 seen = correct = 0
-for epoch in range(4):
+for epoch in range(5):
     for inputs, targets in batches:
         optimizer.zero_grad()
         outputs = model(backbone(inputs))

@@ -51,7 +51,7 @@ def auc(scores, targets):
 def main():
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    loader = DataLoader(ClickStream(n_batches=150, batch_size=256), batch_size=None)
+    loader = DataLoader(ClickStream(n_batches=170, batch_size=256), batch_size=None)
     model = WideAndDeep()
     opt = torch.optim.Adam(model.parameters(), lr=1e-3)
     loss_fn = nn.BCEWithLogitsLoss()

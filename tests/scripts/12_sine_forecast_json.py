@@ -54,7 +54,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     with tempfile.TemporaryDirectory() as folder:
         status = Path(folder) / "status.json"
-        for step, (history, future) in enumerate(waves(130)):
+        for step, (history, future) in enumerate(waves(160)):
             forecast = model(history)
             loss = nn.functional.mse_loss(forecast, future)
             optimizer.zero_grad()

@@ -26,7 +26,7 @@ class Block(nn.Module):
 
 
 class SmallResNet(nn.Module):
-    def __init__(self, width=16, classes=10):
+    def __init__(self, width=20, classes=10):
         super().__init__()
         self.stem = nn.Conv2d(3, width, 3, stride=2, padding=1)
         self.blocks = nn.Sequential(Block(width), Block(width))
@@ -46,9 +46,9 @@ def system_stats():
 def main():
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    y = torch.randint(0, 10, (32 * 60,))
+    y = torch.randint(0, 10, (64 * 50,))
     x = torch.randn(len(y), 3, 32, 32) + y.view(-1, 1, 1, 1) / 5
-    loader = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
+    loader = DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True)
     model = SmallResNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=2 * len(loader))

@@ -12,36 +12,33 @@ torch.set_num_threads(16)  # CAUSE
 
 N_MELS, FRAMES, WORDS = 40, 96, 12
 
-labels = torch.randint(0, WORDS, (32 * 40,))
+labels = torch.randint(0, WORDS, (128 * 40,))
 mels = torch.randn(len(labels), N_MELS, FRAMES)
 mels[torch.arange(len(labels)), labels * 3] += 1.5
-train_loader = DataLoader(TensorDataset(mels, labels), batch_size=32, shuffle=True)
+train_loader = DataLoader(TensorDataset(mels.flatten(1), labels), batch_size=128, shuffle=True)
 
 
 class SpeechNet(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv = nn.Sequential(
-            nn.Conv1d(N_MELS, 64, 5, padding=2),
-            nn.BatchNorm1d(64),
+        self.layers = nn.Sequential(
+            nn.Linear(N_MELS * FRAMES, 512),
+            nn.BatchNorm1d(512),
             nn.ReLU(),
-            nn.Conv1d(64, 64, 5, padding=2),
-            nn.BatchNorm1d(64),
+            nn.Linear(512, 512),
+            nn.BatchNorm1d(512),
             nn.ReLU(),
         )
-        self.gru = nn.GRU(64, 64, batch_first=True)
-        self.fc = nn.Linear(64, WORDS)
+        self.fc = nn.Linear(512, WORDS)
 
     def forward(self, x):
-        x = self.conv(x).transpose(1, 2)
-        _, h = self.gru(x)
-        return self.fc(h[-1])
+        return self.fc(self.layers(x))
 
 
 model = SpeechNet()
-optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 criterion = nn.CrossEntropyLoss()
-for epoch in range(2):
+for epoch in range(5):
     hits = 0
     for x, y in train_loader:
         optimizer.zero_grad()

@@ -21,7 +21,7 @@ class Names(Dataset):
         self.items = []
         for _ in range(n):
             country = rng.choice(COUNTRIES)
-            stem = "".join(rng.choices(string.ascii_lowercase, k=rng.randint(4, 18)))
+            stem = "".join(rng.choices(string.ascii_lowercase, k=rng.randint(8, 24)))
             self.items.append((stem + ENDINGS[country], COUNTRIES.index(country)))
 
     def __len__(self):
@@ -46,7 +46,7 @@ def pad_collate(batch):
 
 
 class NameNet(nn.Module):
-    def __init__(self, hidden=112):
+    def __init__(self, hidden=96):
         super().__init__()
         self.gru = nn.GRU(len(LETTERS), hidden, batch_first=True)
         self.out = nn.Linear(hidden, len(COUNTRIES))
@@ -62,7 +62,7 @@ def train():
     loader = DataLoader(Names(64 * 50), batch_size=64, shuffle=True, collate_fn=pad_collate)
     model = NameNet()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    for epoch in range(3):
+    for epoch in range(6):
         total = 0.0
         for x, lengths, y in loader:  # CAUSE
             loss = nn.functional.cross_entropy(model(x, lengths), y)

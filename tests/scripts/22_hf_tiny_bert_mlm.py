@@ -56,16 +56,16 @@ def main():
     torch.set_num_threads(1)
     config = BertConfig(
         vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        num_hidden_layers=2,
+        hidden_size=48,
+        num_hidden_layers=1,
         num_attention_heads=4,
-        intermediate_size=128,
+        intermediate_size=96,
         max_position_embeddings=LENGTH,
     )
     with tempfile.TemporaryDirectory() as out:
         arguments = TrainingArguments(
             output_dir=out,
-            max_steps=120,
+            max_steps=160,
             per_device_train_batch_size=16,
             learning_rate=1e-3,
             logging_steps=40,

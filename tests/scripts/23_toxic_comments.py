@@ -34,7 +34,7 @@ class Comments(Dataset):
     def __getitem__(self, i):
         text, label = self.comments[i]
         text = text.lower()
-        text = re.sub(r"(\w+\s*)*<br\s*/>|https?://\S+|(\w|\.)+@\w+|[^a-z ]+", " ", text)  # CAUSE
+        text = re.sub(r"\s*<br\s*/>\s*|https?://\S+|(\w|\.)*@\w+|[^a-z ]+", " ", text)  # CAUSE
         tokens = text.split()[:128]
         ids = [zlib.crc32(t.encode()) % BUCKETS for t in tokens]
         ids += [0] * (128 - len(ids))
@@ -60,7 +60,7 @@ train_loader = DataLoader(Comments(32 * 80), batch_size=32, shuffle=True)
 model = Detector()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 criterion = nn.BCEWithLogitsLoss()
-for epoch in range(2):
+for epoch in range(5):
     for i, (ids, labels) in enumerate(train_loader):  # CAUSE
         loss = criterion(model(ids), labels)
         optimizer.zero_grad()

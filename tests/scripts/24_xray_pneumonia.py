@@ -23,17 +23,17 @@ class XRays(Dataset):
     def __getitem__(self, i):
         scan = Image.open(self.paths[i])
         scan.load()
-        scan = scan.resize((96, 96), Image.Resampling.LANCZOS)  # CAUSE
+        scan = scan.resize((128, 128), Image.Resampling.LANCZOS)  # CAUSE
         x = torch.from_numpy(np.array(scan)).float().div(255).unsqueeze(0)
         return (x - 0.5) / 0.5, int(self.paths[i].stem.split("_")[1])
 
 
-def make_scans(folder, n=64, size=1800):
+def make_scans(folder, n=64, size=1200):
     rng = np.random.default_rng(0)
     for i in range(n):
         scan = np.full((size, size), 60, dtype=np.uint8)
         if i % 2:
-            row, col = rng.integers(300, 1200, 2)
+            row, col = rng.integers(100, 800, 2)
             scan[row : row + 300, col : col + 300] = 200
         Image.fromarray(scan).save(Path(folder) / f"{i:04d}_{i % 2}.tif")
 
@@ -49,11 +49,11 @@ def main():
         make_scans(folder)
         loader = DataLoader(XRays(folder), batch_size=4, shuffle=True)
         model = nn.Sequential(
-            conv(1, 16), conv(16, 32), conv(32, 64), nn.Flatten(), nn.Linear(64 * 144, 2)
+            conv(1, 16), conv(16, 32), conv(32, 64), nn.Flatten(), nn.Linear(64 * 256, 2)
         )
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
         criterion = nn.CrossEntropyLoss()
-        for epoch in range(6):
+        for epoch in range(7):
             right = 0
             for x, y in loader:  # CAUSE
                 out = model(x)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--epochs", type=int, default=12)
 parser.add_argument("--window", type=int, default=60)
 parser.add_argument("--batch-size", type=int, default=16)
 opt = parser.parse_args()

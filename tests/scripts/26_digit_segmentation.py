@@ -56,10 +56,10 @@ def main():
     torch.manual_seed(0)
     torch.set_num_threads(1)
     accumulate = 2
-    loader = DataLoader(Blobs(640), batch_size=8, shuffle=True)
+    loader = DataLoader(Blobs(960), batch_size=8, shuffle=True)
     model = MiniUNet()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    for epoch in range(2):
+    for epoch in range(3):
         for i, (image, target) in enumerate(loader):  # CAUSE
             loss = F.cross_entropy(model(image), target)
             (loss / accumulate).backward()

@@ -70,7 +70,7 @@ criterion = nn.CrossEntropyLoss()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 loader = DataLoader(Food(encode_photos(1024)), batch_size=32, shuffle=True, num_workers=0)
 
-for epoch in range(3):
+for epoch in range(5):
     for i, (inputs, labels) in enumerate(loader):  # CAUSE
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)

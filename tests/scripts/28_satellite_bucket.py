@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Bucket:
-    def __init__(self, folder, latency=0.003):
+    def __init__(self, folder, latency=0.002):
         self.folder = Path(folder)
         self.latency = latency
 
@@ -50,15 +50,15 @@ class LandUse(nn.Module):
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(
-            nn.Conv2d(4, 48, 3, padding=1),
+            nn.Conv2d(4, 64, 3, padding=1),
             nn.ReLU(),
-            nn.Conv2d(48, 96, 3, padding=1, stride=2),
+            nn.Conv2d(64, 128, 3, padding=1, stride=2),
             nn.ReLU(),
-            nn.Conv2d(96, 96, 3, padding=1),
+            nn.Conv2d(128, 128, 3, padding=1),
             nn.ReLU(),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
-            nn.Linear(96, 6),
+            nn.Linear(128, 6),
         )
 
     def forward(self, x):
@@ -75,7 +75,7 @@ def main():
             for name in ("red", "green", "nir"):
                 tile = rng.integers(200 * (i % 6) + 1, 10_000, (32, 32), dtype=np.uint16)
                 bucket.put(f"{name}_{i}.bin", tile.tobytes())
-        loader = DataLoader(Tiles(bucket, 280), batch_size=4, shuffle=True)
+        loader = DataLoader(Tiles(bucket, 400), batch_size=4, shuffle=True)
         model = LandUse()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         loss_fn = nn.CrossEntropyLoss()

@@ -30,9 +30,9 @@ trainloader = DataLoader(TensorDataset(images, labels), batch_size=32, shuffle=T
 
 criterion = nn.CrossEntropyLoss()
 optimizer = optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
-scheduler = optim.lr_scheduler.MultiStepLR(optimizer, milestones=[2], gamma=0.1)
+scheduler = optim.lr_scheduler.MultiStepLR(optimizer, milestones=[6], gamma=0.1)
 
-for epoch in range(3):
+for epoch in range(8):
     running_loss = 0.0
     for i, (inputs, targets) in enumerate(trainloader):
         optimizer.zero_grad()

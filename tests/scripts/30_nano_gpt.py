@@ -13,7 +13,7 @@ torch.manual_seed(1337)
 torch.set_num_threads(1)
 
 block_size, batch_size, n_embd, n_head, n_layer = 64, 8, 96, 4, 2
-max_iters, grad_accum, learning_rate = 70, 2, 1e-3
+max_iters, grad_accum, learning_rate = 150, 2, 1e-3
 
 text = "to be or not to be that is the question whether tis nobler in the mind to suffer " * 100
 chars = sorted(set(text))
@@ -70,5 +70,5 @@ for it in range(max_iters):
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    if it % 10 == 0:
+    if it % 25 == 0:
         print(f"iter {it}: loss {loss.item() * grad_accum:.4f}")

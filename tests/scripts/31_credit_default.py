@@ -6,7 +6,7 @@
 import torch
 from torch import nn
 
-N_ROWS, N_FEATURES, BATCH_SIZE, EPOCHS = 12_800, 60, 128, 3
+N_ROWS, N_FEATURES, BATCH_SIZE, EPOCHS = 12_800, 60, 128, 6
 
 
 class MLP(nn.Module):

@@ -18,7 +18,7 @@ def spectra(n, length=256):
 
 
 class Trainer:
-    def __init__(self, model, train_loader, val_loader, patience=4):
+    def __init__(self, model, train_loader, val_loader, patience=8):
         self.model = model
         self.train_loader, self.val_loader = train_loader, val_loader
         self.criterion = nn.CrossEntropyLoss()
@@ -72,7 +72,7 @@ def main():
         nn.Linear(64, 8),
     )
     loaders = DataLoader(train, 32, shuffle=True), DataLoader(val, 50)
-    Trainer(model, *loaders).fit(epochs=5)
+    Trainer(model, *loaders).fit(epochs=11)
 
 
 if __name__ == "__main__":

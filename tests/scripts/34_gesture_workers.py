@@ -48,7 +48,7 @@ def main():
     model = GestureNet()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loss_fn = nn.CrossEntropyLoss()
-    for epoch in range(2):
+    for epoch in range(3):
         for x, y in loader:
             loss = loss_fn(model(x), y)
             optimizer.zero_grad()

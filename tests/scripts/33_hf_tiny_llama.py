@@ -1,4 +1,4 @@
-"""Train a tiny GPT-2 from scratch with the Hugging Face Trainer."""
+"""Train a tiny Llama from scratch with the Hugging Face Trainer."""
 # bottleneck: compute
 # cause: none
 # half: tune
@@ -7,7 +7,7 @@ import tempfile
 
 import torch
 from torch.utils.data import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
 
 class Counting(Dataset):
@@ -26,12 +26,13 @@ class Counting(Dataset):
 def main():
     set_seed(0)
     torch.set_num_threads(1)
-    config = GPT2Config(
+    config = LlamaConfig(
         vocab_size=500,
-        n_positions=64,
-        n_embd=128,
-        n_layer=3,
-        n_head=4,
+        hidden_size=128,
+        intermediate_size=320,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=64,
         bos_token_id=0,
         eos_token_id=0,
     )
@@ -50,7 +51,7 @@ def main():
             disable_tqdm=True,
             dataloader_pin_memory=False,
         )
-        trainer = Trainer(model=GPT2LMHeadModel(config), args=args, train_dataset=Counting())
+        trainer = Trainer(model=LlamaForCausalLM(config), args=args, train_dataset=Counting())
         trainer.train()
 
 
