@@ -2,6 +2,7 @@
 # bottleneck: input
 # cause: cold_start
 # half: tune
+# costs 35 % of the loop
 
 import os
 import tempfile
@@ -63,7 +64,7 @@ model = nn.Sequential(
 )
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
-for epoch in range(9):
+for epoch in range(7):
     model.train()
     losses = []
     for images, labels in loader:  # CAUSE

@@ -2,6 +2,7 @@
 # bottleneck: host
 # cause: drift
 # half: tune
+# costs 66 % of the loop
 
 import torch
 import torch.nn as nn

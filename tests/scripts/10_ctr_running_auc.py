@@ -2,6 +2,7 @@
 # bottleneck: host
 # cause: drift
 # half: score
+# costs 43 % of the loop
 
 import numpy as np
 import torch

@@ -2,6 +2,7 @@
 # bottleneck: host
 # cause: logging
 # half: tune
+# costs 46 % of the loop
 
 import tempfile
 from pathlib import Path
@@ -16,13 +17,13 @@ torch.set_num_threads(1)
 G = nn.Sequential(
     nn.Linear(64, 256),
     nn.LeakyReLU(0.2),
-    nn.Linear(256, 512),
+    nn.Linear(256, 384),
     nn.LeakyReLU(0.2),
-    nn.Linear(512, 3 * 32 * 32),
+    nn.Linear(384, 3 * 32 * 32),
     nn.Tanh(),
 )
 D = nn.Sequential(
-    nn.Linear(3 * 32 * 32, 512), nn.LeakyReLU(0.2), nn.Linear(512, 256), nn.LeakyReLU(0.2),
+    nn.Linear(3 * 32 * 32, 384), nn.LeakyReLU(0.2), nn.Linear(384, 256), nn.LeakyReLU(0.2),
     nn.Linear(256, 1),
 )  # fmt: skip
 opt_g = torch.optim.Adam(G.parameters(), lr=2e-4, betas=(0.5, 0.999))
@@ -42,7 +43,7 @@ def save_samples(path):
     images = (G(fixed_z).view(8, 8, 3, 32, 32) + 1) * 127.5
     sheet = images.permute(0, 3, 1, 4, 2).reshape(256, 256, 3)
     sheet = Image.fromarray(sheet.clamp(0, 255).byte().numpy())
-    sheet.resize((384, 384)).save(path, optimize=True)  # CAUSE
+    sheet.resize((448, 448)).save(path, optimize=True)  # CAUSE
 
 
 with tempfile.TemporaryDirectory() as out:

@@ -2,6 +2,7 @@
 # bottleneck: host
 # cause: python
 # half: score
+# costs 43 % of the loop
 
 import random
 

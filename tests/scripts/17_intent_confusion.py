@@ -2,13 +2,14 @@
 # bottleneck: host
 # cause: python
 # half: score
+# costs 42 % of the loop
 
 import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-INTENTS = [f"intent_{i:02d}" for i in range(77)]
+INTENTS = [f"intent_{i:03d}" for i in range(150)]
 DIM = 300
 
 
@@ -16,12 +17,12 @@ class IntentNet(nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Linear(DIM, 384),
+            nn.Linear(DIM, 256),
             nn.ReLU(),
             nn.Dropout(0.2),
-            nn.Linear(384, 384),
+            nn.Linear(256, 256),
             nn.ReLU(),
-            nn.Linear(384, len(INTENTS)),
+            nn.Linear(256, len(INTENTS)),
         )
 
     def forward(self, x):
@@ -34,10 +35,12 @@ def report(truth, predicted):
         tp = sum(1 for t, p in zip(truth, predicted, strict=True) if t == k and p == k)  # CAUSE
         fp = sum(1 for t, p in zip(truth, predicted, strict=True) if t != k and p == k)  # CAUSE
         fn = sum(1 for t, p in zip(truth, predicted, strict=True) if t == k and p != k)  # CAUSE
+        tn = sum(1 for t, p in zip(truth, predicted, strict=True) if t != k and p != k)  # CAUSE
+        accuracy = (tp + tn) / len(truth)
         precision = tp / (tp + fp) if tp + fp else 0.0
         recall = tp / (tp + fn) if tp + fn else 0.0
         f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-        lines.append(f"{name:<12} {precision:6.3f} {recall:6.3f} {f1:6.3f}")
+        lines.append(f"{name:<12} {precision:6.3f} {recall:6.3f} {f1:6.3f} {accuracy:6.3f}")
     return "\n".join(lines)
 
 

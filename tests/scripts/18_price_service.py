@@ -2,6 +2,7 @@
 # bottleneck: host
 # cause: waiting
 # half: tune
+# costs 62 % of the loop
 
 import json
 import socket

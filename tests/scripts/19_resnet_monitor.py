@@ -2,6 +2,7 @@
 # bottleneck: host
 # cause: waiting
 # half: score
+# costs 34 % of the loop
 
 import subprocess
 import sys

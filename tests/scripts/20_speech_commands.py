@@ -2,6 +2,7 @@
 # bottleneck: host
 # cause: threads
 # half: score
+# costs 40 % of the loop
 
 import torch
 from torch import nn

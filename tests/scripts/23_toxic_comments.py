@@ -2,6 +2,7 @@
 # bottleneck: input
 # cause: item
 # half: tune
+# costs 43 % of the loop
 
 import random
 import re

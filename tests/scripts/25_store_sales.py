@@ -2,6 +2,7 @@
 # bottleneck: input
 # cause: item
 # half: tune
+# costs 38 % of the loop
 
 import argparse
 import tempfile

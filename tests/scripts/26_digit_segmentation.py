@@ -2,6 +2,7 @@
 # bottleneck: input
 # cause: item
 # half: score
+# costs 35 % of the loop
 
 import numpy as np
 import torch

@@ -2,6 +2,7 @@
 # bottleneck: compute
 # cause: none
 # half: score
+# compute is 92 % of the loop
 
 import copy
 

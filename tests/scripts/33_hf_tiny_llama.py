@@ -2,6 +2,7 @@
 # bottleneck: compute
 # cause: none
 # half: tune
+# compute is 93 % of the loop
 
 import tempfile
 
