@@ -11,36 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-GOOD = [
-    "great",
-    "lovely",
-    "superb",
-    "funny",
-    "warm",
-    "clever",
-    "bright",
-    "moving",
-    "sharp",
-    "fresh",
-]
-POOR = ["dull", "boring", "weak", "flat", "messy", "tired", "cheap", "loud", "empty", "cold"]
-FILL = [
-    "the",
-    "a",
-    "film",
-    "plot",
-    "actor",
-    "scene",
-    "it",
-    "was",
-    "and",
-    "very",
-    "really",
-    "with",
-    "story",
-    "this",
-    "end",
-]
+GOOD = ["great", "lovely", "superb", "funny", "warm", "clever", "bright", "moving"]
+POOR = ["dull", "boring", "weak", "flat", "messy", "tired", "cheap", "loud", "empty"]
+FILL = ["the", "a", "film", "plot", "actor", "scene", "it", "was", "and", "very", "with"]
 
 
 class Reviews(Dataset):
