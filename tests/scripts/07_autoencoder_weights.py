@@ -1,7 +1,7 @@
 """Denoising autoencoder on 16x16 patches; keeps an eye on the weights with matplotlib."""
 # bottleneck: host
 # cause: periodic
-# half: score
+# half: tune
 # costs 55 % of the loop
 
 import tempfile
