@@ -34,7 +34,7 @@ class Line:
             loader, or in a "worker" of the loader.
         kind: The kind of work: "forward", "python", "logging", "io", "wait", ...
         call: What it called, as it stands in the source; "" where that is not known.
-        site: The line of the loop itself that led there; None in a worker.
+        site: Where in the loop itself that was: (file, line, function); None in a worker.
     """
 
     file: str
@@ -44,7 +44,7 @@ class Line:
     phase: str
     kind: str
     call: str = ""
-    site: int | None = None
+    site: tuple[str, int, str] | None = None
 
     @property
     def address(self) -> str:
@@ -135,7 +135,7 @@ class Lines(Result):
         for i in np.flatnonzero(mask):
             place = self.places[self.place[i]]
             line = (place["file"], place["line"], place["function"], int(self.phase[i]))
-            more = (place["kind"], place["call"], place["site"])
+            more = (place["kind"], place["call"], place["site"] and tuple(place["site"]))
             shares = found.setdefault(line, {})
             shares[more] = shares.get(more, 0.0) + float(self.share[i])
         lines = []
@@ -143,6 +143,22 @@ class Lines(Result):
             kind, call, site = max(shares, key=shares.get)
             share = sum(shares.values())
             lines.append(Line(file, line, function, share, PHASES[phase], kind, call, site))
+        return tuple(sorted(lines, key=lambda line: -line.share))
+
+    def sites(self, mask: np.ndarray) -> tuple[Line, ...]:
+        """Return the lines of the loop itself that the samples of `mask` were under."""
+        found: dict[tuple, float] = {}
+        kinds: dict[tuple, str] = {}
+        for i in np.flatnonzero(mask):
+            place = self.places[self.place[i]]
+            if place["site"]:
+                site = tuple(place["site"])
+                found[site] = found.get(site, 0.0) + float(self.share[i])
+                kinds.setdefault(site, place["kind"])
+        lines = [
+            Line(file, line, function, share, "body", kinds[file, line, function])
+            for (file, line, function), share in found.items()
+        ]
         return tuple(sorted(lines, key=lambda line: -line.share))
 
     @property

@@ -34,8 +34,9 @@ IN_WORDS = {
         "Validate less often, or on fewer batches, and with a larger batch size.",
     ),
 }
+ITEMS = ("__getitem__", "__getitems__", "__iter__", "__next__")  # where all of it is, anyway
 GROUP_OF = {kind: group for group, kinds in GROUPS.items() for kind in kinds}
-GROUP_OF["validation"] = "validation"
+GROUP_OF |= {"validation": "validation", "loader": "validation"}  # a loader in a loop's body
 
 
 @dataclass(frozen=True)
@@ -153,14 +154,18 @@ def in_the_body(loop: Loop, group: str, lost: float) -> tuple[str, str, str, tup
     """Return the cause, what was seen, the remedy and the lines of a group's loss."""
     words, change = IN_WORDS[group]
     mask, cause = loop.of(group), group
-    seen = f"{lost:.0%} of the time the body of the loop is not training but {words}"
+    when = stalls(loop, mask) if mask.any() else ""
+    if when and (group != "validation" or "every" in when):
+        cause = "periodic"
     lines = loop.lines.worst(mask)
+    if cause == "periodic":  # what comes now and then is known by the line that begins it
+        lines = (*loop.lines.sites(mask)[:1], *lines)
+    seen = f"{lost:.0%} of the time the body of the loop is not training but {words}"
     if lines:
         part = lines[0].share / max(float(loop.lines.share[loop.lines.phase == 1].sum()), 1e-9)
         seen += f": {part:.0%} of the body is in {lines[0].what}"
-    when = stalls(loop, mask) if mask.any() else ""
-    if when and (group != "validation" or "every" in when):
-        cause, seen = "periodic", f"{seen}, {when}"
+    if cause == "periodic":
+        seen += f", {when}"
     return cause, seen, change, lines
 
 
@@ -187,7 +192,8 @@ def why_it_waits(loop: Loop, lost: float) -> tuple[str, str, str, tuple[Line, ..
     if (loop.restart or 0.0) >= worth:
         seen = f"{loop.restart:.0%} of the time goes to the first batches of {loop.passes - 1} "
         seen += "later passes, for which the workers start anew"
-        return "workers_restart", seen, "Set persistent_workers=True.", ()
+        at_loop = lines.worst(lines.mask("waiting"))[:1]
+        return "workers_restart", seen, "Set persistent_workers=True.", at_loop
     if (loop.cold or 0.0) >= worth:
         seen = f"the first pass took longer than the later ones, by {loop.cold:.0%} of the time"
         change = "Build what it builds, and read what it reads, once before training."
@@ -202,23 +208,44 @@ def why_it_waits(loop: Loop, lost: float) -> tuple[str, str, str, tuple[Line, ..
         seen = f"{part:.0%} of what the loader does is collating: {found[0].what}"
         change = "Let collate_fn stack arrays of one size, and do the rest per item or offline."
         return "collate", seen, change, found
-    found = lines.worst(work & ~collates)
-    if not found or found[0].share < limits.MOST_OF_LOADING * whole:
+    found = _stands_out(lines, work & ~collates, limits.MOST_OF_LOADING * whole)
+    if not found:
         return None
     seen = f"{found[0].share / whole:.0%} of preparing an item is {found[0].what}"
     change = "Make that line cheaper: do it once and keep the result, or before training."
     return "item", seen, change, found
 
 
+def _stands_out(lines: Lines, mask: np.ndarray, least: float) -> tuple[Line, ...]:
+    """Return the line, helper function or Python code with `least` of the masked time, if any."""
+    rows = lines.rows(mask)
+    if rows and rows[0].share >= least:
+        return rows[:3]
+    whole = lines.worst(mask)
+    if whole and whole[0].share >= least and not whole[0].function.endswith(ITEMS):
+        return whole
+    python = [line for line in rows if line.kind == "python"]
+    if sum(line.share for line in python) >= least:
+        return tuple(python[:3])
+    return ()
+
+
 def loads(run: Any) -> str:
     """Say what most of preparing an item of `run` is, with the line; "" where none stands out."""
     lines = run.lines
     work = _loading(lines)
-    found = lines.worst(work)
+    whole = float(lines.share[work].sum())
+    found = _stands_out(lines, work, limits.MOST_OF_LOADING * whole)
     if work.sum() < limits.FEWEST_LINES or not found:
         return ""
-    part = found[0].share / max(float(lines.share[work].sum()), 1e-9)
+    part = found[0].share / max(whole, 1e-9)
     return f"{part:.0%} of preparing an item is {found[0].what}"
+
+
+def costliest_of_loading(loop: Loop) -> tuple[Line, ...]:
+    """Return the costliest lines of preparing items, where enough of it was sampled."""
+    work = _loading(loop.lines)
+    return loop.lines.rows(work)[:3] if work.sum() >= limits.FEWEST_LINES else ()
 
 
 def _early(loop: Loop) -> np.ndarray:

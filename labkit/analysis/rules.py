@@ -13,7 +13,7 @@ from labkit.analysis import thresholds as limits
 from labkit.analysis.facts import Facts, Finding, loss
 from labkit.analysis.instruments import deciding
 from labkit.analysis.lines import Line
-from labkit.analysis.loop import in_the_body, why_it_waits
+from labkit.analysis.loop import costliest_of_loading, in_the_body, why_it_waits
 
 FEWER_LAUNCHES = (
     "Launch fewer and larger kernels: a larger batch, torch.compile (reduce-overhead uses CUDA "
@@ -83,7 +83,7 @@ def waiting_for_data(facts: Facts) -> Iterator[Finding]:
         change = f"Raise prefetch_factor: a queue of {ready} batches does not ride out the stalls."
     elif cores and workers > 2 * cores and not facts.knobs.get("io_ms"):
         change = f"{workers} workers share {cores} cores: try {cores}, and do less work per item."
-    cause, lines = "waiting for data", ()
+    cause, lines = "waiting for data", costliest_of_loading(facts.loop) if facts.loop else ()
     if why := facts.loop and why_it_waits(facts.loop, lost):
         cause, more, first, lines = why
         seen, change = f"{seen}; {more}", f"{first} {change}"

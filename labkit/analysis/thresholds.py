@@ -46,7 +46,7 @@ IN_STALLS = 0.6  # share of a kind of work that falls into stalls, where it make
 DRIFT = 1.25  # the last fifth of the steps takes this many times the first
 COLD = 1.3  # the first pass takes this many times a later one
 CROWDED = 1.5  # threads in line and at work, for each core: more of them than cores for them
-MOST_OF_LOADING = 0.4  # share of the loader's work at one place that makes this place the cause
+MOST_OF_LOADING = 0.5  # share of the loader's work at one place that makes this place the cause
 FEWEST_LINES = 20  # samples, of loading, that may speak for lines
 
 # == inside the compute ==

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import labkit
+from labkit.bench import stack
 from labkit.bench.lines import in_workers
 from labkit.bench.watch import TELEMETRY_AFTER_NS, Pass, Recorder, say
 from labkit.process.events import now_ns
@@ -24,7 +25,7 @@ from labkit.process.events import now_ns
 MOST = 8  # loaders of a process that are recorded: training, validation, test, ...
 PATIENCE = 3  # steps of the optimizer without a loader, after which they are what is recorded
 
-_recorders: dict[int, Recorder] = {}  # by the loader's id
+_recorders: dict[Any, Recorder] = {}  # by the place of the loop, or by the dataset's id
 _pid = os.getpid()
 
 
@@ -79,19 +80,24 @@ def _hook_loaders(cls: Any) -> None:
 
 
 def _recorder_of(loader: Any) -> Recorder | None:
-    """Return the recorder of a loader; None in processes and of loaders that are not recorded.
+    """Return the recorder of a loop; None in processes and of loops that are not recorded.
 
-    A loader made anew over the same dataset, as some do for every epoch, continues its run.
+    A loop is known by its place in the script: one that makes its loader anew for every epoch
+    continues its run. Where all code is a framework's it is known by its dataset.
     """
     if os.getpid() != _pid:
         return None  # a worker, or another process that was forked
-    key = id(loader.dataset)
+    frame = sys._getframe(2)
+    while frame is not None and not stack.is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    key = id(loader.dataset) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
     found = _recorders.get(key)
     if found is None and len(_recorders) < MOST:
         with contextlib.suppress(Exception):
             found = _recorders[key] = Recorder(_folder(), loader, labkit.__version__)
-            with contextlib.suppress(TypeError):  # a list
-                weakref.finalize(loader.dataset, _forget, key)
+            if frame is None:
+                with contextlib.suppress(TypeError):  # a list
+                    weakref.finalize(loader.dataset, _forget, key)
     return found
 
 

@@ -7,7 +7,8 @@ counts for the time since the one before.
 
 A sample is [t_ns, weight_ns, place]. A place is written once: [kind, within, file, line, function,
 call, site]: the kind of work, whether it was within an "item" or a "collate" of the loader, the
-deepest line of the user's own code, what that line was calling, and the line of the loop itself.
+deepest line of the user's own code, what that line was calling, and where in the loop itself that
+was ([file, line, function], or null).
 """
 
 from __future__ import annotations
@@ -171,17 +172,21 @@ class Sampler:
         else:
             kind, call = stack.kind_of_calls(libraries), ""
             call = stack.call_text(stack.expression(own)) if own is not None else ""
-        if kind == "forward" and not grad:
-            recomputed = "torch.utils.checkpoint" in map(stack.module_of_frame, frames)
-            kind = "forward" if recomputed else "validation"
+            if kind in ("library", "io") and stack.SAVES.search(call):
+                kind = "logging"
+        modules = {stack.module_of_frame(frame) for frame in frames}
+        in_model = "torch.nn.modules.module" in modules and kind in ("forward", "torch", "library")
+        if in_model and not grad and "torch.utils.checkpoint" not in modules:
+            kind = "validation"
         where = own
         if own is None or (within and own.f_code is self.loop):  # then what the loader called
             called = [f for f in frames
                       if not stack.module_of_frame(f).startswith(NOT_THE_CAUSE)]  # fmt: skip
             where = called[-1] if called else top
         code = where.f_code
-        line = stack.line_of(where)
-        return [kind, within, code.co_filename, line, stack.name_of(code), call, site]
+        line, loop = stack.line_of(where), self.loop
+        at = site and [loop.co_filename, site, stack.name_of(loop)]
+        return [kind, within, code.co_filename, line, stack.name_of(code), call, at]
 
     def _within(self, frame: FrameType) -> str:
         module = stack.module_of_frame(frame)

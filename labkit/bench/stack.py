@@ -9,8 +9,10 @@ import ast
 import contextlib
 import dis
 import functools
+import inspect
 import linecache
 import os
+import re
 import sys
 import sysconfig
 from types import CodeType, FrameType, ModuleType
@@ -39,6 +41,10 @@ OF_TORCH = {
     **dict.fromkeys(SYNC, "sync"), "backward": "backward", "save": "checkpoint",
     "to": "copy", "cuda": "copy", "load": "io",
 }  # fmt: skip
+SAVES = re.compile(  # a call of a package that writes, by its name
+    r"(^|[._])(save|savefig|imsave|imwrite|dump|to_(csv|json|parquet|pickle)|write\w*|add_(scalar|"
+    r"image|histogram|figure|text)s?|log_(metric|artifact)s?)\(\)$"
+)
 OF_BUILTINS = {"print": "logging", "open": "io", "input": "wait"}
 CALL = 80  # characters of it that are kept
 
@@ -52,8 +58,13 @@ def is_users(file: str) -> bool:
 
 
 def users_code(frame: FrameType | None) -> CodeType | None:
-    """Return the user's code that `frame` was called from: what iterates the loader."""
-    while frame is not None and not is_users(frame.f_code.co_filename):
+    """Return the user's code that `frame` was called from: what iterates the loader.
+
+    A generator around the loader only hands on what another loop asks for.
+    """
+    while frame is not None and (
+        not is_users(frame.f_code.co_filename) or frame.f_code.co_flags & inspect.CO_GENERATOR
+    ):
         frame = frame.f_back
     return frame and frame.f_code
 
@@ -106,7 +117,8 @@ def kind_and_call(frame: FrameType) -> tuple[str, str]:
         kind = "python"  # a clock: what took the time came before
     else:
         kind = (kind_of(module) or "library") if module else "python"
-    return kind, call_text(node)
+    text = call_text(node)
+    return "logging" if kind == "library" and SAVES.search(text) else kind, text
 
 
 def call_text(node: ast.expr | None) -> str:
