@@ -138,10 +138,12 @@ def host_work(facts: Facts) -> Iterator[Finding]:
 
 def not_training(facts: Facts) -> Iterator[Finding]:
     """A watched loop's body does other things than training: Python, files, waiting."""
-    of_body = facts.shares["compute"]
+    of_body, drift = facts.shares["compute"], facts.loop and facts.loop.drift
     for group, part in facts.body.items():
         lost = part * of_body
         cause, seen, change, lines = in_the_body(facts.loop, group, lost)
+        if drift and (facts.loop.of(group) & drift.mask).any() and drift.share > lost / 2:
+            continue  # it is what makes the steps longer and longer: said there
         if group != "validation" or cause == "periodic":
             source = f"{facts.loop.lines.samples} sampled stacks, {facts.source}"
             yield loss("host", cause, lost, seen, source, change, lines=lines)
