@@ -162,9 +162,30 @@ def test_a_watched_loop_on_a_gpu_is_told_to_record_a_trace(tmp_path):
     found = run.diagnose()
     assert found.findings[0].cause == HIDDEN
     assert "torch.profiler" in found.advice and "at most" in repr(run)
-    fed = SimpleNamespace(steps=50, wall=100, wait=1)
-    assert verdict_so_far(fed, "cpu") == "so far: compute"
-    assert verdict_so_far(fed, "gpu") == "so far: not input"
+    assert verdict_so_far(SimpleNamespace(steps=50, wall=100, wait=1)) == "so far: not input"
+
+
+def test_a_synchronisation_that_keeps_a_gpu_waiting_is_blamed_on_its_line(tmp_path):
+    steps, _ = play(**LAUNCH_BOUND)
+    place = ["sync", "", "train.py", 57, "train", "loss.item()", ["train.py", 57, "train"]]
+    rows = [[(step["t"][1] + step["t"][3]) // 2, 10**7, 0] for step in steps]
+    lines = {"event": "lines", "pid": 0, "places": {"0": place}, "rows": rows}
+    run, _ = record(
+        tmp_path, spec={"watched": {"loader": "DataLoader"}}, knobs={"num_workers": 2},
+        extra=[lines], telemetry=samples(gpm={"sm": 0.1}), **LAUNCH_BOUND,
+    )  # fmt: skip
+    found = run.diagnose().findings[0]
+    assert (found.name, found.cause) == ("launch", "sync")
+    assert (found.lines[0].line, found.lines[0].call) == (57, "loss.item()")
+
+
+def test_heat_that_holds_the_clock_down_is_named_and_the_power_limit_is_not(tmp_path):
+    hot = samples(1.0, clock_reasons=0x40, sm_mhz=990.0)
+    cool = samples(0.3, clock_reasons=0x4, sm_mhz=1980.0)
+    found = record(tmp_path, telemetry=cool + hot, **FED)[0].diagnose()
+    first = found.findings[0]
+    assert (first.name, first.cause) == ("compute", "throttle") and "50%" in first.evidence
+    assert record(tmp_path, telemetry=cool, **FED)[0].diagnose().findings[0].cause != "throttle"
 
 
 @pytest.mark.parametrize(("how", "bottleneck"), [(LAUNCH_BOUND, "unsure"), (FED, "compute")])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis import thresholds as limits
-from labkit.analysis.instruments import Witness, witnesses
+from labkit.analysis.instruments import Witness, throttled, witnesses
 from labkit.analysis.lines import Line
 from labkit.analysis.loop import Loop, of_run
 from labkit.results.result import Result, Table
@@ -166,6 +166,7 @@ class Facts:
     own_cores: float | None = None  # that the run itself used
     in_line: float | None = None  # and that its threads stood in line for
     threads: int | None = None  # that torch computes an operator with, on a CPU
+    throttled: tuple[float, float | None] | None = None  # time held down by heat, and how far
     growth: tuple[dict[str, Any], ...] = ()  # variables of a watched loop that grew
     stalls: float = 0.0  # share of the waiting that falls into the worst tenth of the steps
     compute_us: float | None = None  # of the average step
@@ -196,6 +197,7 @@ class Evidence:
             kind=kind,
             looked_at=f"x-ray of {xray['steps']} steps" if xray else "x-ray",
             foreign_cores=foreign,
+            throttled=throttled(run) if kind == "gpu" else None,
             own_cores=used,
             in_line=in_line,
             threads=getattr(run.machine, "threads", None) if kind == "cpu" else None,

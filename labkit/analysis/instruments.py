@@ -152,6 +152,9 @@ def _judged(
 # no x-ray looked inside, these can tell, the surest first: the host that ran ahead (stamps), the
 # SMs (GPM counters of Hopper and later cards) and the power the card drew.
 
+# NVML's clocks event reasons: slowdown by the hardware, by heat (software, hardware), power brake
+HEAT = 0x8 | 0x20 | 0x40 | 0x80
+
 
 @dataclass(frozen=True)
 class Witness:
@@ -160,6 +163,24 @@ class Witness:
     said: str  # what it measured, and against which threshold
     works: bool | None = None  # whether the device worked; None where this cannot be told from it
     share: float = 1.0  # of the busy time in which it worked, 0 to 1, where it says "not"
+
+
+def throttled(run: Any) -> tuple[float, float | None] | None:
+    """Return the share of samples in which heat held a GPU's clock down, and how far (0 to 1).
+
+    None where the card does not tell, or was never held down. The power limit does not count: a
+    card that works hard is held to it.
+    """
+    end = run.stamps[-1, 5] if run.steps else 0.0
+    inside = [s for s in run.telemetry if 0 < run.seconds(s["t_ns"]) <= end]
+    told = [(s["clock_reasons"], s.get("sm_mhz")) for s in inside if s.get("clock_reasons")
+            is not None]  # fmt: skip
+    held = [mhz for why, mhz in told if int(why) & HEAT]
+    if not held:
+        return None
+    fastest = max((mhz for _, mhz in told if mhz), default=None)
+    slow = [mhz for mhz in held if mhz]
+    return len(held) / len(told), 1 - float(np.mean(slow)) / fastest if slow else None
 
 
 def witnesses(run: Any) -> tuple[Witness, ...]:

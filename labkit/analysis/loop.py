@@ -53,7 +53,7 @@ class Loop:
     """Facts of a watched loop. Shares are of wall time, 0 to 1; None where it did not show."""
 
     lines: Lines
-    body: np.ndarray = field(repr=False)  # (steps, groups) sampled weight of what is no training
+    body: np.ndarray = field(repr=False)  # (steps, IN_WORDS) sampled share that is no training
     sampled: np.ndarray = field(repr=False)  # (steps,) and of all
     spent: np.ndarray = field(repr=False)  # (steps,) s, of all steps: how long their bodies took
     drift: Drift | None = None
@@ -62,15 +62,9 @@ class Loop:
     cold: float | None = None  # by which the first pass was slower than the later ones
     first_pass: int = 0  # its steps
 
-    @property
-    def groups(self) -> tuple[str, ...]:
-        """What the columns of `body` are."""
-        return tuple(IN_WORDS)
-
-    def of(self, group: str, within: np.ndarray | None = None) -> np.ndarray:
+    def of(self, group: str) -> np.ndarray:
         """Return the mask of the samples in the body that belong to a group."""
-        mask = self.lines.mask("body", lambda place: GROUP_OF.get(place["kind"]) == group)
-        return mask if within is None else mask & within
+        return self.lines.mask("body", lambda place: GROUP_OF.get(place["kind"]) == group)
 
     def shares(self, rows: np.ndarray) -> dict[str, float]:
         """Return the part (0 to 1) of the body of some steps that each group takes."""
@@ -78,7 +72,7 @@ class Loop:
         if not self.lines.enough("body") or all_of_it <= 0:
             return {}
         part = self.body[rows].sum(axis=0) / all_of_it
-        return dict(zip(self.groups, part.tolist(), strict=True))
+        return dict(zip(IN_WORDS, part.tolist(), strict=True))
 
 
 def of_run(run: Any) -> Loop | None:
@@ -167,6 +161,15 @@ def in_the_body(loop: Loop, group: str, lost: float) -> tuple[str, str, str, tup
     if cause == "periodic":
         seen += f", {when}"
     return cause, seen, change, lines
+
+
+def synchronises(loop: Loop) -> tuple[float, tuple[Line, ...]] | None:
+    """Return the part of the body in which the host waits for the device, and where; or None."""
+    mask = loop.lines.mask("body", lambda place: place["kind"] == "sync")
+    whole = float(loop.lines.share[loop.lines.phase == 1].sum())
+    part = float(loop.lines.share[mask].sum()) / max(whole, 1e-9)
+    enough = loop.lines.enough("body") and part >= limits.WORTH_NAMING["launch"]
+    return (part, loop.lines.worst(mask)) if enough else None
 
 
 def stalls(loop: Loop, mask: np.ndarray) -> str:

@@ -13,7 +13,7 @@ from labkit.analysis import thresholds as limits
 from labkit.analysis.facts import Facts, Finding, loss
 from labkit.analysis.instruments import deciding
 from labkit.analysis.lines import Line
-from labkit.analysis.loop import costliest_of_loading, in_the_body, why_it_waits
+from labkit.analysis.loop import costliest_of_loading, in_the_body, synchronises, why_it_waits
 
 FEWER_LAUNCHES = (
     "Launch fewer and larger kernels: a larger batch, torch.compile (reduce-overhead uses CUDA "
@@ -48,9 +48,9 @@ def rank(facts: Facts) -> tuple[Finding, ...]:
     named = [f for f in found if total[f.name] >= limit[f.name]]
     named = [f for f in named if f.lost_share >= limit[f.name] / 2] or named
     grown = None if any(f.cause == "drift" for f in named) else kept(facts)
-    if named or grown:
-        named = sorted(named, key=lambda f: (-total[f.name], -f.lost_share))
-        return tuple(named + [grown] * bool(grown))
+    more = [finding for finding in (grown, held_down(facts)) if finding]
+    if named or more:
+        return tuple(sorted(named, key=lambda f: (-total[f.name], -f.lost_share)) + more)
     name = max(total, key=lambda n: total[n] / limit[n])
     seen = (
         f"the device computes for {facts.shares['compute']:.0%} of the time and no loss reaches "
@@ -222,6 +222,18 @@ def kept(facts: Facts) -> Finding | None:
     return Finding("host", "drift", seen, change, lines=(where,))
 
 
+def held_down(facts: Facts) -> Finding | None:
+    """Heat holds the card's clock down: it is busy, and slower than it could be."""
+    time, slower = facts.throttled or (0.0, None)
+    if time < limits.HELD_DOWN:
+        return None
+    seen = f"in {time:.0%} of the readings heat or a power brake held the card's clock down"
+    seen += "" if slower is None else f", to {1 - slower:.0%} of its highest here"
+    change = "Cool it: airflow, dust, the neighbouring card; or lower the power limit on purpose."
+    lost = time * (slower or 0.0) * facts.shares["compute"]
+    return Finding("compute", "throttle", f"{seen} (NVML's clock reasons).", change, lost)
+
+
 # -- the host is too slow for a device that looks busy --------------------------------------------
 
 
@@ -261,8 +273,12 @@ def gaps_between_kernels(facts: Facts) -> Iterator[Finding]:
             "between kernels, or kernels too small for it"
         )
         change = f"{FEWER_LAUNCHES} An x-ray (xray=True) tells gaps from small kernels."
-        lost = (1 - witness.share) * share
-        yield loss("launch", "gaps or small kernels", lost, seen, facts.source, change)
+        lost, cause, lines = (1 - witness.share) * share, "gaps or small kernels", ()
+        if facts.loop and (found := synchronises(facts.loop)):
+            part, lines = found
+            cause, seen = "sync", f"{seen}; for {part:.0%} of the body the host waits in "
+            seen += lines[0].what
+        yield loss("launch", cause, lost, seen, facts.source, change, lines=lines)
 
 
 # -- the device computes, but not as it could -----------------------------------------------------

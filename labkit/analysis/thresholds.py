@@ -73,6 +73,7 @@ SMS_WORK, SMS_REST = 0.8, 0.5
 # batch. In between are memory-bound and small kernels. Not for a limit lowered to what a card draws
 # at rest: an A40 held at 100 of its 300 W drew 0.9 of that, whatever it did.
 POWER_WORKS, POWER_RESTS = 0.6, 0.3
+HELD_DOWN = 0.2  # share of the readings in which heat held the clock down
 MIN_READINGS = 2  # of an instrument inside the measured steps: one may straddle their edge
 
 # == ranks ==

@@ -263,15 +263,14 @@ def line(watch: Watch) -> str:
             f"{tally.samples / tally.wall * 1e9:,.0f} {recorder.unit}/s",
             f"{kind.upper()} busy {most}{tally.busy / tally.wall:.0%}, "
             f"waiting for data {tally.wait / tally.wall:.0%}",
-            verdict_so_far(tally, kind),
+            verdict_so_far(tally),
         ]
     return " · ".join(filter(None, parts))
 
 
-def verdict_so_far(tally: Tally, kind: str) -> str:
-    """Name the bottleneck as far as sums tell; "" while there are too few steps."""
+def verdict_so_far(tally: Tally) -> str:
+    """Say as much as sums tell; "" while there are too few steps."""
     if tally.steps < thresholds.MIN_STEPS or not tally.wall:
         return ""
     waiting = tally.wait / tally.wall >= thresholds.WORTH_NAMING["input"]
-    fed = "not input" if kind == "gpu" else "compute"  # a GPU's gaps between kernels do not show
-    return f"so far: {'input' if waiting else fed}"
+    return f"so far: {'input' if waiting else 'not input'}"  # what the body does is not in sums
