@@ -92,6 +92,9 @@ def _recorder_of(loader: Any) -> Recorder | None:
         frame = frame.f_back
     key = id(loader.dataset) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
     found = _recorders.get(key)
+    if found is not None and found.current is not None:  # two at once: zip(labelled, unlabelled)
+        key = (key, id(loader.dataset))
+        found = _recorders.get(key)
     if found is None and len(_recorders) < MOST:
         with contextlib.suppress(Exception):
             found = _recorders[key] = Recorder(_folder(), loader, labkit.__version__)
