@@ -132,12 +132,17 @@ def call_text(node: ast.expr | None) -> str:
 
 def expression(frame: FrameType) -> ast.expr | None:
     """Return the call or operation that a frame evaluates; None where that cannot be told."""
-    line, last, column, end = _positions(frame.f_code, frame.f_lasti)
+    return _parsed(frame.f_code, frame.f_lasti, frame.f_lineno)
+
+
+@functools.lru_cache(4096)
+def _parsed(code: CodeType, instruction: int, line_now: int | None) -> ast.expr | None:
+    line, last, column, end = _positions(code, instruction)
     if None in (line, last, column, end):
-        if hasattr(frame.f_code, "co_positions") or frame.f_lineno is None:
+        if hasattr(code, "co_positions") or line_now is None:
             return None  # a loop's jump back
-        line = last = frame.f_lineno  # Python 3.10 knows lines only
-    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)[line - 1 : last]
+        line = last = line_now  # Python 3.10 knows lines only
+    lines = linecache.getlines(code.co_filename)[line - 1 : last]
     if lines and column is not None and end is not None:  # bytes, not characters
         lines[-1] = lines[-1].encode()[:end].decode(errors="ignore")
         lines[0] = lines[0].encode()[column:].decode(errors="ignore")

@@ -6,6 +6,8 @@ batch is handed over, and another when the next one is requested: the pair spans
 
 from __future__ import annotations
 
+import os
+import platform
 import sys
 import time
 from collections import deque
@@ -119,3 +121,17 @@ def clock_for(device: Any, write: Callable[..., None]) -> DeviceClock | None:
     from labkit.bench.timeline import EventPool  # the loop has imported torch by now
 
     return DeviceClock(EventPool(device), write)
+
+
+def describe(device: Any) -> dict[str, Any]:
+    """Describe the machine; without torch in this process only what Python itself knows."""
+    if torch := sys.modules.get("torch"):
+        from labkit.bench import machine
+
+        return machine.describe(device or torch.device("cpu"))
+    name = platform.processor() or platform.machine()
+    return {
+        "device": "cpu", "kind": "cpu", "name": name, "cpu_name": name,
+        "cpu_cores": os.cpu_count(), "os": f"{platform.system()} {platform.release()}",
+        "versions": {"python": platform.python_version()},
+    }  # fmt: skip

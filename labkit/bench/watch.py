@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import subprocess
 import sys
 import weakref
@@ -30,6 +29,7 @@ BUSY = ',"copy":[%d,%d],"busy":[%d,%d]'
 TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
 BEAT_NS = 500_000_000  # two live updates a second: they run in the training process itself
 GATHER_NS = 100_000_000  # steps are written ten times a second,
+SAMPLES = 50  # of the stack are written at a time
 MOST_ROWS = 512  # or sooner where they are so short that memory would grow with their rate
 
 
@@ -137,7 +137,7 @@ class Recorder:
     def _begin(self) -> None:
         """Say what this is: known only when the first body has run, and used the device."""
         device = their_loop.find_device()
-        machine = describe(device)
+        machine = their_loop.describe(device)
         self.kind, self.clock = machine["kind"], their_loop.clock_for(device, self._add)
         in_flight = self.knobs.get("num_workers", 0) * self.knobs.get("prefetch_factor", 0)
         self.warmup = max(3, in_flight)
@@ -159,6 +159,10 @@ class Recorder:
         if self.lines:
             self.log.write_line("\n".join(self.lines))
             self.lines.clear()
+        if len(self.sampler.rows) >= SAMPLES:
+            self._write_samples()
+
+    def _write_samples(self) -> None:
         if sampled := self.sampler.drain():
             self.log.write_line(sampled)
 
@@ -195,6 +199,7 @@ class Recorder:
             if self.clock is not None:
                 self.clock.finish()
         self._write()
+        self._write_samples()
 
     def close(self) -> None:
         """End the telemetry and let go of the log; the record stays."""
@@ -334,17 +339,3 @@ class Pass:
     def __del__(self) -> None:
         if hasattr(self, "on"):
             self._end("left early")  # a break, a return or an exception in the body
-
-
-def describe(device: Any) -> dict[str, Any]:
-    """Describe the machine; without torch in this process only what Python itself knows."""
-    if torch := sys.modules.get("torch"):
-        from labkit.bench import machine
-
-        return machine.describe(device or torch.device("cpu"))
-    name = platform.processor() or platform.machine()
-    return {
-        "device": "cpu", "kind": "cpu", "name": name, "cpu_name": name,
-        "cpu_cores": os.cpu_count(), "os": f"{platform.system()} {platform.release()}",
-        "versions": {"python": platform.python_version()},
-    }  # fmt: skip
