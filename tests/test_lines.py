@@ -111,7 +111,8 @@ def test_a_stall_is_named_with_its_period_and_its_line(tmp_path):
             time.sleep(0.06)
     found = watch.diagnose().findings[0]
     assert (found.name, found.cause) == ("host", "periodic")
-    assert "every 20th step" in found.evidence and found.lines[0].call == "time.sleep()"
+    assert "every 20th step" in found.evidence
+    assert "time.sleep()" in [line.call for line in found.lines]
 
 
 def test_whose_code_a_file_holds():

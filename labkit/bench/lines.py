@@ -32,7 +32,6 @@ from labkit.process.events import EventLog, now_ns
 
 PERIOD_S, EARLY_S = 0.02, 0.01  # between samples; and for the first EARLY of them, 5 s, so that
 EARLY = 500  # a short script has enough: of 400, a share of a half is known to 2.5 points
-REARM = 16  # samples, after which the interval changes
 MOST_SAMPLES = 100_000  # half an hour of them: 4 MB in the log
 LONGEST_NS = 2_000_000_000  # that a sample may stand for: a laptop that slept is no slow line
 FLUSH_NS = 500_000_000  # a worker that is killed loses no more
@@ -63,14 +62,12 @@ class Timer:
         self.random = random.Random(now_ns())  # our own: no number of the user's is drawn
 
     def arm(self, period_s: float) -> None:
-        """Signal at even intervals of 0.75 to 1.25 periods.
+        """Signal once, in 0.5 to 1.5 periods: even ones would keep step with the scheduler.
 
-        Not at one that keeps step with the scheduler's tick or with the loop: `arm` it now and
-        then. For every signal that would cost 40 µs where the caches are cold.
+        Once, so that signals never come faster than they are handled. It costs 36 µs in a loop.
         """
-        every = int(period_s * (0.75 + 0.5 * self.random.random()) * 1e9)
-        times = (ctypes.c_long * 4)(0, every, 0, every)
-        self.c.timer_settime(self.id, 0, ctypes.byref(times), None)
+        after = int(period_s * (0.5 + self.random.random()) * 1e9)
+        self.c.timer_settime(self.id, 0, ctypes.byref((ctypes.c_long * 4)(0, 0, 0, after)), None)
 
     def delete(self) -> None:
         """Stop it."""
@@ -89,6 +86,7 @@ class Sampler:
         self.loop: CodeType | None = None  # what iterates the loader: no deeper goes the stack
         self.missing, self.in_use = "", False  # why there are no samples; whether a pass goes on
         self.timer: Timer | None = None
+        self.inside = False  # a sample is being taken
         self.taken = self.before = 0
 
     def start(self) -> None:
@@ -130,10 +128,10 @@ class Sampler:
                     signal.signal(SIGNAL, signal.SIG_DFL)
 
     def _sample(self, _signal: int, frame: FrameType | None) -> None:
-        now = now_ns()
-        weight, self.before = min(now - self.before, LONGEST_NS), now
-        if self.taken >= MOST_SAMPLES or frame is None or self.timer is None:
+        if self.inside or self.timer is None or frame is None:
             return
+        self.inside, now = True, now_ns()
+        weight, self.before = min(now - self.before, LONGEST_NS), now
         try:
             self.rows.append((now, weight, self._place(frame)))
             self.taken += 1
@@ -141,8 +139,10 @@ class Sampler:
                 self.tell(now)
         except Exception as error:  # of the user's objects: no loop may end on our account
             self.missing, self.taken = f"{type(error).__name__}: {error}", MOST_SAMPLES
-        if self.taken % REARM == 0:
-            self.timer.arm(EARLY_S if self.taken < EARLY else PERIOD_S)
+        finally:
+            self.inside = False
+            if self.timer is not None and self.taken < MOST_SAMPLES:
+                self.timer.arm(EARLY_S if self.taken < EARLY else PERIOD_S)
 
     def _place(self, top: FrameType) -> int:
         """Return the number of the place where a stack is; described when first met."""
