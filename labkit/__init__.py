@@ -61,7 +61,7 @@ ABOVE.update(
         "experiments": "labkit.experiments:EXPERIMENTS",
         "Sweep.plot": "labkit.show.sweep_figure:draw_sweep",
         "Breakdown.plot": "labkit.show.analysis_figures:draw_trace",
-        "Comparison.plot": "labkit.show.analysis_figures:draw_comparison",
+        "TraceComparison.plot": "labkit.show.analysis_figures:draw_comparison",
         "RankTraces.plot": "labkit.show.analysis_figures:draw_ranks",
         "Instruments.plot": "labkit.show.analysis_figures:draw_instruments",
         "Knee.plot": "labkit.show.analysis_figures:draw_knee",

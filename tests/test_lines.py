@@ -1,5 +1,6 @@
 """The lines that time goes to: of known loops, of scripts from a terminal, and what `diff` says."""
 
+import gzip
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 import labkit as lk
 from labkit.__main__ import main
 from labkit.bench import stack
+from labkit.bench.growth import Growth
 from labkit.show import watching
 
 SLOW = pytest.mark.slow
@@ -121,6 +123,43 @@ def test_whose_code_a_file_holds():
         assert not stack.is_users(file)
 
 
+def test_what_grows_is_told_from_what_is_emptied_and_no_code_of_the_users_is_run():
+    class Lazy:
+        def __getattr__(self, name):
+            raise AssertionError(f"{name} was asked for")
+
+    def loop(look):
+        lazy, window, losses, weight = Lazy(), [], [], torch.ones(1, requires_grad=True)
+        for step in range(160):
+            window.append(weight * 2)
+            losses.append(weight * 2)
+            if len(window) == 40:
+                window.clear()
+            if step % 16 == 15:
+                look()
+        return lazy
+
+    grown = Growth()
+    loop(lambda: grown.look(sys._getframe(1), loop.__code__))
+    assert set(grown.found) == {"losses"} and grown.found["losses"]["graph"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"places": {"0": [None] * 7}, "rows": [[1, 1, 0]]},
+        {"places": {"0": ["python", "", "a.py", 1, "f", "", 5]}, "rows": [["x", 1, 0], 3]},
+        {"places": {"0": ["python", "", "a.py", 1, "f", "", None]}, "rows": [[2**70, 1, 0]]},
+    ],
+)
+def test_lines_of_a_damaged_record_are_left_out(event, tmp_path):
+    with gzip.open(RECORDS / "workers-2.jsonl.gz", "rt") as file:
+        text = file.read()
+    path = tmp_path / "run.jsonl"
+    path.write_text(text + json.dumps({"event": "lines", "pid": 1, "t_ns": 1, **event}) + "\n")
+    assert len(lk.load(path).lines) == 0
+
+
 # -- scripts that know nothing of it ---------------------------------------------------------------
 
 SCRIPT = """
@@ -204,6 +243,14 @@ def test_diff_fails_where_a_step_got_slower_and_says_which_part(
     assert found["failed"] is bool(code) and (slower is None or slower in found["slower"])
     assert main(["diff", *files]) == 0
     assert ("slower beyond the noise" in capsys.readouterr().out) is bool(code)
+
+
+def test_a_comparison_of_runs_draws_the_later_one_beside_the_earlier():
+    slow, fast = lk.recorded("workers-2"), lk.recorded("workers-6")
+    names = [
+        t.get_text() for axes in fast.compare(slow).plot().axes for t in axes.get_yticklabels()
+    ]
+    assert any("before" in name for name in names), names
 
 
 def test_diff_refuses_what_is_no_training_run(capsys):

@@ -215,13 +215,24 @@ def _read(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], np.ndarra
     for event in events:
         pid = event["pid"]
         for number, place in event["places"].items():
-            if len(place) == len(PLACE):
+            if _is_place(place):
                 numbers[pid, number] = len(places)
                 places.append(dict(zip(PLACE, place, strict=True)))
         for row in event["rows"]:
-            if isinstance(row, list) and len(row) == 3 and (pid, str(row[2])) in numbers:
+            whole = isinstance(row, list) and [type(n) for n in row] == [int] * 3
+            if whole and max(map(abs, row)) < 2**62 and (pid, str(row[2])) in numbers:
                 rows.append((pid, row[0], row[1], numbers[pid, str(row[2])]))
     return places, np.array(rows, np.int64).reshape(-1, 4)
+
+
+def _is_place(place: list[Any]) -> bool:
+    """Return whether a place of a record has the shape that the sampler writes."""
+    if [type(value) for value in place[:6]] != [str, str, str, int, str, str] or len(place) != 7:
+        return False
+    site = place[6]
+    return site is None or (
+        isinstance(site, list) and [type(value) for value in site] == [str, int, str]
+    )
 
 
 @of_one_moment

@@ -108,7 +108,7 @@ def _drift(spent: np.ndarray, first: int, wall: float, found: Lines) -> Drift | 
     fifths = np.array_split(np.arange(len(spent)), 5)
     middle = np.array([np.median(spent[part]) for part in fifths])
     growth = float(middle[-1] / max(middle[0], 1e-9))
-    rises = (np.diff(middle) > -0.02 * middle[:-1]).all() and (np.diff(middle) > 0).sum() >= 3
+    rises = (np.diff(middle) > -0.1 * middle[:-1]).all() and (np.diff(middle) > 0).sum() >= 3
     share = float(np.clip(spent - middle[0], 0, None).sum() / wall)
     if not rises or growth < limits.DRIFT or share < limits.WORTH_NAMING["host"] / 2:
         return None

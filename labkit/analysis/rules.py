@@ -229,7 +229,7 @@ def held_down(facts: Facts) -> Finding | None:
         return None
     seen = f"in {time:.0%} of the readings heat or a power brake held the card's clock down"
     seen += "" if slower is None else f", to {1 - slower:.0%} of its highest here"
-    change = "Cool it: airflow, dust, the neighbouring card; or lower the power limit on purpose."
+    change = "Check its cooling (airflow, dust, a hot card beside it), or lower its power limit."
     lost = time * (slower or 0.0) * facts.shares["compute"]
     return Finding("compute", "throttle", f"{seen} (NVML's clock reasons).", change, lost)
 

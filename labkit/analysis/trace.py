@@ -21,7 +21,7 @@ from labkit.analysis import trace_events as kinds
 from labkit.analysis import trace_steps as steps_of
 from labkit.analysis.trace_events import Events, Intervals, read_events, uses_tensor_cores
 from labkit.analysis.trace_file import TraceError, TraceFile, files_in, packing
-from labkit.analysis.trace_ranks import Comparison, RankTraces, ranks_of
+from labkit.analysis.trace_ranks import RankTraces, TraceComparison, ranks_of
 from labkit.analysis.trace_steps import CLASSES, StepClock, join, length
 from labkit.results.result import Result, Table
 
@@ -106,12 +106,12 @@ class Breakdown(Result):
         """Return everything as JSON-ready values, under the attributes' names."""
         return _recorded(self) | {"shares": self.shares, "utilization": self.utilization}
 
-    def compare(self, after: Breakdown | str | os.PathLike) -> Comparison:
+    def compare(self, after: Breakdown | str | os.PathLike) -> TraceComparison:
         """Return what changed from this trace to `after`: another of one rank, or its path."""
         after = after if isinstance(after, Result) else trace(after)
         if not isinstance(after, Breakdown):
             raise TraceError(f"{after.source!r} holds several ranks: compare one of its .ranks.")
-        return Comparison(self, after)
+        return TraceComparison(self, after)
 
     def table(self) -> Table:
         """Return the classes of the step, and below them idle time, Tensor Cores and notes."""

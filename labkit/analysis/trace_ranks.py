@@ -109,7 +109,7 @@ def ranks_of(
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Result):
+class TraceComparison(Result):
     """What changed from one trace to another, in an average step (without marks: the window)."""
 
     before: Any

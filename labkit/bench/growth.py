@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import linecache
 import re
+import sys
 from collections import deque
 from types import CodeType, FrameType
 from typing import Any
 
 SIZED = (list, dict, set, deque)
-LEAST = 8  # entries, or additions in a graph: what is smaller is no growth
+LEAST = 32  # entries, or additions in a graph: what is smaller is no growth
 DEEP = 64  # additions behind a tensor that are followed
+RISES = 3  # looks in a row at which it was larger: what is emptied now and then is no growth
 
 
 class Growth:
     """Looks at the variables of a loop now and then, and remembers how large they were at first."""
 
     def __init__(self):
-        self.first: dict[str, int] = {}
+        self.seen: dict[str, tuple[int, int, int]] = {}  # {name: (first size, last, rises)}
         self.found: dict[str, dict[str, Any]] = {}
 
     def look(self, frame: FrameType | None, loop: CodeType | None) -> None:
@@ -34,8 +36,13 @@ class Growth:
             kind, size = _size(value)
             if not size or name.startswith("_"):
                 continue
-            first = self.first.setdefault(name, size)
-            if size >= max(LEAST, 2 * first):
+            first, last, rises = self.seen.get(name, (size, size, 0))
+            if size < last:
+                first, rises = size, 0
+            elif size > last or size == DEEP:
+                rises += 1
+            self.seen[name] = first, size, rises
+            if rises >= RISES and size >= max(LEAST, 2 * first):
                 self.found[name] = {
                     "name": name, "graph": kind == "graph", "before": first, "after": size,
                     "file": loop.co_filename, "function": loop.co_name,
@@ -47,13 +54,20 @@ def _size(value: Any) -> tuple[str, int]:
     """Return ("graph" or "list", size): entries of a container, additions behind a tensor."""
     if type(value) in SIZED:
         last = value[-1] if type(value) in (list, deque) and value else None
-        return "graph" if getattr(last, "grad_fn", None) is not None else "list", len(value)
-    node, depth = getattr(value, "grad_fn", None), 0
+        return "list" if _graph_of(last) is None else "graph", len(value)
+    node, depth = _graph_of(value), 0
     while node is not None and depth < DEEP and type(node).__name__.startswith("AddBackward"):
         depth += 1
         before = [each for each, _ in node.next_functions if each is not None]
         node = next((n for n in before if type(n).__name__.startswith("AddBackward")), None)
     return "graph", depth
+
+
+def _graph_of(value: Any) -> Any:
+    """Return a tensor's `grad_fn`; None of everything else, whose attributes may be code."""
+    torch = sys.modules.get("torch")
+    tensor = getattr(torch, "Tensor", None)
+    return value.grad_fn if tensor is not None and issubclass(type(value), tensor) else None
 
 
 def _line_of(name: str, code: CodeType) -> int:

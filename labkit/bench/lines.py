@@ -178,7 +178,7 @@ class Sampler:
         if own is top and own is not None:
             kind, call = stack.kind_and_call(own)
         else:
-            kind, call = stack.kind_of_calls(libraries), ""
+            kind = stack.kind_of_calls(libraries)
             call = stack.call_text(stack.expression(own)) if own is not None else ""
             if kind in ("library", "io") and stack.SAVES.search(call):
                 kind = "logging"

@@ -197,12 +197,16 @@ class Limit(NamedTuple):
     how: str
     used: Callable[[], int]
     lift: Callable[[], None]
+    most: int | None = None  # bytes, where nothing refuses what goes beyond
+
+    def check(self) -> None:
+        """Raise MemoryError where the limit was passed and nothing refused it."""
+        if self.most is not None and (used := self.used()) > self.most:
+            raise MemoryError(f"{used:,} bytes used: over the limit of {self.most:,}")
 
 
 def impose(device: torch.device, limit_bytes: int) -> Limit:
     """Limit what this process may take from now on: "does it fit?" is then nobody else's harm."""
-    if device.type != "cuda" and sys.platform != "linux":
-        raise RuntimeError("a limit on memory needs CUDA or Linux.")
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what the process used before is not its training's
         torch.cuda.reset_peak_memory_stats(device)
@@ -220,6 +224,10 @@ def impose(device: torch.device, limit_bytes: int) -> Limit:
     model = torch.nn.Sequential(conv, torch.nn.BatchNorm2d(8), torch.nn.Flatten(), head)
     model(torch.randn(8, 3, 5, 5)).sum().backward()
     torch.optim.AdamW(model.parameters()).step()
+    if sys.platform != "linux":
+        how = "resident memory beyond PyTorch's own, looked at after each step"
+        before = peak_bytes(device)
+        return Limit(how, lambda: peak_bytes(device) - before, lambda: None, limit_bytes)
     import resource
 
     # RLIMIT_AS would count gigabytes that PyTorch reserves untouched

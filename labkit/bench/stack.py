@@ -125,9 +125,8 @@ def call_text(node: ast.expr | None) -> str:
     """Return an expression as it stands in the source, a call without its arguments."""
     if node is None:
         return ""
-    return (f"{ast.unparse(node.func)}()" if isinstance(node, ast.Call) else ast.unparse(node))[
-        :CALL
-    ]
+    text = f"{ast.unparse(node.func)}()" if isinstance(node, ast.Call) else ast.unparse(node)
+    return text[:CALL]
 
 
 def expression(frame: FrameType) -> ast.expr | None:

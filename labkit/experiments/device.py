@@ -73,7 +73,7 @@ def draw_device(measured: Any) -> Any:
                 for name, size in sizes.items() if size]  # fmt: skip
     panels = [(0.1, primitives.rows_in(len(many))), (0.5, primitives.rows_in(len(memories)))]
     figure, (upper, lower) = page(measured, panels, title=title, left_in=1.9)
-    primitives.hbars(upper, many, "how many")
+    primitives.hbars(upper, many)
     primitives.hbars(lower, memories, "bytes (logarithmic)")
     lower.set(xscale="log", xlim=(2**10, 2**44), xticks=[2**10, 2**20, 2**30, 2**40])
     lower.set_xticklabels(["1 KiB", "1 MiB", "1 GiB", "1 TiB"])

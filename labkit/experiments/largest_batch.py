@@ -55,6 +55,7 @@ def batch_fits(job: Any, bench: Any) -> None:
             bench.stage(f"batch {job.batch_size}: step", done, job.steps)
             trainer.compute(*trainer.to_device(images, labels), update=True)
             bench.synchronize()
+            limit.check()
         done = job.steps
     except (RuntimeError, MemoryError) as error:
         if not machine.refused(error):

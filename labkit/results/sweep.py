@@ -65,6 +65,10 @@ class Comparison(Result):
         step = next(iter(self.parts), None)
         return step is not None and step.slower and step.change_ms > limit * step.before_ms
 
+    def plot(self, **drawing: Any) -> Any:
+        """Draw the later run beside the earlier one, as a matplotlib Figure."""
+        return self.after.plot(before=self.before, **drawing)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON types."""
         return {

@@ -12,7 +12,7 @@ from labkit.analysis.instruments import Instruments, driver_samples, samples
 from labkit.analysis.knee import Knee
 from labkit.analysis.losses import Losses, name_of
 from labkit.analysis.trace import Breakdown
-from labkit.analysis.trace_ranks import Comparison, RankTraces
+from labkit.analysis.trace_ranks import RankTraces, TraceComparison
 from labkit.results.run import Run
 from labkit.show import style
 from labkit.show.primitives import Bar, Series, hbars, lines, rows_in, stack
@@ -172,7 +172,7 @@ def draw_trace(breakdown: Breakdown) -> Figure:
 
 
 @our_style
-def draw_comparison(comparison: Comparison) -> Figure:
+def draw_comparison(comparison: TraceComparison) -> Figure:
     """Draw the average step of two traces by class, and the kernels and operators that changed."""
     found, grey = comparison.to_dict(), "grey line: before"
     titles = {"classes": f"{grey}; a step by class", "kernels": "kernels that changed most",
@@ -187,7 +187,7 @@ def draw_comparison(comparison: Comparison) -> Figure:
             bars += [Bar(name, new, change, colour, before=old)] if old or new else []
         panels += [(title, bars)] if bars else []
     names = (drawable(each.source, 40) for each in (comparison.before, comparison.after))
-    return _bars(f"{' -> '.join(names)}\n{comparison.headline}", panels)
+    return _bars(f"{' -> '.join(names)}: {comparison.headline}", panels)
 
 
 @our_style
@@ -200,7 +200,9 @@ def draw_ranks(ranks: RankTraces) -> Figure:
         spent = {part: each.busy.get(part, 0.0) * each.step_us / 1000 for part in parts}
         late = ", the straggler" if each.rank == ranks.straggler else ""
         rows.append((f"rank {each.rank}", spent, f"{_ms(each.step_us)}{late}"))
-    late = "no straggler" if ranks.straggler is None else f"the others wait for {ranks.straggler}"
+    late = (
+        "no straggler" if ranks.straggler is None else f"the others wait for rank {ranks.straggler}"
+    )
     header = f"{drawable(ranks.source, 40)}: {len(ranks)} ranks; {late}"
     figure, (axes,) = page([(header, BOLD)], [(0.36, rows_in(len(rows)))])
     stack(axes, rows, parts, "ms of an average step")

@@ -242,10 +242,10 @@ def marked_cells(lines: Any) -> str:
         rows = []
         for number, text in enumerate(linecache.getlines(file), 1):
             share = known.get(number, 0.0)
-            mark = f"{share:4.0%}" if share >= 0.01 else "    "
-            shade = (
-                f"background: rgba(213, 94, 0, {0.1 + 0.5 * share:.2f})" if share >= 0.01 else ""
-            )
+            mark, shade = " " * 4, ""
+            if share >= 0.01:
+                mark, alpha = f"{share:4.0%}", 0.1 + 0.5 * share
+                shade = f"background: rgba(213, 94, 0, {alpha:.2f})"
             rows.append(f'<span style="{shade}">{mark}  {html.escape(text.rstrip())}</span>')
         cells.append(f"<pre>{chr(10).join(rows)}</pre>")
     return "".join(cells)
