@@ -15,6 +15,7 @@ from labkit.analysis import thresholds as limits
 from labkit.analysis.instruments import Witness, throttled, witnesses
 from labkit.analysis.lines import Line
 from labkit.analysis.loop import Loop, of_run
+from labkit.analysis.remedies import Remedy, remedies
 from labkit.results.result import Result, Table
 from labkit.results.timeline import busy_until
 
@@ -62,24 +63,28 @@ class Finding:
     lost_share: float = 0.0  # of wall time (0 to 1), that would be saved if it were gone
     rank: int | None = None  # of several ranks, the one to blame
     lines: tuple[Line, ...] = ()  # of the user's code, the costliest first
+    remedies: tuple[Remedy, ...] = ()  # of the advice, what a program can do
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as JSON types."""
-        lines = [line.to_dict() for line in self.lines]
-        return {**vars(self), "lost_share": round(self.lost_share, 4), "lines": lines}
+        several = {key: [x.to_dict() for x in getattr(self, key)] for key in ("lines", "remedies")}
+        return {**vars(self), "lost_share": round(self.lost_share, 4), **several}
 
 
 def loss(
     name: str, cause: str, lost: float, seen: str, source: str, change: str,
-    rank: int | None = None, lines: tuple[Line, ...] = (),
+    rank: int | None = None, lines: tuple[Line, ...] = (), changes: Any = (),
 ) -> Finding:  # fmt: skip
-    """Return a loss as a finding; its expected gain is from half of it recovered to all of it."""
+    """Return a loss as a finding; its expected gain is from half of it recovered to all of it.
+
+    `changes` are the advice as data, each {knob: value}, the one to try first in front.
+    """
     part = min(max(lost, 0.0), 0.98)
     gain = f"{1 / (1 - part / 2):.1f}x to {1 / (1 - part):.1f}x"
     lesson = f"; {LESSONS[name]}" if name in LESSONS else ""
     evidence = f"{seen} ({source}; threshold {limits.WORTH_NAMING[name]:.0%})."
     advice = f"{change} Expect {gain} the throughput{lesson}."
-    return Finding(name, cause, evidence, advice, lost, rank, lines)
+    return Finding(name, cause, evidence, advice, lost, rank, lines, remedies(changes, part))
 
 
 # -- where the time of a step went ----------------------------------------------------------------

@@ -9,17 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from labkit.analysis import remedies
 from labkit.analysis import thresholds as limits
 from labkit.analysis.facts import Facts, Finding, loss
 from labkit.analysis.instruments import deciding
 from labkit.analysis.lines import Line
 from labkit.analysis.loop import costliest_of_loading, in_the_body, synchronises, why_it_waits
+from labkit.analysis.remedies import BF16, FEWER_LAUNCHES, FUSE, MORE_PER_CALL
 
-FEWER_LAUNCHES = (
-    "Launch fewer and larger kernels: a larger batch, torch.compile (reduce-overhead uses CUDA "
-    "graphs), no .item() in the step."
-)
-FUSE = "Fuse them: torch.compile, fused_optimizer=True, a fused kernel."
 # Kernels that only move data; a fused optimizer does in one pass what foreach does in many
 PASSES = re.compile(r"elementwise|multi_tensor_apply(?!.*fused)", re.I)
 # What prepares data, by the name of a Python function, its file or an annotation
@@ -69,25 +66,17 @@ def rank(facts: Facts) -> tuple[Finding, ...]:
 
 def waiting_for_data(facts: Facts) -> Iterator[Finding]:
     """The loop waits for its next batch."""
-    lost, workers, cores = facts.shares["wait"], facts.knobs.get("num_workers"), facts.cores or 0
+    lost = facts.shares["wait"]
     seen = f"{lost:.0%} of the time is spent waiting for the next batch"
     if stalls := facts.stalls > limits.STALLS and lost > 0.02:
         seen += f", {facts.stalls:.0%} of it in a tenth of the steps: stalls"
-    change = "Raise num_workers; where that gains nothing, do less work per item or preprocess."
-    if workers is None:
-        change = "Give the DataLoader workers (num_workers=4 to start with) and a leaner dataset."
-    elif workers == 0:
-        change = "Prepare batches in other processes: num_workers=4 to start with."
-    elif stalls:
-        ready = workers * (facts.knobs.get("prefetch_factor") or 2)
-        change = f"Raise prefetch_factor: a queue of {ready} batches does not ride out the stalls."
-    elif cores and workers > 2 * cores and not facts.knobs.get("io_ms"):
-        change = f"{workers} workers share {cores} cores: try {cores}, and do less work per item."
+    change, changes = remedies.feed(facts, stalls)
     cause, lines = "waiting for data", costliest_of_loading(facts.loop) if facts.loop else ()
     if why := facts.loop and why_it_waits(facts.loop, lost):
         cause, more, first, lines = why
         seen, change = f"{seen}; {more}", f"{first} {change}"
-    yield loss("input", cause, lost, seen, facts.source, change, lines=lines)
+        changes = [{"persistent_workers": True}] * (cause == "workers_restart") + changes
+    yield loss("input", cause, lost, seen, facts.source, change, lines=lines, changes=changes)
 
 
 def cores_taken_by_workers(facts: Facts) -> Iterator[Finding]:
@@ -97,20 +86,17 @@ def cores_taken_by_workers(facts: Facts) -> Iterator[Finding]:
             f"for {lost:.0%} of the time a loader worker had the core that the model's thread "
             f"needed, with {facts.knobs['num_workers']} workers on {facts.cores} cores"
         )
-        change = "Use fewer workers, or do less work per item: preprocess offline."
-        source = "thread CPU time against wall time"
-        yield loss("input", "workers take the device's cores", lost, seen, source, change)
+        change = "Use fewer workers (num_workers), or do less work per item: preprocess offline."
+        source, fewer = "thread CPU time against wall time", facts.knobs["num_workers"] // 2
+        cause, changes = "workers take the device's cores", [{"num_workers": max(1, fewer)}]
+        yield loss("input", cause, lost, seen, source, change, changes=changes)
 
 
 def copies(facts: Facts) -> Iterator[Finding]:
     """The device waits for a copy from the host."""
-    lost, change = facts.shares["copy"], "Send one contiguous block per batch"
-    if facts.kind == "gpu" and facts.knobs.get("pin_memory"):
-        change += " and copy the next batch under the compute of this one"
-    elif facts.kind == "gpu":
-        change += " from pinned memory: pin_memory=True, then non_blocking=True"
+    lost, (change, changes) = facts.shares["copy"], remedies.copy(facts)
     seen = f"{lost:.0%} of the time the device waits for a copy"
-    yield loss("transfer", "copies", lost, seen, facts.source, f"{change}.")
+    yield loss("transfer", "copies", lost, seen, facts.source, change, changes=changes)
 
 
 def host_work(facts: Facts) -> Iterator[Finding]:
@@ -121,12 +107,12 @@ def host_work(facts: Facts) -> Iterator[Finding]:
         "Take logging, checkpoints, evaluation and .item() out of the loop, or do them rarely; "
         "where there is none, launch fewer and larger kernels."
     )
-    cause, seen = "host work in the loop", f"{seen}and copies"
+    cause, seen, changes = "host work in the loop", f"{seen}and copies", []
     if facts.from_trace:
-        cause, change = "issuing work", FEWER_LAUNCHES
+        cause, change, changes = "issuing work", FEWER_LAUNCHES, remedies.fewer_launches(facts)
         seen = f"{lost:.0%} of the time the device waits while the host issues work: in operators, "
         seen += "in calls of the runtime, in Python between them"
-    yield loss("launch", cause, lost, seen, facts.source, change)
+    yield loss("launch", cause, lost, seen, facts.source, change, changes=changes)
 
     if facts.body:  # then samples tell what long steps do
         return
@@ -248,12 +234,9 @@ def tiny_operators(facts: Facts) -> Iterator[Finding]:
             f"{xray['tiny_ops']} operators of under 10 µs per step"
         )
         more = "" if fixed is None else f"; {fixed:.0%} of it does not grow with the batch"
-        change = (
-            "Give the device more work per call: a larger batch, batched instead of looped "
-            "operations, torch.compile, no Python loops in forward."
-        )
         cause = "Python and tiny operators"
-        yield loss("launch", cause, lost, seen, facts.looked_at + more, change)
+        source, changes = facts.looked_at + more, remedies.fewer_launches(facts)
+        yield loss("launch", cause, lost, seen, source, MORE_PER_CALL, changes=changes)
 
 
 def gaps_between_kernels(facts: Facts) -> Iterator[Finding]:
@@ -265,8 +248,9 @@ def gaps_between_kernels(facts: Facts) -> Iterator[Finding]:
             f"{lost:.0%} of the time no kernel runs inside the step's compute: kernels take "
             f"{trace.kernel_us / 1e3:.1f} ms of {facts.compute_us / 1e3:.1f} ms"
         )
-        source = "x-ray against events"
-        yield loss("launch", "gaps between kernels", lost, seen, source, FEWER_LAUNCHES)
+        source, changes = "x-ray against events", remedies.fewer_launches(facts)
+        cause = "gaps between kernels"
+        yield loss("launch", cause, lost, seen, source, FEWER_LAUNCHES, changes=changes)
     if (witness := deciding(facts.witnesses)) and not witness.works:
         seen = (
             f"the device is busy {share:.0%} of the time by its events, but {witness.said}: gaps "
@@ -278,7 +262,8 @@ def gaps_between_kernels(facts: Facts) -> Iterator[Finding]:
             part, lines = found
             cause, seen = "sync", f"{seen}; for {part:.0%} of the body the host waits in "
             seen += lines[0].what
-        yield loss("launch", cause, lost, seen, facts.source, change, lines=lines)
+        changes = remedies.fewer_launches(facts)
+        yield loss("launch", cause, lost, seen, facts.source, change, lines=lines, changes=changes)
 
 
 # -- the device computes, but not as it could -----------------------------------------------------
@@ -291,8 +276,8 @@ def number_format(facts: Facts) -> Iterator[Finding]:
         lost = max(0.0, 1 - 1 / speedup) * share
         seen = f"FP32 costs {lost:.0%} of the time: in BF16 the same compute took 1/{speedup:.2f} "
         change = "Set precision='bf16' and compare the losses."
-        source = "measured on this run's own step"
-        yield loss("precision", "FP32", lost, f"{seen}as long", source, change)
+        source, seen = "measured on this run's own step", f"{seen}as long"
+        yield loss("precision", "FP32", lost, seen, source, change, changes=BF16)
     could = trace and trace.tensor_core_eligible_share
     part = 1 - 1 / limits.TENSOR_CORE_GAIN
     costs = f"at {limits.TENSOR_CORE_GAIN:g}x, the low end of published gains, that costs"
@@ -303,7 +288,8 @@ def number_format(facts: Facts) -> Iterator[Finding]:
             f"{trace.tensor_core_share:.0%} does: {costs} {lost:.0%} of the time"
         )
         change = "Use 16-bit autocast (bf16 where the card has it), sizes in multiples of 8."
-        yield loss("precision", "no Tensor Cores", lost, seen, facts.looked_at, change)
+        cause = "no Tensor Cores"
+        yield loss("precision", cause, lost, seen, facts.looked_at, change, changes=BF16)
     if trace is not None and trace.top_kernels:
         odd = _kernel_share(facts, UNALIGNED)
         lost, of_8 = odd * part * share, "is in products of sizes that are not a multiple of 8"
@@ -322,7 +308,8 @@ def memory_traffic(facts: Facts) -> Iterator[Finding]:
             f"{lost:.0%} of the time goes to passes over memory that one fused pass would save: "
             f"elementwise operators take {xray['elementwise_us'] / window:.0%} of the compute"
         )
-        yield loss("memory_bandwidth", "elementwise chains", lost, seen, facts.looked_at, FUSE)
+        cause, changes = "elementwise chains", remedies.fuse(facts)
+        yield loss("memory_bandwidth", cause, lost, seen, facts.looked_at, FUSE, changes=changes)
     if facts.kind == "gpu" and trace is not None and trace.top_kernels:
         moves, ran = _kernel_share(facts, PASSES), trace.kernel_us
         running = min(1.0, ran / (facts.compute_us or ran or 1.0))  # the compute less the gaps
@@ -331,7 +318,8 @@ def memory_traffic(facts: Facts) -> Iterator[Finding]:
             f"{moves:.0%} of kernel time is in elementwise kernels, which only move data: one pass "
             f"instead of two would save {lost:.0%} of the time"
         )
-        yield loss("memory_bandwidth", "elementwise kernels", lost, seen, facts.looked_at, FUSE)
+        cause, changes = "elementwise kernels", remedies.fuse(facts)
+        yield loss("memory_bandwidth", cause, lost, seen, facts.looked_at, FUSE, changes=changes)
 
 
 def _kernel_share(facts: Facts, names: re.Pattern) -> float:

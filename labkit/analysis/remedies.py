@@ -1,0 +1,110 @@
+"""Remedies as text and as data, side by side: what a finding says to change, a program can do.
+
+A change is {knob: value}: of a `Pipeline`, or of the reader's own loader and step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+SAME = "the same losses"
+# knob: (how dear it is, for choosing among remedies; what it costs; what must be checked)
+PRICES = {
+    "num_workers": (1, "a process with its memory for each worker, and their start", SAME),
+    "prefetch_factor": (1, "memory for the batches kept ready", SAME),
+    "persistent_workers": (1, "the workers' memory between epochs", SAME),
+    "pin_memory": (1, "locked host memory for the batches kept ready", SAME),
+    "non_blocking": (1, "nothing, with pin_memory", SAME),
+    "prefetch_to_device": (1, "device memory for one more batch", SAME),
+    "fused_optimizer": (1, "nothing", SAME),
+    "channels_last": (1, "one conversion of the weights", "losses to rounding"),
+    "compile": (2, "compiling at the start, and again for each new shape", "losses to rounding"),
+    "precision": (2, "accuracy: fewer digits", "losses within 16-bit rounding, and the metric"),
+    "batch_size": (3, "memory, and another training: tune the learning rate", "the metric"),
+}
+FEWER_LAUNCHES = (
+    "Launch fewer and larger kernels: a larger batch, torch.compile (reduce-overhead uses CUDA "
+    "graphs), fused_optimizer=True, no .item() in the step."
+)
+BF16 = ({"precision": "bf16"},)
+FUSE = "Fuse them: torch.compile, fused_optimizer=True, a fused kernel."
+MORE_PER_CALL = (
+    "Give the device more work per call: a larger batch, batched instead of looped "
+    "operations, torch.compile, fused_optimizer=True, no Python loops in forward."
+)
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change that a program can make, and how many times the throughput it may bring."""
+
+    changes: dict[str, Any]  # {knob: value}
+    gain: tuple[float, float]  # expected, from half of the loss recovered to all (Amdahl)
+
+    price = property(lambda r: max(PRICES[k][0] for k in r.changes), doc="1 (cheap) to 3 (dear).")
+    cost = property(lambda r: "; ".join(PRICES[k][1] for k in r.changes), doc="In words.")
+    check = property(lambda r: PRICES[max(r.changes, key=lambda k: PRICES[k][0])][2],
+                     doc="What must hold before and after.")  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the remedy as JSON types."""
+        names = ("changes", "price", "cost", "check")
+        gain = [round(part, 3) for part in self.gain]
+        return {name: getattr(self, name) for name in names} | {"gain": gain}
+
+
+def remedies(changes: Any, lost: float) -> tuple[Remedy, ...]:
+    """Return remedies of a loss (0 to 1 of wall time); each change is {knob: value}."""
+    gain = 1 / (1 - lost / 2), 1 / (1 - lost)
+    return tuple(Remedy(change, gain) for change in changes)
+
+
+def feed(facts: Any, stalls: bool) -> tuple[str, list[dict[str, Any]]]:
+    """Return what to do about waiting for data, in words and as changes."""
+    knobs, cores = facts.knobs, facts.cores or 0
+    workers, ready = knobs.get("num_workers"), knobs.get("prefetch_factor") or 2
+    if workers is None:
+        text = "Give the DataLoader workers (num_workers=4 to start with) and a leaner dataset."
+        return text, [{"num_workers": 4}]
+    if workers == 0:
+        return "Prepare batches in other processes: num_workers=4 to start with.", [
+            {"num_workers": 4}
+        ]
+    if stalls:
+        queue = f"a queue of {workers * ready} batches does not ride out the stalls."
+        return f"Raise prefetch_factor: {queue}", [{"prefetch_factor": 4 * ready}]
+    if cores and workers > 2 * cores and not knobs.get("io_ms"):
+        text = f"{workers} workers share {cores} cores: try {cores} (num_workers={cores})"
+        return f"{text}, and do less work per item.", [{"num_workers": cores}]
+    text = "Raise num_workers; where that gains nothing, do less work per item or preprocess."
+    return text, [{"num_workers": 2 * workers}]
+
+
+def copy(facts: Any) -> tuple[str, list[dict[str, Any]]]:
+    """Return what to do about copies to the device, as `feed` does."""
+    text = "Send one contiguous block per batch"
+    if facts.kind != "gpu":
+        return f"{text}.", []
+    if not facts.knobs.get("pin_memory"):
+        more = "from pinned memory: pin_memory=True, then non_blocking=True."
+        return f"{text} {more}", [{"pin_memory": True, "non_blocking": True}]
+    under = "copy the next batch under the compute of this one (prefetch_to_device=True)."
+    return f"{text} and {under}", _unset(facts, {"prefetch_to_device": True})
+
+
+def fewer_launches(facts: Any) -> list[dict[str, Any]]:
+    """Return the changes of FEWER_LAUNCHES and MORE_PER_CALL."""
+    mode = "reduce-overhead" if facts.kind == "gpu" else "default"
+    size = facts.knobs.get("batch_size")
+    more = [{"batch_size": 2 * size}] if size else []
+    return [*_unset(facts, {"fused_optimizer": True}, {"compile": mode}), *more]
+
+
+def fuse(facts: Any) -> list[dict[str, Any]]:
+    """Return the changes of FUSE."""
+    return _unset(facts, {"fused_optimizer": True}, {"compile": "default"})
+
+
+def _unset(facts: Any, *changes: dict[str, Any]) -> list[dict[str, Any]]:
+    return [change for change in changes if not any(facts.knobs.get(k) for k in change)]
