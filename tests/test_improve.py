@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 import labkit as lk
 from labkit.analysis import rules
 from labkit.analysis.facts import CLASSES, Evidence, Facts
