@@ -412,7 +412,7 @@ class Lint:
         case = Case("", pipeline)
         step = self.step(case)
         facts = {"bf16_speedup": self.bf16_speedup(case, step)}
-        return SimpleNamespace(compute_ms=self.fed_us(step) / 1e3, xray_facts=facts,
+        return SimpleNamespace(median_compute_ms=self.fed_us(step) / 1e3, xray_facts=facts,
                                pipeline=pipeline, machine=SimpleNamespace(kind="gpu"))  # fmt: skip
 
 

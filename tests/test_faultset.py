@@ -64,7 +64,9 @@ def test_on_a_gpu_the_base_takes_the_fastest_format_and_a_depth_of_about_ten_ms(
     def finished(pipeline):
         ms = plain_ms / (fp16_speedup if pipeline.precision == "fp16" else 1)
         facts, machine = {"bf16_speedup": bf16_speedup}, Machine(kind="gpu")
-        return SimpleNamespace(compute_ms=ms, xray_facts=facts, machine=machine, pipeline=pipeline)
+        return SimpleNamespace(
+            median_compute_ms=ms, xray_facts=facts, machine=machine, pipeline=pipeline
+        )
 
     monkeypatch.setattr(faultset, "machine", lambda: Machine(kind="gpu"))
     monkeypatch.setattr(faultset, "finished", finished)

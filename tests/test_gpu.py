@@ -169,7 +169,7 @@ def test_a_starved_and_a_fed_run_differ_as_the_lesson_says_and_a_step_has_its_si
     assert fed.utilization > starved.utilization + 0.15
     drift_s = abs(starved.event("drift")["drift_us"]) / 1e6
     assert drift_s < 0.1 * starved.step_ms / 1e3  # of the device's clock from the host's
-    assert 1 / 3 < fed.compute_ms / model_size.STEP_MS < 3, fed.pipeline.depth
+    assert 1 / 3 < fed.median_compute_ms / model_size.STEP_MS < 3, fed.pipeline.depth
 
 
 @real_card
@@ -187,7 +187,10 @@ def test_busy_is_an_upper_bound_and_the_x_ray_sees_the_gaps():
 def test_a_second_card_is_measured_as_the_first(fed):
     other = finished(FED.but(device="cuda:1", xray=False))
     assert other.machine.device == "cuda:1" and other.machine.uuid != fed.machine.uuid
-    assert other.machine.name != fed.machine.name or 0.5 < other.compute_ms / fed.compute_ms < 2
+    assert (
+        other.machine.name != fed.machine.name
+        or 0.5 < other.median_compute_ms / fed.median_compute_ms < 2
+    )
 
 
 def smi(uuid, field):

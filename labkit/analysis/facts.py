@@ -17,7 +17,7 @@ from labkit.analysis.lines import Line
 from labkit.analysis.loop import Loop, of_run
 from labkit.analysis.remedies import Remedy, remedies
 from labkit.results.result import Result, Table
-from labkit.results.timeline import busy_until
+from labkit.results.timeline import split_steps
 
 BOTTLENECKS = {  # every name that a diagnosis can give
     "input": "waiting for data",
@@ -123,34 +123,9 @@ class StepBreakdown(Result):
 
 def breakdown(run: Any) -> StepBreakdown | None:
     """Break down the average step of `run`, warm-up excluded; None before two measured steps."""
-    matrix = split_steps(run.stamps[max(run.warmup - 1, 0) :])
-    if not matrix.any():
+    if (mean := run.mean_ms) is None or not mean.any():
         return None
-    mean = matrix.mean(axis=0) * 1e3
-    return StepBreakdown(float(mean.sum()), *mean.tolist(), len(matrix))
-
-
-def split_steps(stamps: np.ndarray) -> np.ndarray:
-    """Split each step but the first, from the end before to its own: (steps - 1, CLASSES), s."""
-    if len(stamps) < 2:
-        return np.zeros((0, len(CLASSES)))
-    asked, ready, copy_start, copy_end, busy_start, busy_end = stamps.T
-    end = np.maximum.accumulate(busy_end)
-    begin, end = np.minimum(end[:-1], end[1:]), end[1:]  # each step's window
-    start = np.clip(busy_start[1:], begin, end)
-    first = np.clip(copy_start[1:], begin, start)
-    last = np.clip(copy_end[1:], first, start)
-    # What the host did in the two stretches of the gap that no copy fills. On a GPU it may have
-    # been at a later step's data by then, so it is asked by time, not by step number. When it had
-    # issued a step is known exactly on a CPU, and bounded by what came next elsewhere.
-    issued = np.maximum(ready, np.minimum(busy_end, np.append(asked[1:], np.inf)))
-    wait, launch = (
-        busy_until(host, first) - busy_until(host, begin)
-        + busy_until(host, start) - busy_until(host, last)
-        for host in (np.column_stack([asked, ready]), np.column_stack([ready, issued]))
-    )  # fmt: skip
-    other = (first - begin) + (start - last) - wait - launch
-    return np.column_stack([wait, last - first, end - start, launch, np.maximum(other, 0.0)])
+    return StepBreakdown(float(mean.sum()), *mean.tolist(), run.steps - run.warmup)
 
 
 # -- the facts ------------------------------------------------------------------------------------

@@ -80,9 +80,11 @@ def knee(sweep: Any) -> Knee:
 
     Raises ValueError where fewer than three sizes were measured.
     """
-    runs = sorted((run for run in sweep if run.compute_ms), key=lambda run: run.pipeline.batch_size)
+    runs = sorted(
+        (run for run in sweep if run.median_compute_ms), key=lambda run: run.pipeline.batch_size
+    )
     sizes = [run.pipeline.batch_size for run in runs]
-    return fit(sizes, [run.compute_ms for run in runs], tuple(runs))
+    return fit(sizes, [run.median_compute_ms for run in runs], tuple(runs))
 
 
 def fit(sizes: list[int], step_ms: list[float], runs: tuple[Any, ...] = ()) -> Knee:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis.facts import CLASSES, split_steps
+from labkit.analysis.facts import CLASSES
+from labkit.results.timeline import split_steps
 
 BLOCKS = 20  # neighbouring steps are alike, so stretches of the run are drawn anew, not steps
 DRAWS = 1000

@@ -242,12 +242,13 @@ def base_here() -> Here:
     half, speedup = "bf16", (plain.xray_facts or {}).get("bf16_speedup")
     if speedup is None and plain.machine.kind == "gpu":
         rounded = finished(Pipeline(**base | {"precision": "fp16", "xray": False}))
-        half, speedup = rounded.pipeline.precision, plain.compute_ms / rounded.compute_ms
+        half = rounded.pipeline.precision
+        speedup = plain.median_compute_ms / rounded.median_compute_ms
     gain = speedup if speedup and speedup > FASTER else 1.0
     if gain > 1:
         base["precision"] = half
     if plain.machine.kind == "gpu":
-        base["depth"] = max(1, round(base["depth"] * STEP_MS / (plain.compute_ms / gain)))
+        base["depth"] = max(1, round(base["depth"] * STEP_MS / (plain.median_compute_ms / gain)))
     return Here(base, plain.machine)
 
 

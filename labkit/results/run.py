@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from labkit.results.event_log import EventLogResult, derived, fact, of_one_momen
 from labkit.results.record import Watched, pipeline_of
 from labkit.results.result import noise
 from labkit.results.sweep import Comparison
-from labkit.results.timeline import Timeline, unevenness
+from labkit.results.timeline import Timeline, split_steps, unevenness
 from labkit.spec import NOISY, Pipeline
 from labkit.wiring import above
 
@@ -20,8 +19,9 @@ BLOCKS = 5  # throughput is compared between so many stretches of the run to jud
 # of a run, as `to_dict` and `--json` list them
 NUMBERS = (
     "id", "utc", "recorded", "outcome", "error", "steps", "samples", "warmup", "utilization",
-    "throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "spread", "noisy", "compile_s",
-    "peak_memory_gib", "energy_j", "not_applied", "busy_at_least", "utilization_is_upper_bound",
+    "throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "other_ms", "spread", "noisy",
+    "compile_s", "peak_memory_gib", "energy_j", "not_applied", "busy_at_least",
+    "utilization_is_upper_bound",
 )  # fmt: skip
 
 
@@ -30,14 +30,10 @@ def _per_step(run: Run, key: str) -> list[float]:
     return [float("nan") if value is None else value for value in values]
 
 
-def _median_ms(times: Callable[[np.ndarray], np.ndarray], doc: str = "") -> property:
-    """Make a property that is the median of what `times` takes of the measured stamps, ms."""
-
-    def median(run: Run) -> float | None:
-        stamps, _ = run._measured()
-        return None if stamps is None else float(np.median(times(stamps)) * 1e3)
-
-    return derived(median, doc)
+def _mean_ms(columns: slice, doc: str) -> property:
+    """Make a property that is the mean of some classes of the measured steps, ms; None if none."""
+    return derived(lambda run: None if run.mean_ms is None else float(run.mean_ms[columns].sum()),
+                   doc)  # fmt: skip
 
 
 class Run(EventLogResult):
@@ -178,16 +174,29 @@ class Run(EventLogResult):
         samples = sum(step["n"] for step in self.steps_since(self.warmup))
         return samples / wall if wall > 0 else None
 
+    @derived
+    def steps_ms(self) -> np.ndarray:
+        """Return the measured steps' wait, copy, compute, launch and other: (steps, 5), ms.
+
+        Every moment is in one class, so that a row adds up to its step; see `split_steps`.
+        """
+        stamps, _ = self._measured()
+        return np.zeros((0, 5)) if stamps is None else split_steps(stamps) * 1e3
+
     # fmt: off
-    step_ms = _median_ms(lambda stamps: np.diff(stamps[:, 5]),
-                         "Median time from one step's end on the device to the next, ms.")
-    wait_ms = _median_ms(lambda stamps: stamps[1:, 1] - stamps[1:, 0],
-                         "Median time the loop waited for the next batch, ms.")
-    _copy_ms = _median_ms(lambda stamps: stamps[1:, 3] - stamps[1:, 2])
+    mean_ms = derived(lambda run: run.steps_ms.mean(axis=0) if len(run.steps_ms) else None,
+                      "The mean measured step by class (5,), ms; None before there is one.")
+    step_ms = _mean_ms(slice(5), "Mean time from one step's end to the next, ms: its parts' sum.")
+    wait_ms = _mean_ms(slice(1), "Mean time a step's device stood still for its next batch, ms.")
+    _copy_ms = _mean_ms(slice(1, 2), "")
     copy_ms = derived(lambda run: None if run.watched else run._copy_ms,
-                      "Median host-to-device copy, ms; None for a watched loop, which hides it.")
-    compute_ms = _median_ms(lambda stamps: stamps[1:, 5] - stamps[1:, 4],
-                            "Median of forward, backward, optimizer (a watched loop's body), ms.")
+                      "Mean host-to-device copy, ms; None for a watched loop, which hides it.")
+    compute_ms = _mean_ms(slice(2, 3),
+                          "Mean of forward, backward, optimizer (a watched loop's body), ms.")
+    other_ms = _mean_ms(slice(3, 5), "Mean rest of a step, ms: launch gaps, host work between.")
+    median_compute_ms = derived(lambda run: float(np.median(run.steps_ms[:, 2]))
+                                if len(run.steps_ms) else None,
+                                "As `compute_ms`, the median: free of the odd interrupted step.")
     spread = derived(lambda run: unevenness(run.stamps[max(0, run.warmup - 1):, 5], BLOCKS),
                      "Unevenness: IQR over median of the throughput of the run's five stretches.")
     noisy = derived(lambda run: (run.spread or 0.0) > NOISY,
@@ -242,11 +251,13 @@ class Run(EventLogResult):
         """The measured numbers in one line, with what was simulated rather than measured."""
         if self.utilization is None:
             return f"{self.steps} steps: too few to measure"
-        copy = "" if self.watched else f"copy {self.copy_ms:.1f}, "
-        parts = f"wait {self.wait_ms:.1f}, {copy}{'loop body' if self.watched else 'compute'}"
+        names = ["wait", *([] if self.watched else ["copy"]), "compute"]
+        names += ["other"] if self.other_ms >= 0.05 else []  # else 0.0: it changes no sum
+        parts = ", ".join(f"{name} {getattr(self, f'{name}_ms'):.1f}" for name in names)
+        parts = parts.replace("compute", "loop body") if self.watched else parts
         text = (
             f"{self.throughput:.0f} {self.unit}/s, {self.machine.kind.upper()} busy "
-            f"{self.busy_text}, step {self.step_ms:.1f} ms ({parts} {self.compute_ms:.1f})"
+            f"{self.busy_text}, step {self.step_ms:.1f} ms ({parts})"
         )
         stated = "hidden" if self.alias else self.pipeline.simulated_delay
         text += f"; simulated delay: {stated}" if stated else ""

@@ -12,7 +12,9 @@ from labkit.results.result import Result, Table
 from labkit.spec import KNOBS, Pipeline
 from labkit.wiring import above
 
-COMPARED = ("throughput", "utilization", "step_ms", "wait_ms", "copy_ms", "compute_ms")
+COMPARED = (
+    "throughput", "utilization", "step_ms", "wait_ms", "copy_ms", "compute_ms", "other_ms",
+)  # fmt: skip
 
 WORDS = ("slower", "faster")
 

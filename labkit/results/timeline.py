@@ -89,6 +89,34 @@ def busy_until(busy: np.ndarray, moments_s: np.ndarray) -> np.ndarray:
     return np.interp(moments_s, busy.ravel(), total, left=0.0)
 
 
+def split_steps(stamps: np.ndarray) -> np.ndarray:
+    """Split each step but the first, from the end before to its own: (steps - 1, 5), s.
+
+    Every moment is in one class: wait, copy, compute, launch (the device waits for its next piece
+    of work), other. A step's time belongs to the first that was going on of: compute, copy, wait,
+    launch.
+    """
+    if len(stamps) < 2:
+        return np.zeros((0, 5))
+    asked, ready, copy_start, copy_end, busy_start, busy_end = stamps.T
+    end = np.maximum.accumulate(busy_end)
+    begin, end = np.minimum(end[:-1], end[1:]), end[1:]  # each step's window
+    start = np.clip(busy_start[1:], begin, end)
+    first = np.clip(copy_start[1:], begin, start)
+    last = np.clip(copy_end[1:], first, start)
+    # What the host did in the two stretches of the gap that no copy fills. On a GPU it may have
+    # been at a later step's data by then, so it is asked by time, not by step number. When it had
+    # issued a step is known exactly on a CPU, and bounded by what came next elsewhere.
+    issued = np.maximum(ready, np.minimum(busy_end, np.append(asked[1:], np.inf)))
+    wait, launch = (
+        busy_until(host, first) - busy_until(host, begin)
+        + busy_until(host, start) - busy_until(host, last)
+        for host in (np.column_stack([asked, ready]), np.column_stack([ready, issued]))
+    )  # fmt: skip
+    other = (first - begin) + (start - last) - wait - launch
+    return np.column_stack([wait, last - first, end - start, launch, np.maximum(other, 0.0)])
+
+
 @dataclass(frozen=True)
 class ItemCosts:
     """Per prepared batch, in the order of their start; times in s, one entry a batch."""

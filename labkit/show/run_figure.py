@@ -186,9 +186,7 @@ def _draw_curve(axes: Axes, run: Run, **look: Any) -> float:
 
 def step_parts(run: Run) -> dict[str, float]:
     """Return the mean step's parts in ms: every moment in one of `PARTS`, warm-up excluded."""
-    mean = run.breakdown
-    other_ms = mean.launch_ms + mean.other_ms
-    return dict(zip(PARTS, (mean.wait_ms, mean.copy_ms, mean.compute_ms, other_ms), strict=True))
+    return {part: getattr(run, f"{part}_ms") or 0.0 for part in PARTS}
 
 
 def _draw_steps(axes: Axes, run: Run, before: Run | None) -> None:

@@ -21,12 +21,13 @@ import psutil
 from labkit.process import folders
 from labkit.results.library import load
 from labkit.results.run import Run
+from labkit.results.timeline import split_steps
 
 MODES = ("offline", "online", "disabled")
 PATIENCE_S = 120  # then this process gives up, whatever the server does
 POINTS = 500  # of the utilization timeline
 NUMBERS = ("outcome", "error", "throughput", "utilization", "step_ms", "wait_ms", "copy_ms",
-           "compute_ms", "peak_memory_gib", "energy_j", "noisy")  # fmt: skip
+           "compute_ms", "other_ms", "peak_memory_gib", "energy_j", "noisy")  # fmt: skip
 
 
 def command(wandb: bool | str | dict[str, Any] | None) -> list[str] | None:
@@ -113,10 +114,11 @@ def log(run: Run, settings: dict[str, str], folder: Path) -> None:
     )  # fmt: skip
     session.define_metric("seconds")
     session.define_metric("utilization", step_metric="seconds")
-    parts_ms = 1e3 * (run.stamps[:, 1::2] - run.stamps[:, ::2])  # (steps, 3)
-    for i, step in enumerate(zip(run.loss, *parts_ms.T, strict=True)):
-        names = ("loss", "wait_ms", "copy_ms", "compute_ms")
-        session.log(dict(zip(names, step, strict=True)), step=i)
+    wait, copy, compute, *rest = 1e3 * split_steps(run.stamps).T  # of every step but the first
+    parts = zip(wait, copy, compute, sum(rest), strict=True)
+    for i, (loss, step) in enumerate(zip(run.loss, [(), *parts], strict=True)):
+        names = ("wait_ms", "copy_ms", "compute_ms", "other_ms")
+        session.log({"loss": loss} | dict(zip(names, step, strict=False)), step=i)
     for second, share in np.column_stack(run.timeline(POINTS)).tolist():
         session.log({"seconds": second, "utilization": share})
     session.summary.update(summary(run))
