@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -67,21 +68,53 @@ def started(client, code, before):
     return asked, stepped()
 
 
-def test_an_interrupt_stops_the_run_and_the_kernel_answers_afterwards():
+def answer(client, asked):
+    """Wait for the reply to a message; return its content, and what was printed meanwhile."""
+    said = ""
+    while (message := client.get_iopub_msg(timeout=30))["content"] != {"execution_state": "idle"}:
+        said += message["content"].get("text", "")
+    while (reply := client.get_shell_msg(timeout=30))["parent_header"]["msg_id"] != asked:
+        pass
+    return reply["content"], said
+
+
+BLOCKED = START.replace("lk.run(", "run = lk.run(")
+WAITED = START_AND_GO_ON.replace("lk.run(", "run = lk.run(") + "; run.wait()"
+
+
+@pytest.mark.parametrize(("code", "presses"), [(BLOCKED, 1), (BLOCKED, 4), (WAITED, 2)])
+def test_an_interrupted_cell_has_the_stopped_run_assigned_and_one_line(code, presses):
     before = runs()
     with kernel() as (manager, client):
-        asked, folder = started(client, START, before)
-        manager.interrupt_kernel()
-        reply = client.get_shell_msg(timeout=30)
-        while reply["parent_header"]["msg_id"] != asked:
-            reply = client.get_shell_msg(timeout=30)
-        assert reply["content"]["ename"] == "KeyboardInterrupt"
+        client.execute_interactive("import labkit as lk", timeout=60)
+        asked, folder = started(client, code, before)
+        for _ in range(presses):
+            manager.interrupt_kernel()
+            time.sleep(0.05)
+        reply, said = answer(client, asked)
+        assert reply["status"] == "ok", reply
+        assert said.startswith("stopped after ") and said.count("\n") == 1
         wait_until(lambda: not processes_of(folder), 2)
-        sums = "assert 1 + 1 == 2 and lk.run.last.outcome == 'stopped' and lk.run.last.steps > 5"
-        status = "aborted"
-        while status == "aborted":  # for a tenth of a second after an error Jupyter refuses work
-            status = client.execute_interactive(sums, timeout=30)["content"]["status"]
-        assert status == "ok"
+        check = "assert run.outcome == 'stopped' and run is lk.run.last and run.steps > 5"
+        assert client.execute_interactive(check, timeout=30)["content"]["status"] == "ok"
+
+
+def test_an_interrupt_at_the_start_or_at_the_end_leaves_no_process():
+    before, code = runs(), NEXT_RUN.split("\nassert")[0]
+
+    def left():
+        return [folder for folder in runs() - before if processes_of(folder)]
+
+    with kernel() as (manager, client):
+        client.execute_interactive(code, timeout=60)
+        for delay_s in [0.0, 0.02, 0.1, *(0.2, 0.4, 0.6, 0.8) * (1 + 3 * ALL)]:
+            asked = client.execute(code)
+            time.sleep(delay_s)
+            manager.interrupt_kernel()
+            reply, _ = answer(client, asked)
+            assert reply["status"] == "ok" or reply["ename"] == "KeyboardInterrupt"
+            wait_until(lambda: not [f for f in left() if (f / "events.jsonl").exists()], 2)
+        assert len(left()) <= 1  # a standby, which has no log
 
 
 @pytest.mark.parametrize("how", ENDS if ALL else ["restart"])

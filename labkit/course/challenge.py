@@ -112,7 +112,7 @@ class Challenge:
             if self.limit_s and time.monotonic() - start > self.limit_s:
                 late.append(run.stop())
 
-        run.wait(look)
+        run.wait_or_raise(look)
         if late:
             raise TimeoutError(f"A run was stopped after {self.limit_s:g} s.")
         if run.outcome != "finished":

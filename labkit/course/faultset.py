@@ -211,7 +211,7 @@ def named(name: str) -> Fault:
 def finished(pipeline: Pipeline, planted: str | None = None) -> Any:
     """Run a pipeline with "name@amount+..." planted in it; raises RuntimeError where it fails."""
     hook = planted and f"labkit.course.slow_faults:plant_all:{planted}"
-    run = launch(pipeline, fault=hook).wait()
+    run = launch(pipeline, fault=hook).wait_or_raise()
     if run.outcome != "finished" or not run.throughput:
         raise RuntimeError(f"It did not finish: {run.error or run.outcome}")
     return run

@@ -192,7 +192,7 @@ def _make(each: Wanted, target: Path) -> str | None:
         run = launch(each.spec)
     except OSError as error:
         return str(error)
-    run.wait(each=lambda run: time.monotonic() > deadline and run.stop())
+    run.wait_or_raise(each=lambda run: time.monotonic() > deadline and run.stop())
     if run.outcome != "finished":
         late = f"took longer than {LONGEST_S:.0f} s"
         return late if run.outcome == "stopped" else run.error

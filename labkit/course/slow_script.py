@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.knobs import Spec, declares_knobs, knob
+from labkit.process.interrupts import held
 from labkit.results.launch import launch
 from labkit.results.machine import machine
 from labkit.results.run import Run
@@ -83,8 +84,9 @@ def slow_script(
         wait: As in `lk.run`, and so are `wandb` and `before`.
         steps: Batches to train on; None leaves it to labkit.
     """
-    started = launch(SlowScript(fixes, steps), after=wandb_log.command(wandb))
-    return follow(started, before) if wait else started
+    with held():
+        started = launch(SlowScript(fixes, steps), after=wandb_log.command(wandb))
+        return follow(started, before) if wait else started
 
 
 def stages() -> list[SlowScript]:

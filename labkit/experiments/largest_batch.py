@@ -98,7 +98,7 @@ def largest_batch(
             params = {"margin": 0.0 if steps == CONFIRMING_STEPS else margin, "steps": steps}
             params |= {"pipeline": pipeline.to_dict(), "batch_size": size, "limit_gib": limit_gib}
             started = launch(Experiment("batch_fits", params, pipeline.device))
-            search.take(started.wait(each=lambda run: shown.line(progress_line(run))))
+            search.take(started.wait_or_raise(each=lambda run: shown.line(progress_line(run))))
     finally:
         drawn = display.in_notebook() and search.tried
         shown.final(search.line, display.StaticFigure.drawn(search.plot()) if drawn else None)

@@ -44,7 +44,7 @@ def measure(
     if wait:
         shown = display.Display()
         try:
-            started.wait(each=lambda running: shown.line(progress_line(running)))
+            started.wait_or_raise(each=lambda running: shown.line(progress_line(running)))
         finally:
             if not display.in_notebook():
                 shown.final(repr(started))

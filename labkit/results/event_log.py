@@ -20,6 +20,7 @@ from typing import Any
 
 from labkit.process.events import FILE_NAME
 from labkit.process.family import exit_name
+from labkit.process.interrupts import held, in_notebook
 from labkit.results.machine import Machine
 from labkit.results.record import Tail, opened, read_record
 from labkit.wiring import above
@@ -199,19 +200,40 @@ class EventLogResult:
     def wait(self, each: Any = None, period_s: float = 0.05) -> EventLogResult:
         """Block until the run has ended, calling `each(run)` as it grows.
 
-        An interrupt stops the run before it is passed on.
+        An interrupt stops the run. In a notebook the stopped run is returned, and a line says so;
+        elsewhere KeyboardInterrupt is passed on.
         """
         try:
-            while self.running:
-                if each is not None:
-                    each(self)
-                time.sleep(period_s)
+            return self.wait_or_raise(each, period_s)
         except KeyboardInterrupt:
-            self.stop()
-            raise
-        finally:
-            self.refresh()
-        return self._settle()
+            if self.running or not in_notebook():
+                raise
+            if self.outcome == "stopped":
+                print(f"{self.ended}; what was measured by then is in what this returned.")
+            return self
+
+    def wait_or_raise(self, each: Any = None, period_s: float = 0.05) -> EventLogResult:
+        """Do as `wait`, but pass an interrupt on in a notebook too: this is one run of several."""
+        with held() as pressed:  # torn nowhere: neither between two events nor in stopping
+            try:
+                while self.running and not pressed:
+                    if each is not None:
+                        each(self)
+                    time.sleep(period_s)
+            except KeyboardInterrupt:
+                pressed.append(0.0)
+            if pressed:
+                self.stop()
+                pressed.clear()
+                raise KeyboardInterrupt
+            return self._settle()
+
+    @derived
+    def ended(self) -> str:
+        """How it ended, after how many steps: "stopped after 34 steps"."""
+        steps = getattr(self, "steps", None)
+        after = "" if steps is None else f" after {steps:,} step{'' if steps == 1 else 's'}"
+        return f"{self.outcome}{after}"
 
     def stop(self) -> EventLogResult:
         """End the run now (0.1 s; 1.2 s where the bench does not answer) and keep what it did."""

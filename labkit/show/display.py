@@ -11,16 +11,11 @@ import sys
 import time
 from typing import Any
 
+from labkit.process.interrupts import in_notebook
+
 PERIOD_S = 0.2  # between two looks of a person's eye
 FIGURE_TEXT = "<labkit figure>"  # the same for every figure: nbval compares texts
 SHARPNESS = 1.5  # pixels of a stored figure per CSS pixel: sharp enough, and small in the notebook
-
-
-def in_notebook() -> bool:
-    """Return whether this is a Jupyter kernel, whose front end shows HTML and widgets."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    return getattr(shell, "kernel", None) is not None
 
 
 def allow_widgets() -> None:
@@ -122,5 +117,7 @@ def closing_line(result: Any) -> str:
     if result.error:
         return f"{result.outcome}: {result.error}"
     if result.throughput is None:
-        return f"{result.outcome} after {result.steps} steps, too few to measure"
-    return f"{result.outcome}: {result.steps} steps, {result.numbers}"
+        return f"{result.ended}, too few to measure"
+    return (
+        f"{result.outcome}: {result.steps} step{'' if result.steps == 1 else 's'}, {result.numbers}"
+    )

@@ -65,8 +65,7 @@ def doubts(run: Any) -> list[Line]:
     """Return the lines that say what the numbers are worth: NOISY, stopped, failed."""
     lines = [(noise(run.spread), LOUD)] if run.noisy else []
     if run.outcome != "finished":
-        steps = f"{run.steps:,} step" + ("" if run.steps == 1 else "s")
-        lines.append((f"{run.outcome} after {steps}{f': {run.error}' if run.error else ''}", LOUD))
+        lines.append((f"{run.ended}{f': {run.error}' if run.error else ''}", LOUD))
     return lines
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from labkit.process.interrupts import held, in_notebook
 from labkit.results.launch import launch
 from labkit.results.library import Entry, play, recorded
 from labkit.results.ranks import Ranks
@@ -32,9 +33,9 @@ def run(
 
     Args:
         pipeline: What to run; the default pipeline where it is left out.
-        wait: Block with a live view until it has ended; an interrupt stops the run, and what it
-            did is in `lk.run.last`. False returns at once: `run.stop()`, `run.wait()` and every
-            statistic work while it goes on.
+        wait: Block with a live view until it has ended; an interrupt stops the run, which a
+            notebook's cell returns all the same (a script has it in `lk.run.last`). False returns
+            at once: `run.stop()`, `run.wait()` and every statistic work while it goes on.
         wandb: Log to Weights & Biases when the run is over: True for an offline run in the run's
             folder, a mode ("offline", "online", "disabled"), or a dictionary with any of
             `project`, `mode`, `name`.
@@ -42,8 +43,9 @@ def run(
         **knobs: Changes to `pipeline`, as in `pipeline.but(...)`; a bad one is a ValueError.
     """
     asked = pipeline_with(pipeline, knobs)
-    run.last = started = launch(asked, after=wandb_log.command(wandb))
-    return follow(started, before) if wait else started
+    with held():
+        run.last = started = launch(asked, after=wandb_log.command(wandb))
+        return follow(started, before) if wait else started
 
 
 def distributed(
@@ -72,8 +74,9 @@ def distributed(
     """
     asked = pipeline_with(pipeline, knobs)
     asked = Distributed(asked, ranks, no_sync, starve or {}, rendezvous or {})
-    distributed.last = started = launch(asked)
-    return follow(started) if wait else started
+    with held():
+        distributed.last = started = launch(asked)
+        return follow(started) if wait else started
 
 
 def replay(
@@ -125,11 +128,14 @@ def sweep(
 
 def follow(started: Run | Ranks, before: Run | None = None) -> Run | Ranks:
     """Show a live run until it has ended: a canvas in a notebook, a line of text elsewhere."""
-    shown = RunDisplay(before)
-    try:
-        started.wait(each=shown.update)
-    finally:
-        shown.finish(started)
+    with held() as pressed:
+        shown = RunDisplay(before)
+        try:
+            started.wait(each=shown.update)
+        finally:
+            shown.finish(started)
+        if in_notebook():
+            pressed.clear()  # it has ended: what is measured is not lost to a late press
     return started
 
 

@@ -154,7 +154,7 @@ class Bench:
             knobs["seed"] = self.pipeline.seed + self.count
         self.count += 1
         bare = self.pipeline.but(num_workers=0, prefetch_factor=None, persistent_workers=False)
-        run = launch(bare.but(**knobs), source=self.source).wait(each=self.each)
+        run = launch(bare.but(**knobs), source=self.source).wait_or_raise(each=self.each)
         taken = (cores_used(run)[1] or 0.0) / (run.machine.cpu_cores or 1)
         self.disturbed += [taken] if taken > FOREIGN_LOAD else []
         return run
