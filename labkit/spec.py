@@ -109,6 +109,11 @@ class Pipeline(Spec):
         """Return what the first event of its run's log says of it."""
         return {"pipeline": self.to_dict()}
 
+    def filled(self) -> dict[str, Any]:
+        """Return every knob, with the values of `automatic` in place of None."""
+        known = automatic(self.dataset, self.num_workers)
+        return {n: known.get(n) if v is None else v for n, v in self.to_dict().items()}
+
     @property
     def simulated_delay(self) -> str:
         """The sleeps that stand in for something slow, in words; "" without any."""
@@ -121,6 +126,12 @@ class Pipeline(Spec):
 
 
 KNOBS: dict[str, Knob] = Pipeline.knobs
+
+
+def automatic(dataset: str, num_workers: int) -> dict[str, Any]:
+    """Return what None stands for in the knobs that need no device to choose: ms, ms, batches."""
+    io_ms, ahead = 2.5 if dataset == "jpeg" else 0.0, 2 if num_workers else None
+    return {"prep_ms": 50.0, "io_ms": io_ms, "prefetch_factor": ahead}
 
 
 def parse_settings(settings: list[str]) -> dict[str, Any]:

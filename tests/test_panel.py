@@ -130,12 +130,12 @@ def test_knobs_that_do_not_go_together_are_explained_and_start_nothing():
     async def scenario():
         shown = played()
         shown.controls["prefetch_factor"].value = 4
-        assert "needs loader workers" in shown.verdict.value
+        assert "prefetch_factor 4 needs loader workers" in shown.verdict.value
+        assert "leave prefetch_factor auto" in shown.verdict.value and shown.run_button.disabled
         shown.start()
-        await ended(shown)
-        assert "needs loader workers" in shown.verdict.value and shown.runs == []
+        assert not shown.running and shown.runs == []
         shown.controls["num_workers"].value = 1
-        assert shown.verdict.value == ""
+        assert "go together again" in shown.verdict.value and not shown.run_button.disabled
 
     asyncio.run(scenario())
 

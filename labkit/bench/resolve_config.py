@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from labkit.bench import formats, model_size
-from labkit.spec import GRAPH_MODES, compiler
+from labkit.spec import GRAPH_MODES, automatic, compiler
 
 
 def resolve_config(
@@ -24,11 +24,10 @@ def resolve_config(
 ) -> tuple[SimpleNamespace, dict[str, str]]:
     """Return the job (every knob with its final value) and {knob: why it was not applied}."""
     job = SimpleNamespace(**asked)
-    job.device, jpeg = str(device), job.dataset == "jpeg"
-    job.prep_ms = 50.0 if job.prep_ms is None else job.prep_ms
-    job.io_ms = (2.5 if jpeg else 0.0) if job.io_ms is None else job.io_ms
-    if job.num_workers and job.prefetch_factor is None:
-        job.prefetch_factor = 2
+    job.device = str(device)
+    for name, value in automatic(job.dataset, job.num_workers).items():
+        if getattr(job, name) is None:
+            setattr(job, name, value)
     if own_model:  # else the step is the reader's
         model_size.fill(job, device)
 

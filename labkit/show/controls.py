@@ -45,6 +45,14 @@ class Control(widgets.VBox):
     def value(self, value: Any) -> None:
         self.widget.value = NONE if value is None else value
 
+    def tell_auto(self, value: Any) -> None:
+        """Show beside "auto" what it stands for; nothing where `value` is None."""
+        text, kept = "auto" if value is None else f"auto ({shown(value)})", self.widget.value
+        options = [(text if each == NONE else name, each) for name, each in self.widget.options]
+        if options != list(self.widget.options):
+            with self.widget.hold_sync():
+                self.widget.options, self.widget.value = options, kept
+
 
 def has_widget(knob: Knob, value: Any) -> bool:
     """Return whether there is a widget for the knob at `value`, without values to choose from."""
@@ -73,7 +81,7 @@ def make_widget(knob: Knob, value: Any) -> widgets.ValueWidget:
         return widgets.BoundedFloatText(value, min=knob.low, max=high, step=0.01)
     kind = widgets.IntSlider if whole else widgets.FloatSlider
     look = {} if whole else {"step": 10 ** len(str(int(high))) / 1000, "readout_format": ".1f"}
-    return kind(value, min=knob.low, max=high, continuous_update=False, **look)
+    return kind(value, min=knob.low, max=high, **look)
 
 
 def chooser(values: Sequence | Mapping, value: Any) -> widgets.ValueWidget:
@@ -85,7 +93,7 @@ def chooser(values: Sequence | Mapping, value: Any) -> widgets.ValueWidget:
     value = value if value in known else known[0]
     numbers = all(type(each) in (int, float) for each in known if each != NONE)
     if numbers and not isinstance(values, Mapping):
-        return widgets.SelectionSlider(options=options, value=value, continuous_update=False)
+        return widgets.SelectionSlider(options=options, value=value)
     return widgets.Dropdown(options=options, value=value)
 
 

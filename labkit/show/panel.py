@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import html
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,22 +18,20 @@ import ipywidgets as widgets
 from IPython.display import display
 from ipywidgets import Layout
 
+from labkit.knobs import check_names
+from labkit.process import launcher
 from labkit.results.launch import launch
 from labkit.results.run import Run
+from labkit.show import forecast
 from labkit.show.controls import Control, shown
 from labkit.show.display import StaticFigure, allow_widgets
+from labkit.show.history import History
 from labkit.show.live import LiveView
 
 FRAME_S = 1 / 20
-SETTLE_S = 0.15  # a press of Run may overtake a control's last change: wait for what is on its way
+SETTLE_S = 0.1  # a press of Run may overtake a control's last change: wait for what is on its way
 GRID = "repeat(auto-fill, minmax(min(170px, 100%), 1fr))"
-STYLE = """<style>
-.labkit-old { opacity: 0.4; }
-.jp-OutputArea:has(.labkit-panel) .labkit-fallback,
-.output_container:has(.labkit-panel) .labkit-fallback,
-#output-area:has(.labkit-panel) .labkit-fallback { display: none; }
-</style>"""
-# Under the panel, hidden by that style sheet: seen only where the panel's kernel is gone
+# Under the panel, hidden by history.css: seen only where the panel's kernel is gone
 WITHOUT_KERNEL = "<div class='labkit-fallback'>A panel needs its kernel: run this cell again.</div>"
 
 
@@ -43,13 +42,18 @@ def run_verdict(run: Run) -> str:
     return f"{run.machine.kind.upper()} busy {run.busy_text}. {run.diagnose()}{nan}"
 
 
-def runs_apart(run: Run, before: Run | None) -> list[str]:
+def run_in_brief(run: Run) -> tuple[str, str]:
+    """Return what a list says of a run: its numbers, and what limits it."""
+    return f"{run.throughput:,.0f} {run.unit}/s, busy {run.busy_text}", run.diagnose().bottleneck
+
+
+def runs_apart(run: Run, before: Run | None, name: str = "the run before") -> list[str]:
     """Say what was changed since `before`, what it brought, and what could not be applied."""
     lines = [f"{name} was not applied: {why}." for name, why in run.not_applied.items()]
     if before is None:
         return lines
     what = changes(before.asked.to_dict(), run.asked.to_dict())
-    return [f"Against the run before ({what}): {run.compare(before).verdict}", *lines]
+    return [f"Against {name} ({what}): {run.compare(before).verdict}", *lines]
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -68,7 +72,12 @@ class Kind:
     controls: dict[str, Control]
     asked: Callable[[dict[str, Any]], Any]  # values by name -> the spec; ValueError on a conflict
     verdict: Callable[[Any], str] = run_verdict
-    against: Callable[[Any, Any], list[str]] = runs_apart  # run, before -> lines
+    against: Callable[..., list[str]] = runs_apart  # run, before, name of before -> lines
+    brief: Callable[[Any], tuple[str, str]] = run_in_brief  # numbers, verdict: for the list
+    predict: Callable[[Any, Any], Any] | None = None  # run, asked -> Prediction, None: no change
+    auto: Callable[[dict[str, Any]], dict[str, Any]] = lambda values: {}  # what None stands for
+    copies: dict[str, Callable[[Any], str]] = field(default_factory=dict)  # asked -> text
+    warm: bool = False  # whether a standby kept ready can start it
     figure: Callable[[Any, Any], StaticFigure | None] = StaticFigure.of  # run, before
     start: Callable[[Any], Any] = launch  # spec -> the run that has begun
     measured: Callable[[Any], bool] = lambda run: run.throughput is not None
@@ -100,20 +109,25 @@ class Panel(TextBox):
     def __init__(self, kind: Kind):
         self.kind, self.controls, self.view = kind, kind.controls, kind.view
         self.runs: list[Any] = []  # oldest first
+        self.opened_with = self.values
         self._stop = asyncio.Event()
-        self._refused = False  # whether the controls as they stand do not go together
+        self._refused = self._telling = False  # whether the controls do not go together, are told
+        self._expected: tuple = (None, None, None)  # asked, the run it is predicted from, of it
         self.run_button = widgets.Button(description=kind.button, icon="play")
         self.stop_button = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.run_button.button_style = "primary"
         self.run_button.on_click(lambda _button: self.start())
         self.stop_button.on_click(lambda _button: self.stop())
-        self.verdict, self.comparison = widgets.HTML(), widgets.HTML()
+        self.ghost, self.verdict, self.comparison = (widgets.HTML() for _ in range(3))
         self.figure = widgets.Image(format="png", layout=Layout(max_width="100%", display="none"))
+        texts = {name: lambda of=of: self._copied(of) for name, of in kind.copies.items()}
+        self.history = History(self._pinned, texts)
         grid = Layout(grid_template_columns=GRID, grid_gap="6px 16px", overflow="hidden")
         knobs = widgets.GridBox(list(kind.controls.values()), layout=grid)
         buttons = widgets.HBox([self.run_button, self.stop_button])
-        said = [self.verdict, self.comparison, self.figure]
-        super().__init__(kind.text, [knobs, buttons, self.view, *said, widgets.HTML(STYLE)])
+        ghost = [self.ghost] if kind.predict else []
+        said = [self.verdict, self.comparison, self.history, self.figure]
+        super().__init__(kind.text, [knobs, buttons, *ghost, self.view, *said])
         self.add_class("labkit-panel")
         for control in self.controls.values():
             control.widget.observe(self._changed, "value")
@@ -121,9 +135,14 @@ class Panel(TextBox):
         self._changed()
 
     @property
+    def values(self) -> dict[str, Any]:
+        """The controls' values by name."""
+        return {name: control.value for name, control in self.controls.items()}
+
+    @property
     def asked(self) -> Any:
         """The spec that Run would start; raises ValueError where the controls conflict."""
-        return self.kind.asked({name: control.value for name, control in self.controls.items()})
+        return self.kind.asked(self.values)
 
     @property
     def run(self) -> Any:
@@ -144,6 +163,8 @@ class Panel(TextBox):
         except RuntimeError:
             self.say(f"The panel needs a notebook: here, use {self.kind.terminal}.", good=False)
             return
+        if self._refused:
+            return
         self._stop = asyncio.Event()
         self._busy(True)
         self._task = loop.create_task(self._session())
@@ -159,15 +180,36 @@ class Panel(TextBox):
             self.stop()
         super().close()
 
+    def run_of(self, **values: Any) -> Any:
+        """Return the last run with the controls as the panel opened, but for `values`.
+
+        Where Run was not pressed for it, it is measured now, in this panel. Raises ValueError on
+        a bad value.
+        """
+        check_names(values, self.controls)
+        wanted = self.kind.asked(self.opened_with | values)
+        if self.running and self.run:
+            self.run.wait()
+        for run in reversed(self.runs):
+            if run.asked == wanted and self.kind.measured(run):
+                return run
+        for name, value in (self.opened_with | values).items():
+            self.controls[name].value = value
+        self._busy(True)
+        try:
+            run, before = self._begin()
+            run.wait(each=self.view.update)
+            self.view.finish(run)
+            self._show(run, before)
+        finally:
+            self._busy(False)
+        return run
+
     async def _session(self) -> None:
         """Run once, from the press of the button to the last figure."""
         try:
             await self._pause(SETTLE_S)
-            run = self.kind.start(self.asked)
-            before = next((old for old in reversed(self.runs) if self.kind.measured(old)), None)
-            self.runs.append(run)
-            self.view.show_before(before)
-            self.say("")
+            run, before = self._begin()
             await self._follow(run)
             self._show(run, before)
         except Exception as error:  # in a task nobody would see it
@@ -175,6 +217,23 @@ class Panel(TextBox):
             self.say(str(error) if plain else f"{type(error).__name__}: {error}", good=False)
         finally:
             self._busy(False)
+
+    def _begin(self) -> tuple[Any, Any]:
+        """Start what is asked; return the run and the one to compare it with."""
+        asked, before = self.asked, self.history.pinned or self._measured
+        self._forecast(asked)
+        self.view.show_before(before)
+        run = self.kind.start(asked)
+        self.runs.append(run)
+        moved = {n: v for n, v in self.values.items() if v != self.opened_with[n]}
+        self._name = ", ".join(f"{n} {shown(v)}" for n, v in moved.items()) or "as it opened"
+        return run, before
+
+    @property
+    def _measured(self) -> Any:
+        """The last run that has numbers, None without one."""
+        ended = (run for run in reversed(self.runs) if not run.running and self.kind.measured(run))
+        return next(ended, None)
 
     async def _follow(self, run: Any) -> None:
         """Draw `run` until it ends or Stop is pressed; no process of it is left afterwards."""
@@ -197,9 +256,10 @@ class Panel(TextBox):
     def say(self, text: str, good: bool = True) -> None:
         """Show one sentence under the view; in alarm's colour where it is not `good`."""
         colour = "var(--jp-brand-color1, #1976d2)" if good else "var(--jp-error-color1, #d32f2f)"
+        self.verdict.remove_class("labkit-old")
         self.verdict.value = text and (
-            f"<div class='labkit-verdict' style='border-left:3px solid {colour};padding:1px 8px;"
-            f"line-height:1.45;overflow-wrap:anywhere'>{html.escape(text)}</div>"
+            f"<div class='labkit-verdict' role='status' style='border-left:3px solid {colour};"
+            f"padding:1px 8px;line-height:1.45;overflow-wrap:anywhere'>{html.escape(text)}</div>"
         )
 
     def _show(self, run: Any, before: Any) -> None:
@@ -207,29 +267,75 @@ class Panel(TextBox):
         measured = self.kind.measured(run)
         ended = run.error or f"{run.outcome.capitalize()}: too short to tell."
         self.say(self.kind.verdict(run) if measured and not run.error else ended, not run.error)
-        lines = map(html.escape, self.kind.against(run, before if measured else None))
-        self.comparison.value = f"<div style='line-height:1.45'>{'<br>'.join(lines)}</div>"
+        self._compare(run, before if measured else None)
         drawn = self.kind.figure(run, before) if measured else None
         if drawn:
             self.figure.value, self.figure.layout.width = drawn.png, f"{drawn.width}px"
         self.figure.layout.display = None if drawn else "none"
+        brief = self.kind.brief(run) if measured else ("", run.outcome)
+        self.history.add(run, self._name, *brief)
+        _asked, base, found = self._expected
+        if found and measured:
+            self.ghost.value = forecast.drawn(found, base, run)
+
+    def _compare(self, run: Any, before: Any) -> None:
+        """Say what `before` and `run` have apart."""
+        pinned = before is not None and before is self.history.pinned
+        name = [f"the pinned run ({self.history.name(before)})"] if pinned else []
+        lines = map(html.escape, self.kind.against(run, before, *name))
+        self.comparison.value = f"<div style='line-height:1.45'>{'<br>'.join(lines)}</div>"
+
+    def _pinned(self) -> None:
+        """Compare with the run that the list pins, from now on."""
+        pinned, run = self.history.pinned, self._measured
+        self.view.show_before(pinned)
+        if run is not None and run is not pinned and not self.running:
+            self._compare(run, pinned)
+
+    def _copied(self, of: Callable[[Any], str]) -> str:
+        """Return the text that stands for the controls as they are."""
+        try:
+            return of(self.asked)
+        except ValueError as error:
+            return f"# {error}"
 
     def _busy(self, busy: bool) -> None:
-        self.run_button.disabled, self.stop_button.disabled = busy, not busy
-        for old in (self.comparison, self.figure):  # faint while a run goes on: not its own
+        self.run_button.disabled, self.stop_button.disabled = busy or self._refused, not busy
+        for old in (self.verdict, self.comparison, self.figure):  # faint: not this run's own
             (old.add_class if busy else old.remove_class)("labkit-old")
 
     def _changed(self, _change: Any = None) -> None:
-        """Say at once where the controls do not go together, until they do again."""
-        said = ""
+        """Say at once what the controls would bring, or where they do not go together."""
+        if self._telling:
+            return
+        self._telling, refused, said = True, self._refused, ""
+        for name, value in self.kind.auto(self.values).items():
+            if name in self.controls:
+                self.controls[name].tell_auto(value)
+        self._telling = False
         try:
-            _ = self.asked
+            asked = self.asked
         except ValueError as error:
-            said = str(error)
-        if said or self._refused:
-            self.say(said, good=False)
-        self._refused = bool(said)
+            said = forecast.in_words(str(error))
+        self._refused, self.run_button.tooltip = bool(said), said
+        self.run_button.disabled = self._refused or self.running
+        if said or refused:
+            self.say(said or "The controls go together again: press Run.", good=not said)
+        if not said and not self.running:
+            self._forecast(asked)
+
+    def _forecast(self, asked: Any) -> None:
+        """Draw what is expected of `asked` from the last run; about 30 ms."""
+        run = self._measured
+        if self.kind.predict is None or (run is not None and self._expected[:2] == (asked, run)):
+            return
+        found = self.kind.predict(run, asked) if run is not None else None
+        self._expected = asked, run, found
+        unknown = forecast.sentence(forecast.BEFORE_ANY if run is None else forecast.UNMOVED)
+        self.ghost.value = forecast.drawn(found, run) if found else unknown
 
     def _ipython_display_(self) -> None:
         display(self._repr_mimebundle_(), raw=True)
         display({"text/html": WITHOUT_KERNEL, "text/plain": ""}, raw=True)
+        if self.kind.warm:  # the first press of Run is then as quick as the others
+            threading.Thread(target=launcher.stand_by, daemon=True).start()

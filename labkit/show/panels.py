@@ -13,16 +13,18 @@ import ipywidgets as widgets
 from labkit.analysis.cost import cost
 from labkit.knobs import Knob, check_names
 from labkit.results.library import play, recorded
-from labkit.results.measurements import Measurements
+from labkit.results.measurements import Measurement, Measurements
 from labkit.results.run import Run
-from labkit.show.controls import Control, has_widget
+from labkit.show.controls import Control, has_widget, shown
 from labkit.show.display import StaticFigure, stage_line
+from labkit.show.forecast import expected
 from labkit.show.panel import Kind, Panel, TextBox, changes
-from labkit.spec import EXPERIMENTS, KNOBS, Distributed, Experiment, Pipeline
+from labkit.spec import EXPERIMENTS, KNOBS, Distributed, Experiment, Pipeline, automatic
 from labkit.wiring import above
 
 USUAL_KNOBS = ("num_workers", "prefetch_factor", "batch_size", "io_ms")
 SPEEDS = {f"{speed:g}x": speed for speed in (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)}
+DECIDE = ("dataset", "num_workers")  # what `automatic` goes by
 STARVED = "io_ms of rank 1"
 MOST_LINES = 8  # of a comparison
 USE_IT = "run this cell in Jupyter to use it."
@@ -61,6 +63,10 @@ def panel(what: Any = None, knobs: Sequence[str] = USUAL_KNOBS, **settings: Any)
         terminal="labkit.run()",
         controls={name: Control(KNOBS[name], getattr(pipeline, name)) for name in knobs},
         asked=lambda values: pipeline.but(**values),
+        predict=expected,
+        auto=lambda values: automatic(*({**pipeline.to_dict(), **values}[n] for n in DECIDE)),
+        copies={"labkit": lambda asked: f"lk.run(lk.{asked!r})"},
+        warm=True,
     ))  # fmt: skip
 
 
@@ -90,11 +96,14 @@ def measure_panel(name: str | Experiment, *, device: str = "auto", **params: Any
         terminal="labkit.measure()",
         controls=controls,
         asked=lambda values: Experiment(base.name, {**base.params, **values}, base.device),
-        verdict=how_sure,
+        verdict=fastest,
         against=points_apart,
+        brief=lambda run: (run.numbers, ""),
         figure=lambda run, old: run.has_figure and StaticFigure.drawn(run.plot(before=old)),
         measured=lambda run: len(run) > 0,
         view=LineView(),
+        copies={"labkit": as_measure},
+        warm=True,
     ))  # fmt: skip
 
 
@@ -122,9 +131,10 @@ def ranks_panel(pipeline: Pipeline | Distributed | None = None, **knobs: Any) ->
         controls=controls,
         asked=asked,
         verdict=lambda run: str(run.diagnose()),
-        against=lambda run, before: [
-            *([f"before: {before.numbers}"] if before else []), f"now: {run.numbers}"
+        against=lambda run, before, name="before": [
+            *([f"{name}: {before.numbers}"] if before else []), f"now: {run.numbers}"
         ],
+        brief=lambda run: (f"{run.throughput:,.0f} samples/s", run.diagnose().bottleneck),
         figure=lambda run, before: StaticFigure.of(run),
     ))  # fmt: skip
 
@@ -193,7 +203,9 @@ class LineView(widgets.HTML):
     finish = update
 
 
-def points_apart(run: Measurements, before: Measurements | None) -> list[str]:
+def points_apart(
+    run: Measurements, before: Measurements | None, name: str = "the run before"
+) -> list[str]:
     """Say what was changed since `before`, how each point's time changed, and what is missing."""
     lines = [f"not measured: {what}: {why}" for what, why in run.skipped.items()]
     if before is None:
@@ -204,12 +216,36 @@ def points_apart(run: Measurements, before: Measurements | None) -> list[str]:
         for now, old in pairs
         if old and old.median_s and now.median_s
     ]
-    said = f"Against the run before ({changes(before.params, run.params)}):"
+    said = f"Against {name} ({changes(before.params, run.params)}):"
     return [said, *apart[:MOST_LINES], *lines]
 
 
-def how_sure(run: Measurements) -> str:
-    """Say how many points there are, and how many of them are noisy."""
+def fastest(run: Measurements) -> str:
+    """Say which point is how much faster than the slowest, how sure that is, and what is next."""
+    timed = [point for point in run if point.median_s]
     noisy = sum(point.noisy for point in run)
-    doubt = f"NOISY: {noisy} of {len(run)} points: small differences mean nothing."
-    return doubt if noisy else f"Measured: {len(run)} points."
+    said = f"Measured: {len(run)} points. "
+    if len(timed) > 1:
+        # where work was counted, the same amount of it is compared
+        work = next((w for w in ("flops", "bytes") if all(getattr(p, w) for p in timed)), None)
+        times = {id(p): p.median_s / (getattr(p, work) if work else 1) for p in timed}
+        quick, *_, slow = sorted(timed, key=lambda point: times[id(point)])
+        ratio = times[id(slow)] / times[id(quick)]
+        unit = {"flops": " per FLOP", "bytes": " per byte"}.get(work, "")
+        said = f"{_named(quick, timed)} is {ratio:.2f}x faster than {_named(slow, timed)}{unit}. "
+    doubt = f"NOISY: {noisy} of {len(run)} points: small differences mean nothing. " * bool(noisy)
+    again = "measure again" if noisy else "change a value and measure again: what differs is said"
+    return f"{said}{doubt}Next: {again}."
+
+
+def _named(point: Measurement, among: list[Measurement]) -> str:
+    """Name a point by its operation, and by what of its case tells it from the others."""
+    told = {n: v for n, v in point.case.items() if any(p.case.get(n) != v for p in among)}
+    case = ", ".join(f"{name} {shown(value)}" for name, value in told.items())
+    return f"{point.of} ({case})" if case else point.of
+
+
+def as_measure(asked: Experiment) -> str:
+    """Return the line that measures `asked` without a panel."""
+    params = "".join(f", {name}={value!r}" for name, value in asked.params.items())
+    return f"lk.measure({asked.name!r}{params})"
