@@ -57,7 +57,7 @@ def drawn(found: Prediction, before: Run, came: Run | None = None) -> str:
     else:
         title, said = "Expected: ", f"{ratio:.2g}x the last run; limit: {found.limit}."
     keys = "".join(
-        f"<span style='border-left:{line};margin-left:12px;padding-left:4px;white-space:nowrap'>{name}</span>"
+        f"<span style='border-left:{line}'>{name}</span>"
         for name, line in LINES.items()
         if came or name != "came"
     )
