@@ -63,6 +63,7 @@ ABOVE.update(
         "Breakdown.plot": "labkit.show.analysis_figures:draw_trace",
         "TraceComparison.plot": "labkit.show.analysis_figures:draw_comparison",
         "RankTraces.plot": "labkit.show.analysis_figures:draw_ranks",
+        "Lines.plot": "labkit.show.lines_figure:draw",
         "Instruments.plot": "labkit.show.analysis_figures:draw_instruments",
         "Knee.plot": "labkit.show.analysis_figures:draw_knee",
         "Losses.plot": "labkit.show.analysis_figures:draw_losses",

@@ -117,6 +117,49 @@ def test_a_stall_is_named_with_its_period_and_its_line(tmp_path):
     assert "time.sleep()" in [line.call for line in found.lines]
 
 
+@SLOW
+def test_a_pipeline_of_ours_is_sampled_too_in_the_loop_and_in_workers():
+    run = lk.run(lk.Pipeline(num_workers=2, steps=100_000, seconds=5))
+    lines = run.lines
+    body, items = lines.mask("body"), lines.mask("worker")
+    assert {Path(line.file).name for line in lines.rows(body)} <= {"loop.py", "models.py"}
+    sleeping = lines.rows(items)[0]  # io_ms
+    assert (sleeping.function, sleeping.call) == ("JpegFiles.__getitem__", "time.sleep()")
+    assert sum(lines.body.values()) == pytest.approx(1)
+    assert lines.plot().axes and "the loop's body: " in str(lines)
+
+
+@SLOW
+def test_a_variable_that_the_memory_goes_to_is_named_with_its_line():
+    kept, log = [], []
+    for i in (watch := lk.watch(range(500), live=False)):
+        kept.append(torch.randn(200_000))
+        log.append(float(i))
+        time.sleep(0.012)
+    (found,) = [f for f in watch.diagnose().findings if f.cause == "drift"]
+    assert "`kept` in" in found.evidence and "memory rose" in found.evidence
+    assert found.lines[0].line == kept_at()
+
+
+def kept_at():
+    lines = Path(__file__).read_text().splitlines()
+    return next(n for n, line in enumerate(lines, 1) if "kept.append(" in line)
+
+
+@SLOW
+def test_a_loader_made_anew_continues_its_run_and_another_dataset_has_its_own():
+    train, other = [torch.randn(4)] * 64, [torch.randn(4)] * 16
+
+    def epoch(dataset):
+        for _ in (watch := lk.watch(DataLoader(dataset, batch_size=4), live=False)):
+            pass
+        return watch
+
+    passes = [epoch(each) for each in (train, other) * 3]
+    assert passes[0] is passes[2] is passes[4] and passes[1] is passes[3] is passes[5]
+    assert (passes[0].run.steps, passes[1].run.steps) == (48, 12)
+
+
 def test_whose_code_a_file_holds():
     assert stack.is_users(__file__) and stack.is_users("/tmp/ipykernel_1/123.py")
     for file in (torch.__file__, json.__file__, lk.__file__, "<frozen importlib._bootstrap>"):

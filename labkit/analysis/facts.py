@@ -13,7 +13,7 @@ import numpy as np
 
 from labkit.analysis import thresholds as limits
 from labkit.analysis.instruments import Witness, throttled, witnesses
-from labkit.analysis.lines import Line
+from labkit.analysis.lines import Line, Lines
 from labkit.analysis.loop import Loop, of_run
 from labkit.analysis.remedies import Remedy, remedies
 from labkit.results.result import Result, Table
@@ -148,6 +148,7 @@ class Facts:
     threads: int | None = None  # that torch computes an operator with, on a CPU
     throttled: tuple[float, float | None] | None = None  # time held down by heat, and how far
     growth: tuple[dict[str, Any], ...] = ()  # variables of a watched loop that grew
+    swelling: tuple[float, float] | None = None  # GiB its processes held, while it kept rising
     stalls: float = 0.0  # share of the waiting that falls into the worst tenth of the steps
     compute_us: float | None = None  # of the average step
     trace: Any = None  # the Breakdown of the x-ray's trace on a GPU, or of the one diagnosed
@@ -157,6 +158,7 @@ class Facts:
     xray: dict[str, Any] = field(default_factory=dict)  # the compute as the bench's x-ray saw it
     knobs: dict[str, Any] = field(default_factory=dict)  # the pipeline's settings
     cores: int | None = None  # that the run may use
+    lines: Lines | None = None  # where in the code the time went, where that was sampled
     loop: Loop | None = None  # what a watched loop shows beyond its stamps
     body: dict[str, float] = field(default_factory=dict)  # part of its body that is no training
 
@@ -182,11 +184,13 @@ class Evidence:
             in_line=in_line,
             threads=getattr(run.machine, "threads", None) if kind == "cpu" else None,
             growth=tuple(run.growth) if run.watched else (),
+            swelling=swelling(run) if run.watched else None,
             trace=trace,
             witnesses=witnesses(run) if trace is None else (),
             xray=xray,
             knobs=run.pipeline.to_dict(),
             cores=run.machine.cpu_cores,
+            lines=run.lines if run.samples_of_lines else None,
             loop=of_run(run),
         )
         self.pauses = self._pauses()
@@ -264,6 +268,17 @@ def cores_used(run: Any) -> tuple[float | None, ...]:
     used = float(np.mean(own))
     foreign = max(0.0, float(np.mean(everyone) - used))
     return used, foreign, float(np.mean(line)) if line else None
+
+
+def swelling(run: Any) -> tuple[float, float] | None:
+    """Return the memory (GiB) of a run's processes, early and late, where it rose to the end."""
+    held = [s["rss_gib"] for s in run.telemetry if isinstance(s.get("rss_gib"), float)]
+    if len(held) < limits.MEMORY_READINGS:
+        return None
+    fifths = [float(np.median(part)) for part in np.array_split(held, 5)]
+    rose = fifths[-1] - fifths[1]  # the first fifth is the start: workers, caches, the allocator
+    steady = all(later > earlier for earlier, later in zip(fifths[1:], fifths[2:], strict=False))
+    return (fifths[1], fifths[-1]) if steady and rose >= limits.SWELLS * fifths[1] else None
 
 
 def of_trace(breakdown: Any) -> Facts:

@@ -20,6 +20,13 @@ FEWEST = 30  # samples of a phase (0.3 s of it) that may speak for its lines
 PHASES = ("waiting", "body", "between", "worker")
 PLACE = ("kind", "within", "file", "line", "function", "call", "site")
 SHOWN = 12  # rows of the table
+BODY = {  # the parts of a loop's body, by the kinds of work they are made of
+    **{kind: kind for kind in ("forward", "backward", "optimizer", "sync", "validation")},
+    **dict.fromkeys(("torch", "copy", "exchange"), "torch"),
+    **dict.fromkeys(("python", "library", "collect"), "python"),
+    **dict.fromkeys(("logging", "io", "checkpoint"), "logging"),
+    "wait": "waiting", "loader": "validation",  # a loader in a loop's body
+}  # fmt: skip
 SPREAD = 0.5  # a function whose costliest line has less of it than this is named as a whole
 
 
@@ -129,6 +136,18 @@ class Lines(Result):
             total[kind] = total.get(kind, 0.0) + float(self.share[i])
         return dict(sorted(total.items(), key=lambda item: -item[1]))
 
+    @property
+    def body(self) -> dict[str, float]:
+        """The parts of the loop's body, which add up to 1; {} where too few samples fell in it."""
+        parts: dict[str, float] = {}
+        if self.enough("body"):
+            kinds = self.kinds("body")
+            whole = max(sum(kinds.values()), 1e-9)
+            for kind, share in kinds.items():
+                part = BODY.get(kind, "python")
+                parts[part] = parts.get(part, 0.0) + share / whole
+        return parts
+
     def rows(self, mask: np.ndarray) -> tuple[Line, ...]:
         """Return the lines that the samples of `mask` fell on, the costliest first."""
         found: dict[tuple, dict[tuple, float]] = {}
@@ -196,15 +215,19 @@ class Lines(Result):
             if line.share >= 0.005
         ]
         foot = f"{self.samples} stacks sampled in this process and its loader's workers"
+        parts = sorted(self.body.items(), key=lambda part: -part[1])
+        body = ", ".join(f"{share:.0%} {part}" for part, share in parts if share >= 0.005)
+        body = f"the loop's body: {body}" if body else ""
+        foot += "; shares of wall time, of workers their working time"
         return Table(
             rows, ("time", "phase", "where", "kind", "call"), left=(1, 2, 3, 4),
-            foot=(self.missing or f"{foot}; shares of wall time, of workers their working time",),
+            foot=tuple(filter(None, (body, self.missing or foot))),
         )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """Return the lines as JSON types."""
         lines = [line.to_dict() for line in self.lines]
-        return {"samples": self.samples, "missing": self.missing, "lines": lines}
+        return {"samples": self.samples, "missing": self.missing, "body": self.body, "lines": lines}
 
 
 def _read(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], np.ndarray]:

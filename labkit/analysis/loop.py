@@ -12,13 +12,8 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis import thresholds as limits
-from labkit.analysis.lines import Line, Lines
+from labkit.analysis.lines import BODY, Line, Lines
 
-GROUPS = {  # kinds of work in a loop's body that are no training, by the cause they make
-    "python": ("python", "library", "collect"),
-    "logging": ("logging", "io", "checkpoint"),
-    "waiting": ("wait",),
-}
 IN_WORDS = {
     "python": ("Python", "Vectorise it, do it in tensor operations, or take it out of the loop."),
     "logging": (
@@ -35,8 +30,7 @@ IN_WORDS = {
     ),
 }
 ITEMS = ("__getitem__", "__getitems__", "__iter__", "__next__")  # where all of it is, anyway
-GROUP_OF = {kind: group for group, kinds in GROUPS.items() for kind in kinds}
-GROUP_OF |= {"validation": "validation", "loader": "validation"}  # a loader in a loop's body
+GROUP_OF = {kind: part for kind, part in BODY.items() if part in IN_WORDS}
 
 
 @dataclass(frozen=True)
@@ -245,10 +239,10 @@ def loads(run: Any) -> str:
     return f"{part:.0%} of preparing an item is {found[0].what}"
 
 
-def costliest_of_loading(loop: Loop) -> tuple[Line, ...]:
+def costliest_of_loading(lines: Lines) -> tuple[Line, ...]:
     """Return the costliest lines of preparing items, where enough of it was sampled."""
-    work = _loading(loop.lines)
-    return loop.lines.rows(work)[:3] if work.sum() >= limits.FEWEST_LINES else ()
+    work = _loading(lines)
+    return lines.rows(work)[:3] if work.sum() >= limits.FEWEST_LINES else ()
 
 
 def _early(loop: Loop) -> np.ndarray:

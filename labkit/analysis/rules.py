@@ -71,7 +71,7 @@ def waiting_for_data(facts: Facts) -> Iterator[Finding]:
     if stalls := facts.stalls > limits.STALLS and lost > 0.02:
         seen += f", {facts.stalls:.0%} of it in a tenth of the steps: stalls"
     change, changes = remedies.feed(facts, stalls)
-    cause, lines = "waiting for data", costliest_of_loading(facts.loop) if facts.loop else ()
+    cause, lines = "waiting for data", costliest_of_loading(facts.lines) if facts.lines else ()
     if why := facts.loop and why_it_waits(facts.loop, lost):
         cause, more, first, lines = why
         seen, change = f"{seen}; {more}", f"{first} {change}"
@@ -195,16 +195,24 @@ def too_many_threads(facts: Facts) -> Iterator[Finding]:
 
 def kept(facts: Facts) -> Finding | None:
     """Something grows from step to step: it may cost no time, but ends in want of memory."""
-    grown = sorted(facts.growth, key=lambda each: (-each["graph"], -each["after"]))
-    if not grown or not grown[0]["graph"]:
+    early, late = facts.swelling or (0.0, 0.0)
+    least = limits.BLAMED * (late - early) * 2**30  # bytes that explain why the memory rose
+    graphs = [each for each in facts.growth if each["graph"]]
+    grown = graphs or [each for each in facts.growth if late and (each.get("bytes") or 0) >= least]
+    if not grown:
         return None
-    name, line = grown[0]["name"], grown[0]
+    line = max(grown, key=lambda each: (each.get("bytes") or 0, each["after"]))
+    name = line["name"]
     where = Line(line["file"], line["line"], line["function"], 0.0, "body", "python", name)
+    rose = f"; the program's memory rose from {early:.2g} to {late:.2g} GiB" if late else ""
     seen = (
-        f"`{name}` in {where.address} keeps tensors with the graphs that made them: it grew "
-        f"from {line['before']} to {line['after']} while the loop was watched."
+        f"`{name}` in {where.address} grew from {line['before']} to {line['after']} while the loop "
+        f"was watched{rose}."
     )
-    change = f"Keep numbers instead: {name} += loss.item(), or .append(loss.detach())."
+    change = f"Empty {name} now and then, or keep less in it: memory runs out some time."
+    if graphs:
+        seen = f"{seen[:-1]}: it keeps tensors with the graphs that made them."
+        change = f"Keep numbers instead: {name} += loss.item(), or .append(loss.detach())."
     return Finding("host", "drift", seen, change, lines=(where,))
 
 

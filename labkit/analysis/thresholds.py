@@ -81,3 +81,7 @@ MIN_READINGS = 2  # of an instrument inside the measured steps: one may straddle
 SAME_RANK = 0.75
 # Its extra wait for data explains its delay where it is this much of what the others wait for it
 OWN_WAIT = 0.5
+
+# Memory of a watched loop (rss of its processes): readings that tell, a rise worth a word, and the
+# part of it that the entries of a variable must explain to be blamed
+MEMORY_READINGS, SWELLS, BLAMED = 10, 0.1, 0.3

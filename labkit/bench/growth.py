@@ -45,6 +45,7 @@ class Growth:
             if rises >= RISES and size >= max(LEAST, 2 * first):
                 self.found[name] = {
                     "name": name, "graph": kind == "graph", "before": first, "after": size,
+                    "bytes": _bytes_of(value),
                     "file": loop.co_filename, "function": loop.co_name,
                     "line": _line_of(name, loop),
                 }  # fmt: skip
@@ -61,6 +62,19 @@ def _size(value: Any) -> tuple[str, int]:
         before = [each for each, _ in node.next_functions if each is not None]
         node = next((n for n in before if type(n).__name__.startswith("AddBackward")), None)
     return "graph", depth
+
+
+def _bytes_of(value: Any) -> int | None:
+    """Return about how many bytes a container's entries hold, by its last one; None if unknown."""
+    if type(value) not in SIZED or type(value) is set or not value:
+        return None
+    last = next(reversed(value.values())) if type(value) is dict else value[-1]
+    parts = last if type(last) in (list, tuple) else [last]
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    known = tuple(filter(None, (getattr(torch, "Tensor", None), getattr(numpy, "ndarray", None))))
+    return len(value) * sum(
+        int(part.nbytes) if isinstance(part, known) else sys.getsizeof(part) for part in parts
+    )
 
 
 def _graph_of(value: Any) -> Any:

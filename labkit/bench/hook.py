@@ -25,7 +25,8 @@ from labkit.process.events import now_ns
 MOST = 8  # loaders of a process that are recorded: training, validation, test, ...
 PATIENCE = 3  # steps of the optimizer without a loader, after which they are what is recorded
 
-_recorders: dict[Any, Recorder] = {}  # by the place of the loop, or by the dataset's id
+_recorders: dict[Any, Recorder] = {}  # by the loop's place, if known, and the dataset's id
+_gone: set[Any] = set()  # keys whose dataset is no more
 _pid = os.getpid()
 
 
@@ -82,32 +83,44 @@ def _hook_loaders(cls: Any) -> None:
 def _recorder_of(loader: Any) -> Recorder | None:
     """Return the recorder of a loop; None in processes and of loops that are not recorded.
 
-    A loop is known by its place in the script: one that makes its loader anew for every epoch
-    continues its run. Where all code is a framework's it is known by its dataset.
+    A loop is known by its place in the script and by its dataset: one that makes its loader anew
+    for every epoch, or its dataset as well, continues its run; a function that trains on one
+    dataset and validates on another has two. Where all code is a framework's, the dataset tells.
     """
     if os.getpid() != _pid:
         return None  # a worker, or another process that was forked
     frame = sys._getframe(2)
     while frame is not None and not stack.is_users(frame.f_code.co_filename):
         frame = frame.f_back
-    key = id(loader.dataset) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    place = frame and (frame.f_code.co_filename, frame.f_lineno)
+    key = (place, id(loader.dataset))
+    if place and key not in _recorders:
+        older = (k for k in _gone if k[0] == place and _recorders[k].current is None)
+        if (before := next(older, None)) is not None:
+            _gone.discard(before)
+            _recorders[key] = _recorders.pop(before)
+            _note_end(loader.dataset, key)
     found = _recorders.get(key)
-    if found is not None and found.current is not None:  # two at once: zip(labelled, unlabelled)
-        key = (key, id(loader.dataset))
-        found = _recorders.get(key)
+    if key in _gone:  # its id has come again
+        _gone.discard(key)
+        _note_end(loader.dataset, key)
     if found is None and len(_recorders) < MOST:
         with contextlib.suppress(Exception):
             found = _recorders[key] = Recorder(_folder(), loader, labkit.__version__)
-            if frame is None:
-                with contextlib.suppress(TypeError):  # a list
-                    weakref.finalize(loader.dataset, _forget, key)
+            _note_end(loader.dataset, key)
     return found
 
 
-def _forget(key: int) -> None:
-    """End the run of a dataset that is gone: another may get its id."""
+def _note_end(dataset: Any, key: Any) -> None:
+    """Note when a dataset is gone: another may get its id."""
+    with contextlib.suppress(TypeError):  # a list
+        weakref.finalize(dataset, _gone.add if key[0] else _forget, key)
+
+
+def _forget(key: Any) -> None:
+    """End the run of a dataset that is gone."""
     if (recorder := _recorders.pop(key, None)) is not None:
-        _recorders[-len(_recorders) - 1] = recorder
+        _recorders[None, -len(_recorders)] = recorder
         with contextlib.suppress(Exception):
             recorder.close()
 

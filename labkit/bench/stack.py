@@ -19,6 +19,8 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# What a pipeline of ours runs stands for the user's own: its dataset, model and loop
+OPEN = tuple(os.path.join(HOME, "bench", f"{name}.py") for name in ("data", "models", "loop"))
 LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))})
 LIBRARIES += (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 KINDS = {  # of work, by the modules that do it; the longest prefix of a module's name counts
@@ -52,6 +54,8 @@ CALL = 80  # characters of it that are kept
 @functools.lru_cache(4096)
 def is_users(file: str) -> bool:
     """Return whether a file is the user's own: not Python's, a package's, or labkit's."""
+    if file in OPEN:
+        return True
     if file.startswith((HOME, "<frozen", "<string", "<__array_function__")):
         return False
     return not any(folder in file for folder in LIBRARIES)

@@ -200,6 +200,8 @@ class Recorder:
                 self.clock.finish()
         self._write()
         self._write_samples()
+        if self.growth.found:
+            self.log.write("growth", found=list(self.growth.found.values()))
 
     def close(self) -> None:
         """End the telemetry and let go of the log; the record stays."""
@@ -212,8 +214,6 @@ class Recorder:
         self.flush()
         if self.sampler.missing and not self.sampler.taken:
             self.log.write("no_lines", why=self.sampler.missing)
-        if self.growth.found:
-            self.log.write("growth", found=list(self.growth.found.values()))
         (self.folder / lines.WATCHED).unlink(missing_ok=True)
         if self.telemetry is not None:
             self.telemetry.kill()

@@ -63,7 +63,7 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog) -> None:
         dataset = process.planted(spec.get("fault"), dataset, trainer)
         loader = data.make_loader(dataset, job, data.ItemTimes(folder, job.num_workers))
     timeline = make_timeline(log, folder, device)
-    with lines_of(loader, folder) if own else contextlib.nullcontext():
+    with lines_of(loader, folder):
         iterator = begun(loader, job, log)
         profile.keep_time(job)
         steps = train(trainer, iterator, timeline, job)
@@ -74,11 +74,13 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog) -> None:
 
 
 @contextlib.contextmanager
-def lines_of(batches: user_dataset.Batches, folder: Path) -> Iterator[None]:
-    """Sample the lines of the reader's dataset, in this process and in the loader's workers."""
-    sampler = lines.WritingSampler(str(folder), stack.place_of(batches.collate))
+def lines_of(batches: Any, folder: Path) -> Iterator[None]:
+    """Sample the lines of the loop and its dataset, here and in the loader's workers."""
+    loader = getattr(batches, "loader", batches)  # the reader's own comes with more
+    collate = getattr(batches, "collate", None) or getattr(loader, "collate_fn", None)
+    sampler = lines.WritingSampler(str(folder), stack.place_of(collate))
     sampler.loop = train.__code__
-    with lines.in_workers(batches.loader, folder, until_gone=""):
+    with lines.in_workers(loader, folder, until_gone=""):
         sampler.start()
         yield
     sampler.stop()

@@ -7,7 +7,6 @@ run of a million steps is as quick to draw as one of a hundred.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,15 +17,14 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
 
 from labkit.results.run import Run
+from labkit.show import lines_figure
 from labkit.show.analysis_figures import curves
-from labkit.show.primitives import Bar, hbars, rows_in, stack
+from labkit.show.primitives import rows_in, stack
 from labkit.show.run_header import GREY, LOUD, device_of, knobs_of, run_header, several_header
 from labkit.show.style import BEFORE, COMPUTE, COPY, PARTS, WAIT, legend_above, ms, our_style, page
 
 TEETH, MAX_TEETH = 10, 24  # steps in the window: two rounds of the workers where they are many
 STEPS_A_BIN, MAX_BINS = 3, 120  # of the utilization: finer bins would show single teeth, aliased
-MOST_LINES, LEAST_LINE = 6, 0.02  # of a watched loop that are drawn, and their share
-WORK_COLOURS = {"waiting": WAIT, "worker": WAIT, "between": BEFORE}  # of lines, by their phase
 LABELLED = 0.07  # a part at least this wide has its number written in
 
 
@@ -43,33 +41,17 @@ def draw(run: Run, before: Run | None = None) -> Figure:
     if before is not None and before.utilization is None:
         before = None  # the header says so
     panels = [(0.30, 1.25), (0.72, 1.55), (0.80, rows_in(2 if before else 1))]
-    lines = _lines_of(run)
-    if lines:
-        panels.append((0.80, rows_in(len(lines))))
+    bars = lines_figure.line_bars(run.lines) if run.watched else []
+    if bars:
+        panels += lines_figure.panels(run.lines, bars)
     figure, (teeth, whole, step, *rest) = page(header, panels)
     window = teeth_window(run)
     _draw_teeth(teeth, run, window)
     _draw_whole(whole, run, before, window)
     _draw_steps(step, run, before)
-    if lines:
-        hbars(rest[0], lines, "share of the time (of workers: of their work), by the user's lines")
-        rest[0].xaxis.set_major_formatter(PercentFormatter(1))
+    if bars:
+        lines_figure.draw_lines(rest, run.lines, bars)
     return figure
-
-
-def _lines_of(run: Run) -> list[Bar]:
-    """Return a bar for each of the costliest lines of a watched loop and of its workers."""
-    if not run.watched or not len(run.lines):
-        return []
-    lines = run.lines.lines
-    loop = [line for line in lines if line.phase != "worker"][:MOST_LINES]
-    workers = [line for line in lines if line.phase == "worker"][: MOST_LINES // 2]
-    return [
-        Bar(f"{Path(line.file).name}:{line.line}"[-20:], line.share,
-            f"{line.share:.0%} {line.phase}, {line.function}(): {line.call or line.kind}"[:64],
-            WORK_COLOURS.get(line.phase, COMPUTE))
-        for line in [*loop, *workers] if line.share >= LEAST_LINE
-    ]  # fmt: skip
 
 
 @our_style

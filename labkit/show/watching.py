@@ -43,8 +43,8 @@ class Watch:
     the notebook cell or the script, or with `close()`; a pass that begins later is a new Run.
     """
 
-    def __init__(self, loader: Any, live: bool = True):
-        self.loader, self.live = loader, live
+    def __init__(self, loader: Any, live: bool = True, place: tuple[Any, ...] = ()):
+        self.loader, self.live, self.place = loader, live, place
         self._recorder: Recorder | None = None
         self._run: Run | None = None
         self._display: Display | None = None
@@ -173,6 +173,8 @@ def watch(loader: Any, *, live: bool = True) -> Watch:
     the device is through with it, copies to it included. Watching the same loader again, as in a
     loop over epochs, continues its Run: `.run`, with `.diagnose()`. The last is `lk.watch.last`.
 
+    A loader that is made anew for each epoch continues the Run of its dataset's, on the same line.
+
     Args:
         loader: Any iterable of batches: a DataLoader, a list, a generator (good for one pass).
         live: Show a line while the loop runs and the diagnosis at its end; False only records.
@@ -182,8 +184,14 @@ def watch(loader: Any, *, live: bool = True) -> Watch:
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         kind = type(loader).__name__
         raise TypeError(f"lk.watch({kind}): give it an iterable of batches, such as a DataLoader.")
-    same = [each for each in _open if each.loader is loader]
-    watch.last = same[0] if same else Watch(loader, live)
+    caller, dataset = sys._getframe(1), getattr(loader, "dataset", None)
+    place = (caller.f_code, caller.f_lineno, type(loader), id(dataset))
+    for each in _open:
+        anew = dataset is not None and each.place == place and each._recorder.current is None
+        if anew or each.loader is loader:
+            each.loader, watch.last = loader, each
+            return each
+    watch.last = Watch(loader, live, place)
     return watch.last
 
 
