@@ -190,7 +190,7 @@ class Evidence:
             xray=xray,
             knobs=run.pipeline.to_dict(),
             cores=run.machine.cpu_cores,
-            lines=run.lines if run.samples_of_lines else None,
+            lines=run.lines if getattr(run, "samples_of_lines", None) else None,
             loop=of_run(run),
         )
         self.pauses = self._pauses()
