@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import labkit as lk
-from labkit.bench import machine
+from labkit.bench import flops, machine
 from labkit.bench import profile as xray
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch
@@ -63,6 +63,7 @@ def _train(gpu, asked, folder, prep_ms, fault, card) -> None:
     batches = gpu.loader(prep_of(job) if prep_ms is None else prep_ms, batch_of(job),
                          job.num_workers, job.prefetch_factor or 2)  # fmt: skip
     xray.keep_time(job)
+    flops.write_work(trainer, log)
     gpu.syncs_before = gpu.syncs
     steps = train(trainer, batches, timeline, job)
     drain.drain()

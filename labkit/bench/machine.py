@@ -25,6 +25,8 @@ import torch
 # 12 from driver 525 on, CUDA 13 from 580 on (docs.nvidia.com/deploy/cuda-compatibility).
 BUILDS = {12: "cu126", 13: "cu130"}
 INSTALL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # Linux
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 CONTAINER = "start a container with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 
 
@@ -148,6 +150,22 @@ def cpu_name() -> str:
             if line.startswith("model name"):
                 return " ".join(line.split(":", 1)[1].split())
     return platform.processor() or platform.machine()
+
+
+def cache_bytes(device: torch.device) -> dict[str, int]:
+    """Return each data cache's size in bytes by name ("L1d", "L2"); {} where nobody tells."""
+    if device.type == "cuda":
+        return {"L2": torch.cuda.get_device_properties(device).L2_cache_size}
+    found = {}
+    for folder in sorted(CACHES.glob("index*")) if device.type == "cpu" else ():
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            kind, level, size = (
+                (folder / name).read_text().strip() for name in ("type", "level", "size")
+            )
+            if kind != "Instruction":
+                name = f"L{level}d" if kind == "Data" else f"L{level}"
+                found[name] = int(size[:-1]) * UNITS[size[-1]]
+    return found
 
 
 def _gib(size_bytes: int) -> float:

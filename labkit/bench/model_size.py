@@ -55,11 +55,16 @@ def kept_depth(model: str, width: int, image_px: int, device: torch.device) -> i
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # what was tried is no part of the run
     if path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(str(depth))
-        part.replace(path)  # another run on another card may be writing the same
+        keep(path, str(depth))
     return depth
+
+
+def keep(path: Path, text: str) -> None:
+    """Write `text` at once: another run on another card may be writing the same."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_text(text)
+    part.replace(path)
 
 
 def time_step(model: str, width: int, depth: int, image_px: int, device: torch.device) -> float:

@@ -23,7 +23,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 import labkit
-from labkit.bench import data, machine, model_size, process, work
+from labkit.bench import data, flops, machine, model_size, process, work
 from labkit.bench.loop import Trainer, train
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
@@ -76,6 +76,7 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
         items = process.planted(spec.get("fault"), items, trainer)
     timeline = rank_timeline(log, folder, device, trainer.comm)
     iterator = work.begun(data.make_loader(items, job), job, log)
+    flops.write_work(trainer, log)
     dist.barrier()  # or the first step would wait for whoever started last
     trainer.time_is_up = SharedEnd(job.seconds, job.accumulation_steps)
     job.seconds = None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.bench import data, lines, machine, model_size, process, profile, stack, user_dataset
+from labkit.bench.flops import write_work
 from labkit.bench.loop import Trainer, train
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import make_timeline
@@ -65,6 +66,8 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog) -> None:
     timeline = make_timeline(log, folder, device)
     with lines_of(loader, folder):
         iterator = begun(loader, job, log)
+        if not own:
+            write_work(trainer, log)  # while workers prepare the first batches
         profile.keep_time(job)
         steps = train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=machine.peak_bytes(device))

@@ -29,8 +29,6 @@ ROUNDS = 7  # of several ways timed in turn
 LAUNCHES = 20  # an operation takes as long as so many launches: at most a 20th of it is not its own
 LONGEST_S = 0.3  # of one call: a point takes a handful of calls, an experiment dozens of points
 SIDES = (1024, 2048, 4096, 8192)  # of square matrices
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # Linux
-UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 UNKNOWN_CACHE = 64 * 2**20  # bytes: a size to stay clear of where the cache's is not told
 # An array is so many times the last-level cache; an operation touches two or three. A GPU's L2 does
 # not drop what was used longest ago (Mei and Chu, "Dissecting GPU Memory Hierarchy through
@@ -50,6 +48,7 @@ class Workbench:
         self.on_cpu = device is not None and device.type == "cpu"
         self._past = PAST_ON_CPU if self.on_cpu else PAST_ON_GPU
         self._given = False  # whether the device was given work since it was last waited for
+        self.roofs: dict[str, float] = {}  # the fastest so far: FLOP/s by format, and byte/s
 
     def write(self, of: str, *, seconds: list[float] = (), flops: float | None = None,
               bytes: float | None = None, values: dict[str, Any] | None = None,
@@ -58,6 +57,9 @@ class Workbench:
         # JSON has no NaN and no infinity: they are written as None, a gap
         text = json.dumps(values or {}, default=str)
         values = json.loads(text, parse_constant=lambda _: None)
+        roof, done = case.get("format") or case.get("roof"), flops or bytes
+        if roof and done and seconds:
+            self.roofs[roof] = max(self.roofs.get(roof, 0.0), done / min(seconds))
         self.log.write("measurement", of=of, case=case, seconds=list(seconds), flops=flops,
                        bytes=bytes, values=values)  # fmt: skip
 
@@ -159,19 +161,8 @@ class Workbench:
         return size
 
     def cache_bytes(self) -> dict[str, int]:
-        """Return each data cache's size in bytes by name ("L1d", "L2"); {} where nobody tells."""
-        if self.device.type == "cuda":
-            return {"L2": torch.cuda.get_device_properties(self.device).L2_cache_size}
-        found = {}
-        for folder in sorted(CACHES.glob("index*")) if self.on_cpu else ():
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                kind, level, size = (
-                    (folder / name).read_text().strip() for name in ("type", "level", "size")
-                )
-                if kind != "Instruction":
-                    name = f"L{level}d" if kind == "Data" else f"L{level}"
-                    found[name] = int(size[:-1]) * UNITS[size[-1]]
-        return found
+        """Return each data cache's size in bytes by name; see `machine.cache_bytes`."""
+        return machine.cache_bytes(self.device)
 
     def past_cache_elements(self, mib: float | None = None) -> int:
         """Return how many float32 make `mib`, or pass the caches in part of the free memory."""

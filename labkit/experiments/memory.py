@@ -5,8 +5,6 @@ Not in it: temporaries, which come on top at the peak; the CUDA context, the all
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +13,7 @@ from labkit.spec import KNOBS, experiment, knob
 from labkit.wiring import Later
 
 torch, loop = Later("torch"), Later("labkit.bench.loop")
+flops = Later("labkit.bench.flops")
 data, model_size = Later("labkit.bench.data"), Later("labkit.bench.model_size")
 
 FLOAT = 4  # bytes
@@ -140,8 +139,9 @@ def measure_step(job: Any, device: torch.device) -> dict[str, Any]:
 def _by_tensors(job: Any, device: torch.device) -> tuple[Any, dict[str, int | None]]:
     trainer = loop.Trainer(job, device)
     batch, model = trainer.to_device(*model_size.noise_batch(job)), trainer.model
-    with kept_for_backward(model) as kept:
+    with flops.kept_for_backward(model) as kept:
         trainer.compute(*batch, update=False)
+    storages = flops.storages
     gradients = storages(p.grad for p in model.parameters() if p.grad is not None)
     trainer.compute(*batch, update=True)
     state = [value for kept_of in trainer.optimizer.state.values() for value in kept_of.values()]
@@ -178,26 +178,6 @@ def _by_allocator(job: Any, device: torch.device) -> tuple[Any, dict[str, int | 
     parts = {part: at[when] - at["batch"] for part, when in parts.items()}
     peak = torch.cuda.max_memory_allocated(device) - at["start"]
     return trainer.model, parts | {"weights": at["model"] - at["start"], "peak": peak}
-
-
-@contextlib.contextmanager
-def kept_for_backward(model: torch.nn.Module) -> Iterator[dict[int, int]]:
-    """Collect {address: bytes} of what autograd keeps meanwhile, but the model's own storages."""
-    own, kept = storages([*model.parameters(), *model.buffers()]), {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        found = storages([tensor])  # alive until the backward pass: no address comes twice
-        kept.update({place: size for place, size in found.items() if place not in own})
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield kept
-
-
-def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """Return {address: bytes} of the storages behind `tensors`: views of one count once."""
-    found = (tensor.untyped_storage() for tensor in tensors)
-    return {storage.data_ptr(): storage.nbytes() for storage in found}
 
 
 @memory_parts.figure

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from labkit.experiments.measure import page, primitives, style
-from labkit.experiments.memory import kept_for_backward
 from labkit.results.result import Table
 from labkit.spec import experiment, knob
 from labkit.wiring import Later
 
 torch, nn, functional = Later("torch"), Later("torch.nn"), Later("torch.nn.functional")
-formats = Later("labkit.bench.formats")
+formats, flops = Later("labkit.bench.formats"), Later("labkit.bench.flops")
 
 EXAMPLES = (70_000.0, 257.0, 1 / 3, 1e-5, 1e-8)
 
@@ -140,7 +139,7 @@ def kept_bytes(device: torch.device, dtype: torch.dtype | None) -> int:
     model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU())
     model = model.to(device)
     cast = torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
-    with kept_for_backward(model) as kept, cast:
+    with flops.kept_for_backward(model) as kept, cast:
         model(torch.randn(4096, 256, device=device))  # (B, features)
     return sum(kept.values())
 

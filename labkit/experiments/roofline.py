@@ -20,7 +20,8 @@ from labkit.spec import experiment, knob
 from labkit.wiring import Later
 
 torch, functional = Later("torch"), Later("torch.nn.functional")
-workbench = Later("labkit.bench.workbench")
+workbench, flops = Later("labkit.bench.workbench"), Later("labkit.bench.flops")
+machine = Later("labkit.bench.machine")
 
 LAYER = 1024  # numbers normalised together
 CHANNELS, EDGE, KERNEL = 64, 56, 3  # of the convolution: as in a ResNet-18's first stage
@@ -37,9 +38,16 @@ SIZES_ON_CPU = (32, 128, 512)
                  auto=", ".join(USUAL)),
     sizes=knob(None, "rows of the smaller products", kind="int", low=1, high=1 << 16, each=True,
                auto="chosen for the device"),
+    threads=knob(None, "threads of a CPU", kind="int", low=1, high=1024, auto="as many as a run's"),
 )  # fmt: skip
 def roofline(job: Any, bench: Any) -> None:
-    """Measure the roofs (`roof` in the case), and operations that are more than their launch."""
+    """Measure the roofs (`roof` in the case), and operations that are more than their launch.
+
+    The highest rates are kept: later runs on this device and as many threads have an MFU by them.
+    """
+    if job.threads:
+        torch.set_num_threads(job.threads)
+        bench.log.write("machine", **machine.describe(bench.device))
     memory_bound(job, bench)
     for name in bench.usable(job.formats or USUAL):
         bench.stage(f"matrix products in {name}")
@@ -52,6 +60,7 @@ def roofline(job: Any, bench: Any) -> None:
         for size in sorted({*sizes} - {roof}):  # that is measured already
             time_product(bench, name, size, of="matmul", format=name)
     convolution(bench)
+    flops.keep_roof(bench.device, bench.roofs)
 
 
 def memory_bound(job: Any, bench: Any) -> None:

@@ -87,6 +87,10 @@ SHAPES: dict[str, list[tuple[Any, str]]] = {
     ],
     "measurement": [(str, "of"), (dict, "case"), (list, "seconds")],
     "skipped": [(str, "what why")],
+    "work": [
+        (_count, "flops bytes held_bytes parameters samples cache_bytes?"), (str, "precision"),
+        (_dict_of(_number), "roof?"),
+    ],
     "memory": [(_count, "peak_bytes?")],
     "compiled": [(_number, "seconds?")],
     "xray": [(_whole, "steps")],

@@ -20,7 +20,7 @@ BLOCKS = 5  # throughput is compared between so many stretches of the run to jud
 NUMBERS = (
     "id", "utc", "recorded", "outcome", "error", "steps", "samples", "warmup", "utilization",
     "throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "other_ms", "spread", "noisy",
-    "compile_s", "peak_memory_gib", "energy_j", "not_applied", "busy_at_least",
+    "compile_s", "peak_memory_gib", "energy_j", "mfu", "mbu", "not_applied", "busy_at_least",
     "utilization_is_upper_bound",
 )  # fmt: skip
 
@@ -205,6 +205,14 @@ class Run(EventLogResult):
                         "The average step by class (a StepBreakdown); None if too short.")
     lines = derived(lambda run: above("Run.lines")(run),
                     "Where in the user's code the time went: a table of lines (a Lines).")
+    peak = derived(lambda run: above("Run.peak")(run),
+                   "What `mfu` and `mbu` are held against, with its source (a Peak), or None.")
+    mfu = derived(lambda run: above("Run.mfu")(run),
+                  "FLOPs that the model needs over those of `peak` in wall time, 0 to 1; None "
+                  "where either is unknown. Busy is not MFU.")
+    mbu = derived(lambda run: above("Run.mbu")(run),
+                  "The same of bytes that have to move (a lower bound); None where they fit into "
+                  "the cache.")
     xray = derived(lambda run: above("Run.xray")(run),
                    "The x-ray's trace as a Breakdown; None where it lies in no folder.")
     # fmt: on
@@ -223,6 +231,10 @@ class Run(EventLogResult):
         """Name what holds the run back, with evidence and advice (a Diagnosis)."""
         return above("Run.diagnose")(self)
 
+    def mfu_against(self, roof: Any) -> float | None:
+        """Return the MFU against a `lk.roofline(...)` of this device, or a rate in FLOP/s."""
+        return above("Run.mfu_against")(self, roof)
+
     def compare(self, other: Run) -> Comparison:
         """Compare this run with `other`, which came before it."""
         return Comparison(other, self)
@@ -236,6 +248,7 @@ class Run(EventLogResult):
         """Return the run's statistics under their attribute names, as JSON types."""
         return {
             **{name: getattr(self, name) for name in NUMBERS},
+            "peak": self.peak and str(self.peak),
             "loss": [step.get("loss") for step in self._series["step"]],
             "mark": self.mark,
             "machine": self.machine.to_dict(),

@@ -1,0 +1,157 @@
+"""What a training step has to compute and to move, counted on the meta device: nothing is run.
+
+FLOPs are those of matrix products, convolutions and attention by `torch.utils.flop_counter`'s
+formulas (2 a multiply-add), forward and backward: the model's own, nothing that a run repeats or
+wastes (Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", JMLR 24, 2023, app. B).
+
+Bytes are a lower bound of a step's traffic, each array moved as rarely as can be: weights W read by
+forward and by backward, gradients G written, activations A that autograd keeps (input included)
+written and read; then an update reads W, G and the optimizer's state S and writes W and S. In all
+2 W + G + 2 A + (2 W + G + 2 S) / accumulation_steps. W, G and S are the model states of Rajbhandari
+et al., "ZeRO", SC 2020, section 3.1. Reading a temporary, or an activation twice, comes on top.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from labkit.bench import machine, model_size
+from labkit.bench.loop import Trainer
+from labkit.process import folders
+from labkit.process.events import EventLog
+
+ADAM = 2  # numbers of state for each weight: the two moments
+
+
+class Counter(TorchDispatchMode):
+    """Adds up the FLOPs of what is done meanwhile; `FlopCounterMode` imports the compiler (1 s)."""
+
+    def __init__(self):
+        super().__init__()
+        self.flops = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to be skipped is what imports it
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is None:
+            with self:  # what is one operator here may be made of some that have formulas
+                made = func.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
+        out = func(*args, **kwargs)
+        self.flops += formula(*args, **kwargs, out_val=out) if formula else 0
+        return out
+
+
+def count(
+    model: torch.nn.Module, train: Callable[[Any], Any], *, state: int = 0, every: int = 1,
+    half: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Count what `train(model)`, a forward and a backward pass, takes on a copy without numbers.
+
+    `state` is the optimizer's numbers for each weight, `every` the passes to an update, `half`
+    whether autocast (which the meta device does not do) halves the activations.
+    """
+    while inner := getattr(model, "_orig_mod", getattr(model, "module", None)):
+        model = inner  # torch.compile's and DistributedDataParallel's wrappers
+    empty = {id(p): torch.nn.Parameter(_empty(p), p.requires_grad) for p in model.parameters()}
+    empty |= {id(b): _empty(b) for b in model.buffers()}
+    meta = copy.deepcopy(model, empty)  # what is in there already is not copied
+    with Counter() as counter, kept_for_backward(meta) as kept:
+        train(meta)
+    weights = sum(p.nbytes for p in meta.parameters())
+    trained = sum(p.nbytes for p in meta.parameters() if p.requires_grad)
+    activations = sum(kept.values()) // (2 if half else 1)
+    update = (2 + 1 + 2 * state) * trained  # weights, gradients, state
+    return {
+        "flops": counter.flops,
+        "bytes": 2 * weights + trained + 2 * activations + update // every,
+        "held_bytes": weights + (1 + state) * trained + activations,
+        "parameters": sum(p.numel() for p in meta.parameters()),
+    }
+
+
+def _empty(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, device="meta")
+
+
+@contextlib.contextmanager
+def kept_for_backward(model: torch.nn.Module) -> Iterator[dict[int, int]]:
+    """Collect {storage: bytes} of what autograd keeps meanwhile, but the model's own storages."""
+    own, kept = storages([*model.parameters(), *model.buffers()]), {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        found = storages([tensor])  # alive until the backward pass: no storage comes twice
+        kept.update({place: size for place, size in found.items() if place not in own})
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield kept
+
+
+def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Return {storage: bytes} of the storages behind `tensors`: views of one count once."""
+    found = (tensor.untyped_storage() for tensor in tensors)
+    return {storage._cdata: storage.nbytes() for storage in found}
+
+
+def write_work(trainer: Any, log: EventLog) -> None:
+    """Write the `work` event: what a step of the trainer's job takes. Never ends the run."""
+    try:
+        job, shadow = trainer.job, copy.copy(trainer)
+        with torch.device("meta"):  # draws no random number
+            batch = model_size.noise_batch(job)
+        shadow.scaler = torch.amp.GradScaler(enabled=False)  # the real one would look at the loss
+
+        def train(model: torch.nn.Module) -> None:
+            shadow.model = model  # and a plain step: what a fault or a slow script adds is no need
+            Trainer.compute(shadow, *batch, update=False)
+
+        half = job.precision in ("fp16", "bf16")
+        found = count(trainer.model, train, state=ADAM, every=job.accumulation_steps, half=half)
+        write(log, found, trainer.device, job.precision, len(batch[0]))
+    except Exception as error:  # a number is missing; the run is none the worse
+        log.write("no_work", why=f"{type(error).__name__}: {str(error)[:300]}")
+
+
+def write(log: EventLog, found: dict, device: torch.device, precision: str, samples: int) -> None:
+    """Write a `work` event: what was counted, of how many samples, and the roof it is under."""
+    cache = max(machine.cache_bytes(device).values(), default=0)
+    log.write("work", **found, samples=samples, precision=precision, cache_bytes=cache,
+              roof=kept_roof(device))  # fmt: skip
+
+
+# -- the measured roof -----------------------------------------------------------------------------
+
+
+def _place_of(device: torch.device) -> Path:
+    name = f"{machine.cpu_name()} {device.type} {torch.get_num_threads()} threads"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else name
+    return folders.home() / "roofs" / f"{name.replace('/', ' ')}.json"
+
+
+def kept_roof(device: torch.device) -> dict[str, float] | None:
+    """Return {format: FLOP/s, "bandwidth": byte/s} as measured here on as many threads, if so."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(_place_of(device).read_text())
+    return None
+
+
+def keep_roof(device: torch.device, rates: dict[str, float]) -> None:
+    """Keep the highest rates measured so far: a roof is what nothing has exceeded."""
+    before = kept_roof(device) or {}
+    rates = {name: max(rate, before.get(name, 0.0)) for name, rate in rates.items()}
+    model_size.keep(_place_of(device), json.dumps(before | rates))
