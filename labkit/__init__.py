@@ -20,6 +20,7 @@ _PUBLIC = {  # the public names, by the module of labkit that holds them
     "analysis.knee": "knee",
     "analysis.losses": "losses",
     "analysis.prediction": "predict",
+    "analysis.published": "published",
     "analysis.trace": "trace",
     "course.challenge": "challenge",
     "course.score": "guess mystery score",
@@ -69,6 +70,7 @@ ABOVE.update(
         "RankTraces.plot": "labkit.show.analysis_figures:draw_ranks",
         "Lines.plot": "labkit.show.lines_figure:draw",
         "Instruments.plot": "labkit.show.analysis_figures:draw_instruments",
+        "Published.plot": "labkit.show.published_figure:draw",
         "Knee.plot": "labkit.show.analysis_figures:draw_knee",
         "Losses.plot": "labkit.show.analysis_figures:draw_losses",
     }

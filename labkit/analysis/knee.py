@@ -27,6 +27,7 @@ class Knee(Result):
     fixed_ms: float
     sample_ms: float
     runs: tuple[Any, ...] = ()
+    source: str = ""  # of times that were not measured here
 
     # fmt: off
     n_half = property(lambda self: self.fixed_ms / self.sample_ms if self.sample_ms else math.inf,
@@ -72,7 +73,8 @@ class Knee(Result):
             f"Knee: {self.line}; step = {self.fixed_ms:.3g} ms + {self.sample_ms:.3g} ms x batch; "
             f"at best {self.best_throughput:,.0f} samples/s"
         )
-        return Table(rows, ("batch", "compute, ms", "line, ms", "samples/s"), title, left=())
+        head = ("batch", "compute, ms", "line, ms", "samples/s")
+        return Table(rows, head, title, (self.source,), left=())
 
 
 def knee(sweep: Any) -> Knee:

@@ -68,7 +68,7 @@ def draw_instruments(instruments: Instruments) -> Figure:
 def draw_knee(knee: Knee) -> Figure:
     """Draw compute time of a step over samples/s, both against the batch, all logarithmic."""
     text = f"step = {ms(knee.fixed_ms)} ms + {knee.sample_ms:.3g} ms x batch; {knee.line}"
-    header = several_header("compute time of a step against the batch", [text], knee.runs)
+    header = several_header("time of a step against the batch", [text, knee.source], knee.runs)
     figure, (upper, lower) = page(header, [(0.24, 1.9), (0.2, 1.6)])
     batch = np.geomspace(min(knee.sizes), max(knee.sizes), 200)
     fitted, sizes, times = knee.predicted_ms(batch), np.array(knee.sizes), np.array(knee.step_ms)
