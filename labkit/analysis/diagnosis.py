@@ -15,7 +15,9 @@ from labkit.analysis import rules
 from labkit.analysis import thresholds as limits
 from labkit.analysis.facts import BOTTLENECKS, Evidence, Facts, Finding, of_trace, of_traces
 from labkit.analysis.instruments import Witness, deciding
+from labkit.analysis.public_traces import PublicTrace
 from labkit.analysis.trace import Breakdown, trace
+from labkit.analysis.trace_ranks import RankTraces
 from labkit.process.events import FILE_NAME
 from labkit.results.event_log import of_one_moment
 from labkit.results.library import load
@@ -86,19 +88,22 @@ def diagnose(what: Any) -> Diagnosis:
 
     Args:
         what: A Run or Ranks; the path of a saved record (.jsonl, .jsonl.gz or a run's folder); or
-            the path of a torch.profiler trace (.json, .json.gz), or of a folder or archive of
-            one for each rank.
+            a torch.profiler trace (.json, .json.gz), a folder or archive of one for each rank, or
+            what `lk.trace` or `lk.public_trace` made of them.
 
     Raises:
         RecordError, TraceError: A record or trace that cannot be used (both are a ValueError).
     """
     if isinstance(what, (str, os.PathLike)):
         path = Path(what)
-        if not (path.name.endswith((".jsonl", ".jsonl.gz")) or (path / FILE_NAME).exists()):
-            found = trace(path)
-            facts = of_trace(found) if isinstance(found, Breakdown) else of_traces(found)
-            return _verdict(facts, rules.rank(facts), _lead(facts), path.name)
-        what = load(path)
+        record = path.name.endswith((".jsonl", ".jsonl.gz")) or (path / FILE_NAME).exists()
+        what = load(path) if record else trace(path)
+    if isinstance(what, (Breakdown, RankTraces)):
+        facts = of_trace(what) if isinstance(what, Breakdown) else of_traces(what)
+        return _verdict(facts, rules.rank(facts), _lead(facts), what.source)
+    if isinstance(what, PublicTrace):
+        found = Finding(what.bottleneck, "published", what.why, what.missing)
+        return Diagnosis((found,), 0.0, what.mark)
     if isinstance(what, Ranks):
         return what.diagnose()
     found = _of_run(what)

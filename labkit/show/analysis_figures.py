@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from labkit.analysis.instruments import Instruments, driver_samples, samples
 from labkit.analysis.knee import Knee
 from labkit.analysis.losses import Losses, name_of
+from labkit.analysis.public_traces import PublicTrace
 from labkit.analysis.trace import Breakdown
 from labkit.analysis.trace_ranks import RankTraces, TraceComparison
 from labkit.results.run import Run
@@ -206,6 +207,21 @@ def draw_ranks(ranks: RankTraces) -> Figure:
     header = f"{drawable(ranks.source, 40)}: {len(ranks)} ranks; {late}"
     figure, (axes,) = page([(header, BOLD)], [(0.36, rows_in(len(rows)))])
     stack(axes, rows, parts, "ms of an average step")
+    return figure
+
+
+@our_style
+def draw_reference(known: PublicTrace) -> Figure:
+    """Draw the reference numbers of a trace that could not be read: what each rank's time was."""
+    parts, rows = {"kernel": CLASSES["kernel"], "exposed": CLASSES["communication"],
+                   "none": ("no kernel", style.OTHER)}, []  # fmt: skip
+    for rank, found in known.numbers.items():
+        busy, exposed = found["kernel_busy"], found.get("exposed_comm") or 0.0
+        spent = {"kernel": busy - exposed, "exposed": exposed, "none": 1 - busy}
+        rows.append((rank, spent, f"of {found['window_ms']:,.1f} ms"))
+    header = [(f"{known.mark}: {known.hardware}", BOLD), (f"{known.bottleneck}: {known.why}", {})]
+    figure, (axes,) = page(header, [(0.36, rows_in(len(rows)))])
+    stack(axes, rows, parts, "share of the traced time")
     return figure
 
 
