@@ -29,6 +29,7 @@ _PUBLIC = {  # the public names, by the module of labkit that holds them
     "experiments.largest_batch": "largest_batch",
     "experiments.measure": "measure",
     "experiments.roofline": "roofline",
+    "results.glossary": "glossary",
     "results.library": "load recorded",
     "results.machine": "machine training_arguments",
     "results.ranks": "Ranks",

@@ -63,6 +63,7 @@ def test_a_trace_is_fetched_once_and_then_read_without_the_network(site, tmp_pat
     [path] = kept(tmp_path)
     assert path.read_bytes() == served.read_bytes()
     server.shutdown()
+    server.server_close()
     served.unlink()
     assert lk.public_trace("small") == first
     assert "here" in repr(lk.public_trace())

@@ -1,5 +1,7 @@
 """Other people's numbers: complete, true to their source, and never mixed with one's own."""
 
+import re
+
 import pytest
 
 import labkit as lk
@@ -132,3 +134,31 @@ def test_what_cannot_stand_beside_is_refused_with_what_to_give():
         lk.published("zeus")
     with pytest.raises(ValueError, match="several times for a batch"):
         lk.published("batch-power").knee()
+
+
+# -- the glossary ---------------------------------------------------------------------------------
+
+ASKED = """kernel, launch, stream, occupancy, warp, SM, DMA, pinned, pageable, write-allocate, HBM,
+arithmetic intensity, roofline, Tensor Core, VRAM, PCIe, NVLink, allocator, autocast, loss scaling,
+graph break, CUDA graph, all-reduce, MFU, MBU, KV cache, prefill, decode, prefetch, collate,
+worker, straggler"""
+
+
+def test_every_word_is_explained_in_one_to_four_sentences_with_a_link_and_a_notebook():
+    for term in lk.glossary():
+        assert 1 <= len(re.findall(r"[.?!](?= [A-Z]|$)", term.text)) <= 4, term.term
+        assert term.link.startswith("https://") and re.fullmatch("0[0-9]", term.notebook)
+        assert term.term in repr(term) and term.link in term._repr_html_()
+    for word in ASKED.replace("\n", " ").split(", "):
+        assert lk.glossary(word.strip()).text
+    names = [name.lower() for term in lk.glossary() for name in (term.term, *term.aka)]
+    assert len(names) == len(set(names))
+
+
+def test_a_word_is_found_by_its_other_names_and_an_unknown_one_gets_the_nearest():
+    assert lk.glossary(" PINNED  memory") == lk.glossary("pinned")
+    assert "Jupyter" in lk.glossary("kernel").text
+    with pytest.raises(ValueError, match="Unknown term 'kernal'; did you mean 'kernel'"):
+        lk.glossary("kernal")
+    with pytest.raises(ValueError, match=r"Unknown term 'xyzzy'; lk.glossary\(\) lists all"):
+        lk.glossary("xyzzy")
