@@ -49,6 +49,15 @@ IN_KERNEL = f"""async (code) => {{
 BLOCK = f"""() => {{
     {SESSION}.session.kernel.requestExecute({{code: "import time; time.sleep(4)"}});
 }}"""
+FIRST_DRAWN = """(panel) => new Promise((done) => {
+    const view = panel.querySelector(".labkit-live"), clicked = performance.now();
+    const run = [...panel.querySelectorAll("button")].find((b) => b.textContent.includes("Run"));
+    new MutationObserver((_changes, itself) => {
+        itself.disconnect();
+        requestAnimationFrame(() => done((performance.now() - clicked) / 1000));
+    }).observe(view, {attributes: true, attributeFilter: ["data-frames"]});
+    run.click();
+})"""
 RUN_ALL = """() => {
     window.hasRun = false;
     jupyterapp.commands.execute("notebook:run-all-cells").then(() => { window.hasRun = true; });
@@ -61,8 +70,7 @@ LONG = (
 SHORT = f"q = lk.panel({PIPELINE}, steps=30), ['num_workers'])\nq"
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
+def lab_in(tmp_path_factory):
     """A JupyterLab of our own, all its folders temporary; yields (root folder, base URL)."""
     base = tmp_path_factory.mktemp("lab")
     for name in (*FOLDERS, "root"):
@@ -92,20 +100,38 @@ def lab(tmp_path_factory):
     assert not [p for p in left if "labkit" in str(p)], "runs outlived their kernel"
 
 
+lab = pytest.fixture(scope="module")(lab_in)
+
+
+def chromium_of(playwright):
+    return playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
+
+
+def page_of(chromium, **more):
+    """A page of its own; `errors` collects what it throws, or writes to its console."""
+    size = {"viewport": {"width": 1240, "height": 1500}, "device_scale_factor": 1.5}
+    context = chromium.new_context(**size | more)
+    context.set_default_timeout(SOON)
+    page = context.new_page()
+    page.errors = []
+    page.on("pageerror", lambda error: page.errors.append(str(error)))
+    return page
+
+
 @pytest.fixture(scope="module")
 def browser():
     with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
+        chromium = chromium_of(playwright)
         yield chromium
         chromium.close()
 
 
 @pytest.fixture
-def page(browser):
-    context = browser.new_context(viewport={"width": 1240, "height": 1500}, device_scale_factor=1.5)
-    context.set_default_timeout(SOON)
-    yield context.new_page()
-    context.close()
+def page(browser, request):
+    page = page_of(browser, **getattr(request, "param", {}))
+    yield page
+    page.context.close()
+    assert page.errors == []
 
 
 def opened(page, lab, name, *sources):
@@ -141,6 +167,11 @@ def wait_for_frames(view, more):
         arg=[view.element_handle(), goal],
         timeout=LATE,
     )
+
+
+def first_drawn_s(panel):
+    """Click Run; return the seconds until the first step has been painted."""
+    return panel.evaluate(FIRST_DRAWN)
 
 
 def stopped(panel):

@@ -71,7 +71,8 @@ def test_before_and_after_at_the_same_prices(record):
     found = lk.cost(fast, before=slow, usd_per_hour=2)
     rows = {row[0].strip(): row for row in found.table().rows}
     # 1.6 times the power for a quarter of the time
-    assert (rows["rent"][-1], rows["energy"][-1]) == ("0.25x", "0.4x")
+    assert (rows["rent"][-1], rows["energy"][-1]) == ("4x less", "2.5x less")
+    assert found.verdict.startswith("An epoch costs 4x less than before: ")
     ladder = lk.Ladder(energy=True, limit=True).add("slow", slow).add("fast", fast)
     head, first, second = (repr(ladder).splitlines() + [""])[:3]
     assert "J/sample" in head and "0.2 " in first and " input" in first and " compute" in second

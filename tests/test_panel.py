@@ -1,6 +1,8 @@
 """The panel without a browser: its handlers in an event loop, on replays and a few real runs."""
 
 import asyncio
+import re
+from types import SimpleNamespace
 
 import pytest
 from conftest import ended, until
@@ -8,7 +10,9 @@ from conftest import ended, until
 import labkit as lk
 from labkit.process import folders
 from labkit.results.library import play
+from labkit.show import forecast
 from labkit.show.controls import Control
+from labkit.show.panels import fastest
 from labkit.spec import EXPERIMENTS, KNOBS, Distributed, Experiment, Pipeline
 
 QUICK = Pipeline(dataset="sleep", prep_ms=10, steps=20, seconds=None)
@@ -121,6 +125,111 @@ def test_a_panel_of_a_record_plays_it_and_one_of_a_run_shows_its_cost():
     assert "<table" in table.value and "2,000,000" not in table.value
     prices.children[-1].value = 2_000_000
     assert "2,000,000" in table.value
+
+
+# -- what a slider would bring, and the list of runs ---------------------------------------------
+
+
+def with_runs(*names):
+    """Return a panel of the default pipeline in which these recorded runs have ended."""
+    shown = lk.panel(Pipeline(), ["num_workers", "prefetch_factor", "io_ms", "batch_size"])
+    for run in map(load_recorded, names):
+        shown.kind.start = lambda asked, run=run: run
+        shown.controls["num_workers"].value = run.asked.num_workers
+        shown._show(*shown._begin())
+    return shown
+
+
+def load_recorded(name):
+    return lk.load(lk.recorded(name).path)
+
+
+def test_auto_says_what_it_is_and_equals_it():
+    shown = with_runs("workers-0")
+    workers, ahead, delay = (
+        shown.controls[name] for name in ("num_workers", "prefetch_factor", "io_ms")
+    )
+    assert delay.widget.options[0] == ("auto (2.5)", "None") and delay.value is None
+    assert ahead.widget.options[0][0] == "auto"  # there is nobody to prefetch
+    delay.value = 2.5
+    assert forecast.expected(shown.run, shown.asked) is None  # the same pipeline
+    workers.value = 2
+    assert ahead.widget.options[0][0] == "auto (2)" and ahead.value is None
+    ahead.value = 8
+    workers.value = 3
+    assert ahead.value == 8
+
+
+def test_a_moved_slider_says_what_to_expect_and_a_run_how_right_that_was():
+    shown = with_runs()
+    assert "Run once" in shown.ghost.value
+    shown = with_runs("workers-0")
+    assert "Move a slider" in shown.ghost.value
+    shown.controls["num_workers"].value = 6
+    found = lk.predict(shown.run, num_workers=6)
+    low, high = found.throughput_range
+    assert "Expected" in shown.ghost.value
+    assert f"{found.throughput:,.0f} ({low:,.0f} to {high:,.0f})" in shown.ghost.value
+    came = load_recorded("workers-6")
+    shown.kind.start = lambda asked: came
+    shown._show(*shown._begin())
+    off = found.throughput / came.throughput - 1
+    assert f"came {came.throughput:,.0f} samples/s" in shown.ghost.value
+    assert f"{off:+.0%}" in shown.ghost.value
+    shown.controls["batch_size"].value = 256
+    assert "No prediction: </b>the effect of batch_size was not measured" in shown.ghost.value
+    shown.controls["num_workers"].value = 0
+    shown.controls["prefetch_factor"].value = 4
+    assert "labkit-old" in shown.ghost._dom_classes
+
+
+def test_the_list_keeps_the_last_runs_pins_renames_and_saves_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = with_runs("workers-0", *["workers-6"] * 9)
+    listed, history = shown.history.rows, shown.history
+    assert [row["name"] for row in listed[:2]] == ["num_workers 6"] * 2 and len(listed) == 8
+    assert listed[0]["verdict"] == "input" and "samples/s, busy 7" in listed[0]["numbers"]
+    oldest = listed[-1]["key"]
+    history.handle(do="rename", key=oldest, value=" the best / so far ")
+    history.handle(do="pin", key=oldest)
+    assert history.pinned is shown.runs[2] and history.name(history.pinned).startswith("the best")
+    assert "Against the pinned run (the best / so far)" in shown.comparison.value
+    shown._show(*shown._begin())
+    assert history.rows[-1]["pinned"] and len(history.rows) == 9  # it stays
+    for name in ("the-best-so-far.jsonl", "the-best-so-far-2.jsonl"):
+        history.handle(do="save", key=oldest)
+        assert history.rows[-1]["note"] == f"saved: {name}"
+        assert lk.load(name).throughput == history.pinned.throughput
+    history.handle(do="pin", key=oldest)
+    assert history.pinned is None
+    history.handle(do="save", key=-1)  # it has left the list
+
+
+def test_a_cell_takes_a_panels_run_or_measures_it_there():
+    shown = with_runs("workers-0")
+    assert shown.run_of(num_workers=0) is shown.runs[0]
+    shown.kind.start = lambda asked: load_recorded("workers-6")
+    assert shown.run_of(num_workers=6).pipeline.num_workers == 6 and len(shown.runs) == 2
+    assert shown.controls["num_workers"].value == 6 and not shown.run_button.disabled
+    assert "4." in shown.comparison.value and "faster" in shown.comparison.value
+    with pytest.raises(ValueError, match="did you mean 'num_workers'"):
+        shown.run_of(num_worker=6)
+
+
+def test_what_a_panel_shows_can_be_copied_as_code():
+    shown, said = with_runs(), []
+    shown.history.send = said.append
+    shown.controls["num_workers"].value = 4
+    shown.history.handle(do="copy", value="labkit")
+    assert eval(said[0]["copy"], {"lk": SimpleNamespace(run=lambda p: p, Pipeline=Pipeline)}) == (
+        Pipeline(num_workers=4)
+    )
+
+
+def test_a_measurement_ends_in_a_sentence_and_a_next_step():
+    said = fastest(lk.recorded("matrix_products"))
+    assert re.search(r"^batched is \d+\.\d\dx faster than one by one\. .*Next: ", said), said
+    assert "x faster" not in fastest(lk.recorded("roofline"))  # other work: no comparison
 
 
 # -- run, follow, stop ---------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class Cost(Result):
             now, old = getattr(self, name), getattr(self.before, name, None)
             if name.startswith(("idle", "electricity")) and now is None and old is None:
                 continue
-            ratio = f"{now / old:.3g}x" if old and now is not None else None
+            ratio = _apart(now, old) if old and now else None
             cells = (_text(old, unit), _text(now, unit), ratio)
             rows.append((label, *(cells if self.before else cells[1:2])))
         rent = _text(self.usd_per_hour, "USD/h") or "unknown: give usd_per_hour"
@@ -84,8 +84,22 @@ class Cost(Result):
             rows,
             head=("", "before", "now", "ratio") if self.before else ("", "now"),
             title=f"An epoch of {self.samples_per_epoch:,} {self.unit}{self.source}",
-            foot=[foot],
+            foot=[self.verdict, foot],
         )
+
+    @property
+    def verdict(self) -> str:
+        """What an epoch costs against before, and what to save next, in a sentence or two."""
+        known = self.usd_per_epoch
+        now = f"{_text(self.hours_per_epoch, 'h')}" if known is None else _text(known, "USD")
+        said = f"An epoch costs {now}."
+        if self.before:
+            ratio = _apart(self.hours_per_epoch, self.before.hours_per_epoch)
+            said = f"An epoch costs {ratio} than before: {now}."
+        if known:
+            said += f" {self.idle_usd_per_epoch / known:.0%} of it is for an idle device: "
+            said += "what run.diagnose() names is what to save next."
+        return said
 
 
 def cost(
@@ -181,6 +195,11 @@ def joules_per_sample(run: Any) -> float | None:
 
 def _times(value: float | None, by: float | None) -> float | None:
     return None if value is None or by is None else value * by
+
+
+def _apart(now: float, old: float) -> str:
+    """Say how many times as much as `old` it is now: "4.9x less", "1.2x more"."""
+    return f"{old / now:.3g}x less" if now < old else f"{now / old:.3g}x more"
 
 
 def _text(value: float | None, unit: str) -> str | None:

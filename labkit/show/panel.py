@@ -277,6 +277,8 @@ class Panel(TextBox):
         _asked, base, found = self._expected
         if found and measured:
             self.ghost.value = forecast.drawn(found, base, run)
+        elif not self._refused:
+            self._forecast(self.asked)
 
     def _compare(self, run: Any, before: Any) -> None:
         """Say what `before` and `run` have apart."""
@@ -319,6 +321,7 @@ class Panel(TextBox):
             said = forecast.in_words(str(error))
         self._refused, self.run_button.tooltip = bool(said), said
         self.run_button.disabled = self._refused or self.running
+        (self.ghost.add_class if said else self.ghost.remove_class)("labkit-old")
         if said or refused:
             self.say(said or "The controls go together again: press Run.", good=not said)
         if not said and not self.running:

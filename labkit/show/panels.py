@@ -221,18 +221,18 @@ def points_apart(
 
 
 def fastest(run: Measurements) -> str:
-    """Say which point is how much faster than the slowest, how sure that is, and what is next."""
+    """Say which point is how much faster than the slowest, how sure that is, and what is next.
+
+    Only of points that did the same work: else the figure tells what came out.
+    """
     timed = [point for point in run if point.median_s]
     noisy = sum(point.noisy for point in run)
-    said = f"Measured: {len(run)} points. "
-    if len(timed) > 1:
-        # where work was counted, the same amount of it is compared
-        work = next((w for w in ("flops", "bytes") if all(getattr(p, w) for p in timed)), None)
-        times = {id(p): p.median_s / (getattr(p, work) if work else 1) for p in timed}
-        quick, *_, slow = sorted(timed, key=lambda point: times[id(point)])
-        ratio = times[id(slow)] / times[id(quick)]
-        unit = {"flops": " per FLOP", "bytes": " per byte"}.get(work, "")
-        said = f"{_named(quick, timed)} is {ratio:.2f}x faster than {_named(slow, timed)}{unit}. "
+    said = f"Measured: {len(run)} points; the figure says what they mean. "
+    work = [{point.flops or point.bytes for point in timed}, {point.bytes for point in timed}]
+    if len(timed) > 1 and any(len(amounts) == 1 and None not in amounts for amounts in work):
+        quick, *_, slow = sorted(timed, key=lambda point: point.median_s)
+        said = f"{_named(quick, timed)} is {run.ratio(slow, quick):.2f}x faster than "
+        said += f"{_named(slow, timed)}. "
     doubt = f"NOISY: {noisy} of {len(run)} points: small differences mean nothing. " * bool(noisy)
     again = "measure again" if noisy else "change a value and measure again: what differs is said"
     return f"{said}{doubt}Next: {again}."

@@ -1,0 +1,42 @@
+"""From a click on Run to the first drawn step: `python tests/benchmarks/first_step.py`.
+
+In JupyterLab in headless Chromium, with the default panel. The clock is the page's: from the click
+to the end of the frame in which the first step was painted. Before each click the standby gets
+five seconds to be ready, as a person's look at the last run gives it.
+"""
+
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+from playwright.sync_api import sync_playwright
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import test_browser
+
+TIMES, READY_S = 10, 5
+
+
+class Folders:
+    """Temporary folders, as pytest's factory makes them."""
+
+    def mktemp(self, name):
+        return Path(tempfile.mkdtemp(prefix=name))
+
+
+lab = contextmanager(test_browser.lab_in)(Folders())
+with lab as served, sync_playwright() as playwright:
+    chromium = test_browser.chromium_of(playwright)
+    page = test_browser.page_of(chromium)
+    panel = test_browser.opened(page, served, "first", "import labkit as lk\nlk.panel()")
+    took = []
+    for _ in range(1 + TIMES):  # the first run makes the images
+        page.wait_for_timeout(1000 * READY_S)
+        took.append(test_browser.first_drawn_s(panel))
+        test_browser.expect(test_browser.button(panel, "Run")).to_be_enabled(timeout=60_000)
+    chromium.close()
+print(f"first click {took[0]:.2f} s; median of {TIMES}: {median(took[1:]):.2f} s")
+print(f"from {min(took[1:]):.2f} to {max(took[1:]):.2f} s")
