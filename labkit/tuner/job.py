@@ -77,6 +77,7 @@ class TuningJob:
             self.expectation,
             lambda setting, tried: trials.refusal(setting, tried, *trials.free_memory()),
             () if "pin_memory" in tuning.reasons else ({"pin_memory": not start.pin_memory},),
+            here.cpu_cores or 1,
         )
 
     def run(

@@ -21,6 +21,7 @@ RUNS_EACH = 3  # of the baseline and of the best, where they are that close
 SURE = 0.10  # a gain over the baseline above this needs no second measurement of the baseline
 REACH = 0.10  # a prediction's range is taken seriously up to this far above its value
 NEAR = 0.85  # of the best prediction at PyTorch's own depth, for other depths to be predicted too
+MORE = 2  # trials and runs on top, where one has contradicted its prediction
 PATIENCE = 1  # trials without a gain; the next has to be predicted a good deal faster
 
 Expected = tuple[float, float, float]  # samples/s: value, low, high
@@ -39,16 +40,17 @@ class Search:
         expect: Callable[[Any, Setting, Setting], Expected | None],
         refuse: Callable[[Setting, list[Trial]], str | None] = lambda setting, trials: None,
         variants: tuple[dict[str, Any], ...] = (),
+        cores: int = 1,
     ):
         """Set up a search; nothing runs yet.
 
         `measure` gets a setting and the samples/s expected of it; `expect` predicts from (a run,
         its setting, another one); `refuse` says why a setting may not run; `variants` are changes
-        that are tried on the winner, as {"pin_memory": True}.
+        that are tried on the winner, as {"pin_memory": True}; `cores` are the machine's.
         """
         self.tuning, self.settings = tuning, settings
         self.measure, self.expect, self.refuse = measure, expect, refuse
-        self.variants, self.runs = variants, 0
+        self.variants, self.runs, self.cores = variants, 0, cores
         self.each: Callable[[], None] | None = None  # called when a trial has been run
         self.refused: dict[Setting, str] = {}
 
@@ -59,8 +61,8 @@ class Search:
             baseline = self._run(Trial(tuning.start, "the starting point"))
             if baseline.rate is None:
                 raise RuntimeError(f"The starting point cannot be measured: {baseline.error}")
-            while len(tuning.tried) < MOST_TRIED and self.runs < MOST_RUNS:
-                if (found := self._next()) is None:
+            while self._room(MOST_TRIED, len(tuning.tried)) and self._room(MOST_RUNS, self.runs):
+                if (found := self.next()) is None:
                     break
                 self._run(found)
             self._settle_ties()
@@ -87,8 +89,40 @@ class Search:
     def _tried(self, setting: Setting) -> bool:
         return any(trial.setting == setting for trial in self.tuning.tried)
 
-    def _next(self) -> Trial | None:
+    def _room(self, most: int, used: int) -> bool:
+        return used < most + MORE * self.contradicted
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether a run came out beyond its predicted range: the model is wrong about this data."""
+        told = [trial for trial in self.tuning.tried if trial.expected and trial.rate]
+        return any(not t.expected[1] <= t.rate <= t.expected[2] for t in told)
+
+    def next(self) -> Trial | None:
         """Return the trial most worth a run, or None where none is."""
+        return self._predicted() or (self._coarse() if self.contradicted else None)
+
+    def _coarse(self) -> Trial | None:
+        """Return the next of 1, cores, 2 x cores ... workers, as long as more of them gain."""
+        rates: dict[int, float] = {}
+        for trial in self.tuning.tried:
+            workers = trial.setting.num_workers
+            rates[workers] = max(rates.get(workers, 0.0), trial.rate or 0.0)
+        best, start = rates.get(0, 0.0), self.tuning.start
+        for workers in sorted({1, self.cores, 2 * self.cores, 4 * self.cores}):
+            setting = start.but(num_workers=workers, prefetch_factor=PYTORCH_PREFETCH)
+            if workers in rates:
+                if workers >= self.cores and rates[workers] < (1 + TIE) * best:
+                    return None  # more of them have brought nothing
+                best = max(best, rates[workers])
+            elif workers > 1 or max(rates) == 0:
+                allowed = setting in self.settings and self._may_run(setting)
+                why = "a run contradicted its prediction: measure a coarse ladder"
+                return Trial(setting, why) if allowed else None
+        return None
+
+    def _predicted(self) -> Trial | None:
+        """Return the trial that is predicted to be most worth a run."""
         best, fastest, missed = self.tuning.winner, 0.0, 0
         for trial in self.tuning.tried:  # how many have brought nothing since the last that did
             missed = 0 if (trial.rate or 0) > (1 + TIE) * fastest else missed + 1
@@ -170,7 +204,7 @@ class Search:
             if least is fastest or (len(fastest.rates) > 1 and len(least.rates) > 1):
                 return
             for trial in (fastest, least):
-                if self.runs < MOST_RUNS:
+                if self._room(MOST_RUNS, self.runs):
                     self._run(trial)
 
     def _not_slower(self, best: Trial) -> Trial:
