@@ -18,6 +18,7 @@ from labkit.knobs import Knob, Spec, check_names, declares_knobs, knob
 from labkit.wiring import above
 
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,2})?")
+STEP_KNOBS = ("precision", "compile", "channels_last", "fused_optimizer")  # of any training step
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: these record CUDA graphs
 SIZE = {"kind": "int", "low": 1, "auto": "chosen for the device"}
 NOISY = 0.10  # IQR over median above which a measurement is noisy, as in torch.utils.benchmark

@@ -55,7 +55,11 @@ def fails(setting):
     [
         (waiting, START, 6),  # the fewest that reach the limit
         (waiting, START.but(num_workers=12, prefetch_factor=8), 6),  # the cheapest that is as fast
-        (lambda s: 100 * min(2, max(1, s.num_workers)) - 2 * s.num_workers, START, 2),  # it contradicts
+        (
+            lambda s: 100 * min(2, max(1, s.num_workers)) - 2 * s.num_workers,
+            START,
+            2,
+        ),  # it contradicts
         (lambda s: 500 - 50 * s.num_workers, START, 0),  # never what is slower than the start
         (fails, START, 4),  # nothing larger than what failed is tried
     ],
@@ -177,7 +181,7 @@ def batches(tmp_path, monkeypatch):
 
     def taken_in(dataset, **knobs):
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
-        job = SimpleNamespace(**lk.Pipeline(batch_size=8).but(**knobs).to_dict())
+        job = SimpleNamespace(**lk.Pipeline(batch_size=8, device="cpu").but(**knobs).to_dict())
         _, loader = user_dataset.prepare(trials.of(dataset).place(folder), job, folder)
         assert not (folder / trials.PAYLOAD).exists()
         taken.append(iter(loader))

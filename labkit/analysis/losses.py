@@ -75,3 +75,21 @@ def applied(runs: Iterable[Any]) -> tuple[list[Any], dict[str, str]]:
     acting = [run for run in runs if "precision" not in run.not_applied]
     lacking = [run for run in runs if "precision" in run.not_applied]
     return acting, {run.asked.precision: run.not_applied["precision"] for run in lacking}
+
+
+def agree(before: Any, after: Any, tolerance: float) -> tuple[bool, float | None]:
+    """Return whether two runs' losses, step by step, agree, and the means' relative difference.
+
+    Within `tolerance` of the mean they do; random augmentation may part them up to TOLERANCE, if
+    that is within three standard errors of the differences. None, None: there are none to compare.
+    """
+    count = min(len(before), len(after))
+    one, other = np.array(before[:count], float), np.array(after[:count], float)
+    if not np.isfinite(one).any():
+        return True, None  # the step returns none
+    if not np.isfinite(other).all():
+        return False, None
+    apart = other - one
+    difference = float(apart.mean() / max(abs(one.mean()), 1e-12))
+    error = 3 * float(apart.std() / np.sqrt(count)) / max(abs(one.mean()), 1e-12)
+    return abs(difference) <= max(tolerance, min(error, TOLERANCE)), difference

@@ -200,17 +200,15 @@ def _fusible_ns(ops: list[Op]) -> int:
 # -- the same step with other settings -------------------------------------------------------------
 
 
-def other_settings(
-    trainer: Any, images: torch.Tensor, labels: torch.Tensor
-) -> dict[str, float | None]:
+def other_settings(trainer: Any, images: Any, labels: torch.Tensor) -> dict[str, float | None]:
     """Time one step's compute as it is, with twice the batch, and in BF16, in turn; then compare.
 
     `fixed_share` is the part (0 to 1) that does not grow with the batch. The weights move on.
     """
     asked = trainer.job.precision
     kinds = {"plain": (images, labels, asked)}
-    if not hasattr(trainer.model, "_orig_mod"):  # a compiled model would be compiled anew
-        kinds["double"] = (torch.cat([images, images]), torch.cat([labels, labels]), asked)
+    if not (trainer.job.compile or hasattr(trainer.model, "_orig_mod")):  # it would compile anew
+        kinds["double"] = (doubled(images), doubled(labels), asked)
         if asked == "fp32" and not formats.lacks("bf16", trainer.device):
             kinds["bf16"] = (images, labels, "bf16")
     times: dict[str, list[float]] = {name: [] for name in kinds}
@@ -241,7 +239,16 @@ def other_settings(
     }
 
 
-def _timed(trainer: Any, images: torch.Tensor, labels: torch.Tensor, precision: str) -> float:
+def doubled(batch: Any) -> Any:
+    """Return a batch with each of its tensors, however deep in lists and dicts, twice."""
+    if torch.is_tensor(batch):
+        return torch.cat([batch, batch])
+    if isinstance(batch, dict):
+        return {name: doubled(part) for name, part in batch.items()}
+    return type(batch)(map(doubled, batch)) if isinstance(batch, (list, tuple)) else batch
+
+
+def _timed(trainer: Any, images: Any, labels: torch.Tensor, precision: str) -> float:
     """Return how long one compute takes on the device, s."""
     on_cpu, asked = trainer.device.type == "cpu", trainer.job.precision
     clock = time.thread_time if on_cpu else time.perf_counter  # not the time others had the core

@@ -7,6 +7,9 @@ busy, and what is measured is the loader alone. Batches do not end: the run says
 from __future__ import annotations
 
 import contextlib
+import copy
+import inspect
+import itertools
 import os
 import pickle
 import pkgutil
@@ -17,20 +20,27 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from labkit.bench import data, their_loop
+from labkit.bench.formats import DTYPES
+from labkit.spec import STEP_KNOBS
 
 KNOBS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "batch_size")
 ONE = torch.empty(1)  # expanded, it counts samples and holds none
+NO_LOSS = torch.tensor(float("nan"))
 
 
 def prepare(order: dict[str, Any], job: SimpleNamespace, folder: Path) -> tuple[Any, Batches]:
     """Return what trains, and the loader that feeds it; raise where the reader's parts do not."""
+    torch.manual_seed(job.seed)
     parts = _fetch(order, folder)
     dataset = _checked(parts["dataset"])
     collate = parts["collate_fn"] or torch.utils.data.default_collate
     streams, more = isinstance(dataset, IterableDataset), {}
+    items = dataset if streams else (dataset[i % len(dataset)] for i in itertools.count())
+    trainer = own_step(parts, job, lambda: collate(list(itertools.islice(items, job.batch_size))))
     if not streams:
         more["sampler"] = data.EndlessShuffle(len(dataset), job.seed)
         times = data.ItemTimes(folder, job.num_workers)
@@ -40,14 +50,14 @@ def prepare(order: dict[str, Any], job: SimpleNamespace, folder: Path) -> tuple[
         dataset = (StreamByValue if streams else ByValue)(dataset)
         collate = ByValue(collate)
     loader = DataLoader(dataset, collate_fn=collate, **data.loader_settings(job), **more)
-    return own_step(parts["step"]), Batches(loader, job, parts["collate_fn"])
+    return trainer, Batches(loader, job, parts["collate_fn"])
 
 
 def _fetch(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return {part: object or None}; the payload is deleted as soon as it has been read."""
     os.chdir(order["cwd"])  # the reader's relative paths
     sys.path += [place for place in order["path"] if place not in sys.path]
-    parts = dict.fromkeys(("dataset", "collate_fn", "step"))
+    parts = dict.fromkeys(("dataset", "collate_fn", "step", "model", "optimizer"))
     for name, text in order["imports"].items():  # "module:name"
         parts[name] = pkgutil.resolve_name(text)
     made = parts["dataset"]  # a dataset already, or the function or class that makes one
@@ -104,19 +114,87 @@ class NamesTheItem(Dataset):
             raise RuntimeError(f"{call} failed: {type(error).__name__}: {error}") from error
 
 
-def own_step(step: Callable | None) -> SimpleNamespace:
-    """Return what stands where the bench has its Trainer: the reader's step, or nothing."""
-    no_loss = torch.tensor(float("nan"))
+def knobs_of(job: SimpleNamespace, order: dict[str, Any]) -> dict[str, Any]:
+    """Return the knobs that act on the reader's parts."""
+    return {
+        n: getattr(job, n) for n in (*KNOBS, *(STEP_KNOBS if "model" in order["parts"] else ()))
+    }
+
+
+def own_step(
+    parts: dict[str, Any], job: SimpleNamespace, batch: Callable[[], Any]
+) -> SimpleNamespace:
+    """Return what stands where the bench has its Trainer: the reader's step, or nothing.
+
+    Layout, compilation and a fused update are set on the reader's model and optimizer in place, so
+    that they act also where the step has these from elsewhere.
+    """
+    device, step = torch.device(job.device), parts["step"]
+    model, optimizer = parts["model"], parts["optimizer"]
+    job.xray = job.xray and step is not None
+    if model is not None and not isinstance(model, nn.Module):
+        model = model().to(device)
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = optimizer(model.parameters())
+    several = step is not None and _takes(step) > 1
+    given = (model, optimizer) if several else ()
 
     def compute(batch: Any, _counted: torch.Tensor, update: bool) -> torch.Tensor:
-        if step is not None:
-            step(batch)
-        return no_loss
+        if step is None:
+            return NO_LOSS
+        dtype = DTYPES.get(job.precision)
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+            loss = step(*given, batch)
+        if torch.is_tensor(loss) and loss.numel() == 1:
+            return loss.detach().float()
+        return torch.tensor(float(loss)) if isinstance(loss, (int, float)) else NO_LOSS
 
+    if model is not None:
+        if job.channels_last:
+            model.to(memory_format=torch.channels_last)
+        for group in optimizer.param_groups if job.fused_optimizer else ():
+            if "fused" not in group:
+                raise ValueError(f"{type(optimizer).__name__} has no fused version.")
+            group.update(fused=True, foreach=False)
+        _check_and_compile(compute, model, optimizer, job, batch)
+    torch.manual_seed(job.seed)
     return SimpleNamespace(
-        compute=compute, side_stream=None, model=torch.nn.Identity(), after_step=lambda: None,
+        compute=compute, side_stream=None, model=model or nn.Identity(), after_step=lambda: None,
         to_device=lambda *batch: batch,  # copying it is the step's business
+        device=device, job=job, optimizer=optimizer or SimpleNamespace(zero_grad=lambda **_: None),
     )  # fmt: skip
+
+
+def _takes(step: Callable) -> int:
+    """Return how many arguments a step needs: (batch) or (model, optimizer, batch)."""
+    needed = [p for p in inspect.signature(step).parameters.values() if p.default is p.empty]
+    if len(needed) not in (1, 3):
+        raise ValueError("step takes (batch), or (model, optimizer, batch).")
+    return len(needed)
+
+
+def _check_and_compile(
+    compute: Callable, model: nn.Module, optimizer: Any, job: SimpleNamespace, batch: Callable
+) -> None:
+    """Do a step to see that the model is in it, compiled where the job says so; undo it."""
+    kept = copy.deepcopy((model.state_dict(), optimizer and optimizer.state_dict()))
+    called: list[bool] = []
+    hook = model.register_forward_pre_hook(lambda *_: called.append(True))
+    compute(one := batch(), ONE, True)
+    hook.remove()
+    if not called:
+        raise ValueError(
+            "step did not call the model that was given: write it as step(model, optimizer, batch)."
+        )
+    if job.compile:
+        model.compile(mode=job.compile)
+        for _ in range(3):  # CUDA graphs are recorded in the second call and replayed in the third
+            compute(one, ONE, True)
+    model.load_state_dict(kept[0])
+    if optimizer is not None:
+        optimizer.state.clear()
+        optimizer.load_state_dict(kept[1])
+        optimizer.zero_grad(set_to_none=True)
 
 
 class Batches:

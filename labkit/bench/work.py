@@ -49,7 +49,7 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog) -> None:
     """Set up the pipeline that `spec` describes, and train."""
     own = "source" in spec
     job, not_applied = resolve_config(spec["pipeline"], device, own_model=not own)
-    knobs = {name: getattr(job, name) for name in user_dataset.KNOBS} if own else vars(job)
+    knobs = user_dataset.knobs_of(job, spec["source"]) if own else vars(job)
     log.write("job", pipeline=knobs, not_applied=not_applied)
     if own:
         log.stage("loading your dataset")

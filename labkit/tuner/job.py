@@ -10,11 +10,14 @@ from labkit.analysis.loop import loads
 from labkit.analysis.prediction import predict
 from labkit.bench.their_loop import knobs_of
 from labkit.results.machine import machine
-from labkit.spec import KNOBS, Pipeline
+from labkit.spec import KNOBS, STEP_KNOBS, Pipeline
 from labkit.tuner import trials
+from labkit.tuner.improve import Improver, lacking
 from labkit.tuner.search import Expected, Search
 from labkit.tuner.tuning import Setting, Tuning, space
 
+BARE = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
+OWN_S = 3.0  # of a run of the autopilot, on the reader's own data; its x-ray is in it
 BATCH_SIZE = 32  # of a dataset that is given without one
 LEAST_MAX_WORKERS = 12  # workers that wait take no core, so more of them than cores may help
 HANDOFF_S = 1e-3  # of a batch between processes, where nothing better is known (0.5 to 2 ms here)
@@ -31,18 +34,8 @@ class TuningJob:
         """Take what `labkit.tune` was given; raises ValueError on what cannot be tuned."""
         sizes = [batch_size] if isinstance(batch_size, int) else list(batch_size or [])
         sizes = [KNOBS["batch_size"].check(size) for size in sizes]
-        own = None
-        if isinstance(what, Pipeline):
-            if collate_fn is not None or step is not None:
-                raise ValueError("collate_fn and step go with a dataset of your own.")
-            pipeline, name, knobs = what, repr(what), what.to_dict()
-        else:
-            if knobs_of(what):  # a DataLoader: dataset and settings can be read off it
-                own, knobs = trials.of_loader(what, step)
-            else:
-                own, knobs = trials.of(what, collate_fn, step), {"batch_size": BATCH_SIZE}
-            # without a step nothing computes, and a device would only be started in vain
-            pipeline, name = Pipeline(device="auto" if "step" in own.parts else "cpu"), own.name
+        pipeline, own, knobs = given(what, collate_fn=collate_fn, step=step)
+        name = own.name if own else repr(what)
         knobs |= {"batch_size": sizes[0]} if sizes else {}
         allowed = sorted(set(Setting.__dataclass_fields__) - {"batch_size"})
         for knob, value in (baseline or {}).items():
@@ -115,6 +108,22 @@ class TuningJob:
             tuning.notes.append(f"Estimated from wait and compute times alone: {why}")
 
 
+def given(what: Any, **parts: Any) -> tuple[Pipeline, trials.Source | None, dict[str, Any]]:
+    """Return the pipeline to run, the Source where the data is the reader's own, and the knobs."""
+    if isinstance(what, Pipeline):
+        if named := [name for name, part in parts.items() if part is not None]:
+            raise ValueError(f"{' and '.join(named)}: goes with a dataset of your own.")
+        return what, None, what.to_dict()
+    if knobs_of(what):  # a DataLoader: dataset and settings can be read off it
+        if parts.pop("collate_fn", None) is not None:
+            raise ValueError("collate_fn: a DataLoader has its own.")
+        own, knobs = trials.of_loader(what, **parts)
+    else:
+        own, knobs = trials.of(what, **parts), {"batch_size": BATCH_SIZE}
+    # without a step nothing computes, and a device would only be started in vain
+    return Pipeline(device="auto" if "step" in own.parts else "cpu"), own, knobs
+
+
 class Expectation:
     """Predicts a setting from a run of another; guesses where there is no prediction."""
 
@@ -172,3 +181,63 @@ def guess(run: Any, here: Setting, setting: Setting) -> Expected | None:
         )
     best, worst = setting.batch_size / best_s, setting.batch_size / worst_s
     return math.sqrt(best * worst), worst / RANGE, best * RANGE
+
+
+class Runner:
+    """Runs a dict of knobs on a pipeline or on the reader's own data."""
+
+    def __init__(self, pipeline: Pipeline, own: trials.Source | None, seconds: float):
+        self.pipeline, self.bench = pipeline, trials.Bench(pipeline, own, seconds, look=True)
+
+    count = property(lambda self: self.bench.count, doc="Runs that were made.")
+
+    def measure(self, knobs: dict[str, Any], rate: float | None) -> Any:
+        """Run `knobs`: (samples/s, None, run), or (None, why, run)."""
+        loader = set(Setting.__dataclass_fields__)
+        others = {name: value for name, value in knobs.items() if name not in loader}
+        self.bench.pipeline = self.pipeline.but(**BARE | others)
+        return self.bench.measure(Setting.of(knobs), rate)
+
+
+def improver(
+    what: Any, may_change: Any, seconds: float | None, batch_size: int | None = None, **parts: Any
+) -> tuple[Improver, str, Runner]:
+    """Return an autopilot for a pipeline or the reader's own data, the name of it, and its bench.
+
+    Raises ValueError on what cannot be run.
+    """
+    pipeline, own, knobs = given(what, **parts)
+    there = set(own.parts) if own else {"step", "model", "optimizer"}
+    if own and "model" in there:
+        knobs |= {name: getattr(pipeline, name) for name in STEP_KNOBS}
+    knobs |= {"batch_size": KNOBS["batch_size"].check(batch_size)} if batch_size else {}
+    knobs |= Setting.of(knobs).to_dict()
+    runner = Runner(pipeline, own, OWN_S if own else pipeline.seconds or OWN_S)
+    expectation, here = Expectation(), machine()
+    most = max(LEAST_MAX_WORKERS, 2 * (here.cpu_cores or 1))
+
+    def search(tuning: Tuning) -> Search:
+        return Search(
+            tuning,
+            space(tuning.start, most, [tuning.start.batch_size]),
+            lambda *_: None,
+            expectation,
+            lambda setting, tried: trials.refusal(setting, tried, *trials.free_memory()),
+            cores=here.cpu_cores or 1,
+        )
+
+    def forecast(run: Any, now: dict[str, Any], changes: dict[str, Any]) -> Expected | None:
+        found = predict(OwnRun(run, Setting.of(now)) if run.watched else run, **changes)
+        return found.throughput and (found.throughput, *found.throughput_range)
+
+    def lacks(changes: dict[str, Any], run: Any, now: dict[str, Any]) -> str | None:
+        needed = {"fused_optimizer": "optimizer", "precision": "step"}
+        needed |= dict.fromkeys(("compile", "channels_last"), "model")
+        for name in changes:
+            if (part := needed.get(name)) and part not in there:
+                return f"it acts on your {part}: pass {part}="
+        return lacking(changes, run.machine, now)
+
+    more = {"may_change": may_change, "seconds": seconds, "lacks": lacks}
+    made = Improver(knobs, runner, forecast, search, check_start=bool(own), **more)
+    return made, own.name if own else repr(what), runner

@@ -98,9 +98,9 @@ class Search:
         told = [trial for trial in self.tuning.tried if trial.expected and trial.rate]
         return any(not t.expected[1] <= t.rate <= t.expected[2] for t in told)
 
-    def next(self) -> Trial | None:
-        """Return the trial most worth a run, or None where none is."""
-        return self._predicted() or (self._coarse() if self.contradicted else None)
+    def next(self, save: bool = True) -> Trial | None:
+        """Return the trial most worth a run, or None; `save`: also what is as fast with fewer."""
+        return self._predicted(save) or (self._coarse() if self.contradicted else None)
 
     def _coarse(self) -> Trial | None:
         """Return the next of 1, cores, 2 x cores ... workers, as long as more of them gain."""
@@ -121,7 +121,7 @@ class Search:
                 return Trial(setting, why) if allowed else None
         return None
 
-    def _predicted(self) -> Trial | None:
+    def _predicted(self, save: bool) -> Trial | None:
         """Return the trial that is predicted to be most worth a run."""
         best, fastest, missed = self.tuning.winner, 0.0, 0
         for trial in self.tuning.tried:  # how many have brought nothing since the last that did
@@ -135,6 +135,8 @@ class Search:
         if top > (1 + TIE + missed * CLOSE) * best.rate:
             found = [s for s, hope in hopes.items() if hope[0] >= (1 - TIE) * top]
             why = "the cheapest of those predicted fastest"
+        elif not save:
+            return None
         elif not missed and furthest > (1 + CLOSE) * best.rate:
             found = [s for s, high in reach.items() if high >= (1 - TIE) * furthest]
             why = "may be faster: its range reaches higher"

@@ -22,12 +22,17 @@ from labkit.analysis.facts import cores_used
 from labkit.analysis.thresholds import FOREIGN_LOAD
 from labkit.bench.their_loop import knobs_of
 from labkit.results.launch import launch
-from labkit.spec import Pipeline
+from labkit.spec import STEP_KNOBS, Pipeline
 from labkit.tuner.search import Measured
 from labkit.tuner.tuning import Setting, Trial
 
 NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 PAYLOAD = "source.pkl"
+PARTS = {
+    "collate_fn": "a function of a list of items", "step": "a function of one batch",
+    "model": "an nn.Module, or a function that makes one",
+    "optimizer": "a torch optimizer, or a function of the parameters that makes one",
+}  # fmt: skip
 MAX_PAYLOAD = 512 * 2**20  # bytes; a larger data set is better made where it is used
 FEWEST_STEPS = 24  # behind the warm-up; with fewer, throughput is a guess
 LONGEST_S = 30.0  # of one run
@@ -50,6 +55,7 @@ class Source:
         here = os.getcwd()
         path = [here, *(os.path.abspath(place or here) for place in sys.path)]
         order = {"imports": self.imports, "payload": None, "cwd": here, "path": path}
+        order["parts"] = list(self.parts)
         if self.payload is None:
             return order
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
@@ -58,14 +64,18 @@ class Source:
         return order | {"payload": PAYLOAD}
 
     def described(self, pipeline: Pipeline) -> dict[str, Any]:
-        """Return what the run's first event tells: the loader's settings, and whose data it is."""
-        knobs = {name: getattr(pipeline, name) for name in Setting.__dataclass_fields__}
+        """Return what the run's first event tells: the settings, and whose data it is."""
+        names = [*Setting.__dataclass_fields__, *(STEP_KNOBS if "model" in self.parts else ())]
+        knobs = {name: getattr(pipeline, name) for name in names}
         return {"pipeline": knobs, "watched": {"loader": f"DataLoader({self.name})"}}
 
 
-def of(dataset: Any, collate_fn: Any = None, step: Any = None) -> Source:
-    """Make a Source; raises ValueError on what cannot be sent or loaded, saying why."""
-    given = {"dataset": dataset, "collate_fn": collate_fn, "step": step}
+def of(dataset: Any, collate_fn: Any = None, step: Any = None, **training: Any) -> Source:
+    """Make a Source; raises ValueError on what cannot be sent or loaded, saying why.
+
+    `training` may have the `model` and the `optimizer` of the step, or functions that make them.
+    """
+    given = {"dataset": dataset, "collate_fn": collate_fn, "step": step, **training}
     given = {name: part for name, part in given.items() if part is not None}
     imports = {name: part for name, part in given.items() if isinstance(part, str)}
     objects = {name: part for name, part in given.items() if name not in imports}
@@ -73,8 +83,8 @@ def of(dataset: Any, collate_fn: Any = None, step: Any = None) -> Source:
         if not NAMED.fullmatch(text):
             raise ValueError(f"{name}={text!r}: write module:function, as in 'train:make_dataset'.")
     for name, part in objects.items():
-        if name != "dataset" and not callable(part):
-            raise ValueError(f"{name}={part!r}: give a function of one batch.")
+        if name != "dataset" and not callable(part) and not hasattr(part, "param_groups"):
+            raise ValueError(f"{name}={part!r}: give {PARTS[name]}.")
     kind = type(dataset).__name__
     if "dataset" in objects:
         if hasattr(dataset, "__next__"):
@@ -90,7 +100,7 @@ def of(dataset: Any, collate_fn: Any = None, step: Any = None) -> Source:
     return Source(imports.get("dataset") or kind, imports, payload, tuple(given))
 
 
-def of_loader(loader: Any, step: Any = None) -> tuple[Source, dict[str, Any]]:
+def of_loader(loader: Any, step: Any = None, **more: Any) -> tuple[Source, dict[str, Any]]:
     """Return the Source of a DataLoader and its settings as {knob: value}."""
     if loader.batch_size is None:
         raise ValueError(
@@ -100,7 +110,7 @@ def of_loader(loader: Any, step: Any = None) -> tuple[Source, dict[str, Any]]:
     knobs = {"prefetch_factor": None} | knobs_of(loader)
     if not knobs["num_workers"]:
         knobs |= {"prefetch_factor": None, "persistent_workers": False}
-    return of(loader.dataset, loader.collate_fn, step), knobs
+    return of(loader.dataset, loader.collate_fn, step, **more), knobs
 
 
 def _pickled(objects: dict[str, Any]) -> bytes:
@@ -124,10 +134,15 @@ def _pickled(objects: dict[str, Any]) -> bytes:
 
 
 class Bench:
-    """Runs settings of one pipeline, or of one source, for about `seconds` each."""
+    """Runs settings of one pipeline, or of one source, for about `seconds` each.
 
-    def __init__(self, pipeline: Pipeline, source: Source | None, seconds: float):
-        self.pipeline, self.source, self.seconds = pipeline, source, seconds
+    To `look` also takes the x-ray, and gives every run the same items, so that losses compare.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, source: Source | None, seconds: float, look: bool = False
+    ):
+        self.pipeline, self.source, self.seconds, self.look = pipeline, source, seconds, look
         self.count = 0  # runs that were made
         self.disturbed: list[float] = []  # the share of the cores that others took, where much
         self.each: Callable[[Any], None] | None = None  # called with the run that is going on
@@ -149,8 +164,11 @@ class Bench:
             batch_s = setting.batch_size / rate
             filling = min(2 * self.seconds, setting.in_flight * batch_s)
             seconds = min(LONGEST_S, max(seconds, FEWEST_STEPS * batch_s) + filling)
-        knobs = setting.to_dict() | {"steps": ENDLESS, "seconds": seconds, "xray": False}
-        if self.source is not None:  # other items each time: none is in the cache from before
+        knobs = setting.to_dict() | {"steps": ENDLESS, "seconds": seconds}
+        knobs["xray"] = self.look
+        if (
+            self.source is not None and not self.look
+        ):  # other items each time: none is in the cache from before
             knobs["seed"] = self.pipeline.seed + self.count
         self.count += 1
         bare = self.pipeline.but(num_workers=0, prefetch_factor=None, persistent_workers=False)
