@@ -153,6 +153,42 @@ def tune(options: argparse.Namespace) -> Any:
 
 
 @command(
+    option("dataset", nargs="?", metavar="MODULE:FUNCTION",
+           help="a function that returns your dataset; without it a pipeline (--set)"),
+    *(option(f"--{name}", metavar="MODULE:NAME", help=text) for name, text in {
+        "step": "step(batch), or step(model, optimizer, batch); returns the loss",
+        "model": "its model, or a function that makes it",
+        "optimizer": "its optimizer, or a function of the parameters that makes it",
+        "collate": "your collate_fn"}.items()),
+    option("--batch-size", type=int, metavar="N", help="of your dataset (default 32)"),
+    repeated("--may-change", "NAME", "batch_size or precision: they change what is trained",
+             default=[], dest="may_change"),
+    option("--seconds", type=float, help="time budget"),
+    SET, PLOT,
+)  # fmt: skip
+def improve(options: argparse.Namespace) -> Any:
+    """Fix what is on top, measure, ask again, until nothing is worth it.
+
+    Each step of the ladder says what was found, changed, expected and measured. A change stays only
+    where it gains beyond the noise and the losses are the same.
+
+    examples:
+      labkit improve --set io_ms=5 --may-change precision
+      labkit improve train:make_dataset --step train:step --model train:model --seconds 90
+    """
+    settings, size = parse_settings(options.settings), options.batch_size
+    more = {name: getattr(options, name) for name in ("step", "model", "optimizer")}
+    more |= {"collate_fn": options.collate, "batch_size": size}
+    if options.dataset and settings:
+        raise ValueError("--set goes with a pipeline, not with a dataset of your own.")
+    if options.dataset:
+        sys.path[:0] = [] if os.getcwd() in sys.path else [os.getcwd()]
+    how = {"may_change": options.may_change, "seconds": options.seconds}
+    found = lk.improve(options.dataset or Pipeline(**settings), **more, **how)
+    return found, {"code": 130 if found.climb.interrupted else 0}
+
+
+@command(
     option("--out", metavar="DIR", required=True, help="where the records go"),
     repeated("--only", "NAME", "record this one; may be repeated"),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -184,18 +184,25 @@ def tune(
     tune.last = tuning = job.tuning
     display = Display()
 
+    try:
+        each = teller(display, tuning.table)
+        return job.run(lambda: display.final(line_of(tuning), tuning.table()), each)
+    finally:
+        display.final(tuning.headline, tuning.table())
+
+
+def teller(display: Display, table: Callable[[str], Any]) -> Callable[[Any], None]:
+    """Return what shows the run that is going on, below the table of those before it."""
+
     def running(run: Any) -> None:
         if display.due:
             follower = Follower()
             follower.read(run)
             # without how many steps it might do: the clock ends it
             now = follower.line(run).replace(f" of {follower.steps_asked}", "")
-            display.line(now, tuning.table(now))
+            display.line(now, table(now))
 
-    try:
-        return job.run(lambda: display.final(line_of(tuning), tuning.table()), running)
-    finally:
-        display.final(tuning.headline, tuning.table())
+    return running
 
 
 def line_of(tuning: Tuning) -> str:
