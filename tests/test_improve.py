@@ -1,10 +1,21 @@
 """The autopilot: what it may try, what it keeps, when it stops, and what it says of the rest."""
 
 import json
+import math
+from types import SimpleNamespace
+
+import pytest
 
 import labkit as lk
 from labkit.analysis import rules
-from labkit.analysis.facts import CLASSES, Evidence, Facts
+from labkit.analysis.diagnosis import Diagnosis
+from labkit.analysis.facts import CLASSES, Evidence, Facts, Finding, loss
+from labkit.analysis.losses import agree
+from labkit.results.machine import Machine
+from labkit.show.improving import Improvement
+from labkit.tuner.improve import Improver, lacking
+from labkit.tuner.search import Search
+from labkit.tuner.tuning import space
 
 IN_WORDS = {"compile": "torch.compile", "precision": "bf16", "batch_size": "larger batch"}
 
@@ -31,3 +42,183 @@ def test_what_a_finding_advises_and_what_a_program_would_change_are_the_same():
             assert 1 <= remedy.gain[0] <= remedy.gain[1]
             lk.Pipeline(num_workers=1).but(**remedy.changes)  # each is a knob, and allowed
         assert json.dumps(finding.to_dict()["remedies"])
+
+
+# -- the climb, on a made-up machine ---------------------------------------------------------------
+
+START = {"num_workers": 0, "prefetch_factor": None, "pin_memory": False, "batch_size": 16,
+         "persistent_workers": False, "precision": "fp32", "fused_optimizer": False,
+         "compile": None}  # fmt: skip
+HEALTHY = Finding("compute", "the device is the limit", "seen", "nothing")
+FEED = loss("input", "no workers", 0.6, "", "", "num_workers", changes=[{"num_workers": 4}])
+HALF = loss("precision", "FP32", 0.3, "", "", "bf16", changes=[{"precision": "bf16"}])
+FUSE = loss("launch", "tiny operators", 0.2, "", "", "fused_optimizer",
+            changes=[{"fused_optimizer": True}, {"compile": "default"}])  # fmt: skip
+
+
+class World:
+    """A bench on which `rate(knobs)` is measured, and `found(knobs)` is on top."""
+
+    def __init__(self, rate, found, losses=lambda knobs: [2.0, 1.0, 1.0], spread=0.02):
+        self.rate, self.found, self.losses, self.spread = rate, found, losses, spread
+        self.count, self.asked = 0, []
+
+    def measure(self, knobs, _expected):
+        self.count += 1
+        self.asked.append(dict(knobs))
+        rate = self.rate(knobs)
+        if isinstance(rate, str):
+            return None, rate, None
+        found = Diagnosis(tuple(self.found(knobs)), 1.0, "fake")
+        run = SimpleNamespace(
+            throughput=rate, spread=self.spread, loss=self.losses(knobs), not_applied={},
+            machine=Machine("cpu", "cpu"), diagnose=lambda: found, telemetry=[],
+        )  # fmt: skip
+        return rate, None, run
+
+
+def workers(knobs):
+    return 100 * min(6, max(1, knobs["num_workers"]))
+
+
+def climbed(world, start=START, hopes=None, lacks=lambda *_: None, **more):
+    """Return the climb; `hopes` are {knob: times the throughput} that prediction knows of."""
+
+    def expect(run, here, setting):
+        value = workers(setting.to_dict()) * run.throughput / workers(here.to_dict())
+        return value, value / 1.3, value * 1.3
+
+    def search(tuning):
+        return Search(tuning, space(tuning.start, 12, [16]), None, expect, cores=2)
+
+    def forecast(run, knobs, changes):
+        hope = (hopes or {}).get(next(iter(changes)))
+        return hope and tuple(run.throughput * hope * part for part in (1, 0.9, 1.1))
+
+    return Improver(start, world, forecast, search, lacks=lacks, **more).run()
+
+
+def feed_then(*then):
+    return lambda knobs: [FEED] if knobs["num_workers"] < 6 else then
+
+
+def said(climb):
+    return {rung.what: rung.said for rung in climb.rungs}
+
+
+def test_what_gains_is_kept_one_after_the_other_until_the_device_is_the_limit():
+    def found(knobs):
+        return [HALF] if knobs["precision"] == "fp32" else [HEALTHY]
+
+    world = World(
+        lambda k: workers(k) * (1.4 if k["precision"] == "bf16" else 1),
+        lambda k: [FEED] if k["num_workers"] < 6 else found(k),
+    )
+    climb = climbed(world, hopes={"precision": 1.3}, may_change=["precision"])
+    assert climb.changes == {"num_workers": 6, "prefetch_factor": 1, "precision": "bf16"}
+    assert climb.speedup == pytest.approx(8.4) and world.count == 3
+    assert climb.stopped == "the device is the limit (compute)" and not climb.interrupted
+    shown = Improvement(climb, "fake", None)
+    assert "num_workers=6, prefetch_factor=1, batch_size=16" in shown.snippet
+    assert "torch.autocast(device_type, dtype=torch.bfloat16)" in shown.snippet
+    assert "8.40x the start" in repr(shown) and json.dumps(shown.to_dict())
+
+
+def test_a_healthy_pipeline_is_left_as_it_is_and_said_to_be():
+    world = World(workers, lambda knobs: [HEALTHY])
+    climb = climbed(world)
+    assert climb.changes == {} and climb.speedup == 1.0 and world.count == 1
+    assert "nothing to change" in repr(Improvement(climb, "fake", None))
+
+
+def test_what_breaks_the_losses_is_undone_and_what_gains_nothing_is_a_null_result():
+    def losses(knobs):
+        return [2.0, 3.0, 1.0] if knobs["precision"] == "bf16" else [2.0, 1.0, 1.0]
+
+    def rate(knobs):
+        return 300 if knobs["precision"] == "bf16" else 100
+
+    world = World(rate, lambda knobs: [HALF, FUSE], losses)
+    climb = climbed(world, hopes={"precision": 3, "compile": 1.02}, may_change=["precision"])
+    assert said(climb)["precision='bf16'"] == "undone: the losses differ by +50.0%"
+    assert said(climb)["fused_optimizer=True"] == "no gain"  # expected by what is lost: 1.11x
+    assert not any(knobs["compile"] for knobs in world.asked)  # expected to gain 2 %
+    assert climb.changes == {} and "no setting is expected to gain" in climb.stopped
+    assert len(climb.rungs) == 3  # neither is tried again
+    world = World(rate, lambda k: [HALF], lambda k: [math.nan if k["precision"] != "fp32" else 1.0])
+    climb = climbed(world, may_change=["precision"])
+    assert said(climb)["precision='bf16'"] == "undone: the losses are not finite"
+    assert agree([1.0] * 20, [1.05, 0.97] * 10, 0.02)[0]  # augmented at random: within the noise
+    assert not agree([1.0] * 20, [1.05, 1.04] * 10, 0.02)[0]
+
+
+def test_a_small_gain_is_measured_again_and_one_lucky_run_is_none():
+    lucky = iter([100, 106, 101, 99])
+    world = World(lambda knobs: next(lucky), lambda knobs: [FUSE])
+    climb = climbed(world, hopes={"compile": 1.0, "fused_optimizer": 1.06})
+    assert said(climb)["fused_optimizer=True"] == "no gain" and world.count == 4
+    world = World(lambda k: 106 if k["fused_optimizer"] else 100, lambda k: [FUSE])
+    climb = climbed(world, hopes={"compile": 1.0, "fused_optimizer": 1.06})
+    assert climb.changes == {"fused_optimizer": True} and world.count == 4
+
+
+def test_what_is_trained_and_what_the_device_cannot_do_is_never_changed():
+    world = World(workers, lambda knobs: [HALF, FUSE])
+    no = "no compiler"
+    climb = climbed(world, lacks=lambda changes, *_: no if "compile" in changes else None)
+    assert "may_change={'precision'}" in climb.left_out["precision='bf16'"]
+    assert climb.left_out["compile='default'"] == no
+    assert {(k["precision"], k["compile"], k["batch_size"]) for k in world.asked} == {
+        ("fp32", None, 16)
+    }
+    cpu, old = Machine("cpu"), Machine("cuda:0", "gpu", compute_capability="7.0")
+    assert "CUDA" in lacking({"pin_memory": True}, cpu, {})
+    assert "8.0" in lacking({"precision": "bf16"}, old, {})
+    assert lacking({"channels_last": True}, cpu, {"model": "mlp"})
+    assert lacking({"fused_optimizer": True}, cpu, {}) is None
+    with pytest.raises(ValueError, match="may_change=.'depth'.: allow any of batch_size"):
+        climbed(world, may_change=["depth"])
+
+
+def test_a_failure_is_reported_and_a_contradicted_prediction_leads_to_a_coarse_ladder():
+    known = {0: 100, 2: 180, 4: 240, 8: 240}
+    world = World(lambda k: known.get(k["num_workers"], 90), lambda k: [FEED, FUSE])
+    climb = climbed(world, hopes={"compile": 1.5, "fused_optimizer": 1.0})
+    assert climb.changes["num_workers"] == 4 and climb.speedup == 2.4
+    world = World(lambda k: "out of memory" if k["compile"] else 100, lambda k: [FUSE])
+    climb = climbed(world, hopes={"compile": 1.5, "fused_optimizer": 1.0})
+    assert said(climb)["compile='default'"] == "failed: out of memory" and climb.changes == {}
+    with pytest.raises(RuntimeError, match="cannot be measured: no disk"):
+        climbed(World(lambda k: "no disk", lambda k: [FEED]))
+
+
+def test_twelve_runs_the_time_and_stop_end_it_with_the_best_so_far(monkeypatch):
+    pairs = [
+        loss("launch", "x", 0.3, "", "", "", changes=[{"prefetch_to_device": n + 1}])
+        for n in range(20)
+    ]
+    world = World(lambda knobs: 100, lambda knobs: pairs)
+    assert climbed(world).stopped == "12 runs are made" and world.count == 12
+
+    now = iter(range(0, 10_000, 4))
+    monkeypatch.setattr("labkit.tuner.improve.time.monotonic", lambda: next(now))
+    climb = climbed(World(lambda knobs: 100, lambda knobs: pairs), seconds=50)
+    assert climb.stopped == "the 50 s are used up" and 1 < len(climb.rungs) < 12
+    assert climb.seconds < 60
+    monkeypatch.undo()
+
+    def stopped(knobs):
+        if knobs["fused_optimizer"]:
+            raise KeyboardInterrupt
+        return workers(knobs)
+
+    climb = climbed(World(stopped, feed_then(FUSE)), hopes={"compile": 1.0})
+    assert climb.interrupted and climb.speedup == 6 and len(climb.rungs) == 2
+    assert "interrupted" in repr(Improvement(climb, "fake", None))
+
+
+def test_a_start_that_was_only_cold_is_found_out():
+    rates = iter([100, 200, 198])
+    world = World(lambda knobs: next(rates), lambda k: [HEALTHY] if k["num_workers"] else [FEED])
+    climb = climbed(world, check_start=True)
+    assert climb.changes == {} and "measured again" in climb.rungs[1].said
