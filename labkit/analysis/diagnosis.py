@@ -107,7 +107,8 @@ def diagnose(what: Any) -> Diagnosis:
     if isinstance(what, Ranks):
         return what.diagnose()
     found = _of_run(what)
-    return replace(found, notes=(BODY_NOTE, *found.notes)) if what.watched else found
+    unseen = what.watched and not what.lines.body
+    return replace(found, notes=(BODY_NOTE, *found.notes)) if unseen else found
 
 
 @of_one_moment
@@ -178,6 +179,8 @@ def _verdict(
         notes.append("On a GPU gaps between kernels count as busy: its share is an upper bound.")
     if (taken := facts.taken_by_others) > limits.FOREIGN_LOAD / 2:
         notes.append(f"Other programs had the model's core for {taken:.0%} of the time.")
+    elif (others := facts.foreign_cores or 0.0) > limits.FOREIGN_LOAD * (facts.cores or 1):
+        notes.append(f"Other programs used {others:.1f} of {facts.cores} cores meanwhile.")
     if findings[0].name == "compute" and gaps_may_hide:
         remedy, confidence = LOOK_INSIDE if could_look else PROFILE, 0.0
         findings = (gaps_hidden(facts.shares["compute"], facts.witnesses, remedy), *findings)
@@ -248,7 +251,8 @@ def _device_shared(run: Any, facts: Facts, first: Finding) -> Finding | None:
     starved = starved and rules.losses(facts)[1]["input"] <= taken
     # A watched loop's thread is not timed: its long steps may be others' doing
     doubtful = run.watched and facts.kind == "cpu"
-    doubtful = doubtful and first.name in ("compute", "launch")
+    changes = first.cause == "cold_start" or (first.cause == "drift" and not facts.growth)
+    doubtful = doubtful and (first.name in ("compute", "launch") or changes)
     doubtful = doubtful and (facts.in_line is None or facts.in_line > limit)
     if facts.kind == "gpu" and (others := _on_the_card(run)):
         seen = others
