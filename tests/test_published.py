@@ -1,10 +1,13 @@
 """Other people's numbers: complete, true to their source, and never mixed with one's own."""
 
+import json
 import re
 
 import pytest
 
 import labkit as lk
+from labkit.analysis.datasheets import CARDS
+from labkit.analysis.published import DATA
 
 NAMES = [entry.name for entry in lk.published()]
 
@@ -162,3 +165,29 @@ def test_a_word_is_found_by_its_other_names_and_an_unknown_one_gets_the_nearest(
         lk.glossary("kernal")
     with pytest.raises(ValueError, match=r"Unknown term 'xyzzy'; lk.glossary\(\) lists all"):
         lk.glossary("xyzzy")
+
+
+# -- a GPU beside the CPU, and what the instruments print ------------------------------------------
+
+
+@pytest.mark.parametrize("card", [sheet for _, sheet in CARDS], ids=lambda sheet: sheet.name)
+def test_a_card_is_drawn_from_its_data_sheet(card):
+    chip = json.loads((DATA / "chips.json").read_text())[card.name]
+    # The sheet's FP32 rate follows from lanes, two operations each, and a clock that is possible
+    clock_ghz = card.tflop_per_s["fp32"] * 1e3 / (chip["sms"] * chip["lanes"] * 2)
+    assert 1.2 < clock_ghz < 2.7
+    figure = lk.anatomy(card.name, lk.recorded("workers-0").machine)
+    [axes] = figure.axes
+    said = " ".join(text.get_text() for text in [*figure.texts, *axes.texts])
+    assert f"beside {chip['sms']} SMs" in said and f"{card.gb_per_s:,.0f} GB/s" in said
+    squares = [patch for patch in axes.patches if patch.get_linewidth() == 0]
+    assert len(squares) == chip["sms"] + 2 + 2  # cores of the recorded machine, and two pipes
+    link = {3: 15.75, 4: 31.5, 5: 63.0}[chip["pcie"]]
+    wide = [p.get_width() for p in squares if p.get_height() == 0.63][0]
+    thin = [p.get_height() for p in squares if p.get_width() == 1.3][0]
+    assert wide / thin == pytest.approx(card.gb_per_s / link)
+
+
+def test_an_unknown_card_is_refused():
+    with pytest.raises(ValueError, match="Unknown card 'A101'; available: H200 SXM, "):
+        lk.anatomy("A101", lk.recorded("workers-0").machine)
