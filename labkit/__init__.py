@@ -35,6 +35,7 @@ _PUBLIC = {  # the public names, by the module of labkit that holds them
     "results.ranks": "Ranks",
     "results.record": "RecordError",
     "results.run": "Run",
+    "results.script": "script",
     "show.improving": "improve",
     "show.anatomy": "anatomy",
     "show.ladder": "Ladder Scaling",

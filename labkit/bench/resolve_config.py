@@ -6,23 +6,29 @@ A knob that cannot act here is changed to what will really run and reported; nev
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from labkit.bench import formats, model_size
+from labkit.bench import formats, machine, model_size
+from labkit.process.device_lock import hold
 from labkit.spec import GRAPH_MODES, automatic, compiler
 
 
 def resolve_config(
-    asked: dict[str, Any], device: torch.device, own_model: bool = True
+    asked: dict[str, Any], device: torch.device, own_model: bool = True, here: bool = True
 ) -> tuple[SimpleNamespace, dict[str, str]]:
-    """Return the job (every knob with its final value) and {knob: why it was not applied}."""
+    """Return the job (every knob with its final value) and {knob: why it was not applied}.
+
+    Of a device that is not here nothing is asked: its job is as it was asked for.
+    """
     job = SimpleNamespace(**asked)
     job.device = str(device)
     for name, value in automatic(job.dataset, job.num_workers).items():
@@ -32,7 +38,7 @@ def resolve_config(
         model_size.fill(job, device)
 
     dropped: dict[str, str] = {}
-    for name, value, reason in _inapplicable(job, device):
+    for name, value, reason in _inapplicable(job, device) if here else ():
         if getattr(job, name) != value:
             setattr(job, name, value)
             dropped[name] = reason
@@ -83,3 +89,25 @@ def compile_lacks(mode: str | None, device: torch.device) -> str | None:
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "Triton needs a C compiler to launch its kernels and found none: install gcc"
     return None
+
+
+def resolve_elsewhere(asked: dict[str, Any], cache: Path) -> dict[str, Any]:
+    """Return the job of a pipeline that is not run, what is not applied, and a CPU's threads."""
+    machine.use_fixed_threads()
+    try:
+        device, here = machine.find_device(asked["device"]), True
+    except RuntimeError:  # the card of another machine
+        device, here = torch.device(asked["device"]), False
+    sized = device.type == "cpu" or None not in (asked["width"], asked["depth"])
+    if here and not sized:  # it may have to be timed
+        model_size.kept_in = cache
+        holder = {"run": "lk.script", "pid": os.getpid(), "since": "just now"}
+        uuid = machine.describe(device).get("uuid") or device.type
+        hold(cache / "locks", uuid, holder, waiting=lambda _: None)
+    job, not_applied = resolve_config(asked, device, own_model=here, here=here)
+    threads = torch.get_num_threads() if device.type == "cpu" else None
+    return {"job": vars(job), "not_applied": not_applied, "threads": threads}
+
+
+if __name__ == "__main__":
+    print(json.dumps(resolve_elsewhere(json.loads(sys.argv[2]), Path(sys.argv[1]))))

@@ -82,7 +82,12 @@ def machine() -> Machine:
 
     Raises RuntimeError where torch cannot be imported or the driver does not answer, saying why.
     """
-    command = [sys.executable, "-m", "labkit.bench.machine"]
+    return Machine.from_dict(asked_of("labkit.bench.machine"))
+
+
+def asked_of(module: str, *arguments: str) -> dict[str, Any]:
+    """Return what `python -m module` prints as JSON; RuntimeError where torch does not start."""
+    command = [sys.executable, "-m", module, *arguments]
     try:
         probe = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS)
     except subprocess.TimeoutExpired:
@@ -92,7 +97,7 @@ def machine() -> Machine:
     if probe.returncode != 0:
         why = (probe.stderr.strip().splitlines() or ["no message"])[-1]
         raise RuntimeError(f"torch does not start here: {why}")
-    return Machine.from_dict(json.loads(probe.stdout.splitlines()[-1]))
+    return json.loads(probe.stdout.splitlines()[-1])
 
 
 SETTINGS = {  # of TrainingArguments: the knob of the Pipeline that each stands for
