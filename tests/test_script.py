@@ -1,6 +1,5 @@
-"""`lk.script`: plain PyTorch that trains as the pipeline does, and the lines that knobs stand for."""
+"""`lk.script`: plain PyTorch that trains as the pipeline does, and the lines of a change."""
 
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import labkit as lk
 from labkit.results.plain_pytorch import changed_lines, whole_script
 from labkit.spec import KNOBS, Pipeline, compiler
 
-SHORT = {"steps": 12, "seconds": None, "xray": False, "io_ms": 0.2}
+SHORT = {"steps": 8, "seconds": None, "xray": False, "io_ms": 0.2, "device": "cpu"}
 TRAINED = {
     "default": {},
     "array": {"dataset": "array", "batch_size": 32, "io_ms": 0},
@@ -24,35 +23,114 @@ TRAINED = {
     "plain images": {"augment": 0, "image_px": 24},
     "much augmented": {"augment": 3, "model": "mlp", "seed": 3},
     "stalls": {"stall_ms": 3, "stall_every": 4, "num_workers": 2},
-    "no GPU": {"pin_memory": True, "non_blocking": True, "prefetch_to_device": True},
     "compiled": {"compile": "default", "dataset": "array", "model": "mlp"},
 }
+GPU = {
+    "all": {"pin_memory": True, "non_blocking": True, "prefetch_to_device": True,
+            "precision": "fp16", "accumulation_steps": 4, "compile": "reduce-overhead",
+            "num_workers": 12, "prefetch_factor": 4, "persistent_workers": True,
+            "stall_ms": 80.0, "dataset": "array", "device": "cuda:1"},
+    "tf32": {"precision": "tf32", "dataset": "sleep", "io_ms": 1.0, "model": "transformer"},
+    "plain": {"fused_optimizer": True, "non_blocking": True, "pin_memory": True},
+    "bare": {"augment": 0, "channels_last": True, "seconds": None, "precision": "bf16"},
+}  # fmt: skip
 
 
 def job(**knobs):
-    """Return a job as resolved on a GPU, written where there is none."""
+    """Return a job as it is resolved on a GPU, which need not be here."""
     filled = {"width": 32, "depth": 2, "prep_ms": 50.0, "io_ms": 0.0, "device": "cuda:0"}
     return Pipeline().to_dict() | filled | knobs
 
 
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory):
+    """An environment in which labkit cannot be imported, with a temporary folder of its own."""
+    folder = tmp_path_factory.mktemp("apart")
+    (folder / "labkit.py").write_text("raise ImportError('must not be needed')")
+    return {**os.environ, "PYTHONPATH": str(folder), "TMPDIR": str(folder)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_script_trains_the_same_losses_to_the_bit(name, tmp_path):
-    knobs = SHORT | TRAINED[name] | {"device": "cpu"}
+def test_a_script_trains_the_same_losses_to_the_bit(name, tmp_path, apart):
+    knobs = SHORT | TRAINED[name]
     if "compile" in knobs and not compiler():
         pytest.skip("needs a C++ compiler")
-    pipeline = Pipeline(**knobs)
-    file = lk.script(pipeline).save(tmp_path / "train.py")
-    run = lk.run(pipeline)
-    assert lk.script(run).splitlines()[5:] == file.read_text().splitlines()[5:]
-    blocker = tmp_path / "nothing_of_it" / "labkit.py"
-    blocker.parent.mkdir()
-    blocker.write_text("raise ImportError('not to be imported')")
-    env = {**os.environ, "PYTHONPATH": str(blocker.parent), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-W", "error", file]
-    ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    run = lk.run(Pipeline(**knobs))
+    file = lk.script(run).save(tmp_path / "train.py")
+    command = [sys.executable, "-W", "error::UserWarning", file]
+    ended = subprocess.run(command, cwd=tmp_path, env=apart, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     losses, rate = ended.stdout.splitlines()
     theirs = np.array(losses.split()[1:], np.float32)
     assert theirs.tolist() == np.array(run.loss, np.float32).tolist()
-    assert len(theirs) == 12 and rate.endswith("samples/s after the warm-up")
+    assert len(theirs) == 8 and rate.endswith("samples/s after the warm-up") == (run.warmup < 8)
+
+
+@pytest.mark.slow
+def test_a_pipelines_script_is_that_of_its_run_here():
+    pipeline = Pipeline(**SHORT, pin_memory=True)
+    script = lk.script(pipeline)
+    assert script == lk.script(lk.run(pipeline))
+    assert "Left out: pin_memory (there is no CUDA device" in script.replace("\n", " ")
+    assert "pin_memory=True," not in script.partition("import")[2]
+    with pytest.raises(ValueError, match="width=None is chosen by timing"):
+        lk.script(Pipeline(device="cuda"))
+    elsewhere = lk.script(Pipeline(device="cuda", width=64, depth=4, pin_memory=True))
+    assert "pin_memory=True" in elsewhere.partition("DataLoader(")[2]
+    assert 'torch.device("cuda")' in elsewhere
+
+
+def test_scripts_are_formatted_and_import_what_they_use(tmp_path):
+    for name, knobs in (TRAINED | GPU).items():
+        (tmp_path / f"{name}.py").write_text(whole_script(job(**knobs), 2, "A script."))
+    for how in (["format", "--check"], ["check", "--select", "E,F,I,B,UP,SIM"]):
+        ruff = [sys.executable, "-m", "ruff", *how, "--isolated", "--line-length", "100", tmp_path]
+        done = subprocess.run(ruff, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert not any("labkit" in file.read_text() for file in tmp_path.iterdir())
+
+
+def test_every_knob_is_in_the_script():
+    values = {
+        "dataset": "sleep", "model": "mlp", "precision": "bf16", "compile": "default",
+        "device": "cpu", "seconds": 9.0, "stall_ms": 5.0, "io_ms": 3.0,
+    }  # fmt: skip
+    needs = {"prep_ms": {"dataset": "sleep"}, "stall_every": {"stall_ms": 5.0}}
+    needs |= dict.fromkeys(("prefetch_factor", "persistent_workers"), {"num_workers": 2})
+    for name, knob in KNOBS.items():
+        plain = job(**needs.get(name, {}))
+        value = values.get(name, not plain[name] if knob.kind == "bool" else 7)
+        changed = whole_script(plain | {name: value}, 1) != whole_script(plain, 1)
+        assert changed == (name != "xray"), name
+
+
+def test_the_lines_of_a_change_are_whole_statements():
+    assert changed_lines({}, {"num_workers": 6, "pin_memory": True}) == (
+        "loader = DataLoader(dataset, batch_size=16, num_workers=6, pin_memory=True)\n"
+    )
+    assert changed_lines({}, {"precision": "bf16"}) == (
+        "with torch.autocast(device.type, dtype=torch.bfloat16):\n"
+        "    loss = nn.functional.cross_entropy(model(images), labels)\n"
+    )
+    assert changed_lines({}, {"compile": "default"}) == "model = torch.compile(model)\n"
+    loop = changed_lines({}, {"accumulation_steps": 4, "precision": "fp16"})
+    assert "scaler.scale(loss / 4).backward()\nif step % 4 == 0:\n    scaler.step(" in loop
+    for name, value in {"prefetch_to_device": True, "channels_last": True, "seed": 3}.items():
+        assert 1 <= changed_lines({}, {name: value}).count("\n") <= 8
+    p = Pipeline(num_workers=2)
+    lines = lk.script(p.but(dataset="array", num_workers=4), before=p)
+    assert lines.startswith("dataset = Images(decoded(") and "num_workers=4" in lines
+    assert lk.script(p, before=p) == "# these knobs are not in the script\n"
+
+
+def test_a_script_is_text_that_can_be_saved_and_shown(tmp_path):
+    script = lk.script(Pipeline(seed=3, compile="default"), before=Pipeline())
+    assert script.save(tmp_path / "lines.py").read_text() == script.text == str(script)
+    assert repr(script) + "\n" == script and "<pre" in script._repr_html_()
+    for bad in (3, "train.py", lk.recorded("memory_parts")):
+        with pytest.raises(ValueError, match="give a Pipeline, or the Run of one"):
+            lk.script(bad)
+    for knob in ("dataset", "model"):
+        with pytest.raises(ValueError, match=f"{knob}='new' cannot be written as a script yet"):
+            whole_script(job(**{knob: "new"}), 1)

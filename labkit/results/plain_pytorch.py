@@ -1,7 +1,8 @@
 """The plain PyTorch that a pipeline stands for: a whole script, or the lines that knobs change.
 
-`BLOCKS` are the script with every knob in it. A line that ends in `#if a !b` stays where a is so
-and b is not; `<name>` is filled in. Models and images are the bench's own, read from its source.
+`script_template.txt` is the script with every knob in it. What stands below `#block a !b`, and a
+line that ends in `#if a !b`, stays where a is so and b is not; `<name>` is filled in. Models and
+images are the bench's own, read from its source.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from typing import Any
 
 from labkit.spec import GRAPH_MODES, KNOBS
 
+TEMPLATE = Path(__file__).with_name("script_template.txt")
 BENCH = Path(__file__).parents[1] / "bench"
 WIDTH, INDENT = 100, 4  # columns: of a line at most, and before the statements of main()
 PYTORCH_PREFETCH = 2  # its default
 DATASETS = {  # {name: what its Images are made of, as code}
     "jpeg": "image_files(2 * PX)",
     "array": "decoded(image_files(2 * PX))",
-    "sleep": "noise()",
+    "sleep": "np.random.default_rng(SEED).integers(0, 256, (64, 3, PX, PX), dtype=np.uint8)",
 }
 MODELS = {"cnn": "CNN", "mlp": "MLP", "transformer": "Transformer"}  # classes of bench/models.py
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -33,180 +35,6 @@ IMPORTS = (  # (module, its names); what a script does not use is left out
 ALIAS = {"numpy": "np"}
 UNUSED = ", _image_px: int"  # of a model's arguments
 LOADER = ("batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
-
-CONSTANTS = """
-COUNT, CLASSES = <count>, <classes>  # of the images
-PX = <image_px>  # edge of the model's images
-AUGMENT = <augment>  # rounds of crop, flip and colour change per image  #if jpeg augment
-PREP_MS = <prep_ms>  # simulated delay: stands in for preparing a batch  #if sleep
-IO_MS = <io_ms>  # simulated delay per item, as of a network drive  #if io_ms
-STALL_MS, STALL_EVERY = <stall_ms>, <stall_every>  # simulated delay in one of so many #if stall_ms
-SEED = <seed>
-"""
-FILES = '''
-def image_files(px: int) -> list[Path]:
-    """Return JPEG files of `px` by `px` pixels, drawn once: put your own here."""
-    folder = Path(tempfile.gettempdir(), f"gratings-{px}px")
-    folder.mkdir(exist_ok=True)
-    files = [folder / f"{index:05d}.jpg" for index in range(COUNT)]
-    for index, file in enumerate(files):
-        if not file.exists():
-            part = file.with_suffix(f".{os.getpid()}")
-            Image.fromarray(draw_image(index, px)).save(part, "JPEG", quality=90)
-            part.replace(file)
-    return files
-'''
-DECODED = '''
-def decoded(files: list[Path]) -> np.ndarray:
-    """Return the images of all files: (COUNT, 3, PX, PX) uint8."""
-    images = (np.asarray(Image.open(file).resize((PX, PX))) for file in files)
-    return np.stack([image.transpose(2, 0, 1) for image in images])
-'''
-NOISE = '''
-def noise() -> np.ndarray:
-    """Return 64 images of random pixels: (64, 3, PX, PX) uint8."""
-    return np.random.default_rng(SEED).integers(0, 256, (64, 3, PX, PX), dtype=np.uint8)
-'''
-JPEG = '''
-class Images(Dataset):
-    """Image files and their labels: (3, PX, PX) uint8, and an int."""
-
-    def __init__(self, files: list[Path]):
-        self.files = files
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:  #if !augment
-    def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, int]:  #if augment
-        number, index = key  # the number seeds the augmentation  #if augment
-        time.sleep(IO_MS / 1e3)  #if io_ms
-        image = Image.open(self.files[index]).convert("RGB")
-        rng = random.Random(SEED * 1_000_003 + number)  #if augment
-        for _ in range(AUGMENT):  #if augment
-            image = augmented(image, rng)  #if augment
-        pixels = np.array(image.resize((PX, PX)))  # (PX, PX, 3)
-        return torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), index % CLASSES
-'''
-ARRAY = '''
-class Images(Dataset):
-    """Images in memory, given out by batches: (B, 3, PX, PX) uint8, and labels (B,)."""
-
-    def __init__(self, images: np.ndarray):
-        self.images = images
-
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        time.sleep(PREP_MS / 1e3)  #if sleep !io_ms
-        time.sleep(PREP_MS / 1e3 + IO_MS / 1e3 * len(indices))  #if sleep io_ms
-        time.sleep(IO_MS / 1e3 * len(indices))  #if !sleep io_ms
-        rows = np.array(indices) % len(self.images)
-        return torch.from_numpy(self.images[rows]), torch.from_numpy(rows % CLASSES)
-
-
-def as_it_is(batch: tuple) -> tuple:
-    """Hand on a batch that is whole already."""
-    return batch
-'''
-STALL = '''
-class SlowDisk:
-    """Collates batches, and sleeps before one in STALL_EVERY: a simulated slow-disk stall."""
-
-    def __init__(self):
-        self.seen = 0
-
-    def __call__(self, samples):
-        worker = get_worker_info()
-        batch = self.seen * <some_workers> + (worker.id if worker else 0)
-        self.seen += 1
-        if batch % STALL_EVERY == STALL_EVERY - 1:
-            time.sleep(STALL_MS / 1e3)
-        return default_collate(samples)  #if jpeg
-        return as_it_is(samples)  #if !jpeg
-'''
-SHUFFLED = '''
-def shuffled():
-    """Yield the indices of all images in random order, epoch after epoch without end."""
-    rng = random.Random(SEED)
-    while True:
-        yield from rng.sample(range(COUNT), COUNT)
-'''
-MAIN = """
-def main() -> None:
-    torch.manual_seed(SEED)
-    torch.set_num_threads(<threads>)  # the other cores are the loader's  #if threads
-    device = torch.device("<device>")
-    torch.cuda.set_device(device)  #if other_card
-    torch.set_float32_matmul_precision("high")  # TF32  #if tf32
-    torch.backends.cudnn.allow_tf32 = False  # else FP32 convolutions use TF32  #if plain_convs
-    dataset = Images(<images>)  #if known
-    loader = <loader>
-    with device:  # the weights are made where they are needed
-        model = <model_call>
-    model = model.to(memory_format=torch.channels_last)  #if channels_last
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  #if !fused_optimizer
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)  #if fused_optimizer
-    model = torch.compile(model)  #if compile !mode
-    model = torch.compile(model, mode="<compile>")  #if mode
-    scaler = torch.amp.GradScaler(device.type)  #if fp16
-    copies = torch.cuda.Stream()  #if prefetch_to_device
-    losses, start = [], time.perf_counter()
-    begun = start
-    for step, (images, labels) in enumerate(loader, 1):
-        images, labels = images.to(device), labels.to(device)  #if !own_copy
-        images = images.to(device, non_blocking=True)  #if non_blocking !prefetch_to_device
-        labels = labels.to(device, non_blocking=True)  #if non_blocking !prefetch_to_device
-        with torch.cuda.stream(copies):  # under the compute before  #if prefetch_to_device
-            images = images.to(device<overlap>)  #if prefetch_to_device
-            labels = labels.to(device<overlap>)  #if prefetch_to_device
-        torch.cuda.current_stream().wait_stream(copies)  #if prefetch_to_device
-        images.record_stream(torch.cuda.current_stream())  #if prefetch_to_device
-        labels.record_stream(torch.cuda.current_stream())  #if prefetch_to_device
-        images = images.to(memory_format=torch.channels_last)  #if channels_last
-        images = images.float().div_(255)  # on the device: uint8 has a quarter of the bytes
-        with torch.autocast(device.type, dtype=torch.<dtype>):  #if dtype
-            loss = nn.functional.cross_entropy(model(images), labels)  #if dtype
-        loss = nn.functional.cross_entropy(model(images), labels)  #if !dtype
-        loss.backward()  #if !fp16 !parts
-        (loss / <parts>).backward()  #if !fp16 parts
-        scaler.scale(loss).backward()  #if fp16 !parts
-        scaler.scale(loss / <parts>).backward()  #if fp16 parts
-        if step % <parts> == 0:  #if parts
-            optimizer.step()  #if parts !fp16
-            scaler.step(optimizer)  #if parts fp16
-            scaler.update()  #if parts fp16
-            optimizer.zero_grad()  #if parts
-        optimizer.step()  #if !parts !fp16
-        scaler.step(optimizer)  #if !parts fp16
-        scaler.update()  #if !parts fp16
-        optimizer.zero_grad()  #if !parts
-        losses.append(loss.detach())  #if !graphs
-        losses.append(loss.detach().clone())  # a graph's next replay overwrites it  #if graphs
-        if step == 1:  # compiled: warm from here on  #if compile seconds
-            start = time.perf_counter()  #if compile seconds
-        if step == <warmup>:  # warmed up
-            torch.accelerator.synchronize()  #if gpu
-            begun = time.perf_counter()
-        if step == <steps>:  #if !seconds
-        if step == <steps> or time.perf_counter() - start > <seconds>:  #if seconds
-            torch.accelerator.synchronize()  #if gpu
-            took = time.perf_counter() - begun
-            break
-    print("losses:", *torch.stack(losses).tolist())
-    if step > <warmup>:
-        print(f"{len(labels) * (step - <warmup>) / took:,.0f} samples/s after the warm-up")
-
-
-if __name__ == "__main__":
-    main()
-"""
-BLOCKS = (  # (where it is needed, the code)
-    ("", CONSTANTS), ("!sleep", "<draw_image>"), ("!sleep", FILES), ("array", DECODED),
-    ("sleep", NOISE), ("jpeg augment", "<augmented>"), ("jpeg", JPEG), ("!jpeg", ARRAY),
-    ("stall_ms", STALL), ("", SHUFFLED), ("", "<model_source>"), ("", MAIN),
-)  # fmt: skip
 
 
 def whole_script(job: dict[str, Any], threads: int | None, title: str = "") -> str:
@@ -283,8 +111,11 @@ def _written(job: dict[str, Any], threads: int | None) -> str:
         "parts": parts if parts > 1 else None, "some_workers": max(1, workers),
         "warmup": max(3, workers * (job["prefetch_factor"] or PYTORCH_PREFETCH)),
     }  # fmt: skip
-    blocks = (_filled(text, known) for needed, text in BLOCKS if _holds(needed, known))
-    return "\n\n\n".join(block.strip("\n") for block in blocks) + "\n"
+    blocks = []
+    for block in TEMPLATE.read_text(encoding="utf-8").split("#block")[1:]:
+        needed, _, text = block.partition("\n")
+        blocks += [_filled(text, known)] if _holds(needed, known) else []
+    return "\n\n\n".join(blocks) + "\n"
 
 
 def _filled(text: str, known: dict[str, Any]) -> str:
@@ -302,7 +133,7 @@ def _filled(text: str, known: dict[str, Any]) -> str:
 
 
 def _as_code(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
 def _holds(needed: str, known: dict[str, Any]) -> bool:

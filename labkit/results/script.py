@@ -81,7 +81,7 @@ def script(what: Pipeline | Run, *, before: Pipeline | Run | None = None) -> Scr
         job, left_out, threads = _on_this_machine(asked)
     about = f"What {asked!r} does on {job['device']}."
     about += "".join(f" Left out: {name} ({why})." for name, why in left_out.items())
-    title = f"Train a {job['model']} on images in plain PyTorch.\n\n"
+    title = "A training script in plain PyTorch.\n\n"
     return Script(whole_script(job, threads, title + textwrap.fill(about, 99) + "\n"))
 
 
