@@ -19,7 +19,7 @@ SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 @dataclass(frozen=True)
 class Peak:
-    """What a device can do: prints as "312 TFLOP/s in BF16, data sheet of A100 SXM 40 GB"."""
+    """What a device can do: prints as "312 TFLOP/s in BF16, 1555 GB/s, data sheet of A100 ..."."""
 
     flop_per_s: float  # dense, in `precision`
     byte_per_s: float | None  # of its memory
@@ -34,7 +34,8 @@ class Peak:
     def __str__(self) -> str:
         scale, unit = next((s for s in SCALES if self.flop_per_s >= s[0]), SCALES[-1])
         rate = f"{self.flop_per_s / scale:.3g} {unit}FLOP/s"
-        return f"{rate} in {self.precision.upper()}, {self.source}"
+        memory = f", {self.byte_per_s / 1e9:.4g} GB/s" if self.byte_per_s else ""
+        return f"{rate} in {self.precision.upper()}{memory}, {self.source}"
 
 
 @of_one_moment

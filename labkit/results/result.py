@@ -82,6 +82,11 @@ class Result:
         return self.table()._repr_html_()
 
 
+def percent(share: float | None) -> str | None:
+    """Return a share in two digits: 26%, 5.6%; None of None."""
+    return share if share is None else f"{share:.{0 if share >= 0.0995 else 1}%}"
+
+
 def noise(spread: float, what: str = "throughput") -> str:
     """Return what is said of a measurement whose `spread` (IQR over median) is above NOISY."""
     return f"NOISY: {what} varied by {spread:.0%} (IQR/median)"

@@ -8,7 +8,7 @@ import numpy as np
 
 from labkit.results.event_log import EventLogResult, derived, fact, of_one_moment
 from labkit.results.record import Watched, pipeline_of
-from labkit.results.result import noise
+from labkit.results.result import noise, percent
 from labkit.results.sweep import Comparison
 from labkit.results.timeline import Timeline, split_steps, unevenness
 from labkit.spec import NOISY, Pipeline
@@ -213,6 +213,9 @@ class Run(EventLogResult):
     mbu = derived(lambda run: above("Run.mbu")(run),
                   "The same of bytes that have to move (a lower bound); None where they fit into "
                   "the cache.")
+    mfu_text = derived(lambda run: ", ".join(f"{name.upper()} {percent(share)}" for name in
+                                             ("mfu", "mbu") if (share := getattr(run, name))),
+                       '"MFU 26%, MBU 5.6%", or what is known of it; "" where neither is.')
     xray = derived(lambda run: above("Run.xray")(run),
                    "The x-ray's trace as a Breakdown; None where it lies in no folder.")
     # fmt: on
@@ -272,6 +275,7 @@ class Run(EventLogResult):
             f"{self.throughput:.0f} {self.unit}/s, {self.machine.kind.upper()} busy "
             f"{self.busy_text}, step {self.step_ms:.1f} ms ({parts})"
         )
+        text += f"; {self.mfu_text} of {self.peak}" if self.mfu_text else ""
         stated = "hidden" if self.alias else self.pipeline.simulated_delay
         text += f"; simulated delay: {stated}" if stated else ""
         return text + (f"; {noise(self.spread)}" if self.noisy else "")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from labkit.knobs import check_names
-from labkit.results.result import Result, Table
+from labkit.results.result import Result, Table, percent
 from labkit.spec import KNOBS, Pipeline
 from labkit.wiring import above
 
@@ -16,6 +16,7 @@ COMPARED = (
     "throughput", "utilization", "step_ms", "wait_ms", "copy_ms", "compute_ms", "other_ms",
 )  # fmt: skip
 
+EFFICIENCY = ("mfu", "mbu")  # shown where they are known
 WORDS = ("slower", "faster")
 
 
@@ -82,9 +83,13 @@ class Comparison(Result):
     def table(self) -> Table:
         """Return the changed knobs and the numbers, before and after, with the verdict below."""
         rows = [(name, repr(old), repr(new), "") for name, (old, new) in self.changed.items()]
-        for name in COMPARED:
+        for name in (*COMPARED, *EFFICIENCY):
             both = [getattr(run, name) for run in (self.before, self.after)]
             texts = [None if value is None else f"{value:.1f}" for value in both]
+            if name in EFFICIENCY:
+                if both == [None, None]:
+                    continue
+                texts = list(map(percent, both))
             if name == "utilization" and None not in both:
                 texts = [self.before.busy_text, self.after.busy_text]
             rows.append((name, *texts, f"{both[1] / both[0]:.2f}x" if all(both) else ""))
@@ -172,16 +177,18 @@ class Sweep(Result):
     def table(self) -> Table:
         """Return the knobs, samples/s, busy share, wait and compute of each run."""
         where, rows = ("device",) if self.devices else (), []
+        more = ["MFU"] * any(run.mfu for run in self.runs)
         for setting, run in zip(self.settings, self.runs, strict=False):
-            numbers = [None] * 4 + [run.error or run.outcome]
+            numbers = [None] * (4 + len(more)) + [run.error or run.outcome]
             if run.throughput is not None:
                 note = [run is self.best and "best", run.noisy and "noisy"]
                 times = f"{run.wait_ms:.1f}", f"{run.compute_ms:.1f}", " ".join(filter(None, note))
-                numbers = [f"{run.throughput:.0f}", run.busy_text, *times]
+                mfu = [percent(run.mfu)] * len(more)
+                numbers = [f"{run.throughput:.0f}", run.busy_text, *mfu, *times]
             device = [run.asked.device for _ in where]
             rows.append([*map(repr, setting.values()), *device, *numbers])
         left = len(self.pipelines) - len(self.runs)
-        head = (*self.knobs, *where, "samples/s", "busy", "wait ms", "compute ms", "")
+        head = (*self.knobs, *where, "samples/s", "busy", *more, "wait ms", "compute ms", "")
         return Table(rows, head, foot=(f"({left} not run)",) if left else (), left=())
 
 

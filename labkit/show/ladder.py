@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from labkit.analysis.cost import joules_per_sample
 from labkit.results.ranks import Ranks
-from labkit.results.result import Result, Table
+from labkit.results.result import Result, Table, percent
 from labkit.results.run import Run
 from labkit.show.primitives import Bar, hbars, rows_in
 from labkit.show.run_header import delays_of, machine_lines, several_header
@@ -66,7 +66,8 @@ class Ladder(Result):
         """Return the steps with their gains, and what the numbers rest on below."""
         if not self.runs:
             return Table([], title="Ladder(): no steps yet; add(name, run)")
-        more = ["J/sample"] * self.energy + ["limited by"] * self.limit
+        mfu = any(run.mfu for run in self.runs.values())
+        more = ["MFU"] * mfu + ["J/sample"] * self.energy + ["limited by"] * self.limit
         head = ["", "step", "samples/s", "busy", "step ms", "gain", "total", *more, ""]
         rows = []
         for number, rung in enumerate(self.rungs):
@@ -76,6 +77,7 @@ class Ladder(Result):
                 cells = [
                     f"{run.throughput:,.0f}", run.busy_text, f"{run.step_ms:.1f}",
                     _times(rung.gain), _times(rung.total),
+                    *([percent(run.mfu)] * mfu),
                     *([None if joules is None else f"{joules:.3g}"] * self.energy),
                     *([run.diagnose().bottleneck] if self.limit else []),
                 ]  # fmt: skip

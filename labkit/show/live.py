@@ -16,8 +16,10 @@ import anywidget
 import numpy as np
 import traitlets
 
+from labkit.analysis.efficiency import per_sample
 from labkit.process.events import now_ns
 from labkit.results.ranks import Ranks
+from labkit.results.result import percent
 from labkit.results.run import Run
 from labkit.show import display
 
@@ -38,6 +40,7 @@ class Follower:
         self.done, self.samples, self.waits = array("d"), array("q"), array("d")  # s, sum, ms
         self.next = self.zero_ns = self.last_ns = 0
         self.steps_asked, self.stated, self.kind = 0, "", "device"
+        self.mfu_s: float | None = None  # MFU of one sample a second
 
     def read(self, run: Run) -> bool:
         """Take in the steps that came since the last call; return whether there were any."""
@@ -45,7 +48,8 @@ class Follower:
         if events and not self.done:
             self.zero_ns, self.next = events[0]["t"][0], events[0]["i"]
             self.steps_asked, self.stated = run.pipeline.steps, run.pipeline.simulated_delay
-            self.kind = run.machine.kind.upper()
+            self.kind, found = run.machine.kind.upper(), run.peak
+            self.mfu_s = found and per_sample(run) / found.flop_per_s
         for event in events:
             self._add(event)
         return bool(events)
@@ -119,10 +123,12 @@ class Follower:
         wall = self.done[last] - self.done[first] if last > first else 0
         if wall > 0:
             busy = (self.busy[2 * last + 2] - self.busy[2 * first + 2]) / wall
+            rate = (self.samples[last] - self.samples[first]) / wall
             waits = self.waits[max(first + 1, last - RECENT) :]
             parts += [
                 f"{self.kind} busy {'at most ' if self.kind == 'GPU' else ''}{busy:.0%}",
-                f"{(self.samples[last] - self.samples[first]) / wall:.0f} samples/s",
+                *([f"MFU {percent(rate * self.mfu_s)}"] if self.mfu_s else []),
+                f"{rate:.0f} samples/s",
                 f"waiting for data {median(waits):.1f} ms a step",
             ]
         if self.stated:

@@ -27,6 +27,7 @@ from labkit.show.controls import Control, shown
 from labkit.show.display import StaticFigure, allow_widgets
 from labkit.show.history import History
 from labkit.show.live import LiveView
+from labkit.show.run_header import busy_of
 
 FRAME_S = 1 / 20
 SETTLE_S = 0.1  # a press of Run may overtake a control's last change: wait for what is on its way
@@ -39,7 +40,7 @@ def run_verdict(run: Run) -> str:
     """Say how busy the device was, what limits the run, and where its loss stopped being one."""
     gone = [] if run.watched else [i for i, loss in enumerate(run.loss) if loss != loss]
     nan = f" The loss is NaN from step {gone[0]} on: see notebook 05." if gone else ""
-    return f"{run.machine.kind.upper()} busy {run.busy_text}. {run.diagnose()}{nan}"
+    return f"{busy_of(run)}. {run.diagnose()}{nan}"
 
 
 def run_in_brief(run: Run) -> tuple[str, str]:

@@ -27,6 +27,8 @@ def run_header(run: Run, before: Run | None = None) -> list[Line]:
     lines.append((knobs_of(run), GREY))
     if run.not_applied:
         lines.append((f"not applied on this device: {', '.join(run.not_applied)}", GREY))
+    if run.mfu_text:
+        lines.append((f"MFU of {run.peak}", GREY))
     lines += machine_lines([run] if before is None else [run, before])
     return [line for line in lines if line[0]] + doubts(run)
 
@@ -35,7 +37,7 @@ def message(run: Run, before: Run | None = None) -> str:
     """Return the title: what came out, in numbers, and what was changed to get there."""
     if run.utilization is None:
         return run.alias or "No numbers"
-    busy = f"{device_of(run)} busy {run.busy_text}"
+    busy = busy_of(run)
     if before is None or not before.throughput:
         return f"{run.throughput:,.0f} {run.unit}/s, {busy}"
     changed = run.alias or _apart(before, run)
@@ -94,6 +96,11 @@ def device_of(run: Run) -> str:
     """Return what the device is called in a figure: CPU, GPU, or device where it is unknown."""
     kind = run.machine.kind
     return "device" if kind == "unknown" else kind.upper()
+
+
+def busy_of(run: Run) -> str:
+    """Say how busy the device was, and how much of that the model needed where it is known."""
+    return ", ".join(filter(None, [f"{device_of(run)} busy {run.busy_text}", run.mfu_text]))
 
 
 def _before(run: Run, before: Run) -> str:

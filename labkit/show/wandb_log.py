@@ -27,7 +27,8 @@ MODES = ("offline", "online", "disabled")
 PATIENCE_S = 120  # then this process gives up, whatever the server does
 POINTS = 500  # of the utilization timeline
 NUMBERS = ("outcome", "error", "throughput", "utilization", "step_ms", "wait_ms", "copy_ms",
-           "compute_ms", "other_ms", "peak_memory_gib", "energy_j", "noisy")  # fmt: skip
+           "compute_ms", "other_ms", "mfu", "mbu", "peak_memory_gib", "energy_j",
+           "noisy")  # fmt: skip
 
 
 def command(wandb: bool | str | dict[str, Any] | None) -> list[str] | None:
