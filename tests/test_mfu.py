@@ -1,8 +1,11 @@
 """MFU and MBU: the FLOPs and bytes of a step, counted, and the peak that they are held against."""
 
+import time
+
 import pytest
 import torch
 
+import labkit as lk
 from labkit.bench import flops
 from labkit.bench.loop import Trainer
 from labkit.bench.model_size import plain_job
@@ -57,3 +60,28 @@ def test_the_bytes_of_an_mlp_are_those_of_the_formula(tmp_path):
     numbers = 3 * job.image_px**2 + 2 * 64 + 10  # image, hidden layers, the loss's log-softmax
     kept = job.batch_size * (4 * numbers + 8) + 4  # labels; the number of them, for the mean
     assert work["bytes"] == pytest.approx(3 * weights + 7 * weights / 4 + 2 * kept, rel=0.01)
+
+
+@pytest.mark.slow
+def test_a_large_product_comes_close_to_the_measured_roof_and_none_exceeds_it():
+    """In the time that the loop's thread had a core: others may be on this machine."""
+    measured = lk.measure("roofline", formats=["fp32"], sizes=[256, 512], mib=64, threads=1)
+    assert measured.outcome == "finished", measured.error
+    threads, reached = torch.get_num_threads(), {}
+    torch.set_num_threads(1)
+    for n in (256, 1024, 2048):
+        model = torch.nn.Linear(n, n, bias=False)
+        watched = lk.watch([torch.randn(n, n)] * max(8, 2**30 // n**3), live=False, model=model)
+        cpu, wall = time.thread_time(), time.perf_counter()
+        for batch in watched:
+            model.weight.grad = None
+            model(batch).backward(batch)
+        mine = (time.thread_time() - cpu) / (time.perf_counter() - wall)
+        run = watched.run
+        assert run.event("work")["flops"] == 2 * 2 * n**3 and run.machine.threads == 1
+        assert run.mfu_against(lk.roofline(measured)) == pytest.approx(run.mfu, rel=0.1)
+        reached[n] = run.mfu / mine
+        watched.close()
+    torch.set_num_threads(threads)
+    assert "measured here (roofline, 1 thread)" in str(run.peak)
+    assert max(reached.values()) <= 1 and reached[2048] > 0.8, reached

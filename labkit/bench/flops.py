@@ -22,9 +22,11 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from labkit.bench import machine, model_size
+from labkit.bench.formats import DTYPES, FORMATS
 from labkit.bench.loop import Trainer
 from labkit.process import folders
 from labkit.process.events import EventLog
@@ -70,7 +72,7 @@ def count(
     empty = {id(p): torch.nn.Parameter(_empty(p), p.requires_grad) for p in model.parameters()}
     empty |= {id(b): _empty(b) for b in model.buffers()}
     meta = copy.deepcopy(model, empty)  # what is in there already is not copied
-    with Counter() as counter, kept_for_backward(meta) as kept:
+    with torch.random.fork_rng([]), Counter() as counter, kept_for_backward(meta) as kept:
         train(meta)
     weights = sum(p.nbytes for p in meta.parameters())
     trained = sum(p.nbytes for p in meta.parameters() if p.requires_grad)
@@ -110,28 +112,71 @@ def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 
 def write_work(trainer: Any, log: EventLog) -> None:
     """Write the `work` event: what a step of the trainer's job takes. Never ends the run."""
-    try:
-        job, shadow = trainer.job, copy.copy(trainer)
+    job, shadow = trainer.job, copy.copy(trainer)
+    shadow.scaler = torch.amp.GradScaler(enabled=False)  # the real one would look at the loss
+
+    def counted() -> tuple:
         with torch.device("meta"):  # draws no random number
             batch = model_size.noise_batch(job)
-        shadow.scaler = torch.amp.GradScaler(enabled=False)  # the real one would look at the loss
 
         def train(model: torch.nn.Module) -> None:
             shadow.model = model  # and a plain step: what a fault or a slow script adds is no need
             Trainer.compute(shadow, *batch, update=False)
 
-        half = job.precision in ("fp16", "bf16")
+        half = job.precision in DTYPES
         found = count(trainer.model, train, state=ADAM, every=job.accumulation_steps, half=half)
-        write(log, found, trainer.device, job.precision, len(batch[0]))
+        return found, trainer.device, job.precision, len(batch[0])
+
+    _write_or_why(log, counted)
+
+
+def _write_or_why(log: EventLog, counted: Callable[[], tuple]) -> None:
+    """Write the `work` event, with the roof that it is under, or `no_work` and why."""
+    try:
+        found, device, precision, samples = counted()
+        cache = max(machine.cache_bytes(device).values(), default=0)
+        log.write("work", **found, samples=samples, precision=precision, cache_bytes=cache,
+                  roof=kept_roof(device))  # fmt: skip
     except Exception as error:  # a number is missing; the run is none the worse
         log.write("no_work", why=f"{type(error).__name__}: {str(error)[:300]}")
 
 
-def write(log: EventLog, found: dict, device: torch.device, precision: str, samples: int) -> None:
-    """Write a `work` event: what was counted, of how many samples, and the roof it is under."""
-    cache = max(machine.cache_bytes(device).values(), default=0)
-    log.write("work", **found, samples=samples, precision=precision, cache_bytes=cache,
-              roof=kept_roof(device))  # fmt: skip
+class FirstCall:
+    """Sees the first training call of a user's model, and counts what that takes on a copy.
+
+    Of the loop it costs one look at the call's shapes; the counting is off its clock. A loop that
+    calls the model several times for a batch needs so many times as much.
+    """
+
+    def __init__(self, model: torch.nn.Module):
+        self.model, self.given = model, None
+        self.hook = model.register_forward_pre_hook(self._look, with_kwargs=True)
+
+    def _look(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+        if not (module.training and torch.is_grad_enabled()):
+            return
+        self.hook.remove()
+        with contextlib.suppress(Exception):
+            device = next(module.parameters()).device
+            cast = torch.is_autocast_enabled(device.type)
+            first, dtype = tree_leaves((args, kwargs))[0], next(module.parameters()).dtype
+            dtype = torch.get_autocast_dtype(device.type) if cast else dtype
+            kind = next(name for name, (known, _) in FORMATS.items() if known is dtype)
+            if kind == "fp32" and torch.get_float32_matmul_precision() != "highest":
+                kind = "tf32" if device.type == "cuda" else "fp32"
+            call = tree_map(lambda x: _empty(x) if torch.is_tensor(x) else x, (args, kwargs))
+            self.given = call, cast, kind, device, len(first)
+
+    def write(self, log: EventLog, samples: int | None) -> None:
+        """Write the `work` event of a batch of `samples`; None: as many as the call has rows."""
+        (args, kwargs), cast, kind, device, rows = self.given
+
+        def train(model: torch.nn.Module) -> None:
+            made = filter(torch.is_tensor, tree_leaves(model(*args, **kwargs)))
+            sum(x.sum() for x in made if x.requires_grad).backward()
+
+        _write_or_why(log, lambda: (count(self.model, train, half=cast), device, kind,
+                                    samples or rows))  # fmt: skip
 
 
 # -- the measured roof -----------------------------------------------------------------------------

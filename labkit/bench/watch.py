@@ -79,6 +79,7 @@ class Recorder:
         self.epoch, self.next, self.first_step, self.warmup = -1, 0, 0, 3
         self._current: Callable[[], Pass | None] = lambda: None
         self.how, self.failed, self.closed, self.opened_ns = "", None, False, now_ns()
+        self.call: Any = None  # a FirstCall, where the model is known
         self.log.write(
             "spec", version=VERSION, run=self.folder.name, labkit=version, pipeline=self.knobs,
             utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -132,6 +133,9 @@ class Recorder:
                 self.clock.add(i, t, samples, start, end)
         if self.clock is not None:
             self.clock.collect()
+        if rows and self.call is not None and self.call.given:
+            self.call.write(self.log, None if self.unit == "samples" else 1)
+            self.call = None
         self._write()
 
     def _begin(self) -> None:
@@ -212,6 +216,8 @@ class Recorder:
             self.end_pass("left early")
         self.sampler.stop()
         self.flush()
+        if self.call is not None:
+            self.call.hook.remove()
         if self.sampler.missing and not self.sampler.taken:
             self.log.write("no_lines", why=self.sampler.missing)
         (self.folder / lines.WATCHED).unlink(missing_ok=True)

@@ -45,6 +45,7 @@ class Watch:
 
     def __init__(self, loader: Any, live: bool = True, place: tuple[Any, ...] = ()):
         self.loader, self.live, self.place = loader, live, place
+        self.model: Any = None
         self._recorder: Recorder | None = None
         self._run: Run | None = None
         self._display: Display | None = None
@@ -127,6 +128,10 @@ class Watch:
         if not _is_open(self._recorder):
             launcher.end_standby()  # it might still be importing torch: this loop wants to be alone
             self._recorder = Recorder(folders.new_run(), self.loader, labkit.__version__)
+            if self.model is not None:
+                from labkit.bench.flops import FirstCall  # the loop has imported torch
+
+                self._recorder.call = FirstCall(self.model)
             rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
             self._run, self._display = None, Display() if self.live and rank == "0" else None
             while len(_open) >= OPEN_MOST:
@@ -165,7 +170,7 @@ def _is_open(recorder: Recorder | None) -> bool:
     return recorder is not None and not recorder.closed and recorder.pid == os.getpid()
 
 
-def watch(loader: Any, *, live: bool = True) -> Watch:
+def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
     """Watch a training loop through its loader: `for batch in lk.watch(loader): ...`.
 
     The same batches, in the same order; no device is synchronised and no random number drawn. It
@@ -178,12 +183,16 @@ def watch(loader: Any, *, live: bool = True) -> Watch:
     Args:
         loader: Any iterable of batches: a DataLoader, a list, a generator (good for one pass).
         live: Show a line while the loop runs and the diagnosis at its end; False only records.
+        model: The module that the loop trains, called once a batch: the FLOPs of its first training
+            call are counted, on a copy without numbers, for `.run.mfu`.
     """
     if isinstance(loader, Watch):
         return loader
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         kind = type(loader).__name__
         raise TypeError(f"lk.watch({kind}): give it an iterable of batches, such as a DataLoader.")
+    if model is not None and not hasattr(model, "register_forward_pre_hook"):
+        raise TypeError(f"lk.watch(model={type(model).__name__}): give it the torch.nn.Module.")
     caller, dataset = sys._getframe(1), getattr(loader, "dataset", None)
     place = (caller.f_code, caller.f_lineno, type(loader), id(dataset))
     for each in _open:
@@ -192,6 +201,7 @@ def watch(loader: Any, *, live: bool = True) -> Watch:
             each.loader, watch.last = loader, each
             return each
     watch.last = Watch(loader, live, place)
+    watch.last.model = model
     return watch.last
 
 
