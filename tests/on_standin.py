@@ -76,7 +76,6 @@ def test_the_numbers_are_those_of_the_queue(card, pipeline, fault, verdict, card
         assert parts.copy_ms == pytest.approx(took[True], rel=0.1)
     assert sum(parts.shares.values()) == pytest.approx(1, abs=0.01)
     # what the queue's kernels computed, over what the data sheet allows in that time
-    assert run.peak, run.event("no_work")
     did = sum(kernel.flops for kernel in inside) / (end - start) * 1e9
     assert run.mfu == pytest.approx(did / run.peak.flop_per_s, rel=1e-3) and run.mfu < 1
     assert str(run.peak).endswith(f", data sheet of {'T4' if card == 'T4' else 'H200 SXM'}")

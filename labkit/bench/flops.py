@@ -87,7 +87,8 @@ def count(
 
 
 def _empty(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor, device="meta")
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
 
 
 @contextlib.contextmanager
