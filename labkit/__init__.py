@@ -38,6 +38,7 @@ _PUBLIC = {  # the public names, by the module of labkit that holds them
     "results.script": "script",
     "show.improving": "improve",
     "show.anatomy": "anatomy",
+    "show.annotated": "annotated",
     "show.ladder": "Ladder Scaling",
     "show.panels": "cost_panel measure_panel panel ranks_panel replay_panel",
     "show.run_figure": "beside",

@@ -191,3 +191,20 @@ def test_a_card_is_drawn_from_its_data_sheet(card):
 def test_an_unknown_card_is_refused():
     with pytest.raises(ValueError, match="Unknown card 'A101'; available: H200 SXM, "):
         lk.anatomy("A101", lk.recorded("workers-0").machine)
+
+
+@pytest.mark.parametrize("name", ["nvidia-smi", "profiler", "nsys", "wandb"])
+def test_an_instruments_output_is_explained_part_by_part_and_says_where_it_is_from(name):
+    view = json.loads((DATA / "annotated.json").read_text())[name]
+    figure = lk.annotated(name)
+    [axes] = figure.axes
+    header = " ".join(text.get_text() for text in figure.texts)
+    assert ("RECORDED on" if name == "wandb" else "PUBLISHED") in header
+    numbers = {text.get_text() for text in [*axes.texts, *axes.get_yticklabels()]}
+    parts = view.get("notes") or view["lanes"]
+    assert len(parts) >= 3
+    for n, (part, *_) in enumerate(parts, 1):
+        assert f"{n} {part}" in re.sub(" +", " ", header)
+        assert name == "wandb" or {str(n), f"{n}  {part}"} & numbers
+    with pytest.raises(ValueError, match="Unknown view 'htop'; available: nvidia-smi, profiler"):
+        lk.annotated("htop")
