@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -269,3 +270,48 @@ def test_a_run_goes_on_through_a_reload_and_a_kernel_that_is_busy_or_gone_is_nam
     page.reload()
     page.wait_for_function("() => window.jupyterapp?.shell.currentWidget?.content?.widgets?.length")
     expect(page.locator(".jp-OutputArea").first).to_contain_text("run this cell", ignore_case=True)
+
+
+def test_the_canvas_has_the_final_height_from_the_start_and_tells_and_zooms_by_itself(lab, page):
+    errors = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    opened(
+        page,
+        lab,
+        "canvas",
+        f"import labkit as lk\nrun = lk.run({PIPELINE}, steps=600, seconds=12))",
+    )
+    view = page.locator(".labkit-live")
+    output = page.locator(".jp-OutputArea-output").first
+    wait_for_frames(view, 1)
+    first = output.bounding_box()["height"]
+    wait_for_frames(view, 30)
+    box = view.bounding_box()
+    x, teeth, whole = box["x"] + 0.4 * box["width"], box["y"] + 80, box["y"] + 0.6 * box["height"]
+    page.mouse.move(x, teeth)
+    expect(view).to_have_attribute("data-said", re.compile(r"step \d+: .* ms, busy .*wait .*copy"))
+    screenshot(output, "canvas-hover")
+    page.mouse.down()
+    page.mouse.move(x + 100, teeth, steps=4)
+    page.mouse.up()
+    expect(view).to_have_attribute("data-zoom", re.compile(r"[\d.]+,[\d.]+"))
+    start, end = map(float, view.get_attribute("data-zoom").split(","))
+    assert 0 < end - start < 1
+    wait_for_frames(view, 5)  # the run goes on; what is looked at stays
+    assert view.get_attribute("data-zoom") == f"{start:.4f},{end:.4f}"
+    screenshot(output, "canvas-zoom")
+    page.mouse.dblclick(x, teeth)
+    expect(view).to_have_attribute("data-zoom", "")
+    page.mouse.move(x, whole)
+    expect(view).to_have_attribute("data-said", re.compile(r"s · busy \d+ %"))
+    page.mouse.move(x, teeth)
+    page.mouse.wheel(0, -300)  # the canvas was clicked on, so the wheel is its own
+    expect(view).not_to_have_attribute("data-zoom", "")
+    page.keyboard.press("Escape")
+    expect(view).to_have_attribute("data-zoom", "")
+    assert output.bounding_box()["height"] == first
+    page.wait_for_function("() => window.hasRun", timeout=LATE)
+    expect(output.locator("img")).to_be_visible()
+    screenshot(output, "canvas-final")
+    assert abs(output.bounding_box()["height"] - first) <= 2 and not errors
+    assert page.evaluate(IN_KERNEL, "print(run.outcome)") == "finished"

@@ -7,10 +7,13 @@ import sys
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from labkit.results.library import recorded
 from labkit.results.run import Run
+from labkit.show import display
 from labkit.show.display import FIGURE_TEXT, StaticFigure, in_notebook
-from labkit.show.live import POINTS, TEETH, Follower, LiveView, RunDisplay
+from labkit.show.live import POINTS, ROW, TEETH, Follower, LiveView, RunDisplay
 from labkit.spec import Pipeline
 
 MS = 1_000_000
@@ -66,10 +69,13 @@ def trained(bench):
 
 
 def unpack(frame):
-    """What `live.pack` was given: teeth, curve, (window start, end), span."""
-    teeth, points, start, end, span, *body = np.frombuffer(frame, np.float32)
-    body = np.array(body).reshape(-1, 2)
-    return body[: int(teeth)], body[int(teeth) : int(teeth + points)], (start, end), span
+    """What `live.pack` was given: teeth, curve, (window start, end), span, mean parts."""
+    numbers = np.frombuffer(frame, np.float32)
+    (rows, points), (_, start, rest, width, span, _, _), parts = np.split(numbers[:13], [2, 9])
+    end, start = 13 + ROW * int(rows), start + rest
+    assert len(numbers) == end + 2 * points
+    teeth, curve = numbers[13:end].reshape(-1, ROW), numbers[end:].reshape(-1, 2)
+    return teeth, curve, (start, start + width), span, parts
 
 
 # -- the picture ---------------------------------------------------------------------------------
@@ -78,9 +84,14 @@ def unpack(frame):
 def test_a_frame_holds_the_true_busy_intervals(trained):
     view = LiveView()
     view.update(trained.run)
-    teeth, curve, window, span = unpack(view.frame)
+    teeth, curve, window, span, mean = unpack(view.frame)
+    run = trained.run
     assert window == pytest.approx((0, 2)) and span == pytest.approx(0.204)
-    np.testing.assert_allclose(teeth, trained.run.busy, atol=1e-6)
+    np.testing.assert_allclose(teeth[:, :2], run.busy, atol=1e-6)
+    np.testing.assert_allclose(teeth[:, 2:6], run.stamps[:, :4], atol=1e-6)
+    np.testing.assert_allclose(teeth[1:, 6:], [[5, 0, 0]] * 33, atol=1e-4)
+    assert np.isnan(teeth[0, 6:]).all()  # what was before the first step, nobody knows
+    assert mean == pytest.approx((run.wait_ms, run.copy_ms, run.compute_ms, run.other_ms), abs=1e-4)
     assert curve[:, 1].mean() == pytest.approx(100 / 6, abs=3)
 
 
@@ -92,7 +103,7 @@ def test_steps_missing_from_the_record_are_a_gap_and_not_idle_time(bench):
     follower = Follower()
     follower.read(bench.run)
     teeth, curve = follower.teeth(), follower.curve()
-    assert list(np.flatnonzero(np.isnan(teeth).all(axis=1))) == [50]
+    assert list(np.flatnonzero(np.isnan(teeth[:, 6:]).all(axis=1))) == [0, 50]
     assert np.isnan(curve[(curve[:, 0] > 0.3) & (curve[:, 0] < 0.5), 1]).all()
     known = curve[~np.isnan(curve[:, 1]), 1]
     assert len(known) > 10
@@ -117,7 +128,8 @@ def test_a_frame_stays_small_and_shows_teeth_however_long_the_run_and_its_steps(
     for i in range(20_000):
         t = [i * step, (i + 1) * step - step // 5] * 2
         follower._add({"t": [t[0], t[1], t[1], (i + 1) * step], "i": i, "n": 1})
-    teeth, curve, (start, end), span = unpack(follower.frame())
+    teeth, curve, (start, end), span, _ = unpack(follower.frame())
+    assert teeth[-1, 6] == pytest.approx(0.8 * step_ms, rel=0.01) and not np.isnan(teeth).any()
     assert len(teeth) <= TEETH and len(curve) <= POINTS
     assert end - start == pytest.approx(window_s, rel=0.01)
     np.testing.assert_allclose(curve[:, 1], 20, atol=6)
@@ -145,7 +157,7 @@ def test_the_line_says_the_stage_and_then_the_numbers_of_the_run_so_far(bench):
         "step 34 of 40",
         f"CPU busy {run.utilization:.0%}",
         f"{run.throughput:.0f} samples/s",
-        f"waiting for data {run.wait_ms:.1f} ms a step",
+        f"waiting for data {run.wait_ms:.1f} of {run.step_ms:.1f} ms a step",
         "simulated delay: io_ms=2.5 per item",
     ]
 
@@ -180,6 +192,28 @@ def test_outside_a_notebook_the_progress_is_a_line_on_stderr(trained, monkeypatc
 
 
 # -- what is left of it --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["workers-0", "stall-2", "capstone-1", "decode-2"])
+def test_however_a_log_arrives_the_live_numbers_are_those_of_the_run(name):
+    run, follower = recorded(name), Follower()
+    for end in [*range(1, run.steps, 7), run.steps]:
+        for event in run.steps_since(0)[len(follower.done) : end]:
+            follower.zero_ns = follower.zero_ns or event["t"][0]
+            follower._add(event)
+        follower.frame()
+    follower.warmup = run.warmup
+    np.testing.assert_allclose(follower.mean_ms(), run.mean_ms, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("before", [None, "workers-0"])
+@pytest.mark.parametrize("name", ["workers-6", "stall-2", "batch-1", "capstone-1"])
+def test_a_runs_figure_has_the_height_that_was_reserved_for_it(name, before, monkeypatch):
+    monkeypatch.setattr(display, "in_notebook", lambda: True)
+    reserved = RunDisplay(before and recorded(before)).view.height
+    drawn = StaticFigure.of(recorded(name), before and recorded(before))
+    width, height = Image.open(io.BytesIO(drawn.png)).size
+    assert round(900 * height / width) == reserved
 
 
 def test_the_canvas_and_the_figure_that_replaces_it_have_one_text(trained):

@@ -130,7 +130,7 @@ def test_the_teeth_are_the_true_intervals_of_a_few_steps_marked_below_on_the_sam
     assert steps == 10
     teeth, whole, _ = draw(run).axes
     device = teeth.collections[-1]  # the last lane
-    assert labels(teeth.yaxis) == ["loop waits for data", "CPU busy"]  # no copy to speak of
+    assert labels(teeth.yaxis) == ["loop waits for data", "copy", "CPU busy"]
     assert "copy" in labels(draw(record(machine=GPU)).axes[0].yaxis)
     drawn = [path.get_extents().intervalx for path in device.get_paths()]
     true = run.busy[(run.busy[:, 1] > start) & (run.busy[:, 0] < end)]

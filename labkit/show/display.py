@@ -15,6 +15,7 @@ from labkit.process.interrupts import in_notebook
 
 PERIOD_S = 0.2  # between two looks of a person's eye
 FIGURE_TEXT = "<labkit figure>"  # the same for every figure: nbval compares texts
+FIGURE_PX = {False: 660, True: 720}  # height of a run's figure, at 900 wide; with one before it
 SHARPNESS = 1.5  # pixels of a stored figure per CSS pixel: sharp enough, and small in the notebook
 
 
@@ -77,19 +78,20 @@ class StaticFigure:
         self.png, self.width, self.text = png, width, text
 
     @classmethod
-    def of(cls, result: Any, before: Any = None) -> StaticFigure:
+    def of(cls, result: Any, before: Any = None, least_px: int = 0) -> StaticFigure:
         """Draw what came out, over `before`; a text only, where nothing was measured."""
         if (result.best if hasattr(result, "best") else result.throughput) is None:
             return cls(b"", 0, closing_line(result))
-        return cls.drawn(result.plot(**{} if before is None else {"before": before}))
+        figure = result.plot(**{} if before is None else {"before": before})
+        return cls.drawn(figure, least_px)
 
     @classmethod
-    def drawn(cls, figure: Any) -> StaticFigure:
-        """Render a matplotlib Figure, `figure`, at its own size."""
+    def drawn(cls, figure: Any, least_px: int = 0) -> StaticFigure:
+        """Render a matplotlib Figure, `figure`, at its own size, but at least so high."""
         from labkit.show.style import png_of
 
         width = round(figure.get_figwidth() * figure.dpi)
-        return cls(png_of(figure, SHARPNESS), width, FIGURE_TEXT)
+        return cls(png_of(figure, SHARPNESS, least_px), width, FIGURE_TEXT)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         if not self.png:

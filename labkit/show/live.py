@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from array import array
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import anywidget
@@ -21,13 +20,15 @@ from labkit.process.events import now_ns
 from labkit.results.ranks import Ranks
 from labkit.results.result import percent
 from labkit.results.run import Run
+from labkit.results.timeline import split_steps
 from labkit.show import display
 
 TEETH, POINTS = 400, 256  # on screen at the most: a tooth and its gap have two pixels each
+ROW = 9  # numbers of a step: its three intervals, its wait, copy and other
+AGAIN = 8  # steps split anew with the next ones: on a GPU the host's later stamps tell of them
 WINDOWS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
 USUAL_WINDOW_S = 2.0
 QUIET_S = 2.0  # without a step, before the line says so
-RECENT = 256  # steps behind the live median of the wait
 
 
 class Follower:
@@ -37,8 +38,10 @@ class Follower:
         self.edges = array("d", [0.0])  # s: 0, then start and end of every busy interval
         self.busy = array("d", [0.0])  # s busy until each edge
         self.lost = array("d", [0.0])  # s until each edge of which steps are missing
-        self.done, self.samples, self.waits = array("d"), array("q"), array("d")  # s, sum, ms
-        self.next = self.zero_ns = self.last_ns = 0
+        self.done, self.samples = array("d"), array("q")  # s, sum
+        self.stamps = array("d")  # s: six a step, as `Run.stamps`
+        self.spent = array("d")  # s in each of the five classes by the end of each step
+        self.next = self.zero_ns = self.last_ns = self.warmup = self.serial = 0
         self.steps_asked, self.stated, self.kind = 0, "", "device"
         self.mfu_s: float | None = None  # MFU of one sample a second
 
@@ -52,11 +55,17 @@ class Follower:
             self.mfu_s = found and per_sample(run) / found.flop_per_s
         for event in events:
             self._add(event)
+        if events:
+            self.warmup = run.warmup
         return bool(events)
 
     def _add(self, event: dict) -> None:
         asked, ready, copied, issued = event["t"]
-        start, end = ((t - self.zero_ns) / 1e9 for t in event.get("busy", (copied, issued)))
+        stamps = [asked, ready, *event.get("copy", (ready, copied)),
+                  *event.get("busy", (copied, issued))]  # fmt: skip
+        stamps = [(t - self.zero_ns) / 1e9 for t in stamps]
+        self.stamps.extend(stamps)
+        start, end = stamps[4:]
         self.done.append(end)
         start = max(start, self.edges[-1])  # edges never go back, whatever the stamps say
         end = max(start, end)
@@ -65,7 +74,6 @@ class Follower:
         self.busy.extend((self.busy[-1], self.busy[-1] + end - start))
         self.lost.extend((self.lost[-1] + gap,) * 2)
         self.samples.append((self.samples[-1] if self.samples else 0) + event["n"])
-        self.waits.append((ready - asked) / 1e6)
         self.next, self.last_ns = event["i"] + 1, issued
 
     @property
@@ -84,14 +92,42 @@ class Follower:
         return start, start + width
 
     def teeth(self) -> np.ndarray:
-        """Return (n, 2) float32: busy intervals in the window, s since its start; NaN = a gap."""
-        count = 2 * min(TEETH, len(self.done))
-        recent = np.array(self.edges[len(self.edges) - count :]).reshape(-1, 2)
-        if self.lost[-1]:
-            lost = np.diff(self.lost[len(self.lost) - count - 1 :])[::2]  # before each interval
-            recent = np.insert(recent, np.flatnonzero(lost), np.nan, axis=0)
-        recent -= self.window()[0]
-        return recent[~(recent[:, 1] < 0)].astype(np.float32)
+        """Return (n, 9) float32: the window's steps, the last is the last one done.
+
+        Busy, waiting and copying from and to, s since the window's start; then what the step spent
+        on waiting, copying and other things, ms, NaN where steps before it are missing.
+        """
+        count = min(TEETH, len(self.done))
+        rows = np.full((count, ROW), np.nan)
+        rows[:, :2] = np.array(self.edges[len(self.edges) - 2 * count :]).reshape(-1, 2)
+        rows[:, 2:6] = np.array(self.stamps[-6 * count :]).reshape(-1, 6)[:, :4]
+        rows[:, :6] -= self.window()[0]
+        spent = 1e3 * np.diff(self.totals(count + 1), axis=0)  # of the run's first step, unknown
+        rows[-len(spent) or count :, 6:] = np.column_stack([spent[:, :2], spent[:, 3:].sum(axis=1)])
+        lost = np.diff(np.array(self.lost[-2 * count - 1 :]))[::2] > 0  # before each step
+        rows[lost, 6:] = np.nan
+        return rows[rows[:, 1] >= 0].astype(np.float32)
+
+    def totals(self, count: int) -> np.ndarray:
+        """Return (count, 5), s: the time in each class up to the end of each of the last steps."""
+        known = len(self.spent) // 5
+        if known < len(self.done):
+            since = max(0, known - AGAIN)
+            del self.spent[5 * (since + 1) :]
+            self.spent = self.spent or array("d", [0.0] * 5)
+            recent = np.array(self.stamps[6 * since :]).reshape(-1, 6)
+            new = np.array(self.spent[-5:]) + np.cumsum(split_steps(recent), axis=0)
+            self.spent.frombytes(new.tobytes())
+        return np.array(self.spent[-5 * count :]).reshape(-1, 5)
+
+    def mean_ms(self) -> np.ndarray | None:
+        """Return the mean measured step by class (5,), ms, as `Run.mean_ms`; None without one."""
+        steps = len(self.done) - max(1, self.warmup)
+        if steps <= 0:
+            return None
+        last = self.totals(1)[0]
+        first = 5 * (len(self.done) - 1 - steps)
+        return 1e3 * (last - np.array(self.spent[first : first + 5])) / steps
 
     def curve(self) -> np.ndarray:
         """Return (n, 2) float32: time, s, and utilization around it, %, over the whole run.
@@ -112,7 +148,15 @@ class Follower:
 
     def frame(self) -> bytes:
         """Return everything the canvas draws, as float32; see `pack`."""
-        return pack(self.teeth(), self.curve(), *self.window(), self.edges[-1])
+        start, end = self.window()
+        warm_s = self.done[self.warmup - 1] if self.warmup else 0.0
+        mean = self.mean_ms()
+        *parts, launch, other = np.zeros(5) if mean is None else mean
+        rest = start - float(np.float32(start))  # of a long run's clock, beyond 7 digits
+        return pack(
+            self.teeth(), self.curve(), self.serial, start, rest, end - start, self.edges[-1],
+            len(self.done), warm_s, *parts, launch + other,
+        )  # fmt: skip
 
     def line(self, run: Run) -> str:
         """Say in one line how far the run is and what it has measured since its warm-up."""
@@ -122,14 +166,14 @@ class Follower:
         parts = [f"step {last + 1} of {self.steps_asked}"]
         wall = self.done[last] - self.done[first] if last > first else 0
         if wall > 0:
-            busy = (self.busy[2 * last + 2] - self.busy[2 * first + 2]) / wall
+            self.warmup, mean = first + 1, self.mean_ms()
             rate = (self.samples[last] - self.samples[first]) / wall
-            waits = self.waits[max(first + 1, last - RECENT) :]
+            busy, step = mean[2] / mean.sum(), mean.sum()
             parts += [
                 f"{self.kind} busy {'at most ' if self.kind == 'GPU' else ''}{busy:.0%}",
                 *([f"MFU {percent(rate * self.mfu_s)}"] if self.mfu_s else []),
                 f"{rate:.0f} samples/s",
-                f"waiting for data {median(waits):.1f} ms a step",
+                f"waiting for data {mean[0]:.1f} of {step:.1f} ms a step",
             ]
         if self.stated:
             parts.append(f"simulated delay: {self.stated}")
@@ -139,9 +183,9 @@ class Follower:
         return " · ".join(parts)
 
 
-def pack(teeth: np.ndarray, curve: np.ndarray, start: float, end: float, span: float) -> bytes:
-    """Pack a frame: numbers of teeth and of points, window start and end, span; then both."""
-    head = np.array([len(teeth), len(curve), start, end, span], np.float32)
+def pack(teeth: np.ndarray, curve: np.ndarray, *facts: float) -> bytes:
+    """Pack a frame: numbers of teeth and of points, then `facts`, then both; see live_draw.js."""
+    head = np.array([len(teeth), len(curve), *facts], np.float32)
     return head.tobytes() + teeth.tobytes() + curve.tobytes()
 
 
@@ -152,7 +196,8 @@ class LiveView(anywidget.AnyWidget):
     first is drawn. The traits are the whole state: a page that is reloaded finds its picture.
     """
 
-    _esm = Path(__file__).with_name("live.js")
+    _esm = "\n".join(Path(__file__).with_name(f"live{part}.js").read_text("utf-8")
+                     for part in ("_draw", ""))  # fmt: skip
     _css = Path(__file__).with_name("live.css")
 
     frame = traitlets.Bytes(b"").tag(sync=True)  # float32; see `pack`
@@ -163,11 +208,13 @@ class LiveView(anywidget.AnyWidget):
     badge = traitlets.Unicode("").tag(sync=True)
     device = traitlets.Unicode("device").tag(sync=True)  # "CPU" or "GPU" once known
     running = traitlets.Bool(False).tag(sync=True)
+    height = traitlets.Int(0).tag(sync=True)  # px, at a width of 900; 0: as the style sheet says
 
     def __init__(self, before: Run | None = None):
         super().__init__()
         self.title = ""  # what is being run, where it is one of several
         self.run: Run | None = None
+        self.serial = 0  # of the run: the page forgets the steps of the one before
         self.show_before(before)
 
     def show_before(self, before: Run | Ranks | None) -> None:
@@ -198,7 +245,8 @@ class LiveView(anywidget.AnyWidget):
     def _take_in(self, running: Run | Ranks) -> None:
         run = first_rank(running)
         if run is not self.run or run is None:
-            self.run, self.follower = run, Follower()
+            self.run, self.follower, self.serial = run, Follower(), self.serial + 1
+            self.follower.serial = self.serial
             self.frame, self.device, self.badge = b"", "device", display.recorded_mark(running)
         if run is None:
             return
@@ -212,9 +260,13 @@ class LiveView(anywidget.AnyWidget):
 class RunDisplay:
     """Shows one run or one after another while they go on, and leaves what came out."""
 
-    def __init__(self, before: Run | None = None):
+    def __init__(self, before: Run | None = None, height: int | None = None):
+        """Draw over `before`; `height` is that of the figure in the end, px, else a run's."""
         self.before, self.title, self.run = before, "", None
+        self.height = height or display.FIGURE_PX[before is not None]
         self.view = LiveView(before) if display.in_notebook() else None
+        if self.view is not None:
+            self.view.height = self.height
         self.shown = display.Display(self.view)
 
     def next(self, title: str) -> None:
@@ -241,7 +293,7 @@ class RunDisplay:
     def finish(self, result: Any) -> None:
         """Leave the figure of a Run, Ranks or Sweep, or the closing line of the last run."""
         if self.view is not None:
-            self.shown.final(rich=display.StaticFigure.of(result, self.before))
+            self.shown.final(rich=display.StaticFigure.of(result, self.before, self.height))
             self.view.close()
         elif last := result if isinstance(result, (Run, Ranks)) else self.run:
             line = " ".join(filter(None, [display.recorded_mark(last), display.closing_line(last)]))

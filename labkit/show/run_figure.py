@@ -19,9 +19,12 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
 from labkit.results.run import Run
 from labkit.show import lines_figure
 from labkit.show.analysis_figures import curves
+from labkit.show.display import FIGURE_PX
 from labkit.show.primitives import rows_in, stack
 from labkit.show.run_header import GREY, LOUD, device_of, knobs_of, run_header, several_header
 from labkit.show.style import BEFORE, COMPUTE, COPY, PARTS, WAIT, legend_above, ms, our_style, page
+
+from labkit.show.style import room_in  # isort: skip
 
 TEETH, MAX_TEETH = 10, 24  # steps in the window: two rounds of the workers where they are many
 STEPS_A_BIN, MAX_BINS = 3, 120  # of the utilization: finer bins would show single teeth, aliased
@@ -40,7 +43,10 @@ def draw(run: Run, before: Run | None = None) -> Figure:
         return page([*header, (why, GREY if run.error else LOUD)], [])[0]
     if before is not None and before.utilization is None:
         before = None  # the header says so
-    panels = [(0.30, 1.25), (0.72, 1.55), (0.80, rows_in(2 if before else 1))]
+    mean_in, spaces_in = rows_in(2 if before else 1), (0.30, 0.72, 0.80)
+    free_in = room_in(FIGURE_PX[before is not None], header) - mean_in - sum(spaces_in)
+    tall_in = (max(0.9, 0.45 * free_in), max(1.1, 0.55 * free_in), mean_in)
+    panels = list(zip(spaces_in, tall_in, strict=True))
     bars = lines_figure.line_bars(run.lines) if run.watched else []
     if bars:
         panels += lines_figure.panels(run.lines, bars)
@@ -101,15 +107,14 @@ def _draw_teeth(axes: Axes, run: Run, window: tuple[int, float, float]) -> None:
     """Lanes of true intervals: what the device did, and what the loop waited for meanwhile."""
     count, start, end = window
     device = device_of(run)
-    lanes = [("loop waits for data", (0, 1), 0.6, WAIT), (f"{device} busy", (4, 5), 2.0, COMPUTE)]
-    if device != "CPU":  # on a CPU there is no copy to speak of
-        lanes.insert(1, ("copy", (2, 3), 0.6, COPY))
+    lanes = [("loop waits for data", (0, 1), 0.6, WAIT), ("copy", (2, 3), 0.6, COPY)]
+    lanes = [*(lanes[:1] if run.watched else lanes), (f"{device} busy", (4, 5), 2.0, COMPUTE)]
     bottom, ticks = 0.0, []
     for _, columns, tall, colour in lanes:
         intervals = run.stamps[:, columns]
         seen = intervals[(intervals[:, 1] > start) & (intervals[:, 0] < end)]
         spans = [(left, right - left) for left, right in np.clip(seen, start, end)]
-        axes.broken_barh(spans, (bottom, tall), facecolors=colour, linewidth=0)
+        axes.broken_barh(spans, (bottom, tall), color=colour, linewidth=0.4)  # seen, if short
         ticks.append(bottom + tall / 2)
         bottom += tall + 0.25
     axes.set_yticks(ticks, [lane[0] for lane in lanes])

@@ -20,6 +20,8 @@ from labkit.spec import Distributed, Pipeline
 from labkit.tuner.job import TuningJob
 from labkit.tuner.tuning import Tuning
 
+SWEEP_PX, RANKS_PX = 500, 460  # heights of their figures, as a rule
+
 
 def run(
     pipeline: Pipeline | None = None,
@@ -108,7 +110,8 @@ def sweep(
     many of them disturb each other. Shows progress; an interrupt keeps what has been measured
     (`lk.sweep.last`). Raises ValueError on a bad value before anything runs.
     """
-    swept, shown = Sweep(pipeline or Pipeline(), knobs, devices), RunDisplay()
+    swept = Sweep(pipeline or Pipeline(), knobs, devices)
+    shown = RunDisplay(height=SWEEP_PX)
     sweep.last = swept  # what an interrupt leaves
 
     def begun(setting: dict[str, Any]) -> None:
@@ -129,7 +132,7 @@ def sweep(
 def follow(started: Run | Ranks, before: Run | None = None) -> Run | Ranks:
     """Show a live run until it has ended: a canvas in a notebook, a line of text elsewhere."""
     with held() as pressed:
-        shown = RunDisplay(before)
+        shown = RunDisplay(before, RANKS_PX if isinstance(started, Ranks) else None)
         try:
             started.wait(each=shown.update)
         finally:

@@ -48,12 +48,18 @@ class Picture(Figure):
         return png_of(self)
 
 
-def png_of(figure: Figure, sharpness: float = 1.0) -> bytes:
-    """Return a figure as PNG in 128 colours: a quarter of the bytes in a stored notebook."""
+def png_of(figure: Figure, sharpness: float = 1.0, least_px: int = 0) -> bytes:
+    """Return a figure as PNG in 128 colours: a quarter of the bytes in a stored notebook.
+
+    Below what is drawn it stays empty where it is not `least_px` high, before sharpening.
+    """
     drawn, packed = io.BytesIO(), io.BytesIO()
     figure.savefig(drawn, format="png", dpi=sharpness * figure.dpi, metadata={"Software": None})
     with Image.open(drawn) as image:
-        image.convert("RGB").quantize(128).save(packed, format="png", optimize=True)
+        height = max(image.height, round(sharpness * least_px))
+        image.crop((0, 0, image.width, height)).quantize(128, Image.Quantize.FASTOCTREE).save(
+            packed, format="png", optimize=True
+        )
     return packed.getvalue()
 
 
@@ -79,11 +85,7 @@ def page(
     `lines` are text (wrapped where it is long) and its font; `panels` are per axes the space above
     it and its height; `left_in` and `bottom_in` are room for labels. All in inches.
     """
-    rows = []
-    for text, font in lines:
-        wide = CHARACTER_IN * font.get("fontsize", 8.5) * (1.17 if "fontweight" in font else 1)
-        wrapped = textwrap.wrap(drawable(" ".join(text.split())), int((WIDTH_IN - 0.24) / wide))
-        rows += [(row, font) for row in wrapped]
+    rows = wrapped(lines)
     below = bottom_in if panels else TOP_IN
     height = TOP_IN + LINE_IN * len(rows) + sum(map(sum, panels)) + below
     figure = Picture(figsize=(WIDTH_IN, height), dpi=DPI, facecolor="white")
@@ -97,6 +99,21 @@ def page(
         y -= space + tall
         axes.append(figure.add_axes((left_in / WIDTH_IN, y / height, width, tall / height)))
     return figure, axes
+
+
+def wrapped(lines: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the lines of a header as the rows that they take, each with its font."""
+    rows = []
+    for text, font in lines:
+        wide = CHARACTER_IN * font.get("fontsize", 8.5) * (1.17 if "fontweight" in font else 1)
+        shown = textwrap.wrap(drawable(" ".join(text.split())), int((WIDTH_IN - 0.24) / wide))
+        rows += [(row, font) for row in shown]
+    return rows
+
+
+def room_in(height_px: float, lines: list[tuple[str, dict[str, Any]]]) -> float:
+    """Return the inches that a header leaves to the axes of a page of this height."""
+    return height_px / DPI - TOP_IN - LINE_IN * len(wrapped(lines)) - BOTTOM_IN
 
 
 def literal(text: Text) -> Text:
