@@ -20,6 +20,7 @@ from labkit.wiring import above
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,2})?")
 STEP_KNOBS = ("precision", "compile", "channels_last", "fused_optimizer")  # of any training step
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: these record CUDA graphs
+OF_IMAGES, OF_TEXT = ("image_px", "augment", "channels_last"), ("context", "batching")
 SIZE = {"kind": "int", "low": 1, "auto": "chosen for the device"}
 NOISY = 0.10  # IQR over median above which a measurement is noisy, as in torch.utils.benchmark
 
@@ -37,7 +38,8 @@ class Pipeline(Spec):
     # The data
     dataset: str = knob(
         "jpeg", "jpeg: real files, decoded and augmented; array: preprocessed; sleep: a textbook "
-        "delay", choices=("jpeg", "array", "sleep"))
+        "delay; text: Python's standard library, in bytes",
+        choices=("jpeg", "array", "sleep", "text"))
     prep_ms: float | None = knob(
         None, "delay that stands in for preparing one batch, for dataset='sleep' only",
         kind="float", unit="ms", low=0, high=10_000, reach=200, auto="50 ms for 'sleep'")
@@ -53,6 +55,13 @@ class Pipeline(Spec):
         reach=256)
     augment: int = knob(
         1, "rounds of random crop, flip and colour change per image", low=0, high=64, reach=16)
+    context: int = knob(
+        256, "most tokens (bytes) in a sequence, for dataset='text'", unit="tokens", low=8,
+        high=16_384, reach=1024)
+    batching: str = knob(
+        "padded", "padded: as they come, filled up to the batch's longest; by_length: those of a "
+        "length together; packed: whole ones side by side in rows of `context`, none of which sees "
+        "another; for dataset='text'", choices=("padded", "by_length", "packed"))
     # The loader: torch.utils.data.DataLoader's own names
     batch_size: int = knob(
         16, "samples in a batch", unit="samples", low=1, high=16_384, reach=256)
@@ -69,7 +78,8 @@ class Pipeline(Spec):
         False, "copy the next batch on a stream of its own, under the compute of this one")
     # The model
     model: str = knob(
-        "cnn", "the model to train, in plain PyTorch", choices=("mlp", "cnn", "transformer"))
+        "cnn", "the model to train, in plain PyTorch; dataset='text' makes it gpt, a decoder",
+        choices=("mlp", "cnn", "transformer", "gpt"))
     width: int | None = knob(
         None, "channels or features of the model", **SIZE, high=16_384, reach=1024)
     depth: int | None = knob(None, "layers of the model", **SIZE, high=256, reach=32)
@@ -98,6 +108,21 @@ class Pipeline(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        is_text = self.dataset == "text"
+        if is_text and self.model == KNOBS["model"].default:
+            object.__setattr__(self, "model", "gpt")
+        if is_text != (self.model == "gpt"):
+            raise ValueError(
+                f"model={self.model!r} cannot train on dataset={self.dataset!r}: dataset='text' "
+                "and model='gpt' go together, and the other models take images."
+            )
+        for name in OF_IMAGES if is_text else OF_TEXT:
+            if (value := getattr(self, name)) != (plain := KNOBS[name].default):
+                needs = "images" if is_text else "dataset='text'"
+                raise ValueError(
+                    f"{name}={value!r} is for {needs} and this is dataset={self.dataset!r}: leave "
+                    f"{name}={plain!r}."
+                )
         for name, without in (("prefetch_factor", None), ("persistent_workers", False)):
             value = getattr(self, name)
             if self.num_workers == 0 and value != without:

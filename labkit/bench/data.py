@@ -27,6 +27,7 @@ with contextlib.suppress(ImportError):  # not on Windows
 
 COUNT = 512  # distinct images: above what two workers hold in flight, below a second to make
 CLASSES = 10
+VOCABULARY = 256  # bytes: the tokens of text
 VERSION = 1  # part of the folder's name: a new recipe never meets old files
 
 GATHER_NS = 100_000_000
@@ -128,6 +129,10 @@ class Stalling:
 
 def make_dataset(job: Any, cache: Path, progress: Callable[[int, int], None]) -> Dataset:
     """Build the job's dataset, making its files first where they are missing."""
+    if job.dataset == "text":
+        from labkit.bench.text import Text  # which is made of what is here
+
+        return Text(job)
     if job.dataset == "jpeg":
         return JpegFiles(jpeg_folder(cache, 2 * job.image_px, progress), job)
     file = array_file(cache, job.image_px, progress) if job.dataset == "array" else None
@@ -137,13 +142,26 @@ def make_dataset(job: Any, cache: Path, progress: Callable[[int, int], None]) ->
 def make_loader(dataset: Dataset, job: Any, times: ItemTimes | None = None) -> DataLoader:
     """Build the DataLoader the job asks for; with `times` its items are timed where prepared."""
     by_batch = hasattr(dataset, "__getitems__")
-    collate = _in_shared_memory if by_batch else torch.utils.data.default_collate
+    collate = in_shared_memory if by_batch else torch.utils.data.default_collate
+    collate, shard = getattr(dataset, "collate", collate), getattr(job, "shard", ())
     if job.stall_ms:
         collate = Stalling(collate, job)
-    sampler = EndlessShuffle(len(dataset), job.seed, *getattr(job, "shard", ()))
+    if job.dataset == "text":
+        sampler = dataset.sampler(job, *shard)
+    else:
+        sampler = EndlessShuffle(len(dataset), job.seed, *shard)
     if times is not None:
         dataset, collate = TimedDataset(dataset, collate, times), collated
     return DataLoader(dataset, sampler=sampler, collate_fn=collate, **loader_settings(job))
+
+
+def noise_batch(job: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return random images (B, 3, px, px) uint8 and labels (B,) on the host; or rows of `Text`."""
+    if job.model == "gpt":
+        rows = torch.randint(1, VOCABULARY, (job.batch_size, job.context + 1), dtype=torch.uint8)
+        return rows, torch.full((job.batch_size,), job.context)  # full, of one document each
+    shape = (job.batch_size, 3, job.image_px, job.image_px)
+    return torch.randint(0, 256, shape, dtype=torch.uint8), torch.randint(0, CLASSES, shape[:1])
 
 
 def loader_settings(job: Any) -> dict[str, Any]:
@@ -157,7 +175,7 @@ def loader_settings(job: Any) -> dict[str, Any]:
     return {name: getattr(job, name) for name in names} | care
 
 
-def _in_shared_memory(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def in_shared_memory(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """Share a batch here: with /dev/shm full, the queue's own thread would drop it in silence."""
     return batch if get_worker_info() is None else tuple(t.share_memory_() for t in batch)
 

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from labkit.bench.data import CLASSES
+from labkit.bench.data import CLASSES, VOCABULARY, noise_batch
 from labkit.bench.formats import DTYPES, use_tf32
 from labkit.bench.models import adamw, make_model
+from labkit.bench.text import counted, next_bytes
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
 from labkit.process.events import now_ns
+from labkit.process.step_log import NO_TOKENS
 
 
 class Trainer:
@@ -22,10 +24,14 @@ class Trainer:
 
     def __init__(self, job: Any, device: torch.device):
         self.job, self.device = job, device
+        self.reads = job.model == "gpt"  # text: the other models see images
         torch.manual_seed(job.seed)
         use_tf32(job.precision == "tf32")
         with device:  # a large model's weights are drawn where they are needed: seconds on a CPU
-            model = make_model(job.model, job.width, job.depth, CLASSES, job.image_px)
+            sizes = (CLASSES, job.image_px)
+            if self.reads:
+                sizes = (VOCABULARY, job.context, job.batching == "packed")
+            model = make_model(job.model, job.width, job.depth, *sizes)
         self.layout = torch.channels_last if job.channels_last else torch.contiguous_format
         model = model.to(device, memory_format=self.layout)
         # fused=False would switch off PyTorch's own default, which updates all at once on a GPU
@@ -39,7 +45,7 @@ class Trainer:
         self.main_stream = torch.accelerator.current_stream(device) if self.side_stream else None
 
     def to_device(self, images: torch.Tensor, labels: torch.Tensor) -> tuple:
-        """Issue the copy of one batch: (B, 3, px, px) uint8 and (B,) int64."""
+        """Issue the copy of one batch: (B, 3, px, px) uint8 and (B,) int64; or of `Text`'s."""
         on_device = tuple(
             tensor.to(self.device, non_blocking=self.job.non_blocking)  # host-to-device copy
             for tensor in (images, labels)
@@ -58,10 +64,17 @@ class Trainer:
 
     def compute(self, images: torch.Tensor, labels: torch.Tensor, update: bool) -> torch.Tensor:
         """Issue forward, backward and, where an accumulation ends, the update; return the loss."""
-        images = images.to(memory_format=self.layout).float().div_(255)  # on the device
+        if self.reads:
+            inputs, targets = next_bytes(images, labels)  # (B, T) each
+        else:
+            inputs = images.to(memory_format=self.layout).float().div_(255)  # on the device
+            targets = labels
         dtype = DTYPES.get(self.job.precision)
         with torch.amp.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
-            loss = nn.functional.cross_entropy(self.model(images), labels)
+            logits = self.model(inputs)
+            if self.reads:
+                logits, targets = logits.flatten(0, 1), targets.flatten()
+            loss = nn.functional.cross_entropy(logits, targets)
         self.scaler.scale(loss / self.job.accumulation_steps).backward()
         if update:
             self.scaler.step(self.optimizer)
@@ -71,11 +84,13 @@ class Trainer:
 
     def compile_now(self) -> float:
         """Compile by training on noise: no measured step does; undo it, return the seconds."""
-        start, px, size = now_ns(), self.job.image_px, self.job.batch_size
+        start = now_ns()
         kept = copy.deepcopy(self.model.state_dict())
-        noise = torch.randint(0, 256, (size, 3, px, px), dtype=torch.uint8)
-        labels = torch.randint(0, CLASSES, (size,))
-        for _ in range(3):  # CUDA graphs are recorded in the second call and replayed in the third
+        noise, labels = noise_batch(self.job)
+        for call in range(3):  # CUDA graphs are recorded in the second and replayed in the third
+            if self.reads and self.job.batching != "packed" and call:
+                noise = noise[:, : -(self.job.context // 4)]  # lengths differ: one graph for all
+                labels = labels.clamp(max=noise.shape[1] - 1)
             self.compute(*self.to_device(noise, labels), update=False)
             self.optimizer.zero_grad(set_to_none=True)  # in a graph's memory: the next overwrites
         self.model.load_state_dict(kept)
@@ -92,16 +107,18 @@ def train(
     trainer.model.train()
     place = trainer.on_side_stream if trainer.side_stream else contextlib.nullcontext
     deadline_ns = now_ns() + int((job.seconds or 1e9) * 1e9)
+    reads = job.model == "gpt"
     for i in range(job.steps):
         asked = now_ns()
         images, labels = next(batches)  # the host waits here for data, and gives the old batch back
+        samples, tokens = counted(images, labels) if reads else (labels.numel(), NO_TOKENS)
         with place():
             ready = timeline.copying()
             images, labels = trainer.to_device(images, labels)
             copied = timeline.copied()
         timeline.computing()
         loss = trainer.compute(images, labels, update=(i + 1) % job.accumulation_steps == 0)
-        done = timeline.step(i, asked, ready, copied, labels.numel(), loss)
+        done = timeline.step(i, asked, ready, copied, samples, loss, tokens)
         if trainer.after_step() or done > deadline_ns:
             break
     timeline.finish()

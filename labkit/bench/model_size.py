@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from labkit.bench.data import CLASSES
+from labkit.bench.data import noise_batch
 from labkit.bench.loop import Trainer
 from labkit.process.events import now_ns
 
-ON_CPU = {"cnn": (16, 2), "mlp": (128, 3), "transformer": (64, 2)}  # width and depth
+# Width and depth. The logits of all bytes alone take GPT longer than the others' steps
+ON_CPU = {"cnn": (16, 2), "mlp": (128, 3), "transformer": (64, 2), "gpt": (32, 2)}
 TEXTBOOK = 2  # a CPU's 50 ms delay goes with 10 ms of compute, and takes no core from the model
-WIDTH_ON_GPU = {"cnn": 320, "mlp": 8192, "transformer": 1024}
+WIDTH_ON_GPU = {"cnn": 320, "mlp": 8192, "transformer": 1024, "gpt": 1024}
 STATED_WIDTH_DEPTH = 6  # layers of a GPU's model whose width is stated
 STEP_MS = 10.0
 PROBED = (1, 3)  # layers; a line through their times tells the depth
@@ -39,17 +40,25 @@ def fill(job: Any, device: torch.device) -> None:
         return
     if job.width is None:
         job.width = WIDTH_ON_GPU[job.model]
-        job.depth = job.depth or kept_depth(job.model, job.width, job.image_px, device)
+        job.depth = job.depth or kept_depth(job.model, job.width, size_of_input(job), device)
     job.depth = job.depth or STATED_WIDTH_DEPTH
 
 
-def kept_depth(model: str, width: int, image_px: int, device: torch.device) -> int:
-    """Return the depth at which a step takes about `STEP_MS`: found before, or now and kept."""
+def size_of_input(job: Any) -> int:
+    """Return the edge of the model's images, or of text its context."""
+    return job.context if job.model == "gpt" else job.image_px
+
+
+def kept_depth(model: str, width: int, size: int, device: torch.device) -> int:
+    """Return the depth at which a step takes about `STEP_MS`: found before, or now and kept.
+
+    `size` is the images' edge, or of text the context.
+    """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    path = kept_in and kept_in / "depths" / f"{name} {model} {width} {image_px}.txt"
+    path = kept_in and kept_in / "depths" / f"{name} {model} {width} {size}.txt"
     if path and path.exists():
         return int(path.read_text())
-    few, more = (time_step(model, width, depth, image_px, device) for depth in PROBED)
+    few, more = (time_step(model, width, depth, size, device) for depth in PROBED)
     a_layer = max((more - few) / (PROBED[1] - PROBED[0]), 1e-3)
     depth = min(max(PROBED[0] + round((STEP_MS - few) / a_layer), 1), DEEPEST)
     if device.type == "cuda":
@@ -67,9 +76,9 @@ def keep(path: Path, text: str) -> None:
     part.replace(path)
 
 
-def time_step(model: str, width: int, depth: int, image_px: int, device: torch.device) -> float:
+def time_step(model: str, width: int, depth: int, size: int, device: torch.device) -> float:
     """Return the time of one training step with its batch on the device, ms, host ahead."""
-    job = plain_job(device, model=model, width=width, depth=depth, image_px=image_px)
+    job = plain_job(device, model=model, width=width, depth=depth, image_px=size, context=size)
     trainer, took = Trainer(job, device), []
     batch = trainer.to_device(*noise_batch(job))
     for steps in (WARMUP, *[STEPS] * ROUNDS):
@@ -86,15 +95,10 @@ def plain_job(device: torch.device, **knobs: Any) -> SimpleNamespace:
     """Return the knobs that a Trainer reads: plain FP32 training, but for `knobs`."""
     plain = {
         "model": "cnn", "width": None, "depth": None, "image_px": 48, "batch_size": 16,
+        "context": 256, "batching": "padded",
         "precision": "fp32", "channels_last": False, "fused_optimizer": False, "compile": None,
         "accumulation_steps": 1, "prefetch_to_device": False, "non_blocking": False, "seed": 0,
     }  # fmt: skip
     job = SimpleNamespace(**plain | knobs)
     fill(job, device)
     return job
-
-
-def noise_batch(job: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return random images (B, 3, px, px) uint8 and labels (B,) on the host."""
-    shape = (job.batch_size, 3, job.image_px, job.image_px)
-    return torch.randint(0, 256, shape, dtype=torch.uint8), torch.randint(0, CLASSES, shape[:1])

@@ -1,4 +1,4 @@
-"""Three small models in plain PyTorch, sized by width and depth, and their optimizer."""
+"""Small models in plain PyTorch, sized by width and depth, and their optimizer."""
 
 from __future__ import annotations
 
@@ -63,9 +63,79 @@ class Transformer(nn.Module):
         return self.head(self.encoder(x + self.place).mean(dim=1))
 
 
+class Cache:
+    """Keys and values of the tokens so far, per block; room for `length` tokens is made at once."""
+
+    def __init__(self, model: GPT, batch: int, length: int):
+        heads, weight = model.blocks[0].heads, model.head.weight
+        shape = len(model.blocks), 2, batch, heads, length, model.width // heads
+        self.kept = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
+        self.at = 0  # tokens that are in it: the next ones' place
+
+    def grown(self, block: int, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Keep the keys and values (B, H, T, D) of one block; return (2, B, H, at + T, D)."""
+        end = self.at + keys.shape[2]
+        self.kept[block, 0, :, :, self.at : end] = keys
+        self.kept[block, 1, :, :, self.at : end] = values
+        return self.kept[block, :, :, :, :end]
+
+
+class Block(nn.Module):
+    """Causal self-attention and an MLP, each behind a layer norm and beside a residual path."""
+
+    def __init__(self, width: int, place: int):
+        super().__init__()
+        self.place = place
+        self.heads = width // 64 if width % 64 == 0 else 1  # of 64 numbers each, as in GPT-2
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None, cache: Cache | None):
+        """Map (B, T, width) to the same shape; `mask` (B, 1, T, T) says who sees whom."""
+        parts = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
+        q, k, v = parts.permute(2, 0, 3, 1, 4)  # (B, H, T, D) each
+        if cache is not None:
+            k, v = cache.grown(self.place, k, v)
+        causal = mask is None and q.shape[2] > 1  # a single token sees all before it
+        seen = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        return x + self.down(nn.functional.gelu(self.up(self.mlp_norm(x))))
+
+
+class GPT(nn.Module):
+    """A decoder over bytes: `depth` blocks of `width`; byte 0 begins a document.
+
+    With `packed` a row holds several documents: attention stays inside each, and positions begin
+    anew at each 0. Else a row is one document, and causal attention keeps its padding out.
+    """
+
+    def __init__(self, width: int, depth: int, vocabulary: int, context: int, packed: bool = False):
+        super().__init__()
+        self.width, self.packed = width, packed
+        self.bytes, self.places = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, place) for place in range(depth))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
+
+    def forward(self, tokens: torch.Tensor, cache: Cache | None = None) -> torch.Tensor:
+        """Map bytes (B, T) int64 to logits of the next ones (B, T, vocabulary)."""
+        start, mask = cache.at if cache else 0, None
+        places = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+        if self.packed:
+            begins = tokens == 0
+            document = begins.cumsum(1)  # (B, T)
+            mask = document[:, None, :, None] == document[:, None, None, :]
+            mask = mask & (places[:, None] >= places)  # (B, 1, T, T)
+            places = places - (places * begins).cummax(1).values
+        x = self.bytes(tokens) + self.places(places)
+        for block in self.blocks:
+            x = block(x, mask, cache)
+        return self.head(self.norm(x))
+
+
 def make_model(name: str, *sizes: int) -> nn.Module:
-    """Build a model by its knob's name; `sizes` are width, depth, classes and image_px."""
-    return {"cnn": CNN, "mlp": MLP, "transformer": Transformer}[name](*sizes)
+    """Build a model by its knob's name; `sizes` are width, depth, and what goes in and out."""
+    return {"cnn": CNN, "mlp": MLP, "transformer": Transformer, "gpt": GPT}[name](*sizes)
 
 
 class AdamW(torch.optim.AdamW):  # of the same name: profiler traces have it

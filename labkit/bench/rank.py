@@ -28,7 +28,7 @@ from labkit.bench.loop import Trainer, train
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
 from labkit.process.events import VERSION, EventLog, now_ns
-from labkit.process.step_log import NO_DEVICE, StepRing, line_of
+from labkit.process.step_log import NO_DEVICE, NO_TOKENS, StepRing, line_of
 
 VOTE_EVERY = 4  # steps, at least, between two votes on whether the time is up
 
@@ -200,9 +200,9 @@ class DirectSteps(StepRing):
         self.exchanged: dict[int, list[Any]] = {}  # marks of the steps that are not written yet
         self.as_ns: Callable[[Any], int] = int  # a mark as ns on the host's clock
 
-    def add(self, i, t, samples, loss, device=NO_DEVICE, cpu_ns=0) -> None:
+    def add(self, i, t, samples, loss, device=NO_DEVICE, tokens=NO_TOKENS, cpu_ns=0) -> None:
         """Write step `i`; the arguments are a StepRing's, and the CPU time of its compute."""
-        line = line_of((*device, i + 1, *t, samples, cpu_ns, loss, i + 1))
+        line = line_of((*device, i + 1, *t, samples, cpu_ns, loss, *tokens, i + 1))
         if marks := self.exchanged.pop(i, None):
             start, end = map(self.as_ns, marks)
             line = f'{line[:-1]},"comm":[{start},{end}]}}'
@@ -212,12 +212,12 @@ class DirectSteps(StepRing):
 class RankHostTimeline(HostTimeline, DirectSteps):
     """The timeline of a rank whose device is the CPU."""
 
-    def step(self, i, asked, ready, copied, samples, loss) -> int:
+    def step(self, i, asked, ready, copied, samples, loss, tokens=NO_TOKENS) -> int:
         """Record step `i`, as a HostTimeline does; its CPU time in every step."""
         done = now_ns()
         self.exchanged[i] = self.comm.take()
         spent = time.thread_time_ns() - self.cpu_ns
-        self.add(i, (asked, ready, copied, done), samples, loss.item(), cpu_ns=spent)
+        self.add(i, (asked, ready, copied, done), samples, loss.item(), tokens=tokens, cpu_ns=spent)
         return done
 
 

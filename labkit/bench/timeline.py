@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from labkit.process.events import EventLog, now_ns
-from labkit.process.step_log import SLOTS, WORDS, StepRing
+from labkit.process.step_log import NO_TOKENS, SLOTS, WORDS, StepRing
 
 # The thread's CPU clock is a system call: two readings cost a loop with cold caches 11 to 26 µs.
 # So it is read in every step that takes a few milliseconds, and in one of many shorter ones.
@@ -54,7 +54,8 @@ class HostTimeline(StepRing):
         """Note the thread's CPU time; this is `computing` in a step that tells its own."""
         self.cpu_ns = time.thread_time_ns()
 
-    def step(self, i: int, asked: int, ready: int, copied: int, samples: int, loss: Any) -> int:
+    def step(self, i: int, asked: int, ready: int, copied: int, samples: int, loss: Any,
+             tokens: tuple = NO_TOKENS) -> int:  # fmt: skip
         """Record step `i`, over now, with its other stamps; return its end, in ns."""
         done, spent = now_ns(), 0  # 0: not read
         if self.until_read:
@@ -68,7 +69,9 @@ class HostTimeline(StepRing):
         words, at = self.words, i % SLOTS * WORDS  # as `add` does: a call would cost 4 µs
         words[at + 4], words[at + 5], words[at + 6] = i + 1, asked, ready
         words[at + 7], words[at + 8], words[at + 9] = copied, done, samples
-        words[at + 10], self.reals[at + 11], words[at + 12] = spent, loss.item(), i + 1
+        if tokens is not NO_TOKENS:
+            words[at + 12], words[at + 13] = tokens
+        words[at + 10], self.reals[at + 11], words[at + 14] = spent, loss.item(), i + 1
         return done
 
     def finish(self) -> None:
@@ -114,23 +117,24 @@ class DeviceTimeline(StepRing):
         self.push("compute")
         self.marks.append(self.events.record())
 
-    def step(self, i: int, asked: int, ready: int, copied: int, samples: int, loss: Any) -> int:
+    def step(self, i: int, asked: int, ready: int, copied: int, samples: int, loss: Any,
+             tokens: tuple = NO_TOKENS) -> int:  # fmt: skip
         """Keep step `i`, issued by now (ns, returned), until the device is through with it."""
         done = now_ns()
         slot = self.losses[i % self.LOSSES]
         slot.copy_(loss.detach(), non_blocking=True)  # queued behind the step, not waited for
         self.marks.append(self.events.record())  # where it has passed, the loss is there too
         self.pop()
-        self.in_flight.append((i, (asked, ready, copied, done), samples, slot, self.marks))
+        self.in_flight.append((i, (asked, ready, copied, done), samples, slot, tokens, self.marks))
         while self.in_flight and self.in_flight[0][-1][-1].query():
             self._write_next()
         return done
 
     def _write_next(self) -> None:
-        i, t, samples, slot, marks = self.in_flight.popleft()
+        i, t, samples, slot, tokens, marks = self.in_flight.popleft()
         self._move_to(marks[0])
         # start and end of the copy, and of the compute
-        self.add(i, t, samples, slot.item(), tuple(map(self.host_ns, marks)))
+        self.add(i, t, samples, slot.item(), tuple(map(self.host_ns, marks)), tokens)
         self.events.idle += marks[1:]
 
     def _move_to(self, first: Any) -> None:

@@ -62,6 +62,8 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog) -> None:
         dataset = data.make_dataset(job, cache, lambda *n: log.stage("making images", *n))
         trainer = built(lambda: Trainer(job, device), log)
         dataset = process.planted(spec.get("fault"), dataset, trainer)
+        if job.dataset == "text":
+            log.write("text", batchings=dataset.survey(job))
         loader = data.make_loader(dataset, job, data.ItemTimes(folder, job.num_workers))
     timeline = make_timeline(log, folder, device)
     with lines_of(loader, folder):
@@ -72,7 +74,7 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog) -> None:
         steps = train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=machine.peak_bytes(device))
     profile.look(trainer, iterator, job, steps, folder, log)
-    batch = iterator.tensors if own else model_size.noise_batch(job)
+    batch = iterator.tensors if own else data.noise_batch(job)
     profile.hand_over(batch, steps, log, None if own else trainer)
 
 

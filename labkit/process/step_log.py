@@ -23,11 +23,13 @@ RING_NAME = "steps.ring"
 # the loop comes round to it: with 16,384 slots recording a step took 39 µs, with 2,048 12 µs.
 SLOTS = 2_048
 # A slot: copy start and end, busy start and end on the device (all 0 where it has none), then
-# number, 4 host stamps, samples, CPU time, loss, number again. A slot whose two numbers differ is
+# number, 4 host stamps, samples, CPU time, loss, tokens and the real ones of them (both 0 where
+# there is no text), number again. A slot whose two numbers differ is
 # being written, or was when the end came.
-SLOT = struct.Struct("=4q7qdq")
+SLOT = struct.Struct("=4q7qd3q")
 WORDS = SLOT.size // 8
 NO_DEVICE = (0,) * 4
+NO_TOKENS = (0, 0)
 DRAIN_S = 0.05
 
 
@@ -46,7 +48,10 @@ class StepRing:
         # Cold caches: storing nine words so takes a loop 4 µs, Struct.pack_into 7
         self.words, self.reals = memoryview(self.ring).cast("q"), memoryview(self.ring).cast("d")
 
-    def add(self, i: int, t: tuple, samples: int, loss: float, device: tuple = NO_DEVICE) -> None:
+    def add(
+        self, i: int, t: tuple, samples: int, loss: float, device: tuple = NO_DEVICE,
+        tokens: tuple = NO_TOKENS,
+    ) -> None:  # fmt: skip
         """Record step `i`: its four host stamps, the device's copy and busy intervals; all ns."""
         words, at = self.words, i % SLOTS * WORDS
         words[at + 4] = i + 1
@@ -55,7 +60,9 @@ class StepRing:
         words[at + 5], words[at + 6], words[at + 7], words[at + 8] = t
         words[at + 9], words[at + 10] = samples, 0
         self.reals[at + 11] = loss
-        words[at + 12] = i + 1
+        if tokens is not NO_TOKENS:
+            words[at + 12], words[at + 13] = tokens
+        words[at + 14] = i + 1
 
 
 class Drain:
@@ -107,11 +114,12 @@ def recover(folder: str | Path) -> None:
 
 def line_of(step: tuple) -> str:
     """Return a slot of the ring as the line of JSON that the log holds."""
-    c0, c1, b0, b1, number, t0, t1, t2, t3, samples, cpu_ns, loss, _ = step
+    c0, c1, b0, b1, number, t0, t1, t2, t3, samples, cpu_ns, loss, tokens, real, _ = step
     text = f"{loss:.9g}" if math.isfinite(loss) else "null"  # 9 digits: all of a float32; no NaN
+    read = f',"tokens":[{tokens},{real}]' if tokens else ""
     cpu = f',"cpu":{cpu_ns}' if cpu_ns else ""
     device = f',"copy":[{c0},{c1}],"busy":[{b0},{b1}]' if b1 else ""
     return (
         f'{{"event":"step","i":{number - 1},"t":[{t0},{t1},{t2},{t3}],'
-        f'"n":{samples},"loss":{text}{cpu}{device}}}'
+        f'"n":{samples},"loss":{text}{read}{cpu}{device}}}'
     )

@@ -136,7 +136,7 @@ def loadtune(name):
         optimizer.zero_grad(set_to_none=True)
         return loss
 
-    collate = data._in_shared_memory if several else torch.utils.data.default_collate
+    collate = data.in_shared_memory if several else torch.utils.data.default_collate
     workload = Workload(
         name=name, make_dataset=Plain, train_step=step, default_batch_size=job.batch_size,
         make_model=lambda: models.make_model(job.model, job.width, job.depth, 10, job.image_px),

@@ -1,0 +1,150 @@
+"""Text that every machine has: the source of Python's standard library, as bytes, and its batches.
+
+A document is a paragraph, in pieces where it is longer than the model's context, and byte 0 in
+front. A row of a batch holds one document, or, packed, as many whole ones as fit its context.
+"""
+
+from __future__ import annotations
+
+import bisect
+import copy
+import functools
+import itertools
+import re
+import sysconfig
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from labkit.bench.data import EndlessShuffle, in_shared_memory
+from labkit.spec import KNOBS
+
+MOST = 3 * 2**20  # bytes that are read
+POOL = 64  # batches whose documents are sorted, or packed, together
+SURVEYED = 2 * POOL  # batches by which the ways of batching are compared
+
+
+@functools.lru_cache(1)
+def paragraphs() -> list[bytes]:
+    """Return the paragraphs of the standard library's modules, in the order of their names."""
+    folder, found, size = Path(sysconfig.get_paths()["stdlib"]), [], 0
+    for file in sorted(folder.glob("*.py")):
+        text = file.read_bytes().replace(b"\0", b"")
+        found += [part for part in re.split(rb"\n\s*\n", text) if part.strip()]
+        if (size := size + len(text)) > MOST:
+            break
+    if not found:
+        raise RuntimeError(
+            f"dataset='text' reads the modules of Python's standard library and {folder} has no "
+            ".py files: use another dataset, or a Python whose library is not in an archive."
+        )
+    return found
+
+
+class Text(Dataset):
+    """Documents of bytes; fetched by (draw, index), or packed by (draw, [index, ...])."""
+
+    def __init__(self, job: Any):
+        self.item_s, self.batching, self.context = job.io_ms / 1e3, job.batching, job.context
+        room = job.context - 1  # the 0 in front is a token, too
+        pieces = (p[at : at + room] for p in paragraphs() for at in range(0, len(p), room))
+        self.documents = [b"\0" + piece for piece in pieces]
+        self.lengths = [len(document) for document in self.documents]
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def __getitem__(self, ticket: tuple[int, Any]) -> torch.Tensor:
+        indices = ticket[1] if isinstance(ticket[1], list) else [ticket[1]]
+        if self.item_s:
+            time.sleep(self.item_s * len(indices))
+        joined = bytearray().join(self.documents[index] for index in indices)
+        return torch.frombuffer(joined, dtype=torch.uint8)  # (tokens,)
+
+    def sampler(self, job: Any, *shard: int) -> EndlessShuffle:
+        """Return what orders the documents as `batching` says; `shard` is a rank and the ranks."""
+        if self.batching == "padded":
+            return EndlessShuffle(len(self), job.seed, *shard)
+        return Ordered(self, job, *shard)
+
+    def survey(self, job: Any) -> dict[str, dict[str, float]]:
+        """Return per way of batching an average batch's tokens, real ones, and tokens x length.
+
+        From the documents' lengths alone: so a way that was not run can be predicted.
+        """
+        found, lengths = {}, self.lengths
+        for batching in KNOBS["batching"].choices:
+            way = copy.copy(self)
+            way.batching, count = batching, SURVEYED * job.batch_size
+            rows = (row for _, row in itertools.islice(way.sampler(job), count))
+            rows = [row if isinstance(row, list) else [row] for row in rows]
+            sizes = [sum(lengths[index] for index in row) for row in rows]
+            sizes = np.array(sizes, float).reshape(SURVEYED, -1)  # (batches, rows)
+            wide = np.full(SURVEYED, self.context) if batching == "packed" else sizes.max(1)
+            tokens, squares = (float((wide**n).mean() * job.batch_size) for n in (1, 2))
+            found[batching] = {
+                "tokens": tokens, "real": float(sizes.sum(1).mean()), "squares": squares
+            }  # fmt: skip
+        return found
+
+    def collate(self, rows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pad the rows to (B, T + 1) uint8, the last token a target only; with their lengths."""
+        lengths = [len(row) for row in rows]
+        longest = self.context if self.batching == "packed" else max(lengths)
+        batch = torch.zeros(len(rows), longest + 1, dtype=torch.uint8)
+        for row, into in zip(rows, batch, strict=True):
+            into[: len(row)] = row
+        return in_shared_memory((batch, torch.tensor(lengths)))  # (B, T + 1), (B,) int64
+
+
+class Ordered(EndlessShuffle):
+    """The shuffled documents, a pool of batches at a time, grouped by length or packed in rows."""
+
+    def __init__(self, text: Text, job: Any, rank: int = 0, ranks: int = 1):
+        super().__init__(len(text), job.seed)
+        self.text, self.size = text, job.batch_size * ranks
+        self.shard = slice(rank, None, ranks)
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        return itertools.islice(enumerate(self._rows()), self.shard.start, None, self.shard.step)
+
+    def _rows(self) -> Iterator[Any]:
+        documents, size = (index for _, index in super().__iter__()), self.size
+        lengths, packs = self.text.lengths, self.text.batching == "packed"
+        for turn in itertools.count():
+            pool = list(itertools.islice(documents, POOL * size))
+            pool.sort(key=lengths.__getitem__)
+            rows = packed(pool, lengths, self.text.context) if packs else pool
+            # Packed rows are as good as equal; documents of a length stay together in their batch
+            some = 1 if packs else size
+            batches = [rows[at : at + some] for at in range(0, len(rows), some)]
+            order = np.random.default_rng([self.seed, turn]).permutation(len(batches))
+            for place in order:
+                yield from batches[place]
+
+
+def packed(pool: list[int], lengths: list[int], context: int) -> list[list[int]]:
+    """Return rows of whole documents: the longest left, then whatever else fits, longest first.
+
+    `pool` is sorted by length.
+    """
+    left, sizes, rows = list(pool), [lengths[index] for index in pool], []
+    while left:
+        row, room = [], context
+        while place := bisect.bisect_right(sizes, room):
+            room -= sizes.pop(place - 1)
+            row.append(left.pop(place - 1))
+        rows.append(row)
+    return rows
+
+
+def next_bytes(tokens: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs and targets (B, T) int64 of rows (B, T + 1); in the padding they are -100."""
+    places = torch.arange(tokens.shape[1] - 1, device=tokens.device)
+    targets = tokens[:, 1:].long()
+    return tokens[:, :-1].long(), targets.masked_fill(places >= lengths[:, None], -100)
