@@ -119,7 +119,7 @@ def _of_run(run: Any) -> Diagnosis:
     facts = evidence.facts()
     findings, confidence = rules.rank(facts), 0.0
     if doubt := _device_shared(run, facts, findings[0]) or _contradiction(facts):
-        findings = (doubt, *(finding for finding in findings if finding.name != "compute"))
+        findings = (doubt, *(f for f in findings if f.name != "compute" or f.lost_share))
     else:
         findings, confidence = resampled(
             len(evidence), lambda rows: rules.rank(evidence.facts(rows)), findings

@@ -150,6 +150,7 @@ class Facts:
     growth: tuple[dict[str, Any], ...] = ()  # variables of a watched loop that grew
     swelling: tuple[float, float] | None = None  # GiB its processes held, while it kept rising
     stalls: float = 0.0  # share of the waiting that falls into the worst tenth of the steps
+    padding: float = 0.0  # share of the tokens computed that is none
     compute_us: float | None = None  # of the average step
     trace: Any = None  # the Breakdown of the x-ray's trace on a GPU, or of the one diagnosed
     from_trace: bool = False  # whether all of this was read off that trace
@@ -171,6 +172,8 @@ class Evidence:
         self.matrix = split_steps(run.stamps[first:])  # (steps, classes), s
         self.wait, _, self.compute, *_ = self.matrix.T
         self.own = run.thread_s[first + 1 :]  # (steps,) s; NaN where not stamped
+        tokens = run.tokens[first + 1 :, 0]  # batches of text differ in length
+        self.size = tokens / tokens.mean() if run.tokens_per_s else np.ones(len(tokens))
         trace = run.xray if kind == "gpu" else None
         if trace is not None and trace.device_kind != "gpu":
             trace = None  # the profiler could not look into the device
@@ -187,6 +190,7 @@ class Evidence:
             swelling=swelling(run) if run.watched else None,
             trace=trace,
             witnesses=witnesses(run) if trace is None else (),
+            padding=run.padding or 0.0,
             xray=xray,
             knobs=run.pipeline.to_dict(),
             cores=run.machine.cpu_cores,
@@ -209,12 +213,13 @@ class Evidence:
         """Return how much each step's compute exceeds an ordinary one, s; 0 where by little."""
         # On a CPU only time of the model's own thread counts: to lose the core is no pause of ours
         compute = np.where(np.isnan(self.own), self.compute, np.fmin(self.compute, self.own))
+        compute = compute / self.size
         excess, cycle = np.zeros(len(compute)), self.known.knobs.get("accumulation_steps") or 1
         for place in range(min(cycle, len(compute))):  # a step that updates is a heavier one
             some = compute[place::cycle]
             limit = limits.PAUSE * np.quantile(some, limits.ORDINARY)
             excess[place::cycle] = np.where(some > limit, some - limit / limits.PAUSE, 0.0)
-        return excess
+        return excess * self.size
 
     def _stolen(self, rows: np.ndarray) -> float | None:
         """Return the share of the compute in which its thread did not run; None if never read."""

@@ -52,6 +52,7 @@ class Prediction(Result):
     utilization_range: tuple[float, float] | None = None
     limit: str | None = None  # what then holds it back: "input", "cpu" (saturated) or "device"
     helps: bool = False  # whether it is faster than the measured run by more than the noise
+    real_tokens_per_s: float | None = None  # of text, without padding; None for images
     why: str = ""  # what the prediction rests on, in a sentence
     cannot: str | None = None  # why nothing can be predicted, and what to do
 
@@ -61,6 +62,8 @@ class Prediction(Result):
         if not (said := self.cannot):
             (low, high), (least, most) = self.throughput_range, self.utilization_range
             rate = f"{self.throughput:.0f} samples/s ({low:.0f} to {high:.0f})"
+            if self.real_tokens_per_s:
+                rate += f", {self.real_tokens_per_s:,.0f} real tokens/s"
             busy = f"busy {self.utilization:.0%} ({least:.0%} to {most:.0%})"
             said = f"predicted {rate}, {busy}, limit: {self.limit}; {self.why}"
         return Table((), title=f"Prediction({knobs}): {said}")
@@ -84,6 +87,7 @@ def predict(run: Any, **changes: Any) -> Prediction:
         rates, shares, cores, stretches = _simulated(known, target, step)
     except CannotPredict as why:
         return Prediction(changes, cannot=f"cannot predict: {why}.", why=str(why))
+    rates = rates * _documents(run, target)
     throughput, utilization = float(np.median(rates)), float(np.median(shares))
     limit, held = "input", "the loop still waits for data"
     if taken := np.median(cores) > CPU_BOUND:
@@ -106,6 +110,7 @@ def predict(run: Any, **changes: Any) -> Prediction:
         (max(0.0, utilization - spread), min(1.0, utilization + spread)),
         limit,
         helps=ratio > 1 + noise,
+        real_tokens_per_s=run.real_tokens_per_s and run.real_tokens_per_s * ratio,
         why="; ".join([f"{gain} {held}", *notes]),
     )
 
@@ -147,6 +152,12 @@ def _step(run: Any, target: Any) -> tuple[float, list[str]]:
                 raise CannotPredict(f"{why}, or this run with xray=True and 3 seconds or more")
             notes.append(f"{fixed:.0%} of a step does not grow with the batch (x-ray)")
             step *= fixed + (1 - fixed) * value / old.batch_size
+        elif name == "batching" and (ways := _batchings(run)):
+            now, then = (_flops(ways[way], old) for way in (old.batching, value))
+            fixed = seen.get("fixed_share") or 0.0
+            step *= fixed + (1 - fixed) * then / now
+            padding = 1 - ways[value]["real"] / ways[value]["tokens"]
+            notes.append(f"by the sequences' lengths, {padding:.0%} of the tokens are padding")
         elif name == "precision":
             if value != "bf16" or old.precision != "fp32" or not seen.get("bf16_speedup"):
                 raise CannotPredict(f"{why} (the x-ray of an fp32 run times bf16)")
@@ -158,6 +169,30 @@ def _step(run: Any, target: Any) -> tuple[float, list[str]]:
         else:
             raise CannotPredict(why)
     return step, notes
+
+
+def _batchings(run: Any) -> dict[str, dict[str, float]]:
+    """Return what an average batch holds by way of batching, as `Text.survey`; {} for images."""
+    found = run._fact("text", "batchings", {})
+    keys = ("documents", "tokens", "real", "squares")
+    sound = all(way.get(key, 0) > 0 for way in found.values() for key in keys)
+    return found if sound and set(found) == set(KNOBS["batching"].choices) else {}
+
+
+def _documents(run: Any, target: Any) -> float:
+    """Return how many samples of `target` are in a row of its batches: one, unless packed."""
+    way = _batchings(run).get(target.batching)
+    return way["documents"] / run.pipeline.batch_size if way else 1.0
+
+
+def _flops(way: dict[str, float], pipeline: Any) -> float:
+    """Return the forward FLOPs of an average batch: 24 w^2 a token and block, 4 w a pair of them.
+
+    Matrix products alone, as in Kaplan et al., "Scaling laws for neural language models", 2020.
+    """
+    width, depth = pipeline.width, pipeline.depth
+    of_token = 24 * width**2 * depth + 2 * 256 * width
+    return of_token * way["tokens"] + 4 * width * depth * way["squares"]
 
 
 # -- from a measured run to the work of another setting -------------------------------------------

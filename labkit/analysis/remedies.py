@@ -19,6 +19,7 @@ PRICES = {
     "prefetch_to_device": (1, "device memory for one more batch", SAME),
     "fused_optimizer": (1, "nothing", SAME),
     "channels_last": (1, "one conversion of the weights", "losses to rounding"),
+    "batching": (2, "sequences of a batch are alike in length, or share its rows", "the metric"),
     "compile": (2, "compiling at the start, and again for each new shape", "losses to rounding"),
     "precision": (2, "accuracy: fewer digits", "losses within 16-bit rounding, and the metric"),
     "batch_size": (3, "memory, and another training: tune the learning rate", "the metric"),

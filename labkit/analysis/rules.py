@@ -330,6 +330,22 @@ def memory_traffic(facts: Facts) -> Iterator[Finding]:
         yield loss("memory_bandwidth", cause, lost, seen, facts.looked_at, FUSE, changes=changes)
 
 
+def padding(facts: Facts) -> Iterator[Finding]:
+    """The device computes on what only fills up the rows of a batch of text."""
+    if facts.knobs.get("dataset") == "text":
+        lost = facts.padding * facts.shares["compute"]
+        seen = (
+            f"{facts.padding:.0%} of the tokens are padding, on which {lost:.0%} of the time goes"
+        )
+        change = (
+            "Batch sequences of a length together (batching='by_length'), or put several into a "
+            "row of the full context, each for itself (batching='packed')."
+        )
+        other = [{"batching": way} for way in ("by_length", "packed")]
+        source = f"lengths of the sequences, {facts.source}"
+        yield loss("compute", "padding", lost, seen, source, change, changes=other)
+
+
 def _kernel_share(facts: Facts, names: re.Pattern) -> float:
     """Return the share of kernel time in kernels whose names match, 0 to 1."""
     us = sum(k.total_us for k in facts.trace.top_kernels if names.search(k.name))
@@ -339,5 +355,5 @@ def _kernel_share(facts: Facts, names: re.Pattern) -> float:
 RULES = (
     waiting_for_data, cores_taken_by_workers, copies, host_work, not_training, longer_and_longer,
     too_many_threads, outside_pytorch, collectives, tiny_operators, gaps_between_kernels,
-    number_format, memory_traffic,
+    number_format, memory_traffic, padding,
 )  # fmt: skip

@@ -159,6 +159,7 @@ def noise_batch(job: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return random images (B, 3, px, px) uint8 and labels (B,) on the host; or rows of `Text`."""
     if job.model == "gpt":
         rows = torch.randint(1, VOCABULARY, (job.batch_size, job.context + 1), dtype=torch.uint8)
+        rows[:, 0] = 0
         return rows, torch.full((job.batch_size,), job.context)  # full, of one document each
     shape = (job.batch_size, 3, job.image_px, job.image_px)
     return torch.randint(0, 256, shape, dtype=torch.uint8), torch.randint(0, CLASSES, shape[:1])

@@ -93,13 +93,15 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None, cache: Cache | None):
         """Map (B, T, width) to the same shape; `mask` (B, 1, T, T) says who sees whom."""
-        parts = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
-        q, k, v = parts.permute(2, 0, 3, 1, 4)  # (B, H, T, D) each
+        batch, length, width = x.shape
+        parts = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.heads, -1)
+        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)  # (B, H, T, D) each
         if cache is not None:
             k, v = cache.grown(self.place, k, v)
-        causal = mask is None and q.shape[2] > 1  # a single token sees all before it
+        # A token behind a cache sees all of it. (The length is no constant to torch.compile)
+        causal = mask is None and (cache is None or not cache.at)
         seen = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
-        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(nn.functional.gelu(self.up(self.mlp_norm(x))))
 
 

@@ -73,9 +73,9 @@ class Text(Dataset):
         return Ordered(self, job, *shard)
 
     def survey(self, job: Any) -> dict[str, dict[str, float]]:
-        """Return per way of batching an average batch's tokens, real ones, and tokens x length.
+        """Return what an average batch holds, per way of batching: so that all can be predicted.
 
-        From the documents' lengths alone: so a way that was not run can be predicted.
+        Documents, tokens, real ones, and the sum of rows' squares, from the lengths alone.
         """
         found, lengths = {}, self.lengths
         for batching in KNOBS["batching"].choices:
@@ -88,7 +88,8 @@ class Text(Dataset):
             wide = np.full(SURVEYED, self.context) if batching == "packed" else sizes.max(1)
             tokens, squares = (float((wide**n).mean() * job.batch_size) for n in (1, 2))
             found[batching] = {
-                "tokens": tokens, "real": float(sizes.sum(1).mean()), "squares": squares
+                "documents": sum(map(len, rows)) / SURVEYED, "tokens": tokens,
+                "real": float(sizes.sum(1).mean()), "squares": squares,
             }  # fmt: skip
         return found
 
@@ -141,6 +142,13 @@ def packed(pool: list[int], lengths: list[int], context: int) -> list[list[int]]
             row.append(left.pop(place - 1))
         rows.append(row)
     return rows
+
+
+def counted(tokens: torch.Tensor, lengths: torch.Tensor) -> tuple[int, tuple[int, int]]:
+    """Return a batch's documents, its tokens that are computed, and the real ones of them."""
+    inputs, real = tokens[:, :-1], int(lengths.sum())
+    zeros = inputs.numel() - int(inputs.count_nonzero())  # before each document, and the padding
+    return zeros - (inputs.numel() - real), (inputs.numel(), real)
 
 
 def next_bytes(tokens: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

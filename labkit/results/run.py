@@ -21,7 +21,7 @@ NUMBERS = (
     "id", "utc", "recorded", "outcome", "error", "steps", "samples", "warmup", "utilization",
     "throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "other_ms", "spread", "noisy",
     "compile_s", "peak_memory_gib", "energy_j", "mfu", "mbu", "not_applied", "busy_at_least",
-    "utilization_is_upper_bound",
+    "utilization_is_upper_bound", "tokens_per_s", "real_tokens_per_s", "padding",
 )  # fmt: skip
 
 
@@ -79,6 +79,9 @@ class Run(EventLogResult):
                                                 in run._series["step"]], float).reshape(-1, 2),
                           "Of a rank (steps, 2), ns on the machine's clock, or NaN: the last "
                           "gradient is there; all are averaged.")
+    tokens = derived(lambda run: np.array([step.get("tokens") or (np.nan, np.nan) for step
+                                           in run._series["step"]], float).reshape(-1, 2),
+                     "Of text (steps, 2): the tokens computed, and the real ones; else NaN.")
     peak_memory_gib = derived(lambda run: (run._fact("memory", "peak_bytes", 0) / 2**30) or None,
                               "Most memory held: allocated on a GPU; resident on a CPU.")
     compile_s = fact("compiled", "seconds", "Time torch.compile took, s; None for an eager run.")
@@ -183,7 +186,19 @@ class Run(EventLogResult):
         stamps, _ = self._measured()
         return np.zeros((0, 5)) if stamps is None else split_steps(stamps) * 1e3
 
+    def _token_rate(self, column: int) -> float | None:
+        _, wall = self._measured()
+        total = self.tokens[self.warmup :, column].sum()
+        return float(total / wall) if wall > 0 and total == total else None
+
     # fmt: off
+    tokens_per_s = derived(lambda run: run._token_rate(0),
+                           "Tokens of text a second, padding included; None for images.")
+    real_tokens_per_s = derived(lambda run: run._token_rate(1),
+                                "Tokens of text a second, without padding; None for images.")
+    padding = derived(lambda run: 1 - run.real_tokens_per_s / run.tokens_per_s
+                      if run.tokens_per_s else None,
+                      "Share of the computed tokens that is padding, 0 to 1; None for images.")
     mean_ms = derived(lambda run: run.steps_ms.mean(axis=0) if len(run.steps_ms) else None,
                       "The mean measured step by class (5,), ms; None before there is one.")
     step_ms = _mean_ms(slice(5), "Mean time from one step's end to the next, ms: its parts' sum.")
@@ -276,6 +291,8 @@ class Run(EventLogResult):
             f"{self.busy_text}, step {self.step_ms:.1f} ms ({parts})"
         )
         text += f"; {self.mfu_text} of {self.peak}" if self.mfu_text else ""
+        if self.tokens_per_s:
+            text += f"; {self.real_tokens_per_s:,.0f} real tokens/s, padding {self.padding:.0%}"
         stated = "hidden" if self.alias else self.pipeline.simulated_delay
         text += f"; simulated delay: {stated}" if stated else ""
         return text + (f"; {noise(self.spread)}" if self.noisy else "")

@@ -16,7 +16,11 @@ COMPARED = (
     "throughput", "utilization", "step_ms", "wait_ms", "copy_ms", "compute_ms", "other_ms",
 )  # fmt: skip
 
-EFFICIENCY = ("mfu", "mbu")  # shown where they are known
+WHERE_KNOWN = {  # of any run: how it is written
+    "mfu": percent, "mbu": percent, "padding": percent,
+    "real_tokens_per_s": lambda rate: None if rate is None else f"{rate:,.0f}",
+}  # fmt: skip
+OF_SWEEP = {"MFU": "mfu", "real tokens/s": "real_tokens_per_s", "padding": "padding"}
 WORDS = ("slower", "faster")
 
 
@@ -83,13 +87,13 @@ class Comparison(Result):
     def table(self) -> Table:
         """Return the changed knobs and the numbers, before and after, with the verdict below."""
         rows = [(name, repr(old), repr(new), "") for name, (old, new) in self.changed.items()]
-        for name in (*COMPARED, *EFFICIENCY):
+        for name in (*COMPARED, *WHERE_KNOWN):
             both = [getattr(run, name) for run in (self.before, self.after)]
             texts = [None if value is None else f"{value:.1f}" for value in both]
-            if name in EFFICIENCY:
+            if name in WHERE_KNOWN:
                 if both == [None, None]:
                     continue
-                texts = list(map(percent, both))
+                texts = list(map(WHERE_KNOWN[name], both))
             if name == "utilization" and None not in both:
                 texts = [self.before.busy_text, self.after.busy_text]
             rows.append((name, *texts, f"{both[1] / both[0]:.2f}x" if all(both) else ""))
@@ -177,14 +181,14 @@ class Sweep(Result):
     def table(self) -> Table:
         """Return the knobs, samples/s, busy share, wait and compute of each run."""
         where, rows = ("device",) if self.devices else (), []
-        more = ["MFU"] * any(run.mfu for run in self.runs)
+        more = {head: n for head, n in OF_SWEEP.items() if any(getattr(r, n) for r in self.runs)}
         for setting, run in zip(self.settings, self.runs, strict=False):
             numbers = [None] * (4 + len(more)) + [run.error or run.outcome]
             if run.throughput is not None:
                 note = [run is self.best and "best", run.noisy and "noisy"]
                 times = f"{run.wait_ms:.1f}", f"{run.compute_ms:.1f}", " ".join(filter(None, note))
-                mfu = [percent(run.mfu)] * len(more)
-                numbers = [f"{run.throughput:.0f}", run.busy_text, *mfu, *times]
+                known = [WHERE_KNOWN[name](getattr(run, name)) for name in more.values()]
+                numbers = [f"{run.throughput:.0f}", run.busy_text, *known, *times]
             device = [run.asked.device for _ in where]
             rows.append([*map(repr, setting.values()), *device, *numbers])
         left = len(self.pipelines) - len(self.runs)

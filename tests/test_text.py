@@ -1,0 +1,189 @@
+"""Text: three ways to batch it, the decoder that trains on it, and what a run says of padding."""
+
+import itertools
+import json
+
+import pytest
+import torch
+from torch.nn import functional
+
+import labkit as lk
+from labkit.bench.data import make_loader, noise_batch
+from labkit.bench.loop import Trainer
+from labkit.bench.model_size import plain_job
+from labkit.bench.models import GPT, Cache
+from labkit.bench.text import Text, counted, next_bytes, packed
+from labkit.process.events import EventLog
+from labkit.process.step_log import Drain, StepRing
+
+WAYS = lk.Pipeline.knobs["batching"].choices
+
+
+def job_of(batching, **knobs):
+    """Return a small job that trains on text."""
+    small = {"model": "gpt", "width": 16, "depth": 2, "context": 64, "batch_size": 8}
+    loader = {"dataset": "text", "io_ms": 0, "stall_ms": 0, "num_workers": 0, "pin_memory": False}
+    return plain_job(torch.device("cpu"), batching=batching, **small | loader | knobs)
+
+
+@pytest.fixture(scope="module")
+def text():
+    """Documents of the standard library, of 64 bytes at the most."""
+    return Text(job_of("padded"))
+
+
+def batches(text, way, documents):
+    """Return the batches that hold these documents, each once."""
+    text.batching, rows = way, [[index] for index in documents]
+    if way != "padded":
+        by_length = sorted(documents, key=text.lengths.__getitem__)
+        rows = packed(by_length, text.lengths, 64) if way == "packed" else [[i] for i in by_length]
+    items = [text[0, row] for row in rows]
+    return [text.collate(items[at : at + 8]) for at in range(0, len(items), 8)]
+
+
+def test_documents_are_the_same_everywhere_and_no_longer_than_the_context(text):
+    assert len(text) > 10_000 and max(text.lengths) == 64 and min(text.lengths) > 1
+    assert all(document[0] == 0 and 0 not in document[1:] for document in text.documents)
+    again = Text(job_of("padded"))
+    assert again.documents == text.documents
+
+
+def test_each_way_gives_every_document_once_and_says_what_is_real(text):
+    wanted = range(100)
+    for way in WAYS:
+        made, found, said = batches(text, way, wanted), [], []
+        for rows, lengths in made:
+            said.append(counted(rows, lengths))
+            for row, length in zip(rows, lengths, strict=True):
+                found += row[:length].numpy().tobytes().split(b"\0")[1:]
+        assert sorted(found) == sorted(text.documents[i][1:] for i in wanted)
+        documents, tokens = zip(*said, strict=True)
+        assert sum(documents) == 100
+        assert sum(real for _, real in tokens) == sum(text.lengths[i] for i in wanted)
+
+
+def test_the_loss_of_a_real_token_does_not_depend_on_the_batching(text):
+    losses = {}
+    for way in WAYS:
+        torch.manual_seed(0)
+        model, total, count = GPT(32, 2, 256, 64, packed=way == "packed"), 0.0, 0
+        for batch in batches(text, way, range(60)):
+            inputs, targets = next_bytes(*batch)
+            logits = model(inputs).flatten(0, 1)
+            total += functional.cross_entropy(logits, targets.flatten(), reduction="sum").item()
+            count += int((targets >= 0).sum())
+        losses[way] = total / count
+    assert losses["by_length"] == pytest.approx(losses["padded"], rel=1e-5)
+    assert losses["packed"] == pytest.approx(losses["padded"], rel=1e-5)
+    assert 5 < losses["padded"] < 6.5  # a guess among 256 bytes costs ln 256 = 5.5
+
+
+def test_length_and_packing_take_four_fifths_of_the_padding_away(text):
+    job = job_of("padded", context=256, batch_size=16)
+    ways = Text(job).survey(job)
+    padding = {way: 1 - held["real"] / held["tokens"] for way, held in ways.items()}
+    assert padding["padded"] > 0.25
+    assert max(padding["by_length"], padding["packed"]) < 0.2 * padding["padded"]
+    assert ways["packed"]["documents"] > 16 == ways["padded"]["documents"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_order_is_the_seeds_and_ranks_share_it(text, way):
+    text.batching = way
+    whole = list(itertools.islice(iter(text.sampler(job_of(way))), 200))
+    assert whole == list(itertools.islice(iter(text.sampler(job_of(way))), 200))
+    assert whole != list(itertools.islice(iter(text.sampler(job_of(way, seed=1))), 200))
+    job = job_of(way, batch_size=4)  # two ranks of four have what one of eight has
+    shares = [list(itertools.islice(iter(text.sampler(job, r, 2)), 100)) for r in (0, 1)]
+    assert sorted(shares[0] + shares[1], key=lambda ticket: ticket[0]) == whole
+
+
+def test_training_sees_real_tokens_only_and_learns():
+    for way in WAYS:
+        job = job_of(way)
+        trainer, loader = Trainer(job, torch.device("cpu")), make_loader(Text(job), job)
+        rows, lengths = next(iter(loader))
+        wider = functional.pad(rows, (0, 3))  # more padding changes nothing
+        first, same = (trainer.compute(b, lengths, update=False) for b in (rows, wider[:, :65]))
+        assert same.item() == pytest.approx(first.item(), rel=1e-5)
+        losses = [trainer.compute(rows, lengths, update=True).item() for _ in range(15)]
+        assert losses[-1] < losses[0] - 0.1
+
+
+def test_no_token_sees_a_later_one_and_packed_documents_not_each_other():
+    torch.manual_seed(0)
+    whole = GPT(64, 2, 256, 32, packed=True).eval()
+    rows = torch.randint(1, 256, (1, 24))
+    rows[0, [0, 10]] = 0
+    alone = whole(rows[:, 10:])
+    assert torch.allclose(whole(rows)[:, 10:], alone, atol=1e-5)
+    plain = GPT(64, 2, 256, 32).eval()
+    other = rows.clone()
+    other[0, 12:] = 7
+    assert torch.allclose(plain(rows)[:, :12], plain(other)[:, :12], atol=1e-5)
+    assert not torch.allclose(plain(rows)[:, 10:], plain(rows[:, 10:]), atol=1e-3)
+
+
+def test_a_cache_gives_what_the_whole_sequence_gives():
+    model = GPT(128, 2, 256, 32).eval()
+    tokens = torch.randint(1, 256, (3, 20))
+    cache, got = Cache(model, 3, 20), []
+    for part in (tokens[:, :12], *tokens[:, 12:].split(1, dim=1)):
+        got.append(model(part, cache))
+        cache.at += part.shape[1]
+    assert torch.allclose(torch.cat(got, 1), model(tokens), atol=1e-5)
+
+
+def test_a_step_of_text_has_its_tokens_in_the_log_and_one_of_images_has_none(tmp_path):
+    ring = StepRing(tmp_path)
+    ring.add(0, (1, 2, 3, 4), 8, 2.5)
+    ring.add(1, (5, 6, 7, 8), 8, 2.5, tokens=(512, 300))
+    Drain(tmp_path, EventLog(tmp_path)).remove()
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    first, second = [json.loads(line) for line in lines if "step" in line]
+    assert "tokens" not in first and second["tokens"] == [512, 300] and second["n"] == 8
+
+
+@pytest.mark.parametrize(("knobs", "said"), [
+    ({"dataset": "text", "model": "mlp"}, "model='mlp' cannot train on dataset='text'"),
+    ({"model": "gpt"}, "model='gpt' cannot train on dataset='jpeg'"),
+    ({"dataset": "text", "augment": 3}, "augment=3 is for images"),
+    ({"dataset": "text", "image_px": 64}, "image_px=64 is for images"),
+    ({"batching": "packed"}, "batching='packed' is for dataset='text'"),
+    ({"dataset": "array", "context": 64}, "context=64 is for dataset='text'"),
+])  # fmt: skip
+def test_knobs_of_the_other_kind_of_data_are_refused(knobs, said):
+    with pytest.raises(ValueError, match=said):
+        lk.Pipeline(**knobs)
+    assert lk.Pipeline(dataset="text").model == "gpt"
+
+
+def test_noise_for_trying_sizes_is_a_full_batch():
+    rows, lengths = noise_batch(job_of("packed"))
+    assert counted(rows, lengths) == (8, (512, 512))
+
+
+@pytest.mark.slow
+def test_a_run_on_text_names_padding_and_predicts_what_it_costs():
+    run = lk.run(lk.Pipeline(dataset="text", steps=40, seconds=None, width=16, depth=1))
+    assert run.outcome == "finished", run.error
+    assert 0.2 < run.padding < 0.6 and run.samples == 40 * 16
+    assert run.real_tokens_per_s == pytest.approx((1 - run.padding) * run.tokens_per_s)
+    assert {"tokens_per_s", "real_tokens_per_s", "padding"} <= set(run.to_dict())
+    assert "real tokens/s, padding" in run.numbers
+    (finding,) = [f for f in run.diagnose().findings if f.cause == "padding"]
+    assert finding.name == "compute" and 0.15 < finding.lost_share < run.padding + 0.01
+    assert [r.changes for r in finding.remedies][0] == {"batching": "by_length"}
+    for way in ("by_length", "packed"):
+        expected = lk.predict(run, batching=way)
+        assert expected.real_tokens_per_s > 1.1 * run.real_tokens_per_s and expected.helps
+
+
+@pytest.mark.slow
+def test_two_ranks_with_workers_train_on_packed_text():
+    small = {"batch_size": 4, "context": 64, "width": 16, "depth": 1, "num_workers": 1}
+    text = lk.Pipeline(dataset="text", batching="packed", steps=12, **small)
+    ranks = lk.distributed(text, ranks=2)
+    assert ranks.outcome == "finished", ranks.error
+    assert all(rank.padding < 0.1 and rank.samples > 12 * 4 for rank in ranks)
