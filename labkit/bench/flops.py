@@ -28,6 +28,7 @@ from torch.utils.flop_counter import flop_registry
 from labkit.bench import machine, model_size
 from labkit.bench.formats import DTYPES, FORMATS
 from labkit.bench.loop import Trainer
+from labkit.bench.text import Text
 from labkit.process import folders
 from labkit.process.events import EventLog
 
@@ -119,6 +120,11 @@ def write_work(trainer: Any, log: EventLog) -> None:
     def counted() -> tuple:
         with torch.device("meta"):  # draws no random number
             batch = model_size.noise_batch(job)
+        samples = len(batch[0])
+        if job.model == "gpt":  # padding, and rows of several documents, are no need of the model's
+            length, mean = Text(job).typical()
+            batch = batch[0][:, : length + 1], batch[1]
+            samples = round(samples * length / mean)
 
         def train(model: torch.nn.Module) -> None:
             shadow.model = model  # and a plain step: what a fault or a slow script adds is no need
@@ -126,7 +132,7 @@ def write_work(trainer: Any, log: EventLog) -> None:
 
         half = job.precision in DTYPES
         found = count(trainer.model, train, state=ADAM, every=job.accumulation_steps, half=half)
-        return found, trainer.device, job.precision, len(batch[0])
+        return found, trainer.device, job.precision, samples
 
     _write_or_why(log, counted)
 

@@ -72,6 +72,11 @@ class Text(Dataset):
             return EndlessShuffle(len(self), job.seed, *shard)
         return Ordered(self, job, *shard)
 
+    def typical(self) -> tuple[int, float]:
+        """Return the length of the document that an average token is in, and documents' mean."""
+        lengths = np.array(self.lengths, float)
+        return round((lengths**2).sum() / lengths.sum()), lengths.mean()
+
     def survey(self, job: Any) -> dict[str, dict[str, float]]:
         """Return what an average batch holds, per way of batching: so that all can be predicted.
 
