@@ -61,7 +61,7 @@ def first(found):
 
 
 def test_every_loss_has_a_name_in_words_a_threshold_and_all_but_a_slow_rank_a_notebook():
-    assert set(WORTH_NAMING) == set(BOTTLENECKS) - {"compute", "unsure"}
+    assert set(WORTH_NAMING) == set(BOTTLENECKS) - {"unsure"}
     assert set(LESSONS) == set(WORTH_NAMING) - {"straggler"}
 
 

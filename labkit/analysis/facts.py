@@ -39,6 +39,7 @@ LESSONS = {  # the notebook that teaches the cure
     "memory_bandwidth": "notebook 07 torch.compile and kernels",
     "precision": "notebook 05 Mixed precision",
     "communication": "notebook 09 Beyond one GPU",
+    "compute": "notebook 04 Batch sizing",
 }
 CLASSES = {  # of a step's time
     "wait": "waiting for data",
