@@ -36,6 +36,7 @@ def fake(ms, kind="cpu", own=1.0, name="a <CPU>", **more):
         "stamps": stamps, "busy": stamps[:, 4:], "thread_s": compute * own, "utilization": busy,
         "busy_at_least": busy if kind == "cpu" else 0.0, "telemetry": [], "xray": None,
         "xray_facts": dict(CALM), "pipeline": lk.Pipeline(), "seconds": lambda t_ns: t_ns / 1e9,
+        "tokens": np.full((len(ms), 2), np.nan), "tokens_per_s": None, "padding": None,
     }  # fmt: skip
     return SimpleNamespace(**values | more)
 
