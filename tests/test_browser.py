@@ -50,6 +50,16 @@ IN_KERNEL = f"""async (code) => {{
 BLOCK = f"""() => {{
     {SESSION}.session.kernel.requestExecute({{code: "import time; time.sleep(4)"}});
 }}"""
+DARK = "() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})"
+PREDICTED = """(panel) => new Promise((done) => {
+    const handle = panel.querySelector(".noUi-handle"), pressed = performance.now();
+    new MutationObserver((_changes, itself) => {
+        if (!panel.querySelector(".labkit-ghost").textContent.includes("Expected")) return;
+        itself.disconnect();
+        requestAnimationFrame(() => done((performance.now() - pressed) / 1000));
+    }).observe(panel, {childList: true, subtree: true});
+    handle.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight", bubbles: true}));
+})"""
 FIRST_DRAWN = """(panel) => new Promise((done) => {
     const view = panel.querySelector(".labkit-live"), clicked = performance.now();
     const run = [...panel.querySelectorAll("button")].find((b) => b.textContent.includes("Run"));
@@ -213,6 +223,47 @@ def test_a_panel_runs_compares_draws_stops_and_takes_rough_hands(lab, page):
     assert page.evaluate(IN_KERNEL, code) == f"[0, 3] {outcomes}"
 
 
+NARROW = {"viewport": {"width": 620, "height": 1400}, "has_touch": True}
+
+
+@pytest.mark.parametrize("page", [NARROW], indirect=True)
+def test_by_keyboard_and_by_touch_on_a_narrow_dark_page_a_slider_predicts_and_runs_are_kept(
+    lab, page
+):
+    panel = opened(page, lab, "narrow", SHORT.replace("q = ", "import labkit as lk\nq = "))
+    page.evaluate(DARK)
+    expect(panel).to_contain_text("Run once")
+    button(panel, "Run").focus()
+    page.keyboard.press("Enter")
+    expect(panel.locator(".labkit-history tr")).to_have_count(1, timeout=LATE)
+    nameless = "p => [...p.querySelectorAll(CONTROLS)].filter(e => !NAMED(e)).map(e => e.outerHTML)"
+    controls = "'button, input, select, textarea, [role=slider], [contenteditable]'"
+    named = "(e.ariaLabel || e.textContent.trim())"
+    nameless = nameless.replace("CONTROLS", controls).replace("NAMED(e)", named)
+    assert panel.evaluate(nameless) == []
+    took = panel.evaluate(PREDICTED)
+    print(f"from a key on the slider to the ghost: {took:.3f} s")
+    expect(panel.locator(".labkit-ghost").first).to_contain_text("Expected")
+    expect(panel.locator(".labkit-ghost").first).to_contain_text("x the last run")
+    assert panel.evaluate("p => p.scrollWidth <= p.clientWidth && p.clientWidth < 620")
+    screenshot(panel, "panel-narrow")
+    button(panel, "Run").tap()
+    rows = panel.locator(".labkit-history tr")
+    expect(rows).to_have_count(2, timeout=LATE)
+    expect(panel.locator(".labkit-ghost").first).to_contain_text("side the range; busy")
+    rows.nth(1).locator("button", has_text="pin").tap()
+    expect(rows.nth(1).locator("button", has_text="pinned")).to_be_visible()
+    rows.nth(1).locator("input").fill("without workers")
+    page.keyboard.press("Enter")
+    rows.nth(1).locator("button", has_text="save").focus()
+    page.keyboard.press("Space")
+    expect(rows.nth(1)).to_contain_text("saved: without-workers.jsonl")
+    expect(panel).to_contain_text("Against the pinned run")
+    button(panel, "copy as labkit").tap()
+    expect(panel.locator("textarea")).to_have_value(re.compile(r"^lk\.run\(lk\.Pipeline\(.*num_w"))
+    screenshot(panel, "panel-dark")
+
+
 def test_every_kind_of_panel_works_and_a_cell_keeps_the_final_figure_and_no_widget(lab, page):
     opened(
         page, lab, "kinds",
@@ -253,11 +304,18 @@ def test_a_run_goes_on_through_a_reload_and_a_kernel_that_is_busy_or_gone_is_nam
     expect(button(panel, "Stop")).to_be_enabled(timeout=LATE)
     wait_for_frames(view_of(panel), 3)
     page.wait_for_function(KERNEL_IS_IDLE, timeout=LATE)
+    page.evaluate(SAVE)
+    page.evaluate("() => jupyterapp.shell.currentWidget.close()")  # closed, and opened again
+    page.evaluate("() => { jupyterapp.commands.execute('docmanager:open', {path: 'rough.ipynb'}) }")
+    expect(button(panel, "Stop")).to_be_enabled(timeout=LATE)
+    wait_for_frames(view_of(panel), 3)
+    page.wait_for_function(KERNEL_IS_IDLE, timeout=LATE)
     kernel = psutil.Process(int(page.evaluate(IN_KERNEL, "import os; print(os.getpid())")))
     runs = kernel.children(recursive=True)
     assert any("labkit.bench" in " ".join(process.cmdline()) for process in runs)
     page.evaluate(f"() => {SESSION}.session.kernel.restart()")
     expect(view_of(panel).locator(".gone")).to_contain_text("run this cell again")
+    expect(button(panel, "Run")).to_be_hidden()  # a click could only throw
     assert not psutil.wait_procs(runs, 10)[1]
     page.wait_for_function(KERNEL_IS_IDLE, timeout=LATE)
     page.evaluate(RUN_ALL)  # what it said to do works
