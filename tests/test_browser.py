@@ -235,7 +235,7 @@ def test_by_keyboard_and_by_touch_on_a_narrow_dark_page_a_slider_predicts_and_ru
     expect(panel).to_contain_text("Run once")
     button(panel, "Run").focus()
     page.keyboard.press("Enter")
-    expect(panel.locator(".labkit-history tr")).to_have_count(1, timeout=LATE)
+    expect(panel.locator(".labkit-history .run")).to_have_count(1, timeout=LATE)
     nameless = "p => [...p.querySelectorAll(CONTROLS)].filter(e => !NAMED(e)).map(e => e.outerHTML)"
     controls = "'button, input, select, textarea, [role=slider], [contenteditable]'"
     named = "(e.ariaLabel || e.textContent.trim())"
@@ -248,7 +248,7 @@ def test_by_keyboard_and_by_touch_on_a_narrow_dark_page_a_slider_predicts_and_ru
     assert panel.evaluate("p => p.scrollWidth <= p.clientWidth && p.clientWidth < 620")
     screenshot(panel, "panel-narrow")
     button(panel, "Run").tap()
-    rows = panel.locator(".labkit-history tr")
+    rows = panel.locator(".labkit-history .run")
     expect(rows).to_have_count(2, timeout=LATE)
     expect(panel.locator(".labkit-ghost").first).to_contain_text("side the range; busy")
     rows.nth(1).locator("button", has_text="pin").tap()

@@ -162,22 +162,21 @@ def test_auto_says_what_it_is_and_equals_it():
 
 def test_a_moved_slider_says_what_to_expect_and_a_run_how_right_that_was():
     shown = with_runs()
-    assert "Run once" in shown.ghost.value
+    assert "Run once" in shown.ghost.said
     shown = with_runs("workers-0")
-    assert "Move a slider" in shown.ghost.value
+    assert "Move a slider" in shown.ghost.said and not shown.ghost.bars
     shown.controls["num_workers"].value = 6
-    found = lk.predict(shown.run, num_workers=6)
-    low, high = found.throughput_range
-    assert "Expected" in shown.ghost.value
-    assert f"{found.throughput:,.0f} ({low:,.0f} to {high:,.0f})" in shown.ghost.value
-    came = load_recorded("workers-6")
-    shown.kind.start = lambda asked: came
-    shown._show(*shown._begin())
-    off = found.throughput / came.throughput - 1
-    assert f"came {came.throughput:,.0f} samples/s" in shown.ghost.value
-    assert f"{off:+.0%}" in shown.ghost.value
+    found, bars = lk.predict(shown.run, num_workers=6), shown.ghost.bars
+    assert bars["predicted"] == (found.throughput, found.utilization) and "came" not in bars
+    assert (bars["low"][0], bars["high"][0]) == found.throughput_range
+    assert (bars["low"][1], bars["high"][1]) == found.utilization_range
+    shown.kind.start = lambda asked: load_recorded("workers-6")
+    came, _ = shown._begin()
+    shown._show(came, shown.runs[0])
+    assert shown.ghost.bars["came"] == (came.throughput, came.utilization)
+    assert shown.ghost.bars["predicted"] == (found.throughput, found.utilization)
     shown.controls["batch_size"].value = 256
-    assert "No prediction: </b>the effect of batch_size was not measured" in shown.ghost.value
+    assert "No prediction: the effect of batch_size was not measured" in shown.ghost.said
     shown.controls["num_workers"].value = 0
     shown.controls["prefetch_factor"].value = 4
     assert "labkit-old" in shown.ghost._dom_classes
@@ -217,13 +216,14 @@ def test_a_cell_takes_a_panels_run_or_measures_it_there():
 
 
 def test_what_a_panel_shows_can_be_copied_as_code():
-    shown, said = with_runs(), []
-    shown.history.send = said.append
+    shown, names = with_runs("workers-0"), SimpleNamespace(run=lambda p: p, Pipeline=Pipeline)
+    assert shown.history.texts["PyTorch"]() == lk.script(shown.run)
     shown.controls["num_workers"].value = 4
-    shown.history.handle(do="copy", value="labkit")
-    assert eval(said[0]["copy"], {"lk": SimpleNamespace(run=lambda p: p, Pipeline=Pipeline)}) == (
-        Pipeline(num_workers=4)
-    )
+    text = shown.history.texts["labkit"]()
+    assert eval(text, {"lk": names}) == Pipeline(num_workers=4)
+    shown.controls["num_workers"].value = 0
+    shown.controls["prefetch_factor"].value = 4
+    assert "needs loader workers" in shown.history.texts["PyTorch"]()
 
 
 def test_a_measurement_ends_in_a_sentence_and_a_next_step():

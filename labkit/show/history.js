@@ -14,19 +14,19 @@ function button(parent, text, label, key, pressed, act) {
   element(parent, "button", text, attributes).addEventListener("click", act);
 }
 
-function row(table, run, send) {
-  const line = element(table, "tr"), name = run.name;
+function row(list, run, send) {
+  const line = element(list, "div", "", { class: "run", role: "listitem" }), name = run.name;
   const ask = (what, value = "") => () => send({ do: what, key: run.key, value });
   const pin = run.pinned ? `stop comparing with ${name}` : `compare the next runs with ${name}`;
-  button(element(line, "td"), run.pinned ? "pinned" : "pin", pin, `pin ${run.key}`, run.pinned, ask("pin"));
-  const box = element(element(line, "td", "", { class: "name" }), "input", "", {
+  button(line, run.pinned ? "pinned" : "pin", pin, `pin ${run.key}`, run.pinned, ask("pin"));
+  const box = element(line, "input", "", {
     "aria-label": `name of the run ${name}`, title: "type to rename", "data-key": `name ${run.key}`,
   });
   box.value = name;
   box.addEventListener("change", () => ask("rename", box.value)());
-  element(line, "td", run.numbers, { class: "numbers" });
-  element(line, "td", run.note || run.verdict, { role: "status" });
-  button(element(line, "td"), "save", `save ${name} as a file`, `save ${run.key}`, null, ask("save"));
+  element(line, "span", run.numbers, { class: "numbers" });
+  element(line, "span", run.note || run.verdict, { class: "verdict", role: "status" });
+  button(line, "save", `save ${name} as a file`, `save ${run.key}`, null, ask("save"));
 }
 
 // Name what the panel's widgets leave nameless: their inputs, handles and read-outs
@@ -55,19 +55,22 @@ async function copy(text, box, said) {
 
 function render({ model, el }) {
   const root = element(el, "div", "", { class: "labkit-history" });
-  const table = element(root, "table", "", { "aria-label": "the last runs of this panel" });
+  const list = element(root, "div", "", { role: "list", "aria-label": "the last runs of this panel" });
   const copies = element(root, "div", "", { class: "copies" });
   const box = element(root, "textarea", "", { "aria-label": "copied text", readonly: "" });
   box.hidden = true;
   const show = () => {
     const focused = document.activeElement?.dataset?.key;
-    table.replaceChildren();
-    for (const run of model.get("rows")) row(table, run, (asked) => model.send(asked));
-    for (const part of focused ? table.querySelectorAll("[data-key]") : [])
+    list.replaceChildren();
+    for (const run of model.get("rows")) row(list, run, (asked) => model.send(asked));
+    for (const part of focused ? list.querySelectorAll("[data-key]") : [])
       if (part.dataset.key === focused) part.focus();
   };
   for (const what of model.get("copies"))
-    button(copies, `copy as ${what}`, `copy as ${what}`, what, null, () => model.send({ do: "copy", value: what }));
+    button(copies, `copy as ${what}`, `copy as ${what}`, what, null, () => {
+      said.textContent = "…"; // a whole script takes two seconds to write
+      model.send({ do: "copy", value: what });
+    });
   const said = element(copies, "span", "", { role: "status" });
   const heard = (message) => message.copy !== undefined && copy(message.copy, box, said);
   model.on("change:rows", show);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,7 +57,7 @@ class History(anywidget.AnyWidget):
     def handle(self, do: str, key: int = 0, value: str = "") -> None:
         """Do what the page asks: "pin", "rename", "save" the run of a row, or "copy" a text."""
         if do == "copy":
-            self.send({"copy": self.texts[value]()})
+            threading.Thread(target=self._copy, args=[self.texts[value]], daemon=True).start()
             return
         row = next((row for row in self.rows if row["key"] == key), None)
         if row is None:  # it left the list meanwhile
@@ -69,6 +70,9 @@ class History(anywidget.AnyWidget):
             if do == "save":
                 changed = {"note": self._saved(self.runs[key], row["name"])}
             self.rows = [old | changed if old is row else old for old in self.rows]
+
+    def _copy(self, text: Callable[[], str]) -> None:
+        self.send({"copy": str(text())})
 
     def _saved(self, run: EventLogResult, name: str) -> str:
         """Save a run beside the notebook under a name that is free; say where, or why not."""

@@ -22,9 +22,9 @@ from labkit.knobs import check_names
 from labkit.process import launcher
 from labkit.results.launch import launch
 from labkit.results.run import Run
-from labkit.show import forecast
 from labkit.show.controls import Control, shown
 from labkit.show.display import StaticFigure, allow_widgets
+from labkit.show.forecast import Ghost, in_words
 from labkit.show.history import History
 from labkit.show.live import LiveView
 from labkit.show.run_header import busy_of
@@ -77,7 +77,8 @@ class Kind:
     brief: Callable[[Any], tuple[str, str]] = run_in_brief  # numbers, verdict: for the list
     predict: Callable[[Any, Any], Any] | None = None  # run, asked -> Prediction, None: no change
     auto: Callable[[dict[str, Any]], dict[str, Any]] = lambda values: {}  # what None stands for
-    copies: dict[str, Callable[[Any], str]] = field(default_factory=dict)  # asked -> text
+    # (asked, its run or None) -> text
+    copies: dict[str, Callable[[Any, Any], str]] = field(default_factory=dict)
     warm: bool = False  # whether a standby kept ready can start it
     figure: Callable[[Any, Any], StaticFigure | None] = StaticFigure.of  # run, before
     start: Callable[[Any], Any] = launch  # spec -> the run that has begun
@@ -119,7 +120,7 @@ class Panel(TextBox):
         self.run_button.button_style = "primary"
         self.run_button.on_click(lambda _button: self.start())
         self.stop_button.on_click(lambda _button: self.stop())
-        self.ghost, self.verdict, self.comparison = (widgets.HTML() for _ in range(3))
+        self.ghost, self.verdict, self.comparison = Ghost(), widgets.HTML(), widgets.HTML()
         self.figure = widgets.Image(format="png", layout=Layout(max_width="100%", display="none"))
         texts = {name: lambda of=of: self._copied(of) for name, of in kind.copies.items()}
         self.history = History(self._pinned, texts)
@@ -277,7 +278,7 @@ class Panel(TextBox):
         self.history.add(run, self._name, *brief)
         _asked, base, found = self._expected
         if found and measured:
-            self.ghost.value = forecast.drawn(found, base, run)
+            self.ghost.show(found, base, run)
         elif not self._refused:
             self._forecast(self.asked)
 
@@ -295,10 +296,11 @@ class Panel(TextBox):
         if run is not None and run is not pinned and not self.running:
             self._compare(run, pinned)
 
-    def _copied(self, of: Callable[[Any], str]) -> str:
+    def _copied(self, of: Callable[[Any, Any], str]) -> str:
         """Return the text that stands for the controls as they are."""
         try:
-            return of(self.asked)
+            asked, ended = self.asked, filter(self.kind.measured, reversed(self.runs))
+            return of(asked, next((run for run in ended if run.asked == asked), None))
         except ValueError as error:
             return f"# {error}"
 
@@ -319,7 +321,7 @@ class Panel(TextBox):
         try:
             asked = self.asked
         except ValueError as error:
-            said = forecast.in_words(str(error))
+            said = in_words(str(error))
         self._refused, self.run_button.tooltip = bool(said), said
         self.run_button.disabled = self._refused or self.running
         (self.ghost.add_class if said else self.ghost.remove_class)("labkit-old")
@@ -335,8 +337,7 @@ class Panel(TextBox):
             return
         found = self.kind.predict(run, asked) if run is not None else None
         self._expected = asked, run, found
-        unknown = forecast.sentence(forecast.BEFORE_ANY if run is None else forecast.UNMOVED)
-        self.ghost.value = forecast.drawn(found, run) if found else unknown
+        self.ghost.show(found, run)
 
     def _ipython_display_(self) -> None:
         display(self._repr_mimebundle_(), raw=True)

@@ -15,6 +15,7 @@ from labkit.knobs import Knob, check_names
 from labkit.results.library import play, recorded
 from labkit.results.measurements import Measurement, Measurements
 from labkit.results.run import Run
+from labkit.results.script import script
 from labkit.show.controls import Control, has_widget, shown
 from labkit.show.display import StaticFigure, stage_line
 from labkit.show.forecast import expected
@@ -65,7 +66,10 @@ def panel(what: Any = None, knobs: Sequence[str] = USUAL_KNOBS, **settings: Any)
         asked=lambda values: pipeline.but(**values),
         predict=expected,
         auto=lambda values: automatic(*({**pipeline.to_dict(), **values}[n] for n in DECIDE)),
-        copies={"labkit": lambda asked: f"lk.run(lk.{asked!r})"},
+        copies={
+            "PyTorch": lambda asked, run: script(run or asked),
+            "labkit": lambda asked, _run: f"lk.run(lk.{asked!r})",
+        },
         warm=True,
     ))  # fmt: skip
 
@@ -102,7 +106,7 @@ def measure_panel(name: str | Experiment, *, device: str = "auto", **params: Any
         figure=lambda run, old: run.has_figure and StaticFigure.drawn(run.plot(before=old)),
         measured=lambda run: len(run) > 0,
         view=LineView(),
-        copies={"labkit": as_measure},
+        copies={"labkit": lambda asked, _run: f"lk.measure({asked.name!r}, **{asked.params!r})"},
         warm=True,
     ))  # fmt: skip
 
@@ -243,9 +247,3 @@ def _named(point: Measurement, among: list[Measurement]) -> str:
     told = {n: v for n, v in point.case.items() if any(p.case.get(n) != v for p in among)}
     case = ", ".join(f"{name} {shown(value)}" for name, value in told.items())
     return f"{point.of} ({case})" if case else point.of
-
-
-def as_measure(asked: Experiment) -> str:
-    """Return the line that measures `asked` without a panel."""
-    params = "".join(f", {name}={value!r}" for name, value in asked.params.items())
-    return f"lk.measure({asked.name!r}{params})"
