@@ -13,6 +13,7 @@ import pytest
 import labkit as lk
 from labkit.analysis import public_traces
 from labkit.analysis.trace_file import TraceError
+from labkit.results import shipped
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 NAMES = [known.name for known in lk.public_trace()]
@@ -43,7 +44,7 @@ def site(tmp_path, monkeypatch):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setattr(public_traces, "SITE", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setattr(public_traces, "DATA", data)
+    monkeypatch.setattr(shipped, "DATA", data)
     monkeypatch.setattr(public_traces, "home", lambda: tmp_path / "cache")
     monkeypatch.delenv("LABKIT_TRACES", raising=False)
     yield server, served

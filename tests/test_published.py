@@ -7,7 +7,7 @@ import pytest
 
 import labkit as lk
 from labkit.analysis.datasheets import CARDS
-from labkit.analysis.published import DATA
+from labkit.results.shipped import DATA
 
 NAMES = [entry.name for entry in lk.published()]
 

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import secrets
 import urllib.request
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from labkit.analysis.published import DATA
 from labkit.analysis.trace import Breakdown, trace
 from labkit.analysis.trace_file import TraceError
 from labkit.analysis.trace_ranks import RankTraces
 from labkit.process.folders import home
 from labkit.results.result import Result, Table
+from labkit.results.shipped import Listing, entries, entry
 from labkit.wiring import above
 
+FILE = "public_traces.json"
 SITE = "https://raw.githubusercontent.com"
 TIMEOUT_S, CHUNK, MAX_BYTES = 20, 2**16, 2**26
 COLUMNS = {"kernel_busy": "kernels", "any_gpu_busy": "with copies", "comm_busy": "collectives",
@@ -50,10 +50,10 @@ class PublicTrace(Result):
     numbers: dict[str, dict[str, float | None]]  # of each rank; shares of `window_ms`, 0 to 1
     missing: str = ""  # why the trace itself could not be read
 
-    @property
-    def mark(self) -> str:
-        """What these numbers are."""
-        return "PUBLISHED reference numbers, not read from the trace"
+    mark = "PUBLISHED reference numbers, not read from the trace"
+    HEAD = ("name", "hardware", "what it shows", "lesson", "from", "")
+    row = property(lambda self: (self.name, self.hardware, self.title, self.lesson, self.repository,
+                                 "here" if _copy(self) else "to be fetched"))  # fmt: skip
 
     def table(self) -> Table:
         """Return the reference numbers, where they are from, and how to get the trace."""
@@ -70,18 +70,7 @@ class PublicTrace(Result):
         return Table(rows, head, f"{self.mark}: {self.hardware}, {self.title}", foot)
 
 
-class Catalogue(Result, tuple):
-    """The traces that there are; prints as a table."""
-
-    def table(self) -> Table:
-        """Return name, hardware, what it shows, lesson, licence and whether it is here already."""
-        rows = [(t.name, t.hardware, t.title, t.lesson, f"{t.repository} ({t.licence})",
-                 "here" if _copy(t) else "to be fetched") for t in self]  # fmt: skip
-        head = ("name", "hardware", "what it shows", "lesson", "from", "")
-        return Table(rows, head, left=range(6))
-
-
-def public_trace(name: str | None = None) -> Breakdown | RankTraces | PublicTrace | Catalogue:
+def public_trace(name: str | None = None) -> Breakdown | RankTraces | PublicTrace | Listing:
     """List the public traces of real GPUs, or fetch the one called `name` and break it down.
 
     Returns:
@@ -92,12 +81,9 @@ def public_trace(name: str | None = None) -> Breakdown | RankTraces | PublicTrac
         ValueError: An unknown name.
         TraceError: The file that came is not the one that was published. It is not kept.
     """
-    entries = json.loads((DATA / "public_traces.json").read_text(encoding="utf-8"))
     if name is None:
-        return Catalogue(PublicTrace(each, **entry) for each, entry in entries.items())
-    if name not in entries:
-        raise ValueError(f"Unknown trace {name!r}; available: {', '.join(entries)}.")
-    known = PublicTrace(name, **entries[name])
+        return Listing(PublicTrace(*each, **found) for *each, found in entries(FILE).items())
+    known = PublicTrace(name, **entry(FILE, name, "trace"))
     try:
         path = _copy(known) or _fetched(known)
     except OSError as why:  # no network, among others

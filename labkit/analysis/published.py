@@ -7,16 +7,12 @@ what its figure shows. None of it was measured here; a figure that shows both ma
 from __future__ import annotations
 
 import csv
-import json
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-import labkit
 from labkit.analysis.knee import Knee, fit
 from labkit.results.result import Result, Table
-
-DATA = Path(labkit.__file__).parent / "data"
+from labkit.results.shipped import DATA, Listing, entries, entry
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,7 +34,10 @@ class Published(Result):
     rows: tuple[dict[str, Any], ...]
     note: str = ""
     shown: dict[str, Any] = field(default_factory=dict)  # the rows of the table and figure
-    line: tuple[Any, ...] = ()  # columns of batch and time, and samples an epoch where that is it
+    line: Any = ()  # columns of batch and time, and samples an epoch where that is it
+
+    HEAD = ("name", "what others measured", "hardware", "lesson", "licence")
+    row = property(lambda p: (p.name, p.title, p.hardware, p.lesson, p.licence))
 
     @property
     def source(self) -> str:
@@ -89,35 +88,21 @@ class Published(Result):
         return Table(cells, head, self.title, foot, left=words)
 
 
-class Listing(Result, tuple):
-    """The datasets; prints as a table."""
-
-    def table(self) -> Table:
-        """Return name, what it shows, hardware, lesson and licence of each."""
-        rows = [(e.name, e.title, e.hardware, e.lesson, e.licence.split(" (")[0]) for e in self]
-        foot = ("PUBLISHED: measured by others; lk.published(name) has numbers and source",)
-        head = ("name", "what it shows", "hardware", "lesson", "licence")
-        return Table(rows, head, foot=foot, left=range(5))
-
-
 def published(name: str | None = None) -> Published | Listing:
     """List other people's measurements on real GPUs, or return those called `name`."""
-    entries = json.loads((DATA / "published.json").read_text(encoding="utf-8"))
     if name is None:
-        return Listing(_load(each, entry) for each, entry in entries.items())
-    if name not in entries:
-        raise ValueError(f"Unknown measurements {name!r}; available: {', '.join(entries)}.")
-    return _load(name, entries[name])
+        return Listing(_load(*each) for each in entries("published.json").items())
+    return _load(name, entry("published.json", name, "measurements"))
 
 
-def _load(name: str, entry: dict[str, Any]) -> Published:
-    columns, rows, file = (entry.pop(key, None) for key in ("columns", "rows", "file"))
+def _load(name: str, found: dict[str, Any]) -> Published:
+    columns, rows, file = (found.pop(key, None) for key in ("columns", "rows", "file"))
     if file:
         with open(DATA / file, encoding="utf-8", newline="") as text:
             columns, *rows = csv.reader(text)
         rows = [[_number(cell) for cell in row] for row in rows]
     rows = tuple(dict(zip(columns, row, strict=True)) for row in rows)
-    return Published(name, **{**entry, "line": tuple(entry.get("line", ()))}, rows=rows)
+    return Published(name, **found, rows=rows)
 
 
 def _number(cell: str) -> str | int | float:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import difflib
 import html
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
-import labkit
 from labkit.results.result import Result, Table
+from labkit.results.shipped import Listing, entries
 
 
 @dataclass(frozen=True, repr=False)
@@ -22,30 +20,24 @@ class Term(Result):
     notebook: str
     aka: list[str]  # other names of it
 
+    HEAD = ("term", "what it means", "notebook")
+    row = property(lambda self: (self.term, self.text, self.notebook))
+
     def table(self) -> Table:
         """Return the meaning, the link and the notebook."""
         return Table([(self.text,)], title=self.term, foot=(self.link, f"notebook {self.notebook}"))
 
     def _repr_html_(self) -> str:
-        term, text, link = (html.escape(each) for each in (self.term, self.text, self.link))
-        return (f"<b>{term}</b>: {text} <small><a href='{link}'>{link.split('/')[2]}</a>, "
-                f"notebook {self.notebook}</small>")  # fmt: skip
+        term, text, link = map(html.escape, (self.term, self.text, self.link))
+        where = f"<a href='{link}'>{link.split('/')[2]}</a>, notebook {self.notebook}"
+        return f"<b>{term}</b>: {text} <small>{where}</small>"
 
 
-class Glossary(Result, tuple):
-    """All the words; prints as a table."""
-
-    def table(self) -> Table:
-        """Return each word with its meaning and notebook."""
-        return Table([(t.term, t.text, t.notebook) for t in self], left=(0, 1))
-
-
-def glossary(term: str | None = None) -> Term | Glossary:
+def glossary(term: str | None = None) -> Term | Listing:
     """Explain a word of the course, or all; ValueError suggests the nearest to an unknown one."""
-    file = Path(labkit.__file__).parent / "data" / "glossary.json"
-    terms = [Term(n, **entry) for n, entry in json.loads(file.read_text(encoding="utf-8")).items()]
+    terms = [Term(name, **entry) for name, entry in entries("glossary.json").items()]
     if term is None:
-        return Glossary(terms)
+        return Listing(terms)
     known = {name.lower(): each for each in terms for name in (*each.aka, each.term)}
     if (asked := " ".join(str(term).lower().split())) in known:
         return known[asked]

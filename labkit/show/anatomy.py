@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -11,16 +10,15 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from labkit.analysis.datasheets import CARDS, card
-from labkit.analysis.published import DATA
 from labkit.results.machine import Machine
 from labkit.results.machine import machine as ask
+from labkit.results.shipped import entry
 from labkit.show.run_header import BOLD, GREY
 from labkit.show.style import COMPUTE, COPY, INSTRUMENT, WAIT, drawable, our_style, page
 
 PCIE_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0}  # of sixteen lanes, each way, by generation
 WARP, REGISTERS_KIB = 32, 256  # the same on all cards of the table
 INCH_PER_GB_S = 2.1 / 4800  # of the pipes: an H200's memory fills the block's 2.1 inches
-CORES_DRAWN = 128
 
 
 @our_style
@@ -36,8 +34,8 @@ def anatomy(name: str | None = None, machine: Machine | None = None) -> Figure:
     found = [own] if own else [s for s in sheets if (name or "A100").lower() in s.name.lower()]
     if not found:
         raise ValueError(f"Unknown card {name!r}; available: {', '.join(s.name for s in sheets)}.")
-    sheet, chips = found[0], json.loads((DATA / "chips.json").read_text(encoding="utf-8"))
-    chip = chips[sheet.name]
+    sheet = found[0]
+    chip = entry("chips.json", sheet.name, "card")
     cores, link = here.cpu_cores or 1, PCIE_GB_PER_S[chip["pcie"]]
     threads = chip["sms"] * chip["warps"] * WARP
     title = (
@@ -49,10 +47,11 @@ def anatomy(name: str | None = None, machine: Machine | None = None) -> Figure:
     figure, (axes,) = page(header, [(0.1, 4.5)], left_in=0.12, bottom_in=0.08)
     axes.set(xlim=(0, 7.98), ylim=(0, 4.5))
     axes.axis("off")
+    ram = f"RAM {here.ram_gib:,.0f} GiB" if here.ram_gib else "RAM"
     cpu = drawable(here.cpu_name or here.name, 24)
     block(axes, (0.02, 0.02, 1.9, 4.4), "#F4F4F4", f"CPU: {cpu}", "top")
-    grid(axes, (0.15, 1.5, 1.65, 2.5), min(cores, CORES_DRAWN))
-    block(axes, (0.15, 0.15, 1.65, 1.0), WAIT, f"RAM {here.ram_gib or 0:,.0f} GiB")
+    grid(axes, (0.15, 1.5, 1.65, 2.5), cores)
+    block(axes, (0.15, 0.15, 1.65, 1.0), WAIT, ram)
     block(axes, (2.95, 0.02, 4.98, 4.4), "#F4F4F4", f"GPU: {sheet.name}", "top")
     note(axes, 3.1, 4.03, f"{chip['sms']} SMs")
     corner = grid(axes, (3.1, 2.3, 2.1, 1.55), chip["sms"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 from matplotlib.axes import Axes
@@ -10,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from labkit.analysis.instruments import instruments
-from labkit.analysis.published import DATA
 from labkit.results.library import recorded
+from labkit.results.shipped import entry
 from labkit.show.run_header import BOLD, GREY, recorded_line
 from labkit.show.style import INSTRUMENT, LINES, our_style, page
 
@@ -24,10 +23,7 @@ def annotated(name: str = "nvidia-smi") -> Figure:
 
     It says where it is from: PUBLISHED by others, or RECORDED.
     """
-    views = json.loads((DATA / "annotated.json").read_text(encoding="utf-8"))
-    if name not in views:
-        raise ValueError(f"Unknown view {name!r}; available: {', '.join(views)}.")
-    view = views[name]
+    view = entry("annotated.json", name, "view")
     run = recorded(view["run"]) if "run" in view else None
     lanes = view.get("lanes", [])
     notes = view.get("notes") or [[lane, note] for lane, _, note in lanes]

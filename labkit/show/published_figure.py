@@ -7,7 +7,6 @@ line's own best, so that different work may stand side by side. `beside`: what m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,23 +20,16 @@ from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.show import primitives
 from labkit.show.ladder import Ladder, Scaling
-from labkit.show.primitives import Series
+from labkit.show.primitives import HOLLOW, Series
 from labkit.show.run_header import BOLD, GREY, LOUD, said
 from labkit.show.style import ALARM, LEGEND_ROW_IN, LINES, drawable, legend_columns, our_style, page
 
-HOLLOW = {"marker": "D", "markerfacecolor": "none", "markersize": 6, "markeredgewidth": 1.3}
 OWN = {"marker": "o", "markersize": 7, "color": LINES[1]}
 RECORDED = OWN | {"marker": "s", "color": ALARM}  # by labkit, on another machine
 DASHED = {"color": "#777777", "linestyle": "--", "linewidth": 1}
 
 # One of the reader's points: (its run, name or x, value or {column: y}, the limit or None)
 Point = tuple[Any, Any, Any, Any]
-
-
-class Foreign(Series):
-    """A line of published points."""
-
-    look = property(lambda line: HOLLOW | {"color": line.colour, "linestyle": line.style, "lw": 1})
 
 
 @our_style
@@ -56,7 +48,7 @@ def draw(published: Published, beside: Any = None, **case: Any) -> Figure:
         (published.measured + note, {}),
         (f"{published.repository} @ {published.commit[:7]}, {published.licence}", GREY),
     ]
-    mine = {label_of(run): look_of(run) for run, *_ in own}
+    mine = dict(mark_of(run) for run, *_ in own)
     return (dots if figure["kind"] == "dots" else curves)(published, rows, own, header, mine)
 
 
@@ -72,7 +64,7 @@ def dots(published: Published, rows: Any, own: list[Point], header: Any, mine: A
         rate = spec["beside"]["kind"] == "rates"
         text = primitives.flops_text(value) if rate else f"{value:.2f}x"
         text += f" ({value / limit:.0%} of {limit:,.3g})" if limit else ""
-        drawn.append((look_of(run), name, value, limit, text))
+        drawn.append((mark_of(run)[1], name, value, limit, text))
     looks = {f"published, {published.repository}": blue} | mine
     figure, (axes,) = page(header, [above_it(looks, primitives.rows_in(len(drawn)))], 2.9, 0.5)
     low, middle, high = spec.get("band") or (None, None, None)
@@ -103,36 +95,37 @@ def curves(published: Published, rows: Any, own: list[Point], header: Any, mine:
     spec, groups = published.figure, {}
     for row in sorted(rows, key=lambda row: row[spec["x"]]):
         groups.setdefault(spec["by"].format(**row), []).append(row)
-    dash, diagonal = "" if "diagonal" in spec else ":", spec.get("diagonal")
+    diagonal = spec.get("diagonal")
+    dash = "" if diagonal else ":"
     looks = {
-        f"{name} (published)": HOLLOW | {"color": colour, "ls": dash}
-        for name, colour in zip(groups, LINES, strict=False)
+        name: HOLLOW | {"color": c, "ls": dash} for name, c in zip(groups, LINES, strict=False)
     }
-    looks |= mine | ({diagonal: DASHED} if diagonal else {})
-    panels = [above_it(looks, 2.0), *[(0.24, 1.8)] * (len(spec["panels"]) - 1)]
+    legend = {f"{name} (published)": look for name, look in looks.items()} | mine
+    legend |= {diagonal: DASHED} if diagonal else {}
+    panels = [above_it(legend, 2.0), *[(0.24, 1.8)] * (len(spec["panels"]) - 1)]
     figure, drawn = page(header, panels)
-    batches = {each[1] for each in own} | {row[spec["x"]] for row in rows}
-    ticks = {x: f"{x:,}" for x in sorted(batches)} if spec["x"] == "batch" else None
+    batches = sorted({each[1] for each in own} | {row[spec["x"]] for row in rows})
+    ticks = {x: f"{x:,}" for x in batches} if spec["x"] == "batch" else None
     for axes, panel in zip(drawn, spec["panels"], strict=True):
         of, key, series = panel.get("share"), panel.get("own", panel["y"]), []
-        for colour, group in zip(LINES, groups.values(), strict=False):
-            x, y = (
-                np.array([row[name] for row in group], float) for name in (spec["x"], panel["y"])
-            )
-            series.append(Foreign("", x, share(1 / y if of == "time" else y, of), colour, dash))
+        for name, group in groups.items():
+            y = np.array([row[panel["y"]] for row in group], float)
+            y = share(1 / y if of == "time" else y, of)
+            x = [row[spec["x"]] for row in group]
+            series.append(Series("", x, y, looks[name]["color"], dash, hollow=True))
         for label, look in mine.items():
-            found = [(x, y.get(key)) for run, x, y, _ in own if label_of(run) == label]
-            found = sorted((x, y) for x, y in found if y is not None)
-            x, y = np.array(found, float).reshape(-1, 2).T
+            found = [(x, y[key]) for run, x, y, _ in own if mark_of(run)[0] == label and y.get(key)]
+            x, y = np.array(sorted(found), float).reshape(-1, 2).T
             series.append(Series("", x, share(y, of), look["color"], dash and "-", look["marker"]))
         log = "x" * spec.get("xlog", False) + panel.get("log", "")
-        primitives.lines(axes, series, spec["xlabel"], panel["label"], log=log, xticks=ticks)
+        last = axes is drawn[-1]
+        xlabel = spec["xlabel"] if last else ""
+        primitives.lines(axes, series, xlabel, panel["label"], log=log, xticks=ticks)
         if diagonal:
             axes.plot(axes.get_xlim(), axes.get_xlim(), zorder=1, **DASHED)
-        axes.tick_params(labelbottom=axes is drawn[-1])
-        axes.set_xlabel(spec["xlabel"] if axes is drawn[-1] else "")
+        axes.tick_params(labelbottom=last)
         axes.set_xlim(drawn[0].get_xlim())
-    primitives.legend(drawn[0], looks)
+    primitives.legend(drawn[0], legend)
     return figure
 
 
@@ -146,77 +139,68 @@ def share(values: np.ndarray, of: str | None) -> np.ndarray:
     return values / values.max() if of and len(values) else values
 
 
-def look_of(run: Any) -> dict[str, Any]:
-    """Return how the points of a run are drawn: one RECORDED was not measured here either."""
-    return RECORDED if run.recorded else OWN
-
-
-def label_of(run: Any) -> str:
-    """Return how the legend calls the points of a run."""
-    return f"{'RECORDED' if run.recorded else 'measured here'}: {drawable(run.machine.name, 40)}"
+def mark_of(run: Any) -> tuple[str, dict[str, Any]]:
+    """Return label and look of the points of a run: one RECORDED was not measured here either."""
+    name = drawable(run.machine.name, 40)
+    return (f"RECORDED: {name}", RECORDED) if run.recorded else (f"measured here: {name}", OWN)
 
 
 def own_points(published: Published, thing: Any) -> list[Point]:
     """Return the reader's own points; ValueError says what to give where there are none."""
     if (join := published.figure.get("beside")) is None:
         raise ValueError(f"{published.name}: nothing that is measured here compares with it.")
-    runs = [thing] if isinstance(thing, Run) else thing
+    runs, found = [thing] if isinstance(thing, Run) else thing, []
     several = isinstance(runs, (Sweep, list, tuple)) and all(isinstance(r, Run) for r in runs)
     runs = [run for run in runs if run.throughput] if several else []
-    kind, found = join["kind"], []
-    if kind == "rates" and isinstance(thing, Measurements):
+    if join["kind"] == "rates" and isinstance(thing, Measurements):
         found = rates(thing)
-    elif kind == "ladder" and isinstance(thing, Ladder):
+    elif join["kind"] == "ladder" and isinstance(thing, Ladder):
         found = [(r.run, r.name, r.total or 1.0, None) for r in thing.rungs if r.run.throughput]
-    elif kind == "scaling" and isinstance(thing, Scaling):
-        each = (
+    elif join["kind"] == "scaling" and isinstance(thing, Scaling):
+        rows = [
             (one, name, ranks.speedup(one), len(ranks)) for name, (ranks, one) in thing.rows.items()
-        )
-        found = [point for point in each if point[2]]
-    elif kind in ("batch", "law", "gain"):
-        found = {"batch": by_batch, "law": by_law, "gain": gains}[kind](runs, join)
-    if not (found := list(found)):
+        ]
+        found = [row for row in rows if row[2]]
+    elif join["kind"] == "batch":
+        for run in runs:
+            numbers = {"rate": run.throughput, "ms": run.compute_ms, "power_w": power(run)[0]}
+            found.append((run, run.pipeline.batch_size, numbers, None))
+    elif join["kind"] == "law":
+        found = [(run, waiting_ms(run.pipeline), {"step_ms": run.step_ms}, None) for run in runs]
+        found = [point for point in found if point[1]]
+    elif join["kind"] == "gain":
+        found = gains(runs, join["knob"], join["from"])
+    if not found:
         what = type(thing).__name__
         raise ValueError(f"beside: {what} has no such numbers; give {join['give']}.")
     return found
 
 
-def rates(measured: Measurements) -> Iterator[Point]:
-    """Yield the fastest matrix product of each format, with the data sheet's peak if known."""
+def rates(measured: Measurements) -> list[Point]:
+    """Return the fastest matrix product of each format, with the data sheet's peak if known."""
     best: dict[str, float] = {}
     for point in measured.where("matmul"):
         name = str(point.case.get("format") or point.case.get("precision"))
         best[name] = max(point.tflop_per_s or 0, best.get(name, 0))
-    sheet = card(measured.machine.name)
-    for name, rate in best.items():
-        limit = sheet.tflop_per_s.get(name) if sheet else None
-        yield measured, f"{drawable(measured.machine.name, 30)}, {name}", rate, limit
+    name, sheet = measured.machine.name, card(measured.machine.name)
+    peaks = sheet.tflop_per_s if sheet else {}
+    return [(measured, f"{drawable(name, 30)}, {f}", v, peaks.get(f)) for f, v in best.items()]
 
 
-def by_batch(runs: list[Run], join: dict[str, Any]) -> Iterator[Point]:
-    """Yield samples/s, ms of compute and W of each batch size."""
-    for run in runs:
-        numbers = {"rate": run.throughput, "ms": run.compute_ms, "power_w": power(run)[0]}
-        yield run, run.pipeline.batch_size, numbers, None
+def waiting_ms(spec: Any) -> float:
+    """Return the stated waiting for a batch, over the workers that share it."""
+    batch = spec.prep_ms if spec.dataset == "sleep" else spec.batch_size * (spec.io_ms or 0)
+    return (batch or 0) / max(1, spec.num_workers)
 
 
-def by_law(runs: list[Run], join: dict[str, Any]) -> Iterator[Point]:
-    """Yield the step against the stated waiting of a batch over the workers that share it."""
-    for run in runs:
-        spec = run.pipeline
-        waiting = spec.prep_ms if spec.dataset == "sleep" else spec.batch_size * (spec.io_ms or 0)
-        if waiting:
-            yield run, waiting / max(1, spec.num_workers), {"step_ms": run.step_ms}, None
-
-
-def gains(runs: list[Run], join: dict[str, Any]) -> Iterator[Point]:
-    """Yield the throughput of each run over that of the run before the change, else alike."""
-    knob, before = join["knob"], {}
-    asked = [run.pipeline.to_dict() | {"from": label_of(run)} for run in runs]
-    for run, knobs in zip(runs, asked, strict=True):
+def gains(runs: list[Run], knob: str, plain: list[Any]) -> list[Point]:
+    """Return the throughput of each run over that of the run before the change, else alike."""
+    found, before = [], {}
+    for run in sorted(runs, key=lambda run: getattr(run.pipeline, knob) not in plain):
+        knobs = run.pipeline.to_dict() | {"on": mark_of(run)[0]}
         changed = {knob: knobs.pop(knob)}
-        if changed[knob] in join["from"]:
-            before.setdefault(str(knobs), run)
-        elif base := before.get(str(knobs)):
+        base = before.setdefault(str(knobs), run)
+        if changed[knob] not in plain and getattr(base.pipeline, knob) in plain:
             name = f"{run.pipeline.model}: {said(changed)}"
-            yield run, name, run.throughput / base.throughput, None
+            found.append((run, name, run.throughput / base.throughput, None))
+    return found
