@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from labkit.analysis.losses import agree
 from labkit.results.machine import Machine
 from labkit.show.improving import Improvement
 from labkit.tuner.improve import Improver, lacking
+from labkit.tuner.job import improver
 from labkit.tuner.search import Search
 from labkit.tuner.tuning import space
 
@@ -46,6 +48,7 @@ def test_what_a_finding_advises_and_what_a_program_would_change_are_the_same():
 
 # -- the climb, on a made-up machine ---------------------------------------------------------------
 
+torch = pytest.importorskip("torch")
 START = {"num_workers": 0, "prefetch_factor": None, "pin_memory": False, "batch_size": 16,
          "persistent_workers": False, "precision": "fp32", "fused_optimizer": False,
          "compile": None}  # fmt: skip
@@ -222,3 +225,91 @@ def test_a_start_that_was_only_cold_is_found_out():
     world = World(lambda knobs: next(rates), lambda k: [HEALTHY] if k["num_workers"] else [FEED])
     climb = climbed(world, check_start=True)
     assert climb.changes == {} and "measured again" in climb.rungs[1].said
+
+
+# -- in earnest ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_default_pipeline_is_fed_in_a_few_runs_with_the_same_losses(labkit_command):
+    done = labkit_command("improve", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["speedup"] >= 2 and found["runs"] <= 12 and found["best"]["num_workers"]
+    kept = [rung for rung in found["rungs"] if rung["kept"]][1:]
+    assert kept and all(abs(rung["losses"]) < 0.02 for rung in kept)
+    assert "input: waiting for data -> num_workers" in done.stderr
+    assert "DataLoader(dataset, num_workers=" in found["snippet"]
+
+
+class Remote:
+    """Items that wait 10 ms each, as from a slow drive."""
+
+    def __len__(self):
+        return 4000
+
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return torch.full((8,), index / 4000), index % 2
+
+
+def step(model, optimizer, batch):
+    inputs, labels = batch
+    loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def forgets(batch):
+    return batch[0].sum()
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+@pytest.mark.slow
+def test_a_loop_of_ones_own_is_cured_where_workers_cure_it_and_its_losses_are_the_same():
+    parts = {"model": torch.nn.Linear(8, 2), "optimizer": sgd}
+    ladder = lk.improve(Remote(), step=step, batch_size=8, seconds=60, **parts)
+    assert ladder.changes["num_workers"] >= 2 and ladder.speedup > 1.5, ladder
+    assert isinstance(ladder, lk.Ladder) and len(ladder) == sum(r.kept for r in ladder.tried) >= 2
+    first, best = ladder.tried[0].runs[0], ladder.climb.best.runs[-1]
+    count = min(first.steps, best.steps)
+    assert best.loss[:count] == pytest.approx(first.loss[:count], rel=1e-4)
+    with pytest.raises(RuntimeError, match="did not call the model"):
+        lk.improve(Remote(), step=forgets, **parts)
+
+
+@pytest.mark.slow
+def test_settings_of_the_step_reach_the_readers_own_model_and_optimizer():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+    parts = {"step": step, "model": model, "optimizer": torch.optim.AdamW(model.parameters())}
+    made, _, bench = improver(Remote(), (), None, 4, **parts)
+    knobs = made.climb.start | {"num_workers": 4, "prefetch_factor": 2}
+    _, _, plain = bench.measure(knobs, 300)
+    changed = {"fused_optimizer": True, "channels_last": True, "precision": "bf16"}
+    rate, error, run = bench.measure(knobs | changed, 300)
+    assert rate and not error and {k: getattr(run.pipeline, k) for k in changed} == changed
+    assert run.loss[:20] == pytest.approx(plain.loss[:20], rel=0.05) and run.loss != plain.loss
+    assert run.xray_facts["fixed_share"] is not None
+    no = {"fused_optimizer": True}
+    made, _, bench = improver(Remote(), (), None, 4, **parts | {"optimizer": torch.optim.Rprop})
+    assert "Rprop has no fused version" in bench.measure(made.climb.start | no, 300)[1]
+
+
+@pytest.mark.slow
+def test_a_loop_that_computes_all_the_time_is_left_alone():
+    data = [(torch.full((8,), i / 64), i % 2) for i in range(64)]
+    ladder = lk.improve(data, step=multiplies, batch_size=8)
+    assert ladder.changes == {} and len(ladder.tried) <= 2, ladder
+    assert "nothing to change" in repr(ladder)
+
+
+def multiplies(batch):
+    square = torch.ones(400, 400)
+    for _ in range(20):
+        square = square @ square / 400
+    return square.mean()

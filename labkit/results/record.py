@@ -218,7 +218,9 @@ class Watched(SimpleNamespace):
     simulated_delay = ""
 
     def __init__(self, loader: str, knobs: dict[str, Any]):
-        plain = {n: v for n, v in knobs.items() if n in KNOBS and isinstance(v, (bool, int))}
+        named = {n: v for n, v in knobs.items() if n in KNOBS}
+        plain = {n: v for n, v in named.items()
+                 if isinstance(v, (bool, int)) or v in (KNOBS[n].choices or ())}  # fmt: skip
         super().__init__(loader=str(loader)[:80], **dict.fromkeys(KNOBS) | plain)
 
     def to_dict(self) -> dict[str, Any]:
