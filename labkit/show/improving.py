@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from labkit.results.result import Table
+from labkit.results.script import script
 from labkit.show.display import Display
 from labkit.show.ladder import Ladder
 from labkit.show.run_header import delays_of, machine_lines
@@ -49,8 +50,10 @@ class Improvement(Ladder):
 
     @property
     def snippet(self) -> str:
-        """The settings as plain PyTorch."""
+        """The settings as plain PyTorch: what a pipeline's script has instead (`lk.script`)."""
         knobs = self.climb.knobs
+        if self.pipeline and self.changes:
+            return str(script(self.pipeline, before=self.start)).rstrip()
         loader = {k: v for k, v in Setting.of(knobs).to_dict().items() if v or k == "num_workers"}
         lines = [
             f"loader = DataLoader(dataset, {', '.join(f'{k}={v}' for k, v in loader.items())})"
