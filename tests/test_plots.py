@@ -13,6 +13,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
+import labkit as lk
 from labkit.process.events import FILE_NAME
 from labkit.results.library import load
 from labkit.results.run import Run
@@ -20,6 +21,7 @@ from labkit.results.sweep import Sweep
 from labkit.show.analysis_figures import curves
 from labkit.show.ladder import NO_GAIN, Ladder
 from labkit.show.run_figure import beside, draw, teeth_window
+from labkit.show.style import on_any_paper
 from labkit.show.sweep_figure import draw_sweep
 from labkit.spec import Pipeline
 
@@ -310,3 +312,17 @@ def test_what_is_no_ended_run_is_refused_by_name_and_an_empty_ladder_says_so(rec
         Ladder().add("more workers", going)
     assert "no steps yet" in repr(Ladder()) and "no steps yet" in texts(Ladder().plot())
     assert "no steps yet" in Ladder()._repr_html_()
+
+
+def test_a_notebooks_figure_reads_on_a_light_page_as_drawn_and_on_a_dark_one_too():
+    drawn = np.array(
+        [[[255, 255, 255], [0, 0, 0], [0, 158, 115], [165, 219, 203], [230, 230, 230]]]
+    )
+    clear = on_any_paper(drawn)[0] / 255
+    colours, alpha = clear[:, :3], clear[:, 3:]
+    assert alpha[0] == 0 and alpha[2] == 1 and (colours[1] == colours[1][0]).all()
+    white, dark = (colours * alpha + paper * (1 - alpha) for paper in (1, 0x11 / 255))
+    np.testing.assert_allclose(white[2:], drawn[0, 2:] / 255, atol=0.03)
+    assert 0.35 < white[1][0] < 0.5 and 0.35 < dark[1][0] < 0.5
+    with Image.open(io.BytesIO(lk.recorded("workers-0").plot()._repr_png_())) as image:
+        assert image.convert("RGBA").getpixel((0, 0))[3] == 0

@@ -18,9 +18,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from labkit.show.style import BEFORE, CHARACTER_IN, LINES, RC, drawable, legend_above, literal
+from labkit.show.style import BEFORE, CHARACTER_IN, INSIDE, LINES, RC, drawable, legend_above
 
-from labkit.show.style import legend_columns  # isort: skip
+from labkit.show.style import legend_columns, literal  # isort: skip
 
 ROW_IN, THIN_IN, MANY = 0.34, 0.25, 10  # a row of bars, and where there are more than MANY
 NAME = 48  # characters of a row's name, at most
@@ -99,7 +99,7 @@ def stack(
                 wide = known.get(part) or 0.0
                 axes.barh(y, wide, left=left, color=colour, **look)
                 if inside is not None and not hatched:
-                    ink = "white" if np.dot(to_rgb(colour), LUMINANCE) < 0.45 else "black"
+                    ink = "white" if np.dot(to_rgb(colour), LUMINANCE) < 0.45 else INSIDE
                     middle = {"ha": "center", "va": "center"}
                     axes.text(left + wide / 2, y, inside(wide), color=ink, **middle)
                 left += wide
