@@ -1,5 +1,6 @@
 """MFU and MBU: the FLOPs and bytes of a step, counted, and the peak that they are held against."""
 
+import json
 import time
 
 import pytest
@@ -60,6 +61,53 @@ def test_the_bytes_of_an_mlp_are_those_of_the_formula(tmp_path):
     numbers = 3 * job.image_px**2 + 2 * 64 + 10  # image, hidden layers, the loss's log-softmax
     kept = job.batch_size * (4 * numbers + 8) + 4  # labels; the number of them, for the mean
     assert work["bytes"] == pytest.approx(3 * weights + 7 * weights / 4 + 2 * kept, rel=0.01)
+
+
+def with_work(name, folder, mfu=None, **changes):
+    """Return a recorded run as if its work had been counted, on a roof that gives it this MFU."""
+    old = lk.recorded(name)
+    roof = {"fp32": old.throughput * 1e6 / (mfu or 1), "bandwidth": 50e9}
+    work = {"event": "work", "flops": 10**6, "samples": 1, "bytes": 10**6, "held_bytes": 2**20,
+            "precision": "fp32", "roof": roof, "parameters": 1, **changes}  # fmt: skip
+    path = old.save(folder / "run.jsonl")
+    path.write_text(path.read_text() + json.dumps(work) + "\n")
+    return lk.load(path)
+
+
+def test_a_busy_device_with_a_low_mfu_is_a_finding_with_its_reasons(tmp_path):
+    run = with_work("precision-fp32", tmp_path, mfu=0.06)
+    assert run.mfu == pytest.approx(0.06) and run.mfu_text == "MFU 6.0%, MBU 2.8%"
+    found = run.diagnose()
+    assert (found.bottleneck, found.findings[0].cause) == ("compute", "low MFU")
+    assert "busy 95% with an MFU of 6.0% (of 23.4 GFLOP/s in FP32, 50 GB/s, " in found.evidence
+    assert "roofline" in found.evidence and "products and convolutions take" in found.evidence
+    good = with_work("precision-fp32", tmp_path, mfu=0.5)
+    assert good.diagnose().findings[0].cause == "the device is the limit"
+    (starved, *rest) = with_work("workers-0", tmp_path, mfu=0.01).diagnose().findings
+    assert starved.name == "input" and "low MFU" not in {each.cause for each in rest}
+    few = {"bytes": 10**9, "cache_bytes": 2**19}  # 0.001 FLOP a byte
+    memory = with_work("precision-fp32", tmp_path, mfu=0.06, **few | {"bytes": 10**7})
+    assert "memory-bound, at most 0.1 FLOP for each byte" in memory.diagnose().evidence
+
+
+def test_what_is_unknown_is_none_and_where_it_stands_is_a_dash(tmp_path):
+    old = lk.recorded("precision-fp32")
+    assert (old.mfu, old.mbu, old.peak, old.mfu_text) == (None, None, None, "")
+    known = with_work("precision-fp32", tmp_path, mfu=0.26, cache_bytes=2**20)
+    assert known.mbu is None  # all that it touches stays in the cache
+    assert {"mfu": None, "mbu": None, "peak": None}.items() <= old.to_dict().items()
+    assert known.to_dict()["mfu"] == known.mfu
+    rows = str(lk.Ladder().add("old", old).add("known", known)).splitlines()
+    assert "MFU" in rows[0] and " - " in rows[1] and "26%" in rows[2]
+    assert any(
+        line.split()[:3] == ["mfu", "-", "26%"] for line in str(known.compare(old)).split("\n")
+    )
+    assert with_work("precision-fp32", tmp_path, mfu=1.2).mfu == 1  # zeros of padding
+    assert with_work("precision-fp32", tmp_path, mfu=1.4).mfu is None  # no roof
+    with pytest.raises(ValueError, match="lk.measure..roofline."):
+        with_work("precision-fp32", tmp_path, precision="tf32").mfu_against(lk.recorded("roofline"))
+    assert 0 < known.mfu_against(lk.roofline(lk.recorded("roofline"))) < 1
+    assert known.mfu_against(known.peak.flop_per_s * 2) == pytest.approx(0.13)
 
 
 @pytest.mark.slow

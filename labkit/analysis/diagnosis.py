@@ -13,6 +13,7 @@ import numpy as np
 
 from labkit.analysis import rules
 from labkit.analysis import thresholds as limits
+from labkit.analysis.efficiency import with_low_mfu
 from labkit.analysis.facts import BOTTLENECKS, Evidence, Facts, Finding, of_trace, of_traces
 from labkit.analysis.instruments import Witness, deciding
 from labkit.analysis.public_traces import PublicTrace
@@ -124,7 +125,7 @@ def _of_run(run: Any) -> Diagnosis:
         findings, confidence = resampled(
             len(evidence), lambda rows: rules.rank(evidence.facts(rows)), findings
         )
-    return _verdict(facts, findings, confidence, source)
+    return _verdict(facts, with_low_mfu(run, facts, findings), confidence, source)
 
 
 def _lead(facts: Facts) -> float:

@@ -8,11 +8,15 @@ also where it waits for its memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
+from labkit.analysis import thresholds as limits
 from labkit.analysis.datasheets import card
+from labkit.analysis.facts import Facts, Finding
 from labkit.results.event_log import of_one_moment
+from labkit.results.result import percent
 
 NO_PEAK = 1.25  # 3x3 kernels on 8x8 pixels, an eighth of whose products are with padding, and 10 %
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
@@ -114,3 +118,58 @@ def mfu_against(run: Any, roof: Any) -> float | None:
             f"lk.measure('roofline', threads={run.machine.threads}, formats={kind!r}) there."
         )
     return share(run, "flops", max((p.flops / p.seconds[0] for p in points), default=None))
+
+
+# -- a busy device that does little ----------------------------------------------------------------
+
+
+def with_low_mfu(run: Any, facts: Facts, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Return the findings, with one more where a busy device does little of what it could.
+
+    It goes last, being no loss of its own; but a device that is "the limit" is said to be just so.
+    """
+    share, busy = run.mfu, facts.shares["compute"]
+    own = busy - facts.taken_by_others - (facts.taken_by_workers or 0.0)  # of a CPU: with a core
+    if share is None or busy < limits.BUSY or share >= limits.LOW_MFU * own:
+        return found
+    reasons = dict(_reasons(run, facts)) or {"why was not seen": "Look inside: xray=True."}
+    seen = f"busy {busy:.0%} with an MFU of {percent(share)} (of {run.peak}): "
+    seen += f"{'; '.join(reasons)} (threshold {limits.LOW_MFU:.0%} of the busy time)."
+    low = Finding("compute", "low MFU", seen, " ".join(dict.fromkeys(reasons.values())))
+    if found[-1].cause == "the device is the limit":
+        return *found[:-1], replace(low, evidence=f"{seen} {found[-1].evidence}")
+    return *found, low
+
+
+LARGER = "Raise the batch or the width: more arithmetic for each launch and each byte."
+
+
+def _reasons(run: Any, facts: Facts) -> Iterator[tuple[str, str]]:
+    """Yield each reason that was seen for a low MFU, with what to change."""
+    work, ridge, xray, trace = run.event("work"), run.peak.ridge, facts.xray, facts.trace
+    intensity = work["flops"] / max(work["bytes"], 1)
+    if ridge and run.mbu is not None and intensity < ridge:
+        yield (f"memory-bound, at most {intensity:.3g} FLOP for each byte that moves, and the "
+               f"ridge is at {ridge:.3g}", LARGER)  # fmt: skip
+    lost, window = 0.0, max(xray.get("window_us", 0.0), 1e-9)
+    if facts.kind == "cpu":
+        lost = (xray.get("gap_us", 0.0) + xray.get("tiny_us", 0.0)) / window
+    elif trace is not None and facts.compute_us:
+        lost = 1 - trace.kernel_us / facts.compute_us
+    if lost >= limits.WORTH_NAMING["launch"]:
+        yield f"launches, {lost:.0%} of the compute is gaps and tiny operators", LARGER
+    if (fixed := xray.get("fixed_share") or 0.0) >= limits.MOSTLY:
+        yield f"small sizes, {fixed:.0%} of a step does not grow with the batch", LARGER
+    heavy = min(1.0, xray.get("heavy_us", 0.0) / window)
+    said = f"products and convolutions take {heavy:.0%} of the compute"
+    if xray and heavy < limits.MOSTLY:
+        fuse = "Fuse the others: torch.compile, fused_optimizer=True."
+        yield f"memory-bound operators, {said}", fuse
+    elif xray:
+        reach = run.mfu / max(facts.shares["compute"] * heavy, 1e-9)
+        yield f"small sizes, {said} and reach {reach:.0%} of the peak", LARGER
+    names = ("tensor_core_eligible_share", "tensor_core_share")
+    could, used = (getattr(trace, name, None) or 0.0 for name in names)
+    if work["precision"] != "fp32" and could > 2 * used:
+        yield (f"Tensor Cores run for {used:.0%} of kernel time and could for {could:.0%}",
+               "Make sizes multiples of 8, better 64.")  # fmt: skip

@@ -64,6 +64,11 @@ DISAGREE_OVER = 1.5
 # missing: a graph's run back to back. Without one 2 % is what a launch-bound step looks like.
 GRAPH_KERNELS = 0.5
 
+# A device that is busy for BUSY of the time, and meanwhile does less than LOW_MFU of its peak: less
+# than any of the four large models in table 3 of Chowdhery et al., "PaLM" (GPT-3: 21.3 %)
+BUSY, LOW_MFU = 0.5, 0.2
+MOSTLY = 0.5  # of a step that does not grow with the batch, or moves data: a reason for it
+
 # == second witnesses of a busy GPU ==
 # GPM's SM activity over the busy share. NVIDIA's DCGM user guide, "Profiling Metrics": 0.8 or more
 # is necessary for an effective use of the GPU, less than 0.5 likely indicates an ineffective one.
