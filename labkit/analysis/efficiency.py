@@ -128,7 +128,7 @@ def with_low_mfu(run: Any, facts: Facts, found: tuple[Finding, ...]) -> tuple[Fi
 
     It goes last, being no loss of its own; but a device that is "the limit" is said to be just so.
     """
-    share, busy = run.mfu, facts.shares["compute"]
+    share, busy = getattr(run, "mfu", None), facts.shares["compute"]
     own = busy - facts.taken_by_others - (facts.taken_by_workers or 0.0)  # of a CPU: with a core
     if share is None or busy < limits.BUSY or share >= limits.LOW_MFU * own:
         return found
