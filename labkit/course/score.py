@@ -107,7 +107,7 @@ class Guess(Result):
         numbers = all(isinstance(n, (int, float)) for n in (self.value, self.measured))
         late = "none: the run was there before the guess" if self.late else None
         rows = {
-            "your guess": "none: skipped" if self.value is None else self.value,
+            "your guess": "none yet" if self.value is None else self.value,
             "measured": self.measured,
             "ratio": self.measured / self.value if numbers and self.value else None,
             "labkit said": self.predicted,
@@ -122,8 +122,9 @@ def guess(question: str, value: Any = None) -> Guess:
 
     Args:
         question: What is guessed, with its unit; the name it has in the score.
-        value: A finite number or a choice (a text), otherwise ValueError; None skips it.
+        value: A finite number or a choice (a text), otherwise ValueError; None or `...` skips it.
     """
+    value = None if value is ... else value
     if value is not None:
         if not _sound(value):
             raise ValueError(f"guess {value!r}: give a number, a text, or None to skip it.")
@@ -167,8 +168,11 @@ class Mystery:
     def answer(self, bottleneck: str) -> str:
         """Return whether `bottleneck` is what was planted; at the third try, also what it was.
 
-        The score keeps the tries until then. Raises ValueError for an unknown bottleneck.
+        The score keeps the tries until then. `...` stands for no answer yet; ValueError for an
+        unknown bottleneck.
         """
+        if bottleneck is ...:
+            return "No answer yet."
         check_names([bottleneck], NAMES, "bottleneck")
         right = bottleneck == self._case.fault.expected
         self.tries += 1
