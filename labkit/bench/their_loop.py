@@ -18,6 +18,7 @@ from labkit.process.events import now_ns
 
 READ = ("num_workers", "batch_size", "pin_memory", "prefetch_factor", "persistent_workers")
 DRIFT = 2e-5  # the most that two quartz clocks part: 20 µs in a second
+LEAST_TOKENS = 8  # in a row of text
 PATIENCE_S = 1.0  # for the last steps, when the loop is over
 
 
@@ -45,6 +46,32 @@ def counter_for(batch: Any, batch_size: int | None) -> Callable[[Any], int] | No
         if inner := counter_for(part, batch_size):
             return lambda batch: inner(batch[place])
     return len if parts and isinstance(batch, list) else None
+
+
+def padding_of(batch: Any) -> float | None:
+    """Return the share (0 to 1) of a batch's tokens that only pad it; None where it has none.
+
+    By its attention mask; else by what rows of its first whole-number matrix (B, T) on the CPU end
+    in, where that is hardly ever met before their end.
+    """
+    torch = sys.modules.get("torch")
+    parts = [batch] if torch is None or torch.is_tensor(batch) else batch
+    if isinstance(batch, Mapping):
+        parts = [batch[name] for name in ("attention_mask", "input_ids") if name in batch]
+    matrices = (
+        part for part in (parts if isinstance(parts, (list, tuple)) else ())
+        if torch is not None and torch.is_tensor(part) and part.dim() == 2 and part.numel()
+        and not part.is_floating_point() and part.device.type == "cpu"
+    )  # fmt: skip
+    tokens = next(matrices, None)
+    if tokens is None or tokens.shape[1] < LEAST_TOKENS:
+        return None
+    pad = 0 if isinstance(batch, Mapping) and "attention_mask" in batch else tokens[:, -1].mode()[0]
+    real = tokens != pad
+    length = (real * torch.arange(1, tokens.shape[1] + 1)).amax(1)  # (B,)
+    padding = 1 - int(length.sum()) / tokens.numel()
+    within = int(length.sum()) - int(real.sum())  # the same number, before a row's end
+    return padding if 0 < padding < 1 and within <= 0.02 * tokens.numel() else None
 
 
 def find_device() -> Any:

@@ -9,6 +9,7 @@ over when the loop asks for the next batch; and `epoch` marks the first step of 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -29,6 +30,7 @@ BUSY = ',"copy":[%d,%d],"busy":[%d,%d]'
 TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
 BEAT_NS = 500_000_000  # two live updates a second: they run in the training process itself
 GATHER_NS = 100_000_000  # steps are written ten times a second,
+LOOK_EVERY = 16  # batches, for their padding
 SAMPLES = 50  # of the stack are written at a time
 MOST_ROWS = 512  # or sooner where they are so short that memory would grow with their rate
 
@@ -76,6 +78,7 @@ class Recorder:
         self.telemetry: subprocess.Popen | None = None
         self.sampler = lines.Sampler(stack.place_of(getattr(loader, "collate_fn", None)))
         self.growth = growth.Growth()
+        self.padding: list[float] = []  # of the batches that were looked at, the share of it
         self.epoch, self.next, self.first_step, self.warmup = -1, 0, 0, 3
         self._current: Callable[[], Pass | None] = lambda: None
         self.how, self.failed, self.closed, self.opened_ns = "", None, False, now_ns()
@@ -119,7 +122,22 @@ class Recorder:
         """Return what counts the samples of a batch like this one; 1 a batch where unknown."""
         count = their_loop.counter_for(batch, self.knobs.get("batch_size"))
         self.unit = "samples" if count else "batches"
-        return count or (lambda _batch: 1)
+        count = count or (lambda _batch: 1)
+        with contextlib.suppress(Exception):
+            if their_loop.padding_of(batch) is not None:
+                return self._also_padding(count)
+        return count
+
+    def _also_padding(self, count: Callable[[Any], int]) -> Callable[[Any], int]:
+        """Return `count`, which now and then looks how much of a batch is padding."""
+        batches = itertools.count()
+
+        def looks(batch: Any) -> int:
+            if next(batches) % LOOK_EVERY == 0:
+                self.padding.append(their_loop.padding_of(batch) or 0.0)
+            return count(batch)
+
+        return looks
 
     def take(self, rows: list[tuple]) -> None:
         """Record steps whose body is over: asked, ready, done (ns), samples, events if any."""
@@ -206,6 +224,9 @@ class Recorder:
         self._write_samples()
         if self.growth.found:
             self.log.write("growth", found=list(self.growth.found.values()))
+        if self.padding:
+            share = sum(self.padding) / len(self.padding)
+            self.log.write("padding", share=round(share, 4), batches=len(self.padding))
 
     def close(self) -> None:
         """End the telemetry and let go of the log; the record stays."""
