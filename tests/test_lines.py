@@ -19,6 +19,7 @@ import labkit as lk
 from labkit.__main__ import main
 from labkit.bench import stack
 from labkit.bench.growth import Growth
+from labkit.bench.their_loop import padding_of
 from labkit.show import watching
 
 SLOW = pytest.mark.slow
@@ -158,6 +159,34 @@ def test_a_loader_made_anew_continues_its_run_and_another_dataset_has_its_own():
     passes = [epoch(each) for each in (train, other) * 3]
     assert passes[0] is passes[2] is passes[4] and passes[1] is passes[3] is passes[5]
     assert (passes[0].run.steps, passes[1].run.steps) == (48, 12)
+
+
+def test_padding_of_somebodys_batches_is_told_from_other_whole_numbers():
+    text = torch.zeros(3, 12, dtype=torch.long)
+    for row, length in enumerate((12, 6, 3)):
+        text[row, :length] = torch.randint(1, 99, (length,))
+    share = 1 - 21 / 36
+    assert padding_of((text, torch.ones(3))) == pytest.approx(share)
+    assert padding_of({"input_ids": text, "attention_mask": (text > 0).long()}) == pytest.approx(
+        share
+    )
+    for other in (torch.randint(0, 2, (16, 40)), torch.randn(4, 12), [1, 2], None, "text"):
+        assert padding_of(other) is None, other
+
+
+@SLOW
+def test_padding_of_a_watched_loop_is_a_finding():
+    rows = [torch.randint(1, 99, (8 if i % 8 else 64,)) for i in range(400)]
+
+    def collate(batch):
+        return torch.nn.utils.rnn.pad_sequence(batch, batch_first=True)
+
+    net = torch.nn.Sequential(torch.nn.Embedding(99, 64), torch.nn.Linear(64, 512))
+    for batch in (watch := lk.watch(DataLoader(rows, 8, collate_fn=collate), live=False)):
+        net(batch).sum().backward()
+    assert 0.5 < watch.run.padding < 0.9
+    (found,) = [f for f in watch.diagnose().findings if f.cause == "padding"]
+    assert found.name == "compute" and "padding" in found.evidence
 
 
 def test_whose_code_a_file_holds():

@@ -251,7 +251,7 @@ def _device_shared(run: Any, facts: Facts, first: Finding) -> Finding | None:
     starved = first.name == "input" and facts.knobs.get("num_workers")
     starved = starved and rules.losses(facts)[1]["input"] <= taken
     # A watched loop's thread is not timed: its long steps may be others' doing
-    doubtful = run.watched and facts.kind == "cpu"
+    doubtful = run.watched and facts.kind == "cpu" and first.cause != "padding"
     changes = first.cause == "cold_start" or (first.cause == "drift" and not facts.growth)
     doubtful = doubtful and (first.name in ("compute", "launch") or changes)
     doubtful = doubtful and (facts.in_line is None or facts.in_line > limit)

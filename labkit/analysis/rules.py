@@ -332,18 +332,20 @@ def memory_traffic(facts: Facts) -> Iterator[Finding]:
 
 def padding(facts: Facts) -> Iterator[Finding]:
     """The device computes on what only fills up the rows of a batch of text."""
+    if not facts.padding:
+        return
+    lost = facts.padding * facts.shares["compute"]
+    seen = f"{facts.padding:.0%} of the tokens are padding, on which {lost:.0%} of the time goes"
+    change = "Batch sequences of a length together, pad to the longest of a batch, or pack several "
+    change, other = f"{change}into a row.", []
     if facts.knobs.get("dataset") == "text":
-        lost = facts.padding * facts.shares["compute"]
-        seen = (
-            f"{facts.padding:.0%} of the tokens are padding, on which {lost:.0%} of the time goes"
-        )
         change = (
             "Batch sequences of a length together (batching='by_length'), or put several into a "
             "row of the full context, each for itself (batching='packed')."
         )
         other = [{"batching": way} for way in ("by_length", "packed")]
-        source = f"lengths of the sequences, {facts.source}"
-        yield loss("compute", "padding", lost, seen, source, change, changes=other)
+    source = f"lengths of the sequences, {facts.source}"
+    yield loss("compute", "padding", lost, seen, source, change, changes=other)
 
 
 def _kernel_share(facts: Facts, names: re.Pattern) -> float:

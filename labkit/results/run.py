@@ -197,8 +197,9 @@ class Run(EventLogResult):
     real_tokens_per_s = derived(lambda run: run._token_rate(1),
                                 "Tokens of text a second, without padding; None for images.")
     padding = derived(lambda run: 1 - run.real_tokens_per_s / run.tokens_per_s
-                      if run.tokens_per_s else None,
-                      "Share of the computed tokens that is padding, 0 to 1; None for images.")
+                      if run.tokens_per_s else run._fact("padding", "share"),
+                      "Share of the computed tokens that is padding, 0 to 1; None for images. Of "
+                      "a watched loop as far as some of its batches show.")
     mean_ms = derived(lambda run: run.steps_ms.mean(axis=0) if len(run.steps_ms) else None,
                       "The mean measured step by class (5,), ms; None before there is one.")
     step_ms = _mean_ms(slice(5), "Mean time from one step's end to the next, ms: its parts' sum.")
