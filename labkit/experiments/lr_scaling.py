@@ -41,8 +41,9 @@ def lr_scaling(job: Any, bench: Any) -> None:
     """Train a small CNN with plain SGD, for the same samples every time.
 
     The linear scaling rule (Goyal et al. 2017, arXiv:1706.02677): batch times k, learning rate
-    times k, warmed up over the first epochs. For the held-out loss batch norm takes the held-out
-    images' own statistics: the running ones lag behind after few updates.
+    times k, with a warm-up: there from the small batch's rate over five epochs, here from near 0
+    over one. For the held-out loss batch norm takes the held-out images' own statistics: the
+    running ones lag behind after few updates.
     """
     count = TRAINED + HELD_OUT
     drawn = np.stack([data.draw_image(index, PX) for index in range(count)])  # (N, PX, PX, 3) uint8

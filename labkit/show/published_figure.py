@@ -65,7 +65,8 @@ def dots(published: Published, rows: Any, own: list[Point], header: Any, mine: A
         text = primitives.flops_text(value) if rate else f"{value:.2f}x"
         text += f" ({value / limit:.0%} of {limit:,.3g})" if limit else ""
         drawn.append((mark_of(run)[1], name, value, limit, text))
-    looks = {f"published, {published.repository}": blue} | mine
+    looks = {f"published, {published.repository}": blue}
+    looks |= {label: look | {"ls": ""} for label, look in mine.items()}
     figure, (axes,) = page(header, [above_it(looks, primitives.rows_in(len(drawn)))], 2.9, 0.5)
     low, middle, high = spec.get("band") or (None, None, None)
     if high:
