@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
+import inspect
 import math
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
@@ -137,6 +139,18 @@ def declares_knobs(spec: type) -> type:
     declared = [f for f in fields(spec) if "help" in f.metadata]
     spec.knobs = {f.name: Knob(name=f.name, default=f.default, **f.metadata) for f in declared}
     return spec
+
+
+def suggests(function: Callable) -> Callable:
+    """Decorate a public function: an argument it does not know is a ValueError with the nearest."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def checked(*values: Any, **named: Any) -> Any:
+        check_names(named, known, f"argument of lk.{function.__name__}:")
+        return function(*values, **named)
+
+    return checked
 
 
 def check_names(values: Iterable[str], known: Iterable[str], what: str = "knob") -> None:

@@ -17,6 +17,7 @@ from labkit.analysis.efficiency import with_low_mfu
 from labkit.analysis.facts import BOTTLENECKS, Evidence, Facts, Finding, of_trace, of_traces
 from labkit.analysis.instruments import Witness, deciding
 from labkit.analysis.public_traces import PublicTrace
+from labkit.analysis.remedies import typed
 from labkit.analysis.trace import Breakdown, trace
 from labkit.analysis.trace_ranks import RankTraces
 from labkit.process.events import FILE_NAME
@@ -76,12 +77,20 @@ class Diagnosis(Result):
             for f in self.findings[:4]
         ]
         head = ("finding", "time lost", "evidence", "what to change")
-        foot = (f"{self.source}; confidence {self.confidence:.0%}", *self.notes)
+        foot = [f"{self.source}; confidence {self.confidence:.0%}", *self.notes]
+        for finding in self.findings[:4]:
+            if finding.code:
+                foot += [f"{finding.cause}, in PyTorch:", *_indented(finding.code)]
         return Table(rows, head, f"Bottleneck: {self.headline}", foot, left=(0, 2, 3))
 
     def __repr__(self) -> str:
         mark = f"{self.source}: " if self.source.startswith("RECORDED") else ""
-        return f"{mark}Bottleneck {self.headline}: {self.evidence.rstrip('.')}. {self.advice}"
+        said = f"{mark}Bottleneck {self.headline}: {self.evidence.rstrip('.')}. {self.advice}"
+        return "\n".join([said, *_indented(self.findings[0].code)])
+
+
+def _indented(code: str) -> list[str]:
+    return [f"    {line}" for line in code.splitlines()]
 
 
 def diagnose(what: Any) -> Diagnosis:
@@ -189,6 +198,7 @@ def _verdict(
         findings, confidence = (body_unseen(facts), *findings), 0.0
     elif findings[0].name == "compute" and not looked and not facts.body:
         confidence = min(confidence, limits.UNSEEN)
+    findings = tuple(typed(finding, facts.knobs) for finding in findings)
     return Diagnosis(findings, confidence, source, tuple(notes))
 
 

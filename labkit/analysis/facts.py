@@ -65,6 +65,7 @@ class Finding:
     rank: int | None = None  # of several ranks, the one to blame
     lines: tuple[Line, ...] = ()  # of the user's code, the costliest first
     remedies: tuple[Remedy, ...] = ()  # of the advice, what a program can do
+    code: str = ""  # what to type for the first of them, in plain PyTorch
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as JSON types."""

@@ -5,8 +5,10 @@ A change is {knob: value}: of a `Pipeline`, or of the reader's own loader and st
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from labkit.results.plain_pytorch import changed_lines
 
 SAME = "the same losses"
 # knob: (how dear it is, for choosing among remedies; what it costs; what must be checked)
@@ -28,6 +30,7 @@ FEWER_LAUNCHES = (
     "Launch fewer and larger kernels: a larger batch, torch.compile (reduce-overhead uses CUDA "
     "graphs), fused_optimizer=True, no .item() in the step."
 )
+START = 4  # workers, where there were none; lk.tune measures how many are best
 BF16 = ({"precision": "bf16"},)
 FUSE = "Fuse them: torch.compile, fused_optimizer=True, a fused kernel."
 MORE_PER_CALL = (
@@ -61,17 +64,34 @@ def remedies(changes: Any, lost: float) -> tuple[Remedy, ...]:
     return tuple(Remedy(change, gain) for change in changes)
 
 
+def typed(finding: Any, knobs: dict[str, Any]) -> Any:
+    """Return a finding with the PyTorch of its first remedy, where the loop has these `knobs`."""
+    for remedy in finding.remedies[:1]:
+        known = {"batch_size": None} | knobs | {"dataset": None}
+        return replace(finding, code=changed_lines(known, known | remedy.changes))
+    return finding
+
+
+def too_many(workers: int, cores: int | None) -> str:
+    """Say why PyTorch warns of so many workers, to end a sentence with; "" where it does not."""
+    if not cores or workers <= cores:
+        return ""
+    return (
+        f"; PyTorch warns above {cores}, the cores here: workers that compute share them, workers "
+        "that wait for a disk or a network take none"
+    )
+
+
 def feed(facts: Any, stalls: bool) -> tuple[str, list[dict[str, Any]]]:
     """Return what to do about waiting for data, in words and as changes."""
     knobs, cores = facts.knobs, facts.cores or 0
     workers, ready = knobs.get("num_workers"), knobs.get("prefetch_factor") or 2
-    if workers is None:
-        text = "Give the DataLoader workers (num_workers=4 to start with) and a leaner dataset."
-        return text, [{"num_workers": 4}]
-    if workers == 0:
-        return "Prepare batches in other processes: num_workers=4 to start with.", [
-            {"num_workers": 4}
-        ]
+    if not workers:
+        start = f"num_workers={START} to start with{too_many(START, cores)}"
+        text = f"Prepare batches in other processes: {start}."
+        if workers is None:
+            text = f"Give the DataLoader workers ({start}) and a leaner dataset."
+        return text, [{"num_workers": START}]
     if stalls:
         queue = f"a queue of {workers * ready} batches does not ride out the stalls."
         return f"Raise prefetch_factor: {queue}", [{"prefetch_factor": 4 * ready}]

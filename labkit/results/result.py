@@ -49,7 +49,10 @@ class Table:
         lines = [row(self.head, "th")] if self.head else []
         lines += [row(cells, "th" if n in self.bold else "td") for n, cells in enumerate(self.rows)]
         title = f"<b>{html.escape(self.title)}</b>" if self.title else ""
-        below = "".join(f"<div><small>{html.escape(line)}</small></div>" for line in self.foot)
+        below = "".join(
+            f"<div style='white-space:pre-wrap'><small>{html.escape(line)}</small></div>"
+            for line in self.foot
+        )
         return f"{title}<table>{''.join(lines)}</table>{below}"
 
 

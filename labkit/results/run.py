@@ -41,6 +41,7 @@ class Run(EventLogResult):
 
     SERIES = ("step", "telemetry", "items", "epoch", "lines")
     _clock: Timeline | None = None
+    loader: Any = None  # that `lk.watch` looked at, while this process has it
 
     def _take(self, event: dict[str, Any]) -> None:
         super()._take(event)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from labkit.results.plain_pytorch import changed_lines, loader_call
 from labkit.results.result import Table
-from labkit.results.script import script
+from labkit.results.script import Script, script
 from labkit.show.display import Display
 from labkit.show.ladder import Ladder
 from labkit.show.run_header import delays_of, machine_lines
@@ -14,16 +15,8 @@ from labkit.show.running import teller
 from labkit.spec import Pipeline
 from labkit.tuner.improve import Climb, Rung
 from labkit.tuner.job import improver
-from labkit.tuner.tuning import Setting
 
 CELL = 90  # characters: errors can be long
-TYPED = {  # what to type for a knob of the step; {} is its value
-    "precision": "with torch.autocast(device_type, dtype=torch.{}):  # around forward and loss",
-    "compile": "model = torch.compile(model, mode={!r})",
-    "channels_last": "model = model.to(memory_format=torch.channels_last)  # and the images",
-    "fused_optimizer": "optimizer = type(optimizer)(model.parameters(), ..., fused=True)",
-}
-DTYPE = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 class Improvement(Ladder):
@@ -50,18 +43,14 @@ class Improvement(Ladder):
 
     @property
     def snippet(self) -> str:
-        """The settings as plain PyTorch: what a pipeline's script has instead (`lk.script`)."""
-        knobs = self.climb.knobs
-        if self.pipeline and self.changes:
-            return str(script(self.pipeline, before=self.start)).rstrip()
-        loader = {k: v for k, v in Setting.of(knobs).to_dict().items() if v or k == "num_workers"}
-        lines = [
-            f"loader = DataLoader(dataset, {', '.join(f'{k}={v}' for k, v in loader.items())})"
-        ]
-        for name, text in TYPED.items():
-            if name in self.changes and knobs[name]:
-                lines.append(text.format(DTYPE.get(knobs[name], knobs[name])))
-        return "\n".join(lines)
+        """The settings as plain PyTorch."""
+        knobs = {**self.climb.start, "dataset": None}
+        lines = changed_lines(knobs, knobs | self.changes).rstrip("\n")
+        return lines or f"loader = {loader_call(knobs)}"
+
+    def script(self) -> Script:
+        """Return the best pipeline as a whole script; of data of your own, the lines to change."""
+        return script(self.pipeline) if self.pipeline else Script(f"{self.snippet}\n")
 
     @property
     def headline(self) -> str:

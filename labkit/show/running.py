@@ -149,6 +149,7 @@ def pipeline_with(pipeline: Pipeline | None, knobs: dict[str, Any]) -> Pipeline:
     return (pipeline or Pipeline()).but(**knobs)
 
 
+@suggests
 def tune(
     dataset_or_pipeline: Any,
     *,
@@ -165,8 +166,8 @@ def tune(
     to tell is measured again. An interrupt keeps the best so far in `lk.tune.last`.
 
     Args:
-        dataset_or_pipeline: A `labkit.Pipeline`; or your own dataset or DataLoader; or
-            "module:function", a function that returns the dataset.
+        dataset_or_pipeline: A `labkit.Pipeline`; or your own dataset or DataLoader, or the Run of
+            one that was watched; or "module:function", a function that returns the dataset.
         collate_fn: Yours, as an object or "module:name".
         step: What your loop does with one batch, a function of it, as an object or "module:name".
             Without it nothing computes, and the loader's own throughput is what is raised.
@@ -181,7 +182,7 @@ def tune(
         RuntimeError: The starting point cannot be measured, with the reason.
     """
     job = TuningJob(
-        dataset_or_pipeline, collate_fn=collate_fn, step=step, batch_size=batch_size,
+        getattr(dataset_or_pipeline, "run_if_watched", dataset_or_pipeline), collate_fn=collate_fn, step=step, batch_size=batch_size,
         baseline=baseline, max_workers=max_workers, seconds=seconds,
     )  # fmt: skip
     tune.last = tuning = job.tuning

@@ -99,6 +99,7 @@ class Watch:
             self._recorder.flush()
         if self._run is None:
             self._run = Run(self._recorder.folder, process=self._recorder)
+            self._run.loader = self.loader
         return self._run
 
     def diagnose(self) -> Any:
@@ -234,7 +235,7 @@ def _leave(display: Display, run: Run) -> None:
     """Leave the run and its diagnosis; in a notebook its figure, where the line was."""
     found = run.diagnose() if run.utilization is not None else None
     if display.handle is None:
-        said = " ".join([str(found), *found.notes]) if found else ""
+        said = "\n".join([str(found), *found.notes]) if found else ""
         lines = str(run.lines) if found and len(run.lines) else ""
         display.final("\n".join(filter(None, [repr(run), said, lines])))
         return

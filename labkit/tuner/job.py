@@ -8,8 +8,10 @@ from typing import Any
 
 from labkit.analysis.loop import loads
 from labkit.analysis.prediction import predict
+from labkit.analysis.remedies import too_many
 from labkit.bench.their_loop import knobs_of
 from labkit.results.machine import machine
+from labkit.results.run import Run
 from labkit.spec import KNOBS, STEP_KNOBS, Pipeline
 from labkit.tuner import trials
 from labkit.tuner.improve import Improver, lacking
@@ -49,7 +51,13 @@ class TuningJob:
         here, most = machine(), max_workers
         if most is None:
             most = max(LEAST_MAX_WORKERS, 2 * (here.cpu_cores or 1))
-        self.tuning = tuning = Tuning(name, start, here.line)
+        self.tuning = tuning = Tuning(name, start, here.line, pipeline=None if own else pipeline)
+        if collate_fn is not None:
+            named = str(getattr(collate_fn, "__name__", collate_fn)).rpartition(":")[2]
+            tuning.arguments["collate_fn"] = named if named.isidentifier() else "collate_fn"
+        cap = f"Up to {most} workers were tried (max_workers)"
+        tuning.notes.append(f"{cap}{too_many(most, here.cpu_cores)}.")
+        self.fed = fed_rate(what)
         cuda, without_step = here.device.startswith("cuda"), own and "step" not in own.parts
         if not cuda:
             why = "no CUDA device to copy to: page-locked memory gains nothing"
@@ -96,6 +104,13 @@ class TuningJob:
                 f"batch, took {start_s:.2f} s; it changes nothing within an epoch"
             )
         tuning.reasons["persistent_workers"] = why
+        if self.fed:
+            good = [t for t in tuning.tried if t.rate and t.rate >= self.fed and not t.error]
+            least = min(good, key=lambda trial: trial.setting.cost, default=None)
+            enough = f"{least.setting} are enough" if least else "no setting here gives it so many"
+            tuning.notes.append(
+                f"Your loop, never waiting, would take {self.fed:,.0f} samples/s (watched): {enough}."
+            )
         if disturbed:
             tuning.notes.append(
                 f"Other programs used up to {max(disturbed):.0%} of the cores in {len(disturbed)} "
@@ -108,8 +123,21 @@ class TuningJob:
             tuning.notes.append(f"Estimated from wait and compute times alone: {why}")
 
 
+def fed_rate(what: Any) -> float | None:
+    """Return the samples/s that a watched loop could take if it never waited; None if unknown."""
+    known = isinstance(what, Run) and what.watched and what.compute_ms
+    return what.throughput * what.step_ms / (what.step_ms - what.wait_ms) if known else None
+
+
 def given(what: Any, **parts: Any) -> tuple[Pipeline, trials.Source | None, dict[str, Any]]:
     """Return the pipeline to run, the Source where the data is the reader's own, and the knobs."""
+    if isinstance(what, Run):
+        what = what.asked if isinstance(what.asked, Pipeline) else what.loader
+    if what is None:
+        raise ValueError(
+            "this Run is of a loader that is not here: give the loader itself, as in "
+            "lk.tune(loader, step=...)."
+        )
     if isinstance(what, Pipeline):
         if named := [name for name, part in parts.items() if part is not None]:
             raise ValueError(f"{' and '.join(named)}: goes with a dataset of your own.")

@@ -8,11 +8,13 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
 
+from labkit.results.plain_pytorch import PYTORCH_PREFETCH, loader_call
 from labkit.results.result import Result, Table
+from labkit.results.script import Script, script
+from labkit.spec import Pipeline
 
 WORKERS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 PREFETCH = (1, 2, 4, 8)  # batches per worker
-PYTORCH_PREFETCH = 2  # its default
 TIE = 0.015  # throughputs closer than this are the same: repeats of one run differ by more
 CELL = 72  # characters of a cell: errors can be long
 
@@ -111,6 +113,8 @@ class Tuning(Result):
     reasons: dict[str, str] = field(default_factory=dict)  # {knob that was not searched: why}
     notes: list[str] = field(default_factory=list)  # what limits the result
     extra: dict[str, Any] = field(default_factory=dict)  # settings found without a search
+    pipeline: Pipeline | None = None  # that was tuned; None for data of the reader's own
+    arguments: dict[str, str] = field(default_factory=dict)  # more that their loader needs, as code
     chosen: Trial | None = None  # to take, where the search has ended
     interrupted: bool = False
     done: bool = False
@@ -144,8 +148,13 @@ class Tuning(Result):
     @property
     def snippet(self) -> str:
         """The result as code to paste."""
-        best = {k: v for k, v in self.best.items() if k == "num_workers" or v not in (None, False)}
-        return f"DataLoader(dataset, {', '.join(f'{k}={v!r}' for k, v in best.items())})"
+        return loader_call(self.best, **self.arguments)
+
+    def script(self) -> Script:
+        """Return the tuned pipeline as a whole script; of a dataset of your own, its DataLoader."""
+        if self.pipeline:
+            return script(self.pipeline.but(**self.best))
+        return Script(f"from torch.utils.data import DataLoader\n\nloader = {self.snippet}\n")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON types."""
@@ -192,7 +201,9 @@ class Tuning(Result):
             said = self.verdict(trial)[:CELL]
             rows.append((f"{trial.setting}{what}", trial.predicted, measured, said, trial.why))
         reasons = [f"{name}: {reason}" for name, reason in self.reasons.items()]
-        ended = [*reasons, *self.notes, self.snippet] if self.done else [now or "starting"]
+        ended = (
+            [*reasons, *self.notes, *self.snippet.split("\n")] if self.done else [now or "starting"]
+        )
         foot = [*ended, f"samples/s, measured on {self.line}" if self.line else ""]
         bold = [place for place, trial in enumerate(self.tried) if trial is self.winner]
         head = ("setting", "predicted", "measured", "", "why it was tried")
