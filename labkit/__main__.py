@@ -13,7 +13,7 @@ from typing import Any
 
 import labkit as lk
 from labkit.spec import RENDEZVOUS, Pipeline, parse_settings
-from labkit.terminal import PLOT, SAVE, SET, command, main, option, progress, repeated
+from labkit.terminal import PLOT, SAVE, SET, command, main, option, percent, progress, repeated
 
 
 @command()
@@ -34,6 +34,19 @@ def run(options: argparse.Namespace) -> Any:
     done = lk.run(Pipeline(**parse_settings(options.settings)))
     lines = [repr(done), *(f"not applied: {k}: {why}" for k, why in done.not_applied.items())]
     return done, {"text": "\n".join(lines)}
+
+
+@command(SET, option("--out", metavar="FILE", help="write it to this file, such as train.py"))
+def script(options: argparse.Namespace) -> Any:
+    """Print a pipeline as a whole training script in plain PyTorch.
+
+    It needs torch, numpy and Pillow, and trains the losses that `labkit run` does.
+
+    examples:
+      labkit script --set num_workers=4 --set precision=bf16 --out train.py && python train.py
+    """
+    code = lk.script(Pipeline(**parse_settings(options.settings)))
+    return code, {"text": f"written: {code.save(options.out)}" if options.out else repr(code)}
 
 
 @command(
@@ -229,15 +242,6 @@ def grade(options: argparse.Namespace) -> Any:
     how = {"only": options.only, "timeout_s": options.timeout}
     grades = grading.grade(options.notebooks, **how, progress=progress("notebooks graded"))
     return grades, {"code": 2 if grades.bad else 0}
-
-
-def percent(text: str) -> float:
-    """Read "5%", "5" or "0.05" as 0.05."""
-    number = float(text.removesuffix("%"))
-    share = number / 100 if text.endswith("%") or number >= 1 else number
-    if not 0 <= share < 100:
-        raise ValueError
-    return share
 
 
 @command(

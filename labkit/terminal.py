@@ -110,3 +110,12 @@ def progress(what: str) -> Callable[[int, int, str], None]:
         print(f"labkit: {done} of {total} {what}; {shown}", file=sys.stderr)
 
     return tell
+
+
+def percent(text: str) -> float:
+    """Read "5%", "5" or "0.05" as 0.05."""
+    number = float(text.removesuffix("%"))
+    share = number / 100 if text.endswith("%") or number >= 1 else number
+    if not 0 <= share < 100:
+        raise ValueError
+    return share

@@ -122,8 +122,9 @@ def test_what_gains_is_kept_one_after_the_other_until_the_device_is_the_limit():
     assert climb.speedup == pytest.approx(8.4) and world.count == 3
     assert climb.stopped == "the device is the limit (compute)" and not climb.interrupted
     shown = Improvement(climb, "fake", None)
-    assert "num_workers=6, prefetch_factor=1, batch_size=16" in shown.snippet
-    assert "torch.autocast(device_type, dtype=torch.bfloat16)" in shown.snippet
+    assert "(dataset, batch_size=16, num_workers=6, prefetch_factor=1)" in shown.snippet
+    assert "torch.autocast(device.type, dtype=torch.bfloat16)" in shown.snippet
+    assert shown.script().text == f"{shown.snippet}\n"
     assert "8.40x the start" in repr(shown) and json.dumps(shown.to_dict())
 
 

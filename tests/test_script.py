@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import labkit as lk
+from labkit.analysis.facts import Finding
+from labkit.analysis.remedies import remedies, typed
 from labkit.results.plain_pytorch import changed_lines, whole_script
 from labkit.spec import KNOBS, Pipeline, compiler
 
@@ -134,3 +136,16 @@ def test_a_script_is_text_that_can_be_saved_and_shown(tmp_path):
     for knob in ("dataset", "model"):
         with pytest.raises(ValueError, match=f"{knob}='new' cannot be written as a script yet"):
             whole_script(job(**{knob: "new"}), 1)
+
+
+def test_findings_show_the_pytorch_of_their_remedy():
+    found = lk.recorded("workers-0").diagnose()
+    code = "loader = DataLoader(dataset, batch_size=16, num_workers=4)"
+    assert found.bottleneck == "input" and found.findings[0].code == f"{code}\n"
+    assert str(found).endswith(f"In PyTorch: {code}") and "\n" not in str(found)
+    assert f"    {code}" in str(found.table()) and code in found._repr_html_()
+    assert found.to_dict()["findings"][0]["code"] == f"{code}\n"
+    slow = Finding(
+        "precision", "FP32", "", "", 0.3, remedies=remedies([{"precision": "bf16"}], 0.3)
+    )
+    assert typed(slow, {}).code.startswith("with torch.autocast(device.type, dtype=torch.bfloat16)")

@@ -69,7 +69,7 @@ def test_the_cheapest_setting_as_fast_as_the_fastest_is_found_in_a_few_runs(true
     assert tuning.best["num_workers"] == workers
     assert tuning.speedup == tuning.winner.rate / true(start) >= 1
     assert sum(len(trial.rates) + bool(trial.error) for trial in tuning.tried) <= 8
-    assert f"DataLoader(dataset, num_workers={workers}, " in tuning.snippet
+    assert f", num_workers={workers}" in tuning.snippet and tuning.snippet in tuning.script()
     assert "<b>" not in tuning._repr_html_().replace("<b>Tuning", "")
     assert ("out of memory" in repr(tuning)) == (true is fails)
 

@@ -80,17 +80,15 @@ class Diagnosis(Result):
         foot = [f"{self.source}; confidence {self.confidence:.0%}", *self.notes]
         for finding in self.findings[:4]:
             if finding.code:
-                foot += [f"{finding.cause}, in PyTorch:", *_indented(finding.code)]
+                foot += [f"{finding.cause}, in PyTorch:"]
+                foot += [f"    {line}" for line in finding.code.splitlines()]
         return Table(rows, head, f"Bottleneck: {self.headline}", foot, left=(0, 2, 3))
 
     def __repr__(self) -> str:
         mark = f"{self.source}: " if self.source.startswith("RECORDED") else ""
         said = f"{mark}Bottleneck {self.headline}: {self.evidence.rstrip('.')}. {self.advice}"
-        return "\n".join([said, *_indented(self.findings[0].code)])
-
-
-def _indented(code: str) -> list[str]:
-    return [f"    {line}" for line in code.splitlines()]
+        code = self.findings[0].code.strip()  # of one line; of more, the table has them
+        return f"{said} In PyTorch: {code}" if code and "\n" not in code else said
 
 
 def diagnose(what: Any) -> Diagnosis:

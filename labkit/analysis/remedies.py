@@ -67,7 +67,8 @@ def remedies(changes: Any, lost: float) -> tuple[Remedy, ...]:
 def typed(finding: Any, knobs: dict[str, Any]) -> Any:
     """Return a finding with the PyTorch of its first remedy, where the loop has these `knobs`."""
     for remedy in finding.remedies[:1]:
-        known = {"batch_size": None} | knobs | {"dataset": None}
+        told = {name: value for name, value in knobs.items() if value is not None}
+        known = {"batch_size": None, **told, "dataset": None}
         return replace(finding, code=changed_lines(known, known | remedy.changes))
     return finding
 
@@ -76,10 +77,7 @@ def too_many(workers: int, cores: int | None) -> str:
     """Say why PyTorch warns of so many workers, to end a sentence with; "" where it does not."""
     if not cores or workers <= cores:
         return ""
-    return (
-        f"; PyTorch warns above {cores}, the cores here: workers that compute share them, workers "
-        "that wait for a disk or a network take none"
-    )
+    return f"; PyTorch warns above {cores}, the cores here, but workers that wait take none"
 
 
 def feed(facts: Any, stalls: bool) -> tuple[str, list[dict[str, Any]]]:

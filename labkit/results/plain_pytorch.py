@@ -60,7 +60,7 @@ def changed_lines(before: dict[str, Any], after: dict[str, Any]) -> str:
     """Return the statements of `after` that those of `before` lack or have otherwise; "" if none.
 
     Both are {knob: value}; a knob that is left out has its default. Without a `dataset` it is the
-    reader's own: `DataLoader(dataset, ...)`.
+    reader's own: `DataLoader(dataset, ...)`; a `batch_size` of None is left out of it.
     """
     plain = {name: knob.default for name, knob in KNOBS.items()} | {"dataset": None}
     old, new = (_statements(_written(plain | knobs, None)) for knobs in (before, after))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from labkit.knobs import suggests
 from labkit.process.interrupts import held, in_notebook
 from labkit.results.launch import launch
 from labkit.results.library import Entry, play, recorded
@@ -16,6 +17,7 @@ from labkit.results.sweep import Sweep
 from labkit.show import wandb_log
 from labkit.show.display import Display
 from labkit.show.live import Follower, RunDisplay
+from labkit.show.watching import Watch
 from labkit.spec import Distributed, Pipeline
 from labkit.tuner.job import TuningJob
 from labkit.tuner.tuning import Tuning
@@ -181,8 +183,11 @@ def tune(
     Raises:
         RuntimeError: The starting point cannot be measured, with the reason.
     """
+    what = dataset_or_pipeline
+    if isinstance(what, Watch):
+        what = what.run if what._recorder else what.loader
     job = TuningJob(
-        getattr(dataset_or_pipeline, "run_if_watched", dataset_or_pipeline), collate_fn=collate_fn, step=step, batch_size=batch_size,
+        what, collate_fn=collate_fn, step=step, batch_size=batch_size,
         baseline=baseline, max_workers=max_workers, seconds=seconds,
     )  # fmt: skip
     tune.last = tuning = job.tuning

@@ -21,6 +21,7 @@ import labkit
 from labkit.analysis import thresholds
 from labkit.bench.lines import in_workers
 from labkit.bench.watch import TELEMETRY_AFTER_NS, Pass, Recorder, Tally, say
+from labkit.knobs import suggests
 from labkit.process import folders, launcher
 from labkit.process.events import now_ns
 from labkit.results.run import Run
@@ -171,6 +172,7 @@ def _is_open(recorder: Recorder | None) -> bool:
     return recorder is not None and not recorder.closed and recorder.pid == os.getpid()
 
 
+@suggests
 def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
     """Watch a training loop through its loader: `for batch in lk.watch(loader): ...`.
 
@@ -194,7 +196,13 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
         raise TypeError(f"lk.watch({kind}): give it an iterable of batches, such as a DataLoader.")
     if model is not None and not hasattr(model, "register_forward_pre_hook"):
         raise TypeError(f"lk.watch(model={type(model).__name__}): give it the torch.nn.Module.")
-    caller, dataset = sys._getframe(1), getattr(loader, "dataset", None)
+    data = sys.modules.get("torch.utils.data")
+    if data and isinstance(loader, data.Dataset) and not isinstance(loader, data.IterableDataset):
+        raise TypeError(
+            f"lk.watch({type(loader).__name__}): a dataset gives single items. Watch its loader: "
+            "for batch in lk.watch(DataLoader(dataset, batch_size=32)): ..."
+        )
+    caller, dataset = sys._getframe(2), getattr(loader, "dataset", None)
     place = (caller.f_code, caller.f_lineno, type(loader), id(dataset))
     for each in _open:
         anew = dataset is not None and each.place == place and each._recorder.current is None
@@ -235,7 +243,7 @@ def _leave(display: Display, run: Run) -> None:
     """Leave the run and its diagnosis; in a notebook its figure, where the line was."""
     found = run.diagnose() if run.utilization is not None else None
     if display.handle is None:
-        said = "\n".join([str(found), *found.notes]) if found else ""
+        said = " ".join([str(found), *found.notes]) if found else ""
         lines = str(run.lines) if found and len(run.lines) else ""
         display.final("\n".join(filter(None, [repr(run), said, lines])))
         return

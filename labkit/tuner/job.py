@@ -37,7 +37,7 @@ class TuningJob:
         sizes = [batch_size] if isinstance(batch_size, int) else list(batch_size or [])
         sizes = [KNOBS["batch_size"].check(size) for size in sizes]
         pipeline, own, knobs = given(what, collate_fn=collate_fn, step=step)
-        name = own.name if own else repr(what)
+        name = own.name if own else repr(pipeline)
         knobs |= {"batch_size": sizes[0]} if sizes else {}
         allowed = sorted(set(Setting.__dataclass_fields__) - {"batch_size"})
         for knob, value in (baseline or {}).items():
@@ -107,9 +107,9 @@ class TuningJob:
         if self.fed:
             good = [t for t in tuning.tried if t.rate and t.rate >= self.fed and not t.error]
             least = min(good, key=lambda trial: trial.setting.cost, default=None)
-            enough = f"{least.setting} are enough" if least else "no setting here gives it so many"
+            enough = f"enough: {least.setting}" if least else "no setting gives so many"
             tuning.notes.append(
-                f"Your loop, never waiting, would take {self.fed:,.0f} samples/s (watched): {enough}."
+                f"Watched: never waiting, your loop takes {self.fed:,.0f} samples/s; {enough}."
             )
         if disturbed:
             tuning.notes.append(
