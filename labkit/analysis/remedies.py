@@ -67,8 +67,7 @@ def remedies(changes: Any, lost: float) -> tuple[Remedy, ...]:
 def typed(finding: Any, knobs: dict[str, Any]) -> Any:
     """Return a finding with the PyTorch of its first remedy, where the loop has these `knobs`."""
     for remedy in finding.remedies[:1]:
-        told = {name: value for name, value in knobs.items() if value is not None}
-        known = {"batch_size": None, **told, "dataset": None}
+        known = {"batch_size": None, **knobs, "dataset": None}
         return replace(finding, code=changed_lines(known, known | remedy.changes))
     return finding
 

@@ -63,7 +63,11 @@ def changed_lines(before: dict[str, Any], after: dict[str, Any]) -> str:
     reader's own: `DataLoader(dataset, ...)`; a `batch_size` of None is left out of it.
     """
     plain = {name: knob.default for name, knob in KNOBS.items()} | {"dataset": None}
-    old, new = (_statements(_written(plain | knobs, None)) for knobs in (before, after))
+    texts = []
+    for knobs in (before, after):
+        told = {n: v for n, v in knobs.items() if v is not None or n in ("dataset", "batch_size")}
+        texts.append(_statements(_written(plain | told, None)))
+    old, new = texts
     return "".join(f"{text}\n" for text in new if text not in old)
 
 
@@ -107,6 +111,7 @@ def _written(job: dict[str, Any], threads: int | None) -> str:
         "images": DATASETS.get(dataset), "loader": loader_call(job, **given),
         "model_call": f"{MODELS.get(model, model)}({', '.join(sizes)})",
         "mode": job["compile"] not in (None, "default"), "graphs": job["compile"] in GRAPH_MODES,
+        "lr": "1e-3" if dataset else "...",
         "overlap": overlap, "own_copy": overlap or job["prefetch_to_device"],
         "parts": parts if parts > 1 else None, "some_workers": max(1, workers),
         "warmup": max(3, workers * (job["prefetch_factor"] or PYTORCH_PREFETCH)),
