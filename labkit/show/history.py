@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections.abc import Callable
@@ -72,13 +73,13 @@ class History(anywidget.AnyWidget):
             self.rows = [old | changed if old is row else old for old in self.rows]
 
     def _copy(self, text: Callable[[], str]) -> None:
-        self.send({"copy": str(text())})
+        with contextlib.suppress(ValueError):  # the panel says which controls do not go together
+            self.send({"copy": str(text())})
 
     def _saved(self, run: EventLogResult, name: str) -> str:
         """Save a run beside the notebook under a name that is free; say where, or why not."""
-        stem = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
-        names = (f"{stem}{'' if n == 1 else f'-{n}'}.jsonl" for n in range(1, 1000))
-        path = next(path for path in map(Path, names) if not path.exists())
+        path = Path(f"{re.sub(r'[^0-9A-Za-z_.-]+', '-', name).strip('-.') or 'run'}.jsonl")
+        path = path.with_stem(f"{path.stem}-{run.id}") if path.exists() else path
         try:
             return f"saved: {run.save(path)}"
         except (OSError, ValueError) as error:

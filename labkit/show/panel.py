@@ -54,7 +54,8 @@ def runs_apart(run: Run, before: Run | None, name: str = "the run before") -> li
     if before is None:
         return lines
     what = changes(before.asked.to_dict(), run.asked.to_dict())
-    return [f"Against {name} ({what}): {run.compare(before).verdict}", *lines]
+    busy = f"{run.machine.kind.upper()} busy {before.busy_text} → {run.busy_text}"
+    return [f"Against {name} ({what}): {busy}. {run.compare(before).verdict}", *lines]
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -81,7 +82,7 @@ class Kind:
     copies: dict[str, Callable[[Any, Any], str]] = field(default_factory=dict)
     warm: bool = False  # whether a standby kept ready can start it
     figure: Callable[[Any, Any], StaticFigure | None] = StaticFigure.of  # run, before
-    start: Callable[[Any], Any] = launch  # spec -> the run that has begun
+    start: Callable[[Any], Any] = lambda asked: launch(asked)  # -> the run that has begun
     measured: Callable[[Any], bool] = lambda run: run.throughput is not None
     view: widgets.Widget = field(default_factory=LiveView)
     hint: str = "Set the knobs and press Run."  # said before the first run
@@ -122,7 +123,10 @@ class Panel(TextBox):
         self.stop_button.on_click(lambda _button: self.stop())
         self.ghost, self.verdict, self.comparison = Ghost(), widgets.HTML(), widgets.HTML()
         self.figure = widgets.Image(format="png", layout=Layout(max_width="100%", display="none"))
-        texts = {name: lambda of=of: self._copied(of) for name, of in kind.copies.items()}
+        texts = {
+            name: lambda of=of: of(self.asked, self._run_that(self.asked))
+            for name, of in kind.copies.items()
+        }
         self.history = History(self._pinned, texts)
         grid = Layout(grid_template_columns=GRID, grid_gap="6px 16px", overflow="hidden")
         knobs = widgets.GridBox(list(kind.controls.values()), layout=grid)
@@ -136,10 +140,8 @@ class Panel(TextBox):
         self.say(kind.hint)
         self._changed()
 
-    @property
-    def values(self) -> dict[str, Any]:
-        """The controls' values by name."""
-        return {name: control.value for name, control in self.controls.items()}
+    values = property(lambda self: {name: c.value for name, c in self.controls.items()},
+                      doc="The controls' values by name.")  # fmt: skip
 
     @property
     def asked(self) -> Any:
@@ -158,14 +160,12 @@ class Panel(TextBox):
 
     def start(self) -> None:
         """Start what is `asked` and follow it, unless a run is going on."""
-        if self.running:
+        if self.running or self._refused:
             return
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             self.say(f"The panel needs a notebook: here, use {self.kind.terminal}.", good=False)
-            return
-        if self._refused:
             return
         self._stop = asyncio.Event()
         self._busy(True)
@@ -192,9 +192,8 @@ class Panel(TextBox):
         wanted = self.kind.asked(self.opened_with | values)
         if self.running and self.run:
             self.run.wait()
-        for run in reversed(self.runs):
-            if run.asked == wanted and self.kind.measured(run):
-                return run
+        if run := self._run_that(wanted):
+            return run
         for name, value in (self.opened_with | values).items():
             self.controls[name].value = value
         self._busy(True)
@@ -296,13 +295,10 @@ class Panel(TextBox):
         if run is not None and run is not pinned and not self.running:
             self._compare(run, pinned)
 
-    def _copied(self, of: Callable[[Any, Any], str]) -> str:
-        """Return the text that stands for the controls as they are."""
-        try:
-            asked, ended = self.asked, filter(self.kind.measured, reversed(self.runs))
-            return of(asked, next((run for run in ended if run.asked == asked), None))
-        except ValueError as error:
-            return f"# {error}"
+    def _run_that(self, asked: Any) -> Any:
+        """Return the last run with numbers that was asked for so; None without one."""
+        ended = (run for run in reversed(self.runs) if self.kind.measured(run))
+        return next((run for run in ended if run.asked == asked), None)
 
     def _busy(self, busy: bool) -> None:
         self.run_button.disabled, self.stop_button.disabled = busy or self._refused, not busy
