@@ -14,7 +14,7 @@ from labkit.results.machine import Machine
 from labkit.results.machine import machine as ask
 from labkit.results.shipped import entries, entry
 from labkit.show.run_header import BOLD, GREY
-from labkit.show.style import COMPUTE, COPY, drawable, our_style, page
+from labkit.show.style import COMPUTE, COPY, INSIDE, drawable, our_style, page
 
 PCIE_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0}  # of sixteen lanes, each way, by generation
 WARP = 32
@@ -52,8 +52,9 @@ def anatomy(name: str | None = None, machine: Machine | None = None) -> Figure:
     for x, y, wide, high, colour, text, va in layout["boxes"]:
         box = Rectangle((x, y), wide, high, facecolor=colour, edgecolor="#555555", linewidth=0.6)
         axes.add_patch(box)
+        look = {"va": va, "ha": "center", "color": INSIDE if va == "center" else "black"}
         height = y + (high / 2 if va == "center" else high - 0.08)
-        axes.text(x + wide / 2, height, text.format(**told), ha="center", va=va, parse_math=False)
+        axes.text(x + wide / 2, height, text.format(**told), parse_math=False, **look)
     for x, y, text, ha in layout["notes"]:
         axes.text(x, y, text.format(**told), ha=ha, va="center", fontsize=8)
     grid(axes, (0.15, 1.5, 1.65, 2.5), cores)

@@ -61,7 +61,7 @@ def write(axes: Axes, lines: list[str], parts: list[str]) -> None:
     for n, part in enumerate(parts, 1):
         row = next(row for row, line in enumerate(lines) if part in line)
         x, y = lines[row].index(part) * WIDE_IN, row * HIGH_IN
-        box = Rectangle((x - 0.02, y), len(part) * WIDE_IN + 0.04, HIGH_IN, facecolor="#FFE9B0",
+        box = Rectangle((x - 0.02, y), len(part) * WIDE_IN + 0.04, HIGH_IN, facecolor="none",
                         edgecolor="#E69F00", linewidth=0.8, zorder=0)  # fmt: skip
         axes.add_patch(box)
         axes.text(x - 0.03, y + 0.02, n, fontsize=7, fontweight="bold", ha="right")

@@ -68,10 +68,7 @@ def dots(published: Published, rows: Any, own: list[Point], header: Any, mine: A
     looks = {f"published, {published.repository}": blue}
     looks |= {label: look | {"ls": ""} for label, look in mine.items()}
     figure, (axes,) = page(header, [above_it(looks, primitives.rows_in(len(drawn)))], 2.9, 0.5)
-    low, middle, high = spec.get("band") or (None, None, None)
-    if high:
-        axes.axvspan(low, high, color="#EEEEEE", zorder=0)
-    for value in filter(None, (low, middle)):
+    for value in spec.get("band", ()):
         axes.axvline(value, zorder=0, **DASHED)
     ends = [(max(value, limit or 0), text) for _, _, value, limit, text in drawn]
     for y, (look, _, value, limit, text) in enumerate(drawn):
