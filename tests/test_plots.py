@@ -245,6 +245,39 @@ def test_a_plot_that_ends_a_cell_is_shown_once_as_a_png(record):
 # -- sweeps --------------------------------------------------------------------------------------
 
 
+def test_a_sweep_stands_to_scale_and_no_line_connects_categories(record):
+    runs = [record(wait=wait) for wait in (50, 20, 10)]
+
+    def rates(**knobs):
+        return draw_sweep(swept(*runs, **knobs)).axes[0]
+
+    axes = rates(num_workers=[0, 2, 6])
+    assert list(axes.lines[0].get_xdata()) == [0, 2, 6] and axes.get_xscale() == "linear"
+    axes = rates(batch_size=[1, 16, 256])
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    axes = rates(precision=["fp32", "bf16", "fp16"])
+    assert {line.get_linestyle() for line in axes.lines} == {"None"}
+    assert f"{runs[0].throughput:,.0f}" in texts(axes)
+
+
+def test_a_micro_batch_is_never_compared_with_a_whole_one(record):
+    whole, micro = record(wait=0, compute=80), record(wait=0, accumulation_steps=8)
+    steps = micro.plot(before=whole).axes[2]
+    ends = [float(t.get_text().removesuffix(" ms")) for t in steps.texts if "ms" in t.get_text()]
+    assert ends == pytest.approx([80.8, 80.1], abs=0.4) and "mean update" in steps.get_xlabel()
+    assert "micro-batch (1 → 8 each)" in str(micro.compare(whole))
+
+
+def test_a_figure_says_that_other_programs_had_the_cores(record):
+    busy = {"own_cpu": 0.3, "cpu": 0.9, "line_cpu": 0.0, "cpus": CPU["cpu_cores"]}
+    load = [{"t_ns": 10**12 + i * 10**8, **busy} for i in range(1, 20)]
+    shown = texts(record(telemetry=load).plot())
+    foreign = 0.6 * CPU["cpu_cores"]
+    assert f"SHARED MACHINE: other programs used {foreign:.1f} of" in shown
+    load = [sample | {"cpu": 0.35} for sample in load]
+    assert "SHARED" not in texts(record(telemetry=load).plot())
+
+
 def test_a_sweep_draws_a_line_per_combination_and_says_what_was_simulated(record):
     runs = [record(wait=w, num_workers=n) for n, w in ((0, 50.0), (2, 20.0))]
     figure = draw_sweep(swept(*runs, num_workers=[0, 2]))

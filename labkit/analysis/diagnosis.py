@@ -208,7 +208,7 @@ def too_short(steps: int) -> Finding | None:
     if (missing := limits.MIN_STEPS - steps) <= 0:
         return None
     seen = f"only {steps} steps after the warm-up; a verdict needs {limits.MIN_STEPS}."
-    return Finding("unsure", "too short", seen, f"Run {missing} more steps.")
+    return Finding("unsure", "too short", seen, f"Run {missing} more step{'s' * (missing > 1)}.")
 
 
 def gaps_hidden(busy: float, seen: tuple[Witness, ...], remedy: str) -> Finding:

@@ -99,6 +99,9 @@ class Comparison(Result):
             rows.append((name, *texts, f"{both[1] / both[0]:.2f}x" if all(both) else ""))
         found = {word: [str(p) for p in self.parts if getattr(p, word)] for word in WORDS}
         said = [f"{word} beyond the noise: {', '.join(names)}" for word, names in found.items()]
+        micro = [run.pipeline.accumulation_steps for run in (self.before, self.after)]
+        if micro[0] != micro[1]:
+            said.append(f"step_ms and its parts: of a micro-batch ({micro[0]} → {micro[1]} each)")
         foot = (self.verdict, *(text for text in said if not text.endswith(": ")))
         return Table(rows, ("", "before", "after", "ratio"), foot=foot)
 

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from labkit.analysis.instruments import Instruments, driver_samples, samples
+from labkit.analysis.instruments import Instruments, Reading, driver_samples, samples
 from labkit.analysis.knee import Knee
 from labkit.analysis.losses import Losses, name_of
 from labkit.analysis.public_traces import PublicTrace
@@ -47,10 +47,25 @@ def curves(run: Run) -> list[Curve]:
 def draw_instruments(instruments: Instruments) -> Figure:
     """Draw a row per instrument, its readings as a line over the device's teeth."""
     run = instruments.run
-    readings = [reading for reading in instruments if len(reading.shares)]
-    true, end = readings[0], run.busy[-1, 1]
-    figure, panels = page(run_header(run), [(0.34, 0.62)] * len(readings))
-    for axes, reading in zip(panels, readings, strict=True):
+    end = run.busy[-1, 1]
+    rows: dict[tuple, list[Reading]] = {}  # those with the same readings in one
+    for reading in instruments:
+        if len(reading.shares) and reading.times_s[0] < end:
+            rows.setdefault((*reading.times_s, *reading.shares), []).append(reading)
+    true = instruments.readings[0]
+    wrong = [each.distance_pp for each in instruments.readings[1:] if each.distance_pp is not None]
+    apart = (
+        f"; what instruments show is off by {min(wrong):.0f} to {max(wrong):.0f} pp"
+        if wrong
+        else ""
+    )
+    header = [(text + apart if font is BOLD else text, font) for text, font in run_header(run)]
+    header += [
+        (f"{each.name}: {each.shares[0]:.0%}, read when the run was over", {})
+        for each in instruments if len(each.shares) and each.times_s[0] >= end
+    ]  # fmt: skip
+    figure, panels = page(header, [(0.34, 0.62)] * len(rows))
+    for axes, (reading, *same) in zip(panels, rows.values(), strict=True):
         fill, off = {"step": "post", "color": style.COMPUTE, "lw": 0}, ""
         axes.fill_between(true.times_s, true.shares, alpha=0.9 if reading is true else 0.25, **fill)
         if reading is not true:
@@ -58,7 +73,8 @@ def draw_instruments(instruments: Instruments) -> Figure:
             dots = "." if len(shares) < 40 else None
             axes.step(times, shares, where="post", color="black", lw=1.2, marker=dots)
             off = "" if reading.distance_pp is None else f": off by {reading.distance_pp:.0f} pp"
-        axes.set_title(f"{reading.name}{off}  ({reading.source})", loc="left", pad=3)
+        names = " = ".join(each.name for each in (reading, *same))
+        axes.set_title(f"{names}{off}  ({reading.source})", loc="left", pad=3)
         axes.set(xlim=(0, end), ylim=(0, 1.05), yticks=[0, 1], yticklabels=["0%", "100%"])
         axes.tick_params(labelbottom=axes is panels[-1])
     panels[-1].set_xlabel("seconds since the first batch was asked for")
@@ -68,8 +84,9 @@ def draw_instruments(instruments: Instruments) -> Figure:
 @our_style
 def draw_knee(knee: Knee) -> Figure:
     """Draw compute time of a step over samples/s, both against the batch, all logarithmic."""
-    text = f"step = {ms(knee.fixed_ms)} ms + {knee.sample_ms:.3g} ms x batch; {knee.line}"
-    header = several_header("time of a step against the batch", [text, knee.source], knee.runs)
+    text = f"step = {ms(knee.fixed_ms)} ms + {knee.sample_ms:.3g} ms x batch"
+    title = knee.line[:1].upper() + knee.line[1:]
+    header = several_header(title, [text, knee.source], knee.runs)
     figure, (upper, lower) = page(header, [(0.24, 1.9), (0.2, 1.6)])
     batch = np.geomspace(min(knee.sizes), max(knee.sizes), 200)
     fitted, sizes, times = knee.predicted_ms(batch), np.array(knee.sizes), np.array(knee.step_ms)
@@ -99,8 +116,8 @@ def draw_losses(losses: Losses) -> Figure:
     """Draw the loss of each run, smoothed over a few steps, then samples/s and peak memory."""
     runs, names = losses.runs, [name_of(run) for run in losses.runs]
     word = "all within" if losses.survived else "NOT all within"
-    text = f"mean losses: {word} {losses.tolerance:.0%} of {names[0]}'s"
-    title, tall = f"the same run, the same batches, in {', '.join(names)}", rows_in(len(runs))
+    title = f"Losses in {', '.join(names)}: {word} {losses.tolerance:.0%} of {names[0]}'s"
+    text, tall = "mean losses; the same run, the same batches", rows_in(len(runs))
     figure, (upper, *below) = page(
         several_header(title, [text], runs), [(0.36, 1.7), (0.66, tall), (0.6, tall)]
     )

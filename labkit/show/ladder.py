@@ -142,17 +142,20 @@ class Scaling(Result):
 
     @our_style
     def plot(self) -> Figure:
-        """Draw a bar per row, filled as far as the ranks came, outlined as far as perfect is."""
-        title, rate = "samples/s over those of one process", self.one.throughput
-        bars = [Bar("one process", 1, f"{rate:,.0f} samples/s" if rate else "no numbers", OTHER)]
+        """Draw a bar per row in times its own one process (the tick), outlined up to perfect."""
+        title, bars = "samples/s over those of one process", []
         for name, (ranks, one) in self.rows.items():
             text, perfect = _note(ranks, ranks.noisy or one.noisy), None
             if speedup := ranks.speedup(one):
                 perfect, efficiency = len(ranks), f"{ranks.efficiency(one):.0%}"
-                title = f"{name}: {speedup:.2f}x one process, {efficiency} of perfect (the outline)"
-                numbers = f"{ranks.throughput:,.0f} samples/s, {speedup:.2f}x"
-                text = _joined(f"{numbers}, efficiency {efficiency}", text)
-            bars.append(_bar(name, ranks, speedup, text, COMPUTE, outline=perfect))
+                title = f"{name}: {speedup:.2f}x one process (the tick), {efficiency} of perfect"
+                rates = f"{ranks.throughput:,.0f} against {one.throughput:,.0f} samples/s"
+                text = _joined(f"{speedup:.2f}x: {rates}, efficiency {efficiency}", text)
+            tick = None if perfect is None else 1.0
+            bars.append(_bar(name, ranks, speedup, text, COMPUTE, outline=perfect, before=tick))
+        rate = self.one.throughput
+        alone = f"{rate:,.0f} samples/s on one process" if rate else "no numbers on one process"
+        bars = bars or [Bar("one process", 1, alone, OTHER)]
         return _bars(title, self._runs, bars)
 
     @property

@@ -129,7 +129,7 @@ class Series:
         """Return how it is drawn, here and in the legend."""
         if self.before:
             return {"color": BEFORE, "linewidth": 1, "marker": self.marker, "markersize": 3}
-        look = {"color": self.colour, "linestyle": self.style, "linewidth": 1.5,
+        look = {"color": self.colour, "linestyle": self.style or "none", "linewidth": 1.5,
                 "marker": self.marker, "markersize": 5}  # fmt: skip
         return look | HOLLOW if self.hollow else look
 
@@ -154,7 +154,7 @@ def lines(
     drawn = list(series)
     for line in drawn:
         axes.plot(line.x, line.y, zorder=1 if line.before else 2, **line.look)
-        said = say is not None and not line.before and line.style == "-"
+        said = say is not None and not line.before and line.style in ("-", "")
         for x, y in zip(line.x, line.y, strict=True) if said else ():
             axes.annotate(
                 say(y) if y == y else "", (x, y), (0, 6), textcoords="offset points", ha="center",

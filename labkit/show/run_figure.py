@@ -178,9 +178,14 @@ def step_parts(run: Run) -> dict[str, float]:
 
 def _draw_steps(axes: Axes, run: Run, before: Run | None) -> None:
     """A stacked bar of the mean step; every number is in the legend, the wide ones inside too."""
-    rows, named = [("this run", step_parts(run))], {}
+    rows, named, what = [("this run", step_parts(run))], {}, "step"
     if before:
         rows.append(("before", step_parts(before)))
+        micro = [one.pipeline.accumulation_steps or 1 for one in (run, before)]
+        if micro[0] != micro[1]:  # a micro-batch beside a whole batch compares nothing
+            what = f"update ({micro[0]} micro-batches, {micro[1]} before)"
+            rows = [(name, {part: value * count for part, value in parts.items()})
+                    for (name, parts), count in zip(rows, micro, strict=True)]  # fmt: skip
     totals = [sum(parts.values()) for _, parts in rows]
     for part, (name, colour) in PARTS.items():
         now, old = rows[0][1][part], rows[-1][1][part]
@@ -193,6 +198,6 @@ def _draw_steps(axes: Axes, run: Run, before: Run | None) -> None:
         axes,
         [(*row, f"{ms(total)} ms") for row, total in zip(rows, totals, strict=True)],
         named,
-        "ms of the mean step: what the device did, or waited for (warm-up left out)",
+        f"ms of the mean {what}: what the device did, or waited for (warm-up left out)",
         inside=lambda value: ms(value) if value >= LABELLED * max(totals) else "",
     )

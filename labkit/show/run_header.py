@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from labkit.analysis.facts import cores_used
+from labkit.analysis.thresholds import FOREIGN_LOAD
 from labkit.results.result import noise
 from labkit.results.run import Run
 from labkit.show.style import ALARM, BEFORE
@@ -64,11 +66,22 @@ def machine_lines(runs: Iterable[Run]) -> list[Line]:
 
 
 def doubts(run: Any) -> list[Line]:
-    """Return the lines that say what the numbers are worth: NOISY, stopped, failed."""
+    """Return the lines that say what the numbers are worth: NOISY, shared, stopped, failed."""
     lines = [(noise(run.spread), LOUD)] if run.noisy else []
+    if isinstance(run, Run) and (others := others_load(run)):
+        lines.append((others, LOUD))
     if run.outcome != "finished":
         lines.append((f"{run.ended}{f': {run.error}' if run.error else ''}", LOUD))
     return lines
+
+
+def others_load(run: Run) -> str:
+    """Say that other programs used the cores while it was measured; "" where they did not."""
+    _used, foreign, _line = cores_used(run)
+    cores = run.machine.cpu_cores or 1
+    if (foreign or 0.0) <= FOREIGN_LOAD * cores:
+        return ""
+    return f"SHARED MACHINE: other programs used {foreign:.1f} of {cores} cores meanwhile (psutil)"
 
 
 def delays_of(runs: Iterable[Any], varied: Iterable[str] = ()) -> str:

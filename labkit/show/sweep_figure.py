@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import NullLocator, PercentFormatter
 
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
@@ -17,6 +18,7 @@ from labkit.show.run_header import delays_of, device_of, said, several_header
 from labkit.show.style import ALARM, LEGEND_ROW_IN, LINES, drawable, legend_columns, our_style, page
 
 MARKERS = "osD^vPX"
+SPAN = 20  # times as large as the smallest value is the largest: from there on, logarithmic
 VALUES_SHOWN = 10  # points of one line that still have room for their numbers
 
 
@@ -24,7 +26,8 @@ VALUES_SHOWN = 10  # points of one line that still have room for their numbers
 def draw_sweep(sweep: Sweep) -> Figure:
     """Draw throughput and utilization against the sweep's first knob, a line per other combination.
 
-    The knob's values stand at equal distances, so that powers of two read well. Bars through the
+    Numbers stand to scale, those of several orders of magnitude to a logarithmic one, as does the
+    throughput then; anything else is a category, and no line connects them. Bars through the
     throughput are the run's own unevenness (`Run.spread`). A run without numbers is a gap, marked.
     """
     knob, *others = sweep.knobs
@@ -37,19 +40,36 @@ def draw_sweep(sweep: Sweep) -> Figure:
     legend_rows = -(-len(found) // legend_columns(list(found))) if others else 0
     panels = [(0.14 + LEGEND_ROW_IN * legend_rows, 1.8), (0.22, 1.3)]
     figure, (rates, busy) = page(several_header(_message(sweep), texts, sweep.runs), panels)
-    _draw(rates, found, "throughput", "samples/s", "{:,.0f}".format)
+    places, log = _places(values)
+    _draw(rates, found, places, "throughput", "samples/s", "{:,.0f}".format, log and "xy")
     device = device_of(sweep.runs[0]) if sweep.runs else "device"
     bound = ", at most" if any(run.utilization_is_upper_bound for run in sweep.runs) else ""
-    _draw(busy, found, "utilization", f"{device} busy{bound}", "{:.0%}".format)
+    _draw(busy, found, places, "utilization", f"{device} busy{bound}", "{:.0%}".format, log)
     busy.set_ylim(0, 1.22 if len(found) == 1 else 1.05)
     busy.set_yticks([0, 0.25, 0.5, 0.75, 1])
     busy.yaxis.set_major_formatter(PercentFormatter(1))
     for axes in (rates, busy):
-        axes.set_xlim(-0.5, len(values) - 0.5)
-        axes.set_xticks(range(len(values)), [drawable(str(value), 16) for value in values])
+        if log:
+            axes.set_xlim(min(places) / 1.5, max(places) * 1.5)
+        else:
+            margin = 0.06 * (max(places) - min(places)) if _numbers(values) else 0.5
+            axes.set_xlim(min(places) - margin, max(places) + margin)
+        axes.set_xticks(places, [drawable(str(value), 16) for value in values])
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.tick_params(labelbottom=axes is busy)
     busy.set_xlabel(knob)
     return figure
+
+
+def _numbers(values: Sequence[Any]) -> bool:
+    return all(type(value) in (int, float) for value in values)
+
+
+def _places(values: Sequence[Any]) -> tuple[Sequence[float], str]:
+    """Return where the values stand on the x axis, and "x" where that is logarithmic."""
+    if not _numbers(values):
+        return range(len(values)), ""
+    return values, "x" if min(values) > 0 and max(values) > SPAN * min(values) else ""
 
 
 def _message(sweep: Sweep) -> str:
@@ -62,23 +82,28 @@ def _message(sweep: Sweep) -> str:
     return f"{said(best)}: {gain:.1f}x the throughput of the slowest setting"
 
 
-def _draw(axes: Axes, found: dict[str, list[Run | None]], name: str, ylabel: str, say: Any) -> None:
+def _draw(
+    axes: Axes, found: dict[str, list[Run | None]], places: Sequence[float], name: str,
+    ylabel: str, say: Any, log: str,
+) -> None:  # fmt: skip
     """Draw one number of the runs, with the spread of the throughput, and crosses for gaps."""
     series = []
     for index, (label, line) in enumerate(found.items()):
         values = np.array([getattr(run, name) if run else None for run in line], float)
         colour, style = LINES[index % len(LINES)], "-" if index < len(LINES) else "--"
+        style = "" if isinstance(places, range) else style  # nothing lies between two categories
         marker, named = MARKERS[index % len(MARKERS)], label if name == "throughput" else ""
-        series.append(Series(named, range(len(line)), values, colour, style, marker))
+        series.append(Series(named, places, values, colour, style, marker))
         if name == "throughput":  # half the IQR to either side
             half = np.nan_to_num(values) * [(run.spread or 0) / 2 if run else 0 for run in line]
-            axes.errorbar(range(len(line)), values, half, fmt="none", ecolor=colour, capsize=3)
-        gaps = [x for x, run in enumerate(line) if run is not None and np.isnan(values[x])]
+            axes.errorbar(places, values, half, fmt="none", ecolor=colour, capsize=3)
+        lost = zip(places, line, values, strict=True)
+        gaps = [x for x, run, value in lost if run is not None and np.isnan(value)]
         if gaps:
             place = axes.get_xaxis_transform()
             axes.plot(gaps, [0.03] * len(gaps), "x", color=ALARM, markersize=7, transform=place)
     few = len(found) == 1 and len(values) <= VALUES_SHOWN
-    lines(axes, series, ylabel=ylabel, say=say if few else None)
+    lines(axes, series, ylabel=ylabel, say=say if few else None, log=log)
 
 
 def _left_out(sweep: Sweep) -> str:
