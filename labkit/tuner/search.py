@@ -112,7 +112,7 @@ class Search:
         for workers in sorted({1, self.cores, 2 * self.cores, 4 * self.cores}):
             setting = start.but(num_workers=workers, prefetch_factor=PYTORCH_PREFETCH)
             if workers in rates:
-                if workers >= self.cores and rates[workers] < (1 + TIE) * best:
+                if workers >= 2 * self.cores and rates[workers] < (1 + TIE) * best:
                     return None  # more of them have brought nothing
                 best = max(best, rates[workers])
             elif workers > 1 or max(rates) == 0:

@@ -2,9 +2,11 @@
 
     python tests/benchmarks/tuning.py --rows rows.json --workload remote --stage grid
     python tests/benchmarks/tuning.py --rows rows.json --table
+    python tests/benchmarks/tuning.py --rows held.json --held-out && ... --held-out --table
 
-Each stage (grid, tune, again) keeps its rows in the file, so that the whole can be measured in
-pieces on a quiet machine. The best of a noisy grid flatters itself, so the contenders are measured
+--held-out takes six loops of other origin (held_out.py), on which nothing was set. Each stage
+(grid, tune, again) keeps its rows in the file, so that the whole can be measured in pieces on a
+quiet machine. The best of a noisy grid flatters itself, so the contenders are measured
 again in turn: five rounds say which of the grid's winners is the best, five more are compared.
 The PyPI tool loadtune 0.3 runs in a process of its own, on the same dataset and model, where
 PYTHONPATH has it. --table exits with 1 where a target is missed.
@@ -36,9 +38,11 @@ import time
 from pathlib import Path
 from statistics import median
 
+import held_out
+
 from labkit import Pipeline
 from labkit.results.result import Table
-from labkit.tuner.job import TuningJob
+from labkit.tuner.job import TuningJob, given
 from labkit.tuner.trials import Bench
 from labkit.tuner.tuning import Setting
 
@@ -50,6 +54,7 @@ WORKLOADS = {
     "textbook": Pipeline(dataset="sleep", prep_ms=50),
     "stalls": Pipeline(dataset="array", io_ms=0.5, stall_ms=150, stall_every=16),
 }
+EVERY = WORKLOADS | held_out.LOOPS
 SECONDS = 1.2  # of each run
 WORKERS, PREFETCH = (1, 2, 3, 4, 6, 8), (1, 2, 4, 8)
 AGAIN = 5  # rounds of second measurements: so many to find the grid's best, so many to compare
@@ -57,10 +62,19 @@ WINNERS = 3  # of the grid
 LOADTUNE_STEPS = 50  # as in its own documentation
 
 
-def measure_grid(pipeline):
+def bench_of(name):
+    """Return the bench of a workload, and the setting without workers."""
+    what = EVERY[name]
+    if isinstance(what, Pipeline):
+        return Bench(what, None, SECONDS), Setting(batch_size=what.batch_size)
+    dataset, step, size = what
+    pipeline, own, _ = given(dataset, step=step)
+    return Bench(pipeline, own, SECONDS), Setting(batch_size=size)
+
+
+def measure_grid(name):
     """Measure the 25 settings once: without workers, and 6 x 4 with."""
-    start = Setting(batch_size=pipeline.batch_size)
-    bench, begun = Bench(pipeline, None, SECONDS), time.monotonic()
+    (bench, start), begun = bench_of(name), time.monotonic()
     rows, known = [], None
     for workers, prefetch in [(0, None), *itertools.product(WORKERS, PREFETCH)]:
         setting = start.but(num_workers=workers, prefetch_factor=prefetch)
@@ -71,20 +85,22 @@ def measure_grid(pipeline):
     return {"rows": rows, "seconds": (time.monotonic() - begun) * len(rows) / bench.count}
 
 
-def measure_tuner(pipeline):
-    begun = time.monotonic()
-    tuning = TuningJob(pipeline, seconds=SECONDS, max_workers=8).run()
+def measure_tuner(name):
+    begun, what, more = time.monotonic(), EVERY[name], {}
+    if not isinstance(what, Pipeline):
+        what, more["step"], more["batch_size"] = what
+    tuning = TuningJob(what, seconds=SECONDS, max_workers=8, **more).run()
     print(tuning)
     return {"best": tuning.best, "seconds": time.monotonic() - begun}
 
 
-def measure_again(pipeline, kept):
+def measure_again(name, kept):
     """Measure the contenders in turn, twice AGAIN times; return {name: [rates]}."""
     rows = sorted(filter(lambda row: row["rate"], kept["grid"]["rows"]), key=lambda r: -r["rate"])
     named = {f"grid {i}": row["setting"] for i, row in enumerate(rows[:WINNERS], 1)}
     named |= {who: kept[who]["best"] for who in ("tune", "loadtune") if kept.get(who)}
     settings = {who: Setting.of(best).but(persistent_workers=False) for who, best in named.items()}
-    bench = Bench(pipeline, None, SECONDS)
+    bench, _ = bench_of(name)
     rates = {setting: [] for setting in settings.values()}
     for _ in range(2 * AGAIN):
         for setting in rates:
@@ -112,6 +128,17 @@ def loadtune(name):
     from labkit.bench.resolve_config import resolve_config
     from labkit.process import folders
 
+    if name in held_out.LOOPS:
+        dataset, own, size = held_out.LOOPS[name]
+        one = torch.nn.Linear(1, 1)
+        workload = Workload(
+            name=name, make_dataset=lambda: dataset, default_batch_size=size,
+            make_model=lambda: one,
+            train_step=lambda model, optimizer, batch, device: own(batch),
+            make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+            collate_fn=torch.utils.data.default_collate,
+        )  # fmt: skip
+        return choose(tune, workload, size)
     bench_machine.use_fixed_threads()
     job, _ = resolve_config(WORKLOADS[name].to_dict(), torch.device("cpu"))
     ours = data.make_dataset(job, folders.home() / "data", lambda done, total: None)
@@ -143,11 +170,16 @@ def loadtune(name):
         make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3),
         collate_fn=data.Stalling(collate, job) if job.stall_ms else collate,
     )  # fmt: skip
+    return choose(tune, workload, job.batch_size)
+
+
+def choose(tune, workload, batch_size):
+    """Tune, and print what loadtune chose."""
     with contextlib.redirect_stdout(sys.stderr):
         result = tune(workload, steps=LOADTUNE_STEPS, max_trials=6)
     faster = result.best and result.best.throughput > result.baseline.throughput
     knobs = result.best.knobs.loader_kwargs() if faster else {"num_workers": 0}
-    print(json.dumps({"best": knobs | {"batch_size": job.batch_size}}))
+    print(json.dumps({"best": knobs | {"batch_size": batch_size}}))
 
 
 def table(workloads):
@@ -177,22 +209,24 @@ def table(workloads):
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--rows", type=Path, default=Path("tuning_rows.json"))
-parser.add_argument("--workload", choices=WORKLOADS, action="append")
+parser.add_argument("--workload", choices=EVERY, action="append")
+parser.add_argument("--held-out", action="store_true", help="the six loops that set nothing")
 parser.add_argument("--stage", choices=("grid", "tune", "again"), action="append")
 parser.add_argument("--table", action="store_true")
-parser.add_argument("--loadtune", choices=WORKLOADS, help=argparse.SUPPRESS)
+parser.add_argument("--loadtune", choices=EVERY, help=argparse.SUPPRESS)
 options = parser.parse_args()
 kept = json.loads(options.rows.read_text()) if options.rows.exists() else {}
 if options.loadtune:
     sys.exit(loadtune(options.loadtune))
+group = options.workload or (held_out.LOOPS if options.held_out else WORKLOADS)
 if options.table:
-    sys.exit(not table(kept))
-for name in options.workload or WORKLOADS:
-    pipeline, row = WORKLOADS[name], kept.setdefault(name, {})
-    stages = {"grid": lambda p, _: measure_grid(p), "tune": lambda p, _: measure_tuner(p),
+    sys.exit(not table({name: row for name, row in kept.items() if name in group}))
+for name in group:
+    row = kept.setdefault(name, {})
+    stages = {"grid": lambda n, _: measure_grid(n), "tune": lambda n, _: measure_tuner(n),
               "again": measure_again}  # fmt: skip
     for stage in options.stage or stages:
-        row[stage] = stages[stage](pipeline, row)
+        row[stage] = stages[stage](name, row)
         if stage == "tune":
             row["loadtune"] = measure_loadtune(name)
         options.rows.write_text(json.dumps(kept, indent=1))

@@ -1,0 +1,189 @@
+"""The autopilot on ten loops with a planted, knob-curable cause, and on the slow script's stages.
+
+    python tests/benchmarks/autopilot.py [--seconds 22] [--only NAME]
+
+Each loop is a dataset and a step of one's own; `cure` are the knobs that are known to cure it,
+measured right behind. Cured means: a knob of the cure (or several) was changed, and the throughput
+is at least 1.15 times the start's. A stage of the slow script begins with some of its fixes made,
+and its best ladder known has the knobs of all fixes. `share` is what the autopilot reached of the
+known. At most 8 minutes on 2 cores: `--seconds` each, and one run of the known. The exit code is 1
+where fewer than nine of ten loops are cured, or a stage stays below 95 %.
+"""
+
+import argparse
+import sys
+import time
+import warnings
+
+import held_out
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from labkit.course.slow_script import LADDER, SlowScript
+from labkit.results.launch import launch
+from labkit.results.result import Table
+from labkit.tuner.job import improver
+from labkit.tuner.trials import ENDLESS
+
+WORKERS = {"num_workers": 4, "prefetch_factor": 2}
+SGD = torch.optim.SGD
+
+
+class Ready:
+    """Items that are there at once."""
+
+    def __len__(self):
+        return 4000
+
+    def __getitem__(self, index):
+        return torch.full((256,), index / 4000)
+
+
+def crowded(index):
+    """2 ms of a core in Python: twelve workers of it leave none to the step."""
+    end = time.thread_time() + 0.002
+    while time.thread_time() < end:
+        pass
+    return torch.full((256,), index / 4000)
+
+
+def train(model, optimizer, batch):
+    loss = model(batch).float().square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+class Chain(nn.Module):
+    """Twenty passes over memory where one would do."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(256))
+
+    def forward(self, x):
+        x = x.repeat(1, 64).view(-1, 256) * self.weight
+        for _ in range(20):
+            x = torch.tanh(x) * 0.9 + 0.05
+        return x
+
+
+def many():
+    return nn.Sequential(*[nn.Linear(256, 256) for _ in range(2)], *map(Scale, range(300)))
+
+
+class Scale(nn.Module):
+    """One of very many small parameters."""
+
+    def __init__(self, _number):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        return torch.cat([x[:, :8] * self.scale, x[:, 8:]], 1)
+
+
+def wide():
+    return nn.Sequential(*[nn.Linear(n, 1024) for n in (256, 1024, 1024, 1024)])
+
+
+def narrow():
+    return nn.Sequential(*[nn.Linear(256, 256) for _ in range(12)])
+
+
+def one_by_one(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-4, foreach=False)
+
+
+def sgd(parameters):
+    return SGD(parameters, lr=1e-3)
+
+
+def loader(item, **settings):
+    return DataLoader(held_out.Items(item), batch_size=16, **settings)
+
+
+def loops():
+    """Yield (name, dataset or loader, the other parts, may_change, the known cure)."""
+    step, trained = {"step": held_out.step}, {"step": train, "optimizer": sgd}
+    for name in ("9 ms remote", "numpy", "zlib", "stream"):
+        dataset, own, size = held_out.LOOPS[name]
+        yield name, dataset, {"step": own, "batch_size": size}, (), WORKERS
+    warnings.filterwarnings("ignore", "This DataLoader will create")
+    tail = loader(held_out.heavy_tail, num_workers=2, prefetch_factor=1)
+    yield "heavy tail, 2 workers", tail, step, (), {"num_workers": 8, "prefetch_factor": 4}
+    yield "12 workers on 2 cores", loader(crowded, num_workers=12), step, (), {"num_workers": 2}
+    parts = trained | {"model": many, "optimizer": one_by_one, "batch_size": 16}
+    yield "update one by one", Ready(), parts, (), {"fused_optimizer": True}
+    parts = trained | {"model": Chain, "batch_size": 64}
+    yield "elementwise chain", Ready(), parts, (), {"compile": "default"}
+    parts = trained | {"model": wide, "batch_size": 256}
+    yield "FP32", Ready(), parts, {"precision"}, {"precision": "bf16"}
+    parts = trained | {"model": narrow, "batch_size": 2}
+    yield "batches of 2", Ready(), parts, {"batch_size"}, {"batch_size": 16}
+
+
+class StageBench:
+    """A stage of the slow script with other knobs."""
+
+    def __init__(self, fixes):
+        self.spec, self.count = SlowScript(fixes).to_spec(), 0
+
+    def measure(self, knobs, _expected):
+        self.count += 1
+        self.knobs = knobs | {"steps": ENDLESS, "seconds": 4.5, "xray": True}
+        run = launch(self).wait_or_raise()
+        return run.throughput, run.error, run
+
+    def to_spec(self):
+        return self.spec | {"pipeline": self.spec["pipeline"] | self.knobs}
+
+
+def measured(made, known):
+    """Climb; return the cells of a row, whether it was cured, and its share of the known."""
+    climb = made.run()
+    rate = made.bench.measure(climb.start | known, climb.best.rate)[0]
+    share = climb.best.rate / rate if rate else None
+    cured = bool(set(climb.changes) & set(known)) and climb.speedup >= 1.15
+    changed = ", ".join(f"{k}={v}" for k, v in climb.changes.items()) or "nothing"
+    cells = (changed, made.bench.count - 1, f"{climb.seconds:.0f}", f"{climb.speedup:.2f}x",
+             share and f"{share:.0%}", "cured" if cured else "-", climb.stopped)  # fmt: skip
+    return cells, cured, share
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=22.0, help="for each climb")
+    parser.add_argument("--only", action="append", help="part of a name")
+    options = parser.parse_args()
+    rows, cures, shares = [], [], []
+
+    def wanted(name):
+        return not options.only or any(part in name for part in options.only)
+
+    for name, what, parts, may_change, known in loops():
+        if wanted(name):
+            made = improver(what, may_change, options.seconds, **parts)[0]
+            cells, cured, _ = measured(made, known)
+            rows.append((name, *cells))
+            cures.append(cured)
+            print(f"{name}: {', '.join(map(str, cells))}", flush=True)
+    best = SlowScript(LADDER).pipeline.to_dict()
+    for count in range(len(LADDER) + 1):
+        name = f"slow script, {count} fixes"
+        if wanted(name):
+            stage = SlowScript(LADDER[:count])
+            made = improver(stage.pipeline, {"precision"}, options.seconds)[0]
+            made.bench = StageBench(stage.fixes)
+            start = made.climb.start
+            cells, _, share = measured(made, {k: v for k, v in best.items() if v != start.get(k)})
+            rows.append((name, *cells))
+            shares.append(share or 0)
+            print(f"{name}: {', '.join(map(str, cells))}", flush=True)
+    head = ("loop", "changed", "runs", "s", "gain", "share", "", "ended because")
+    print(Table(rows, head, left=(0, 1, 6, 7)))
+    lowest = min(shares, default=1)
+    print(f"cured: {sum(cures)} of {len(cures)}; lowest share of a stage: {lowest:.0%}")
+    sys.exit(sum(cures) < 0.9 * len(cures) or lowest < 0.95)
