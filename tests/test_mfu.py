@@ -10,6 +10,7 @@ import labkit as lk
 from labkit.bench import flops
 from labkit.bench.loop import Trainer
 from labkit.bench.model_size import plain_job
+from labkit.bench.text import Text
 from labkit.process.events import EventLog
 from labkit.results.record import Tail
 
@@ -36,6 +37,10 @@ def by_hand(job):
     elif job.model == "cnn":
         out = (px // 2) ** 2  # pixels behind the stem
         first, rest = 27 * width * out, depth * 9 * width**2 * out + width * classes
+    elif job.model == "gpt":  # an embedding computes nothing; 256 bytes are told apart
+        tokens = Text(job).typical()[0]
+        layer = 12 * width**2 * tokens + 2 * tokens**2 * width
+        first, rest = 0, job.depth * layer + tokens * width * 256
     else:
         tokens = (px // 8) ** 2
         first = tokens * 3 * 8**2 * width
@@ -44,13 +49,17 @@ def by_hand(job):
     return 2 * job.batch_size * (2 * first + 3 * rest)
 
 
-@pytest.mark.parametrize("model", ["mlp", "cnn", "transformer"])
+@pytest.mark.parametrize("model", ["mlp", "cnn", "transformer", "gpt"])
 @pytest.mark.parametrize("knobs", [{}, {"batch_size": 5, "width": 32, "depth": 3, "image_px": 32}])
 def test_the_flops_of_the_courses_models_are_those_of_the_formula(model, knobs, tmp_path):
-    job = plain_job(CPU, model=model, **knobs)
-    work = work_of(tmp_path, Trainer(job, CPU))
+    job = plain_job(CPU, model=model, io_ms=0.0, **knobs)
+    trainer = Trainer(job, CPU)
+    work = work_of(tmp_path, trainer)
     assert work["flops"] == pytest.approx(by_hand(job), rel=0.01)
-    assert work["samples"] == job.batch_size and work["precision"] == "fp32"
+    assert model == "gpt" or work["samples"] == job.batch_size
+    assert flops.write_work(trainer, EventLog(tmp_path), only_known=True)  # later runs know it
+    first, second = Tail(tmp_path / "events.jsonl").read()
+    assert first | {"t_ns": 0} == second | {"t_ns": 0}
 
 
 def test_the_bytes_of_an_mlp_are_those_of_the_formula(tmp_path):
@@ -133,3 +142,28 @@ def test_a_large_product_comes_close_to_the_measured_roof_and_none_exceeds_it():
     torch.set_num_threads(threads)
     assert "measured here (roofline, 1 thread)" in str(run.peak)
     assert max(reached.values()) <= 1 and reached[2048] > 0.8, reached
+
+
+def test_a_watched_loop_is_as_it_was_and_its_model_keeps_no_hook():
+    def losses(**given):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.Dropout(), torch.nn.ReLU())
+        found, given = [], {"model": model} if given else {}
+        watched = lk.watch([torch.ones(4, 16)] * 40, live=False, **given)
+        for batch in watched:
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(batch).float().sum()
+            loss.backward()
+            found.append(loss.item())
+        run = watched.run
+        watched.close()
+        return found, run, model
+
+    plain, without, _ = losses()
+    seen, run, model = losses(model=True)
+    assert seen == plain and not model._forward_pre_hooks
+    work = run.event("work")
+    assert work["flops"] == 2 * 2 * 4 * 16 * 8 and work["samples"] == 4  # no input's gradient
+    assert work["precision"] == "bf16" and without.mfu is None
+    with pytest.raises(TypeError, match="torch.nn.Module"):
+        lk.watch([1], model="mlp")

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 
 from labkit.bench import machine, model_size
 from labkit.bench.formats import DTYPES, FORMATS
@@ -32,31 +32,10 @@ from labkit.bench.text import Text
 from labkit.process import folders
 from labkit.process.events import EventLog
 
+# The knobs that tell how much there is to do
+ASKED = ("model", "width", "depth", "image_px", "context", "batching", "precision",
+         "accumulation_steps")  # fmt: skip
 ADAM = 2  # numbers of state for each weight: the two moments
-
-
-class Counter(TorchDispatchMode):
-    """Adds up the FLOPs of what is done meanwhile; `FlopCounterMode` imports the compiler (1 s)."""
-
-    def __init__(self):
-        super().__init__()
-        self.flops = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # to be skipped is what imports it
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        formula = flop_registry.get(func._overloadpacket)
-        if formula is None:
-            with self:  # what is one operator here may be made of some that have formulas
-                made = func.decompose(*args, **kwargs)
-            if made is not NotImplemented:
-                return made
-        out = func(*args, **kwargs)
-        self.flops += formula(*args, **kwargs, out_val=out) if formula else 0
-        return out
 
 
 def count(
@@ -73,14 +52,15 @@ def count(
     empty = {id(p): torch.nn.Parameter(_empty(p), p.requires_grad) for p in model.parameters()}
     empty |= {id(b): _empty(b) for b in model.buffers()}
     meta = copy.deepcopy(model, empty)  # what is in there already is not copied
-    with torch.random.fork_rng([]), Counter() as counter, kept_for_backward(meta) as kept:
+    counter = FlopCounterMode(display=False)
+    with torch.random.fork_rng([]), counter, kept_for_backward(meta) as kept:
         train(meta)
     weights = sum(p.nbytes for p in meta.parameters())
     trained = sum(p.nbytes for p in meta.parameters() if p.requires_grad)
     activations = sum(kept.values()) // (2 if half else 1)
     update = (2 + 1 + 2 * state) * trained  # weights, gradients, state
     return {
-        "flops": counter.flops,
+        "flops": counter.get_total_flops(),
         "bytes": 2 * weights + trained + 2 * activations + update // every,
         "held_bytes": weights + (1 + state) * trained + activations,
         "parameters": sum(p.numel() for p in meta.parameters()),
@@ -112,15 +92,29 @@ def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     return {storage._cdata: storage.nbytes() for storage in found}
 
 
-def write_work(trainer: Any, log: EventLog) -> None:
-    """Write the `work` event: what a step of the trainer's job takes. Never ends the run."""
+def write_work(trainer: Any, log: EventLog, only_known: bool = False) -> bool:
+    """Write the `work` event: what a step of the trainer's job takes. Never ends the run.
+
+    The meta device's kernels are in Python and import the compiler, a second: so it is counted when
+    a first run is over, and `only_known` in later ones of the same model and batch. Return whether
+    it is written, or cannot be.
+    """
     job, shadow = trainer.job, copy.copy(trainer)
+    sizes = sum(p.numel() for p in trainer.model.parameters()), job.batch_size, trainer.device.type
+    told = [getattr(job, name) for name in ASKED], sizes, type(trainer).__name__, torch.__version__
+    place = folders.home() / "work" / f"{hashlib.sha1(repr(told).encode()).hexdigest()}.json"
+    if only_known and not place.exists():
+        return False
     shadow.scaler = torch.amp.GradScaler(enabled=False)  # the real one would look at the loss
 
     def counted() -> tuple:
-        with torch.device("meta"):  # draws no random number
-            batch = model_size.noise_batch(job)
-        samples = len(batch[0])
+        if only_known:
+            return json.loads(place.read_text()), trainer.device
+        one = copy.copy(job)
+        one.batch_size = 1
+        batch = model_size.noise_batch(one)
+        batch = [x.to("meta").expand(job.batch_size, *x.shape[1:]).clone() for x in batch]
+        samples = job.batch_size
         if job.model == "gpt":  # padding, and rows of several documents, are no need of the model's
             length, mean = Text(job).typical()
             batch = batch[0][:, : length + 1], batch[1]
@@ -132,18 +126,20 @@ def write_work(trainer: Any, log: EventLog) -> None:
 
         half = job.precision in DTYPES
         found = count(trainer.model, train, state=ADAM, every=job.accumulation_steps, half=half)
-        return found, trainer.device, job.precision, samples
+        found |= {"samples": samples, "precision": job.precision}
+        model_size.keep(place, json.dumps(found))
+        return found, trainer.device
 
     _write_or_why(log, counted)
+    return True
 
 
 def _write_or_why(log: EventLog, counted: Callable[[], tuple]) -> None:
     """Write the `work` event, with the roof that it is under, or `no_work` and why."""
     try:
-        found, device, precision, samples = counted()
+        found, device = counted()
         cache = max(machine.cache_bytes(device).values(), default=0)
-        log.write("work", **found, samples=samples, precision=precision, cache_bytes=cache,
-                  roof=kept_roof(device))  # fmt: skip
+        log.write("work", **found, cache_bytes=cache, roof=kept_roof(device))
     except Exception as error:  # a number is missing; the run is none the worse
         log.write("no_work", why=f"{type(error).__name__}: {str(error)[:300]}")
 
@@ -182,8 +178,11 @@ class FirstCall:
             made = filter(torch.is_tensor, tree_leaves(model(*args, **kwargs)))
             sum(x.sum() for x in made if x.requires_grad).backward()
 
-        _write_or_why(log, lambda: (count(self.model, train, half=cast), device, kind,
-                                    samples or rows))  # fmt: skip
+        def counted() -> tuple:
+            found = count(self.model, train, half=cast)
+            return found | {"samples": samples or rows, "precision": kind}, device
+
+        _write_or_why(log, counted)
 
 
 # -- the measured roof -----------------------------------------------------------------------------

@@ -76,12 +76,14 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
         items = process.planted(spec.get("fault"), items, trainer)
     timeline = rank_timeline(log, folder, device, trainer.comm)
     iterator = work.begun(data.make_loader(items, job), job, log)
-    flops.write_work(trainer, log)
+    counted = flops.write_work(trainer, log, only_known=True)
     dist.barrier()  # or the first step would wait for whoever started last
     trainer.time_is_up = SharedEnd(job.seconds, job.accumulation_steps)
     job.seconds = None
     train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=machine.peak_bytes(device))
+    if not counted:
+        flops.write_work(trainer, log)
     trainer.time_is_up.wait()
     dist.barrier()  # nobody closes a connection that another one still uses
 

@@ -68,14 +68,15 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog) -> None:
     timeline = make_timeline(log, folder, device)
     with lines_of(loader, folder):
         iterator = begun(loader, job, log)
-        if not own:
-            write_work(trainer, log)  # while workers prepare the first batches
+        counted = own or write_work(trainer, log, only_known=True)
         profile.keep_time(job)
         steps = train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=machine.peak_bytes(device))
     profile.look(trainer, iterator, job, steps, folder, log)
     batch = iterator.tensors if own else data.noise_batch(job)
     profile.hand_over(batch, steps, log, None if own else trainer)
+    if not counted:
+        write_work(trainer, log)
 
 
 @contextlib.contextmanager
