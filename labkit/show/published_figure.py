@@ -1,8 +1,9 @@
 """The figure of `lk.published(name)`: hollow diamonds are published, filled marks the reader's own.
 
 An entry's `figure` says what it shows. "dots": a row per name, with a value (`over`: divided by
-another column; `limit`: a tick). "lines": `panels` of y against x, a line per `by`; `share`: of the
-line's own best, so that different work may stand side by side. `beside`: what may join them.
+another column, or by the first row's; `limit`: a tick). "lines": `panels` of y against x, a line
+per `by`; `share`: of the line's own best, so that different work may stand side by side. `beside`:
+what may join them.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def dots(published: Published, rows: Any, own: list[Point], header: Any, mine: A
     """Draw a row per name, the published ones first."""
     spec, blue, drawn = published.figure, HOLLOW | {"color": LINES[0], "ls": ""}, []
     for row in rows:
-        value = row[spec["value"]] / (row[spec["over"]] if "over" in spec else 1)
+        first = spec.get("over") == "the first row"
+        base = rows[0][spec["value"]] if first else row.get(spec.get("over"), 1)
+        value = row[spec["value"]] / base
         limit = row.get(spec.get("limit"))
         text = spec["say"].format(**row, gain=value, share=value / (limit or value))
         drawn.append((blue, spec["name"].format(**row), value, limit, text))
