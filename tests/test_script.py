@@ -1,17 +1,21 @@
 """`lk.script`: plain PyTorch that trains as the pipeline does, and the lines of a change."""
 
+import json
 import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import torch
 
 import labkit as lk
+from labkit.__main__ import main
 from labkit.analysis.facts import Finding
 from labkit.analysis.remedies import remedies, typed
 from labkit.results.plain_pytorch import changed_lines, whole_script
 from labkit.spec import KNOBS, OF_TEXT, Pipeline, compiler
+from labkit.tuner.job import TuningJob
 
 SHORT = {"steps": 8, "seconds": None, "xray": False, "io_ms": 0.2, "device": "cpu"}
 TRAINED = {
@@ -149,3 +153,36 @@ def test_findings_show_the_pytorch_of_their_remedy():
         "precision", "FP32", "", "", 0.3, remedies=remedies([{"precision": "bf16"}], 0.3)
     )
     assert typed(slow, {}).code.startswith("with torch.autocast(device.type, dtype=torch.bfloat16)")
+
+
+def test_a_watched_run_is_tuned_by_its_loader_and_wrong_names_are_told_the_right_one():
+    data = torch.utils.data.TensorDataset(torch.zeros(64, 2))
+    loader = torch.utils.data.DataLoader(data, batch_size=8)
+    with lk.watch(loader, live=False) as watched:
+        for _ in range(3):
+            list(watched)
+    job = TuningJob(watched.run, seconds=1, max_workers=16)
+    assert job.tuning.name == "TensorDataset" and job.tuning.start.batch_size == 8
+    assert job.tuning.notes[0].startswith("Up to 16 workers were tried (max_workers); PyTorch w")
+    assert job.fed >= watched.run.throughput and job.tuning.snippet in job.tuning.script()
+    watched.run.loader = None  # as of a record
+    with pytest.raises(ValueError, match=r"give the loader itself, as in lk.tune\(loader, step="):
+        lk.tune(watched.run)
+    with pytest.raises(ValueError, match="did you mean 'batch_size'"):
+        lk.tune(data, batchsize=8)
+    with pytest.raises(ValueError, match="Unknown argument of lk.watch: sped=2"):
+        lk.watch(loader, sped=2)
+    with pytest.raises(TypeError, match=r"in lk.watch\(DataLoader\(dataset, batch_size=32\)\): "):
+        lk.watch(data)
+
+
+@pytest.mark.slow
+def test_a_terminal_prints_a_script_or_writes_it(tmp_path, capsys):
+    file = tmp_path / "train.py"
+    sizes = [f"--set={name}" for name in ("device=cuda:7", "width=8", "depth=1", "num_workers=3")]
+    assert main(["script", *sizes, f"--out={file}"]) == 0
+    assert capsys.readouterr().out == f"written: {file}\n" and "num_workers=3" in file.read_text()
+    assert main(["script", "--json", *sizes]) == 0
+    assert json.loads(capsys.readouterr().out) == {"script": file.read_text()}
+    assert main(["script", "--set", "device=cuda:7"]) == 2
+    assert "width=None is chosen by timing" in capsys.readouterr().err
