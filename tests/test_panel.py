@@ -170,6 +170,7 @@ def test_a_moved_slider_says_what_to_expect_and_a_run_how_right_that_was():
     assert bars["predicted"] == (found.throughput, found.utilization) and "came" not in bars
     assert (bars["low"][0], bars["high"][0]) == found.throughput_range
     assert (bars["low"][1], bars["high"][1]) == found.utilization_range
+    assert shown.view.expected[1] == found.utilization
     shown.kind.start = lambda asked: load_recorded("workers-6")
     came, _ = shown._begin()
     shown._show(came, shown.runs[0])
@@ -177,6 +178,7 @@ def test_a_moved_slider_says_what_to_expect_and_a_run_how_right_that_was():
     assert shown.ghost.bars["predicted"] == (found.throughput, found.utilization)
     shown.controls["batch_size"].value = 256
     assert "No prediction: the effect of batch_size was not measured" in shown.ghost.said
+    assert shown.view.expected == []
     shown.controls["num_workers"].value = 0
     shown.controls["prefetch_factor"].value = 4
     assert "labkit-old" in shown.ghost._dom_classes

@@ -25,8 +25,11 @@ class Ghost(anywidget.AnyWidget):
     said = traitlets.Unicode(BEFORE_ANY).tag(sync=True)  # in place of the bars
     bars = traitlets.Dict().tag(sync=True)  # (samples/s, busy share) by what is drawn
 
-    def show(self, found: Prediction | None, before: Run | None, came: Run | None = None) -> None:
-        """Draw what was `found` from the run `before`; None: nothing differs from it."""
+    def show(self, found: Prediction | None, before: Run | None, came: Run | None = None) -> list:
+        """Draw what was `found` from the run `before`; None: nothing differs from it.
+
+        Returns the predicted busy share: low end, value and high end; [] without one.
+        """
         self.said, self.bars = BEFORE_ANY if before is None else UNMOVED, {}
         if found is not None and found.cannot:
             self.said = f"No prediction: {in_words(found.why)}."
@@ -36,6 +39,8 @@ class Ghost(anywidget.AnyWidget):
             known = {"last run": before, "predicted": found, "came": came}
             bars = {n: (one.throughput, one.utilization) for n, one in known.items() if one}
             self.bars = {**bars, "low": low, "high": high, "limit": found.limit}
+            return [low[1], found.utilization, high[1]]
+        return []
 
 
 def expected(run: Run, asked: Pipeline) -> Prediction | None:

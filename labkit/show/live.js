@@ -153,7 +153,7 @@ function render({ model, el }) {
   };
   const listeners = [
     ["change:tick", arrived], ["change:frame", () => model.get("frame").byteLength || taken()],
-    ["change:device", later], ["change:overlay change:overlay_name", compared],
+    ["change:device change:expected", later], ["change:overlay change:overlay_name", compared],
     ["change:status change:badge", words], ["change:running", state], ["change:height", sizes],
   ];
   for (const [names, handler] of listeners) model.on(names, handler);

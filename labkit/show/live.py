@@ -208,6 +208,8 @@ class LiveView(anywidget.AnyWidget):
     badge = traitlets.Unicode("").tag(sync=True)
     device = traitlets.Unicode("device").tag(sync=True)  # "CPU" or "GPU" once known
     running = traitlets.Bool(False).tag(sync=True)
+    # busy share, 0 to 1, as predicted: low end, value, high end; empty for none
+    expected = traitlets.List().tag(sync=True)
     height = traitlets.Int(0).tag(sync=True)  # px, at a width of 900; 0: as the style sheet says
 
     def __init__(self, before: Run | None = None):

@@ -232,6 +232,15 @@ function draw(canvas, model, view) {
   g.clip();
   const points = (curve) => Array.from({ length: curve.length / 2 }, (_, i) =>
     [view.low.x(curve[2 * i]), y(curve[2 * i + 1])]);
+  const [least, guess, most] = (model.get("expected") ?? []).map((share) => y(100 * share));
+  if (guess !== undefined) {
+    g.globalAlpha = 0.25;
+    g.fillStyle = colours.compute;
+    g.fillRect(LEFT, most, inner.width, least - most);
+    g.globalAlpha = 1;
+    line(g, [[LEFT, guess], [LEFT + inner.width, guess]], colours.compute, 1.5, [2, 4]);
+    text(g, "expected", width - RIGHT - 4, guess - 4, colours.text, "right");
+  }
   if (before) line(g, points(before.curve), colours.before, 1.5, [5, 3]);
   if (frame) {
     g.globalAlpha = 0.14;

@@ -277,7 +277,7 @@ class Panel(TextBox):
         self.history.add(run, self._name, *brief)
         _asked, base, found = self._expected
         if found and measured:
-            self.ghost.show(found, base, run)
+            self.view.expected = self.ghost.show(found, base, run)
         elif not self._refused:
             self._forecast(self.asked)
 
@@ -333,7 +333,7 @@ class Panel(TextBox):
             return
         found = self.kind.predict(run, asked) if run is not None else None
         self._expected = asked, run, found
-        self.ghost.show(found, run)
+        self.view.expected = self.ghost.show(found, run)
 
     def _ipython_display_(self) -> None:
         display(self._repr_mimebundle_(), raw=True)
