@@ -28,8 +28,9 @@ class Term(Result):
         return Table([(self.text,)], title=self.term, foot=(self.link, f"notebook {self.notebook}"))
 
     def _repr_html_(self) -> str:
-        term, text, link = map(html.escape, (self.term, self.text, self.link))
-        where = f"<a href='{link}'>{link.split('/')[2]}</a>, notebook {self.notebook}"
+        told = (self.term, self.text, self.link, self.link.split("/")[2], self.notebook)
+        term, text, link, site, notebook = map(html.escape, told)
+        where = f"<a href='{link}'>{site}</a>, notebook {notebook}"
         return f"<b>{term}</b>: {text} <small>{where}</small>"
 
 
