@@ -81,7 +81,8 @@ class Kind:
     # (asked, its run or None) -> text
     copies: dict[str, Callable[[Any, Any], str]] = field(default_factory=dict)
     warm: bool = False  # whether a standby kept ready can start it
-    figure: Callable[[Any, Any], StaticFigure | None] = StaticFigure.of  # run, before
+    # run, before -> what is drawn below the view, which of a single run is the picture itself
+    figure: Callable[[Any, Any], StaticFigure | None] = lambda _run, _before: None
     start: Callable[[Any], Any] = lambda asked: launch(asked)  # -> the run that has begun
     measured: Callable[[Any], bool] = lambda run: run.throughput is not None
     view: widgets.Widget = field(default_factory=LiveView)
