@@ -16,6 +16,9 @@ from labkit.bench.watch import Recorder
 from labkit.process import folders
 from labkit.process.events import now_ns
 from labkit.results.run import Run
+from labkit.wiring import Later
+
+flops = Later("labkit.bench.flops")
 
 
 class Recording(Recorder):
@@ -50,10 +53,11 @@ class StepRecorder:
         self._run = self._run or Run(self._recording.folder, process=self._recording)
         return self._run
 
-    def begin(self, loader: Any) -> None:
-        """Begin a record, before the first batch is asked for."""
+    def begin(self, loader: Any, model: Any = None) -> None:
+        """Begin a record, before the first batch is asked for; `model` is who trains on it."""
         self.close()
         self._recording = Recording(folders.new_run(), loader, labkit.__version__)
+        self._recording.call = None if model is None else flops.FirstCall(model)
         self._run, self._going, self._row, self._epoch = None, True, None, 0
         self._workers.enter_context(in_workers(loader, self._recording.folder))
         self._recording.start_telemetry()

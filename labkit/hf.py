@@ -37,7 +37,7 @@ class Recorder(StepRecorder, TrainerCallback):
             self._count = args.train_batch_size * args.gradient_accumulation_steps
             data = getattr(loader, "dataset", None)
             self._samples = len(data) if hasattr(data, "__len__") else math.inf
-            self.begin(loader)
+            self.begin(loader, more.get("model"))
 
     def on_epoch_begin(self, *_args: Any, **_more: Any) -> None:
         """Begin a pass over the data."""

@@ -33,7 +33,7 @@ class Recorder(StepRecorder, Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin a record."""
         if trainer.is_global_zero:
-            self.begin(trainer.train_dataloader)
+            self.begin(trainer.train_dataloader, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin a pass over the data."""

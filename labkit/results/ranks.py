@@ -25,7 +25,7 @@ from labkit.wiring import above
 FREE = ("steps", "seconds", "xray", "device")  # knobs in which a run and its ranks may differ
 NUMBERS = (
     "id", "utc", "recorded", "outcome", "error", "failed_rank", "world_size", "no_sync", "steps",
-    "throughput", "spread", "noisy", "communication_share",
+    "throughput", "mfu", "spread", "noisy", "communication_share",
 )  # fmt: skip
 
 
@@ -129,6 +129,9 @@ class Ranks(EventLogResult):
                    "The mean loss over the ranks, per step: that of the joined batch.")
     spread = derived(lambda log: max((r.spread for r in log if r.spread is not None), default=None),
                      "Spread (IQR over median) of the least even rank's throughput.")
+    mfu = derived(lambda ranks: float(np.mean(shares)) if (shares := [rank.mfu for rank in ranks])
+                  and None not in shares else None,
+                  "The mean of the ranks' MFUs, each against a device's peak; None if unknown.")
     noisy = derived(lambda ranks: (ranks.spread or 0.0) > NOISY,
                     "True where `spread` is so large that small differences mean nothing.")
     times = derived(lambda ranks: above("Ranks.times")(ranks),

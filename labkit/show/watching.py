@@ -26,6 +26,9 @@ from labkit.process import folders, launcher
 from labkit.process.events import now_ns
 from labkit.results.run import Run
 from labkit.show.display import Display, StaticFigure
+from labkit.wiring import Later
+
+flops = Later("labkit.bench.flops")  # when the loop has imported torch
 
 OPEN_MOST = 8  # watches kept open: the loop's, its validation's, and some for generators
 EMPTY = (
@@ -130,10 +133,7 @@ class Watch:
         if not _is_open(self._recorder):
             launcher.end_standby()  # it might still be importing torch: this loop wants to be alone
             self._recorder = Recorder(folders.new_run(), self.loader, labkit.__version__)
-            if self.model is not None:
-                from labkit.bench.flops import FirstCall  # the loop has imported torch
-
-                self._recorder.call = FirstCall(self.model)
+            self._recorder.call = None if self.model is None else flops.FirstCall(self.model)
             rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
             self._run, self._display = None, Display() if self.live and rank == "0" else None
             while len(_open) >= OPEN_MOST:
