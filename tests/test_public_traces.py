@@ -4,6 +4,7 @@ import functools
 import hashlib
 import http.server
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -15,7 +16,8 @@ from labkit.analysis import public_traces
 from labkit.analysis.trace_file import TraceError
 from labkit.results import shipped
 
-TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
+BESIDE = Path(__file__).resolve().parents[2] / "shared" / "traces"
+TRACES = Path(os.environ.get("LABKIT_TRACES") or BESIDE)
 NAMES = [known.name for known in lk.public_trace()]
 
 
