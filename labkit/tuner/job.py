@@ -19,7 +19,7 @@ from labkit.tuner.search import Expected, Search
 from labkit.tuner.tuning import Setting, Tuning, space
 
 BARE = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
-OWN_S = 3.0  # of a run of the autopilot, on the reader's own data; its x-ray is in it
+OWN_S = 2.0  # of steps, in a run of the autopilot
 BATCH_SIZE = 32  # of a dataset that is given without one
 LEAST_MAX_WORKERS = 12  # workers that wait take no core, so more of them than cores may help
 HANDOFF_S = 1e-3  # of a batch between processes, where nothing better is known (0.5 to 2 ms here)
@@ -240,7 +240,7 @@ def improver(
         knobs |= {name: getattr(pipeline, name) for name in STEP_KNOBS}
     knobs |= {"batch_size": KNOBS["batch_size"].check(batch_size)} if batch_size else {}
     knobs |= Setting.of(knobs).to_dict()
-    runner = Runner(pipeline, own, OWN_S if own else pipeline.seconds or OWN_S)
+    runner = Runner(pipeline, own, OWN_S)
     expectation, here = Expectation(), machine()
     most = max(LEAST_MAX_WORKERS, 2 * (here.cpu_cores or 1))
 

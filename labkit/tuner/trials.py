@@ -36,6 +36,7 @@ PARTS = {
 MAX_PAYLOAD = 512 * 2**20  # bytes; a larger data set is better made where it is used
 FEWEST_STEPS = 24  # behind the warm-up; with fewer, throughput is a guess
 LONGEST_S = 30.0  # of one run
+LOOK_S = 1.2  # of a run, which its x-ray and the handing over of a batch take off
 ENDLESS = 1_000_000  # steps: the clock ends a run, so that its queues never run dry
 SHARE = 0.8  # of the memory that is free: the rest is for what was not foreseen
 CGROUP = Path("/sys/fs/cgroup")
@@ -164,8 +165,9 @@ class Bench:
             batch_s = setting.batch_size / rate
             filling = min(2 * self.seconds, setting.in_flight * batch_s)
             seconds = min(LONGEST_S, max(seconds, FEWEST_STEPS * batch_s) + filling)
-        knobs = setting.to_dict() | {"steps": ENDLESS, "seconds": seconds}
-        knobs["xray"] = self.look
+        knobs = setting.to_dict() | {"steps": ENDLESS, "seconds": seconds, "xray": False}
+        if self.look:
+            knobs |= {"xray": True, "seconds": seconds + LOOK_S}
         if (
             self.source is not None and not self.look
         ):  # other items each time: none is in the cache from before
