@@ -180,8 +180,16 @@ def test_what_is_trained_and_what_the_device_cannot_do_is_never_changed():
     assert "8.0" in lacking({"precision": "bf16"}, old, {})
     assert lacking({"channels_last": True}, cpu, {"model": "mlp"})
     assert lacking({"fused_optimizer": True}, cpu, {}) is None
-    with pytest.raises(ValueError, match="may_change=.'depth'.: allow any of batch_size"):
-        climbed(world, may_change=["depth"])
+    for bad, text in (
+        ({"may_change": ["depth"]}, "may_change=.'depth'.: allow any of batch_size"),
+        ({"seconds": 0}, "above 0"),
+        ({"pipeline_or_dataset": [1, 2], "model": torch.nn.Linear}, "model= goes with step="),
+        ({"batch_size": 8}, "set it in the pipeline"),
+        ({"step": print}, "goes with a dataset of your own"),
+        ({"pipeline_or_dataset": 42}, "not a dataset"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            lk.improve(**bad)
 
 
 def test_a_failure_is_reported_and_a_contradicted_prediction_leads_to_a_coarse_ladder():

@@ -106,6 +106,8 @@ class Improver:
         `search` makes the loader's search from a Tuning; `check_start` measures the start again in
         the end, when caches are warm; `lacks(changes, run, knobs)` says why one cannot act here.
         """
+        if seconds is not None and not seconds > 0:
+            raise ValueError(f"seconds={seconds!r}: give a time budget above 0, or None.")
         if unknown := set(may_change) - set(TRAINING):
             raise ValueError(f"may_change={sorted(unknown)}: allow any of {', '.join(TRAINING)}.")
         self.bench, self.forecast, self.make_search = bench, forecast, search
@@ -114,7 +116,7 @@ class Improver:
         self.lacks = lacks or (lambda changes, run, knobs: lacking(changes, run.machine, knobs))
         self.tried: list[dict[str, Any]] = []  # all the knobs of what was run
         self.banned: list[dict[str, Any]] = []  # changes that failed, or broke the losses
-        self.each: Callable[[], None] | None = None  # called when a rung has been measured
+        self.each: Callable[[], None] = lambda: None  # called when a rung has been measured
 
     def run(self) -> Climb:
         """Climb to the end; RuntimeError where the start cannot be measured, and why."""
@@ -124,7 +126,7 @@ class Improver:
             climb.rungs.append(first)
             if (error := self._measure(first, climb.start)) or not first.rate:
                 raise RuntimeError(f"The starting point cannot be measured: {error}")
-            self._tell()
+            self.each()
             while not climb.stopped:
                 climb.stopped = self._step()
             if self.check_start and climb.changes and self._room():
@@ -141,10 +143,6 @@ class Improver:
     def _room(self) -> bool:
         late = self.seconds and time.monotonic() - self.begun + self.longest > self.seconds
         return self.bench.count < MOST_RUNS and not late
-
-    def _tell(self) -> None:
-        if self.each is not None:
-            self.each()
 
     def _measure(self, rung: Rung, knobs: dict[str, Any], rate: float | None = None) -> str | None:
         """Run `knobs` once (more); return why there is no number."""
@@ -177,25 +175,20 @@ class Improver:
         """Yield what may be tried against what was found, with what is expected of it."""
         climb, searched = self.climb, False
         run, base = climb.best.runs[-1], climb.best.rate
-        for finding in verdict.findings:
-            for remedy in finding.remedies:
-                if known := set(remedy.changes) & set(LOADER):
-                    if not searched and (rung := self._loader(remedy)):
-                        rung.finding = f"{finding.name}: {finding.cause}"
-                        yield rung
-                    searched = searched or bool(known)
-                    continue
-                knobs, words = climb.knobs | remedy.changes, Rung("", remedy.changes).what
-                if knobs in self.tried or remedy.changes in self.banned:
-                    continue
-                if why := self._refused(remedy.changes, run):
-                    climb.left_out[words] = why
-                    continue
-                low, high = remedy.gain
-                hope = self.forecast(run, climb.knobs, remedy.changes)
-                hope = tuple(part / base for part in hope) if hope else (low, low, high)
-                name = f"{finding.name}: {finding.cause}"
-                yield Rung(name, dict(remedy.changes), hope, remedy.price)
+        for finding, remedy in ((f, remedy) for f in verdict.findings for remedy in f.remedies):
+            name, changes = f"{finding.name}: {finding.cause}", remedy.changes
+            if set(changes) & set(LOADER):
+                if not searched and (rung := self._loader(name, remedy)):
+                    yield rung
+                searched = True
+            elif climb.knobs | changes in self.tried or changes in self.banned:
+                continue
+            elif why := self._refused(changes, run):
+                climb.left_out[Rung("", changes).what] = why
+            else:
+                hope = self.forecast(run, climb.knobs, changes)
+                hope = hope and tuple(part / base for part in hope)
+                yield Rung(name, dict(changes), hope or _amdahl(remedy), remedy.price)
 
     def _refused(self, changes: dict[str, Any], run: Any) -> str | None:
         """Return why a change is not to be tried here."""
@@ -205,10 +198,9 @@ class Improver:
             return "the step returns no loss, so nothing could tell whether it holds"
         return self.lacks(changes, run, self.climb.knobs)
 
-    def _loader(self, remedy: Any) -> Rung | None:
+    def _loader(self, name: str, remedy: Any) -> Rung | None:
         """Return what the tuner's search would measure next."""
-        best = self.climb.best
-        here = Setting.of(self.climb.knobs)
+        best, here = self.climb.best, Setting.of(self.climb.knobs)
         if self.search is None:
             tuning = Tuning("", here)
             tuning.tried.append(Trial(here, "", rates=list(best.rates), runs=list(best.runs)))
@@ -217,9 +209,8 @@ class Improver:
             return None
         now, then = trial.setting.to_dict(), here.to_dict()
         changes = {k: v for k, v in now.items() if v != then[k]}
-        low, high = remedy.gain
-        hope = tuple(part / best.rate for part in trial.expected or ()) or (low, low, high)
-        return Rung("", changes, hope, 1, trial)
+        hope = trial.expected and tuple(part / best.rate for part in trial.expected)
+        return Rung(name, changes, hope or _amdahl(remedy), 1, trial)
 
     def _try(self, rung: Rung) -> None:
         """Measure a change, again where it is close, and keep it or not."""
@@ -237,7 +228,7 @@ class Improver:
             self.search = self.search if rung.trial else None  # another step: another search
         elif rung.said != "no gain":
             self.banned.append(rung.changes)
-        self._tell()
+        self.each()
 
     def _judged(self, rung: Rung, before: Rung, knobs: dict[str, Any]) -> str:
         """Return "kept", or why it is not."""
@@ -272,6 +263,12 @@ class Improver:
                 if rung.kept:
                     rung.kept, rung.said = False, "no gain: the start was as fast, measured again"
             climb.knobs = dict(climb.start)
+
+
+def _amdahl(remedy: Any) -> Expected:
+    """Return what is expected where nothing predicts it: half of what is lost."""
+    low, high = remedy.gain
+    return low, low, high
 
 
 def lacking(changes: dict[str, Any], machine: Machine, knobs: dict[str, Any]) -> str | None:

@@ -236,6 +236,11 @@ def improver(
     """
     pipeline, own, knobs = given(what, **parts)
     there = set(own.parts) if own else {"step", "model", "optimizer"}
+    for name, needs in (("model", "step"), ("optimizer", "model")):
+        if name in there and needs not in there:
+            raise ValueError(f"{name}= goes with {needs}=: give both.")
+    if batch_size and not own:
+        raise ValueError(f"batch_size={batch_size}: set it in the pipeline.")
     if own and "model" in there:
         knobs |= {name: getattr(pipeline, name) for name in STEP_KNOBS}
     knobs |= {"batch_size": KNOBS["batch_size"].check(batch_size)} if batch_size else {}
