@@ -19,7 +19,8 @@ from typing import Any
 import labkit
 from labkit.bench import stack
 from labkit.bench.lines import in_workers
-from labkit.bench.watch import TELEMETRY_AFTER_NS, Pass, Recorder, say
+from labkit.bench.watch import TELEMETRY_AFTER_NS, Recorder, say
+from labkit.bench.watched_pass import Pass
 from labkit.process.events import now_ns
 
 MOST = 8  # loaders of a process that are recorded: training, validation, test, ...

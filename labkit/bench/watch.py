@@ -28,11 +28,8 @@ STEP = (
 )
 BUSY = ',"copy":[%d,%d],"busy":[%d,%d]'
 TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
-BEAT_NS = 500_000_000  # two live updates a second: they run in the training process itself
-GATHER_NS = 100_000_000  # steps are written ten times a second,
 LOOK_EVERY = 16  # batches, for their padding
 SAMPLES = 50  # of the stack are written at a time
-MOST_ROWS = 512  # or sooner where they are so short that memory would grow with their rate
 
 
 def say(text: str) -> None:
@@ -80,7 +77,7 @@ class Recorder:
         self.growth = growth.Growth()
         self.padding: list[float] = []  # of the batches that were looked at, the share of it
         self.epoch, self.next, self.first_step, self.warmup = -1, 0, 0, 3
-        self._current: Callable[[], Pass | None] = lambda: None
+        self._current: Callable[[], Any] = lambda: None  # a reference to the `Pass`
         self.how, self.failed, self.closed, self.opened_ns = "", None, False, now_ns()
         self.call: Any = None  # a FirstCall, where the model is known
         self.log.write(
@@ -102,7 +99,7 @@ class Recorder:
     def join(self) -> None:
         """There is no process to wait for."""
 
-    def begin_pass(self, current: Pass) -> None:
+    def begin_pass(self, current: Any) -> None:
         """Begin a pass, and stop recording any older one that is not over."""
         if (older := self.current) is not None:
             older.stop()
@@ -113,7 +110,7 @@ class Recorder:
         self.sampler.start()
 
     @property
-    def current(self) -> Pass | None:
+    def current(self) -> Any:
         """The pass that is being recorded, while it goes on."""
         found = self._current()
         return found if found is not None and found.on else None
@@ -261,108 +258,3 @@ class Recorder:
                 stdin=none, stdout=none, stderr=none, cwd=self.folder,
                 env={**os.environ, "PYTHONPATH": path}, start_new_session=True,  # no Ctrl-C
             )  # fmt: skip
-
-
-class Pass:
-    """One pass over the loader: hands its batches on, and stamps when.
-
-    A step costs one row in a list; what is more waits until `_gathered`, ten times a second, when
-    a hundred rows share the cost of caches that the loop's own work has emptied.
-    """
-
-    __slots__ = (
-        "recorder", "fetch", "beat", "rows", "due", "beat_at", "asked", "ready", "lead_ns", "count",
-        "samples", "start", "clock", "on", "__weakref__",
-    )  # fmt: skip
-
-    def __init__(self, recorder: Recorder, iterator: Any, iter_ns: int, beat: Callable):
-        """`iter_ns` is what iter(loader) took; `beat(now)` is called now and then."""
-        self.recorder, self.fetch, self.beat, self.on = recorder, iterator.__next__, beat, True
-        self.lead_ns = iter_ns  # counts as waiting for the first batch: workers were started
-        self.rows: list[tuple] = []
-        self.due = self.beat_at = self.asked = self.samples = 0
-        self.ready = 0  # 0 while there is no body whose end could be stamped
-        self.count, self.start, self.clock = self._first_count, None, recorder.clock
-        recorder.begin_pass(self)
-
-    def __iter__(self) -> Pass:
-        return self
-
-    def __next__(self) -> Any:
-        now = now_ns()
-        if self.ready:
-            end = None if self.start is None else self.clock.mark()
-            self.rows.append((self.asked, self.ready, now, self.samples, self.start, end))
-            self.ready = 0
-            if now > self.due or len(self.rows) >= MOST_ROWS:
-                now = self._gathered(now)
-        try:
-            batch = self.fetch()
-        except StopIteration:
-            self._end("exhausted")
-            raise
-        except BaseException as error:
-            self._end("failed", error)
-            raise
-        ready = now_ns()
-        self.asked = now
-        try:
-            self.samples = self.count(batch)
-            if self.clock is not None:
-                self.start = self.clock.mark()
-        except Exception as error:
-            self._give_up(error)
-        self.ready = ready
-        return batch
-
-    def _first_count(self, batch: Any) -> int:
-        """Learn how to count samples, and set the clock back to before iter(loader)."""
-        if not self.on:  # the loader failed and was asked again: the loop skips what it cannot read
-            self.recorder.begin_pass(self)
-            self.on = True
-        self.asked, self.lead_ns = self.asked - self.lead_ns, 0
-        self.count = self.recorder.counter(batch)
-        if self.recorder.sampler.loop is None:
-            self.recorder.sampler.loop = stack.users_code(sys._getframe(2))
-        return self.count(batch)
-
-    def _gathered(self, now: int) -> int:
-        """Hand over what has gathered; return when the next batch is asked for."""
-        rows, self.rows, self.due = self.rows, [], now + GATHER_NS
-        if not self.on:
-            return now
-        try:
-            self.recorder.take(rows)
-            self.clock = self.recorder.clock  # known only when the first body has run
-            if now > self.beat_at:
-                self.beat_at = now + BEAT_NS
-                self.recorder.growth.look(sys._getframe(2), self.recorder.sampler.loop)
-                self.beat(now)
-        except Exception as error:
-            self._give_up(error)
-        return now_ns()  # what this took is neither waiting nor body
-
-    def stop(self) -> None:
-        """Hand over what has gathered, and stop recording."""
-        rows, self.rows, on, self.on = self.rows, [], self.on, False
-        self.start = self.clock = None
-        if on:
-            self.recorder.take(rows)
-
-    def _end(self, how: str, error: BaseException | None = None) -> None:
-        if self.on:
-            with contextlib.suppress(Exception):
-                self.stop()
-                self.recorder.end_pass(how, error)
-                if error is not None:
-                    self.count = self._first_count
-                self.beat(None)
-
-    def _give_up(self, error: Exception) -> None:
-        """Stop recording; the loop goes on."""
-        self.on, self.start, self.clock, self.count = False, None, None, lambda _batch: 0
-        say(f"recording stopped: {type(error).__name__}: {error}")
-
-    def __del__(self) -> None:
-        if hasattr(self, "on"):
-            self._end("left early")  # a break, a return or an exception in the body

@@ -20,7 +20,8 @@ from typing import Any
 import labkit
 from labkit.analysis import thresholds
 from labkit.bench.lines import in_workers
-from labkit.bench.watch import TELEMETRY_AFTER_NS, Pass, Recorder, Tally, say
+from labkit.bench.watch import TELEMETRY_AFTER_NS, Recorder, Tally, say
+from labkit.bench.watched_pass import Pass
 from labkit.knobs import suggests
 from labkit.process import folders, launcher
 from labkit.process.events import now_ns

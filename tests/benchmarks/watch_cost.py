@@ -23,7 +23,7 @@ os.environ.setdefault("LABKIT_HOME", tempfile.mkdtemp(prefix="labkit-watch-cost-
 
 import numpy as np
 
-from labkit.bench import watch as recording
+from labkit.bench import watched_pass as recording
 from labkit.bench.watch import Recorder
 from labkit.experiments.own_cost import STEP_MS, trainer_of
 from labkit.show.display import Display
