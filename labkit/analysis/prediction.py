@@ -5,6 +5,7 @@ The loader is simulated (`loader_simulation`) with what the run's own items and 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +79,7 @@ def predict(run: Any, **changes: Any) -> Prediction:
     check_names(changes, KNOBS)
     changes = {name: KNOBS[name].check(value) for name, value in changes.items()}
     try:
-        known = Measured(run)
+        known = _known(run, run.steps, len(run.item_events), run.outcome)
         target = _target(known.pipeline, changes)
         step, notes = _step(run, target)
         if target.num_workers and not known.pipeline.num_workers and not known.handoff:
@@ -252,12 +253,12 @@ class Measured:
         batches = _drawn(len(costs), steps, rng)
         parts = PARTS if len(costs.item_cpu[0]) else 1
         cpus = (costs.cpu[batches] / self.chilled[batches] * scale)[:, None]
-        cpus = cpus * _profile(costs.item_cpu, parts)[batches]
+        cpus = cpus * _profile(costs.item_cpu, parts, batches)
         waits = (costs.wait[batches] * scale)[:, None]
         more = ((target.io_ms or 0) - (old.io_ms or 0)) * target.batch_size / 1e3
         if target.dataset == "sleep":  # its delay is one of the batch, whatever the size
             more += (target.prep_ms - scale * old.prep_ms) / 1e3
-        waits = np.maximum(waits * _profile(costs.item_wait, parts)[batches] + more / parts, 0)
+        waits = np.maximum(waits * _profile(costs.item_wait, parts, batches) + more / parts, 0)
         stall = old.stall_ms / 1e3  # the stated one, taken from the batches that met it
         collate_wait = (costs.collate_wait - stall * (costs.collate_wait > 0.9 * stall))[batches]
         if target.stall_ms:
@@ -282,6 +283,11 @@ class Measured:
             side_stream=bool(target.prefetch_to_device),
             host_threads=self.host_threads,
         )
+
+
+@functools.lru_cache(maxsize=1)  # a slider asks many changes of one run
+def _known(run: Any, *_of_what_is_there_by_now: Any) -> Measured:
+    return Measured(run)
 
 
 def _batches(run: Any) -> ItemCosts:
@@ -330,11 +336,11 @@ def _drawn(count: int, steps: int, rng: np.random.Generator) -> np.ndarray:
     return pool[rng.integers(count, size=steps)]
 
 
-def _profile(items: list[np.ndarray], parts: int) -> np.ndarray:
+def _profile(items: list[np.ndarray], parts: int, batches: np.ndarray) -> np.ndarray:
     """Return (batches, parts): which share of each batch's time its first, second ... part took."""
-    shares = np.full((len(items), parts), 1 / parts)
-    for row, times in enumerate(items):
-        sums = [chunk.sum() for chunk in np.array_split(times, parts)]
+    shares = np.full((len(batches), parts), 1 / parts)
+    for row, batch in enumerate(batches):
+        sums = [chunk.sum() for chunk in np.array_split(items[batch], parts)]
         if total := sum(sums):
             shares[row] = np.array(sums) / total
     return shares
