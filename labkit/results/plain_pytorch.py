@@ -21,19 +21,33 @@ BENCH = Path(__file__).parents[1] / "bench"
 WIDTH, INDENT = 100, 4  # columns: of a line at most, and before the statements of main()
 PYTORCH_PREFETCH = 2  # its default
 DATASETS = {  # {name: what its Images are made of, as code}
-    "jpeg": "image_files(2 * PX)",
-    "array": "decoded(image_files(2 * PX))",
-    "sleep": "np.random.default_rng(SEED).integers(0, 256, (64, 3, PX, PX), dtype=np.uint8)",
+    "jpeg": "Images(image_files(2 * PX))",
+    "array": "Images(decoded(image_files(2 * PX)))",
+    "sleep": "Images(np.random.default_rng(SEED)"
+    ".integers(0, 256, (64, 3, PX, PX), dtype=np.uint8))",
+    "text": "Text()",
 }
-MODELS = {"cnn": "CNN", "mlp": "MLP", "transformer": "Transformer"}  # classes of bench/models.py
+MODELS = {
+    "cnn": "CNN",
+    "mlp": "MLP",
+    "transformer": "Transformer",
+    "gpt": "GPT",
+}  # classes of bench/models.py
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 IMPORTS = (  # (module, its names); what a script does not use is left out
-    ("", "os random tempfile time"), ("pathlib", "Path"),
+    ("", "bisect itertools os random re sysconfig tempfile time"), ("pathlib", "Path"),
     ("", "numpy torch"), ("PIL", "Image ImageEnhance ImageOps"), ("torch", "nn"),
     ("torch.utils.data", "DataLoader Dataset default_collate get_worker_info"),
 )  # fmt: skip
 ALIAS = {"numpy": "np"}
-UNUSED = ", _image_px: int"  # of a model's arguments
+UNUSED = (  # in training, of the models' source
+    (", _image_px: int", ""), (", cache: Cache | None = None", ""), (", cache: Cache | None", ""),
+    ("        if cache is not None:\n            k, v = cache.grown(self.place, k, v)\n", ""),
+    (" and (cache is None or not cache.at)", ""), ("(x, mask, cache)", "(x, mask)"),
+    ("start, mask = cache.at if cache else 0, None", "mask = None"),
+    ("(start, start + tokens.shape[1]", "(tokens.shape[1]"), (", place: int", ""),
+    ("        self.place = place\n", ""), ("(width, place) for place in", "(width) for _ in"),
+)  # fmt: skip
 LOADER = ("batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
 
 
@@ -92,23 +106,40 @@ def _written(job: dict[str, Any], threads: int | None) -> str:
     )
     cuda = str(job["device"]).startswith("cuda")
     workers, overlap = job["num_workers"], ", non_blocking=True" if job["non_blocking"] else ""
-    numbered = dataset == "jpeg" and job["augment"]  # a sample's number seeds its augmentation
-    given = {"sampler": "enumerate(shuffled())" if numbered else "shuffled()"} if dataset else {}
+    text, packed = dataset == "text", dataset == "text" and job["batching"] == "packed"
+    order = "shuffled(len(dataset))"
+    if dataset == "jpeg" and job["augment"]:  # a sample's number seeds its augmentation
+        order = f"enumerate({order})"
+    elif text and job["batching"] != "padded":
+        order = f"ordered(dataset.documents, batch_size={job['batch_size']})"
+    given = {"sampler": order} if dataset else {}
     if dataset and (job["stall_ms"] or dataset != "jpeg"):
-        given["collate_fn"] = "SlowDisk()" if job["stall_ms"] else "as_it_is"
+        plain = "padded" if text else "as_it_is"
+        given["collate_fn"] = "SlowDisk()" if job["stall_ms"] else plain
     lifted = {name: _lifted("data", name) for name in ("draw_image", "augmented")}
-    lifted["model_source"] = _lifted("models", MODELS.get(model, "")).replace(UNUSED, "")
+    lifted |= {name: _lifted("text", name) for name in ("paragraphs", "next_bytes")}
+    lifted |= {"pack": _lifted("text", "packed"), "model_source": _model(MODELS.get(model, ""))}
     sizes = [f"{name}={job[name] or '...'}" for name in ("width", "depth")]
-    sizes += ["classes=CLASSES"] + ["image_px=PX"] * ("image_px" in lifted["model_source"])
+    if model == "gpt":
+        sizes += [f"vocabulary={_constant('VOCABULARY')}", "context=CONTEXT"]
+        sizes += ["packed=True"] if packed else []
+    else:
+        sizes += ["classes=CLASSES"] + ["image_px=PX"] * ("image_px" in lifted["model_source"])
     known = {
         **job, **lifted, "count": _constant("COUNT"), "classes": _constant("CLASSES"),
         **{name: dataset == name for name in DATASETS}, "known": dataset in DATASETS,
         **{name: precision == name for name in ("tf32", "fp16")},
         "threads": threads,
         "other_card": cuda and job["device"] not in ("cuda", "cuda:0"),
-        "plain_convs": cuda and precision == "fp32" and model != "mlp",
+        "plain_convs": cuda and precision == "fp32" and model not in ("mlp", "gpt"),
+        "files": dataset in ("jpeg", "array"), "in_memory": dataset in ("array", "sleep"),
+        "packed": packed, "sorted": text and job["batching"] != "padded",
+        "x": "rows" if text else "images", "y": "lengths" if text else "labels",
+        "unit": "rows" if packed else "samples",
+        "model_and_targets": "model(tokens).flatten(0, 1), targets.flatten()"
+        if text else "model(images), labels",
         "gpu": job["device"] not in ("cpu", "auto"), "dtype": DTYPES.get(precision),
-        "images": DATASETS.get(dataset), "loader": loader_call(job, **given),
+        "made_of": DATASETS.get(dataset), "loader": loader_call(job, **given),
         "model_call": f"{MODELS.get(model, model)}({', '.join(sizes)})",
         "mode": job["compile"] not in (None, "default"), "graphs": job["compile"] in GRAPH_MODES,
         "lr": "1e-3" if dataset else "...",
@@ -164,7 +195,17 @@ def _lifted(module: str, name: str) -> str:
     """Return the source of a function or class of the bench; "" where it has none of the name."""
     text, defined = _bench(module)
     source = ast.get_source_segment(text, defined[name]) if name in defined else ""
-    return source.replace("VERSION", str(_constant("VERSION")))
+    constant = r"(?<=\[)VERSION\b|\bMOST\b"  # these are written out
+    return re.sub(constant, lambda m: ast.get_source_segment(text, defined[m[0]].value), source)
+
+
+def _model(name: str) -> str:
+    """Return the source of a model without what only generating text needs."""
+    names = ("Block", name) if name == "GPT" else (name,)
+    source = "\n\n\n".join(_lifted("models", each) for each in names)
+    for old, new in UNUSED:
+        source = source.replace(old, new)
+    return re.sub(r"\n *# A token behind a cache.*", "", source)
 
 
 def _statements(body: str) -> list[str]:
