@@ -26,6 +26,7 @@ _PUBLIC = {  # the public names, by the module of labkit that holds them
     "course.challenge": "challenge",
     "course.score": "guess mystery score",
     "course.slow_script": "same_training slow_script",
+    "experiments.inference": "inference",
     "experiments.largest_batch": "largest_batch",
     "experiments.measure": "measure",
     "experiments.roofline": "roofline",

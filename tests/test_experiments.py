@@ -39,6 +39,7 @@ SMALL = {
     "precision_matmul": {"n": 128},
     "underflow": {"px": 192, "steps": 11},
     "fusion": {"mib": 2, "length": 2},
+    "inference": {"width": 64, "depth": 1, "length": 8, "batches": [1], "image_model": "mlp"},
     "memory_parts": {"batch_size": [4, 16], "image_px": 32},
     "accumulation": {"micro": 4, "count": 4},
     "accumulation_cost": {"effective": 16, "model": "mlp", "image_px": 32, "seconds_each": 0.01},

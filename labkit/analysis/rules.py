@@ -15,7 +15,7 @@ from labkit.analysis.facts import Facts, Finding, loss
 from labkit.analysis.instruments import deciding
 from labkit.analysis.loop import costliest_of_loading, synchronises, why_it_waits
 from labkit.analysis.loop_rules import kept, longer_and_longer, not_training, too_many_threads
-from labkit.analysis.remedies import BF16, FEWER_LAUNCHES, FUSE, MORE_PER_CALL
+from labkit.analysis.remedies import BATCHINGS, BF16, FEWER_LAUNCHES, FUSE, MORE_PER_CALL, UNPAD
 
 # Kernels that only move data; a fused optimizer does in one pass what foreach does in many
 PASSES = re.compile(r"elementwise|multi_tensor_apply(?!.*fused)", re.I)
@@ -269,20 +269,10 @@ def memory_traffic(facts: Facts) -> Iterator[Finding]:
 
 def padding(facts: Facts) -> Iterator[Finding]:
     """The device computes on what only fills up the rows of a batch of text."""
-    if not facts.padding:
-        return
-    lost = facts.padding * facts.shares["compute"]
-    seen = f"{facts.padding:.0%} of the tokens are padding, on which {lost:.0%} of the time goes"
-    change = "Batch sequences of a length together, pad to the longest of a batch, or pack several "
-    change, other = f"{change}into a row.", []
     if facts.knobs.get("dataset") == "text":
-        change = (
-            "Batch sequences of a length together (batching='by_length'), or put several into a "
-            "row of the full context, each for itself (batching='packed')."
-        )
-        other = [{"batching": way} for way in ("by_length", "packed")]
-    source = f"lengths of the sequences, {facts.source}"
-    yield loss("compute", "padding", lost, seen, source, change, changes=other)
+        lost = facts.padding * facts.shares["compute"]
+        seen = f"{facts.padding:.0%} of the tokens are padding, which takes {lost:.0%} of the time"
+        yield loss("compute", "padding", lost, seen, facts.source, UNPAD, changes=BATCHINGS)
 
 
 def _kernel_share(facts: Facts, names: re.Pattern) -> float:

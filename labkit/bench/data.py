@@ -10,16 +10,17 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageOps
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from labkit.bench.process import worker_dies_with_bench
+from labkit.bench.text import EndlessShuffle, Text, in_shared_memory
 from labkit.process.events import EventLog, now_ns
 
 with contextlib.suppress(ImportError):  # not on Windows
@@ -95,21 +96,6 @@ class Batched(Dataset):
         return batch, torch.from_numpy(indices % CLASSES)  # (B,) int64
 
 
-class EndlessShuffle(Sampler):
-    """Shuffled epochs without end, as (draw, index): the n-th sample whatever the workers."""
-
-    def __init__(self, count: int, seed: int, rank: int = 0, ranks: int = 1):
-        self.count, self.seed, self.rank, self.ranks = count, seed, rank, ranks
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        rng, draw = random.Random(self.seed), 0
-        while True:
-            for index in rng.sample(range(self.count), self.count):
-                if draw % self.ranks == self.rank:
-                    yield draw, index
-                draw += 1
-
-
 class Stalling:
     """A collate step that sleeps `stall_ms` in one of `stall_every` batches: a slow-disk spike."""
 
@@ -130,8 +116,6 @@ class Stalling:
 def make_dataset(job: Any, cache: Path, progress: Callable[[int, int], None]) -> Dataset:
     """Build the job's dataset, making its files first where they are missing."""
     if job.dataset == "text":
-        from labkit.bench.text import Text  # which is made of what is here
-
         return Text(job)
     if job.dataset == "jpeg":
         return JpegFiles(jpeg_folder(cache, 2 * job.image_px, progress), job)
@@ -174,11 +158,6 @@ def loader_settings(job: Any) -> dict[str, Any]:
         # a worker that hangs fails the run instead of waiting forever
         care = {"worker_init_fn": worker_dies_with_bench, "timeout": 120}
     return {name: getattr(job, name) for name in names} | care
-
-
-def in_shared_memory(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Share a batch here: with /dev/shm full, the queue's own thread would drop it in silence."""
-    return batch if get_worker_info() is None else tuple(t.share_memory_() for t in batch)
 
 
 # -- what an item costs to prepare, told by the processes that prepare it --------------------------

@@ -1,4 +1,4 @@
-"""Text that every machine has: the source of Python's standard library, as bytes, and its batches.
+"""Text that every machine has: the source of Python's standard library, as bytes, and its order.
 
 A document is a paragraph, in pieces where it is longer than the model's context, and byte 0 in
 front. A row of a batch holds one document, or, packed, as many whole ones as fit its context.
@@ -10,6 +10,7 @@ import bisect
 import copy
 import functools
 import itertools
+import random
 import re
 import sysconfig
 import time
@@ -19,9 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler, get_worker_info
 
-from labkit.bench.data import EndlessShuffle, in_shared_memory
 from labkit.spec import KNOBS
 
 MOST = 3 * 2**20  # bytes that are read
@@ -108,6 +108,21 @@ class Text(Dataset):
         return in_shared_memory((batch, torch.tensor(lengths)))  # (B, T + 1), (B,) int64
 
 
+class EndlessShuffle(Sampler):
+    """Shuffled epochs without end, as (draw, index): the n-th sample whatever the workers."""
+
+    def __init__(self, count: int, seed: int, rank: int = 0, ranks: int = 1):
+        self.count, self.seed, self.rank, self.ranks = count, seed, rank, ranks
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        rng, draw = random.Random(self.seed), 0
+        while True:
+            for index in rng.sample(range(self.count), self.count):
+                if draw % self.ranks == self.rank:
+                    yield draw, index
+                draw += 1
+
+
 class Ordered(EndlessShuffle):
     """The shuffled documents, a pool of batches at a time, grouped by length or packed in rows."""
 
@@ -147,6 +162,11 @@ def packed(pool: list[int], lengths: list[int], context: int) -> list[list[int]]
             row.append(left.pop(place - 1))
         rows.append(row)
     return rows
+
+
+def in_shared_memory(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Share a batch here: with /dev/shm full, the queue's own thread would drop it in silence."""
+    return batch if get_worker_info() is None else tuple(t.share_memory_() for t in batch)
 
 
 def counted(tokens: torch.Tensor, lengths: torch.Tensor) -> tuple[int, tuple[int, int]]:

@@ -1,0 +1,112 @@
+"""Inference: decode against the law of bandwidth, in numbers made up and in small real ones."""
+
+import itertools
+import json
+
+import pytest
+import torch
+from kept_bench import here
+
+import labkit as lk
+from labkit.bench.models import packed
+from labkit.process.events import VERSION, EventLog
+from labkit.results.measurements import Measurements
+from labkit.spec import Experiment
+
+SMALL = {"width": 64, "depth": 2, "length": 16, "batches": [1, 4], "image_model": "mlp"}
+WEIGHTS, GB_PER_S, TFLOP_PER_S = 400e6, 20.0, 0.2
+
+
+def made_up(folder):
+    """Return measurements whose decode takes 1.2x the law, on 20 GB/s and 200 GFLOP/s."""
+    log, spec = EventLog(folder), Experiment("inference")
+    log.write("spec", version=VERSION, run="x", labkit="x", **spec.to_spec())
+    log.write("machine", device="cpu", kind="cpu", name="a <CPU>", versions={})
+
+    def write(of, seconds, flops=None, bytes=None, values=None, **case):
+        log.write("measurement", of=of, case=case, seconds=seconds, flops=flops, bytes=bytes,
+                  values=values or {})  # fmt: skip
+
+    write("sum", [0.05], bytes=GB_PER_S * 0.05e9, roof="bandwidth")
+    write("packed matmul", [0.1], flops=TFLOP_PER_S * 0.1e12, roof="compute", format="fp32")
+    size = {"width": 1024, "depth": 8, "length": 64, "weights_bytes": WEIGHTS}
+    write("prefill", [0.1], flops=0.01e12, format="fp32", batch=1, values=size)
+    for batch in (1, 4, 16, 64):
+        cache = 1e6 * batch
+        memory = (WEIGHTS + cache) / (GB_PER_S * 1e9)
+        compute = batch * WEIGHTS / 2 / (TFLOP_PER_S * 1e12)
+        law = max(memory, compute)
+        values = {"cache_bytes": cache, "bandwidth_s": memory, "compute_s": compute,
+                  "p99_s": law * 2 if batch == 1 else None}  # fmt: skip
+        write("decode", [law * 1.2], bytes=WEIGHTS + cache, values=values, format="fp32",
+              batch=batch, way="eager")  # fmt: skip
+    for batch in (1, 2, 4, 8, 16):
+        write("image", [1e-3 * (4 + batch)], batch=batch)
+    log.write("done")
+    log.write("end", stop=None, code=0)
+    log.close()
+    return Measurements(folder)
+
+
+def test_the_law_the_ratio_and_where_it_becomes_compute_bound(tmp_path):
+    found = lk.inference(made_up(tmp_path))
+    first = found.one("fp32")
+    assert first.predicted_ms == pytest.approx(20.05) and first.bound == "memory"
+    assert first.ratio == pytest.approx(1.2) and first.mbu == pytest.approx(1 / 1.2)
+    assert first.tokens_per_s == pytest.approx(1e3 / (1.2 * 20.05))
+    assert [s.bound for s in found.steps] == ["memory", "memory", "memory", "compute"]
+    assert found.compute_bound_from("fp32") == 64 and found.one("fp32", 64).mbu < 0.5
+    assert found.prefill_mfu("fp32") == pytest.approx(0.5) and found.prefill_mfu("bf16") is None
+    assert found.image_knee.batch_size == 4  # of 4 + B ms
+    text = str(found.table())
+    assert "1.20x the time" in text and "compute-bound from batch 64 on" in text
+    assert "20 GB/s" in text and "fp32 50%" in text and "400 MB of weights" in text
+    assert json.loads(json.dumps(found.to_dict(), default=str))["steps"][0]["ratio"]
+    with pytest.raises(LookupError, match="bf16, batch 1, eager was not measured"):
+        found.one("bf16")
+
+
+def test_the_figure_says_it(tmp_path):
+    figure = made_up(tmp_path).plot()
+    upper, lower = figure.axes
+    texts = [text.get_text() for text in upper.texts]
+    assert any("compute-bound" in text for text in texts)
+    assert [line.get_linestyle() for line in upper.lines[:2]] == ["-", "--"]
+    assert lower.lines[1].get_ydata()[-1] == pytest.approx(16 * 5 / 20)
+
+
+def test_other_measurements_are_refused():
+    with pytest.raises(ValueError, match="is no inference"):
+        lk.inference(lk.recorded("roofline"))
+    with pytest.raises(ValueError, match="Unknown"):
+        lk.measure("inference", lenght=3)
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8"])
+@torch.no_grad()
+def test_packed_weights_compute_the_same(weights):
+    torch.manual_seed(0)
+    kind = torch.float32 if weights == "fp32" else torch.bfloat16
+    layer, x = torch.nn.Linear(64, 96).to(kind), torch.randn(5, 3, 64).to(kind)
+    plain = layer(x).float()
+    with torch.inference_mode():
+        got = packed(layer, weights, on_cpu=True)(x).float()
+    assert layer.weight is None and got.shape == plain.shape
+    assert torch.allclose(got, plain, atol=1e-5 if weights == "fp32" else 0.05)
+
+
+@pytest.mark.slow
+def test_a_small_decoder_is_measured_in_every_format():
+    measured = here("inference", **SMALL)
+    found = lk.inference(measured)
+    formats = {s.format for s in found.steps}
+    assert "fp32" in formats and formats | set(measured.skipped) >= {"fp32", "bf16", "int8"}
+    matrices = 12 * 64**2 * 2 + 256 * 64
+    for name, batch in itertools.product(formats, (1, 4)):
+        (point,) = measured.where("decode", format=name, batch=batch, way="eager")
+        numbers = {"fp32": 4, "bf16": 2, "int8": 1}[name]
+        cache = 2 * batch * 16 * 64 * 2 * max(2, numbers)
+        assert point.bytes == matrices * numbers + cache and point.values["cache_bytes"] == cache
+        assert point.flops == batch * (2 * matrices + 4 * 64 * 2 * 16)
+    assert {p.case["mode"] for p in measured.where("autograd")} >= {"inference_mode", "neither"}
+    assert len(measured.where("image")) > 2 and measured.plot().axes
