@@ -111,6 +111,9 @@ def test_a_trainer_is_recorded_as_a_run_and_a_slow_dataset_shows(tmp_path, monke
     assert run.loss == pytest.approx(logged, rel=1e-5)
     assert 0 < run.utilization <= 1 and run.throughput > 0
     assert run.diagnose().bottleneck and "watched" in repr(run)
+    # 4 rows of 8 tokens: attention's weights and scores, the gated layer's three, the head
+    each, work = 2 * (4 * 16**2 + 2 * 8 * 16 + 3 * 16 * 32 + 16 * 64), run.event("work")
+    assert work["flops"] == pytest.approx(3 * 4 * 8 * each, rel=0.01) and work["samples"] == 4
     train(slow, data=Slow)
     assert "input" in {finding.name for finding in slow.run.diagnose().findings}
     waits, logs = slow.run.breakdown.shares, run.breakdown.shares

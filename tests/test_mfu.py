@@ -11,8 +11,12 @@ from labkit.bench import flops
 from labkit.bench.loop import Trainer
 from labkit.bench.model_size import plain_job
 from labkit.bench.text import Text
+from labkit.experiments import memory
 from labkit.process.events import EventLog
 from labkit.results.record import Tail
+from labkit.show.live import Follower
+from labkit.show.run_header import message
+from labkit.show.wandb_log import summary
 
 CPU = torch.device("cpu")
 
@@ -72,6 +76,18 @@ def test_the_bytes_of_an_mlp_are_those_of_the_formula(tmp_path):
     assert work["bytes"] == pytest.approx(3 * weights + 7 * weights / 4 + 2 * kept, rel=0.01)
 
 
+@pytest.mark.parametrize("model", ["mlp", "cnn", "transformer"])
+def test_what_is_held_is_what_the_memory_experiment_predicts(model, tmp_path):
+    job = plain_job(CPU, model=model)
+    trainer = Trainer(job, CPU)
+    counts = vars(job) | {
+        "classes": 10, "parameters": sum(p.numel() for p in trainer.model.parameters()),
+        "parameter_tensors": 0, "buffer_bytes": 0,
+    }  # fmt: skip
+    held = work_of(tmp_path, trainer)["held_bytes"]
+    assert held == pytest.approx(memory.predict(counts).total, rel=0.03)
+
+
 def with_work(name, folder, mfu=None, **changes):
     """Return a recorded run as if its work had been counted, on a roof that gives it this MFU."""
     old = lk.recorded(name)
@@ -107,6 +123,11 @@ def test_what_is_unknown_is_none_and_where_it_stands_is_a_dash(tmp_path):
     assert {"mfu": None, "mbu": None, "peak": None}.items() <= old.to_dict().items()
     assert known.to_dict()["mfu"] == known.mfu
     rows = str(lk.Ladder().add("old", old).add("known", known)).splitlines()
+    assert "MFU 26% of " in repr(known) and "MFU" not in repr(old)
+    follower = Follower()
+    follower.read(known)
+    assert ", MFU 26%" in message(known) and "MFU 2" in follower.line(known)
+    assert summary(known)["mfu"] == known.mfu
     assert "MFU" in rows[0] and " - " in rows[1] and "26%" in rows[2]
     assert any(
         line.split()[:3] == ["mfu", "-", "26%"] for line in str(known.compare(old)).split("\n")

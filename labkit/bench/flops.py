@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
@@ -48,6 +49,24 @@ class Yes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@contextlib.contextmanager
+def fused_attention(kept: dict[int, int]) -> Iterator[None]:
+    """Let attention keep what its fused kernels do, and no matrix of scores, in `kept`."""
+    plain, itself = functional.scaled_dot_product_attention, lambda tensor: tensor
+
+    def fused(*args: Any, **kwargs: Any) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(itself, itself):
+            out = plain(*args, **kwargs)
+        kept.update(storages([*filter(torch.is_tensor, args[:3]), out]))
+        return out
+
+    functional.scaled_dot_product_attention = fused
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = plain
+
+
 def count(
     model: torch.nn.Module, train: Callable[[Any], Any], *, state: int = 0, every: int = 1,
     half: bool = False,
@@ -62,8 +81,8 @@ def count(
     empty = {id(p): torch.nn.Parameter(_empty(p), p.requires_grad) for p in model.parameters()}
     empty |= {id(b): _empty(b) for b in model.buffers()}
     meta = copy.deepcopy(model, empty)  # what is in there already is not copied
-    counter = FlopCounterMode(display=False)
-    with torch.random.fork_rng([]), Yes(), counter, kept_for_backward(meta) as kept:
+    alone, counter = torch.random.fork_rng([]), FlopCounterMode(display=False)
+    with alone, Yes(), counter, kept_for_backward(meta) as kept, fused_attention(kept):
         train(meta)
     weights = sum(p.nbytes for p in meta.parameters())
     trained = sum(p.nbytes for p in meta.parameters() if p.requires_grad)
