@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import time
 from types import SimpleNamespace
 
@@ -241,14 +242,14 @@ def test_a_start_that_was_only_cold_is_found_out():
 
 @pytest.mark.slow
 def test_the_default_pipeline_is_fed_in_a_few_runs_with_the_same_losses(labkit_command):
-    done = labkit_command("improve", "--json")
+    done = labkit_command("improve", "--json", "--seconds", 60)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["speedup"] >= 2 and found["runs"] <= 12 and found["best"]["num_workers"]
     kept = [rung for rung in found["rungs"] if rung["kept"]][1:]
     assert kept and all(abs(rung["losses"]) < 0.02 for rung in kept)
     assert "input: waiting for data -> num_workers" in done.stderr
-    assert "DataLoader(dataset, num_workers=" in found["snippet"]
+    assert "num_workers=" in found["snippet"]
 
 
 class Remote:
@@ -307,6 +308,48 @@ def test_settings_of_the_step_reach_the_readers_own_model_and_optimizer():
     no = {"fused_optimizer": True}
     made, _, bench = improver(Remote(), (), None, 4, **parts | {"optimizer": torch.optim.Rprop})
     assert "Rprop has no fused version" in bench.measure(made.climb.start | no, 300)[1]
+
+
+CELL = """
+import time
+import labkit as lk
+
+class Items:
+    def __len__(self):
+        return 50
+    def __getitem__(self, index):
+        time.sleep(0.004)
+        return float(index)
+
+def step(batch):
+    return float(batch.sum())
+
+ladder = lk.improve(Items(), step=step, batch_size=8)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="interrupts a kernel with a signal")
+def test_in_a_notebook_the_ladder_grows_and_stop_returns_the_best_so_far():
+    from test_kernel import kernel
+
+    with kernel() as (manager, client):
+        asked, page = client.execute(CELL), ""
+        while "going on" not in page:
+            message = client.get_iopub_msg(timeout=60)
+            assert message["msg_type"] != "error", message["content"]
+            page = message["content"].get("data", {}).get("text/html", "")
+        time.sleep(1)
+        manager.interrupt_kernel()
+        while (reply := client.get_shell_msg(timeout=60))["parent_header"]["msg_id"] != asked:
+            pass
+        assert reply["content"]["status"] == "ok", reply["content"]
+        texts = []
+        client.execute_interactive(
+            "print(ladder.climb.interrupted, ladder.stopped, len(ladder))",
+            timeout=60, output_hook=lambda m: texts.append(m["content"].get("text", "")),
+        )  # fmt: skip
+        assert "True interrupted: this is the best so far 1" in "".join(texts)
 
 
 @pytest.mark.slow

@@ -37,6 +37,11 @@ class Improvement(Ladder):
     verdict = property(lambda self: self.climb.verdict, doc="The Diagnosis of the best.")
 
     @property
+    def rungs(self) -> list[Any]:
+        """The kept steps; each was measured until it was beyond the noise."""
+        return [rung._replace(null=False) for rung in super().rungs]
+
+    @property
     def pipeline(self) -> Pipeline | None:
         """The best pipeline; None of the reader's own data."""
         return self.start and self.start.but(**self.changes)
@@ -85,7 +90,8 @@ class Improvement(Ladder):
         if climb.stopped and not now:
             if climb.verdict and climb.verdict.bottleneck != "compute":
                 foot.append(f"left: {climb.verdict.advice}")
-            foot += [f"{climb.seconds:.0f} s", *self.snippet.split("\n")]
+            runs = sum(len(rung.runs) for rung in climb.rungs)
+            foot += [f"{runs} runs, {climb.seconds:.0f} s", *self.snippet.split("\n")]
         runs = list(self.runs.values())
         foot += [*(text for text, _ in machine_lines(runs)), delays_of(runs)] if runs else []
         kept = [place for place, rung in enumerate(climb.rungs) if rung.kept]
