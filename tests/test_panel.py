@@ -276,12 +276,13 @@ def test_ten_presses_of_run_start_one_run_stop_ends_it_and_the_kernel_stays_free
         await until(lambda: shown.view.tick >= 3)
         for _ in range(10):
             shown.start()
-        assert beats > 20
+        assert beats > 20 and "labkit-old" in shown.verdict._dom_classes  # it is not this run's
         shown.stop_button.click()
         assert shown.stop_button.disabled
         await ended(shown)
         pulse.cancel()
         assert [run.outcome for run in shown.runs] == ["stopped"]
+        assert "labkit-old" not in shown.verdict._dom_classes
         assert not shown.view.running and shown.view.status.startswith("stopped")
 
     asyncio.run(scenario())
