@@ -71,10 +71,10 @@ def trained(bench):
 def unpack(frame):
     """What `live.pack` was given: teeth, curve, (window start, end), span, mean parts."""
     numbers = np.frombuffer(frame, np.float32)
-    (rows, points), (_, start, rest, width, span, _, _), parts = np.split(numbers[:13], [2, 9])
-    end, start = 13 + ROW * int(rows), start + rest
+    (rows, points), (_, start, rest, width, span, *_), parts = np.split(numbers[:14], [2, 10])
+    end, start = 14 + ROW * int(rows), start + rest
     assert len(numbers) == end + 2 * points
-    teeth, curve = numbers[13:end].reshape(-1, ROW), numbers[end:].reshape(-1, 2)
+    teeth, curve = numbers[14:end].reshape(-1, ROW), numbers[end:].reshape(-1, 2)
     return teeth, curve, (start, start + width), span, parts
 
 

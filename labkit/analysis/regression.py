@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis.facts import CLASSES
-from labkit.results.timeline import split_steps
 
 BLOCKS = 20  # neighbouring steps are alike, so stretches of the run are drawn anew, not steps
 DRAWS = 1000
@@ -70,7 +69,7 @@ def parts(before: Any, after: Any) -> tuple[Part, ...]:
 
 def _blocks(run: Any) -> np.ndarray | None:
     """Return (stretches, 1 + classes): ms per step, all of it and by class."""
-    matrix = split_steps(run.stamps[max(run.warmup - 1, 0) :]) * 1e3
+    matrix = run.steps_ms
     if len(matrix) < 5:
         return None
     cut = np.array_split(matrix, min(BLOCKS, len(matrix)))

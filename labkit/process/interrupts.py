@@ -30,15 +30,12 @@ def held() -> Iterator[list[float]]:
     In another thread, or under a handler that is not Python's own, they are not for us to hold.
     """
     global _pressed
-    if _pressed is not None and threading.current_thread() is threading.main_thread():
-        yield _pressed  # a block within a block
-        return
     mine: list[float] = []
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    ):
-        yield mine
+    in_main = threading.current_thread() is threading.main_thread()
+    inside = in_main and _pressed is not None  # a block within a block
+    ours = in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if inside or not ours:
+        yield _pressed if inside else mine
         return
 
     def press(_number: int, _frame: Any) -> None:

@@ -42,6 +42,7 @@ class Follower:
         self.stamps = array("d")  # s: six a step, as `Run.stamps`
         self.spent = array("d")  # s in each of the five classes by the end of each step
         self.next = self.zero_ns = self.last_ns = self.warmup = self.serial = 0
+        self.micro = 1  # batches an update
         self.steps_asked, self.stated, self.kind = 0, "", "device"
         self.mfu_s: float | None = None  # MFU of one sample a second
 
@@ -56,7 +57,7 @@ class Follower:
         for event in events:
             self._add(event)
         if events:
-            self.warmup = run.warmup
+            self.warmup, self.micro = run.warmup, run.pipeline.accumulation_steps or 1
         return bool(events)
 
     def _add(self, event: dict) -> None:
@@ -155,7 +156,7 @@ class Follower:
         rest = start - float(np.float32(start))  # of a long run's clock, beyond 7 digits
         return pack(
             self.teeth(), self.curve(), self.serial, start, rest, end - start, self.edges[-1],
-            len(self.done), warm_s, *parts, launch + other,
+            len(self.done), warm_s, self.micro, *parts, launch + other,
         )  # fmt: skip
 
     def line(self, run: Run) -> str:

@@ -2,7 +2,7 @@
 // share over the whole run, and the mean step by what its time went to; as the final figure does.
 // Steps are kept as they come, so that hovering and zooming ask nothing of the kernel.
 
-const HEADER = 13, ROW = 9, LEFT = 74, RIGHT = 14;
+const HEADER = 14, ROW = 9, LEFT = 74, RIGHT = 14;
 const PARTS = { wait: "waiting for data", copy: "copy", compute: "compute", other: "other" };
 const LANES = [["busy", "compute", 0.56], ["copy", "copy", 0.16], ["waiting", "wait", 0.16]];
 
@@ -10,7 +10,7 @@ function readFrame(view) {
   if (!view || view.byteLength < 4 * HEADER) return null;
   const bytes = view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength);
   const values = new Float32Array(bytes);
-  const [rows, points, serial, start, rest, width, span, done, warm, ...means] = values.subarray(0, HEADER);
+  const [rows, points, serial, start, rest, width, span, done, warm, micro, ...means] = values.subarray(0, HEADER);
   const zero = start + rest, body = values.subarray(HEADER), steps = [];
   for (let at = 0, n = done - rows; n < done; at += ROW) {
     const [from, to, asked, ready, copied, copyEnd, ...ms] = body.subarray(at, at + ROW);
@@ -22,7 +22,7 @@ function readFrame(view) {
   }
   const [wait, copy, compute, other] = means;
   const curve = body.subarray(ROW * rows, ROW * rows + 2 * points);
-  return { serial, start: zero, end: zero + width, span, done, warm, steps, curve,
+  return { micro, serial, start: zero, end: zero + width, span, done, warm, steps, curve,
            means: { wait, copy, compute, other } };
 }
 
@@ -255,9 +255,14 @@ function draw(canvas, model, view) {
   }
   g.restore();
   if (before && wide) text(g, `- - ${view.beforeName}`, width - RIGHT, whole.y - 8, colours.muted, "right");
-  legend(g, frame?.means, LEFT, mean.y - 8, inner.width, colours);
   const none = { wait: 0, copy: 0, compute: 0, other: 0 };
-  const rows = [["mean step", frame?.means ?? none], ...(before ? [["before", before.means]] : [])];
+  // a micro-batch beside a whole batch compares nothing: then all that an update takes
+  const apart = frame && before && frame.micro !== before.micro;
+  const update = (of) => Object.fromEntries(Object.entries(of.means).map(([part, ms]) => [part, ms * of.micro]));
+  const means = (of) => (apart ? update(of) : of.means);
+  const rows = [[apart ? "update" : "mean step", frame ? means(frame) : none]];
+  if (before) rows.push(["before", means(before)]);
+  legend(g, frame && means(frame), LEFT, mean.y - 8, inner.width, colours);
   drawBars(g, mean, rows, colours);
   drawPointer(g, view, colours, width);
 }
