@@ -48,7 +48,7 @@ function hands(canvas, view, later) {
       tapped = dragged ? 0 : event.timeStamp;
       later();
     },
-    pointerleave: () => ((view.pointer = null), later()),
+    pointerleave: (event) => event.pointerType !== "touch" && ((view.pointer = null), later()),
     pointercancel: () => ((view.pointer = null), later()),
     wheel(event) {
       // not in the way of someone who only scrolls past

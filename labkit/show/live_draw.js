@@ -108,7 +108,7 @@ function drawLanes(g, place, steps, colours) {
   let y = box.y;
   for (const [name, part, share] of LANES) {
     const tall = share * box.height;
-    text(g, name, box.left - 8, y + tall / 2 + 4, colours.muted, "right");
+    if (tall > 9) text(g, name, box.left - 8, y + tall / 2 + 4, colours.muted, "right");
     g.fillStyle = colours[part];
     let drawn = -1;
     for (let i = stepAt(steps, from); i < steps.length; i++) {
@@ -144,7 +144,7 @@ function legend(g, means, left, y, width, colours) {
   let x = left;
   for (const [part, name] of entries) {
     const share = whole > 0 ? ` ${ms(means[part])} ms (${Math.round(100 * means[part] / whole)} %)` : "";
-    const words = width > 620 ? name + share : name; // room for numbers
+    const words = width > 620 ? name + share : width > 380 ? name : part; // as there is room
     g.fillStyle = colours[part];
     g.fillRect(x, y - 9, 14, 10);
     text(g, words, x + 19, y, colours.text);
