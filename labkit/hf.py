@@ -6,14 +6,24 @@ an ImportError that says so. `lk.training_arguments(pipeline)` needs neither.
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from labkit.bench import flops, machine
+from labkit.bench.their_loop import padding_of
+from labkit.bench.watch import LOOK_EVERY
 from labkit.callbacks import StepRecorder
+from labkit.process.events import now_ns
+from labkit.results.result import Result, Table
 
 try:
     import accelerate  # noqa: F401 -- the Trainer needs it, and says so late
-    from transformers import TrainerCallback
+    import torch
+    from transformers import StoppingCriteria, StoppingCriteriaList, TrainerCallback
 except ImportError as error:
     raise ImportError(
         f"labkit.hf needs transformers and accelerate ({error}): pip install 'labkit[hf]'"
@@ -29,6 +39,8 @@ class Recorder(StepRecorder, TrainerCallback):
     `logging_steps=1` for one a step. Give each Trainer a Recorder of its own.
     """
 
+    _hook: Any = None
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Begin a record, before the first batch is asked for."""
         self.close()
@@ -37,7 +49,16 @@ class Recorder(StepRecorder, TrainerCallback):
             self._count = args.train_batch_size * args.gradient_accumulation_steps
             data = getattr(loader, "dataset", None)
             self._samples = len(data) if hasattr(data, "__len__") else math.inf
-            self.begin(loader, more.get("model"))
+            self.begin(loader, model := more.get("model"))
+            if model is not None:
+                self._calls = itertools.count()
+                self._hook = model.register_forward_pre_hook(self._look, with_kwargs=True)
+
+    def _look(self, model: Any, _args: tuple, inputs: dict[str, Any]) -> None:
+        """Look at one training batch of so many: how much of it is padding."""
+        mask = inputs.get("attention_mask")
+        if mask is not None and model.training and next(self._calls) % LOOK_EVERY == 0:
+            self._recording.padding.append(padding_of({"attention_mask": mask.cpu()}) or 0.0)
 
     def on_epoch_begin(self, *_args: Any, **_more: Any) -> None:
         """Begin a pass over the data."""
@@ -64,4 +85,62 @@ class Recorder(StepRecorder, TrainerCallback):
 
     def on_train_end(self, *_args: Any, **_more: Any) -> None:
         """End the record."""
+        if self._going and self._hook is not None:
+            self._hook.remove()
         self.close("exhausted")
+
+
+@dataclass(frozen=True, repr=False)
+class Generation(Result):
+    """What `generate()` took: the prompt, then a decode step for each token; ms."""
+
+    batch: int
+    prefill_ms: float  # to the first token
+    token_ms: float  # median from a token of each sequence to the next
+    p99_ms: float | None  # None of fewer than 100
+    tokens_per_s: float  # of all sequences, behind the first
+    weights_bytes: int  # that a decode step reads, whatever the batch
+    law_ms: float | None  # weights over the bandwidth measured here; None where none was
+
+    def table(self) -> Table:
+        """Return the numbers, a row each; above them, the law."""
+        rows = [(n, v if v is None else f"{v:,.4g}") for n, v in vars(self).items()]
+        title = f"{self.tokens_per_s:,.0f} tokens/s"
+        if self.law_ms:
+            title += f": a step takes {self.token_ms / self.law_ms:.2f}x as long as reading weights"
+        return Table(rows, title=title)
+
+
+class _Stamps(StoppingCriteria):
+    """Notes when each token is there: the device is waited for, as to show a token takes."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.at = device, [now_ns()]
+
+    def __call__(self, ids: torch.Tensor, _scores: Any, **_more: Any) -> torch.Tensor:
+        machine.finish(self.device)
+        self.at.append(now_ns())
+        return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+
+
+def generation(model: Any, input_ids: torch.Tensor, new_tokens: int = 64) -> Generation:
+    """Time `model.generate` on a prompt (B, T), greedily, for `new_tokens` (3 or more) each.
+
+    The law is that of `lk.inference`, here of the weights alone, against the bandwidth that
+    `lk.measure("roofline")` found on this device on as many threads.
+    """
+    device = input_ids.device
+    for tokens in (3, new_tokens):  # the first warms up
+        stamps = _Stamps(device)
+        model.generate(
+            input_ids, attention_mask=torch.ones_like(input_ids), do_sample=False,
+            min_new_tokens=tokens, max_new_tokens=tokens,
+            stopping_criteria=StoppingCriteriaList([stamps]),
+        )  # fmt: skip
+    first, *steps = np.diff(stamps.at) / 1e6
+    weights = sum(p.nbytes for p in model.parameters())
+    bandwidth = (flops.kept_roof(device) or {}).get("bandwidth")
+    p99 = float(np.percentile(steps, 99)) if len(steps) >= 100 else None
+    median, rate = float(np.median(steps)), len(input_ids) * len(steps) / sum(steps) * 1e3
+    law = weights / bandwidth * 1e3 if bandwidth else None
+    return Generation(len(input_ids), float(first), median, p99, float(rate), weights, law)

@@ -11,7 +11,8 @@ import numpy as np
 from labkit.results.result import Result, Table
 
 TOLERANCE = 0.1  # of the mean loss; the losses of single batches differ by more than that
-SAME = ("dataset", "batch_size", "seed", "image_px", "model", "augment")  # knobs of a task
+# Knobs of a task
+SAME = ("dataset", "batch_size", "seed", "image_px", "model", "augment", "context", "batching")
 
 
 @dataclass(frozen=True, repr=False)

@@ -31,11 +31,14 @@ FEWER_LAUNCHES = (
     "graphs), fused_optimizer=True, no .item() in the step."
 )
 START = 4  # workers, where there were none; lk.tune measures how many are best
+PAD_LESS = (
+    "Batch sequences of a length together, pad to the longest of a batch, or pack several in a row."
+)
 UNPAD = (
     "Batch sequences of a length together (batching='by_length'), or put several into a row of the "
-    "full context, each for itself (batching='packed')."
+    "full context, each for itself (batching='packed').",
+    ({"batching": "by_length"}, {"batching": "packed"}),
 )
-BATCHINGS = ({"batching": "by_length"}, {"batching": "packed"})
 BF16 = ({"precision": "bf16"},)
 FUSE = "Fuse them: torch.compile, fused_optimizer=True, a fused kernel."
 MORE_PER_CALL = (

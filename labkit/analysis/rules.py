@@ -15,7 +15,7 @@ from labkit.analysis.facts import Facts, Finding, loss
 from labkit.analysis.instruments import deciding
 from labkit.analysis.loop import costliest_of_loading, synchronises, why_it_waits
 from labkit.analysis.loop_rules import kept, longer_and_longer, not_training, too_many_threads
-from labkit.analysis.remedies import BATCHINGS, BF16, FEWER_LAUNCHES, FUSE, MORE_PER_CALL, UNPAD
+from labkit.analysis.remedies import BF16, FEWER_LAUNCHES, FUSE, MORE_PER_CALL
 
 # Kernels that only move data; a fused optimizer does in one pass what foreach does in many
 PASSES = re.compile(r"elementwise|multi_tensor_apply(?!.*fused)", re.I)
@@ -269,10 +269,12 @@ def memory_traffic(facts: Facts) -> Iterator[Finding]:
 
 def padding(facts: Facts) -> Iterator[Finding]:
     """The device computes on what only fills up the rows of a batch of text."""
-    if facts.knobs.get("dataset") == "text":
+    if facts.padding:
         lost = facts.padding * facts.shares["compute"]
         seen = f"{facts.padding:.0%} of the tokens are padding, which takes {lost:.0%} of the time"
-        yield loss("compute", "padding", lost, seen, facts.source, UNPAD, changes=BATCHINGS)
+        source, ours = f"lengths of the sequences, {facts.source}", facts.knobs.get("dataset")
+        change, changes = remedies.UNPAD if ours == "text" else (remedies.PAD_LESS, ())
+        yield loss("compute", "padding", lost, seen, source, change, changes=changes)
 
 
 def _kernel_share(facts: Facts, names: re.Pattern) -> float:
