@@ -121,7 +121,7 @@ def test_a_panel_of_a_record_plays_it_and_one_of_a_run_shows_its_cost():
     assert "recorded run" in lk.panel("workers-0").controls
     assert lk.panel(["workers-0", "workers-6"]).kind.button == "Play"
     cost = lk.panel(lk.recorded("workers-6"), before=lk.recorded("workers-0"))
-    prices, table = cost.children
+    prices, table, _names = cost.children
     assert "<table" in table.value and "2,000,000" not in table.value
     prices.children[-1].value = 2_000_000
     assert "2,000,000" in table.value
@@ -189,7 +189,7 @@ def test_the_list_keeps_the_last_runs_pins_renames_and_saves_them(tmp_path, monk
     shown = with_runs("workers-0", *["workers-6"] * 9)
     listed, history = shown.history.rows, shown.history
     assert [row["name"] for row in listed[:2]] == ["num_workers 6"] * 2 and len(listed) == 8
-    assert listed[0]["verdict"] == "input" and "samples/s, busy 7" in listed[0]["numbers"]
+    assert listed[0]["verdict"] == "input" and "samples/s, CPU busy 7" in listed[0]["numbers"]
     oldest = listed[-1]["key"]
     history.handle(do="rename", key=oldest, value=" the best / so far ")
     history.handle(do="pin", key=oldest)

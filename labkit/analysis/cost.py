@@ -90,15 +90,13 @@ class Cost(Result):
     @property
     def verdict(self) -> str:
         """What an epoch costs against before, and what to save next, in a sentence or two."""
-        known = self.usd_per_epoch
-        now = f"{_text(self.hours_per_epoch, 'h')}" if known is None else _text(known, "USD")
-        said = f"An epoch costs {now}."
-        if self.before:
-            ratio = _apart(self.hours_per_epoch, self.before.hours_per_epoch)
-            said = f"An epoch costs {ratio} than before: {now}."
-        if known:
-            said += f" {self.idle_usd_per_epoch / known:.0%} of it is for an idle device: "
-            said += "what run.diagnose() names is what to save next."
+        now = _text(self.usd_per_epoch, "USD") or _text(self.hours_per_epoch, "h")
+        old = self.before and self.before.hours_per_epoch
+        apart = f"{_apart(self.hours_per_epoch, old)} than before: " if old else ""
+        said = f"An epoch costs {apart}{now}."
+        if self.usd_per_epoch:
+            said += f" {self.idle_usd_per_epoch / self.usd_per_epoch:.0%} of it is for an idle "
+            said += "device: what run.diagnose() names is what to save next."
         return said
 
 

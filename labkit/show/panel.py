@@ -43,11 +43,6 @@ def run_verdict(run: Run) -> str:
     return f"{busy_of(run)}. {run.diagnose()}{nan}"
 
 
-def run_in_brief(run: Run) -> tuple[str, str]:
-    """Return what a list says of a run: its numbers, and what limits it."""
-    return f"{run.throughput:,.0f} {run.unit}/s, busy {run.busy_text}", run.diagnose().bottleneck
-
-
 def runs_apart(run: Run, before: Run | None, name: str = "the run before") -> list[str]:
     """Say what was changed since `before`, what it brought, and what could not be applied."""
     lines = [f"{name} was not applied: {why}." for name, why in run.not_applied.items()]
@@ -75,7 +70,6 @@ class Kind:
     asked: Callable[[dict[str, Any]], Any]  # values by name -> the spec; ValueError on a conflict
     verdict: Callable[[Any], str] = run_verdict
     against: Callable[..., list[str]] = runs_apart  # run, before, name of before -> lines
-    brief: Callable[[Any], tuple[str, str]] = run_in_brief  # numbers, verdict: for the list
     predict: Callable[[Any, Any], Any] | None = None  # run, asked -> Prediction, None: no change
     auto: Callable[[dict[str, Any]], dict[str, Any]] = lambda values: {}  # what None stands for
     # (asked, its run or None) -> text
@@ -274,8 +268,9 @@ class Panel(TextBox):
         if drawn:
             self.figure.value, self.figure.layout.width = drawn.png, f"{drawn.width}px"
         self.figure.layout.display = None if drawn else "none"
-        brief = self.kind.brief(run) if measured else ("", run.outcome)
-        self.history.add(run, self._name, *brief)
+        numbers = ", ".join(run.numbers.split(", ")[:2]) if measured else ""
+        limit = run.diagnose().bottleneck if measured and hasattr(run, "diagnose") else run.outcome
+        self.history.add(run, self._name, numbers, limit)
         _asked, base, found = self._expected
         if found and measured:
             self.view.expected = self.ghost.show(found, base, run)

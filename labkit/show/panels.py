@@ -19,6 +19,7 @@ from labkit.results.script import script
 from labkit.show.controls import Control, has_widget, shown
 from labkit.show.display import StaticFigure, stage_line
 from labkit.show.forecast import expected
+from labkit.show.history import History
 from labkit.show.panel import Kind, Panel, TextBox, changes
 from labkit.spec import EXPERIMENTS, KNOBS, Distributed, Experiment, Pipeline, automatic
 from labkit.wiring import above
@@ -102,7 +103,6 @@ def measure_panel(name: str | Experiment, *, device: str = "auto", **params: Any
         asked=lambda values: Experiment(base.name, {**base.params, **values}, base.device),
         verdict=fastest,
         against=points_apart,
-        brief=lambda run: (run.numbers, ""),
         figure=lambda run, old: run.has_figure and StaticFigure.drawn(run.plot(before=old)),
         measured=lambda run: len(run) > 0,
         view=LineView(),
@@ -138,7 +138,6 @@ def ranks_panel(pipeline: Pipeline | Distributed | None = None, **knobs: Any) ->
         against=lambda run, before, name="before": [
             *([f"{name}: {before.numbers}"] if before else []), f"now: {run.numbers}"
         ],
-        brief=lambda run: (f"{run.throughput:,.0f} samples/s", run.diagnose().bottleneck),
         figure=lambda run, before: StaticFigure.of(run),
     ))  # fmt: skip
 
@@ -178,7 +177,8 @@ def cost_panel(run: Run, *, before: Run | None = None) -> TextBox:
     defaults = {name: getattr(first, name) for name in PRICES}
     controls = {name: Control(knob, defaults[name] or 0) for name, knob in PRICES.items()}
     row = widgets.HBox(list(controls.values()), layout=widgets.Layout(flex_flow="row wrap"))
-    panel = TextBox("", [row, table])
+    panel = TextBox("", [row, table, History(lambda: None, {})])  # that names the boxes
+    panel.add_class("labkit-panel")
     panel.controls, panel.table = controls, table
 
     def show(_change: Any = None) -> None:
