@@ -142,27 +142,27 @@ def test_what_is_unknown_is_none_and_where_it_stands_is_a_dash(tmp_path):
 
 @pytest.mark.slow
 def test_a_large_product_comes_close_to_the_measured_roof_and_none_exceeds_it():
-    """In the time that the loop's thread had a core: others may be on this machine."""
+    """Close in the time that the thread had a core: others may be on this machine."""
     measured = lk.measure("roofline", formats=["fp32"], sizes=[256, 512], mib=64, threads=1)
     assert measured.outcome == "finished", measured.error
     threads, reached = torch.get_num_threads(), {}
     torch.set_num_threads(1)
-    for n in (256, 1024, 2048):
-        model = torch.nn.Linear(n, n, bias=False)
-        watched = lk.watch([torch.randn(n, n)] * max(8, 2**30 // n**3), live=False, model=model)
-        cpu, wall = time.thread_time(), time.perf_counter()
+    for n in (256, 1024):
+        model, took = torch.nn.Linear(n, n, bias=False), []
+        watched = lk.watch([torch.randn(n, n)] * 30, live=False, model=model)
         for batch in watched:
-            model.weight.grad = None
+            model.weight.grad, begun = None, time.thread_time()
             model(batch).backward(batch)
-        mine = (time.thread_time() - cpu) / (time.perf_counter() - wall)
-        run = watched.run
-        assert run.event("work")["flops"] == 2 * 2 * n**3 and run.machine.threads == 1
+            took.append(time.thread_time() - begun)
+        run, flops = watched.run, 2 * 2 * n**3
+        assert run.event("work")["flops"] == flops and run.machine.threads == 1
+        assert flops / n * run.throughput <= run.peak.flop_per_s, n
         assert run.mfu_against(lk.roofline(measured)) == pytest.approx(run.mfu, rel=0.1)
-        reached[n] = run.mfu / mine
+        reached[n] = flops / min(took) / run.peak.flop_per_s
         watched.close()
     torch.set_num_threads(threads)
     assert "measured here (roofline, 1 thread)" in str(run.peak)
-    assert max(reached.values()) <= 1 and reached[2048] > 0.8, reached
+    assert reached[1024] > 0.8, reached
 
 
 def test_a_watched_loop_is_as_it_was_and_its_model_keeps_no_hook():
