@@ -310,40 +310,22 @@ def test_settings_of_the_step_reach_the_readers_own_model_and_optimizer():
     assert "Rprop has no fused version" in bench.measure(made.climb.start | no, 300)[1]
 
 
-CELL = """
-import time
-import labkit as lk
-
-class Items:
-    def __len__(self):
-        return 50
-    def __getitem__(self, index):
-        time.sleep(0.004)
-        return float(index)
-
-def step(batch):
-    return float(batch.sum())
-
-ladder = lk.improve(Items(), step=step, batch_size=8)
-"""
+CHANGED = (
+    "lk.tune(Items(), step=step, batch_size=8, seconds=1)",
+    ("ladder = lk.improve(Items(), step=step, batch_size=8)"),
+)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="interrupts a kernel with a signal")
 def test_in_a_notebook_the_ladder_grows_and_stop_returns_the_best_so_far():
     from test_kernel import kernel
+    from test_tune import CELL, interrupted
 
     with kernel() as (manager, client):
-        asked, page = client.execute(CELL), ""
-        while "going on" not in page:
-            message = client.get_iopub_msg(timeout=60)
-            assert message["msg_type"] != "error", message["content"]
-            page = message["content"].get("data", {}).get("text/html", "")
-        time.sleep(1)
-        manager.interrupt_kernel()
-        while (reply := client.get_shell_msg(timeout=60))["parent_header"]["msg_id"] != asked:
-            pass
-        assert reply["content"]["status"] == "ok", reply["content"]
+        reply = interrupted(manager, client, CELL.replace(*CHANGED), "going on")
+        assert reply["status"] == "ok", reply
+        time.sleep(0.5)  # a kernel that was interrupted drops what comes at once
         texts = []
         client.execute_interactive(
             "print(ladder.climb.interrupted, ladder.stopped, len(ladder))",

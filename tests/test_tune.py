@@ -286,21 +286,27 @@ print("left:", [p.name for p in run.path.parent.glob("*/*.pkl")])
 """
 
 
+def interrupted(manager, client, cell, sign):
+    """Run a cell, interrupt it once `sign` has been on its page, and return the kernel's reply."""
+    asked, page = client.execute(cell), ""
+    while sign not in page:
+        message = client.get_iopub_msg(timeout=60)
+        assert message["msg_type"] != "error", message["content"]
+        page = message["content"].get("data", {}).get("text/html", "")
+    manager.interrupt_kernel()
+    while (reply := client.get_shell_msg(timeout=60))["parent_header"]["msg_id"] != asked:
+        pass
+    return reply["content"]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="interrupts a kernel with a signal")
 def test_objects_of_a_notebook_are_tuned_the_table_grows_and_an_interrupt_keeps_the_best_so_far():
     from test_kernel import kernel
 
     with kernel() as (manager, client):
-        asked, page = client.execute(CELL), ""
-        while "best so far" not in page:
-            message = client.get_iopub_msg(timeout=60)
-            assert message["msg_type"] != "error", message["content"]
-            page = message["content"].get("data", {}).get("text/html", "")
-        manager.interrupt_kernel()
-        while (reply := client.get_shell_msg(timeout=60))["parent_header"]["msg_id"] != asked:
-            pass
-        assert reply["content"].get("ename") == "KeyboardInterrupt", reply["content"]
+        reply = interrupted(manager, client, CELL, "best so far")
+        assert reply.get("ename") == "KeyboardInterrupt", reply
         texts = []
         time.sleep(0.5)  # a kernel that was interrupted drops what comes at once
         reply = client.execute_interactive(
