@@ -37,6 +37,7 @@ from labkit.process.events import EventLog
 # The knobs that tell how much there is to do
 ASKED = ("model", "width", "depth", "image_px", "context", "batching", "precision",
          "accumulation_steps")  # fmt: skip
+WRAPPERS = ("OptimizedModule", "DistributedDataParallel", "DataParallel")
 ADAM = 2  # numbers of state for each weight: the two moments
 
 
@@ -76,8 +77,8 @@ def count(
     `state` is the optimizer's numbers for each weight, `every` the passes to an update, `half`
     whether autocast (which the meta device does not do) halves the activations.
     """
-    while inner := getattr(model, "_orig_mod", getattr(model, "module", None)):
-        model = inner  # torch.compile's and DistributedDataParallel's wrappers
+    while type(model).__name__ in WRAPPERS:
+        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
     empty = {id(p): torch.nn.Parameter(_empty(p), p.requires_grad) for p in model.parameters()}
     empty |= {id(b): _empty(b) for b in model.buffers()}
     meta = copy.deepcopy(model, empty)  # what is in there already is not copied
