@@ -13,7 +13,7 @@ import labkit as lk
 from labkit.__main__ import main
 from labkit.analysis.facts import Finding
 from labkit.analysis.remedies import remedies, typed
-from labkit.results.plain_pytorch import changed_lines, whole_script
+from labkit.results.plain_pytorch import DATASETS, MODELS, changed_lines, whole_script
 from labkit.spec import KNOBS, OF_TEXT, Pipeline, compiler
 from labkit.tuner.job import TuningJob
 
@@ -114,6 +114,8 @@ def test_every_knob_is_in_the_script():
         value = values.get(name, not plain[name] if knob.kind == "bool" else 7)
         changed = whole_script(plain | {name: value}, 1) != whole_script(plain, 1)
         assert changed == (name not in ("xray", *OF_TEXT)), name
+    assert set(DATASETS) == set(KNOBS["dataset"].choices)
+    assert set(MODELS) == set(KNOBS["model"].choices)
     text = job(dataset="text")
     for change in ({"context": 99}, {"batching": "by_length"}, {"batching": "packed"}):
         assert whole_script(text | change, 1) != whole_script(text, 1), change
