@@ -57,7 +57,8 @@ class Follower:
         for event in events:
             self._add(event)
         if events:
-            self.warmup, self.micro = run.warmup, run.pipeline.accumulation_steps or 1
+            self.warmup = min(run.warmup, len(self.done))  # it may have gone on since
+            self.micro = run.pipeline.accumulation_steps or 1
         return bool(events)
 
     def _add(self, event: dict) -> None:
