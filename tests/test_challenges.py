@@ -56,7 +56,7 @@ def here(monkeypatch):
     class Points(list):
         outcome = "finished"
 
-        def wait(self, _look):
+        def wait_or_raise(self, _look):
             pass
 
     def start(task, answer):
@@ -184,7 +184,7 @@ def test_a_result_near_its_mark_is_measured_again_and_the_median_counts(monkeypa
 
     def ran(pipeline):
         about = {"throughput": given[pipeline.num_workers].pop(0), "loss": []}
-        return SimpleNamespace(**about, outcome="finished", wait=lambda _look: None)
+        return SimpleNamespace(**about, outcome="finished", wait_or_raise=lambda _look: None)
 
     monkeypatch.setattr(challenge, "launch", ran)
     monkeypatch.setattr(KnobTask, "start", lambda _task, answer: ran(answer))

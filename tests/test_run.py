@@ -220,12 +220,12 @@ def swept(devices=None, each=lambda run: None):
 
         running = property(lambda self: next(self.left, None) is not None)
 
-        def wait(self, outcome="finished"):
+        def wait_or_raise(self, outcome="finished"):
             self.outcome = outcome
             on.discard(self.asked.device)
 
         def stop(self):
-            self.wait("stopped")
+            self.wait_or_raise("stopped")
 
     sweep = Sweep(Pipeline(), {"batch_size": [1, 2, 3, 4, 5]}, devices)
     with contextlib.suppress(KeyboardInterrupt):

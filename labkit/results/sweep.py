@@ -163,7 +163,7 @@ class Sweep(Result):
                     if run.running:
                         each(run)
                     else:
-                        run.wait()  # for its supervisor: the device is free once that is gone
+                        run.wait_or_raise()  # for its supervisor: then the device is free
                         del on[device]
                 if on:
                     time.sleep(period_s)
