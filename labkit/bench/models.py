@@ -100,7 +100,13 @@ class Block(nn.Module):
             k, v = cache.grown(self.place, k, v)
         # A token behind a cache sees all of it. (The length is no constant to torch.compile)
         causal = mask is None and (cache is None or not cache.at)
-        seen = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
+        if (
+            cache and cache.at and x.device.type == "cpu"
+        ):  # a CPU's fused kernel is made for many queries:
+            scores = q @ k.mT * q.shape[-1] ** -0.5  # for one it takes 2.5 times as long in bf16
+            seen = scores.softmax(-1) @ v
+        else:
+            seen = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
         x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(nn.functional.gelu(self.up(self.mlp_norm(x))))
 
