@@ -123,7 +123,7 @@ def fewer_launches(facts: Any) -> list[dict[str, Any]]:
     """Return the changes of FEWER_LAUNCHES and MORE_PER_CALL."""
     mode = "reduce-overhead" if facts.kind == "gpu" else "default"
     size = facts.knobs.get("batch_size")
-    more = [{"batch_size": 2 * size}] if size else []
+    more = [{"batch_size": 4 * size}, {"batch_size": 2 * size}] if size else []
     return [*_unset(facts, {"fused_optimizer": True}, {"compile": mode}), *more]
 
 

@@ -146,9 +146,10 @@ class Improver:
 
     def _measure(self, rung: Rung, knobs: dict[str, Any], rate: float | None = None) -> str | None:
         """Run `knobs` once (more); return why there is no number."""
-        begun = time.monotonic()
+        begun, made = time.monotonic(), self.bench.count
         rate, error, run = self.bench.measure(knobs, rung.rate or rate)
-        self.longest = max(self.longest, time.monotonic() - begun)
+        took = (time.monotonic() - begun) / max(1, self.bench.count - made)  # a short one is rerun
+        self.longest = max(self.longest, took)
         self.tried.append(knobs)
         if rate:
             rung.rates.append(rate)

@@ -64,14 +64,14 @@ class Chain(nn.Module):
         self.weight = nn.Parameter(torch.ones(256))
 
     def forward(self, x):
-        x = x.repeat(1, 64).view(-1, 256) * self.weight
+        x = x.repeat(1, 32).view(-1, 256) * self.weight
         for _ in range(20):
             x = torch.tanh(x) * 0.9 + 0.05
         return x
 
 
 def many():
-    return nn.Sequential(*[nn.Linear(256, 256) for _ in range(2)], *map(Scale, range(300)))
+    return nn.Sequential(*[nn.Linear(256, 256) for _ in range(2)], *map(Scale, range(120)))
 
 
 class Scale(nn.Module):
@@ -119,7 +119,7 @@ def loops():
     yield "update one by one", Ready(), parts, (), {"fused_optimizer": True}
     parts = trained | {"model": Chain, "batch_size": 64}
     yield "elementwise chain", Ready(), parts, (), {"compile": "default"}
-    parts = trained | {"model": wide, "batch_size": 256}
+    parts = trained | {"model": wide, "batch_size": 64}
     yield "FP32", Ready(), parts, {"precision"}, {"precision": "bf16"}
     parts = trained | {"model": narrow, "batch_size": 2}
     yield "batches of 2", Ready(), parts, {"batch_size"}, {"batch_size": 16}
