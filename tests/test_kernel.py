@@ -108,11 +108,11 @@ def test_an_interrupt_at_the_start_or_at_the_end_leaves_no_process():
     with kernel() as (manager, client):
         client.execute_interactive(code, timeout=60)
         for delay_s in [0.0, 0.02, 0.1, *(0.2, 0.4, 0.6, 0.8) * (1 + 3 * ALL)]:
-            asked = client.execute(code)
+            client.execute(code)
             time.sleep(delay_s)
-            manager.interrupt_kernel()
-            reply, _ = answer(client, asked)
-            assert reply["status"] == "ok" or reply["ename"] == "KeyboardInterrupt"
+            manager.interrupt_kernel()  # just after a cell it costs the kernel the cell's reply
+            while client.execute_interactive("0", timeout=60)["content"]["status"] != "ok":
+                pass  # for a tenth of a second after an error Jupyter refuses work
             wait_until(lambda: not [f for f in left() if (f / "events.jsonl").exists()], 2)
         assert len(left()) <= 1  # a standby, which has no log
 
