@@ -136,6 +136,15 @@ def test_a_healthy_pipeline_is_left_as_it_is_and_said_to_be():
     assert "nothing to change" in repr(Improvement(climb, "fake", None))
 
 
+def test_no_verdict_leads_to_one_more_look_before_it_gives_up():
+    unsure = Finding("unsure", "too short", "seen", "run longer")
+    world = World(workers, lambda knobs: [unsure])
+    assert "unsure" in climbed(world).stopped and world.count == 2
+    then = iter([[unsure], [FEED]])
+    world = World(workers, lambda knobs: next(then, [HEALTHY]))
+    assert climbed(world).changes["num_workers"] == 6
+
+
 def test_what_breaks_the_losses_is_undone_and_what_gains_nothing_is_a_null_result():
     def losses(knobs):
         return [2.0, 3.0, 1.0] if knobs["precision"] == "bf16" else [2.0, 1.0, 1.0]

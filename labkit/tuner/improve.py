@@ -20,6 +20,7 @@ from labkit.tuner.search import Expected, Search
 from labkit.tuner.tuning import Setting, Trial, Tuning
 
 MOST_RUNS = 12
+LOOKS = 2  # at a setting whose run gave no verdict
 WORTH = 0.03  # an expected or measured gain below this is none
 SURE = 0.10  # a gain above this, and above the runs' unevenness, needs no second measurement
 TRAINING = ("batch_size", "precision")  # knobs that change what is trained
@@ -167,6 +168,9 @@ class Improver:
         if not self._room():
             return f"the {self.seconds:g} s are used up"
         hopes = [rung for rung in self._hopes(verdict) if rung.expected[0] >= 1 + WORTH]
+        if not hopes and verdict.bottleneck == "unsure" and len(climb.best.runs) < LOOKS:
+            self._measure(climb.best, climb.knobs)
+            return ""  # another run may tell
         if not hopes:
             return f"on top is {verdict.headline}, and no setting is expected to gain {WORTH:.0%}"
         self._try(max(hopes, key=lambda rung: (rung.expected[0] - 1) / rung.price))
