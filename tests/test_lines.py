@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
 from labkit.__main__ import main
+from labkit.analysis.lines import Line
 from labkit.bench import stack
 from labkit.bench.growth import Growth
 from labkit.bench.their_loop import padding_of
@@ -67,6 +68,11 @@ def test_shares_of_lines_are_within_5_points_of_a_loop_whose_truth_is_known():
     lines = watch.run.lines.lines
     assert {line.function for line in lines[:3]} >= {"burn"}
     assert all(line.file == __file__ for line in lines[:3])
+
+
+def test_a_line_of_a_notebook_is_its_cells():
+    line = Line("/tmp/ipykernel_1/123.py", 6, "<module>", 0.5, "body", "library", "json.dumps()")
+    assert line.what == "`json.dumps()` in (cell line 6)"
 
 
 class Items(Dataset):

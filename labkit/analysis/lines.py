@@ -6,6 +6,7 @@ two: their weights are scaled to what the stamps measured.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from labkit.results.event_log import of_one_moment
 from labkit.results.result import Result, Table
 
 FEWEST = 30  # samples of a phase (0.3 s of it) that may speak for its lines
+CELL = re.compile(r"ipykernel_\d+|<ipython-input")  # in the name of a notebook cell's file
 PHASES = ("waiting", "body", "between", "worker")
 PLACE = ("kind", "within", "file", "line", "function", "call", "site")
 SHOWN = 12  # rows of the table
@@ -54,10 +56,16 @@ class Line:
     site: tuple[str, int, str] | None = None
 
     @property
+    def place(self) -> str:
+        """The file and the line: "train.py:42"; a notebook's cell has no name: "cell line 42"."""
+        file = "cell line " if CELL.search(self.file) else f"{Path(self.file).name}:"
+        return f"{file}{self.line}"
+
+    @property
     def address(self) -> str:
         """The line as people write it: "validate() (train.py:42)"."""
         name = "" if self.function == "<module>" else f"{self.function}() "
-        return f"{name}({Path(self.file).name}:{self.line})"
+        return f"{name}({self.place})"
 
     @property
     def what(self) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -71,7 +69,7 @@ def line_bars(lines: Lines) -> list[Bar]:
     loop = [line for line in found if line.phase != "worker"][:MOST]
     workers = [line for line in found if line.phase == "worker"][: MOST // 2]
     return [
-        Bar(f"{Path(line.file).name}:{line.line}"[-20:], line.share,
+        Bar(line.place[-20:], line.share,
             f"{line.share:.0%} {line.phase}, {line.function}(): {line.call or line.kind}"[:64],
             COLOURS.get(line.phase, COMPUTE))
         for line in [*loop, *workers] if line.share >= LEAST

@@ -12,13 +12,13 @@ import functools
 import html
 import linecache
 import os
-import re
 import shutil
 import sys
 from typing import Any
 
 import labkit
 from labkit.analysis import thresholds
+from labkit.analysis.lines import CELL
 from labkit.bench.lines import in_workers
 from labkit.bench.watch import TELEMETRY_AFTER_NS, Recorder, Tally, say
 from labkit.bench.watched_pass import Pass
@@ -36,7 +36,6 @@ EMPTY = (
     "watch: the loader gave no batch. If it is an iterator or a generator, it has been used up: "
     "make a new one for each pass, or watch the loader itself, not iter(loader)."
 )
-CELL = re.compile(r"ipykernel_\d+|<ipython-input")  # in the name of a notebook cell's file
 
 _open: list[Watch] = []  # the oldest first; each is the one watch of its loader
 

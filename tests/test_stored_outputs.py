@@ -1,0 +1,120 @@
+"""What the notebooks ship: every one executed whole and in order, true to the prose beside it.
+
+A check returns what is wrong. `EXPECTED` names those that a notebook does not pass yet; a row that
+is no longer true fails, and goes.
+"""
+
+import json
+import re
+import statistics
+
+import pytest
+from test_notebooks import NOTEBOOKS, PATH, source
+
+from labkit.analysis.facts import BOTTLENECKS
+
+MOST_CELLS, MOST_BYTES, MEDIAN_CELL = 70, 450_000, 4
+VERDICT = re.compile("|".join(rf"[`\"]{name}[`\"]" for name in set(BOTTLENECKS) - {"unsure"}))
+GUESSED = re.compile(r"lk\.guess\(\"[^\"]*\", (\w+)\)")  # the name of what is handed over
+# what a device cannot do may be left out; what an extra would have run may not
+MISSING = re.compile(r"not installed|pip install '?labkit\[|\bskipped:(?!.*\bnone here)")
+
+EXPECTED = {  # (notebook, check): why it is not passed yet
+    ("01", "length"): "86 cells",
+    ("01", "blank"): "guesses are filled in",
+    ("03", "length"): "78 cells",
+    ("03", "blank"): "a cell that only says Run",
+    ("04", "blank"): "guesses are filled in",
+    ("05", "blank"): "a guess is filled in",
+    ("06", "blank"): "guesses are filled in",
+    ("07", "whole"): "executed without Triton and kernels",
+    ("07", "blank"): "guesses are filled in",
+    ("08", "length"): "95 cells, 640 kB",
+    ("08", "blank"): "guesses are filled in",
+    ("09", "blank"): "guesses are filled in",
+}
+
+
+def printed(cell):
+    """Return all text that a code cell has printed or shown."""
+    texts = []
+    for output in cell["outputs"]:
+        data = output.get("data", {})
+        parts = [output.get("text", []), *(v for k, v in data.items() if k.startswith("text/"))]
+        texts += ["".join(part) for part in parts] + output.get("traceback", [])
+    return "\n".join(texts)
+
+
+def beside(cells, number):
+    """Return a cell's own source and the prose next to it."""
+    near = cells[max(number - 1, 0) : number + 2]
+    return "\n".join(source(c) for c in near if c["cell_type"] == "markdown" or c is cells[number])
+
+
+def length(cells, path):
+    lines = [len(source(cell).splitlines()) for cell in cells if cell["cell_type"] == "code"]
+    found = [f"{len(cells)} cells"] * (len(cells) > MOST_CELLS)
+    found += [f"{path.stat().st_size:,} bytes"] * (path.stat().st_size > MOST_BYTES)
+    return found + ["median code cell"] * (statistics.median(lines) > MEDIAN_CELL)
+
+
+def order(cells, path):
+    counts = [cell["execution_count"] for cell in cells if cell["cell_type"] == "code"]
+    return [] if counts == list(range(1, len(counts) + 1)) else [f"executed as {counts}"]
+
+
+def unsure(cells, path):
+    """Find verdicts withheld where the cell or the prose beside it names one."""
+    found = []
+    for number, cell in enumerate(cells):
+        if cell["cell_type"] == "code" and re.search(r"\bunsure\b", printed(cell)):
+            found += [source(cell)] * bool(VERDICT.search(beside(cells, number)))
+    return found
+
+
+def whole(cells, path):
+    """Find what an extra, or a working run, would have shown."""
+    bad = [MISSING, re.compile("Traceback|LABKIT_TRACES|reference numbers, not read from")]
+    texts = [printed(cell) for cell in cells if cell["cell_type"] == "code"]
+    return [hit.group() for text in texts for each in bad if (hit := each.search(text))]
+
+
+def paths(cells, path):
+    texts = [source(cell) for cell in cells]
+    texts += [printed(cell) for cell in cells if cell["cell_type"] == "code"]
+    return [hit.group() for text in texts if (hit := PATH.search(text))]
+
+
+def blank(cells, path):
+    """Find guesses that are made already, and cells that only say what comes."""
+    code = "\n".join(source(cell) for cell in cells if cell["cell_type"] == "code")
+    made = rf"^(?:{'|'.join({*GUESSED.findall(code), 'my_[a-z_]+'})})\b[\w, ]*= [-\d\"'\[].*"
+    found = re.findall(made, code, re.MULTILINE)
+    prose = [source(cell) for cell in cells if cell["cell_type"] == "markdown"]
+    return found + [text for text in prose if re.fullmatch(r"\*\*Run\b[^*]{0,12}\*\*\s*", text)]
+
+
+CHECKS = (length, order, unsure, whole, paths, blank)
+
+
+def cases():
+    for path in NOTEBOOKS:
+        for check in CHECKS:
+            why = EXPECTED.get((path.stem[:2], check.__name__))
+            marks = [pytest.mark.xfail(reason=why, strict=True)] if why else []
+            yield pytest.param(path, check, marks=marks, id=f"{path.stem[:2]}-{check.__name__}")
+
+
+@pytest.mark.parametrize(("path", "check"), [*cases()])
+def test_stored(path, check):
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    assert not check(cells, path)
+
+
+def test_each_check_finds_what_it_is_for(tmp_path):
+    said = "unsure; triton is not installed, see /home/me"
+    code = {"cell_type": "code", "source": ["my_guess = 3"], "execution_count": 7,
+            "outputs": [{"text": [said]}]}  # fmt: skip
+    prose = {"cell_type": "markdown", "source": ["On top is `input`."]}
+    (path := tmp_path / "book.ipynb").write_bytes(bytes(MOST_BYTES + 1))
+    assert all(check([prose, code], path) for check in CHECKS)
