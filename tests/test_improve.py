@@ -158,6 +158,7 @@ def test_what_breaks_the_losses_is_undone_and_what_gains_nothing_is_a_null_resul
     assert said(climb)["fused_optimizer=True"] == "no gain"  # expected by what is lost: 1.11x
     assert not any(knobs["compile"] for knobs in world.asked)  # expected to gain 2 %
     assert climb.changes == {} and "no setting is expected to gain" in climb.stopped
+    assert "nothing was changed" in repr(Improvement(climb, "fake", None))
     assert len(climb.rungs) == 3  # neither is tried again
     world = World(rate, lambda k: [HALF], lambda k: [math.nan if k["precision"] != "fp32" else 1.0])
     climb = climbed(world, may_change=["precision"])
@@ -348,7 +349,7 @@ def test_a_loop_that_computes_all_the_time_is_left_alone():
     data = [(torch.full((8,), i / 64), i % 2) for i in range(64)]
     ladder = lk.improve(data, step=multiplies, batch_size=8)
     assert ladder.changes == {} and len(ladder.tried) <= 2, ladder
-    assert "nothing to change" in repr(ladder)
+    assert "improve(list): nothing" in repr(ladder)
 
 
 def multiplies(batch):

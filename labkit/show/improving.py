@@ -65,7 +65,8 @@ class Improvement(Ladder):
             return f"improve({self.name}): nothing measured yet"
         rate = f"{best[0].rate:,.0f} samples/s"
         if not self.changes:
-            said = f"nothing to change, {rate}"
+            healthy = self.verdict and self.verdict.bottleneck == "compute"
+            said = f"nothing {'to change' if healthy else 'was changed'}, {rate}"
         else:
             said = f"{self.speedup:.2f}x the start, {rate}"
         return f"improve({self.name}): {said}; {climb.stopped or 'going on'}"
