@@ -49,7 +49,7 @@ def panels(lines: Lines, bars: list[Bar]) -> list[tuple[float, float]]:
 def draw_lines(axes: list[Axes], lines: Lines, bars: list[Bar]) -> None:
     """Draw the body of the loop as one bar of its parts, and below it the costliest lines."""
     if found := lines.body:
-        known = {part: look for part, look in PARTS.items() if found.get(part, 0.0) >= 0.005}
+        known = {part: look for part, look in PARTS.items() if found.get(part, 0.0) >= LEAST}
         named = {p: (f"{name} {found[p]:.0%}", colour) for p, (name, colour) in known.items()}
         stack(axes[0], [("loop body", found, "")], named, "", inside=_inside)
         axes[0].set_xticks([])
