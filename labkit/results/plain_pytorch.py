@@ -43,6 +43,8 @@ ALIAS = {"numpy": "np"}
 UNUSED = (  # in training, of the models' source
     (", _image_px: int", ""), (", cache: Cache | None = None", ""), (", cache: Cache | None", ""),
     ("        if cache is not None:\n            k, v = cache.grown(self.place, k, v)\n", ""),
+    ('        attend = one_query if cache and cache.at and x.is_cpu else attention\n', ""),
+    ("seen = attend(", "seen = nn.functional.scaled_dot_product_attention("),
     (" and (cache is None or not cache.at)", ""), ("(x, mask, cache)", "(x, mask)"),
     ("start, mask = cache.at if cache else 0, None", "mask = None"),
     ("(start, start + tokens.shape[1]", "(tokens.shape[1]"), (", place: int", ""),
