@@ -22,7 +22,7 @@ PARTS = {  # with their colours
     "weights": "#0072B2", "gradients": "#E69F00", "optimizer": "#AA4499", "activations": "#009E73",
 }  # fmt: skip
 PATCH = 8  # px: the edge of a token of the bench's transformer
-MODELS = KNOBS["model"].choices
+MODELS = tuple(name for name in KNOBS["model"].choices if name != "gpt")  # of images
 SIZED = {  # the knobs of the models measured here
     name: knob(None, KNOBS[name].help, kind="int", low=1, high=KNOBS[name].high,
                auto="chosen for the device")
