@@ -162,7 +162,8 @@ def test_a_saved_run_loads_as_recorded_with_the_same_numbers(finished, tmp_path)
     for name in ("run.jsonl", "run.jsonl.gz"):
         loaded = lk.load(finished.save(tmp_path / name))
         mine, theirs = finished.to_dict(), loaded.to_dict()
-        assert {n for n in mine if mine[n] != theirs[n]} == {"recorded", "mark"}
+        apart = {n for n in mine if mine[n] != theirs[n]} - {"peak"}  # "measured here" or on
+        assert apart == {"recorded", "mark"}
         assert loaded.recorded and repr(loaded).startswith("RECORDED on ")
     assert lk.load(finished.path).throughput == finished.throughput
 

@@ -17,6 +17,7 @@ import contextlib
 import copy
 import hashlib
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from labkit.process.events import EventLog
 ASKED = ("model", "width", "depth", "image_px", "context", "batching", "precision",
          "accumulation_steps")  # fmt: skip
 WRAPPERS = ("OptimizedModule", "DistributedDataParallel", "DataParallel")
+HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # of the whole model
 ADAM = 2  # numbers of state for each weight: the two moments
 
 
@@ -81,6 +83,8 @@ def count(
         model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
     empty = {id(p): torch.nn.Parameter(_empty(p), p.requires_grad) for p in model.parameters()}
     empty |= {id(b): _empty(b) for b in model.buffers()}
+    lookers = (getattr(model, name) for name in HOOKS)  # a recorder's, with all it holds
+    empty |= {id(hooks): OrderedDict() for hooks in lookers}
     meta = copy.deepcopy(model, empty)  # what is in there already is not copied
     alone, counter = torch.random.fork_rng([]), FlopCounterMode(display=False)
     with alone, Yes(), counter, kept_for_backward(meta) as kept, fused_attention(kept):
