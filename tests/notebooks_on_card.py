@@ -65,6 +65,8 @@ LEFT_OUT = {
     "accumulation-33": "losses of real trainings: the card's own arithmetic",
     "compile-24": "what Dynamo captures: no device takes part",
     "compile-44": "sums of a Triton kernel: the card's own arithmetic",
+    "compile-26": "what Dynamo captures: no device takes part",
+    "ck-decode": "decode of a real model: the card's own bandwidth",
 }
 
 
