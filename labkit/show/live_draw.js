@@ -262,7 +262,7 @@ function draw(canvas, model, view) {
   const means = (of) => (apart ? update(of) : of.means);
   const rows = [[apart ? "update" : "mean step", frame ? means(frame) : none]];
   if (before) rows.push(["before", means(before)]);
-  legend(g, frame && means(frame), LEFT, mean.y - 8, inner.width, colours);
+  legend(g, frame && means(frame), inner.width > 250 ? LEFT : 4, mean.y - 8, inner.width, colours);
   drawBars(g, mean, rows, colours);
   drawPointer(g, view, colours, width);
 }
