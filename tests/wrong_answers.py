@@ -96,9 +96,22 @@ def half_an_update(weights, scale, lr):
     return scale
 
 
-def joined(model, batches):
-    x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    cross_entropy(model(x), y).backward()
+def in_order_of_length(lengths, batch_size):
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    return [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
+
+
+def a_step_each(model, optimizer, batches, every):
+    for x, y in batches:
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def joined_groups(model, optimizer, batches, every):
+    groups = [batches[at : at + every] for at in range(0, len(batches), every)]
+    large = [tuple(map(torch.cat, zip(*group, strict=True))) for group in groups]
+    a_step_each(model, optimizer, large, 1)
 
 
 def joined_tokens(model, batches):
@@ -147,14 +160,15 @@ CODE = {
         "cheat": lambda i, *_: float(bool(i)),
     },
     "03-lean": {"early": BeforeTheClock, "cheat": HalfTheItems},
-    "04-training-memory": {
-        "sixteen for all": lambda model: sum(16 * p.numel() for p in model.parameters()),
-        "cheat: the first one's": lambda model: 16 * (64 * 200 + 200 + 200 * 30 + 30),
+    "04-by-length": {
+        "cheat: one by one": lambda lengths, _: [[i] for i in range(len(lengths))],
+        "cheat: the longest left out": lambda _, n: [list(range(n))],
+        "short ones first": in_order_of_length,
     },
     "05-small-gradients": {"cheat: FP32": in_fp32},
     "05-skip": {"half": half_an_update, "cheat": lambda weights, scale, lr: scale / 2},
     "05-softmax": {"cheat": lambda scores: scores.float().softmax(-1)},
-    "06-uneven": {"cheat: one large batch": joined},
+    "06-loop": {"a step for each": a_step_each, "cheat: large batches": joined_groups},
     "06-tokens": {"cheat: one large batch": joined_tokens},
     "06-norm": {
         "over the batch": BatchNorm2d,

@@ -1,6 +1,6 @@
 """Notebook 04, batch sizing: its challenges."""
 
-from labkit.course.task import Goal, KnobTask, code, faster
+from labkit.course.task import Goal, KnobTask, Refused, code, faster
 from labkit.spec import Pipeline
 from labkit.wiring import Later
 
@@ -39,32 +39,36 @@ KnobTask(
 )  # fmt: skip
 
 
-@code("04-training-memory",
-      "AdamW keeps two moments for each weight that is trained, in the weight's format.",
-      "A frozen weight has neither a gradient nor moments.",
-      error=Goal("largest error, as a share", at_most=0.01))  # fmt: skip
-class TrainingMemory:
-    """what a model takes before the first sample.
+@code("04-by-length",
+      "A row is padded to the longest of its batch: which documents belong together?",
+      "Sort, cut into batches, and then shuffle the batches.",
+      padding=Goal("share of the tokens that is padding", at_most=0.05))  # fmt: skip
+class ByLength:
+    """batches of documents of similar length.
 
-    Write a function of (model), a torch.nn.Module, that returns the bytes of its weights, of their
-    gradients and of AdamW's state, in whatever format the weights have; some may be frozen.
+    Write a function of (lengths, batch_size) that returns batches: lists of indices into lengths,
+    each index once, every batch full but one, in random order: not the short ones first.
     """
 
-    def solution(model):
-        return sum(p.nbytes * (4 if p.requires_grad else 1) for p in model.parameters())
+    def start(lengths, batch_size):
+        order = torch.randperm(len(lengths)).tolist()
+        return [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
+
+    def solution(lengths, batch_size):
+        order = sorted(range(len(lengths)), key=lengths.__getitem__)
+        batches = [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
+        return [batches[place] for place in torch.randperm(len(batches)).tolist()]
 
     def check(answer):
-        nn, errors = torch.nn, []
-        for dtype, frozen in ((torch.float32, 0), (torch.bfloat16, 0), (torch.float32, 1)):
-            model = nn.Sequential(nn.Linear(64, 200), nn.ReLU(), nn.Linear(200, 30)).to(dtype)
-            model[0].requires_grad_(not frozen)
-            said = answer(model)
-            trained = [p for p in model.parameters() if p.requires_grad]
-            optimizer = torch.optim.AdamW(trained)
-            model(torch.randn(4, 64, dtype=dtype)).sum().backward()
-            optimizer.step()
-            states = [t for state in optimizer.state.values() for t in state.values()]
-            states = [t for t in states if t.numel() > 1]  # AdamW's step counters are left out
-            held = [*model.parameters(), *(p.grad for p in trained), *states]
-            errors.append(abs(said / sum(tensor.nbytes for tensor in held) - 1))
-        return {"error": max(errors)}
+        lengths = (5 + 500 * torch.rand(3000) ** 4).int().tolist()  # most are short
+        batches = [list(batch) for batch in answer(list(lengths), 32)]
+        if sorted(index for batch in batches for index in batch) != list(range(len(lengths))):
+            raise Refused("Every document has to be in one batch, and in one only.")
+        if sum(len(batch) != 32 for batch in batches) > 1 or max(map(len, batches)) > 32:
+            raise Refused("Every batch but one has to hold batch_size documents.")
+        longest = [max(lengths[index] for index in batch) for batch in batches]
+        place = torch.tensor([range(len(longest)), longest], dtype=torch.float64)
+        if abs(float(torch.corrcoef(place)[0, 1])) > 0.5:
+            raise Refused("The batches come in order of length: a model has to meet them mixed.")
+        padded = sum(map(int.__mul__, longest, map(len, batches)))
+        return {"padding": 1 - sum(lengths) / padded}

@@ -21,32 +21,51 @@ def compared(answer, model, batches, x, y):
     return {"error": max(errors), "largest": max(sizes, default=0)}
 
 
-@code("06-uneven",
-      "A micro-batch's mean loss already weighs its samples by 1 / their number.",
-      "Every sample has to weigh 1/30: reduction='sum'.", error=SAME,
-      largest=Goal("largest batch in the model", at_most=8))  # fmt: skip
-class Uneven:
-    """the last micro-batch is smaller.
+@code("06-loop",
+      "Which micro-batches make an update together? How many samples have they?",
+      "Each group: zero the gradients, add up (summed loss / samples of the group), step.",
+      error=SAME, largest=Goal("largest batch in the model", at_most=8))  # fmt: skip
+class Loop:
+    """the whole loop.
 
-    Write a function of (model, batches) that leaves the gradient of the mean cross entropy over all
-    samples: batches is a list of (x, y), of 8, 8, 8, 5 and 1 samples, and no more go in together.
+    Write a function of (model, optimizer, batches, every) that trains for one epoch: batches is a
+    list of (x, y), and every so many make one update, that of the mean cross entropy over their
+    samples. The last group may have fewer batches, and its last batch fewer samples.
     """
 
-    def start(model, batches):
-        for x, y in batches:
-            (F.cross_entropy(model(x), y) / len(batches)).backward()
+    def start(model, optimizer, batches, every):
+        for i, (x, y) in enumerate(batches):
+            (F.cross_entropy(model(x), y) / every).backward()
+            if (i + 1) % every == 0:
+                optimizer.step()
+                optimizer.zero_grad()
 
-    def solution(model, batches):
-        count = sum(len(y) for _, y in batches)
-        for x, y in batches:
-            (F.cross_entropy(model(x), y, reduction="sum") / count).backward()
+    def solution(model, optimizer, batches, every):
+        for at in range(0, len(batches), every):
+            group = batches[at : at + every]
+            samples = sum(len(y) for _, y in group)
+            optimizer.zero_grad()
+            for x, y in group:
+                (F.cross_entropy(model(x), y, reduction="sum") / samples).backward()
+            optimizer.step()
 
     def check(answer):
-        nn, sizes = torch.nn, (8, 8, 8, 5, 1)
-        model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 4)).double()
+        nn, sizes, models = torch.nn, (8,) * 9 + (3,), []
         x, y = torch.randn(sum(sizes), 6).double(), torch.randint(0, 4, (sum(sizes),))
-        batches = list(zip(x.split(sizes), y.split(sizes), strict=True))
-        return compared(answer, model, batches, x, y)
+        for _ in range(2):
+            torch.manual_seed(1)
+            model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 4)).double()
+            models.append((model, torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)))
+        (right, optimizer), seen = models[0], []
+        for group in zip(x.split(32), y.split(32), strict=True):  # four of 8 at once
+            optimizer.zero_grad()
+            F.cross_entropy(right(group[0]), group[1]).backward()
+            optimizer.step()
+        models[1][0].register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+        answer(*models[1], list(zip(x.split(sizes), y.split(sizes), strict=True)), 4)
+        pairs = zip(models[1][0].parameters(), right.parameters(), strict=True)
+        error = max(difference(mine.detach(), theirs.detach()) for mine, theirs in pairs)
+        return {"error": error, "largest": max(seen, default=0)}
 
 
 @code("06-tokens",
