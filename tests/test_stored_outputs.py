@@ -22,9 +22,6 @@ MISSING = re.compile(r"not installed|pip install '?labkit\[|\bskipped:(?!.*\bnon
 EXPECTED = {  # (notebook, check): why it is not passed yet
     ("03", "length"): "78 cells",
     ("03", "blank"): "a cell that only says Run",
-    ("04", "blank"): "guesses are filled in",
-    ("05", "blank"): "a guess is filled in",
-    ("06", "blank"): "guesses are filled in",
     ("07", "whole"): "executed without Triton and kernels",
     ("07", "blank"): "guesses are filled in",
     ("08", "length"): "95 cells, 640 kB",
