@@ -7,6 +7,7 @@ wrote. What it is stands in its first events, so that there is no list of them t
 from __future__ import annotations
 
 import collections
+import html
 import os
 import re
 import time
@@ -47,6 +48,9 @@ def _head(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
         return {}
 
 
+SOME = 8  # names of records in their short listing
+
+
 @dataclass(frozen=True)
 class Entry:
     """One recorded run in a listing, before it is loaded."""
@@ -66,7 +70,20 @@ class Entry:
 
 
 class Library(Result, tuple):
-    """A listing of recorded runs; prints as a table."""
+    """A listing of recorded runs; prints in short, `.table()` lists every one."""
+
+    def __repr__(self) -> str:
+        if not self:
+            return "no recorded runs here"
+        machines = " and ".join(sorted({entry.hardware for entry in self}))
+        some = ", ".join(entry.name for entry in self[:: max(1, len(self) // SOME)])
+        return (
+            f"{len(self)} runs RECORDED on {machines}, such as\n{some}.\n"
+            "lk.recorded(name) loads one, lk.replay(name) plays it; .table() lists them all."
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
 
     def table(self) -> Table:
         """Return name, title, hardware, date and torch version of each."""
