@@ -87,7 +87,7 @@ def _draw(
     ylabel: str, say: Any, log: str,
 ) -> None:  # fmt: skip
     """Draw one number of the runs, with the spread of the throughput, and crosses for gaps."""
-    series = []
+    series, reach = [], []  # and how high the bars of spread go
     for index, (label, line) in enumerate(found.items()):
         values = np.array([getattr(run, name) if run else None for run in line], float)
         colour, style = LINES[index % len(LINES)], "-" if index < len(LINES) else "--"
@@ -97,6 +97,7 @@ def _draw(
         if name == "throughput":  # half the IQR to either side
             half = np.nan_to_num(values) * [(run.spread or 0) / 2 if run else 0 for run in line]
             axes.errorbar(places, values, half, fmt="none", ecolor=colour, capsize=3)
+            reach += [*(np.nan_to_num(values) + half)]
         lost = zip(places, line, values, strict=True)
         gaps = [x for x, run, value in lost if run is not None and np.isnan(value)]
         if gaps:
@@ -104,6 +105,8 @@ def _draw(
             axes.plot(gaps, [0.03] * len(gaps), "x", color=ALARM, markersize=7, transform=place)
     few = len(found) == 1 and len(values) <= VALUES_SHOWN
     lines(axes, series, ylabel=ylabel, say=say if few else None, log=log)
+    if reach and "y" not in log:
+        axes.set_ylim(0, max(axes.get_ylim()[1], 1.05 * max(reach)))
 
 
 def _left_out(sweep: Sweep) -> str:
