@@ -186,8 +186,8 @@ def first_drawn_s(panel):
 
 
 def stopped(panel):
-    """Press Stop and wait for the run's end."""
-    button(panel, "Stop").click()
+    """Press Stop, by the keyboard, and wait for the run's end."""
+    button(panel, "Stop").press("Enter")
     expect(button(panel, "Run")).to_be_enabled(timeout=LATE)
     expect(view_of(panel).locator(".status")).to_contain_text("stopped")
 

@@ -85,7 +85,7 @@ def test_a_class_is_graded_and_each_submission_costs_its_own_row(tmp_path, labki
 @pytest.mark.slow
 def test_what_hangs_is_stopped_in_its_cell_and_in_its_check(tmp_path):
     leaves = "import subprocess\nsubprocess.Popen(['sleep', '987'], start_new_session=True)\n"
-    notebook(tmp_path / "cell", leaves + "while True: print('x' * 2**20)\n" + CHECK_FIRST)
+    notebook(tmp_path / "cell", leaves + "while True: print('x' * 2**12)\n" + CHECK_FIRST)
     notebook(tmp_path / "check", "def answer(x):\n    while True: pass\n" + CHECK_BYTES)
     whys = [(row.verdict, row.why) for row in grade([tmp_path], timeout_s=3)]
     late = "timed out"

@@ -78,7 +78,7 @@ class Library(Result, tuple):
         machines = " and ".join(sorted({entry.hardware for entry in self}))
         some = ", ".join(entry.name for entry in self[:: max(1, len(self) // SOME)])
         return (
-            f"{len(self)} runs RECORDED on {machines}, such as\n{some}.\n"
+            f"{len(self)} run{'s' * (len(self) != 1)} RECORDED on {machines}, such as\n{some}.\n"
             "lk.recorded(name) loads one, lk.replay(name) plays it; .table() lists them all."
         )
 
