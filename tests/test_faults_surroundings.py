@@ -128,4 +128,4 @@ def test_compilation_is_over_before_the_first_step_and_nothing_eager_is_called_c
 def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_one(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "file"))
-    assert "labkit-" in folders.home.__wrapped__().name
+    assert "labkit-" in folders.home().name

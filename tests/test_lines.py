@@ -173,9 +173,9 @@ def test_padding_of_somebodys_batches_is_told_from_other_whole_numbers():
         text[row, :length] = torch.randint(1, 99, (length,))
     share = 1 - 21 / 36
     assert padding_of((text, torch.ones(3))) == pytest.approx(share)
-    assert padding_of({"input_ids": text, "attention_mask": (text > 0).long()}) == pytest.approx(
-        share
-    )
+    for rows in (text, text.flip(1)):  # a decoder's padding is on the left
+        batch = {"input_ids": rows, "attention_mask": (rows > 0).long()}
+        assert padding_of(batch) == pytest.approx(share)
     for other in (torch.randint(0, 2, (16, 40)), torch.randn(4, 12), [1, 2], None, "text"):
         assert padding_of(other) is None, other
 

@@ -8,7 +8,6 @@ import pytest
 from conftest import ended, until
 
 import labkit as lk
-from labkit.process import folders
 from labkit.results.library import play
 from labkit.show import forecast
 from labkit.show.controls import Control
@@ -23,9 +22,6 @@ LONG = QUICK.but(steps=100_000)
 def _own_home(tmp_path_factory, monkeypatch):
     """Runs of this file share a folder with no other's."""
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path_factory.mktemp("home")))
-    folders.home.cache_clear()
-    yield
-    folders.home.cache_clear()
 
 
 def played(speed=0.5):

@@ -51,8 +51,8 @@ def counter_for(batch: Any, batch_size: int | None) -> Callable[[Any], int] | No
 def padding_of(batch: Any) -> float | None:
     """Return the share (0 to 1) of a batch's tokens that only pad it; None where it has none.
 
-    By its attention mask; else by what rows of its first whole-number matrix (B, T) on the CPU end
-    in, where that is hardly ever met before their end.
+    By its attention mask; else by what the first 64 rows of its first whole-number matrix (B, T)
+    on the CPU end in, where that is hardly ever met before their end.
     """
     torch = sys.modules.get("torch")
     parts = [batch] if torch is None or torch.is_tensor(batch) else batch
@@ -66,8 +66,11 @@ def padding_of(batch: Any) -> float | None:
     tokens = next(matrices, None)
     if tokens is None or tokens.shape[1] < LEAST_TOKENS:
         return None
-    pad = 0 if isinstance(batch, Mapping) and "attention_mask" in batch else tokens[:, -1].mode()[0]
-    real = tokens != pad
+    if isinstance(batch, Mapping) and tokens is batch.get("attention_mask"):
+        padding = float((tokens == 0).mean(dtype=torch.float32))
+        return padding if 0 < padding < 1 else None
+    tokens = tokens[:64]
+    real = tokens != tokens[:, -1].mode()[0]
     length = (real * torch.arange(1, tokens.shape[1] + 1)).amax(1)  # (B,)
     padding = 1 - int(length.sum()) / tokens.numel()
     within = int(length.sum()) - int(real.sum())  # the same number, before a row's end

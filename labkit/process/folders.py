@@ -19,10 +19,14 @@ KEPT_RUNS = 100  # older runs are deleted when a new one starts; save() those yo
 RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 
 
-@functools.cache
 def home() -> Path:
     """Return the cache folder: $LABKIT_HOME, else the system's place, else a temporary one."""
-    place = Path(os.environ.get("LABKIT_HOME") or platformdirs.user_cache_dir("labkit", False))
+    return _writable(os.environ.get("LABKIT_HOME") or platformdirs.user_cache_dir("labkit", False))
+
+
+@functools.cache
+def _writable(wanted: str) -> Path:
+    place = Path(wanted)
     for folder in (place, Path(tempfile.gettempdir()) / f"labkit-{getpass.getuser()}"):
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
