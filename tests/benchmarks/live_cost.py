@@ -1,11 +1,12 @@
-"""What the live view costs the run it shows: pairs of runs, one shown in a browser, one hidden.
+"""What the live view costs the run it shows: blocks of one run, drawn in a browser or not, by lot.
 
-    python tests/benchmarks/live_cost.py [--pairs 12]
+    python tests/benchmarks/live_cost.py [--seconds 300]
 
-JupyterLab in headless Chromium runs the same pipeline by turns with `lk.run(...)`, which draws, and
-without a view; which of a pair comes first is drawn by lot. Kernel, server and browser share the
-machine with the run, as they do at home. Prints the median ratio of the pairs' throughputs (shown
-over hidden) with the 95 % interval of a bootstrap over the pairs.
+A run in JupyterLab, in headless Chromium, is drawn for a second and a half, then not drawn for as
+long; which of such a pair comes first is drawn by lot. Kernel, server and browser share the machine
+with the run, as they do at home. The first third of a second of each block is left out. Prints the
+median ratio of the pairs' throughputs (drawn over not drawn), with the 95 % interval of a bootstrap
+over the pairs. Pairs of whole runs differ by 5 to 8 % on a machine with neighbours, blocks by less.
 """
 
 from __future__ import annotations
@@ -21,14 +22,34 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import test_browser as browser
 
-PIPELINE = (
-    "lk.Pipeline(dataset='array', num_workers=0, steps=10**6, seconds=4, xray=False, width=32)"
-)
-ONE = """import labkit as lk
+BLOCK_S, LEFT_OUT_S = 1.5, 1 / 3
+CELL = """import json
+import numpy as np
+import labkit as lk
+from labkit.process.events import now_ns
 from labkit.results.launch import launch
-from labkit.results.run import Run
-run = lk.run({pipeline}) if {shown} else Run(launch({pipeline}).wait().path)
-"""
+from labkit.show.live import RunDisplay
+firsts = np.random.default_rng(0).integers(0, 2, {pairs})
+drawn = np.stack([firsts, 1 - firsts], axis=1).ravel()
+run = launch(lk.Pipeline(dataset="array", num_workers=0, steps=10**6, width=32, xray=False,
+                         seconds={seconds}))
+shown = RunDisplay()
+frames, begun = np.zeros(len(drawn), int), now_ns()
+def each(run):
+    block = int((now_ns() - begun) / {block_ns})
+    if block < len(drawn) and drawn[block]:
+        shown.update(run)
+        frames[block] += 1
+run.wait(each=each)
+shown.finish(run)
+ends = np.array([event["t"][3] for event in run.steps_since(0)]) - begun
+samples = run.pipeline.batch_size
+rates = []
+for block in range(len(drawn)):
+    inside = ends[(ends > block * {block_ns} + {left_out_ns}) & (ends < (block + 1) * {block_ns})]
+    few = len(inside) < 10
+    rates.append(None if few else samples * (len(inside) - 1) / (inside[-1] - inside[0]) * 1e9)
+print("RATES", json.dumps([drawn.tolist(), frames.tolist(), rates]))"""
 
 
 class Folders:
@@ -43,36 +64,44 @@ class Folders:
         return self.root / name
 
 
-def main() -> None:
-    """Run the pairs and print the ratio."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=12)
-    pairs, lot = parser.parse_args().pairs, np.random.default_rng(0)
-    orders = [bool(lot.integers(2)) for _ in range(pairs)]
-    shown = [each for first in orders for each in (first, not first)]
-    cells = [ONE.format(pipeline=PIPELINE, shown=each) + "run.throughput" for each in shown]
-    rates = []
+def blocks(seconds: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Run in JupyterLab; return of each block: was it drawn, how many frames, its samples/s."""
+    pairs = int(seconds / BLOCK_S / 2)
+    values = {"block_ns": int(BLOCK_S * 1e9), "left_out_ns": int(LEFT_OUT_S * 1e9)}
+    code = CELL.format(pairs=pairs, seconds=seconds, **values)
     with tempfile.TemporaryDirectory() as root, browser.sync_api.sync_playwright() as playwright:
         lab = browser.lab_in(Folders(root))
         page = browser.page_of(browser.chromium_of(playwright))
         place = next(lab)
-        browser.opened(page, place, "pairs", *cells)
-        page.wait_for_function("() => window.hasRun", timeout=40_000 * len(cells))
+        browser.opened(page, place, "cost", code)
+        page.wait_for_function("() => window.hasRun", timeout=1000 * seconds + 60_000)
         page.evaluate(browser.SAVE)
         page.wait_for_timeout(1000)
-        for cell in json.loads((place[0] / "pairs.ipynb").read_text())["cells"]:
-            values = [o["data"]["text/plain"] for o in cell["outputs"]
-                      if o["output_type"] == "execute_result"]  # fmt: skip
-            rates.append(float(values[0][0] if isinstance(values[0], list) else values[0]))
+        (cell,) = json.loads((place[0] / "cost.ipynb").read_text())["cells"]
+        said = "".join(line for o in cell["outputs"] for line in o.get("text", ()))
+        assert "RATES" in said, [o for o in cell["outputs"] if o["output_type"] == "error"]
         page.context.close()
         next(lab, None)
-    by = np.array(rates).reshape(pairs, 2)
-    ratio = np.array([row[0] / row[1] if first else row[1] / row[0]
-                      for row, first in zip(by, orders, strict=True)])  # fmt: skip
-    again = np.median(ratio[lot.integers(0, pairs, (5000, pairs))], axis=1)
+    drawn, frames, rates = json.loads(said.partition("RATES")[2])
+    return np.array(drawn, bool), np.array(frames), np.array(rates, float)
+
+
+def main() -> None:
+    """Print the ratio, its interval, and how many frames a second were drawn."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=300.0)
+    drawn, frames, rates = blocks(parser.parse_args().seconds)
+    first, (one, other) = drawn[::2], rates.reshape(-1, 2).T
+    ratio = np.where(first, one / other, other / one)
+    ratio = ratio[~np.isnan(ratio)][1:]  # of the first pair, a part is warm-up
+    lot = np.random.default_rng(0)
+    again = np.median(ratio[lot.integers(0, len(ratio), (5000, len(ratio)))], axis=1)
     low, high = np.quantile(again, (0.025, 0.975))
+    assert not frames[~drawn].any()
     print(
-        f"shown over hidden: {np.median(ratio):.4f} (95 %: {low:.4f} to {high:.4f}), {pairs} pairs"
+        f"drawn over not drawn: {np.median(ratio):.4f} (95 %: {low:.4f} to {high:.4f}), "
+        f"{len(ratio)} pairs, {frames[drawn].mean() / BLOCK_S:.0f} frames a second, "
+        f"{np.nanmedian(rates):,.0f} samples/s"
     )
 
 
