@@ -321,8 +321,8 @@ def test_settings_of_the_step_reach_the_readers_own_model_and_optimizer():
 
 
 CHANGED = (
-    "lk.tune(Items(), step=step, batch_size=8, seconds=1)",
-    ("ladder = lk.improve(Items(), step=step, batch_size=8)"),
+    "found = lk.tune(Items(), step=step, batch_size=8, seconds=1)",
+    "ladder = lk.improve(Items(), step=step, batch_size=8)",
 )
 
 

@@ -186,8 +186,9 @@ def test_what_the_run_does_not_tell_is_not_predicted(textbook, changes, word):
 @pytest.mark.parametrize(
     ("lack", "says"),
     [({"without": ("items",)}, "run it again"), ({"without": ("handoff",)}, "hand a batch over"),
-     ({"spec": {"watched": {"loader": "DataLoader"}}}, "watched"), ({"steps": 4}, "batches")],
-    ids=["an old record", "no hand-off", "a watched loop", "a short run"],
+     ({"spec": {"watched": {"loader": "DataLoader"}}}, "watched"),
+     ({"steps": 4}, "batches"), ({"steps": 2}, "too few steps")],
+    ids=["an old record", "no hand-off", "a watched loop", "a short run", "one measured step"],
 )  # fmt: skip
 def test_a_record_that_lacks_what_predictions_need_says_what_to_do(tmp_path, lack, says):
     assert says in lk.predict(record(tmp_path, **lack), num_workers=2).cannot

@@ -138,7 +138,8 @@ def test_the_lines_of_a_change_are_whole_statements():
     p = Pipeline(num_workers=2)
     lines = lk.script(p.but(dataset="array", num_workers=4), before=p)
     assert lines.startswith("dataset = Images(decoded(") and "num_workers=4" in lines
-    assert lk.script(p, before=p) == "# these knobs are not in the script\n"
+    assert lk.script(p, before=p) == "# nothing changed\n"
+    assert "not in the script" in lk.script(p.but(xray=False), before=p)
 
 
 def test_a_script_is_text_that_can_be_saved_and_shown(tmp_path):

@@ -32,19 +32,19 @@ def measure(
     Args:
         name: Which experiment; the files of `labkit.experiments` are they.
         device: As the knob of a Pipeline.
-        wait: Block with a line of progress until it has ended; False returns at once.
+        wait: Block with a line of progress until it has ended; an interrupt stops it, and a
+            notebook's cell returns what was measured. False returns at once.
         plot: Leave the figure in the cell when it is over (in a notebook).
         **params: The experiment's knobs.
 
     Raises:
         ValueError: An unknown experiment or knob, or a bad value, before anything starts.
-        KeyboardInterrupt: While waiting; the experiment has been stopped first.
     """
     started = measure.last = launch(Experiment(name, params, device))
     if wait:
         shown = display.Display()
         try:
-            started.wait_or_raise(each=lambda running: shown.line(progress_line(running)))
+            started.wait(each=lambda running: shown.line(progress_line(running)))
         finally:
             if not display.in_notebook():
                 shown.final(repr(started))

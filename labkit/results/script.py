@@ -73,7 +73,8 @@ def script(what: Pipeline | Run, *, before: Pipeline | Run | None = None) -> Scr
     if before is not None:
         old = getattr(before, "asked", before)
         lines = changed_lines(old.to_dict(), asked.to_dict())
-        return Script(lines or "# these knobs are not in the script\n")
+        none = "nothing changed" if old == asked else "these knobs are not in the script"
+        return Script(lines or f"# {none}\n")
     if isinstance(what, Run):
         job, left_out = what.pipeline.to_dict(), what.not_applied
         threads = what.machine.threads if what.machine.kind == "cpu" else None

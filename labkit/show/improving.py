@@ -160,7 +160,7 @@ def improve(
         found.grow()
         return found
     finally:
-        display.final(found.headline, found.table())
+        display.final("", found.table())  # the headline is the table's own
 
 
 def line_of(rung: Rung) -> str:

@@ -109,8 +109,9 @@ def sweep(
 
     `lk.sweep(pipeline, num_workers=[0, 2, 4])`. With `devices=["cuda:0", "cuda:1"]` each of them
     takes the next setting whenever it is free; the cores are shared, so that settings that need
-    many of them disturb each other. Shows progress; an interrupt keeps what has been measured
-    (`lk.sweep.last`). Raises ValueError on a bad value before anything runs.
+    many of them disturb each other. Shows progress; an interrupt keeps what has been measured: a
+    notebook's cell returns it (a script has it in `lk.sweep.last`). Raises ValueError
+    on a bad value before anything runs.
     """
     swept = Sweep(pipeline or Pipeline(), knobs, devices)
     shown = RunDisplay(height=SWEEP_PX)
@@ -126,6 +127,10 @@ def sweep(
 
     try:
         swept.measure(launch, each, begun)
+    except KeyboardInterrupt:
+        if not in_notebook():
+            raise
+        print(f"stopped after {len(swept)} of {len(swept.pipelines)} runs; they are in this Sweep.")
     finally:
         shown.finish(swept)
     return swept
@@ -165,7 +170,8 @@ def tune(
     """Find the cheapest DataLoader settings that are as fast as the fastest.
 
     A prediction from each run says what to try next; isolated runs measure it; what is too close
-    to tell is measured again. An interrupt keeps the best so far in `lk.tune.last`.
+    to tell is measured again. An interrupt keeps the best so far, which a notebook's cell returns
+    (a script has it in `lk.tune.last`).
 
     Args:
         dataset_or_pipeline: A `labkit.Pipeline`; or your own dataset or DataLoader, or the Run of
@@ -196,6 +202,10 @@ def tune(
     try:
         each = teller(display, tuning.table)
         return job.run(lambda: display.final(line_of(tuning), tuning.table()), each)
+    except KeyboardInterrupt:
+        if not in_notebook():
+            raise
+        return tuning
     finally:
         display.final(tuning.headline, tuning.table())
 

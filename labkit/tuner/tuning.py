@@ -183,9 +183,9 @@ class Tuning(Result):
     @property
     def headline(self) -> str:
         """The result in one line."""
-        if not self.winner:
-            return f"Tuning({self.name}): nothing measured yet"
         state = " (interrupted: the best so far)" if self.interrupted else ""
+        if not self.winner:
+            return f"Tuning({self.name}): nothing measured{' yet' * (not state)}"
         rate = f"{self.winner.rate:,.0f} samples/s, {self.speedup:.2f}x the baseline"
         took = f", found in {self.seconds:.0f} s" if self.done else ""
         return f"Tuning({self.name}){state}: {self.winner.setting}: {rate}{took}"
