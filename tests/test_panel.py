@@ -9,7 +9,7 @@ from conftest import ended, until
 
 import labkit as lk
 from labkit.results.library import play
-from labkit.show import forecast
+from labkit.show import controls
 from labkit.show.controls import Control
 from labkit.show.panels import fastest
 from labkit.spec import EXPERIMENTS, KNOBS, Distributed, Experiment, Pipeline
@@ -148,7 +148,7 @@ def test_auto_says_what_it_is_and_equals_it():
     assert delay.widget.options[0] == ("auto (2.5)", "None") and delay.value is None
     assert ahead.widget.options[0][0] == "auto"  # there is nobody to prefetch
     delay.value = 2.5
-    assert forecast.expected(shown.run, shown.asked) is None  # the same pipeline
+    assert controls.expected(shown.run, shown.asked) is None  # the same pipeline
     workers.value = 2
     assert ahead.widget.options[0][0] == "auto (2)" and ahead.value is None
     ahead.value = 8

@@ -22,6 +22,7 @@ WHERE_KNOWN = {  # of any run: how it is written
 }  # fmt: skip
 OF_SWEEP = {"MFU": "mfu", "real tokens/s": "real_tokens_per_s", "padding": "padding"}
 WORDS = ("slower", "faster")
+TINY = 0.01  # share of a step: of what is below it on both sides the ratio says nothing
 
 
 class Comparison(Result):
@@ -87,8 +88,9 @@ class Comparison(Result):
     def table(self) -> Table:
         """Return the changed knobs and the numbers, before and after, with the verdict below."""
         rows = [(name, repr(old), repr(new), "") for name, (old, new) in self.changed.items()]
+        runs = (self.before, self.after)
         for name in (*COMPARED, *WHERE_KNOWN):
-            both = [getattr(run, name) for run in (self.before, self.after)]
+            both = [getattr(run, name) for run in runs]
             texts = [None if value is None else f"{value:.1f}" for value in both]
             if name in WHERE_KNOWN:
                 if both == [None, None]:
@@ -96,10 +98,14 @@ class Comparison(Result):
                 texts = list(map(WHERE_KNOWN[name], both))
             if name == "utilization" and None not in both:
                 texts = [self.before.busy_text, self.after.busy_text]
-            rows.append((name, *texts, f"{both[1] / both[0]:.2f}x" if all(both) else ""))
+            ratio = f"{both[1] / both[0]:.2f}x" if all(both) else ""
+            if name.endswith("_ms") and None not in both:
+                shares = [ms / run.step_ms for ms, run in zip(both, runs, strict=True)]
+                ratio = None if max(shares) < TINY else ratio
+            rows.append((name, *texts, ratio))
         found = {word: [str(p) for p in self.parts if getattr(p, word)] for word in WORDS}
         said = [f"{word} beyond the noise: {', '.join(names)}" for word, names in found.items()]
-        micro = [run.pipeline.accumulation_steps for run in (self.before, self.after)]
+        micro = [run.pipeline.accumulation_steps for run in runs]
         if micro[0] != micro[1]:
             said.append(f"step_ms and its parts: of a micro-batch ({micro[0]} → {micro[1]} each)")
         foot = (self.verdict, *(text for text in said if not text.endswith(": ")))

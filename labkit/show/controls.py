@@ -1,14 +1,24 @@
-"""From a knob to a widget: every control of a panel is made from a declared knob."""
+"""The parts of a panel: a control for a knob, the list of runs, what a slider would bring."""
 
 from __future__ import annotations
 
+import contextlib
 import html
-from collections.abc import Mapping, Sequence
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import anywidget
 import ipywidgets as widgets
+import traitlets
 
+from labkit.analysis.prediction import Prediction, predict
 from labkit.knobs import Knob
+from labkit.results.event_log import EventLogResult
+from labkit.results.run import Run
+from labkit.spec import Pipeline
 
 MOST_ON_A_SLIDER = 300  # whole numbers that a slider of 200 px still lets one hit
 # The stops of a slider with "auto": round numbers, and for whole ones powers of two and between
@@ -16,6 +26,15 @@ ROUND = [0.0, 0.5, *(float(m * 10**p) for p in range(5) for m in (1, 1.5, 2, 2.5
 WHOLE = [0, 1, *(m * 2**p for p in range(14) for m in (2, 3))]
 NONE = "None"  # stands for None in a widget, which would take None itself as nothing chosen
 DEVICES = ("auto", "cpu", "cuda", "mps")
+KEPT = 8  # runs in the list; the pinned one stays in it
+BEFORE_ANY = "Run once: from then on this line says what a slider would bring, before you run it."
+UNMOVED = "Move a slider: what it would bring is drawn here, before you run it."
+WORDS = {"None": "auto", "True": "on", "False": "off"}
+MARKS = {  # how a prediction's bars are marked, as CSS has a line
+    "last run": "2px dotted var(--jp-ui-font-color2, #888)",
+    "predicted": "2px solid #009e73",
+    "came": "4px solid var(--jp-ui-font-color0, #000)",
+}
 
 
 class Control(widgets.VBox):
@@ -102,3 +121,128 @@ def shown(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "auto", True: "on", False: "off"}[value]
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class History(anywidget.AnyWidget):
+    """Lists runs, to be pinned, renamed and saved, and copies texts to the clipboard.
+
+    It also names every control of the panel it stands in for screen readers.
+    """
+
+    _esm = Path(__file__).with_name("history.js")
+    _css = Path(__file__).with_name("live.css")
+
+    rows = traitlets.List().tag(sync=True)  # dicts: key, name, numbers, verdict, pinned, note
+    copies = traitlets.List().tag(sync=True)  # what there is to copy
+
+    def __init__(self, pinned: Callable[[], None], texts: dict[str, Callable[[], str]]):
+        """Call `pinned` when another run is; `texts` says what there is to copy, and makes it."""
+        super().__init__(copies=list(texts))
+        self.runs: dict[int, EventLogResult] = {}  # by the key of its row
+        self.texts, self.when_pinned = texts, pinned
+        self.on_msg(lambda _self, asked, _buffers: self.handle(**asked))
+
+    @property
+    def pinned(self) -> EventLogResult | None:
+        """The run that later ones are compared with; None for the one before."""
+        return next((self.runs[row["key"]] for row in self.rows if row["pinned"]), None)
+
+    def name(self, run: EventLogResult) -> str:
+        """Return what the list calls a run."""
+        return next(row["name"] for row in self.rows if self.runs[row["key"]] is run)
+
+    def add(self, run: EventLogResult, name: str, numbers: str, verdict: str) -> None:
+        """Put a run on top of the list; the oldest goes."""
+        key = 1 + max(self.runs, default=0)
+        row = {"key": key, "name": name, "numbers": numbers, "verdict": verdict}
+        self.runs[key] = run
+        rows = [row | {"pinned": False, "note": ""}, *self.rows]
+        self.rows = [row for n, row in enumerate(rows) if n < KEPT or row["pinned"]]
+        self.runs = {row["key"]: self.runs[row["key"]] for row in self.rows}
+
+    def handle(self, do: str, key: int = 0, value: str = "") -> None:
+        """Do what the page asks: "pin", "rename", "save" the run of a row, or "copy" a text."""
+        if do == "copy":
+            threading.Thread(target=self._copy, args=[self.texts[value]], daemon=True).start()
+        elif row := next((row for row in self.rows if row["key"] == key), None):  # it may be gone
+            changed = {"name": value.strip() or row["name"]}
+            if do == "save":
+                changed = {"note": self._saved(self.runs[key], row["name"])}
+            if do == "pin":
+                changed = {"pinned": not row["pinned"]}
+            others = {"pinned": False} if do == "pin" else {}
+            self.rows = [old | (changed if old is row else others) for old in self.rows]
+            if do == "pin":
+                self.when_pinned()
+
+    def _copy(self, text: Callable[[], str]) -> None:
+        with contextlib.suppress(ValueError):  # the panel says which controls do not go together
+            self.send({"copy": str(text())})
+
+    def _saved(self, run: EventLogResult, name: str) -> str:
+        """Save a run beside the notebook under a name that is free; say where, or why not."""
+        path = Path(f"{re.sub(r'[^0-9A-Za-z_.-]+', '-', name).strip('-.') or 'run'}.jsonl")
+        path = path.with_stem(f"{path.stem}-{run.id}") if path.exists() else path
+        try:
+            return f"saved: {run.save(path)}"
+        except (OSError, ValueError) as error:
+            return f"not saved: {error}"
+
+
+class Ghost(widgets.HTML):
+    """Draws a prediction: its ranges as bars, with marks of the run before and of what came."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_class("labkit-ghost")
+        self.show(None, None)
+
+    def show(self, found: Prediction | None, before: Run | None, came: Run | None = None) -> list:
+        """Draw what was `found` from the run `before`; None: nothing differs from it.
+
+        Returns the predicted busy share: low end, value and high end; [] without one.
+        """
+        self.said, self.bars = BEFORE_ANY if before is None else UNMOVED, {}
+        if found is None or found.cannot:
+            self.said = self.said if found is None else f"No prediction: {in_words(found.why)}."
+            self.value = f"<div role='status'>{html.escape(self.said)}</div>"
+            return []
+        ranges = zip(found.throughput_range, found.utilization_range, strict=True)
+        low, high = ((float(rate), float(share)) for rate, share in ranges)
+        known = {"last run": before, "predicted": found, "came": came}
+        marks = {n: (one.throughput, one.utilization) for n, one in known.items() if one}
+        self.bars = {**marks, "low": low, "high": high}
+        rate, busy = marks["predicted"]
+        said = f"<b>Expected:</b> {rate / before.throughput:.2g}x the last run; "
+        said += f"limit: {found.limit}."
+        if came:
+            inside = "inside" if low[0] <= came.throughput <= high[0] else "outside"
+            said = f"<b>Predicted {rate:,.0f}, came {came.throughput:,.0f} samples/s:</b> "
+            said += f"{rate / came.throughput - 1:+.0%}, {inside} the range; "
+            said += f"busy {100 * (busy - came.utilization):+.0f} points."
+        looks = {name: f"border-left:{MARKS[name]}" for name in marks}
+        legend = "".join(f"<span style='{look}'>{name}</span>" for name, look in looks.items())
+        top = 1.05 * max(high[0], *(rate for rate, _ in marks.values()))
+        rows = ""
+        for i, (name, form, most) in enumerate([("samples/s", ",.0f", top), ("busy", ".0%", 1)]):
+            start, wide = low[i] / most, (high[i] - low[i]) / most
+            bar = f"<i class='range' style='left:{start:.2%};width:{wide:.2%}'></i>"
+            for mark, look in looks.items():
+                bar += f"<i style='left:{marks[mark][i] / most:.2%};{look}'></i>"
+            text = f"{marks['predicted'][i]:{form}} ({low[i]:{form}} to {high[i]:{form}})"
+            rows += f"<div class='row'><b>{name}</b><div>{bar}</div><span>{text}</span></div>"
+        self.value = f"<div role='status'><div>{said}{legend}</div>{rows}</div>"
+        return [low[1], busy, high[1]]
+
+
+def expected(run: Run, asked: Pipeline) -> Prediction | None:
+    """Predict what `asked` would bring from what `run` measured; None where nothing differs."""
+    old, new = run.asked.filled(), asked.filled()
+    changes = {name: value for name, value in new.items() if old[name] != value}
+    return predict(run, **changes) if changes else None
+
+
+def in_words(text: str) -> str:
+    """Write a message about knobs as their controls show them: "prefetch_factor auto"."""
+    pair = r"\b(\w+)=('?[\w.]*\w'?)"
+    return re.sub(pair, lambda found: f"{found[1]} {WORDS.get(found[2], found[2])}", text)

@@ -16,6 +16,7 @@ from labkit.process.interrupts import in_notebook
 PERIOD_S = 0.2  # between two looks of a person's eye
 FIGURE_TEXT = "<labkit figure>"  # the same for every figure: nbval compares texts
 FIGURE_PX = {False: 660, True: 720}  # height of a run's figure, at 900 wide; with one before it
+RANKS_PX, SWEEP_PX = 460, 500  # heights of their figures, as a rule
 SHARPNESS = 1.5  # pixels of a stored figure per CSS pixel: sharp enough, and small in the notebook
 
 

@@ -1,6 +1,6 @@
 // The live view in the page: pointers, keys and the kernel's messages; live_draw.js stands before it.
 
-const MOST_STEPS = 200000, TAP_MS = 350, DRAG_PX = 5;
+const MOST_STEPS = 200000, DRAG_PX = 5;
 
 // Hover, and zoom: drag a stretch, wheel (once clicked on) or keys; double click or Escape resets
 function hands(canvas, view, later) {
@@ -22,7 +22,6 @@ function hands(canvas, view, later) {
     view.zoom = null;
     later();
   };
-  let tapped = 0;
   const on = {
     pointerdown(event) {
       const place = placeAt(event.offsetY);
@@ -38,16 +37,15 @@ function hands(canvas, view, later) {
       view.pointer = box && { place, x, from: held };
       later();
     },
-    pointerup(event) {
+    pointerup() {
       const { pointer } = view;
       if (pointer?.from === undefined) return;
-      const { place, x, from } = pointer, dragged = Math.abs(x - from) > DRAG_PX;
+      const { place, x, from } = pointer, s = view[place].s;
       view.pointer = { place, x };
-      if (dragged) zoomTo(view[place].s(Math.min(x, from)), view[place].s(Math.max(x, from)));
-      else if (event.timeStamp - tapped < TAP_MS) reset();
-      tapped = dragged ? 0 : event.timeStamp;
+      if (Math.abs(x - from) > DRAG_PX) zoomTo(s(Math.min(x, from)), s(Math.max(x, from)));
       later();
     },
+    dblclick: reset,
     pointerleave: (event) => event.pointerType !== "touch" && ((view.pointer = null), later()),
     pointercancel: () => ((view.pointer = null), later()),
     wheel(event) {
@@ -144,7 +142,6 @@ function render({ model, el }) {
     root.dataset.frames = ++frames; // what tests wait for
     taken();
   };
-  const state = () => (root.dataset.running = model.get("running"));
   const sizes = () => {
     const height = model.get("height"); // at the figure's full width, whose shape it then has
     root.style.aspectRatio = height ? `900 / ${height}` : "";
@@ -154,7 +151,7 @@ function render({ model, el }) {
   const listeners = [
     ["change:tick", arrived], ["change:frame", () => model.get("frame").byteLength || taken()],
     ["change:device change:expected", later], ["change:overlay change:overlay_name", compared],
-    ["change:status change:badge", words], ["change:running", state], ["change:height", sizes],
+    ["change:status change:badge", words], ["change:height", sizes],
   ];
   for (const [names, handler] of listeners) model.on(names, handler);
   const sized = new ResizeObserver(later);
@@ -163,7 +160,7 @@ function render({ model, el }) {
   themed.observe(document.body, { attributes: true });
   const unwatch = watchKernel(root, status, model);
   hands(canvas, view, later);
-  for (const start of [words, state, sizes, taken, compared]) start();
+  for (const start of [words, sizes, taken, compared]) start();
   return () => {
     unwatch();
     for (const [names, handler] of listeners) model.off(names, handler);

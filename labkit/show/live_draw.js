@@ -37,21 +37,17 @@ function stepAt(steps, s) {
   return low;
 }
 
+const COLOURS = {
+  text: ["--jp-ui-font-color1", "#1f1f1f"], muted: ["--jp-ui-font-color2", "#616161"],
+  paper: ["--jp-layout-color1", "#ffffff"], grid: ["--jp-border-color2", "#e0e0e0"],
+  compute: ["--labkit-busy", "#009e73"], wait: ["--labkit-wait", "#e69f00"],
+  copy: ["--labkit-copy", "#aa4499"], other: ["--labkit-other", "#bbbbbb"],
+  before: ["--jp-ui-font-color3", "#9e9e9e"], font: ["--jp-ui-font-family", "system-ui, sans-serif"],
+};
+
 function palette(element) {
-  const style = getComputedStyle(element);
-  const read = (name, fallback) => style.getPropertyValue(name).trim() || fallback;
-  return {
-    text: read("--jp-ui-font-color1", "#1f1f1f"),
-    muted: read("--jp-ui-font-color2", "#616161"),
-    paper: read("--jp-layout-color1", "#ffffff"),
-    grid: read("--jp-border-color2", "#e0e0e0"),
-    compute: read("--labkit-busy", "#009e73"),
-    wait: read("--labkit-wait", "#e69f00"),
-    copy: read("--labkit-copy", "#aa4499"),
-    other: read("--labkit-other", "#bbbbbb"),
-    before: read("--jp-ui-font-color3", "#9e9e9e"),
-    font: read("--jp-ui-font-family", "system-ui, sans-serif"),
-  };
+  const style = getComputedStyle(element), read = ([name, otherwise]) => style.getPropertyValue(name).trim() || otherwise;
+  return Object.fromEntries(Object.entries(COLOURS).map(([what, where]) => [what, read(where)]));
 }
 
 // A round distance between ticks, so that about `wanted` of them fit

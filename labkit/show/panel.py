@@ -22,17 +22,15 @@ from labkit.knobs import check_names
 from labkit.process import launcher
 from labkit.results.launch import launch
 from labkit.results.run import Run
-from labkit.show.controls import Control, shown
+from labkit.show.controls import Control, Ghost, History, in_words, shown
 from labkit.show.display import StaticFigure, allow_widgets
-from labkit.show.forecast import Ghost, in_words
-from labkit.show.history import History
 from labkit.show.live import LiveView
 from labkit.show.run_header import busy_of
 
 FRAME_S = 1 / 20
 SETTLE_S = 0.1  # a press of Run may overtake a control's last change: wait for what is on its way
 GRID = "repeat(auto-fill, minmax(min(170px, 100%), 1fr))"
-# Under the panel, hidden by history.css: seen only where the panel's kernel is gone
+# Under the panel, hidden by live.css: seen only where the panel's kernel is gone
 WITHOUT_KERNEL = "<div class='labkit-fallback'>A panel needs its kernel: run this cell again.</div>"
 
 
@@ -119,7 +117,7 @@ class Panel(TextBox):
         self.ghost, self.verdict, self.comparison = Ghost(), widgets.HTML(), widgets.HTML()
         self.figure = widgets.Image(format="png", layout=Layout(max_width="100%", display="none"))
         texts = {
-            name: lambda of=of: of(self.asked, self._run_that(self.asked))
+            name: lambda of=of: of(self.asked, self._measured(self.asked))
             for name, of in kind.copies.items()
         }
         self.history = History(self._pinned, texts)
@@ -135,8 +133,10 @@ class Panel(TextBox):
         self.say(kind.hint)
         self._changed()
 
-    values = property(lambda self: {name: c.value for name, c in self.controls.items()},
-                      doc="The controls' values by name.")  # fmt: skip
+    @property
+    def values(self) -> dict[str, Any]:
+        """The controls' values by name."""
+        return {name: control.value for name, control in self.controls.items()}
 
     @property
     def asked(self) -> Any:
@@ -173,8 +173,7 @@ class Panel(TextBox):
 
     def close(self) -> None:
         """Stop what is running and remove the panel."""
-        if self.running:
-            self.stop()
+        self.stop()
         super().close()
 
     def run_of(self, **values: Any) -> Any:
@@ -187,7 +186,7 @@ class Panel(TextBox):
         wanted = self.kind.asked(self.opened_with | values)
         if self.running and self.run:
             self.run.wait()
-        if run := self._run_that(wanted):
+        if run := self._measured(wanted):
             return run
         for name, value in (self.opened_with | values).items():
             self.controls[name].value = value
@@ -195,7 +194,6 @@ class Panel(TextBox):
         try:
             run, before = self._begin()
             run.wait(each=self.view.update)
-            self.view.finish(run)
             self._show(run, before)
         finally:
             self._busy(False)
@@ -216,7 +214,7 @@ class Panel(TextBox):
 
     def _begin(self) -> tuple[Any, Any]:
         """Start what is asked; return the run and the one to compare it with."""
-        asked, before = self.asked, self.history.pinned or self._measured
+        asked, before = self.asked, self.history.pinned or self._measured()
         self._forecast(asked)
         self.view.show_before(before)
         run = self.kind.start(asked)
@@ -225,11 +223,10 @@ class Panel(TextBox):
         self._name = ", ".join(f"{n} {shown(v)}" for n, v in moved.items()) or "as it opened"
         return run, before
 
-    @property
-    def _measured(self) -> Any:
-        """The last run that has numbers, None without one."""
-        ended = (run for run in reversed(self.runs) if not run.running and self.kind.measured(run))
-        return next(ended, None)
+    def _measured(self, asked: Any = None) -> Any:
+        """Return the last run that has numbers, or that of what was `asked`; None without one."""
+        ended = (r for r in reversed(self.runs) if not r.running and self.kind.measured(r))
+        return next((run for run in ended if asked is None or run.asked == asked), None)
 
     async def _follow(self, run: Any) -> None:
         """Draw `run` until it ends or Stop is pressed; no process of it is left afterwards."""
@@ -242,7 +239,6 @@ class Panel(TextBox):
             raise
         finally:
             await asyncio.to_thread(run.stop if self._stop.is_set() else run.wait)
-        self.view.finish(run)
 
     async def _pause(self, seconds: float) -> None:
         """Let the kernel do other things for so long, or until Stop is pressed."""
@@ -260,6 +256,7 @@ class Panel(TextBox):
 
     def _show(self, run: Any, before: Any) -> None:
         """Show how `run` ended, what differs from `before`, and the figure of both."""
+        self.view.finish(run)
         measured = self.kind.measured(run)
         ended = run.error or f"{run.outcome.capitalize()}: too short to tell."
         self.say(self.kind.verdict(run) if measured and not run.error else ended, not run.error)
@@ -286,15 +283,10 @@ class Panel(TextBox):
 
     def _pinned(self) -> None:
         """Compare with the run that the list pins, from now on."""
-        pinned, run = self.history.pinned, self._measured
+        pinned, run = self.history.pinned, self._measured()
         self.view.show_before(pinned)
         if run is not None and run is not pinned and not self.running:
             self._compare(run, pinned)
-
-    def _run_that(self, asked: Any) -> Any:
-        """Return the last run with numbers that was asked for so; None without one."""
-        ended = (run for run in reversed(self.runs) if self.kind.measured(run))
-        return next((run for run in ended if run.asked == asked), None)
 
     def _busy(self, busy: bool) -> None:
         self.run_button.disabled, self.stop_button.disabled = busy or self._refused, not busy
@@ -306,9 +298,9 @@ class Panel(TextBox):
         if self._telling:
             return
         self._telling, refused, said = True, self._refused, ""
-        for name, value in self.kind.auto(self.values).items():
-            if name in self.controls:
-                self.controls[name].tell_auto(value)
+        automatic = self.kind.auto(self.values)
+        for name in automatic.keys() & self.controls.keys():
+            self.controls[name].tell_auto(automatic[name])
         self._telling = False
         try:
             asked = self.asked
@@ -324,7 +316,7 @@ class Panel(TextBox):
 
     def _forecast(self, asked: Any) -> None:
         """Draw what is expected of `asked` from the last run; about 30 ms."""
-        run = self._measured
+        run = self._measured()
         if self.kind.predict is None or (run is not None and self._expected[:2] == (asked, run)):
             return
         found = self.kind.predict(run, asked) if run is not None else None

@@ -16,10 +16,8 @@ from labkit.results.library import play, recorded
 from labkit.results.measurements import Measurement, Measurements
 from labkit.results.run import Run
 from labkit.results.script import script
-from labkit.show.controls import Control, has_widget, shown
+from labkit.show.controls import Control, History, expected, has_widget, shown
 from labkit.show.display import StaticFigure, stage_line
-from labkit.show.forecast import expected
-from labkit.show.history import History
 from labkit.show.panel import Kind, Panel, TextBox, changes
 from labkit.spec import EXPERIMENTS, KNOBS, Distributed, Experiment, Pipeline, automatic
 from labkit.wiring import above

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -26,7 +27,7 @@ ROW_IN, THIN_IN, MANY = 0.34, 0.25, 10  # a row of bars, and where there are mor
 NAME = 48  # characters of a row's name, at most
 GAP_PT = 5  # between a bar and its text
 HOLLOW = {"marker": "D", "markerfacecolor": "none", "markersize": 6, "linewidth": 1}
-LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue
+LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue; white ink is a hole on a dark page
 
 
 @dataclass
@@ -99,7 +100,7 @@ def stack(
                 wide = known.get(part) or 0.0
                 axes.barh(y, wide, left=left, color=colour, **look)
                 if inside is not None and not hatched:
-                    ink = "white" if np.dot(to_rgb(colour), LUMINANCE) < 0.45 else INSIDE
+                    ink = "white" if np.dot(to_rgb(colour), LUMINANCE) < 0.3 else INSIDE
                     middle = {"ha": "center", "va": "center"}
                     axes.text(left + wide / 2, y, inside(wide), color=ink, **middle)
                 left += wide
@@ -164,9 +165,7 @@ def lines(
         axes.set_xscale("log", base=2 if xticks else 10)
     if "y" in log:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}"))
-        axes.yaxis.set_minor_locator(NullLocator())
+        log_ticks(axes.yaxis)
         if say is not None:
             low, high = axes.get_ylim()
             axes.set_ylim(low / 1.2, high * 1.4)
@@ -223,6 +222,13 @@ def fit(axes: Axes, ends: Iterable[tuple[float, str]]) -> None:
 def number(value: float) -> str:
     """Write a number with three digits or so, and never as a power of ten."""
     return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"
+
+
+def log_ticks(axis: Axis) -> None:
+    """Mark a logarithmic axis at 1, 2 and 5 times the powers of ten, in plain numbers."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def size_text(size_bytes: float) -> str:

@@ -84,6 +84,7 @@ def dots(published: Published, rows: Any, own: list[Point], header: Any, mine: A
     if spec.get("log"):
         least, most, wide = min(each[2] for each in drawn), max(ends)[0], axes.get_xlim()[1]
         axes.set(xscale="log", xlim=(least / 1.4, most * (most / least) ** (wide / most - 1)))
+        primitives.log_ticks(axes.xaxis)
     axes.set_xlabel(spec["x"])
     axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
     axes.set_axisbelow(True)

@@ -9,10 +9,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from labkit.results.ranks import RankRun, Ranks
-from labkit.show.primitives import name_rows, stack
+from labkit.show.display import RANKS_PX
+from labkit.show.primitives import name_rows, rows_in, stack
 from labkit.show.run_figure import share_text
 from labkit.show.run_header import LOUD, doubts, said, several_header
-from labkit.show.style import COMPUTE, OTHER, WAIT, legend_above, our_style, page
+from labkit.show.style import COMPUTE, OTHER, WAIT, legend_above, our_style, page, room_in
 
 TEETH = 6  # steps in the window
 EXCHANGE, OTHERS = "#0072B2", "#56B4E9"
@@ -36,8 +37,9 @@ def draw(ranks: Ranks) -> Figure:
         return page([*lines, (why, LOUD)], [])[0]
     title = f"{count}: {ranks.throughput:,.0f} samples/s together, {ranks.diagnose().headline}"
     header = [*several_header(title, [_delays(ranks), knobs], [ranks]), *doubts(ranks)]
-    tall = 0.15 + 0.34 * len(times.ranks)
-    figure, (lanes, shares) = page(header, [(0.32, tall), (0.62, tall)])
+    spaces = (0.32, 0.62)
+    tall = max(rows_in(len(times.ranks)), (room_in(RANKS_PX, header) - sum(spaces)) / 2)
+    figure, (lanes, shares) = page(header, [(space, tall) for space in spaces])
     _draw_lanes(lanes, [rank for rank in ranks if rank.steps])
     parts = {part: np.asarray(getattr(times, part)) for part in PARTS}
     rows = [

@@ -15,14 +15,12 @@ from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.show import wandb_log
-from labkit.show.display import Display
+from labkit.show.display import RANKS_PX, SWEEP_PX, Display
 from labkit.show.live import Follower, RunDisplay
 from labkit.show.watching import Watch
 from labkit.spec import Distributed, Pipeline
 from labkit.tuner.job import TuningJob
 from labkit.tuner.tuning import Tuning
-
-SWEEP_PX, RANKS_PX = 500, 460  # heights of their figures, as a rule
 
 
 def run(

@@ -1,7 +1,12 @@
-"""A GPU beside the CPU, drawn from the data sheet: `lk.anatomy("A100")`."""
+"""Drawings with explanations: `lk.annotated("nvidia-smi")`, and `lk.anatomy("A100")`.
+
+The first shows what a usual instrument printed, the second a GPU beside the CPU. What is drawn and
+where stands in `labkit/data`.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -10,15 +15,68 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from labkit.analysis.datasheets import CARDS, card
+from labkit.analysis.instruments import instruments
+from labkit.results.library import recorded
 from labkit.results.machine import Machine
 from labkit.results.machine import machine as ask
 from labkit.results.shipped import entries, entry
-from labkit.show.run_header import BOLD, GREY
-from labkit.show.style import COMPUTE, COPY, INSIDE, drawable, our_style, page
+from labkit.show.run_header import BOLD, GREY, recorded_line
+from labkit.show.style import COMPUTE, COPY, INSIDE, INSTRUMENT, LINES, drawable, our_style, page
 
+SIZE, WIDE_IN, HIGH_IN = 8, 0.0669, 0.16  # of a character of the fixed-width font: points, inches
 PCIE_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0}  # of sixteen lanes, each way, by generation
 WARP = 32
 INCH_PER_GB_S = 2.1 / 4800  # of the pipes: an H200's memory fills the block's 2.1 inches
+
+
+@our_style
+def annotated(name: str = "nvidia-smi") -> Figure:
+    """Draw a real output of "nvidia-smi", "profiler", "nsys" or "wandb", its parts numbered.
+
+    It says where it is from: PUBLISHED by others, or RECORDED.
+    """
+    view = entry("annotated.json", name, "view")
+    run = recorded(view["run"]) if "run" in view else None
+    lanes = view.get("lanes", [])
+    notes = view.get("notes") or [[lane, note] for lane, _, note in lanes]
+    header = [*recorded_line([run] if run else []), (view["title"], BOLD)]
+    header += [(f"{n}  {part}: {text}", {}) for n, (part, text) in enumerate(notes, 1)]
+    header.append((view["source"], GREY))
+    tall = HIGH_IN * len(view["text"]) if "text" in view else 0.34 * len(lanes) or 1.8
+    left = 0.3 if "text" in view else 2.2 if lanes else 1.0
+    figure, (axes,) = page(header, [(0.2, tall)], left, 0.1 if "text" in view else 0.5)
+    if "text" in view:
+        write(axes, view["text"], [part for part, _ in notes])
+    elif run is not None:
+        shown = next(r for r in instruments(run) if r.name.startswith(view["reading"]))
+        axes.plot(shown.times_s, 100 * shown.shares, marker=".", color=INSTRUMENT)
+        axes.set(ylim=(0, 105), xlabel="Relative Time (s)", ylabel="CPU utilization (%)")
+        axes.grid(color="#E6E6E6", linewidth=0.8)
+    else:
+        for row, (_, spans, _) in enumerate(lanes):
+            bars = [(start, end - start) for start, end in spans]
+            axes.broken_barh(bars, (row - 0.35, 0.7), facecolors=LINES[row % len(LINES)])
+        names = [f"{n}  {lane}" for n, (lane, _, _) in enumerate(lanes, 1)]
+        axes.set_yticks(range(len(lanes)), names)
+        axes.set(ylim=(len(lanes) - 0.5, -0.5), xlabel="ms", xlim=(0, lanes[0][1][-1][1]))
+    return figure
+
+
+def write(axes: Axes, lines: list[str], parts: list[str]) -> None:
+    """Write lines in a fixed-width font; frame each part where it is first, with its number."""
+    axes.axis("off")
+    axes.set(xlim=(0, axes.get_position().width * 9), ylim=(len(lines) * HIGH_IN, 0))
+    font = {"family": "DejaVu Sans Mono", "fontsize": SIZE, "va": "center", "parse_math": False}
+    for row, line in enumerate(lines):
+        for piece in re.finditer(r"\S{1,6}", line):  # hinting stretches a whole line, by the dpi
+            axes.text(piece.start() * WIDE_IN, (row + 0.5) * HIGH_IN, piece.group(), **font)
+    for n, part in enumerate(parts, 1):
+        row = next(row for row, line in enumerate(lines) if part in line)
+        x, y = lines[row].index(part) * WIDE_IN, row * HIGH_IN
+        box = Rectangle((x - 0.02, y), len(part) * WIDE_IN + 0.04, HIGH_IN, facecolor="none",
+                        edgecolor="#E69F00", linewidth=0.8, zorder=0)  # fmt: skip
+        axes.add_patch(box)
+        axes.text(x - 0.03, y + 0.02, n, fontsize=7, fontweight="bold", ha="right")
 
 
 @our_style
@@ -28,9 +86,8 @@ def anatomy(name: str | None = None, machine: Machine | None = None) -> Figure:
     `name` is one of the data sheets' cards, or a part of its name; None: the card that is here, or
     else an A100. Counts and the width of the pipes are to scale, and nothing else is.
     """
-    here = machine or ask()
+    here, sheets = machine or ask(), [sheet for _, sheet in CARDS]
     own = card(here.name) if name is None else None
-    sheets = [sheet for _, sheet in CARDS]
     found = [own] if own else [s for s in sheets if (name or "A100").lower() in s.name.lower()]
     if not found:
         raise ValueError(f"Unknown card {name!r}; available: {', '.join(s.name for s in sheets)}.")
@@ -50,8 +107,8 @@ def anatomy(name: str | None = None, machine: Machine | None = None) -> Figure:
     told = {"cpu": drawable(here.cpu_name or here.name, 24), "ram": ram, "name": sheet.name}
     told |= chip | {"link": link, "gb_per_s": sheet.gb_per_s}
     for x, y, wide, high, colour, text, va in layout["boxes"]:
-        box = Rectangle((x, y), wide, high, facecolor=colour, edgecolor="#555555", linewidth=0.6)
-        axes.add_patch(box)
+        edge = {"edgecolor": "#555555", "linewidth": 0.6}
+        axes.add_patch(Rectangle((x, y), wide, high, facecolor=colour, **edge))
         look = {"va": va, "ha": "center", "color": INSIDE if va == "center" else "black"}
         height = y + (high / 2 if va == "center" else high - 0.08)
         axes.text(x + wide / 2, height, text.format(**told), parse_math=False, **look)
