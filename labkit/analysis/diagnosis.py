@@ -25,7 +25,7 @@ from labkit.results.event_log import of_one_moment
 from labkit.results.library import load
 from labkit.results.ranks import Ranks
 from labkit.results.record import BODY_NOTE
-from labkit.results.result import Result, Table
+from labkit.results.result import Result, Table, but
 from labkit.spec import GRAPH_MODES
 
 SHARED = "neighbour"  # the cause of a verdict withheld: others used the device
@@ -46,6 +46,7 @@ class Diagnosis(Result):
     confidence: float
     source: str  # what it was told from; says RECORDED, and on what, where that was not here
     notes: tuple[str, ...] = ()  # what limits the verdict
+    of_pipeline: bool = False  # rather than of somebody's loop or trace
 
     # fmt: off
     bottleneck = property(lambda self: self.findings[0].name,
@@ -82,7 +83,12 @@ class Diagnosis(Result):
             if finding.code:
                 foot += [f"{finding.cause}, in PyTorch:"]
                 foot += [f"    {line}" for line in finding.code.splitlines()]
-        return Table(rows, head, f"Bottleneck: {self.headline}", foot, left=(0, 2, 3))
+        first = next((f for f in self.findings[:4] if f.code), None)
+        copies = {"PyTorch": first.code} if first else {}
+        if first and self.of_pipeline:
+            copies["labkit"] = but(first.remedies[0].changes)
+        title = f"Bottleneck: {self.headline}"
+        return Table(rows, head, title, foot, left=(0, 2, 3), copies=copies)
 
     def __repr__(self) -> str:
         mark = f"{self.source}: " if self.source.startswith("RECORDED") else ""
@@ -197,7 +203,8 @@ def _verdict(
     elif findings[0].name == "compute" and not looked and not facts.body:
         confidence = min(confidence, limits.UNSEEN)
     findings = tuple(typed(finding, facts.knobs) for finding in findings)
-    return Diagnosis(findings, confidence, source, tuple(notes))
+    of_pipeline = facts.loop is None and not facts.from_trace
+    return Diagnosis(findings, confidence, source, tuple(notes), of_pipeline)
 
 
 # -- why a run gets no verdict --------------------------------------------------------------------

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import html
 import itertools
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from labkit.wiring import above
+
+
+COPY = "navigator.clipboard.writeText(this.dataset.text); this.textContent = &quot;copied&quot;"
 
 
 @dataclass(frozen=True)
 class Table:
     """Rows of cells, with a head, and lines of text above and below; None shows as "-".
 
-    Columns in `left` are aligned left, all others right; rows in `bold` stand out.
+    Columns in `left` are aligned left, all others right; rows in `bold` stand out. A notebook has
+    a button for each text in `copies`, which puts it on the clipboard.
     """
 
     rows: Sequence[Sequence[Any]]
@@ -24,6 +28,7 @@ class Table:
     foot: Sequence[str] = ()
     left: Collection[int] = (0,)
     bold: Collection[int] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)  # {"PyTorch": what to type}
 
     def __str__(self) -> str:
         lines = [list(map(_cell, row)) for row in ([self.head] if self.head else []) + [*self.rows]]
@@ -53,7 +58,12 @@ class Table:
             f"<div style='white-space:pre-wrap'><small>{html.escape(line)}</small></div>"
             for line in self.foot
         )
-        return f"{title}<table>{''.join(lines)}</table>{below}"
+        buttons = "".join(
+            f"<button data-text='{html.escape(text)}' onclick='{COPY}'>copy as {what}</button> "
+            for what, text in self.copies.items()
+            if text
+        )
+        return f"{title}<table>{''.join(lines)}</table>{below}{buttons}"
 
 
 def _cell(value: Any) -> str:
@@ -83,6 +93,11 @@ class Result:
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
+
+
+def but(changes: Mapping[str, Any]) -> str:
+    """Return changed knobs as they are typed."""
+    return f"pipeline.but({', '.join(f'{name}={value!r}' for name, value in changes.items())})"
 
 
 def percent(share: float | None) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from labkit.results.plain_pytorch import changed_lines, loader_call
-from labkit.results.result import Table
+from labkit.results.result import Table, but
 from labkit.results.script import Script, script
 from labkit.show.display import Display
 from labkit.show.ladder import Ladder
@@ -96,7 +96,11 @@ class Improvement(Ladder):
         runs = list(self.runs.values())
         foot += [*(text for text, _ in machine_lines(runs)), delays_of(runs)] if runs else []
         kept = [place for place, rung in enumerate(climb.rungs) if rung.kept]
-        return Table(rows, head, self.headline, foot, left=(0, 1, 2, 6), bold=kept)
+        copies = {"PyTorch": self.snippet} if climb.stopped else {}
+        if climb.stopped and self.start:
+            copies["labkit"] = but(self.changes)
+        left = (0, 1, 2, 6)
+        return Table(rows, head, self.headline, foot, left=left, bold=kept, copies=copies)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON types."""

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from labkit.results.plain_pytorch import PYTORCH_PREFETCH, loader_call
-from labkit.results.result import Result, Table
+from labkit.results.result import Result, Table, but
 from labkit.results.script import Script, script
 from labkit.spec import Pipeline
 
@@ -207,4 +207,7 @@ class Tuning(Result):
         foot = [*ended, f"samples/s, measured on {self.line}" if self.line else ""]
         bold = [place for place, trial in enumerate(self.tried) if trial is self.winner]
         head = ("setting", "predicted", "measured", "", "why it was tried")
-        return Table(rows, head, title=self.headline, foot=foot, left=range(5), bold=bold)
+        copies = {"PyTorch": self.snippet} if self.done else {}
+        if self.done and self.pipeline:
+            copies["labkit"] = but(self.best)
+        return Table(rows, head, self.headline, foot, left=range(5), bold=bold, copies=copies)
