@@ -10,7 +10,6 @@ from typing import Any
 
 from labkit.wiring import above
 
-
 COPY = "navigator.clipboard.writeText(this.dataset.text); this.textContent = &quot;copied&quot;"
 
 
