@@ -28,11 +28,8 @@ class Recording(Recorder):
         super().__init__(*args)
         self.losses: dict[int, float] = {}
 
-    def _add(self, i: int, t: tuple, samples: int, busy: tuple | None = None) -> None:
-        super()._add(i, t, samples, busy)
-        loss = self.losses.pop(i, math.nan)
-        if math.isfinite(loss):
-            self.lines[-1] = self.lines[-1].replace('"loss":null', f'"loss":{loss:.7g}')
+    def _add(self, i: int, t: tuple, samples: int, busy: tuple = ()) -> None:
+        super()._add(i, t, samples, busy, self.losses.pop(i, math.nan))
 
 
 class StepRecorder:

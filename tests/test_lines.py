@@ -19,8 +19,7 @@ import labkit as lk
 from labkit.__main__ import main
 from labkit.analysis.lines import Line
 from labkit.bench import stack
-from labkit.bench.growth import Growth
-from labkit.bench.their_loop import padding_of
+from labkit.bench.their_loop import Growth, padding_of
 from labkit.show import watching
 
 SLOW = pytest.mark.slow

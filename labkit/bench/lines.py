@@ -1,9 +1,8 @@
 """Which line costs the time: a timer interrupts a thread, and we note its stack.
 
 Fifty times a second, a hundred at first, a timer sends SIGURG, which does nothing where nobody
-listens. Python's handler runs in the main thread between two instructions, so it sees short
-stretches of Python as well as long calls; what a call into C swallows is made up for: a sample
-counts for the time since the one before.
+listens. Python's handler runs in the main thread between two instructions; what a call into C
+swallows is made up for: a sample counts for the time since the one before.
 
 A sample is [t_ns, weight_ns, place]. A place is written once: [kind, within, file, line, function,
 call, site]: the kind of work, whether it was within an "item" or a "collate" of the loader, the
@@ -15,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
+import functools
 import os
 import random
 import signal
@@ -34,9 +33,8 @@ PERIOD_S, EARLY_S = 0.02, 0.01  # between samples; and for the first EARLY of th
 EARLY = 500  # a short script has enough: of 400, a share of a half is known to 2.5 points
 MOST_SAMPLES = 100_000  # half an hour of them: 4 MB in the log
 LONGEST_NS = 2_000_000_000  # that a sample may stand for: a laptop that slept is no slow line
-FLUSH_NS = 500_000_000  # a worker that is killed loses no more
+FLUSH_NS = 500_000_000  # a process that is killed loses no more
 WATCHED = "watched"  # a file in the run's folder, there while the run goes on
-SIGNAL = getattr(signal, "SIGURG", None)
 OF_TORCHS_LOADER = "torch.utils.data._utils"
 NOT_THE_CAUSE = (OF_TORCHS_LOADER, "torch.utils.data.dataloader", "labkit.")
 
@@ -44,19 +42,14 @@ NOT_THE_CAUSE = (OF_TORCHS_LOADER, "torch.utils.data.dataloader", "labkit.")
 class Timer:
     """A POSIX timer that signals the calling thread; no fork and no exec inherits it."""
 
-    class Event(ctypes.Structure):
-        """`struct sigevent` of Linux."""
-
-        _fields_ = (("value", ctypes.c_void_p), ("signal", ctypes.c_int), ("how", ctypes.c_int),
-                    ("thread", ctypes.c_int), ("rest", ctypes.c_int * 11))  # fmt: skip
-
     def __init__(self):
         """Make it; raises OSError where the system has none."""
         self.c = ctypes.CDLL(None, use_errno=True)
         if not hasattr(self.c, "timer_create"):  # glibc before 2.34
             self.c = ctypes.CDLL("librt.so.1", use_errno=True)
         self.id, (to_thread, monotonic) = ctypes.c_void_p(), (4, 1)
-        event = self.Event(None, SIGNAL, to_thread, threading.get_native_id())
+        # struct sigevent: a value of two words, the signal, how, and the thread
+        event = (ctypes.c_int * 16)(0, 0, signal.SIGURG, to_thread, threading.get_native_id())
         if self.c.timer_create(monotonic, ctypes.byref(event), ctypes.byref(self.id)):
             raise OSError(ctypes.get_errno(), "no POSIX timer")
         self.random = random.Random(now_ns())  # our own: no number of the user's is drawn
@@ -75,11 +68,15 @@ class Timer:
 
 
 class Sampler:
-    """Samples this process's main thread between `start` and `stop`, both called from it."""
+    """Samples this process's main thread between `start` and `stop`, both called from it.
 
-    def __init__(self, collate: tuple[str, int] | None = None, tell: Callable | None = None):
-        """`collate` is where the loader's collate function stands; `tell(now)` follows a sample."""
-        self.collate, self.tell, self.pid = collate, tell, os.getpid()
+    It writes to the log in `folder` now and then, as the process may be killed.
+    """
+
+    def __init__(self, folder: Any, collate: tuple[str, int] | None, until_gone: str = ""):
+        """`collate` is where the collate function stands; it stops once `until_gone` is deleted."""
+        self.log, self.collate, self.pid = EventLog(folder), collate, os.getpid()
+        self.mark = until_gone and os.path.join(folder, until_gone)
         self.rows: list[tuple[int, int, int]] = []
         self.places, self.met = {}, set()  # {what a stack was: its number}, and its code
         self.fresh: dict[int, list] = {}  # places that were not written yet
@@ -87,36 +84,39 @@ class Sampler:
         self.missing, self.in_use = "", False  # why there are no samples; whether a pass goes on
         self.timer: Timer | None = None
         self.inside = False  # a sample is being taken
-        self.taken = self.before = 0
+        self.taken = self.before = self.due = 0
 
     def start(self) -> None:
         """Start the timer, unless it runs; `missing` says why it could not be."""
         self.in_use = True
         if self.timer is not None or self.taken >= MOST_SAMPLES:
             return
-        there = signal.getsignal(SIGNAL) if SIGNAL else None
-        other = getattr(there, "__self__", None)
-        if isinstance(other, Sampler) and other.pid == os.getpid() and not other.in_use:
-            other.stop()  # of a loop that is over for now
-        elif isinstance(other, Sampler) and other.pid == os.getpid():
-            self.missing = "the loop around this one is sampled"
-            return
-        elif there != signal.SIG_DFL and not isinstance(other, Sampler):
-            self.missing = "SIGURG is not free" if SIGNAL else "this system has no SIGURG"
-            return
-        if sys.platform != "linux":
-            self.missing = "stacks are sampled on Linux only"
-        elif threading.current_thread() is not threading.main_thread():
-            self.missing = "the loop does not run in the main thread"
-        else:
+        self.missing = self._why_not()
+        if not self.missing:
             try:
-                signal.signal(SIGNAL, self._sample)
-                signal.siginterrupt(SIGNAL, False)  # calls into C go on
-                self.before, self.timer, self.missing = now_ns(), Timer(), ""
+                signal.signal(signal.SIGURG, self._sample)
+                signal.siginterrupt(signal.SIGURG, False)  # calls into C go on
+                self.before, self.timer = now_ns(), Timer()
+                self.due = self.before + FLUSH_NS
                 self.timer.arm(EARLY_S)
             except OSError as error:
-                signal.signal(SIGNAL, signal.SIG_DFL)
+                signal.signal(signal.SIGURG, signal.SIG_DFL)
                 self.missing = str(error)
+
+    def _why_not(self) -> str:
+        """Return why no stack can be sampled here and now; "" where it can."""
+        if sys.platform != "linux":
+            return "stacks are sampled on Linux only"
+        if threading.current_thread() is not threading.main_thread():
+            return "the loop does not run in the main thread"
+        there = signal.getsignal(signal.SIGURG)
+        other = getattr(there, "__self__", None)
+        if not isinstance(other, Sampler):
+            return "" if there == signal.SIG_DFL else "SIGURG is not free"
+        if other.pid == os.getpid() and other.in_use:
+            return "the loop around this one is sampled"
+        other.stop()  # of a loop that is over for now
+        return ""
 
     def stop(self) -> None:
         """Stop the timer, and let go of the signal."""
@@ -124,8 +124,8 @@ class Sampler:
         if timer is not None and self.pid == os.getpid():
             timer.delete()
             with contextlib.suppress(ValueError):  # in another thread
-                if signal.getsignal(SIGNAL) == self._sample:
-                    signal.signal(SIGNAL, signal.SIG_DFL)
+                if signal.getsignal(signal.SIGURG) == self._sample:
+                    signal.signal(signal.SIGURG, signal.SIG_DFL)
 
     def _sample(self, _signal: int, frame: FrameType | None) -> None:
         if self.inside or self.timer is None or frame is None:
@@ -135,8 +135,10 @@ class Sampler:
         try:
             self.rows.append((now, weight, self._place(frame)))
             self.taken += 1
-            if self.tell is not None:
-                self.tell(now)
+            if now > self.due and self.mark and not os.path.exists(self.mark):
+                self.stop()  # the run is over; workers that persist go on
+            elif now > self.due:
+                self.flush()
         except Exception as error:  # of the user's objects: no loop may end on our account
             self.missing, self.taken = f"{type(error).__name__}: {error}", MOST_SAMPLES
         finally:
@@ -157,13 +159,11 @@ class Sampler:
                 site = at.f_lineno
                 break
             at = at.f_back
-        grad = stack.is_grad_on()
-        key = (*key, site, grad)
-        found = self.places.get(key)
-        if found is None:
-            found = self.places[key] = len(self.places)
-            self.fresh[found] = self._described(top, own, site, grad)
-        return found
+        key = (*key, site, grad := stack.is_grad_on())
+        if key not in self.places:
+            self.places[key] = len(self.places)
+            self.fresh[self.places[key]] = self._described(top, own, site, grad)
+        return self.places[key]
 
     def _described(
         self, top: FrameType, own: FrameType | None, site: int | None, grad: bool
@@ -179,7 +179,8 @@ class Sampler:
             kind, call = stack.kind_and_call(own)
         else:
             kind = stack.kind_of_calls(libraries)
-            call = stack.call_text(stack.expression(own)) if own is not None else ""
+            node = stack.expression(own) if own is not None else None
+            call = stack.call_text(node) if node is not None else ""
             if kind in ("library", "io") and stack.SAVES.search(call):
                 kind = "logging"
         modules = {stack.module_of_frame(frame) for frame in frames}
@@ -188,13 +189,13 @@ class Sampler:
             kind = "validation"
         where = own
         if own is None or (within and own.f_code is self.loop):  # then what the loader called
-            called = [f for f in frames
-                      if not stack.module_of_frame(f).startswith(NOT_THE_CAUSE)]  # fmt: skip
-            where = called[-1] if called else top
-        code = where.f_code
-        line, loop = stack.line_of(where), self.loop
+            causes = (f for f in reversed(frames)
+                      if not stack.module_of_frame(f).startswith(NOT_THE_CAUSE))  # fmt: skip
+            where = next(causes, top)
+        code, loop = where.f_code, self.loop
         at = site and [loop.co_filename, site, stack.name_of(loop)]
-        return [kind, within, code.co_filename, line, stack.name_of(code), call, at]
+        name = stack.name_of(code)
+        return [kind, within, code.co_filename, stack.line_of(where), name, call, at]
 
     def _within(self, frame: FrameType) -> str:
         module = stack.module_of_frame(frame)
@@ -203,33 +204,12 @@ class Sampler:
             return "collate"
         return "item" if module == f"{OF_TORCHS_LOADER}.fetch" else ""
 
-    def drain(self) -> str | None:
-        """Return what has gathered as an event for the log; None where nothing has."""
-        if not self.rows:
-            return None
-        (rows, self.rows), (places, self.fresh) = (self.rows, []), (self.fresh, {})
-        event = {"event": "lines", "t_ns": now_ns(), "pid": self.pid}
-        return json.dumps(event | {"places": places, "rows": rows}, separators=(",", ":"))
-
-
-class WritingSampler(Sampler):
-    """A sampler that writes to the log in `folder` now and then, as the process may be killed."""
-
-    def __init__(self, folder: str, collate: tuple[str, int] | None, until_gone: str = ""):
-        """It stops where the file `until_gone`, if there is a name, is no longer in the folder."""
-        super().__init__(collate, self.flush)
-        self.log, self.due = EventLog(folder), now_ns() + FLUSH_NS
-        self.mark = until_gone and os.path.join(folder, until_gone)
-
-    def flush(self, now: int | None = None) -> None:
-        """Write what has gathered when that is due, or at the end (None)."""
-        if now is not None and now < self.due:
-            return
-        self.due = now_ns() + FLUSH_NS
-        if self.mark and not os.path.exists(self.mark):
-            self.stop()  # the run is over; workers that persist go on
-        elif line := self.drain():
-            self.log.write_line(line)
+    def flush(self) -> None:
+        """Write what has gathered, if anything."""
+        self.due = now_ns() + FLUSH_NS  # first: a sample that is taken now does not write as well
+        if self.rows:
+            (rows, self.rows), (places, self.fresh) = (self.rows, []), (self.fresh, {})
+            self.log.write("lines", pid=self.pid, places=places, rows=rows)
 
 
 @contextlib.contextmanager
@@ -239,26 +219,20 @@ def in_workers(loader: Any, folder: Path, until_gone: str = WATCHED) -> Iterator
     if data is None or not isinstance(loader, data.DataLoader) or not loader.num_workers:
         yield
         return
-    own, collate = loader.worker_init_fn, stack.place_of(loader.collate_fn)
-    loader.worker_init_fn = InWorker((str(folder), collate, until_gone), own)
+    own, how = loader.worker_init_fn, (str(folder), stack.place_of(loader.collate_fn), until_gone)
+    loader.worker_init_fn = functools.partial(_sample_worker, how, own)
     try:
         yield
     finally:
         loader.worker_init_fn = own
 
 
-class InWorker:
-    """The `worker_init_fn` of a watched loader: samples the worker, then does the loader's own."""
-
-    def __init__(self, sampler: tuple[Any, ...], own: Callable | None):
-        self.how, self.own = sampler, own
-
-    def __call__(self, worker: int) -> None:
-        """Start sampling in a loader's worker process."""
-        with contextlib.suppress(Exception):
-            sampler = WritingSampler(*self.how)
-            sampler.loop = sys._getframe(1).f_code  # torch's own loop of a worker
-            sampler.start()
-            util.Finalize(None, sampler.flush, exitpriority=10)
-        if self.own is not None:
-            self.own(worker)
+def _sample_worker(how: tuple[Any, ...], own: Callable | None, worker: int) -> None:
+    """Start sampling in a loader's worker process, then do the loader's own `worker_init_fn`."""
+    with contextlib.suppress(Exception):
+        sampler = Sampler(*how)
+        sampler.loop = sys._getframe(1).f_code  # torch's own loop of a worker
+        sampler.start()
+        util.Finalize(None, sampler.flush, exitpriority=10)
+    if own is not None:
+        own(worker)

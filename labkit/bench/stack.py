@@ -10,11 +10,13 @@ import contextlib
 import dis
 import functools
 import inspect
+import itertools
 import linecache
 import os
 import re
 import sys
 import sysconfig
+from collections import Counter
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -90,12 +92,9 @@ def module_of_frame(frame: FrameType) -> str:
 
 
 def kind_of_calls(frames: list[FrameType]) -> str:
-    """Return the kind of work of library frames, the deepest first: the last to tell has the say.
-
-    That is the one nearest to the user's code: a logger that reads a tensor logs.
-    """
+    """Return the kind of work of library frames, the deepest first; the last has the say."""
     kind = ""
-    for frame in frames:
+    for frame in frames:  # a logger that reads a tensor logs
         module = module_of_frame(frame)
         special = OF_TORCH.get(frame.f_code.co_name) if module.startswith("torch.") else None
         kind = special or kind_of(module) or kind or "library"
@@ -125,10 +124,8 @@ def kind_and_call(frame: FrameType) -> tuple[str, str]:
     return "logging" if kind == "library" and SAVES.search(text) else kind, text
 
 
-def call_text(node: ast.expr | None) -> str:
+def call_text(node: ast.expr) -> str:
     """Return an expression as it stands in the source, a call without its arguments."""
-    if node is None:
-        return ""
     text = f"{ast.unparse(node.func)}()" if isinstance(node, ast.Call) else ast.unparse(node)
     return text[:CALL]
 
@@ -146,7 +143,7 @@ def _parsed(code: CodeType, instruction: int, line_now: int | None) -> ast.expr 
             return None  # a loop's jump back
         line = last = line_now  # Python 3.10 knows lines only
     lines = linecache.getlines(code.co_filename)[line - 1 : last]
-    if lines and column is not None and end is not None:  # bytes, not characters
+    if lines and end is not None:  # bytes, not characters
         lines[-1] = lines[-1].encode()[:end].decode(errors="ignore")
         lines[0] = lines[0].encode()[column:].decode(errors="ignore")
     text = "".join(lines).strip().rstrip(":")
@@ -186,11 +183,8 @@ def _looked_up(node: ast.expr, frame: FrameType) -> Any:
 
 def _positions(code: CodeType, instruction: int) -> tuple[int | None, ...]:
     """Return (line, last line, column, last column) of an instruction, as far as Python knows."""
-    if hasattr(code, "co_positions"):  # Python 3.11
-        for i, found in enumerate(code.co_positions()):
-            if 2 * i == instruction:
-                return found
-    return (None,) * 4
+    known = code.co_positions() if hasattr(code, "co_positions") else ()  # Python 3.11
+    return next(itertools.islice(known, instruction // 2, None), (None,) * 4)
 
 
 def line_of(frame: FrameType) -> int:
@@ -200,12 +194,11 @@ def line_of(frame: FrameType) -> int:
         return frame.f_lineno
     steps = list(dis.get_instructions(code))
     jump = next((step for step in steps if step.offset == frame.f_lasti), None)
-    count: dict[int, int] = {}
+    count: Counter[int | None] = Counter()
     if jump is not None and "JUMP" in jump.opname and isinstance(jump.argval, int):
-        for step in steps:
-            at = _positions(code, step.offset)[0]
-            if jump.argval < step.offset < jump.offset and at is not None:
-                count[at] = count.get(at, 0) + 1
+        within = (step.offset for step in steps if jump.argval < step.offset < jump.offset)
+        count.update(_positions(code, offset)[0] for offset in within)
+        del count[None]
     return max(count, key=count.get) if count else frame.f_lineno or code.co_firstlineno
 
 

@@ -1,4 +1,4 @@
-"""Observe somebody else's loop: its loader's settings, its samples, and its GPU's work.
+"""Observe somebody else's loop: its loader's settings, its samples, what grows, its GPU's work.
 
 Nothing here imports torch, runs their code, or waits for a device. An event is recorded when a
 batch is handed over, and another when the next one is requested: the pair spans the body's work.
@@ -6,12 +6,15 @@ batch is handed over, and another when the next one is requested: the pair spans
 
 from __future__ import annotations
 
+import linecache
 import os
 import platform
+import re
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from types import CodeType, FrameType
 from typing import Any
 
 from labkit.process.events import now_ns
@@ -20,6 +23,10 @@ READ = ("num_workers", "batch_size", "pin_memory", "prefetch_factor", "persisten
 DRIFT = 2e-5  # the most that two quartz clocks part: 20 µs in a second
 LEAST_TOKENS = 8  # in a row of text
 PATIENCE_S = 1.0  # for the last steps, when the loop is over
+SIZED = (list, dict, set, deque)
+LEAST = 32  # entries, or additions in a graph: what is smaller is no growth
+DEEP = 64  # additions behind a tensor that are followed
+RISES = 3  # looks in a row at which it was larger: what is emptied now and then is no growth
 
 
 def knobs_of(loader: Any) -> dict[str, int | bool]:
@@ -77,19 +84,26 @@ def padding_of(batch: Any) -> float | None:
     return padding if 0 < padding < 1 and within <= 0.02 * tokens.numel() else None
 
 
-def find_device() -> Any:
-    """Return the accelerator this process holds tensors on; starts no CUDA of its own."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return None
-    if torch.cuda.is_initialized():
-        held = [torch.cuda.memory_allocated(i) for i in range(torch.cuda.device_count())]
-        if any(held):
-            current = torch.cuda.current_device()
-            return torch.device("cuda", current if held[current] else held.index(max(held)))
-    if torch.backends.mps.is_available() and torch.mps.current_allocated_memory():
-        return torch.device("mps")
-    return None
+class Tally:
+    """Sums over the steps so far, in ns and of bounded size: what the live line is made from."""
+
+    def __init__(self):
+        self.end: int | None = None  # of the step before, on the device
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the warm-up."""
+        self.steps = self.samples = self.wall = self.busy = self.wait = 0
+
+    def add(self, t: tuple, samples: int, busy: tuple[int, int]) -> None:
+        """Add a step: its stamps, and when the device was busy."""
+        begin = t[0] if self.end is None else self.end
+        start = max(busy[0], begin)
+        end = max(busy[1], start)
+        self.busy += end - start
+        self.wait += min(t[1] - t[0], start - begin)
+        self.wall += end - begin
+        self.steps, self.samples, self.end = self.steps + 1, self.samples + samples, end
 
 
 class DeviceClock:
@@ -144,24 +158,109 @@ class DeviceClock:
             self.collect()
 
 
-def clock_for(device: Any, write: Callable[..., None]) -> DeviceClock | None:
-    """Return the clock of a CUDA device; None where the host's stamps have to do."""
-    if device is None or device.type != "cuda":
-        return None
-    from labkit.bench.timeline import EventPool  # the loop has imported torch by now
-
-    return DeviceClock(EventPool(device), write)
-
-
-def describe(device: Any) -> dict[str, Any]:
-    """Describe the machine; without torch in this process only what Python itself knows."""
+def machine_and_clock(write: Callable[..., None]) -> tuple[dict[str, Any], DeviceClock | None]:
+    """Describe the machine, without torch as far as Python knows it, and return a GPU's clock."""
     if torch := sys.modules.get("torch"):
-        from labkit.bench import machine
+        from labkit.bench import machine, timeline
 
-        return machine.describe(device or torch.device("cpu"))
+        device = find_device(torch)
+        clock = DeviceClock(timeline.EventPool(device), write) if device.type == "cuda" else None
+        return machine.describe(device), clock
     name = platform.processor() or platform.machine()
     return {
         "device": "cpu", "kind": "cpu", "name": name, "cpu_name": name,
         "cpu_cores": os.cpu_count(), "os": f"{platform.system()} {platform.release()}",
         "versions": {"python": platform.python_version()},
-    }  # fmt: skip
+    }, None  # fmt: skip
+
+
+def find_device(torch: Any) -> Any:
+    """Return the device this process holds tensors on; starts no CUDA of its own."""
+    if torch.cuda.is_initialized():
+        held = [torch.cuda.memory_allocated(i) for i in range(torch.cuda.device_count())]
+        if any(held):
+            current = torch.cuda.current_device()
+            return torch.device("cuda", current if held[current] else held.index(max(held)))
+    mps = torch.backends.mps.is_available() and torch.mps.current_allocated_memory()
+    return torch.device("mps" if mps else "cpu")
+
+
+# -- what a loop keeps from step to step: variables that grow, losses that keep their graph --------
+
+
+class Growth:
+    """Looks at the variables of a loop now and then, and remembers how large they were at first."""
+
+    def __init__(self):
+        self.seen: dict[str, tuple[int, int, int]] = {}  # {name: (first size, last, rises)}
+        self.found: dict[str, dict[str, Any]] = {}
+
+    def look(self, frame: FrameType | None, loop: CodeType | None) -> None:
+        """Look at the frame of the code `loop`, which called what `frame` runs."""
+        while frame is not None and frame.f_code is not loop:
+            frame = frame.f_back
+        names = dict(frame.f_locals) if frame is not None else {}
+        if hasattr(owner := names.get("self"), "__dict__"):
+            names |= {f"self.{name}": value for name, value in vars(owner).items()}
+        for name, value in names.items():
+            kind, size = _size(value)
+            if not size or name.startswith("_"):
+                continue
+            first, last, rises = self.seen.get(name, (size, size, 0))
+            if size < last:
+                first, rises = size, 0
+            elif size > last or size == DEEP:
+                rises += 1
+            self.seen[name] = first, size, rises
+            if rises >= RISES and size >= max(LEAST, 2 * first):
+                self.found[name] = {
+                    "name": name, "graph": kind == "graph", "before": first, "after": size,
+                    "bytes": _bytes_of(value),
+                    "file": loop.co_filename, "function": loop.co_name,
+                    "line": _line_of(name, loop),
+                }  # fmt: skip
+
+
+def _size(value: Any) -> tuple[str, int]:
+    """Return ("graph" or "list", size): entries of a container, additions behind a tensor."""
+    if type(value) in SIZED:
+        last = value[-1] if type(value) in (list, deque) and value else None
+        return "list" if _graph_of(last) is None else "graph", len(value)
+    node, depth = _graph_of(value), 0
+    while type(node).__name__.startswith("AddBackward") and depth < DEEP:
+        depth += 1
+        before = [each for each, _ in node.next_functions]
+        node = next((n for n in before if type(n).__name__.startswith("AddBackward")), None)
+    return "graph", depth
+
+
+def _bytes_of(value: Any) -> int | None:
+    """Return about how many bytes a container's entries hold, by its last one; None if unknown."""
+    if type(value) not in SIZED or type(value) is set or not value:
+        return None
+    last = next(reversed(value.values())) if type(value) is dict else value[-1]
+    parts = last if type(last) in (list, tuple) else [last]
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    known = tuple(filter(None, (getattr(torch, "Tensor", None), getattr(numpy, "ndarray", None))))
+    return len(value) * sum(
+        int(part.nbytes) if isinstance(part, known) else sys.getsizeof(part) for part in parts
+    )
+
+
+def _graph_of(value: Any) -> Any:
+    """Return a tensor's `grad_fn`; None of everything else, whose attributes may be code."""
+    torch = sys.modules.get("torch")
+    tensor = getattr(torch, "Tensor", None)
+    return value.grad_fn if tensor is not None and issubclass(type(value), tensor) else None
+
+
+def _line_of(name: str, code: CodeType) -> int:
+    """Return the line of the loop's function that makes `name` larger, as far as its text tells."""
+    grows = re.compile(
+        rf"(?<![\w.]){re.escape(name)}(?:\[[^\]]*\])?(?:\.(?:append|extend|add|update|insert)\(|\s*\+?=)"
+    )
+    lines = linecache.getlines(code.co_filename)
+    last = max((line for *_, line in code.co_lines() if line), default=code.co_firstlineno)
+    found = [n for n in range(code.co_firstlineno, last + 1)
+             if n <= len(lines) and grows.search(lines[n - 1])]  # fmt: skip
+    return found[-1] if found else code.co_firstlineno

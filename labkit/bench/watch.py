@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -19,45 +20,22 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from labkit.bench import growth, lines, stack, their_loop
+from labkit.bench import lines, stack, their_loop
 from labkit.process.events import VERSION, EventLog, now_ns
+from labkit.process.step_log import NO_DEVICE, NO_TOKENS, line_of
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
-STEP = (
-    '{"event":"step","i":%d,"t":[%d,%d,%d,%d],"n":%d,"loss":null%s}'  # the loss is the loop's own
-)
-BUSY = ',"copy":[%d,%d],"busy":[%d,%d]'
 TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
 LOOK_EVERY = 16  # batches, for their padding
-SAMPLES = 50  # of the stack are written at a time
+BEAT_NS = 500_000_000  # two live updates a second: they run in the training process itself
+GATHER_NS = 100_000_000  # steps are written ten times a second,
+MOST_ROWS = 512  # or sooner where they are so short that memory would grow with their rate
 
 
 def say(text: str) -> None:
     """Say something on stderr; stdout is the script's."""
     with contextlib.suppress(Exception):  # it may be closed
         print(f"labkit.watch: {text}", file=sys.stderr)
-
-
-class Tally:
-    """Sums over the steps so far, in ns and of bounded size: what the live line is made from."""
-
-    def __init__(self):
-        self.end: int | None = None  # of the step before, on the device
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget the warm-up."""
-        self.steps = self.samples = self.wall = self.busy = self.wait = 0
-
-    def add(self, t: tuple, samples: int, busy: tuple[int, int]) -> None:
-        """Add a step: its stamps, and when the device was busy."""
-        begin = t[0] if self.end is None else self.end
-        start = max(busy[0], begin)
-        end = max(busy[1], start)
-        self.busy += end - start
-        self.wait += min(t[1] - t[0], start - begin)
-        self.wall += end - begin
-        self.steps, self.samples, self.end = self.steps + 1, self.samples + samples, end
 
 
 class Recorder:
@@ -70,11 +48,11 @@ class Recorder:
         self.length: int | None = None  # batches of a pass, where the loader can tell
         with contextlib.suppress(TypeError, NotImplementedError, AttributeError):
             self.length = len(loader)
-        self.tally, self.kind, self.unit = Tally(), "", "samples"
+        self.tally, self.kind, self.unit = their_loop.Tally(), "", "samples"
         self.clock: their_loop.DeviceClock | None = None
         self.telemetry: subprocess.Popen | None = None
-        self.sampler = lines.Sampler(stack.place_of(getattr(loader, "collate_fn", None)))
-        self.growth = growth.Growth()
+        self.sampler = lines.Sampler(folder, stack.place_of(getattr(loader, "collate_fn", None)))
+        self.growth = their_loop.Growth()
         self.padding: list[float] = []  # of the batches that were looked at, the share of it
         self.epoch, self.next, self.first_step, self.warmup = -1, 0, 0, 3
         self._current: Callable[[], Any] = lambda: None  # a reference to the `Pass`
@@ -99,6 +77,22 @@ class Recorder:
     def join(self) -> None:
         """There is no process to wait for."""
 
+    def iterate(self, loader: Any, start: Callable[[], Any], beat: Any = None, kind: Any = None):
+        """Return what hands on the batches of the iterator that `start` makes of `loader`."""
+        asked = now_ns()
+        try:
+            with lines.in_workers(loader, self.folder):
+                iterator = start()  # here, as without us: draws a seed, starts workers
+        except BaseException as error:
+            with contextlib.suppress(Exception):
+                self.fail(error)
+            raise
+        try:
+            return (kind or Pass)(self, iterator, now_ns() - asked, beat or self.beat)
+        except Exception as error:
+            say(f"not recording: {type(error).__name__}: {error}")
+            return iterator
+
     def begin_pass(self, current: Any) -> None:
         """Begin a pass, and stop recording any older one that is not over."""
         if (older := self.current) is not None:
@@ -115,26 +109,25 @@ class Recorder:
         found = self._current()
         return found if found is not None and found.on else None
 
+    def beat(self, now: int | None) -> None:
+        """Look around twice a second; None says that a pass is over."""
+        if now is not None and now - self.opened_ns > TELEMETRY_AFTER_NS:
+            self.start_telemetry()
+
     def counter(self, batch: Any) -> Callable[[Any], int]:
         """Return what counts the samples of a batch like this one; 1 a batch where unknown."""
-        count = their_loop.counter_for(batch, self.knobs.get("batch_size"))
-        self.unit = "samples" if count else "batches"
-        count = count or (lambda _batch: 1)
-        with contextlib.suppress(Exception):
-            if their_loop.padding_of(batch) is not None:
-                return self._also_padding(count)
-        return count
+        known = their_loop.counter_for(batch, self.knobs.get("batch_size"))
+        self.unit = "samples" if known else "batches"
+        count, batches = known or (lambda _batch: 1), itertools.count()
 
-    def _also_padding(self, count: Callable[[Any], int]) -> Callable[[Any], int]:
-        """Return `count`, which now and then looks how much of a batch is padding."""
-        batches = itertools.count()
-
-        def looks(batch: Any) -> int:
+        def looks(batch: Any) -> int:  # now and then, how much of it is padding
             if next(batches) % LOOK_EVERY == 0:
                 self.padding.append(their_loop.padding_of(batch) or 0.0)
             return count(batch)
 
-        return looks
+        with contextlib.suppress(Exception):
+            return count if their_loop.padding_of(batch) is None else looks
+        return count
 
     def take(self, rows: list[tuple]) -> None:
         """Record steps whose body is over: asked, ready, done (ns), samples, events if any."""
@@ -155,22 +148,21 @@ class Recorder:
 
     def _begin(self) -> None:
         """Say what this is: known only when the first body has run, and used the device."""
-        device = their_loop.find_device()
-        machine = their_loop.describe(device)
-        self.kind, self.clock = machine["kind"], their_loop.clock_for(device, self._add)
+        machine, self.clock = their_loop.machine_and_clock(self._add)
+        self.kind = machine["kind"]
         in_flight = self.knobs.get("num_workers", 0) * self.knobs.get("prefetch_factor", 0)
         self.warmup = max(3, in_flight)
         self.log.write("machine", **machine)
         self.log.write("job", pipeline=self.knobs, not_applied={}, unit=self.unit)
         self.log.write("begin", warmup=self.warmup)
 
-    def _add(self, i: int, t: tuple, samples: int, busy: tuple[int, int] | None = None) -> None:
+    def _add(self, i: int, t: tuple, samples: int, busy: tuple = (), loss: float = math.nan):
         if i == self.warmup:
             self.tally.restart()
         self.tally.add(t, samples, busy or t[2:])
         if i < KEEP_STEPS:
-            device = BUSY % (busy[0], busy[0], *busy) if busy else ""
-            self.lines.append(STEP % (i, *t, samples, device))
+            device = (busy[0], busy[0], *busy) if busy else NO_DEVICE
+            self.lines.append(line_of((*device, i + 1, *t, samples, 0, loss, *NO_TOKENS, i + 1)))
         elif i == KEEP_STEPS:
             self.lines.append(f'{{"event":"full","steps":{KEEP_STEPS}}}')
 
@@ -178,12 +170,6 @@ class Recorder:
         if self.lines:
             self.log.write_line("\n".join(self.lines))
             self.lines.clear()
-        if len(self.sampler.rows) >= SAMPLES:
-            self._write_samples()
-
-    def _write_samples(self) -> None:
-        if sampled := self.sampler.drain():
-            self.log.write_line(sampled)
 
     def end_pass(self, how: str, error: BaseException | None = None) -> None:
         """Write how a pass ended: "exhausted", "left early", or with the loader's `error`."""
@@ -192,22 +178,20 @@ class Recorder:
         self.how, self.sampler.in_use = how, False
         if error is not None:
             self.fail(error)
-            return
-        if how == "exhausted":
+        elif how == "exhausted":
             self.log.write("done")
-        stop, code = (None, 0) if how == "exhausted" else (how, None)
-        self.log.write("end", stop=stop, code=code)
+            self.log.write("end", stop=None, code=0)
+        else:
+            self.log.write("end", stop=how, code=None)
 
     def fail(self, error: BaseException) -> None:
         """Write the exception that ended the loop; an interrupt is a stop, not a failure."""
-        if error is self.failed:
-            return
-        self.failed = error
-        if isinstance(error, KeyboardInterrupt):
+        failed, self.failed = self.failed, error
+        if isinstance(error, KeyboardInterrupt) and error is not failed:
             self.log.write("end", stop="interrupted", code=None)
-            return
-        self.log.write("error", kind=type(error).__name__, message=str(error)[:8_000])
-        self.log.write("end", stop=None, code=1)
+        elif error is not failed:
+            self.log.write("error", kind=type(error).__name__, message=str(error)[:8_000])
+            self.log.write("end", stop=None, code=1)
 
     def flush(self) -> None:
         """Write what has gathered, and give the device a moment for its last steps."""
@@ -218,7 +202,7 @@ class Recorder:
             if self.clock is not None:
                 self.clock.finish()
         self._write()
-        self._write_samples()
+        self.sampler.flush()
         if self.growth.found:
             self.log.write("growth", found=list(self.growth.found.values()))
         if self.padding:
@@ -242,6 +226,7 @@ class Recorder:
         if self.telemetry is not None:
             self.telemetry.kill()
             self.telemetry.wait()
+        self.sampler.log.close()
         self.log.close()
         self.closed = True
 
@@ -258,3 +243,108 @@ class Recorder:
                 stdin=none, stdout=none, stderr=none, cwd=self.folder,
                 env={**os.environ, "PYTHONPATH": path}, start_new_session=True,  # no Ctrl-C
             )  # fmt: skip
+
+
+class Pass:
+    """One pass over the loader: hands its batches on, and stamps when.
+
+    This is all that a step of somebody else's loop runs, and it costs one row in a list. What is
+    more waits until `_gathered`, when a hundred rows share the cost of cold caches.
+    """
+
+    __slots__ = (
+        "recorder", "fetch", "beat", "rows", "due", "beat_at", "asked", "ready", "lead_ns", "count",
+        "samples", "start", "clock", "on", "__weakref__",
+    )  # fmt: skip
+
+    def __init__(self, recorder: Recorder, iterator: Any, iter_ns: int, beat: Callable):
+        """`iter_ns` is what iter(loader) took; `beat(now)` is called now and then."""
+        self.recorder, self.fetch, self.beat, self.on = recorder, iterator.__next__, beat, True
+        self.lead_ns = iter_ns  # counts as waiting for the first batch: workers were started
+        self.rows: list[tuple] = []
+        self.due = self.beat_at = self.asked = self.samples = 0
+        self.ready = 0  # 0 while there is no body whose end could be stamped
+        self.count, self.start, self.clock = self._first_count, None, recorder.clock
+        recorder.begin_pass(self)
+
+    def __iter__(self) -> Pass:
+        return self
+
+    def __next__(self) -> Any:
+        now = now_ns()
+        if self.ready:
+            end = None if self.start is None else self.clock.mark()
+            self.rows.append((self.asked, self.ready, now, self.samples, self.start, end))
+            self.ready = 0
+            if now > self.due or len(self.rows) >= MOST_ROWS:
+                now = self._gathered(now)
+        try:
+            batch = self.fetch()
+        except StopIteration:
+            self._end("exhausted")
+            raise
+        except BaseException as error:
+            self._end("failed", error)
+            raise
+        ready = now_ns()
+        self.asked = now
+        try:
+            self.samples = self.count(batch)
+            if self.clock is not None:
+                self.start = self.clock.mark()
+        except Exception as error:
+            self._give_up(error)
+        self.ready = ready
+        return batch
+
+    def _first_count(self, batch: Any) -> int:
+        """Learn how to count samples; set the clock back to before iter(loader)."""
+        if not self.on:  # the loader failed and was asked again: the loop skips what it cannot read
+            self.recorder.begin_pass(self)
+            self.on = True
+        self.asked, self.lead_ns = self.asked - self.lead_ns, 0
+        self.count = self.recorder.counter(batch)
+        if self.recorder.sampler.loop is None:
+            self.recorder.sampler.loop = stack.users_code(sys._getframe(2))
+        return self.count(batch)
+
+    def _gathered(self, now: int) -> int:
+        """Hand over what has gathered; return when the next batch is asked for."""
+        rows, self.rows, self.due = self.rows, [], now + GATHER_NS
+        if not self.on:
+            return now
+        try:
+            self.recorder.take(rows)
+            self.clock = self.recorder.clock  # known only when the first body has run
+            if now > self.beat_at:
+                self.beat_at = now + BEAT_NS
+                self.recorder.growth.look(sys._getframe(2), self.recorder.sampler.loop)
+                self.beat(now)
+        except Exception as error:
+            self._give_up(error)
+        return now_ns()  # what this took is neither waiting nor body
+
+    def stop(self) -> None:
+        """Hand over what has gathered, and stop recording."""
+        rows, self.rows, on, self.on = self.rows, [], self.on, False
+        self.start = self.clock = None
+        if on:
+            self.recorder.take(rows)
+
+    def _end(self, how: str, error: BaseException | None = None) -> None:
+        if self.on:
+            with contextlib.suppress(Exception):
+                self.stop()
+                self.recorder.end_pass(how, error)
+                if error is not None:
+                    self.count = self._first_count
+                self.beat(None)
+
+    def _give_up(self, error: Exception) -> None:
+        """Stop recording; the loop goes on."""
+        self.on, self.start, self.clock, self.count = False, None, None, lambda _batch: 0
+        say(f"recording stopped: {type(error).__name__}: {error}")
+
+    def __del__(self) -> None:
+        if hasattr(self, "on"):
+            self._end("left early")  # a break, a return or an exception in the body

@@ -84,7 +84,7 @@ def lines_of(batches: Any, folder: Path) -> Iterator[None]:
     """Sample the lines of the loop and its dataset, here and in the loader's workers."""
     loader = getattr(batches, "loader", batches)  # the reader's own comes with more
     collate = getattr(batches, "collate", None) or getattr(loader, "collate_fn", None)
-    sampler = lines.WritingSampler(str(folder), stack.place_of(collate))
+    sampler = lines.Sampler(folder, stack.place_of(collate))
     sampler.loop = train.__code__
     with lines.in_workers(loader, folder, until_gone=""):
         sampler.start()

@@ -19,12 +19,10 @@ from typing import Any
 import labkit
 from labkit.analysis import thresholds
 from labkit.analysis.lines import CELL
-from labkit.bench.lines import in_workers
-from labkit.bench.watch import TELEMETRY_AFTER_NS, Recorder, Tally, say
-from labkit.bench.watched_pass import Pass
+from labkit.bench.their_loop import Tally
+from labkit.bench.watch import Recorder, say
 from labkit.knobs import suggests
 from labkit.process import folders, launcher
-from labkit.process.events import now_ns
 from labkit.results.run import Run
 from labkit.show.display import Display, StaticFigure
 from labkit.wiring import Later
@@ -60,19 +58,7 @@ class Watch:
         except Exception as error:
             say(f"not recording: {type(error).__name__}: {error}")
             return iter(self.loader)
-        asked = now_ns()
-        try:
-            with in_workers(self.loader, recorder.folder):
-                iterator = iter(self.loader)  # here, as without us: draws a seed, starts workers
-        except BaseException as error:
-            with contextlib.suppress(Exception):
-                recorder.fail(error)
-            raise
-        try:
-            return Pass(recorder, iterator, now_ns() - asked, self._beat)
-        except Exception as error:
-            say(f"not recording: {type(error).__name__}: {error}")
-            return iterator
+        return recorder.iterate(self.loader, lambda: iter(self.loader), self._beat)
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -147,8 +133,7 @@ class Watch:
         going = [each for each in _open if each._recorder.current is not None or each is self]
         if going[:1] != [self]:
             return  # inside another watched loop: a validation loop draws nothing
-        if now is not None and now - self._recorder.opened_ns > TELEMETRY_AFTER_NS:
-            self._recorder.start_telemetry()
+        self._recorder.beat(now)
         try:
             if self._display is not None:
                 self._show(over=now is None)

@@ -23,7 +23,7 @@ os.environ.setdefault("LABKIT_HOME", tempfile.mkdtemp(prefix="labkit-watch-cost-
 
 import numpy as np
 
-from labkit.bench import watched_pass as recording
+from labkit.bench import watch as recording
 from labkit.bench.watch import Recorder
 from labkit.experiments.own_cost import STEP_MS, trainer_of
 from labkit.show.display import Display
@@ -57,7 +57,7 @@ def sampling_share(steps):
             took[on] = (time.thread_time() - start) / count
             sampler.stop()
             sampler.in_use = False
-        sampler.drain()
+        sampler.flush()
         ratios.append(took[True] / took[False] - 1)
     ratios = np.array(ratios)
     drawn = np.median(np.random.default_rng(0).choice(ratios, (400, len(ratios))), axis=1)
