@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import labkit as lk
-from labkit.analysis import public_traces
+from labkit.analysis import published
 from labkit.analysis.trace_file import TraceError
 from labkit.results import shipped
 
@@ -45,9 +45,9 @@ def site(tmp_path, monkeypatch):
     handler = functools.partial(Quiet, directory=str(tmp_path / "site"))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(public_traces, "SITE", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(published, "SITE", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setattr(shipped, "DATA", data)
-    monkeypatch.setattr(public_traces, "home", lambda: tmp_path / "cache")
+    monkeypatch.setattr(published, "home", lambda: tmp_path / "cache")
     monkeypatch.delenv("LABKIT_TRACES", raising=False)
     yield server, served
     server.shutdown()
@@ -83,8 +83,8 @@ def test_a_tampered_file_is_refused_and_nothing_is_kept(site, tmp_path):
 
 
 def test_a_file_without_end_is_not_read_to_its_end(site, tmp_path, monkeypatch):
-    monkeypatch.setattr(public_traces, "MAX_BYTES", 10)
-    monkeypatch.setattr(public_traces, "CHUNK", 8)
+    monkeypatch.setattr(published, "MAX_BYTES", 10)
+    monkeypatch.setattr(published, "CHUNK", 8)
     with pytest.raises(TraceError):
         lk.public_trace("small")
     assert kept(tmp_path) == []

@@ -13,7 +13,7 @@ import labkit as lk
 from labkit.__main__ import main
 from labkit.analysis.facts import Finding
 from labkit.analysis.remedies import remedies, typed
-from labkit.results.plain_pytorch import DATASETS, MODELS, changed_lines, whole_script
+from labkit.results.script import DATASETS, MODELS, changed_lines, whole_script
 from labkit.spec import KNOBS, OF_TEXT, Pipeline, compiler
 from labkit.tuner.job import TuningJob
 

@@ -17,7 +17,7 @@ from labkit.analysis.lines import Line, Lines
 from labkit.analysis.loop import Loop, of_run
 from labkit.analysis.remedies import Remedy, remedies
 from labkit.results.result import Result, Table
-from labkit.results.timeline import split_steps
+from labkit.results.timeline import CLASSES, split_steps
 
 BOTTLENECKS = {  # every name that a diagnosis can give
     "input": "waiting for data",
@@ -40,13 +40,6 @@ LESSONS = {  # the notebook that teaches the cure
     "precision": "notebook 05 Mixed precision",
     "communication": "notebook 09 Beyond one GPU",
     "compute": "notebook 04 Batch sizing",
-}
-CLASSES = {  # of a step's time
-    "wait": "waiting for data",
-    "copy": "host-to-device copy",
-    "compute": "device compute",
-    "launch": "launch gaps",
-    "other": "host work between steps",
 }
 XRAY_NUMBERS = ("steps", "window_us", "gap_us", "tiny_us", "tiny_ops", "elementwise_us",
                 "fusible_us")  # fmt: skip

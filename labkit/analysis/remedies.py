@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labkit.results.plain_pytorch import changed_lines
+from labkit.results.script import changed_lines
 
 SAME = "the same losses"
 # knob: (how dear it is, for choosing among remedies; what it costs; what must be checked)

@@ -1,11 +1,18 @@
-"""`lk.script(pipeline)`: what a pipeline does as a script of plain PyTorch, to take along."""
+"""`lk.script(pipeline)`: what a pipeline does, in plain PyTorch: whole, or the lines knobs change.
+
+`script_template.txt` is the script with every knob in it. What stands below `#block a !b`, and a
+line that ends in `#if a !b`, stays where a is so and b is not; `<name>` is filled in. Models and
+images are the bench's own, read from its source.
+"""
 
 from __future__ import annotations
 
+import ast
 import functools
 import html
 import json
 import os
+import re
 import textwrap
 from contextlib import suppress
 from pathlib import Path
@@ -13,11 +20,45 @@ from typing import Any
 
 from labkit.process import folders
 from labkit.results.machine import asked_of
-from labkit.results.plain_pytorch import changed_lines, whole_script
 from labkit.results.run import Run
-from labkit.spec import Pipeline
+from labkit.spec import GRAPH_MODES, KNOBS, Pipeline
 
 CARD = "background:#f8f8f8; color:#222; padding:0.6em; overflow-x:auto; line-height:1.35"
+TEMPLATE = Path(__file__).with_name("script_template.txt")
+BENCH = Path(__file__).parents[1] / "bench"
+WIDTH, INDENT = 100, 4  # columns: of a line at most, and before the statements of main()
+PYTORCH_PREFETCH = 2  # its default
+DATASETS = {  # {name: what its Images are made of, as code}
+    "jpeg": "Images(image_files(2 * PX))",
+    "array": "Images(decoded(image_files(2 * PX)))",
+    "sleep": "Images(np.random.default_rng(SEED)"
+    ".integers(0, 256, (64, 3, PX, PX), dtype=np.uint8))",
+    "text": "Text()",
+}
+MODELS = {
+    "cnn": "CNN",
+    "mlp": "MLP",
+    "transformer": "Transformer",
+    "gpt": "GPT",
+}  # classes of bench/models.py
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+IMPORTS = (  # (module, its names); what a script does not use is left out
+    ("", "bisect itertools os random re sysconfig tempfile time"), ("pathlib", "Path"),
+    ("", "numpy torch"), ("PIL", "Image ImageEnhance ImageOps"), ("torch", "nn"),
+    ("torch.utils.data", "DataLoader Dataset default_collate get_worker_info"),
+)  # fmt: skip
+ALIAS = {"numpy": "np"}
+UNUSED = (  # in training, of the models' source
+    (", _image_px: int", ""), (", cache: Cache | None = None", ""), (", cache: Cache | None", ""),
+    ("        if cache is not None:\n            k, v = cache.grown(self.place, k, v)\n", ""),
+    ('        attend = one_query if cache and cache.at and x.is_cpu else attention\n', ""),
+    ("seen = attend(", "seen = nn.functional.scaled_dot_product_attention("),
+    (" and (cache is None or not cache.at)", ""), ("(x, mask, cache)", "(x, mask)"),
+    ("start, mask = cache.at if cache else 0, None", "mask = None"),
+    ("(start, start + tokens.shape[1]", "(tokens.shape[1]"), (", place: int", ""),
+    ("        self.place = place\n", ""), ("(width, place) for place in", "(width) for _ in"),
+)  # fmt: skip
+LOADER = ("batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
 
 
 class Script(str):
@@ -92,3 +133,188 @@ def _on_this_machine(pipeline: Pipeline) -> tuple[dict[str, Any], dict[str, str]
     asked = json.dumps(pipeline.to_dict())
     found = asked_of("labkit.bench.resolve_config", str(folders.home()), asked)
     return found["job"], found["not_applied"], found["threads"]
+
+
+# -- the lines ------------------------------------------------------------------------------------
+
+
+def whole_script(job: dict[str, Any], threads: int | None, title: str = "") -> str:
+    """Return the script of a `job`: every knob with the value that runs; `threads` on a CPU.
+
+    Raises ValueError, with the knob's name, for what cannot be written.
+    """
+    for name, known in (("dataset", DATASETS), ("model", MODELS)):
+        if job[name] not in known:
+            can = ", ".join(map(repr, known))
+            raise ValueError(f"{name}={job[name]!r} cannot be written as a script yet; {can} can.")
+    for name in ("width", "depth"):
+        if job[name] is None:
+            raise ValueError(
+                f"{name}=None is chosen by timing the device that the script is for: state width "
+                "and depth, or give lk.script a Run that was measured on it."
+            )
+    body = _written(job, threads)
+    return f'"""{title}"""\n\n{_imports(body)}\n\n{body}'
+
+
+def changed_lines(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """Return the statements of `after` that those of `before` lack or have otherwise; "" if none.
+
+    Both are {knob: value}; a knob that is left out has its default. Without a `dataset` it is the
+    reader's own: `DataLoader(dataset, ...)`; a `batch_size` of None is left out of it.
+    """
+    plain = {name: knob.default for name, knob in KNOBS.items()} | {"dataset": None}
+    texts = []
+    for knobs in (before, after):
+        told = {n: v for n, v in knobs.items() if v is not None or n in ("dataset", "batch_size")}
+        texts.append(_statements(_written(plain | told, None)))
+    old, new = texts
+    return "".join(f"{text}\n" for text in new if text not in old)
+
+
+def loader_call(knobs: dict[str, Any], dataset: str = "dataset", **more: str) -> str:
+    """Return the call of a DataLoader with these settings; `more` are other arguments, as code."""
+    values = {name: knobs.get(name) for name in LOADER}
+    if values["prefetch_factor"] == PYTORCH_PREFETCH:
+        values["prefetch_factor"] = None
+    shown = {n: repr(v) for n, v in values.items() if n == "num_workers" or v not in (None, False)}
+    arguments = [dataset, *(f"{name}={value}" for name, value in (more | shown).items())]
+    line, one = f"DataLoader({', '.join(arguments)})", f"    {', '.join(arguments)}\n"
+    if len(line) <= WIDTH - INDENT - len("loader = "):
+        return line
+    each = "".join(f"    {argument},\n" for argument in arguments)
+    return f"DataLoader(\n{one if len(one) <= WIDTH - INDENT else each})"
+
+
+def _written(job: dict[str, Any], threads: int | None) -> str:
+    """Return all of the script but its title and imports."""
+    dataset, model, precision, parts = (
+        job[name] for name in ("dataset", "model", "precision", "accumulation_steps")
+    )
+    cuda = str(job["device"]).startswith("cuda")
+    workers, overlap = job["num_workers"], ", non_blocking=True" if job["non_blocking"] else ""
+    text, packed = dataset == "text", dataset == "text" and job["batching"] == "packed"
+    order = "shuffled(len(dataset))"
+    if dataset == "jpeg" and job["augment"]:  # a sample's number seeds its augmentation
+        order = f"enumerate({order})"
+    elif text and job["batching"] != "padded":
+        order = f"ordered(dataset.documents, batch_size={job['batch_size']})"
+    given = {"sampler": order} if dataset else {}
+    if dataset and (job["stall_ms"] or dataset != "jpeg"):
+        plain = "padded" if text else "as_it_is"
+        given["collate_fn"] = "SlowDisk()" if job["stall_ms"] else plain
+    lifted = {name: _lifted("data", name) for name in ("draw_image", "augmented")}
+    lifted |= {name: _lifted("text", name) for name in ("paragraphs", "next_bytes")}
+    lifted |= {"pack": _lifted("text", "packed"), "model_source": _model(MODELS.get(model, ""))}
+    sizes = [f"{name}={job[name] or '...'}" for name in ("width", "depth")]
+    if model == "gpt":
+        sizes += [f"vocabulary={_constant('VOCABULARY')}", "context=CONTEXT"]
+        sizes += ["packed=True"] if packed else []
+    else:
+        sizes += ["classes=CLASSES"] + ["image_px=PX"] * ("image_px" in lifted["model_source"])
+    known = {
+        **job, **lifted, "count": _constant("COUNT"), "classes": _constant("CLASSES"),
+        **{name: dataset == name for name in DATASETS}, "known": dataset in DATASETS,
+        **{name: precision == name for name in ("tf32", "fp16")},
+        "threads": threads,
+        "other_card": cuda and job["device"] not in ("cuda", "cuda:0"),
+        "plain_convs": cuda and precision == "fp32" and model not in ("mlp", "gpt"),
+        "files": dataset in ("jpeg", "array"), "in_memory": dataset in ("array", "sleep"),
+        "packed": packed, "sorted": text and job["batching"] != "padded",
+        "x": "rows" if text else "images", "y": "lengths" if text else "labels",
+        "unit": "rows" if packed else "samples",
+        "model_and_targets": "model(tokens).flatten(0, 1), targets.flatten()"
+        if text else "model(images), labels",
+        "gpu": job["device"] not in ("cpu", "auto"), "dtype": DTYPES.get(precision),
+        "made_of": DATASETS.get(dataset), "loader": loader_call(job, **given),
+        "model_call": f"{MODELS.get(model, model)}({', '.join(sizes)})",
+        "mode": job["compile"] not in (None, "default"), "graphs": job["compile"] in GRAPH_MODES,
+        "lr": "1e-3" if dataset else "...",
+        "overlap": overlap, "own_copy": overlap or job["prefetch_to_device"],
+        "parts": parts if parts > 1 else None, "some_workers": max(1, workers),
+        "warmup": max(3, workers * (job["prefetch_factor"] or PYTORCH_PREFETCH)),
+    }  # fmt: skip
+    blocks = []
+    for block in TEMPLATE.read_text(encoding="utf-8").split("#block")[1:]:
+        needed, _, text = block.partition("\n")
+        blocks += [_filled(text, known)] if _holds(needed, known) else []
+    return "\n\n\n".join(blocks) + "\n"
+
+
+def _filled(text: str, known: dict[str, Any]) -> str:
+    """Return a block with the lines that stay, filled in."""
+    lines = []
+    for line in text.strip("\n").split("\n"):
+        line, _, needed = line.partition("#if ")
+        if _holds(needed, known):
+            indent = "\n" + " " * (len(line) - len(line.lstrip()))
+            values = (_as_code(known.get(name)) for name in re.findall(r"<(\w+)>", line))
+            parts = re.split(r"<\w+>", line.rstrip())
+            filled = (v.replace("\n", indent) + p for v, p in zip(values, parts[1:], strict=True))
+            lines.append(parts[0] + "".join(filled))
+    return re.sub(r"\n +(?=\n)", "\n", "\n".join(lines))
+
+
+def _as_code(value: Any) -> str:
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def _holds(needed: str, known: dict[str, Any]) -> bool:
+    return all(bool(known[name.lstrip("!")]) != name.startswith("!") for name in needed.split())
+
+
+@functools.cache
+def _bench(module: str) -> tuple[str, dict[str, ast.stmt]]:
+    """Return the text of a module of the bench, and what it defines, by name."""
+    text = (BENCH / f"{module}.py").read_text(encoding="utf-8")
+    defined = {}
+    for node in ast.parse(text).body:
+        names = node.targets if isinstance(node, ast.Assign) else [node]
+        defined |= {getattr(n, "name", getattr(n, "id", "")): node for n in names}
+    return text, defined
+
+
+def _constant(name: str) -> int:
+    return ast.literal_eval(_bench("data")[1][name].value)
+
+
+def _lifted(module: str, name: str) -> str:
+    """Return the source of a function or class of the bench; "" where it has none of the name."""
+    text, defined = _bench(module)
+    source = ast.get_source_segment(text, defined[name]) if name in defined else ""
+    constant = r"(?<=\[)VERSION\b|\bMOST\b"  # these are written out
+    return re.sub(constant, lambda m: ast.get_source_segment(text, defined[m[0]].value), source)
+
+
+def _model(name: str) -> str:
+    """Return the source of a model without what only generating text needs."""
+    names = ("Block", name) if name == "GPT" else (name,)
+    source = "\n\n\n".join(_lifted("models", each) for each in names)
+    for old, new in UNUSED:
+        source = source.replace(old, new)
+    return re.sub(r"\n *# A token behind a cache.*", "", source)
+
+
+def _statements(body: str) -> list[str]:
+    """Return what a script sets up, and what its loop does, statement by statement."""
+    lines, tree = body.split("\n"), ast.parse(body).body
+    main = next(node for node in tree if getattr(node, "name", "") == "main").body
+    at = next(place for place, node in enumerate(main) if isinstance(node, ast.For))
+    found = [node for node in tree if isinstance(node, ast.Assign)] + main[:at] + main[at].body
+    texts = ("\n".join(lines[n.lineno - 1 : n.end_lineno]) for n in found)
+    return [textwrap.dedent(text) for text in texts if "warm" not in text]  # that only measures
+
+
+def _imports(body: str) -> str:
+    """Return the imports of a script: of each module, the names that it uses."""
+    lines = []
+    for module, names in IMPORTS:
+        used = [name for name in names.split() if re.search(rf"\b{ALIAS.get(name, name)}\b", body)]
+        if "numpy" in names:
+            lines.append("")  # what Python has itself stands above
+        if module and used:
+            lines.append(f"from {module} import {', '.join(used)}")
+        elif not module:
+            alias = (f" as {ALIAS[name]}" if name in ALIAS else "" for name in used)
+            lines += [f"import {name}{more}" for name, more in zip(used, alias, strict=True)]
+    return "\n".join(lines)

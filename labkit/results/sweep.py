@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
+
+import numpy as np
 
 from labkit.knobs import check_names
 from labkit.results.result import Result, Table, percent
+from labkit.results.timeline import CLASSES
 from labkit.spec import KNOBS, Pipeline
-from labkit.wiring import above
 
 COMPARED = (
     "throughput", "utilization", "step_ms", "wait_ms", "copy_ms", "compute_ms", "other_ms",
@@ -21,8 +24,33 @@ WHERE_KNOWN = {  # of any run: how it is written
     "real_tokens_per_s": lambda rate: None if rate is None else f"{rate:,.0f}",
 }  # fmt: skip
 OF_SWEEP = {"MFU": "mfu", "real tokens/s": "real_tokens_per_s", "padding": "padding"}
-WORDS = ("slower", "faster")
 TINY = 0.01  # share of a step: of what is below it on both sides the ratio says nothing
+# Neighbouring steps are alike, so BLOCKS stretches of a run are drawn anew, not steps; differences
+# of a part below LEAST of the step are not worth a word
+BLOCKS, DRAWS, LEAST = 20, 1000, 0.02
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the average step before and after, ms."""
+
+    name: str  # "step", or a class of its time
+    before_ms: float
+    after_ms: float
+    low_ms: float  # 95 % interval of the difference (bootstrap over stretches of both runs)
+    high_ms: float
+    slower: bool  # beyond the noise
+    faster: bool
+
+    change_ms = property(lambda p: p.after_ms - p.before_ms, doc="How much longer it takes, ms.")
+
+    def __str__(self) -> str:
+        what = CLASSES.get(self.name, "a step")
+        return f"{what} {self.change_ms:+.2f} ms (95%: {self.low_ms:+.2f} to {self.high_ms:+.2f})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the part as JSON types."""
+        return {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(self).items()}
 
 
 class Comparison(Result):
@@ -64,9 +92,26 @@ class Comparison(Result):
         return f"{max(self.speedup, 1 / self.speedup):.2f}x {word}.{mark}"
 
     @property
-    def parts(self) -> tuple[Any, ...]:
-        """The step and the classes of its time, before and after; () where a run is too short."""
-        return above("Comparison.parts")(self.before, self.after)
+    def parts(self) -> tuple[Part, ...]:
+        """The step and the classes of its time, before and after; () where a run is too short.
+
+        Steps of other batch sizes are scaled to the samples of `before`.
+        """
+        old, new = blocks = [_blocks(run) for run in (self.before, self.after)]
+        if not all(map(len, blocks)):
+            return ()
+        then, now = (run.samples / run.steps for run in (self.before, self.after))
+        new *= then
+        new /= max(now, 1e-9)
+        rng = np.random.default_rng(0)
+        rows = [rng.integers(0, len(block), (DRAWS, len(block))) for block in blocks]
+        drawn = [block[row].mean(axis=1) for block, row in zip(blocks, rows, strict=True)]
+        low, high = np.percentile(drawn[1] - drawn[0], [2.5, 97.5], axis=0)
+        old, new = old.mean(axis=0), new.mean(axis=0)
+        least = LEAST * old[0]
+        slower, faster = (low > 0) & (new - old > least), (high < 0) & (old - new > least)
+        columns = (each.tolist() for each in (old, new, low, high, slower, faster))
+        return tuple(map(Part, ("step", *CLASSES), *columns))
 
     def slower_by(self, limit: float) -> bool:
         """Return whether a step takes over `limit` (0.05 is 5 %) longer, beyond the noise."""
@@ -91,11 +136,10 @@ class Comparison(Result):
         runs = (self.before, self.after)
         for name in (*COMPARED, *WHERE_KNOWN):
             both = [getattr(run, name) for run in runs]
-            texts = [None if value is None else f"{value:.1f}" for value in both]
-            if name in WHERE_KNOWN:
-                if both == [None, None]:
-                    continue
-                texts = list(map(WHERE_KNOWN[name], both))
+            if name in WHERE_KNOWN and both == [None, None]:
+                continue
+            write = WHERE_KNOWN.get(name, lambda value: None if value is None else f"{value:.1f}")
+            texts = list(map(write, both))
             if name == "utilization" and None not in both:
                 texts = [self.before.busy_text, self.after.busy_text]
             ratio = f"{both[1] / both[0]:.2f}x" if all(both) else ""
@@ -103,13 +147,22 @@ class Comparison(Result):
                 shares = [ms / run.step_ms for ms, run in zip(both, runs, strict=True)]
                 ratio = None if max(shares) < TINY else ratio
             rows.append((name, *texts, ratio))
-        found = {word: [str(p) for p in self.parts if getattr(p, word)] for word in WORDS}
-        said = [f"{word} beyond the noise: {', '.join(names)}" for word, names in found.items()]
+        said = []
+        for word in ("slower", "faster"):
+            if found := [str(part) for part in self.parts if getattr(part, word)]:
+                said.append(f"{word} beyond the noise: {', '.join(found)}")
         micro = [run.pipeline.accumulation_steps for run in runs]
         if micro[0] != micro[1]:
             said.append(f"step_ms and its parts: of a micro-batch ({micro[0]} → {micro[1]} each)")
-        foot = (self.verdict, *(text for text in said if not text.endswith(": ")))
-        return Table(rows, ("", "before", "after", "ratio"), foot=foot)
+        return Table(rows, ("", "before", "after", "ratio"), foot=(self.verdict, *said))
+
+
+def _blocks(run: Any) -> np.ndarray:
+    """Return (stretches, 1 + classes): ms per step, all of it and by class; none if too short."""
+    matrix = run.steps_ms
+    cut = np.array_split(matrix, min(BLOCKS, len(matrix))) if len(matrix) >= 5 else []
+    rows = np.array([part.mean(axis=0) for part in cut]).reshape(-1, len(CLASSES))
+    return np.column_stack([rows.sum(axis=1), rows])
 
 
 class Sweep(Result):

@@ -10,6 +10,13 @@ import numpy as np
 # The system's account of the time in line falls short: in runs on two cores whose items do not wait
 # at all, this much of it came on top as "waiting" (0.62 to 0.69 in 12 runs, Linux 6.18).
 LINE_MISSED = 0.65
+CLASSES = {  # of a step's time
+    "wait": "waiting for data",
+    "copy": "host-to-device copy",
+    "compute": "device compute",
+    "launch": "launch gaps",
+    "other": "host work between steps",
+}
 NUMBERS = 10  # of a row of the bench's item timer, a batch each; then two lists, of the items
 
 

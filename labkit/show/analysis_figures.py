@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from labkit.analysis.instruments import Instruments, Reading, driver_samples, samples
 from labkit.analysis.knee import Knee
 from labkit.analysis.losses import Losses, name_of
-from labkit.analysis.public_traces import PublicTrace
+from labkit.analysis.published import PublicTrace
 from labkit.analysis.trace import Breakdown
 from labkit.analysis.trace_ranks import RankTraces, TraceComparison
 from labkit.results.run import Run

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from labkit.results.plain_pytorch import changed_lines, loader_call
 from labkit.results.result import Table, but
-from labkit.results.script import Script, script
+from labkit.results.script import Script, changed_lines, loader_call, script
 from labkit.show.display import Display
 from labkit.show.ladder import Ladder
 from labkit.show.run_header import delays_of, machine_lines

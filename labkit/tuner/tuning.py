@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from labkit.results.plain_pytorch import PYTORCH_PREFETCH, loader_call
 from labkit.results.result import Result, Table, but
-from labkit.results.script import Script, script
+from labkit.results.script import PYTORCH_PREFETCH, Script, loader_call, script
 from labkit.spec import Pipeline
 
 WORKERS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
