@@ -104,7 +104,7 @@ def cases(card: Card, base: dict[str, Any]) -> Iterator[Case]:
             found.append((f"record {record.name}", record.spec.pipeline, record.spec.fixes))
     for key, task in all_tasks().items():
         posed = isinstance(getattr(task, "base", None), Pipeline)
-        if posed and not (task.needs and task.needs(here)):
+        if posed and not (task.cpu_only and here.kind != "cpu"):
             found += [(f"exercise {key} {part}", getattr(task, part), None)
                       for part in ("base", "solution")]  # fmt: skip
     for label, pipeline, fixes in found:

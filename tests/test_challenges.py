@@ -13,7 +13,7 @@ import wrong_answers
 
 import labkit as lk
 from labkit.bench.workbench import Workbench
-from labkit.course import challenge, nb07, score
+from labkit.course import challenge, nb07_09, score
 from labkit.course.challenge import Challenge
 from labkit.course.task import CodeTask, Goal, KnobTask, all_tasks, exercise
 
@@ -28,7 +28,7 @@ def own_score(tmp_path, monkeypatch):
     score._session.clear()
     for name in ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"):
         monkeypatch.setattr(time, name, getattr(time, name))  # put back what a cheat replaces
-    monkeypatch.setattr(nb07.Bytes, "start", nb07.Bytes.start)
+    monkeypatch.setattr(nb07_09.Bytes, "start", nb07_09.Bytes.start)
 
 
 def all_code():
@@ -144,12 +144,12 @@ def raises(x):
 
 def another_clock(x):
     time.perf_counter_ns = lambda: 0
-    return nb07.Bytes.solution(x)
+    return nb07_09.Bytes.solution(x)
 
 
 def another_check(x):
-    nb07.Bytes.start = nb07.Bytes.solution
-    return nb07.Bytes.solution(x)
+    nb07_09.Bytes.start = nb07_09.Bytes.solution
+    return nb07_09.Bytes.solution(x)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from torch.nn import BatchNorm2d, Identity
 from torch.nn.functional import cross_entropy, gelu, pad
 
-from labkit.course import nb03
+from labkit.course import nb00_03
 
 KNOBS = {
     "00-first": {
@@ -73,11 +73,11 @@ def padded(pieces, send):
 
 class BeforeTheClock(list):
     def __init__(self, manifest, pixels):
-        slow = nb03.Slow(manifest, pixels)
+        slow = nb00_03.Slow(manifest, pixels)
         super().__init__(slow[index] for index in range(len(slow)))
 
 
-class HalfTheItems(nb03.Lean):
+class HalfTheItems(nb00_03.Lean):
     def __getitem__(self, index):
         return super().__getitem__(index // 2 * 2)
 

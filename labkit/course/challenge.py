@@ -61,7 +61,8 @@ class Challenge:
         if answer is None or answer is ...:
             return Verdict(self.task.key, "no answer", why="No answer yet.")
         try:
-            if why := self.task.needs and self.task.needs(machine()):
+            if self.task.cpu_only and machine().kind != "cpu":
+                why = "Its model is sized for a CPU; here is a GPU."
                 return self._verdict("not yet", why=why)
             return self._judge(answer)
         except Exception as problem:

@@ -1,4 +1,4 @@
-"""Define challenges, which stand in `labkit.course.nb00` to `nb09`, one file a notebook.
+"""Define challenges, which stand in `labkit.course.nb00_03` to `nb07_09`, by notebook.
 
 A knob challenge is answered with changes of a spec and judged by what that measures; a code
 challenge with a function or a class, which its check tries out in the bench.
@@ -27,7 +27,7 @@ from labkit.knobs import knob
 from labkit.results.launch import launch
 from labkit.spec import KNOBS, Distributed, Experiment, Pipeline, experiment
 
-CLOSE = 0.1  # of a mark: where noise could decide
+FILES = ("nb00_03", "nb04_06", "nb07_09")
 MAX_BYTES = 16 * 2**20  # of a pickled answer
 
 
@@ -60,24 +60,19 @@ class Goal:
         return f"{self.what}: {' and '.join(words)}"
 
 
-def ratio(name: str) -> Callable[[Any, Any], float | None]:
-    """Return a goal's value: the attempt's attribute over the baseline's."""
+def ratio(what: str, name: str, **marks: float) -> Goal:
+    """Return a goal for the attempt's attribute `name` over the baseline's, which noise blurs."""
 
     def value(attempt: Any, baseline: Any) -> float | None:
         mine, theirs = getattr(attempt, name), getattr(baseline, name)
         return mine / theirs if mine is not None and theirs else None
 
-    return value
+    return Goal(what, value, close=0.1, **marks)
 
 
 def faster(times: float) -> Goal:
     """Return the goal to train so many times the baseline's samples/s."""
-    return Goal("samples/s over the baseline's", ratio("throughput"), at_least=times, close=CLOSE)
-
-
-def sized_for_a_cpu(machine: Any) -> str | None:
-    """Return why a challenge whose model is large for a CPU says nothing on a GPU."""
-    return None if machine.kind == "cpu" else "Its model is sized for a CPU; here is a GPU."
+    return ratio("samples/s over the baseline's", "throughput", at_least=times)
 
 
 # -- tasks -----------------------------------------------------------------------------------------
@@ -87,7 +82,7 @@ TASKS: dict[str, Task] = {}
 
 @dataclass
 class Task:
-    """The common part of both kinds; `needs(machine)` says why it cannot be done here."""
+    """The common part of both kinds."""
 
     key: str  # "02-feed": notebook and name
     title: str
@@ -96,7 +91,7 @@ class Task:
     hints: tuple[str, ...]
     base: Any = None  # what to begin from: a spec, a function, a class
     solution: Any = None
-    needs: Callable[[Any], str | None] | None = None
+    cpu_only: bool = False  # its model is sized for a CPU: on a GPU it says nothing
     compares: bool = False  # with a baseline's run: a check measures its own
 
     def __post_init__(self):
@@ -195,8 +190,8 @@ def code(key: str, *hints: str, **goals: Goal) -> Callable[[type], type]:
 
 def all_tasks() -> dict[str, Task]:
     """Return every challenge of the course by its key, in the notebooks' order."""
-    for number in range(10):
-        import_module(f"labkit.course.nb{number:02}")
+    for name in FILES:
+        import_module(f"labkit.course.{name}")
     return dict(sorted(TASKS.items(), key=lambda each: each[0][:2]))
 
 
@@ -235,7 +230,7 @@ class Attempt:
 
 @experiment(
     "an answer to a challenge, tried out",
-    task=knob("", "the challenge: module:name", pattern=re.compile(r"|labkit\.course\.nb\d\d:\w+")),
+    task=knob("", "the challenge: module:name", pattern=re.compile(r"|labkit\.course\.nb\w+:\w+")),
 )
 def exercise(job: Any, bench: Any) -> None:
     """Write what the check of `job.task` counts, or a point "refused" that says why not."""
