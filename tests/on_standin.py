@@ -25,7 +25,7 @@ from labkit.bench.rank import Communication, rank_timeline
 from labkit.bench.timeline import DeviceTimeline
 from labkit.course import faultset
 from labkit.course.task import all_tasks
-from labkit.experiments import matrix_products
+from labkit.experiments import device
 from labkit.process.events import EventLog
 from labkit.process.step_log import recover
 from labkit.results.record import Tail
@@ -258,7 +258,7 @@ def size(card, experiment):
     ):
         bench = Kept(DEVICE)
         patch.setattr(workbench, "FILL_S", 1e-3)
-        patch.setattr(matrix_products, "relative_error", lambda *_: 0.0)  # without numbers
+        patch.setattr(device, "relative_error", lambda *_: 0.0)  # without numbers
         measured(experiment, bench, **FEWER.get(experiment, {}))
         assert bench.longest_s <= workbench.LONGEST_S
         assert gpu.peak[0] < gpu.cards[0].memory_gib * 2**30 / 2

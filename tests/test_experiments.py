@@ -15,7 +15,7 @@ from kept_bench import here
 
 import labkit as lk
 from labkit.bench import workbench
-from labkit.experiments import Experiment, accumulation, fusion, lr_scaling, memory, own_cost
+from labkit.experiments import Experiment, accumulation, fusion, memory, own_cost
 from labkit.experiments import largest_batch as search
 from labkit.experiments.number_formats import FORMATS
 from labkit.results.launch import launch
@@ -194,8 +194,8 @@ def test_micro_batches_add_up_and_every_mistake_is_seen_and_cured():
 
 
 def test_the_scaling_rule_holds_at_four_times_and_breaks_at_sixty_four(monkeypatch):
-    monkeypatch.setattr(lr_scaling, "TRAINED", 64)
-    monkeypatch.setattr(lr_scaling, "HELD_OUT", 16)
+    monkeypatch.setattr(accumulation, "TRAINED", 64)
+    monkeypatch.setattr(accumulation, "HELD_OUT", 16)
     tiny = here("lr_scaling", seeds=1, epochs=1, width=4, depth=1)
     assert all(point.values["samples"][-1] == 64 for point in tiny) and tiny.plot().axes
     assert "more than the 64 training images" in str(tiny.skipped)

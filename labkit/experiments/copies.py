@@ -12,12 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from labkit.experiments.matrix_products import side, time_product
-from labkit.experiments.measure import page, primitives, style
+from labkit.experiments.device import side, time_product
+from labkit.experiments.measure import page, primitives, style, torch
 from labkit.spec import experiment, knob
-from labkit.wiring import Later
-
-torch = Later("torch")
 
 MIB = 2**20
 # For Apple's GPUs PyTorch's pin_memory moves to the device instead (up to 2.13: its issue 181374)

@@ -1,7 +1,8 @@
-"""Elementwise chains one operation at a time and fused by torch.compile: bytes, time, code."""
+"""What torch.compile fuses, and gains by it, and what it captures: graph breaks, recompilations."""
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import statistics
@@ -13,18 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from labkit.experiments.measure import page, primitives, style
+from labkit.experiments.measure import page, primitives, style, torch
 from labkit.spec import NOISY, experiment, knob
 from labkit.wiring import Later
 
-torch, dynamo = Later("torch"), Later("torch._dynamo")
-inductor, counted = Later("torch._inductor.utils"), Later("torch._dynamo.utils")
+dynamo, counted = Later("torch._dynamo"), Later("torch._dynamo.utils")
+inductor = Later("torch._inductor.utils")
 
 SMALL_MIB = (1 / 256, 1 / 16, 1, 16)
 ITEM = 4  # bytes of a float
 LEAST = 1 << 24  # numbers in a large array: 64 MiB
 BLOCK = 1 << 20  # numbers with which a chain is compiled and checked
 TINY, MANY = 256, 200  # numbers in an array, operations on it: what launches cost
+LENGTHS = (16, 24, 32, 40, 48, 56, 64, 72, 80, 88)  # more than torch._dynamo recompiles for
 UNARY = (("mul", 1.5), ("add", 1.0), ("clamp", -1.0), ("sub", 0.25), ("mul", 0.5), ("neg",))
 
 
@@ -128,8 +130,8 @@ def show_kernel(chain: Chain, bench: Any) -> None:
     found = re.findall(r"r?'''(.*?)'''", "\n".join(codes), re.DOTALL)
     code = next((text for text in found if "extern" in text or "@triton" in text), "")
     lines = [line.rstrip() for line in code.splitlines() if "#include" not in line]
-    code = "\n".join(lines).strip() or None
-    bench.write("kernel", chain=chain.name, values={"code": code, "numbers": len(d)})
+    values = {"code": "\n".join(lines).strip() or None, "numbers": len(d)}
+    bench.write("kernel", chain=chain.name, values=values)
 
 
 def compare(chain: Chain, mib: float, bench: Any) -> None:
@@ -161,21 +163,16 @@ def launches(bench: Any, lacking: str | None) -> None:
         compiled = torch.compile(chain.run)
         ways["compiled"] = lambda: compiled(chain.arrays, chain.d)
     if bench.device.type == "cuda":
-        ways["CUDA graph"] = cuda_graph(ways["eager"])
+        ways["eager"]()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()  # whose replay is one launch for all kernels
+        with torch.cuda.graph(graph):
+            ways["eager"]()
+        ways["CUDA graph"] = graph.replay
     else:
         bench.skip("CUDA graph", "it records and replays kernels of a CUDA device; none here")
     for name, seconds in bench.in_turn(ways).items():
         bench.write("tiny", seconds=seconds, way=name, operations=MANY, numbers=TINY)
-
-
-def cuda_graph(work: Callable) -> Callable:
-    """Record `work` as a CUDA graph and return its replay: one launch for all kernels."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
 
 
 def arrays_moved(reads: list[int], write_cost: float = 1.0) -> float:
@@ -207,17 +204,15 @@ class Gain:
     predicted: float  # from the bytes as counted
     predicted_write_allocate: float  # where every write first reads
     measured: float | None  # median over the rounds; None where nothing could be compiled
-    off: float | None  # measured over predicted
-    noisy: bool  # the rounds differ so much that the gain means little
-    past_cache: bool | None  # whether the arrays are well past it; None where unknown
+    doubt: str  # about what was measured
 
     def __str__(self) -> str:
         said = f"{self.chain:12} {self.array_mib:9.4g} MiB an array: predicted {self.predicted:.2f}"
         said += f"x ({self.predicted_write_allocate:.2f}x with write-allocate), "
         if self.measured is None:
             return said + "not measured"
-        said += f"measured {self.measured:.2f}x, ratio {self.off:.2f}" + " NOISY" * self.noisy
-        return said + " (not past the last cache)" * (self.past_cache is False)
+        ratio = self.measured / self.predicted
+        return f"{said}measured {self.measured:.2f}x, ratio {ratio:.2f}{self.doubt}"
 
 
 def gains(measured: Any) -> list[Gain]:
@@ -228,9 +223,10 @@ def gains(measured: Any) -> list[Gain]:
         fused = next((p.values for p in measured.where("fused", chain=chain, mib=size)), {})
         facts = measured.one("arrays", chain=chain).values
         said = [predicted_gain(facts["reads"], facts["inputs"], cost) for cost in (1, 2)]
-        past = facts.get("past cache") if size == facts["mib"] else None
-        gain, noisy = fused.get("gain"), (fused.get("spread") or 0) > NOISY
-        found.append(Gain(chain, size, *said, gain, gain and gain / said[0], noisy, past))
+        cached = size == facts["mib"] and facts.get("past cache") is False
+        doubt = " NOISY" * ((fused.get("spread") or 0) > NOISY)
+        doubt += " (not past the last cache)" * cached
+        found.append(Gain(chain, size, *said, fused.get("gain"), doubt))
     return found
 
 
@@ -270,3 +266,70 @@ def draw(measured: Any, before: Any = None) -> Any:
     ticks = {g.array_mib: primitives.size_text(g.array_mib * 2**20) for g in every}
     primitives.lines(lower, series, "size of one array", "gain by fusing", log="xy", xticks=ticks)
     return figure
+
+
+def broken(x: torch.Tensor) -> torch.Tensor:
+    """Decide in Python in the middle: the tensor's value is needed to go on."""
+    y = (x * 2).relu()
+    if y.sum().item() > 0:
+        y = y - y.mean()
+    return y * 0.5
+
+
+def whole(x: torch.Tensor) -> torch.Tensor:
+    """Do the same as one graph: the decision is made on the device."""
+    y = (x * 2).relu()
+    y = (y - y.mean()).where(y.sum() > 0, y)
+    return y * 0.5
+
+
+@experiment("what torch.compile captures, and how often again")
+def graph_breaks(job: Any, bench: Any) -> None:
+    """Count the graphs and breaks of two functions, and the captures for changing lengths."""
+    x = torch.randn(64, device=bench.device)
+    torch.testing.assert_close(broken(x), whole(x))
+    for function in (broken, whole):
+        dynamo.reset()
+        found = dynamo.explain(function)(x)
+        said = ([line.strip() for line in why.reason.split("\n")] for why in found.break_reasons)
+        reasons = [" | ".join(list(filter(None, lines))[:3])[:400] for lines in said]  # with hints
+        values = {"graphs": found.graph_count, "breaks": found.graph_break_count}
+        bench.write("explain", function=function.__name__, values=values | {"reasons": reasons})
+    for name, dynamic, lengths in (
+        ("every length its own graph (dynamic=False)", False, LENGTHS),
+        ("PyTorch's default", None, LENGTHS),
+        ("one graph for all (dynamic=True)", True, LENGTHS),
+        ("padded to one length", None, (max(LENGTHS),) * len(LENGTHS)),
+    ):
+        bench.write("captures", way=name, values=captures(dynamic, lengths, bench.device))
+
+
+def captures(dynamic: bool | None, lengths: tuple, device: torch.device) -> dict[str, Any]:
+    """Call a captured function with batches of these lengths; count the captures.
+
+    `eager` is how many calls ran without one, since Dynamo gives up at `recompile_limit`.
+    """
+    dynamo.reset()
+    captured, ran, log = [], [], []
+
+    def backend(graph: torch.fx.GraphModule, _: list) -> Callable:
+        captured.append(graph)
+        return lambda *inputs: ran.append(1) or graph.forward(*inputs)
+
+    def heard(record: logging.LogRecord) -> bool:
+        found = re.search(r"(tensor .*?size mismatch.*|.*?==.*)", record.getMessage())
+        if "ecompil" in record.getMessage() and found:
+            log.append(re.sub(r"\s*#.*", "", found.group(0)).strip()[:160])
+        return True
+
+    work = torch.compile(whole, backend=backend, dynamic=dynamic)
+    torch._logging.set_logs(recompiles=True)
+    logger = logging.getLogger("torch._dynamo.guards.__recompiles")
+    logger.addFilter(heard)
+    for length in lengths:
+        work(torch.randn(length, device=device))
+    logger.removeFilter(heard)
+    torch._logging.set_logs()
+    limit = dynamo.config.recompile_limit
+    return {"captured": len(captured), "eager": len(lengths) - len(ran), "calls": len(lengths),
+            "limit": limit, "log": log[:3]}  # fmt: skip

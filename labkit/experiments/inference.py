@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis import knee
-from labkit.experiments.matrix_products import side, time_product
+from labkit.experiments.device import side, time_product
 from labkit.experiments.measure import page, primitives, style
 from labkit.results.measurements import Measurements
 from labkit.results.result import Result, Table

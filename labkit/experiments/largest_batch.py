@@ -10,7 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from labkit.experiments.measure import display, primitives, progress_line, run_header, style
+from labkit.experiments.measure import (
+    display,
+    loop,
+    machine,
+    model_size,
+    primitives,
+    progress_line,
+    style,
+)
 from labkit.results.launch import launch
 from labkit.results.machine import Machine
 from labkit.results.measurements import Measurements
@@ -18,8 +26,7 @@ from labkit.results.result import Result, Table
 from labkit.spec import KNOBS, Experiment, Pipeline, experiment, knob
 from labkit.wiring import Later
 
-machine, loop = Later("labkit.bench.machine"), Later("labkit.bench.loop")
-model_size, config = Later("labkit.bench.model_size"), Later("labkit.bench.resolve_config")
+config, run_header = Later("labkit.bench.resolve_config"), Later("labkit.show.run_header")
 
 STEPS, CONFIRMING_STEPS = 3, 12  # the optimizer's state is there from the second step on
 LEAP, MULTIPLE = 4, 8  # each size is so many times the last that fitted; a multiple of that

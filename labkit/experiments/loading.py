@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from labkit.experiments.measure import page, primitives, style
+from labkit.experiments.measure import data, page, primitives, style, torch
 from labkit.spec import experiment, knob
 from labkit.wiring import Later
 
-torch, torch_data = Later("torch"), Later("torch.utils.data")
-data, process = Later("labkit.bench.data"), Later("labkit.bench.process")
+torch_data, process = Later("torch.utils.data"), Later("labkit.bench.process")
 image, psutil = Later("PIL.Image"), Later("psutil")
 
 TOP = 3  # functions that a profile names

@@ -1,4 +1,4 @@
-"""`lk.measure`, and what the figures of experiments share: the page, and a bar for each point."""
+"""`lk.measure`, and what experiments share: slow modules, the page, and a bar for each point."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ from labkit.results.measurements import Measurement, Measurements
 from labkit.spec import EXPERIMENTS, Experiment
 from labkit.wiring import Later
 
-display, run_header = Later("labkit.show.display"), Later("labkit.show.run_header")
-primitives, style = Later("labkit.show.primitives"), Later("labkit.show.style")
+# What the experiments' files need of torch, of the bench and of the figures
+torch, nn = Later("torch"), Later("torch.nn")
+data, flops, formats, loop, machine, model_size, models = (
+    Later(f"labkit.bench.{name}")
+    for name in ("data", "flops", "formats", "loop", "machine", "model_size", "models")
+)
+display, primitives, run_header, style = (
+    Later(f"labkit.show.{name}") for name in ("display", "primitives", "run_header", "style")
+)
 
 # What a point is measured by, best first: (of a point of these seconds, unit)
 METRICS: dict[str, Callable[[Measurement, float], float | None]] = {
@@ -29,16 +36,9 @@ def measure(
 ) -> Measurements:
     """Measure one thing in a process of its own and return its Measurements.
 
-    Args:
-        name: Which experiment; the files of `labkit.experiments` are they.
-        device: As the knob of a Pipeline.
-        wait: Block with a line of progress until it has ended; an interrupt stops it, and a
-            notebook's cell returns what was measured. False returns at once.
-        plot: Leave the figure in the cell when it is over (in a notebook).
-        **params: The experiment's knobs.
-
-    Raises:
-        ValueError: An unknown experiment or knob, or a bad value, before anything starts.
+    `name` is an experiment of `labkit.experiments` and `params` are its knobs; others raise
+    ValueError before anything starts. `wait=False` returns at once. An interrupt stops it, and a
+    notebook's cell returns what was measured. `plot` leaves the figure there when it is over.
     """
     started = measure.last = launch(Experiment(name, params, device))
     if wait:

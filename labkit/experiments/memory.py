@@ -8,13 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from labkit.experiments.measure import page, primitives
+from labkit.experiments.measure import data, flops, loop, model_size, page, primitives, torch
 from labkit.spec import KNOBS, experiment, knob
-from labkit.wiring import Later
-
-torch, loop = Later("torch"), Later("labkit.bench.loop")
-flops = Later("labkit.bench.flops")
-data, model_size = Later("labkit.bench.data"), Later("labkit.bench.model_size")
 
 FLOAT = 4  # bytes
 MIB = 2**20

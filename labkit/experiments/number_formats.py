@@ -9,13 +9,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from labkit.experiments.measure import page, primitives, style
+from labkit.experiments.measure import flops, formats, nn, page, primitives, style, torch
 from labkit.results.result import Table
 from labkit.spec import experiment, knob
-from labkit.wiring import Later
-
-torch, nn, functional = Later("torch"), Later("torch.nn"), Later("torch.nn.functional")
-formats, flops = Later("labkit.bench.formats"), Later("labkit.bench.flops")
 
 EXAMPLES = (70_000.0, 257.0, 1 / 3, 1e-5, 1e-8)
 
@@ -149,7 +145,7 @@ def operations(device: torch.device) -> dict[str, Callable]:
     weight = torch.randn(16, 16, device=device)
     kernel = torch.randn(4, 3, 3, 3, device=device)
     labels = torch.zeros(8, dtype=torch.int64, device=device)
-    f = functional
+    f = nn.functional
     return {
         "matmul": lambda x, _: x @ weight.to(x.dtype),
         "linear": lambda x, _: f.linear(x, weight),
@@ -221,7 +217,7 @@ def train(
     for step in range(steps):
         with cast:
             out = model(x)  # (px^2, 3), in 16 bits under autocast
-            loss = functional.mse_loss(out.float(), target)
+            loss = nn.functional.mse_loss(out.float(), target)
         if step == 0:
             out.register_hook(lambda grad: known.update(gradient(grad)))
         scale = scaler.get_scale()

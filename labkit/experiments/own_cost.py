@@ -18,6 +18,7 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
+from labkit.experiments.measure import loop, torch
 from labkit.process import launcher
 from labkit.process.events import now_ns
 from labkit.results.launch import launch
@@ -26,7 +27,6 @@ from labkit.results.result import Table
 from labkit.spec import Pipeline
 from labkit.wiring import Later
 
-torch, loop = Later("torch"), Later("labkit.bench.loop")
 timeline = Later("labkit.bench.timeline")
 
 MODULE = "labkit.experiments.own_cost"

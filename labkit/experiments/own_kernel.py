@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import labkit
+from labkit.experiments.measure import torch
 from labkit.spec import experiment, knob
-from labkit.wiring import Later
-
-torch = Later("torch")
 
 INSTALL = "pip install 'labkit[kernels]'"
 SIZES = (1, 1000, 1024, 100_003)  # less than a block, a whole one, and a rest

@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.analysis.datasheets import card
-from labkit.experiments.matrix_products import ALL, SIDE, USUAL, side, time_product
-from labkit.experiments.measure import page, primitives, style
+from labkit.experiments.device import ALL, SIDE, USUAL, side, time_product
+from labkit.experiments.measure import flops, machine, nn, page, primitives, style, torch
 from labkit.results.measurements import Measurements
 from labkit.results.result import Result, Table
 from labkit.spec import experiment, knob
 from labkit.wiring import Later
 
-torch, functional = Later("torch"), Later("torch.nn.functional")
-workbench, flops = Later("labkit.bench.workbench"), Later("labkit.bench.flops")
-machine = Later("labkit.bench.machine")
+workbench = Later("labkit.bench.workbench")
 
 LAYER = 1024  # numbers normalised together
 CHANNELS, EDGE, KERNEL = 64, 56, 3  # of the convolution: as in a ResNet-18's first stage
@@ -88,7 +86,7 @@ def memory_bound(job: Any, bench: Any) -> None:
 
     def norm() -> None:
         for block in blocks:
-            normed = functional.layer_norm(block, (LAYER,), weight, bias)
+            normed = nn.functional.layer_norm(block, (LAYER,), weight, bias)
             if bench.on_cpu:
                 block.copy_(normed)
 
@@ -102,7 +100,7 @@ def convolution(bench: Any) -> None:
 
     def work_of(images: int) -> Callable[[], Any]:
         x = torch.randn(images, CHANNELS, EDGE, EDGE, device=bench.device)  # (images, 64, 56, 56)
-        return lambda: functional.conv2d(x, weight, padding=KERNEL // 2)
+        return lambda: nn.functional.conv2d(x, weight, padding=KERNEL // 2)
 
     # cuDNN's convolutions are in TF32 where the card has it, unless told otherwise
     tf32 = bench.device.type == "cuda" and torch.backends.cudnn.allow_tf32
