@@ -62,7 +62,6 @@ class Case:
     """A fault, as it is on the device here, at one severity (1 to 4) with one seed: one run."""
 
     def __init__(self, fault: Fault, severity: int, seed: int, base: Base):
-        """Plant the fault's `amount` in `base`, for the `pipeline`; take it out for `cured`."""
         self.fault, self.severity, self.seed = fault, severity, seed
         self.amount = size = fault.amounts[severity - 1]
 
@@ -203,9 +202,8 @@ EVERYTHING = (*FAULTS, *HEALTHY, *MIXTURES)
 
 def named(name: str) -> Fault:
     """Return the fault of that name; raises ValueError, listing them, where there is none."""
-    by_name = {fault.name: fault for fault in EVERYTHING}
-    check_names([name], by_name, "fault")
-    return by_name[name]
+    check_names([name], [fault.name for fault in EVERYTHING], "fault")
+    return next(fault for fault in EVERYTHING if fault.name == name)
 
 
 def finished(pipeline: Pipeline, planted: str | None = None) -> Any:
@@ -252,9 +250,6 @@ def base_here() -> Here:
     return Here(base, plain.machine)
 
 
-# -- the score -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, repr=False)
 class FaultScore(Result):
     """The confusion matrix of one kind of device, on named hardware; `unsure` is never right."""
@@ -268,7 +263,7 @@ class FaultScore(Result):
     skipped: dict[str, str]  # faults that cannot show here, and why
     machine: str  # the device's name
     kind: str  # "cpu" or "gpu"
-    half: str  # "scoring" or "calibration"
+    half: str  # of HALVES
 
     def table(self) -> Table:
         """Return the matrix: planted, then one column for each name."""

@@ -1,9 +1,9 @@
 """Grade submitted notebooks: their challenge cells run in a clean notebook, their answers checked.
 
 A challenge is the code cell that calls `lk.challenge("KEY").check(answer)`, with the cells before
-it that are tagged "challenge" (or are nbgrader's); of other cells only imports count. nbclient runs
-it in a kernel of its own, in a copy of the notebook's folder, without keys, within limits. That
-covers accidents. It is not a sandbox: strangers' code belongs in a container.
+it that are tagged "challenge" (or are nbgrader's); of other cells only imports count. It runs in a
+kernel of its own, in a copy of the folder, without keys, within limits: against accidents. It is no
+sandbox: strangers' code belongs in a container.
 """
 
 from __future__ import annotations
@@ -44,10 +44,7 @@ Cells = tuple[list[str], list[str]]  # the imports of the code cells before, and
 
 @dataclass(frozen=True)
 class Row:
-    """A notebook and a challenge: the verdict, what was measured, and why.
-
-    `verdict` is "passed", "not yet", "no answer", "crashed", "timed out" or "not a notebook".
-    """
+    """A notebook and a challenge: a Verdict's kind or "not a notebook", why, what was measured."""
 
     notebook: str
     challenge: str | None
@@ -94,8 +91,7 @@ def grade(
 
     With `only`, a row for each of these keys and each notebook, whether it has them or not.
     `timeout_s` is for each cell of a challenge and each run of its check; `progress` is called with
-    (done, total, what is next). Raises ValueError for an unknown key, a folder without notebooks
-    and a bad timeout.
+    (done, total, what is next). Raises ValueError for an unknown key, no notebook, a bad timeout.
     """
     wanted, tasks, rows = list(dict.fromkeys(only or ())), all_tasks(), []
     if unknown := [key for key in wanted if key not in tasks]:
@@ -133,11 +129,8 @@ def _graded(path: Path, key: str | None, has: dict[str, Cells], timeout_s: float
         return "crashed", f"It could not be graded: {type(error).__name__}: {error}"[:300]
 
 
-# -- a notebook, cut into its challenges; nothing in it is run here --------------------------------
-
-
 def read(path: Path) -> dict[str, Cells]:
-    """Return a notebook's challenges by key; raises ValueError where it is not one."""
+    """Return a notebook's challenges by key, none run; raises ValueError where it is not one."""
     if path.exists() and not path.is_file():
         raise ValueError("not a file")
     try:
@@ -175,9 +168,6 @@ def _challenges(code: list[tuple[dict[str, Any], str]]) -> dict[str, Cells]:
             # One by one: an import that fails costs no other
             imports += [ast.unparse(n) for n in body if isinstance(n, ast.Import | ast.ImportFrom)]
     return found
-
-
-# -- running it ------------------------------------------------------------------------------------
 
 
 def _run(path: Path, key: str, cells: Cells, timeout_s: float) -> tuple:
@@ -256,7 +246,7 @@ def _copy(folder: Path, work: Path) -> None:
     shutil.copytree(folder, work, ignore=left_out, copy_function=copied)
 
 
-# -- in the kernel of the clean notebook -----------------------------------------------------------
+# In the kernel of the clean notebook
 
 _answers: dict[str, Any] = {}  # by key; the last one counts
 

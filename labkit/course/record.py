@@ -1,7 +1,6 @@
 """`labkit record`: every recorded run of the course on this machine, in files fit to ship.
 
-First what is recorded, notebook by notebook; then how it is made; then what of it is kept: nothing
-personal, and little enough to come with the package.
+First what is recorded, then how, then what of it is kept: little, and nothing personal.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def wanted(kind: str | None = None) -> list[Wanted]:
     """Return what the course records on a "cpu" or "gpu" (None: as here), in notebook order.
 
     On a GPU some runs are larger, so that they show there what the course says of them: not
-    launches, but copies, stalls and formats. The clock has 8 minutes for all.
+    launches, but copies, stalls and formats.
     """
     found: list[Wanted] = []
 
@@ -93,26 +92,25 @@ def wanted(kind: str | None = None) -> list[Wanted]:
     # 19 MB a batch, and compute of the same order on every card; a CPU has nothing to copy to
     heavy = gpu(dataset="array", image_px=224, batch_size=128, width=16, depth=2)
     base = {"num_workers": 8, **heavy}
-    pinned = {**base, "pin_memory": True, "non_blocking": True}
     if on_gpu:
         run("pageable", "pageable memory", **base)
-    run("pinned", "page-locked memory", "pin_memory", **pinned)
-    beside = {**pinned, "prefetch_to_device": True}
-    run("prefetched", "the next batch copied meanwhile", "prefetch_to_device", **beside)
+    base |= {"pin_memory": True, "non_blocking": True}
+    run("pinned", "page-locked memory", "pin_memory", **base)
+    base |= {"prefetch_to_device": True}
+    run("prefetched", "the next batch copied meanwhile", "prefetch_to_device", **base)
 
     fed = {"dataset": "array", "num_workers": 2}  # it keeps up: what is left is the device
     long = fed | gpu(seconds=8.0)  # a T4 takes 0.25 s for a step that an H200 does in 0.03 s
     each("batch", "arrays", "batch_size", (1, 4, 16, 64, 256), **long)
     wide = {**long, "model": "transformer", "batch_size": 64}
     wide |= gpu(batch_size=128, width=2048, depth=1)  # no launches, in BF16 too
-    for precision in ("fp32", "tf32", "fp16", "bf16"):
-        needs = ("precision",) if precision != "fp32" else ()
-        title = f"a transformer in {precision}"
-        run(f"precision-{precision}", title, *needs, precision=precision, **wide)
+    for name in ("fp32", "tf32", "fp16", "bf16"):
+        needs = ("precision",) if name != "fp32" else ()
+        run(f"precision-{name}", f"a transformer in {name}", *needs, precision=name, **wide)
     small = {**fed, "model": "mlp", "width": 256, **gpu(depth=16)}  # all launches
     for mode in (None, "default", "reduce-overhead"):
-        name, title = f"compile-{mode or 'off'}", f"a small model, compile={mode!r}"
-        run(name, title, *(("compile",) if mode else ()), compile=mode, **small)
+        needs, title = ("compile",) if mode else (), f"a small model, compile={mode!r}"
+        run(f"compile-{mode or 'off'}", title, *needs, compile=mode, **small)
 
     for number, stage in enumerate(stages()):
         fixed = f"then {stage.fixes[-1]} fixed" if stage.fixes else "nothing fixed"
@@ -135,11 +133,9 @@ class Made(Result):
 
     def table(self) -> Table:
         """Return what was left out and why, below a line on all."""
-        title = (
-            f"{len(self.made)} records made, {len(self.kept)} were there, "
-            f"{len(self.left_out)} left out; {self.mib:.2f} MiB in {self.folder}; "
-            f"{self.seconds:.0f} s"
-        )
+        title = f"{len(self.made)} records made, {len(self.kept)} were there, "
+        title += f"{len(self.left_out)} left out; {self.mib:.2f} MiB in {self.folder}; "
+        title += f"{self.seconds:.0f} s"
         on = "interrupted: what was made is kept; run it again to go on"
         rows = [("left out:", name, why) for name, why in self.left_out.items()]
         return Table(rows, title=title, foot=[on if self.interrupted else ""], left=range(3))
@@ -194,8 +190,7 @@ def _make(each: Wanted, target: Path) -> str | None:
         return str(error)
     run.wait_or_raise(each=lambda run: time.monotonic() > deadline and run.stop())
     if run.outcome != "finished":
-        late = f"took longer than {LONGEST_S:.0f} s"
-        return late if run.outcome == "stopped" else run.error
+        return f"took longer than {LONGEST_S:.0f} s" if run.outcome == "stopped" else run.error
     if missing := [knob for knob in each.needs if knob in run.not_applied]:
         return run.not_applied[missing[0]]
     if not getattr(run, "points", True):

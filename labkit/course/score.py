@@ -72,21 +72,18 @@ class Guess(Result):
     late: bool = False  # the run was there before the guess
 
     def settle(self, measured: Any, *, of: str = "utilization", predicted: Any = None) -> Guess:
-        """Compare the guess with what was measured, and with the kit's own prediction.
+        """Compare the guess with what was measured, and with what the kit `predicted`.
 
-        Args:
-            measured: A number, a choice, or a Run, whose attribute `of` is taken. A run that was
-                started before the guess was made is shown but not scored.
-            of: Which attribute of the run.
-            predicted: The kit's own prediction, a number or a `Prediction` with that attribute.
+        Both are a number or a choice, or a Run or Prediction whose attribute `of` is taken. A run
+        that was started before the guess was made is shown but not scored.
         """
         if isinstance(measured, Run):
             self.late = bool(measured.utc) and measured.utc < self.made  # both UTC, to the second
             measured = getattr(measured, of)
         self.measured, self.predicted = measured, getattr(predicted, of, predicted)
         if self.points is not None:
-            values = {"guess": self.value, "measured": measured, "predicted": self.predicted}
-            keep("guesses", self.question, **values)
+            values = {"measured": measured, "predicted": self.predicted}
+            keep("guesses", self.question, guess=self.value, **values)
         return self
 
     @property
@@ -120,9 +117,8 @@ class Guess(Result):
 def guess(question: str, value: Any = None) -> Guess:
     """Write a guess down, before the run that settles it: `bet.settle(run)` afterwards.
 
-    Args:
-        question: What is guessed, with its unit; the name it has in the score.
-        value: A finite number or a choice (a text), otherwise ValueError; None or `...` skips it.
+    `question` says what is guessed, with its unit. `value` is a finite number or a choice (a text),
+    otherwise ValueError; None or `...` skips it.
     """
     value = None if value is ... else value
     if value is not None:
@@ -178,19 +174,14 @@ class Mystery:
         self.tries += 1
         if not self._over:
             keep("mysteries", f"mystery {self._case.seed}", tries=self.tries, right=right)
-        if right:
-            return f"Right, at try {self.tries}. {self.reveal()}"
-        if self.tries < TRIES:
+        if not right and self.tries < TRIES:
             return f"Not {bottleneck}. Look again at what the device waits for."
-        return f"Not {bottleneck} either. {self.reveal()}"
-
-    def reveal(self) -> str:
-        """Say what was planted, and show the run's knobs from now on."""
-        self.run.alias, self._over, fault = None, True, self._case.fault
+        self.run.alias, self._over, fault = None, True, self._case.fault  # shows its knobs now
+        said = f"Right, at try {self.tries}." if right else f"Not {bottleneck} either."
         if fault.expected == "compute":
-            return f"It was healthy ({fault.name}): the device itself is the limit."
+            return f"{said} It was healthy ({fault.name}): the device itself is the limit."
         size = f"{self._case.amount:g} {fault.about}"
-        return f"Planted was {fault.name} ({size}): {fault.expected}."
+        return f"{said} Planted was {fault.name} ({size}): {fault.expected}."
 
     def __repr__(self) -> str:
         return f"Mystery({self.run!r})"

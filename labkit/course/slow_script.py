@@ -78,11 +78,8 @@ def slow_script(
 ) -> Run:
     """Run the deliberately slow training script with some of its bottlenecks fixed.
 
-    Args:
-        *fixes: Any of "data", "items", "copies", "launches", "precision", "memory"; none of them is
-            the script at its slowest. Others raise ValueError.
-        wait: As in `lk.run`, and so are `wandb` and `before`.
-        steps: Batches to train on; None leaves it to labkit.
+    `fixes` are names of `FIXES`, others raise ValueError; none of them is the script at its
+    slowest. `wait`, `wandb` and `before` are as in `lk.run`; `steps` are batches to train on.
     """
     with held():
         started = launch(SlowScript(fixes, steps), after=wandb_log.command(wandb))
@@ -97,8 +94,8 @@ def stages() -> list[SlowScript]:
 def same_training(run: Any, first: Any, tolerance: float = 0.02) -> None:
     """Raise AssertionError unless two runs of the script did the same work.
 
-    The same samples in the same order (a checksum of the pixels of the first batches), as many of
-    them, and the same loss in every step, to `tolerance` of it: 16-bit formats round.
+    As many samples in the same order (by a checksum of the first batches' pixels), and the same
+    loss in every step, to `tolerance` of it: 16-bit formats round.
     """
     for each in (run, first):
         if each.outcome != "finished" or not each.event("samples"):
@@ -120,10 +117,9 @@ def settings(
     that 16 bits do not make its kernels too small.
     """
     workers = max(2, min(cores, 8))  # with lean items eight workers feed any card
-    width, depth = (None, None) if gpu else (40, 5)
     return {
         "dataset": "jpeg", "io_ms": 0.0, "augment": 0, "image_px": 48, "model": "cnn",
-        "width": width, "depth": depth, "seconds": 100.0,
+        "width": None if gpu else 40, "depth": None if gpu else 5, "seconds": 100.0,
         # What is prefetched at the start is warm-up, of which a run leaves out a third at most
         "steps": steps or max(STEPS, 3 * PREFETCH * workers),
         "batch_size": 48 if gpu else 16,

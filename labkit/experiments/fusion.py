@@ -204,15 +204,17 @@ class Gain:
     predicted: float  # from the bytes as counted
     predicted_write_allocate: float  # where every write first reads
     measured: float | None  # median over the rounds; None where nothing could be compiled
-    doubt: str  # about what was measured
+    off: float | None  # measured over predicted
+    noisy: bool  # the rounds differ so much that the gain means little
+    past_cache: bool | None  # whether the arrays are well past it; None where unknown
 
     def __str__(self) -> str:
         said = f"{self.chain:12} {self.array_mib:9.4g} MiB an array: predicted {self.predicted:.2f}"
         said += f"x ({self.predicted_write_allocate:.2f}x with write-allocate), "
         if self.measured is None:
             return said + "not measured"
-        ratio = self.measured / self.predicted
-        return f"{said}measured {self.measured:.2f}x, ratio {ratio:.2f}{self.doubt}"
+        said += f"measured {self.measured:.2f}x, ratio {self.off:.2f}" + " NOISY" * self.noisy
+        return said + " (not past the last cache)" * (self.past_cache is False)
 
 
 def gains(measured: Any) -> list[Gain]:
@@ -223,10 +225,9 @@ def gains(measured: Any) -> list[Gain]:
         fused = next((p.values for p in measured.where("fused", chain=chain, mib=size)), {})
         facts = measured.one("arrays", chain=chain).values
         said = [predicted_gain(facts["reads"], facts["inputs"], cost) for cost in (1, 2)]
-        cached = size == facts["mib"] and facts.get("past cache") is False
-        doubt = " NOISY" * ((fused.get("spread") or 0) > NOISY)
-        doubt += " (not past the last cache)" * cached
-        found.append(Gain(chain, size, *said, fused.get("gain"), doubt))
+        past = facts.get("past cache") if size == facts["mib"] else None
+        gain, noisy = fused.get("gain"), (fused.get("spread") or 0) > NOISY
+        found.append(Gain(chain, size, *said, gain, gain and gain / said[0], noisy, past))
     return found
 
 
