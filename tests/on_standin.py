@@ -26,8 +26,7 @@ from labkit.bench.timeline import DeviceTimeline
 from labkit.course import faultset
 from labkit.course.task import all_tasks
 from labkit.experiments import device
-from labkit.process.events import EventLog
-from labkit.process.step_log import recover
+from labkit.process.events import EventLog, recover
 from labkit.results.record import Tail
 
 DEVICE = torch.device("cuda", 0)

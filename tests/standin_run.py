@@ -17,8 +17,7 @@ from labkit.bench.model_size import noise_batch
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import make_timeline
 from labkit.course import slow_faults
-from labkit.process.events import VERSION, EventLog
-from labkit.process.step_log import Drain
+from labkit.process.events import VERSION, Drain, EventLog
 from labkit.results.run import Run
 
 DECODE_MS, ARRAY_MS = 0.8, 0.02  # of one image, on a core of the machine that the card is in

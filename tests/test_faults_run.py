@@ -19,8 +19,7 @@ from planted import ALL, COUNT_NAME, QUICK, counted, no_tools_in, planted, wait_
 
 from labkit import load
 from labkit.process import family
-from labkit.process.events import now_ns
-from labkit.process.step_log import SLOT
+from labkit.process.events import SLOT, now_ns
 from labkit.results.launch import launch
 
 pytestmark = [

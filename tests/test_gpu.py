@@ -18,7 +18,7 @@ import labkit as lk
 from labkit.analysis.diagnosis import SHARED
 from labkit.course import faultset
 from labkit.experiments import EXPERIMENTS, Experiment
-from labkit.process import step_log
+from labkit.process import events as step_log
 from labkit.process.events import EventLog, now_ns
 from labkit.results.launch import launch
 from labkit.results.record import Tail

@@ -13,8 +13,7 @@ from labkit.bench.loop import Trainer
 from labkit.bench.model_size import plain_job
 from labkit.bench.models import GPT, Cache
 from labkit.bench.text import Text, counted, next_bytes, packed
-from labkit.process.events import EventLog
-from labkit.process.step_log import Drain, StepRing
+from labkit.process.events import Drain, EventLog, StepRing
 
 WAYS = lk.Pipeline.knobs["batching"].choices
 

@@ -15,8 +15,7 @@ from labkit.bench.formats import DTYPES, use_tf32
 from labkit.bench.models import adamw, make_model
 from labkit.bench.text import counted, next_bytes
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
-from labkit.process.events import now_ns
-from labkit.process.step_log import NO_TOKENS
+from labkit.process.events import NO_TOKENS, now_ns
 
 
 class Trainer:

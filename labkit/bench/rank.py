@@ -27,8 +27,7 @@ from labkit.bench import data, flops, machine, model_size, process, work
 from labkit.bench.loop import Trainer, train
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
-from labkit.process.events import VERSION, EventLog, now_ns
-from labkit.process.step_log import NO_DEVICE, NO_TOKENS, StepRing, line_of
+from labkit.process.events import NO_DEVICE, NO_TOKENS, VERSION, EventLog, StepRing, line_of, now_ns
 
 VOTE_EVERY = 4  # steps, at least, between two votes on whether the time is up
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from labkit.process.events import EventLog, now_ns
-from labkit.process.step_log import NO_TOKENS, SLOTS, WORDS, StepRing
+from labkit.process.events import NO_TOKENS, SLOTS, WORDS, EventLog, StepRing, now_ns
 
 # The thread's CPU clock is a system call: two readings cost a loop with cold caches 11 to 26 µs.
 # So it is read in every step that takes a few milliseconds, and in one of many shorter ones.

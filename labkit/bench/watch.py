@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.bench import lines, stack, their_loop
-from labkit.process.events import VERSION, EventLog, now_ns
-from labkit.process.step_log import NO_DEVICE, NO_TOKENS, line_of
+from labkit.process.events import NO_DEVICE, NO_TOKENS, VERSION, EventLog, line_of, now_ns
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
 TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -22,19 +23,17 @@ def hold(folder: Path, device: str, holder: dict, waiting: Callable[[str], None]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{re.sub('[^A-Za-z0-9-]', '_', device)}.lock"
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    deadline, told = time.monotonic() + PATIENCE_S, False
+    deadline, told = time.monotonic() + PATIENCE_S, ""
     while not try_lock(fd):
-        try:
+        other = "another run"
+        with contextlib.suppress(OSError, ValueError, KeyError):  # it has only just taken it
             who = json.loads(path.read_text())
             other = f"run {who['run']} (process {who['pid']}, started {who['since']})"
-        except (OSError, ValueError, KeyError):  # it has only just taken it
-            other = "another run"
         text = f"device {device} is in use by {other}"
         if time.monotonic() > deadline:
             raise DeviceBusy(f"{text}: stop that run or wait for it to end.")
         if not told:
-            waiting(text)
-        told = True
+            waiting(told := text)
         time.sleep(0.05)
     os.ftruncate(fd, 0)
     os.pwrite(fd, json.dumps(holder).encode(), 0)

@@ -1,15 +1,23 @@
-"""The event log: one JSON object per line, one `write()` per line, nothing ever rewritten.
+"""The event log, and steps on their way to it: one JSON object per line, one `write()` per line.
 
 Several processes append to the same file with O_APPEND: a kill can cost at most the line being
-written, which readers ignore. `t_ns` is on `time.perf_counter_ns`, which on Linux, macOS and
-Windows is one monotonic clock for all processes of the machine.
+written, which readers ignore. `t_ns` is on `time.perf_counter_ns`, one monotonic clock for all
+processes of the machine.
+
+Writing a line after every step costs a loop with cold caches 25 µs. So the loop only packs the
+step into a memory-mapped ring, which outlives a SIGKILL of its process; the supervisor drains the
+ring into the log twenty times a second, and once more when all is over. Standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import math
+import mmap
 import os
+import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +27,20 @@ FILE_NAME = "events.jsonl"
 SPEC_NAME = "spec.json"  # what the bench is asked to do
 RESERVE_NAME, RESERVE_BYTES = "reserve", 256 * 1024  # given up when the disk is full
 MOST_KEPT = 4 * 2**20  # bytes that wait for room on a full disk
+
+RING_NAME = "steps.ring"
+# 2.9 s of 1.4 ms steps: how long the draining process may be held up. A larger ring is cold when
+# the loop comes round to it: with 16,384 slots recording a step took 39 µs, with 2,048 12 µs.
+SLOTS = 2_048
+# A slot: copy start and end, busy start and end on the device (all 0 where it has none), then
+# number, 4 host stamps, samples, CPU time, loss, tokens and the real ones of them (both 0 where
+# there is no text), number again. A slot whose two numbers differ is
+# being written, or was when the end came.
+SLOT = struct.Struct("=4q7qd3q")
+WORDS = SLOT.size // 8
+NO_DEVICE = (0,) * 4
+NO_TOKENS = (0, 0)
+DRAIN_S = 0.05
 
 now_ns = time.perf_counter_ns
 
@@ -76,3 +98,95 @@ class EventLog:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+class StepRing:
+    """The loop's side: packs finished steps into the ring in `folder`."""
+
+    def __init__(self, folder: str | Path):
+        fd = os.open(os.path.join(folder, RING_NAME), os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            blank = bytes(SLOTS * SLOT.size)  # written, so that no page fault is left for the loop
+            if os.write(fd, blank) < len(blank):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), RING_NAME)
+            self.ring = mmap.mmap(fd, len(blank))
+        finally:
+            os.close(fd)
+        # Cold caches: storing nine words so takes a loop 4 µs, Struct.pack_into 7
+        self.words, self.reals = memoryview(self.ring).cast("q"), memoryview(self.ring).cast("d")
+
+    def add(
+        self, i: int, t: tuple, samples: int, loss: float, device: tuple = NO_DEVICE,
+        tokens: tuple = NO_TOKENS,
+    ) -> None:  # fmt: skip
+        """Record step `i`: its four host stamps, the device's copy and busy intervals; all ns."""
+        words, at = self.words, i % SLOTS * WORDS
+        words[at + 4] = i + 1
+        if device is not NO_DEVICE:
+            words[at], words[at + 1], words[at + 2], words[at + 3] = device
+        words[at + 5], words[at + 6], words[at + 7], words[at + 8] = t
+        words[at + 9], words[at + 10] = samples, 0
+        self.reals[at + 11] = loss
+        if tokens is not NO_TOKENS:
+            words[at + 12], words[at + 13] = tokens
+        words[at + 14] = i + 1
+
+
+class Drain:
+    """The other side: moves steps from the ring in `folder` to the event log."""
+
+    def __init__(self, folder: str | Path, log: EventLog):
+        self.path, self.log = Path(folder) / RING_NAME, log
+        self.ring: mmap.mmap | None = None
+        self.next = 1  # the number of the first step that is not in the log yet
+
+    def drain(self) -> None:
+        """Append the steps that have been finished since the last call."""
+        if self.ring is None:
+            with contextlib.suppress(OSError, ValueError), open(self.path, "rb") as file:
+                if os.fstat(file.fileno()).st_size == SLOTS * SLOT.size:
+                    self.ring = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        lines = []
+        while self.ring:
+            step = SLOT.unpack_from(self.ring, (self.next - 1) % SLOTS * SLOT.size)
+            if step[4] < self.next or step[4] != step[-1]:
+                break
+            if step[4] > self.next:  # overtaken: the ring went round
+                self.log.write("lost", steps=[self.next - 1, step[4] - 1])
+            lines.append(line_of(step))
+            self.next = step[4] + 1
+        if lines:
+            self.log.write_line("\n".join(lines))
+
+    def remove(self) -> None:
+        """Drain what is left and remove the ring. Call it once the loop's process is gone."""
+        self.drain()
+        self.ring = None
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        self.log.flush()  # on a full disk there may be room now
+
+
+def recover(folder: str | Path) -> None:
+    """Write the steps that a killed supervisor had not, and remove the ring."""
+    drain = Drain(folder, EventLog(folder))
+    for line in reversed((Path(folder) / FILE_NAME).read_bytes().split(b"\n")):
+        if line.startswith(b'{"event":"step"') and line.endswith(b"}"):
+            drain.next = json.loads(line)["i"] + 2
+            break
+    if drain.path.exists():
+        drain.log.write_line("")  # ends a line that was torn
+        drain.remove()
+
+
+def line_of(step: tuple) -> str:
+    """Return a slot of the ring as the line of JSON that the log holds."""
+    c0, c1, b0, b1, number, t0, t1, t2, t3, samples, cpu_ns, loss, tokens, real, _ = step
+    text = f"{loss:.9g}" if math.isfinite(loss) else "null"  # 9 digits: all of a float32; no NaN
+    read = f',"tokens":[{tokens},{real}]' if tokens else ""
+    cpu = f',"cpu":{cpu_ns}' if cpu_ns else ""
+    device = f',"copy":[{c0},{c1}],"busy":[{b0},{b1}]' if b1 else ""
+    return (
+        f'{{"event":"step","i":{number - 1},"t":[{t0},{t1},{t2},{t3}],'
+        f'"n":{samples},"loss":{text}{read}{cpu}{device}}}'
+    )

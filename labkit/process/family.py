@@ -1,8 +1,7 @@
 """The processes of a run, from start to end: who they are, how to end them, what they leave.
 
-A run's plan (`launch.json`) is there from its start to its end, and its supervisor holds a lock on
-it. A plan without a lock, whose kernel is gone too, is of a run that nobody was left to clear up
-after; the next run does. Standard library only: the supervisor imports this.
+A run's plan (`launch.json`) is there from start to end, locked by its supervisor. One without a
+lock, whose kernel is gone too, is cleared up after by the next run. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from labkit.process import step_log
 from labkit.process.device_lock import try_lock
-from labkit.process.events import FILE_NAME, RESERVE_NAME, EventLog
+from labkit.process.events import FILE_NAME, RESERVE_NAME, EventLog, recover
 
 PLAN_NAME = "launch.json"
 PAYLOADS = "*.pkl"  # the reader's own objects, on their way to a bench that ended before
@@ -60,29 +58,25 @@ def descendants(root: int) -> list[int]:
         state, parent = stat.rpartition(b")")[2].split()[:2]
         if state != b"Z":
             children.setdefault(int(parent), []).append(pid)
-    found, queue = [], [root]
-    while queue:
-        below = children.get(queue.pop(), [])
-        found += below
-        queue += below
-    return found
+    found = [root]
+    for pid in found:
+        found += children.get(pid, [])
+    return found[1:]
 
 
 def end_all(root: int, seen: set[int], deadline_s: float = 1.0) -> dict[int, int]:
     """SIGKILL all below `root`, cleaners at the deadline only; return {pid: wait status}."""
     deadline = time.monotonic() + deadline_s
     statuses: dict[int, int] = {}
-    while True:
-        alive = descendants(root)
+    while (alive := descendants(root)) and time.monotonic() < deadline + 0.5:  # hung in a driver
         seen.update(alive)
-        if not alive or time.monotonic() > deadline + 0.5:  # hung in a driver: nothing helps
-            return statuses | reap()
         for pid in alive:
             command = _read(pid, "cmdline")
             if time.monotonic() > deadline or not any(name in command for name in CLEANERS):
                 _kill(pid)
         time.sleep(0.003)
         statuses |= reap()
+    return statuses | reap()
 
 
 def reap() -> dict[int, int]:
@@ -122,22 +116,19 @@ def this_system() -> str:
 
 def exit_name(code: Any) -> str:
     """Name an exit code as Python counts them: negative ones are signals."""
-    if isinstance(code, int) and code < 0:
-        with contextlib.suppress(ValueError):
-            return signal.Signals(-code).name
-        return f"signal {-code}"
+    with contextlib.suppress(ValueError, TypeError):
+        return signal.Signals(-code).name
     return f"exit code {code}"
 
 
 def exists(pid: int) -> bool:
     """Whether there is a process `pid` (on Windows, where asking is not harmless: yes)."""
-    if sys.platform != "win32":
+    with contextlib.suppress(PermissionError):
         try:
-            os.kill(pid, 0)
+            if sys.platform != "win32":
+                os.kill(pid, 0)
         except ProcessLookupError:
             return False
-        except PermissionError:
-            pass
     return True
 
 
@@ -172,9 +163,8 @@ def clear(runs: Path) -> None:
 
 def end_marked(folder: str | os.PathLike) -> None:
     """SIGKILL every process that was started for the run in `folder`, wherever it went (Linux)."""
-    mark = f"{MARK}={folder}".encode()
     for pid, environment in _processes("environ"):
-        if mark in environment.split(b"\0"):
+        if f"{MARK}={folder}".encode() in environment.split(b"\0"):
             _kill(pid)
 
 
@@ -188,7 +178,7 @@ def clear_up(folder: Path, **how: Any) -> None:
     while time.monotonic() < deadline and any(map(exists, bench)):
         time.sleep(0.01)
     remove_segments(logged_pids(folder, "workers"))
-    step_log.recover(folder)
+    recover(folder)
     log = EventLog(folder)
     log.write("end", **how)
     log.close()
@@ -209,11 +199,7 @@ def remove_tools(folder: str | os.PathLike) -> None:
 
 
 def socket_folder(run: str | os.PathLike, bench_pid: int) -> Path:
-    """Return where a bench keeps its processes' sockets, so that a killed run's can be found.
-
-    Where the run's path is too long it is a short one. Left to itself multiprocessing makes a
-    temporary folder, which every killed process leaves behind.
-    """
+    """Return where a bench keeps its processes' sockets: else a killed one's would stay behind."""
     if len(os.fsencode(run)) + LONGEST_NAME <= LONGEST_PATH:
         return Path(run)
     return Path(os.environ.get("TMPDIR") or "/tmp") / f"labkit-{bench_pid}"

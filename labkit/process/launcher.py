@@ -1,9 +1,8 @@
 """Starting a run apart from the kernel: its folder, its supervisor, and the handle on both.
 
-**Standby.** From a click to the first step takes over a second, nearly all of it importing torch.
-So when a run has ended, an interactive kernel starts the processes of the next one: they import
-torch, touch no device, open no log, and wait ten minutes for an order. Each serves one run, as a
-cold start's do. `LABKIT_WARM=0` switches this off, `LABKIT_WARM=1` on, also in scripts.
+**Standby.** A cold start takes over a second, nearly all of it importing torch. So when a run has
+ended, an interactive kernel starts the processes of the next one, which import torch, touch no
+device and wait ten minutes. `LABKIT_WARM=0` switches this off, `LABKIT_WARM=1` on, also in scripts.
 """
 
 from __future__ import annotations
@@ -136,10 +135,10 @@ def starting(module: str = BENCH, after: list[str] | None = None) -> Iterator[Ha
         runs[:] = [handle for handle in runs if handle.alive()]
         family.clear(folders.home() / "runs")
         handle, _standby = _standby, None
-        if handle and not (module == BENCH and after is None and fits(handle)):
-            handle.discard()  # its import would disturb the run that starts now
-            handle = None
-        handle = handle or Handle(module, after)
+        if not (handle and module == BENCH and after is None and fits(handle)):
+            if handle:
+                handle.discard()  # its import would disturb the run that starts now
+            handle = Handle(module, after)
         try:
             yield handle
         except BaseException:
@@ -152,19 +151,14 @@ def stand_by(idle_s: float = IDLE_S, forced: bool = False) -> None:
     global _standby
     if not (forced or wanted()) or not _choosing.acquire(blocking=False):
         return
-    try:
+    with contextlib.ExitStack() as undo, contextlib.suppress(OSError):  # the next run will tell
+        undo.callback(_choosing.release)
         going = any(handle.process.poll() is None for handle in runs)
         if not (going or _standby or device_lock.any_held(folders.home() / "locks")):
             handle = Handle()
-            try:
-                handle.start(idle_s)
-                _standby = handle
-            except OSError:
-                handle.discard()
-    except OSError:  # a full disk: the next run will tell
-        pass
-    finally:
-        _choosing.release()
+            undo.callback(lambda: handle is _standby or handle.discard())
+            handle.start(idle_s)
+            _standby = handle
 
 
 def end_standby() -> None:

@@ -1,8 +1,7 @@
 """The supervisor: stands between the kernel and the bench, and leaves nothing behind.
 
-Standard library only and single-threaded: it starts in 0.04 s, needs 12 MB and is not held up by a
-GIL, a driver or a full pipe. The kernel talks to it through stdin: a line "go" hands a standby its
-run, "stop" asks for Stop, end of file means that the kernel is gone.
+Standard library only and single-threaded: no GIL, driver or full pipe holds it up. The kernel talks
+to it through stdin: "go" hands a standby its run, "stop" asks for Stop, end of file: it is gone.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from collections.abc import Callable
 from typing import Any
 
 from labkit.process import family
-from labkit.process.events import SPEC_NAME, EventLog
-from labkit.process.step_log import DRAIN_S, Drain
+from labkit.process.events import DRAIN_S, SPEC_NAME, Drain, EventLog
 
 GRACE_S = 1.0  # between asking the bench to stop and killing it
 GRACE_WITHOUT_KERNEL_S = 0.2
+GONE = "kernel gone"
 HEAD_BYTES, TAIL_BYTES = 512 * 1024, 64 * 1024  # kept of what the bench prints
 
 LINUX = sys.platform == "linux"
@@ -88,7 +87,7 @@ class Supervisor:
             # become the parent of every descendant whose parent dies, double forks included
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._watch(sys.stdin.fileno(), self._listen)
-        self._watch_pid(self.plan["kernel_pid"], lambda: self.stop("kernel gone"))
+        self._watch_pid(self.plan["kernel_pid"], lambda: self.stop(GONE))
         why = self._start_all()
         if not self._wait_for_run():
             self._clean_up()
@@ -106,26 +105,23 @@ class Supervisor:
         if self.cause == "disk full":
             why = f"the event log could not be written: {log.error}"
         code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
-        log.write(
-            "end", stop=None if why else self.cause, code=code, **({"why": why} if why else {})
-        )
+        log.write("end", **({"stop": None, "why": why} if why else {"stop": self.cause}), code=code)
         family.remove_tools(self.folder)
         if not log.flush():
             sys.exit(f"labkit: the event log could not be written: {log.error}")
-        if self.plan["after"] and self.bench and self.cause != "kernel gone":
-            path = os.path.join(self.folder, "after.log")
-            with contextlib.suppress(OSError), open(path, "wb") as out:  # with its service's keys
+        if self.plan["after"] and self.bench and self.cause != GONE:  # with its service's keys
+            with contextlib.suppress(OSError), open(f"{self.folder}/after.log", "wb") as out:
                 self._popen(self.plan["after"], out, None, subprocess.DEVNULL)
 
     def stop(self, cause: str) -> None:
         """Ask the bench to end; it is killed when its grace is over."""
-        if self.cause is None:
-            self.cause = cause
-            grace = GRACE_WITHOUT_KERNEL_S if cause == "kernel gone" else GRACE_S
-            self.kill_at = time.monotonic() + grace
-            if self.bench and self.status is None:
-                with contextlib.suppress(OSError):
-                    os.kill(self.bench.pid, signal.SIGINT)
+        if self.cause is not None:
+            return
+        self.cause = cause
+        self.kill_at = time.monotonic() + (GRACE_WITHOUT_KERNEL_S if cause == GONE else GRACE_S)
+        if self.bench and self.status is None:
+            with contextlib.suppress(OSError):
+                os.kill(self.bench.pid, signal.SIGINT)
 
     def _start_all(self) -> str | None:
         """Start bench and telemetry; return why that cannot be done, if it cannot."""
@@ -137,7 +133,7 @@ class Supervisor:
         except OSError as error:
             return f"could not start Python: {error}"
         for name in ("stdout", "stderr"):
-            path = os.path.join(self.folder, f"bench.{name}")
+            path = f"{self.folder}/bench.{name}"
             self.outputs.append(output := Output(getattr(self.bench, name).fileno(), path))
             # nothing to be read: the pipe is closed
             self._watch(output.fd, lambda o=output: o.read() or self.selector.unregister(o.fd))
@@ -178,7 +174,7 @@ class Supervisor:
                     pipe.close()
         if not data:
             self.selector.unregister(sys.stdin.fileno())
-            self.stop("kernel gone")
+            self.stop(GONE)
         elif b"stop" in data:
             self.stop("asked")
 
@@ -188,7 +184,7 @@ class Supervisor:
         for key, _ in self.selector.select(max(0.0, left)):
             key.data()
         if not LINUX and os.getppid() != self.plan["kernel_pid"]:
-            self.stop("kernel gone")
+            self.stop(GONE)
         if self.bench and self.status is None:
             self.status = family.reap().get(self.bench.pid)
 
@@ -227,15 +223,14 @@ def supervise_on_windows(folder: str) -> None:
     plan, lock = family.plan_of(folder)
     log, cause, kill_at = EventLog(folder), [], float("inf")
     env, none = family.without_keys(os.environ) | {family.MARK: folder}, subprocess.DEVNULL
-    steps, started = Drain(folder, log), []
+    steps, started, group = Drain(folder, log), [], subprocess.CREATE_NEW_PROCESS_GROUP
 
     def listen() -> None:
-        cause.append("asked" if "stop" in sys.stdin.readline() else "kernel gone")
+        cause.append("asked" if "stop" in sys.stdin.readline() else GONE)
 
     threading.Thread(target=listen, daemon=True).start()
     for name in ("bench", "telemetry"):
         with open(os.path.join(folder, f"{name}.stderr"), "wb") as out:
-            group = subprocess.CREATE_NEW_PROCESS_GROUP
             command = [*plan[name], str(os.getpid())]
             started.append(subprocess.Popen(command, stdin=none, stdout=out, stderr=out,
                                             cwd=folder, env=env, creationflags=group))  # fmt: skip
@@ -255,7 +250,7 @@ def supervise_on_windows(folder: str) -> None:
     log.write("end", stop=cause[0] if cause else None, code=code)
     lock.close()  # Windows removes no open file
     family.remove_tools(folder)
-    if plan["after"] and cause != ["kernel gone"]:
+    if plan["after"] and cause != [GONE]:
         subprocess.Popen(plan["after"], cwd=folder, stdin=none)
 
 
