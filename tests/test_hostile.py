@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 import labkit as lk
 from labkit.__main__ import main
 from labkit.experiments import Experiment
-from labkit.process import device_lock
 from labkit.process import family as processes
 from labkit.results import record
 from labkit.results.launch import launch
@@ -196,7 +195,7 @@ def test_a_name_stays_inside_its_folder(tmp_path_factory, name):
     for text in (name, f"../{name}", str(root / "secret")):
         with pytest.raises((ValueError, LookupError)):
             lk.recorded(text, folder=root / "records")
-    os.close(device_lock.hold(root / "locks", name, {}, waiting=lambda text: None))
+    os.close(processes.hold(root, name, "", waiting=lambda text: None))
     (made,) = (root / "locks").iterdir()
     assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}\.lock", made.name)
     made.unlink()

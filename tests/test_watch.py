@@ -22,7 +22,7 @@ import labkit as lk
 from labkit.analysis.outside_verdict import judge
 from labkit.bench import their_loop
 from labkit.bench import watch as recording
-from labkit.bench.outside import Sample
+from labkit.bench.telemetry import Sample
 from labkit.show import watching
 from labkit.show.script import watch_script
 from labkit.show.watching import watch

@@ -25,7 +25,7 @@ MEANS = {"main_cores": "main", "main_runs": "main_runs", "worker_cores": "worker
 
 
 def judge(samples: list[Any]) -> dict[str, Any]:
-    """Name the bottleneck as far as the samples of `labkit.bench.outside` reach.
+    """Name the bottleneck as far as the samples of `labkit.bench.telemetry` reach.
 
     The confidence is "low", "medium", or "none" where it is unsure; with it come the means behind
     it: cores used, and the shares of time in which the script and its workers had work for one.

@@ -1,7 +1,4 @@
-"""The bench's datasets, their image files, the loader that feeds the loop, and its items' times.
-
-Images travel as uint8 and become floats on the device: a quarter of the bytes.
-"""
+"""The bench's datasets (images as uint8), their files, their loader, and its items' times."""
 
 from __future__ import annotations
 
@@ -160,9 +157,6 @@ def loader_settings(job: Any) -> dict[str, Any]:
     return {name: getattr(job, name) for name in names} | care
 
 
-# -- what an item costs to prepare, told by the processes that prepare it --------------------------
-
-
 class ItemTimes:
     """Tells CPU time, true waiting and standing in line for a core apart, in any one process."""
 
@@ -254,9 +248,6 @@ def collated(batch: Any) -> Any:
 
 def _us(ns: int) -> float:
     return round(ns / 1e3, 1)
-
-
-# -- the files: procedural, seeded, distinct, made once and kept in the cache ----------------------
 
 
 def draw_image(index: int, px: int) -> np.ndarray:

@@ -1,14 +1,12 @@
 """What a training step has to compute and to move, counted on the meta device: nothing is run.
 
-FLOPs are those of matrix products, convolutions and attention by `torch.utils.flop_counter`'s
-formulas (2 a multiply-add), forward and backward: the model's own, nothing that a run repeats or
-wastes (Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", JMLR 24, 2023, app. B).
+FLOPs are the model's own by `torch.utils.flop_counter`'s formulas (2 a multiply-add), forward and
+backward (Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", JMLR 24, 2023, app. B).
 
-Bytes are a lower bound of a step's traffic, each array moved as rarely as can be: weights W read by
-forward and by backward, gradients G written, activations A that autograd keeps (input included)
-written and read; then an update reads W, G and the optimizer's state S and writes W and S. In all
-2 W + G + 2 A + (2 W + G + 2 S) / accumulation_steps. W, G and S are the model states of Rajbhandari
-et al., "ZeRO", SC 2020, section 3.1. Reading a temporary, or an activation twice, comes on top.
+Bytes are a lower bound of a step's traffic: weights W read by forward and by backward, gradients G
+written, activations A that autograd keeps (input included) written and read; then an update reads
+W, G and the optimizer's state S and writes W and S: 2 W + G + 2 A + (2 W + G + 2 S) /
+accumulation_steps. W, G and S are the model states of Rajbhandari et al., "ZeRO", SC 2020, 3.1.
 """
 
 from __future__ import annotations
@@ -76,15 +74,15 @@ def count(
 ) -> dict[str, Any]:  # fmt: skip
     """Count what `train(model)`, a forward and a backward pass, takes on a copy without numbers.
 
-    `state` is the optimizer's numbers for each weight, `every` the passes to an update, `half`
-    whether autocast (which the meta device does not do) halves the activations.
+    `state`: the optimizer's numbers for each weight; `every`: passes to an update; `half`: whether
+    autocast, which the meta device does not do, halves the activations.
     """
     while type(model).__name__ in WRAPPERS:
         model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
     empty = {id(p): torch.nn.Parameter(_empty(p), p.requires_grad) for p in model.parameters()}
     empty |= {id(b): _empty(b) for b in model.buffers()}
-    lookers = (getattr(model, name) for name in HOOKS)  # a recorder's, with all it holds
-    empty |= {id(hooks): OrderedDict() for hooks in lookers}
+    # a recorder's hooks, with all they hold
+    empty |= {id(getattr(model, name)): OrderedDict() for name in HOOKS}
     meta = copy.deepcopy(model, empty)  # what is in there already is not copied
     alone, counter = torch.random.fork_rng([]), FlopCounterMode(display=False)
     with alone, Yes(), counter, kept_for_backward(meta) as kept, fused_attention(kept):
@@ -102,8 +100,8 @@ def count(
 
 
 def _empty(tensor: torch.Tensor) -> torch.Tensor:
-    shape, strides = tuple(tensor.shape), tensor.stride()
-    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
+    shape, strides, dtype = tuple(tensor.shape), tensor.stride(), tensor.dtype
+    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
 @contextlib.contextmanager
@@ -127,11 +125,10 @@ def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 
 
 def write_work(trainer: Any, log: EventLog, only_known: bool = False) -> bool:
-    """Write the `work` event: what a step of the trainer's job takes. Never ends the run.
+    """Write the `work` event: what a step takes; return False where it would have to be counted.
 
-    The meta device's kernels are in Python and import the compiler, a second: so it is counted when
-    a first run is over, and `only_known` in later ones of the same model and batch. Return whether
-    it is written, or cannot be.
+    Counting imports the compiler, a second: so it is done when a first run is over. Later ones of
+    the same model and batch ask for what is `only_known`. Never ends the run.
     """
     job, shadow = trainer.job, copy.copy(trainer)
     sizes = sum(p.numel() for p in trainer.model.parameters()), job.batch_size, trainer.device.type
@@ -179,11 +176,7 @@ def _write_or_why(log: EventLog, counted: Callable[[], tuple]) -> None:
 
 
 class FirstCall:
-    """Sees the first training call of a user's model, and counts what that takes on a copy.
-
-    Of the loop it costs one look at the call's shapes; the counting is off its clock. A loop that
-    calls the model several times for a batch needs so many times as much.
-    """
+    """Sees the shapes of a user's model's first training call; counts on a copy what it takes."""
 
     def __init__(self, model: torch.nn.Module):
         self.model, self.given = model, None
@@ -217,9 +210,6 @@ class FirstCall:
             return found | {"samples": samples or rows, "precision": kind}, device
 
         _write_or_why(log, counted)
-
-
-# -- the measured roof -----------------------------------------------------------------------------
 
 
 def _place_of(device: torch.device) -> Path:

@@ -55,10 +55,7 @@ class Timer:
         self.random = random.Random(now_ns())  # our own: no number of the user's is drawn
 
     def arm(self, period_s: float) -> None:
-        """Signal once, in 0.5 to 1.5 periods: even ones would keep step with the scheduler.
-
-        Once, so that signals never come faster than they are handled. It costs 36 µs in a loop.
-        """
+        """Signal once, in 0.5 to 1.5 periods: even ones would keep step with the scheduler."""
         after = int(period_s * (0.5 + self.random.random()) * 1e9)
         self.c.timer_settime(self.id, 0, ctypes.byref((ctypes.c_long * 4)(0, 0, 0, after)), None)
 
@@ -68,10 +65,7 @@ class Timer:
 
 
 class Sampler:
-    """Samples this process's main thread between `start` and `stop`, both called from it.
-
-    It writes to the log in `folder` now and then, as the process may be killed.
-    """
+    """Samples this process's main thread between `start` and `stop`; writes to the log itself."""
 
     def __init__(self, folder: Any, collate: tuple[str, int] | None, until_gone: str = ""):
         """`collate` is where the collate function stands; it stops once `until_gone` is deleted."""

@@ -1,8 +1,4 @@
-"""Describe what is here, and the memory a run takes or may take.
-
-`python -m labkit.bench.machine` prints it as JSON; the bench writes the same into every run.
-A value that cannot be read is None.
-"""
+"""Describe what is here (`python -m labkit.bench.machine`), and the memory a run may take."""
 
 from __future__ import annotations
 
@@ -170,9 +166,6 @@ def cache_bytes(device: torch.device) -> dict[str, int]:
 
 def _gib(size_bytes: int) -> float:
     return round(size_bytes / 2**30, 2)
-
-
-# -- memory ----------------------------------------------------------------------------------------
 
 
 def peak_bytes(device: torch.device) -> int:

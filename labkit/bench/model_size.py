@@ -50,10 +50,7 @@ def size_of_input(job: Any) -> int:
 
 
 def kept_depth(model: str, width: int, size: int, device: torch.device) -> int:
-    """Return the depth at which a step takes about `STEP_MS`: found before, or now and kept.
-
-    `size` is the images' edge, or of text the context.
-    """
+    """Return the depth at which a step takes about `STEP_MS`: found before, or now and kept."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     path = kept_in and kept_in / "depths" / f"{name} {model} {width} {size}.txt"
     if path and path.exists():

@@ -144,11 +144,7 @@ class GPT(nn.Module):
 
 
 def packed(layer: nn.Linear, weights: str, on_cpu: bool) -> nn.Linear:
-    """Store a layer's `weights` (int8, or as they are) as the fastest kernel reads them; return it.
-
-    On a CPU blocked, as torch.compile's freezing has them: MKL and plain oneDNN reorder the weights
-    in every call, or read them at half of the bandwidth.
-    """
+    """Return a layer with its `weights` (int8, or as they are) as the fastest kernel reads them."""
     weight, bias = layer.weight.data, layer.bias.data
     if weights == "int8":
         scale = weight.abs().amax(1) / 127  # one for each output

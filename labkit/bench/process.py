@@ -57,10 +57,7 @@ def wait_for_run() -> None:
 def serve(
     folder: Path, work: Callable[[dict, Path, EventLog], int | None], place: str = ""
 ) -> None:
-    """Do `work(spec, folder, log)` of a run, write how it ended in `place`; never returns.
-
-    The exit code is what the work returns; None, of work that was done, is 0.
-    """
+    """Do `work(spec, folder, log)`, write how it ended in `place`; exit with its code, or 0."""
     faulthandler.enable()
     (folder / place).mkdir(exist_ok=True)
     log, code = EventLog(folder / place), 1

@@ -1,8 +1,4 @@
-"""What is measured once a run is over: its x-ray, other settings of its step, a batch's handoff.
-
-The profiler makes a step up to two thirds longer, and while it starts the loader fills its queues.
-So the steps it watches come after the last measured one and enter no statistics.
-"""
+"""What is measured behind a run's last step: its x-ray, its step's other settings, a handoff."""
 
 from __future__ import annotations
 
@@ -23,6 +19,7 @@ from torch.autograd.profiler import record_function
 
 from labkit.bench import formats, machine
 from labkit.bench.process import worker_dies_with_bench
+from labkit.bench.user_dataset import mapped
 from labkit.process.events import EventLog, now_ns
 
 FILE_NAME = "xray.json.gz"
@@ -70,11 +67,10 @@ def keep_time(job: Any) -> None:
 
 def look(trainer: Any, batches: Iterator, job: Any, steps: int, folder: Path, log: Any) -> None:
     """Write the `xray` event, or `no_xray` and why there is none. Never ends the run."""
-    if not job.xray:
-        log.write("no_xray", why="it was switched off, or the run is too short for it")
-        return
-    if steps < MIN_STEPS:
-        log.write("no_xray", why=f"the run had {steps} steps, an x-ray needs {MIN_STEPS}")
+    if not job.xray or steps < MIN_STEPS:
+        short = f"the run had {steps} steps, an x-ray needs {MIN_STEPS}"
+        off = "it was switched off, or the run is too short for it"
+        log.write("no_xray", why=short if job.xray else off)
         return
     try:
         loaded = next(batches)
@@ -116,9 +112,6 @@ def _recorded(trainer: Any, batches: Iterator, active: int) -> Any:
             trainer.after_step()  # its kernels, if any, are none of the step's compute
         machine.finish(trainer.device)  # its kernels must be in the trace
     return recorded
-
-
-# -- what the compute was made of ------------------------------------------------------------------
 
 
 class Op(NamedTuple):
@@ -197,9 +190,6 @@ def _fusible_ns(ops: list[Op]) -> int:
     return saved
 
 
-# -- the same step with other settings -------------------------------------------------------------
-
-
 def other_settings(trainer: Any, images: Any, labels: torch.Tensor) -> dict[str, float | None]:
     """Time one step's compute as it is, with twice the batch, and in BF16, in turn; then compare.
 
@@ -208,7 +198,7 @@ def other_settings(trainer: Any, images: Any, labels: torch.Tensor) -> dict[str,
     asked = trainer.job.precision
     kinds = {"plain": (images, labels, asked)}
     if not (trainer.job.compile or hasattr(trainer.model, "_orig_mod")):  # it would compile anew
-        kinds["double"] = (doubled(images), doubled(labels), asked)
+        kinds["double"] = (*mapped((images, labels), doubled), asked)
         if asked == "fp32" and not formats.lacks("bf16", trainer.device):
             kinds["bf16"] = (images, labels, "bf16")
     times: dict[str, list[float]] = {name: [] for name in kinds}
@@ -239,13 +229,9 @@ def other_settings(trainer: Any, images: Any, labels: torch.Tensor) -> dict[str,
     }
 
 
-def doubled(batch: Any) -> Any:
-    """Return a batch with each of its tensors, however deep in lists and dicts, twice."""
-    if torch.is_tensor(batch):
-        return torch.cat([batch, batch])
-    if isinstance(batch, dict):
-        return {name: doubled(part) for name, part in batch.items()}
-    return type(batch)(map(doubled, batch)) if isinstance(batch, (list, tuple)) else batch
+def doubled(part: Any) -> Any:
+    """Return what is in a batch of twice the size."""
+    return torch.cat([part, part]) if torch.is_tensor(part) else part
 
 
 def _timed(trainer: Any, images: Any, labels: torch.Tensor, precision: str) -> float:
@@ -261,9 +247,6 @@ def _timed(trainer: Any, images: Any, labels: torch.Tensor, precision: str) -> f
         return clock() - start
     finally:
         trainer.job.precision = asked
-
-
-# -- handing over a batch --------------------------------------------------------------------------
 
 
 class Ready(torch.utils.data.Dataset):
@@ -291,15 +274,14 @@ class Ready(torch.utils.data.Dataset):
 def hand_over(batch: tuple[torch.Tensor, ...], steps: int, log: EventLog, trainer: Any) -> None:
     """Write the `handoff` event, or why there is none. Never ends the run.
 
-    One worker hands over ready batches, each taken right behind a step, as in a run that is fed:
-    at rest, taking one costs up to five times as much.
+    Batches are taken right behind a step: at rest, taking one costs up to five times as much.
     """
     if steps < HANDOFF_MIN_STEPS:
         return
-    # a device of its own leaves the host's caches as they are
-    on_cpu = trainer is not None and trainer.device.type == "cpu"
+    if trainer is not None and trainer.device.type != "cpu":
+        trainer = None  # a device of its own leaves the host's caches as they are
     try:
-        log.write("handoff", **_handoff_costs(batch, trainer if on_cpu else None))
+        log.write("handoff", **_handoff_costs(batch, trainer))
     except Exception as error:  # the run itself is complete: its numbers stand
         log.write("no_handoff", why=f"{type(error).__name__}: {str(error)[:300]}")
 

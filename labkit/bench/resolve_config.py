@@ -1,7 +1,4 @@
-"""From what was asked for to what this device can do: the job, and what was not applied and why.
-
-A knob that cannot act here is changed to what will really run and reported; never ignored.
-"""
+"""From what was asked for to what this device can do: the job, and what was not applied and why."""
 
 from __future__ import annotations
 
@@ -18,17 +15,14 @@ from typing import Any
 import torch
 
 from labkit.bench import formats, machine, model_size
-from labkit.process.device_lock import hold
+from labkit.process.family import hold
 from labkit.spec import GRAPH_MODES, automatic, compiler
 
 
 def resolve_config(
     asked: dict[str, Any], device: torch.device, own_model: bool = True, here: bool = True
 ) -> tuple[SimpleNamespace, dict[str, str]]:
-    """Return the job (every knob with its final value) and {knob: why it was not applied}.
-
-    Of a device that is not here nothing is asked: its job is as it was asked for.
-    """
+    """Return the job (every knob's final value) and {knob: why it was not applied}."""
     job = SimpleNamespace(**asked)
     job.device = str(device)
     for name, value in automatic(job.dataset, job.num_workers).items():
@@ -104,9 +98,8 @@ def resolve_elsewhere(asked: dict[str, Any], cache: Path) -> dict[str, Any]:
     sized = device.type == "cpu" or None not in (asked["width"], asked["depth"])
     if here and not sized:  # it may have to be timed
         model_size.kept_in = cache
-        holder = {"run": "lk.script", "pid": os.getpid(), "since": "just now"}
         uuid = machine.describe(device).get("uuid") or device.type
-        hold(cache / "locks", uuid, holder, waiting=lambda _: None)
+        hold(cache, uuid, "lk.script", waiting=lambda _: None)
     job, not_applied = resolve_config(asked, device, own_model=here, here=here)
     threads = torch.get_num_threads() if device.type == "cpu" else None
     return {"job": vars(job), "not_applied": not_applied, "threads": threads}

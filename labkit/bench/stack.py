@@ -1,7 +1,4 @@
-"""What a sampled stack says: whose code it is in, which line of it, and what kind of work that is.
-
-Nothing of the user's is run to find out: names are looked up, sources read, properties left alone.
-"""
+"""What a sampled stack says: whose code it is in, which line, what work. It runs no user's code."""
 
 from __future__ import annotations
 

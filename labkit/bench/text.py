@@ -78,10 +78,7 @@ class Text(Dataset):
         return round((lengths**2).sum() / lengths.sum()), lengths.mean()
 
     def survey(self, job: Any) -> dict[str, dict[str, float]]:
-        """Return what an average batch holds, per way of batching: so that all can be predicted.
-
-        Documents, tokens, real ones, and the sum of rows' squares, from the lengths alone.
-        """
+        """Return what an average batch of each way of batching holds, from the lengths alone."""
         found, lengths = {}, self.lengths
         for batching in KNOBS["batching"].choices:
             way = copy.copy(self)
@@ -150,10 +147,7 @@ class Ordered(EndlessShuffle):
 
 
 def packed(pool: list[int], lengths: list[int], context: int) -> list[list[int]]:
-    """Return rows of whole documents: the longest left, then whatever else fits, longest first.
-
-    `pool` is sorted by length.
-    """
+    """Return rows of whole documents of a sorted `pool`: the longest left, then what else fits."""
     left, sizes, rows = list(pool), [lengths[index] for index in pool], []
     while left:
         row, room = [], context

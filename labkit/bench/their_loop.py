@@ -185,9 +185,6 @@ def find_device(torch: Any) -> Any:
     return torch.device("mps" if mps else "cpu")
 
 
-# -- what a loop keeps from step to step: variables that grow, losses that keep their graph --------
-
-
 class Growth:
     """Looks at the variables of a loop now and then, and remembers how large they were at first."""
 

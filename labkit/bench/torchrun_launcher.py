@@ -12,12 +12,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from labkit.bench import process
-from labkit.process import device_lock, family
+from labkit.process import family
 from labkit.process.events import FILE_NAME, EventLog
 
 LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "Broken pipe")
@@ -71,9 +70,8 @@ def hold_devices(spec: dict, log: EventLog) -> None:
         # asked in another process: this one takes no memory on the cards
         asked = [sys.executable, "-c", CARDS.format(spec["ranks"])]
         names = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
-    holder = {"run": spec["run"], "pid": os.getpid(), "since": time.strftime("%H:%M:%S")}
     for name in sorted(names):
-        device_lock.hold(Path(spec["cache"]) / "locks", name, holder, waiting=log.stage)
+        family.hold(Path(spec["cache"]), name, spec["run"], waiting=log.stage)
 
 
 def name_the_failed(failures: dict[int, Any], folder: Path, log: EventLog) -> None:

@@ -20,10 +20,7 @@ def _add3(a, b, c, d, n, BLOCK: tl.constexpr):
 
 
 def add3(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """Return a + b + c; all contiguous, of one shape, one dtype and on one device.
-
-    Raises ValueError where they are not: the kernel would read what is not theirs.
-    """
+    """Return a + b + c; raises ValueError unless contiguous, of one shape, dtype and device."""
     for x in (a, b, c):
         if x.shape != a.shape or x.dtype != a.dtype or x.device != a.device:
             raise ValueError("add3 needs three tensors of one shape, dtype and device")

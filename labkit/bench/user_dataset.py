@@ -116,19 +116,14 @@ class NamesTheItem(Dataset):
 
 def knobs_of(job: SimpleNamespace, order: dict[str, Any]) -> dict[str, Any]:
     """Return the knobs that act on the reader's parts."""
-    return {
-        n: getattr(job, n) for n in (*KNOBS, *(STEP_KNOBS if "model" in order["parts"] else ()))
-    }
+    names = KNOBS + (tuple(STEP_KNOBS) if "model" in order["parts"] else ())
+    return {name: getattr(job, name) for name in names}
 
 
 def own_step(
     parts: dict[str, Any], job: SimpleNamespace, batch: Callable[[], Any]
 ) -> SimpleNamespace:
-    """Return what stands where the bench has its Trainer: the reader's step, or nothing.
-
-    Layout, compilation and a fused update are set on the reader's model and optimizer in place, so
-    that they act also where the step has these from elsewhere.
-    """
+    """Return what stands where the bench has its Trainer: the reader's step, or nothing."""
     device, step = torch.device(job.device), parts["step"]
     model, optimizer = parts["model"], parts["optimizer"]
     job.xray = job.xray and step is not None
@@ -136,8 +131,7 @@ def own_step(
         model = model().to(device)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer(model.parameters())
-    several = step is not None and _takes(step) > 1
-    given = (model, optimizer) if several else ()
+    given = (model, optimizer) if step is not None and _takes(step) > 1 else ()
 
     def compute(batch: Any, _counted: torch.Tensor, update: bool) -> torch.Tensor:
         if step is None:
@@ -251,15 +245,19 @@ class Batches:
                 )
 
 
-def _leaves(batch: Any) -> Iterator[Any]:
-    """Yield what is in a batch, however deep in tuples and mappings."""
+def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a batch with `change` made to what is in it, however deep in tuples and mappings."""
     if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, (list, tuple)):
-        for part in batch:
-            yield from _leaves(part)
-    else:
-        yield batch
+        return {name: mapped(part, change) for name, part in batch.items()}
+    if not isinstance(batch, (list, tuple)):
+        return change(batch)
+    parts = [mapped(part, change) for part in batch]
+    return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+
+
+def _leaves(batch: Any) -> list[Any]:
+    mapped(batch, (found := []).append)
+    return found
 
 
 class ByValue(Dataset):

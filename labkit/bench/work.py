@@ -1,7 +1,4 @@
-"""Do what a spec asks for: take the device, then measure an experiment or train a pipeline.
-
-All that a pipeline needs is imported here at the top, so that a standby has it when its run comes.
-"""
+"""Do what a spec asks for: take the device, then measure an experiment or train a pipeline."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ import contextlib
 import gc
 import importlib
 import multiprocessing
-import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +15,8 @@ from labkit.bench.flops import write_work
 from labkit.bench.loop import Trainer, train
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import make_timeline
-from labkit.process.device_lock import hold
 from labkit.process.events import EventLog
+from labkit.process.family import hold
 
 
 def do(spec: dict, folder: Path, log: EventLog) -> None:
@@ -33,8 +28,7 @@ def do(spec: dict, folder: Path, log: EventLog) -> None:
     here = machine.describe(device) | {"unused_gpu": machine.unused_gpu()}
     log.write("machine", **here)
     cache = model_size.kept_in = Path(spec["cache"])
-    holder = {"run": spec["run"], "pid": os.getpid(), "since": time.strftime("%H:%M:%S")}
-    hold(cache / "locks", here.get("uuid") or device.type, holder, waiting=log.stage)
+    hold(cache, here.get("uuid") or device.type, spec["run"], waiting=log.stage)
     if "experiment" in spec:
         from labkit.bench.workbench import perform  # a tenth of a second
 

@@ -72,9 +72,8 @@ class Workbench:
              launches: int | None = None, **case: Any) -> float:  # fmt: skip
         """Time `work`, write the raw times, return the median in seconds.
 
-        On `torch.utils.benchmark`: warmed up, repeated until the IQR is a tenth of the median, but
-        for 4 `min_time_s` at the longest. `flops` and `bytes` are what one call does by the
-        caller's formula, `launches` how many operations it gives a GPU.
+        Warmed up, repeated until the IQR is a tenth of the median, for 4 `min_time_s` at the most.
+        `flops` and `bytes` are what one call does, `launches` how many operations it gives a GPU.
         """
 
         def given() -> None:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from labkit.process.device_lock import try_lock
 from labkit.process.events import FILE_NAME, RESERVE_NAME, EventLog, recover
 
 PLAN_NAME = "launch.json"
+PATIENCE_S = 20.0  # how long a run waits for another one's device before it gives up
 PAYLOADS = "*.pkl"  # the reader's own objects, on their way to a bench that ended before
 LONGEST_PATH = 107  # bytes of a Unix socket's path
 LONGEST_NAME = 20  # bytes of a slash and its name in the folder
@@ -139,9 +140,6 @@ def remove_segments(pids: set[int]) -> None:
             path.unlink()
 
 
-# -- what is left where a supervisor was killed ----------------------------------------------------
-
-
 def plan_of(folder: str | os.PathLike) -> tuple[dict[str, Any], IO]:
     """Read the plan of a run and lock it; return both. The lock holds while the file is open."""
     file = open(os.path.join(folder, PLAN_NAME), encoding="utf-8")
@@ -203,3 +201,60 @@ def socket_folder(run: str | os.PathLike, bench_pid: int) -> Path:
     if len(os.fsencode(run)) + LONGEST_NAME <= LONGEST_PATH:
         return Path(run)
     return Path(os.environ.get("TMPDIR") or "/tmp") / f"labkit-{bench_pid}"
+
+
+class DeviceBusy(RuntimeError):
+    """Another run has the device."""
+
+
+def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> int:
+    """Take the lock of a GPU's UUID, or "cpu", for as long as any process of the run lives.
+
+    One run per device at a time: two at once would measure each other.
+    """
+    folder = cache / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{re.sub('[^A-Za-z0-9-]', '_', device)}.lock"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    deadline, told = time.monotonic() + PATIENCE_S, ""
+    while not try_lock(fd):
+        other = "another run"
+        with contextlib.suppress(OSError, ValueError, KeyError):  # it has only just taken it
+            who = json.loads(path.read_text())
+            other = f"run {who['run']} (process {who['pid']}, started {who['since']})"
+        text = f"device {device} is in use by {other}"
+        if time.monotonic() > deadline:
+            raise DeviceBusy(f"{text}: stop that run or wait for it to end.")
+        if not told:
+            waiting(told := text)
+        time.sleep(0.05)
+    os.ftruncate(fd, 0)
+    holder = {"run": run, "pid": os.getpid(), "since": time.strftime("%H:%M:%S")}
+    os.pwrite(fd, json.dumps(holder).encode(), 0)
+    return fd
+
+
+def any_held(folder: Path) -> bool:
+    """Whether a run of this user, in any kernel, has a device."""
+    for path in folder.glob("*.lock"):
+        with open(path, "rb+") as file:
+            if not try_lock(file.fileno()):
+                return True
+    return False
+
+
+def try_lock(fd: int) -> bool:
+    """Lock the open file, until it is closed everywhere; return False where another has it."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            os.lseek(fd, 4096, os.SEEK_SET)  # past the text, which others read
+            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True

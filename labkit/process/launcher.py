@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from labkit.process import device_lock, family, folders
+from labkit.process import family, folders
 from labkit.process.events import RESERVE_BYTES, RESERVE_NAME, SPEC_NAME, EventLog
 
 BENCH, RANKS = "labkit.bench", "labkit.bench.torchrun_launcher"
@@ -154,7 +154,7 @@ def stand_by(idle_s: float = IDLE_S, forced: bool = False) -> None:
     with contextlib.ExitStack() as undo, contextlib.suppress(OSError):  # the next run will tell
         undo.callback(_choosing.release)
         going = any(handle.process.poll() is None for handle in runs)
-        if not (going or _standby or device_lock.any_held(folders.home() / "locks")):
+        if not (going or _standby or family.any_held(folders.home() / "locks")):
             handle = Handle()
             undo.callback(lambda: handle is _standby or handle.discard())
             handle.start(idle_s)

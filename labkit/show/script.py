@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.analysis.outside_verdict import judge
-from labkit.bench.outside import Outside
+from labkit.bench.telemetry import Outside
 from labkit.process import folders
 from labkit.results.run import Run
 
