@@ -213,7 +213,7 @@ def _ask(*questions: Callable[[], Any]) -> Any:
     return None
 
 
-# -- an unmodified script, seen from the process that started it and never from its own -------------
+# -- an unmodified script, seen from the process that started it ----------------------------------
 
 
 @dataclass(frozen=True)
