@@ -1,7 +1,6 @@
-"""The cost of a run: energy, money and carbon, per sample and per epoch, and the idle part of it.
+"""The cost of a run: energy, money and carbon, per sample and epoch, and the idle part of it.
 
 Energy is the device's own, from its counter; None without one, as is all that follows from it.
-Price, grid and epoch are yours to set: the defaults, with their sources, stand below.
 """
 
 from __future__ import annotations
@@ -111,16 +110,9 @@ def cost(
 ) -> Cost:
     """Return what a run costs in energy, money and carbon: per sample, per epoch, and while idle.
 
-    Args:
-        run: A Run.
-        usd_per_hour: Rent; None takes `USD_PER_HOUR` of `labkit.analysis.cost`, with its source.
-        usd_per_kwh: Price of electricity, for hardware of your own; None leaves it out.
-        kg_co2_per_kwh: Carbon intensity of your grid; None takes the world's average.
-        samples_per_epoch: Samples in an epoch of your training; None takes ImageNet's.
-        before: The Run to compare with, at the same prices.
-
-    Raises:
-        ValueError: A price below 0 or not finite, or a run without numbers.
+    Rent is by default `USD_PER_HOUR` of `labkit.analysis.cost`, the grid the world's average, an
+    epoch ImageNet's; electricity is left out without a price. `before` is a Run to compare with, at
+    the same prices. ValueError: a price below 0 or not finite, or a run without numbers.
     """
     given = {"usd_per_hour": usd_per_hour, "usd_per_kwh": usd_per_kwh,
              "kg_co2_per_kwh": kg_co2_per_kwh, "samples_per_epoch": samples_per_epoch}  # fmt: skip
@@ -166,10 +158,7 @@ def usual_rent(machine: Any) -> float | None:
 
 
 def power(run: Any) -> tuple[float | None, float | None]:
-    """Return mean power (W) behind the warm-up, and the share of its energy spent while idle.
-
-    None and None where the counter was read less than twice.
-    """
+    """Return mean power (W) behind the warm-up and its energy's idle share; None: hardly read."""
     counts = [(s["t_ns"] / 1e9, run.seconds(s["t_ns"]), s.get("energy_j")) for s in run.telemetry]
     start, end = run.busy[max(run.warmup - 1, 0), 1], run.busy[-1, 1]
     counts = [row for row in counts if row[2] is not None and start <= row[1] <= end]
@@ -192,7 +181,7 @@ def joules_per_sample(run: Any) -> float | None:
 
 
 def _times(value: float | None, by: float | None) -> float | None:
-    return None if value is None or by is None else value * by
+    return None if None in (value, by) else value * by
 
 
 def _apart(now: float, old: float) -> str:

@@ -35,14 +35,11 @@ PROFILE = "Record a few steps with torch.profiler, and give the trace to lk.diag
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Result):
-    """What holds a run back.
-
-    The confidence, 0 to 1, is the share of resampled runs (steps drawn again with replacement) with
-    the same verdict; of a trace, how far the first loss is ahead of the second or of its threshold.
-    It knows the noise of the run, not a rule's errors.
-    """
+    """What holds a run back."""
 
     findings: tuple[Finding, ...]  # what costs device time, ranked by how much
+    # 0 to 1: the share of resampled runs (steps drawn anew with replacement) with the same verdict;
+    # of a trace, how far the first loss is ahead of the second or of its threshold
     confidence: float
     source: str  # what it was told from; says RECORDED, and on what, where that was not here
     notes: tuple[str, ...] = ()  # what limits the verdict
@@ -98,15 +95,11 @@ class Diagnosis(Result):
 
 
 def diagnose(what: Any) -> Diagnosis:
-    """Name the bottleneck of a run, a record or a profiler trace.
+    """Name the bottleneck of a Run, Ranks, a record's path (.jsonl, .jsonl.gz or a run's folder).
 
-    Args:
-        what: A Run or Ranks; the path of a saved record (.jsonl, .jsonl.gz or a run's folder); or
-            a torch.profiler trace (.json, .json.gz), a folder or archive of one for each rank, or
-            what `lk.trace` or `lk.public_trace` made of them.
-
-    Raises:
-        RecordError, TraceError: A record or trace that cannot be used (both are a ValueError).
+    Or of a torch.profiler trace (.json, .json.gz), a folder or archive of one for each rank, or
+    what `lk.trace` or `lk.public_trace` made of them. Raises RecordError or TraceError (both are a
+    ValueError) on one that cannot be used.
     """
     if isinstance(what, (str, os.PathLike)):
         path = Path(what)
@@ -159,10 +152,7 @@ def source_of(run: Any) -> str:
 def resampled(
     steps: int, judge: Callable[[np.ndarray], tuple[Finding, ...]], found: tuple[Finding, ...]
 ) -> tuple[tuple[Finding, ...], float]:
-    """Return the findings, behind a doubt if it is too close to call, and the confidence in them.
-
-    `judge` is given the rows of each resampled run.
-    """
+    """Return the findings, behind a doubt if too close to call, and the confidence in them."""
     draws = np.random.default_rng(0).integers(0, steps, (limits.RESAMPLES, steps))
     again = [judge(rows)[0] for rows in draws]
     verdict = found[0].name, found[0].rank
@@ -181,7 +171,7 @@ def resampled(
 def _verdict(
     facts: Facts, findings: tuple[Finding, ...], confidence: float, source: str
 ) -> Diagnosis:
-    """Return the diagnosis, which trusts a busy device no further than something looked inside."""
+    """Return a diagnosis that trusts a busy device no further than something looked inside."""
     notes, looked = [], facts.xray or facts.trace is not None
     could_look = facts.knobs.get("xray") is not None  # a watched loop could not
     gaps_may_hide = facts.kind == "gpu" and facts.trace is None and not deciding(facts.witnesses)
@@ -231,10 +221,8 @@ def gaps_hidden(busy: float, seen: tuple[Witness, ...], remedy: str) -> Finding:
 def body_unseen(facts: Facts) -> Finding:
     """A watched loop's body takes the time, and too few samples tell what it does."""
     why = facts.loop.lines.missing or "too few stacks were sampled"
-    seen = (
-        f"the loop's body takes {facts.shares['compute']:.0%} of the time; whether that is "
-        f"training was not seen: {why}."
-    )
+    seen = f"the loop's body takes {facts.shares['compute']:.0%} of the time; whether that is "
+    seen += f"training was not seen: {why}."
     return Finding("unsure", "body not seen", seen, "Let it run for some seconds more.")
 
 
@@ -248,10 +236,8 @@ def _contradiction(facts: Facts) -> Finding | None:
     missing = ratio == 0 or (graphs and ratio < limits.GRAPH_KERNELS)
     if not missing and ratio <= limits.DISAGREE_OVER:
         return None
-    seen = (
-        f"the x-ray saw kernels for {kernel_us / 1e3:.1f} ms per step, the run's own events a busy "
-        f"device for {facts.compute_us / 1e3:.1f} ms."
-    )
+    seen = f"the x-ray saw kernels for {kernel_us / 1e3:.1f} ms per step, the run's own events a "
+    seen += f"busy device for {facts.compute_us / 1e3:.1f} ms."
     hidden = "CUDA graphs hide kernels from some profilers: run without compile='reduce-overhead'. "
     change = f"{hidden if graphs else ''}Look with Nsight Systems."
     return Finding("unsure", "instruments disagree", seen, change)

@@ -1,9 +1,8 @@
 """MFU and MBU: how much of what the device could do the model really needed.
 
 MFU: the FLOPs of the model's forward and backward pass over what the peak allows in the time
-(Chowdhery et al., "PaLM", JMLR 24, 2023, appendix B). MBU: the same of bytes, which are a lower
-bound of the traffic (both are counted in `labkit.bench.flops`). Busy is not MFU: a device is busy
-also where it waits for its memory.
+(Chowdhery et al., "PaLM", JMLR 24, 2023, appendix B). MBU: the same of bytes, a lower bound of
+the traffic (both counted in `labkit.bench.flops`).
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from labkit.results.event_log import of_one_moment
 from labkit.results.result import percent
 
 NO_PEAK = 1.25  # 3x3 kernels on 8x8 pixels, an eighth of whose products are with padding, and 10 %
+LARGER = "Raise the batch or the width: more arithmetic for each launch and each byte."
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
@@ -45,10 +45,9 @@ class Peak:
 
 @of_one_moment
 def peak(run: Any) -> Peak | None:
-    """Return the peak that a run's MFU is held against; None where it is unknown.
+    """Return the peak of a run's device: a listed GPU's data sheet's, dense, in its precision.
 
-    Of a GPU its data sheet's dense figure for the precision in use. Of a CPU, and of a card that
-    is not listed, the roof that `lk.measure("roofline")` had found there before the run began.
+    Else the roof that `lk.measure("roofline")` had found there before the run began, or None.
     """
     work, machine = run.event("work"), run.machine
     if work is None:
@@ -57,15 +56,10 @@ def peak(run: Any) -> Peak | None:
     if sheet and kind in sheet.tflop_per_s:
         rate, source = sheet.tflop_per_s[kind] * 1e12, f"data sheet of {sheet.name}"
         return Peak(rate, sheet.gb_per_s * 1e9, kind, source)
-    roof = work.get("roof") or {}
-    return _measured(run, roof.get(kind), roof.get("bandwidth"), kind, run.recorded)
-
-
-def _measured(run: Any, flops: float | None, bytes: float | None, kind: str, away: bool) -> Any:
-    threads = run.machine.threads if run.machine.kind == "cpu" else None
+    roof, threads = work.get("roof") or {}, machine.threads if machine.kind == "cpu" else None
     on = f", {threads} thread{'' if threads == 1 else 's'}" if threads else ""
-    source = f"measured {f'on {run.machine.name}' if away else 'here'} (roofline{on})"
-    return Peak(flops, bytes, kind, source) if flops else None
+    source = f"measured {f'on {machine.name}' if run.recorded else 'here'} (roofline{on})"
+    return Peak(roof[kind], roof.get("bandwidth"), kind, source) if roof.get(kind) else None
 
 
 def mfu(run: Any) -> float | None:
@@ -101,8 +95,7 @@ def per_sample(run: Any, what: str = "flops") -> float | None:
 def mfu_against(run: Any, roof: Any) -> float | None:
     """Return the MFU against `roof`: a `lk.roofline(...)`, its measurements, or FLOP/s.
 
-    Raises ValueError where the roof is that of another device, of other threads, or lacks the
-    run's precision.
+    ValueError: it is that of another device, of other threads, or lacks the run's precision.
     """
     if isinstance(roof, (int, float)):
         return share(run, "flops", roof)
@@ -124,10 +117,7 @@ def mfu_against(run: Any, roof: Any) -> float | None:
 
 
 def with_low_mfu(run: Any, facts: Facts, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Return the findings, with one more where a busy device does little of what it could.
-
-    It goes last, being no loss of its own; but a device that is "the limit" is said to be just so.
-    """
+    """Add a finding where a busy device does little of what it could; last: no loss of its own."""
     share, busy = getattr(run, "mfu", None), facts.shares["compute"]
     own = busy - facts.taken_by_others - (facts.taken_by_workers or 0.0)  # of a CPU: with a core
     if share is None or busy < limits.BUSY or share >= limits.LOW_MFU * own:
@@ -139,9 +129,6 @@ def with_low_mfu(run: Any, facts: Facts, found: tuple[Finding, ...]) -> tuple[Fi
     if found[-1].cause == "the device is the limit":
         return *found[:-1], replace(low, evidence=f"{seen} {found[-1].evidence}")
     return *found, low
-
-
-LARGER = "Raise the batch or the width: more arithmetic for each launch and each byte."
 
 
 def _reasons(run: Any, facts: Facts) -> Iterator[tuple[str, str]]:

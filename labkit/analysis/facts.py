@@ -70,7 +70,7 @@ def loss(
     name: str, cause: str, lost: float, seen: str, source: str, change: str,
     rank: int | None = None, lines: tuple[Line, ...] = (), changes: Any = (),
 ) -> Finding:  # fmt: skip
-    """Return a loss as a finding; its expected gain is from half of it recovered to all of it.
+    """Return a loss as a finding, which expects half of it back to all of it.
 
     `changes` are the advice as data, each {knob: value}, the one to try first in front.
     """
@@ -87,16 +87,12 @@ def loss(
 
 @dataclass(frozen=True, repr=False)
 class StepBreakdown(Result):
-    """The average step of a run by class, ms; the five add up to `step_ms`.
-
-    On a CPU `compute` holds Python and dispatch, on a GPU gaps between the step's kernels: only
-    the x-ray sees inside.
-    """
+    """The average step of a run by class, ms; the five add up to `step_ms`."""
 
     step_ms: float
     wait_ms: float
     copy_ms: float
-    compute_ms: float
+    compute_ms: float  # with what only an x-ray sees: Python, dispatch, gaps between kernels
     launch_ms: float
     other_ms: float
     steps: int
@@ -284,9 +280,7 @@ def swelling(run: Any) -> tuple[float, float] | None:
 def of_trace(breakdown: Any) -> Facts:
     """Return the facts of a profiler trace, from its `Breakdown`."""
     s, on_gpu, step_us = breakdown.shares, breakdown.device_kind == "gpu", breakdown.step_us
-    seen = breakdown.busy.get(
-        "comm_busy"
-    )  # else the host's own collectives (Gloo) are all there is
+    seen = breakdown.busy.get("comm_busy")  # else the host's own collectives (Gloo) are all
     exposed = min(breakdown.busy["exposed_comm"] if seen else 1.0, s["communication"])
     hidden = s["communication"] - exposed  # on a GPU it is being issued, on a CPU operators run
     host = min(breakdown.host_work_us / step_us, s["other"])
@@ -312,7 +306,7 @@ def of_trace(breakdown: Any) -> Facts:
 def of_traces(ranks: Any) -> Facts:
     """Return the facts of a job from its `RankTraces`.
 
-    What a rank loses more than the best of them, the others spend waiting for it in collectives.
+    What a rank loses more than the best, the others spend waiting for it in collectives.
     """
     each = [of_trace(rank) for rank in ranks]
     shares = {name: min(facts.shares[name] for facts in each) for name in each[0].shares}

@@ -1,8 +1,7 @@
 """What instruments show of a run, how wrong each is, and which can tell whether a busy GPU worked.
 
-The device's busy intervals are known (a GPU's from a step's first kernel to its last, gaps
-included). Every instrument is held against them: those that were read during the run, and the usual
-dashboards, which are computed from the intervals and labelled so.
+Each is held against the device's known busy intervals: those that were read during the run, and the
+usual dashboards, computed from the intervals and labelled so.
 """
 
 from __future__ import annotations
@@ -168,8 +167,7 @@ class Witness:
 def throttled(run: Any) -> tuple[float, float | None] | None:
     """Return the share of samples in which heat held a GPU's clock down, and how far (0 to 1).
 
-    None where the card does not tell, or was never held down. The power limit does not count: a
-    card that works hard is held to it.
+    The power limit does not count: a card that works hard is held to it. None: never, or not told.
     """
     end = run.stamps[-1, 5] if run.steps else 0.0
     inside = [s for s in run.telemetry if 0 < run.seconds(s["t_ns"]) <= end]

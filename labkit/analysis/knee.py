@@ -78,13 +78,12 @@ class Knee(Result):
 
 
 def knee(sweep: Any) -> Knee:
-    """Find the knee of a sweep over `batch_size`, from the median compute time of its runs.
+    """Find the knee of a sweep over `batch_size`; ValueError with fewer than three sizes.
 
-    Raises ValueError where fewer than three sizes were measured.
+    A size's time is its run's median compute time.
     """
-    runs = sorted(
-        (run for run in sweep if run.median_compute_ms), key=lambda run: run.pipeline.batch_size
-    )
+    measured = (run for run in sweep if run.median_compute_ms)
+    runs = sorted(measured, key=lambda run: run.pipeline.batch_size)
     sizes = [run.pipeline.batch_size for run in runs]
     return fit(sizes, [run.median_compute_ms for run in runs], tuple(runs))
 

@@ -7,8 +7,9 @@ two: their weights are scaled to what the stamps measured.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,26 +35,16 @@ SPREAD = 0.5  # a function whose costliest line has less of it than this is name
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the user's code, and how much of the time was spent in it.
+    """A line of the user's code, and how much of the time was spent in it."""
 
-    Attributes:
-        file: Its source file, or a notebook's cell.
-        share: Of wall time, 0 to 1; in the phase "worker" of the time in which workers worked.
-        phase: "waiting" for a batch, in the "body" of the loop, "between" two passes over the
-            loader, or in a "worker" of the loader.
-        kind: The kind of work: "forward", "python", "logging", "io", "wait", ...
-        call: What it called, as it stands in the source; "" where that is not known.
-        site: Where in the loop itself that was: (file, line, function); None in a worker.
-    """
-
-    file: str
+    file: str  # or a notebook's cell
     line: int
     function: str
-    share: float
-    phase: str
-    kind: str
-    call: str = ""
-    site: tuple[str, int, str] | None = None
+    share: float  # of wall time, 0 to 1; of workers, of the time in which they worked
+    phase: str  # of `PHASES`: "between" two passes over the loader, in a "worker" of it
+    kind: str  # of work: "forward", "python", "logging", "io", "wait", ...
+    call: str = ""  # what it called, as it stands in the source; "" where that is not known
+    site: tuple[str, int, str] | None = None  # where in the loop that was; None in a worker
 
     @property
     def place(self) -> str:
@@ -80,14 +71,9 @@ class Line:
 class Lines(Result):
     """The lines of the user's own code that the time went to, the costliest first.
 
-    Attributes:
-        samples: How many stacks were sampled behind the warm-up.
-        missing: Why there are none; "" where there are.
-        phase: Per sample (samples,): an index into `PHASES`.
-        step: Per sample (samples,): the step it fell into; -1 in workers and between passes.
-        share: Per sample (samples,): of wall time, or of the workers' work, 0 to 1.
-        place: Per sample (samples,): an index into `places`.
-        places: Dicts of kind, within, file, line, function, call, site.
+    There are `samples` stacks behind the warm-up; `missing` says why none. Of each, as arrays:
+    `phase` (an index into `PHASES`), `step` (-1 in workers and between passes), `share` (0 to 1 of
+    wall time, or of the workers' work), `place` (an index into `places`, dicts with keys `PLACE`).
     """
 
     def __init__(self, run: Any):
@@ -136,57 +122,47 @@ class Lines(Result):
         """Return the mask of the samples (samples,) of a phase, at places that `of` accepts."""
         return (self.phase == PHASES.index(phase)) & self.where(of)
 
+    def _sampled(self, mask: np.ndarray) -> Iterator[tuple[dict[str, Any], int, float]]:
+        """Yield place, phase and share of the samples of `mask`."""
+        for i in np.flatnonzero(mask):
+            yield self.places[self.place[i]], int(self.phase[i]), float(self.share[i])
+
     def kinds(self, phase: str) -> dict[str, float]:
         """Return the share of each kind of work in a phase, the largest first."""
-        total: dict[str, float] = {}
-        for i in np.flatnonzero(self.mask(phase)):
-            kind = self.places[self.place[i]]["kind"]
-            total[kind] = total.get(kind, 0.0) + float(self.share[i])
-        return dict(sorted(total.items(), key=lambda item: -item[1]))
+        total = Counter()
+        for place, _, share in self._sampled(self.mask(phase)):
+            total[place["kind"]] += share
+        return dict(total.most_common())
 
     @property
     def body(self) -> dict[str, float]:
         """The parts of the loop's body, which add up to 1; {} where too few samples fell in it."""
-        parts: dict[str, float] = {}
-        if self.enough("body"):
-            kinds = self.kinds("body")
-            whole = max(sum(kinds.values()), 1e-9)
-            for kind, share in kinds.items():
-                part = BODY.get(kind, "python")
-                parts[part] = parts.get(part, 0.0) + share / whole
-        return parts
+        parts, kinds = Counter(), self.kinds("body") if self.enough("body") else {}
+        whole = max(sum(kinds.values()), 1e-9)
+        for kind, share in kinds.items():
+            parts[BODY.get(kind, "python")] += share / whole
+        return dict(parts)
 
     def rows(self, mask: np.ndarray) -> tuple[Line, ...]:
         """Return the lines that the samples of `mask` fell on, the costliest first."""
-        found: dict[tuple, dict[tuple, float]] = {}
-        for i in np.flatnonzero(mask):
-            place = self.places[self.place[i]]
-            line = (place["file"], place["line"], place["function"], int(self.phase[i]))
-            more = (place["kind"], place["call"], place["site"] and tuple(place["site"]))
-            shares = found.setdefault(line, {})
-            shares[more] = shares.get(more, 0.0) + float(self.share[i])
+        found: dict[tuple, Counter] = defaultdict(Counter)
+        for place, phase, share in self._sampled(mask):
+            line = place["file"], place["line"], place["function"], PHASES[phase]
+            found[line][place["kind"], place["call"], place["site"]] += share
         lines = []
         for (file, line, function, phase), shares in found.items():
-            kind, call, site = max(shares, key=shares.get)
-            share = sum(shares.values())
-            lines.append(Line(file, line, function, share, PHASES[phase], kind, call, site))
+            most, share = max(shares, key=shares.get), sum(shares.values())
+            lines.append(Line(file, line, function, share, phase, *most))
         return tuple(sorted(lines, key=lambda line: -line.share))
 
     def sites(self, mask: np.ndarray) -> tuple[Line, ...]:
         """Return the lines of the loop itself that the samples of `mask` were under."""
-        found: dict[tuple, float] = {}
-        kinds: dict[tuple, str] = {}
-        for i in np.flatnonzero(mask):
-            place = self.places[self.place[i]]
-            if place["site"]:
-                site = tuple(place["site"])
-                found[site] = found.get(site, 0.0) + float(self.share[i])
+        found, kinds = Counter(), {}
+        for place, _, share in self._sampled(mask):
+            if site := place["site"]:
+                found[site] += share
                 kinds.setdefault(site, place["kind"])
-        lines = [
-            Line(file, line, function, share, "body", kinds[file, line, function])
-            for (file, line, function), share in found.items()
-        ]
-        return tuple(sorted(lines, key=lambda line: -line.share))
+        return tuple(Line(*at, share, "body", kinds[at]) for at, share in found.most_common())
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -200,19 +176,16 @@ class Lines(Result):
         The first has the share of the whole function where no line has half of it; then come
         single lines.
         """
-        rows = self.rows(mask)
-        functions: dict[tuple, list[Line]] = {}
+        rows, functions = self.rows(mask), defaultdict(list)
         for line in rows:
-            functions.setdefault((line.file, line.function, line.phase), []).append(line)
+            functions[line.file, line.function, line.phase].append(line)
         if not rows:
             return ()
         most = max(functions.values(), key=lambda lines: sum(line.share for line in lines))
         whole = sum(line.share for line in most)
         if rows[0].share >= SPREAD * whole or most[0].function == "<module>":
             return rows[:3]
-        top = most[0]
-        named = Line(top.file, top.line, top.function, whole, top.phase, top.kind, "", top.site)
-        return (named, *rows[:2])
+        return (replace(most[0], share=whole, call=""), *rows[:2])
 
     def table(self) -> Table:
         """Return the costliest lines, of the loop and then of its loader's workers."""
@@ -248,7 +221,8 @@ def _read(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], np.ndarra
         for number, place in event["places"].items():
             if _is_place(place):
                 numbers[pid, number] = len(places)
-                places.append(dict(zip(PLACE, place, strict=True)))
+                site = place[6] and tuple(place[6])
+                places.append(dict(zip(PLACE, (*place[:6], site), strict=True)))
         for row in event["rows"]:
             whole = isinstance(row, list) and [type(n) for n in row] == [int] * 3
             if whole and max(map(abs, row)) < 2**62 and (pid, str(row[2])) in numbers:
@@ -258,12 +232,10 @@ def _read(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], np.ndarra
 
 def _is_place(place: list[Any]) -> bool:
     """Return whether a place of a record has the shape that the sampler writes."""
-    if [type(value) for value in place[:6]] != [str, str, str, int, str, str] or len(place) != 7:
+    *place, site = place or [None]
+    if site is not None and (type(site) is not list or list(map(type, site)) != [str, int, str]):
         return False
-    site = place[6]
-    return site is None or (
-        isinstance(site, list) and [type(value) for value in site] == [str, int, str]
-    )
+    return list(map(type, place)) == [str, str, str, int, str, str]
 
 
 @of_one_moment

@@ -1,8 +1,4 @@
-"""What a watched loop shows beyond its stamps: its lines, its passes, and how its steps change.
-
-The body of somebody else's loop is not all compute: samples of its stack divide it, and the lines
-they fell on are what a finding points to.
-"""
+"""What a watched loop shows beyond its stamps: its lines, its passes, and how its steps change."""
 
 from __future__ import annotations
 
@@ -205,38 +201,32 @@ def why_it_waits(loop: Loop, lost: float) -> tuple[str, str, str, tuple[Line, ..
         seen = f"{part:.0%} of what the loader does is collating: {found[0].what}"
         change = "Let collate_fn stack arrays of one size, and do the rest per item or offline."
         return "collate", seen, change, found
-    found = _stands_out(lines, work & ~collates, limits.MOST_OF_LOADING * whole)
-    if not found:
-        return None
-    seen = f"{found[0].share / whole:.0%} of preparing an item is {found[0].what}"
+    seen, found = _stands_out(lines, work & ~collates, whole)
     change = "Make that line cheaper: do it once and keep the result, or before training."
-    return "item", seen, change, found
+    return ("item", seen, change, found) if found else None
 
 
-def _stands_out(lines: Lines, mask: np.ndarray, least: float) -> tuple[Line, ...]:
-    """Return the line, helper function or Python code with `least` of the masked time, if any."""
-    rows = lines.rows(mask)
-    if rows and rows[0].share >= least:
-        return rows[:3]
-    whole = lines.worst(mask)
-    if whole and whole[0].share >= least and not whole[0].function.endswith(ITEMS):
-        return whole
+def _stands_out(lines: Lines, mask: np.ndarray, whole: float) -> tuple[str, tuple[Line, ...]]:
+    """Return the line, helper function or Python code with most of the `whole`, and say so."""
+    rows, most, least = lines.rows(mask), lines.worst(mask), limits.MOST_OF_LOADING * whole
     python = [line for line in rows if line.kind == "python"]
-    if sum(line.share for line in python) >= least:
-        return tuple(python[:3])
-    return ()
+    if rows and rows[0].share >= least:
+        found = rows[:3]
+    elif most and most[0].share >= least and not most[0].function.endswith(ITEMS):
+        found = most
+    elif python and sum(line.share for line in python) >= least:
+        found = tuple(python[:3])
+    else:
+        return "", ()
+    part = found[0].share / max(whole, 1e-9)
+    return f"{part:.0%} of preparing an item is {found[0].what}", found
 
 
 def loads(run: Any) -> str:
     """Say what most of preparing an item of `run` is, with the line; "" where none stands out."""
-    lines = run.lines
-    work = _loading(lines)
-    whole = float(lines.share[work].sum())
-    found = _stands_out(lines, work, limits.MOST_OF_LOADING * whole)
-    if work.sum() < limits.FEWEST_LINES or not found:
-        return ""
-    part = found[0].share / max(whole, 1e-9)
-    return f"{part:.0%} of preparing an item is {found[0].what}"
+    work = _loading(run.lines)
+    whole = float(run.lines.share[work].sum())
+    return _stands_out(run.lines, work, whole)[0] if work.sum() >= limits.FEWEST_LINES else ""
 
 
 def costliest_of_loading(lines: Lines) -> tuple[Line, ...]:

@@ -35,10 +35,8 @@ class Losses(Result):
         """Return whether a run's loss agrees with the first's; False where one is not finite."""
         return abs(self.difference(run)) <= self.tolerance
 
-    @property
-    def survived(self) -> bool:
-        """Whether every run's loss is within the tolerance."""
-        return all(map(self.within, self.runs[1:]))
+    survived = property(lambda self: all(map(self.within, self.runs[1:])),
+                        doc="Whether every run's loss is within the tolerance.")  # fmt: skip
 
     def table(self) -> Table:
         """Return the mean loss of every run, and how far it is from the first run's."""
@@ -72,10 +70,9 @@ def name_of(run: Any) -> str:
 
 def applied(runs: Iterable[Any]) -> tuple[list[Any], dict[str, str]]:
     """Sort runs into those in the format asked for, and {format: why it could not act here}."""
-    runs = list(runs)
-    acting = [run for run in runs if "precision" not in run.not_applied]
-    lacking = [run for run in runs if "precision" in run.not_applied]
-    return acting, {run.asked.precision: run.not_applied["precision"] for run in lacking}
+    runs = [(run, run.not_applied.get("precision")) for run in runs]
+    lacking = {run.asked.precision: why for run, why in runs if why}
+    return [run for run, why in runs if not why], lacking
 
 
 def agree(before: Any, after: Any, tolerance: float) -> tuple[bool, float | None]:

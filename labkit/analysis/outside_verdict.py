@@ -1,7 +1,6 @@
 """What CPU use and GPU counters, seen from outside a script, can tell about its bottleneck.
 
-Nobody outside knows when the loop waits: so the confidence is a word, low or medium, and `unsure`
-where two causes look the same.
+Nobody outside knows when the loop waits: so confidence is low or medium, or it is `unsure`.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ MEANS = {"main_cores": "main", "main_runs": "main_runs", "worker_cores": "worker
 def judge(samples: list[Any]) -> dict[str, Any]:
     """Name the bottleneck as far as the samples of `labkit.bench.telemetry` reach.
 
-    The confidence is "low", "medium", or "none" where it is unsure; with it come the means behind
-    it: cores used, and the shares of time in which the script and its workers had work for one.
+    The confidence is "low", "medium" or "none"; with it come the means behind it: cores used, and
+    shares of time in which the script and its workers had work.
     """
     end = samples[-1].at_s if samples else 0.0
     kept = [s for s in samples if s.at_s > min(START_S, START_SHARE * end)]

@@ -1,7 +1,6 @@
-"""Other people's measurements on real GPUs, as data: `lk.published()` lists them.
+"""Other people's measurements on real GPUs, as data: `lk.published()`, `lk.public_trace()`.
 
-A dataset is an entry of data/published.json: who measured what on which hardware, the rows, and
-what its figure shows. None of it was measured here; a figure that shows both marks each.
+None of it was measured here; a figure that shows both marks each.
 """
 
 from __future__ import annotations
@@ -50,10 +49,8 @@ class Published(Result):
     HEAD = ("name", "what others measured", "hardware", "lesson", "licence")
     row = property(lambda p: (p.name, p.title, p.hardware, p.lesson, p.licence))
 
-    @property
-    def source(self) -> str:
-        """Where the numbers are from, at the commit they were read from."""
-        return f"https://github.com/{self.repository}/tree/{self.commit}/{self.path}"
+    source = property(lambda p: f"https://github.com/{p.repository}/tree/{p.commit}/{p.path}",
+                      doc="Where the numbers are from, at that commit.")  # fmt: skip
 
     def where(self, **case: Any) -> list[dict[str, Any]]:
         """Return the rows with these values; ValueError names an unknown column or value."""
@@ -179,13 +176,9 @@ class PublicTrace(Result):
 def public_trace(name: str | None = None) -> Breakdown | RankTraces | PublicTrace | Listing:
     """List the public traces of real GPUs, or fetch the one called `name` and break it down.
 
-    Returns:
-        What `lk.trace` returns; its source names hardware and repository. Where the trace is
-        neither here nor can be fetched: its PublicTrace, whose numbers say what they are.
-
-    Raises:
-        ValueError: An unknown name.
-        TraceError: The file that came is not the one that was published. It is not kept.
+    Its source names hardware and repository. Where the trace is neither here nor can be fetched:
+    its PublicTrace, whose numbers say what they are. ValueError: an unknown name. TraceError: the
+    file that came is not the one that was published; it is not kept.
     """
     if name is None:
         return Listing(PublicTrace(*each, **found) for *each, found in entries(FILE).items())

@@ -1,8 +1,7 @@
 """What holds several ranks back, and which of them: the slow one is not the one that waits.
 
-A rank that is short of data looks idle in its loader, the others look busy, in an all-reduce that
-cannot complete before the last rank has all its gradients. So what a rank waits for the averaged
-gradients up to that moment is waiting for that rank, and what follows is the exchange itself.
+A rank that is short of data looks idle, the others busy, in an all-reduce that cannot complete
+before the last rank has all its gradients: what they wait up to then is waiting for that rank.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ ALONE = "Look into one rank alone, as a run of one process: lk.run(ranks.alone).
 class RankTimes(Result):
     """Where the measured steps of every rank went, as shares (ranks,) of wall time, 0 to 1.
 
-    A rank waits for data (`wait`), for another whose gradients were not complete yet (`others`),
-    and for the exchange as far as it was not overlapped (`transfer`; `communication` both);
-    `compute` is forward, backward and optimizer without these, `other` copies and Python between
-    the steps. `seconds` holds the parts and "step", each (ranks, steps); `late` (steps,) the place
-    of the rank whose gradients came last, -1 without an exchange.
+    A rank waits for data (`wait`), for another's gradients (`others`), and for the exchange as far
+    as it was not overlapped (`transfer`; `communication` both); `compute` is without these, `other`
+    copies and Python between steps. `seconds` holds the parts and "step", each (ranks, steps);
+    `late` (steps,) the place of the rank whose gradients came last, -1 without an exchange.
     """
 
     def __init__(self, ranks: tuple[int, ...], seconds: dict[str, np.ndarray], late: np.ndarray):

@@ -1,7 +1,6 @@
-"""The rules of the diagnosis, each of which looks at the facts for one cause of lost device time.
+"""The rules of the diagnosis: each looks for one cause of lost device time, yields what it costs.
 
-A rule yields what its cause costs, however little, with the evidence and the remedy, and nothing
-where it does not apply or cannot tell. `rank` decides which losses are worth a name.
+However little; `rank` decides which losses are worth a name.
 """
 
 from __future__ import annotations
@@ -13,18 +12,17 @@ from labkit.analysis import remedies
 from labkit.analysis import thresholds as limits
 from labkit.analysis.facts import Facts, Finding, loss
 from labkit.analysis.instruments import deciding
-from labkit.analysis.loop import costliest_of_loading, synchronises, why_it_waits
-from labkit.analysis.loop_rules import kept, longer_and_longer, not_training, too_many_threads
+from labkit.analysis.lines import Line
+from labkit.analysis.loop import costliest_of_loading, in_the_body, synchronises, why_it_waits
 from labkit.analysis.remedies import BF16, FEWER_LAUNCHES, FUSE, MORE_PER_CALL
 
 # Kernels that only move data; a fused optimizer does in one pass what foreach does in many
 PASSES = re.compile(r"elementwise|multi_tensor_apply(?!.*fused)", re.I)
 # What prepares data, by the name of a Python function, its file or an annotation
 PREPARES = re.compile(
-    r"preprocess|(?:image|video|audio|data)_process|dataset|data_?loader|collate|tokeniz|transforms"
-    r"|augment|feature_ext|decode_(?:image|jpeg|video)"
-    r"|imread|read_(?:image|video)|(?:load|get|next|fetch|read|prepare|make|wait_for)_?\w*(?:batch|data)",
-    re.I,
+    r"(?i)preprocess|(?:image|video|audio|data)_process|dataset|data_?loader|collate|tokeniz"
+    r"|transforms|augment|feature_ext|decode_(?:image|jpeg|video)|imread|read_(?:image|video)"
+    r"|(?:load|get|next|fetch|read|prepare|make|wait_for)_?\w*(?:batch|data)"
 )
 # CUTLASS ends a kernel's name in its alignment: 16-bit sizes in multiples of 8 run in `align8`
 UNALIGNED = re.compile(r"(?:tensorop|wmma|[hs]?16816|[hs]1688|h884).*_align[12]\b")
@@ -54,10 +52,8 @@ def rank(facts: Facts) -> tuple[Finding, ...]:
         f"its threshold; the nearest is {name}, {total[name]:.0%} of the time with a threshold of "
         f"{limit[name]:.0%} ({facts.source})."
     )
-    change = (
-        "Nothing in the pipeline holds the device back: what is left is a larger batch (notebook "
-        "04 Batch sizing), a smaller model or a faster device."
-    )
+    change = "Nothing in the pipeline holds the device back: what is left is a larger batch "
+    change += "(notebook 04 Batch sizing), a smaller model or a faster device."
     return (Finding("compute", "the device is the limit", seen, change),)
 
 
@@ -105,8 +101,8 @@ def host_work(facts: Facts) -> Iterator[Finding]:
     seen = f"{lost:.0%} of the time the device waits while the host does something other than data "
     change = (
         "Take logging, checkpoints, evaluation and .item() out of the loop, or do them rarely; "
-        "where there is none, launch fewer and larger kernels."
     )
+    change += "where there is none, launch fewer and larger kernels."
     cause, seen, changes = "host work in the loop", f"{seen}and copies", []
     if facts.from_trace:
         cause, change, changes = "issuing work", FEWER_LAUNCHES, remedies.fewer_launches(facts)
@@ -133,8 +129,8 @@ def outside_pytorch(facts: Facts) -> Iterator[Finding]:
             cause = "data prepared outside a DataLoader"
             yield loss("input", cause, lost, seen, facts.source, change)
         else:
-            change = (
-                "Take it out of the loop, or do it rarely or in another process: logging, "
+            change = "Take it out of the loop, or do it rarely or in another process: logging, "
+            change += (
                 "checkpoints, evaluation, preparing data; with_stack=True records where it is."
             )
             yield loss("host", "host work", lost, seen, facts.source, change)
@@ -186,16 +182,13 @@ def tiny_operators(facts: Facts) -> Iterator[Finding]:
 
 def gaps_between_kernels(facts: Facts) -> Iterator[Finding]:
     """A GPU waits for launches inside the step: so the x-ray says, or else a witness."""
-    share, trace = facts.shares["compute"], facts.trace
+    share, trace, fewer = facts.shares["compute"], facts.trace, remedies.fewer_launches(facts)
     if facts.kind == "gpu" and trace is not None and facts.compute_us and not facts.from_trace:
         lost = max(0.0, 1 - trace.kernel_us / facts.compute_us) * share
-        seen = (
-            f"{lost:.0%} of the time no kernel runs inside the step's compute: kernels take "
-            f"{trace.kernel_us / 1e3:.1f} ms of {facts.compute_us / 1e3:.1f} ms"
-        )
-        source, changes = "x-ray against events", remedies.fewer_launches(facts)
-        cause = "gaps between kernels"
-        yield loss("launch", cause, lost, seen, source, FEWER_LAUNCHES, changes=changes)
+        seen = f"{lost:.0%} of the time no kernel runs inside the step's compute: kernels take "
+        seen += f"{trace.kernel_us / 1e3:.1f} ms of {facts.compute_us / 1e3:.1f} ms"
+        cause, source = "gaps between kernels", "x-ray against events"
+        yield loss("launch", cause, lost, seen, source, FEWER_LAUNCHES, changes=fewer)
     if (witness := deciding(facts.witnesses)) and not witness.works:
         seen = (
             f"the device is busy {share:.0%} of the time by its events, but {witness.said}: gaps "
@@ -207,8 +200,7 @@ def gaps_between_kernels(facts: Facts) -> Iterator[Finding]:
             part, lines = found
             cause, seen = "sync", f"{seen}; for {part:.0%} of the body the host waits in "
             seen += lines[0].what
-        changes = remedies.fewer_launches(facts)
-        yield loss("launch", cause, lost, seen, facts.source, change, lines=lines, changes=changes)
+        yield loss("launch", cause, lost, seen, facts.source, change, lines=lines, changes=fewer)
 
 
 # -- the device computes, but not as it could -----------------------------------------------------
@@ -247,15 +239,14 @@ def memory_traffic(facts: Facts) -> Iterator[Finding]:
     """Chains of elementwise operators, each of which reads and writes all of its data."""
     share, xray, trace = facts.shares["compute"], facts.xray, facts.trace
     if facts.kind == "cpu" and xray:
-        window = max(xray["window_us"], 1e-9)
+        cause, window = "elementwise chains", max(xray["window_us"], 1e-9)
         lost = min(1.0, xray["fusible_us"] / window) * share
         seen = (
             f"{lost:.0%} of the time goes to passes over memory that one fused pass would save: "
             f"elementwise operators take {xray['elementwise_us'] / window:.0%} of the compute"
         )
-        cause, changes = "elementwise chains", remedies.fuse(facts)
-        yield loss("memory_bandwidth", cause, lost, seen, facts.looked_at, FUSE, changes=changes)
-    if facts.kind == "gpu" and trace is not None and trace.top_kernels:
+    elif facts.kind == "gpu" and trace is not None and trace.top_kernels:
+        cause = "elementwise kernels"
         moves, ran = _kernel_share(facts, PASSES), trace.kernel_us
         running = min(1.0, ran / (facts.compute_us or ran or 1.0))  # the compute less the gaps
         lost = moves * limits.FUSION_SAVES * running * share
@@ -263,8 +254,10 @@ def memory_traffic(facts: Facts) -> Iterator[Finding]:
             f"{moves:.0%} of kernel time is in elementwise kernels, which only move data: one pass "
             f"instead of two would save {lost:.0%} of the time"
         )
-        cause, changes = "elementwise kernels", remedies.fuse(facts)
-        yield loss("memory_bandwidth", cause, lost, seen, facts.looked_at, FUSE, changes=changes)
+    else:
+        return
+    changes = remedies.fuse(facts)
+    yield loss("memory_bandwidth", cause, lost, seen, facts.looked_at, FUSE, changes=changes)
 
 
 def padding(facts: Facts) -> Iterator[Finding]:
@@ -281,6 +274,70 @@ def _kernel_share(facts: Facts, names: re.Pattern) -> float:
     """Return the share of kernel time in kernels whose names match, 0 to 1."""
     us = sum(k.total_us for k in facts.trace.top_kernels if names.search(k.name))
     return min(1.0, us / facts.trace.steps / max(facts.trace.kernel_us, 1e-9))
+
+
+# -- somebody's own loop: what its body does besides training --------------------------------------
+
+
+def not_training(facts: Facts) -> Iterator[Finding]:
+    """A watched loop's body does other things than training: Python, files, waiting."""
+    of_body, drift = facts.shares["compute"], facts.loop and facts.loop.drift
+    for group, part in facts.body.items():
+        lost = part * of_body
+        cause, seen, change, lines = in_the_body(facts.loop, group, lost)
+        if drift and (facts.loop.of(group) & drift.mask).any() and drift.share > lost / 2:
+            continue  # it is what makes the steps longer and longer: said there
+        if group != "validation" or cause == "periodic":
+            source = f"{facts.loop.lines.samples} sampled stacks, {facts.source}"
+            yield loss("host", cause, lost, seen, source, change, lines=lines)
+
+
+def longer_and_longer(facts: Facts) -> Iterator[Finding]:
+    """A watched loop's steps take longer and longer."""
+    if facts.loop and (drift := facts.loop.drift):
+        lines = facts.loop.lines.worst(drift.mask)
+        seen = f"the last steps take {drift.growth:.1f} times as long as the first"
+        seen += f": what grows is {lines[0].what}" if lines else ""
+        change = "Something is kept from step to step, such as a list that grows."
+        if grown := kept(facts):
+            seen, change, lines = f"{seen}; {grown.evidence}", grown.advice, grown.lines + lines
+        yield loss("host", "drift", drift.share, seen, facts.source, change, lines=lines)
+
+
+def too_many_threads(facts: Facts) -> Iterator[Finding]:
+    """Torch computes with more threads than there are cores: each waits for the others."""
+    cores, threads = facts.cores or 0, facts.threads or 0
+    alone = (facts.foreign_cores or 0.0) < limits.FOREIGN_LOAD * cores
+    wanted = (facts.own_cores or 0.0) + (facts.in_line or 0.0)
+    if alone and threads > cores > 0 and wanted > limits.CROWDED * cores:
+        lost = (1 - cores / wanted) * facts.shares["compute"]
+        seen = f"torch computes with {threads} threads on {cores} cores: on average {wanted:.1f} "
+        seen += "threads of this program had work"
+        change = f"torch.set_num_threads({cores}) or OMP_NUM_THREADS={cores}."
+        yield loss("host", "threads", lost, seen, "time in line, Linux's schedstat", change)
+
+
+def kept(facts: Facts) -> Finding | None:
+    """Something grows from step to step: it may cost no time, but ends in want of memory."""
+    early, late = facts.swelling or (0.0, 0.0)
+    least = limits.BLAMED * (late - early) * 2**30  # bytes that explain why the memory rose
+    graphs = [each for each in facts.growth if each["graph"]]
+    grown = graphs or [each for each in facts.growth if late and (each.get("bytes") or 0) >= least]
+    if not grown:
+        return None
+    line = max(grown, key=lambda each: (each.get("bytes") or 0, each["after"]))
+    name = line["name"]
+    where = Line(line["file"], line["line"], line["function"], 0.0, "body", "python", name)
+    rose = f"; the program's memory rose from {early:.2g} to {late:.2g} GiB" if late else ""
+    seen = (
+        f"`{name}` in {where.address} grew from {line['before']} to {line['after']} while the loop "
+        f"was watched{rose}."
+    )
+    change = f"Empty {name} now and then, or keep less in it: memory runs out some time."
+    if graphs:
+        seen = f"{seen[:-1]}: it keeps tensors with the graphs that made them."
+        change = f"Keep numbers instead: {name} += loss.item(), or .append(loss.detach())."
+    return Finding("host", "drift", seen, change, lines=(where,))
 
 
 RULES = (

@@ -1,8 +1,7 @@
 """Read torch.profiler traces and say where the time of a step went: `trace(path)`.
 
-PyTorch's own reader, the TensorBoard plugin, was removed upstream. This one keeps its rules and
-agrees with it, but knows newer categories and collectives by their kernels' names, and does not
-take plain multiply-add kernels with "xmma" in their name for Tensor Core kernels.
+The rules are those of the TensorBoard plugin, with which it agrees, but for newer categories,
+collectives by their kernels' names, and multiply-add kernels with "xmma" in theirs.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class TopKernel:
 class Breakdown(Result):
     """Where the time of an average step went, in µs; every ns of a step is in exactly one class.
 
-    Read from a profiler trace, whose recording slows the host: a traced step is longer, and idler,
-    than an untraced one. Each class has the time that none above it covers.
+    Of each class, what none above it covers. Profiling slows the host: a traced step is longer and
+    idler than an untraced one.
     """
 
     source: str  # the file's name
@@ -87,20 +86,15 @@ class Breakdown(Result):
     # µs of a step of all kernels, and of all operators without those inside them; not in records
     detail: dict[str, dict[str, float]] = field(default_factory=dict, compare=False)
 
-    @property
-    def shares(self) -> dict[str, float]:
-        """Share (0 to 1) of the step in each class, by name, in the order of priority."""
-        return {c: getattr(self, f"{c}_us") / self.step_us for c in (*CLASSES, "other")}
-
-    @property
-    def cuda_graphs(self) -> bool:
-        """Whether CUDA graphs were launched, whose kernels may be missing."""
-        return GRAPHS in self.notes
-
-    @property
-    def utilization(self) -> float:
-        """Share (0 to 1) of the step in which the device computes: kernels, on a CPU operators."""
-        return self.shares["cpu_exec"] if self.gpu_utilization is None else self.gpu_utilization
+    # fmt: off
+    shares = property(lambda b: {c: getattr(b, f"{c}_us") / b.step_us for c in (*CLASSES, "other")},
+                      doc="Share (0 to 1) of the step in each class, in the order of priority.")
+    cuda_graphs = property(lambda b: GRAPHS in b.notes,
+                           doc="Whether CUDA graphs were launched, whose kernels may be missing.")
+    utilization = property(lambda b: b.shares["cpu_exec"] if b.gpu_utilization is None
+                           else b.gpu_utilization, doc="Share (0 to 1) of the step in which the "
+                           "device computes: kernels, on a CPU operators.")
+    # fmt: on
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON-ready values, under the attributes' names."""
@@ -143,7 +137,8 @@ class Breakdown(Result):
 
 def _recorded(breakdown: Breakdown) -> dict[str, Any]:
     values = asdict(replace(breakdown, detail={}))
-    return {name: value for name, value in values.items() if name != "detail"}
+    del values["detail"]
+    return values
 
 
 def _words(name: str) -> str:
@@ -151,20 +146,15 @@ def _words(name: str) -> str:
 
 
 def trace(path: str | os.PathLike) -> Breakdown | RankTraces:
-    """Break down the steps of torch.profiler traces.
+    """Break down the steps of torch.profiler traces: the average step of a rank, or of every rank.
 
     Args:
         path: A Chrome trace of one rank as torch.profiler writes it, .json or .json.gz, of any
             version; or a folder or an archive (.tar, .tar.gz, .zip) of one such file per rank.
 
-    Returns:
-        The average step; of a folder or archive that of each rank, and the rank that the others
-        wait for. Where a process drives several devices, a stretch of time counts as `kernel` if
-        any of them runs one, and utilization and idle time are averages over the devices.
-
-    Raises:
-        TraceError: The file cannot be read, is damaged, is not a profiler trace, has several ranks
-            or no time inside steps, or is larger than 2 GiB uncompressed.
+    Where a process drives several devices, a stretch of time counts as `kernel` if any of them runs
+    one; utilization and idle time are averages. TraceError: the file cannot be read, is damaged or
+    no profiler trace, has several ranks, no time inside steps, or over 2 GiB uncompressed.
     """
     return ranks_of(path, files_in(path), _of_one) if packing(path) else _of_one(TraceFile(path))
 
@@ -284,9 +274,9 @@ def xray_of(run: Any) -> Breakdown | None:
 
 def xray_line(run: Any) -> str | None:
     """Return the line that keeps the x-ray of `run` in a saved record; None where it has none."""
-    found = xray_of(run)
-    line = found and {"event": XRAY_EVENT, "t_ns": 0, **_recorded(found)}
-    return line and json.dumps(line, allow_nan=False)
+    if (found := xray_of(run)) is None:
+        return None
+    return json.dumps({"event": XRAY_EVENT, "t_ns": 0, **_recorded(found)}, allow_nan=False)
 
 
 @functools.lru_cache(maxsize=16)

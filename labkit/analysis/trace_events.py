@@ -1,7 +1,7 @@
 """The events of a trace that count, in columns: what, when, on which device, launched by whom.
 
-The kinds and most names are those of PyTorch's TensorBoard plugin (torch-tb-profiler 0.4.3, BSD-3,
-removed upstream); later categories are those of Kineto's ActivityType.
+The kinds and most names are those of PyTorch's TensorBoard plugin (torch-tb-profiler 0.4.3, BSD-3);
+later categories are those of Kineto's ActivityType.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from labkit.analysis.trace_file import NotATrace, TraceFile
 # The kinds of events that count. The first seven are the classes of a step, in their priority.
 KERNEL, MEMCPY, MEMSET, COMMUNICATION, RUNTIME, DATALOADER, CPU_OP = range(7)
 ELIGIBLE_OP, GRAPH_LAUNCH, COMMUNICATION_KERNEL, STEP, ANNOTATION, PYTHON = range(7, 13)
-LABELS = (STEP, ANNOTATION, PYTHON)  # names of stretches of host time, which may be waiting
 NAMED = {KERNEL, CPU_OP, ELIGIBLE_OP, ANNOTATION, PYTHON}  # whose names are kept
 
 _OF_KIND = {
@@ -65,6 +64,7 @@ _COLLECTIVE_KERNEL = re.compile(
     r"(?i)^(?:void )?(?:\w+::)*(?:nccl|rccl|msccl|oneccl|hccl)|cross_device_reduce|nvshmem|deep_ep"
     r"|(?:one|two)_?shot_?all_?reduce|multimem_\w*(?:reduce|gather)|all_?reduce_?fusion"
 )
+_collective = lru_cache(maxsize=4096)(_COLLECTIVE_KERNEL.search)
 
 _MOST_PLACES = 2**20 - 1  # threads beyond are one
 MAX_DEVICES = 256  # beyond, a file is a mistake, or an attack on the reader's time
@@ -143,7 +143,7 @@ def read_events(file: TraceFile) -> Events:
         if kind in NAMED:
             name = event["name"]
             index = names.setdefault(name[:_LONGEST_NAME], len(names))
-            if kind == KERNEL and _is_collective(name):
+            if kind == KERNEL and _collective(name):
                 kind = COMMUNICATION_KERNEL
         if kind <= MEMSET or kind == COMMUNICATION_KERNEL:
             place = devices.setdefault(str(process)[:100], len(devices))
@@ -232,11 +232,6 @@ def _kind(category: str, name: str) -> int | None:
         # A person's label spans waiting too; the optimizer's, which torch writes, is work.
         return CPU_OP if name.startswith("Optimizer.") else ANNOTATION
     return ELIGIBLE_OP if _ELIGIBLE.fullmatch(name) else CPU_OP
-
-
-@lru_cache(maxsize=4096)
-def _is_collective(kernel: str) -> bool:
-    return bool(_COLLECTIVE_KERNEL.search(kernel))
 
 
 def _nanoseconds(micros: Any) -> int | None:

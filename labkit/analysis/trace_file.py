@@ -1,8 +1,7 @@
 """Yield the events of a trace file of unknown origin one by one, in bounded memory and time.
 
-`json.loads` of hundreds of MiB costs ten times the file in memory and three times the time of this
-reader, which slides a window of text over the file and decodes one event after the other. The file
-may be anything: a fragment, a picture, a bomb. Every refusal is one `TraceError`.
+`json.loads` costs ten times the file in memory and three times the time. The file may be anything:
+a fragment, a picture, a bomb. Every refusal is one `TraceError`.
 """
 
 from __future__ import annotations
@@ -51,10 +50,7 @@ class NotATrace(TraceError):
 
 
 class TraceFile:
-    """The events of a Chrome trace, at `path` or the open `member` of an archive; iterate once.
-
-    Numbers arrive as text, `NaN` and the infinities too.
-    """
+    """The events of a Chrome trace, at `path` or the open `member` of an archive; iterate once."""
 
     def __init__(self, path: str | os.PathLike, member: BinaryIO | None = None):
         self.path, self._member = os.fsdecode(path), member

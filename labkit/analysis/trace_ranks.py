@@ -35,10 +35,10 @@ class RankTraces(Result):
         """Refuse: one rank is compared with another."""
         raise TraceError(f"{self.source!r} holds several ranks: compare one of its .ranks.")
 
-    @property
-    def collective_us(self) -> dict[int, float]:
-        """µs of a step that each rank is in collectives, in which it also waits for others."""
-        return {b.rank: b.busy.get("comm_busy", 0.0) * b.step_us for b in self.ranks}
+    collective_us = property(
+        lambda self: {b.rank: b.busy.get("comm_busy", 0.0) * b.step_us for b in self.ranks},
+        doc="µs of a step that each rank is in collectives, in which it also waits for others.",
+    )
 
     @property
     def straggler(self) -> int | None:

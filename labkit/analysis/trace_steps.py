@@ -1,8 +1,7 @@
 """Where the time of a step goes: every ns of it in one class, and device idle time by cause.
 
 The rules are those of PyTorch's TensorBoard plugin (torch-tb-profiler 0.4.3, overall_parser.py and
-event_parser.py): a stretch of time belongs to the first of kernel, memcpy, memset, communication,
-runtime, dataloader, cpu that is active in it, and to `other` where none is.
+event_parser.py): a stretch of time belongs to the first of `CLASSES` that is active in it.
 """
 
 from __future__ import annotations
@@ -51,10 +50,7 @@ def join(*several: Intervals) -> Intervals:
 
 
 class StepClock:
-    """A clock that runs only inside the steps, which are sorted and without overlap.
-
-    With it "the part of an interval inside the steps" is one subtraction.
-    """
+    """A clock that runs only inside the steps, which are sorted and without overlap."""
 
     def __init__(self, steps: Intervals):
         self.steps = steps
@@ -79,8 +75,8 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
     """Find when the steps begin and end; return them, and notes.
 
     A step begins where the one before ended and lasts until the host's mark and the device work
-    launched in it have both ended. The last steps are dropped where the profiler stopped before
-    their kernels were recorded (fewer than 80% of those of the step before, as the plugin had it).
+    launched in it have ended. The last are dropped where the profiler stopped before their kernels
+    were recorded (fewer than 80% of those of the step before, as the plugin had it).
     """
     notes, marks, launches = [], events.of(kinds.STEP), events.launches
     if not marks.length.any():
@@ -217,9 +213,8 @@ def split_idle(events: Events, device: int, clock: StepClock, outside: Intervals
 
     The rule is Holistic Trace Analysis' (MIT, breakdown_analysis.py), for the device as a whole. A
     gap is `host_wait` if the work that ends it was launched after the gap began, else `kernel_wait`
-    if it is short, the hardware's hand-over, else `other`: the work waited for another stream or
-    memory, or its launch is unknown. What of it the host spent `outside` is `host`, unless the work
-    was launched already.
+    if short, the hardware's hand-over, else `other`: it waited for another stream or memory, or its
+    launch is unknown. What the host spent `outside` is `host`, unless it was launched already.
     """
     work = events.device
     own = np.flatnonzero((events.place == device) & (work.end > work.start))

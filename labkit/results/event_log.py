@@ -1,8 +1,4 @@
-"""An event log and the process that writes it: how it goes on, how it ended, how it is kept.
-
-The log is the record. Nothing derived is stored, so a live run, a finished one and a record made
-on other hardware are the same thing here.
-"""
+"""An event log and the process that writes it. The log is the record: nothing derived is stored."""
 
 from __future__ import annotations
 
@@ -52,6 +48,9 @@ REMEDIES = [
 ]  # fmt: skip
 
 
+POLL_S = 0.05  # between two looks at a run that goes on
+
+
 def of_one_moment(compute: Callable) -> Callable:
     """Let a function whose first argument is a result see one moment of it, start to end."""
 
@@ -74,16 +73,13 @@ def fact(event: str, key: str, doc: str, default: Any = None) -> property:
 
 
 class EventLogResult:
-    """One event log, live or recorded; reading it runs no code.
-
-    Whoever asks a live one for anything gets what it has written by then.
-    """
+    """One event log, live or recorded: whoever asks a live one gets what it has written by then."""
 
     SERIES: tuple[str, ...] = ()  # events of which every one is kept; of others, the last
     _alive = False  # whether its process was, when the log was last read
 
     def __init__(self, path: Path, process: Any = None, recorded: bool = False, tail: Any = None):
-        """Read the log at `path`: a run's folder, or a saved record (`recorded`: not live here).
+        """Read a run's folder or a saved record (`recorded`: not live here).
 
         `process` is a live supervisor's handle; `tail` is read in place of the file (a replay).
         """
@@ -197,14 +193,13 @@ class EventLogResult:
             text = f"The bench process ended with {exit_name(code)}, before the run was done."
         return with_remedy(text)
 
-    def wait(self, each: Any = None, period_s: float = 0.05) -> EventLogResult:
-        """Block until the run has ended, calling `each(run)` as it grows.
+    def wait(self, each: Any = None) -> EventLogResult:
+        """Block until the run has ended, calling `each(run)` as it grows. An interrupt stops it.
 
-        An interrupt stops the run. In a notebook the stopped run is returned, and a line says so;
-        elsewhere KeyboardInterrupt is passed on.
+        In a notebook the stopped run is returned; elsewhere KeyboardInterrupt is passed on.
         """
         try:
-            return self.wait_or_raise(each, period_s)
+            return self.wait_or_raise(each)
         except KeyboardInterrupt:
             if self.running or not in_notebook():
                 raise
@@ -212,14 +207,14 @@ class EventLogResult:
                 print(f"{self.ended}; what was measured by then is in what this returned.")
             return self
 
-    def wait_or_raise(self, each: Any = None, period_s: float = 0.05) -> EventLogResult:
+    def wait_or_raise(self, each: Any = None) -> EventLogResult:
         """Do as `wait`, but pass an interrupt on in a notebook too: this is one run of several."""
         with held() as pressed:  # torn nowhere: neither between two events nor in stopping
             try:
                 while self.running and not pressed:
                     if each is not None:
                         each(self)
-                    time.sleep(period_s)
+                    time.sleep(POLL_S)
             except KeyboardInterrupt:
                 pressed.append(0.0)
             if pressed:

@@ -16,11 +16,10 @@ from labkit.spec import Distributed
 def launch(
     spec: Any, *, fault: str | None = None, after: list[str] | None = None, source: Any = None
 ) -> EventLogResult:
-    """Start a Pipeline, an Experiment or Distributed ranks apart from the kernel.
+    """Start a Pipeline, an Experiment or Distributed ranks apart from the kernel; or raise OSError.
 
-    `fault` is planted in the bench, see `labkit.bench.process.planted`. `after` is a command the
-    supervisor starts when the run is over. `source` (a tuner's Source) feeds the reader's own
-    dataset and step to the pipeline's loader settings. Raises OSError where nothing can be started.
+    `fault` is planted in the bench (`labkit.bench.process.planted`), `after` a command that the
+    supervisor starts when the run is over; `source` (a tuner's Source) feeds the reader's dataset.
     """
     kind = launcher.RANKS if isinstance(spec, Distributed) else launcher.BENCH
     what = spec.to_spec()

@@ -1,7 +1,7 @@
 """Saved and recorded runs: load one, list what is there, play one back.
 
-A recorded run is `<machine>/<name>.jsonl.gz` in the package, or in a folder that `labkit record`
-wrote. What it is stands in its first events, so that there is no list of them to keep in step.
+A recorded run is `<machine>/<name>.jsonl.gz` in the package or in a folder of `labkit record`; what
+it is stands in its first events.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import labkit
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
 from labkit.results.record import BROKEN, RecordError, event_on, opened, read_record
-from labkit.results.result import Result, Table
+from labkit.results.result import Table
 from labkit.results.run import Run
+from labkit.results.shipped import Listing
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 HEAD_BYTES = 32 * 1024  # of a record, unpacked: its spec and its machine stand in it
@@ -48,9 +49,6 @@ def _head(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
         return {}
 
 
-SOME = 8  # names of records in their short listing
-
-
 @dataclass(frozen=True)
 class Entry:
     """One recorded run in a listing, before it is loaded."""
@@ -64,19 +62,22 @@ class Entry:
     path: Path
     experiment: bool  # measurements rather than steps
 
+    HEAD = ("name", "what it shows", "RECORDED on", "date", "torch")
+    row = property(lambda e: (e.name, e.title, e.hardware, e.date, e.torch))
+
     def load(self) -> Run | Measurements | Ranks:
         """Load it; it is marked RECORDED wherever it shows."""
         return load(self.path)
 
 
-class Library(Result, tuple):
+class Library(Listing):
     """A listing of recorded runs; prints in short, `.table()` lists every one."""
 
     def __repr__(self) -> str:
         if not self:
             return "no recorded runs here"
         machines = " and ".join(sorted({entry.hardware for entry in self}))
-        some = ", ".join(entry.name for entry in self[:: max(1, len(self) // SOME)])
+        some = ", ".join(entry.name for entry in self[:: max(1, len(self) // 8)])
         return (
             f"{len(self)} run{'s' * (len(self) != 1)} RECORDED on {machines}, such as\n{some}.\n"
             "lk.recorded(name) loads one, lk.replay(name) plays it; .table() lists them all."
@@ -87,10 +88,7 @@ class Library(Result, tuple):
 
     def table(self) -> Table:
         """Return name, title, hardware, date and torch version of each."""
-        if not self:
-            return Table((), foot=("no recorded runs here",))
-        rows = [(e.name, e.title, e.hardware, e.date, e.torch) for e in self]
-        return Table(rows, ("name", "what it shows", "RECORDED on", "date", "torch"), left=range(5))
+        return super().table() if self else Table((), foot=(repr(self),))
 
 
 def recorded(
@@ -98,8 +96,8 @@ def recorded(
 ) -> Library | Run | Measurements | Ranks:
     """List the recorded runs, or load the one called `name`; ValueError where it is not there.
 
-    Where several machines recorded it, a GPU's comes first; `"<machine>/<name>"` asks for one.
-    `folder` is what `labkit record --out FOLDER` wrote; None: what comes with the package.
+    Of several machines a GPU's comes first; `"<machine>/<name>"` asks for one. `folder` is what
+    `labkit record --out FOLDER` wrote; None: what comes with the package.
     """
     folder = Path(folder) if folder is not None else Path(labkit.__file__).parent / "records"
     files = [*folder.glob("*.jsonl.gz"), *folder.glob("*/*.jsonl.gz")] if folder.is_dir() else []

@@ -78,10 +78,7 @@ class Machine(Result):
 
 @functools.cache
 def machine() -> Machine:
-    """Describe this machine: device, cores, memory, versions (about 2 s the first time).
-
-    Raises RuntimeError where torch cannot be imported or the driver does not answer, saying why.
-    """
+    """Describe this machine (2 s the first time); RuntimeError says why torch does not start."""
     return Machine.from_dict(asked_of("labkit.bench.machine"))
 
 
@@ -133,8 +130,8 @@ class TrainingSettings(Result, dict):
 def training_arguments(pipeline: Pipeline, here: Machine | None = None) -> TrainingSettings:
     """Return a pipeline's settings as keywords for Hugging Face's `TrainingArguments`.
 
-    Needs no transformers. What `here` (this machine) cannot honour is left at what it can, with
-    the reason in `.notes`. Knobs such as `channels_last` and `non_blocking` have no counterpart.
+    Needs no transformers. What `here` (this machine) cannot honour is left at what it can, with the
+    reason in `.notes`. Knobs such as `channels_last` have no counterpart.
     """
     here = here or machine()
     gpu = here.kind == "gpu" and here.device.startswith("cuda")

@@ -1,7 +1,4 @@
-"""What an experiment measured: a log with the isolation, outcomes, records and replay of a Run.
-
-It has points in place of steps. What was asked for is a `labkit.spec.Experiment`.
-"""
+"""What an experiment measured: like a Run, with points in place of steps."""
 
 from __future__ import annotations
 

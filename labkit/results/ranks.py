@@ -1,8 +1,7 @@
 """The result of a distributed run: one Run for each rank, merged into one object.
 
-Each rank has an event log of its own, `rankN/events.jsonl` in the run's folder; the run's own log
-tells how it was started and how it ended. In a saved record, one file, a rank's lines carry its
-number.
+Each rank has a log, `rankN/events.jsonl` in the run's folder, whose own tells how it went. In a
+saved record, one file, a rank's lines carry its number.
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ NUMBERS = (
 
 
 class RankRun(Run):
-    """One rank of a distributed run: a Run that is read as part of the whole.
+    """One rank of a distributed run, read as part of the whole.
 
-    Its device counts as busy while it waits for the other ranks, as in nvidia-smi, where the
-    all-reduce spins; `Ranks.times` tells the two apart.
+    Its device counts as busy while it waits for others, as in nvidia-smi: see `Ranks.times`.
     """
 
     def __init__(self, whole: Ranks, number: int):
@@ -57,10 +55,7 @@ class RankRun(Run):
 
 
 class Ranks(EventLogResult):
-    """A distributed run: its ranks in order, live or recorded.
-
-    `ranks[1]` is a Run, `len(ranks)` how many have begun on this machine.
-    """
+    """A distributed run: `ranks[1]` is a Run, `len(ranks)` how many have begun on this machine."""
 
     def __init__(self, path: Path, process: Any = None, recorded: bool = False):
         """Read the run at `path`; the arguments are those of an `EventLogResult`."""
@@ -154,9 +149,9 @@ class Ranks(EventLogResult):
         return sum(rates) if rates and all(rates) else None
 
     def speedup(self, one: Run) -> float | None:
-        """Return samples per second over those of `one`, the same pipeline in one process.
+        """Return samples/s over those of `one`, the same pipeline in one process.
 
-        Raises ValueError where `one` was another pipeline, or ran on other hardware.
+        ValueError where it was another pipeline, or ran on other hardware.
         """
         ours, theirs = self.asked.to_dict(), one.asked.to_dict()
         differs = [n for n in ours if ours[n] != theirs.get(n) and n not in FREE]

@@ -1,7 +1,7 @@
 """Reading an event log: as it grows, or from a record, checked before anything uses it.
 
-A record is a run's folder, or one .jsonl or .jsonl.gz file with the same lines. It may come from
-anywhere: loading one runs no code, and what readers rely on is checked here (`SHAPES`).
+A record (a folder, a .jsonl or .jsonl.gz file) may come from anywhere: loading one runs no code,
+and what readers rely on is checked here (`SHAPES`).
 """
 
 from __future__ import annotations
@@ -182,10 +182,7 @@ def opened(path: str | os.PathLike) -> Any:
 
 
 def event_on(line: bytes) -> dict[str, Any] | None:
-    """Return the event on `line`, or None where it is not one of the right shape.
-
-    A writer that was killed may have left the front of a line before it: that is passed over.
-    """
+    """Return the event on `line`, past what a killed writer left before it; None if unsound."""
     if len(line) > MAX_LINE:
         return None
     try:

@@ -70,10 +70,7 @@ def _cell(value: Any) -> str:
 
 
 class Result:
-    """The base of everything that comes out: it prints as its table, and `plot` draws it.
-
-    The figure stands under the class's name in `labkit.wiring`.
-    """
+    """The base of what comes out: prints as its table; `labkit.wiring` has its figure."""
 
     def table(self) -> Table:
         """Return what is printed; every subclass has its own."""

@@ -137,8 +137,7 @@ class Run(EventLogResult):
         """Device-busy share of wall time, 0 to 1, warm-up excluded; None before two steps.
 
         The device had work, which need not have used all of it. On a CPU: forward, backward and
-        optimizer. On a GPU: from a step's first kernel to its last, gaps between them included: an
-        upper bound, of which `busy_at_least` is the lower one.
+        optimizer. On a GPU: from a step's first kernel to its last, gaps included: an upper bound.
         """
         stamps, wall = self._measured()
         return float(np.diff(stamps[1:, 4:6]).sum() / wall) if wall > 0 else None
@@ -180,10 +179,7 @@ class Run(EventLogResult):
 
     @derived
     def steps_ms(self) -> np.ndarray:
-        """Return the measured steps' wait, copy, compute, launch and other: (steps, 5), ms.
-
-        Every moment is in one class, so that a row adds up to its step; see `split_steps`.
-        """
+        """Wait, copy, compute, launch, other of the measured steps: (steps, 5), ms."""
         stamps, _ = self._measured()
         return np.zeros((0, 5)) if stamps is None else split_steps(stamps) * 1e3
 

@@ -92,12 +92,10 @@ def script(what: Pipeline | Run, *, before: Pipeline | Run | None = None) -> Scr
     """Return a pipeline as a whole training script in plain PyTorch, with nothing of this kit.
 
     It trains on the same images, and on a CPU to the same losses, bit by bit; what cannot act on
-    the device is left out, as in a run. Only `xray`, which is measuring, is not in it. The last
-    lines print the losses and the throughput. `.save("train.py")`, `.text`.
+    the device is left out, and so is `xray`. The last lines print losses and throughput.
 
     Args:
-        what: A Pipeline, written for this machine (about 2 s); or the Run of one, for the device
-            and sizes that it ran with, elsewhere too.
+        what: A Pipeline, written for this machine (about 2 s); or a Run, for where it ran.
         before: Return only the statements that differ from this one's, at once; they hold what
             was asked for, whatever this machine can do.
 
@@ -139,9 +137,9 @@ def _on_this_machine(pipeline: Pipeline) -> tuple[dict[str, Any], dict[str, str]
 
 
 def whole_script(job: dict[str, Any], threads: int | None, title: str = "") -> str:
-    """Return the script of a `job`: every knob with the value that runs; `threads` on a CPU.
+    """Return the script of a `job`, every knob with the value that runs; `threads` on a CPU.
 
-    Raises ValueError, with the knob's name, for what cannot be written.
+    ValueError names the knob that cannot be written.
     """
     for name, known in (("dataset", DATASETS), ("model", MODELS)):
         if job[name] not in known:
@@ -158,10 +156,10 @@ def whole_script(job: dict[str, Any], threads: int | None, title: str = "") -> s
 
 
 def changed_lines(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """Return the statements of `after` that those of `before` lack or have otherwise; "" if none.
+    """Return the statements of `after` that those of `before` lack or have otherwise.
 
-    Both are {knob: value}; a knob that is left out has its default. Without a `dataset` it is the
-    reader's own: `DataLoader(dataset, ...)`; a `batch_size` of None is left out of it.
+    Both are {knob: value}, defaults left out. Without a `dataset` it is the reader's own:
+    `DataLoader(dataset, ...)`; a `batch_size` of None is left out of it.
     """
     plain = {name: knob.default for name, knob in KNOBS.items()} | {"dataset": None}
     texts = []

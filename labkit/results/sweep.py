@@ -166,10 +166,7 @@ def _blocks(run: Any) -> np.ndarray:
 
 
 class Sweep(Result):
-    """The runs of a sweep, in the order of the product of its knobs' values.
-
-    `runs` is shorter than `pipelines` where a sweep was interrupted.
-    """
+    """The runs of a sweep, in the order of its knobs' product: of all `pipelines`, or the first."""
 
     def __init__(
         self, pipeline: Pipeline, knobs: dict[str, Any], devices: Sequence[str] | None = None

@@ -23,8 +23,8 @@ NUMBERS = 10  # of a row of the bench's item timer, a batch each; then two lists
 class Timeline:
     """The steps of a run in seconds since its first batch was asked for.
 
-    The clock stands still between two passes over a watched loader (validation, checkpoints): the
-    watch did not see what happened there, so no statistic may count it as idle.
+    The clock stands still between two passes over a watched loader (validation, checkpoints), of
+    which the watch saw nothing.
     """
 
     def __init__(self, steps: list[dict[str, Any]], passes: list[int]):
@@ -99,9 +99,8 @@ def busy_until(busy: np.ndarray, moments_s: np.ndarray) -> np.ndarray:
 def split_steps(stamps: np.ndarray) -> np.ndarray:
     """Split each step but the first, from the end before to its own: (steps - 1, 5), s.
 
-    Every moment is in one class: wait, copy, compute, launch (the device waits for its next piece
-    of work), other. A step's time belongs to the first that was going on of: compute, copy, wait,
-    launch.
+    Every moment is in the first of these that was going on: compute, copy, wait, launch (the device
+    waits for its next piece of work); else in `other`.
     """
     if len(stamps) < 2:
         return np.zeros((0, 5))
