@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import labkit as lk
@@ -68,7 +69,8 @@ def test_the_cheapest_setting_as_fast_as_the_fastest_is_found_in_a_few_runs(true
     tuning = searched(true, start=start)
     assert tuning.best["num_workers"] == workers
     assert tuning.speedup == tuning.winner.rate / true(start) >= 1
-    assert sum(len(trial.rates) + bool(trial.error) for trial in tuning.tried) <= 8
+    runs = sum(len(trial.rates) + bool(trial.error) for trial in tuning.tried)
+    assert runs <= (3 if true is waiting else 8)  # what agrees with the model is not confirmed
     assert f", num_workers={workers}" in tuning.snippet and tuning.snippet in tuning.script()
     assert "<b>" not in tuning._repr_html_().replace("<b>Tuning", "")
     assert ("out of memory" in repr(tuning)) == (true is fails)
@@ -123,7 +125,7 @@ def test_an_interrupt_keeps_the_best_so_far_and_a_start_without_numbers_gives_it
 
     tuning = Tuning("fake", START)
     with pytest.raises(KeyboardInterrupt):
-        searched(interrupted, tuning=tuning)
+        searched(interrupted, lambda s: waiting(s) * (1.15 if s.num_workers else 1), tuning=tuning)
     assert tuning.interrupted and tuning.best["num_workers"] == 6
     assert "interrupted" in repr(tuning) and json.dumps(tuning.to_dict())
     with pytest.raises(RuntimeError, match=r"dataset\[7\] failed"):
@@ -140,6 +142,20 @@ def test_an_interrupted_cell_returns_what_a_sweep_has(monkeypatch, capsys):
     monkeypatch.setattr("labkit.show.running.in_notebook", lambda: True)
     assert "(2 not run)" in str(lk.sweep(num_workers=[0, 2]))
     assert capsys.readouterr().out.startswith("stopped after 0 of 2 runs")
+
+
+def test_a_trial_is_over_once_its_rate_is_known_or_below_the_best():
+    bench, many = trials.Bench(lk.Pipeline(), None, 1.0), START.but(num_workers=2)
+
+    def decided(steps, stall=0.0, every=5, fastest=0.0):
+        step_s = np.full(steps, 0.02) + stall * (np.arange(steps) % every == 0)
+        stamps = np.repeat(np.cumsum(step_s)[:, None], 6, 1)
+        bench.fastest = fastest
+        return bench._decided(SimpleNamespace(steps=steps, stamps=stamps, warmup=4), many)
+
+    assert decided(40) and not decided(20)  # 800 samples/s, too few steps to say so
+    assert not decided(40, stall=0.2, every=12)
+    assert decided(40, stall=0.2, every=12, fastest=3000)  # it will not come near that
 
 
 def test_what_may_not_fit_in_memory_is_left_out_with_the_numbers():

@@ -210,6 +210,7 @@ class Measured:
         compute, waited = stamps[:, 5] - stamps[:, 4], stamps[:, 1] - stamps[:, 0]
         self.device = compute  # (steps,) time on the device,
         self.copy = np.maximum(stamps[:, 3] - stamps[:, 2], 0)  # and of the copy to it
+        self.profiles = _profile(costs.item_cpu), _profile(costs.item_wait)
         # What handing a batch over takes: measured at the end of the run
         self.handoff = {
             name[:-3]: value / 1e6
@@ -251,14 +252,14 @@ class Measured:
         old, costs, handoff, on_cpu = self.pipeline, self.costs, self.handoff, self.on_cpu
         scale = target.batch_size / old.batch_size
         batches = _drawn(len(costs), steps, rng)
-        parts = PARTS if len(costs.item_cpu[0]) else 1
+        parts = self.profiles[0].shape[1]
         cpus = (costs.cpu[batches] / self.chilled[batches] * scale)[:, None]
-        cpus = cpus * _profile(costs.item_cpu, parts, batches)
+        cpus = cpus * self.profiles[0][batches]
         waits = (costs.wait[batches] * scale)[:, None]
         more = ((target.io_ms or 0) - (old.io_ms or 0)) * target.batch_size / 1e3
         if target.dataset == "sleep":  # its delay is one of the batch, whatever the size
             more += (target.prep_ms - scale * old.prep_ms) / 1e3
-        waits = np.maximum(waits * _profile(costs.item_wait, parts, batches) + more / parts, 0)
+        waits = np.maximum(waits * self.profiles[1][batches] + more / parts, 0)
         stall = old.stall_ms / 1e3  # the stated one, taken from the batches that met it
         collate_wait = (costs.collate_wait - stall * (costs.collate_wait > 0.9 * stall))[batches]
         if target.stall_ms:
@@ -336,11 +337,9 @@ def _drawn(count: int, steps: int, rng: np.random.Generator) -> np.ndarray:
     return pool[rng.integers(count, size=steps)]
 
 
-def _profile(items: list[np.ndarray], parts: int, batches: np.ndarray) -> np.ndarray:
+def _profile(items: list[np.ndarray]) -> np.ndarray:
     """Return (batches, parts): which share of each batch's time its first, second ... part took."""
-    shares = np.full((len(batches), parts), 1 / parts)
-    for row, batch in enumerate(batches):
-        sums = [chunk.sum() for chunk in np.array_split(items[batch], parts)]
-        if total := sum(sums):
-            shares[row] = np.array(sums) / total
-    return shares
+    parts = PARTS if len(items[0]) else 1
+    sums = np.array([[part.sum() for part in np.array_split(each, parts)] for each in items])
+    total = sums.sum(axis=1, keepdims=True)
+    return np.divide(sums, total, out=np.full(sums.shape, 1 / parts), where=total > 0)

@@ -167,9 +167,9 @@ def tune(
 ) -> Tuning:
     """Find the cheapest DataLoader settings that are as fast as the fastest.
 
-    A prediction from each run says what to try next; isolated runs measure it; what is too close
-    to tell is measured again. An interrupt keeps the best so far, which a notebook's cell returns
-    (a script has it in `lk.tune.last`).
+    A prediction from each run says what to try next; isolated runs measure it, each for as long as
+    it tells something; a small gain is measured again. An interrupt keeps the best so far: a
+    notebook's cell returns it (a script has it in `lk.tune.last`).
 
     Args:
         dataset_or_pipeline: A `labkit.Pipeline`; or your own dataset or DataLoader, or the Run of
@@ -182,7 +182,7 @@ def tune(
         baseline: The settings you have now, such as `{"num_workers": 2}`; else the defaults, or
             those of the pipeline or DataLoader given.
         max_workers: The most workers to try; else 12, or twice the cores where that is more.
-        seconds: How long each setting is measured, s; its start comes on top.
+        seconds: How long a setting is measured, s, at the most; its start comes on top.
 
     Raises:
         RuntimeError: The starting point cannot be measured, with the reason.

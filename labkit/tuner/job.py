@@ -10,6 +10,7 @@ from labkit.analysis.loop import loads
 from labkit.analysis.prediction import predict
 from labkit.analysis.remedies import too_many
 from labkit.bench.their_loop import knobs_of
+from labkit.process import launcher
 from labkit.results.machine import machine
 from labkit.results.run import Run
 from labkit.spec import KNOBS, STEP_KNOBS, Pipeline
@@ -48,6 +49,7 @@ class TuningJob:
         pipeline.but(**start.to_dict())  # raises ValueError on a bad one
         if max_workers is not None:
             KNOBS["num_workers"].check(max_workers)
+        trials.warm_up()
         here, most = machine(), max_workers
         if most is None:
             most = max(LEAST_MAX_WORKERS, 2 * (here.cpu_cores or 1))
@@ -89,6 +91,8 @@ class TuningJob:
         try:
             return self.search.run()
         finally:
+            if not launcher.wanted():
+                launcher.end_standby()
             if self.tuning.winner:
                 self._explain()
 

@@ -1,4 +1,7 @@
-"""The search: prediction says what is worth a run, runs say what is true, repeats settle ties.
+"""The search: prediction says what is worth a run, and runs say what is true.
+
+Where a run comes out as predicted, only one that may be clearly faster is worth another; where it
+contradicts, more are made. A gain so small that it may be noise is measured again.
 
 It only decides. `measure` runs a setting, `expect` predicts one from a run of another; both are
 given to it, so that a test can give it others.
@@ -14,14 +17,15 @@ from typing import Any
 
 from labkit.tuner.tuning import PYTORCH_PREFETCH, TIE, Setting, Trial, Tuning
 
-MOST_TRIED = 5  # settings measured, the baseline included
-MOST_RUNS = 7  # runs in all, repeats included; the last check against the baseline comes on top
-CLOSE = 0.05  # trials within this of the fastest are measured again before one is chosen
+MOST_TRIED = 4  # settings measured, the baseline included
+AGREES = 0.10  # a run that comes out within this of its prediction: the model is right about it
+ENOUGH = 2  # settings measured, where the last agreed: none is tried then for its range alone
+CLOSE = 0.05  # a gain that one run shows; a trial further below the best is over
 RUNS_EACH = 3  # of the baseline and of the best, where they are that close
 SURE = 0.10  # a gain over the baseline above this needs no second measurement of the baseline
 REACH = 0.10  # a prediction's range is taken seriously up to this far above its value
 NEAR = 0.85  # of the best prediction at PyTorch's own depth, for other depths to be predicted too
-MORE = 2  # trials and runs on top, where one has contradicted its prediction
+MORE = 2  # trials on top, where one has contradicted its prediction
 PATIENCE = 1  # trials without a gain; the next has to be predicted a good deal faster
 
 Expected = tuple[float, float, float]  # samples/s: value, low, high
@@ -50,7 +54,7 @@ class Search:
         """
         self.tuning, self.settings = tuning, settings
         self.measure, self.expect, self.refuse = measure, expect, refuse
-        self.variants, self.runs, self.cores = variants, 0, cores
+        self.variants, self.cores = variants, cores
         self.each: Callable[[], None] | None = None  # called when a trial has been run
         self.refused: dict[Setting, str] = {}
 
@@ -61,11 +65,10 @@ class Search:
             baseline = self._run(Trial(tuning.start, "the starting point"))
             if baseline.rate is None:
                 raise RuntimeError(f"The starting point cannot be measured: {baseline.error}")
-            while self._room(MOST_TRIED, len(tuning.tried)) and self._room(MOST_RUNS, self.runs):
+            while len(tuning.tried) < MOST_TRIED + MORE * self.contradicted:
                 if (found := self.next()) is None:
                     break
                 self._run(found)
-            self._settle_ties()
             for change in self.variants:
                 setting = tuning.winner.setting.but(**change)
                 if not self._tried(setting):
@@ -89,14 +92,18 @@ class Search:
     def _tried(self, setting: Setting) -> bool:
         return any(trial.setting == setting for trial in self.tuning.tried)
 
-    def _room(self, most: int, used: int) -> bool:
-        return used < most + MORE * self.contradicted
-
     @property
     def contradicted(self) -> bool:
         """Whether a run came out beyond its predicted range: the model is wrong about this data."""
         told = [trial for trial in self.tuning.tried if trial.expected and trial.rate]
         return any(not t.expected[1] <= t.rate <= t.expected[2] for t in told)
+
+    @property
+    def agreed(self) -> bool:
+        """Whether the last run came out as predicted: only a clear promise is worth another."""
+        last = self.tuning.tried[-1]
+        told = last.expected and last.rate and not self.contradicted
+        return bool(told) and abs(last.rate / last.expected[0] - 1) <= AGREES
 
     def next(self, save: bool = True) -> Trial | None:
         """Return the trial most worth a run, or None; `save`: also what is as fast with fewer."""
@@ -132,13 +139,13 @@ class Search:
         top = max(value for value, _, _ in hopes.values())
         reach = {s: min(high, (1 + REACH) * value) for s, (value, _, high) in hopes.items()}
         furthest = max(reach.values())
-        if top > (1 + TIE + missed * CLOSE) * best.rate:
+        if top > (1 + TIE + (missed + self.agreed) * CLOSE) * best.rate:
             found = [s for s, hope in hopes.items() if hope[0] >= (1 - TIE) * top]
             why = "the cheapest of those predicted fastest"
-        elif not save:
+        elif not save or (self.agreed and len(self.tuning.tried) > ENOUGH):
             return None
         elif not missed and furthest > (1 + CLOSE) * best.rate:
-            found = [s for s, high in reach.items() if high >= (1 - TIE) * furthest]
+            found = [s for s, high in reach.items() if high == furthest]
             why = "may be faster: its range reaches higher"
         else:
             fast = [s for s, hope in hopes.items() if hope[0] >= (1 - TIE / 2) * best.rate]
@@ -188,7 +195,6 @@ class Search:
         self.tuning.latest = trial
         hoped = trial.rate or (trial.expected or (None,))[0]
         rate, trial.error, run = self.measure(trial.setting, hoped)
-        self.runs += 1
         if rate:
             trial.rates.append(rate)
             trial.runs.append(run)
@@ -196,23 +202,11 @@ class Search:
             self.each()
         return trial
 
-    def _settle_ties(self) -> None:
-        """Measure again what is too close to tell: the fastest, and the cheapest near it."""
-        for _ in range(2):
-            sound = [trial for trial in self.tuning.tried if trial.rate and not trial.error]
-            fastest = max(sound, key=lambda trial: trial.rate)
-            close = [trial for trial in sound if trial.rate >= (1 - CLOSE) * fastest.rate]
-            least = min(close, key=lambda trial: trial.setting.cost)
-            if least is fastest or (len(fastest.rates) > 1 and len(least.rates) > 1):
-                return
-            for trial in (fastest, least):
-                if self._room(MOST_RUNS, self.runs):
-                    self._run(trial)
-
     def _not_slower(self, best: Trial) -> Trial:
         """Return `best`, or the baseline where it is not slower after all."""
         baseline = self.tuning.baseline
-        if best is baseline or best.rate >= (1 + SURE) * baseline.rate:
+        saves = self.agreed and COST(best.setting) < COST(baseline.setting)
+        if best is baseline or best.rate >= (1 if saves else 1 + SURE) * baseline.rate:
             return best
         while not best.error:  # the closer the two are, the more often they are measured
             close = abs(best.rate / baseline.rate - 1) <= CLOSE

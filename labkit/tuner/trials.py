@@ -7,6 +7,7 @@ written by the user's kernel, read and deleted by its own child; no record ever 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -16,14 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from labkit.analysis.facts import cores_used
 from labkit.analysis.thresholds import FOREIGN_LOAD
 from labkit.bench.their_loop import knobs_of
+from labkit.process import launcher
 from labkit.results.launch import launch
 from labkit.spec import STEP_KNOBS, Pipeline
-from labkit.tuner.search import Measured
+from labkit.tuner.search import CLOSE, Measured
 from labkit.tuner.tuning import Setting, Trial
 
 NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -35,6 +38,9 @@ PARTS = {
 }  # fmt: skip
 MAX_PAYLOAD = 512 * 2**20  # bytes; a larger data set is better made where it is used
 FEWEST_STEPS = 24  # behind the warm-up; with fewer, throughput is a guess
+FEWEST_FIRST = 12  # of the first run, which is there to predict from
+PRECISE = 0.03  # of the throughput, two standard errors: longer tells nothing more
+BLOCKS = 8  # stretches of a run whose spread gives its standard error
 LONGEST_S = 30.0  # of one run
 LOOK_S = 1.2  # of a run, which its x-ray and the handing over of a batch take off
 ENDLESS = 1_000_000  # steps: the clock ends a run, so that its queues never run dry
@@ -144,20 +150,34 @@ class Bench:
         self, pipeline: Pipeline, source: Source | None, seconds: float, look: bool = False
     ):
         self.pipeline, self.source, self.seconds, self.look = pipeline, source, seconds, look
-        self.count = 0  # runs that were made
+        self.count, self.fastest = 0, 0.0  # runs that were made; samples/s of the best of them
         self.disturbed: list[float] = []  # the share of the cores that others took, where much
         self.each: Callable[[Any], None] | None = None  # called with the run that is going on
 
     def measure(self, setting: Setting, rate: float | None) -> Measured:
         """Run `setting` once; once more, and longer, where a run of unknown rate was too short."""
         run = self._run(setting, rate)
-        short = run.steps < FEWEST_STEPS + setting.in_flight
+        short = run.steps < FEWEST_FIRST + setting.in_flight
         if run.outcome == "finished" and rate is None and short:
             run = self._run(setting, run.throughput or run.samples / self.seconds or 1.0)
-        if run.outcome != "finished":
+        if run.outcome != "finished" and not (run.outcome == "stopped" and run.throughput):
             return None, run.error or run.outcome, run
+        self.fastest = max(self.fastest, run.throughput or 0.0)
         slow = f"only {run.steps} batches in {LONGEST_S:.0f} s: too slow to measure"
         return run.throughput, None if run.throughput else slow, run
+
+    def _decided(self, run: Any, setting: Setting) -> bool:
+        """Return whether more steps would tell nothing: the rate is known, or below the best."""
+        if run.steps < FEWEST_STEPS + setting.in_flight:
+            return False
+        ends = run.stamps[run.warmup - 1 :, 5]
+        if ends[-1] - ends[0] < self.seconds / 2:
+            return False
+        blocks = [part.mean() for part in np.array_split(np.diff(ends), BLOCKS)]
+        step_s = float(np.mean(blocks))
+        error = 2 * float(np.std(blocks, ddof=1)) / math.sqrt(BLOCKS) / step_s
+        most = (1 + error) * setting.batch_size / step_s
+        return error < PRECISE or most < (1 - CLOSE) * self.fastest
 
     def _run(self, setting: Setting, rate: float | None) -> Any:
         seconds = self.seconds
@@ -168,16 +188,29 @@ class Bench:
         knobs = setting.to_dict() | {"steps": ENDLESS, "seconds": seconds, "xray": False}
         if self.look:
             knobs |= {"xray": True, "seconds": seconds + LOOK_S}
-        if (
-            self.source is not None and not self.look
-        ):  # other items each time: none is in the cache from before
+        elif self.source is not None:  # other items each time: none is in the cache from before
             knobs["seed"] = self.pipeline.seed + self.count
         self.count += 1
         bare = self.pipeline.but(num_workers=0, prefetch_factor=None, persistent_workers=False)
-        run = launch(bare.but(**knobs), source=self.source).wait_or_raise(each=self.each)
+
+        def each(run: Any) -> None:
+            if self.each:
+                self.each(run)
+            if rate and not self.look and self._decided(run, setting):
+                run.stop()
+
+        run = launch(bare.but(**knobs), source=self.source).wait_or_raise(each)
+        if not self.look:
+            warm_up()
         taken = (cores_used(run)[1] or 0.0) / (run.machine.cpu_cores or 1)
         self.disturbed += [taken] if taken > FOREIGN_LOAD else []
         return run
+
+
+def warm_up() -> None:
+    """Have the next run's process import torch while something is found out here."""
+    if sys.platform != "win32" and os.environ.get("LABKIT_WARM") != "0":
+        launcher.stand_by(forced=True)
 
 
 def free_memory() -> tuple[int, int | None]:
