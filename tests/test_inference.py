@@ -36,9 +36,9 @@ def made_up(folder):
         memory = (WEIGHTS + cache) / (GB_PER_S * 1e9)
         compute = batch * WEIGHTS / 2 / (TFLOP_PER_S * 1e12)
         law = max(memory, compute)
-        values = {"cache_bytes": cache, "bandwidth_s": memory, "compute_s": compute,
-                  "p99_s": law * 2 if batch == 1 else None}  # fmt: skip
-        write("decode", [law * 1.2], bytes=WEIGHTS + cache, values=values, format="fp32",
+        values = {"cache_bytes": cache, "bandwidth_s": memory, "compute_s": compute}
+        took = [law * 1.2] * 98 + [law * 2] * 2 if batch == 1 else [law * 1.2]
+        write("decode", took, batch * WEIGHTS / 2, WEIGHTS + cache, values, format="fp32",
               batch=batch, way="eager")  # fmt: skip
     for batch in (1, 2, 4, 8, 16):
         write("image", [1e-3 * (4 + batch)], batch=batch)
@@ -55,11 +55,14 @@ def test_the_law_the_ratio_and_where_it_becomes_compute_bound(tmp_path):
     assert first.ratio == pytest.approx(1.2) and first.mbu == pytest.approx(1 / 1.2)
     assert first.tokens_per_s == pytest.approx(1e3 / (1.2 * 20.05))
     assert [s.bound for s in found.steps] == ["memory", "memory", "memory", "compute"]
-    assert found.compute_bound_from("fp32") == 64 and found.one("fp32", 64).mbu < 0.5
+    assert first.p99_ms == pytest.approx(2 * 20.05) and found.one("fp32", 4).p99_ms is None
+    [last] = found.eager("fp32", "compute")
+    assert last.batch == 64 and last.mbu < 0.5 and last.gflop_per_s == pytest.approx(200)
     assert found.prefill_mfu("fp32") == pytest.approx(0.5) and found.prefill_mfu("bf16") is None
     assert found.image_knee.batch_size == 4  # of 4 + B ms
     text = str(found.table())
-    assert "1.20x the time" in text and "compute-bound from batch 64 on" in text
+    assert "at most 1.20x as long as reading the weights, up to batch 16" in text
+    assert "compute-bound from batch 64 on, where products reach 200 GFLOP/s" in text
     assert "20 GB/s" in text and "fp32 50%" in text and "400 MB of weights" in text
     assert json.loads(json.dumps(found.to_dict(), default=str))["steps"][0]["ratio"]
     with pytest.raises(LookupError, match="bf16, batch 1, eager was not measured"):
@@ -69,9 +72,10 @@ def test_the_law_the_ratio_and_where_it_becomes_compute_bound(tmp_path):
 def test_the_figure_says_it(tmp_path):
     figure = made_up(tmp_path).plot()
     upper, lower = figure.axes
-    texts = [text.get_text() for text in upper.texts]
-    assert any("compute-bound" in text for text in texts)
-    assert [line.get_linestyle() for line in upper.lines[:2]] == ["-", "--"]
+    legend = [text.get_text() for text in upper.get_legend().get_texts()]
+    assert legend == ["fp32", "fp32, law", "compute-bound from here on"]
+    assert [line.get_linestyle() for line in upper.lines] == ["-", "--", "None"]
+    assert list(upper.lines[2].get_xdata()) == [64]
     assert lower.lines[1].get_ydata()[-1] == pytest.approx(16 * 5 / 20)
 
 
@@ -103,6 +107,7 @@ def test_a_small_decoder_is_measured_in_every_format():
     assert "fp32" in formats and formats | set(measured.skipped) >= {"fp32", "bf16", "int8"}
     matrices = 12 * 64**2 * 2 + 256 * 64
     for name, batch in itertools.product(formats, (1, 4)):
+        assert found.one(name, batch).compute_ms > 0
         (point,) = measured.where("decode", format=name, batch=batch, way="eager")
         numbers = {"fp32": 4, "bf16": 2, "int8": 1}[name]
         cache = 2 * batch * 16 * 64 * 2 * max(2, numbers)

@@ -1,24 +1,24 @@
 """Inference: prefill and decode of a decoder with a KV cache, held against the law of bandwidth.
 
 A decode step reads every weight and the whole cache to give one token a sequence, so it takes
-bytes / bandwidth at the least, and FLOPs / peak where that is more: then it is compute-bound (Pope
+bytes / bandwidth at the least, and FLOPs / rate where that is more: then it is compute-bound (Pope
 et al., "Efficiently Scaling Transformer Inference", MLSys 2023, section 2). FLOPs are those of the
-matrix products: 2 a weight and token, 4 x width a pair of tokens in each block.
+matrix products: 2 a weight and token, 4 x width a pair of tokens in each block. On a CPU the rate
+is what products of as few rows reach with their weights in the cache: far from what large ones do.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from labkit.analysis import knee
-from labkit.experiments.device import side, time_product
+from labkit.experiments.device import side
 from labkit.experiments.measure import page, primitives, style
 from labkit.results.measurements import Measurements
 from labkit.results.result import Result, Table
@@ -30,15 +30,14 @@ model_size, loop = Later("labkit.bench.model_size"), Later("labkit.bench.loop")
 
 NUMBER_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}  # of a weight
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "bfloat16"}  # of what is computed with
-# Few and large matrices: what lies between them is no part of the law. A cache of a CPU is short,
-# since PyTorch's attention reads it at a third of the bandwidth there
-WIDTH, LENGTH = {True: 2048, False: 4096}, {True: 64, False: 1024}  # on a CPU, on a GPU
-DEPTH_ON_GPU, FEWEST = 8, 2
-PAST = 2  # times the last-level cache that the weights take, even in int8
+# Of keys and values; short on a CPU, where attention reads them at half of the bandwidth
+LENGTH = {True: 64, False: 1024}  # on a CPU, on a GPU
+DEPTH_ON_GPU, PAST = 8, 2  # on a CPU int8 weights take so many times its last-level cache
 VOCABULARY = 256
 STEPS = 100  # a 99th percentile of fewer would be their maximum
 SECONDS = {True: 1.5, False: 0.3}  # of steps for batch 1, and for each other batch
 LONGEST_S = 0.3  # of a step: larger batches are not tried
+HELD = 4  # times a thin product's weights fit the last-level cache
 CACHE_SHARE = 1 / 8  # of the memory that is free, at most, for the cache
 BEYOND = 2  # larger batches are not tried once FLOPs take so many times as long as the weights
 IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -46,7 +45,8 @@ IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 @experiment(
     "prefill and decode of a decoder against what bandwidth allows, and an image model's latency",
-    width=knob(None, "width of the decoder", kind="int", low=64, high=16_384, auto="by device"),
+    # Few and large matrices: what lies between them is no part of the law
+    width=knob(4096, "width of the decoder", low=64, high=16_384),
     depth=knob(None, "blocks of the decoder", kind="int", low=1, high=256,
                auto="until its weights are well past the last-level cache"),
     formats=knob(None, "of the weights; int8 is weight-only", kind="str",
@@ -60,12 +60,13 @@ IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
 )  # fmt: skip
 def inference(job: Any, bench: Any) -> None:
     """Measure the roofs, then each format's prefill and decode steps, then an image model."""
-    job.width, job.length = job.width or WIDTH[bench.on_cpu], job.length or LENGTH[bench.on_cpu]
-    job.depth = job.depth or depth_of(job, bench)
+    cache = max(bench.cache_bytes().values(), default=2**25)
+    enough = -(-PAST * cache // (12 * job.width**2)) if bench.on_cpu else DEPTH_ON_GPU
+    job.length, job.depth = job.length or LENGTH[bench.on_cpu], job.depth or enough
     names = [n for n in job.formats or NUMBER_BYTES if n != "int8"]
     names = bench.usable(names) + ["int8"] * ("int8" in (job.formats or NUMBER_BYTES))
     with torch.inference_mode():
-        peaks = roofs(bench, names)
+        peaks = roofs(bench, names) | {"cache": cache}
         for name in names:
             bench.stage(f"decode in {name}")
             try:
@@ -78,31 +79,17 @@ def inference(job: Any, bench: Any) -> None:
     images(job, bench)
 
 
-def depth_of(job: Any, bench: Any) -> int:
-    """Return how many blocks make the weights well larger than the last-level cache, in int8."""
-    if not bench.on_cpu:
-        return DEPTH_ON_GPU
-    largest = max(bench.cache_bytes().values(), default=0)
-    smallest = min(NUMBER_BYTES[name] for name in job.formats or NUMBER_BYTES)
-    return max(FEWEST, -(-PAST * largest // (12 * job.width**2 * smallest)))
-
-
-def roofs(bench: Any, names: list[str]) -> dict[str, float]:
-    """Measure bandwidth of reading (decode writes next to nothing), and products in each format."""
+def roofs(bench: Any, names: list[str]) -> dict[str, Any]:
+    """Measure reading (decode writes next to nothing; "read" does it), and products by format."""
     bench.stage("the roofs: reading memory, matrix products")
     a, b = bench.random_array(n := bench.past_cache_elements()), bench.random_array(n)
-    reads = [bench.time(a.sum, of="sum", bytes=4 * n, launches=1, roof="bandwidth"),
-             bench.time(lambda: torch.dot(a, b), of="dot", bytes=8 * n, launches=1,
-                        roof="bandwidth") / 2]  # fmt: skip
-    peaks = {"bandwidth": 4 * n / min(reads)}
-    # int8 is computed in bf16
+    reads = {"sum": (a.sum, 4 * n), "dot": (lambda: torch.dot(a, b), 8 * n)}
+    rates = {of: size / bench.time(work, of=of, bytes=size, launches=1, roof="bandwidth")
+             for of, (work, size) in reads.items()}  # fmt: skip
+    peaks = {"read": reads[max(rates, key=rates.get)]}
     for name in dict.fromkeys("bf16" if name == "int8" else name for name in names):
         rows = side(bench, name, largest=True)
-        time_product(bench, name, rows, of="matmul", format=name, roof="compute")
-        x = torch.randn(rows, rows, device=bench.device).to(getattr(torch, DTYPES[name]))
-        layer = torch.nn.Linear(rows, rows, device=bench.device).to(x.dtype)
-        models.packed(layer, name, bench.on_cpu)
-        seconds = bench.time(lambda layer=layer, x=x: layer(x), of="packed matmul", format=name,
+        seconds = bench.time(product(name, rows, rows, bench), of="packed matmul", format=name,
                              flops=2 * rows**3, launches=1, roof="compute", n=rows)  # fmt: skip
         peaks[name] = 2 * rows**3 / seconds
     return peaks
@@ -110,12 +97,9 @@ def roofs(bench: Any, names: list[str]) -> dict[str, float]:
 
 def make(name: str, job: Any, bench: Any, pack: bool = True) -> Any:
     """Return a decoder with random weights in a format, ready to decode."""
-    torch.set_default_dtype(getattr(torch, DTYPES[name]))
-    try:
-        with bench.device:
-            model = models.GPT(job.width, job.depth, VOCABULARY, job.length).eval()
-    finally:
-        torch.set_default_dtype(torch.float32)
+    with bench.device:
+        model = models.GPT(job.width, job.depth, VOCABULARY, job.length).eval()
+    model.to(getattr(torch, DTYPES[name]))
     for layer in model.modules():
         if pack and isinstance(layer, torch.nn.Linear):
             models.packed(layer, name, bench.on_cpu)
@@ -126,34 +110,48 @@ def decoder(name: str, job: Any, bench: Any, peaks: dict[str, float]) -> None:
     """Measure prefill, then decode steps at each batch, of a decoder in one format."""
     model, matrices = make(name, job, bench), 12 * job.width**2 * job.depth + VOCABULARY * job.width
     kind = "bf16" if name == "int8" else name  # of the cache, and of what is computed
+    held = math.isqrt(peaks["cache"] // (HELD * NUMBER_BYTES[name])) // 64 * 64
 
     def flops(batch: int, tokens: int) -> float:
         pairs = 4 * job.width * job.depth * tokens * job.length
         return batch * (2 * matrices * tokens + pairs)
 
     prompt = torch.ones(1, job.length, dtype=torch.long, device=bench.device)
-    seconds = steps_s(bench, lambda: model(prompt, models.Cache(model, 1, job.length)), 0.4)
-    size = {"width": job.width, "depth": job.depth, "length": job.length}
-    bench.write("prefill", seconds=seconds, flops=flops(1, job.length), format=name, batch=1,
-                values=size | {"weights_bytes": matrices * NUMBER_BYTES[name]})  # fmt: skip
+    [seconds] = in_turn(bench, [lambda: model(prompt, models.Cache(model, 1, job.length))], 0.4)
+    size = {"width": job.width, "depth": job.depth, "length": job.length,
+            "weights_bytes": matrices * NUMBER_BYTES[name]}  # fmt: skip
+    about = {"values": size, "format": name, "batch": 1}
+    bench.write("prefill", seconds=seconds, flops=flops(1, job.length), **about)
     for batch in job.batches or (2**n for n in itertools.count()):
-        cache_bytes = 2 * batch * job.length * job.width * job.depth * NUMBER_BYTES[kind]
-        if batch > 1 and cache_bytes > CACHE_SHARE * bench.free_bytes():
+        kept = 2 * batch * job.length * job.width * job.depth * NUMBER_BYTES[kind]
+        if batch > 1 and kept > CACHE_SHARE * bench.free_bytes():
             bench.skip(f"{name}, batch {batch} and more", "its cache would take too much memory")
             break
-        moved = matrices * NUMBER_BYTES[name] + cache_bytes
-        values = {"cache_bytes": cache_bytes, "bandwidth_s": moved / peaks["bandwidth"],
-                  "compute_s": flops(batch, 1) / peaks[kind]}  # fmt: skip
-        step = decode_step(model, batch, job.length)
+        moved = size["weights_bytes"] + kept
+        (read, array), step = peaks["read"], decode_step(model, batch, job.length)
+        thin = [product(name, batch, held, bench)] if bench.on_cpu else []
         for way, work in ways(step, name, batch, job, bench):
-            seconds = steps_s(bench, work, SECONDS[batch == 1])
-            values["p99_s"] = np.percentile(seconds, 99) if len(seconds) >= STEPS else None
+            # In turn: the law is of the moment in which it is held. One product fills the cache
+            works = [work, read, *thin, *thin]
+            seconds, reads, *thins = in_turn(bench, works, SECONDS[batch == 1])
+            byte_s = np.median(reads) / array
+            rate = 2 * batch * held**2 / np.median(thins[-1]) if thin else peaks[kind]
+            values = {"cache_bytes": kept, "bandwidth_s": moved * byte_s,
+                      "compute_s": flops(batch, 1) / rate}  # fmt: skip
             bench.write("decode", seconds=sorted(seconds), flops=flops(batch, 1), bytes=moved,
                         values=values, format=name, batch=batch, way=way)  # fmt: skip
-        weights_s = matrices * NUMBER_BYTES[name] / peaks["bandwidth"]
-        over = values["compute_s"] > BEYOND * weights_s or min(seconds) > LONGEST_S
-        if over and not job.batches:
+        beyond = values["compute_s"] > BEYOND * size["weights_bytes"] * byte_s
+        if (beyond or min(seconds) > LONGEST_S) and not job.batches:
             break
+
+
+def product(name: str, rows: int, side: int, bench: Any) -> Callable[[], Any]:
+    """Return a product of `rows` with (side, side) weights as a function, as decode has them."""
+    kind = getattr(torch, DTYPES[name])
+    layer = torch.nn.Linear(side, side, device=bench.device, dtype=kind)
+    x = torch.randn(rows, side, device=bench.device).to(kind)
+    models.packed(layer, name, bench.on_cpu)
+    return lambda: layer(x)
 
 
 def decode_step(model: Any, batch: int, length: int) -> Callable[[], Any]:
@@ -183,13 +181,14 @@ def ways(step: Callable, name: str, batch: int, job: Any, bench: Any) -> Iterato
         yield "compiled", torch.compile(plain)
 
 
-def steps_s(bench: Any, work: Callable[[], Any], seconds: float) -> list[float]:
-    """Return the time of each call in s, one by one: for so many seconds, five at the least."""
-    bench.timed(work)
-    bench.timed(work)
-    taken: list[float] = []
-    while (len(taken) < 5 or sum(taken) < seconds) and len(taken) < 2 * STEPS:
-        taken.append(bench.timed(work))
+def in_turn(bench: Any, works: Sequence[Callable], seconds: float) -> list[list[float]]:
+    """Return the s of each call of `works`, one by one and in turn: five rounds at the least."""
+    for work in (*works, *works):
+        bench.timed(work)
+    taken: list[list[float]] = [[] for _ in works]
+    while len(taken[0]) < 5 or (sum(taken[0]) < seconds and len(taken[0]) < 2 * STEPS):
+        for work, kept in zip(works, taken, strict=True):
+            kept.append(bench.timed(work))
     return taken
 
 
@@ -199,8 +198,8 @@ def autograd(bench: Any) -> None:
         model = models.GPT(64, 4, VOCABULARY, 64).eval()
     tokens = torch.ones(1, 64, dtype=torch.long, device=bench.device)
     modes = {"inference_mode": torch.inference_mode, "no_grad": torch.no_grad,
-             "neither": contextlib.nullcontext}  # fmt: skip
-    calls = dict.fromkeys(modes, functools.partial(model, tokens))
+             "neither": torch.enable_grad}  # fmt: skip
+    calls = dict.fromkeys(modes, lambda: model(tokens))
     for name, seconds in bench.in_turn(calls, setting=lambda name: modes[name]()).items():
         bench.write("autograd", seconds=seconds, mode=name)
 
@@ -225,46 +224,45 @@ class Decoded:
     format: str
     batch: int
     way: str
-    predicted_ms: float  # the larger of bytes / bandwidth and FLOPs / peak
+    memory_ms: float  # bytes over the bandwidth of reading
+    compute_ms: float  # FLOPs over the rate of products
+    gflop_per_s: float  # that rate: on a CPU, of as many rows and with weights in the cache
     measured_ms: float  # median
     p99_ms: float | None  # None of fewer than 100 steps
-    bound: str  # by the law: "memory" or "compute"
-    mbu: float  # bytes over what bandwidth allows in the time
     cache_mib: float
 
+    predicted_ms = property(lambda d: max(d.memory_ms, d.compute_ms), doc="The law's.")
+    bound = property(lambda d: "memory" if d.memory_ms >= d.compute_ms else "compute", doc="By it.")
+    mbu = property(lambda d: d.memory_ms / d.measured_ms, doc="Bytes over bandwidth x time.")
     ratio = property(lambda d: d.measured_ms / d.predicted_ms, doc="Measured over predicted.")
     tokens_per_s = property(lambda d: d.batch / d.measured_ms * 1e3, doc="Of all sequences.")
 
 
 class Inference(Result):
-    """Decode against the law, as `lk.measure("inference")` found it.
-
-    Raises ValueError for another experiment's measurements, or without a decode step.
-    """
+    """Decode against the law, as `lk.measure("inference")` found it; ValueError of another's."""
 
     def __init__(self, measured: Measurements):
         if getattr(measured, "name", "") != "inference" or not measured.where("decode"):
             raise ValueError(f"{measured!r} is no inference: pass lk.measure('inference')'s.")
         self.measured, self.steps = measured, []
-        roof = [point.gb_per_s for point in measured.where(roof="bandwidth") if point.gb_per_s]
-        self.gb_per_s = max(roof, default=None)
+        self.gb_per_s = max(p.gb_per_s for p in measured.where(roof="bandwidth"))
         for p in measured.where("decode"):
-            memory, compute, took = p.values["bandwidth_s"], p.values["compute_s"], p.median_s
-            p99 = p.values.get("p99_s")
+            memory, compute = p.values["bandwidth_s"], p.values["compute_s"]
+            p99 = np.percentile(p.seconds, 99) * 1e3 if len(p.seconds) >= STEPS else None
             self.steps.append(Decoded(
-                **p.case, predicted_ms=max(memory, compute) * 1e3, measured_ms=took * 1e3,
-                p99_ms=p99 and p99 * 1e3, bound="memory" if memory >= compute else "compute",
-                mbu=memory / took, cache_mib=p.values["cache_bytes"] / 2**20,
+                **p.case, memory_ms=memory * 1e3, compute_ms=compute * 1e3, p99_ms=p99,
+                gflop_per_s=p.flops / compute / 1e9, measured_ms=p.median_s * 1e3,
+                cache_mib=p.values["cache_bytes"] / 2**20,
             ))  # fmt: skip
         sizes = {p.case["batch"]: p.median_s * 1e3 for p in measured.where("image")}
         self.image_knee = knee.fit(list(sizes), list(sizes.values())) if len(sizes) > 2 else None
 
     def one(self, format: str, batch: int = 1, way: str = "eager") -> Decoded:
         """Return the decode steps of this case; raises LookupError where there are none."""
-        found = [s for s in self.steps if (s.format, s.batch, s.way) == (format, batch, way)]
-        if not found:
-            raise LookupError(f"inference: {format}, batch {batch}, {way} was not measured")
-        return found[0]
+        for step in self.steps:
+            if (step.format, step.batch, step.way) == (format, batch, way):
+                return step
+        raise LookupError(f"inference: {format}, batch {batch}, {way} was not measured")
 
     def prefill_mfu(self, format: str) -> float | None:
         """Return the MFU of prefill: its FLOPs over the fastest product's rate, None if unknown."""
@@ -273,28 +271,31 @@ class Inference(Result):
         took = [p.tflop_per_s for p in self.measured.where("prefill", format=format)]
         return took[0] / max(rates) if took and rates else None
 
-    def compute_bound_from(self, format: str) -> int | None:
-        """Return the smallest batch measured at which the law says compute; None without one."""
-        batches = [s.batch for s in self.steps if s.format == format and s.bound == "compute"]
-        return min(batches, default=None)
+    def eager(self, format: str, *bounds: str) -> list[Decoded]:
+        """Return the eager steps of a format; with `bounds`, those that are bound so."""
+        mine = [s for s in self.steps if (s.format, s.way) == (format, "eager")]
+        return [s for s in mine if not bounds or s.bound in bounds]
 
-    @property
-    def headline(self) -> str:
-        """What came out, in a sentence."""
-        turn = self.compute_bound_from((first := self.steps[0]).format)
-        until = f"; compute-bound from batch {turn} on" if turn else ""
-        return (f"decode at batch {first.batch} takes {first.ratio:.2f}x the time that reading the "
-                f"weights takes ({first.format}){until}")  # fmt: skip
+    def verdict(self, format: str) -> str:
+        """Return what the law says of a format in a sentence, and how it was kept."""
+        held, beyond = self.eager(format, "memory"), self.eager(format, "compute")[:1]
+        said = [f"takes {'at most ' * (len(held) > 1)}{max(s.ratio for s in held):.2f}x as long as "
+                f"reading the weights, up to batch {held[-1].batch}"] if held else []  # fmt: skip
+        said += [f"is compute-bound from batch {s.batch} on, where products reach "
+                 f"{s.gflop_per_s:,.3g} GFLOP/s" for s in beyond]  # fmt: skip
+        return f"decode in {format} {'; it '.join(said)}"
+
+    headline = property(lambda self: self.verdict(self.steps[0].format), doc="What came out.")
 
     def table(self) -> Table:
         """Return each decode step: predicted, measured, ratio, tokens/s, MBU, cache."""
         rows = [
             (s.format, s.batch, s.way, f"{s.predicted_ms:.2f}", f"{s.measured_ms:.2f}",
-             s.p99_ms and f"{s.p99_ms:.2f}", f"{s.ratio:.2f}", s.bound, f"{s.tokens_per_s:,.0f}",
-             f"{s.mbu:.0%}", f"{s.cache_mib:.1f}") for s in self.steps
+             s.p99_ms and f"{s.p99_ms:.2f}", f"{s.ratio:.2f}", s.bound, f"{s.gflop_per_s:,.3g}",
+             f"{s.tokens_per_s:,.0f}", f"{s.mbu:.0%}", f"{s.cache_mib:.1f}") for s in self.steps
         ]  # fmt: skip
         head = ("weights", "batch", "way", "law ms", "measured ms", "p99 ms", "ratio", "bound by",
-                "tokens/s", "MBU", "cache MiB")  # fmt: skip
+                "GFLOP/s of products", "tokens/s", "MBU", "cache MiB")  # fmt: skip
         mfu = {s.format: self.prefill_mfu(s.format) for s in self.steps}
         said = ", ".join(f"{name} {share:.0%}" for name, share in mfu.items() if share)
         modes = {p.case["mode"]: p.median_s * 1e3 for p in self.measured.where("autograd")}
@@ -303,14 +304,16 @@ class Inference(Result):
         foot = [f"a decoder of width {size['width']}, {size['depth']} blocks, {size['length']} "
                 f"tokens in its cache: {size['weights_bytes'] / 1e6:,.0f} MB of weights",
                 f"reading memory: {self.gb_per_s:.3g} GB/s; MFU of prefill: {said}",
-                modes and f"a small decoder's forward pass: {modes}"]  # fmt: skip
+                modes and f"a small decoder's forward pass: {modes}",
+                *map(self.verdict, list(mfu)[1:])]  # fmt: skip
         if self.image_knee:
             foot.append(f"image model, latency against throughput: {self.image_knee.line}")
         return Table(rows, head, self.headline, foot, left=(0, 2, 7))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the decode steps, and what was measured, as JSON types."""
-        steps = [{**vars(s), "ratio": s.ratio, "tokens_per_s": s.tokens_per_s} for s in self.steps]
+        more = ("predicted_ms", "bound", "mbu", "ratio", "tokens_per_s")
+        steps = [vars(s) | {name: getattr(s, name) for name in more} for s in self.steps]
         return {"steps": steps, "gb_per_s": self.gb_per_s, **self.measured.to_dict()}
 
     plot = property(lambda self: self.measured.plot, doc="Draw it as a matplotlib Figure.")
@@ -319,29 +322,26 @@ class Inference(Result):
 @inference.figure
 def draw(measured: Measurements) -> Any:
     """Draw decode steps over the law, and the image model's latency and throughput."""
-    found, upper, ticks = Inference(measured), [], {}
-    for name in dict.fromkeys(s.format for s in found.steps):
-        colour = style.LINES[len(upper) // 2]
-        mine = [s for s in found.steps if s.format == name and s.way == "eager"]
-        x = [s.batch for s in mine]
-        ticks |= {batch: str(batch) for batch in x}
-        upper.append(primitives.Series(name, x, [s.measured_ms for s in mine], colour))
-        law = [s.predicted_ms for s in mine]
-        upper.append(primitives.Series(f"{name}, law", x, law, colour, "--", ""))
+    found, lines, series = Inference(measured), [], primitives.Series
+    for colour, name in enumerate(dict.fromkeys(s.format for s in found.steps)):
+        mine, turn = found.eager(name), found.eager(name, "compute")[:1]
+        for label, some, value, *look in (
+            (name, mine, "measured_ms"), (f"{name}, law", mine, "predicted_ms", "--", ""),
+            ("", turn, "predicted_ms", "", "X"),
+        ):  # fmt: skip
+            y = [getattr(s, value) for s in some]
+            lines.append(series(label, [s.batch for s in some], y, style.LINES[colour], *look))
     figure, axes = page(measured, [(0.5, 2.6), (0.75, 1.9)], title=found.headline, left_in=0.75)
-    primitives.lines(axes[0], upper, "sequences decoded at once", "ms a step", log="xy",
-                     xticks=ticks)  # fmt: skip
-    if turn := found.compute_bound_from(found.steps[0].format):
-        at = turn / 2**0.5  # between this batch and the one before
-        axes[0].axvline(at, color=style.BEFORE, linewidth=1)
-        axes[0].text(at, 0.04, " compute-bound", transform=axes[0].get_xaxis_transform())
+    turns = series("", [], [], style.BEFORE, "", "X").look | {"label": "compute-bound from here on"}
+    primitives.lines(axes[0], lines, "sequences decoded at once", "ms a step", log="xy",
+                     xticks={s.batch: str(s.batch) for s in found.steps},
+                     more=[primitives.Line2D([], [], **turns)])  # fmt: skip
     points = measured.where("image")
     sizes, times = [p.case["batch"] for p in points], [p.median_s for p in points]
-    latency = [s / times[0] for s in times]
-    rates = [size / more for size, more in zip(sizes, latency, strict=True)]
+    rates = [size * times[0] / s for size, s in zip(sizes, times, strict=True)]
     primitives.lines(axes[1], [
-        primitives.Series("latency", sizes, latency, style.LINES[0]),
-        primitives.Series("images a second", sizes, rates, style.LINES[1]),
+        series("latency", sizes, [s / times[0] for s in times], style.LINES[0]),
+        series("images a second", sizes, rates, style.LINES[1]),
     ], f"images at once ({measured.params.get('image_model')})", "times that of batch 1", log="xy",
         xticks={size: str(size) for size in sizes})  # fmt: skip
     return figure
