@@ -118,7 +118,6 @@ def test_formats_are_found_on_real_tensors_and_under_autocast():
     for name in ("fp32", "fp16", "bf16"):
         assert found.one("limits", format=name).values["smallest"] == FORMATS[name].smallest
         assert found.one("rounding", format=name).values["worst"] <= FORMATS[name].eps / 2
-    assert found.one("example", format="fp16", number=70_000.0).values["became"] == "inf"
     out = {point.case["op"]: point.values for point in types.where("output")}
     assert out["matmul"]["from fp32"] == "bf16" and out["add"]["from fp32"] == "fp32"
     full, half = (types.one("kept", precision=name).values["mib"] for name in ("fp32", "bf16"))

@@ -95,7 +95,7 @@ def draw_device(measured: Any) -> Any:
     return figure
 
 
-SHOWN = {  # kind of device: how the meter is called, and what there is of
+SHOWN = {  # kind of device: what the meter is called, and what there is of
     "gpu": ("NVML utilization, as nvidia-smi shows it", "of the threads the card can hold"),
     "cpu": ("%CPU, as top shows it", "of the cores"),
 }
@@ -121,9 +121,8 @@ def one_thread(job: Any, bench: Any) -> None:
             a @ b
             done += 1
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        values = {"meter": cpu / wall, "lanes": cores, "used": threads / cores}
-        bench.write("threads", seconds=[wall / done], flops=2 * N**3, values=values,
-                    threads=threads)  # fmt: skip
+        values, flops = {"meter": cpu / wall, "used": threads / cores}, 2 * N**3
+        bench.write("threads", seconds=[wall / done], flops=flops, values=values, threads=threads)
     torch.set_num_threads(before)
     if cores == 1:
         bench.skip("all threads", "this machine has one core: one thread is all there is")
@@ -143,7 +142,7 @@ def one_on_card(job: Any, bench: Any) -> None:
             if now > job.seconds / 2:  # the meter's window has filled by then
                 readings.append(pynvml.nvmlDeviceGetUtilizationRates(meter).gpu / 100)
     if readings:
-        values = {"meter": statistics.median(readings), "lanes": lanes, "used": 1 / lanes}
+        values = {"meter": statistics.median(readings), "used": 1 / lanes}
         bench.write("threads", values=values, threads=1)
     else:
         bench.skip("one thread", "NVML does not tell this card's utilization")

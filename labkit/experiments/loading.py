@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,6 @@ image, psutil = Later("PIL.Image"), Later("psutil")
 
 TOP = 3  # functions that a profile names
 READINGS, BATCH = 6, 1000
-
-
-class Pixel:
-    """What an object-oriented dataset makes of every pixel: the channels from 0 to 1."""
-
-    def __init__(self, rgb: bytes):
-        self.red, self.green, self.blue = (channel / 255 for channel in rgb)
 
 
 def decoded(file: str) -> np.ndarray:
@@ -46,9 +40,9 @@ def naive(files: list[str]) -> torch.Tensor:
     """Make an object a pixel, loop over them in Python, and a list becomes a tensor."""
     items = []
     for file in files:
-        raw = (picture := decoded(file)).tobytes()
-        pixels = [Pixel(raw[i : i + 3]) for i in range(0, len(raw), 3)]
-        rows = torch.tensor([(p.red, p.green, p.blue) for p in pixels])  # (px * px, 3)
+        picture = decoded(file)
+        pixels = [SimpleNamespace(r=r, g=g, b=b) for r, g, b in picture.reshape(-1, 3).tolist()]
+        rows = torch.tensor([(p.r / 255, p.g / 255, p.b / 255) for p in pixels])  # (px * px, 3)
         items.append(rows.T.reshape(3, *picture.shape[:2]))
     return torch.stack(items)
 
@@ -100,8 +94,8 @@ def item_ladder(job: Any, bench: Any) -> None:
                 [function if file == "~" else f"{Path(file).name}: {function}", s / total]
                 for (file, _, function), s in sorted(own.items(), key=lambda row: -row[1])[:TOP]
             ]
-            item_us = bench.time(work, of=name, px=job.px) / job.batch_size * 1e6
-            bench.write(f"profile of {name}", values={"item_us": item_us, "top": top})
+            bench.time(work, of=name, px=job.px)
+            bench.write(f"profile of {name}", values={"top": top})
 
 
 @experiment(
@@ -116,9 +110,8 @@ def worker_memory(job: Any, bench: Any) -> None:
     object writes to it: its reference count. The array's pages are never written.
     """
     if sys.platform != "linux":
-        bench.skip("private memory", "only Linux tells a process's unique memory, and only there "
-                                     "are workers forked by default")  # fmt: skip
-        return
+        why = "only Linux tells a process's unique memory, and only there are workers forked"
+        return bench.skip("private memory", why)
     names = [f"images/class-{i % 97:02d}/{i:07d}.jpg" for i in range(job.items)]
     for of, kept in {"list of Python objects": names, "one array": np.array(names)}.items():
         bench.stage(f"measuring: {of}")
@@ -150,14 +143,12 @@ def _private(pid: int) -> int:
 @worker_memory.figure
 def draw_memory(measured: Any) -> Any:
     """Draw private memory of all workers together (MiB) against the share of the data read."""
-    series, ends = [], []
+    series = []
     for kind, colour in zip(dict.fromkeys(p.of for p in measured), style.LINES, strict=False):
-        points = measured.where(kind)
-        mib = [point.values["private_bytes"] / 2**20 for point in points]
-        read = [point.case["read"] for point in points]
-        series.append(primitives.Series(kind, read, mib, colour))
-        ends.append(f"{kind}: {mib[-1]:,.0f} MiB")
-    title = f"private memory when all is read: {', '.join(ends)}"
+        mib = {p.case["read"]: p.values["private_bytes"] / 2**20 for p in measured.where(kind)}
+        series.append(primitives.Series(kind, [*mib], [*mib.values()], colour))
+    ends = ", ".join(f"{line.name}: {line.y[-1]:,.0f} MiB" for line in series)
+    title = f"private memory when all is read: {ends}"
     figure, (axes,) = page(measured, [(0.32, 2.2)], title=title)
     primitives.lines(axes, series, "share of the dataset read in this epoch", "private memory, MiB")
     axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")

@@ -13,8 +13,6 @@ from labkit.experiments.measure import flops, formats, nn, page, primitives, sty
 from labkit.results.result import Table
 from labkit.spec import experiment, knob
 
-EXAMPLES = (70_000.0, 257.0, 1 / 3, 1e-5, 1e-8)
-
 
 class Format:
     """A binary floating-point format, by its bits; `eps` is the step from 1 to the next number."""
@@ -49,7 +47,7 @@ def formats_table() -> Table:
     count=knob(1_000_000, "numbers that are rounded", low=1000, high=1 << 26),
 )
 def number_formats(job: Any, bench: Any) -> None:
-    """Write per format the limits found, the largest error of rounding, and what breaks it."""
+    """Write per format the limits found and the largest error of rounding."""
     x = torch.randn(job.count, device=bench.device)
     x = x[x.abs() > 1e-3]  # below the normals of fp16 it would be more
 
@@ -66,16 +64,7 @@ def number_formats(job: Any, bench: Any) -> None:
             step = step / 2
         found = {"smallest": smallest.item(), "eps": step.item()}
         bench.write("limits", format=name, values=found)
-        for number in EXAMPLES:  # as text: JSON has neither inf nor nan
-            became = f"{torch.tensor(number, device=bench.device).to(dtype).item():g}"
-            bench.write("example", format=name, number=number, values={"became": became})
         rounding(name, x.to(dtype))
-        # a vector's length by hand: its squares overflow long before the result would
-        square = torch.full((4,), 300.0, device=bench.device, dtype=dtype) ** 2
-        values = {"square": square[0], "norm": square.sum().sqrt(),
-                  "normalised": (square / square.sum())[0]}  # fmt: skip
-        values = {name: f"{number.item():g}" for name, number in values.items()}
-        bench.write("norm", format=name, values=values)
     if bench.usable(["tf32"]):  # rounded in hardware: a product with 1 changes nothing else
         x = x[: len(x) // 64 * 64]
         formats.use_tf32(True)
@@ -125,27 +114,21 @@ def autocast_types(job: Any, bench: Any) -> None:
                 except RuntimeError as error:  # an operation that this device lacks in 16 bits
                     came[given] = f"not possible: {str(error).splitlines()[0][:60]}"
             bench.write("output", op=name, precision=job.precision, values=came)
-    for name, kind in (("fp32", None), (job.precision, dtype)):
-        kept = kept_bytes(bench.device, kind)
-        bench.write("kept", precision=name, values={"mib": kept / 2**20})
-
-
-def kept_bytes(device: torch.device, dtype: torch.dtype | None) -> int:
-    """Return the bytes that the forward of a small network keeps for its backward, but weights."""
-    model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU())
-    model = model.to(device)
-    cast = torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
-    with flops.kept_for_backward(model) as kept, cast:
-        model(torch.randn(4096, 256, device=device))  # (B, features)
-    return sum(kept.values())
+    # what the forward of a small network keeps for its backward, but weights
+    layers = nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU()
+    model = nn.Sequential(*layers).to(bench.device)
+    for name, half in (("fp32", False), (job.precision, True)):
+        cast = torch.autocast(bench.device.type, dtype=dtype, enabled=half)
+        with flops.kept_for_backward(model) as kept, cast:
+            model(torch.randn(4096, 256, device=bench.device))  # (B, features)
+        bench.write("kept", precision=name, values={"mib": sum(kept.values()) / 2**20})
 
 
 def operations(device: torch.device) -> dict[str, Callable]:
     """Return operations by name, functions of (8, 16) features and a (2, 3, 8, 8) image."""
     weight = torch.randn(16, 16, device=device)
     kernel = torch.randn(4, 3, 3, 3, device=device)
-    labels = torch.zeros(8, dtype=torch.int64, device=device)
-    f = nn.functional
+    labels, f = torch.zeros(8, dtype=torch.int64, device=device), nn.functional
     return {
         "matmul": lambda x, _: x @ weight.to(x.dtype),
         "linear": lambda x, _: f.linear(x, weight),
@@ -196,14 +179,11 @@ def underflow(job: Any, bench: Any) -> None:
             bench.skip(name, why)
             continue
         bench.stage(f"training: {name}")
-        values = train(x, target, formats.DTYPES.get(kind), scaling, factor, job.steps)
+        values = train(x, target, job.steps, formats.DTYPES.get(kind), scaling, factor)
         bench.write("training", case=name, values=values)
 
 
-def train(
-    x: torch.Tensor, target: torch.Tensor, dtype: torch.dtype | None,
-    scaling: dict[str, float] | None, factor: float, steps: int,
-) -> dict[str, Any]:  # fmt: skip
+def train(x: Any, target: Any, steps: int, dtype: Any, scaling: Any, factor: float) -> dict:
     """Train one network from the same start; return what is known of every step."""
     torch.manual_seed(0)
     device = x.device.type
@@ -225,9 +205,9 @@ def train(
         scaler.step(optimizer)  # not where a gradient is infinite or NaN
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        for name, value in (("loss", loss.item()), ("scale", scale),
-                            ("skipped", scaler.get_scale() < scale)):  # fmt: skip
-            known[name].append(value)
+        known["loss"].append(loss.item())
+        known["scale"].append(scale)
+        known["skipped"].append(scaler.get_scale() < scale)
     return known
 
 
