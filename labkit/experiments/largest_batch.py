@@ -81,17 +81,11 @@ def largest_batch(
 ) -> LargestBatch:  # fmt: skip
     """Find the largest batch that trains within a limit on memory, each try in its own process.
 
-    Args:
-        pipeline: What to train; its `batch_size` is where the search begins.
-        limit_gib: The limit; by default what is free on the card, or 0.5 GiB of a CPU's memory
-            beyond what PyTorch itself takes.
-        margin: Share of the limit that the first steps leave free, 0 to 0.99.
-        **knobs: Changes to `pipeline`.
-
-    Raises:
-        ValueError: A bad setting, before anything starts.
-        RuntimeError: A try that failed for another reason than memory.
-        KeyboardInterrupt: While searching; what was tried before is in `lk.largest_batch.last`.
+    The search begins at the batch size of `pipeline` with `knobs` changed. `limit_gib` is by
+    default what is free on the card, or 0.5 GiB of a CPU's memory beyond PyTorch's own; the first
+    steps leave `margin` of it free, 0 to 0.99. An interrupt leaves what was tried in
+    `lk.largest_batch.last`. Raises ValueError for a bad setting before anything starts,
+    RuntimeError where a try failed for another reason than memory.
     """
     pipeline = (pipeline or Pipeline()).but(**knobs)
     batch_fits.knobs["margin"].check(margin)
@@ -190,16 +184,16 @@ class LargestBatch(Result):
         """Return what was tried, in order."""
         rows = []
         for t in self.tried:
-            notes = filter(None, ["checked again" * t.confirming, t.why])
-            rows.append((t.batch_size, t.steps, t.peak_gib and f"{t.peak_gib:.3f}",
-                         "yes" if t.fits else "no", ", ".join(notes)[:90]))  # fmt: skip
+            fits, notes = "yes" if t.fits else "no", ["checked again" * t.confirming, t.why]
+            peak, note = t.peak_gib and f"{t.peak_gib:.3f}", ", ".join(filter(None, notes))[:90]
+            rows.append((t.batch_size, t.steps, peak, fits, note))
         return Table(rows, ("batch", "steps", "peak GiB", "fits", ""), foot=[self.line], left=(4,))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON types."""
+        tried, here = [vars(t) for t in self.tried], self.machine.to_dict()
         return {"batch_size": self.batch_size, "limit_gib": self.limit_gib, "how": self.how,
-                "tried": [vars(t) for t in self.tried], "pipeline": self.pipeline.to_dict(),
-                "machine": self.machine.to_dict()}  # fmt: skip
+                "tried": tried, "pipeline": self.pipeline.to_dict(), "machine": here}  # fmt: skip
 
     def plot(self) -> Any:
         """Draw memory against batch size as a matplotlib Figure."""

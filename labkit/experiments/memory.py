@@ -1,6 +1,6 @@
 """What an FP32 training step with AdamW keeps in memory: predicted from counts, and measured.
 
-Not in it: temporaries, which come on top at the peak; the CUDA context, the allocator's cache.
+Without temporaries, which come on top at the peak, the CUDA context and the allocator's cache.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The roofline: this device's measured roofs, and real operations placed under them.
 
-FLOPs and bytes of an operation are counted, every input once in and every output once out.
+FLOPs and bytes are counted, every input once in and every output once out.
 Attainable FLOP/s = min(compute roof, bandwidth x FLOP a byte): Williams, Waterman and Patterson,
 "Roofline: an insightful visual performance model for multicore architectures", CACM 52(4), 2009.
 """
@@ -145,11 +145,8 @@ class Placed:
 class Roofline(Result):
     """A device's measured roofs, and operations under them, as `lk.measure("roofline")` found them.
 
-    Of memory the fastest pass counts, per format the fastest product.
-
-    Raises:
-        ValueError: Another experiment's measurements.
-        LookupError: A roof is missing: a run that failed, or was stopped too early.
+    Of memory the fastest pass counts, per format the fastest product. Raises ValueError for another
+    experiment's measurements, LookupError where a roof is missing: of a run that failed.
     """
 
     def __init__(self, measured: Measurements):
@@ -158,17 +155,17 @@ class Roofline(Result):
         self.measured = measured
         passes = [point.gb_per_s for point in measured.where(roof="bandwidth") if point.gb_per_s]
         rates: dict[str, float] = {}
-        for point in [point for point in measured.where("matmul") if point.tflop_per_s]:
-            kind = str(point.case.get("format"))
-            rates[kind] = max(point.tflop_per_s, rates.get(kind, 0.0))
+        known = [(str(p.case.get("format")), p) for p in measured if p.tflop_per_s]
+        for kind, point in known:
+            if point.of == "matmul":
+                rates[kind] = max(point.tflop_per_s, rates.get(kind, 0.0))
         if not passes or not rates:
             missing = "pass over memory" if not passes else "matrix product"
             raise LookupError(f"roofline: no {missing} was measured")
         self.roof = Roof(max(passes), rates)
         self.points: list[Placed] = []
-        for point in measured:
-            kind = str(point.case.get("format"))
-            if kind in rates and point.tflop_per_s and point.bytes:
+        for kind, point in known:
+            if kind in rates and point.bytes:
                 at, rate = point.flops / point.bytes, point.tflop_per_s
                 of_roof = rate / min(rates[kind], self.roof.gb_per_s * at / 1e3)
                 regime = "memory" if at < self.roof.ridge(kind) else "compute"
