@@ -116,63 +116,36 @@ def plain_step(job: Any, bench: Any, **knobs: Any) -> Any:
 
 
 def measure_step(job: Any, device: torch.device) -> dict[str, Any]:
-    """Train three steps of `job`; return the bytes of each part, with the counts of the model."""
-    by_allocator = device.type == "cuda"  # a CPU's keeps no book: there the tensors are counted
-    model, parts = (_by_allocator if by_allocator else _by_tensors)(job, device)
+    """Train a few steps of `job`; return the bytes of each part, with the counts of the model.
+
+    The allocator of a CUDA device tells the peak as well, with temporaries and cuBLAS's workspace.
+    """
+    on_card, storages = device.type == "cuda", flops.storages
+    start = torch.cuda.memory_allocated(device) if on_card else 0
+    trainer = loop.Trainer(job, device)
+    batch, model = trainer.to_device(*model_size.noise_batch(job)), trainer.model
+    with flops.kept_for_backward(model) as kept:
+        trainer.compute(*batch, update=False)
+    gradients = storages(p.grad for p in model.parameters() if p.grad is not None)
+    trainer.compute(*batch, update=True)
+    state = [value for kept_of in trainer.optimizer.state.values() for value in kept_of.values()]
+    own = storages([*model.parameters(), *model.buffers()])
+    found = own, gradients, storages(filter(torch.is_tensor, state)), kept
+    parts = {f"{part}_bytes": sum(of.values()) for part, of in zip(PARTS, found, strict=True)}
+    if on_card:
+        torch.cuda.reset_peak_memory_stats(device)
+        trainer.compute(*batch, update=True)
+        torch.cuda.synchronize(device)
+        parts["peak_bytes"] = torch.cuda.max_memory_allocated(device) - start
     return {
         "model": job.model, "width": job.width, "depth": job.depth, "image_px": job.image_px,
         "classes": data.CLASSES, "batch_size": job.batch_size,
         "parameters": sum(p.numel() for p in model.parameters()),
         "parameter_tensors": sum(1 for _ in model.parameters()),
         "buffer_bytes": sum(b.numel() * b.element_size() for b in model.buffers()),
-        **{f"{part}_bytes": size for part, size in parts.items()},
-        "how": "counted by the CUDA caching allocator at the points of a step" if by_allocator else
-               "counted from the tensors themselves (every storage once; saved-tensor hooks)",
+        "how": "counted from the tensors themselves (every storage once; saved-tensor hooks)",
+        **parts,
     }  # fmt: skip
-
-
-def _by_tensors(job: Any, device: torch.device) -> tuple[Any, dict[str, int | None]]:
-    trainer = loop.Trainer(job, device)
-    batch, model = trainer.to_device(*model_size.noise_batch(job)), trainer.model
-    with flops.kept_for_backward(model) as kept:
-        trainer.compute(*batch, update=False)
-    storages = flops.storages
-    gradients = storages(p.grad for p in model.parameters() if p.grad is not None)
-    trainer.compute(*batch, update=True)
-    state = [value for kept_of in trainer.optimizer.state.values() for value in kept_of.values()]
-    own = storages([*model.parameters(), *model.buffers()])
-    found = own, gradients, storages(filter(torch.is_tensor, state)), kept
-    return model, dict(zip(PARTS, (sum(part.values()) for part in found), strict=True))
-
-
-def _by_allocator(job: Any, device: torch.device) -> tuple[Any, dict[str, int | None]]:
-    # cuBLAS allocates what it keeps, for the forward's and the backward's thread
-    layer = torch.nn.Linear(64, 64).to(device)
-    layer(torch.ones(64, 64, device=device, requires_grad=True)).sum().backward()
-    at = {}
-
-    def allocated(when: str) -> None:
-        torch.cuda.synchronize(device)
-        at[when] = torch.cuda.memory_allocated(device)
-
-    allocated("start")
-    trainer = loop.Trainer(job, device)
-    allocated("model")
-    batch = trainer.to_device(*model_size.noise_batch(job))
-    allocated("batch")
-    hook = trainer.model.register_forward_hook(lambda *_: allocated("forward"))
-    trainer.compute(*batch, update=False)
-    hook.remove()
-    allocated("backward")
-    trainer.compute(*batch, update=True)
-    allocated("update")  # the gradients are gone again: set_to_none
-    torch.cuda.reset_peak_memory_stats(device)
-    trainer.compute(*batch, update=True)
-    torch.cuda.synchronize(device)
-    parts = {"gradients": "backward", "optimizer": "update", "activations": "forward"}
-    parts = {part: at[when] - at["batch"] for part, when in parts.items()}
-    peak = torch.cuda.max_memory_allocated(device) - at["start"]
-    return trainer.model, parts | {"weights": at["model"] - at["start"], "peak": peak}
 
 
 @memory_parts.figure
