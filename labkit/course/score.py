@@ -143,7 +143,7 @@ def _sound(value: Any) -> bool:
 
 # -- mysteries -------------------------------------------------------------------------------------
 
-SEVERITY = 4  # faults that take at least a fifth of the time, so that a figure can show them
+SEVERITY = 4  # takes at least a fifth of the time, so that a figure can show it
 TRIES = 3
 
 here = functools.cache(faultset.base_here)  # one run of a few seconds per session

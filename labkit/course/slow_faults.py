@@ -33,20 +33,19 @@ def plant_all(text: str, dataset: Any, trainer: Any) -> Any:
         elif where == "stem":
             on_stem(trainer, functools.partial(fault, amount=amount))
         else:
-            method = stepping(getattr(trainer, where), functools.partial(fault, trainer, amount))
-            setattr(trainer, where, method)
+            on_step(trainer, where, functools.partial(fault, trainer, amount))
     return dataset
 
 
-def stepping(method: Callable | None, fault: Callable) -> Callable:
-    """Return a method that does the fault first, with the number of the step, from 1."""
-    steps = itertools.count(1)
+def on_step(trainer: Any, where: str, fault: Callable[[int], None]) -> None:
+    """Do the fault before the trainer's method `where`, with the number of the step, from 1."""
+    method, steps = getattr(trainer, where), itertools.count(1)
 
     def both(*args: Any, **kwargs: Any) -> Any:
         fault(next(steps))
         return method(*args, **kwargs) if method else None
 
-    return both
+    setattr(trainer, where, both)
 
 
 class SlowItems(torch.utils.data.Dataset):

@@ -28,7 +28,7 @@ from labkit.results.launch import launch
 from labkit.spec import KNOBS, Distributed, Experiment, Pipeline, experiment
 
 FILES = ("nb00_03", "nb04_06", "nb07_09")
-MAX_BYTES = 16 * 2**20  # of a pickled answer
+MOST_MIB = 16  # of a pickled answer
 
 
 class Refused(Exception):
@@ -160,8 +160,7 @@ class CodeTask(Task):
         """Start the run that tries the answer out."""
         if not (isinstance(answer, type) if isinstance(self.base, type) else callable(answer)):
             raise ValueError(f"{self.rules[:-1]}, this is {type(answer).__name__}.")
-        task = f"{self.world.__module__}:{self.world.__name__}"
-        return launch(Experiment("exercise", {"task": task}), source=Attempt(answer))
+        return launch(Experiment("exercise", {"task": self.key}), source=Attempt(answer))
 
     def refused(self, points: Any) -> str | None:
         """Return why the answer does not count; None if it does."""
@@ -214,10 +213,8 @@ class Attempt:
             data = cloudpickle.dumps(self.answer)
         except Exception as error:  # whatever the reader's objects raise
             raise ValueError(f"It cannot be sent to another process: {error}") from None
-        if len(data) > MAX_BYTES:
-            raise ValueError(
-                f"It drags {len(data) / 2**20:.0f} MiB of data along: define what it needs inside."
-            )
+        if (mib := len(data) / 2**20) > MOST_MIB:
+            raise ValueError(f"It drags {mib:.0f} MiB of data along: define what it needs inside.")
         payload = folder / "attempt.pkl"
         payload.touch(0o600, exist_ok=False)
         payload.write_bytes(data)
@@ -230,14 +227,14 @@ class Attempt:
 
 @experiment(
     "an answer to a challenge, tried out",
-    task=knob("", "the challenge: module:name", pattern=re.compile(r"|labkit\.course\.nb\w+:\w+")),
+    task=knob("", "the challenge's key", pattern=re.compile(r"[\w.-]{0,40}")),
 )
 def exercise(job: Any, bench: Any) -> None:
     """Write what the check of `job.task` counts, or a point "refused" that says why not."""
     import torch
 
-    module = import_module(job.task.partition(":")[0])
-    world = getattr(module, job.task.partition(":")[2])
+    world = all_tasks()[job.task].world
+    module = sys.modules[world.__module__]
 
     def relied_on() -> dict[str, Any]:
         found = {f"time.{name}": getattr(time, name) for name in CLOCKS}

@@ -43,8 +43,10 @@ def own_kernel(job: Any, bench: Any) -> None:
         from labkit.bench.triton_add import add3
 
         check("triton kernel", add3, bench, {"interpreted": not on_card})
-        if on_card:
-            time_it(add3, bench)
+        if on_card:  # against PyTorch's two operations: 4 passes over memory, and 6
+            a, b, c = (torch.randn(BIG, device=bench.device) for _ in range(3))
+            bench.time(lambda: a + b + c, of="time", way="PyTorch", bytes=6 * 4 * BIG)
+            bench.time(lambda: add3(a, b, c), of="time", way="our kernel", bytes=4 * 4 * BIG)
         local_package(bench)
     hub(job.hub, bench)
 
@@ -55,13 +57,6 @@ def check(what: str, add3: Callable, bench: Any, facts: dict[str, Any]) -> None:
         a, b, c = (torch.randn(n, device=bench.device) for _ in range(3))
         worst = (add3(a, b, c) - (a + b + c)).abs().max().item()
         bench.write(what, n=n, values={"largest difference": worst, **facts})
-
-
-def time_it(add3: Callable, bench: Any) -> None:
-    """Time the kernel against PyTorch's two operations. Bytes: 4 passes, and 6."""
-    a, b, c = (torch.randn(BIG, device=bench.device) for _ in range(3))
-    bench.time(lambda: a + b + c, of="time", way="PyTorch", bytes=6 * 4 * BIG)
-    bench.time(lambda: add3(a, b, c), of="time", way="our kernel", bytes=4 * 4 * BIG)
 
 
 def kernels_of(what: str, bench: Any) -> Any:
