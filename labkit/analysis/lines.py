@@ -122,6 +122,10 @@ class Lines(Result):
         """Return the mask of the samples (samples,) of a phase, at places that `of` accepts."""
         return (self.phase == PHASES.index(phase)) & self.where(of)
 
+    def of_part(self, part: str) -> np.ndarray:
+        """Return the mask of the samples (samples,) in a part of the body, see `BODY`."""
+        return self.mask("body", lambda place: BODY.get(place["kind"]) == part)
+
     def _sampled(self, mask: np.ndarray) -> Iterator[tuple[dict[str, Any], int, float]]:
         """Yield place, phase and share of the samples of `mask`."""
         for i in np.flatnonzero(mask):

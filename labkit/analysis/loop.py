@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis import thresholds as limits
-from labkit.analysis.lines import BODY, Line, Lines
+from labkit.analysis.lines import Line, Lines
 
 IN_WORDS = {
     "python": ("Python", "Vectorise it, do it in tensor operations, or take it out of the loop."),
@@ -26,7 +26,6 @@ IN_WORDS = {
     ),
 }
 ITEMS = ("__getitem__", "__getitems__", "__iter__", "__next__")  # where all of it is, anyway
-GROUP_OF = {kind: part for kind, part in BODY.items() if part in IN_WORDS}
 
 
 @dataclass(frozen=True)
@@ -52,10 +51,6 @@ class Loop:
     cold: float | None = None  # by which the first pass was slower than the later ones
     first_pass: int = 0  # its steps
 
-    def of(self, group: str) -> np.ndarray:
-        """Return the mask of the samples in the body that belong to a group."""
-        return self.lines.mask("body", lambda place: GROUP_OF.get(place["kind"]) == group)
-
     def shares(self, rows: np.ndarray) -> dict[str, float]:
         """Return the part (0 to 1) of the body of some steps that each group takes."""
         all_of_it = self.sampled[rows].sum()
@@ -69,24 +64,20 @@ def of_run(run: Any) -> Loop | None:
     """Return what the loop of a watched run shows; None of other runs."""
     if not run.watched or run.steps < limits.MIN_STEPS:
         return None
-    found, first = run.lines, max(run.warmup, 1)
-    count = run.steps - first
-    body, sampled = np.zeros((count, len(IN_WORDS))), np.zeros(count)
-    groups = [GROUP_OF.get(place["kind"]) for place in found.places]
-    columns = {group: i for i, group in enumerate(IN_WORDS)}
-    for i in np.flatnonzero(found.phase == 1):
-        step = found.step[i] - first
-        if 0 <= step < count:
-            sampled[step] += found.share[i]
-            if (group := groups[found.place[i]]) is not None:
-                body[step, columns[group]] += found.share[i]
-    stamps = run.stamps
+    found, first, stamps = run.lines, max(run.warmup, 1), run.stamps
+    measured = (found.phase == 1) & (found.step >= first)
+
+    def per_step(mask: np.ndarray) -> np.ndarray:
+        some = measured & mask
+        return np.bincount(found.step[some] - first, found.share[some], run.steps - first)
+
+    body = np.stack([per_step(found.of_part(part)) for part in IN_WORDS], axis=1)
     wall = max(float(stamps[-1, 5] - stamps[first - 1, 5]), 1e-9)
     spent = stamps[:, 5] - stamps[:, 1]  # (steps,) s, in the body
     starts = sorted({0, *(event["step"] for event in run._series["epoch"])})
     starts = [start for start in starts if start < run.steps]
     return Loop(
-        found, body, sampled, spent,
+        found, body, per_step(measured), spent,
         _drift(spent[first:], first, wall, found),
         *_passes(stamps, starts, wall, bool(run.pipeline.to_dict().get("num_workers"))),
     )  # fmt: skip
@@ -137,7 +128,7 @@ def _passes(
 def in_the_body(loop: Loop, group: str, lost: float) -> tuple[str, str, str, tuple[Line, ...]]:
     """Return the cause, what was seen, the remedy and the lines of a group's loss."""
     words, change = IN_WORDS[group]
-    mask, cause = loop.of(group), group
+    mask, cause = loop.lines.of_part(group), group
     when = stalls(loop, mask) if mask.any() else ""
     if when and (group != "validation" or "every" in when):
         cause = "periodic"

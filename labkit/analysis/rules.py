@@ -285,7 +285,8 @@ def not_training(facts: Facts) -> Iterator[Finding]:
     for group, part in facts.body.items():
         lost = part * of_body
         cause, seen, change, lines = in_the_body(facts.loop, group, lost)
-        if drift and (facts.loop.of(group) & drift.mask).any() and drift.share > lost / 2:
+        said = drift and drift.share > lost / 2
+        if said and (facts.loop.lines.of_part(group) & drift.mask).any():
             continue  # it is what makes the steps longer and longer: said there
         if group != "validation" or cause == "periodic":
             source = f"{facts.loop.lines.samples} sampled stacks, {facts.source}"

@@ -201,8 +201,8 @@ class Run(EventLogResult):
                       "The mean measured step by class (5,), ms; None before there is one.")
     step_ms = _mean_ms(slice(5), "Mean time from one step's end to the next, ms: its parts' sum.")
     wait_ms = _mean_ms(slice(1), "Mean time a step's device stood still for its next batch, ms.")
-    _copy_ms = _mean_ms(slice(1, 2), "")
-    copy_ms = derived(lambda run: None if run.watched else run._copy_ms,
+    copy_ms = derived(lambda run: None if run.watched or run.mean_ms is None
+                      else float(run.mean_ms[1]),
                       "Mean host-to-device copy, ms; None for a watched loop, which hides it.")
     compute_ms = _mean_ms(slice(2, 3),
                           "Mean of forward, backward, optimizer (a watched loop's body), ms.")
