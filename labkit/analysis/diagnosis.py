@@ -19,7 +19,7 @@ from labkit.analysis.instruments import Witness, deciding
 from labkit.analysis.published import PublicTrace
 from labkit.analysis.remedies import typed
 from labkit.analysis.trace import Breakdown, trace
-from labkit.analysis.trace_ranks import RankTraces
+from labkit.analysis.trace_file import RankTraces
 from labkit.process.events import FILE_NAME
 from labkit.results.event_log import of_one_moment
 from labkit.results.library import load

@@ -17,8 +17,7 @@ from typing import Any
 
 from labkit.analysis.knee import Knee, fit
 from labkit.analysis.trace import Breakdown, trace
-from labkit.analysis.trace_file import TraceError
-from labkit.analysis.trace_ranks import RankTraces
+from labkit.analysis.trace_file import RankTraces, TraceError
 from labkit.process.folders import home
 from labkit.results.result import Result, Table
 from labkit.results.shipped import DATA, Listing, entries, entry

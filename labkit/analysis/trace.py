@@ -18,26 +18,22 @@ import numpy as np
 
 from labkit.analysis import trace_events as kinds
 from labkit.analysis import trace_steps as steps_of
-from labkit.analysis.trace_events import Events, Intervals, read_events, uses_tensor_cores
-from labkit.analysis.trace_file import TraceError, TraceFile, files_in, packing
-from labkit.analysis.trace_ranks import RankTraces, TraceComparison, ranks_of
-from labkit.analysis.trace_steps import CLASSES, StepClock, join, length
+from labkit.analysis.trace_events import read_events
+from labkit.analysis.trace_file import (
+    RankTraces,
+    TraceError,
+    TraceFile,
+    files_in,
+    packing,
+    ranks_of,
+)
+from labkit.analysis.trace_steps import CLASSES, StepClock, TopKernel, join, length
 from labkit.results.result import Result, Table
 
-TOP = 10  # kernels listed
+LISTED = 6  # kernels and operators that changed most
 GRAPHS = "CUDA graphs were launched: some profilers miss the kernels inside them."  # a note
 XRAY_FILE = "xray.json.gz"  # written by labkit.bench.profile into the run's folder
 XRAY_EVENT = "xray_trace"  # what a saved record has instead
-
-
-@dataclass(frozen=True)
-class TopKernel:
-    """One kernel, by name: its time in µs and its calls, over all steps together."""
-
-    name: str
-    total_us: float
-    calls: int
-    tensor_core: bool
 
 
 @dataclass(frozen=True, repr=False)
@@ -135,6 +131,56 @@ class Breakdown(Result):
         return Table(rows, title=title, foot=[*foot, *(f"note: {note}" for note in self.notes)])
 
 
+@dataclass(frozen=True, repr=False)
+class TraceComparison(Result):
+    """What changed from one trace to another, in an average step (without marks: the window)."""
+
+    before: Breakdown
+    after: Breakdown
+
+    @property
+    def headline(self) -> str:
+        """Say how the step and its busy share changed."""
+        a, b = self.before, self.after
+        times = f"{a.step_us / 1000:,.1f} -> {b.step_us / 1000:,.1f} ms"
+        busy = f"{a.utilization:.1%} -> {b.utilization:.1%} busy"
+        return f"step {times} ({b.step_us / a.step_us - 1:+.0%}), {busy}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return µs and shares of a step: of all classes, and of what changed most."""
+        a, b = self.before, self.after
+        found: dict[str, Any] = {"before": a.source, "after": b.source}
+        for key in ("step_us", "utilization", "steps"):
+            found |= {f"before_{key}": getattr(a, key), f"after_{key}": getattr(b, key)}
+        classes = [{name: getattr(x, f"{name}_us") for name in x.shares} for x in (a, b)]
+        for what in ("classes", "kernels", "operators"):
+            old, new = classes if what == "classes" else [x.detail.get(what, {}) for x in (a, b)]
+            rows = []
+            for name in old | new:
+                us = old.get(name, 0.0), new.get(name, 0.0)
+                row = {"name": name, "before_us": us[0], "after_us": us[1]}
+                row |= {"change_us": us[1] - us[0], "before_share": us[0] / a.step_us}
+                rows.append(row | {"after_share": us[1] / b.step_us})
+            if what != "classes":
+                rows = sorted(rows, key=lambda row: -abs(row["change_us"]))[:LISTED]
+            found[what] = rows
+        return found
+
+    def table(self) -> Table:
+        """Return the classes, then the kernels and operators that changed most."""
+        found, rows = self.to_dict(), []
+        for what in ("classes", "kernels", "operators"):
+            for row in found[what]:
+                name = row["name"] if what == "classes" else f"{what[:-1]} {row['name'][:60]}"
+                ms = [f"{row[f'{key}_us'] / 1000:,.2f}" for key in ("before", "after")]
+                shares = (f"{row[f'{key}_share']:.1%}" for key in ("before", "after"))
+                rows.append((name, *ms, f"{row['change_us'] / 1000:+,.2f}", *shares))
+        head = ("of a step", "ms before", "ms after", "change", "before", "after")
+        title = f"{self.before.source} -> {self.after.source}: {self.headline}"
+        foot = ("kernels: time on the device; operators: the host's, without those inside them",)
+        return Table(rows, head, title, foot)
+
+
 def _recorded(breakdown: Breakdown) -> dict[str, Any]:
     values = asdict(replace(breakdown, detail={}))
     del values["detail"]
@@ -184,7 +230,7 @@ def _of_one(file: TraceFile) -> Breakdown:
         sent = clock.inside(events.of(kinds.COMMUNICATION))
         alone = length(join(sent, ran)) - length(ran)
         busy = {"comm_busy": length(sent) / clock.total, "exposed_comm": alone / clock.total}
-    kernels = _kernels(events, inside, is_kernel)
+    kernels = steps_of.top_kernels(events, inside, is_kernel)
     doubts = {
         f"{len(devices)} devices: kernel time is time with a kernel on any of them, "
         "utilization and idle time are averages over devices.": len(devices) > 1,
@@ -239,28 +285,6 @@ def _device_name(listed: Any, devices: tuple[str, ...]) -> str | None:
     own = [d for d in listed if d.get("id") in devices] or listed
     names = {str(d["name"]) for d in own if d.get("name")}
     return names.pop()[:100] if len(names) == 1 else None
-
-
-def _kernels(events: Events, inside: Intervals, is_kernel: np.ndarray) -> dict[str, Any]:
-    """Return the top kernels, and the shares of kernel time on Tensor Cores and able to be."""
-    spent = inside.length
-    counted = is_kernel & (spent > 0)
-    times = np.bincount(events.name[counted], weights=spent[counted])
-    calls = np.bincount(events.name[counted])
-    seen, on_cores = np.flatnonzero(calls), np.zeros(len(events.names) + 1, dtype=bool)
-    on_cores[seen] = [uses_tensor_cores(events.names[kernel]) for kernel in seen]
-    uses = counted & on_cores[events.name]
-    total = float(spent[counted].sum(dtype=float))
-    # As in the plugin, an operator that was seen to use Tensor Cores is one that can.
-    can = float(spent[counted & (events.eligible | uses)].sum(dtype=float))
-    return {
-        "tensor_core_share": float(spent[uses].sum(dtype=float)) / total if total else None,
-        "tensor_core_eligible_share": can / total if total else None,
-        "top_kernels": tuple(
-            TopKernel(events.names[k], float(times[k]) / 1000, int(calls[k]), bool(on_cores[k]))
-            for k in sorted(seen, key=lambda kernel: -times[kernel])[:TOP]
-        ),
-    }
 
 
 # -- the trace of a run's x-ray: a file in its folder; a saved record has what was read from it ----

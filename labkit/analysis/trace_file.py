@@ -1,7 +1,7 @@
-"""Yield the events of a trace file of unknown origin one by one, in bounded memory and time.
+"""Yield the events of a trace file of unknown origin one by one; put traces of ranks together.
 
-`json.loads` costs ten times the file in memory and three times the time. The file may be anything:
-a fragment, a picture, a bomb. Every refusal is one `TraceError`.
+`json.loads` costs ten times a file in memory and three times the time. A file may be anything: a
+fragment, a picture, a bomb. Every refusal is one `TraceError`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,14 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any, BinaryIO
+
+from labkit.analysis.thresholds import WORTH_NAMING
+from labkit.results.result import Result, Table
 
 MAX_SIZE = 2 * 2**30  # characters, unpacked: some 5 million events, a minute of reading
 MAX_VALUE = 2 * 2**20  # characters of one event; real ones, shapes and stack included, have 100,000
@@ -26,6 +31,7 @@ MAX_EVENTS = 10_000_000  # as many as 2 GiB hold of real ones; empty ones cost 1
 MAX_TRACES = 4096  # in one folder or archive
 CHUNK = 2**19  # characters read at a time
 
+RANK_IN_NAME = re.compile(r"(?i)(?:rank|worker)[-_. ]?(\d{1,7})")
 KEPT = ("distributedInfo", "deviceProperties")  # what is used of the keys beside the events
 
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -243,3 +249,94 @@ def _members(path: Path, kind: str) -> Iterator[TraceFile]:
 def _is_named_so(name: str | Path) -> bool:
     name = os.path.basename(name)
     return name.endswith((".json", ".json.gz")) and not name.startswith(".")
+
+
+@dataclass(frozen=True, repr=False)
+class RankTraces(Result):
+    """The traces of a job: a Breakdown for each rank, in the order of their `rank`."""
+
+    source: str
+    ranks: tuple[Any, ...]
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.ranks[index]
+
+    def compare(self, after: Any) -> Any:
+        """Refuse: one rank is compared with another."""
+        raise TraceError(f"{self.source!r} holds several ranks: compare one of its .ranks.")
+
+    collective_us = property(
+        lambda self: {b.rank: b.busy.get("comm_busy", 0.0) * b.step_us for b in self.ranks},
+        doc="µs of a step that each rank is in collectives, in which it also waits for others.",
+    )
+
+    @property
+    def straggler(self) -> int | None:
+        """The rank that the others wait for, so that it waits least; None where none stands out."""
+        spent = self.collective_us
+        late = min(spent, key=spent.get)
+        waits = median([us for rank, us in spent.items() if rank != late] or [0.0]) - spent[late]
+        return late if waits >= WORTH_NAMING["straggler"] * fmean(b.step_us for b in self) else None
+
+    @property
+    def headline(self) -> str:
+        """Say which rank the others wait for."""
+        spent, late = self.collective_us, self.straggler
+        if late is None:
+            return "no rank keeps the others waiting"
+        own, others = spent.pop(late) / 1000, median(spent.values()) / 1000
+        return (
+            f"rank {late} is the straggler: it is in collectives for {own:,.1f} ms of a step, the "
+            f"others, which wait for it, for {others:,.1f} ms (median)"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the straggler, and what each rank's `to_dict` returns."""
+        head = {"source": self.source, "straggler": self.straggler, "headline": self.headline}
+        ranks = [each.to_dict() for each in self.ranks]
+        return {**head, "ranks": ranks, "notes": list(self.notes)}
+
+    def table(self) -> Table:
+        """Return a row for each rank: its step, and shares of it."""
+        head = {"compute_busy": "compute", "comm_busy": "collectives", "exposed_comm": "exposed",
+                "idle": "device idle", "dataloader_share": "DataLoader"}  # fmt: skip
+        rows = []
+        for b in self.ranks:
+            shares = (f"{b.busy[key]:.1%}" if key in b.busy else None for key in head)
+            rows.append((b.rank, f"{b.step_us / 1000:,.2f} ms", *shares))
+        title = f"Traces {self.source}: {len(self)} ranks; {self.headline}"
+        foot = [f"note: {note}" for note in self.notes]
+        bold = [row for row, b in enumerate(self.ranks) if b.rank == self.straggler]
+        return Table(rows, ("rank", "step", *head.values()), title, foot, (), bold)
+
+
+def ranks_of(
+    path: str | os.PathLike, files: Iterable[TraceFile], read: Callable[[TraceFile], Any]
+) -> RankTraces:
+    """Read the traces of a folder or archive; of several of one rank, the last by name."""
+    found, notes, ranks = [], [], {}
+    for file in files:
+        try:
+            one = read(file)
+        except NotATrace:
+            notes.append(f"{os.path.basename(file.path)} is not a profiler trace: left out.")
+            continue
+        named = RANK_IN_NAME.findall(one.source)
+        found.append(replace(one, rank=int(named[-1])) if one.rank is None and named else one)
+    if not found:
+        what, remedy = "holds no profiler trace", "give one .json or .json.gz for each rank"
+        raise TraceFile(path).error(what, remedy)
+    found.sort(key=lambda one: one.source)
+    if any(one.rank is None for one in found):
+        notes.append("Not every file says its rank: they are numbered in the order of their names.")
+        found = [replace(one, rank=number) for number, one in enumerate(found)]
+    for one in found:
+        if earlier := ranks.get(one.rank):
+            notes.append(f"Rank {one.rank} has several traces: left out {earlier.source}.")
+        ranks[one.rank] = one
+    name = os.path.basename(os.path.abspath(os.fsdecode(path)))
+    return RankTraces(name, tuple(ranks[rank] for rank in sorted(ranks)), tuple(notes))

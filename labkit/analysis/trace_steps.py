@@ -6,10 +6,13 @@ event_parser.py): a stretch of time belongs to the first of `CLASSES` that is ac
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
 from labkit.analysis import trace_events as kinds
-from labkit.analysis.trace_events import Events, Intervals
+from labkit.analysis.trace_events import Events, Intervals, uses_tensor_cores
 
 CLASSES = ("kernel", "memcpy", "memset", "communication", "runtime", "dataloader", "cpu_exec")
 # What else counts as a class, by its number
@@ -19,6 +22,7 @@ ALSO = {
     kinds.CPU_OP: kinds.ELIGIBLE_OP,
 }
 
+TOP = 10  # kernels listed
 # The longest device gap between two pieces of work that were both already launched which still
 # counts as the hardware's own hand-over. On a V100 (the two ResNet-50 traces of pytorch/kineto,
 # 14,778 such gaps) the median is 1 µs, and 99.6% are 10 µs or shorter.
@@ -239,4 +243,36 @@ def split_idle(events: Events, device: int, clock: StepClock, outside: Intervals
         "host": int(host.sum()),
         "kernel_wait": int(rest[short].sum()),
         "other": int(rest[(~known | queued) & ~short].sum()),
+    }
+
+
+@dataclass(frozen=True)
+class TopKernel:
+    """One kernel, by name: its time in µs and its calls, over all steps together."""
+
+    name: str
+    total_us: float
+    calls: int
+    tensor_core: bool
+
+
+def top_kernels(events: Events, inside: Intervals, is_kernel: np.ndarray) -> dict[str, Any]:
+    """Return the top kernels, and the shares of kernel time on Tensor Cores and able to be."""
+    spent = inside.length
+    counted = is_kernel & (spent > 0)
+    times = np.bincount(events.name[counted], weights=spent[counted])
+    calls = np.bincount(events.name[counted])
+    seen, on_cores = np.flatnonzero(calls), np.zeros(len(events.names) + 1, dtype=bool)
+    on_cores[seen] = [uses_tensor_cores(events.names[kernel]) for kernel in seen]
+    uses = counted & on_cores[events.name]
+    total = float(spent[counted].sum(dtype=float))
+    # As in the plugin, an operator that was seen to use Tensor Cores is one that can.
+    can = float(spent[counted & (events.eligible | uses)].sum(dtype=float))
+    return {
+        "tensor_core_share": float(spent[uses].sum(dtype=float)) / total if total else None,
+        "tensor_core_eligible_share": can / total if total else None,
+        "top_kernels": tuple(
+            TopKernel(events.names[k], float(times[k]) / 1000, int(calls[k]), bool(on_cores[k]))
+            for k in sorted(seen, key=lambda kernel: -times[kernel])[:TOP]
+        ),
     }

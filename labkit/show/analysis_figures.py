@@ -12,8 +12,8 @@ from labkit.analysis.instruments import Instruments, Reading, driver_samples, sa
 from labkit.analysis.knee import Knee
 from labkit.analysis.losses import Losses, name_of
 from labkit.analysis.published import PublicTrace
-from labkit.analysis.trace import Breakdown
-from labkit.analysis.trace_ranks import RankTraces, TraceComparison
+from labkit.analysis.trace import Breakdown, TraceComparison
+from labkit.analysis.trace_file import RankTraces
 from labkit.results.run import Run
 from labkit.show import style
 from labkit.show.primitives import Bar, Series, hbars, lines, rows_in, stack
