@@ -88,9 +88,6 @@ GET(nvmlDeviceGetUtilizationRates, nvmlUtilization_t, v->gpu = 40 + of(c); v->me
 nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t c, nvmlClockType_t kind, u *mhz) {
   ASK *mhz = kind != NVML_CLOCK_SM ? 1 : is("throttled") ? 900 : 1980; return NVML_SUCCESS;
 }
-nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t c, nvmlPcieUtilCounter_t which, u *kb) {
-  ASK *kb = which == NVML_PCIE_UTIL_TX_BYTES ? 1500 : 2500; return NVML_SUCCESS;
-}
 static ull reasons(void) {
   return is("throttled") ? nvmlClocksEventReasonSwPowerCap | nvmlClocksEventReasonSwThermalSlowdown
                          : nvmlClocksEventReasonNone;
@@ -149,7 +146,7 @@ for mood in json.loads(sys.argv[1]):
     os.environ.update(mood)  # the stub in this process sees it
     meter = GpuMeter(os.environ["CARD"], int(os.environ["PID"]))
     meter.read()
-    print(json.dumps(meter.read() | meter.pcie(), allow_nan=False))
+    print(json.dumps(meter.read(), allow_nan=False))
 """
 # The functions behind each key of a sample, for cards that do not have them
 ASKED = {
@@ -162,7 +159,7 @@ ASKED = {
 }  # fmt: skip
 NORMAL = {
     "gpu_now": 0.41, "memory_gib": 1.0, "power_w": 100.0, "power_limit_w": 300.0, "sm_mhz": 1980,
-    "clock_reasons": 0, "others": 0, "others_sm": 0.0, "pcie_tx_mb_s": 1.5, "pcie_rx_mb_s": 2.5,
+    "clock_reasons": 0, "others": 0, "others_sm": 0.0,
     "gpm": {"sm": 0.88, "occupancy": None, "tensor": 0.44, "dram": 0.22},
 }  # fmt: skip
 

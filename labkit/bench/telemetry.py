@@ -123,14 +123,6 @@ class GpuMeter:
             "gpm": self.gpm and _ask(self.gpm.read),
         }
 
-    def pcie(self) -> dict[str, Any]:
-        """Return PCIe traffic in MB/s over the driver's last 20 ms; each call takes that long."""
-        ask, card = pynvml.nvmlDeviceGetPcieThroughput, self.card
-        return {
-            "pcie_tx_mb_s": _ask(lambda: ask(card, pynvml.NVML_PCIE_UTIL_TX_BYTES) / 1e3),
-            "pcie_rx_mb_s": _ask(lambda: ask(card, pynvml.NVML_PCIE_UTIL_RX_BYTES) / 1e3),
-        }
-
     def _driver_samples(self) -> list[tuple[int, float]]:
         """Return the driver's own utilization samples since the last call: (t_ns, 0 to 1)."""
         kind = pynvml.NVML_GPU_UTILIZATION_SAMPLES
@@ -321,15 +313,10 @@ def main(parent: int) -> None:
             meters.append(GpuMeter(uuid, hello["pid"]))
         except Exception as error:  # no driver, another version, a card that is lost
             log.write("no_nvml", why=f"{type(error).__name__}: {error}")
-    due, beat = time.monotonic(), 0
+    due = time.monotonic()
     while True:
-        sample: dict[str, Any] = {}
-        for meter in meters:
-            sample |= meter.read()
-            if beat % 5 == 0 and isinstance(meter, GpuMeter):
-                sample |= meter.pcie()
-        log.write("telemetry", **sample)
-        beat, due = beat + 1, due + PERIOD_S  # from when it was due: no drift
+        log.write("telemetry", **{k: v for meter in meters for k, v in meter.read().items()})
+        due += PERIOD_S  # from when it was due: no drift
         time.sleep(max(0.0, due - time.monotonic()))
 
 

@@ -46,8 +46,8 @@ def launch(spec: dict, folder: Path, log: EventLog) -> int | None:
     hold_devices(spec, log)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does; the bench sets its own
     log.stage("starting the ranks")
-    found = spec.get("rendezvous")  # how several machines find each other
-    how = [f"--{name.replace('_', '-')}={value}" for name, value in (found or {}).items()]
+    found = spec.get("rendezvous") or {}  # how several machines find each other
+    how = [f"--{name.replace('_', '-')}={value}" for name, value in found.items()]
     options = [f"--nproc-per-node={spec['ranks']}", "--max-restarts=0", *(how or ["--standalone"])]
     rank = ["-m", "labkit.bench.rank", str(folder), str(os.getpid())]
     try:
@@ -92,9 +92,8 @@ def name_the_failed(failures: dict[int, Any], folder: Path, log: EventLog) -> No
         rank, traceback = killed[0] if killed else min(failures), None
         how = family.exit_name(failures[rank].exitcode)
         why = f"process {failures[rank].pid} was ended by {how}"
-    log.write(
-        "error", kind=f"Rank {rank}", message=why, traceback=traceback, workers={}, failed_rank=rank
-    )
+    log.write("error", kind=f"Rank {rank}", message=why, traceback=traceback, workers={},
+              failed_rank=rank)  # fmt: skip
 
 
 if __name__ == "__main__":

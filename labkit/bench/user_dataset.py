@@ -80,10 +80,8 @@ def _checked(dataset: Any) -> Any:
         return dataset
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         once = " can be read once only, and" if hasattr(dataset, "__next__") else ""
-        raise TypeError(
-            f"{kind}{once} is not a dataset: it needs __len__ and __getitem__, or to be an "
-            "IterableDataset."
-        )
+        need = "it needs __len__ and __getitem__, or to be an IterableDataset."
+        raise TypeError(f"{kind}{once} is not a dataset: {need}")
     if not len(dataset):
         raise ValueError(f"{kind} is empty: there is no item to load.")
     return dataset
