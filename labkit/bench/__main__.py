@@ -15,15 +15,6 @@ from labkit.bench import process
 from labkit.process.events import EventLog
 
 
-def main(folder: Path, parent: int) -> None:
-    """Run the bench in `folder`, tied to the supervisor `parent`; does not return."""
-    process.die_with(parent)
-    if process.stands_by():
-        warm_up()
-        process.wait_for_run()
-    process.serve(folder, run)
-
-
 def warm_up() -> None:
     """Import what a run needs, and touch no device; everything else each run does for itself."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -46,4 +37,8 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    process.die_with(int(sys.argv[2]))
+    if process.stands_by():
+        warm_up()
+        process.wait_for_run()
+    process.serve(run)

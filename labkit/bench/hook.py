@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 import secrets
 import sys
@@ -140,12 +141,6 @@ class OptimizerSteps:
         with contextlib.suppress(Exception):
             if self.seen == PATIENCE:
                 recorder = _begin(self, None, self)
-                self.steps = Pass(recorder, self, 0, recorder.beat)
+                self.steps = Pass(recorder, itertools.repeat(None), 0, recorder.beat)
             if self.steps is not None:
                 next(self.steps)
-
-    def __iter__(self) -> OptimizerSteps:
-        return self
-
-    def __next__(self) -> None:
-        """Return a batch, in the eyes of the recorder."""

@@ -54,10 +54,13 @@ def wait_for_run() -> None:
         os.close(nothing)
 
 
-def serve(
-    folder: Path, work: Callable[[dict, Path, EventLog], int | None], place: str = ""
-) -> None:
-    """Do `work(spec, folder, log)`, write how it ended in `place`; exit with its code, or 0."""
+def serve(work: Callable[[dict, Path, EventLog], int | None], place: str = "") -> None:
+    """Do `work(spec, folder, log)`, write how it ended in `place`; exit with its code, or 0.
+
+    The command line has the run's folder, and the process that this one is not to outlive.
+    """
+    folder = Path(sys.argv[1])
+    die_with(int(sys.argv[2]))
     faulthandler.enable()
     (folder / place).mkdir(exist_ok=True)
     log, code = EventLog(folder / place), 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import sys
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -30,12 +29,6 @@ from labkit.bench.timeline import DeviceTimeline, HostTimeline
 from labkit.process.events import NO_DEVICE, NO_TOKENS, VERSION, EventLog, StepRing, line_of, now_ns
 
 VOTE_EVERY = 4  # steps, at least, between two votes on whether the time is up
-
-
-def main(folder: Path, agent: int) -> None:
-    """Run one rank of the run in `folder`, tied to torchrun's process `agent`; never returns."""
-    process.die_with(agent)
-    process.serve(folder, run, f"rank{os.environ['LOCAL_RANK']}")
 
 
 def run(spec: dict, folder: Path, log: EventLog) -> None:
@@ -250,4 +243,4 @@ def rank_timeline(log: EventLog, folder: Any, device: torch.device, comm: Commun
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    process.serve(run, f"rank{os.environ['LOCAL_RANK']}")

@@ -23,12 +23,6 @@ LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "gloo", "N
 CARDS = "from labkit.bench.machine import card_uuid\nprint(*(card_uuid(i) for i in range({})))"
 
 
-def main(folder: Path, parent: int) -> None:
-    """Run the ranks of the run in `folder`, tied to the supervisor `parent`; does not return."""
-    process.die_with(parent)
-    process.serve(folder, launch)
-
-
 def launch(spec: dict, folder: Path, log: EventLog) -> int | None:
     """Take the devices, start torchrun, and wait for it; return the exit code, None if it is 0."""
     log.write("hello", pid=os.getpid())
@@ -97,4 +91,4 @@ def name_the_failed(failures: dict[int, Any], folder: Path, log: EventLog) -> No
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    process.serve(launch)
