@@ -14,7 +14,7 @@ from labkit.analysis.diagnosis import Diagnosis
 from labkit.analysis.facts import CLASSES, Evidence, Facts, Finding, loss
 from labkit.analysis.losses import agree
 from labkit.results.machine import Machine
-from labkit.show.improving import Improvement
+from labkit.show.ladder import Improvement
 from labkit.tuner.improve import Improver, lacking
 from labkit.tuner.job import improver
 from labkit.tuner.search import Search

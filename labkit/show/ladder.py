@@ -1,28 +1,37 @@
-"""Tables that grow step by step through a lesson: `lk.Ladder` of runs, `lk.Scaling` of ranks."""
+"""Tables that grow step by step: `lk.Ladder` of runs, `lk.Scaling` of ranks, the autopilot's."""
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from labkit.analysis.cost import joules_per_sample
 from labkit.results.ranks import Ranks
-from labkit.results.result import Result, Table, percent
+from labkit.results.result import Result, Table, but, percent
 from labkit.results.run import Run
+from labkit.results.script import Script, changed_lines, loader_call, script
 from labkit.show.primitives import Bar, hbars, rows_in
 from labkit.show.run_header import delays_of, machine_lines, several_header
 from labkit.show.style import ALARM, COMPUTE, OTHER, drawable, our_style, page
+from labkit.spec import Pipeline
+from labkit.tuner.improve import Climb
 
 NO_GAIN = "no difference beyond the noise"
+CELL = 90  # characters: errors can be long
 
 
-# One step of a ladder: gain and total are ratios of throughput, to the step before and to the first
-# of those measured on the same machine, or None; null: the gain is within the runs' own noise
-Rung = namedtuple("Rung", "name run gain total null note")
+class Rung(NamedTuple):
+    """One step of a ladder; gain and total are ratios of throughput, on the same machine."""
+
+    name: str
+    run: Run
+    gain: float | None  # over the step before
+    total: float | None  # over the first
+    null: bool  # the gain is within the runs' own noise
+    note: str
 
 
 class Ladder(Result):
@@ -54,11 +63,10 @@ class Ladder(Result):
         for name, run in self.runs.items():
             below = ladders.setdefault((run.recorded, run.machine.name), [])
             gain, total, null = None, None, False
-            if run.throughput is not None:
-                below.append(run)
-            if run.throughput is not None and len(below) > 1:
-                step, whole = run.compare(below[-2]), run.compare(below[0])
+            if run.throughput is not None and below:
+                step, whole = run.compare(below[-1]), run.compare(below[0])
                 gain, total, null = step.speedup, whole.speedup, not step.significant
+            below += [run] if run.throughput is not None else []
             rungs.append(Rung(name, run, gain, total, null, _note(run, run.noisy, null)))
         return rungs
 
@@ -73,12 +81,11 @@ class Ladder(Result):
         for number, rung in enumerate(self.rungs):
             run, cells = rung.run, [None] * (5 + len(more))
             if run.throughput is not None:
-                joules = joules_per_sample(run)
                 cells = [
                     f"{run.throughput:,.0f}", run.busy_text, f"{run.step_ms:.1f}",
-                    _times(rung.gain), _times(rung.total),
+                    _say(rung.gain, "{:.2f}x"), _say(rung.total, "{:.2f}x"),
                     *([percent(run.mfu)] * mfu),
-                    *([None if joules is None else f"{joules:.3g}"] * self.energy),
+                    *([_say(joules_per_sample(run), "{:.3g}")] * self.energy),
                     *([run.diagnose().bottleneck] if self.limit else []),
                 ]  # fmt: skip
             rows.append([number, rung.name, *cells, rung.note])
@@ -132,11 +139,9 @@ class Scaling(Result):
         for name, (ranks, one) in self.rows.items():
             times, cells = ranks.times, [None] * 6
             if ranks.throughput is not None and times is not None:
-                shares = (ranks.efficiency(one), times.wait, times.others, times.transfer)
-                cells = [
-                    f"{ranks.throughput:,.0f}", _times(ranks.speedup(one)),
-                    *(None if share is None else f"{np.mean(share):.0%}" for share in shares),
-                ]  # fmt: skip
+                shares = [np.mean(share) for share in (times.wait, times.others, times.transfer)]
+                shares = [_say(share, "{:.0%}") for share in (ranks.efficiency(one), *shares)]
+                cells = [f"{ranks.throughput:,.0f}", _say(ranks.speedup(one), "{:.2f}x"), *shares]
             rows.append([name, ranks.world_size, *cells, _note(ranks, ranks.noisy or one.noisy)])
         return _table(rows, head, self._runs)
 
@@ -163,6 +168,97 @@ class Scaling(Result):
         return [self.one, *(ranks for ranks, _ in self.rows.values())]
 
 
+class Improvement(Ladder):
+    """The autopilot's ladder: what it kept are its steps, and `tried` is every rung."""
+
+    def __init__(self, climb: Climb, name: str, start: Pipeline | None):
+        super().__init__()
+        self.climb, self.name, self.start = climb, name, start
+
+    tried = property(lambda self: tuple(self.climb.rungs), doc="Every Rung, also what failed.")
+    changes = property(lambda self: self.climb.changes, doc="{knob: value}; {}: nothing gained.")
+    speedup = property(lambda self: self.climb.speedup, doc="Throughput over the start's.")
+    stopped = property(lambda self: self.climb.stopped, doc="Why it ended.")
+    verdict = property(lambda self: self.climb.verdict, doc="The Diagnosis of the best.")
+
+    _count = property(lambda self: sum(len(rung.runs) for rung in self.climb.rungs))
+
+    @property
+    def rungs(self) -> list[Any]:
+        """The kept steps; each was measured until it was beyond the noise."""
+        return [rung._replace(null=False) for rung in super().rungs]
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The best pipeline; None of the reader's own data."""
+        return self.start and self.start.but(**self.changes)
+
+    @property
+    def snippet(self) -> str:
+        """The settings as plain PyTorch."""
+        knobs = {**self.climb.start, "dataset": None}
+        lines = changed_lines(knobs, knobs | self.changes).rstrip("\n")
+        return lines or f"loader = {loader_call(knobs)}"
+
+    def script(self) -> Script:
+        """Return the best pipeline as a whole script; of data of your own, the lines to change."""
+        return script(self.pipeline) if self.pipeline else Script(f"{self.snippet}\n")
+
+    @property
+    def headline(self) -> str:
+        """The result in one line."""
+        climb, best = self.climb, self.climb.kept[-1:]
+        if not best or not best[0].rate:
+            return f"improve({self.name}): nothing measured yet"
+        rate = f"{best[0].rate:,.0f} samples/s"
+        if not self.changes:
+            healthy = self.verdict and self.verdict.bottleneck == "compute"
+            said = f"nothing {'to change' if healthy else 'was changed'}, {rate}"
+        else:
+            said = f"{self.speedup:.2f}x the start, {rate}"
+        return f"improve({self.name}): {said}; {climb.stopped or 'going on'}"
+
+    def grow(self) -> None:
+        """Take in what has been kept."""
+        self.runs = {rung.what: rung.runs[-1] for rung in self.climb.kept}
+
+    def table(self, now: str = "") -> Table:
+        """Return every rung, also what was not kept; below, what ended it and what to type."""
+        climb, rows = self.climb, []
+        for rung in climb.rungs:
+            hope, losses = rung.expected, rung.losses
+            rows.append((
+                rung.finding or None, rung.what,
+                hope and "{:.2f}x ({:.2f} to {:.2f})".format(*hope), _say(rung.rate, "{:,.0f}"),
+                _say(rung.gain, "{:.2f}x"), _say(losses, "{:+.1%}"), rung.said[:CELL],
+            ))  # fmt: skip
+        head = ("on top", "change", "expected", "samples/s", "gain", "losses", "")
+        foot = [now] if now else [f"not tried: {k}: {why}" for k, why in climb.left_out.items()]
+        if climb.stopped and not now:
+            if climb.verdict and climb.verdict.bottleneck != "compute":
+                foot.append(f"left: {climb.verdict.advice}")
+            foot += [f"{self._count} runs, {climb.seconds:.0f} s", *self.snippet.split("\n")]
+        runs = list(self.runs.values())
+        foot += [*(text for text, _ in machine_lines(runs)), delays_of(runs)] if runs else []
+        kept = [place for place, rung in enumerate(climb.rungs) if rung.kept]
+        copies = {"PyTorch": self.snippet} if climb.stopped else {}
+        copies |= {"labkit": but(self.changes)} if climb.stopped and self.start else {}
+        left = (0, 1, 2, 6)
+        return Table(rows, head, self.headline, foot, left=left, bold=kept, copies=copies)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as JSON types."""
+        climb = self.climb
+        names = ("changes", "speedup", "stopped", "snippet", "name")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "start": climb.start, "best": climb.knobs, "interrupted": climb.interrupted,
+            "rungs": [rung.to_dict() for rung in climb.rungs], "not_tried": climb.left_out,
+            "seconds": climb.seconds, "diagnosis": climb.verdict and climb.verdict.to_dict(),
+            "runs": self._count,
+        }  # fmt: skip
+
+
 def _check(name: str, run: Any, kind: type, why: str) -> None:
     if not isinstance(run, kind):
         raise ValueError(f"{name!r}: {type(run).__name__} {why}.")
@@ -187,9 +283,7 @@ def _bar(name: str, run: Any, value: float | None, text: str, colour: str, **mor
 
 def _table(rows: list, head: list[str], runs: Iterable[Any]) -> Table:
     foot = _joined(*(text for text, _ in machine_lines(runs)), delays_of(runs))
-    return Table(
-        rows, head, foot=[foot], left=(head.index("step") if "step" in head else 0, len(head) - 1)
-    )
+    return Table(rows, head, foot=[foot], left=(int("step" in head), len(head) - 1))
 
 
 def _bars(title: str, runs: Iterable[Any], bars: list[Bar]) -> Figure:
@@ -200,8 +294,8 @@ def _bars(title: str, runs: Iterable[Any], bars: list[Bar]) -> Figure:
     return figure
 
 
-def _times(value: float | None) -> str | None:
-    return None if value is None else f"{value:.2f}x"
+def _say(value: float | None, form: str) -> str | None:
+    return None if value is None else form.format(value)
 
 
 def _joined(*texts: str) -> str:

@@ -1,9 +1,9 @@
-"""Start a run, a sweep, ranks, a replay or a tuning, and let a person watch it."""
+"""Start a run, a sweep, ranks, a replay or a search, and let a person watch it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.show import wandb_log
 from labkit.show.display import RANKS_PX, SWEEP_PX, Display
+from labkit.show.ladder import Improvement
 from labkit.show.live import Follower, RunDisplay
 from labkit.show.watching import Watch
 from labkit.spec import Distributed, Pipeline
-from labkit.tuner.job import TuningJob
+from labkit.tuner.improve import Rung
+from labkit.tuner.job import TuningJob, improver
 from labkit.tuner.tuning import Tuning
 
 
@@ -38,9 +40,8 @@ def run(
         wait: Block with a live view until it has ended; an interrupt stops the run, which a
             notebook's cell returns all the same (a script has it in `lk.run.last`). False returns
             at once: `run.stop()`, `run.wait()` and every statistic work while it goes on.
-        wandb: Log to Weights & Biases when the run is over: True for an offline run in the run's
-            folder, a mode ("offline", "online", "disabled"), or a dictionary with any of
-            `project`, `mode`, `name`.
+        wandb: Log to Weights & Biases afterwards: True for an offline run in the run's folder, a
+            mode ("offline", "online", "disabled"), or a dict of any of `project`, `mode`, `name`.
         before: A run to draw faintly behind this one.
         **knobs: Changes to `pipeline`, as in `pipeline.but(...)`; a bad one is a ValueError.
     """
@@ -82,12 +83,9 @@ def distributed(
 
 
 def replay(
-    what: str | os.PathLike | Run,
-    *,
-    speed: float = 1.0,
-    wait: bool = True,
+    what: str | os.PathLike | Run, *, speed: float = 1.0, wait: bool = True,
     before: Run | None = None,
-) -> Run:
+) -> Run:  # fmt: skip
     """Play a recorded run through the live view, at the pace it was made or `speed` times that.
 
     `what` is a name as in `lk.recorded()`, a recorded Run, or the path of a record. `wait` blocks
@@ -196,16 +194,63 @@ def tune(
     )  # fmt: skip
     tune.last = tuning = job.tuning
     display = Display()
-
     try:
-        each = teller(display, tuning.table)
-        return job.run(lambda: display.final(line_of(tuning), tuning.table()), each)
-    except KeyboardInterrupt:
-        if not in_notebook():
-            raise
-        return tuning
+        return job.run(
+            lambda: display.final(trial_line(tuning), tuning.table()), teller(display, tuning.table)
+        )
     finally:
         display.final(tuning.headline, tuning.table())
+
+
+def improve(
+    pipeline_or_dataset: Any = None,
+    *,
+    step: Any = None,
+    model: Any = None,
+    optimizer: Any = None,
+    collate_fn: Any = None,
+    batch_size: int | None = None,
+    may_change: Collection[str] = (),
+    seconds: float | None = None,
+) -> Improvement:
+    """Fix what is on top, measure, ask again, until nothing is worth it; show every step.
+
+    A change is kept only where it gains beyond the noise and the losses stay the same. At most 12
+    runs. An interrupt ends it: the best so far is returned.
+
+    Args:
+        pipeline_or_dataset: A `labkit.Pipeline` (the default one, if left out); or your own dataset
+            or DataLoader; or "module:function", a function that returns the dataset.
+        step: Your training step: `step(batch)`, or `step(model, optimizer, batch)`; it copies the
+            batch to its device, and returns the loss. As an object or "module:name", as all parts.
+        model: The step's model, or a function that makes it: for compile and channels_last.
+        optimizer: Its optimizer, or a function of the parameters that makes it.
+        collate_fn: Your own.
+        batch_size: Of a dataset (else 32).
+        may_change: Any of "batch_size" and "precision", which change what is trained.
+        seconds: Time budget: no run begins that would end later.
+
+    Raises:
+        ValueError: Something cannot be run, and why.
+        RuntimeError: The starting point cannot be measured, with the reason.
+    """
+    what = Pipeline() if pipeline_or_dataset is None else pipeline_or_dataset
+    parts = {"step": step, "model": model, "optimizer": optimizer, "collate_fn": collate_fn}
+    made, name, bench = improver(what, may_change, seconds, batch_size, **parts)
+    found = Improvement(made.climb, name, what if isinstance(what, Pipeline) else None)
+    improve.last, display = found, Display()
+
+    def each() -> None:
+        found.grow()
+        display.final(rung_line(made.climb.rungs[-1]), found.table("going on"))
+
+    made.each, bench.bench.each = each, teller(display, found.table)
+    try:
+        made.run()
+        found.grow()
+        return found
+    finally:
+        display.final(found.headline, found.table())
 
 
 def teller(display: Display, table: Callable[[str], Any]) -> Callable[[Any], None]:
@@ -222,7 +267,7 @@ def teller(display: Display, table: Callable[[str], Any]) -> Callable[[Any], Non
     return running
 
 
-def line_of(tuning: Tuning) -> str:
+def trial_line(tuning: Tuning) -> str:
     """Say in one line what the last trial gave, what was expected of it, and why it was tried."""
     trial = tuning.latest
     rate = f"{trial.rates[-1]:,.0f} samples/s" if trial.rates and not trial.error else "failed"
@@ -230,3 +275,14 @@ def line_of(tuning: Tuning) -> str:
     again = f", run {len(trial.rates)}" if len(trial.rates) > 1 else f": {trial.why}"
     what = tuning.verdict(trial)
     return f"{trial.setting}: {rate}{hoped}{'; ' + what if what else ''}{again}"
+
+
+def rung_line(rung: Rung) -> str:
+    """Say in one line what was found, changed, expected and measured."""
+    rate = f"{rung.rate:,.0f} samples/s" if rung.rate else "no number"
+    if not rung.finding:
+        return f"start: {rate}"
+    hope = f"expected {rung.expected[0]:.2f}x, measured "
+    gain = f"{rung.gain:.2f}x ({rate})" if rung.gain else rate
+    losses = "" if rung.losses is None else f", losses {rung.losses:+.1%}"
+    return f"{rung.finding} -> {rung.what}: {hope}{gain}{losses}: {rung.said}"
