@@ -1,6 +1,9 @@
 // The live view in the page: pointers, keys and the kernel's messages; live_draw.js stands before it.
 
-const MOST_STEPS = 200000, DRAG_PX = 5;
+const MOST_STEPS = 200000, DRAG_PX = 5, PATIENCE_MS = 1500;
+// What the page says by itself where the kernel does not: that it is busy, or gone (see live.css)
+const BUSY = "The kernel is busy with another cell: what you pressed waits until that is done.";
+const GONE = "The kernel behind this is gone or was restarted: run this cell again.";
 
 // Hover, and zoom: drag a stretch, wheel (once clicked on) or keys; double click or Escape resets
 function hands(canvas, view, later) {
@@ -8,20 +11,21 @@ function hands(canvas, view, later) {
     const box = view[name]?.box;
     return box && y >= box.y - 4 && y <= box.y + box.height + 18;
   });
+  const show = (zoom) => {
+    view.zoom = zoom;
+    later();
+  };
+  const point = (pointer) => {
+    view.pointer = pointer;
+    later();
+  };
   const zoomTo = (from, to) => {
-    const least = 1e-5, end = Math.max(view.frame?.span ?? 0, 0.01);
-    const width = Math.min(Math.max(to - from, least), end), start = Math.min(Math.max(from, 0), end - width);
-    view.zoom = width >= end * 0.999 && to - from > end ? null : [start, start + width];
-    later();
+    const end = Math.max(view.frame?.span ?? 0, 0.01), width = clamp(to - from, 1e-5, end);
+    const start = clamp(from, 0, end - width);
+    show(width >= end * 0.999 && to - from > end ? null : [start, start + width]);
   };
-  const scaled = (factor, at) => {
-    const { from, to } = view.top;
-    zoomTo(at - (at - from) * factor, at + (to - at) * factor);
-  };
-  const reset = () => {
-    view.zoom = null;
-    later();
-  };
+  const scaled = (factor, at) =>
+    zoomTo(at - (at - view.top.from) * factor, at + (view.top.to - at) * factor);
   const on = {
     pointerdown(event) {
       const place = placeAt(event.offsetY);
@@ -30,24 +34,19 @@ function hands(canvas, view, later) {
       view.pointer = { place, x: event.offsetX, from: event.offsetX };
     },
     pointermove(event) {
-      const held = view.pointer?.from;
-      const place = held === undefined ? placeAt(event.offsetY) : view.pointer.place;
+      const from = view.pointer?.from, place = from === undefined ? placeAt(event.offsetY) : view.pointer.place;
       const box = view[place]?.box;
-      const x = box && Math.min(Math.max(event.offsetX, box.left), box.left + box.width);
-      view.pointer = box && { place, x, from: held };
-      later();
+      point(box && { place, from, x: clamp(event.offsetX, box.left, box.left + box.width) });
     },
     pointerup() {
-      const { pointer } = view;
-      if (pointer?.from === undefined) return;
-      const { place, x, from } = pointer, s = view[place].s;
-      view.pointer = { place, x };
+      if (view.pointer?.from === undefined) return;
+      const { place, x, from } = view.pointer, s = view[place].s;
       if (Math.abs(x - from) > DRAG_PX) zoomTo(s(Math.min(x, from)), s(Math.max(x, from)));
-      later();
+      point({ place, x });
     },
-    dblclick: reset,
-    pointerleave: (event) => event.pointerType !== "touch" && ((view.pointer = null), later()),
-    pointercancel: () => ((view.pointer = null), later()),
+    pointerleave: (event) => event.pointerType !== "touch" && point(null),
+    pointercancel: () => point(null),
+    dblclick: () => show(null),
     wheel(event) {
       // not in the way of someone who only scrolls past
       if (!view.top || !(event.ctrlKey || document.activeElement === canvas)) return;
@@ -58,9 +57,8 @@ function hands(canvas, view, later) {
       if (!view.top) return;
       const { from, to } = view.top, third = (to - from) / 3;
       const act = {
-        "+": () => scaled(0.5, (from + to) / 2), "-": () => scaled(2, (from + to) / 2),
-        ArrowLeft: () => zoomTo(from - third, to - third), Escape: reset,
-        ArrowRight: () => zoomTo(from + third, to + third),
+        "+": () => scaled(0.5, (from + to) / 2), "-": () => scaled(2, (from + to) / 2), Escape: () => show(null),
+        ArrowLeft: () => zoomTo(from - third, to - third), ArrowRight: () => zoomTo(from + third, to + third),
       }[event.key];
       if (!act) return;
       event.preventDefault();
@@ -70,6 +68,7 @@ function hands(canvas, view, later) {
   };
   for (const [name, act] of Object.entries(on)) canvas.addEventListener(name, act, { passive: false });
 }
+
 function element(parent, tag, name) {
   const made = document.createElement(tag);
   made.className = name;
@@ -77,41 +76,16 @@ function element(parent, tag, name) {
   return made;
 }
 
-// What the page says by itself where the kernel does not: that it is busy, or gone (see live.css)
-const BUSY = "The kernel is busy with another cell: what you pressed waits until that is done.";
-const GONE = "The kernel behind this is gone or was restarted: run this cell again.";
-const PATIENCE_MS = 1500;
-
-function watchKernel(root, status, model) {
-  element(root, "div", "gone").textContent = GONE;
-  let timer = 0;
-  const pressed = (event) => {
-    const panel = root.closest(".jp-OutputArea-output, .output_subarea") ?? root.parentElement;
-    if (!panel?.contains(event.target) || !event.target.closest?.("button")) return;
-    clearTimeout(timer);
-    timer = setTimeout(() => (status.textContent = BUSY), PATIENCE_MS);
-  };
-  const answered = () => clearTimeout(timer);
-  const events = "change:status change:running change:tick";
-  document.addEventListener("click", pressed, true);
-  model.on(events, answered);
-  return () => {
-    clearTimeout(timer);
-    document.removeEventListener("click", pressed, true);
-    model.off(events, answered);
-  };
-}
-
 function render({ model, el }) {
   const root = element(el, "div", "labkit-live");
-  const canvas = element(root, "canvas", "");
-  const line = element(root, "div", "line");
-  const badge = element(line, "span", "badge"), status = element(line, "span", "status");
+  const canvas = element(root, "canvas", ""), foot = element(root, "div", "line");
+  const badge = element(foot, "span", "badge"), status = element(foot, "span", "status");
+  element(root, "div", "gone").textContent = GONE;
   canvas.setAttribute("role", "img");
   canvas.tabIndex = 0;
   canvas.dataset.lmSuppressShortcuts = "true"; // its keys are not Jupyter's
   const view = { steps: [], frame: null, before: null, zoom: null, pointer: null };
-  let frames = 0, asked = 0;
+  let frames = 0, asked = 0, timer = 0;
   const paint = () => {
     asked = 0;
     draw(canvas, model, view);
@@ -120,6 +94,7 @@ function render({ model, el }) {
   };
   const later = () => (asked ||= requestAnimationFrame(paint));
   const words = () => {
+    clearTimeout(timer);
     status.textContent = status.title = model.get("status");
     badge.textContent = model.get("badge");
     canvas.setAttribute("aria-label", `${model.get("device")} busy over time: ${model.get("status")}`);
@@ -140,6 +115,7 @@ function render({ model, el }) {
   };
   const arrived = () => {
     root.dataset.frames = ++frames; // what tests wait for
+    clearTimeout(timer);
     taken();
   };
   const sizes = () => {
@@ -148,21 +124,27 @@ function render({ model, el }) {
     root.style.height = height ? "auto" : "";
     later();
   };
+  const pressed = (event) => {
+    const panel = root.closest(".jp-OutputArea-output, .output_subarea") ?? root.parentElement;
+    if (!panel?.contains(event.target) || !event.target.closest?.("button")) return;
+    clearTimeout(timer);
+    timer = setTimeout(() => (status.textContent = BUSY), PATIENCE_MS);
+  };
   const listeners = [
     ["change:tick", arrived], ["change:frame", () => model.get("frame").byteLength || taken()],
     ["change:device change:expected", later], ["change:overlay change:overlay_name", compared],
-    ["change:status change:badge", words], ["change:height", sizes],
+    ["change:status change:badge change:running", words], ["change:height", sizes],
   ];
   for (const [names, handler] of listeners) model.on(names, handler);
-  const sized = new ResizeObserver(later);
+  document.addEventListener("click", pressed, true);
+  const sized = new ResizeObserver(later), themed = new MutationObserver(later);
   sized.observe(root);
-  const themed = new MutationObserver(later);
   themed.observe(document.body, { attributes: true });
-  const unwatch = watchKernel(root, status, model);
   hands(canvas, view, later);
   for (const start of [words, sizes, taken, compared]) start();
   return () => {
-    unwatch();
+    clearTimeout(timer);
+    document.removeEventListener("click", pressed, true);
     for (const [names, handler] of listeners) model.off(names, handler);
     sized.disconnect();
     themed.disconnect();
