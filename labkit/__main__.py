@@ -1,8 +1,4 @@
-"""The labs from a terminal: `python -m labkit --help`.
-
-A command is a function here, its docstring the help; `labkit.terminal` has --json, --save, --plot
-and the exit codes.
-"""
+"""The labs from a terminal: `python -m labkit --help`. A command is a function here."""
 
 from __future__ import annotations
 
@@ -14,6 +10,17 @@ from typing import Any
 import labkit as lk
 from labkit.spec import RENDEZVOUS, Pipeline, parse_settings
 from labkit.terminal import PLOT, SAVE, SET, command, main, option, percent, progress, repeated
+
+
+def pipeline_of(options: argparse.Namespace) -> Pipeline:
+    """Return the pipeline that --set asks for."""
+    return Pipeline(**parse_settings(options.settings))
+
+
+def own_dataset(options: argparse.Namespace) -> str | None:
+    """Return MODULE:FUNCTION, to be imported from here as a script's own modules are."""
+    sys.path[:0] = [] if os.getcwd() in sys.path else [os.getcwd()]
+    return options.dataset
 
 
 @command()
@@ -29,9 +36,8 @@ def run(options: argparse.Namespace) -> Any:
     examples:
       labkit run --set num_workers=4 --set precision=bf16 --plot run.png
       labkit run --set dataset=array --save before.jsonl.gz && labkit diagnose before.jsonl.gz
-      labkit run --set device=cpu --json | python -m json.tool
     """
-    done = lk.run(Pipeline(**parse_settings(options.settings)))
+    done = lk.run(pipeline_of(options))
     lines = [repr(done), *(f"not applied: {k}: {why}" for k, why in done.not_applied.items())]
     return done, {"text": "\n".join(lines)}
 
@@ -43,9 +49,9 @@ def script(options: argparse.Namespace) -> Any:
     It needs torch, numpy and Pillow, and trains the losses that `labkit run` does.
 
     examples:
-      labkit script --set num_workers=4 --set precision=bf16 --out train.py && python train.py
+      labkit script --set num_workers=4 --out train.py && python train.py
     """
-    code = lk.script(Pipeline(**parse_settings(options.settings)))
+    code = lk.script(pipeline_of(options))
     return code, {"text": f"written: {code.save(options.out)}" if options.out else repr(code)}
 
 
@@ -59,18 +65,17 @@ def sweep(options: argparse.Namespace) -> Any:
     """Measure every combination of values.
 
     examples:
-      labkit sweep --over num_workers=0,2,4,8 --plot workers.png
-      labkit sweep --over batch_size=16,32,64 --over precision=fp32,bf16 --set num_workers=4
+      labkit sweep --over batch_size=16,32,64 --over precision=fp32,bf16 --plot sweep.png
       labkit sweep --over batch_size=64,128,256 --devices cuda:0,cuda:1   one run at a time on each
     """
     over = {}
     for text in options.over:
-        name, equals, values = text.partition("=")
-        if not equals or not values:
+        name, _, values = text.partition("=")
+        if not values:
             raise ValueError(f"--over {text!r} is not KNOB=A,B,C.")
         over[name] = [parse_settings([f"{name}={value}"])[name] for value in values.split(",")]
     devices = options.devices.split(",") if options.devices else None
-    swept = lk.sweep(Pipeline(**parse_settings(options.settings)), devices=devices, **over)
+    swept = lk.sweep(pipeline_of(options), devices=devices, **over)
     failed = any(each.outcome == "failed" for each in swept)
     return swept, {"values": [run.to_dict() for run in swept], "code": int(failed)}
 
@@ -117,8 +122,7 @@ def diagnose(options: argparse.Namespace) -> Any:
 def faults(options: argparse.Namespace) -> Any:
     """Run the labelled fault set, score the diagnosis on it.
 
-    The pipelines have a known fault planted in each, or none; the table says how often the
-    diagnosis named it. A quarter of an hour on a CPU: with --keep you can stop and resume.
+    A quarter of an hour on a CPU: with --keep you can stop and resume.
 
     examples:
       labkit faults --only "no workers" --seeds 1 --keep faults.jsonl
@@ -151,12 +155,11 @@ def tune(options: argparse.Namespace) -> Any:
     more = {"batch_size": sizes, "max_workers": options.max_workers, "seconds": options.seconds}
     own = {"collate_fn": options.collate, "step": options.step}
     if options.dataset:
-        sys.path[:0] = [] if os.getcwd() in sys.path else [os.getcwd()]
         more |= {**own, "baseline": settings}
     elif any(own.values()):
         raise ValueError("--collate and --step go with MODULE:FUNCTION, a dataset of your own.")
     try:
-        return lk.tune(options.dataset or Pipeline(**settings), **more)
+        return lk.tune(own_dataset(options) or Pipeline(**settings), **more)
     except KeyboardInterrupt:
         last = getattr(lk.tune, "last", None)
         if getattr(last, "winner", None) is None:
@@ -182,8 +185,7 @@ def tune(options: argparse.Namespace) -> Any:
 def improve(options: argparse.Namespace) -> Any:
     """Fix what is on top, measure, ask again, until nothing is worth it.
 
-    Each step of the ladder says what was found, changed, expected and measured. A change stays only
-    where it gains beyond the noise and the losses are the same.
+    A change stays only where it gains beyond the noise and the losses are the same.
 
     examples:
       labkit improve --set io_ms=5 --may-change precision
@@ -194,10 +196,8 @@ def improve(options: argparse.Namespace) -> Any:
     more |= {"collate_fn": options.collate, "batch_size": size}
     if options.dataset and settings:
         raise ValueError("--set goes with a pipeline, not with a dataset of your own.")
-    if options.dataset:
-        sys.path[:0] = [] if os.getcwd() in sys.path else [os.getcwd()]
     how = {"may_change": options.may_change, "seconds": options.seconds}
-    found = lk.improve(options.dataset or Pipeline(**settings), **more, **how)
+    found = lk.improve(own_dataset(options) or Pipeline(**settings), **more, **how)
     return found, {"code": 130 if found.climb.interrupted else 0}
 
 
@@ -208,9 +208,8 @@ def improve(options: argparse.Namespace) -> Any:
 def record(options: argparse.Namespace) -> Any:
     """Make every recorded run of the course on this machine.
 
-    Records go to DIR/<machine>/<name>.jsonl.gz, without host name, user name, paths or keys.
-    Run it again to go on after an interrupt. To look at them:
-      python -c "import labkit as lk; print(lk.recorded(folder='DIR'))"
+    Records go to DIR/<machine>/<name>.jsonl.gz, without host name, user name, paths or keys;
+    lk.recorded(folder="DIR") lists them. Run it again to go on after an interrupt.
     """
     from labkit.course.record import record
 
@@ -227,11 +226,9 @@ def record(options: argparse.Namespace) -> Any:
 def grade(options: argparse.Namespace) -> Any:
     """Run the challenges of submitted notebooks again, and check them.
 
-    Each runs in a clean notebook with a kernel of its own, in a copy of the notebook's folder, with
-    limits. What goes wrong costs a submission its own rows:
-      passed, not yet, no answer, crashed, timed out, not a notebook
-    Submissions run with your rights: grade strangers' code in a container. The exit code is 2 where
-    a file was not a notebook. --json prints
+    Each runs in a clean notebook with a kernel of its own, in a copy of its folder, with limits:
+      passed, not yet, no answer, crashed, timed out, not a notebook (then the exit code is 2)
+    Submissions run with your rights: grade strangers' code in a container. --json prints
     {"rows": [{notebook, challenge, verdict, passed, why, lines}], "bad": N}.
 
     examples:
@@ -273,9 +270,9 @@ def diff(options: argparse.Namespace) -> Any:
 def watch(options: argparse.Namespace) -> Any:
     """Run a script unchanged, and say what held its training loop back, down to the line.
 
-    The script keeps its arguments, stdin, stdout, stderr, signals and exit code; the verdict goes
-    to stderr in the end. Loops over a torch DataLoader (or else an optimizer's steps) are recorded
-    in its own process and in the loader's workers; --outside leaves the process alone.
+    The script keeps its arguments, streams, signals and exit code; the verdict goes to stderr in
+    the end. Loops over a torch DataLoader (or else an optimizer's steps) are recorded in its own
+    process and in the loader's workers; --outside leaves the process alone.
 
     examples:
       labkit watch -- python train.py --epochs 1
@@ -305,14 +302,11 @@ def distributed(options: argparse.Namespace) -> Any:
     """Measure one pipeline on several processes (DistributedDataParallel).
 
     examples:
-      labkit distributed --ranks 4 --baseline --plot scaling.png
-      labkit distributed --ranks 2 --set accumulation_steps=4 --no-sync
+      labkit distributed --ranks 4 --baseline --set accumulation_steps=4 --no-sync
       labkit distributed --ranks 2 --starve 1:io_ms=10     which rank is it that waits?
 
-    on several machines, the same line on each (torchrun's own options, passed through to it):
+    on several machines, the same line on each (torchrun's own options), for its own ranks:
       labkit distributed --nnodes 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --rdzv-id 1
-
-    Each machine prints what its own ranks measured.
     """
     starve: dict[int, dict[str, Any]] = {}
     for text in options.starve:
@@ -322,7 +316,7 @@ def distributed(options: argparse.Namespace) -> Any:
         starve.setdefault(int(rank), {}).update(parse_settings([setting]))
     given = {name: getattr(options, name) for name in RENDEZVOUS if getattr(options, name)}
     asked = {"ranks": options.ranks, "no_sync": options.no_sync, "rendezvous": given}
-    ranks = lk.distributed(Pipeline(**parse_settings(options.settings)), starve=starve, **asked)
+    ranks = lk.distributed(pipeline_of(options), starve=starve, **asked)
     lines, against = [ranks, ranks.times, ranks.diagnose()], {}
     if options.baseline and ranks.outcome == "finished":  # on the device that the ranks had
         one = lk.run(ranks.alone.but(xray=False))

@@ -23,16 +23,16 @@ Results go to stdout (--json: one JSON object), progress and errors to stderr. T
 1 where a run failed, 2 where the input was bad, 130 where you interrupted it.
 """
 HOW = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-ABOUT = "Why is my GPU idle, and what do I change?"
-PARSER = argparse.ArgumentParser("labkit", description=ABOUT, epilog=START_HERE, **HOW)
+PARSER = argparse.ArgumentParser(
+    "labkit", description="Why is my GPU idle, and what do I change?", epilog=START_HERE, **HOW
+)
 COMMANDS = PARSER.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
 
 def command(*options: Any) -> Callable:
-    """Register the decorated function as a command of its name, its docstring as its help.
+    """Register the decorated function as a command, its docstring as the help.
 
-    It is given the options and returns what `show` takes (a result, or also a dict of keywords), or
-    an exit code where it has said all.
+    It returns what `show` takes (a result, or also keywords), or an exit code.
     """
 
     def register(run: Callable[[argparse.Namespace], Any]) -> Callable:

@@ -69,7 +69,7 @@ def trained(bench):
 
 
 def unpack(frame):
-    """What `live.pack` was given: teeth, curve, (window start, end), span, mean parts."""
+    """What a frame holds: teeth, curve, (window start, end), span, mean parts."""
     numbers = np.frombuffer(frame, np.float32)
     (rows, points), (_, start, rest, width, span, *_), parts = np.split(numbers[:14], [2, 10])
     end, start = 14 + ROW * int(rows), start + rest

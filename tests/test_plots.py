@@ -21,8 +21,8 @@ from labkit.results.sweep import Sweep
 from labkit.show.analysis_figures import curves
 from labkit.show.ladder import NO_GAIN, Ladder
 from labkit.show.run_figure import beside, draw, teeth_window
+from labkit.show.several_figures import draw_sweep
 from labkit.show.style import on_any_paper
-from labkit.show.sweep_figure import draw_sweep
 from labkit.spec import Pipeline
 
 MS = 1_000_000

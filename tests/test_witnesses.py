@@ -17,7 +17,7 @@ from labkit.analysis.facts import CLASSES
 from labkit.analysis.instruments import witnesses
 from labkit.results.sweep import Sweep
 from labkit.show.panel import run_verdict
-from labkit.show.sweep_figure import draw_sweep
+from labkit.show.several_figures import draw_sweep
 from labkit.show.watching import verdict_so_far
 
 KNOBS = {"io_ms": 0.0, "xray": False}

@@ -1,8 +1,7 @@
 """The live view of runs: a small canvas in a notebook, one line of text everywhere else.
 
-The kernel keeps up with a growing run (`Follower`) and only packs float32 numbers; the browser
-draws them. A frame costs in proportion to the steps that are new, never to all of them. When the
-run is over the canvas gives way to the final figure as a PNG, which a saved notebook keeps.
+The kernel only packs float32 numbers, which the browser draws; a frame costs in proportion to the
+steps that are new. In the end the canvas gives way to the final figure, as a PNG.
 """
 
 from __future__ import annotations
@@ -84,20 +83,17 @@ class Follower:
         return self.edges[-1] / max(1, len(self.done))
 
     def window(self) -> tuple[float, float]:
-        """Return start and end, s, of the stretch whose teeth are shown.
-
-        2 s, unless steps are so short that they would blur, or so long that none would be seen.
-        """
+        """Return start and end, s, of what is shown: 2 s, unless its steps would blur or miss."""
         fits = [w for w in WINDOWS_S if 4 * self.step_s <= w <= (TEETH - 1) * self.step_s]
         width = min(fits, key=lambda w: abs(w - USUAL_WINDOW_S), default=USUAL_WINDOW_S)
         start = max(0.0, self.edges[-1] - width)
         return start, start + width
 
     def teeth(self) -> np.ndarray:
-        """Return (n, 9) float32: the window's steps, the last is the last one done.
+        """Return (n, 9) float32: the window's steps, to the last one done.
 
-        Busy, waiting and copying from and to, s since the window's start; then what the step spent
-        on waiting, copying and other things, ms, NaN where steps before it are missing.
+        Busy, waiting, copying from and to, s since its start; then waiting, copying, other of the
+        step, ms, NaN where steps before it are missing.
         """
         count = min(TEETH, len(self.done))
         rows = np.full((count, ROW), np.nan)
@@ -132,10 +128,7 @@ class Follower:
         return 1e3 * (last - np.array(self.spent[first : first + 5])) / steps
 
     def curve(self) -> np.ndarray:
-        """Return (n, 2) float32: time, s, and utilization around it, %, over the whole run.
-
-        NaN, a gap, where steps are missing from the record.
-        """
+        """Return (n, 2) float32: time, s, and utilization around it, %; NaN where steps miss."""
         width = max(min(0.5, self.edges[-1] / 10), 4 * self.step_s)
         starts = np.linspace(0, self.edges[-1] - width, POINTS)
         if width <= 0 or starts[-1] < 0:
@@ -149,16 +142,15 @@ class Follower:
         return np.column_stack([starts + width / 2, share]).astype(np.float32)
 
     def frame(self) -> bytes:
-        """Return everything the canvas draws, as float32; see `pack`."""
+        """Return all that the canvas draws, float32: 14 numbers, teeth, curve; see live_draw.js."""
         start, end = self.window()
         warm_s = self.done[self.warmup - 1] if self.warmup else 0.0
-        mean = self.mean_ms()
+        mean, teeth, curve = self.mean_ms(), self.teeth(), self.curve()
         *parts, launch, other = np.zeros(5) if mean is None else mean
         rest = start - float(np.float32(start))  # of a long run's clock, beyond 7 digits
-        return pack(
-            self.teeth(), self.curve(), self.serial, start, rest, end - start, self.edges[-1],
-            len(self.done), warm_s, self.micro, *parts, launch + other,
-        )  # fmt: skip
+        head = [len(teeth), len(curve), self.serial, start, rest, end - start, self.edges[-1],
+                len(self.done), warm_s, self.micro, *parts, launch + other]  # fmt: skip
+        return np.array(head, np.float32).tobytes() + teeth.tobytes() + curve.tobytes()
 
     def line(self, run: Run) -> str:
         """Say in one line how far the run is and what it has measured since its warm-up."""
@@ -185,24 +177,17 @@ class Follower:
         return " · ".join(parts)
 
 
-def pack(teeth: np.ndarray, curve: np.ndarray, *facts: float) -> bytes:
-    """Pack a frame: numbers of teeth and of points, then `facts`, then both; see live_draw.js."""
-    head = np.array([len(teeth), len(curve), *facts], np.float32)
-    return head.tobytes() + teeth.tobytes() + curve.tobytes()
-
-
 class LiveView(anywidget.AnyWidget):
-    """Draws a run as it grows: the device's busy intervals, and its utilization so far.
+    """Draws a run as it grows, `before` faintly behind it; of several ranks the first.
 
-    `before` is an earlier run whose utilization is drawn faintly behind. Of several ranks the
-    first is drawn. The traits are the whole state: a page that is reloaded finds its picture.
+    The traits are the whole state: a page that is reloaded finds its picture.
     """
 
     _esm = "\n".join(Path(__file__).with_name(f"live{part}.js").read_text("utf-8")
                      for part in ("_draw", ""))  # fmt: skip
     _css = Path(__file__).with_name("live.css")
 
-    frame = traitlets.Bytes(b"").tag(sync=True)  # float32; see `pack`
+    frame = traitlets.Bytes(b"").tag(sync=True)  # float32; see `Follower.frame`
     overlay = traitlets.Bytes(b"").tag(sync=True)  # the frame of the run before
     overlay_name = traitlets.Unicode("run before").tag(sync=True)
     tick = traitlets.Int(0).tag(sync=True)  # frames sent
@@ -214,8 +199,8 @@ class LiveView(anywidget.AnyWidget):
     expected = traitlets.List().tag(sync=True)
     height = traitlets.Int(0).tag(sync=True)  # px, at a width of 900; 0: as the style sheet says
 
-    def __init__(self, before: Run | None = None):
-        super().__init__()
+    def __init__(self, before: Run | None = None, height: int = 0):
+        super().__init__(height=height)
         self.title = ""  # what is being run, where it is one of several
         self.run: Run | None = None
         self.serial = 0  # of the run: the page forgets the steps of the one before
@@ -230,35 +215,30 @@ class LiveView(anywidget.AnyWidget):
 
     def update(self, running: Run | Ranks) -> None:
         """Show what `running` has done by now; costs the kernel well under 1 ms."""
-        with self.hold_sync():  # one message to the browser
-            self._take_in(running)
-            self.running = True
-            self.status = self.title + run_line(running, self.follower)
+        self._show(running, True)
 
     def finish(self, ended: Run | Ranks) -> None:
         """Show all of `ended` and how it ended."""
-        with self.hold_sync():
-            self._take_in(ended)
-            self.running = False
-            self.status = self.title + display.closing_line(ended)
+        self._show(ended, False)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         data, *metadata = super()._repr_mimebundle_(**kwargs)
         return {**data, "text/plain": display.FIGURE_TEXT}, *metadata
 
-    def _take_in(self, running: Run | Ranks) -> None:
-        run = first_rank(running)
-        if run is not self.run or run is None:
-            self.run, self.follower, self.serial = run, Follower(), self.serial + 1
-            self.follower.serial = self.serial
-            self.frame, self.device, self.badge = b"", "device", display.recorded_mark(running)
-        if run is None:
-            return
-        if run.machine.kind != "unknown":
-            self.device = run.machine.kind.upper()
-        if self.follower.read(run):
-            self.frame = self.follower.frame()
-            self.tick += 1
+    def _show(self, what: Run | Ranks, running: bool) -> None:
+        run = first_rank(what)
+        with self.hold_sync():  # one message to the browser
+            if run is not self.run or run is None:
+                self.run, self.follower, self.serial = run, Follower(), self.serial + 1
+                self.follower.serial = self.serial
+                self.frame, self.device, self.badge = b"", "device", display.recorded_mark(what)
+            if run is not None and run.machine.kind != "unknown":
+                self.device = run.machine.kind.upper()
+            if run is not None and self.follower.read(run):
+                self.frame = self.follower.frame()
+                self.tick += 1
+            said = run_line(what, self.follower) if running else display.closing_line(what)
+            self.running, self.status = running, self.title + said
 
 
 class RunDisplay:
@@ -268,9 +248,7 @@ class RunDisplay:
         """Draw over `before`; `height` is that of the figure in the end, px, else a run's."""
         self.before, self.title, self.run = before, "", None
         self.height = height or display.FIGURE_PX[before is not None]
-        self.view = LiveView(before) if display.in_notebook() else None
-        if self.view is not None:
-            self.view.height = self.height
+        self.view = LiveView(before, self.height) if display.in_notebook() else None
         self.shown = display.Display(self.view)
 
     def next(self, title: str) -> None:

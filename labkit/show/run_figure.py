@@ -1,4 +1,4 @@
-"""The figure of one run, and of several beside each other.
+"""The figures of one run, of several beside each other, and of the lines of a run's code.
 
 One run: the teeth and the utilization over the whole run, two axes on one clock, and the mean step.
 The teeth are true intervals, never samples, and only those of a short window are drawn, so that a
@@ -16,19 +16,41 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
 
+from labkit.analysis.lines import Lines
 from labkit.results.run import Run
-from labkit.show import lines_figure
 from labkit.show.analysis_figures import curves
 from labkit.show.display import FIGURE_PX
-from labkit.show.primitives import rows_in, stack
-from labkit.show.run_header import GREY, LOUD, device_of, knobs_of, run_header, several_header
-from labkit.show.style import BEFORE, COMPUTE, COPY, PARTS, WAIT, legend_above, ms, our_style, page
-
-from labkit.show.style import room_in  # isort: skip
+from labkit.show.primitives import Bar, hbars, rows_in, stack
+from labkit.show.run_header import BOLD, GREY, LOUD, device_of, knobs_of, run_header, several_header
+from labkit.show.style import (
+    BEFORE,
+    COMPUTE,
+    COPY,
+    PARTS,
+    WAIT,
+    legend_above,
+    ms,
+    our_style,
+    page,
+    room_in,
+)  # fmt: skip
 
 TEETH, MAX_TEETH = 10, 24  # steps in the window: two rounds of the workers where they are many
 STEPS_A_BIN, MAX_BINS = 3, 120  # of the utilization: finer bins would show single teeth, aliased
 LABELLED = 0.07  # a part at least this wide has its number written in
+MOST, LEAST = 6, 0.02  # lines that are drawn, of workers half as many; and their share
+COLOURS = {"waiting": WAIT, "worker": WAIT, "between": BEFORE}  # of lines, by their phase
+BODY = {  # of a loop's body: (name, colour), by `Lines.body`
+    "forward": ("forward", "#009E73"),
+    "backward": ("backward", "#56B4E9"),
+    "optimizer": ("optimizer", "#0072B2"),
+    "torch": ("other torch", "#99DDBB"),
+    "sync": ("waits for the device", "#AA4499"),
+    "validation": ("validation", "#F0E442"),
+    "python": ("Python", "#D55E00"),
+    "logging": ("logging, files", "#882255"),
+    "waiting": ("sleeps, locks, network", "#E69F00"),
+}
 
 
 @our_style
@@ -47,16 +69,16 @@ def draw(run: Run, before: Run | None = None) -> Figure:
     free_in = room_in(FIGURE_PX[before is not None], header) - mean_in - sum(spaces_in)
     tall_in = (max(0.9, 0.45 * free_in), max(1.1, 0.55 * free_in), mean_in)
     panels = list(zip(spaces_in, tall_in, strict=True))
-    bars = lines_figure.line_bars(run.lines) if run.watched else []
+    bars = line_bars(run.lines) if run.watched else []
     if bars:
-        panels += lines_figure.panels(run.lines, bars)
+        panels += _line_panels(run.lines, bars)
     figure, (teeth, whole, step, *rest) = page(header, panels)
     window = teeth_window(run)
     _draw_teeth(teeth, run, window)
     _draw_whole(whole, run, before, window)
     _draw_steps(step, run, before)
     if bars:
-        lines_figure.draw_lines(rest, run.lines, bars)
+        _draw_lines(rest, run.lines, bars)
     return figure
 
 
@@ -201,3 +223,47 @@ def _draw_steps(axes: Axes, run: Run, before: Run | None) -> None:
         f"ms of the mean {what}: what the device did, or waited for (warm-up left out)",
         inside=lambda value: ms(value) if value >= LABELLED * max(totals) else "",
     )
+
+
+@our_style
+def draw_lines(lines: Lines) -> Figure:
+    """Draw what the loop's body was made of, and a bar for each of the costliest lines."""
+    bars = line_bars(lines)
+    if not bars:
+        return page([(f"No lines: {lines.missing or 'none has 2 % of the time'}.", GREY)], [])[0]
+    top = lines.lines[0]
+    title = f"{top.share:.0%} of the time is in {top.what}"
+    figure, axes = page([(title, BOLD)], _line_panels(lines, bars))
+    _draw_lines(axes, lines, bars)
+    return figure
+
+
+def _line_panels(lines: Lines, bars: list[Bar]) -> list[tuple[float, float]]:
+    body = [(0.80, rows_in(1))] if lines.body else []
+    return [*body, (0.45, rows_in(len(bars)))]
+
+
+def _draw_lines(axes: list[Axes], lines: Lines, bars: list[Bar]) -> None:
+    """Draw the body of the loop as one bar of its parts, and below it the costliest lines."""
+    if found := lines.body:
+        known = {part: look for part, look in BODY.items() if found.get(part, 0.0) >= LEAST}
+        named = {p: (f"{name} {found[p]:.0%}", colour) for p, (name, colour) in known.items()}
+        stack(axes[0], [("loop body", found, "")], named, "", inside=share_text)
+        axes[0].set_xticks([])
+        axes[0].spines["bottom"].set_visible(False)
+    hbars(axes[-1], bars, "share of the time (of workers: of their work), by line of your code")
+    axes[-1].set_xticks([tick for tick in axes[-1].get_xticks() if tick <= 1])
+    axes[-1].xaxis.set_major_formatter(PercentFormatter(1))
+
+
+def line_bars(lines: Lines) -> list[Bar]:
+    """Return a bar for each of the costliest lines of a loop and of its workers."""
+    found = lines.lines
+    loop = [line for line in found if line.phase != "worker"][:MOST]
+    workers = [line for line in found if line.phase == "worker"][: MOST // 2]
+    return [
+        Bar(line.place[-20:], line.share,
+            f"{line.share:.0%} {line.phase}, {line.function}(): {line.call or line.kind}"[:64],
+            COLOURS.get(line.phase, COMPUTE))
+        for line in [*loop, *workers] if line.share >= LEAST
+    ]  # fmt: skip
