@@ -1,7 +1,6 @@
 """A training loop that is a framework's, as a Run: what its callbacks have in common.
 
-A step lasts from when the framework asks for its batches to when it has done what it does after
-it: logging, evaluating and saving belong to its body. What lies between epochs is left out.
+A step lasts until the logging, evaluating and saving after it; time between epochs is left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Hugging Face's Trainer as a labkit Run: `Trainer(..., callbacks=[hf.Recorder()])`.
+"""Hugging Face's Trainer as a Run: `Trainer(..., callbacks=[hf.Recorder()])`.
 
-Needs the extra `labkit[hf]` (transformers and accelerate); importing this module without it raises
-an ImportError that says so. `lk.training_arguments(pipeline)` needs neither.
+Needs the extra `labkit[hf]`; `lk.training_arguments(pipeline)` does not.
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ class Recorder(StepRecorder, TrainerCallback):
     """Records what a Trainer does as a Run: `.run`, while it trains and afterwards.
 
     A step is one optimizer step, with all the batches that it accumulates, and with the logging,
-    evaluating and saving behind it; busy, on a GPU, until the device is through with the step.
-    What lies between epochs is left out. Losses are those that the Trainer logs: set
-    `logging_steps=1` for one a step. Give each Trainer a Recorder of its own.
+    evaluating and saving behind it; what lies between epochs is left out. Losses are those that
+    the Trainer logs: set `logging_steps=1`. Give each Trainer a Recorder of its own.
     """
 
     _hook: Any = None

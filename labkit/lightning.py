@@ -1,7 +1,6 @@
-"""Lightning's Trainer as a labkit Run: `Trainer(..., callbacks=[lightning.Recorder()])`.
+"""Lightning's Trainer as a Run: `Trainer(..., callbacks=[lightning.Recorder()])`.
 
-Needs the extra `labkit[lightning]`; importing this module without it raises an ImportError that
-says so.
+Needs the extra `labkit[lightning]`.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ except ImportError as error:
 class Recorder(StepRecorder, Callback):
     """Records what a Lightning Trainer does as a Run: `.run`, while it trains and afterwards.
 
-    A step is one batch, with what the other callbacks do behind it; a validation within an epoch
-    belongs to the step before it. What lies between epochs is left out. Put it last in the list
-    of callbacks, so that the others' work is seen; rank 0 records.
+    A step is one batch, with the other callbacks and validations behind it: put it last in the
+    list. What lies between epochs is left out; rank 0 records.
     """
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -35,13 +33,11 @@ class Recorder(StepRecorder, Callback):
         if trainer.is_global_zero:
             self.begin(trainer.train_dataloader, pl_module)
 
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_start(self, *_args: Any) -> None:
         """Begin a pass over the data."""
         self.epoch()
 
-    def on_train_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, *_args: Any) -> None:
         """A batch is here."""
         self.ready()
 
@@ -53,11 +49,11 @@ class Recorder(StepRecorder, Callback):
             count = counter_for(batch, self._recording.knobs.get("batch_size"))
             self.issued(count(batch) if count else 1)
 
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_validation_end(self, *_args: Any) -> None:
         """A validation within the epoch is over."""
         self.over()
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, *_args: Any) -> None:
         """End the record."""
         self.close("exhausted")
 

@@ -144,7 +144,9 @@ def test_waiting_and_body_are_told_apart_and_the_rest_is_not_claimed(starved):
     # the sums behind the live line
     assert tally.busy / tally.wall == pytest.approx(run.utilization, abs=0.05)
     assert tally.samples / tally.wall * 1e9 == pytest.approx(run.throughput, rel=0.1)
-    assert "30/30" in watching.line(starved) and "so far: input" in watching.line(starved)
+    assert "30/30" in watching.line(starved._recorder) and "so far: input" in watching.line(
+        starved._recorder
+    )
 
 
 def test_the_diagnosis_names_the_input_and_says_what_busy_means(starved):

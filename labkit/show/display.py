@@ -1,7 +1,7 @@
 """Progress and results on screen: a line on stderr, or the output of a notebook cell.
 
-A line is rewritten while work goes on, on a terminal in place, in a log written once at the end;
-stdout stays free. In a notebook the line is the output of the cell, and gives way to a figure.
+On a terminal the line is rewritten in place, in a log written once at the end; stdout stays free.
+In a notebook it is the output of the cell, and gives way to a figure.
 """
 
 from __future__ import annotations
@@ -48,28 +48,24 @@ class Display:
 
     def line(self, text: str, rich: Any = None) -> None:
         """Say how far it is, a few times a second; `rich` is shown in its place in a notebook."""
-        if not self.due or (text == self.text and rich is None):
-            return
-        self.shown_at = time.monotonic()
-        if self.handle is not None:
-            self._update(text, rich)
-        else:
-            print(f"\r{text.ljust(len(self.text))}", end="", file=sys.stderr, flush=True)
-        self.text = text
+        if self.due and (text != self.text or rich is not None):
+            self._show(text, rich, "")
+            self.text, self.shown_at = text, time.monotonic()
 
     def final(self, text: str = "", rich: Any = None) -> None:
         """Leave `text`, or `rich` in its place in a notebook."""
-        if self.handle is not None:
-            self._update(text, rich)
-        elif text or sys.stderr.isatty():
-            start = "\r" if sys.stderr.isatty() else ""
-            print(f"{start}{text.ljust(len(self.text))}".rstrip(" "), file=sys.stderr, flush=True)
+        if self.handle is not None or text or sys.stderr.isatty():
+            self._show(text, rich, "\n")
         self.text, self.shown_at = "", 0.0
 
-    def _update(self, text: str, rich: Any) -> None:
-        from IPython.display import HTML
+    def _show(self, text: str, rich: Any, end: str) -> None:
+        if self.handle is not None:
+            from IPython.display import HTML
 
-        self.handle.update(HTML(f"<code>{html.escape(text)}</code>") if rich is None else rich)
+            self.handle.update(HTML(f"<code>{html.escape(text)}</code>") if rich is None else rich)
+            return
+        start, text = "\r" if sys.stderr.isatty() else "", text.ljust(len(self.text))
+        print(f"{start}{text.rstrip(' ') if end else text}", end=end, file=sys.stderr, flush=True)
 
 
 class StaticFigure:
@@ -83,8 +79,7 @@ class StaticFigure:
         """Draw what came out, over `before`; a text only, where nothing was measured."""
         if (result.best if hasattr(result, "best") else result.throughput) is None:
             return cls(b"", 0, closing_line(result))
-        figure = result.plot(**{} if before is None else {"before": before})
-        return cls.drawn(figure, least_px)
+        return cls.drawn(result.plot(**{} if before is None else {"before": before}), least_px)
 
     @classmethod
     def drawn(cls, figure: Any, least_px: int = 0) -> StaticFigure:
@@ -121,6 +116,5 @@ def closing_line(result: Any) -> str:
         return f"{result.outcome}: {result.error}"
     if result.throughput is None:
         return f"{result.ended}, too few to measure"
-    return (
-        f"{result.outcome}: {result.steps} step{'' if result.steps == 1 else 's'}, {result.numbers}"
-    )
+    steps = f"{result.steps} step{'s' * (result.steps != 1)}"
+    return f"{result.outcome}: {steps}, {result.numbers}"

@@ -1,7 +1,6 @@
 """The panel: controls generated from knobs, Run, Stop, the live view, a verdict, a comparison.
 
-Nothing here blocks the kernel: a run lives in its own process, an asyncio task follows it, and
-what has to wait for processes waits in a thread. `labkit.show.panels` has the kinds of panel.
+Nothing here blocks the kernel: an asyncio task follows the run, and a thread waits for processes.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 class Kind:
     """What a panel is of; `before` is the last run that had numbers, None for the first."""
 
-    text: str  # stands for the panel where no widgets are shown
+    what: str  # said where no widgets are shown
     terminal: str  # what does the same where there is no notebook
     controls: dict[str, Control]
     asked: Callable[[dict[str, Any]], Any]  # values by name -> the spec; ValueError on a conflict
@@ -126,7 +125,8 @@ class Panel(TextBox):
         buttons = widgets.HBox([self.run_button, self.stop_button])
         ghost = [self.ghost] if kind.predict else []
         said = [self.verdict, self.comparison, self.history, self.figure]
-        super().__init__(kind.text, [knobs, buttons, *ghost, self.view, *said])
+        text = f"labkit panel {kind.what}: run this cell in Jupyter to use it."
+        super().__init__(text, [knobs, buttons, *ghost, self.view, *said])
         self.add_class("labkit-panel")
         for control in self.controls.values():
             control.widget.observe(self._changed, "value")

@@ -24,17 +24,17 @@ from labkit.wiring import above
 
 USUAL_KNOBS = ("num_workers", "prefetch_factor", "batch_size", "io_ms")
 SPEEDS = {f"{speed:g}x": speed for speed in (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)}
-DECIDE = ("dataset", "num_workers")  # what `automatic` goes by
 STARVED = "io_ms of rank 1"
 MOST_LINES = 8  # of a comparison
-USE_IT = "run this cell in Jupyter to use it."
-MONEY = 10**12  # at most
-PRICES = {
-    "usd_per_hour": Knob("usd_per_hour", "float", 0, "rent of the device", "USD", 0, MONEY),
-    "usd_per_kwh": Knob("usd_per_kwh", "float", 0, "price of electricity", "USD", 0, MONEY),
-    "kg_co2_per_kwh": Knob("kg_co2_per_kwh", "float", 0, "of the grid", "kg CO2e", 0, MONEY),
-    "samples_per_epoch": Knob("samples_per_epoch", "int", 0, "an epoch", "samples", 0, MONEY),
-}
+PRICES = [  # each from 0 to 10**12
+    Knob(name, kind, 0, help, unit, 0, 10**12)
+    for name, kind, help, unit in (
+        ("usd_per_hour", "float", "rent of the device", "USD"),
+        ("usd_per_kwh", "float", "price of electricity", "USD"),
+        ("kg_co2_per_kwh", "float", "of the grid", "kg CO2e"),
+        ("samples_per_epoch", "int", "an epoch", "samples"),
+    )
+]
 
 
 def panel(what: Any = None, knobs: Sequence[str] = USUAL_KNOBS, **settings: Any) -> Any:
@@ -59,12 +59,14 @@ def panel(what: Any = None, knobs: Sequence[str] = USUAL_KNOBS, **settings: Any)
     check_names(knobs, KNOBS)
     pipeline = (what or Pipeline()).but(**settings)
     return Panel(Kind(
-        text=f"labkit panel for {', '.join(knobs)}: {USE_IT}",
+        what=f"for {', '.join(knobs)}",
         terminal="labkit.run()",
         controls={name: Control(KNOBS[name], getattr(pipeline, name)) for name in knobs},
         asked=lambda values: pipeline.but(**values),
         predict=expected,
-        auto=lambda values: automatic(*({**pipeline.to_dict(), **values}[n] for n in DECIDE)),
+        auto=lambda values: automatic(
+            values.get("dataset", pipeline.dataset), values.get("num_workers", pipeline.num_workers)
+        ),
         copies={
             "PyTorch": lambda asked, run: script(run or asked),
             "labkit": lambda asked, _run: f"lk.run(lk.{asked!r})",
@@ -76,15 +78,14 @@ def panel(what: Any = None, knobs: Sequence[str] = USUAL_KNOBS, **settings: Any)
 def measure_panel(name: str | Experiment, *, device: str = "auto", **params: Any) -> Panel:
     """Return widgets to set an experiment's knobs, measure, and compare with the last time.
 
-    `lk.measure_panel("matrix_products", n=[16, 32, 64, 128], count=1000)`: a list makes a control
-    with these values, which starts at the experiment's own default where that is among them;
-    anything else is fixed. Without a list every knob gets a control. Where a value is itself a
-    list, give a list of lists. Raises ValueError on a bad name or value, or an empty list.
+    `lk.measure_panel("matrix_products", n=[16, 32, 64, 128], count=1000)`: a list (of lists, for
+    such a knob) makes a control, which starts at the default where that is among them; anything
+    else is fixed. Without a list every knob gets a control. Raises ValueError on bad names, values.
     """
     lists = {knob: values for knob, values in params.items() if isinstance(values, list)}
     fixed = {knob: value for knob, value in params.items() if knob not in lists}
-    if empty := [knob for knob, values in lists.items() if not values]:
-        raise ValueError(f"{empty[0]}=[]: give at least one value.")
+    if [] in lists.values():
+        raise ValueError(f"{params}: give at least one value.")
     base = name if isinstance(name, Experiment) else Experiment(name, fixed, device)
     Experiment(base.name, {knob: values[0] for knob, values in lists.items()})  # checks them
     known = EXPERIMENTS[base.name]
@@ -94,7 +95,7 @@ def measure_panel(name: str | Experiment, *, device: str = "auto", **params: Any
         if (name in lists if lists else name not in fixed and has_widget(knob, base.params[name]))
     }
     return Panel(Kind(
-        text=f"labkit panel of {base.name} for {', '.join(controls) or 'no knob'}: {USE_IT}",
+        what=f"of {base.name} for {', '.join(controls) or 'no knob'}",
         hint=f"{known.help}: set the values and press Run.",
         terminal="labkit.measure()",
         controls=controls,
@@ -128,7 +129,7 @@ def ranks_panel(pipeline: Pipeline | Distributed | None = None, **knobs: Any) ->
         return base.but(pipeline=pipeline, starve=starve, **values)
 
     return Panel(Kind(
-        text=f"labkit panel of ranks: {USE_IT}",
+        what="of ranks",
         terminal="labkit.distributed()",
         controls=controls,
         asked=asked,
@@ -143,8 +144,8 @@ def ranks_panel(pipeline: Pipeline | Distributed | None = None, **knobs: Any) ->
 def replay_panel(*names: str, folder: str | os.PathLike | None = None) -> Panel:
     """Return widgets to choose a recorded run, play it at a chosen speed and see it diagnosed.
 
-    The choice is among `names`, or all runs with steps, of what comes with the package or of the
-    `folder` that `labkit record --out FOLDER` wrote. Raises ValueError on an unknown name.
+    The choice is among `names`, or all, of the package's or of the `folder` that `labkit record`
+    wrote. Raises ValueError on an unknown name.
     """
     listed = recorded(folder=folder)
     check_names(names, dict.fromkeys(r.name for r in listed), "record")
@@ -152,13 +153,13 @@ def replay_panel(*names: str, folder: str | os.PathLike | None = None) -> Panel:
     if not chosen:
         raise ValueError("There is no recorded run to play.")
     places = {f"{r.name} · {r.title} · {r.hardware}": i for i, r in enumerate(chosen)}
-    which = Knob("recorded run", "int", 0, "which of them to play")
-    speed = Knob("speed", "float", 1.0, "times the pace at which it was recorded")
+    which = Control(Knob("recorded run", "int", 0, "which of them to play"), 0, places)
+    pace = Knob("speed", "float", 1.0, "times the pace at which it was recorded")
     return Panel(Kind(
-        text=f"labkit panel of {len(chosen)} recorded runs: {USE_IT}",
+        what=f"of {len(chosen)} recorded runs",
         hint="Nothing here is measured: these runs were RECORDED. Choose one and press Play.",
         terminal="labkit.replay()",
-        controls={"recorded run": Control(which, 0, places), "speed": Control(speed, 1.0, SPEEDS)},
+        controls={"recorded run": which, "speed": Control(pace, 1.0, SPEEDS)},
         asked=lambda values: (chosen[values["recorded run"]].path, values["speed"]),
         start=lambda asked: play(*asked),
         button="Play",
@@ -166,14 +167,13 @@ def replay_panel(*names: str, folder: str | os.PathLike | None = None) -> Panel:
 
 
 def cost_panel(run: Run, *, before: Run | None = None) -> TextBox:
-    """Return boxes for price, grid and epoch above the cost of a run that follows from them.
+    """Return boxes for price, grid and epoch above the `.cost` that follows from them.
 
-    `before` is the Run to compare it with; `.cost` is what it shows. Raises ValueError for a run
-    without numbers.
+    `before` is the Run to compare it with. Raises ValueError for a run without numbers.
     """
     first, table = cost(run, before=before), widgets.HTML()
-    defaults = {name: getattr(first, name) for name in PRICES}
-    controls = {name: Control(knob, defaults[name] or 0) for name, knob in PRICES.items()}
+    defaults = {knob.name: getattr(first, knob.name) for knob in PRICES}
+    controls = {knob.name: Control(knob, defaults[knob.name] or 0) for knob in PRICES}
     row = widgets.HBox(list(controls.values()), layout=widgets.Layout(flex_flow="row wrap"))
     panel = TextBox("", [row, table, History(lambda: None, {})])  # that names the boxes
     panel.add_class("labkit-panel")
@@ -181,7 +181,7 @@ def cost_panel(run: Run, *, before: Run | None = None) -> TextBox:
 
     def show(_change: Any = None) -> None:
         prices = {name: control.value for name, control in controls.items()}
-        unset = {name: None for name in PRICES if not prices[name] and defaults[name] is None}
+        unset = {name: None for name in prices if not prices[name] and defaults[name] is None}
         panel.cost = cost(run, before=before, **prices | unset)
         panel.text, table.value = repr(panel.cost), panel.cost._repr_html_()
 
@@ -212,12 +212,11 @@ def points_apart(
     lines = [f"not measured: {what}: {why}" for what, why in run.skipped.items()]
     if before is None:
         return lines
-    pairs = [(point, run.partner(point, before)) for point in run]
-    apart = [
-        f"{now.of}: {old.median_s * 1e3:.3g} → {now.median_s * 1e3:.3g} ms"
-        for now, old in pairs
-        if old and old.median_s and now.median_s
-    ]
+    apart = []
+    for now in run:
+        old = run.partner(now, before)
+        if old and old.median_s and now.median_s:
+            apart.append(f"{now.of}: {old.median_s * 1e3:.3g} → {now.median_s * 1e3:.3g} ms")
     said = f"Against {name} ({changes(before.params, run.params)}):"
     return [said, *apart[:MOST_LINES], *lines]
 

@@ -1,9 +1,7 @@
 """The figure of `lk.published(name)`: hollow diamonds are published, filled marks the reader's own.
 
-An entry's `figure` says what it shows. "dots": a row per name, with a value (`over`: divided by
-another column, or by the first row's; `limit`: a tick). "lines": `panels` of y against x, a line
-per `by`; `share`: of the line's own best, so that different work may stand side by side. `beside`:
-what may join them.
+An entry's `figure` says what it shows: "dots", a row per name (`over`: divided by another column;
+`limit`: a tick), or "lines", `panels` of y against x (`share`: of a line's own best).
 """
 
 from __future__ import annotations
@@ -59,8 +57,7 @@ def dots(published: Published, rows: Any, own: list[Point], header: Any, mine: A
     for row in rows:
         first = spec.get("over") == "the first row"
         base = rows[0][spec["value"]] if first else row.get(spec.get("over"), 1)
-        value = row[spec["value"]] / base
-        limit = row.get(spec.get("limit"))
+        value, limit = row[spec["value"]] / base, row.get(spec.get("limit"))
         text = spec["say"].format(**row, gain=value, share=value / (limit or value))
         drawn.append((blue, spec["name"].format(**row), value, limit, text))
     for run, name, value, limit in own:
@@ -76,8 +73,8 @@ def dots(published: Published, rows: Any, own: list[Point], header: Any, mine: A
     ends = [(max(value, limit or 0), text) for _, _, value, limit, text in drawn]
     for y, (look, _, value, limit, text) in enumerate(drawn):
         axes.plot([value], [y], **look)
-        tick = {"color": look["color"], "markersize": 13, "markeredgewidth": 2}
-        axes.plot([limit] if limit else [], [y] if limit else [], "|", **tick)
+        if limit:
+            axes.plot([limit], [y], "|", color=look["color"], markersize=13, markeredgewidth=2)
         primitives.beside(axes, ends[y][0], y, f" {text}")
     primitives.name_rows(axes, [name for _, name, *_ in drawn])
     primitives.fit(axes, ends)
@@ -97,12 +94,9 @@ def curves(published: Published, rows: Any, own: list[Point], header: Any, mine:
     spec, groups = published.figure, {}
     for row in sorted(rows, key=lambda row: row[spec["x"]]):
         groups.setdefault(spec["by"].format(**row), []).append(row)
-    diagonal = spec.get("diagonal")
+    diagonal, inks = spec.get("diagonal"), dict(zip(groups, LINES, strict=False))
     dash = "" if diagonal else ":"
-    looks = {
-        name: HOLLOW | {"color": c, "ls": dash} for name, c in zip(groups, LINES, strict=False)
-    }
-    legend = {f"{name} (published)": look for name, look in looks.items()} | mine
+    legend = {f"{n} (published)": HOLLOW | {"color": c, "ls": dash} for n, c in inks.items()} | mine
     legend |= {diagonal: DASHED} if diagonal else {}
     panels = [above_it(legend, 2.0), *[(0.24, 1.8)] * (len(spec["panels"]) - 1)]
     figure, drawn = page(header, panels)
@@ -114,13 +108,12 @@ def curves(published: Published, rows: Any, own: list[Point], header: Any, mine:
             y = np.array([row[panel["y"]] for row in group], float)
             y = share(1 / y if of == "time" else y, of)
             x = [row[spec["x"]] for row in group]
-            series.append(Series("", x, y, looks[name]["color"], dash, hollow=True))
+            series.append(Series("", x, y, inks[name], dash, hollow=True))
         for label, look in mine.items():
             found = [(x, y[key]) for run, x, y, _ in own if mark_of(run)[0] == label and y.get(key)]
             x, y = np.array(sorted(found), float).reshape(-1, 2).T
             series.append(Series("", x, share(y, of), look["color"], dash and "-", look["marker"]))
-        log = "x" * spec.get("xlog", False) + panel.get("log", "")
-        last = axes is drawn[-1]
+        log, last = "x" * spec.get("xlog", False) + panel.get("log", ""), axes is drawn[-1]
         xlabel = spec["xlabel"] if last else ""
         primitives.lines(axes, series, xlabel, panel["label"], log=log, xticks=ticks)
         if diagonal:
@@ -154,24 +147,27 @@ def own_points(published: Published, thing: Any) -> list[Point]:
     runs, found = [thing] if isinstance(thing, Run) else thing, []
     several = isinstance(runs, (Sweep, list, tuple)) and all(isinstance(r, Run) for r in runs)
     runs = [run for run in runs if run.throughput] if several else []
-    if join["kind"] == "rates" and isinstance(thing, Measurements):
+    kind = join["kind"]
+    if kind == "rates" and isinstance(thing, Measurements):
         found = rates(thing)
-    elif join["kind"] == "ladder" and isinstance(thing, Ladder):
+    elif kind == "ladder" and isinstance(thing, Ladder):
         found = [(r.run, r.name, r.total or 1.0, None) for r in thing.rungs if r.run.throughput]
-    elif join["kind"] == "scaling" and isinstance(thing, Scaling):
-        rows = [
-            (one, name, ranks.speedup(one), len(ranks)) for name, (ranks, one) in thing.rows.items()
-        ]
-        found = [row for row in rows if row[2]]
-    elif join["kind"] == "batch":
-        for run in runs:
-            numbers = {"rate": run.throughput, "ms": run.compute_ms, "power_w": power(run)[0]}
-            found.append((run, run.pipeline.batch_size, numbers, None))
-    elif join["kind"] == "law":
-        found = [(run, waiting_ms(run.pipeline), {"step_ms": run.step_ms}, None) for run in runs]
-        found = [point for point in found if point[1]]
-    elif join["kind"] == "gain":
+    elif kind == "scaling" and isinstance(thing, Scaling):
+        for name, (ranks, one) in thing.rows.items():
+            found.append((one, name, ranks.speedup(one), len(ranks)))
+    elif kind == "gain":
         found = gains(runs, join["knob"], join["from"])
+    for run in runs:
+        knobs = run.pipeline
+        if kind == "batch":
+            numbers = {"rate": run.throughput, "ms": run.compute_ms, "power_w": power(run)[0]}
+            found.append((run, knobs.batch_size, numbers, None))
+        if kind == "law":  # against the stated waiting for a batch, over the workers that share it
+            each = knobs.batch_size * (knobs.io_ms or 0)
+            waiting = knobs.prep_ms or 0 if knobs.dataset == "sleep" else each
+            x = waiting / max(1, knobs.num_workers)
+            found += [(run, x, {"step_ms": run.step_ms}, None)] if x else []
+    found = [point for point in found if point[2]]
     if not found:
         what = type(thing).__name__
         raise ValueError(f"beside: {what} has no such numbers; give {join['give']}.")
@@ -187,12 +183,6 @@ def rates(measured: Measurements) -> list[Point]:
     name, sheet = measured.machine.name, card(measured.machine.name)
     peaks = sheet.tflop_per_s if sheet else {}
     return [(measured, f"{drawable(name, 30)}, {f}", v, peaks.get(f)) for f, v in best.items()]
-
-
-def waiting_ms(spec: Any) -> float:
-    """Return the stated waiting for a batch, over the workers that share it."""
-    batch = spec.prep_ms if spec.dataset == "sleep" else spec.batch_size * (spec.io_ms or 0)
-    return (batch or 0) / max(1, spec.num_workers)
 
 
 def gains(runs: list[Run], knob: str, plain: list[Any]) -> list[Point]:

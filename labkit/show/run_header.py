@@ -67,21 +67,13 @@ def machine_lines(runs: Iterable[Run]) -> list[Line]:
 
 def doubts(run: Any) -> list[Line]:
     """Return the lines that say what the numbers are worth: NOISY, shared, stopped, failed."""
-    lines = [(noise(run.spread), LOUD)] if run.noisy else []
-    if isinstance(run, Run) and (others := others_load(run)):
-        lines.append((others, LOUD))
+    lines, cores = [noise(run.spread)] if run.noisy else [], run.machine.cpu_cores or 1
+    others = cores_used(run)[1] or 0.0 if isinstance(run, Run) else 0.0
+    if others > FOREIGN_LOAD * cores:
+        lines.append(f"SHARED MACHINE: other programs used {others:.1f} of {cores} cores (psutil)")
     if run.outcome != "finished":
-        lines.append((f"{run.ended}{f': {run.error}' if run.error else ''}", LOUD))
-    return lines
-
-
-def others_load(run: Run) -> str:
-    """Say that other programs used the cores while it was measured; "" where they did not."""
-    _used, foreign, _line = cores_used(run)
-    cores = run.machine.cpu_cores or 1
-    if (foreign or 0.0) <= FOREIGN_LOAD * cores:
-        return ""
-    return f"SHARED MACHINE: other programs used {foreign:.1f} of {cores} cores meanwhile (psutil)"
+        lines.append(f"{run.ended}{f': {run.error}' if run.error else ''}")
+    return [(line, LOUD) for line in lines]
 
 
 def delays_of(runs: Iterable[Any], varied: Iterable[str] = ()) -> str:
@@ -140,7 +132,7 @@ def said(knobs: Mapping[str, Any]) -> str:
 def _fixes(run: Run) -> str:
     """Name what is fixed of the slow script; "" for any other run."""
     script = (run.event("spec") or {}).get("script")
-    fixes = script.get("fixes") if isinstance(script, dict) else None
-    if not isinstance(fixes, list):
+    if not isinstance(script, dict) or not isinstance(script.get("fixes"), list):
         return ""
-    return f"fixed: {', '.join(map(str, fixes))}" if fixes else "nothing fixed"
+    fixes = ", ".join(map(str, script["fixes"]))
+    return f"fixed: {fixes}" if fixes else "nothing fixed"

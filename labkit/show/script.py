@@ -1,8 +1,6 @@
 """`labkit watch -- python train.py`: run a script unchanged, and say what held it back.
 
-The script is a process like any other: arguments, stdin, output, signals and exit code are its own.
-Where it is Python with a training loop, that loop is recorded from inside (`labkit.bench.hook`);
-its processes are looked at from outside in any case.
+Its training loop is recorded from inside (`labkit.bench.hook`), its processes from outside.
 """
 
 from __future__ import annotations
@@ -30,20 +28,12 @@ SURE = ((0.9, "high"), (0.6, "medium"), (0.01, "low"))
 def watch_script(
     command: list[str], quiet_stdout: bool = False, outside: bool = False
 ) -> tuple[dict[str, Any], str]:
-    """Run `command` in our place; return what was found, as JSON types and in words.
+    """Run `command` (a first "--" is left out) in our place; return what was found, and a text.
 
-    Args:
-        command: The script with its arguments; a first "--" is left out.
-        quiet_stdout: Send the script's stdout to stderr.
-        outside: Look from outside only.
-
-    Returns:
-        A dict with `exit_code` (for a signal 128 and its number, as a shell has it), `bottleneck`,
-        `confidence`, `evidence`, `advice`, `seen` ("inside" or "outside") and what else is known;
-        and a text.
-
-    Raises:
-        ValueError: There is no command, or it cannot be started.
+    The dict has `exit_code` (for a signal 128 and its number, as in a shell), `bottleneck`,
+    `confidence`, `evidence`, `advice`, `seen` ("inside" or "outside") and what else is known.
+    `quiet_stdout` sends the script's stdout to stderr, `outside` looks from there only. Raises
+    ValueError where there is no command, or it cannot be started.
     """
     command = command[1:] if command[:1] == ["--"] else command
     if not command:
@@ -57,8 +47,10 @@ def watch_script(
     code, samples = _run(command, env, quiet_stdout)
     found = {"command": command, "exit_code": 128 - code if code < 0 else code}
     found |= {"seconds": round(time.monotonic() - start, 3), "seen": "outside"}
-    runs = [_loaded(each) for each in sorted(folder.iterdir())]
-    runs = [run for run in runs if run is not None]
+    runs = []
+    for each in sorted(folder.iterdir()):
+        with contextlib.suppress(ValueError, OSError):
+            runs += [run] if (run := Run(each)).steps else []
     if not runs:
         shutil.rmtree(folder, ignore_errors=True)
         found |= judge(samples)
@@ -96,23 +88,12 @@ def _run(command: list[str], env: dict[str, str], quiet_stdout: bool) -> tuple[i
             signal.signal(number, handler)
 
 
-def _loaded(folder: Path) -> Run | None:
-    """Return the run of a loop that made a step; None where there was none."""
-    with contextlib.suppress(ValueError, OSError):
-        if (run := Run(folder)).steps:
-            return run
-    return None
-
-
 def _from_inside(found: dict[str, Any], runs: list[Run]) -> tuple[dict[str, Any], str]:
     """Judge the loop that took most of the time; of several ranks, each one's."""
-    longest: dict[str, Run] = {}
-    for run in runs:
-        rank = run.path.name.split("-")[0]
-        if rank not in longest or _wall(run) > _wall(longest[rank]):
-            longest[rank] = run
-    verdicts = {rank: run.diagnose() for rank, run in longest.items()}
-    rank = min(longest, key=lambda rank: int(rank) if rank.isdigit() else 0)
+    runs = sorted(runs, key=lambda run: run.stamps[-1, 5])  # s that its loop went on
+    longest = {run.path.name.split("-")[0]: run for run in runs}
+    verdicts = {rank: longest[rank].diagnose() for rank in sorted(longest)}
+    rank = min(verdicts, key=lambda rank: int(rank) if rank.isdigit() else 0)
     run, verdict = longest[rank], verdicts[rank]
     sure = next((word for least, word in SURE if verdict.confidence >= least), "none")
     found |= verdict.to_dict() | {
@@ -128,8 +109,3 @@ def _from_inside(found: dict[str, Any], runs: list[Run]) -> tuple[dict[str, Any]
     if len(verdicts) > 1:
         text += "\nranks: " + ", ".join(f"{n} {each.headline}" for n, each in verdicts.items())
     return found, f"{text}\nrecord: {run.path} (lk.load, labkit diagnose)"
-
-
-def _wall(run: Run) -> float:
-    """Return how long the loop of a run went on, s."""
-    return float(run.stamps[-1, 5]) if run.steps else 0.0

@@ -1,8 +1,7 @@
 """A finished run as a Weights & Biases run: numbers, true utilization timeline, diagnosis.
 
-With `lk.run(..., wandb=True)` a process of its own logs it when the run is over and its device is
-free; a server that cannot be reached costs only that process its patience. `lk.to_wandb` logs runs
-that are there already. Offline unless told otherwise: no account, no key and no network.
+With `lk.run(..., wandb=True)` a process of its own logs it when the run is over: a server that
+cannot be reached costs only that process its patience. Offline unless told otherwise.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from labkit.results.timeline import split_steps
 MODES = ("offline", "online", "disabled")
 PATIENCE_S = 120  # then this process gives up, whatever the server does
 POINTS = 500  # of the utilization timeline
-NUMBERS = ("outcome", "error", "throughput", "utilization", "step_ms", "wait_ms", "copy_ms",
-           "compute_ms", "other_ms", "mfu", "mbu", "peak_memory_gib", "energy_j",
-           "noisy")  # fmt: skip
+PARTS = ("wait_ms", "copy_ms", "compute_ms", "other_ms")
+NUMBERS = ("outcome", "error", "throughput", "utilization", "step_ms", *PARTS, "mfu", "mbu",
+           "peak_memory_gib", "energy_j", "noisy")  # fmt: skip
 
 
 def command(wandb: bool | str | dict[str, Any] | None) -> list[str] | None:
@@ -51,20 +50,15 @@ def _check_mode(mode: Any) -> None:
 
 
 def to_wandb(
-    what: Any,
-    *,
-    project: str = "labkit",
-    mode: str = "offline",
+    what: Any, *, project: str = "labkit", mode: str = "offline",
     folder: str | os.PathLike | None = None,
-) -> Path | None:
+) -> Path | None:  # fmt: skip
     """Log finished runs (a Run, a Ladder or a dictionary of Runs) to Weights & Biases.
 
-    Where a W&B run is active (a training script's own), it is used as it is: the numbers go to its
-    summary below "labkit/", the timeline is a chart of its next step, and it is neither finished
-    nor renamed. Otherwise each run becomes a W&B run of `project`; offline ones are kept in
-    `folder`, or labkit's own cache folder, and `wandb sync FOLDER/offline-run-*` uploads them.
-
-    Returns that folder, or None where the numbers went to an active run.
+    Into the W&B run that is active, where there is one: the numbers in its summary below "labkit/",
+    the timeline as a chart of its next step; None is returned. Otherwise each becomes a W&B run of
+    `project`; offline ones are kept in `folder`, or labkit's cache folder, which is returned, and
+    `wandb sync FOLDER/offline-run-*` uploads them.
     """
     try:
         import wandb
@@ -74,32 +68,29 @@ def to_wandb(
     named = {"": what} if isinstance(what, Run) else dict(getattr(what, "runs", what) or {})
     if not named or not all(isinstance(run, Run) for run in named.values()):
         raise ValueError(f"{what!r}: give a Run, a Ladder or a dictionary of Runs.")
-    if wandb.run is None:
-        folder = Path(folder or folders.home() / "wandb" / project)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, run in named.items():
-            log(run, {"project": project, "mode": mode, "name": name}, folder)
-        return folder / "wandb"
+    folder = Path(folder or folders.home() / "wandb" / project)
     for name, run in named.items():
+        if wandb.run is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            log(run, {"project": project, "mode": mode, "name": name}, folder)
+            continue
         place = "/".join(filter(None, ("labkit", name)))
-        numbers = {f"{place}/{key}": value for key, value in summary(run).items()}
-        wandb.run.summary.update(numbers)
+        wandb.run.summary.update({f"{place}/{key}": value for key, value in summary(run).items()})
         rows = np.column_stack(run.timeline(POINTS)).tolist()
         table = wandb.Table(columns=["seconds", "utilization"], data=rows)
         chart = wandb.plot.line(table, *table.columns, title=f"true utilization {name}")
         wandb.run.log({f"{place}/utilization": chart}, commit=False)  # takes no step in it
-    return None
+    return folder / "wandb" if wandb.run is None else None
 
 
 def summary(run: Run) -> dict[str, Any]:
     """Return the run's numbers and its diagnosis, as W&B's summary keeps them."""
     found = {name: value for name, value in run.to_dict().items() if name in NUMBERS}
-    if run.recorded:
-        found["recorded_on"] = run.machine.name
+    found |= {"recorded_on": run.machine.name} if run.recorded else {}
     if run.utilization is not None:
         verdict = run.diagnose()
-        found |= {"bottleneck": verdict.bottleneck, "confidence": verdict.confidence,
-                  "evidence": verdict.evidence, "advice": verdict.advice}  # fmt: skip
+        names = ("bottleneck", "confidence", "evidence", "advice")
+        found |= {name: getattr(verdict, name) for name in names}
     return found
 
 
@@ -108,8 +99,7 @@ def log(run: Run, settings: dict[str, str], folder: Path) -> None:
     import wandb
 
     session = wandb.init(
-        project=settings["project"], name=settings.get("name") or run.id, mode=settings["mode"],
-        dir=str(folder),
+        **settings | {"name": settings.get("name") or run.id}, dir=str(folder),
         config={"pipeline": run.pipeline.to_dict(), "machine": run.machine.to_dict()},
         settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
     )  # fmt: skip
@@ -118,8 +108,7 @@ def log(run: Run, settings: dict[str, str], folder: Path) -> None:
     wait, copy, compute, *rest = 1e3 * split_steps(run.stamps).T  # of every step but the first
     parts = zip(wait, copy, compute, sum(rest), strict=True)
     for i, (loss, step) in enumerate(zip(run.loss, [(), *parts], strict=True)):
-        names = ("wait_ms", "copy_ms", "compute_ms", "other_ms")
-        session.log({"loss": loss} | dict(zip(names, step, strict=False)), step=i)
+        session.log({"loss": loss} | dict(zip(PARTS, step, strict=False)), step=i)
     for second, share in np.column_stack(run.timeline(POINTS)).tolist():
         session.log({"seconds": second, "utilization": share})
     session.summary.update(summary(run))

@@ -1,8 +1,4 @@
-"""`lk.watch(loader)`: your own training loop, with one line changed.
-
-Hands the same batches on in the same order, and shows while the loop runs, and diagnoses when it
-is over, how long it waited for data and how long its body took.
-"""
+"""`lk.watch(loader)`: your own training loop, with one line changed."""
 
 from __future__ import annotations
 
@@ -41,8 +37,7 @@ _open: list[Watch] = []  # the oldest first; each is the one watch of its loader
 class Watch:
     """A loader under watch: iterate it, or give it to a trainer, as you would the loader.
 
-    All passes over it are one Run, the pauses between them left out of its statistics. It ends with
-    the notebook cell or the script, or with `close()`; a pass that begins later is a new Run.
+    All passes over it are one Run, which ends with the notebook cell, the script or `close()`.
     """
 
     def __init__(self, loader: Any, live: bool = True, place: tuple[Any, ...] = ()):
@@ -144,12 +139,11 @@ class Watch:
     def _show(self, over: bool) -> None:
         """Write a line from sums of bounded size: this is the training process itself."""
         recorder = self._recorder
-        nothing = over and recorder.next == recorder.first_step and recorder.how == "exhausted"
-        text = EMPTY if nothing else line(self)
+        nothing = recorder.next == recorder.first_step and recorder.how == "exhausted"
         if over:
-            self._display.final(text)
+            self._display.final(EMPTY if nothing else line(recorder))
         else:  # a line that wraps could not be written over
-            self._display.line(text[: shutil.get_terminal_size().columns - 1])
+            self._display.line(line(recorder)[: shutil.get_terminal_size().columns - 1])
 
 
 def _is_open(recorder: Recorder | None) -> bool:
@@ -163,10 +157,9 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
 
     The same batches, in the same order; no device is synchronised and no random number drawn. It
     measures how long the loop waits for each batch, and how long its body takes: on a GPU until
-    the device is through with it, copies to it included. Watching the same loader again, as in a
-    loop over epochs, continues its Run: `.run`, with `.diagnose()`. The last is `lk.watch.last`.
-
-    A loader that is made anew for each epoch continues the Run of its dataset's, on the same line.
+    the device is through with it, copies to it included. Watching the same loader again, or one
+    made anew of the same dataset on the same line, continues its `.run`. The last is
+    `lk.watch.last`.
 
     Args:
         loader: Any iterable of batches: a DataLoader, a list, a generator (good for one pass).
@@ -238,35 +231,29 @@ def _leave(display: Display, run: Run) -> None:
         from IPython.display import display as show
 
         show(found)
-        if marked := marked_cells(run.lines):
-            show(HTML(marked))
+        for file in dict.fromkeys(x.file for x in run.lines.lines if CELL.search(x.file)):
+            show(HTML(marked_cell(file, run.lines.lines)))
 
 
-def marked_cells(lines: Any) -> str:
-    """Return the notebook's own cells that the time went to, each line with its share, as HTML."""
-    shares: dict[str, dict[int, float]] = {}
-    for line in lines.lines:
-        if CELL.search(line.file):
-            of = shares.setdefault(line.file, {})
-            of[line.line] = max(of.get(line.line, 0.0), line.share)
-    cells = []
-    for file, known in shares.items():
-        rows = []
-        for number, text in enumerate(linecache.getlines(file), 1):
-            share = known.get(number, 0.0)
-            mark, shade = " " * 4, ""
-            if share >= 0.01:
-                mark, alpha = f"{share:4.0%}", 0.1 + 0.5 * share
-                shade = f"background: rgba(213, 94, 0, {alpha:.2f})"
-            rows.append(f'<span style="{shade}">{mark}  {html.escape(text.rstrip())}</span>')
-        cells.append(f"<pre>{chr(10).join(rows)}</pre>")
-    return "".join(cells)
+def marked_cell(file: str, lines: Any) -> str:
+    """Return a cell of the notebook that the time went to, each line with its share, as HTML."""
+    shares: dict[int, float] = {}
+    for line in lines:
+        if line.file == file and line.share >= 0.01:
+            shares[line.line] = max(shares.get(line.line, 0.0), line.share)
+    rows = []
+    for number, text in enumerate(linecache.getlines(file), 1):
+        share = shares.get(number, 0.0)
+        mark, alpha = (f"{share:4.0%}", 0.1 + 0.5 * share) if share else (" " * 4, 0)
+        shade = f"background: rgba(213, 94, 0, {alpha:.2f})"
+        rows.append(f'<span style="{shade}">{mark}  {html.escape(text.rstrip())}</span>')
+    return f"<pre>{chr(10).join(rows)}</pre>"
 
 
-def line(watch: Watch) -> str:
+def line(recorder: Recorder) -> str:
     """Say in one line how far a pass is and what has been measured."""
-    recorder, tally = watch._recorder, watch._recorder.tally
-    done, length = recorder.next - recorder.first_step, recorder.length
+    tally, length = recorder.tally, recorder.length
+    done = recorder.next - recorder.first_step
     kind, of = recorder.kind, f"/{length}" if length else ""
     parts = [f"epoch {recorder.epoch + 1}, step {done}{of}"]
     if tally.wall:
