@@ -209,8 +209,8 @@ def draw_cost(measured: Any, before: Any = None) -> Any:
     rows_in = primitives.rows_in(len(stacks))
     figure, (upper, lower) = page(measured, [(0.24, rows_in), (0.6, rows_in)],
                                   before=before, title=title, left_in=1.4)  # fmt: skip
-    legend = {part: (part, colour) for part, colour in memory.PARTS.items()}
-    primitives.stack(upper, stacks, legend, "memory by micro-batch (and how many of them), MiB")
+    label = "memory by micro-batch (and how many of them), MiB"
+    primitives.stack(upper, stacks, memory.PARTS, label)
     primitives.hbars(lower, rates, "samples/s")
     return figure
 
@@ -218,7 +218,7 @@ def draw_cost(measured: Any, before: Any = None) -> Any:
 # -- larger batches and the learning rate ----------------------------------------------------------
 
 TRAINED, HELD_OUT = 2048, 1024  # images
-SMALL_PX = 16
+EDGE = 16  # px
 CURVE = 64  # points kept of a loss curve
 CUT = 3.0  # a held-out loss above it is drawn as this
 
@@ -248,9 +248,7 @@ def lr_scaling(job: Any, bench: Any) -> None:
     running ones lag behind after few updates.
     """
     count = TRAINED + HELD_OUT
-    drawn = np.stack(
-        [data.draw_image(index, SMALL_PX) for index in range(count)]
-    )  # (N, SMALL_PX, SMALL_PX, 3) uint8
+    drawn = np.stack([data.draw_image(index, EDGE) for index in range(count)])  # (N, px, px, 3)
     pixels = torch.from_numpy(drawn).to(bench.device).permute(0, 3, 1, 2).contiguous()
     pixels = pixels.float().div_(255).sub_(0.5).mul_(4)  # around 0
     labels = torch.arange(count, device=bench.device) % data.CLASSES
@@ -260,7 +258,7 @@ def lr_scaling(job: Any, bench: Any) -> None:
         if batch > TRAINED:
             bench.skip(name, f"a batch of {batch} is more than the {TRAINED} training images")
             continue
-        runs = [train(job, pixels, labels, batch, lr, warm, seed) for seed in range(job.seeds)]
+        runs = [train(job, (pixels, labels), batch, lr, warm, n) for n in range(job.seeds)]
         curves = zip(*(run["loss"] for run in runs), strict=True)
         values = {
             "lr": lr, "updates": job.epochs * (TRAINED // batch),
@@ -270,13 +268,11 @@ def lr_scaling(job: Any, bench: Any) -> None:
         bench.write(name, values=values, batch_size=batch, lr=lr, warmup=warm)
 
 
-def train(
-    job: Any, pixels: torch.Tensor, labels: torch.Tensor, batch: int, lr: float, warm: bool,
-    seed: int,
-) -> dict[str, Any]:  # fmt: skip
+def train(job: Any, images: tuple, batch: int, lr: float, warm: bool, seed: int) -> dict[str, Any]:
     """Train once; return the loss against samples seen, and the held-out loss and share right."""
+    pixels, labels = images
     torch.manual_seed(seed)
-    model = models.make_model("cnn", job.width, job.depth, data.CLASSES, SMALL_PX).to(pixels.device)
+    model = models.make_model("cnn", job.width, job.depth, data.CLASSES, EDGE).to(pixels.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     order, losses = torch.Generator().manual_seed(seed), []
     for _ in range(job.epochs):

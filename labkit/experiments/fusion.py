@@ -296,13 +296,13 @@ def graph_breaks(job: Any, bench: Any) -> None:
         reasons = [" | ".join(list(filter(None, lines))[:3])[:400] for lines in said]  # with hints
         values = {"graphs": found.graph_count, "breaks": found.graph_break_count}
         bench.write("explain", function=function.__name__, values=values | {"reasons": reasons})
-    for name, dynamic, lengths in (
+    for way, dynamic, lengths in (
         ("every length its own graph (dynamic=False)", False, LENGTHS),
         ("PyTorch's default", None, LENGTHS),
         ("one graph for all (dynamic=True)", True, LENGTHS),
         ("padded to one length", None, (max(LENGTHS),) * len(LENGTHS)),
     ):
-        bench.write("captures", way=name, values=captures(dynamic, lengths, bench.device))
+        bench.write("captures", way=way, values=captures(dynamic, lengths, bench.device))
 
 
 def captures(dynamic: bool | None, lengths: tuple, device: torch.device) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from labkit.spec import KNOBS, experiment, knob
 
 FLOAT = 4  # bytes
 MIB = 2**20
-PARTS = {  # with their colours
-    "weights": "#0072B2", "gradients": "#E69F00", "optimizer": "#AA4499", "activations": "#009E73",
+PARTS = {  # their names in a figure, and colours
+    "weights": ("weights", "#0072B2"), "gradients": ("gradients", "#E69F00"),
+    "optimizer": ("optimizer", "#AA4499"), "activations": ("activations", "#009E73"),
 }  # fmt: skip
 PATCH = 8  # px: the edge of a token of the bench's transformer
 MODELS = tuple(name for name in KNOBS["model"].choices if name != "gpt")  # of images
@@ -163,5 +164,5 @@ def draw(run: Any) -> Any:
     title = f"measured is {min(ratios):.2f} to {max(ratios):.2f} of predicted"
     figure, (axes,) = page(run, [(0.22, 0.1 + 0.5 * len(rows))], how, title=title, left_in=2.3)
     label = "memory of one training step, MiB (hatched: predicted; plain: measured)"
-    primitives.stack(axes, rows, {p: (p, c) for p, c in PARTS.items()}, label, predicted)
+    primitives.stack(axes, rows, PARTS, label, predicted)
     return figure
