@@ -18,9 +18,10 @@ from labkit.process.interrupts import held
 from labkit.results.launch import launch
 from labkit.results.machine import machine
 from labkit.results.run import Run
-from labkit.show import wandb_log
-from labkit.show.running import follow
 from labkit.spec import Pipeline
+from labkit.wiring import Later
+
+running, wandb_log = Later("labkit.show.running"), Later("labkit.show.wandb_log")
 
 # In the order in which the bottleneck moves; the course's notebook 08 climbs them as a ladder
 FIXES = {
@@ -83,7 +84,7 @@ def slow_script(
     """
     with held():
         started = launch(SlowScript(fixes, steps), after=wandb_log.command(wandb))
-        return follow(started, before) if wait else started
+        return running.follow(started, before) if wait else started
 
 
 def stages() -> list[SlowScript]:
