@@ -114,6 +114,13 @@ def test_a_recorded_run_predicts_one_with_workers():
     assert low < seen.throughput < high and found.helps
 
 
+def test_recorded_runs_predict_each_other_and_what_is_missed_in_one_is_known_of_the_next():
+    runs = {count: lk.recorded(f"workers-{count}") for count in (0, 1, 2, 4)}
+    found = {(a, b): lk.predict(run, num_workers=b) for a, run in runs.items() for b in runs}
+    off = [abs(told.throughput / runs[b].throughput - 1) for (_, b), told in found.items()]
+    assert np.median(off) < 0.03 and max(off) < 0.06
+
+
 def test_more_workers_do_not_help_on_taken_cores(tmp_path):
     run = record(tmp_path, workers=2, fetch_ms=0.0, cpu_ms=40.0)
     two, eight = (lk.predict(run, num_workers=n) for n in (2, 8))
@@ -172,7 +179,8 @@ def test_an_x_ray_tells_what_batch_size_and_bf16_do(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "word"),
-    [({"model": "mlp"}, "model"), ({"compile": "default"}, "compile"), ({"steps": 1}, "one step"),
+    [({"model": "mlp", "augment": 2}, "run it once with augment=2, model='mlp'"),
+     ({"compile": "default"}, "compile"), ({"steps": 1}, "one step"),
      ({"precision": "bf16"}, "bf16"), ({"batch_size": 32}, "xray=True")],
 )  # fmt: skip
 def test_what_the_run_does_not_tell_is_not_predicted(textbook, changes, word):

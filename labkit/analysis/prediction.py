@@ -30,6 +30,7 @@ STRETCHED = 1.1  # a step that takes so much longer than alone is held back by w
 
 FREE = ("num_workers", "prefetch_factor", "io_ms", "prep_ms", "stall_ms", "stall_every", "steps",
         "seconds", "seed", "xray")  # fmt: skip
+RUN = "run it once with"
 BATCH_FACTOR = 4  # the step's time at other batch sizes is a straight line only so far
 
 PARTS = 4  # stretches of waiting and computing that a batch is prepared in
@@ -86,9 +87,14 @@ def predict(run: Any, **changes: Any) -> Prediction:
             why = "what it costs to hand a batch over was not measured: run it with num_workers=1"
             raise CannotPredict(why)
         rates, shares, cores, stretches = _simulated(known, target, step)
+        rates = rates * _documents(run, target)
+        if known.missed is None:  # what the model misses in the run itself; half of it stays
+            itself = np.median(_simulated(known, known.pipeline, 1.0)[0])
+            itself *= _documents(run, known.pipeline)
+            known.missed = float(np.sqrt(run.throughput / itself))
+        rates, shares = rates * known.missed, np.minimum(1.0, shares * known.missed)
     except CannotPredict as why:
         return Prediction(changes, cannot=f"cannot predict: {why}.", why=str(why))
-    rates = rates * _documents(run, target)
     throughput, utilization = float(np.median(rates)), float(np.median(shares))
     limit, held = "input", "the loop still waits for data"
     if taken := np.median(cores) > CPU_BOUND:
@@ -140,11 +146,11 @@ def _simulated(known: Measured, target: Any, step: float) -> np.ndarray:
 
 def _step(run: Any, target: Any) -> tuple[float, list[str]]:
     """Return the time of a step over that of the measured one, and what was taken into account."""
-    old, seen, step, notes = run.pipeline, run.xray_facts or {}, 1.0, []
+    old, seen, step, notes, unknown = run.pipeline, run.xray_facts or {}, 1.0, [], {}
     for name, value in target.to_dict().items():
         if value == getattr(old, name) or name in FREE:
             continue
-        why = f"the effect of {name} was not measured: run it once with {name}={value!r}"
+        why = f"the effect of {name} was not measured: {RUN} {name}={value!r}"
         if name == "batch_size":
             fixed = seen.get("fixed_share")
             if not old.batch_size / BATCH_FACTOR <= value <= old.batch_size * BATCH_FACTOR:
@@ -168,7 +174,10 @@ def _step(run: Any, target: Any) -> tuple[float, list[str]]:
         elif name == "pin_memory" and run.machine.kind == "cpu":
             notes.append("pin_memory does nothing where the device is the CPU")
         else:
-            raise CannotPredict(why)
+            unknown[name] = value
+    if unknown:
+        once = ", ".join(f"{name}={value!r}" for name, value in unknown.items())
+        raise CannotPredict(f"the effect of {' and '.join(unknown)} was not measured: {RUN} {once}")
     return step, notes
 
 
@@ -204,6 +213,7 @@ class Measured:
 
     def __init__(self, run: Any):
         self.costs, self.pipeline = _batches(run), run.pipeline
+        self.missed: float | None = None  # root of its throughput over what is simulated for it
         self.on_cpu, self.cores = run.machine.kind == "cpu", run.machine.cpu_cores or 1
         self.host_threads = (run.machine.threads or 1) if self.on_cpu else 1
         costs, stamps, workers = self.costs, run.stamps[run.warmup :], self.pipeline.num_workers

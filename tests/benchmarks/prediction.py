@@ -1,6 +1,6 @@
 """How well `lk.predict` does: every workload is run once, other settings predicted, then measured.
 
-    python tests/benchmarks/prediction.py --records DIR [--development]
+    python tests/benchmarks/prediction.py --records DIR [--development] [--only NAME]
 
 Every run is kept as a record in DIR, and what is there is not measured again. Run it on a quiet
 machine. There are two passes: in each a workload is run and its settings right behind it, since a
@@ -179,8 +179,11 @@ def figures(name, rows):
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--records", type=Path, required=True)
 parser.add_argument("--development", action="store_true")
+parser.add_argument("--only", action="append", metavar="NAME", help="one workload of them")
 asked = parser.parse_args()
 workloads = DEVELOPMENT if asked.development else EVALUATION
+if asked.only:
+    workloads = {name: what for name, what in workloads.items() if name in asked.only}
 measure(workloads, asked.records)
 rows = [compare(asked.records / name, i, changes)
         for name, (_, settings) in workloads.items()
