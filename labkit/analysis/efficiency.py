@@ -113,9 +113,6 @@ def mfu_against(run: Any, roof: Any) -> float | None:
     return share(run, "flops", max((p.flops / p.seconds[0] for p in points), default=None))
 
 
-# -- a busy device that does little ----------------------------------------------------------------
-
-
 def with_low_mfu(run: Any, facts: Facts, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """Add a finding where a busy device does little of what it could; last: no loss of its own."""
     share, busy = getattr(run, "mfu", None), facts.shares["compute"]

@@ -82,9 +82,6 @@ def loss(
     return Finding(name, cause, evidence, advice, lost, rank, lines, remedies(changes, part))
 
 
-# -- where the time of a step went ----------------------------------------------------------------
-
-
 @dataclass(frozen=True, repr=False)
 class StepBreakdown(Result):
     """The average step of a run by class, ms; the five add up to `step_ms`."""
@@ -117,9 +114,6 @@ def breakdown(run: Any) -> StepBreakdown | None:
     if (mean := run.mean_ms) is None or not mean.any():
         return None
     return StepBreakdown(float(mean.sum()), *mean.tolist(), run.steps - run.warmup)
-
-
-# -- the facts ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import ast
 import functools
-import html
 import json
 import os
 import re
 import textwrap
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +77,11 @@ class Script(str):
         return str(self).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        with suppress(ImportError):  # it comes with IPython
-            from pygments import highlight
-            from pygments.formatters import HtmlFormatter
-            from pygments.lexers import PythonLexer
+        from pygments import highlight  # it comes with IPython
+        from pygments.formatters import HtmlFormatter
+        from pygments.lexers import PythonLexer
 
-            return highlight(self, PythonLexer(), HtmlFormatter(noclasses=True, cssstyles=CARD))
-        return f'<pre style="{CARD}">{html.escape(self)}</pre>'
+        return highlight(self, PythonLexer(), HtmlFormatter(noclasses=True, cssstyles=CARD))
 
 
 def script(what: Pipeline | Run, *, before: Pipeline | Run | None = None) -> Script:
@@ -131,9 +127,6 @@ def _on_this_machine(pipeline: Pipeline) -> tuple[dict[str, Any], dict[str, str]
     asked = json.dumps(pipeline.to_dict())
     found = asked_of("labkit.bench.resolve_config", str(folders.home()), asked)
     return found["job"], found["not_applied"], found["threads"]
-
-
-# -- the lines ------------------------------------------------------------------------------------
 
 
 def whole_script(job: dict[str, Any], threads: int | None, title: str = "") -> str:
