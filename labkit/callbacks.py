@@ -13,7 +13,7 @@ import labkit
 from labkit.bench.lines import in_workers
 from labkit.bench.watch import Recorder
 from labkit.process import folders
-from labkit.process.events import now_ns
+from labkit.process.events import NO_TOKENS, now_ns
 from labkit.results.run import Run
 from labkit.wiring import Later
 
@@ -26,9 +26,11 @@ class Recording(Recorder):
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.losses: dict[int, float] = {}
+        self.tokens: dict[int, list[int]] = {}  # of a step, and the real ones of them
 
     def _add(self, i: int, t: tuple, samples: int, busy: tuple = ()) -> None:
-        super()._add(i, t, samples, busy, self.losses.pop(i, math.nan))
+        more = self.losses.pop(i, math.nan), self.tokens.pop(i, NO_TOKENS)
+        super()._add(i, t, samples, busy, *more)
 
 
 class StepRecorder:

@@ -49,14 +49,19 @@ class Recorder(StepRecorder, TrainerCallback):
             self._samples = len(data) if hasattr(data, "__len__") else math.inf
             self.begin(loader, model := more.get("model"))
             if model is not None:
-                self._calls = itertools.count()
+                self._calls, self._tokens, self._share = itertools.count(), np.zeros(2), 0.0
                 self._hook = model.register_forward_pre_hook(self._look, with_kwargs=True)
 
     def _look(self, model: Any, _args: tuple, inputs: dict[str, Any]) -> None:
-        """Look at one training batch of so many: how much of it is padding."""
-        mask = inputs.get("attention_mask")
-        if mask is not None and model.training and next(self._calls) % LOOK_EVERY == 0:
-            self._recording.padding.append(padding_of({"attention_mask": mask.cpu()}) or 0.0)
+        """Count a training batch's tokens; where a device is waited for, the padding of some."""
+        ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+        if ids is None or not model.training:
+            return
+        if mask is None:  # sequences packed in one row: nothing is padded
+            self._share = 0.0
+        elif mask.is_cpu or next(self._calls) % LOOK_EVERY == 0:
+            self._share = padding_of({"attention_mask": mask.cpu()}) or 0.0
+        self._tokens += ids.numel(), ids.numel() * (1 - self._share)
 
     def on_epoch_begin(self, *_args: Any, **_more: Any) -> None:
         """Begin a pass over the data."""
@@ -73,6 +78,9 @@ class Recorder(StepRecorder, TrainerCallback):
         if self._going:
             count = min(self._count, self._left)
             self._left -= count
+            if self._tokens.any():
+                self._recording.tokens[self._recording.next] = [round(n) for n in self._tokens]
+            self._tokens = np.zeros(2)
             self.issued(count)
 
     def on_log(self, *_args: Any, logs: dict | None = None, **_more: Any) -> None:

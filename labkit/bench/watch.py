@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -155,13 +155,14 @@ class Recorder:
         self.log.write("job", pipeline=self.knobs, not_applied={}, unit=self.unit)
         self.log.write("begin", warmup=self.warmup)
 
-    def _add(self, i: int, t: tuple, samples: int, busy: tuple = (), loss: float = math.nan):
+    def _add(self, i: int, t: tuple, samples: int, busy: tuple = (), loss: float = math.nan,
+             tokens: Sequence[int] = NO_TOKENS):  # fmt: skip
         if i == self.warmup:
             self.tally.restart()
         self.tally.add(t, samples, busy or t[2:])
         if i < KEEP_STEPS:
             device = (busy[0], busy[0], *busy) if busy else NO_DEVICE
-            self.lines.append(line_of((*device, i + 1, *t, samples, 0, loss, *NO_TOKENS, i + 1)))
+            self.lines.append(line_of((*device, i + 1, *t, samples, 0, loss, *tokens, i + 1)))
         elif i == KEEP_STEPS:
             self.lines.append(f'{{"event":"full","steps":{KEEP_STEPS}}}')
 

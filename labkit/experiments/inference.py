@@ -164,7 +164,7 @@ def decode_step(model: Any, batch: int, length: int) -> Callable[[], Any]:
 
 
 def ways(step: Callable, name: str, batch: int, job: Any, bench: Any) -> Iterator[tuple]:
-    """Yield (way, step): as it is; in a CUDA graph; at batch 1, where asked for, compiled."""
+    """Yield (way, step): as it is; in a CUDA graph; asked for, compiled, which packs no weights."""
     yield "eager", step
     if bench.device.type == "cuda":
         graph = torch.cuda.CUDAGraph()
