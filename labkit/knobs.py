@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 NO = object()  # a value that is not allowed
+WORDS = {"bool": "True or False", "dict": "a dict", "int": "a whole number", "float": "a number",
+         "str": "a text"}  # fmt: skip
 SWITCHES = dict.fromkeys(("true", "yes", "1", "on"), True)
 SWITCHES |= dict.fromkeys(("false", "no", "0", "off"), False)
 
@@ -38,13 +40,12 @@ class Knob:
     @property
     def allowed(self) -> str:
         """The values this knob takes, in words: what every error message ends with."""
-        words = {
-            "bool": "True or False", "dict": "a dict", "int": "a whole number", "float": "a number",
-            "str": "'auto', 'cpu', 'mps', 'cuda' or 'cuda:N'" if self.pattern else "a text",
-        }[self.kind]  # fmt: skip
+        words = WORDS[self.kind]
         if self.choices:
             words = ", ".join(map(repr, self.choices))
-        elif self.kind in ("int", "float"):
+        elif self.pattern:
+            words = "'auto', 'cpu', 'mps', 'cuda' or 'cuda:N'"
+        elif self.low is not None:
             words = f"{words} from {self.low:g} to {self.high:g} {self.unit}".rstrip()
         words += ", or a list of them" if self.each else ""
         return f"{words}, or None ({self.auto})" if self.auto else words

@@ -1,8 +1,4 @@
-"""What is asked for: the frozen specs of what can be run, their knobs each declared once.
-
-A `Pipeline` is a training run, `Distributed` the same on several ranks, an `Experiment` one of
-`EXPERIMENTS`, which the files of `labkit.experiments` fill with the decorator `experiment`.
-"""
+"""What is asked for: the frozen specs of what can be run, their knobs each declared once."""
 
 from __future__ import annotations
 
@@ -116,20 +112,15 @@ class Pipeline(Spec):
                 f"model={self.model!r} cannot train on dataset={self.dataset!r}: dataset='text' "
                 "and model='gpt' go together, and the other models take images."
             )
-        for name in OF_IMAGES if is_text else OF_TEXT:
+        needs = "images" if is_text else "dataset='text'"
+        why = f"is for {needs} and this is dataset={self.dataset!r}: leave"
+        useless = dict.fromkeys(OF_IMAGES if is_text else OF_TEXT, why)
+        if self.num_workers == 0:
+            why = "needs loader workers and num_workers=0 has none: use num_workers of 1 or more, "
+            useless |= dict.fromkeys(("prefetch_factor", "persistent_workers"), f"{why}or leave")
+        for name, why in useless.items():
             if (value := getattr(self, name)) != (plain := KNOBS[name].default):
-                needs = "images" if is_text else "dataset='text'"
-                raise ValueError(
-                    f"{name}={value!r} is for {needs} and this is dataset={self.dataset!r}: leave "
-                    f"{name}={plain!r}."
-                )
-        for name, without in (("prefetch_factor", None), ("persistent_workers", False)):
-            value = getattr(self, name)
-            if self.num_workers == 0 and value != without:
-                raise ValueError(
-                    f"{name}={value!r} needs loader workers and num_workers=0 has none: "
-                    f"use num_workers of 1 or more, or leave {name}={without!r}."
-                )
+                raise ValueError(f"{name}={value!r} {why} {name}={plain!r}.")
 
     def to_spec(self) -> dict[str, Any]:
         """Return what the first event of its run's log says of it."""
@@ -198,8 +189,7 @@ def compiler() -> str | None:
 def experiment(help: str, **knobs: Any) -> Callable:
     """Register the decorated function `name(job, bench)` as the experiment `name`.
 
-    `knobs` are its parameters, each declared with `knob`. Its times are drawn as bars, unless a
-    function that draws otherwise is decorated with the `figure` of what this returns.
+    `knobs` are declared with `knob`; the `figure` of what is returned decorates how it is drawn.
     """
 
     def register(measure: Callable[..., None]) -> Registered:
@@ -252,8 +242,7 @@ RENDEZVOUS = {  # torchrun's options for several machines, passed through to it
 class Distributed(Spec):
     """A pipeline on several ranks (processes, a device each) under DistributedDataParallel.
 
-    Raises ValueError on a bad value; RuntimeError on Windows, whose PyTorch has no launcher that
-    works out of the box.
+    Raises ValueError on a bad value, RuntimeError on Windows.
     """
 
     pipeline: Pipeline = field(default_factory=Pipeline)  # `batch_size` is each rank's

@@ -54,11 +54,9 @@ def draw_instruments(instruments: Instruments) -> Figure:
             rows.setdefault((*reading.times_s, *reading.shares), []).append(reading)
     true = instruments.readings[0]
     wrong = [each.distance_pp for each in instruments.readings[1:] if each.distance_pp is not None]
-    apart = (
-        f"; what instruments show is off by {min(wrong):.0f} to {max(wrong):.0f} pp"
-        if wrong
-        else ""
-    )
+    apart = ""
+    if wrong:
+        apart = f"; what instruments show is off by {min(wrong):.0f} to {max(wrong):.0f} pp"
     header = [(text + apart if font is BOLD else text, font) for text, font in run_header(run)]
     header += [
         (f"{each.name}: {each.shares[0]:.0%}, read when the run was over", {})
@@ -218,9 +216,8 @@ def draw_ranks(ranks: RankTraces) -> Figure:
         spent = {part: each.busy.get(part, 0.0) * each.step_us / 1000 for part in parts}
         late = ", the straggler" if each.rank == ranks.straggler else ""
         rows.append((f"rank {each.rank}", spent, f"{_ms(each.step_us)}{late}"))
-    late = (
-        "no straggler" if ranks.straggler is None else f"the others wait for rank {ranks.straggler}"
-    )
+    late = f"the others wait for rank {ranks.straggler}"
+    late = "no straggler" if ranks.straggler is None else late
     header = f"{drawable(ranks.source, 40)}: {len(ranks)} ranks; {late}"
     figure, (axes,) = page([(header, BOLD)], [(0.36, rows_in(len(rows)))])
     stack(axes, rows, parts, "ms of an average step")

@@ -1,8 +1,4 @@
-"""What most figures are made of: bars, lines, stacked bars and boxes, on the axes of a `page`.
-
-Each primitive draws on one axes and makes room for its own labels, so that a figure is a header, a
-list of panels (space above, height; in inches) and a call for each of them.
-"""
+"""What most figures are made of: bars, lines and stacked bars, each on an axes of a `page`."""
 
 from __future__ import annotations
 
@@ -19,9 +15,17 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from labkit.show.style import BEFORE, CHARACTER_IN, INSIDE, LINES, RC, drawable, legend_above
-
-from labkit.show.style import legend_columns, literal  # isort: skip
+from labkit.show.style import (
+    BEFORE,
+    CHARACTER_IN,
+    INSIDE,
+    LINES,
+    RC,
+    drawable,
+    legend_above,
+    legend_columns,
+    literal,
+)  # fmt: skip
 
 ROW_IN, THIN_IN, MANY = 0.34, 0.25, 10  # a row of bars, and where there are more than MANY
 NAME = 48  # characters of a row's name, at most
@@ -148,9 +152,8 @@ def lines(
 ) -> None:
     """Draw several series against an x, with a legend above the axes where they have names.
 
-    A NaN is a gap. `log` names the logarithmic axes: "", "x", "y" or "xy". `xticks` are
-    {x: label}, and no others. `say` writes the value over every point of a line that is neither
-    dashed nor before. `more` are entries of the legend.
+    A NaN is a gap. `log` names the logarithmic axes ("", "x", "y", "xy"), `xticks` all {x: label};
+    `say` writes over the points of plain lines; `more` are entries of the legend.
     """
     drawn = list(series)
     for line in drawn:

@@ -55,10 +55,7 @@ class Picture(Figure):
 
 
 def png_of(figure: Figure, sharpness: float = 1.0, least_px: int = 0) -> bytes:
-    """Return a figure as PNG in 128 colours: a quarter of the bytes in a stored notebook.
-
-    Below what is drawn it stays empty where it is not `least_px` high, before sharpening.
-    """
+    """Return a figure as PNG in 128 colours, at least `least_px` high before sharpening."""
     drawn, packed = io.BytesIO(), io.BytesIO()
     figure.savefig(drawn, format="png", dpi=sharpness * figure.dpi, metadata={"Software": None})
     with Image.open(drawn) as image:
@@ -72,8 +69,7 @@ def png_of(figure: Figure, sharpness: float = 1.0, least_px: int = 0) -> bytes:
 def on_any_paper(pixels: np.ndarray) -> np.ndarray:
     """Return (y, x, 4) uint8 of (y, x, 3) drawn on white: to be read on a dark page as well.
 
-    White becomes clear, a pale colour a thin one; what was black or dark grey becomes `INK`, which
-    stands out against both.
+    White becomes clear, a pale colour thin; black and dark grey become `INK`.
     """
     shown = pixels / 255.0
     low, high = shown.min(axis=-1), shown.max(axis=-1)
@@ -100,10 +96,9 @@ def page(
     left_in: float = LEFT_IN,
     bottom_in: float = BOTTOM_IN,
 ) -> tuple[Picture, list[Axes]]:
-    """Return a Picture with a header, and its axes from top to bottom.
+    """Return a Picture with a header, and its axes from top to bottom; sizes are in inches.
 
-    `lines` are text (wrapped where it is long) and its font; `panels` are per axes the space above
-    it and its height; `left_in` and `bottom_in` are room for labels. All in inches.
+    `lines` are text, which is wrapped, and its font; `panels` per axes the space above, the height.
     """
     rows = wrapped(lines)
     below = bottom_in if panels else TOP_IN
