@@ -1,7 +1,4 @@
-"""What is looked up when it is used: names of a floor above, and modules that are slow to import.
-
-Imports point down only; the names that point up stand in one table, filled in `labkit/__init__.py`.
-"""
+"""Names of a floor above, and modules slow to import: looked up when they are used."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-ABOVE: dict[str, str] = {}  # "Run.plot" -> "labkit.show.run_figure:draw"
+ABOVE: dict[str, str] = {}  # {"Run.plot": "labkit.show.run_figure:draw"}: see labkit/__init__.py
 
 
 def above(name: str) -> Callable[..., Any]:

@@ -107,8 +107,7 @@ def chooser(values: Sequence | Mapping, value: Any) -> widgets.ValueWidget:
     """Return a slider over numbers, else a drop-down, at `value` or at the first of them."""
     named = values if isinstance(values, Mapping) else {shown(each): each for each in values}
     options = [(name, NONE if each is None else each) for name, each in named.items()]
-    known = [each for _, each in options]
-    value = NONE if value is None else value
+    known, value = [each for _, each in options], NONE if value is None else value
     value = value if value in known else known[0]
     numbers = all(type(each) in (int, float) for each in known if each != NONE)
     if numbers and not isinstance(values, Mapping):

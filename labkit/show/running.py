@@ -39,7 +39,7 @@ def run(
         pipeline: What to run; the default pipeline where it is left out.
         wait: Block with a live view until it has ended; an interrupt stops the run, which a
             notebook's cell returns all the same (a script has it in `lk.run.last`). False returns
-            at once: `run.stop()`, `run.wait()` and every statistic work while it goes on.
+            at once: `run.stop()`, `run.wait()` and all statistics work meanwhile.
         wandb: Log to Weights & Biases afterwards: True for an offline run in the run's folder, a
             mode ("offline", "online", "disabled"), or a dict of any of `project`, `mode`, `name`.
         before: A run to draw faintly behind this one.
@@ -72,8 +72,7 @@ def distributed(
         starve: {rank: {knob: value}}: ranks with another loader, such as {1: {"io_ms": 10}}.
         rendezvous: torchrun's options for several machines, such as {"nnodes": 2, "node_rank": 0,
             "rdzv_backend": "c10d", "rdzv_endpoint": "host:29500"}; start it on every machine.
-        wait: As in `lk.run`.
-        **knobs: Changes to `pipeline`, as in `pipeline.but(...)`.
+        wait, **knobs: As in `lk.run`.
     """
     asked = pipeline_with(pipeline, knobs)
     asked = Distributed(asked, ranks, no_sync, starve or {}, rendezvous or {})
@@ -86,11 +85,9 @@ def replay(
     what: str | os.PathLike | Run, *, speed: float = 1.0, wait: bool = True,
     before: Run | None = None,
 ) -> Run:  # fmt: skip
-    """Play a recorded run through the live view, at the pace it was made or `speed` times that.
+    """Play a recorded run (its name, Run or path) through the live view, at `speed` times its pace.
 
-    `what` is a name as in `lk.recorded()`, a recorded Run, or the path of a record. `wait` blocks
-    until it has been played; False returns the growing Run at once. `before` is drawn behind it.
-    Raises ValueError for no such record, one without steps, or a bad speed.
+    `wait` and `before` are as in `lk.run`. Raises ValueError for no such record, or a bad speed.
     """
     if not isinstance(what, (Run, Entry, os.PathLike)) and not os.path.exists(what):
         what = recorded(what)
@@ -219,8 +216,8 @@ def improve(
     runs. An interrupt ends it: the best so far is returned.
 
     Args:
-        pipeline_or_dataset: A `labkit.Pipeline` (the default one, if left out); or your own dataset
-            or DataLoader; or "module:function", a function that returns the dataset.
+        pipeline_or_dataset: A `labkit.Pipeline`; or your own dataset or DataLoader; or
+            "module:function", a function that returns the dataset.
         step: Your training step: `step(batch)`, or `step(model, optimizer, batch)`; it copies the
             batch to its device, and returns the loss. As an object or "module:name", as all parts.
         model: The step's model, or a function that makes it: for compile and channels_last.
