@@ -40,7 +40,7 @@ LONGEST_S = 0.3  # of a step: larger batches are not tried
 HELD = 4  # times a thin product's weights fit the last-level cache
 CACHE_SHARE = 1 / 8  # of the memory that is free, at most, for the cache
 BEYOND = 2  # larger batches are not tried once FLOPs take so many times as long as the weights
-IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
+IMAGES = (1, 4, 16, 64)
 
 
 @experiment(
