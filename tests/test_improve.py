@@ -259,7 +259,7 @@ def test_the_default_pipeline_is_fed_in_a_few_runs_with_the_same_losses(labkit_c
     kept = [rung for rung in found["rungs"] if rung["kept"]][1:]
     assert kept and all(abs(rung["losses"]) < 0.02 for rung in kept)
     assert "input: waiting for data -> num_workers" in done.stderr
-    assert "num_workers=" in found["snippet"]
+    assert "num_workers=" in found["snippet"] and "improve(" not in done.stderr  # once, in stdout
 
 
 class Remote:

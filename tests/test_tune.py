@@ -132,8 +132,8 @@ def test_an_interrupt_keeps_the_best_so_far_and_a_start_without_numbers_gives_it
         searched(lambda setting: "dataset[7] failed")
 
 
-def test_an_interrupted_cell_returns_what_a_sweep_has(monkeypatch, capsys):
-    def pressed(swept, *_how):
+def test_an_interrupted_cell_returns_what_a_sweep_or_a_tuning_has(monkeypatch, capsys):
+    def pressed(*_how):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("labkit.results.sweep.Sweep.measure", pressed)
@@ -142,6 +142,8 @@ def test_an_interrupted_cell_returns_what_a_sweep_has(monkeypatch, capsys):
     monkeypatch.setattr("labkit.show.running.in_notebook", lambda: True)
     assert "(2 not run)" in str(lk.sweep(num_workers=[0, 2]))
     assert capsys.readouterr().out.startswith("stopped after 0 of 2 runs")
+    monkeypatch.setattr("labkit.tuner.trials.launch", pressed)
+    assert "nothing measured" in lk.tune(lk.Pipeline()).headline
 
 
 def test_a_trial_is_over_once_its_rate_is_known_or_below_the_best():

@@ -30,7 +30,6 @@ STRETCHED = 1.1  # a step that takes so much longer than alone is held back by w
 
 FREE = ("num_workers", "prefetch_factor", "io_ms", "prep_ms", "stall_ms", "stall_every", "steps",
         "seconds", "seed", "xray")  # fmt: skip
-RUN = "run it once with"
 BATCH_FACTOR = 4  # the step's time at other batch sizes is a straight line only so far
 
 PARTS = 4  # stretches of waiting and computing that a batch is prepared in
@@ -109,17 +108,13 @@ def predict(run: Any, **changes: Any) -> Prediction:
         gain = f"{ratio:.2f}x the measured throughput; then"
     elif ratio < 1 - noise:
         gain = f"it would be slower, {ratio:.2f}x the measured throughput;"
+    rate_range = throughput / (1 + error), throughput * (1 + error)
+    busy_range = max(0.0, utilization - spread), min(1.0, utilization + spread)
     return Prediction(
-        changes,
-        throughput,
-        (throughput / (1 + error), throughput * (1 + error)),
-        utilization,
-        (max(0.0, utilization - spread), min(1.0, utilization + spread)),
-        limit,
-        helps=ratio > 1 + noise,
+        changes, throughput, rate_range, utilization, busy_range, limit, helps=ratio > 1 + noise,
         real_tokens_per_s=run.real_tokens_per_s and run.real_tokens_per_s * ratio,
         why="; ".join([f"{gain} {held}", *notes]),
-    )
+    )  # fmt: skip
 
 
 def _target(pipeline: Any, changes: dict[str, Any]) -> Any:
@@ -150,7 +145,7 @@ def _step(run: Any, target: Any) -> tuple[float, list[str]]:
     for name, value in target.to_dict().items():
         if value == getattr(old, name) or name in FREE:
             continue
-        why = f"the effect of {name} was not measured: {RUN} {name}={value!r}"
+        why = f"the effect of {name} was not measured: run it once with {name}={value!r}"
         if name == "batch_size":
             fixed = seen.get("fixed_share")
             if not old.batch_size / BATCH_FACTOR <= value <= old.batch_size * BATCH_FACTOR:
@@ -176,8 +171,8 @@ def _step(run: Any, target: Any) -> tuple[float, list[str]]:
         else:
             unknown[name] = value
     if unknown:
-        once = ", ".join(f"{name}={value!r}" for name, value in unknown.items())
-        raise CannotPredict(f"the effect of {' and '.join(unknown)} was not measured: {RUN} {once}")
+        why = f"the effect of {' and '.join(unknown)} was not measured: run it once with "
+        raise CannotPredict(why + ", ".join(f"{name}={value!r}" for name, value in unknown.items()))
     return step, notes
 
 

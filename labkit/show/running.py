@@ -195,6 +195,10 @@ def tune(
         return job.run(
             lambda: display.final(trial_line(tuning), tuning.table()), teller(display, tuning.table)
         )
+    except KeyboardInterrupt:
+        if not in_notebook():
+            raise
+        return tuning
     finally:
         display.final(tuning.headline, tuning.table())
 
@@ -247,7 +251,7 @@ def improve(
         found.grow()
         return found
     finally:
-        display.final(found.headline, found.table())
+        display.final("", found.table())  # the headline is the table's own
 
 
 def teller(display: Display, table: Callable[[str], Any]) -> Callable[[Any], None]:

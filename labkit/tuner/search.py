@@ -193,7 +193,7 @@ class Search:
         if trial not in self.tuning.tried:
             self.tuning.tried.append(trial)
         self.tuning.latest = trial
-        hoped = trial.rate or (trial.expected or (None,))[0]
+        hoped = trial.rate or (trial.expected or (self.tuning.baseline.rate,))[0]
         rate, trial.error, run = self.measure(trial.setting, hoped)
         if rate:
             trial.rates.append(rate)
