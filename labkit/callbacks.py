@@ -29,8 +29,10 @@ class Recording(Recorder):
         self.tokens: dict[int, list[int]] = {}  # of a step, and the real ones of them
 
     def _add(self, i: int, t: tuple, samples: int, busy: tuple = ()) -> None:
-        more = self.losses.pop(i, math.nan), self.tokens.pop(i, NO_TOKENS)
-        super()._add(i, t, samples, busy, *more)
+        loss, (tokens, real) = self.losses.pop(i, math.nan), self.tokens.pop(i, NO_TOKENS)
+        told = f"{loss:.9g}" if math.isfinite(loss) else "null"
+        told += f',"tokens":[{tokens},{real}]' if tokens else ""
+        super()._add(i, t, samples, busy, told)
 
 
 class StepRecorder:

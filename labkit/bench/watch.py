@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from labkit.bench import lines, stack, their_loop
-from labkit.process.events import NO_DEVICE, NO_TOKENS, VERSION, EventLog, line_of, now_ns
+from labkit.process.events import VERSION, EventLog, now_ns
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
 TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
@@ -155,14 +154,15 @@ class Recorder:
         self.log.write("job", pipeline=self.knobs, not_applied={}, unit=self.unit)
         self.log.write("begin", warmup=self.warmup)
 
-    def _add(self, i: int, t: tuple, samples: int, busy: tuple = (), loss: float = math.nan,
-             tokens: Sequence[int] = NO_TOKENS):  # fmt: skip
+    def _add(self, i: int, t: tuple, samples: int, busy: tuple = (), loss: str = "null"):
         if i == self.warmup:
             self.tally.restart()
         self.tally.add(t, samples, busy or t[2:])
         if i < KEEP_STEPS:
-            device = (busy[0], busy[0], *busy) if busy else NO_DEVICE
-            self.lines.append(line_of((*device, i + 1, *t, samples, 0, loss, *tokens, i + 1)))
+            (a, b, c, d), (start, end) = t, busy or (0, 0)
+            device = f',"copy":[{start},{start}],"busy":[{start},{end}]' if busy else ""
+            line = f'{{"event":"step","i":{i},"t":[{a},{b},{c},{d}],"n":{samples},"loss":{loss}'
+            self.lines.append(f"{line}{device}}}")
         elif i == KEEP_STEPS:
             self.lines.append(f'{{"event":"full","steps":{KEEP_STEPS}}}')
 
@@ -246,10 +246,9 @@ class Recorder:
 
 
 class Pass:
-    """One pass over the loader: hands its batches on, and stamps when.
+    """One pass over the loader: hands its batches on, and stamps when, a row of a list for each.
 
-    This is all that a step of somebody else's loop runs, and it costs one row in a list. What is
-    more waits until `_gathered`, when a hundred rows share the cost of cold caches.
+    What is more waits until `_gathered`, when a hundred rows share the cost of cold caches.
     """
 
     __slots__ = (
