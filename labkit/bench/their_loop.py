@@ -161,10 +161,13 @@ class DeviceClock:
 def machine_and_clock(write: Callable[..., None]) -> tuple[dict[str, Any], DeviceClock | None]:
     """Describe the machine, without torch as far as Python knows it, and return a GPU's clock."""
     if torch := sys.modules.get("torch"):
-        from labkit.bench import machine, timeline
+        from labkit.bench import machine
 
-        device = find_device(torch)
-        clock = DeviceClock(timeline.EventPool(device), write) if device.type == "cuda" else None
+        device, clock = find_device(torch), None
+        if device.type == "cuda":
+            from labkit.bench.timeline import EventPool
+
+            clock = DeviceClock(EventPool(device), write)
         return machine.describe(device), clock
     name = platform.processor() or platform.machine()
     return {
