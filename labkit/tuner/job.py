@@ -17,7 +17,7 @@ from labkit.spec import KNOBS, STEP_KNOBS, Pipeline
 from labkit.tuner import trials
 from labkit.tuner.improve import Improver, lacking
 from labkit.tuner.search import Expected, Search
-from labkit.tuner.tuning import Setting, Tuning, space
+from labkit.tuner.tuning import Setting, Trial, Tuning, space
 
 BARE = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
 OWN_S = 2.0  # of steps, in a run of the autopilot
@@ -73,15 +73,10 @@ class TuningJob:
                 "fewer workers: pass step= to tune for it."
             )
         self.expectation, self.bench = Expectation(), trials.Bench(pipeline, own, seconds)
-        self.search = Search(
-            tuning,
-            [s for s in space(start, most, [start.batch_size, *sizes[1:]]) if s != start],
-            self.bench.measure,
-            self.expectation,
-            lambda setting, tried: trials.refusal(setting, tried, *trials.free_memory()),
-            () if "pin_memory" in tuning.reasons else ({"pin_memory": not start.pin_memory},),
-            here.cpu_cores or 1,
-        )
+        settings = [s for s in space(start, most, [start.batch_size, *sizes[1:]]) if s != start]
+        pinned = () if "pin_memory" in tuning.reasons else ({"pin_memory": not start.pin_memory},)
+        how = self.bench.measure, self.expectation, refused, pinned, here.cpu_cores or 1
+        self.search = Search(tuning, settings, *how)
 
     def run(
         self, each: Callable[[], None] | None = None, live: Callable[[Any], None] | None = None
@@ -125,6 +120,11 @@ class TuningJob:
             tuning.notes.append(f"{slow}.")
         if why := self.expectation.cannot:
             tuning.notes.append(f"Estimated from wait and compute times alone: {why}")
+
+
+def refused(setting: Setting, tried: list[Trial]) -> str | None:
+    """Return why there is no memory now for `setting`; None if there is."""
+    return trials.refusal(setting, tried, *trials.free_memory())
 
 
 def fed_rate(what: Any) -> float | None:
@@ -254,14 +254,9 @@ def improver(
     most = max(LEAST_MAX_WORKERS, 2 * (here.cpu_cores or 1))
 
     def search(tuning: Tuning) -> Search:
-        return Search(
-            tuning,
-            space(tuning.start, most, [tuning.start.batch_size]),
-            lambda *_: None,
-            expectation,
-            lambda setting, tried: trials.refusal(setting, tried, *trials.free_memory()),
-            cores=here.cpu_cores or 1,
-        )
+        settings = space(tuning.start, most, [tuning.start.batch_size])
+        how = expectation, refused, (), here.cpu_cores or 1
+        return Search(tuning, settings, lambda *_: None, *how)
 
     def forecast(run: Any, now: dict[str, Any], changes: dict[str, Any]) -> Expected | None:
         found = predict(OwnRun(run, Setting.of(now)) if run.watched else run, **changes)

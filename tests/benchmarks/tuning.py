@@ -11,7 +11,8 @@ again in turn: five rounds say which of the grid's winners is the best, five mor
 The PyPI tool loadtune 0.3 runs in a process of its own, on the same dataset and model, where
 PYTHONPATH has it. --table exits with 1 where a target is missed.
 
-Measured on a 2-core Xeon VM, one grid of 25 settings and one tuning for each workload:
+Measured on a 2-core Xeon VM, one grid of 25 settings and one tuning for each workload, before the
+tuner left out confirmations, ended runs early and started the next process meanwhile:
 
 | workload | of the grid's best | of the grid's time | loadtune, of the grid's best |
 |---|---|---|---|
@@ -89,9 +90,11 @@ def measure_tuner(name):
     begun, what, more = time.monotonic(), EVERY[name], {}
     if not isinstance(what, Pipeline):
         what, more["step"], more["batch_size"] = what
-    tuning = TuningJob(what, seconds=SECONDS, max_workers=8, **more).run()
+    job = TuningJob(what, seconds=SECONDS, max_workers=8, **more)
+    tuning = job.run()
     print(tuning)
-    return {"best": tuning.best, "seconds": time.monotonic() - begun}
+    took = time.monotonic() - begun
+    return {"best": tuning.best, "seconds": took, "runs": job.bench.count}
 
 
 def measure_again(name, kept):
@@ -194,12 +197,14 @@ def table(workloads):
         other = second.get("loadtune")
         ahead.append(other is None or second["tune"] >= 0.98 * other)
         cells.append((name, Setting.of(row["tune"]["best"]), f"{shares[-1]:.1%}",
-                      f"{times[-1]:.0%}", f"{other / best:.0%}" if other else None))  # fmt: skip
-    print(Table(cells, ("workload", "tuner chose", "of grid best", "of its time", "loadtune")))
+                      f"{times[-1]:.0%}", row["tune"].get("runs"),
+                      f"{other / best:.0%}" if other else None))  # fmt: skip
+    head = ("workload", "tuner chose", "of grid best", "of its time", "runs", "loadtune")
+    print(Table(cells, head))
     claims = {
         f"median share of the grid's best {median(shares):.1%} >= 97%": median(shares) >= 0.97,
-        f"never under 90%: worst {min(shares):.1%}": min(shares) >= 0.9,
-        f"median share of its time {median(times):.0%} <= 25%": median(times) <= 0.25,
+        f"never under 92%: worst {min(shares):.1%}": min(shares) >= 0.92,
+        f"median share of its time {median(times):.0%} <= 15%": median(times) <= 0.15,
         "nowhere behind loadtune by more than the 2% of a tie": all(ahead),
     }
     for claim, holds in claims.items():
