@@ -1,11 +1,11 @@
 """What batching text by length or packed brings against what was predicted, and decode's law.
 
-    python tests/benchmarks/language.py [--passes 3] [--batching] [--inference]
+    python tests/benchmarks/language.py [--passes 5] [--batching] [--inference]
 
-Run it on a quiet machine: 1 min for each pass of the batching, 25 s for the inference. Targets: at
-least 80 % of the padding is gone; real tokens/s within 15 % of what `lk.predict` said of the padded
-run; the loss of a real token the same within the format's rounding; decode within 30 % of the law
-for every batch that it calls memory-bound (fp32; the others are shown).
+Run it on a quiet machine, for about 4 minutes. Targets: at least 80 % of the padding is gone; real
+tokens/s within 15 % of what `lk.predict` said of the padded run; the loss of a real token the same
+within the format's rounding; decode within 30 % of the law for every batch that it calls
+memory-bound, in each format. A format whose products are too slow to be so is compute-bound at 1.
 """
 
 import argparse
@@ -25,36 +25,43 @@ from labkit.bench.text import Text, next_bytes, packed
 from labkit.results.result import Table
 
 OTHERS = ("by_length", "packed")
+SECONDS = 6.0  # of a run
 ROUNDING = {"fp32": 1e-5, "bf16": 1e-2}  # relative, of the mean loss
 
 
 def measure_batching(passes):
-    """Run padded text and the other two in turn; return a table of predicted and measured."""
+    """Run padded text and the other two in turn; return a table of predicted and measured.
+
+    Each pass predicts from its own padded run, in an order that turns. The spread of five passes
+    holds their median with 94 % (1 - 2 / 2^5): if it lies within the target, that is met.
+    """
     runs = {way: [] for way in ("padded", *OTHERS)}
     said = {way: [] for way in OTHERS}
-    for _ in range(passes):
-        for way, kept in runs.items():
-            kept.append(lk.run(lk.Pipeline(dataset="text", batching=way, steps=200, seconds=10.0)))
+    for at in range(passes):
+        for way in (list(runs), list(runs)[::-1])[at % 2]:
+            runs[way].append(
+                lk.run(lk.Pipeline(dataset="text", batching=way, steps=1000, seconds=SECONDS))
+            )
         for way in OTHERS:
             said[way].append(lk.predict(runs["padded"][-1], batching=way).real_tokens_per_s)
     rows, padding = [], median(run.padding for run in runs["padded"])
     for way, kept in runs.items():
-        rate = median(run.real_tokens_per_s for run in kept)
+        rates = [run.real_tokens_per_s for run in kept]
         share = median(run.padding for run in kept)
-        row = [way, f"{share:.1%}", f"{rate:,.0f}", None, None, None, None]
+        row = [way, f"{share:.1%}", f"{median(rates):,.0f}", None, None, None, None]
         if way in said:
-            pairs = zip(said[way], (run.real_tokens_per_s for run in kept), strict=True)
-            off, gone = median(p / m - 1 for p, m in pairs), 1 - share / padding
-            met = gone >= 0.8 and abs(off) <= 0.15
+            off = sorted(p / m - 1 for p, m in zip(said[way], rates, strict=True))
+            gone, within = 1 - share / padding, [abs(error) <= 0.15 for error in off]
+            missed = gone < 0.8 or abs(median(off)) > 0.15
             row[3:] = (
                 f"{median(said[way]):,.0f}",
-                f"{off:+.1%}",
+                f"{median(off):+.1%} ({off[0]:+.1%} to {off[-1]:+.1%})",
                 f"{gone:.0%}",
-                "ok" if met else "MISSED",
+                "MISSED" if missed else "ok" if all(within) else "ok, but for some passes",
             )
         rows.append(row)
     head = ("batching", "padding", "real tokens/s", "predicted", "off by", "padding gone", "")
-    return Table(rows, head, f"batching, median of {passes} passes")
+    return Table(rows, head, f"batching, median of {passes} passes (and all of them)")
 
 
 def compare_losses():
@@ -97,7 +104,7 @@ def measure_inference():
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--passes", type=int, default=5)
     parser.add_argument("--batching", action="store_true", help="this alone")
     parser.add_argument("--inference", action="store_true", help="this alone")
     asked = parser.parse_args()
