@@ -153,7 +153,7 @@ def test_the_diagnosis_names_the_input_and_says_what_busy_means(starved):
     diagnosis = starved.diagnose()
     assert diagnosis.bottleneck == "input" and "num_workers" in diagnosis.advice
     assert any("loop body" in note for note in diagnosis.notes)
-    loop(quick := quiet([torch.zeros(4)] * 40), body_s=0.003)
+    loop(quick := quiet([torch.zeros(4)] * 24), body_s=0.001)
     unseen = quick.diagnose().findings[0]
     assert (unseen.name, unseen.cause) == ("unsure", "body not seen")
 
@@ -183,14 +183,14 @@ def test_the_run_can_be_saved_loaded_compared_and_drawn(starved, tmp_path):
 
 
 def test_epochs_are_one_run_and_what_lies_between_them_does_not_count():
-    loader = DataLoader(Noise(40), 4)
+    loader, begun = DataLoader(Noise(40), 4), time.monotonic()
     for _ in range(3):
         for _batch in quiet(loader):  # the same loader again: the same watch
             time.sleep(0.002)
         time.sleep(0.2)  # validation
     run = watch.last.run
     assert run.steps == 30 and run.outcome == "finished"
-    assert run.stamps[-1, 5] < 0.2
+    assert run.stamps[-1, 5] < time.monotonic() - begun - 0.6
     assert np.all(np.diff(run.stamps[:, 5]) > 0)
     begins = [e for e in events(run) if e["event"] == "epoch"]
     assert [e["step"] for e in begins] == [0, 10, 20]
