@@ -150,7 +150,7 @@ function drawMeans(g, box, { frame, before }, width, colours) {
   const now = rows[0][1], whole = total(now);
   for (const part of parts) {
     const share = whole > 0 ? ` ${ms(now[part])} ms (${Math.round(100 * now[part] / whole)} %)` : "";
-    const words = box.width > 620 ? PARTS[part] + share : box.width > 380 ? PARTS[part] : part; // as there is room
+    const words = box.width > 620 ? PARTS[part] + share : box.width > 440 ? PARTS[part] : part; // as there is room
     fill(g, x, box.y - 17, 14, 10, colours[part]);
     text(g, words, x + 19, box.y - 8, colours.text);
     x += 19 + g.measureText(words).width + 14;
