@@ -305,7 +305,9 @@ def _batches(run: Any) -> ItemCosts:
     if run.watched:
         raise CannotPredict("a watched loader does not show what items cost: tune(...) measures it")
     if (costs := item_costs(run)) is None:
-        raise CannotPredict("this record is from before items were timed: run it again")
+        raise CannotPredict(
+            "no items were timed (a stream's never are; an old record: run it again)"
+        )
     if not run.throughput or run.steps - run.warmup < 2:
         raise CannotPredict("the run has too few steps: give it more")
     costs = costs.only((costs.number > 0) & (costs.start < run.stamps[-1, 5]))
