@@ -37,7 +37,7 @@ class Recorder(StepRecorder, TrainerCallback):
     the Trainer logs: set `logging_steps=1`. Give each Trainer a Recorder of its own.
     """
 
-    _hook: Any = None
+    _hook, _tokens = None, np.zeros(2)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Begin a record, before the first batch is asked for."""
@@ -57,7 +57,7 @@ class Recorder(StepRecorder, TrainerCallback):
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         if ids is None or not model.training:
             return
-        if mask is None:  # sequences packed in one row: nothing is padded
+        if mask is None:  # as of sequences packed in one row: every token is taken as real
             self._share = 0.0
         elif mask.is_cpu or next(self._calls) % LOOK_EVERY == 0:
             self._share = padding_of({"attention_mask": mask.cpu()}) or 0.0
