@@ -91,9 +91,8 @@ def predict(run: Any, **changes: Any) -> Prediction:
         rates, shares, cores, stretches = _simulated(known, target, step)
         rates = rates * _documents(run, target)
         if known.missed is None:  # what the model misses in the run itself; half of it stays
-            itself = np.median(_simulated(known, known.pipeline, 1.0)[0])
-            itself *= _documents(run, known.pipeline)
-            known.missed = float(np.sqrt(run.throughput / itself))
+            itself = np.median(_simulated(known, run.pipeline, 1.0)[0])
+            known.missed = np.sqrt(run.throughput / (itself * _documents(run, run.pipeline)))
         rates, shares = rates * known.missed, np.minimum(1.0, shares * known.missed)
     except CannotPredict as why:
         return Prediction(changes, cannot=f"cannot predict: {why}.", why=str(why))
@@ -305,9 +304,7 @@ def _batches(run: Any) -> ItemCosts:
     if run.watched:
         raise CannotPredict("a watched loader does not show what items cost: tune(...) measures it")
     if (costs := item_costs(run)) is None:
-        raise CannotPredict(
-            "no items were timed (a stream's never are; an old record: run it again)"
-        )
+        raise CannotPredict("its items were not timed (a stream's never are): run it again")
     if not run.throughput or run.steps - run.warmup < 2:
         raise CannotPredict("the run has too few steps: give it more")
     costs = costs.only((costs.number > 0) & (costs.start < run.stamps[-1, 5]))
