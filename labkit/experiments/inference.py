@@ -133,7 +133,7 @@ def decoder(name: str, job: Any, bench: Any, peaks: dict[str, float]) -> None:
             works = [work, read, *thin, *thin]
             seconds, reads, *thins = in_turn(bench, works, SECONDS[batch == 1])
             byte_s = np.median(reads) / array
-            rate = 2 * batch * held**2 / np.median(thins[-1]) if thin else peaks[kind]
+            rate = 2 * batch * held**2 / min(thins[-1]) if thin else peaks[kind]
             values = {"cache_bytes": kept, "bandwidth_s": moved * byte_s,
                       "compute_s": flops(batch, 1) / rate}  # fmt: skip
             bench.write("decode", seconds=sorted(seconds), flops=flops(batch, 1), bytes=moved,
@@ -274,9 +274,14 @@ class Inference(Result):
         mine = [s for s in self.steps if (s.format, s.way) == (format, "eager")]
         return [s for s in mine if not bounds or s.bound in bounds]
 
+    def turn(self, format: str) -> list[Decoded]:
+        """Return the first eager step from which on it is compute-bound; [] where it never is."""
+        last = max((s.batch for s in self.eager(format, "memory")), default=0)
+        return [s for s in self.eager(format, "compute") if s.batch > last][:1]
+
     def verdict(self, format: str) -> str:
         """Return what the law says of a format in a sentence, and how it was kept."""
-        held, beyond = self.eager(format, "memory"), self.eager(format, "compute")[:1]
+        held, beyond = self.eager(format, "memory"), self.turn(format)
         said = [f"takes {'at most ' * (len(held) > 1)}{max(s.ratio for s in held):.2f}x as long as "
                 f"reading the weights, up to batch {held[-1].batch}"] if held else []  # fmt: skip
         said += [f"is compute-bound from batch {s.batch} on, where products reach "
@@ -322,7 +327,7 @@ def draw(measured: Measurements) -> Any:
     """Draw decode steps over the law, and the image model's latency and throughput."""
     found, lines, series = Inference(measured), [], primitives.Series
     for colour, name in enumerate(dict.fromkeys(s.format for s in found.steps)):
-        mine, turn = found.eager(name), found.eager(name, "compute")[:1]
+        mine, turn = found.eager(name), found.turn(name)
         for label, some, value, *look in (
             (name, mine, "measured_ms"), (f"{name}, law", mine, "predicted_ms", "--", ""),
             ("", turn, "predicted_ms", "", "X"),
