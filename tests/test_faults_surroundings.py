@@ -91,7 +91,7 @@ def test_in_broken_surroundings_a_run_ends_as_it_must(row, tmp_path):
     assert not TOOLS & set(done.stderr.split())
     assert not [*tmp_path.glob("pymp-*"), *tmp_path.glob("labkit-[0-9]*")]
     if "steps=1000000" in row.sets:  # the disk was full in the middle: what was done is there
-        assert run["steps"] > 200
+        assert run["steps"] > 50
 
 
 def test_without_its_interpreter_a_run_says_so(monkeypatch):
