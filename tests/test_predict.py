@@ -193,7 +193,7 @@ def test_what_the_run_does_not_tell_is_not_predicted(textbook, changes, word):
 
 @pytest.mark.parametrize(
     ("lack", "says"),
-    [({"without": ("items",)}, "run it again"), ({"without": ("handoff",)}, "hand a batch over"),
+    [({"without": ("items",)}, "run it again"), ({"without": ("handoff",)}, "handing a batch over"),
      ({"spec": {"watched": {"loader": "DataLoader"}}}, "watched"),
      ({"steps": 4}, "batches"), ({"steps": 2}, "too few steps")],
     ids=["an old record", "no hand-off", "a watched loop", "a short run", "one measured step"],

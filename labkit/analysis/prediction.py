@@ -86,14 +86,13 @@ def predict(run: Any, **changes: Any) -> Prediction:
         target = _target(known.pipeline, changes)
         step, notes = _step(run, target)
         if target.num_workers and not known.pipeline.num_workers and not known.handoff:
-            why = "what it costs to hand a batch over was not measured: run it with num_workers=1"
-            raise CannotPredict(why)
+            raise CannotPredict("handing a batch over was not measured: run it with num_workers=1")
         rates, shares, cores, stretches = _simulated(known, target, step)
-        rates = rates * _documents(run, target)
         if known.missed is None:  # what the model misses in the run itself; half of it stays
             itself = np.median(_simulated(known, run.pipeline, 1.0)[0])
             known.missed = np.sqrt(run.throughput / (itself * _documents(run, run.pipeline)))
-        rates, shares = rates * known.missed, np.minimum(1.0, shares * known.missed)
+        rates = rates * _documents(run, target) * known.missed
+        shares = np.minimum(1.0, shares * known.missed)
     except CannotPredict as why:
         return Prediction(changes, cannot=f"cannot predict: {why}.", why=str(why))
     throughput, utilization = float(np.median(rates)), float(np.median(shares))
@@ -112,11 +111,9 @@ def predict(run: Any, **changes: Any) -> Prediction:
         gain = f"it would be slower, {ratio:.2f}x the measured throughput;"
     rate_range = throughput / (1 + error), throughput * (1 + error)
     busy_range = max(0.0, utilization - spread), min(1.0, utilization + spread)
-    return Prediction(
-        changes, throughput, rate_range, utilization, busy_range, limit, helps=ratio > 1 + noise,
-        real_tokens_per_s=run.real_tokens_per_s and run.real_tokens_per_s * ratio,
-        why="; ".join([f"{gain} {held}", *notes]),
-    )  # fmt: skip
+    ranges, tokens = (throughput, rate_range, utilization, busy_range), run.real_tokens_per_s
+    said, tokens = "; ".join([f"{gain} {held}", *notes]), tokens and tokens * ratio
+    return Prediction(changes, *ranges, limit, ratio > 1 + noise, tokens, said)
 
 
 def _target(pipeline: Any, changes: dict[str, Any]) -> Any:
@@ -304,7 +301,7 @@ def _batches(run: Any) -> ItemCosts:
     if run.watched:
         raise CannotPredict("a watched loader does not show what items cost: tune(...) measures it")
     if (costs := item_costs(run)) is None:
-        raise CannotPredict("its items were not timed (a stream's never are): run it again")
+        raise CannotPredict("its items were not timed (no stream's are): run it again")
     if not run.throughput or run.steps - run.warmup < 2:
         raise CannotPredict("the run has too few steps: give it more")
     costs = costs.only((costs.number > 0) & (costs.start < run.stamps[-1, 5]))
