@@ -30,17 +30,14 @@ model_size, loop = Later("labkit.bench.model_size"), Later("labkit.bench.loop")
 
 NUMBER_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}  # of a weight
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "bfloat16"}  # of what is computed with
-# Of keys and values; short on a CPU, where attention reads them at half of the bandwidth
-LENGTH = {True: 64, False: 1024}  # on a CPU, on a GPU
+LENGTH = {True: 64, False: 1024}  # on a CPU, whose attention reads at half the bandwidth; on a GPU
 DEPTH_ON_GPU, PAST = 8, 2  # on a CPU int8 weights take so many times its last-level cache
-VOCABULARY = 256
-STEPS = 100  # a 99th percentile of fewer would be their maximum
+VOCABULARY, STEPS = 256, 100  # a 99th percentile of fewer would be their maximum
 SECONDS = {True: 1.5, False: 0.3}  # of steps for batch 1, and for each other batch
 LONGEST_S = 0.3  # of a step: larger batches are not tried
 HELD = 4  # times a thin product's weights fit the last-level cache
 CACHE_SHARE = 1 / 8  # of the memory that is free, at most, for the cache
 BEYOND = 2  # larger batches are not tried once FLOPs take so many times as long as the weights
-IMAGES = (1, 4, 16, 64)
 
 
 @experiment(
@@ -207,7 +204,7 @@ def images(job: Any, bench: Any) -> None:
     bench.stage(f"{job.image_model}: latency against throughput")
     plan = model_size.plain_job(bench.device, model=job.image_model)
     model = loop.Trainer(plan, bench.device).model.eval()
-    for batch in IMAGES:
+    for batch in (1, 4, 16, 64):
         x = torch.rand(batch, 3, plan.image_px, plan.image_px, device=bench.device)
         with torch.inference_mode():
             seconds = bench.time(lambda x=x: model(x), of="image", batch=batch)
