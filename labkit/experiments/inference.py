@@ -4,7 +4,8 @@ A decode step reads every weight and the whole cache to give one token a sequenc
 bytes / bandwidth at the least, and FLOPs / rate where that is more: then it is compute-bound (Pope
 et al., "Efficiently Scaling Transformer Inference", MLSys 2023, section 2). FLOPs are those of the
 matrix products: 2 a weight and token, 4 x width a pair of tokens in each block. On a CPU the rate
-is what products of as few rows reach with their weights in the cache: far from what large ones do.
+is what products of as few rows reach with their weights in the cache, far from what large ones do;
+and weights cannot be read faster than a product of one row takes them, which is timed as well.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ SECONDS = {True: 1.5, False: 0.3}  # of steps for batch 1, and for each other ba
 LONGEST_S = 0.3  # of a step: larger batches are not tried
 HELD = 4  # times a thin product's weights fit the last-level cache
 CACHE_SHARE = 1 / 8  # of the memory that is free, at most, for the cache
+NEAR = 1.2  # compute-bound: FLOPs take so many times as long as the weights, beyond the noise
 BEYOND = 2  # larger batches are not tried once FLOPs take so many times as long as the weights
 
 
 @experiment(
     "prefill and decode of a decoder against what bandwidth allows, and an image model's latency",
-    # Few and large matrices: what lies between them is no part of the law
-    width=knob(4096, "width of the decoder", low=64, high=16_384),
+    width=knob(4096, "width of the decoder: few and large matrices", low=64, high=16_384),
     depth=knob(None, "blocks of the decoder", kind="int", low=1, high=256,
                auto="until its weights are well past the last-level cache"),
     formats=knob(None, "of the weights; int8 is weight-only", kind="str",
@@ -108,15 +109,13 @@ def decoder(name: str, job: Any, bench: Any, peaks: dict[str, float]) -> None:
     held = math.isqrt(peaks["cache"] // (HELD * NUMBER_BYTES[name])) // 64 * 64
 
     def flops(batch: int, tokens: int) -> float:
-        pairs = 4 * job.width * job.depth * tokens * job.length
-        return batch * (2 * matrices * tokens + pairs)
+        return batch * tokens * (2 * matrices + 4 * job.width * job.depth * job.length)
 
     prompt = torch.ones(1, job.length, dtype=torch.long, device=bench.device)
     [seconds] = in_turn(bench, [lambda: model(prompt, models.Cache(model, 1, job.length))], 0.4)
     size = {"width": job.width, "depth": job.depth, "length": job.length,
             "weights_bytes": matrices * NUMBER_BYTES[name]}  # fmt: skip
-    about = {"values": size, "format": name, "batch": 1}
-    bench.write("prefill", seconds=seconds, flops=flops(1, job.length), **about)
+    bench.write("prefill", seconds=seconds, flops=flops(1, job.length), values=size, format=name)
     for batch in job.batches or (2**n for n in itertools.count()):
         kept = 2 * batch * job.length * job.width * job.depth * NUMBER_BYTES[kind]
         if batch > 1 and kept > CACHE_SHARE * bench.free_bytes():
@@ -124,18 +123,21 @@ def decoder(name: str, job: Any, bench: Any, peaks: dict[str, float]) -> None:
             break
         moved = size["weights_bytes"] + kept
         (read, array), step = peaks["read"], decode_step(model, batch, job.length)
-        thin = [product(name, batch, held, bench)] if bench.on_cpu else []
+        one, thin = (product(name, rows, held, bench) for rows in (1, batch))
         for way, work in ways(step, name, batch, job, bench):
             # In turn: the law is of the moment in which it is held. One product fills the cache
-            works = [work, read, *thin, *thin]
+            works = [work, read, *([one, one, thin, thin] if bench.on_cpu else [])]
             seconds, reads, *thins = in_turn(bench, works, SECONDS[batch == 1])
-            byte_s = np.median(reads) / array
-            rate = 2 * batch * held**2 / min(thins[-1]) if thin else peaks[kind]
-            values = {"cache_bytes": kept, "bandwidth_s": moved * byte_s,
+            byte_s, rate, feed_s = np.median(reads) / array, peaks[kind], 0.0
+            if thins:
+                fed = min(thins[1])
+                rate = 2 * batch * held**2 / (fed if batch == 1 else min(thins[3]))
+                feed_s = kept * byte_s + matrices * fed / held**2
+            values = {"cache_bytes": kept, "bandwidth_s": moved * byte_s, "feed_s": feed_s,
                       "compute_s": flops(batch, 1) / rate}  # fmt: skip
             bench.write("decode", seconds=sorted(seconds), flops=flops(batch, 1), bytes=moved,
                         values=values, format=name, batch=batch, way=way)  # fmt: skip
-        beyond = values["compute_s"] > BEYOND * size["weights_bytes"] * byte_s
+        beyond = values["compute_s"] > BEYOND * max(values["bandwidth_s"], feed_s)
         if (beyond or min(seconds) > LONGEST_S) and not job.batches:
             break
 
@@ -192,10 +194,9 @@ def autograd(bench: Any) -> None:
     with bench.device:
         model = models.GPT(64, 4, VOCABULARY, 64).eval()
     tokens = torch.ones(1, 64, dtype=torch.long, device=bench.device)
-    modes = {"inference_mode": torch.inference_mode, "no_grad": torch.no_grad,
-             "neither": torch.enable_grad}  # fmt: skip
+    modes = {"inference_mode": "inference_mode", "no_grad": "no_grad", "neither": "enable_grad"}
     calls = dict.fromkeys(modes, lambda: model(tokens))
-    for name, seconds in bench.in_turn(calls, setting=lambda name: modes[name]()).items():
+    for name, seconds in bench.in_turn(calls, lambda name: getattr(torch, modes[name])()).items():
         bench.write("autograd", seconds=seconds, mode=name)
 
 
@@ -207,9 +208,7 @@ def images(job: Any, bench: Any) -> None:
     for batch in (1, 4, 16, 64):
         x = torch.rand(batch, 3, plan.image_px, plan.image_px, device=bench.device)
         with torch.inference_mode():
-            seconds = bench.time(lambda x=x: model(x), of="image", batch=batch)
-        if seconds > LONGEST_S:
-            break
+            bench.time(lambda x=x: model(x), of="image", batch=batch)
 
 
 @dataclass(frozen=True)
@@ -220,14 +219,16 @@ class Decoded:
     batch: int
     way: str
     memory_ms: float  # bytes over the bandwidth of reading
+    feed_ms: float  # bytes over the rate at which products of one row take them; 0 on a GPU
     compute_ms: float  # FLOPs over the rate of products
     gflop_per_s: float  # that rate: on a CPU, of as many rows and with weights in the cache
     measured_ms: float  # median
     p99_ms: float | None  # None of fewer than 100 steps
     cache_mib: float
 
-    predicted_ms = property(lambda d: max(d.memory_ms, d.compute_ms), doc="The law's.")
-    bound = property(lambda d: "memory" if d.memory_ms >= d.compute_ms else "compute", doc="By it.")
+    reading_ms = property(lambda d: max(d.memory_ms, d.feed_ms), doc="The law's, of memory.")
+    predicted_ms = property(lambda d: max(d.reading_ms, d.compute_ms), doc="The law's.")
+    bound = property(lambda d: ("memory", "compute")[d.compute_ms > NEAR * d.reading_ms])
     mbu = property(lambda d: d.memory_ms / d.measured_ms, doc="Bytes over bandwidth x time.")
     ratio = property(lambda d: d.measured_ms / d.predicted_ms, doc="Measured over predicted.")
     tokens_per_s = property(lambda d: d.batch / d.measured_ms * 1e3, doc="Of all sequences.")
@@ -246,6 +247,7 @@ class Inference(Result):
             p99 = np.percentile(p.seconds, 99) * 1e3 if len(p.seconds) >= STEPS else None
             self.steps.append(Decoded(
                 **p.case, memory_ms=memory * 1e3, compute_ms=compute * 1e3, p99_ms=p99,
+                feed_ms=p.values.get("feed_s", 0.0) * 1e3,
                 gflop_per_s=p.flops / compute / 1e9, measured_ms=p.median_s * 1e3,
                 cache_mib=p.values["cache_bytes"] / 2**20,
             ))  # fmt: skip
@@ -327,15 +329,13 @@ def draw(measured: Measurements) -> Any:
         mine, turn = found.eager(name), found.turn(name)
         for label, some, value, *look in (
             (name, mine, "measured_ms"), (f"{name}, law", mine, "predicted_ms", "--", ""),
-            ("", turn, "predicted_ms", "", "X"),
+            ("" if colour else "compute-bound from here on", turn, "predicted_ms", "", "X"),
         ):  # fmt: skip
             y = [getattr(s, value) for s in some]
             lines.append(series(label, [s.batch for s in some], y, style.LINES[colour], *look))
     figure, axes = page(measured, [(0.5, 2.6), (0.75, 1.9)], title=found.headline, left_in=0.75)
-    turns = series("", [], [], style.BEFORE, "", "X").look | {"label": "compute-bound from here on"}
     primitives.lines(axes[0], lines, "sequences decoded at once", "ms a step", log="xy",
-                     xticks={s.batch: str(s.batch) for s in found.steps},
-                     more=[primitives.Line2D([], [], **turns)])  # fmt: skip
+                     xticks={s.batch: str(s.batch) for s in found.steps})  # fmt: skip
     points = measured.where("image")
     sizes, times = [p.case["batch"] for p in points], [p.median_s for p in points]
     rates = [size * times[0] / s for size, s in zip(sizes, times, strict=True)]
