@@ -202,9 +202,10 @@ class LargestBatch(Result):
 
 def draw(search: LargestBatch) -> Any:
     """Draw the peak of every try against its batch: dots that fit, crosses that were refused."""
-    lines = [(search.line, run_header.BOLD), (repr(search.pipeline), {}),
+    found, _, how = search.line.partition(": ")
+    lines = [(found, run_header.BOLD), (how, {}), (repr(search.pipeline), run_header.GREY),
              (search.machine.line, run_header.GREY)]  # fmt: skip
-    figure, (axes,) = style.page(lines, [(0.24, 2.3)])
+    figure, (axes,) = style.page(lines, [(0.48, 2.3)])  # its legend has two rows
     limit, dot = search.limit_gib or 0, {"color": style.COMPUTE, "marker": "o", "ls": ""}
     inner = limit * (1 - search.margin)
     looks = {

@@ -92,7 +92,8 @@ def beside(*runs: Run) -> Figure:
     if not runs or any(not isinstance(run, Run) or run.utilization is None for run in runs):
         raise ValueError(f"beside(): give runs that have steps to draw, not {runs!r}.")
     low, high = (f"{pick(run.utilization for run in runs):.0%}" for pick in (min, max))
-    title = "The mean step on each machine: busy " + (low if low == high else f"{low} to {high}")
+    each = "on each machine" if len({run.machine.name for run in runs}) > 1 else "of each run"
+    title = f"The mean step {each}: busy " + (low if low == high else f"{low} to {high}")
     panel = (0.32, 0.62 * len(runs))  # a name has three lines
     figure, (axes,) = page(several_header(title, [], runs), [panel], left_in=2.6)
     rows = []
@@ -100,7 +101,7 @@ def beside(*runs: Run) -> Figure:
         parts, where = step_parts(run), "RECORDED" if run.recorded else "here"
         total = sum(parts.values())
         busy = f"{device_of(run)} busy {run.busy_text}"
-        name = f"{where}: {run.machine.name[:30]}\n{knobs_of(run)[:36]}\n{busy}"
+        name = f"{where}: {run.machine.name[:30]}\n{knobs_of(run, runs)[:36]}\n{busy}"
         shares = {part: value / total for part, value in parts.items()}
         rows.append((name, shares, f"{ms(total)} ms, {run.throughput:,.0f}/s"))
     stack(axes, rows, PARTS, "share of the mean step (warm-up left out)", inside=share_text)
