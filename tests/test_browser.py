@@ -27,6 +27,8 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH"),
 ]
 
+# What JupyterLab says of a kernel or a file that is gone: no widget's doing
+OF_THE_SERVER = ("Failed to load resource", "Canceled future", "WebSocket connection")
 CHROMIUM_ARGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
 LAB_ARGS = ["--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0"]
 LAB_ARGS += ["--LabApp.expose_app_in_browser=True", "--IdentityProvider.token=labkit"]
@@ -127,7 +129,7 @@ def page_of(chromium, **more):
     page.errors = []
 
     def heard(text):
-        if "Failed to load resource" not in text:  # what the server lacks is not the page's doing
+        if not any(known in text for known in OF_THE_SERVER):
             page.errors.append(text)
 
     page.on("pageerror", lambda error: page.errors.append(str(error)))
