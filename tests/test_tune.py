@@ -307,7 +307,7 @@ class Items:
 def step(batch):
     assert batch.shape == (8,)
 
-found = lk.tune(Items(), step=step, batch_size=8, seconds=1)
+found = lk.tune(Items(), step=step, batch_size=8, seconds=3)
 """
 CHECK = """
 run = found.baseline.runs[0]

@@ -104,7 +104,8 @@ def mfu_against(run: Any, roof: Any) -> float | None:
         f"{m.name} on {m.threads} threads" if m.kind == "cpu" else m.name
         for m in (measured.machine, run.machine)
     )
-    points = [p for p in measured.where(format=kind) if p.flops and len(p.seconds)]
+    products = (p for p in measured.where(format=kind) if p.of != "convolution")
+    points = [p for p in products if p.flops and len(p.seconds)]
     if there != here or (kind and not points):
         raise ValueError(
             f"the run is of {here} in {kind}, and the roof of {there} has no such product: "

@@ -6,6 +6,7 @@ steps that are new. In the end the canvas gives way to the final figure, as a PN
 
 from __future__ import annotations
 
+import time
 from array import array
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ ROW = 9  # numbers of a step: its three intervals, its wait, copy and other
 AGAIN = 8  # steps split anew with the next ones: on a GPU the host's later stamps tell of them
 WINDOWS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
 USUAL_WINDOW_S = 2.0
+FRAME_S = 0.1  # between two frames: a browser on the run's own cores takes them from it
 QUIET_S = 2.0  # without a step, before the line says so
 
 
@@ -204,6 +206,7 @@ class LiveView(anywidget.AnyWidget):
         self.title = ""  # what is being run, where it is one of several
         self.run: Run | None = None
         self.serial = 0  # of the run: the page forgets the steps of the one before
+        self.due = 0.0  # when to draw again, s
         self.show_before(before)
 
     def show_before(self, before: Run | Ranks | None) -> None:
@@ -216,6 +219,13 @@ class LiveView(anywidget.AnyWidget):
     def update(self, running: Run | Ranks) -> None:
         """Show what `running` has done by now; costs the kernel well under 1 ms."""
         self._show(running, True)
+
+    def follow(self, running: Run | Ranks) -> None:
+        """Do as `update`, but, once there are steps to be seen, ten times a second at most."""
+        seen = self.frame and first_rank(running) is self.run
+        if not seen or time.monotonic() >= self.due:
+            self.update(running)
+            self.due = time.monotonic() + FRAME_S
 
     def finish(self, ended: Run | Ranks) -> None:
         """Show all of `ended` and how it ended."""
@@ -263,7 +273,7 @@ class RunDisplay:
     def update(self, running: Run | Ranks) -> None:
         """Show what has been done by now."""
         if self.view is not None:
-            self.view.update(running)
+            self.view.follow(running)
             return
         if running is not self.run:
             self.run, self.follower = running, Follower()

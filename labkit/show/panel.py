@@ -19,6 +19,7 @@ from ipywidgets import Layout
 
 from labkit.knobs import check_names
 from labkit.process import launcher
+from labkit.results.event_log import POLL_S
 from labkit.results.launch import launch
 from labkit.results.run import Run
 from labkit.show.controls import Control, Ghost, History, in_words, shown
@@ -26,7 +27,6 @@ from labkit.show.display import StaticFigure, allow_widgets
 from labkit.show.live import LiveView
 from labkit.show.run_header import busy_of
 
-FRAME_S = 1 / 20
 SETTLE_S = 0.1  # a press of Run may overtake a control's last change: wait for what is on its way
 GRID = "repeat(auto-fill, minmax(min(170px, 100%), 1fr))"
 # Under the panel, hidden by live.css: seen only where the panel's kernel is gone
@@ -193,7 +193,7 @@ class Panel(TextBox):
         self._busy(True)
         try:
             run, before = self._begin()
-            run.wait(each=self.view.update)
+            run.wait(each=self.view.follow)
             self._show(run, before)
         finally:
             self._busy(False)
@@ -232,8 +232,8 @@ class Panel(TextBox):
         """Draw `run` until it ends or Stop is pressed; no process of it is left afterwards."""
         try:
             while run.running and not self._stop.is_set():
-                self.view.update(run)
-                await self._pause(FRAME_S)
+                self.view.follow(run)
+                await self._pause(POLL_S)
         except BaseException:
             self._stop.set()
             raise

@@ -202,7 +202,7 @@ class LineView(widgets.HTML):
         state = stage_line(run) if run.running else run.outcome
         self.value = f"<code>{html.escape(state)} · {len(run)} points</code>"
 
-    finish = update
+    follow = finish = update
 
 
 def points_apart(

@@ -38,8 +38,9 @@ frames, begun = np.zeros(len(drawn), int), now_ns()
 def each(run):
     block = int((now_ns() - begun) / {block_ns})
     if block < len(drawn) and drawn[block]:
+        before = shown.view.tick
         shown.update(run)
-        frames[block] += 1
+        frames[block] += shown.view.tick - before
 run.wait(each=each)
 shown.finish(run)
 ends = np.array([event["t"][3] for event in run.steps_since(0)]) - begun
