@@ -31,8 +31,8 @@ STRETCHED = 1.1  # a step that takes so much longer than alone is held back by w
 FREE = ("num_workers", "prefetch_factor", "io_ms", "prep_ms", "stall_ms", "stall_every", "steps",
         "seconds", "seed", "xray")  # fmt: skip
 # A packed row's mask is made and added for each pair of tokens and block, in the time of so many
-# FLOPs: on a CPU a step of width 32 takes 1.22 times as long with one at 256 tokens, 1.12 at 128
-MASK_FLOPS = 64
+# FLOPs: so set that on a quiet CPU a step of width 32 takes 1.13 times the padded one's
+MASK_FLOPS = 40
 BATCH_FACTOR = 4  # the step's time at other batch sizes is a straight line only so far
 
 PARTS = 4  # stretches of waiting and computing that a batch is prepared in
