@@ -25,10 +25,15 @@ fault_figures = []  # of injected faults: (what, clean-up in s, steps finished, 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Cells of notebooks are slow, as are tests that start a process or a browser."""
+    """Cells of notebooks are slow; a slow test that fails is tried again, and said to be.
+
+    Such a test times real processes on a machine that it shares: what fails three times is broken.
+    """
     for item in items:
         if item.path.suffix == ".ipynb":
             item.add_marker("slow")
+        elif item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=3))
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -20,20 +20,19 @@ from labkit.tuner.job import TuningJob
 SHORT = {"steps": 8, "seconds": None, "xray": False, "io_ms": 0.2, "device": "cpu"}
 TRAINED = {
     "default": {},
-    "array": {"dataset": "array", "batch_size": 32, "io_ms": 0},
     "sleep": {"dataset": "sleep", "prep_ms": 2, "seed": 7},
-    "workers": {"num_workers": 2, "prefetch_factor": 3, "persistent_workers": True},
-    "accumulation": {"accumulation_steps": 3, "dataset": "array", "num_workers": 1},
+    "workers": {"dataset": "array", "batch_size": 32, "io_ms": 0, "accumulation_steps": 3,
+                "num_workers": 2, "prefetch_factor": 3, "persistent_workers": True},
     "bf16": {"precision": "bf16", "model": "transformer", "dataset": "array"},
-    "layout": {"channels_last": True, "fused_optimizer": True, "depth": 3},
-    "plain images": {"augment": 0, "image_px": 24},
-    "much augmented": {"augment": 3, "model": "mlp", "seed": 3},
-    "stalls": {"stall_ms": 3, "stall_every": 4, "num_workers": 2},
+    "layout": {"channels_last": True, "fused_optimizer": True, "depth": 3, "augment": 0,
+               "image_px": 24},
+    "stalls": {"stall_ms": 3, "stall_every": 4, "num_workers": 2, "augment": 3, "model": "mlp",
+               "seed": 3},
     "text": {"dataset": "text", "context": 64, "num_workers": 1},
     "text by length": {"dataset": "text", "batching": "by_length", "stall_ms": 2, "seed": 5},
     "packed text": {"dataset": "text", "batching": "packed", "accumulation_steps": 2},
     "compiled": {"compile": "default", "dataset": "array", "model": "mlp"},
-}
+}  # fmt: skip
 GPU = {
     "all": {"pin_memory": True, "non_blocking": True, "prefetch_to_device": True,
             "precision": "fp16", "accumulation_steps": 4, "compile": "reduce-overhead",

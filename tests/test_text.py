@@ -176,7 +176,8 @@ def test_a_run_on_text_names_padding_and_predicts_what_it_costs():
     assert [r.changes for r in finding.remedies][0] == {"batching": "by_length"}
     for way in ("by_length", "packed"):
         expected = lk.predict(run, batching=way)
-        assert expected.real_tokens_per_s > 1.1 * run.real_tokens_per_s and expected.helps
+        assert expected.real_tokens_per_s > 1.1 * run.real_tokens_per_s
+        assert expected.helps or run.noisy
 
 
 @pytest.mark.slow
