@@ -21,8 +21,6 @@ def warm_up() -> None:
     gc.disable()
     from labkit.bench import work, workbench  # noqa: F401
 
-    torch = sys.modules["torch"]
-    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # imports half of torch itself
     gc.collect()  # or the run's first collection would look at all of torch: 0.1 s
 
 
