@@ -23,6 +23,7 @@ display, primitives, run_header, style = (
     Later(f"labkit.show.{name}") for name in ("display", "primitives", "run_header", "style")
 )
 
+ALIKE = 1.05  # bars that differ by no more are not compared in the title
 # What a point is measured by, best first: (of a point of these seconds, unit)
 METRICS: dict[str, Callable[[Measurement, float], float | None]] = {
     "GFLOP/s": lambda p, s: p.flops / s / 1e9 if p.flops else None,
@@ -99,19 +100,28 @@ def case_of(values: dict[str, Any]) -> str:
     return ", ".join(f"{n}={v}" for n, v in shown.items())
 
 
+def telling_names(points: list[Any]) -> list[str]:
+    """Name each point by what tells it from the others: what it is of, and its parameters."""
+    shared = set.intersection(*({*point.case.items()} for point in points)) if points else set()
+    cases = [case_of(dict(each for each in p.case.items() if each not in shared)) for p in points]
+    one_kind = len({point.of for point in points}) == 1 and all(cases)
+    return [", ".join(filter(None, ["" if one_kind else point.of, case]))
+            for point, case in zip(points, cases, strict=True)]  # fmt: skip
+
+
 def bars(measured: Measurements, before: Measurements | None = None) -> Any:
     """Draw a bar per timed point: its rate where FLOPs or bytes are counted, else its time."""
     timed = [point for point in measured if point.median_s]
     unit, value = next(m for m in METRICS.items() if not timed or m[1](timed[0], 1.0) is not None)
     kinds, rows = list(dict.fromkeys(point.of for point in timed)), []
-    for point in (point for point in timed if value(point, 1.0) is not None):
+    shown = [point for point in timed if value(point, 1.0) is not None]
+    for point, name in zip(shown, telling_names(shown), strict=True):
         middle = value(point, point.median_s)
         launches = (point.values.get("launch_share") or 0) > 0.5  # on a GPU
         doubts = " (launches)" * launches + " (noisy)" * point.noisy
         old = measured.partner(point, before) if before is not None else None
         rows.append(primitives.Bar(
-            ", ".join(filter(None, [point.of, case_of(point.case)])), middle,
-            f"{primitives.number(middle)} {unit}{doubts}",
+            name, middle, f"{primitives.number(middle)} {unit}{doubts}",
             style.LINES[kinds.index(point.of) % len(style.LINES)],
             spread=sorted(value(point, s) for s in np.percentile(point.seconds, [25, 75])),
             before=value(old, old.median_s) if old and old.median_s else None,
@@ -123,8 +133,11 @@ def bars(measured: Measurements, before: Measurements | None = None) -> Any:
     fast, slow = (least, most) if times else (most, least)
     ratio = primitives.number(most.value / least.value)
     title = f"{fast.name}: {ratio}x as fast as {slow.name}" if len(rows) > 1 else ""
+    if len(rows) > 1 and most.value < ALIKE * least.value:
+        title = f"all within {most.value / least.value - 1:.0%} of each other"
     better = f"{'shorter' if times else 'longer'} is better"
+    left_in = min(3.2, 0.5 + 0.085 * max(len(row.name) for row in rows))
     figure, (axes,) = page(measured, [(0.1, primitives.rows_in(len(rows)))], better,
-                           before=before, title=title, left_in=3.2, bottom_in=0.5)  # fmt: skip
+                           before=before, title=title, left_in=left_in, bottom_in=0.5)  # fmt: skip
     primitives.hbars(axes, rows, unit)
     return figure

@@ -13,6 +13,7 @@ from matplotlib.axis import Axis
 from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from labkit.show.style import (
@@ -166,6 +167,8 @@ def lines(
             )  # fmt: skip
     if "x" in log:
         axes.set_xscale("log", base=2 if xticks else 10)
+        if not xticks:
+            log_ticks(axes.xaxis)
     if "y" in log:
         axes.set_yscale("log")
         log_ticks(axes.yaxis)
@@ -206,9 +209,10 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
 
 def beside(axes: Axes, x: float, y: float, text: str, colour: str = "black") -> None:
     """Write `text` to the right of (x, y)."""
+    halo = withStroke(linewidth=3, foreground=axes.get_facecolor())  # over lines that cross it
     literal(axes.annotate(
         drawable(text, 105), (x, y), (GAP_PT, 0), textcoords="offset points", va="center",
-        color=colour, annotation_clip=False,
+        color=colour, annotation_clip=False, path_effects=[halo],
     ))  # fmt: skip
 
 
@@ -228,8 +232,9 @@ def number(value: float) -> str:
 
 
 def log_ticks(axis: Axis) -> None:
-    """Mark a logarithmic axis at 1, 2 and 5 times the powers of ten, in plain numbers."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    """Mark a logarithmic axis at powers of ten, a short one at 2 and 5 of them: plain numbers."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e4 * low else (1,)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axis.set_minor_locator(NullLocator())
 
