@@ -95,6 +95,18 @@ def test_a_run_that_contradicts_its_prediction_leads_to_more_runs_and_not_to_giv
     assert tuning.best["num_workers"] == 0 or true is numpy_items
 
 
+def test_what_lies_between_runs_that_came_as_predicted_is_not_tried_again():
+    def crowded(setting):  # as predicted up to six workers, the best; more get into the way
+        return 600 if setting.num_workers > 6 else waiting(setting)
+
+    def hopeful(setting):
+        return 1015 if setting.num_workers > 6 else waiting(setting)
+
+    tuning = searched(crowded, hopeful, cores=2)
+    assert tuning.best["num_workers"] == 6 and len(tuning.tried) < 5, tuning
+    assert not {2, 4} & {trial.setting.num_workers for trial in tuning.tried}
+
+
 def test_a_close_gain_is_measured_again_and_dropped_when_it_was_noise():
     lucky_once = iter([106, *[96] * 20])
     tuning = searched(

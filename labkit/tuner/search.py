@@ -95,8 +95,7 @@ class Search:
     @property
     def contradicted(self) -> bool:
         """Whether a run came out beyond its predicted range: the model is wrong about this data."""
-        told = [trial for trial in self.tuning.tried if trial.expected and trial.rate]
-        return any(not t.expected[1] <= t.rate <= t.expected[2] for t in told)
+        return not all(map(came_as_predicted, self.tuning.tried))
 
     @property
     def agreed(self) -> bool:
@@ -122,11 +121,23 @@ class Search:
                 if workers >= 2 * self.cores and rates[workers] < (1 + TIE) * best:
                     return None  # more of them have brought nothing
                 best = max(best, rates[workers])
-            elif workers > 1 or max(rates) == 0:
+            elif (workers > 1 or max(rates) == 0) and not self._sure_to_lose(setting):
                 allowed = setting in self.settings and self._may_run(setting)
                 why = "a run contradicted its prediction: measure a coarse ladder"
                 return Trial(setting, why) if allowed else None
         return None
+
+    def _sure_to_lose(self, setting: Setting) -> bool:
+        """Whether fewer and more workers came out as predicted, and this is predicted slower."""
+        told: dict[int, bool] = {}
+        for trial in self.tuning.tried:
+            workers = trial.setting.num_workers
+            told[workers] = told.get(workers, True) and came_as_predicted(trial)
+        fewer = max((n for n in told if n < setting.num_workers), default=None)
+        more = min((n for n in told if n > setting.num_workers), default=None)
+        between = fewer is not None and more is not None and told[fewer] and told[more]
+        hope = self._expected(setting) if between else None
+        return bool(hope) and hope[2] < self.tuning.winner.rate
 
     def _predicted(self, save: bool) -> Trial | None:
         """Return the trial that is predicted to be most worth a run."""
@@ -215,6 +226,13 @@ class Search:
                 break
             self._run(fewer)
         return best if not best.error and best.rate >= baseline.rate else baseline
+
+
+def came_as_predicted(trial: Trial) -> bool:
+    """Whether a run came out in its predicted range; true of one that nothing was predicted for."""
+    if not (trial.expected and trial.rate):
+        return True
+    return trial.expected[1] <= trial.rate <= trial.expected[2]
 
 
 def distance(one: Setting, other: Setting) -> float:
