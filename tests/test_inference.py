@@ -17,7 +17,7 @@ SMALL = {"width": 64, "depth": 2, "length": 16, "batches": [1, 4], "image_model"
 WEIGHTS, GB_PER_S, TFLOP_PER_S = 400e6, 20.0, 0.2
 
 
-def made_up(folder):
+def made_up(folder, prefill=0.01e12):
     """Return measurements whose decode takes 1.2x the law, on 20 GB/s and 200 GFLOP/s."""
     log, spec = EventLog(folder), Experiment("inference")
     log.write("spec", version=VERSION, run="x", labkit="x", **spec.to_spec())
@@ -30,7 +30,7 @@ def made_up(folder):
     write("sum", [0.05], bytes=GB_PER_S * 0.05e9, roof="bandwidth")
     write("packed matmul", [0.1], flops=TFLOP_PER_S * 0.1e12, roof="compute", format="fp32")
     size = {"width": 1024, "depth": 8, "length": 64, "weights_bytes": WEIGHTS}
-    write("prefill", [0.1], flops=0.01e12, format="fp32", batch=1, values=size)
+    write("prefill", [0.1], flops=prefill, format="fp32", batch=1, values=size)
     for batch in (1, 4, 16, 64):
         cache = 1e6 * batch
         memory = (WEIGHTS + cache) / (GB_PER_S * 1e9)
@@ -46,6 +46,13 @@ def made_up(folder):
     log.write("end", stop=None, code=0)
     log.close()
     return Measurements(folder)
+
+
+@pytest.mark.parametrize(("reached", "mfu"), [(1.1, 1.0), (1.35, None)])
+def test_the_mfu_of_prefill_is_never_above_1(tmp_path, reached, mfu):
+    found = lk.inference(made_up(tmp_path, prefill=reached * 0.1 * TFLOP_PER_S * 1e12))
+    assert found.prefill_mfu("fp32") == mfu
+    assert ("MFU of prefill: fp32 unknown" in str(found.table())) == (mfu is None)
 
 
 def test_the_law_the_ratio_and_where_it_becomes_compute_bound(tmp_path):

@@ -76,14 +76,18 @@ def mbu(run: Any) -> float | None:
 
 
 def share(run: Any, what: str, per_s: float | None) -> float | None:
-    """Return the FLOPs or bytes of a run's samples, over what `per_s` allows: 0 to 1, or None.
+    """Return the FLOPs or bytes of a run's samples, over what `per_s` allows: 0 to 1, or None."""
+    each, rate = per_sample(run, what), run.throughput
+    return of_peak(each * rate / per_s) if each and rate and per_s else None
+
+
+def of_peak(part: float) -> float | None:
+    """Return what was reached of a peak, 0 to 1; None where it is no peak.
 
     The zeros of a convolution's padding are counted, and a good kernel leaves them out: what that
-    brings above 1 counts as 1. None far above: no peak, as of a machine that others used meanwhile.
+    brings above 1 counts as 1. Far above, others used the machine while its peak was measured.
     """
-    each, rate = per_sample(run, what), run.throughput
-    part = each * rate / per_s if each and rate and per_s else None
-    return None if part is None or part > NO_PEAK else min(part, 1.0)
+    return None if part > NO_PEAK else min(part, 1.0)
 
 
 def per_sample(run: Any, what: str = "flops") -> float | None:

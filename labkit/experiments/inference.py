@@ -3,9 +3,8 @@
 A decode step reads every weight and the whole cache to give one token a sequence, so it takes
 bytes / bandwidth at the least, and FLOPs / rate where that is more: then it is compute-bound (Pope
 et al., "Efficiently Scaling Transformer Inference", MLSys 2023, section 2). FLOPs are those of the
-matrix products: 2 a weight and token, 4 x width a pair of tokens in each block. On a CPU the rate
-is what products of as few rows reach with their weights in the cache, far from what large ones do;
-and weights cannot be read faster than a product of one row takes them, which is timed as well.
+matrix products: 2 a weight and token, 4 x width a pair of tokens in each block. On a CPU, products
+of few rows are far slower than large ones, and take weights no faster than one row's: both timed.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis import knee
+from labkit.analysis.efficiency import of_peak
 from labkit.experiments.device import side
 from labkit.experiments.measure import page, primitives, style
 from labkit.results.measurements import Measurements
@@ -262,11 +262,11 @@ class Inference(Result):
         raise LookupError(f"inference: {format}, batch {batch}, {way} was not measured")
 
     def prefill_mfu(self, format: str) -> float | None:
-        """Return the MFU of prefill: its FLOPs over the fastest product's rate, None if unknown."""
+        """Return the MFU of prefill, 0 to 1: of the fastest product's rate; None if unknown."""
         kind = "bf16" if format == "int8" else format
-        rates = [p.tflop_per_s for p in self.measured.where(roof="compute", format=kind)]
-        took = [p.tflop_per_s for p in self.measured.where("prefill", format=format)]
-        return took[0] / max(rates) if took and rates else None
+        peaks = [p.flops / min(p.seconds) for p in self.measured.where(roof="compute", format=kind)]
+        took = self.measured.where("prefill", format=format)
+        return of_peak(took[0].flops / took[0].median_s / max(peaks)) if took and peaks else None
 
     def eager(self, format: str, *bounds: str) -> list[Decoded]:
         """Return the eager steps of a format; with `bounds`, those that are bound so."""
@@ -299,9 +299,9 @@ class Inference(Result):
         head = ("weights", "batch", "way", "law ms", "measured ms", "p99 ms", "ratio", "bound by",
                 "GFLOP/s of products", "tokens/s", "MBU", "cache MiB")  # fmt: skip
         mfu = {s.format: self.prefill_mfu(s.format) for s in self.steps}
-        said = ", ".join(f"{name} {share:.0%}" for name, share in mfu.items() if share)
-        modes = {p.case["mode"]: p.median_s * 1e3 for p in self.measured.where("autograd")}
-        modes = ", ".join(f"{name} {ms:.2f} ms" for name, ms in modes.items())
+        said = ", ".join(f"{n} {f'{part:.0%}' if part else 'unknown'}" for n, part in mfu.items())
+        autograd = self.measured.where("autograd")
+        modes = ", ".join(f"{p.case['mode']} {p.median_s * 1e3:.2f} ms" for p in autograd)
         size = self.measured.where("prefill")[0].values
         foot = [f"a decoder of width {size['width']}, {size['depth']} blocks, {size['length']} "
                 f"tokens in its cache: {size['weights_bytes'] / 1e6:,.0f} MB of weights",

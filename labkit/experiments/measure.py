@@ -135,9 +135,8 @@ def bars(measured: Measurements, before: Measurements | None = None) -> Any:
     ratio = primitives.number(most.value / least.value)
     title = f"{fast.name}: {ratio}x as fast as {slow.name}" if len(rows) > 1 else ""
     if len(rows) > 1 and most.value < ALIKE * least.value:
-        title = (
-            f"all within {max(1, math.ceil(100 * most.value / least.value - 100))} % of each other"
-        )
+        apart = max(1, math.ceil(100 * (most.value / least.value - 1)))
+        title = f"all within {apart} % of each other"
     better = f"{'shorter' if times else 'longer'} is better"
     left_in = min(3.2, 0.5 + 0.085 * max(len(row.name) for row in rows))
     figure, (axes,) = page(measured, [(0.1, primitives.rows_in(len(rows)))], better,
