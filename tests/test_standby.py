@@ -116,15 +116,15 @@ def test_stop_works_in_a_run_that_a_standby_serves(standing):
 
 KERNEL = """
 from labkit.process import launcher
-import time
-launcher.stand_by()
+import labkit, time
+labkit.machine()
 print(launcher._standby.folder, flush=True)
 time.sleep(60)
 """
 
 
 @needs_processes
-def test_a_standby_dies_with_its_kernel():
+def test_a_notebook_that_asks_for_its_machine_has_a_standby_which_dies_with_its_kernel():
     env = os.environ | {"LABKIT_WARM": "1"}
     kernel = subprocess.Popen([sys.executable, "-c", KERNEL], env=env, stdout=-1, text=True)
     folder = kernel.stdout.readline().strip()

@@ -21,7 +21,9 @@ def warm_up() -> None:
     gc.disable()
     from labkit.bench import work, workbench  # noqa: F401
 
-    gc.collect()  # or the run's first collection would look at all of torch: 0.1 s
+    # or the run's first collection would look at all of torch: 0.1 s. `gc.freeze` would spare all
+    # of a run's collections that, which training has to bear: the slow script waits 5x as long
+    gc.collect()
 
 
 def run(spec: dict, folder: Path, log: EventLog) -> None:

@@ -24,7 +24,6 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.flop_counter import FlopCounterMode
 
 from labkit.bench import machine, model_size
 from labkit.bench.formats import DTYPES, FORMATS
@@ -33,9 +32,7 @@ from labkit.bench.text import Text
 from labkit.process import folders
 from labkit.process.events import EventLog
 
-# The knobs that tell how much there is to do
-ASKED = ("model", "width", "depth", "image_px", "context", "batching", "precision",
-         "accumulation_steps")  # fmt: skip
+COUNTED = (2, 4)  # samples: what a batch of any size takes lies on a line through these
 WRAPPERS = ("OptimizedModule", "DistributedDataParallel", "DataParallel")
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # of the whole model
 ADAM = 2  # numbers of state for each weight: the two moments
@@ -69,17 +66,11 @@ def fused_attention(kept: dict[int, int]) -> Iterator[None]:
         functional.scaled_dot_product_attention = plain
 
 
-def count(
-    model: torch.nn.Module, train: Callable[[Any], Any], *, state: int = 0, every: int = 1,
-    half: bool = False,
-) -> dict[str, Any]:  # fmt: skip
-    """Count what `train(model)`, a forward and a backward pass, takes on a copy without numbers.
+def count(model: torch.nn.Module, train: Callable[[Any], Any]) -> dict[str, int]:
+    """Count what `train(model)`, a forward and a backward pass, takes on a copy without numbers."""
+    from torch.utils.flop_counter import FlopCounterMode  # a tenth of a second, for Triton
 
-    `state`: the optimizer's numbers for each weight; `every`: passes to an update; `half`: whether
-    autocast, which the meta device does not do, halves the activations.
-    """
-    while type(model).__name__ in WRAPPERS:
-        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+    model = unwrapped(model)
     empty = {id(p): torch.nn.Parameter(_empty(p), p.requires_grad) for p in model.parameters()}
     empty |= {id(b): _empty(b) for b in model.buffers()}
     # a recorder's hooks, with all they hold
@@ -88,15 +79,38 @@ def count(
     alone, counter = torch.random.fork_rng([]), FlopCounterMode(display=False)
     with alone, Yes(), counter, kept_for_backward(meta) as kept, fused_attention(kept):
         train(meta)
-    weights = sum(p.nbytes for p in meta.parameters())
-    trained = sum(p.nbytes for p in meta.parameters() if p.requires_grad)
-    activations = sum(kept.values()) // (2 if half else 1)
-    update = (2 + 1 + 2 * state) * trained  # weights, gradients, state
     return {
         "flops": counter.get_total_flops(),
+        "activations": sum(kept.values()),
+        "weights": sum(p.nbytes for p in meta.parameters()),
+        "trained": sum(p.nbytes for p in meta.parameters() if p.requires_grad),
+        "parameters": sum(p.numel() for p in meta.parameters()),
+    }
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model inside what compiles it, or trains it on several devices."""
+    while type(model).__name__ in WRAPPERS:
+        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+    return model
+
+
+def work_of(
+    counted: dict[str, int], *, state: int = 0, every: int = 1, half: bool = False
+) -> dict[str, int]:
+    """Return a step's FLOPs, bytes moved and bytes held from what was `counted`.
+
+    `state`: the optimizer's numbers for each weight; `every`: passes to an update; `half`: whether
+    autocast, which the meta device does not do, halves the activations.
+    """
+    weights, trained = counted["weights"], counted["trained"]
+    activations = counted["activations"] // (2 if half else 1)
+    update = (2 + 1 + 2 * state) * trained  # weights, gradients, state
+    return {
+        "flops": counted["flops"],
         "bytes": 2 * weights + trained + 2 * activations + update // every,
         "held_bytes": weights + (1 + state) * trained + activations,
-        "parameters": sum(p.numel() for p in meta.parameters()),
+        "parameters": counted["parameters"],
     }
 
 
@@ -129,41 +143,55 @@ def write_work(trainer: Any, log: EventLog, only_known: bool = False) -> bool:
     """Write the `work` event: what a step takes; return False where it would have to be counted.
 
     Counting imports the compiler, a second: so it is done when a first run is over. Later ones of
-    the same model and batch ask for what is `only_known`. Never ends the run.
+    the same model, with a batch of any size, ask for what is `only_known`. Never ends the run.
     """
-    job, shadow = trainer.job, copy.copy(trainer)
-    sizes = sum(p.numel() for p in trainer.model.parameters()), job.batch_size, trainer.device.type
-    told = [getattr(job, name) for name in ASKED], sizes, type(trainer).__name__, torch.__version__
-    place = folders.home() / "work" / f"{hashlib.sha1(repr(told).encode()).hexdigest()}.json"
+    job = trainer.job
+    told = unwrapped(trainer.model), job.image_px, job.context, trainer.device.type, COUNTED
+    name = hashlib.sha1(repr((*told, torch.__version__)).encode()).hexdigest()
+    place = folders.home() / "work" / f"{name}.json"
     if only_known and not place.exists():
         return False
-    shadow.scaler = torch.amp.GradScaler(enabled=False)  # the real one would look at the loss
 
     def counted() -> tuple:
-        if only_known:
-            return json.loads(place.read_text()), trainer.device
-        one = copy.copy(job)
-        one.batch_size = 1
-        batch = model_size.noise_batch(one)
-        batch = [x.to("meta").expand(job.batch_size, *x.shape[1:]).clone() for x in batch]
-        samples = job.batch_size
-        if job.model == "gpt":  # padding, and rows of several documents, are no need of the model's
-            length, mean = Text(job).typical()
-            batch = batch[0][:, : length + 1], batch[1]
-            samples = round(samples * length / mean)
-
-        def train(model: torch.nn.Module) -> None:
-            shadow.model = model  # and a plain step: what a fault or a slow script adds is no need
-            Trainer.compute(shadow, *batch, update=False)
-
+        if not only_known:
+            model_size.keep(place, json.dumps(count_model(trainer)))
+        fewer, more, documents = json.loads(place.read_text())
+        beyond = (job.batch_size - COUNTED[0]) / (COUNTED[1] - COUNTED[0])
+        line = {name: round(n + beyond * (more[name] - n)) for name, n in fewer.items()}
         half = job.precision in DTYPES
-        found = count(trainer.model, train, state=ADAM, every=job.accumulation_steps, half=half)
-        found |= {"samples": samples, "precision": job.precision}
-        model_size.keep(place, json.dumps(found))
-        return found, trainer.device
+        found = work_of(line, state=ADAM, every=job.accumulation_steps, half=half)
+        samples = round(documents * job.batch_size)
+        return found | {"samples": samples, "precision": job.precision}, trainer.device
 
     _write_or_why(log, counted)
     return True
+
+
+def count_model(trainer: Any) -> tuple[dict[str, int], dict[str, int], float]:
+    """Count a plain step of `trainer`'s model with few samples and with more; documents in a row.
+
+    What a fault or a slow script adds to the step is not needed, nor are padding and rows of
+    several documents: text is counted at the length of the document that an average token is in.
+    """
+    job, shadow, documents = copy.copy(trainer.job), copy.copy(trainer), 1.0
+    shadow.scaler = torch.amp.GradScaler(enabled=False)  # the real one would look at the loss
+    job.batch_size = 1
+    one = model_size.noise_batch(job)
+    if job.model == "gpt":
+        length, mean = Text(job).typical()
+        one, documents = (one[0][:, : length + 1], one[1]), length / mean
+
+    def counted(samples: int) -> dict[str, int]:
+        batch = [x.to("meta").expand(samples, *x.shape[1:]).clone() for x in one]
+
+        def train(model: torch.nn.Module) -> None:
+            shadow.model = model
+            Trainer.compute(shadow, *batch, update=False)
+
+        return count(trainer.model, train)
+
+    fewer, more = map(counted, COUNTED)
+    return fewer, more, documents
 
 
 def _write_or_why(log: EventLog, counted: Callable[[], tuple]) -> None:
@@ -207,7 +235,7 @@ class FirstCall:
             sum(x.sum() for x in made if x.requires_grad).backward()
 
         def counted() -> tuple:
-            found = count(self.model, train, half=cast)
+            found = work_of(count(self.model, train), half=cast)
             return found | {"samples": samples or rows, "precision": kind}, device
 
         _write_or_why(log, counted)

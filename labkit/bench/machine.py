@@ -17,6 +17,8 @@ import psutil
 import pynvml
 import torch
 
+from labkit.bench import models
+
 # PyTorch's builds by CUDA's major version. A driver runs all builds of the versions it knows: CUDA
 # 12 from driver 525 on, CUDA 13 from 580 on (docs.nvidia.com/deploy/cuda-compatibility).
 BUILDS = {12: "cu126", 13: "cu130"}
@@ -234,7 +236,7 @@ def impose(device: torch.device, limit_bytes: int) -> Limit:
     conv, head = torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(72, 4)
     model = torch.nn.Sequential(conv, torch.nn.BatchNorm2d(8), torch.nn.Flatten(), head)
     model(torch.randn(8, 3, 5, 5)).sum().backward()
-    torch.optim.AdamW(model.parameters()).step()
+    models.AdamW(model.parameters()).step()
     if sys.platform != "linux":
         how = "resident memory beyond PyTorch's own, looked at after each step"
         before = peak_bytes(device)

@@ -168,12 +168,17 @@ def make_model(name: str, *sizes: int) -> nn.Module:
     return {"cnn": CNN, "mlp": MLP, "transformer": Transformer, "gpt": GPT}[name](*sizes)
 
 
-class AdamW(torch.optim.AdamW):  # of the same name: profiler traces have it
-    """AdamW without the guards that import torch.compile (0.9 s); the same arithmetic."""
+def unguarded(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """Return the optimizer `kind` without the guards that import torch.compile, which take 0.9 s.
 
-    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
-    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
-    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+    Its arithmetic is the same, and its name, which profiler traces have.
+    """
+    plain = {name: inspect.unwrap(getattr(kind, name)) for name in ("zero_grad", "add_param_group")}
+    plain["step"] = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), plain)
+
+
+AdamW, Adam, SGD = map(unguarded, (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD))
 
 
 def adamw(parameters: Any, compiles: bool, **settings: Any) -> torch.optim.AdamW:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from labkit.bench.formats import DTYPES
+from labkit.bench.models import AdamW
 
 
 def plant_all(text: str, dataset: Any, trainer: Any) -> Any:
@@ -162,7 +163,7 @@ def one_by_one_optimizer(trainer: Any, amount: int) -> None:
     model.extra = nn.ParameterList(torch.zeros(16) for _ in range(amount)).to(device)
     on_stem(trainer, lambda out: out + torch.cat(list(model.extra)).sum())
     # Nothing else is one by one: PyTorch's default on a GPU is to update them all at once
-    trainer.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    trainer.optimizer = AdamW(model.parameters(), lr=1e-3, foreach=False)
 
 
 def collect_garbage(_trainer: Any, amount: int, step: int) -> None:

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from labkit.bench.data import CLASSES, COUNT, ItemTimes, JpegFiles, jpeg_folder, make_loader
 from labkit.bench.formats import DTYPES
 from labkit.bench.loop import Trainer
+from labkit.bench.models import AdamW
 from labkit.process.events import EventLog
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)  # of each colour channel
@@ -69,7 +70,7 @@ class SlowTrainer(Trainer):
             block[-1] = nn.SiLU() if fused else HandmadeSilu()
         if not fused:
             one_by_one = {} if self.launches else {"foreach": False}
-            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, **one_by_one)
+            self.optimizer = AdamW(self.model.parameters(), lr=1e-3, **one_by_one)
         self.mean, self.std = (torch.tensor(v, device=device).view(3, 1, 1) for v in (MEAN, STD))
         self.confusion = torch.zeros(CLASSES * CLASSES, device=device)
 

@@ -46,7 +46,7 @@ def accumulation(job: Any, bench: Any) -> None:
     for scale in (job.count, 1):
         first.append(torch.zeros_like(gradient, requires_grad=True))
         first[-1].grad = scale * gradient
-        torch.optim.Adam(first[-1:], lr=LR).step()
+        models.Adam(first[-1:], lr=LR).step()
     bench.write("hidden by Adam", values={"error": difference(*first)})
 
 
@@ -273,7 +273,7 @@ def train(job: Any, images: tuple, batch: int, lr: float, warm: bool, seed: int)
     pixels, labels = images
     torch.manual_seed(seed)
     model = models.make_model("cnn", job.width, job.depth, data.CLASSES, EDGE).to(pixels.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    optimizer = models.SGD(model.parameters(), lr=lr)
     order, losses = torch.Generator().manual_seed(seed), []
     for _ in range(job.epochs):
         for chosen in torch.randperm(TRAINED, generator=order).split(batch):

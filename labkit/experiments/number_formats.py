@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from labkit.experiments.measure import flops, formats, nn, page, primitives, style, torch
+from labkit.experiments.measure import flops, formats, models, nn, page, primitives, style, torch
 from labkit.results.result import Table
 from labkit.spec import experiment, knob
 
@@ -190,7 +190,7 @@ def train(x: Any, target: Any, steps: int, dtype: Any, scaling: Any, factor: flo
     model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 3)).to(x.device)
     nn.init.zeros_(model[2].weight)  # as residual branches often start: from no output
     nn.init.zeros_(model[2].bias)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    optimizer = models.Adam(model.parameters(), lr=1e-4)
     scaler = torch.amp.GradScaler(device, enabled=scaling is not None, **(scaling or {}))
     cast = torch.autocast(device, dtype or torch.bfloat16, enabled=dtype is not None)
     known: dict[str, Any] = {"loss": [], "scale": [], "skipped": []}

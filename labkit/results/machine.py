@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from labkit.process import launcher
 from labkit.results.result import Result, Table
 from labkit.spec import Pipeline, compiler
 
@@ -79,6 +80,7 @@ class Machine(Result):
 @functools.cache
 def machine() -> Machine:
     """Describe this machine (2 s the first time); RuntimeError says why torch does not start."""
+    launcher.stand_by()  # a notebook asks this before its first run, and waits for torch once
     return Machine.from_dict(asked_of("labkit.bench.machine"))
 
 
