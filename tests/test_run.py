@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import labkit as lk
+from labkit.process import events
 from labkit.results.launch import launch
 from labkit.results.record import Tail
 from labkit.results.run import Run
@@ -105,6 +106,29 @@ def test_a_run_is_read_as_it_goes_on_and_workers_change_no_sample(tiny):
         assert set(run.not_applied) >= {"pin_memory", "precision", "channels_last"}
         assert run.pipeline.precision == "fp32" and run.asked.precision == "tf32"
         assert launch(pipeline.but(num_workers=0)).wait().loss == run.loss  # of the same seed
+
+
+def test_a_step_that_is_finished_while_it_is_read_is_left_for_the_next_look(tmp_path, monkeypatch):
+    """Read from front to back, it came with the loss that its slot held before."""
+    ring, drain = events.StepRing(tmp_path), events.Drain(tmp_path, events.EventLog(tmp_path))
+    words, slot = ring.words, events.SLOT
+    words[4] = 1  # the first step is being written
+
+    class Interrupted:
+        size = slot.size
+
+        def unpack_from(self, data, at):
+            body = slot.unpack_from(data, at)
+            ring.add(0, (1, 2, 3, 4), 16, 2.5)  # by the other process, before the last word is read
+            return *body[:-1], slot.unpack_from(data, at)[-1]
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(events, "SLOT", Interrupted())
+        drain.drain()
+    ring.add(0, (1, 2, 3, 4), 16, 2.5)
+    drain.drain()
+    (step,) = Tail(tmp_path / "events.jsonl").read()
+    assert (step["i"], step["n"], step["loss"]) == (0, 16, 2.5)
 
 
 @pytest.mark.slow

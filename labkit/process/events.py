@@ -34,10 +34,11 @@ RING_NAME = "steps.ring"
 SLOTS = 2_048
 # A slot: copy start and end, busy start and end on the device (all 0 where it has none), then
 # number, 4 host stamps, samples, CPU time, loss, tokens and the real ones of them (both 0 where
-# there is no text), number again. A slot whose two numbers differ is
-# being written, or was when the end came.
-SLOT = struct.Struct("=4q7qd3q")
+# there is no text), number again. A slot whose two numbers differ is being written, or was when the
+# end came. The first is written before all else and read after it, the last the other way round.
+SLOT, NUMBER = struct.Struct("=4q7qd3q"), struct.Struct("=q")
 WORDS = SLOT.size // 8
+FIRST, LAST = 4 * NUMBER.size, SLOT.size - NUMBER.size  # where the numbers are
 NO_DEVICE = (0,) * 4
 NO_TOKENS = (0, 0)
 DRAIN_S = 0.05
@@ -148,13 +149,17 @@ class Drain:
                     self.ring = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         lines = []
         while self.ring:
-            step = SLOT.unpack_from(self.ring, (self.next - 1) % SLOTS * SLOT.size)
-            if step[4] < self.next or step[4] != step[-1]:
+            at = (self.next - 1) % SLOTS * SLOT.size
+            (number,) = NUMBER.unpack_from(self.ring, at + LAST)
+            if number < self.next:
                 break
-            if step[4] > self.next:  # overtaken: the ring went round
-                self.log.write("lost", steps=[self.next - 1, step[4] - 1])
+            step = SLOT.unpack_from(self.ring, at)
+            if NUMBER.unpack_from(self.ring, at + FIRST) != (number,):
+                break
+            if number > self.next:  # overtaken: the ring went round
+                self.log.write("lost", steps=[self.next - 1, number - 1])
             lines.append(line_of(step))
-            self.next = step[4] + 1
+            self.next = number + 1
         if lines:
             self.log.write_line("\n".join(lines))
 
