@@ -25,13 +25,27 @@ Measured on a 2-core AMD EPYC VM, one grid of 25 settings and one tuning for eac
 
 Above 100 % is the noise of this machine, whose speed changed by a third within seconds. Two hours
 earlier, with more trials: 99.6, 112.5, 96.5, 113.4, 118.7 and 100.0 % in 24, 16, 14, 20, 14 and
-16 % of the time. The held-out loops have not been measured with this tuner.
+16 % of the time. "Heavy decode" is behind loadtune beyond noise: 95 % (92 to 99), ten rounds in
+pairs. The held-out loops, a day later on the same kind of machine:
+
+| held-out loop | of the grid's best | of the grid's time | runs | loadtune, of the grid's best |
+|---|---|---|---|---|
+| 9 ms remote | 95.9 % | 16 % | 4 | 25 % |
+| heavy tail | 107.7 % | 24 % | 6 | 29 % |
+| numpy | 100.0 % | 38 % | 10 | 100 % |
+| tokens | 112.9 % | 26 % | 6 | 94 % |
+| zlib | 124.8 % | 19 % | 5 | 110 % |
+| stream | 97.4 % | 12 % | 3 | (takes no streams) |
+| median | 103.9 % | 22 % | 6 | |
+
+So on loops it was not made for it finds what the grid finds, and takes half as long again.
 """
 
 import argparse
 import contextlib
 import itertools
 import json
+import random
 import subprocess
 import sys
 import time
@@ -184,6 +198,13 @@ def choose(tune, workload, batch_size):
     print(json.dumps({"best": knobs | {"batch_size": batch_size}}))
 
 
+def not_behind(ours, others):
+    """Whether the median ratio of the rounds may be 1: the interval is of 4,000 resamples."""
+    ratios, draw = [a / b for a, b in zip(ours, others, strict=True)], random.Random(0).choices
+    medians = sorted(median(draw(ratios, k=len(ratios))) for _ in range(4000))
+    return medians[-100] >= 1
+
+
 def table(workloads):
     """Print the table; return whether every target holds."""
     shares, times, ahead, cells = [], [], [], []
@@ -194,7 +215,7 @@ def table(workloads):
         shares.append(second["tune"] / best)
         times.append(row["tune"]["seconds"] / row["grid"]["seconds"])
         other = second.get("loadtune")
-        ahead.append(other is None or second["tune"] >= 0.98 * other)
+        ahead.append(other is None or not_behind(row["again"]["tune"], row["again"]["loadtune"]))
         cells.append((name, Setting.of(row["tune"]["best"]), f"{shares[-1]:.1%}",
                       f"{times[-1]:.0%}", row["tune"].get("runs"),
                       f"{other / best:.0%}" if other else None))  # fmt: skip
@@ -204,7 +225,7 @@ def table(workloads):
         f"median share of the grid's best {median(shares):.1%} >= 97%": median(shares) >= 0.97,
         f"never under 92%: worst {min(shares):.1%}": min(shares) >= 0.92,
         f"median share of its time {median(times):.0%} <= 15%": median(times) <= 0.15,
-        "nowhere behind loadtune by more than the 2% of a tie": all(ahead),
+        "nowhere behind loadtune beyond noise (rounds in pairs, 95%)": all(ahead),
     }
     for claim, holds in claims.items():
         print(f"{'holds' if holds else 'FAILS'}: {claim}")
