@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, Dataset
 import labkit as lk
 from labkit.__main__ import main
 from labkit.analysis.lines import Line
-from labkit.bench import stack
+from labkit.bench import data, stack
+from labkit.bench.lines import Sampler
 from labkit.bench.their_loop import Growth, padding_of
 from labkit.show import watching
 
@@ -242,6 +243,25 @@ def test_lines_of_a_damaged_record_are_left_out(event, tmp_path):
     path = tmp_path / "run.jsonl"
     path.write_text(text + json.dumps({"event": "lines", "pid": 1, "t_ns": 1, **event}) + "\n")
     assert len(lk.load(path).lines) == 0
+
+
+def test_the_clock_that_times_the_items_is_no_line_of_the_users(tmp_path, monkeypatch):
+    """An item without system calls: its process is put off the core in the clock's."""
+    caught = []
+    monkeypatch.setattr(data, "now_ns", lambda: caught.append(sys._getframe(1)) or 0)
+    data.stopwatch()
+    clock = Sampler(tmp_path, None)._described(caught[0], caught[0], None, True)
+    assert clock[0] == "labkit" and clock[4] == "stopwatch.read"
+    with gzip.open(RECORDS / "workers-2.jsonl.gz", "rt") as file:
+        text = file.read()
+    item = ["python", "item", "a.py", 1, "f", "", None]
+    within = lk.recorded("workers-2").steps_since(0)[10]["t"][3]
+    rows = [[within, 1, 0], [within, 2, 1]]
+    event = {"event": "lines", "pid": 1, "t_ns": 1, "places": {"0": item, "1": clock}, "rows": rows}
+    path = tmp_path / "run.jsonl"
+    path.write_text(text + json.dumps(event) + "\n")
+    lines = lk.load(path).lines
+    assert len(lines) == 1 and lines.share.tolist() == [1.0]
 
 
 # -- scripts that know nothing of it ---------------------------------------------------------------

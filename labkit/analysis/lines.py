@@ -89,8 +89,10 @@ class Lines(Result):
         waits = at_s < stamps[np.clip(step, 0, None), 1] if len(stamps) else at_s < 0
         self.phase = np.where(in_loop, np.where(outside, 2, np.where(waits, 0, 1)), 3)
         idle = np.array([not self.places[i]["within"] for i in self.place], bool)
+        ours = np.array([self.places[i]["kind"] == "labkit" for i in self.place], bool)
         keep = np.where(outside, in_loop, (at_s > start) & (at_s <= end))
-        keep &= ~((self.phase == 3) & idle)  # a worker that waits for work, or hands it over
+        # a worker that waits for work, or hands it over; the clock that times the items
+        keep &= ~((self.phase == 3) & idle | ours)
         self.step = np.where(self.phase < 2, step, -1)
         self.share = np.zeros(len(rows))
         wait = float(np.clip(stamps[:, 1] - stamps[:, 0], 0, None)[first + 1 :].sum())

@@ -189,6 +189,8 @@ class Sampler:
         code, loop = where.f_code, self.loop
         at = site and [loop.co_filename, site, stack.name_of(loop)]
         name = stack.name_of(code)
+        if code.co_filename == stack.OPEN[0] and name.split(".")[0] in stack.CLOCKS:
+            kind = "labkit"  # a process is often put off a core in its system calls
         return [kind, within, code.co_filename, stack.line_of(where), name, call, at]
 
     def _within(self, frame: FrameType) -> str:
