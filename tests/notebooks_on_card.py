@@ -157,7 +157,7 @@ class Card:
         if isinstance(spec, Experiment):
             return self.measure(spec)
         # a window of a second is laid over some runs
-        seconds_count = spec.steps > 100 and (spec.seconds or 0) > 4
+        seconds_count = spec.steps > 100 and (spec.seconds or 0) > 3.5
         short = spec.but(steps=min(spec.steps, MORE_STEPS if seconds_count else STEPS))
         return with_items(standin_run.run_on(self.gpu, short))
 
