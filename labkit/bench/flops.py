@@ -146,7 +146,8 @@ def write_work(trainer: Any, log: EventLog, only_known: bool = False) -> bool:
     the same model, with a batch of any size, ask for what is `only_known`. Never ends the run.
     """
     job = trainer.job
-    told = unwrapped(trainer.model), job.image_px, job.context, job.batching, trainer.device.type
+    packed = job.batching == "packed"  # attention within documents has a mask
+    told = unwrapped(trainer.model), job.image_px, job.context, packed, trainer.device.type
     name = hashlib.sha1(repr((*told, COUNTED, torch.__version__)).encode()).hexdigest()
     place = folders.home() / "work" / f"{name}.json"
     if only_known and not place.exists():
