@@ -47,6 +47,9 @@ class Work:
     blocking: bool = True
     side_stream: bool = False  # whether copies have a queue of their own
     host_threads: int = 1  # cores that the step takes while it computes
+    # CPU time for which each of the step's other threads spins behind it, for the next to be there
+    # sooner; on a core that is free this costs nothing (OpenMP's GOMP_SPINCOUNT, KMP_BLOCKTIME)
+    spin: float = 0.0
 
 
 def coldness(waited: Any) -> Any:
@@ -81,8 +84,8 @@ class Simulation:
         self.queues: list[deque] = [deque() for _ in range(workers)]
         self.arrived: deque[int] = deque()
         self.asleep: set[int] = set()
-        self.processes = [self._loop(), *map(self._worker, range(workers))]
-        for number in range(workers + 1):
+        self.processes = [self._loop(), *map(self._worker, range(workers)), self._spinning()]
+        for number in range(workers + 2):
             self._go_on(number)
         limit = NEVER if seconds is None else seconds
         while (self.timers or self.computing) and len(self.end) < len(self.host):
@@ -178,6 +181,12 @@ class Simulation:
                 self._ask(ahead + batch)
             yield from self._step(batch)
 
+    def _spinning(self) -> Iterator[tuple | None]:
+        """Have the step's other threads spin when it is over, until they give up."""
+        while self.work.spin:
+            yield None
+            yield 0.0, self.work.spin, self.work.host_threads - 1
+
     def _ask(self, batch: int) -> None:
         self.queues[batch % self.workers].append(batch)
         self._wake(1 + batch % self.workers)
@@ -192,9 +201,11 @@ class Simulation:
             waited = self.ready[-1] - self.asked[-1] if self.workers else self.idle[batch]
             self.begin.append(self.now)
             cpu = self.host[batch] + work.cold * float(coldness(waited))
-            yield 0.0, cpu, work.host_threads
+            spins = self.workers + 1 not in self.asleep  # these threads have a core already
+            yield 0.0, cpu, 1 if spins else work.host_threads
             end.append(self.now)
             self.step_work += cpu
+            self._wake(self.workers + 1)
             return
         queue = end[-1] if end else 0.0  # when the device is through with what it has
         self.copied = max(self.now, self.copied if work.side_stream else queue)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from labkit.analysis.facts import cores_used
 from labkit.analysis.loader_simulation import ONE_BY_ONE, CannotPredict, Work, coldness
 from labkit.results.timeline import ItemCosts, item_costs
 
@@ -17,6 +18,7 @@ COLD_OVER_WARM = 1.4  # where not tried: measured between 1.3 and 1.5 on the mac
 # Both from the same workloads: taking a batch in a running pipeline, over taking it from one worker
 # that does nothing else; what an item takes more behind a wait if no core was at work meanwhile
 TAKE_IN_RUN, CHILL = 1.3, 0.6
+SPINS = 0.1  # cores beyond what is accounted for, above which threads are said to spin
 WAITS = 0.2  # an item whose waiting is this much of its CPU time is one that waits
 
 
@@ -59,12 +61,20 @@ class Measured:
             self.host, self.cold = _launches(run), 0.0
             around = np.median(stamps[1:, 0] - run.issued[run.warmup : -1])
         self.around = max(0.0, float(around))
+        step_s = (stamps[-1, 5] - stamps[0, 0]) / len(stamps)
+        model = float(np.median(self.host)) if self.on_cpu else 0.0
         company = 0.0  # threads of the run that computed, on average, while a loader process waited
         if workers:
-            step = (stamps[-1, 5] - stamps[0, 0]) / len(stamps)
             worker = float(np.median(costs.cpu + costs.collate_cpu + costs.between)) / workers
-            model = float(np.median(self.host)) if self.on_cpu else 0.0
-            company = (model + (workers - 1) * worker) / step
+            company = (model + (workers - 1) * worker) / step_s
+        # What is used beyond the step's threads and the loader: threads that spin behind a step
+        self.spin, others = 0.0, self.host_threads - 1
+        if others and (used := cores_used(run)[0]) is not None:
+            slept = float(np.mean(costs.wait + costs.collate_wait))
+            main = model + self.around if workers else step_s - slept
+            loaded = float(np.mean(costs.cpu + costs.collate_cpu + costs.between)) if workers else 0
+            spun = used * step_s - main - loaded - model * others
+            self.spin = spun / others if spun > SPINS * step_s else 0.0
         # (batches,) what fetching took, over what it takes while cores are at work
         asleep = max(0.0, 1 - company / self.cores)
         self.chilled = 1 + CHILL * asleep * (costs.wait > WAITS * costs.cpu)
@@ -105,6 +115,7 @@ class Measured:
             blocking=not (target.pin_memory and target.non_blocking),
             side_stream=bool(target.prefetch_to_device),
             host_threads=self.host_threads,
+            spin=self.spin,
         )
 
 

@@ -94,6 +94,7 @@ class TuningJob:
     def _explain(self) -> None:
         """Say why what was not searched is as it is, and what the numbers are worth."""
         tuning, disturbed, why = self.tuning, self.bench.disturbed, "there are no workers to keep"
+        tuning.line = tuning.winner.runs[-1].machine.line  # with the threads of the reader's step
         if tuning.winner.setting.num_workers:
             run = tuning.winner.runs[-1]
             start_s = (run.steps_since(0)[0]["t"][1] - run.event("begin")["t_ns"]) / 1e9

@@ -38,7 +38,7 @@ PARTS = {
 }  # fmt: skip
 MAX_PAYLOAD = 512 * 2**20  # bytes; a larger data set is better made where it is used
 FEWEST_STEPS = 24  # behind the warm-up; with fewer, throughput is a guess
-FEWEST_FIRST = 12  # of the first run, which is there to predict from
+FEWEST_FIRST = 6  # of the first run, which is there to predict from
 PRECISE = 0.03  # of the throughput, two standard errors: longer tells nothing more
 BLOCKS = 8  # stretches of a run whose spread gives its standard error
 LONGEST_S = 30.0  # of one run

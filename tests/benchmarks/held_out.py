@@ -1,15 +1,24 @@
-"""Six loops of other origin, on which nothing of the kit was set: for the tuner and the autopilot.
+"""Loops of other origin, for the tuner: (dataset, step, batch size).
 
-Datasets as people have them, each with its step: items that wait, with and without a heavy tail;
-numpy, text and zlib that take the cores; a stream. `LOOPS` has (dataset, step, batch size).
+Datasets as people have them, each with its step. `LOOPS`: items that wait, with and without a heavy
+tail; numpy, text and zlib that take the cores; a stream. The search was mended after it had been
+measured on these six. `FRESH`: six more, written down before that was measured, which set nothing:
+JPEGs, CSV, JSON, a spectrogram, rows of a database, an interface that is slow now and then.
 """
 
+import collections
+import csv
+import functools
+import io
+import json
 import re
+import sqlite3
 import time
 import zlib
 
 import numpy as np
 import torch
+from PIL import Image
 
 WORDS = [f"{first}{last}" for first in "bcdfghlmnprst" for last in ("at", "en", "ill", "ore")]
 
@@ -93,4 +102,82 @@ LOOPS = {
     "tokens": (Items(tokens), step, 32),
     "zlib": (Items(unzipped), step, 32),
     "stream": (Stream(), step, 16),
+}
+
+
+@functools.cache
+def jpegs():
+    """Eight photographs' worth of smooth noise, 320 x 240, as JPEG."""
+    made = []
+    for n in range(8):
+        coarse = np.random.default_rng(n).integers(0, 255, (15, 20, 3), np.uint8)
+        image = Image.fromarray(coarse).resize((320, 240), Image.Resampling.BICUBIC)
+        image.save(file := io.BytesIO(), "JPEG", quality=90)
+        made.append(file.getvalue())
+    return made
+
+
+def photograph(index):
+    """A JPEG decoded, cropped at random and scaled: about 2 ms of a core, outside of the GIL."""
+    image, rng = Image.open(io.BytesIO(jpegs()[index % 8])), np.random.default_rng(index)
+    left, top = rng.integers(0, 96, 2)
+    image = image.convert("RGB").crop((left, top, left + 224, top + 144)).resize((96, 96))
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def table_rows(index):
+    """200 lines of CSV, read by the csv module: Python that holds the GIL."""
+    text = "\n".join(f"{index},{i},{i * 0.5},{index * i % 97},{i % 7}.25" for i in range(200))
+    return torch.tensor([[float(cell) for cell in row] for row in csv.reader(io.StringIO(text))])
+
+
+def document(index):
+    """A JSON document of 400 records, parsed and counted."""
+    records = [{"id": i, "word": WORDS[(index * i) % len(WORDS)]} for i in range(400)]
+    words = collections.Counter(found["word"] for found in json.loads(json.dumps(records)))
+    return torch.tensor([words[word] for word in WORDS] * 5).float()
+
+
+def spectrogram(index):
+    """A second of 16 kHz sound as a spectrogram, by numpy's FFT."""
+    sound = np.sin(np.arange(16_000, dtype=np.float32) * (0.01 + index % 50 / 100))
+    windows = np.lib.stride_tricks.sliding_window_view(sound, 512)[::128] * np.hanning(512)
+    return torch.from_numpy(np.log1p(np.abs(np.fft.rfft(windows))).astype(np.float32))
+
+
+class Rows:
+    """4000 rows of a database, a batch of them in one query; a process opens its own."""
+
+    def __init__(self):
+        self.found = None
+
+    def __len__(self):
+        return 4000
+
+    def __getitems__(self, indices):
+        if self.found is None:
+            self.found = sqlite3.connect(":memory:")
+            self.found.execute("create table item (id integer primary key, data blob)")
+            blobs = ((i, np.full(2048, i % 9, np.float32).tobytes()) for i in range(4000))
+            self.found.executemany("insert into item values (?, ?)", blobs)
+        marks, time_s = ",".join("?" * len(indices)), 0.004
+        time.sleep(time_s)  # of the round trip
+        rows = self.found.execute(f"select data from item where id in ({marks})", indices)
+        return [torch.frombuffer(bytearray(data), dtype=torch.float32) for (data,) in rows]
+
+
+def interface(index):
+    """3 ms of waiting, 50 for one of fifty, and half a millisecond of a core behind it."""
+    time.sleep(0.05 if index % 50 == 49 else 0.003)
+    found = np.random.default_rng(index).standard_normal(30_000, np.float32)
+    return torch.from_numpy(np.sort(found)[:1024])
+
+
+FRESH = {
+    "jpegs": (Items(photograph), step, 32),
+    "csv": (Items(table_rows), step, 32),
+    "json": (Items(document), step, 32),
+    "spectrogram": (Items(spectrogram), step, 16),
+    "database": (Rows(), step, 64),
+    "interface": (Items(interface), step, 16),
 }

@@ -69,7 +69,8 @@ WORKLOADS = {
     "textbook": Pipeline(dataset="sleep", prep_ms=50),
     "stalls": Pipeline(dataset="array", io_ms=0.5, stall_ms=150, stall_every=16),
 }
-EVERY = WORKLOADS | held_out.LOOPS
+OTHERS = held_out.LOOPS | held_out.FRESH
+EVERY = WORKLOADS | OTHERS
 SECONDS = 1.2  # of each run
 WORKERS, PREFETCH = (1, 2, 3, 4, 6, 8), (1, 2, 4, 8)
 AGAIN = 5  # rounds of second measurements: so many to find the grid's best, so many to compare
@@ -145,8 +146,8 @@ def loadtune(name):
     from labkit.bench.resolve_config import resolve_config
     from labkit.process import folders
 
-    if name in held_out.LOOPS:
-        dataset, own, size = held_out.LOOPS[name]
+    if name in OTHERS:
+        dataset, own, size = OTHERS[name]
         one = torch.nn.Linear(1, 1)
         workload = Workload(
             name=name, make_dataset=lambda: dataset, default_batch_size=size,
@@ -236,7 +237,8 @@ def table(workloads):
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--rows", type=Path, default=Path("tuning_rows.json"))
 parser.add_argument("--workload", choices=EVERY, action="append")
-parser.add_argument("--held-out", action="store_true", help="the six loops that set nothing")
+parser.add_argument("--held-out", action="store_true", help="six loops of other origin")
+parser.add_argument("--fresh", action="store_true", help="six more, which set nothing")
 parser.add_argument("--stage", choices=("grid", "tune", "again"), action="append")
 parser.add_argument("--table", action="store_true")
 parser.add_argument("--loadtune", choices=EVERY, help=argparse.SUPPRESS)
@@ -244,7 +246,8 @@ options = parser.parse_args()
 kept = json.loads(options.rows.read_text()) if options.rows.exists() else {}
 if options.loadtune:
     sys.exit(loadtune(options.loadtune))
-group = options.workload or (held_out.LOOPS if options.held_out else WORKLOADS)
+named = held_out.LOOPS if options.held_out else held_out.FRESH if options.fresh else WORKLOADS
+group = options.workload or named
 if options.table:
     sys.exit(not table({name: row for name, row in kept.items() if name in group}))
 for name in group:
