@@ -252,7 +252,7 @@ def test_a_start_that_was_only_cold_is_found_out():
 
 @pytest.mark.slow
 def test_the_default_pipeline_is_fed_in_a_few_runs_with_the_same_losses(labkit_command):
-    done = labkit_command("improve", "--json", "--seconds", 30)
+    done = labkit_command("improve", "--json", "--seconds", 15)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["speedup"] >= 2 and found["runs"] <= 12 and found["best"]["num_workers"]
@@ -293,7 +293,7 @@ def sgd(parameters):
 @pytest.mark.slow
 def test_a_loop_of_ones_own_is_cured_where_workers_cure_it_and_its_losses_are_the_same():
     parts = {"model": torch.nn.Linear(8, 2), "optimizer": sgd}
-    ladder = lk.improve(Remote(), step=step, batch_size=8, seconds=30, **parts)
+    ladder = lk.improve(Remote(), step=step, batch_size=8, seconds=12, **parts)
     assert ladder.changes["num_workers"] >= 2 and ladder.speedup > 1.5, ladder
     assert isinstance(ladder, lk.Ladder) and len(ladder) == sum(r.kept for r in ladder.tried) >= 2
     first, best = ladder.tried[0].runs[0], ladder.climb.best.runs[-1]

@@ -8,6 +8,7 @@ from played_gpu import GPU, MS, log, play
 
 import labkit as lk
 from labkit.analysis.loader_simulation import Simulation, Work
+from labkit.analysis.run_costs import known_of
 from labkit.results.timeline import item_costs
 
 CPU = {"device": "cpu", "kind": "cpu", "name": "Test", "versions": {}, "cpu_cores": 2, "threads": 1}
@@ -33,7 +34,8 @@ def write(folder, machine, knobs, steps, items, extra=(), spec=(), without=()):
     return log(folder, machine, knobs, *kept, spec=spec)
 
 
-def record(folder, *, workers=0, steps=40, fetch_ms=50.0, cpu_ms=0.0, host_ms=10.0, knobs=(), **on):
+def record(folder, *, workers=0, steps=40, fetch_ms=50.0, cpu_ms=0.0, host_ms=10.0, knobs=(),
+           threads=1, **on):  # fmt: skip
     """Write a run as it would be measured if a batch waited `fetch_ms` and computed `cpu_ms`."""
     knobs = {"dataset": "sleep", "prep_ms": 50.0, "io_ms": 0.0, "num_workers": workers,
              "steps": steps, "xray": False, **dict(knobs)}  # fmt: skip
@@ -46,7 +48,7 @@ def record(folder, *, workers=0, steps=40, fetch_ms=50.0, cpu_ms=0.0, host_ms=10
                        "loss": 1.0, "cpu": int(host_ms * MS)})  # fmt: skip
         rows.append([i, now, 16, cpu_ms * 1e3, fetch_ms * 1e3, 0, 0, 0, 0, 0, [], []])
         now = end
-    return write(folder, CPU, knobs, events, rows, **on)
+    return write(folder, CPU | {"threads": threads}, knobs, events, rows, **on)
 
 
 def on_gpu(folder, *, pinned=False, prep=20.0, **how):
@@ -91,6 +93,26 @@ def test_one_slow_batch_holds_up_all_behind_it_unless_the_queue_is_deep():
     waits[19::20] = 0.080
     shallow, deep = (outcome_of(4, wait=waits, prefetch=p)[1] for p in (1, 8))
     assert deep > shallow + 0.02
+
+
+def test_threads_that_spin_behind_a_step_cost_what_the_cores_have_not_to_spare():
+    how = {"cpu": 0.030, "host": 0.004, "host_threads": 2}
+    for cores in (2, 8):
+        still, spinning = (outcome_of(2, cores=cores, spin=s, **how)[0] for s in (0.0, 0.010))
+        assert spinning == still if cores == 8 else spinning < 0.95 * still
+
+
+def test_what_a_run_uses_beyond_its_step_and_loader_is_threads_that_spin(tmp_path):
+    # 30 ms for a batch, 10 for a step on two threads, of which one spins for 8: 58 ms of CPU in 40
+    used = {"event": "telemetry", "t_ns": 2 * 10**9, "cpu": 0.725, "own_cpu": 0.725, "cpus": 2}
+    how = {"fetch_ms": 0.0, "cpu_ms": 30.0, "threads": 2, "extra": [used]}
+    run, other = record(tmp_path, **how), tmp_path / "other"
+    other.mkdir()
+    assert known_of(run, 0).spin == pytest.approx(0.008, abs=1e-4)
+    quiet = record(other, **how | {"extra": [used | {"own_cpu": 0.625}]})
+    assert known_of(quiet, 0).spin == 0.0
+    two = [lk.predict(each, num_workers=2).throughput for each in (run, quiet)]
+    assert two[0] < 0.97 * two[1]
 
 
 # -- predictions from a run ----------------------------------------------------------------------

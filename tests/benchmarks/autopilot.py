@@ -72,7 +72,7 @@ class Chain(nn.Module):
         self.weight = nn.Parameter(torch.ones(256))
 
     def forward(self, x):
-        x = x.repeat(1, 32).view(-1, 256) * self.weight
+        x = x.repeat(1, 128).view(-1, 256) * self.weight  # 8 MB: more than a core's own cache
         for _ in range(20):
             x = torch.tanh(x) * 0.9 + 0.05
         return x
@@ -120,6 +120,10 @@ def loops():
         dataset, own, size = held_out.LOOPS[name]
         yield name, dataset, {"step": own, "batch_size": size}, (), WORKERS
     warnings.filterwarnings("ignore", "This DataLoader will create")
+    dataset, own, size = held_out.FRESH["database"]
+    yield "database", dataset, {"step": own, "batch_size": size}, (), WORKERS
+    alone = loader(held_out.interface, num_workers=1)
+    yield "interface, 1 worker", alone, step, (), {"num_workers": 8}
     tail = loader(held_out.heavy_tail, num_workers=2, prefetch_factor=1)
     yield "heavy tail, 2 workers", tail, step, (), {"num_workers": 8, "prefetch_factor": 4}
     yield "12 workers on 2 cores", loader(crowded, num_workers=12), step, (), {"num_workers": 2}
@@ -127,7 +131,7 @@ def loops():
     yield "update one by one", Ready(), parts, (), {"fused_optimizer": True}
     parts = trained | {"model": Chain, "batch_size": 64}
     yield "elementwise chain", Ready(), parts, (), {"compile": "default"}
-    parts = trained | {"model": wide, "batch_size": 64}
+    parts = trained | {"model": wide, "batch_size": 512}
     yield "FP32", Ready(), parts, {"precision"}, {"precision": "bf16"}
     parts = trained | {"model": narrow, "batch_size": 2}
     yield "batches of 2", Ready(), parts, {"batch_size"}, {"batch_size": 16}
