@@ -154,6 +154,9 @@ class Rows:
     def __len__(self):
         return 4000
 
+    def __getitem__(self, index):
+        return self.__getitems__([index])[0]
+
     def __getitems__(self, indices):
         if self.found is None:
             self.found = sqlite3.connect(":memory:")
