@@ -222,7 +222,7 @@ def test_a_panel_runs_compares_draws_stops_and_takes_rough_hands(lab, page):
     expect(view_of(other).locator(".status")).to_contain_text("finished", timeout=LATE)
     height = panel.bounding_box()["height"]
     button(panel, "Run").click()
-    wait_for_frames(view, 60)
+    wait_for_frames(view, 25)
     screenshot(panel, "panel-running")
     stopped(panel)
     expect(panel).to_contain_text("Against the run before (num_workers 0 → 3)")
@@ -346,7 +346,7 @@ def test_a_run_goes_on_through_a_reload_and_a_kernel_that_is_busy_or_gone_is_nam
 
 
 def test_the_canvas_has_the_final_height_from_the_start_and_tells_and_zooms_by_itself(lab, page):
-    run = f"import labkit as lk\nrun = lk.run({PIPELINE}, steps=600, seconds=12))"
+    run = f"import labkit as lk\nrun = lk.run({PIPELINE}, steps=400, seconds=12))"
     opened(page, lab, "canvas", run)
     view = page.locator(".labkit-live")
     output = page.locator(".jp-OutputArea-output").first

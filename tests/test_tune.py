@@ -33,11 +33,11 @@ def waiting(setting):
     return min(1000, 200 * max(1, setting.num_workers))
 
 
-def searched(true, predicted=waiting, start=START, sizes=(16,), tuning=None, **more):
+def searched(true, predicted=waiting, start=START, sizes=(16,), tuning=None, spread=0.0, **more):
     """Return the tuning of a whole search on a machine whose samples/s are `true(setting)`."""
 
     def measure(setting, rate):
-        rate, run = true(setting), SimpleNamespace(telemetry=[])
+        rate, run = true(setting), SimpleNamespace(telemetry=[], spread=spread)
         return (None, rate, run) if isinstance(rate, str) else (rate, None, run)
 
     def expect(run, here, setting):
@@ -138,6 +138,15 @@ def test_a_close_gain_is_measured_again_and_dropped_when_it_was_noise():
         lambda s: 106 if s.num_workers else 100,
     )
     assert tuning.best["num_workers"] == 0 and len(tuning.baseline.rates) > 1
+
+
+def test_workers_are_not_taken_for_a_gain_that_the_runs_own_unevenness_may_be():
+    def slightly(setting):
+        return 104 if setting.num_workers else 100
+
+    uneven, even = (searched(slightly, slightly, spread=spread) for spread in (0.1, 0.01))
+    assert uneven.best["num_workers"] == 0 and len(uneven.baseline.rates) == 1
+    assert even.best["num_workers"] == 1 and len(even.baseline.rates) > 1
 
 
 def test_batch_sizes_are_searched_only_when_asked_for_and_a_variant_kept_where_it_is_faster():

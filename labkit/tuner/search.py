@@ -240,6 +240,10 @@ class Search:
         saves = self.agreed and COST(best.setting) < COST(baseline.setting)
         if best is baseline or best.rate >= (1 if saves else 1 + SURE) * baseline.rate:
             return best
+        gain, dearer = best.rate / baseline.rate - 1, COST(best.setting) > COST(baseline.setting)
+        uneven = max(getattr(trial.runs[-1], "spread", 0) or 0 for trial in (best, baseline))
+        if dearer and gain <= min(CLOSE, uneven):
+            return baseline  # more runs would only tell how small it is
         while not best.error:  # the closer the two are, the more often they are measured
             close = abs(best.rate / baseline.rate - 1) <= CLOSE
             fewer = min(baseline, best, key=lambda trial: len(trial.rates))
