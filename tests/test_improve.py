@@ -119,11 +119,11 @@ def test_what_gains_is_kept_one_after_the_other_until_the_device_is_the_limit():
         lambda k: [FEED] if k["num_workers"] < 6 else found(k),
     )
     climb = climbed(world, hopes={"precision": 1.3}, may_change=["precision"])
-    assert climb.changes == {"num_workers": 6, "prefetch_factor": 1, "precision": "bf16"}
+    assert climb.changes == {"num_workers": 6, "prefetch_factor": 2, "precision": "bf16"}
     assert climb.speedup == pytest.approx(8.4) and world.count == 3
     assert climb.stopped == "the device is the limit (compute)" and not climb.interrupted
     shown = Improvement(climb, "fake", None)
-    assert "(dataset, batch_size=16, num_workers=6, prefetch_factor=1)" in shown.snippet
+    assert "(dataset, batch_size=16, num_workers=6)" in shown.snippet
     assert "torch.autocast(device.type, dtype=torch.bfloat16)" in shown.snippet
     assert shown.script().text == f"{shown.snippet}\n"
     assert "8.40x the start" in repr(shown) and json.dumps(shown.to_dict())

@@ -1,6 +1,7 @@
 """The command line: --json prints one object, errors are one line, exit codes tell."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -23,8 +24,10 @@ def test_importing_labkit_loads_no_torch():
 @slow
 def test_run_prints_its_statistics_as_one_json_object(labkit_command, tmp_path, capsys):
     figure, record = tmp_path / "run.png", tmp_path / "run.jsonl"
-    done = labkit_command("run", *QUICK, "--json", "--plot", figure, "--save", record)
+    home = {"cwd": tmp_path, "env": os.environ | {"LABKIT_HOME": "cache"}}  # relative to here
+    done = labkit_command("run", *QUICK, "--json", "--plot", figure, "--save", record, **home)
     assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "cache" / "runs").iterdir())) == 1
     numbers = json.loads(done.stdout)
     names = "outcome error machine pipeline not_applied utilization throughput step_ms wait_ms"
     assert set(names.split()) <= set(numbers)

@@ -26,7 +26,7 @@ def home() -> Path:
 
 @functools.cache
 def _writable(wanted: str) -> Path:
-    place = Path(wanted)
+    place = Path(wanted).absolute()  # a run's processes work in its folder
     for folder in (place, Path(tempfile.gettempdir()) / f"labkit-{getpass.getuser()}"):
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)

@@ -58,6 +58,7 @@ class Handle:
             f"from labkit.process.supervisor import main; main({str(self.folder)!r})"
         )
         env = dict(os.environ) if self.after else family.without_keys(os.environ)
+        env["LABKIT_HOME"] = str(folders.home())
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), ROOT]))
         with open(self.folder / "supervisor.stderr", "wb") as errors:
             self.process = subprocess.Popen(

@@ -126,7 +126,7 @@ class Search:
             return None
         start = self.tuning.baseline  # a run that the crowd held back would tell too little
         hope = self.expect(start.runs[-1], start.setting, setting)
-        reaches = hope and hope[2] >= best.rate
+        reaches = hope and (1 + REACH) * hope[0] >= best.rate
         return Trial(setting, "leaves the training loop a core", hope) if reaches else None
 
     def _coarse(self) -> Trial | None:
@@ -191,7 +191,9 @@ class Search:
 
         A prediction takes tens of ms, so those that cannot come out near the top are left out.
         """
-        open_to = [s for s in self.settings if self._tried(s) or self._may_run(s)]
+        failed = [trial.setting for trial in self.tuning.tried if trial.error]
+        able = [s for s in self.settings if s not in failed]
+        open_to = [s for s in able if self._tried(s) or self._may_run(s)]
         usual = [s for s in open_to if s.prefetch_factor in (None, PYTORCH_PREFETCH)]
         known = {s: found for s in usual if (found := self._expected(s))}
         top = max((value for value, _, _ in known.values()), default=0.0)

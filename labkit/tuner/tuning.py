@@ -13,7 +13,7 @@ from labkit.results.script import PYTORCH_PREFETCH, Script, loader_call, script
 from labkit.spec import Pipeline
 
 WORKERS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-PREFETCH = (1, 2, 4, 8)  # batches per worker
+PREFETCH = (2, 4, 8)  # batches per worker; with one, workers wait for the loop between batches
 TIE = 0.015  # throughputs closer than this are the same: repeats of one run differ by more
 CELL = 72  # characters of a cell: errors can be long
 
