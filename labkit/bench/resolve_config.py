@@ -97,7 +97,6 @@ def resolve_elsewhere(asked: dict[str, Any], cache: Path) -> dict[str, Any]:
         device, here = torch.device(asked["device"]), False
     sized = device.type == "cpu" or None not in (asked["width"], asked["depth"])
     if here and not sized:  # it may have to be timed
-        model_size.kept_in = cache
         uuid = machine.describe(device).get("uuid") or device.type
         hold(cache, uuid, "lk.script", waiting=lambda _: None)
     job, not_applied = resolve_config(asked, device, own_model=here, here=here)
