@@ -202,7 +202,7 @@ class Workbench:
 
     def compile_lacks(self) -> str | None:
         """Return what torch.compile lacks here, and the remedy; None where it can run."""
-        return compile_lacks("default", self.device)
+        return compile_lacks(self.device)
 
 
 def perform(
