@@ -437,7 +437,7 @@ def differing(table: dict[str, dict[str, Any]]) -> list[str]:
 if __name__ == "__main__":
     option, names = "".join(sys.argv[1:2]), sys.argv[2:] or list(CARDS)
     os.chdir(tempfile.mkdtemp())  # some faults write files
-    model_size.kept_in = Path.cwd()
+    os.environ["LABKIT_HOME"] = os.getcwd()
     with standin_gpu.installed(CARDS[names[0]], numbers=False) as gpu:
         table = Lint(gpu).table(names)
     lines = [{"torch": torch.__version__}, *({"step": label} | row for label, row in table.items())]

@@ -32,7 +32,7 @@ import torch
 
 import labkit as lk
 from labkit import show
-from labkit.bench import machine, model_size, workbench
+from labkit.bench import machine, workbench
 from labkit.experiments import fusion, number_formats
 from labkit.process.events import VERSION, EventLog
 from labkit.results import launch as launcher
@@ -244,7 +244,7 @@ def prepare() -> None:
 
 def asserts_on(card: standin_gpu.Card) -> dict[str, str]:
     with standin_gpu.installed(card, numbers=False) as gpu:
-        model_size.kept_in = Path(tempfile.mkdtemp())
+        os.environ["LABKIT_HOME"] = tempfile.mkdtemp()
         Card.here = Card(gpu)
         torch.cuda.set_per_process_memory_fraction = Card.here.limit_memory
         return {cell: how for path in NOTEBOOKS for cell, how in run_notebook(path)}

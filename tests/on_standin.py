@@ -42,7 +42,7 @@ MLP = FED.but(model="mlp", width=256, depth=2)
 @pytest.fixture(autouse=True)
 def somewhere(tmp_path, tmp_path_factory, monkeypatch):
     monkeypatch.chdir(tmp_path)  # experiments and faults write files
-    monkeypatch.setattr(model_size, "kept_in", tmp_path_factory.getbasetemp())
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path_factory.getbasetemp()))
 
 
 @pytest.mark.parametrize(("card", "pipeline", "fault", "verdict"), [
@@ -213,9 +213,9 @@ def test_what_is_planted_is_what_is_named(cards, monkeypatch):
     ("model", "card"), [("cnn", "T4"), ("mlp", "T4"), ("cnn", "H200"), ("transformer", "H200")]
 )
 def test_a_default_step_takes_about_ten_milliseconds_and_is_no_matter_of_launches(
-    model, card, cards, monkeypatch
+    model, card, cards, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(model_size, "kept_in", None)
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
     gpu = cards(card, numbers=False)
     job = plain_job(DEVICE, model=model)
     assert gpu.peak[0] < 2**20 * 64  # what was tried to find the depth is no part of a run's memory
@@ -231,7 +231,7 @@ def test_a_default_step_takes_about_ten_milliseconds_and_is_no_matter_of_launche
 
 
 def test_a_depth_is_found_once_for_a_card(cards, tmp_path, monkeypatch):
-    monkeypatch.setattr(model_size, "kept_in", tmp_path)
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
     cards("H200", numbers=False)
     first = plain_job(DEVICE).depth
     monkeypatch.setattr(model_size, "time_step", lambda *_: pytest.fail("timed again"))

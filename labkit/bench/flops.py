@@ -115,8 +115,7 @@ def work_of(
 
 
 def _empty(tensor: torch.Tensor) -> torch.Tensor:
-    shape, strides, dtype = tuple(tensor.shape), tensor.stride(), tensor.dtype
-    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 @contextlib.contextmanager

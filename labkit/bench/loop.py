@@ -12,7 +12,7 @@ from torch import nn
 
 from labkit.bench.data import CLASSES, VOCABULARY, noise_batch
 from labkit.bench.formats import DTYPES, use_tf32
-from labkit.bench.models import adamw, make_model
+from labkit.bench.models import AdamW, make_model
 from labkit.bench.text import counted, next_bytes
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
 from labkit.process.events import NO_TOKENS, now_ns
@@ -35,7 +35,8 @@ class Trainer:
         model = model.to(device, memory_format=self.layout)
         # fused=False would switch off PyTorch's own default, which updates all at once on a GPU
         fused = job.fused_optimizer or None
-        self.optimizer = adamw(model.parameters(), compiles=bool(job.compile), lr=1e-3, fused=fused)
+        kind = torch.optim.AdamW if job.compile else AdamW
+        self.optimizer = kind(model.parameters(), lr=1e-3, fused=fused)
         self.model = torch.compile(model, mode=job.compile) if job.compile else model
         # FP16 gradients underflow; the scaler multiplies the loss so that they do not. Its step
         # asks the device whether any is infinite, and waits; a fused optimizer asks there itself

@@ -16,7 +16,9 @@ import torch
 
 from labkit.bench.data import noise_batch
 from labkit.bench.loop import Trainer
+from labkit.process import folders
 from labkit.process.events import now_ns
+from labkit.spec import KNOBS
 
 # Width and depth. The logits of all bytes alone take GPT longer than the others' steps
 ON_CPU = {"cnn": (16, 2), "mlp": (128, 3), "transformer": (64, 2), "gpt": (32, 2)}
@@ -28,40 +30,33 @@ PROBED = (1, 3)  # layers; a line through their times tells the depth
 DEEPEST = 64
 WARMUP, STEPS, ROUNDS = 3, 3, 3
 
-kept_in: Path | None = None  # where depths are kept from run to run; set when a bench starts
-
 
 def fill(job: Any, device: torch.device) -> None:
     """Set `job.width` and `job.depth` where they are None."""
     if device.type == "cpu":
         width, depth = ON_CPU[job.model]
-        depth *= TEXTBOOK if getattr(job, "dataset", None) == "sleep" else 1
+        depth *= TEXTBOOK if job.dataset == "sleep" else 1
         job.width, job.depth = job.width or width, job.depth or depth
         return
     if job.width is None:
         job.width = WIDTH_ON_GPU[job.model]
-        job.depth = job.depth or kept_depth(job.model, job.width, size_of_input(job), device)
+        size = job.context if job.model == "gpt" else job.image_px
+        job.depth = job.depth or kept_depth(job.model, job.width, size, device)
     job.depth = job.depth or STATED_WIDTH_DEPTH
-
-
-def size_of_input(job: Any) -> int:
-    """Return the edge of the model's images, or of text its context."""
-    return job.context if job.model == "gpt" else job.image_px
 
 
 def kept_depth(model: str, width: int, size: int, device: torch.device) -> int:
     """Return the depth at which a step takes about `STEP_MS`: found before, or now and kept."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    path = kept_in and kept_in / "depths" / f"{name} {model} {width} {size}.txt"
-    if path and path.exists():
+    path = folders.home() / "depths" / f"{name} {model} {width} {size}.txt"
+    if path.exists():
         return int(path.read_text())
     few, more = (time_step(model, width, depth, size, device) for depth in PROBED)
     a_layer = max((more - few) / (PROBED[1] - PROBED[0]), 1e-3)
     depth = min(max(PROBED[0] + round((STEP_MS - few) / a_layer), 1), DEEPEST)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # what was tried is no part of the run
-    if path:
-        keep(path, str(depth))
+    keep(path, str(depth))
     return depth
 
 
@@ -89,13 +84,7 @@ def time_step(model: str, width: int, depth: int, size: int, device: torch.devic
 
 
 def plain_job(device: torch.device, **knobs: Any) -> SimpleNamespace:
-    """Return the knobs that a Trainer reads: plain FP32 training, but for `knobs`."""
-    plain = {
-        "model": "cnn", "width": None, "depth": None, "image_px": 48, "batch_size": 16,
-        "context": 256, "batching": "padded",
-        "precision": "fp32", "channels_last": False, "fused_optimizer": False, "compile": None,
-        "accumulation_steps": 1, "prefetch_to_device": False, "non_blocking": False, "seed": 0,
-    }  # fmt: skip
-    job = SimpleNamespace(**plain | knobs)
+    """Return a job with every knob at its default, plain FP32 training, but for `knobs`."""
+    job = SimpleNamespace(**{name: knob.default for name, knob in KNOBS.items()} | knobs)
     fill(job, device)
     return job

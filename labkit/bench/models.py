@@ -179,8 +179,3 @@ def unguarded(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
 
 
 AdamW, Adam, SGD = map(unguarded, (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD))
-
-
-def adamw(parameters: Any, compiles: bool, **settings: Any) -> torch.optim.AdamW:
-    """Return the optimizer of a run that compiles its model, or does not."""
-    return (torch.optim.AdamW if compiles else AdamW)(parameters, **settings)

@@ -22,7 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 import labkit
-from labkit.bench import data, flops, machine, model_size, process, work
+from labkit.bench import data, flops, machine, process, work
 from labkit.bench.loop import Trainer, train
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
@@ -41,7 +41,6 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
               labkit=labkit.__version__, pipeline=pipeline, place=vars(place))  # fmt: skip
     log.write("hello", pid=os.getpid())
     machine.use_fixed_threads()
-    cache = model_size.kept_in = Path(spec["cache"])
     kind, not_the_gpu = device_kind(pipeline["device"], spec["ranks"])
     device = torch.device(kind)
     if device.type == "cuda":
@@ -60,7 +59,8 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
     job.shard = (place.rank, place.world_size)
     if place.local_rank:
         dist.barrier()  # the machine's first makes missing files
-    items = data.make_dataset(job, cache / "data", lambda *n: log.stage("making images", *n))
+    cache = Path(spec["cache"]) / "data"
+    items = data.make_dataset(job, cache, lambda *n: log.stage("making images", *n))
     if not place.local_rank:
         dist.barrier()
     trainer = work.built(lambda: DistributedTrainer(job, device, spec["no_sync"]), log)
@@ -70,13 +70,13 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
     iterator = work.begun(data.make_loader(items, job), job, log)
     counted = flops.write_work(trainer, log, only_known=True)
     dist.barrier()  # or the first step would wait for whoever started last
-    trainer.time_is_up = SharedEnd(job.seconds, job.accumulation_steps)
+    trainer.after_step = shared_end = SharedEnd(job.seconds, job.accumulation_steps)
     job.seconds = None
     train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=machine.peak_bytes(device))
     if not counted:
         flops.write_work(trainer, log)
-    trainer.time_is_up.wait()
+    shared_end.wait()
     dist.barrier()  # nobody closes a connection that another one still uses
 
 
@@ -137,7 +137,6 @@ class DistributedTrainer(Trainer):
         )
         self.model.register_comm_hook(self.comm, exchange)
         self.optimizer.register_step_pre_hook(lambda *_: self.comm.ended())
-        self.time_is_up: Callable[[], bool] = lambda: False
 
     def compute(self, images: torch.Tensor, labels: torch.Tensor, update: bool) -> torch.Tensor:
         """Compute as a Trainer does; with `no_sync`, exchange only right before an update."""
@@ -146,10 +145,6 @@ class DistributedTrainer(Trainer):
             loss = super().compute(images, labels, update)
         self.comm.ended()  # a micro-batch that is exchanged without an update ends here
         return loss
-
-    def after_step(self) -> bool:
-        """Return whether all ranks leave the loop after this step."""
-        return self.time_is_up()
 
 
 def exchange(comm, bucket):  # DDP refuses annotations that are text, as all are in this file
@@ -190,9 +185,10 @@ class SharedEnd:
 class DirectSteps(StepRing):
     """Writes every step as it ends, with its communication: 10 to 25 µs, little beside it."""
 
+    as_ns = staticmethod(int)  # a mark as ns on the host's clock
+
     def __init__(self, _folder: Any):
         self.exchanged: dict[int, list[Any]] = {}  # marks of the steps that are not written yet
-        self.as_ns: Callable[[Any], int] = int  # a mark as ns on the host's clock
 
     def add(self, i, t, samples, loss, device=NO_DEVICE, tokens=NO_TOKENS, cpu_ns=0) -> None:
         """Write step `i`; the arguments are a StepRing's, and the CPU time of its compute."""
@@ -223,7 +219,7 @@ class RankDeviceTimeline(DeviceTimeline, DirectSteps):
         self.exchanged[i] = self.comm.take()
         return super().step(i, *stamps)
 
-    def read(self, mark: Any) -> int:
+    def as_ns(self, mark: Any) -> int:
         """Return an event of the step being written as ns on the host's clock; it is read once."""
         self.events.idle.append(mark)
         return self.host_ns(mark)
@@ -235,7 +231,7 @@ def rank_timeline(log: EventLog, folder: Any, device: torch.device, comm: Commun
         timeline = RankHostTimeline(folder)
     else:
         timeline = RankDeviceTimeline(folder, log, device)
-        timeline.as_ns, comm.stamp = timeline.read, timeline.events.record
+        comm.stamp = timeline.events.record
     timeline.log = log
     comm.take()
     timeline.comm = comm

@@ -55,7 +55,7 @@ def _inapplicable(job: SimpleNamespace, device: torch.device) -> Iterator[tuple[
         yield "channels_last", False, f"model={job.model!r} has no convolution stack to lay out"
     if why := formats.why_not(job.precision, device):
         yield "precision", "fp32", why
-    if why := compile_lacks(job.compile, device):
+    if job.compile and (why := compile_lacks(device)):
         yield "compile", None, why
     elif job.compile == "reduce-overhead" and device.type != "cuda":
         yield "compile", "default", "CUDA graphs need a CUDA device: compiled without them"
@@ -67,10 +67,8 @@ def _inapplicable(job: SimpleNamespace, device: torch.device) -> Iterator[tuple[
         yield "compile", "default", f"{why}: compiled without graphs"
 
 
-def compile_lacks(mode: str | None, device: torch.device) -> str | None:
-    """Return why torch.compile cannot act on `device`; None where it can, or is not asked to."""
-    if mode is None:
-        return None
+def compile_lacks(device: torch.device) -> str | None:
+    """Return why torch.compile cannot act on `device`; None where it can."""
     if os.environ.get("TORCH_COMPILE_DISABLE", "0") not in ("", "0"):
         return "torch.compile is switched off (TORCH_COMPILE_DISABLE): what would run is eager"
     if device.type == "mps":
@@ -97,7 +95,6 @@ def resolve_elsewhere(asked: dict[str, Any], cache: Path) -> dict[str, Any]:
         device, here = torch.device(asked["device"]), False
     sized = device.type == "cpu" or None not in (asked["width"], asked["depth"])
     if here and not sized:  # it may have to be timed
-        model_size.kept_in = cache
         uuid = machine.describe(device).get("uuid") or device.type
         hold(cache, uuid, "lk.script", waiting=lambda _: None)
     job, not_applied = resolve_config(asked, device, own_model=here, here=here)

@@ -111,28 +111,24 @@ class EndlessShuffle(Sampler):
     def __init__(self, count: int, seed: int, rank: int = 0, ranks: int = 1):
         self.count, self.seed, self.rank, self.ranks = count, seed, rank, ranks
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        rng, draw = random.Random(self.seed), 0
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        return itertools.islice(enumerate(self._rows()), self.rank, None, self.ranks)
+
+    def _rows(self) -> Iterator[Any]:
+        rng = random.Random(self.seed)
         while True:
-            for index in rng.sample(range(self.count), self.count):
-                if draw % self.ranks == self.rank:
-                    yield draw, index
-                draw += 1
+            yield from rng.sample(range(self.count), self.count)
 
 
 class Ordered(EndlessShuffle):
     """The shuffled documents, a pool of batches at a time, grouped by length or packed in rows."""
 
-    def __init__(self, text: Text, job: Any, rank: int = 0, ranks: int = 1):
-        super().__init__(len(text), job.seed)
-        self.text, self.size = text, job.batch_size * ranks
-        self.shard = slice(rank, None, ranks)
-
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
-        return itertools.islice(enumerate(self._rows()), self.shard.start, None, self.shard.step)
+    def __init__(self, text: Text, job: Any, *shard: int):
+        super().__init__(len(text), job.seed, *shard)
+        self.text, self.size = text, job.batch_size * self.ranks
 
     def _rows(self) -> Iterator[Any]:
-        documents, size = (index for _, index in super().__iter__()), self.size
+        documents, size = super()._rows(), self.size
         lengths, packs = self.text.lengths, self.text.batching == "packed"
         for turn in itertools.count():
             pool = list(itertools.islice(documents, POOL * size))

@@ -81,7 +81,7 @@ def name_the_failed(failures: dict[int, Any], folder: Path, log: EventLog) -> No
             raised.append((lost, error["t_ns"], rank, error))
     if raised and not killed:
         _, _, rank, error = min(raised, key=lambda found: found[:2])
-        why, traceback = f"{error['kind']}: {error['message']}", error.get("traceback")
+        why, traceback = f"{error['kind']}: {error['message']}", error["traceback"]
     else:
         rank, traceback = killed[0] if killed else min(failures), None
         how = family.exit_name(failures[rank].exitcode)

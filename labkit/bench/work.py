@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from labkit.bench import data, lines, machine, model_size, process, profile, stack, user_dataset
+from labkit.bench import data, lines, machine, process, profile, stack, user_dataset
 from labkit.bench.flops import write_work
 from labkit.bench.loop import Trainer, train
 from labkit.bench.resolve_config import resolve_config
@@ -27,8 +27,7 @@ def do(spec: dict, folder: Path, log: EventLog) -> None:
     machine.use(device)
     here = machine.describe(device) | {"unused_gpu": machine.unused_gpu()}
     log.write("machine", **here)
-    cache = model_size.kept_in = Path(spec["cache"])
-    hold(cache, here.get("uuid") or device.type, spec["run"], waiting=log.stage)
+    hold(Path(spec["cache"]), here.get("uuid") or device.type, spec["run"], waiting=log.stage)
     if "experiment" in spec:
         from labkit.bench.workbench import perform  # a tenth of a second
 

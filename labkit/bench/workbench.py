@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import torch
 from torch.utils.benchmark import Timer
 
@@ -182,8 +183,6 @@ class Workbench:
         """Return the memory that is free on the device; of a CPU, the RAM that is available."""
         if self.device.type == "cuda":
             return torch.cuda.mem_get_info(self.device)[0]
-        import psutil
-
         return psutil.virtual_memory().available
 
     def random_array(self, elements: int, device: torch.device | str | None = None) -> torch.Tensor:
@@ -203,7 +202,7 @@ class Workbench:
 
     def compile_lacks(self) -> str | None:
         """Return what torch.compile lacks here, and the remedy; None where it can run."""
-        return compile_lacks("default", self.device)
+        return compile_lacks(self.device)
 
 
 def perform(

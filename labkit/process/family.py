@@ -65,9 +65,9 @@ def descendants(root: int) -> list[int]:
     return found[1:]
 
 
-def end_all(root: int, seen: set[int], deadline_s: float = 1.0) -> dict[int, int]:
+def end_all(root: int, seen: set[int]) -> dict[int, int]:
     """SIGKILL all below `root`, cleaners at the deadline only; return {pid: wait status}."""
-    deadline = time.monotonic() + deadline_s
+    deadline = time.monotonic() + 1.0
     statuses: dict[int, int] = {}
     while (alive := descendants(root)) and time.monotonic() < deadline + 0.5:  # hung in a driver
         seen.update(alive)
