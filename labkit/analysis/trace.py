@@ -10,7 +10,7 @@ import functools
 import json
 import os
 import re
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,9 @@ import numpy as np
 
 from labkit.analysis import trace_events as kinds
 from labkit.analysis import trace_steps as steps_of
-from labkit.analysis.trace_events import read_events
-from labkit.analysis.trace_file import (
-    RankTraces,
-    TraceError,
-    TraceFile,
-    files_in,
-    packing,
-    ranks_of,
-)
-from labkit.analysis.trace_steps import CLASSES, StepClock, TopKernel, join, length
+from labkit.analysis.trace_events import join, read_events
+from labkit.analysis.trace_file import RankTraces, TraceError, TraceFile, packing, ranks_of
+from labkit.analysis.trace_steps import CLASSES, StepClock, TopKernel, length
 from labkit.results.result import Result, Table
 
 LISTED = 6  # kernels and operators that changed most
@@ -182,7 +175,7 @@ class TraceComparison(Result):
 
 
 def _recorded(breakdown: Breakdown) -> dict[str, Any]:
-    values = asdict(replace(breakdown, detail={}))
+    values = asdict(breakdown)
     del values["detail"]
     return values
 
@@ -202,7 +195,8 @@ def trace(path: str | os.PathLike) -> Breakdown | RankTraces:
     one; utilization and idle time are averages. TraceError: the file cannot be read, is damaged or
     no profiler trace, has several ranks, no time inside steps, or over 2 GiB uncompressed.
     """
-    return ranks_of(path, files_in(path), _of_one) if packing(path) else _of_one(TraceFile(path))
+    kind = packing(path)
+    return ranks_of(path, kind, _of_one) if kind else _of_one(TraceFile(path))
 
 
 def _of_one(file: TraceFile) -> Breakdown:
@@ -236,7 +230,7 @@ def _of_one(file: TraceFile) -> Breakdown:
         "utilization and idle time are averages over devices.": len(devices) > 1,
         "No device activity: a CPU run, or recorded without ProfilerActivity.CUDA.": not on_gpu,
         "Device work is not tied to launches: the causes of idle time are unknown.": (
-            on_gpu and not (events.launch >= 0).any()
+            on_gpu and not events.tied.any()
         ),
         "No kernel falls inside the steps.": on_gpu and kernels["tensor_core_share"] is None,
         GRAPHS: (events.host_kind == kinds.GRAPH_LAUNCH).any(),

@@ -21,6 +21,7 @@ from labkit.analysis.trace_file import NotATrace, TraceFile
 KERNEL, MEMCPY, MEMSET, COMMUNICATION, RUNTIME, DATALOADER, CPU_OP = range(7)
 ELIGIBLE_OP, GRAPH_LAUNCH, COMMUNICATION_KERNEL, STEP, ANNOTATION, PYTHON = range(7, 13)
 NAMED = {KERNEL, CPU_OP, ELIGIBLE_OP, ANNOTATION, PYTHON}  # whose names are kept
+HOST_WORK = COMMUNICATION, DATALOADER, CPU_OP, ELIGIBLE_OP, STEP  # what a recorded host shows
 
 _OF_KIND = {
     KERNEL: "kernel mtia_ccp_events",
@@ -34,8 +35,6 @@ _OF_KIND = {
     PYTHON: "python_function",
 }
 CATEGORIES = {name: kind for kind, names in _OF_KIND.items() for name in names.split()}
-
-_LEGACY = {"CPU functions": "cpu_op", "CUDA functions": "kernel"}  # processes of autograd.profiler
 
 # Operators whose kernels can run on Tensor Cores: autocast's list as the plugin had it, and the
 # names that newer versions of torch use for the same work; then nodes of the backward pass.
@@ -66,7 +65,6 @@ _COLLECTIVE_KERNEL = re.compile(
 )
 _collective = lru_cache(maxsize=4096)(_COLLECTIVE_KERNEL.search)
 
-_MOST_PLACES = 2**20 - 1  # threads beyond are one
 MAX_DEVICES = 256  # beyond, a file is a mistake, or an attack on the reader's time
 _MOST_NS = 2**61  # the year 2043 in ns since 1970: sums of two stay inside 64 bits
 _LONGEST_NAME = 1000  # characters kept; C++ templates run to several thousand
@@ -85,6 +83,11 @@ class Intervals(NamedTuple):
     length = property(lambda self: self.end - self.start)  # ns
 
 
+def join(*several: Intervals) -> Intervals:
+    """Put intervals side by side in one."""
+    return Intervals(*map(np.concatenate, zip(*several, strict=True)))
+
+
 @dataclass(frozen=True)
 class Events:
     """The events of one trace, with device work tied to its launch."""
@@ -97,16 +100,16 @@ class Events:
     kind: np.ndarray  # KERNEL, MEMCPY, ...
     place: np.ndarray  # on which device it ran, an index into `devices`
     name: np.ndarray  # index into `names`, -1 where it is no kernel
-    launch: np.ndarray  # index into `launches` of the call that launched it, -1 where unknown
+    tied: np.ndarray  # whether it is known what launched it
+    launched: Intervals  # that call
     eligible: np.ndarray  # whether an operator launched it that can use Tensor Cores
     names: tuple[str, ...]
     devices: tuple[str, ...]  # as the trace numbers them
 
     def of(self, *kinds: int) -> Intervals:
-        """Return the host's calls of these kinds."""
-        return self.host.only(np.isin(self.host_kind, kinds))
-
-    launches = property(lambda self: self.of(RUNTIME, GRAPH_LAUNCH))  # calls into the runtime
+        """Return all of these kinds, on the host and on devices."""
+        on_host, on_device = np.isin(self.host_kind, kinds), np.isin(self.kind, kinds)
+        return join(self.host.only(on_host), self.device.only(on_device))
 
 
 def uses_tensor_cores(kernel: str) -> bool:
@@ -116,7 +119,7 @@ def uses_tensor_cores(kernel: str) -> bool:
 
 def read_events(file: TraceFile) -> Events:
     """Read the events of `file` that count; up to 1% may be malformed: a note tells."""
-    rows = array("q")  # of each event start, end, correlation, external id; name, place and kind
+    rows = array("q")  # of each event start, end, correlation, external id, name, place, kind
     names: dict[str, int] = {}
     devices: dict[str, int] = {}
     threads: dict[str, int] = {}
@@ -155,14 +158,13 @@ def read_events(file: TraceFile) -> Events:
         if kind < STEP:
             correlation = _identifier(args.get("correlation"))
             external = _identifier(args.get("External id") or args.get("external id"))
-        packed = (index + 1 << 24) + (min(place, _MOST_PLACES) << 4) + kind
-        rows.extend((start, start + length, correlation, external, packed))
+        rows.extend((start, start + length, correlation, external, index, place, kind))
 
-    columns = np.frombuffer(rows, np.int64).reshape(-1, 5).T
+    columns = np.frombuffer(rows, np.int64).reshape(-1, 7).T
     good = columns.shape[1]
     if bad > 0.01 * (good + bad):
         raise file.error(f"has malformed events ({bad:,} beside {good:,} usable ones; {first})")
-    if np.isin(columns[4] & 15, (ANNOTATION, PYTHON)).all():
+    if np.isin(columns[6], (ANNOTATION, PYTHON)).all():
         raise file.error("has no timed event of torch.profiler", kind=NotATrace)
     if bad:
         file.notes.append(f"{bad:,} malformed events of {good + bad:,} were left out; {first}.")
@@ -179,19 +181,18 @@ def read_events(file: TraceFile) -> Events:
 
 def _tied(columns: np.ndarray, names: tuple[str, ...], devices: tuple[str, ...]) -> Events:
     """Part host from device, and tie device work to its launches and operators."""
-    start, end, correlation, external, packed = columns
-    kinds, place = (packed & 15).astype(np.int8), (packed >> 4 & _MOST_PLACES).astype(np.int32)
-    name, whole = (packed >> 24).astype(np.int32) - 1, Intervals(start, end)
+    start, end, correlation, external, name, place, kinds = columns
+    whole = Intervals(start, end)
     on_device = (kinds <= MEMSET) | (kinds == COMMUNICATION_KERNEL)
     host, device = np.flatnonzero(~on_device), np.flatnonzero(on_device)
     device = device[np.argsort(start[device], kind="stable")]
     kind, host_kind = kinds[device], kinds[host]
-    launches = host[np.isin(host_kind, (RUNTIME, GRAPH_LAUNCH))]
-    launch = _last_match(correlation[device], correlation[launches])
-    operator = external[device]
+    calls = host[np.isin(host_kind, (RUNTIME, GRAPH_LAUNCH))]
+    by_id = dict(zip(correlation[calls].tolist(), calls.tolist(), strict=True)) | {0: -1}
+    launch = np.array([by_id.get(number, -1) for number in correlation[device].tolist()], int)
+    tied, operator = launch >= 0, external[device]
     # Some versions give the operator's id to the launch only.
-    adopt = (operator == 0) & (launch >= 0)
-    operator[adopt] = external[launches[launch[adopt]]]
+    operator = np.where((operator == 0) & tied, external[launch], operator)
 
     def launched_by(kind: int) -> np.ndarray:
         ids = external[host[host_kind == kind]]
@@ -199,14 +200,14 @@ def _tied(columns: np.ndarray, names: tuple[str, ...], devices: tuple[str, ...])
 
     kind[(kind == KERNEL) & launched_by(COMMUNICATION)] = COMMUNICATION_KERNEL
     on_host = whole.only(host), host_kind, name[host], place[host]
-    work = whole.only(device), kind, place[device], name[device], launch, launched_by(ELIGIBLE_OP)
-    return Events(*on_host, *work, names, devices)
+    work = whole.only(device), kind, place[device], name[device], tied, whole.only(launch)
+    return Events(*on_host, *work, launched_by(ELIGIBLE_OP), names, devices)
 
 
 def _kind_of(event: dict[str, Any]) -> int | None:
     """Return what kind of event it is, None where it does not count; ValueError if not text."""
     category, name = event.get("cat"), event.get("name")
-    if category is None and (category := _LEGACY.get(str(event.get("pid")))) is None:
+    if category is None:
         return None
     if category == "python_function" and str(event.get("dur"))[1:2] in ".":
         return None  # there may be 20 to an operator, and those under 10 µs name no long wait
@@ -253,13 +254,3 @@ def _nanoseconds(micros: Any) -> int | None:
 def _identifier(text: Any) -> int:
     """Return a correlation or external id, 0 where there is none."""
     return int(text) if type(text) is str and len(text) <= 18 and text.isdecimal() else 0
-
-
-def _last_match(wanted: np.ndarray, offered: np.ndarray) -> np.ndarray:
-    """Return for each wanted id the index of the last equal offered one, -1 for none or id 0."""
-    if not len(offered):
-        return np.full(len(wanted), -1)
-    order = np.argsort(offered, kind="stable")
-    found = np.searchsorted(offered[order], wanted, side="right") - 1
-    match = order[np.maximum(found, 0)]
-    return np.where((found >= 0) & (wanted > 0) & (offered[match] == wanted), match, -1)

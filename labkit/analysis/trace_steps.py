@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis import trace_events as kinds
-from labkit.analysis.trace_events import Events, Intervals, uses_tensor_cores
+from labkit.analysis.trace_events import Events, Intervals, join, uses_tensor_cores
 
 CLASSES = ("kernel", "memcpy", "memset", "communication", "runtime", "dataloader", "cpu_exec")
 # What else counts as a class, by its number
@@ -48,11 +48,6 @@ def length(intervals: Intervals) -> int:
     return int(union(intervals).length.sum())
 
 
-def join(*several: Intervals) -> Intervals:
-    """Put intervals side by side in one."""
-    return Intervals(*map(np.concatenate, zip(*several, strict=True)))
-
-
 class StepClock:
     """A clock that runs only inside the steps, which are sorted and without overlap."""
 
@@ -82,24 +77,20 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
     launched in it have ended. The last are dropped where the profiler stopped before their kernels
     were recorded (fewer than 80% of those of the step before, as the plugin had it).
     """
-    notes, marks, launches = [], events.of(kinds.STEP), events.launches
+    notes, marks = [], events.of(kinds.STEP)
     if not marks.length.any():
         notes.append("No ProfilerStep marks (call prof.step()): the whole span is one step.")
-        issued = np.isin(events.host_kind, (kinds.RUNTIME, kinds.GRAPH_LAUNCH))
-        work = events.host.only(~issued & (events.host_kind <= kinds.STEP))
-        marks = _hull(work if len(work.start) else join(launches, events.device))
+        work, issued = events.of(*kinds.HOST_WORK), events.of(kinds.RUNTIME, kinds.GRAPH_LAUNCH)
+        marks = _hull(work if len(work.start) else join(issued, events.device))
     long = marks.only(marks.end > marks.start)
     start, end = long.only(np.argsort(long.start, kind="stable"))
     if not len(start):
         return long, notes
 
     # The step in whose mark each piece of device work was launched, -1 for none
-    step = np.full(len(events.launch), -1)
-    if len(launches.start):
-        of_launch = np.searchsorted(start, launches.start, side="right") - 1
-        of_launch[launches.end > end[np.maximum(of_launch, 0)]] = -1
-        step = np.where(events.launch >= 0, of_launch[np.maximum(events.launch, 0)], -1)
-    known = step >= 0
+    step = np.searchsorted(start, events.launched.start, side="right") - 1
+    known = events.tied & (step >= 0) & (events.launched.end <= end[step])
+    step[~known] = -1
     count = np.bincount(step[known], minlength=len(start))
     before = start[0]
     np.maximum.at(end, step[known], events.device.end[known])
@@ -136,8 +127,7 @@ def split_by_class(events: Events, clock: StepClock) -> dict[str, int]:
     """Return the ns of all steps that each class and `other` add to the union of those before."""
     times, covered, so_far = {}, events.device.only(events.kind < 0), 0
     for role, name in enumerate(CLASSES):
-        both = role, ALSO.get(role, role)
-        own = join(events.of(*both), events.device.only(np.isin(events.kind, both)))
+        own = events.of(role, ALSO.get(role, role))
         covered = union(join(covered, clock.inside(own)))
         times[name], so_far = length(covered) - so_far, length(covered)
     return times | {"other": clock.total - so_far}
@@ -174,8 +164,7 @@ def host_outside(events: Events, clock: StepClock) -> Intervals:
     inside = union(clock.inside(events.host.only(events.host_kind < kinds.STEP)))
     free = Intervals(np.append(0, inside.end), np.append(inside.start, clock.total))
     # Recorded without ProfilerActivity.CPU, nobody knows where the host was
-    recorded = kinds.DATALOADER, kinds.CPU_OP, kinds.ELIGIBLE_OP, kinds.STEP
-    return free if np.isin(events.host_kind, recorded).any() else free.only(slice(0))
+    return free if len(events.of(*kinds.HOST_WORK).start) else free.only(slice(0))
 
 
 def where(events: Events, clock: StepClock, stretches: Intervals) -> tuple[str, ...]:
@@ -225,16 +214,14 @@ def split_idle(events: Events, device: int, clock: StepClock, outside: Intervals
     busy = union(work.only(own))
     # Device work is sorted by start: the first of a busy stretch is what ended the gap before.
     opener = own[np.searchsorted(work.start[own], busy.start)]
-    launch = events.launch[opener]
-    launched = np.append(events.launches.start, 0)[launch]  # index -1, unknown, reads the 0
     gap = Intervals(
         np.concatenate([clock.steps.start[:1], busy.end]),
         np.concatenate([busy.start, clock.steps.end[-1:]]),
     )
     inside = clock.inside(gap)
     # After the last work nothing is queued: the host's doing, if launches are known at all.
-    known = np.append(launch >= 0, bool((events.launch >= 0).any()))
-    queued = known & ~np.append(launched > gap.start[:-1], True)
+    known = np.append(events.tied[opener], events.tied.any())
+    queued = known & np.append(events.launched.start[opener] <= gap.start[:-1], False)
     short = queued & (gap.length <= SHORT_GAP_NS)
     host = np.where(queued, 0, np.maximum(StepClock(outside).inside(inside).length, 0))
     rest = np.maximum(inside.length, 0) - host
@@ -258,21 +245,19 @@ class TopKernel:
 
 def top_kernels(events: Events, inside: Intervals, is_kernel: np.ndarray) -> dict[str, Any]:
     """Return the top kernels, and the shares of kernel time on Tensor Cores and able to be."""
-    spent = inside.length
-    counted = is_kernel & (spent > 0)
-    times = np.bincount(events.name[counted], weights=spent[counted])
-    calls = np.bincount(events.name[counted])
-    seen, on_cores = np.flatnonzero(calls), np.zeros(len(events.names) + 1, dtype=bool)
-    on_cores[seen] = [uses_tensor_cores(events.names[kernel]) for kernel in seen]
-    uses = counted & on_cores[events.name]
-    total = float(spent[counted].sum(dtype=float))
+    counted = is_kernel & (inside.length > 0)
+    ns, eligible = inside.length[counted].astype(float), events.eligible[counted]
+    kernels, which, calls = np.unique(events.name[counted], return_inverse=True, return_counts=True)
+    names, times = [events.names[kernel] for kernel in kernels], np.bincount(which, ns)
+    on_cores = np.array([uses_tensor_cores(name) for name in names], dtype=bool)
+    uses, total = on_cores[which], ns.sum()
     # As in the plugin, an operator that was seen to use Tensor Cores is one that can.
-    can = float(spent[counted & (events.eligible | uses)].sum(dtype=float))
+    can = uses | eligible
     return {
-        "tensor_core_share": float(spent[uses].sum(dtype=float)) / total if total else None,
-        "tensor_core_eligible_share": can / total if total else None,
+        "tensor_core_share": float(ns[uses].sum() / total) if total else None,
+        "tensor_core_eligible_share": float(ns[can].sum() / total) if total else None,
         "top_kernels": tuple(
-            TopKernel(events.names[k], float(times[k]) / 1000, int(calls[k]), bool(on_cores[k]))
-            for k in sorted(seen, key=lambda kernel: -times[kernel])[:TOP]
+            TopKernel(names[k], float(times[k]) / 1000, int(calls[k]), bool(on_cores[k]))
+            for k in np.argsort(-times, kind="stable")[:TOP]
         ),
     }
