@@ -9,7 +9,6 @@ import contextlib
 import csv
 import hashlib
 import os
-import secrets
 import urllib.request
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -127,7 +126,7 @@ def _number(cell: str) -> str | int | float:
 
 FILE = "public_traces.json"
 SITE = "https://raw.githubusercontent.com"
-TIMEOUT_S, CHUNK, MAX_BYTES = 20, 2**16, 2**26
+TIMEOUT_S, MAX_BYTES = 20, 2**26
 COLUMNS = {"kernel_busy": "kernels", "any_gpu_busy": "with copies", "comm_busy": "collectives",
            "idle": "idle", "dataloader_share": "DataLoader"}  # fmt: skip
 
@@ -206,25 +205,21 @@ def _copy(known: PublicTrace) -> Path | None:
 
 
 def _fetched(known: PublicTrace) -> Path:
-    """Fetch it into the cache, with progress; nothing is left of a file that is not the one."""
+    """Fetch it into the cache; a file that is not the one is not kept."""
     url, path = f"{SITE}/{known.repository}/{known.commit}/{known.path}", _cached(known)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part, shown, got = path.with_name(f"{secrets.token_hex(4)}.part"), above("Display")(), 0
-    digest = hashlib.sha256()
+    shown = above("Display")()
+    shown.line(f"fetching {known.name} from {known.repository}")
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as come, open(part, "wb") as file:
-            while (chunk := come.read(CHUNK)) and got <= MAX_BYTES:
-                got += file.write(chunk)
-                digest.update(chunk)
-                shown.line(f"fetching {known.name} from {known.repository}: {got / 1e6:.1f} MB")
-        if digest.hexdigest() != known.sha256:
-            raise TraceError(
-                f"{url} is not the file that was published: its SHA-256 is {digest.hexdigest()}, "
-                f"not {known.sha256}. Nothing was kept; try again, or get {known.file!r} from "
-                "somebody you trust and set LABKIT_TRACES to its folder."
-            )
-        os.replace(part, path)
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as come:
+            content = come.read(MAX_BYTES)
     finally:
-        part.unlink(missing_ok=True)
         shown.final()
+    if (digest := hashlib.sha256(content).hexdigest()) != known.sha256:
+        raise TraceError(
+            f"{url} is not the file that was published: its SHA-256 is {digest}, not "
+            f"{known.sha256}. Nothing was kept; try again, or get {known.file!r} from somebody you "
+            "trust and set LABKIT_TRACES to its folder."
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)  # one cut short by a full disk is not believed: see `_copy`
     return path
