@@ -169,16 +169,15 @@ def throttled(run: Any) -> tuple[float, float | None] | None:
 
     The power limit does not count: a card that works hard is held to it. None: never, or not told.
     """
-    end = run.stamps[-1, 5] if run.steps else 0.0
-    inside = [s for s in run.telemetry if 0 < run.seconds(s["t_ns"]) <= end]
-    told = [(s["clock_reasons"], s.get("sm_mhz")) for s in inside if s.get("clock_reasons")
-            is not None]  # fmt: skip
-    held = [mhz for why, mhz in told if int(why) & HEAT]
-    if not held:
+    if not run.steps:
         return None
-    fastest = max((mhz for _, mhz in told if mhz), default=None)
-    slow = [mhz for mhz in held if mhz]
-    return len(held) / len(told), 1 - float(np.mean(slow)) / fastest if slow else None
+    reasons, mhz = samples(run, "clock_reasons")[1], samples(run, "sm_mhz")[1]
+    told, held = np.isfinite(reasons), np.nan_to_num(reasons).astype(int) & HEAT > 0
+    if not held.any():
+        return None
+    known = np.isfinite(mhz[held]).any()
+    slower = 1 - float(np.nanmean(mhz[held]) / np.nanmax(mhz[told])) if known else None
+    return float(held.sum() / told.sum()), slower
 
 
 def witnesses(run: Any) -> tuple[Witness, ...]:
@@ -206,8 +205,6 @@ def _sm_activity(run: Any, start: float, end: float) -> Witness | None:
     times = np.array([run.seconds(sample["t_ns"]) for sample in run.telemetry], float)
     shares = [(sample.get("gpm") or {}).get("sm") for sample in run.telemetry]
     shares = np.array(shares, float)  # None, not read, becomes NaN
-    if len(times) < 2:
-        return None
     length = np.diff(times)  # each reading is the mean since the one before
     kept = (times[:-1] >= start) & (times[1:] <= end) & (length > 0) & np.isfinite(shares[1:])
     busy = np.diff(busy_until(run.busy, np.nan_to_num(times)))[kept].sum()

@@ -80,12 +80,12 @@ class Published(Result):
         found = fit([row[batch] for row in rows], times)
         return replace(found, source=f"PUBLISHED: {what}, {self.repository}")
 
-    def table(self, **case: Any) -> Table:
-        """Return the rows that are shown (`shown`, or those of `case`), with their source."""
-        rows = self.where(**(case or self.shown))
+    def table(self) -> Table:
+        """Return the rows of `shown`, with their source."""
+        rows = self.where(**self.shown)
         foot = (
             f"PUBLISHED: measured by others on {self.hardware}, not here ({self.date})",
-            f"{self.measured}{f'; {self.note}' if self.note else ''}",
+            "; ".join(filter(None, [self.measured, self.note])),
             f"{self.source} ({self.licence})",
         )
         cells = [[v if isinstance(v, str) else f"{v:,g}" for v in row.values()] for row in rows]

@@ -239,16 +239,11 @@ def _nanoseconds(micros: Any) -> int | None:
     """Convert the text of a number of µs to whole ns; None unless a number within ±2**61 ns."""
     if type(micros) is not str:
         return None
-    whole, _, part = micros.partition(".")
-    if len(part) < 4 and len(whole) < 17 and (digits := whole + part.ljust(3, "0")).isdecimal():
-        ns = int(digits)  # exact, where a float of µs since 1970 would be good to 0.25 µs
-    else:
-        try:
-            ns = Decimal(micros[:99]) * 1000
-            return round(ns) if abs(ns) < _MOST_NS else None
-        except (ArithmeticError, ValueError):
-            return None
-    return ns if ns < _MOST_NS else None
+    try:  # exact, where a float of µs since 1970 would be good to 0.25 µs
+        ns = Decimal(micros[:99]).scaleb(3)
+        return round(ns) if abs(ns) < _MOST_NS else None
+    except ArithmeticError:
+        return None
 
 
 def _identifier(text: Any) -> int:

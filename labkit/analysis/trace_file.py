@@ -26,7 +26,7 @@ from labkit.analysis.thresholds import WORTH_NAMING
 from labkit.results.result import Result, Table
 
 MAX_SIZE = 2 * 2**30  # characters, unpacked: some 5 million events, a minute of reading
-# Characters of one event, and of all beside the events; real ones, shapes and stack included, have
+# Characters of one event, or before or behind them all; real events, with shapes and stack, have
 # 100,000
 MAX_VALUE = 2 * 2**20
 MAX_EVENTS = 10_000_000  # as many as 2 GiB hold of real ones; empty ones cost 1 s a million
@@ -135,7 +135,7 @@ class TraceFile:
                 yield event
 
     def _mend(self, at: int) -> None:
-        """Make the text decodable that is not from `at` on: there it ends, or has a bare word."""
+        """Get more text where it ends at the fault, or put null for words that JSON lacks."""
         if _BARE.match(self._text, at):
             before = max(self._pos - 1, 0)  # the pattern looks at the character before, too
             self._text = self._text[:before] + _BARE.sub("null", self._text[before:])
@@ -148,8 +148,7 @@ class TraceFile:
         """Drop the text already read and add to the rest; return False at the end of the file."""
         rest = self._text[self._pos :]
         if len(rest) >= MAX_VALUE:
-            what = f"has an event, or more than events, of over {MAX_VALUE:,} characters"
-            raise self.error(what)
+            raise self.error(f"has over {MAX_VALUE:,} characters in one event or beside them")
         # Doubling keeps the cost of decoding a long event again and again linear.
         piece = self._stream.read(max(CHUNK, len(rest)))
         if "\ufffd" in piece:

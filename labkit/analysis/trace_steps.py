@@ -103,7 +103,7 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
     start = np.maximum(start, np.append(before, end[:-1]))
 
     keep = end > start
-    if known.any() and len(count) > 1:
+    if known.any():
         last = int(np.flatnonzero(count)[-1])
         complete = last if last > 0 and count[last] < 0.8 * count[last - 1] else last + 1
         if complete < len(count):

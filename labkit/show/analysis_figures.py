@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -90,20 +91,17 @@ def draw_knee(knee: Knee) -> Figure:
     ticks, mark = {size: str(size) for size in sizes}, {"color": LINES[1], "linestyle": "--"}
     known = knee.batch_size is not None
     more = [Line2D([], [], label=f"knee: {knee.batch_size}", **mark)] if known else []
-    for axes, names, measured, fit, label in (
-        (upper, ("measured (median)", "fixed part + part per sample"), times, fitted,
-         "compute of a step, ms"),
-        (lower, ("", ""), sizes / times * 1e3, batch / fitted * 1e3, "samples/s of compute"),
-    ):  # fmt: skip
-        series = (
-            Series(names[0], sizes, measured),
-            Series(names[1], batch, fit, style.BEFORE, marker=""),
-        )
-        lines(axes, series, "batch_size", label, log="xy", xticks=ticks, more=more)
-        more = []
-        if known:
-            axes.axvline(knee.n_half, linewidth=1.2, **mark)
-    upper.set_xlabel("")
+    dots = Series("measured (median)", sizes, times)
+    line = Series("fixed part + part per sample", batch, fitted, style.BEFORE, marker="")
+    look = {"log": "xy", "xticks": ticks}
+    lines(upper, (dots, line), ylabel="compute of a step, ms", more=more, **look)
+    rates = (
+        replace(dots, name="", y=sizes / times * 1e3),
+        replace(line, name="", y=batch / fitted * 1e3),
+    )
+    lines(lower, rates, "batch_size", "samples/s of compute", **look)
+    for axes in (upper, lower) if known else ():
+        axes.axvline(knee.n_half, linewidth=1.2, **mark)
     upper.tick_params(labelbottom=False)
     return figure
 
