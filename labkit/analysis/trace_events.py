@@ -21,7 +21,9 @@ from labkit.analysis.trace_file import NotATrace, TraceFile
 KERNEL, MEMCPY, MEMSET, COMMUNICATION, RUNTIME, DATALOADER, CPU_OP = range(7)
 ELIGIBLE_OP, GRAPH_LAUNCH, COMMUNICATION_KERNEL, STEP, ANNOTATION, PYTHON = range(7, 13)
 NAMED = {KERNEL, CPU_OP, ELIGIBLE_OP, ANNOTATION, PYTHON}  # whose names are kept
-HOST_WORK = COMMUNICATION, DATALOADER, CPU_OP, ELIGIBLE_OP, STEP  # what a recorded host shows
+ON_DEVICE = KERNEL, MEMCPY, MEMSET, COMMUNICATION_KERNEL
+ISSUED = RUNTIME, GRAPH_LAUNCH  # calls of the host into the device's runtime
+HOST = COMMUNICATION, DATALOADER, CPU_OP, ELIGIBLE_OP  # the host's other work
 
 _OF_KIND = {
     KERNEL: "kernel mtia_ccp_events",
@@ -90,26 +92,21 @@ def join(*several: Intervals) -> Intervals:
 
 @dataclass(frozen=True)
 class Events:
-    """The events of one trace, with device work tied to its launch."""
+    """The events of one trace, sorted by start, with device work tied to its launch."""
 
-    host: Intervals  # what the host did; for each call:
-    host_kind: np.ndarray
-    host_name: np.ndarray  # index into `names`, -1 where it is not kept
-    thread: np.ndarray
-    device: Intervals  # all work on devices, sorted by start; for each piece of it:
+    span: Intervals  # when it was; for each event:
     kind: np.ndarray  # KERNEL, MEMCPY, ...
-    place: np.ndarray  # on which device it ran, an index into `devices`
-    name: np.ndarray  # index into `names`, -1 where it is no kernel
-    tied: np.ndarray  # whether it is known what launched it
+    place: np.ndarray  # the number of its device or, on the host, of its thread
+    name: np.ndarray  # index into `names`, -1 where it is not kept
+    tied: np.ndarray  # whether it is device work of which it is known what launched it
     launched: Intervals  # that call
-    eligible: np.ndarray  # whether an operator launched it that can use Tensor Cores
+    eligible: np.ndarray  # whether it is of an operator that can use Tensor Cores
     names: tuple[str, ...]
     devices: tuple[str, ...]  # as the trace numbers them
 
     def of(self, *kinds: int) -> Intervals:
-        """Return all of these kinds, on the host and on devices."""
-        on_host, on_device = np.isin(self.host_kind, kinds), np.isin(self.kind, kinds)
-        return join(self.host.only(on_host), self.device.only(on_device))
+        """Return those of these kinds."""
+        return self.span.only(np.isin(self.kind, kinds))
 
 
 def uses_tensor_cores(kernel: str) -> bool:
@@ -121,8 +118,7 @@ def read_events(file: TraceFile) -> Events:
     """Read the events of `file` that count; up to 1% may be malformed: a note tells."""
     rows = array("q")  # of each event start, end, correlation, external id, name, place, kind
     names: dict[str, int] = {}
-    devices: dict[str, int] = {}
-    threads: dict[str, int] = {}
+    places: dict[tuple[bool, str], int] = {}  # devices (True) and threads
     ranks: set[str] = set()  # the processes with ProfilerStep marks
     bad, first = 0, ""
     for number, event in enumerate(file, 1):  # about 3 µs each: most of the time of a reading
@@ -148,23 +144,22 @@ def read_events(file: TraceFile) -> Events:
             index = names.setdefault(name[:_LONGEST_NAME], len(names))
             if kind == KERNEL and _collective(name):
                 kind = COMMUNICATION_KERNEL
-        if kind <= MEMSET or kind == COMMUNICATION_KERNEL:
-            place = devices.setdefault(str(process)[:100], len(devices))
-        else:
-            place = threads.setdefault(str(event.get("tid"))[:100], len(threads))
-            if kind == STEP:
-                ranks.add(str(process)[:100])
+        on_device = kind in ON_DEVICE
+        where = str(process if on_device else event.get("tid"))[:100]
+        place = places.setdefault((on_device, where), len(places))
+        if kind == STEP:
+            ranks.add(str(process)[:100])
         correlation = external = 0
         if kind < STEP:
             correlation = _identifier(args.get("correlation"))
             external = _identifier(args.get("External id") or args.get("external id"))
         rows.extend((start, start + length, correlation, external, index, place, kind))
 
-    columns = np.frombuffer(rows, np.int64).reshape(-1, 7).T
-    good = columns.shape[1]
+    table = np.frombuffer(rows, np.int64).reshape(-1, 7)
+    good, devices = len(table), tuple(text for on_device, text in places if on_device)
     if bad > 0.01 * (good + bad):
         raise file.error(f"has malformed events ({bad:,} beside {good:,} usable ones; {first})")
-    if np.isin(columns[6], (ANNOTATION, PYTHON)).all():
+    if np.isin(table[:, 6], (ANNOTATION, PYTHON)).all():
         raise file.error("has no timed event of torch.profiler", kind=NotATrace)
     if bad:
         file.notes.append(f"{bad:,} malformed events of {good + bad:,} were left out; {first}.")
@@ -176,32 +171,28 @@ def read_events(file: TraceFile) -> Events:
         )
     if len(devices) > MAX_DEVICES:
         raise file.error(f"has work on more than {MAX_DEVICES} devices", "give one rank's file")
-    return _tied(columns, tuple(names), tuple(devices))
+    return _tied(table, tuple(names), devices)
 
 
-def _tied(columns: np.ndarray, names: tuple[str, ...], devices: tuple[str, ...]) -> Events:
-    """Part host from device, and tie device work to its launches and operators."""
-    start, end, correlation, external, name, place, kinds = columns
-    whole = Intervals(start, end)
-    on_device = (kinds <= MEMSET) | (kinds == COMMUNICATION_KERNEL)
-    host, device = np.flatnonzero(~on_device), np.flatnonzero(on_device)
-    device = device[np.argsort(start[device], kind="stable")]
-    kind, host_kind = kinds[device], kinds[host]
-    calls = host[np.isin(host_kind, (RUNTIME, GRAPH_LAUNCH))]
+def _tied(table: np.ndarray, names: tuple[str, ...], devices: tuple[str, ...]) -> Events:
+    """Tie device work to its launches and operators."""
+    table = table[np.argsort(table[:, 0], kind="stable")]
+    start, end, correlation, external, name, place, kind = table.T
+    span, calls = Intervals(start, end), np.flatnonzero(np.isin(kind, ISSUED))
     by_id = dict(zip(correlation[calls].tolist(), calls.tolist(), strict=True)) | {0: -1}
-    launch = np.array([by_id.get(number, -1) for number in correlation[device].tolist()], int)
-    tied, operator = launch >= 0, external[device]
+    work, launch = np.isin(kind, ON_DEVICE), np.full(len(kind), -1)
+    launch[work] = [by_id.get(number, -1) for number in correlation[work].tolist()]
+    tied = launch >= 0
     # Some versions give the operator's id to the launch only.
-    operator = np.where((operator == 0) & tied, external[launch], operator)
+    operator = np.where(tied & (external == 0), external[launch], external)
 
-    def launched_by(kind: int) -> np.ndarray:
-        ids = external[host[host_kind == kind]]
+    def is_of(kinds: int) -> np.ndarray:
+        ids = external[kind == kinds]
         return np.isin(operator, ids[ids > 0])
 
-    kind[(kind == KERNEL) & launched_by(COMMUNICATION)] = COMMUNICATION_KERNEL
-    on_host = whole.only(host), host_kind, name[host], place[host]
-    work = whole.only(device), kind, place[device], name[device], tied, whole.only(launch)
-    return Events(*on_host, *work, launched_by(ELIGIBLE_OP), names, devices)
+    kind[(kind == KERNEL) & is_of(COMMUNICATION)] = COMMUNICATION_KERNEL
+    launched, eligible = span.only(launch), is_of(ELIGIBLE_OP)
+    return Events(span, kind, place, name, tied, launched, eligible, names, devices)
 
 
 def _kind_of(event: dict[str, Any]) -> int | None:

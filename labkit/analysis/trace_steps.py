@@ -80,12 +80,12 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
     notes, marks = [], events.of(kinds.STEP)
     if not marks.length.any():
         notes.append("No ProfilerStep marks (call prof.step()): the whole span is one step.")
-        work, issued = events.of(*kinds.HOST_WORK), events.of(kinds.RUNTIME, kinds.GRAPH_LAUNCH)
-        marks = _hull(work if len(work.start) else join(issued, events.device))
-    long = marks.only(marks.end > marks.start)
-    start, end = long.only(np.argsort(long.start, kind="stable"))
+        work = events.of(*kinds.HOST, kinds.STEP)
+        only_cuda = events.of(*kinds.ISSUED, *kinds.ON_DEVICE)
+        marks = _hull(work if len(work.start) else only_cuda)
+    start, end = marks = marks.only(marks.end > marks.start)
     if not len(start):
-        return long, notes
+        return marks, notes
 
     # The step in whose mark each piece of device work was launched, -1 for none
     step = np.searchsorted(start, events.launched.start, side="right") - 1
@@ -93,11 +93,11 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
     step[~known] = -1
     count = np.bincount(step[known], minlength=len(start))
     before = start[0]
-    np.maximum.at(end, step[known], events.device.end[known])
+    np.maximum.at(end, step[known], events.span.end[known])
     if count[0]:
         # Work launched before the first mark delays the first step's own.
-        early = events.device.end[~known]
-        early = early[early < events.device.start[step == 0].min()]
+        early = events.span.end[np.isin(events.kind, kinds.ON_DEVICE) & ~known]
+        early = early[early < events.span.start[step == 0].min()]
         before = max(before, early.max(initial=before))
     end = np.maximum.accumulate(np.maximum(np.maximum(start, end), before))
     start = np.maximum(start, np.append(before, end[:-1]))
@@ -116,7 +116,7 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
 def find_window(events: Events) -> StepClock:
     """Return a clock of the whole window: from the first mark to the last, else of all events."""
     marks = events.of(kinds.STEP)
-    return StepClock(_hull(marks if marks.length.any() else join(events.host, events.device)))
+    return StepClock(_hull(marks if marks.length.any() else events.span))
 
 
 def _hull(spans: Intervals) -> Intervals:
@@ -125,10 +125,10 @@ def _hull(spans: Intervals) -> Intervals:
 
 def split_by_class(events: Events, clock: StepClock) -> dict[str, int]:
     """Return the ns of all steps that each class and `other` add to the union of those before."""
-    times, covered, so_far = {}, events.device.only(events.kind < 0), 0
+    times, covered, so_far = {}, events.span.only(slice(0)), 0
     for role, name in enumerate(CLASSES):
-        own = events.of(role, ALSO.get(role, role))
-        covered = union(join(covered, clock.inside(own)))
+        own = clock.inside(events.of(role, ALSO.get(role, role)))
+        covered = union(join(covered, own))
         times[name], so_far = length(covered) - so_far, length(covered)
     return times | {"other": clock.total - so_far}
 
@@ -140,7 +140,7 @@ def device_shares(events: Events, devices: np.ndarray, clock: StepClock) -> dict
     kernel that computes, in `comm_busy` a collective, in `exposed_comm` nothing but collectives; in
     `dataloader_share` the host waits for the DataLoader, whatever the device does.
     """
-    inside, total = clock.inside(events.device), max(clock.total, 1)
+    inside, total = clock.inside(events.span), max(clock.total, 1)
     compute, collective = events.kind == kinds.KERNEL, events.kind == kinds.COMMUNICATION_KERNEL
 
     def share(some: np.ndarray) -> float:
@@ -161,10 +161,10 @@ def device_shares(events: Events, devices: np.ndarray, clock: StepClock) -> dict
 
 def host_outside(events: Events, clock: StepClock) -> Intervals:
     """Return when, on the steps' clock, the host is in nothing that the profiler knows."""
-    inside = union(clock.inside(events.host.only(events.host_kind < kinds.STEP)))
+    inside = union(clock.inside(events.of(*kinds.HOST, *kinds.ISSUED)))
     free = Intervals(np.append(0, inside.end), np.append(inside.start, clock.total))
     # Recorded without ProfilerActivity.CPU, nobody knows where the host was
-    return free if len(events.of(*kinds.HOST_WORK).start) else free.only(slice(0))
+    return free if len(events.of(*kinds.HOST, kinds.STEP).start) else free.only(slice(0))
 
 
 def where(events: Events, clock: StepClock, stretches: Intervals) -> tuple[str, ...]:
@@ -172,15 +172,15 @@ def where(events: Events, clock: StepClock, stretches: Intervals) -> tuple[str, 
 
     On the thread of the steps' marks, or of most operators: others may only wait.
     """
-    marked, found = events.host_kind == kinds.STEP, []
-    marked = marked if marked.any() else events.host_kind < kinds.STEP
+    marked, found = events.kind == kinds.STEP, []
+    marked = marked if marked.any() else np.isin(events.kind, (*kinds.HOST, *kinds.ISSUED))
     half = 0.5 * int(stretches.length.sum())
     if not half or not marked.any():
         return ()
-    own = events.thread == np.bincount(events.thread[marked]).argmax()
+    own = events.place == np.bincount(events.place[marked]).argmax()
     for kind in (kinds.ANNOTATION, kinds.PYTHON):
-        some = own & (events.host_kind == kind)
-        inside, name = clock.inside(events.host.only(some)), events.host_name[some]
+        some = own & (events.kind == kind)
+        inside, name = clock.inside(events.span.only(some)), events.name[some]
         covers = np.bincount(name, StepClock(stretches).inside(inside).length)
         if len(most := np.flatnonzero(covers >= half)):
             found.append(events.names[most[np.bincount(name, inside.length)[most].argmin()]])
@@ -209,10 +209,10 @@ def split_idle(events: Events, device: int, clock: StepClock, outside: Intervals
     if short, the hardware's hand-over, else `other`: it waited for another stream or memory, or its
     launch is unknown. What the host spent `outside` is `host`, unless it was launched already.
     """
-    work = events.device
+    work = events.span
     own = np.flatnonzero((events.place == device) & (work.end > work.start))
     busy = union(work.only(own))
-    # Device work is sorted by start: the first of a busy stretch is what ended the gap before.
+    # Events are sorted by start: the first of a busy stretch is what ended the gap before.
     opener = own[np.searchsorted(work.start[own], busy.start)]
     gap = Intervals(
         np.concatenate([clock.steps.start[:1], busy.end]),
