@@ -84,32 +84,31 @@ def instruments(run: Any) -> Instruments:
     if len(busy) < 2:
         raise ValueError(f"The run has {len(busy)} steps: an instrument needs two at least.")
     teeth = np.tile([1.0, 0.0], len(busy))
-    found = [_judged("step timing: the true intervals", READ, busy.ravel(), teeth, busy)]
+    seen = [("step timing: the true intervals", READ, busy.ravel(), teeth)]
     read = [("psutil: all CPU cores, loader included", samples(run, "cpu"))]
     if run.machine.kind == "gpu":
         read = [
             ("nvidia-smi, as NVML tells it", samples(run, "gpu_now")),
             ("NVML: the driver's own samples", driver_samples(run)),
         ]
-        for key, name in COUNTERS:
-            values = [(event["t_ns"], (event.get("gpm") or {}).get(key)) for event in run.telemetry]
-            read.append((name, _during(run, values)))
+        read += [(name, samples(run, key)) for key, name in COUNTERS]
     for name, (times, shares) in read:
         known = np.isfinite(shares)
-        found.append(_judged(name, READ, times[known], shares[known], busy))
+        seen.append((name, READ, times[known], shares[known]))
     if run.xray is not None:  # one number: it looked at a few steps only
         share = np.array([run.xray.utilization])
-        found.append(_judged("PyTorch Profiler: a few steps", READ, busy[-1:, 1], share, busy))
+        seen.append(("PyTorch Profiler: a few steps", READ, busy[-1:, 1], share))
     for name, window_s, period_s in WINDOWS:
         times = np.arange(window_s, busy[-1, 1] + 1e-9, period_s)
         shares = (busy_until(busy, times) - busy_until(busy, times - window_s)) / window_s
-        found.append(_judged(name, COMPUTED, times, shares, busy))
-    return Instruments(run, found)
+        seen.append((name, COMPUTED, times, shares))
+    return Instruments(run, [_judged(busy, *each) for each in seen])
 
 
 def samples(run: Any, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return a metric that was read once per telemetry event: (seconds, shares, NaN for gaps)."""
-    return _during(run, [(event["t_ns"], event.get(key)) for event in run.telemetry])
+    """Return a metric read once per telemetry event, GPM's too: (seconds, values, NaN for gaps)."""
+    flat = (event | (event.get("gpm") or {}) for event in run.telemetry)
+    return _during(run, [(event["t_ns"], event.get(key)) for event in flat])
 
 
 def driver_samples(run: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -130,7 +129,7 @@ def _during(run: Any, pairs: list[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _judged(
-    name: str, source: str, times: np.ndarray, shares: np.ndarray, busy: np.ndarray
+    busy: np.ndarray, name: str, source: str, times: np.ndarray, shares: np.ndarray
 ) -> Reading:
     """Return a Reading with its errors, its line held from each value to the next."""
     end = busy[-1, 1]

@@ -6,13 +6,14 @@ None of it was measured here; a figure that shows both marks each.
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
 import os
 import urllib.request
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from labkit.analysis.knee import Knee, fit
 from labkit.analysis.trace import Breakdown, trace
@@ -104,18 +105,10 @@ def published(name: str | None = None) -> Published | Listing:
 def _load(name: str, found: dict[str, Any]) -> Published:
     columns, rows, file = (found.pop(key, None) for key in ("columns", "rows", "file"))
     if file:
-        with open(DATA / file, encoding="utf-8", newline="") as text:
-            columns, *rows = csv.reader(text)
-        rows = [[_number(cell) for cell in row] for row in rows]
+        table = np.genfromtxt(DATA / file, dtype=None, delimiter=",", names=True, encoding="utf-8")
+        columns, rows = table.dtype.names, table.tolist()
     rows = tuple(dict(zip(columns, row, strict=True)) for row in rows)
     return Published(name, **found, rows=rows)
-
-
-def _number(cell: str) -> str | int | float:
-    try:
-        return int(cell) if cell.isdigit() else float(cell)
-    except ValueError:
-        return cell
 
 
 # -- profiler traces of real GPUs, read live ------------------------------------------------------

@@ -54,7 +54,11 @@ def draw_sweep(sweep: Sweep) -> Figure:
     legend_rows = -(-len(found) // style.legend_columns(list(found))) if others else 0
     panels = [(0.14 + style.LEGEND_ROW_IN * legend_rows, 1.8), (0.22, 1.3)]
     figure, (rates, busy) = page(several_header(_message(sweep), texts, sweep.runs), panels)
-    places, log = _places(values)
+    numbers = all(type(value) in (int, float) for value in values)
+    places = values if numbers else range(len(values))
+    low, high = min(places), max(places)
+    log = "x" if numbers and low > 0 and high > SPAN * low else ""
+    margin = 0.06 * (high - low) if numbers else 0.5
     _draw(rates, found, places, "throughput", "samples/s", "{:,.0f}".format, log and "xy")
     device = device_of(sweep.runs[0]) if sweep.runs else "device"
     bound = ", at most" if any(run.utilization_is_upper_bound for run in sweep.runs) else ""
@@ -63,27 +67,12 @@ def draw_sweep(sweep: Sweep) -> Figure:
     busy.set_yticks([0, 0.25, 0.5, 0.75, 1])
     busy.yaxis.set_major_formatter(PercentFormatter(1))
     for axes in (rates, busy):
-        if log:
-            axes.set_xlim(min(places) / 1.5, max(places) * 1.5)
-        else:
-            margin = 0.06 * (max(places) - min(places)) if _numbers(values) else 0.5
-            axes.set_xlim(min(places) - margin, max(places) + margin)
+        axes.set_xlim((low / 1.5, high * 1.5) if log else (low - margin, high + margin))
         axes.set_xticks(places, [drawable(str(value), 16) for value in values])
         axes.xaxis.set_minor_locator(NullLocator())
         axes.tick_params(labelbottom=axes is busy)
     busy.set_xlabel(knob)
     return figure
-
-
-def _numbers(values: Sequence[Any]) -> bool:
-    return all(type(value) in (int, float) for value in values)
-
-
-def _places(values: Sequence[Any]) -> tuple[Sequence[float], str]:
-    """Return where the values stand on the x axis, and "x" where that is logarithmic."""
-    if not _numbers(values):
-        return range(len(values)), ""
-    return values, "x" if min(values) > 0 and max(values) > SPAN * min(values) else ""
 
 
 def _message(sweep: Sweep) -> str:
