@@ -38,7 +38,6 @@ _HEAD = re.compile(r'\s*(?:\[|\{.*?"traceEvents"\s*:\s*\[)', re.DOTALL)  # up to
 _BETWEEN = re.compile(r"[ \t\n\r,]*")
 # Kineto has printed these where JSON has no word for the value (a bandwidth over 0 µs, for one).
 _BARE = re.compile(r"(?<=[:,\[\s])(?:-?(?:nan|inf)|N/A)(?=[\s,}\]])")
-LONGEST_TOKEN = 16  # words (-Infinity) and escapes (\ud83d\ude00) are 12 characters at most
 # Numbers stay text: the few that are used are converted with a bound on their size, and a
 # timestamp in µs since 1970 with three decimals does not fit a float.
 _JSON = json.JSONDecoder(strict=False, parse_int=str, parse_float=str, parse_constant=str)
@@ -122,8 +121,7 @@ class TraceFile:
             except StopIteration as stop:
                 self._mend(stop.value)
             except json.JSONDecodeError as fault:
-                cut_short = fault.msg.startswith("Unterminated string")
-                self._mend(len(self._text) if cut_short else fault.pos)
+                self._mend(fault.pos)
             else:
                 # A number that touches the window's end may go on beyond it.
                 if end == len(self._text):
@@ -135,20 +133,20 @@ class TraceFile:
                 yield event
 
     def _mend(self, at: int) -> None:
-        """Get more text where it ends at the fault, or put null for words that JSON lacks."""
+        """Put null for a word that JSON lacks; else get more text, in case that is what lacks."""
+        place = self._before + at
         if _BARE.match(self._text, at):
             before = max(self._pos - 1, 0)  # the pattern looks at the character before, too
             self._text = self._text[:before] + _BARE.sub("null", self._text[before:])
-        elif len(self._text) - at > LONGEST_TOKEN:
-            raise self.error(f"is not valid JSON near character {self._before + at:,}")
         elif not self._more():
-            raise self.error(f"is cut short at character {self._before + at:,}")
+            raise self.error(f"is cut short, or not valid JSON, near character {place:,}")
 
     def _more(self) -> bool:
         """Drop the text already read and add to the rest; return False at the end of the file."""
         rest = self._text[self._pos :]
         if len(rest) >= MAX_VALUE:
-            raise self.error(f"has over {MAX_VALUE:,} characters in one event or beside them")
+            place = self._before + self._pos
+            raise self.error(f"has no whole event in {MAX_VALUE:,} characters from {place:,} on")
         # Doubling keeps the cost of decoding a long event again and again linear.
         piece = self._stream.read(max(CHUNK, len(rest)))
         if "\ufffd" in piece:
