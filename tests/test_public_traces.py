@@ -84,7 +84,6 @@ def test_a_tampered_file_is_refused_and_nothing_is_kept(site, tmp_path):
 
 def test_a_file_without_end_is_not_read_to_its_end(site, tmp_path, monkeypatch):
     monkeypatch.setattr(published, "MAX_BYTES", 10)
-    monkeypatch.setattr(published, "CHUNK", 8)
     with pytest.raises(TraceError):
         lk.public_trace("small")
     assert kept(tmp_path) == []

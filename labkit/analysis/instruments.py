@@ -84,32 +84,31 @@ def instruments(run: Any) -> Instruments:
     if len(busy) < 2:
         raise ValueError(f"The run has {len(busy)} steps: an instrument needs two at least.")
     teeth = np.tile([1.0, 0.0], len(busy))
-    found = [_judged("step timing: the true intervals", READ, busy.ravel(), teeth, busy)]
+    seen = [("step timing: the true intervals", READ, busy.ravel(), teeth)]
     read = [("psutil: all CPU cores, loader included", samples(run, "cpu"))]
     if run.machine.kind == "gpu":
         read = [
             ("nvidia-smi, as NVML tells it", samples(run, "gpu_now")),
             ("NVML: the driver's own samples", driver_samples(run)),
         ]
-        for key, name in COUNTERS:
-            values = [(event["t_ns"], (event.get("gpm") or {}).get(key)) for event in run.telemetry]
-            read.append((name, _during(run, values)))
+        read += [(name, samples(run, key)) for key, name in COUNTERS]
     for name, (times, shares) in read:
         known = np.isfinite(shares)
-        found.append(_judged(name, READ, times[known], shares[known], busy))
+        seen.append((name, READ, times[known], shares[known]))
     if run.xray is not None:  # one number: it looked at a few steps only
         share = np.array([run.xray.utilization])
-        found.append(_judged("PyTorch Profiler: a few steps", READ, busy[-1:, 1], share, busy))
+        seen.append(("PyTorch Profiler: a few steps", READ, busy[-1:, 1], share))
     for name, window_s, period_s in WINDOWS:
         times = np.arange(window_s, busy[-1, 1] + 1e-9, period_s)
         shares = (busy_until(busy, times) - busy_until(busy, times - window_s)) / window_s
-        found.append(_judged(name, COMPUTED, times, shares, busy))
-    return Instruments(run, found)
+        seen.append((name, COMPUTED, times, shares))
+    return Instruments(run, [_judged(busy, *each) for each in seen])
 
 
 def samples(run: Any, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return a metric that was read once per telemetry event: (seconds, shares, NaN for gaps)."""
-    return _during(run, [(event["t_ns"], event.get(key)) for event in run.telemetry])
+    """Return a metric read once per telemetry event, GPM's too: (seconds, values, NaN for gaps)."""
+    flat = (event | (event.get("gpm") or {}) for event in run.telemetry)
+    return _during(run, [(event["t_ns"], event.get(key)) for event in flat])
 
 
 def driver_samples(run: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -130,7 +129,7 @@ def _during(run: Any, pairs: list[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _judged(
-    name: str, source: str, times: np.ndarray, shares: np.ndarray, busy: np.ndarray
+    busy: np.ndarray, name: str, source: str, times: np.ndarray, shares: np.ndarray
 ) -> Reading:
     """Return a Reading with its errors, its line held from each value to the next."""
     end = busy[-1, 1]
@@ -169,16 +168,15 @@ def throttled(run: Any) -> tuple[float, float | None] | None:
 
     The power limit does not count: a card that works hard is held to it. None: never, or not told.
     """
-    end = run.stamps[-1, 5] if run.steps else 0.0
-    inside = [s for s in run.telemetry if 0 < run.seconds(s["t_ns"]) <= end]
-    told = [(s["clock_reasons"], s.get("sm_mhz")) for s in inside if s.get("clock_reasons")
-            is not None]  # fmt: skip
-    held = [mhz for why, mhz in told if int(why) & HEAT]
-    if not held:
+    if not run.steps:
         return None
-    fastest = max((mhz for _, mhz in told if mhz), default=None)
-    slow = [mhz for mhz in held if mhz]
-    return len(held) / len(told), 1 - float(np.mean(slow)) / fastest if slow else None
+    reasons, mhz = samples(run, "clock_reasons")[1], samples(run, "sm_mhz")[1]
+    told, held = np.isfinite(reasons), np.nan_to_num(reasons).astype(int) & HEAT > 0
+    if not held.any():
+        return None
+    known = np.isfinite(mhz[held]).any()
+    slower = 1 - float(np.nanmean(mhz[held]) / np.nanmax(mhz[told])) if known else None
+    return float(held.sum() / told.sum()), slower
 
 
 def witnesses(run: Any) -> tuple[Witness, ...]:
@@ -206,8 +204,6 @@ def _sm_activity(run: Any, start: float, end: float) -> Witness | None:
     times = np.array([run.seconds(sample["t_ns"]) for sample in run.telemetry], float)
     shares = [(sample.get("gpm") or {}).get("sm") for sample in run.telemetry]
     shares = np.array(shares, float)  # None, not read, becomes NaN
-    if len(times) < 2:
-        return None
     length = np.diff(times)  # each reading is the mean since the one before
     kept = (times[:-1] >= start) & (times[1:] <= end) & (length > 0) & np.isfinite(shares[1:])
     busy = np.diff(busy_until(run.busy, np.nan_to_num(times)))[kept].sum()

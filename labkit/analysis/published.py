@@ -6,14 +6,14 @@ None of it was measured here; a figure that shows both marks each.
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
 import os
-import secrets
 import urllib.request
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from labkit.analysis.knee import Knee, fit
 from labkit.analysis.trace import Breakdown, trace
@@ -81,12 +81,12 @@ class Published(Result):
         found = fit([row[batch] for row in rows], times)
         return replace(found, source=f"PUBLISHED: {what}, {self.repository}")
 
-    def table(self, **case: Any) -> Table:
-        """Return the rows that are shown (`shown`, or those of `case`), with their source."""
-        rows = self.where(**(case or self.shown))
+    def table(self) -> Table:
+        """Return the rows of `shown`, with their source."""
+        rows = self.where(**self.shown)
         foot = (
             f"PUBLISHED: measured by others on {self.hardware}, not here ({self.date})",
-            f"{self.measured}{f'; {self.note}' if self.note else ''}",
+            "; ".join(filter(None, [self.measured, self.note])),
             f"{self.source} ({self.licence})",
         )
         cells = [[v if isinstance(v, str) else f"{v:,g}" for v in row.values()] for row in rows]
@@ -105,18 +105,10 @@ def published(name: str | None = None) -> Published | Listing:
 def _load(name: str, found: dict[str, Any]) -> Published:
     columns, rows, file = (found.pop(key, None) for key in ("columns", "rows", "file"))
     if file:
-        with open(DATA / file, encoding="utf-8", newline="") as text:
-            columns, *rows = csv.reader(text)
-        rows = [[_number(cell) for cell in row] for row in rows]
+        table = np.genfromtxt(DATA / file, dtype=None, delimiter=",", names=True, encoding="utf-8")
+        columns, rows = table.dtype.names, table.tolist()
     rows = tuple(dict(zip(columns, row, strict=True)) for row in rows)
     return Published(name, **found, rows=rows)
-
-
-def _number(cell: str) -> str | int | float:
-    try:
-        return int(cell) if cell.isdigit() else float(cell)
-    except ValueError:
-        return cell
 
 
 # -- profiler traces of real GPUs, read live ------------------------------------------------------
@@ -127,7 +119,7 @@ def _number(cell: str) -> str | int | float:
 
 FILE = "public_traces.json"
 SITE = "https://raw.githubusercontent.com"
-TIMEOUT_S, CHUNK, MAX_BYTES = 20, 2**16, 2**26
+TIMEOUT_S, MAX_BYTES = 20, 2**26
 COLUMNS = {"kernel_busy": "kernels", "any_gpu_busy": "with copies", "comm_busy": "collectives",
            "idle": "idle", "dataloader_share": "DataLoader"}  # fmt: skip
 
@@ -206,25 +198,21 @@ def _copy(known: PublicTrace) -> Path | None:
 
 
 def _fetched(known: PublicTrace) -> Path:
-    """Fetch it into the cache, with progress; nothing is left of a file that is not the one."""
+    """Fetch it into the cache; a file that is not the one is not kept."""
     url, path = f"{SITE}/{known.repository}/{known.commit}/{known.path}", _cached(known)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part, shown, got = path.with_name(f"{secrets.token_hex(4)}.part"), above("Display")(), 0
-    digest = hashlib.sha256()
+    shown = above("Display")()
+    shown.line(f"fetching {known.name} from {known.repository}")
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as come, open(part, "wb") as file:
-            while (chunk := come.read(CHUNK)) and got <= MAX_BYTES:
-                got += file.write(chunk)
-                digest.update(chunk)
-                shown.line(f"fetching {known.name} from {known.repository}: {got / 1e6:.1f} MB")
-        if digest.hexdigest() != known.sha256:
-            raise TraceError(
-                f"{url} is not the file that was published: its SHA-256 is {digest.hexdigest()}, "
-                f"not {known.sha256}. Nothing was kept; try again, or get {known.file!r} from "
-                "somebody you trust and set LABKIT_TRACES to its folder."
-            )
-        os.replace(part, path)
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as come:
+            content = come.read(MAX_BYTES)
     finally:
-        part.unlink(missing_ok=True)
         shown.final()
+    if (digest := hashlib.sha256(content).hexdigest()) != known.sha256:
+        raise TraceError(
+            f"{url} is not the file that was published: its SHA-256 is {digest}, not "
+            f"{known.sha256}. Nothing was kept; try again, or get {known.file!r} from somebody you "
+            "trust and set LABKIT_TRACES to its folder."
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)  # one cut short by a full disk is not believed: see `_copy`
     return path

@@ -10,7 +10,7 @@ import functools
 import json
 import os
 import re
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,9 @@ import numpy as np
 
 from labkit.analysis import trace_events as kinds
 from labkit.analysis import trace_steps as steps_of
-from labkit.analysis.trace_events import read_events
-from labkit.analysis.trace_file import (
-    RankTraces,
-    TraceError,
-    TraceFile,
-    files_in,
-    packing,
-    ranks_of,
-)
-from labkit.analysis.trace_steps import CLASSES, StepClock, TopKernel, join, length
+from labkit.analysis.trace_events import join, read_events
+from labkit.analysis.trace_file import RankTraces, TraceError, TraceFile, packing, ranks_of
+from labkit.analysis.trace_steps import CLASSES, StepClock, TopKernel, length
 from labkit.results.result import Result, Table
 
 LISTED = 6  # kernels and operators that changed most
@@ -182,7 +175,7 @@ class TraceComparison(Result):
 
 
 def _recorded(breakdown: Breakdown) -> dict[str, Any]:
-    values = asdict(replace(breakdown, detail={}))
+    values = asdict(breakdown)
     del values["detail"]
     return values
 
@@ -202,7 +195,8 @@ def trace(path: str | os.PathLike) -> Breakdown | RankTraces:
     one; utilization and idle time are averages. TraceError: the file cannot be read, is damaged or
     no profiler trace, has several ranks, no time inside steps, or over 2 GiB uncompressed.
     """
-    return ranks_of(path, files_in(path), _of_one) if packing(path) else _of_one(TraceFile(path))
+    kind = packing(path)
+    return ranks_of(path, kind, _of_one) if kind else _of_one(TraceFile(path))
 
 
 def _of_one(file: TraceFile) -> Breakdown:
@@ -213,8 +207,9 @@ def _of_one(file: TraceFile) -> Breakdown:
     if not clock.total:
         raise file.error("has only steps of zero length")
     is_kernel = np.isin(events.kind, (kinds.KERNEL, kinds.COMMUNICATION_KERNEL))
-    devices = np.unique(events.place[is_kernel] if is_kernel.any() else events.place)
-    inside, on_gpu = clock.inside(events.device), len(devices) > 0
+    ran_there = is_kernel if is_kernel.any() else np.isin(events.kind, kinds.ON_DEVICE)
+    devices, inside = np.unique(events.place[ran_there]), clock.inside(events.span)
+    on_gpu = len(devices) > 0
     busy, window = steps_of.device_shares(events, devices, clock), steps_of.find_window(events)
     copies, under = inside.only(events.kind == kinds.MEMCPY), inside.only(is_kernel)
     copied = length(copies)
@@ -224,10 +219,10 @@ def _of_one(file: TraceFile) -> Breakdown:
     long = outside.only(outside.length > glue)
     idle = [steps_of.split_idle(events, device, clock, outside) for device in devices]
     work = [steps_of.split_idle(events, device, clock, long)["host"] for device in devices]
-    ops = np.isin(events.host_kind, (kinds.CPU_OP, kinds.ELIGIBLE_OP))
-    ran = clock.inside(events.host.only(ops))
+    ops = np.isin(events.kind, (kinds.CPU_OP, kinds.ELIGIBLE_OP))
+    ran = inside.only(ops)
     if not on_gpu:
-        sent = clock.inside(events.of(kinds.COMMUNICATION))
+        sent = inside.only(events.kind == kinds.COMMUNICATION)
         alone = length(join(sent, ran)) - length(ran)
         busy = {"comm_busy": length(sent) / clock.total, "exposed_comm": alone / clock.total}
     kernels = steps_of.top_kernels(events, inside, is_kernel)
@@ -236,10 +231,10 @@ def _of_one(file: TraceFile) -> Breakdown:
         "utilization and idle time are averages over devices.": len(devices) > 1,
         "No device activity: a CPU run, or recorded without ProfilerActivity.CUDA.": not on_gpu,
         "Device work is not tied to launches: the causes of idle time are unknown.": (
-            on_gpu and not (events.launch >= 0).any()
+            on_gpu and not events.tied.any()
         ),
         "No kernel falls inside the steps.": on_gpu and kernels["tensor_core_share"] is None,
-        GRAPHS: (events.host_kind == kinds.GRAPH_LAUNCH).any(),
+        GRAPHS: (events.kind == kinds.GRAPH_LAUNCH).any(),
     }
     notes = [*file.notes, *notes, *(note for note, holds in doubts.items() if holds)]
     info = file.meta.get("distributedInfo")
@@ -273,8 +268,8 @@ def _of_one(file: TraceFile) -> Breakdown:
         host_work_us=per_step(np.mean(work) if on_gpu else long.length.sum()),
         host_where=steps_of.where(events, clock, long),
         detail={"kernels": by_name(events.name[is_kernel], under.length),
-                "operators": by_name(events.host_name[ops],
-                                     steps_of.self_times(ran, events.thread[ops]))},
+                "operators": by_name(events.name[ops],
+                                     steps_of.self_times(ran, events.place[ops]))},
         **kernels,
     )  # fmt: skip
 

@@ -21,6 +21,9 @@ from labkit.analysis.trace_file import NotATrace, TraceFile
 KERNEL, MEMCPY, MEMSET, COMMUNICATION, RUNTIME, DATALOADER, CPU_OP = range(7)
 ELIGIBLE_OP, GRAPH_LAUNCH, COMMUNICATION_KERNEL, STEP, ANNOTATION, PYTHON = range(7, 13)
 NAMED = {KERNEL, CPU_OP, ELIGIBLE_OP, ANNOTATION, PYTHON}  # whose names are kept
+ON_DEVICE = KERNEL, MEMCPY, MEMSET, COMMUNICATION_KERNEL
+ISSUED = RUNTIME, GRAPH_LAUNCH  # calls of the host into the device's runtime
+HOST = COMMUNICATION, DATALOADER, CPU_OP, ELIGIBLE_OP  # the host's other work
 
 _OF_KIND = {
     KERNEL: "kernel mtia_ccp_events",
@@ -34,8 +37,6 @@ _OF_KIND = {
     PYTHON: "python_function",
 }
 CATEGORIES = {name: kind for kind, names in _OF_KIND.items() for name in names.split()}
-
-_LEGACY = {"CPU functions": "cpu_op", "CUDA functions": "kernel"}  # processes of autograd.profiler
 
 # Operators whose kernels can run on Tensor Cores: autocast's list as the plugin had it, and the
 # names that newer versions of torch use for the same work; then nodes of the backward pass.
@@ -66,7 +67,6 @@ _COLLECTIVE_KERNEL = re.compile(
 )
 _collective = lru_cache(maxsize=4096)(_COLLECTIVE_KERNEL.search)
 
-_MOST_PLACES = 2**20 - 1  # threads beyond are one
 MAX_DEVICES = 256  # beyond, a file is a mistake, or an attack on the reader's time
 _MOST_NS = 2**61  # the year 2043 in ns since 1970: sums of two stay inside 64 bits
 _LONGEST_NAME = 1000  # characters kept; C++ templates run to several thousand
@@ -85,28 +85,28 @@ class Intervals(NamedTuple):
     length = property(lambda self: self.end - self.start)  # ns
 
 
+def join(*several: Intervals) -> Intervals:
+    """Put intervals side by side in one."""
+    return Intervals(*map(np.concatenate, zip(*several, strict=True)))
+
+
 @dataclass(frozen=True)
 class Events:
-    """The events of one trace, with device work tied to its launch."""
+    """The events of one trace, sorted by start, with device work tied to its launch."""
 
-    host: Intervals  # what the host did; for each call:
-    host_kind: np.ndarray
-    host_name: np.ndarray  # index into `names`, -1 where it is not kept
-    thread: np.ndarray
-    device: Intervals  # all work on devices, sorted by start; for each piece of it:
+    span: Intervals  # when it was; for each event:
     kind: np.ndarray  # KERNEL, MEMCPY, ...
-    place: np.ndarray  # on which device it ran, an index into `devices`
-    name: np.ndarray  # index into `names`, -1 where it is no kernel
-    launch: np.ndarray  # index into `launches` of the call that launched it, -1 where unknown
-    eligible: np.ndarray  # whether an operator launched it that can use Tensor Cores
+    place: np.ndarray  # the number of its device or, on the host, of its thread
+    name: np.ndarray  # index into `names`, -1 where it is not kept
+    tied: np.ndarray  # whether it is device work of which it is known what launched it
+    launched: Intervals  # that call
+    eligible: np.ndarray  # whether it is of an operator that can use Tensor Cores
     names: tuple[str, ...]
     devices: tuple[str, ...]  # as the trace numbers them
 
     def of(self, *kinds: int) -> Intervals:
-        """Return the host's calls of these kinds."""
-        return self.host.only(np.isin(self.host_kind, kinds))
-
-    launches = property(lambda self: self.of(RUNTIME, GRAPH_LAUNCH))  # calls into the runtime
+        """Return those of these kinds."""
+        return self.span.only(np.isin(self.kind, kinds))
 
 
 def uses_tensor_cores(kernel: str) -> bool:
@@ -116,10 +116,9 @@ def uses_tensor_cores(kernel: str) -> bool:
 
 def read_events(file: TraceFile) -> Events:
     """Read the events of `file` that count; up to 1% may be malformed: a note tells."""
-    rows = array("q")  # of each event start, end, correlation, external id; name, place and kind
+    rows = array("q")  # of each event start, end, correlation, external id, name, place, kind
     names: dict[str, int] = {}
-    devices: dict[str, int] = {}
-    threads: dict[str, int] = {}
+    places: dict[tuple[bool, str], int] = {}  # devices (True) and threads
     ranks: set[str] = set()  # the processes with ProfilerStep marks
     bad, first = 0, ""
     for number, event in enumerate(file, 1):  # about 3 µs each: most of the time of a reading
@@ -145,24 +144,22 @@ def read_events(file: TraceFile) -> Events:
             index = names.setdefault(name[:_LONGEST_NAME], len(names))
             if kind == KERNEL and _collective(name):
                 kind = COMMUNICATION_KERNEL
-        if kind <= MEMSET or kind == COMMUNICATION_KERNEL:
-            place = devices.setdefault(str(process)[:100], len(devices))
-        else:
-            place = threads.setdefault(str(event.get("tid"))[:100], len(threads))
-            if kind == STEP:
-                ranks.add(str(process)[:100])
+        on_device = kind in ON_DEVICE
+        where = str(process if on_device else event.get("tid"))[:100]
+        place = places.setdefault((on_device, where), len(places))
+        if kind == STEP:
+            ranks.add(str(process)[:100])
         correlation = external = 0
         if kind < STEP:
             correlation = _identifier(args.get("correlation"))
             external = _identifier(args.get("External id") or args.get("external id"))
-        packed = (index + 1 << 24) + (min(place, _MOST_PLACES) << 4) + kind
-        rows.extend((start, start + length, correlation, external, packed))
+        rows.extend((start, start + length, correlation, external, index, place, kind))
 
-    columns = np.frombuffer(rows, np.int64).reshape(-1, 5).T
-    good = columns.shape[1]
+    table = np.frombuffer(rows, np.int64).reshape(-1, 7)
+    good, devices = len(table), tuple(text for on_device, text in places if on_device)
     if bad > 0.01 * (good + bad):
         raise file.error(f"has malformed events ({bad:,} beside {good:,} usable ones; {first})")
-    if np.isin(columns[4] & 15, (ANNOTATION, PYTHON)).all():
+    if np.isin(table[:, 6], (ANNOTATION, PYTHON)).all():
         raise file.error("has no timed event of torch.profiler", kind=NotATrace)
     if bad:
         file.notes.append(f"{bad:,} malformed events of {good + bad:,} were left out; {first}.")
@@ -174,39 +171,34 @@ def read_events(file: TraceFile) -> Events:
         )
     if len(devices) > MAX_DEVICES:
         raise file.error(f"has work on more than {MAX_DEVICES} devices", "give one rank's file")
-    return _tied(columns, tuple(names), tuple(devices))
+    return _tied(table, tuple(names), devices)
 
 
-def _tied(columns: np.ndarray, names: tuple[str, ...], devices: tuple[str, ...]) -> Events:
-    """Part host from device, and tie device work to its launches and operators."""
-    start, end, correlation, external, packed = columns
-    kinds, place = (packed & 15).astype(np.int8), (packed >> 4 & _MOST_PLACES).astype(np.int32)
-    name, whole = (packed >> 24).astype(np.int32) - 1, Intervals(start, end)
-    on_device = (kinds <= MEMSET) | (kinds == COMMUNICATION_KERNEL)
-    host, device = np.flatnonzero(~on_device), np.flatnonzero(on_device)
-    device = device[np.argsort(start[device], kind="stable")]
-    kind, host_kind = kinds[device], kinds[host]
-    launches = host[np.isin(host_kind, (RUNTIME, GRAPH_LAUNCH))]
-    launch = _last_match(correlation[device], correlation[launches])
-    operator = external[device]
+def _tied(table: np.ndarray, names: tuple[str, ...], devices: tuple[str, ...]) -> Events:
+    """Tie device work to its launches and operators."""
+    table = table[np.argsort(table[:, 0], kind="stable")]
+    start, end, correlation, external, name, place, kind = table.T
+    span, calls = Intervals(start, end), np.flatnonzero(np.isin(kind, ISSUED))
+    by_id = dict(zip(correlation[calls].tolist(), calls.tolist(), strict=True)) | {0: -1}
+    work, launch = np.isin(kind, ON_DEVICE), np.full(len(kind), -1)
+    launch[work] = [by_id.get(number, -1) for number in correlation[work].tolist()]
+    tied = launch >= 0
     # Some versions give the operator's id to the launch only.
-    adopt = (operator == 0) & (launch >= 0)
-    operator[adopt] = external[launches[launch[adopt]]]
+    operator = np.where(tied & (external == 0), external[launch], external)
 
-    def launched_by(kind: int) -> np.ndarray:
-        ids = external[host[host_kind == kind]]
+    def is_of(kinds: int) -> np.ndarray:
+        ids = external[kind == kinds]
         return np.isin(operator, ids[ids > 0])
 
-    kind[(kind == KERNEL) & launched_by(COMMUNICATION)] = COMMUNICATION_KERNEL
-    on_host = whole.only(host), host_kind, name[host], place[host]
-    work = whole.only(device), kind, place[device], name[device], launch, launched_by(ELIGIBLE_OP)
-    return Events(*on_host, *work, names, devices)
+    kind[(kind == KERNEL) & is_of(COMMUNICATION)] = COMMUNICATION_KERNEL
+    launched, eligible = span.only(launch), is_of(ELIGIBLE_OP)
+    return Events(span, kind, place, name, tied, launched, eligible, names, devices)
 
 
 def _kind_of(event: dict[str, Any]) -> int | None:
     """Return what kind of event it is, None where it does not count; ValueError if not text."""
     category, name = event.get("cat"), event.get("name")
-    if category is None and (category := _LEGACY.get(str(event.get("pid")))) is None:
+    if category is None:
         return None
     if category == "python_function" and str(event.get("dur"))[1:2] in ".":
         return None  # there may be 20 to an operator, and those under 10 µs name no long wait
@@ -238,28 +230,13 @@ def _nanoseconds(micros: Any) -> int | None:
     """Convert the text of a number of µs to whole ns; None unless a number within ±2**61 ns."""
     if type(micros) is not str:
         return None
-    whole, _, part = micros.partition(".")
-    if len(part) < 4 and len(whole) < 17 and (digits := whole + part.ljust(3, "0")).isdecimal():
-        ns = int(digits)  # exact, where a float of µs since 1970 would be good to 0.25 µs
-    else:
-        try:
-            ns = Decimal(micros[:99]) * 1000
-            return round(ns) if abs(ns) < _MOST_NS else None
-        except (ArithmeticError, ValueError):
-            return None
-    return ns if ns < _MOST_NS else None
+    try:  # exact, where a float of µs since 1970 would be good to 0.25 µs
+        ns = Decimal(micros[:99]).scaleb(3)
+        return round(ns) if abs(ns) < _MOST_NS else None
+    except ArithmeticError:
+        return None
 
 
 def _identifier(text: Any) -> int:
     """Return a correlation or external id, 0 where there is none."""
     return int(text) if type(text) is str and len(text) <= 18 and text.isdecimal() else 0
-
-
-def _last_match(wanted: np.ndarray, offered: np.ndarray) -> np.ndarray:
-    """Return for each wanted id the index of the last equal offered one, -1 for none or id 0."""
-    if not len(offered):
-        return np.full(len(wanted), -1)
-    order = np.argsort(offered, kind="stable")
-    found = np.searchsorted(offered[order], wanted, side="right") - 1
-    match = order[np.maximum(found, 0)]
-    return np.where((found >= 0) & (wanted > 0) & (offered[match] == wanted), match, -1)

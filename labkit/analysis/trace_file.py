@@ -16,7 +16,7 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -26,20 +26,21 @@ from labkit.analysis.thresholds import WORTH_NAMING
 from labkit.results.result import Result, Table
 
 MAX_SIZE = 2 * 2**30  # characters, unpacked: some 5 million events, a minute of reading
-MAX_VALUE = 2 * 2**20  # characters of one event; real ones, shapes and stack included, have 100,000
+# Characters of one event, or before or behind them all; real events, with shapes and stack, have
+# 100,000
+MAX_VALUE = 2 * 2**20
 MAX_EVENTS = 10_000_000  # as many as 2 GiB hold of real ones; empty ones cost 1 s a million
-MAX_TRACES = 4096  # in one folder or archive
 CHUNK = 2**19  # characters read at a time
 
 RANK_IN_NAME = re.compile(r"(?i)(?:rank|worker)[-_. ]?(\d{1,7})")
-KEPT = ("distributedInfo", "deviceProperties")  # what is used of the keys beside the events
 
-_SPACE = re.compile(r"[ \t\n\r]*")
+_HEAD = re.compile(r'\s*(?:\[|\{.*?"traceEvents"\s*:\s*\[)', re.DOTALL)  # up to the first event
+_BETWEEN = re.compile(r"[ \t\n\r,]*")
 # Kineto has printed these where JSON has no word for the value (a bandwidth over 0 µs, for one).
 _BARE = re.compile(r"(?<=[:,\[\s])(?:-?(?:nan|inf)|N/A)(?=[\s,}\]])")
 # Numbers stay text: the few that are used are converted with a bound on their size, and a
 # timestamp in µs since 1970 with three decimals does not fit a float.
-_scan = json.JSONDecoder(strict=False, parse_int=str, parse_float=str, parse_constant=str).scan_once
+_JSON = json.JSONDecoder(strict=False, parse_int=str, parse_float=str, parse_constant=str)
 
 EXPORT_AGAIN = "export it again with prof.export_chrome_trace(), and let that finish before copying"
 PROFILE_LESS = "profile fewer steps, as with torch.profiler.schedule(wait=2, warmup=2, active=5)"
@@ -60,7 +61,7 @@ class TraceFile:
 
     def __init__(self, path: str | os.PathLike, member: BinaryIO | None = None):
         self.path, self._member = os.fsdecode(path), member
-        self.meta: dict[str, Any] = {}  # what it says beside its events, of the keys in `KEPT`
+        self.meta: dict[str, Any] = {}  # what it says beside its events, once these are read
         self.notes: list[str] = []  # what was repaired on the way, as sentences
         self._text, self._pos = "", 0  # the window, and up to where it has been read
         self._before = 0  # characters of the file before the window
@@ -78,126 +79,83 @@ class TraceFile:
                 packed = raw.peek(2)[:2] == b"\x1f\x8b"  # the name may lie, these bytes do not
                 plain = gzip.GzipFile(fileobj=raw) if packed else raw
                 self._stream = io.TextIOWrapper(plain, "utf-8-sig", errors="replace", newline="")
-                opening = self._peek()
-                if opening not in ("[", "{"):
-                    what = "is not a profiler trace, which begins with '[' or '{'"
-                    raise self.error(what, kind=NotATrace)
-                yield from self._events() if opening == "[" else self._members()
-                if self._peek(at_end=True):
-                    raise self._spoilt()
+                head = self._head()
+                yield from self._events()
+                while self._more():
+                    pass
+                around = _JSON.decode(_BARE.sub("null", head + self._text[self._pos :]))
+                self.meta = around if type(around) is dict else {}
         except TraceError:
             raise
+        except RecursionError:
+            raise self.error("is nested too deeply to be a profiler trace") from None
+        except json.JSONDecodeError as fault:
+            raise self.error(f"is damaged or cut short around its events ({fault.msg})") from None
         except BROKEN as damage:
             raise self.error(f"is damaged or cut short ({damage})") from None
         except (OSError, ValueError) as why:  # ValueError: a NUL byte in the path
             what = f"cannot be read ({getattr(why, 'strerror', None) or why})"
             raise self.error(what, "check the path and the permissions") from None
 
-    def _members(self) -> Iterator[Any]:
-        """Walk the outermost object, which has the list of events under a key."""
-        found = False
-        for _ in self._each("}"):
-            self._step_over('"', self._peek())
-            self._pos -= 1
-            key = self._value()
-            self._step_over(":", self._peek())
-            opening = self._peek()
-            if key == "traceEvents":
-                if opening != "[":
-                    raise self.error("has a 'traceEvents' that is not a list")
-                found = True
-                yield from self._events()
-            elif value := self._value():
-                self.meta |= {key: value} if key in KEPT else {}
-        if not found:
-            what = "is JSON, but not a profiler trace (it has no 'traceEvents')"
+    def _head(self) -> str:
+        """Step over what stands before the first event, and return it."""
+        while not (head := _HEAD.match(self._text)):
+            if len(self._text) < MAX_VALUE and self._more():
+                continue
+            if not self._text:
+                raise self.error("is empty")
+            what = "is not a profiler trace, which is a list or has a list of 'traceEvents'"
             raise self.error(what, kind=NotATrace)
+        self._pos = head.end()
+        return head.group()
 
     def _events(self) -> Iterator[Any]:
-        for count, _ in enumerate(self._each("]")):
-            if count == MAX_EVENTS:
-                raise self.error(f"has more than {MAX_EVENTS:,} events", PROFILE_LESS)
-            yield self._value()
-
-    def _each(self, closing: str) -> Iterator[None]:
-        """Stop at every part of the list or object at the position; step over its end."""
-        self._pos += 1
-        character = self._peek()
-        while character != closing:
-            yield
-            if (character := self._peek()) != closing:
-                self._step_over(",", character)
-                character = self._peek()
-        self._pos += 1
-
-    def _peek(self, at_end: bool = False) -> str:
-        """Return the next character that is not white space; "" at the file's end if allowed."""
+        """Decode one event after the other, up to the end of their list."""
+        count = 0
         while True:
-            self._pos = _SPACE.match(self._text, self._pos).end()
-            if self._pos < len(self._text):
-                return self._text[self._pos]
-            if not self._more():
-                if at_end:
-                    return ""
-                raise self._spoilt(cut_short=True)
-
-    def _step_over(self, wanted: str, found: str) -> None:
-        if found != wanted:
-            raise self._spoilt()
-        self._pos += 1
-
-    def _value(self) -> Any:
-        """Decode the JSON value at the position, and step over it."""
-        while True:
-            unterminated = False
+            self._pos = _BETWEEN.match(self._text, self._pos).end()
+            if self._text.startswith("]", self._pos):
+                return
             try:
-                value, end = _scan(self._text, self._pos)
+                event, end = _JSON.scan_once(self._text, self._pos)
             except StopIteration as stop:
-                at = stop.value
+                self._mend(stop.value)
             except json.JSONDecodeError as fault:
-                at, unterminated = fault.pos, fault.msg.startswith("Unterminated string")
-            except RecursionError:
-                raise self.error("is nested too deeply to be a profiler trace") from None
+                self._mend(fault.pos)
             else:
                 # A number that touches the window's end may go on beyond it.
-                if end < len(self._text) or not self._more():
-                    self._pos = end
-                    return value
-                continue
-            # More text cannot mend an error this far from the window's end: words (-Infinity) and
-            # escapes (\ud83d\ude00) are 12 characters at most.
-            near_end = unterminated or len(self._text) - at <= 16
-            if near_end and self._more():
-                continue
-            if _BARE.match(self._text, at):
-                before = max(self._pos - 1, 0)  # the pattern looks at the character before, too
-                self._text = self._text[:before] + _BARE.sub("null", self._text[before:])
-                continue
-            self._pos = at
-            raise self._spoilt(cut_short=near_end)
+                if end == len(self._text):
+                    self._mend(end)
+                    continue
+                if count == MAX_EVENTS:
+                    raise self.error(f"has more than {MAX_EVENTS:,} events", PROFILE_LESS)
+                count, self._pos = count + 1, end
+                yield event
+
+    def _mend(self, at: int) -> None:
+        """Put null for a word that JSON lacks; else get more text, in case that is what lacks."""
+        place = self._before + at
+        if _BARE.match(self._text, at):
+            before = max(self._pos - 1, 0)  # the pattern looks at the character before, too
+            self._text = self._text[:before] + _BARE.sub("null", self._text[before:])
+        elif not self._more():
+            raise self.error(f"is cut short, or not valid JSON, near character {place:,}")
 
     def _more(self) -> bool:
         """Drop the text already read and add to the rest; return False at the end of the file."""
         rest = self._text[self._pos :]
         if len(rest) >= MAX_VALUE:
-            raise self.error(f"has an event of more than {MAX_VALUE:,} characters")
+            place = self._before + self._pos
+            raise self.error(f"has no whole event in {MAX_VALUE:,} characters from {place:,} on")
         # Doubling keeps the cost of decoding a long event again and again linear.
         piece = self._stream.read(max(CHUNK, len(rest)))
-        if not piece:
-            return False
         if "\ufffd" in piece:
             self.notes.append("Text that is not UTF-8 was replaced by question marks.")
         self._before += self._pos
         self._text, self._pos = rest + piece, 0
         if self._before + len(self._text) > MAX_SIZE:
             raise self.error(f"is larger than {MAX_SIZE / 2**30:g} GiB uncompressed", PROFILE_LESS)
-        return True
-
-    def _spoilt(self, cut_short: bool = False) -> TraceError:
-        at = self._before + self._pos
-        if cut_short:
-            return self.error(f"is cut short at character {at:,}" if at else "is empty")
-        return self.error(f"is not valid JSON near character {at:,}")
+        return bool(piece)
 
 
 # -- a folder or an archive of traces, one for each rank -------------------------------------------
@@ -217,33 +175,24 @@ def packing(path: str | os.PathLike) -> str:
     return "zip" if start[:4] == b"PK\3\4" else "tar" if start[257:262] == b"ustar" else ""
 
 
-def files_in(path: str | os.PathLike) -> Iterator[TraceFile]:
+def files_in(path: Path, kind: str) -> Iterator[TraceFile]:
     """Yield what may be a trace in a folder or archive; read each before asking for the next."""
-    whole = TraceFile(path)
     try:
-        for count, file in enumerate(_members(Path(path), packing(path))):
-            if count == MAX_TRACES:
-                raise whole.error(f"holds more than {MAX_TRACES:,} files", "give one job's traces")
-            yield file
+        if kind == "folder":
+            found = [each for depth in ("*", "*/*") for each in path.glob(depth)]
+            yield from map(TraceFile, sorted(filter(_is_named_so, found)))
+        elif kind == "zip":
+            with zipfile.ZipFile(path) as packed:
+                for name in filter(_is_named_so, sorted(packed.namelist())):
+                    yield TraceFile(path / name, packed.open(name))
+        else:
+            with tarfile.open(path) as packed:
+                for member in packed:  # in its order: to go back is to unpack it again
+                    if member.isfile() and _is_named_so(member.name):
+                        yield TraceFile(path / member.name, packed.extractfile(member))
     except (OSError, *BROKEN) as why:
-        raise whole.error(f"is damaged or cannot be read ({why})", "copy it again") from None
-
-
-def _members(path: Path, kind: str) -> Iterator[TraceFile]:
-    if kind == "folder":
-        found = [each for depth in ("*", "*/*") for each in path.glob(depth) if _is_named_so(each)]
-        yield from map(TraceFile, sorted(found))
-    elif kind == "zip":
-        with zipfile.ZipFile(path) as packed:
-            for name in filter(_is_named_so, sorted(packed.namelist())):
-                yield TraceFile(path / name, packed.open(name))
-    else:
-        with tarfile.open(path) as packed:
-            for member in packed:  # in its order: to go back is to unpack it again
-                if member.isfile() and _is_named_so(member.name):
-                    yield TraceFile(path / member.name, packed.extractfile(member))
-                elif member.size > MAX_SIZE:  # nor is it unpacked to see what comes behind
-                    raise tarfile.TarError(f"{member.name!r} has {member.size:,} bytes")
+        what = f"is damaged or cannot be read ({why})"
+        raise TraceFile(path).error(what, "copy it again") from None
 
 
 def _is_named_so(name: str | Path) -> bool:
@@ -314,12 +263,10 @@ class RankTraces(Result):
         return Table(rows, ("rank", "step", *head.values()), title, foot, (), bold)
 
 
-def ranks_of(
-    path: str | os.PathLike, files: Iterable[TraceFile], read: Callable[[TraceFile], Any]
-) -> RankTraces:
+def ranks_of(path: str | os.PathLike, kind: str, read: Callable[[TraceFile], Any]) -> RankTraces:
     """Read the traces of a folder or archive; of several of one rank, the last by name."""
     found, notes, ranks = [], [], {}
-    for file in files:
+    for file in files_in(Path(os.fsdecode(path)), kind):
         try:
             one = read(file)
         except NotATrace:

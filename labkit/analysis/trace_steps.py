@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis import trace_events as kinds
-from labkit.analysis.trace_events import Events, Intervals, uses_tensor_cores
+from labkit.analysis.trace_events import Events, Intervals, join, uses_tensor_cores
 
 CLASSES = ("kernel", "memcpy", "memset", "communication", "runtime", "dataloader", "cpu_exec")
 # What else counts as a class, by its number
@@ -48,11 +48,6 @@ def length(intervals: Intervals) -> int:
     return int(union(intervals).length.sum())
 
 
-def join(*several: Intervals) -> Intervals:
-    """Put intervals side by side in one."""
-    return Intervals(*map(np.concatenate, zip(*several, strict=True)))
-
-
 class StepClock:
     """A clock that runs only inside the steps, which are sorted and without overlap."""
 
@@ -82,37 +77,33 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
     launched in it have ended. The last are dropped where the profiler stopped before their kernels
     were recorded (fewer than 80% of those of the step before, as the plugin had it).
     """
-    notes, marks, launches = [], events.of(kinds.STEP), events.launches
+    notes, marks = [], events.of(kinds.STEP)
     if not marks.length.any():
         notes.append("No ProfilerStep marks (call prof.step()): the whole span is one step.")
-        issued = np.isin(events.host_kind, (kinds.RUNTIME, kinds.GRAPH_LAUNCH))
-        work = events.host.only(~issued & (events.host_kind <= kinds.STEP))
-        marks = _hull(work if len(work.start) else join(launches, events.device))
-    long = marks.only(marks.end > marks.start)
-    start, end = long.only(np.argsort(long.start, kind="stable"))
+        work = events.of(*kinds.HOST, kinds.STEP)
+        only_cuda = events.of(*kinds.ISSUED, *kinds.ON_DEVICE)
+        marks = _hull(work if len(work.start) else only_cuda)
+    start, end = marks = marks.only(marks.end > marks.start)
     if not len(start):
-        return long, notes
+        return marks, notes
 
     # The step in whose mark each piece of device work was launched, -1 for none
-    step = np.full(len(events.launch), -1)
-    if len(launches.start):
-        of_launch = np.searchsorted(start, launches.start, side="right") - 1
-        of_launch[launches.end > end[np.maximum(of_launch, 0)]] = -1
-        step = np.where(events.launch >= 0, of_launch[np.maximum(events.launch, 0)], -1)
-    known = step >= 0
+    step = np.searchsorted(start, events.launched.start, side="right") - 1
+    known = events.tied & (step >= 0) & (events.launched.end <= end[step])
+    step[~known] = -1
     count = np.bincount(step[known], minlength=len(start))
     before = start[0]
-    np.maximum.at(end, step[known], events.device.end[known])
+    np.maximum.at(end, step[known], events.span.end[known])
     if count[0]:
         # Work launched before the first mark delays the first step's own.
-        early = events.device.end[~known]
-        early = early[early < events.device.start[step == 0].min()]
+        early = events.span.end[np.isin(events.kind, kinds.ON_DEVICE) & ~known]
+        early = early[early < events.span.start[step == 0].min()]
         before = max(before, early.max(initial=before))
     end = np.maximum.accumulate(np.maximum(np.maximum(start, end), before))
     start = np.maximum(start, np.append(before, end[:-1]))
 
     keep = end > start
-    if known.any() and len(count) > 1:
+    if known.any():
         last = int(np.flatnonzero(count)[-1])
         complete = last if last > 0 and count[last] < 0.8 * count[last - 1] else last + 1
         if complete < len(count):
@@ -125,7 +116,7 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
 def find_window(events: Events) -> StepClock:
     """Return a clock of the whole window: from the first mark to the last, else of all events."""
     marks = events.of(kinds.STEP)
-    return StepClock(_hull(marks if marks.length.any() else join(events.host, events.device)))
+    return StepClock(_hull(marks if marks.length.any() else events.span))
 
 
 def _hull(spans: Intervals) -> Intervals:
@@ -134,11 +125,10 @@ def _hull(spans: Intervals) -> Intervals:
 
 def split_by_class(events: Events, clock: StepClock) -> dict[str, int]:
     """Return the ns of all steps that each class and `other` add to the union of those before."""
-    times, covered, so_far = {}, events.device.only(events.kind < 0), 0
+    times, covered, so_far = {}, events.span.only(slice(0)), 0
     for role, name in enumerate(CLASSES):
-        both = role, ALSO.get(role, role)
-        own = join(events.of(*both), events.device.only(np.isin(events.kind, both)))
-        covered = union(join(covered, clock.inside(own)))
+        own = clock.inside(events.of(role, ALSO.get(role, role)))
+        covered = union(join(covered, own))
         times[name], so_far = length(covered) - so_far, length(covered)
     return times | {"other": clock.total - so_far}
 
@@ -150,7 +140,7 @@ def device_shares(events: Events, devices: np.ndarray, clock: StepClock) -> dict
     kernel that computes, in `comm_busy` a collective, in `exposed_comm` nothing but collectives; in
     `dataloader_share` the host waits for the DataLoader, whatever the device does.
     """
-    inside, total = clock.inside(events.device), max(clock.total, 1)
+    inside, total = clock.inside(events.span), max(clock.total, 1)
     compute, collective = events.kind == kinds.KERNEL, events.kind == kinds.COMMUNICATION_KERNEL
 
     def share(some: np.ndarray) -> float:
@@ -171,11 +161,10 @@ def device_shares(events: Events, devices: np.ndarray, clock: StepClock) -> dict
 
 def host_outside(events: Events, clock: StepClock) -> Intervals:
     """Return when, on the steps' clock, the host is in nothing that the profiler knows."""
-    inside = union(clock.inside(events.host.only(events.host_kind < kinds.STEP)))
+    inside = union(clock.inside(events.of(*kinds.HOST, *kinds.ISSUED)))
     free = Intervals(np.append(0, inside.end), np.append(inside.start, clock.total))
     # Recorded without ProfilerActivity.CPU, nobody knows where the host was
-    recorded = kinds.DATALOADER, kinds.CPU_OP, kinds.ELIGIBLE_OP, kinds.STEP
-    return free if np.isin(events.host_kind, recorded).any() else free.only(slice(0))
+    return free if len(events.of(*kinds.HOST, kinds.STEP).start) else free.only(slice(0))
 
 
 def where(events: Events, clock: StepClock, stretches: Intervals) -> tuple[str, ...]:
@@ -183,15 +172,15 @@ def where(events: Events, clock: StepClock, stretches: Intervals) -> tuple[str, 
 
     On the thread of the steps' marks, or of most operators: others may only wait.
     """
-    marked, found = events.host_kind == kinds.STEP, []
-    marked = marked if marked.any() else events.host_kind < kinds.STEP
+    marked, found = events.kind == kinds.STEP, []
+    marked = marked if marked.any() else np.isin(events.kind, (*kinds.HOST, *kinds.ISSUED))
     half = 0.5 * int(stretches.length.sum())
     if not half or not marked.any():
         return ()
-    own = events.thread == np.bincount(events.thread[marked]).argmax()
+    own = events.place == np.bincount(events.place[marked]).argmax()
     for kind in (kinds.ANNOTATION, kinds.PYTHON):
-        some = own & (events.host_kind == kind)
-        inside, name = clock.inside(events.host.only(some)), events.host_name[some]
+        some = own & (events.kind == kind)
+        inside, name = clock.inside(events.span.only(some)), events.name[some]
         covers = np.bincount(name, StepClock(stretches).inside(inside).length)
         if len(most := np.flatnonzero(covers >= half)):
             found.append(events.names[most[np.bincount(name, inside.length)[most].argmin()]])
@@ -220,21 +209,19 @@ def split_idle(events: Events, device: int, clock: StepClock, outside: Intervals
     if short, the hardware's hand-over, else `other`: it waited for another stream or memory, or its
     launch is unknown. What the host spent `outside` is `host`, unless it was launched already.
     """
-    work = events.device
+    work = events.span
     own = np.flatnonzero((events.place == device) & (work.end > work.start))
     busy = union(work.only(own))
-    # Device work is sorted by start: the first of a busy stretch is what ended the gap before.
+    # Events are sorted by start: the first of a busy stretch is what ended the gap before.
     opener = own[np.searchsorted(work.start[own], busy.start)]
-    launch = events.launch[opener]
-    launched = np.append(events.launches.start, 0)[launch]  # index -1, unknown, reads the 0
     gap = Intervals(
         np.concatenate([clock.steps.start[:1], busy.end]),
         np.concatenate([busy.start, clock.steps.end[-1:]]),
     )
     inside = clock.inside(gap)
     # After the last work nothing is queued: the host's doing, if launches are known at all.
-    known = np.append(launch >= 0, bool((events.launch >= 0).any()))
-    queued = known & ~np.append(launched > gap.start[:-1], True)
+    known = np.append(events.tied[opener], events.tied.any())
+    queued = known & np.append(events.launched.start[opener] <= gap.start[:-1], False)
     short = queued & (gap.length <= SHORT_GAP_NS)
     host = np.where(queued, 0, np.maximum(StepClock(outside).inside(inside).length, 0))
     rest = np.maximum(inside.length, 0) - host
@@ -258,21 +245,19 @@ class TopKernel:
 
 def top_kernels(events: Events, inside: Intervals, is_kernel: np.ndarray) -> dict[str, Any]:
     """Return the top kernels, and the shares of kernel time on Tensor Cores and able to be."""
-    spent = inside.length
-    counted = is_kernel & (spent > 0)
-    times = np.bincount(events.name[counted], weights=spent[counted])
-    calls = np.bincount(events.name[counted])
-    seen, on_cores = np.flatnonzero(calls), np.zeros(len(events.names) + 1, dtype=bool)
-    on_cores[seen] = [uses_tensor_cores(events.names[kernel]) for kernel in seen]
-    uses = counted & on_cores[events.name]
-    total = float(spent[counted].sum(dtype=float))
+    counted = is_kernel & (inside.length > 0)
+    ns, eligible = inside.length[counted].astype(float), events.eligible[counted]
+    kernels, which, calls = np.unique(events.name[counted], return_inverse=True, return_counts=True)
+    names, times = [events.names[kernel] for kernel in kernels], np.bincount(which, ns)
+    on_cores = np.array([uses_tensor_cores(name) for name in names], dtype=bool)
+    uses, total = on_cores[which], ns.sum()
     # As in the plugin, an operator that was seen to use Tensor Cores is one that can.
-    can = float(spent[counted & (events.eligible | uses)].sum(dtype=float))
+    can = uses | eligible
     return {
-        "tensor_core_share": float(spent[uses].sum(dtype=float)) / total if total else None,
-        "tensor_core_eligible_share": can / total if total else None,
+        "tensor_core_share": float(ns[uses].sum() / total) if total else None,
+        "tensor_core_eligible_share": float(ns[can].sum() / total) if total else None,
         "top_kernels": tuple(
-            TopKernel(events.names[k], float(times[k]) / 1000, int(calls[k]), bool(on_cores[k]))
-            for k in sorted(seen, key=lambda kernel: -times[kernel])[:TOP]
+            TopKernel(names[k], float(times[k]) / 1000, int(calls[k]), bool(on_cores[k]))
+            for k in np.argsort(-times, kind="stable")[:TOP]
         ),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,11 +53,10 @@ def draw_instruments(instruments: Instruments) -> Figure:
     for reading in instruments:
         if len(reading.shares) and reading.times_s[0] < end:
             rows.setdefault((*reading.times_s, *reading.shares), []).append(reading)
-    true = instruments.readings[0]
-    wrong = [each.distance_pp for each in instruments.readings[1:] if each.distance_pp is not None]
-    apart = ""
-    if wrong:
-        apart = f"; what instruments show is off by {min(wrong):.0f} to {max(wrong):.0f} pp"
+    true, *others = instruments
+    wrong = [each.distance_pp for each in others if each.distance_pp is not None]
+    least, most = min(wrong, default=0), max(wrong, default=0)
+    apart = f"; what instruments show is off by {least:.0f} to {most:.0f} pp" if wrong else ""
     header = [(text + apart if font is BOLD else text, font) for text, font in run_header(run)]
     header += [
         (f"{each.name}: {each.shares[0]:.0%}, read when the run was over", {})
@@ -91,20 +91,17 @@ def draw_knee(knee: Knee) -> Figure:
     ticks, mark = {size: str(size) for size in sizes}, {"color": LINES[1], "linestyle": "--"}
     known = knee.batch_size is not None
     more = [Line2D([], [], label=f"knee: {knee.batch_size}", **mark)] if known else []
-    for axes, names, measured, fit, label in (
-        (upper, ("measured (median)", "fixed part + part per sample"), times, fitted,
-         "compute of a step, ms"),
-        (lower, ("", ""), sizes / times * 1e3, batch / fitted * 1e3, "samples/s of compute"),
-    ):  # fmt: skip
-        series = (
-            Series(names[0], sizes, measured),
-            Series(names[1], batch, fit, style.BEFORE, marker=""),
-        )
-        lines(axes, series, "batch_size", label, log="xy", xticks=ticks, more=more)
-        more = []
-        if known:
-            axes.axvline(knee.n_half, linewidth=1.2, **mark)
-    upper.set_xlabel("")
+    dots = Series("measured (median)", sizes, times)
+    line = Series("fixed part + part per sample", batch, fitted, style.BEFORE, marker="")
+    look = {"log": "xy", "xticks": ticks}
+    lines(upper, (dots, line), ylabel="compute of a step, ms", more=more, **look)
+    rates = (
+        replace(dots, name="", y=sizes / times * 1e3),
+        replace(line, name="", y=batch / fitted * 1e3),
+    )
+    lines(lower, rates, "batch_size", "samples/s of compute", **look)
+    for axes in (upper, lower) if known else ():
+        axes.axvline(knee.n_half, linewidth=1.2, **mark)
     upper.tick_params(labelbottom=False)
     return figure
 
@@ -115,14 +112,11 @@ def draw_losses(losses: Losses) -> Figure:
     runs, names = losses.runs, [name_of(run) for run in losses.runs]
     word = "all within" if losses.survived else "NOT all within"
     title = f"Losses in {', '.join(names)}: {word} {losses.tolerance:.0%} of {names[0]}'s"
-    text, tall = "mean losses; the same run, the same batches", rows_in(len(runs))
-    figure, (upper, *below) = page(
-        several_header(title, [text], runs), [(0.36, 1.7), (0.66, tall), (0.6, tall)]
-    )
-    smooth = []
-    for run, name, colour, dash in zip(
-        runs, names, LINES, ("-", "--", ":", "-.") * 2, strict=False
-    ):
+    header = several_header(title, ["mean losses; the same run, the same batches"], runs)
+    tall = rows_in(len(runs))
+    figure, (upper, *below) = page(header, [(0.36, 1.7), (0.66, tall), (0.6, tall)])
+    looks, smooth = zip(runs, names, LINES, ("-", "--", ":", "-.") * 2, strict=False), []
+    for run, name, colour, dash in looks:
         curve = losses.curve(run)
         width = min(SMOOTH, len(curve))
         mean = np.convolve(curve, np.ones(width) / width, mode="valid")
@@ -211,14 +205,13 @@ def draw_ranks(ranks: RankTraces) -> Figure:
     """Draw where the average step of every rank went: who waits in collectives, and for whom."""
     parts = {"compute_busy": CLASSES["kernel"], "exposed_comm": CLASSES["communication"],
              "idle": ("device idle", style.OTHER)}  # fmt: skip
-    rows = []
-    for each in ranks.ranks:
+    rows, late = [], ranks.straggler
+    for each in ranks:
         spent = {part: each.busy.get(part, 0.0) * each.step_us / 1000 for part in parts}
-        late = ", the straggler" if each.rank == ranks.straggler else ""
-        rows.append((f"rank {each.rank}", spent, f"{_ms(each.step_us)}{late}"))
-    late = f"the others wait for rank {ranks.straggler}"
-    late = "no straggler" if ranks.straggler is None else late
-    header = f"{drawable(ranks.source, 40)}: {len(ranks)} ranks; {late}"
+        said = ", the straggler" if each.rank == late else ""
+        rows.append((f"rank {each.rank}", spent, f"{_ms(each.step_us)}{said}"))
+    found = f"the others wait for rank {late}" if late is not None else "no straggler"
+    header = f"{drawable(ranks.source, 40)}: {len(ranks)} ranks; {found}"
     figure, (axes,) = page([(header, BOLD)], [(0.36, rows_in(len(rows)))])
     stack(axes, rows, parts, "ms of an average step")
     return figure

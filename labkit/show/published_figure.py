@@ -40,12 +40,11 @@ def draw(published: Published, beside: Any = None, **case: Any) -> Figure:
     """
     figure, rows = published.figure, published.where(**(case or published.shown))
     own = [] if beside is None else own_points(published, beside)
-    note = f"; {published.note}" if published.note else ""
     chosen = ", ".join(map(str, case.values()))
     header = [
         (f"PUBLISHED: {published.hardware}, measured by others", LOUD | {"fontsize": 10}),
         (f"{published.title}: {chosen}" if case else published.message, BOLD),
-        (published.measured + note, {}),
+        ("; ".join(filter(None, [published.measured, published.note])), {}),
         (f"{published.repository} @ {published.commit[:7]}, {published.licence}", GREY),
     ]
     mine = dict(mark_of(run) for run, *_ in own)

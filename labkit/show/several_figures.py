@@ -15,24 +15,12 @@ from matplotlib.ticker import NullLocator, PercentFormatter
 from labkit.results.ranks import RankRun, Ranks
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
+from labkit.show import style
 from labkit.show.display import RANKS_PX
 from labkit.show.primitives import Series, lines, name_rows, rows_in, stack
 from labkit.show.run_figure import share_text
 from labkit.show.run_header import LOUD, delays_of, device_of, doubts, said, several_header
-from labkit.show.style import (
-    ALARM,
-    COMPUTE,
-    LEGEND_ROW_IN,
-    LINES,
-    OTHER,
-    WAIT,
-    drawable,
-    legend_above,
-    legend_columns,
-    our_style,
-    page,
-    room_in,
-)  # fmt: skip
+from labkit.show.style import ALARM, COMPUTE, LINES, OTHER, WAIT, drawable, our_style, page
 
 MARKERS = "osD^vPX"
 SPAN = 20  # times as large as the smallest value is the largest: from there on, logarithmic
@@ -63,10 +51,14 @@ def draw_sweep(sweep: Sweep) -> Figure:
         line[values.index(setting[knob])] = run
     fixed = {n: v for n, v in sweep.pipeline.changed().items() if n not in sweep.knobs}
     texts = [_left_out(sweep), delays_of(sweep.runs, sweep.knobs), said(fixed)]
-    legend_rows = -(-len(found) // legend_columns(list(found))) if others else 0
-    panels = [(0.14 + LEGEND_ROW_IN * legend_rows, 1.8), (0.22, 1.3)]
+    legend_rows = -(-len(found) // style.legend_columns(list(found))) if others else 0
+    panels = [(0.14 + style.LEGEND_ROW_IN * legend_rows, 1.8), (0.22, 1.3)]
     figure, (rates, busy) = page(several_header(_message(sweep), texts, sweep.runs), panels)
-    places, log = _places(values)
+    numbers = all(type(value) in (int, float) for value in values)
+    places = values if numbers else range(len(values))
+    low, high = min(places), max(places)
+    log = "x" if numbers and low > 0 and high > SPAN * low else ""
+    margin = 0.06 * (high - low) if numbers else 0.5
     _draw(rates, found, places, "throughput", "samples/s", "{:,.0f}".format, log and "xy")
     device = device_of(sweep.runs[0]) if sweep.runs else "device"
     bound = ", at most" if any(run.utilization_is_upper_bound for run in sweep.runs) else ""
@@ -75,27 +67,12 @@ def draw_sweep(sweep: Sweep) -> Figure:
     busy.set_yticks([0, 0.25, 0.5, 0.75, 1])
     busy.yaxis.set_major_formatter(PercentFormatter(1))
     for axes in (rates, busy):
-        if log:
-            axes.set_xlim(min(places) / 1.5, max(places) * 1.5)
-        else:
-            margin = 0.06 * (max(places) - min(places)) if _numbers(values) else 0.5
-            axes.set_xlim(min(places) - margin, max(places) + margin)
+        axes.set_xlim((low / 1.5, high * 1.5) if log else (low - margin, high + margin))
         axes.set_xticks(places, [drawable(str(value), 16) for value in values])
         axes.xaxis.set_minor_locator(NullLocator())
         axes.tick_params(labelbottom=axes is busy)
     busy.set_xlabel(knob)
     return figure
-
-
-def _numbers(values: Sequence[Any]) -> bool:
-    return all(type(value) in (int, float) for value in values)
-
-
-def _places(values: Sequence[Any]) -> tuple[Sequence[float], str]:
-    """Return where the values stand on the x axis, and "x" where that is logarithmic."""
-    if not _numbers(values):
-        return range(len(values)), ""
-    return values, "x" if min(values) > 0 and max(values) > SPAN * min(values) else ""
 
 
 def _message(sweep: Sweep) -> str:
@@ -116,10 +93,10 @@ def _draw(
     series, reach = [], []  # and how high the bars of spread go
     for index, (label, line) in enumerate(found.items()):
         values = np.array([getattr(run, name) if run else None for run in line], float)
-        colour, style = LINES[index % len(LINES)], "-" if index < len(LINES) else "--"
-        style = "" if isinstance(places, range) else style  # nothing lies between two categories
+        colour, dash = LINES[index % len(LINES)], "-" if index < len(LINES) else "--"
+        dash = "" if isinstance(places, range) else dash  # nothing lies between two categories
         marker, named = MARKERS[index % len(MARKERS)], label if name == "throughput" else ""
-        series.append(Series(named, places, values, colour, style, marker))
+        series.append(Series(named, places, values, colour, dash, marker))
         if name == "throughput":  # half the IQR to either side
             half = np.nan_to_num(values) * [(run.spread or 0) / 2 if run else 0 for run in line]
             axes.errorbar(places, values, half, fmt="none", ecolor=colour, capsize=3)
@@ -157,7 +134,7 @@ def draw_ranks(ranks: Ranks) -> Figure:
     title = f"{count}: {ranks.throughput:,.0f} samples/s together, {ranks.diagnose().headline}"
     header = [*several_header(title, [_delays(ranks), knobs], [ranks]), *doubts(ranks)]
     spaces = (0.32, 0.62)
-    tall = max(rows_in(len(times.ranks)), (room_in(RANKS_PX, header) - sum(spaces)) / 2)
+    tall = max(rows_in(len(times.ranks)), (style.room_in(RANKS_PX, header) - sum(spaces)) / 2)
     figure, (lanes, shares) = page(header, [(space, tall) for space in spaces])
     _draw_lanes(lanes, [rank for rank in ranks if rank.steps])
     parts = {part: np.asarray(getattr(times, part)) for part in PARTS}
@@ -184,32 +161,28 @@ def _draw_lanes(axes: Axes, runs: list[RankRun]) -> None:
     """Draw the true intervals of a few steps in the middle of the run."""
     count, first = min(run.steps for run in runs), max(run.warmup for run in runs)
     start = min(max(first, count // 2 - TEETH // 2), max(0, count - TEETH))
+    stop = min(start + TEETH, count)
     zero = min(run.steps_since(start)[0]["t"][0] for run in runs)
+    exchange = np.stack([run.exchange_ns[start:stop] for run in runs])  # (ranks, steps, 2)
+    complete = exchange[:, :, 0].max(axis=0)  # when the last rank had its gradients; NaN: never
     for row, run in enumerate(runs):
-        for colour, spans in _lane(run, runs, start, start + TEETH).items():
-            shifted = [((a - zero) / 1e6, (b - a) / 1e6) for a, b in spans if b > a]
+        spans: dict[str, list] = {WAIT: [], COMPUTE: [], OTHERS: [], EXCHANGE: []}
+        steps = run.steps_since(start)[: stop - start]
+        for step, last, (own, averaged) in zip(steps, complete, exchange[row], strict=True):
+            asked, ready, copied, done = step["t"]
+            begin, end = step.get("busy", (copied, done))
+            spans[WAIT].append((asked, min(ready, begin)))
+            if np.isnan(last):
+                spans[COMPUTE].append((begin, end))
+                continue
+            last = min(last, averaged)
+            spans[COMPUTE] += [(begin, own), (averaged, end)]
+            spans[OTHERS].append((own, last))
+            spans[EXCHANGE].append((last, averaged))
+        for colour, drawn in spans.items():
+            shifted = [((a - zero) / 1e6, (b - a) / 1e6) for a, b in drawn if b > a]
             axes.broken_barh(shifted, (row - 0.4, 0.8), facecolors=colour, linewidth=0)
     name_rows(axes, [f"rank {run.rank}" for run in runs])
     axes.set_xlim(left=0)
     axes.set_xlabel("ms, on one clock; steps in the middle of the run", labelpad=1)
-    legend_above(axes, [Patch(color=colour, label=name) for name, colour in PARTS.values()])
-
-
-def _lane(run: RankRun, runs: list[RankRun], start: int, stop: int) -> dict[str, list]:
-    """Return {colour: [(start, end) ns]} of the steps from `start` to `stop`, of one rank."""
-    spans: dict[str, list] = {WAIT: [], COMPUTE: [], OTHERS: [], EXCHANGE: []}
-    exchange = [each.exchange_ns[start:stop] for each in runs]
-    for step, own, *all_of in zip(
-        run.steps_since(start)[: stop - start], run.exchange_ns[start:stop], *exchange, strict=False
-    ):
-        asked, ready, copied, done = step["t"]
-        begin, end = step.get("busy", (copied, done))
-        spans[WAIT].append((asked, min(ready, begin)))
-        if np.isnan(own).any():
-            spans[COMPUTE].append((begin, end))
-            continue
-        last = min(max(np.nanmax([each[0] for each in all_of]), own[0]), own[1])
-        spans[COMPUTE] += [(begin, own[0]), (own[1], end)]
-        spans[OTHERS].append((own[0], last))
-        spans[EXCHANGE].append((last, own[1]))
-    return spans
+    style.legend_above(axes, [Patch(color=colour, label=name) for name, colour in PARTS.values()])
