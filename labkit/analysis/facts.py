@@ -41,9 +41,8 @@ LESSONS = {  # the notebook that teaches the cure
     "communication": "notebook 09 Beyond one GPU",
     "compute": "notebook 04 Batch sizing",
 }
-XRAY_NUMBERS = ("steps", "window_us", "gap_us", "tiny_us", "tiny_ops", "elementwise_us",
-                "fusible_us")  # fmt: skip
-XRAY_OPTIONAL = ("fixed_share", "bf16_speedup")  # None where they could not be tried
+XRAY_NUMBERS = {"steps", "window_us", "gap_us", "tiny_us", "tiny_ops", "elementwise_us",
+                "fusible_us"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -237,11 +236,9 @@ class Evidence:
 
 
 def _sound(seen: Any) -> dict[str, Any]:
-    """Return the x-ray's facts where all that the rules read is a number, else nothing."""
-    seen = dict(seen or {})
-    needed = all(type(seen.get(name)) in (int, float) for name in XRAY_NUMBERS)
-    optional = all(type(seen.get(name)) in (int, float, type(None)) for name in XRAY_OPTIONAL)
-    return seen if needed and optional else {}
+    """Return the x-ray's numbers where all that the rules need is among them, else nothing."""
+    numbers = {name: n for name, n in (seen or {}).items() if type(n) in (int, float)}
+    return numbers if numbers.keys() >= XRAY_NUMBERS else {}
 
 
 def cores_used(run: Any) -> tuple[float | None, ...]:
