@@ -245,16 +245,13 @@ def cores_used(run: Any) -> tuple[float | None, ...]:
     """Return the cores that the run used while it trained, all other programs, and in line for."""
     end = run.stamps[-1, 5] if run.steps else 0.0
     inside = [s for s in run.telemetry if 0 < run.seconds(s["t_ns"]) <= end]
-    rows = [[s.get(name) for name in ("own_cpu", "cpu", "line_cpu", "cpus")] for s in inside]
-    rows = [row for row in rows if None not in (row[0], row[1], row[3])]
+    rows = [[s.get(name) for name in ("own_cpu", "cpu", "cpus", "line_cpu")] for s in inside]
+    rows = [row for row in rows if None not in row[:3]]
     if not rows:
         return None, None, None
-    own, everyone, line = (
-        [row[i] * row[3] for row in rows if row[i] is not None] for i in range(3)
-    )
-    used = float(np.mean(own))
-    foreign = max(0.0, float(np.mean(everyone) - used))
-    return used, foreign, float(np.mean(line)) if line else None
+    used, everyone = (float(np.mean([row[i] * row[2] for row in rows])) for i in range(2))
+    line = [row[3] * row[2] for row in rows if row[3] is not None]
+    return used, max(0.0, everyone - used), float(np.mean(line)) if line else None
 
 
 def swelling(run: Any) -> tuple[float, float] | None:
