@@ -70,20 +70,19 @@ class Diagnosis(Result):
 
     def table(self) -> Table:
         """Return the findings, the costliest first."""
+        shown = self.findings[:4]
         rows = [
-            (f"{f.name}: {f.cause}", f"{f.lost_share:.0%}", f.evidence, f.advice)
-            for f in self.findings[:4]
+            (f"{f.name}: {f.cause}", f"{f.lost_share:.0%}", f.evidence, f.advice) for f in shown
         ]
         head = ("finding", "time lost", "evidence", "what to change")
         foot = [f"{self.source}; confidence {self.confidence:.0%}", *self.notes]
-        for finding in self.findings[:4]:
-            if finding.code:
-                foot += [f"{finding.cause}, in PyTorch:"]
-                foot += [f"    {line}" for line in finding.code.splitlines()]
-        first = next((f for f in self.findings[:4] if f.code), None)
-        copies = {"PyTorch": first.code} if first else {}
-        if first and self.of_pipeline:
-            copies["labkit"] = but(first.remedies[0].changes)
+        coded = [finding for finding in shown if finding.code]
+        for finding in coded:
+            foot.append(f"{finding.cause}, in PyTorch:")
+            foot += [f"    {line}" for line in finding.code.splitlines()]
+        copies = {"PyTorch": coded[0].code} if coded else {}
+        if coded and self.of_pipeline:
+            copies["labkit"] = but(coded[0].remedies[0].changes)
         title = f"Bottleneck: {self.headline}"
         return Table(rows, head, title, foot, left=(0, 2, 3), copies=copies)
 

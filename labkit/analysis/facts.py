@@ -41,9 +41,8 @@ LESSONS = {  # the notebook that teaches the cure
     "communication": "notebook 09 Beyond one GPU",
     "compute": "notebook 04 Batch sizing",
 }
-XRAY_NUMBERS = ("steps", "window_us", "gap_us", "tiny_us", "tiny_ops", "elementwise_us",
-                "fusible_us")  # fmt: skip
-XRAY_OPTIONAL = ("fixed_share", "bf16_speedup")  # None where they could not be tried
+XRAY_NUMBERS = {"steps", "window_us", "gap_us", "tiny_us", "tiny_ops", "elementwise_us",
+                "fusible_us"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -237,27 +236,22 @@ class Evidence:
 
 
 def _sound(seen: Any) -> dict[str, Any]:
-    """Return the x-ray's facts where all that the rules read is a number, else nothing."""
-    seen = dict(seen or {})
-    needed = all(type(seen.get(name)) in (int, float) for name in XRAY_NUMBERS)
-    optional = all(type(seen.get(name)) in (int, float, type(None)) for name in XRAY_OPTIONAL)
-    return seen if needed and optional else {}
+    """Return the x-ray's numbers where all that the rules need is among them, else nothing."""
+    numbers = {name: n for name, n in (seen or {}).items() if type(n) in (int, float)}
+    return numbers if numbers.keys() >= XRAY_NUMBERS else {}
 
 
 def cores_used(run: Any) -> tuple[float | None, ...]:
     """Return the cores that the run used while it trained, all other programs, and in line for."""
     end = run.stamps[-1, 5] if run.steps else 0.0
     inside = [s for s in run.telemetry if 0 < run.seconds(s["t_ns"]) <= end]
-    rows = [[s.get(name) for name in ("own_cpu", "cpu", "line_cpu", "cpus")] for s in inside]
-    rows = [row for row in rows if None not in (row[0], row[1], row[3])]
+    rows = [[s.get(name) for name in ("own_cpu", "cpu", "cpus", "line_cpu")] for s in inside]
+    rows = [row for row in rows if None not in row[:3]]
     if not rows:
         return None, None, None
-    own, everyone, line = (
-        [row[i] * row[3] for row in rows if row[i] is not None] for i in range(3)
-    )
-    used = float(np.mean(own))
-    foreign = max(0.0, float(np.mean(everyone) - used))
-    return used, foreign, float(np.mean(line)) if line else None
+    used, everyone = (float(np.mean([row[i] * row[2] for row in rows])) for i in range(2))
+    line = [row[3] * row[2] for row in rows if row[3] is not None]
+    return used, max(0.0, everyone - used), float(np.mean(line)) if line else None
 
 
 def swelling(run: Any) -> tuple[float, float] | None:

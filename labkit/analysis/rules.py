@@ -99,23 +99,19 @@ def host_work(facts: Facts) -> Iterator[Finding]:
     """The host does something else while the device waits, in every step or now and then."""
     lost = facts.shares["other"] + facts.shares["launch"]
     seen = f"{lost:.0%} of the time the device waits while the host does something other than data "
-    change = (
-        "Take logging, checkpoints, evaluation and .item() out of the loop, or do them rarely; "
-    )
-    change += "where there is none, launch fewer and larger kernels."
+    change = "Take logging, checkpoints, evaluation and .item() out of the loop, or do them "
+    change += "rarely; where there is none, launch fewer and larger kernels."
     cause, seen, changes = "host work in the loop", f"{seen}and copies", []
     if facts.from_trace:
         cause, change, changes = "issuing work", FEWER_LAUNCHES, remedies.fewer_launches(facts)
         seen = f"{lost:.0%} of the time the device waits while the host issues work: in operators, "
         seen += "in calls of the runtime, in Python between them"
     yield loss("launch", cause, lost, seen, facts.source, change, changes=changes)
-
-    if facts.body:  # then samples tell what long steps do
-        return
-    lost, cause = facts.pauses, "pauses inside steps"
-    seen = f"{lost:.0%} of the time is lost to single steps that compute far longer than an "
-    change = "Look for what runs now and then: garbage collection, recompiles, checkpoints."
-    yield loss("launch", cause, lost, f"{seen}ordinary one", facts.source, change)
+    if not facts.body:  # else samples tell what long steps do
+        seen = f"{facts.pauses:.0%} of the time is lost to single steps that compute far longer "
+        seen += "than an ordinary one"
+        change = "Look for what runs now and then: garbage collection, recompiles, checkpoints."
+        yield loss("launch", "pauses inside steps", facts.pauses, seen, facts.source, change)
 
 
 def outside_pytorch(facts: Facts) -> Iterator[Finding]:
@@ -130,9 +126,8 @@ def outside_pytorch(facts: Facts) -> Iterator[Finding]:
             yield loss("input", cause, lost, seen, facts.source, change)
         else:
             change = "Take it out of the loop, or do it rarely or in another process: logging, "
-            change += (
-                "checkpoints, evaluation, preparing data; with_stack=True records where it is."
-            )
+            change += "checkpoints, evaluation, preparing data; with_stack=True records where it "
+            change += "is."
             yield loss("host", "host work", lost, seen, facts.source, change)
 
 
@@ -141,8 +136,7 @@ def collectives(facts: Facts) -> Iterator[Finding]:
     if lost := facts.shares.get("communication", 0.0):
         seen = f"{lost:.0%} of the time only collectives run, hidden behind no compute"
         change = "Overlap or thin out the exchange: larger buckets, no_sync(), a larger batch."
-        late = facts.ranks.straggler if facts.ranks else None
-        if late is not None:
+        if (late := facts.ranks and facts.ranks.straggler) is not None:
             seen += f"; {facts.ranks.headline}"
             change = f"Look into the trace of rank {late} first: the others wait for it."
         cause = "exposed collectives"

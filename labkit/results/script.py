@@ -33,19 +33,14 @@ DATASETS = {  # {name: what its Images are made of, as code}
     ".integers(0, 256, (64, 3, PX, PX), dtype=np.uint8))",
     "text": "Text()",
 }
-MODELS = {
-    "cnn": "CNN",
-    "mlp": "MLP",
-    "transformer": "Transformer",
-    "gpt": "GPT",
-}  # classes of bench/models.py
+# Classes of bench/models.py
+MODELS = {"cnn": "CNN", "mlp": "MLP", "transformer": "Transformer", "gpt": "GPT"}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 IMPORTS = (  # (module, its names); what a script does not use is left out
-    ("", "bisect itertools os random re sysconfig tempfile time"), ("pathlib", "Path"),
-    ("", "numpy torch"), ("PIL", "Image ImageEnhance ImageOps"), ("torch", "nn"),
-    ("torch.utils.data", "DataLoader Dataset default_collate get_worker_info"),
+    ("", "bisect, itertools, os, random, re, sysconfig, tempfile, time"), ("pathlib", "Path"),
+    ("", "numpy as np, torch"), ("PIL", "Image, ImageEnhance, ImageOps"), ("torch", "nn"),
+    ("torch.utils.data", "DataLoader, Dataset, default_collate, get_worker_info"),
 )  # fmt: skip
-ALIAS = {"numpy": "np"}
 UNUSED = (  # in training, of the models' source
     (", _image_px: int", ""), (", cache: Cache | None = None", ""), (", cache: Cache | None", ""),
     ("        if cache is not None:\n            k, v = cache.grown(self.place, k, v)\n", ""),
@@ -190,10 +185,10 @@ def _written(job: dict[str, Any], threads: int | None) -> str:
         order = f"enumerate({order})"
     elif text and job["batching"] != "padded":
         order = f"ordered(dataset.documents, batch_size={job['batch_size']})"
+    collate = {"jpeg": "default_collate", "text": "padded"}.get(dataset, "as_it_is")
     given = {"sampler": order} if dataset else {}
     if dataset and (job["stall_ms"] or dataset != "jpeg"):
-        plain = "padded" if text else "as_it_is"
-        given["collate_fn"] = "SlowDisk()" if job["stall_ms"] else plain
+        given["collate_fn"] = "SlowDisk()" if job["stall_ms"] else collate
     lifted = {name: _lifted("data", name) for name in ("draw_image", "augmented")}
     lifted |= {name: _lifted("text", name) for name in ("paragraphs", "next_bytes")}
     lifted |= {"pack": _lifted("text", "packed"), "model_source": _model(MODELS.get(model, ""))}
@@ -205,9 +200,8 @@ def _written(job: dict[str, Any], threads: int | None) -> str:
         sizes += ["classes=CLASSES"] + ["image_px=PX"] * ("image_px" in lifted["model_source"])
     known = {
         **job, **lifted, "count": _constant("COUNT"), "classes": _constant("CLASSES"),
-        **{name: dataset == name for name in DATASETS}, "known": dataset in DATASETS,
+        **{name: dataset == name for name in DATASETS}, "threads": threads, "collate": collate,
         **{name: precision == name for name in ("tf32", "fp16")},
-        "threads": threads,
         "other_card": cuda and job["device"] not in ("cuda", "cuda:0"),
         "plain_convs": cuda and precision == "fp32" and model not in ("mlp", "gpt"),
         "files": dataset in ("jpeg", "array"), "in_memory": dataset in ("array", "sleep"),
@@ -239,10 +233,9 @@ def _filled(text: str, known: dict[str, Any]) -> str:
         line, _, needed = line.partition("#if ")
         if _holds(needed, known):
             indent = "\n" + " " * (len(line) - len(line.lstrip()))
-            values = (_as_code(known.get(name)) for name in re.findall(r"<(\w+)>", line))
-            parts = re.split(r"<\w+>", line.rstrip())
-            filled = (v.replace("\n", indent) + p for v, p in zip(values, parts[1:], strict=True))
-            lines.append(parts[0] + "".join(filled))
+            names = re.findall(r"<(\w+)>", line)
+            code = {name: _as_code(known.get(name)).replace("\n", indent) for name in names}
+            lines.append(re.sub(r"<(\w+)>", lambda m, code=code: code[m[1]], line.rstrip()))
     return re.sub(r"\n +(?=\n)", "\n", "\n".join(lines))
 
 
@@ -300,12 +293,11 @@ def _imports(body: str) -> str:
     """Return the imports of a script: of each module, the names that it uses."""
     lines = []
     for module, names in IMPORTS:
-        used = [name for name in names.split() if re.search(rf"\b{ALIAS.get(name, name)}\b", body)]
+        used = [name for name in names.split(", ") if re.search(rf"\b{name.split()[-1]}\b", body)]
         if "numpy" in names:
             lines.append("")  # what Python has itself stands above
         if module and used:
             lines.append(f"from {module} import {', '.join(used)}")
         elif not module:
-            alias = (f" as {ALIAS[name]}" if name in ALIAS else "" for name in used)
-            lines += [f"import {name}{more}" for name, more in zip(used, alias, strict=True)]
+            lines += [f"import {name}" for name in used]
     return "\n".join(lines)

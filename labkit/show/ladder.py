@@ -234,15 +234,15 @@ class Improvement(Ladder):
             ))  # fmt: skip
         head = ("on top", "change", "expected", "samples/s", "gain", "losses", "")
         foot = [now] if now else [f"not tried: {k}: {why}" for k, why in climb.left_out.items()]
+        copies = {}
         if climb.stopped and not now:
             if climb.verdict and climb.verdict.bottleneck != "compute":
                 foot.append(f"left: {climb.verdict.advice}")
             foot += [f"{self._count} runs, {climb.seconds:.0f} s", *self.snippet.split("\n")]
-        runs = list(self.runs.values())
-        foot += [*(text for text, _ in machine_lines(runs)), delays_of(runs)] if runs else []
+            copies = {"PyTorch": self.snippet, "labkit": but(self.changes) if self.start else ""}
+        runs = self.runs.values()
+        foot += [*(text for text, _ in machine_lines(runs)), delays_of(runs)]
         kept = [place for place, rung in enumerate(climb.rungs) if rung.kept]
-        copies = {"PyTorch": self.snippet} if climb.stopped else {}
-        copies |= {"labkit": but(self.changes)} if climb.stopped and self.start else {}
         left = (0, 1, 2, 6)
         return Table(rows, head, self.headline, foot, left=left, bold=kept, copies=copies)
 

@@ -95,10 +95,10 @@ class Improver:
         forecast: Callable[[Any, dict, dict], Expected | None],
         search: Callable[[Tuning], Search],
         *,
+        lacks: Callable[[dict, Any, dict], str | None],
         may_change: Any = (),
         seconds: float | None = None,
         check_start: bool = False,
-        lacks: Callable[[dict, Any, dict], str | None] | None = None,
     ):
         """Set up a climb; nothing runs yet.
 
@@ -111,10 +111,9 @@ class Improver:
             raise ValueError(f"seconds={seconds!r}: give a time budget above 0, or None.")
         if unknown := set(may_change) - set(TRAINING):
             raise ValueError(f"may_change={sorted(unknown)}: allow any of {', '.join(TRAINING)}.")
-        self.bench, self.forecast, self.make_search = bench, forecast, search
+        self.bench, self.forecast, self.make_search, self.lacks = bench, forecast, search, lacks
         self.may_change, self.seconds, self.check_start = set(may_change), seconds, check_start
         self.climb, self.search, self.longest = Climb(dict(start), knobs=dict(start)), None, 0.0
-        self.lacks = lacks or (lambda changes, run, knobs: lacking(changes, run.machine, knobs))
         self.tried: list[dict[str, Any]] = []  # all the knobs of what was run
         self.banned: list[dict[str, Any]] = []  # changes that failed, or broke the losses
         self.each: Callable[[], None] = lambda: None  # called when a rung has been measured
@@ -122,9 +121,9 @@ class Improver:
     def run(self) -> Climb:
         """Climb to the end; RuntimeError where the start cannot be measured, and why."""
         climb, self.begun = self.climb, time.monotonic()
+        first = Rung("", {}, said="the starting point", kept=True)
+        climb.rungs.append(first)
         try:
-            first = Rung("", {}, said="the starting point", kept=True)
-            climb.rungs.append(first)
             if (error := self._measure(first, climb.start)) or not first.rate:
                 raise RuntimeError(f"The starting point cannot be measured: {error}")
             self.each()
@@ -133,7 +132,7 @@ class Improver:
             if self.check_start and climb.changes and self._room():
                 self._check_start(first)
         except KeyboardInterrupt:
-            if not climb.rungs or not climb.rungs[0].rates:
+            if not first.rates:
                 raise
             climb.interrupted, climb.stopped = True, "interrupted: this is the best so far"
             climb.rungs = [rung for rung in climb.rungs if rung.said]
@@ -179,7 +178,7 @@ class Improver:
     def _hopes(self, verdict: Any) -> Iterator[Rung]:
         """Yield what may be tried against what was found, with what is expected of it."""
         climb, searched = self.climb, False
-        run, base = climb.best.runs[-1], climb.best.rate
+        run = climb.best.runs[-1]
         for finding, remedy in ((f, remedy) for f in verdict.findings for remedy in f.remedies):
             name, changes = f"{finding.name}: {finding.cause}", remedy.changes
             if set(changes) & set(LOADER):
@@ -191,9 +190,7 @@ class Improver:
             elif why := self._refused(changes, run):
                 climb.left_out[Rung("", changes).what] = why
             else:
-                hope = self.forecast(run, climb.knobs, changes)
-                hope = hope and tuple(part / base for part in hope)
-                yield Rung(name, dict(changes), hope or _amdahl(remedy), remedy.price)
+                yield self._rung(name, changes, self.forecast(run, climb.knobs, changes), remedy)
 
     def _refused(self, changes: dict[str, Any], run: Any) -> str | None:
         """Return why a change is not to be tried here."""
@@ -214,8 +211,15 @@ class Improver:
             return None
         now, then = trial.setting.to_dict(), here.to_dict()
         changes = {k: v for k, v in now.items() if v != then[k]}
-        hope = trial.expected and tuple(part / best.rate for part in trial.expected)
-        return Rung(name, changes, hope or _amdahl(remedy), 1, trial)
+        return self._rung(name, changes, trial.expected, remedy, trial)
+
+    def _rung(
+        self, name: str, changes: dict, hope: Expected | None, remedy: Any, trial: Any = None
+    ) -> Rung:
+        """Return what may be tried; where nothing predicts it, half of the loss is hoped for."""
+        low, high = remedy.gain
+        times = tuple(part / self.climb.best.rate for part in hope) if hope else (low, low, high)
+        return Rung(name, changes, times, remedy.price, trial)
 
     def _try(self, rung: Rung) -> None:
         """Measure a change, again where it is close, and keep it or not."""
@@ -264,16 +268,9 @@ class Improver:
         climb = self.climb
         self._measure(first, climb.start)
         if climb.best.rate < (1 + WORTH) * max(first.rates):
-            for rung in climb.rungs[1:]:
-                if rung.kept:
-                    rung.kept, rung.said = False, "no gain: the start was as fast, measured again"
+            for rung in climb.kept[1:]:
+                rung.kept, rung.said = False, "no gain: the start was as fast, measured again"
             climb.knobs = dict(climb.start)
-
-
-def _amdahl(remedy: Any) -> Expected:
-    """Return what is expected where nothing predicts it: half of what is lost."""
-    low, high = remedy.gain
-    return low, low, high
 
 
 def lacking(changes: dict[str, Any], machine: Machine, knobs: dict[str, Any]) -> str | None:

@@ -80,10 +80,7 @@ class Trial:
     runs: list[Any] = field(default_factory=list, repr=False)
     error: str | None = None  # why the last run gave no number
 
-    @property
-    def rate(self) -> float | None:
-        """Median measured throughput, samples/s."""
-        return median(self.rates) if self.rates else None
+    rate = property(lambda t: median(t.rates) if t.rates else None, doc="Median, samples/s.")
 
     @property
     def predicted(self) -> str | None:
@@ -119,10 +116,8 @@ class Tuning(Result):
     done: bool = False
     seconds: float = 0.0  # it took
 
-    @property
-    def baseline(self) -> Trial | None:
-        """The trial of the setting it started from."""
-        return self.tried[0] if self.tried else None
+    baseline = property(lambda t: t.tried[0] if t.tried else None, doc="The start's Trial.")
+    snippet = property(lambda t: loader_call(t.best, **t.arguments), doc="As code to paste.")
 
     @property
     def winner(self) -> Trial | None:
@@ -143,11 +138,6 @@ class Tuning(Result):
         """Throughput of the best setting over that of the baseline, both measured here."""
         both = self.winner and self.baseline.rate
         return self.winner.rate / self.baseline.rate if both else None
-
-    @property
-    def snippet(self) -> str:
-        """The result as code to paste."""
-        return loader_call(self.best, **self.arguments)
 
     def script(self) -> Script:
         """Return the tuned pipeline as a whole script; of a dataset of your own, its DataLoader."""
@@ -199,14 +189,12 @@ class Tuning(Result):
             measured = f"{trial.rate:,.0f}{runs}" if trial.rate else None
             said = self.verdict(trial)[:CELL]
             rows.append((f"{trial.setting}{what}", trial.predicted, measured, said, trial.why))
-        reasons = [f"{name}: {reason}" for name, reason in self.reasons.items()]
-        ended = (
-            [*reasons, *self.notes, *self.snippet.split("\n")] if self.done else [now or "starting"]
-        )
-        foot = [*ended, f"samples/s, measured on {self.line}" if self.line else ""]
+        foot, copies = [now or "starting"], {}
+        if self.done:
+            reasons = [f"{name}: {reason}" for name, reason in self.reasons.items()]
+            foot = [*reasons, *self.notes, *self.snippet.split("\n")]
+            copies = {"PyTorch": self.snippet, "labkit": but(self.best) if self.pipeline else ""}
+        foot.append(f"samples/s, measured on {self.line}" if self.line else "")
         bold = [place for place, trial in enumerate(self.tried) if trial is self.winner]
         head = ("setting", "predicted", "measured", "", "why it was tried")
-        copies = {"PyTorch": self.snippet} if self.done else {}
-        if self.done and self.pipeline:
-            copies["labkit"] = but(self.best)
         return Table(rows, head, self.headline, foot, left=range(5), bold=bold, copies=copies)
