@@ -192,7 +192,7 @@ def _check_and_compile(
 class Batches:
     """The loader's batches without end, each with how many samples it holds."""
 
-    def __init__(self, loader: DataLoader, job: SimpleNamespace, collate: Any = None):
+    def __init__(self, loader: DataLoader, job: SimpleNamespace, collate: Any):
         self.loader, self.job, self.collate = loader, job, collate
         self.streams = isinstance(loader.dataset, IterableDataset)
         self.taken, self.marks, self.tensors = 0, [], ()
