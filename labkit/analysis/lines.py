@@ -237,10 +237,9 @@ def _read(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], np.ndarra
 
 def _is_place(place: list[Any]) -> bool:
     """Return whether a place of a record has the shape that the sampler writes."""
-    *place, site = place or [None]
-    if site is not None and (type(site) is not list or list(map(type, site)) != [str, int, str]):
-        return False
-    return list(map(type, place)) == [str, str, str, int, str, str]
+    *plain, site = place or [None]
+    known = site is None or (type(site) is list and list(map(type, site)) == [str, int, str])
+    return known and list(map(type, plain)) == [str, str, str, int, str, str]
 
 
 @of_one_moment
