@@ -38,10 +38,10 @@ class Recorder(StepRecorder, TrainerCallback):
     """
 
     _hook, _tokens = None, np.zeros(2)
+    on_step_begin = StepRecorder.ready
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Begin a record, before the first batch is asked for."""
-        self.close()
         if state.is_world_process_zero:
             loader = more.get("train_dataloader")
             self._count = args.train_batch_size * args.gradient_accumulation_steps
@@ -69,10 +69,6 @@ class Recorder(StepRecorder, TrainerCallback):
             self._left = self._samples
             self.epoch()
 
-    def on_step_begin(self, *_args: Any, **_more: Any) -> None:
-        """The batches of a step are here."""
-        self.ready()
-
     def on_step_end(self, *_args: Any, **_more: Any) -> None:
         """A step has been issued; keep it until it is known whether its loss is logged."""
         if self._going:
@@ -85,7 +81,7 @@ class Recorder(StepRecorder, TrainerCallback):
 
     def on_log(self, *_args: Any, logs: dict | None = None, **_more: Any) -> None:
         """Keep the loss of the step that is over; the loader is asked only when this is done."""
-        self.over((logs or {}).get("loss"))
+        self.over(loss=(logs or {}).get("loss"))
 
     on_evaluate = on_save = on_log
 

@@ -28,18 +28,14 @@ class Recorder(StepRecorder, Callback):
     list. What lies between epochs is left out; rank 0 records.
     """
 
+    on_train_epoch_start = StepRecorder.epoch
+    on_train_batch_start = StepRecorder.ready
+    on_validation_end = StepRecorder.over
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin a record."""
         if trainer.is_global_zero:
             self.begin(trainer.train_dataloader, pl_module)
-
-    def on_train_epoch_start(self, *_args: Any) -> None:
-        """Begin a pass over the data."""
-        self.epoch()
-
-    def on_train_batch_start(self, *_args: Any) -> None:
-        """A batch is here."""
-        self.ready()
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -48,10 +44,6 @@ class Recorder(StepRecorder, Callback):
         if self._going:
             count = counter_for(batch, self._recording.knobs.get("batch_size"))
             self.issued(count(batch) if count else 1)
-
-    def on_validation_end(self, *_args: Any) -> None:
-        """A validation within the epoch is over."""
-        self.over()
 
     def on_train_end(self, *_args: Any) -> None:
         """End the record."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,13 +73,18 @@ class Lines(Result):
 
     There are `samples` stacks behind the warm-up; `missing` says why none. Of each, as arrays:
     `phase` (an index into `PHASES`), `step` (-1 in workers and between passes), `share` (0 to 1 of
-    wall time, or of the workers' work), `place` (an index into `places`, dicts with keys `PLACE`).
+    wall time, or of the workers' work), `place` (an index into `places`, dicts with keys `PLACE`),
+    and of the place `kind` and `within`.
     """
 
     def __init__(self, run: Any):
         """Join the samples of `run` with its steps, warm-up excluded."""
         self.places, rows = _read(run.samples_of_lines)
         pid, at_ns, weight, self.place = rows.T
+        self.kind, self.within = (
+            np.array([place[name] for place in self.places], object)[self.place]
+            for name in ("kind", "within")
+        )
         at_s = np.array([run.seconds(int(t)) for t in at_ns])
         stamps, first = run.stamps, max(run.warmup - 1, 0)
         start, end = (stamps[first, 5], stamps[-1, 5]) if len(stamps) > first else (0.0, 0.0)
@@ -88,11 +93,9 @@ class Lines(Result):
         step = np.searchsorted(stamps[:, 0], np.nan_to_num(at_s), side="right") - 1
         waits = at_s < stamps[np.clip(step, 0, None), 1] if len(stamps) else at_s < 0
         self.phase = np.where(in_loop, np.where(outside, 2, np.where(waits, 0, 1)), 3)
-        idle = np.array([not self.places[i]["within"] for i in self.place], bool)
-        ours = np.array([self.places[i]["kind"] == "labkit" for i in self.place], bool)
         keep = np.where(outside, in_loop, (at_s > start) & (at_s <= end))
-        # a worker that waits for work, or hands it over; the clock that times the items
-        keep &= ~((self.phase == 3) & idle | ours)
+        # not: the clock that times the items; a worker that waits for work, or hands it over
+        keep &= (self.kind != "labkit") & ((self.phase != 3) | (self.within != ""))
         self.step = np.where(self.phase < 2, step, -1)
         self.share = np.zeros(len(rows))
         wait = float(np.clip(stamps[:, 1] - stamps[:, 0], 0, None)[first + 1 :].sum())
@@ -103,7 +106,7 @@ class Lines(Result):
             total = weight[mine].sum()
             scale = known.get(phase, total / 1e9 / wall) / total if total else 0.0
             self.share[mine] = weight[mine] * scale
-        for name in ("phase", "step", "share", "place"):
+        for name in ("phase", "step", "share", "place", "kind", "within"):
             setattr(self, name, getattr(self, name)[keep])
         self.samples = int(keep.sum())
         nothing = "" if self.samples else "no stack was sampled behind the warm-up"
@@ -114,19 +117,16 @@ class Lines(Result):
 
     def enough(self, phase: str) -> bool:
         """Return whether the samples of a phase suffice to speak of its lines."""
-        return int((self.phase == PHASES.index(phase)).sum()) >= FEWEST
+        return int(self.mask(phase).sum()) >= FEWEST
 
-    def where(self, of: Callable[[dict[str, Any]], bool]) -> np.ndarray:
-        """Return the mask of the samples (samples,) at places that `of` accepts."""
-        return np.array([bool(of(place)) for place in self.places] or [False])[self.place]
-
-    def mask(self, phase: str, of: Callable[[dict[str, Any]], bool] = lambda _: True) -> np.ndarray:
-        """Return the mask of the samples (samples,) of a phase, at places that `of` accepts."""
-        return (self.phase == PHASES.index(phase)) & self.where(of)
+    def mask(self, phase: str) -> np.ndarray:
+        """Return the mask of the samples (samples,) of a phase."""
+        return self.phase == PHASES.index(phase)
 
     def of_part(self, part: str) -> np.ndarray:
         """Return the mask of the samples (samples,) in a part of the body, see `BODY`."""
-        return self.mask("body", lambda place: BODY.get(place["kind"]) == part)
+        kinds = [kind for kind, of in BODY.items() if of == part]
+        return self.mask("body") & np.isin(self.kind, kinds)
 
     def _sampled(self, mask: np.ndarray) -> Iterator[tuple[dict[str, Any], int, float]]:
         """Yield place, phase and share of the samples of `mask`."""
@@ -135,9 +135,9 @@ class Lines(Result):
 
     def kinds(self, phase: str) -> dict[str, float]:
         """Return the share of each kind of work in a phase, the largest first."""
-        total = Counter()
-        for place, _, share in self._sampled(self.mask(phase)):
-            total[place["kind"]] += share
+        total, mask = Counter(), self.mask(phase)
+        for kind, share in zip(self.kind[mask], self.share[mask].tolist(), strict=True):
+            total[kind] += share
         return dict(total.most_common())
 
     @property
@@ -147,7 +147,7 @@ class Lines(Result):
         whole = max(sum(kinds.values()), 1e-9)
         for kind, share in kinds.items():
             parts[BODY.get(kind, "python")] += share / whole
-        return dict(parts)
+        return dict(parts.most_common())
 
     def rows(self, mask: np.ndarray) -> tuple[Line, ...]:
         """Return the lines that the samples of `mask` fell on, the costliest first."""
@@ -155,10 +155,10 @@ class Lines(Result):
         for place, phase, share in self._sampled(mask):
             line = place["file"], place["line"], place["function"], PHASES[phase]
             found[line][place["kind"], place["call"], place["site"]] += share
-        lines = []
-        for (file, line, function, phase), shares in found.items():
-            most, share = max(shares, key=shares.get), sum(shares.values())
-            lines.append(Line(file, line, function, share, phase, *most))
+        lines = (
+            Line(*place, sum(shares.values()), phase, *max(shares, key=shares.get))
+            for (*place, phase), shares in found.items()
+        )
         return tuple(sorted(lines, key=lambda line: -line.share))
 
     def sites(self, mask: np.ndarray) -> tuple[Line, ...]:
@@ -201,11 +201,10 @@ class Lines(Result):
             for line in self.rows(np.isin(self.phase, phases))[:SHOWN]
             if line.share >= 0.005
         ]
-        foot = f"{self.samples} stacks sampled in this process and its loader's workers"
-        parts = sorted(self.body.items(), key=lambda part: -part[1])
-        body = ", ".join(f"{share:.0%} {part}" for part, share in parts if share >= 0.005)
-        body = f"the loop's body: {body}" if body else ""
-        foot += "; shares of wall time, of workers their working time"
+        foot = f"{self.samples} stacks sampled in this process and its loader's workers; "
+        foot += "shares of wall time, of workers their working time"
+        parts = (f"{share:.0%} {part}" for part, share in self.body.items() if share >= 0.005)
+        body = f"the loop's body: {', '.join(parts)}" if self.body else ""
         return Table(
             rows, ("time", "phase", "where", "kind", "call"), left=(1, 2, 3, 4),
             foot=tuple(filter(None, (body, self.missing or foot))),
@@ -238,10 +237,9 @@ def _read(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], np.ndarra
 
 def _is_place(place: list[Any]) -> bool:
     """Return whether a place of a record has the shape that the sampler writes."""
-    *place, site = place or [None]
-    if site is not None and (type(site) is not list or list(map(type, site)) != [str, int, str]):
-        return False
-    return list(map(type, place)) == [str, str, str, int, str, str]
+    *plain, site = place or [None]
+    known = site is None or (type(site) is list and list(map(type, site)) == [str, int, str])
+    return known and list(map(type, plain)) == [str, str, str, int, str, str]
 
 
 @of_one_moment

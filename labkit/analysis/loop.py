@@ -39,17 +39,17 @@ class Drift:
 
 @dataclass(frozen=True)
 class Loop:
-    """Facts of a watched loop. Shares are of wall time, 0 to 1; None where it did not show."""
+    """Facts of a watched loop. Shares are of wall time, 0 to 1; 0 where nothing showed."""
 
     lines: Lines
     body: np.ndarray = field(repr=False)  # (steps, IN_WORDS) sampled share that is no training
     sampled: np.ndarray = field(repr=False)  # (steps,) and of all
     spent: np.ndarray = field(repr=False)  # (steps,) s, of all steps: how long their bodies took
-    drift: Drift | None = None
-    restart: float | None = None  # spent on the first batches of later passes
-    passes: int = 1
-    cold: float | None = None  # by which the first pass was slower than the later ones
-    first_pass: int = 0  # its steps
+    drift: Drift | None
+    restart: float  # spent on the first batches of later passes, for which workers start anew
+    passes: int
+    cold: float  # by which the first pass was slower than the later ones
+    first_pass: int  # its steps
 
     def shares(self, rows: np.ndarray) -> dict[str, float]:
         """Return the part (0 to 1) of the body of some steps that each group takes."""
@@ -74,8 +74,8 @@ def of_run(run: Any) -> Loop | None:
     body = np.stack([per_step(found.of_part(part)) for part in IN_WORDS], axis=1)
     wall = max(float(stamps[-1, 5] - stamps[first - 1, 5]), 1e-9)
     spent = stamps[:, 5] - stamps[:, 1]  # (steps,) s, in the body
-    starts = sorted({0, *(event["step"] for event in run._series["epoch"])})
-    starts = [start for start in starts if start < run.steps]
+    begun = {0, *(event["step"] for event in run._series["epoch"])}
+    starts = sorted(start for start in begun if start < run.steps)
     return Loop(
         found, body, per_step(measured), spent,
         _drift(spent[first:], first, wall, found),
@@ -93,33 +93,30 @@ def _drift(spent: np.ndarray, first: int, wall: float, found: Lines) -> Drift | 
     share = float(np.clip(spent - middle[0], 0, None).sum() / wall)
     if not rises or growth < limits.DRIFT or share < limits.WORTH_NAMING["host"] / 2:
         return None
-    early, late = (
-        {p: found.share[mask & (found.place == p)].sum() for p in set(found.place[mask])}
-        for part in (fifths[0], fifths[-1])
-        for mask in [(found.phase == 1) & np.isin(found.step, part + first)]
-    )
-    grew = max(late, key=lambda p: late[p] - early.get(p, 0.0), default=-1)
+    by_place = []  # (places,) the share of each, early and late
+    for part in (fifths[0], fifths[-1]):
+        some = (found.phase == 1) & np.isin(found.step, part + first)
+        by_place.append(np.bincount(found.place[some], found.share[some], len(found.places) + 1))
+    grew = np.argmax(by_place[1] - by_place[0])
     return Drift(growth, share, (found.phase == 1) & (found.place == grew))
 
 
 def _passes(
     stamps: np.ndarray, starts: list[int], wall: float, workers: bool
-) -> tuple[float | None, int, float | None, int]:
-    """Return the last four fields of a `Loop`."""
-    wait = stamps[:, 1] - stamps[:, 0]
-    usual = float(np.median(wait))
-    later = np.array([start for start in starts if start], dtype=int)
-    restart = float(np.clip(wait[later] - usual, 0, None).sum() / wall) if workers else None
-    cold = None
-    if len(starts) > 1:
-        ends = [*starts[1:], len(stamps)]
-        step = np.diff(stamps[:, 5], prepend=0.0)
-        each = [float(np.median(step[s + 1 : e])) if e - s > 1 else 0.0
-                for s, e in zip(starts, ends, strict=True)]  # fmt: skip
-        if ends[0] - starts[0] >= limits.MIN_STEPS and (rest := float(np.median(each[1:]))) > 0:
-            slower = float((each[0] - rest) * (ends[0] - starts[0]) / wall)
-            cold = slower if each[0] > limits.COLD * rest else None
-    return restart if len(later) else None, len(starts), cold, [*starts, len(stamps)][1]
+) -> tuple[float, int, float, int]:
+    """Return the last four fields of a `Loop`; the first of the `starts` is step 0."""
+    wait, step = stamps[:, 1] - stamps[:, 0], np.diff(stamps[:, 5], prepend=0.0)
+    ends, restart, cold = [*starts[1:], len(stamps)], 0.0, 0.0
+    if workers:
+        more = wait[starts[1:]] - np.median(wait)
+        restart = float(np.clip(more, 0, None).sum() / wall)
+    if len(starts) > 1 and ends[0] >= limits.MIN_STEPS:
+        first, *others = (np.median(step[start + 1 : end]) if end - start > 1 else 0.0
+                          for start, end in zip(starts, ends, strict=True))  # fmt: skip
+        rest = float(np.median(others))
+        if rest > 0 and first > limits.COLD * rest:
+            cold = float((first - rest) * ends[0] / wall)
+    return restart, len(starts), cold, ends[0]
 
 
 # -- what the rules of the diagnosis make of it ----------------------------------------------------
@@ -128,29 +125,23 @@ def _passes(
 def in_the_body(loop: Loop, group: str, lost: float) -> tuple[str, str, str, tuple[Line, ...]]:
     """Return the cause, what was seen, the remedy and the lines of a group's loss."""
     words, change = IN_WORDS[group]
-    mask, cause = loop.lines.of_part(group), group
-    when = stalls(loop, mask) if mask.any() else ""
+    mask, cause, end = loop.lines.of_part(group), group, ""
+    lines, when = loop.lines.worst(mask), stalls(loop, mask)
     if when and (group != "validation" or "every" in when):
-        cause = "periodic"
-    lines = loop.lines.worst(mask)
-    if cause == "periodic":  # what comes now and then is known by the line that begins it
-        lines = (*loop.lines.sites(mask)[:1], *lines)
+        cause, end = "periodic", f", {when}"
+        lines = (*loop.lines.sites(mask)[:1], *lines)  # it is known by the line that begins it
     seen = f"{lost:.0%} of the time the body of the loop is not training but {words}"
     if lines:
         part = lines[0].share / max(float(loop.lines.share[loop.lines.phase == 1].sum()), 1e-9)
         seen += f": {part:.0%} of the body is in {lines[0].what}"
-    if cause == "periodic":
-        seen += f", {when}"
-    return cause, seen, change, lines
+    return cause, seen + end, change, lines
 
 
 def synchronises(loop: Loop) -> tuple[float, tuple[Line, ...]] | None:
     """Return the part of the body in which the host waits for the device, and where; or None."""
-    mask = loop.lines.mask("body", lambda place: place["kind"] == "sync")
-    whole = float(loop.lines.share[loop.lines.phase == 1].sum())
-    part = float(loop.lines.share[mask].sum()) / max(whole, 1e-9)
-    enough = loop.lines.enough("body") and part >= limits.WORTH_NAMING["launch"]
-    return (part, loop.lines.worst(mask)) if enough else None
+    part = loop.lines.body.get("sync", 0.0)
+    enough = part >= limits.WORTH_NAMING["launch"]
+    return (part, loop.lines.worst(loop.lines.of_part("sync"))) if enough else None
 
 
 def stalls(loop: Loop, mask: np.ndarray) -> str:
@@ -173,19 +164,20 @@ def stalls(loop: Loop, mask: np.ndarray) -> str:
 def why_it_waits(loop: Loop, lost: float) -> tuple[str, str, str, tuple[Line, ...]] | None:
     """Return what waiting for data comes from, as far as lines and passes show: as above."""
     lines, work, worth = loop.lines, _loading(loop.lines), max(lost, 1e-9) / 2
-    if (loop.restart or 0.0) >= worth:
+    if loop.restart >= worth:
         seen = f"{loop.restart:.0%} of the time goes to the first batches of {loop.passes - 1} "
         seen += "later passes, for which the workers start anew"
         at_loop = lines.worst(lines.mask("waiting"))[:1]
         return "workers_restart", seen, "Set persistent_workers=True.", at_loop
-    if (loop.cold or 0.0) >= worth:
+    if loop.cold >= worth:
         seen = f"the first pass took longer than the later ones, by {loop.cold:.0%} of the time"
         change = "Build what it builds, and read what it reads, once before training."
-        return "cold_start", seen, change, lines.worst(work & _early(loop))[:1]
+        early = (lines.step < loop.first_pass) | (lines.phase == 3)
+        return "cold_start", seen, change, lines.worst(work & early)[:1]
     whole = float(lines.share[work].sum())
-    if work.sum() < limits.FEWEST_LINES or whole <= 0:
+    if whole <= 0:
         return None
-    collates = work & lines.where(lambda place: place["within"] == "collate")
+    collates = work & (lines.within == "collate")
     part = float(lines.share[collates].sum()) / whole
     if part >= limits.MOST_OF_LOADING:
         found = lines.worst(collates)
@@ -217,24 +209,22 @@ def loads(run: Any) -> str:
     """Say what most of preparing an item of `run` is, with the line; "" where none stands out."""
     work = _loading(run.lines)
     whole = float(run.lines.share[work].sum())
-    return _stands_out(run.lines, work, whole)[0] if work.sum() >= limits.FEWEST_LINES else ""
+    return _stands_out(run.lines, work, whole)[0]
 
 
 def costliest_of_loading(lines: Lines) -> tuple[Line, ...]:
     """Return the costliest lines of preparing items, where enough of it was sampled."""
-    work = _loading(lines)
-    return lines.rows(work)[:3] if work.sum() >= limits.FEWEST_LINES else ()
-
-
-def _early(loop: Loop) -> np.ndarray:
-    """Return the mask of the samples of the first pass, where its end is known."""
-    return (loop.lines.step < loop.first_pass) | (loop.lines.phase == 3)
+    return lines.rows(_loading(lines))[:3]
 
 
 def _loading(lines: Lines) -> np.ndarray:
-    """Return the mask of samples in which the loader worked, in workers or in the loop itself."""
-    workers = lines.phase == 3
-    return workers if workers.any() else lines.mask("waiting", lambda place: bool(place["within"]))
+    """Return the mask of samples in which the loader worked, in workers or in the loop itself.
+
+    It is empty where there are too few of them.
+    """
+    work = lines.mask("worker")
+    work = work if work.any() else lines.mask("waiting") & (lines.within != "")
+    return work & (work.sum() >= limits.FEWEST_LINES)
 
 
 def _nth(n: int) -> str:

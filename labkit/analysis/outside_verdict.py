@@ -34,7 +34,7 @@ def judge(samples: list[Any]) -> dict[str, Any]:
     means = {name: _mean([getattr(s, of) for s in kept]) for name, of in MEANS.items()}
     means["workers"] = int(np.median([s.worker_count for s in kept])) if kept else 0
     card = _own_card(samples)
-    means["gpu_utilization"] = _mean([_gpu_busy(s, card) for s in kept]) if card else None
+    means["gpu_utilization"] = _mean([_gpu_busy(s.gpus[card]) for s in kept]) if card else None
     means["samples"] = len(kept)
     name, confidence, evidence, advice = _verdict(means)
     settle = "`for batch in lk.watch(loader):` in the script would settle it."
@@ -50,21 +50,20 @@ def judge(samples: list[Any]) -> dict[str, Any]:
 def _own_card(samples: list[Any]) -> str | None:
     """Return the UUID of the GPU that the script used, by its processes or by memory it took."""
     grown = {}  # in a container the driver's process ids are the host's
-    for uuid in samples[0].gpus | samples[-1].gpus if samples else ():
-        seen = [s.gpus[uuid] for s in samples if uuid in s.gpus]
-        if any(gpu.get("own") for gpu in seen):
+    for uuid in samples[0].gpus if samples else ():
+        seen = [s.gpus[uuid] for s in samples]
+        if any(gpu["own"] for gpu in seen):
             return uuid
-        held = [gpu["memory_gib"] for gpu in seen if gpu.get("memory_gib") is not None]
-        if held and uuid in samples[0].gpus and max(held) - held[0] > GROWN_GIB:
+        held = [gpu["memory_gib"] for gpu in seen if gpu["memory_gib"] is not None]
+        if held and max(held) - held[0] > GROWN_GIB:
             grown[uuid] = max(held) - held[0]
     return max(grown, key=grown.get, default=None)
 
 
-def _gpu_busy(sample: Any, uuid: str) -> float | None:
+def _gpu_busy(seen: dict[str, Any]) -> float | None:
     """Return NVML's utilization in a sample: its buffered samples, or what nvidia-smi prints."""
-    seen = sample.gpus.get(uuid, {})
-    buffered = _mean([share for _, share in seen.get("gpu") or ()])
-    return seen.get("gpu_now") if buffered is None else buffered
+    buffered = _mean([share for _, share in seen["gpu"] or ()])
+    return seen["gpu_now"] if buffered is None else buffered
 
 
 def _verdict(m: dict[str, Any]) -> tuple[str, str, str, str]:
@@ -90,8 +89,8 @@ def _verdict(m: dict[str, Any]) -> tuple[str, str, str, str]:
             return "input", "low", f"{seen}: it waited, for storage, a network or a sleep", feed
         if m["workers"] and main_busy and workers_wait:
             return "compute", "low", seen, "The model is the limit on this CPU."
-        why = "preparing data and training look the same from outside"
-        return "unsure", "none", f"{seen}: {why}", ""
+        seen += ": preparing data and training look the same from outside"
+        return "unsure", "none", seen, ""
     seen = f"NVML saw a kernel running for {busy:.0%} of the time; {cpu}"
     if busy >= BUSY_GPU:
         advice = "Notebooks 04, 05 and 07 make the device's own work cheaper."

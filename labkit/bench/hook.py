@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import labkit
 from labkit.bench import stack
 from labkit.bench.watch import Pass, Recorder
 
@@ -46,8 +45,6 @@ class Loop:
 
 class HookedPass(Pass):
     """An iterator of a loader under watch, which answers for the loader's own."""
-
-    __slots__ = ("iterator",)
 
     def __init__(self, recorder: Recorder, iterator: Any, *more: Any):
         super().__init__(recorder, iterator, *more)
@@ -109,7 +106,7 @@ def _begin(loader: Any, place: tuple[str, int] | None, dataset: Any) -> Recorder
     with contextlib.suppress(Exception):
         if len(_loops) < MOST:
             folder.mkdir(parents=True)
-            _loops.append(Loop(Recorder(folder, loader, labkit.__version__), place))
+            _loops.append(Loop(Recorder(folder, loader), place))
             _loops[-1].feed_from(dataset)
             return _loops[-1].recorder
     return None
@@ -117,11 +114,9 @@ def _begin(loader: Any, place: tuple[str, int] | None, dataset: Any) -> Recorder
 
 def _close() -> None:
     error = getattr(sys, "last_value", None)
-    for recorder in (loop.recorder for loop in _loops):
+    for loop in _loops:
         with contextlib.suppress(Exception):
-            if error is not None and recorder.how != "exhausted" and not recorder.closed:
-                recorder.fail(error)
-            recorder.close()
+            loop.recorder.close(error)
 
 
 class OptimizerSteps:

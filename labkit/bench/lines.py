@@ -27,6 +27,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from labkit.bench import stack
+from labkit.bench.their_loop import knobs_of
 from labkit.process.events import EventLog, now_ns
 
 PERIOD_S, EARLY_S = 0.02, 0.01  # between samples; and for the first EARLY of them, 5 s, so that
@@ -77,7 +78,6 @@ class Sampler:
         self.loop: CodeType | None = None  # what iterates the loader: no deeper goes the stack
         self.missing, self.in_use = "", False  # why there are no samples; whether a pass goes on
         self.timer: Timer | None = None
-        self.inside = False  # a sample is being taken
         self.taken = self.before = self.due = 0
 
     def start(self) -> None:
@@ -121,10 +121,10 @@ class Sampler:
                 if signal.getsignal(signal.SIGURG) == self._sample:
                     signal.signal(signal.SIGURG, signal.SIG_DFL)
 
-    def _sample(self, _signal: int, frame: FrameType | None) -> None:
-        if self.inside or self.timer is None or frame is None:
+    def _sample(self, _signal: int, frame: FrameType) -> None:
+        if self.timer is None:
             return
-        self.inside, now = True, now_ns()
+        now = now_ns()
         weight, self.before = min(now - self.before, LONGEST_NS), now
         try:
             self.rows.append((now, weight, self._place(frame)))
@@ -135,8 +135,7 @@ class Sampler:
                 self.flush()
         except Exception as error:  # of the user's objects: no loop may end on our account
             self.missing, self.taken = f"{type(error).__name__}: {error}", MOST_SAMPLES
-        finally:
-            self.inside = False
+        finally:  # the next one only now: samples do not nest
             if self.timer is not None and self.taken < MOST_SAMPLES:
                 self.timer.arm(EARLY_S if self.taken < EARLY else PERIOD_S)
 
@@ -169,12 +168,11 @@ class Sampler:
             at = at.f_back
         within = next(filter(None, map(self._within, frames)), "")
         libraries = frames[: frames.index(own)] if own in frames else frames
-        if own is top and own is not None:
+        if own is top:
             kind, call = stack.kind_and_call(own)
         else:
             kind = stack.kind_of_calls(libraries)
-            node = stack.expression(own) if own is not None else None
-            call = stack.call_text(node) if node is not None else ""
+            call = stack.call_text(stack.expression(own)) if own is not None else ""
             if kind in ("library", "io") and stack.SAVES.search(call):
                 kind = "logging"
         modules = {stack.module_of_frame(frame) for frame in frames}
@@ -211,8 +209,7 @@ class Sampler:
 @contextlib.contextmanager
 def in_workers(loader: Any, folder: Path, until_gone: str = WATCHED) -> Iterator[None]:
     """Let the workers that a torch DataLoader starts within the block sample themselves."""
-    data = sys.modules.get("torch.utils.data")
-    if data is None or not isinstance(loader, data.DataLoader) or not loader.num_workers:
+    if not knobs_of(loader).get("num_workers"):
         yield
         return
     own, how = loader.worker_init_fn, (str(folder), stack.place_of(loader.collate_fn), until_gone)

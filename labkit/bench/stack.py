@@ -110,9 +110,8 @@ def kind_and_call(frame: FrameType) -> tuple[str, str]:
     if module.split(".")[0] == "torch":
         kind = OF_TORCH.get(name) or kind_of(module)
     elif module == "builtins":
-        argument = node.args[0] if isinstance(node, ast.Call) and node.args else None
-        reads = name in ("float", "int", "bool") and argument is not None
-        reads = reads and _owner(argument, frame).startswith("torch")
+        read = getattr(node, "args", ()) if name in ("float", "int", "bool") else ()
+        reads = any(_owner(argument, frame).startswith("torch") for argument in read)
         kind = "sync" if reads else OF_BUILTINS.get(name, "python")
     elif module == "time" and name != "sleep":
         kind = "python"  # a clock: what took the time came before
@@ -122,8 +121,10 @@ def kind_and_call(frame: FrameType) -> tuple[str, str]:
     return "logging" if kind == "library" and SAVES.search(text) else kind, text
 
 
-def call_text(node: ast.expr) -> str:
+def call_text(node: ast.expr | None) -> str:
     """Return an expression as it stands in the source, a call without its arguments."""
+    if node is None:
+        return ""
     text = f"{ast.unparse(node.func)}()" if isinstance(node, ast.Call) else ast.unparse(node)
     return text[:CALL]
 
@@ -155,7 +156,7 @@ def _owner(node: ast.expr, frame: FrameType) -> str:
     """Return the module that what `node` evaluates to belongs to; "" where that is not known."""
     found = _looked_up(node, frame)
     if found is not None:
-        named = isinstance(found, (type, ModuleType)) or callable(found)
+        named = isinstance(found, ModuleType) or callable(found)
         own = found if named and not hasattr(type(found), "forward") else type(found)
         name = getattr(own, "__module__", None) or getattr(own, "__name__", "")
         return name if isinstance(name, str) else ""

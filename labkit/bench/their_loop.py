@@ -10,10 +10,13 @@ import linecache
 import os
 import platform
 import re
+import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -62,37 +65,34 @@ def padding_of(batch: Any) -> float | None:
     on the CPU end in, where that is hardly ever met before their end.
     """
     torch = sys.modules.get("torch")
-    parts = [batch] if torch is None or torch.is_tensor(batch) else batch
+    if torch is None:
+        return None
+    parts = batch if isinstance(batch, (list, tuple)) else [batch]
     if isinstance(batch, Mapping):
         parts = [batch[name] for name in ("attention_mask", "input_ids") if name in batch]
     matrices = (
-        part for part in (parts if isinstance(parts, (list, tuple)) else ())
-        if torch is not None and torch.is_tensor(part) and part.dim() == 2 and part.numel()
-        and not part.is_floating_point() and part.device.type == "cpu"
+        part for part in parts if torch.is_tensor(part) and part.dim() == 2 and part.numel()
+        and not part.is_floating_point() and part.is_cpu
     )  # fmt: skip
     tokens = next(matrices, None)
     if tokens is None or tokens.shape[1] < LEAST_TOKENS:
         return None
     if isinstance(batch, Mapping) and tokens is batch.get("attention_mask"):
-        padding = float((tokens == 0).mean(dtype=torch.float32))
-        return padding if 0 < padding < 1 else None
-    tokens = tokens[:64]
-    real = tokens != tokens[:, -1].mode()[0]
-    length = (real * torch.arange(1, tokens.shape[1] + 1)).amax(1)  # (B,)
-    padding = 1 - int(length.sum()) / tokens.numel()
-    within = int(length.sum()) - int(real.sum())  # the same number, before a row's end
+        padding, within = float((tokens == 0).mean(dtype=torch.float32)), 0
+    else:
+        tokens = tokens[:64]
+        real = tokens != tokens[:, -1].mode()[0]
+        length = int((real * torch.arange(1, tokens.shape[1] + 1)).amax(1).sum())  # of all rows
+        padding = 1 - length / tokens.numel()
+        within = length - int(real.sum())  # the same number, before a row's end
     return padding if 0 < padding < 1 and within <= 0.02 * tokens.numel() else None
 
 
 class Tally:
     """Sums over the steps so far, in ns and of bounded size: what the live line is made from."""
 
-    def __init__(self):
-        self.end: int | None = None  # of the step before, on the device
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget the warm-up."""
+    def __init__(self, end: int | None = None):
+        self.end = end  # of the step before, on the device
         self.steps = self.samples = self.wall = self.busy = self.wait = 0
 
     def add(self, t: tuple, samples: int, busy: tuple[int, int]) -> None:
@@ -175,6 +175,20 @@ def machine_and_clock(write: Callable[..., None]) -> tuple[dict[str, Any], Devic
         "cpu_cores": os.cpu_count(), "os": f"{platform.system()} {platform.release()}",
         "versions": {"python": platform.python_version()},
     }, None  # fmt: skip
+
+
+def telemetry_beside(folder: Path) -> subprocess.Popen | None:
+    """Sample the instruments beside this process, in one that dies with it; None where it fails."""
+    if sys.platform == "linux":  # elsewhere it could outlive us
+        root, none = str(Path(__file__).parents[2]), subprocess.DEVNULL
+        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))
+        with suppress(OSError):  # numbers without telemetry are still numbers
+            return subprocess.Popen(
+                [sys.executable, "-m", "labkit.bench.telemetry", str(os.getpid())],
+                stdin=none, stdout=none, stderr=none, cwd=folder,
+                env={**os.environ, "PYTHONPATH": path}, start_new_session=True,  # no Ctrl-C
+            )  # fmt: skip
+    return None
 
 
 def find_device(torch: Any) -> Any:

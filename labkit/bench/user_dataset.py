@@ -27,7 +27,6 @@ from labkit.bench import data, their_loop
 from labkit.bench.formats import DTYPES
 from labkit.spec import STEP_KNOBS
 
-KNOBS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "batch_size")
 ONE = torch.empty(1)  # expanded, it counts samples and holds none
 NO_LOSS = torch.tensor(float("nan"))
 
@@ -114,8 +113,8 @@ class NamesTheItem(Dataset):
 
 def knobs_of(job: SimpleNamespace, order: dict[str, Any]) -> dict[str, Any]:
     """Return the knobs that act on the reader's parts."""
-    names = KNOBS + (tuple(STEP_KNOBS) if "model" in order["parts"] else ())
-    return {name: getattr(job, name) for name in names}
+    of_step = STEP_KNOBS if "model" in order["parts"] else ()
+    return {name: getattr(job, name) for name in (*their_loop.READ, *of_step)}
 
 
 def own_step(
@@ -192,7 +191,7 @@ def _check_and_compile(
 class Batches:
     """The loader's batches without end, each with how many samples it holds."""
 
-    def __init__(self, loader: DataLoader, job: SimpleNamespace, collate: Any = None):
+    def __init__(self, loader: DataLoader, job: SimpleNamespace, collate: Any):
         self.loader, self.job, self.collate = loader, job, collate
         self.streams = isinstance(loader.dataset, IterableDataset)
         self.taken, self.marks, self.tensors = 0, [], ()

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
-import subprocess
 import sys
 import weakref
 from collections.abc import Callable
@@ -19,8 +19,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import labkit
 from labkit.bench import lines, stack, their_loop
-from labkit.process.events import VERSION, EventLog, now_ns
+from labkit.process.events import NO_TOKENS, VERSION, EventLog, line_of, now_ns
+from labkit.wiring import Later
+
+flops = Later("labkit.bench.flops")  # when the loop has imported torch
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
 TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
@@ -39,26 +43,29 @@ def say(text: str) -> None:
 class Recorder:
     """Writes the run of one watched loader into `folder`. Also the process of its `Run`."""
 
-    def __init__(self, folder: Path, loader: Any, version: str):
+    def __init__(self, folder: Path, loader: Any, model: Any = None):
+        """`model`, where it is known, is what the loop trains: its first call is counted."""
         self.folder, self.pid, self.log = Path(folder), os.getpid(), EventLog(folder)
         self.lines: list[str] = []  # of steps, on their way to the log
+        self.losses: dict[int, float] = {}  # of steps, where a framework tells them
+        self.tokens: dict[int, list[int]] = {}  # of steps of text, and the real ones of them
         self.knobs = their_loop.knobs_of(loader)
         self.length: int | None = None  # batches of a pass, where the loader can tell
         with contextlib.suppress(TypeError, NotImplementedError, AttributeError):
             self.length = len(loader)
         self.tally, self.kind, self.unit = their_loop.Tally(), "", "samples"
         self.clock: their_loop.DeviceClock | None = None
-        self.telemetry: subprocess.Popen | None = None
+        self.telemetry: Any = None  # its process
         self.sampler = lines.Sampler(folder, stack.place_of(getattr(loader, "collate_fn", None)))
         self.growth = their_loop.Growth()
         self.padding: list[float] = []  # of the batches that were looked at, the share of it
         self.epoch, self.next, self.first_step, self.warmup = -1, 0, 0, 3
         self._current: Callable[[], Any] = lambda: None  # a reference to the `Pass`
         self.how, self.failed, self.closed, self.opened_ns = "", None, False, now_ns()
-        self.call: Any = None  # a FirstCall, where the model is known
+        self.call = None if model is None else flops.FirstCall(model)
         self.log.write(
-            "spec", version=VERSION, run=self.folder.name, labkit=version, pipeline=self.knobs,
-            utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "spec", version=VERSION, run=self.folder.name, labkit=labkit.__version__,
+            utc=datetime.now(timezone.utc).isoformat(timespec="seconds"), pipeline=self.knobs,
             watched={"loader": type(loader).__name__, "length": self.length},
         )  # fmt: skip
         self.log.write("hello", pid=self.pid)
@@ -96,6 +103,10 @@ class Recorder:
         if (older := self.current) is not None:
             older.stop()
         self._current = weakref.ref(current)  # its end is seen by its being dropped
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """Write that the steps which follow are of another pass, and sample their lines."""
         self.epoch += 1
         self.how, self.tally.end, self.first_step = "", None, self.next
         self.log.write("epoch", n=self.epoch, step=self.next)  # goes on, whatever was said before
@@ -154,18 +165,15 @@ class Recorder:
         self.log.write("job", pipeline=self.knobs, not_applied={}, unit=self.unit)
         self.log.write("begin", warmup=self.warmup)
 
-    def _add(self, i: int, t: tuple, samples: int, busy: tuple = (), loss: str = "null"):
+    def _add(self, i: int, t: tuple, samples: int, busy: tuple = ()) -> None:
         if i == self.warmup:
-            self.tally.restart()
+            self.tally = their_loop.Tally(self.tally.end)  # without the warm-up
         self.tally.add(t, samples, busy or t[2:])
+        loss, tokens = self.losses.pop(i, math.nan), self.tokens.pop(i, NO_TOKENS)
         if i < KEEP_STEPS:
-            (a, b, c, d), (start, end) = t, busy or (0, 0)
-            device = f',"copy":[{start},{start}],"busy":[{start},{end}]' if busy else ""
-            # as `events.line_of`, at half its cost; the loss as text, with what may follow it
-            line = f'{{"event":"step","i":{i},"t":[{a},{b},{c},{d}],"n":{samples},"loss":{loss}'
-            self.lines.append(f"{line}{device}}}")
-        elif i == KEEP_STEPS:
-            self.lines.append(f'{{"event":"full","steps":{KEEP_STEPS}}}')
+            start, end = busy or (0, 0)
+            device = start, start, start, end  # the copy is inside
+            self.lines.append(line_of((*device, i + 1, *t, samples, 0, loss, *tokens, i + 1)))
 
     def _write(self) -> None:
         if self.lines:
@@ -173,11 +181,11 @@ class Recorder:
             self.lines.clear()
 
     def end_pass(self, how: str, error: BaseException | None = None) -> None:
-        """Write how a pass ended: "exhausted", "left early", or with the loader's `error`."""
+        """Write how a pass ended: "exhausted", "left early", or "failed" with an `error`."""
         if os.getpid() != self.pid:
             return  # a fork of the loop's process: not ours to say
         self.how, self.sampler.in_use = how, False
-        if error is not None:
+        if how == "failed":
             self.fail(error)
         elif how == "exhausted":
             self.log.write("done")
@@ -187,10 +195,12 @@ class Recorder:
 
     def fail(self, error: BaseException) -> None:
         """Write the exception that ended the loop; an interrupt is a stop, not a failure."""
-        failed, self.failed = self.failed, error
-        if isinstance(error, KeyboardInterrupt) and error is not failed:
+        if error is self.failed:
+            return
+        self.failed = error
+        if isinstance(error, KeyboardInterrupt):
             self.log.write("end", stop="interrupted", code=None)
-        elif error is not failed:
+        else:
             self.log.write("error", kind=type(error).__name__, message=str(error)[:8_000])
             self.log.write("end", stop=None, code=1)
 
@@ -198,8 +208,7 @@ class Recorder:
         """Write what has gathered, and give the device a moment for its last steps."""
         with contextlib.suppress(Exception):  # a device that was lost
             if (current := self.current) is not None:
-                rows, current.rows = current.rows, []
-                self.take(rows)
+                current.hand_over()
             if self.clock is not None:
                 self.clock.finish()
         self._write()
@@ -210,10 +219,12 @@ class Recorder:
             share = sum(self.padding) / len(self.padding)
             self.log.write("padding", share=round(share, 4), batches=len(self.padding))
 
-    def close(self) -> None:
-        """End the telemetry and let go of the log; the record stays."""
-        if os.getpid() != self.pid:
+    def close(self, error: BaseException | None = None) -> None:
+        """Let go of the log; the record stays. `error` is what ended the loop, where one did."""
+        if os.getpid() != self.pid or self.closed:
             return
+        if error is not None and self.how != "exhausted":
+            self.fail(error)
         if (current := self.current) is not None:  # somebody still holds the iterator
             current.stop()
             self.end_pass("left early")
@@ -232,18 +243,8 @@ class Recorder:
         self.closed = True
 
     def start_telemetry(self) -> None:
-        """Sample the instruments beside the loop, in a process that dies with this one."""
-        if self.telemetry is not None or sys.platform != "linux":  # elsewhere it could outlive us
-            return
-        root = str(Path(__file__).parents[2])
-        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))
-        none = subprocess.DEVNULL
-        with contextlib.suppress(OSError):  # numbers without telemetry are still numbers
-            self.telemetry = subprocess.Popen(
-                [sys.executable, "-m", "labkit.bench.telemetry", str(self.pid)],
-                stdin=none, stdout=none, stderr=none, cwd=self.folder,
-                env={**os.environ, "PYTHONPATH": path}, start_new_session=True,  # no Ctrl-C
-            )  # fmt: skip
+        """Sample the instruments beside the loop, unless that is done already."""
+        self.telemetry = self.telemetry or their_loop.telemetry_beside(self.folder)
 
 
 class Pass:
@@ -251,11 +252,6 @@ class Pass:
 
     What is more waits until `_gathered`, when a hundred rows share the cost of cold caches.
     """
-
-    __slots__ = (
-        "recorder", "fetch", "beat", "rows", "due", "beat_at", "asked", "ready", "lead_ns", "count",
-        "samples", "start", "clock", "on", "__weakref__",
-    )  # fmt: skip
 
     def __init__(self, recorder: Recorder, iterator: Any, iter_ns: int, beat: Callable):
         """`iter_ns` is what iter(loader) took; `beat(now)` is called now and then."""
@@ -280,11 +276,8 @@ class Pass:
                 now = self._gathered(now)
         try:
             batch = self.fetch()
-        except StopIteration:
-            self._end("exhausted")
-            raise
         except BaseException as error:
-            self._end("failed", error)
+            self._end("exhausted" if isinstance(error, StopIteration) else "failed", error)
             raise
         ready = now_ns()
         self.asked = now
@@ -310,11 +303,11 @@ class Pass:
 
     def _gathered(self, now: int) -> int:
         """Hand over what has gathered; return when the next batch is asked for."""
-        rows, self.rows, self.due = self.rows, [], now + GATHER_NS
-        if not self.on:
-            return now
+        self.due = now + GATHER_NS
         try:
-            self.recorder.take(rows)
+            self.hand_over()
+            if not self.on:
+                return now
             self.clock = self.recorder.clock  # known only when the first body has run
             if now > self.beat_at:
                 self.beat_at = now + BEAT_NS
@@ -324,19 +317,25 @@ class Pass:
             self._give_up(error)
         return now_ns()  # what this took is neither waiting nor body
 
+    def hand_over(self) -> None:
+        """Give the recorder what has gathered; once stopped, forget it."""
+        rows, self.rows = self.rows, []
+        if self.on:
+            self.recorder.take(rows)
+
     def stop(self) -> None:
         """Hand over what has gathered, and stop recording."""
-        rows, self.rows, on, self.on = self.rows, [], self.on, False
-        self.start = self.clock = None
-        if on:
-            self.recorder.take(rows)
+        try:
+            self.hand_over()
+        finally:
+            self.on, self.start, self.clock = False, None, None
 
     def _end(self, how: str, error: BaseException | None = None) -> None:
         if self.on:
             with contextlib.suppress(Exception):
                 self.stop()
                 self.recorder.end_pass(how, error)
-                if error is not None:
+                if how == "failed":
                     self.count = self._first_count
                 self.beat(None)
 

@@ -12,7 +12,6 @@ import shutil
 import sys
 from typing import Any
 
-import labkit
 from labkit.analysis import thresholds
 from labkit.analysis.lines import CELL
 from labkit.bench.their_loop import Tally
@@ -21,9 +20,6 @@ from labkit.knobs import suggests
 from labkit.process import folders, launcher
 from labkit.results.run import Run
 from labkit.show.display import Display, StaticFigure
-from labkit.wiring import Later
-
-flops = Later("labkit.bench.flops")  # when the loop has imported torch
 
 OPEN_MOST = 8  # watches kept open: the loop's, its validation's, and some for generators
 EMPTY = (
@@ -96,9 +92,7 @@ class Watch:
         recorder, shown = self._recorder, self._display
         if not _is_open(recorder):
             return
-        if error is not None and recorder.how != "exhausted":
-            recorder.fail(error)
-        recorder.close()
+        recorder.close(error)
         self._display = None
         if self in _open:
             _open.remove(self)
@@ -113,8 +107,7 @@ class Watch:
         """Return the recorder of the open Run; begin a new one where there is none."""
         if not _is_open(self._recorder):
             launcher.end_standby()  # it might still be importing torch: this loop wants to be alone
-            self._recorder = Recorder(folders.new_run(), self.loader, labkit.__version__)
-            self._recorder.call = None if self.model is None else flops.FirstCall(self.model)
+            self._recorder = Recorder(folders.new_run(), self.loader, self.model)
             rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
             self._run, self._display = None, Display() if self.live and rank == "0" else None
             while len(_open) >= OPEN_MOST:

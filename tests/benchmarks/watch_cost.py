@@ -43,7 +43,7 @@ def beat_ms(watched):
 
 def sampling_share(steps):
     """Return what sampling adds to the CPU time of a step, as a share, and its 95 % interval."""
-    sampler = Recorder(tempfile.mkdtemp(), [], "").sampler
+    sampler = Recorder(tempfile.mkdtemp(), []).sampler
     lot, ratios = random.Random(1), []
     for _ in range(max(2, steps // 700)):
         took = {}
