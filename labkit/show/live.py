@@ -216,26 +216,8 @@ class LiveView(anywidget.AnyWidget):
         self.overlay = follower.frame() if known else b""
         self.overlay_name = (display.recorded_mark(before) if known else "") or "run before"
 
-    def update(self, running: Run | Ranks) -> None:
-        """Show what `running` has done by now; costs the kernel well under 1 ms."""
-        self._show(running, True)
-
-    def follow(self, running: Run | Ranks) -> None:
-        """Do as `update`, but, once there are steps to be seen, ten times a second at most."""
-        seen = self.frame and first_rank(running) is self.run
-        if not seen or time.monotonic() >= self.due:
-            self.update(running)
-            self.due = time.monotonic() + FRAME_S
-
-    def finish(self, ended: Run | Ranks) -> None:
-        """Show all of `ended` and how it ended."""
-        self._show(ended, False)
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        data, *metadata = super()._repr_mimebundle_(**kwargs)
-        return {**data, "text/plain": display.FIGURE_TEXT}, *metadata
-
-    def _show(self, what: Run | Ranks, running: bool) -> None:
+    def update(self, what: Run | Ranks, running: bool = True) -> None:
+        """Show what it has done by now, or how it ended; costs the kernel well under 1 ms."""
         run = first_rank(what)
         with self.hold_sync():  # one message to the browser
             if run is not self.run or run is None:
@@ -252,6 +234,21 @@ class LiveView(anywidget.AnyWidget):
             else:
                 said = display.stage_line(what) if run is None else self.follower.line(run)
             self.running, self.status = running, self.title + said
+
+    def follow(self, running: Run | Ranks) -> None:
+        """Do as `update`, but, once there are steps to be seen, ten times a second at most."""
+        seen = self.frame and first_rank(running) is self.run
+        if not seen or time.monotonic() >= self.due:
+            self.update(running)
+            self.due = time.monotonic() + FRAME_S
+
+    def finish(self, ended: Run | Ranks) -> None:
+        """Show all of `ended` and how it ended."""
+        self.update(ended, running=False)
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        data, *metadata = super()._repr_mimebundle_(**kwargs)
+        return {**data, "text/plain": display.FIGURE_TEXT}, *metadata
 
 
 class RunDisplay:

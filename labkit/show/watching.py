@@ -40,9 +40,8 @@ class Watch:
     All passes over it are one Run, which ends with the notebook cell, the script or `close()`.
     """
 
-    def __init__(self, loader: Any, live: bool = True, place: tuple[Any, ...] = ()):
-        self.loader, self.live, self.place = loader, live, place
-        self.model: Any = None
+    def __init__(self, loader: Any, live: bool = True, place: tuple = (), model: Any = None):
+        self.loader, self.live, self.place, self.model = loader, live, place, model
         self._recorder: Recorder | None = None
         self._run: Run | None = None
         self._display: Display | None = None
@@ -187,8 +186,7 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
         if anew or each.loader is loader:
             each.loader, watch.last = loader, each
             return each
-    watch.last = Watch(loader, live, place)
-    watch.last.model = model
+    watch.last = Watch(loader, live, place, model)
     return watch.last
 
 
