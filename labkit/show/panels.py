@@ -174,7 +174,6 @@ def cost_panel(run: Run, *, before: Run | None = None) -> TextBox:
     row = widgets.HBox(list(controls.values()), layout=widgets.Layout(flex_flow="row wrap"))
     panel = TextBox("", [row, table, History(lambda: None, {})])  # that names the boxes
     panel.add_class("labkit-panel")
-    panel.controls, panel.table = controls, table
 
     def show(_change: Any = None) -> None:
         prices = {name: control.value for name, control in controls.items()}
