@@ -235,10 +235,8 @@ def _leave(display: Display, run: Run) -> None:
 
 def marked_cell(file: str, lines: Any) -> str:
     """Return a cell of the notebook that the time went to, each line with its share, as HTML."""
-    shares: dict[int, float] = {}
-    for line in lines:
-        if line.file == file and line.share >= 0.01:
-            shares[line.line] = max(shares.get(line.line, 0.0), line.share)
+    known = sorted((x.share, x.line) for x in lines if x.file == file and x.share >= 0.01)
+    shares = {line: share for share, line in known}  # of one line in two phases, the larger
     rows = []
     for number, text in enumerate(linecache.getlines(file), 1):
         share = shares.get(number, 0.0)
