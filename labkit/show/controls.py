@@ -117,9 +117,7 @@ def chooser(values: Sequence | Mapping, value: Any) -> widgets.ValueWidget:
 
 def shown(value: Any) -> str:
     """Write a knob's value as a person reads it."""
-    if value is None or isinstance(value, bool):
-        return {None: "auto", True: "on", False: "off"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else WORDS.get(str(value), str(value))
 
 
 class History(anywidget.AnyWidget):

@@ -216,26 +216,8 @@ class LiveView(anywidget.AnyWidget):
         self.overlay = follower.frame() if known else b""
         self.overlay_name = (display.recorded_mark(before) if known else "") or "run before"
 
-    def update(self, running: Run | Ranks) -> None:
-        """Show what `running` has done by now; costs the kernel well under 1 ms."""
-        self._show(running, True)
-
-    def follow(self, running: Run | Ranks) -> None:
-        """Do as `update`, but, once there are steps to be seen, ten times a second at most."""
-        seen = self.frame and first_rank(running) is self.run
-        if not seen or time.monotonic() >= self.due:
-            self.update(running)
-            self.due = time.monotonic() + FRAME_S
-
-    def finish(self, ended: Run | Ranks) -> None:
-        """Show all of `ended` and how it ended."""
-        self._show(ended, False)
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        data, *metadata = super()._repr_mimebundle_(**kwargs)
-        return {**data, "text/plain": display.FIGURE_TEXT}, *metadata
-
-    def _show(self, what: Run | Ranks, running: bool) -> None:
+    def update(self, what: Run | Ranks, running: bool = True) -> None:
+        """Show what it has done by now, or how it ended; costs the kernel well under 1 ms."""
         run = first_rank(what)
         with self.hold_sync():  # one message to the browser
             if run is not self.run or run is None:
@@ -247,8 +229,26 @@ class LiveView(anywidget.AnyWidget):
             if run is not None and self.follower.read(run):
                 self.frame = self.follower.frame()
                 self.tick += 1
-            said = run_line(what, self.follower) if running else display.closing_line(what)
+            if not running:
+                said = display.closing_line(what)
+            else:
+                said = display.stage_line(what) if run is None else self.follower.line(run)
             self.running, self.status = running, self.title + said
+
+    def follow(self, running: Run | Ranks) -> None:
+        """Do as `update`, but, once there are steps to be seen, ten times a second at most."""
+        seen = self.frame and first_rank(running) is self.run
+        if not seen or time.monotonic() >= self.due:
+            self.update(running)
+            self.due = time.monotonic() + FRAME_S
+
+    def finish(self, ended: Run | Ranks) -> None:
+        """Show all of `ended` and how it ended."""
+        self.update(ended, running=False)
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        data, *metadata = super()._repr_mimebundle_(**kwargs)
+        return {**data, "text/plain": display.FIGURE_TEXT}, *metadata
 
 
 class RunDisplay:
@@ -256,40 +256,36 @@ class RunDisplay:
 
     def __init__(self, before: Run | None = None, height: int | None = None):
         """Draw over `before`; `height` is that of the figure in the end, px, else a run's."""
-        self.before, self.title, self.run = before, "", None
-        self.height = height or display.FIGURE_PX[before is not None]
-        self.view = LiveView(before, self.height) if display.in_notebook() else None
+        self.before, self.run = before, None
+        self.view = LiveView(before, height or display.FIGURE_PX[before is not None])
         self.shown = display.Display(self.view)
 
     def next(self, title: str) -> None:
         """Say what the next of several runs is; the one before stays as a line, or faintly."""
-        if self.view is not None:
+        if self.shown.handle is not None:
             self.view.show_before(self.view.run)
-            self.view.title = title
         elif self.run is not None:
-            self.shown.final(self.title + display.closing_line(self.run))
-        self.title = title
+            self.shown.final(self.view.title + display.closing_line(self.run))
+        self.view.title = title
 
     def update(self, running: Run | Ranks) -> None:
         """Show what has been done by now."""
-        if self.view is not None:
+        self.run = running
+        if self.shown.handle is not None:
             self.view.follow(running)
-            return
-        if running is not self.run:
-            self.run, self.follower = running, Follower()
-        if self.shown.due:
-            if first := first_rank(running):
-                self.follower.read(first)
-            self.shown.line(self.title + run_line(running, self.follower))
+        elif self.shown.due:
+            self.view.update(running)
+            self.shown.line(self.view.status)
 
     def finish(self, result: Any) -> None:
         """Leave the figure of a Run, Ranks or Sweep, or the closing line of the last run."""
-        if self.view is not None:
-            self.shown.final(rich=display.StaticFigure.of(result, self.before, self.height))
-            self.view.close()
+        if self.shown.handle is not None:
+            drawn = display.StaticFigure.of(result, self.before, self.view.height)
+            self.shown.final(rich=drawn)
         elif last := result if isinstance(result, (Run, Ranks)) else self.run:
             line = " ".join(filter(None, [display.recorded_mark(last), display.closing_line(last)]))
-            self.shown.final(self.title + line)
+            self.shown.final(self.view.title + line)
+        self.view.close()
 
 
 def first_rank(running: Run | Ranks | None) -> Run | None:
@@ -297,9 +293,3 @@ def first_rank(running: Run | Ranks | None) -> Run | None:
     if not isinstance(running, Ranks):
         return running
     return running[0] if len(running) and running[0].steps else None
-
-
-def run_line(running: Run | Ranks, follower: Follower) -> str:
-    """Say in one line how far a run is; of several ranks, the one that is drawn."""
-    first = first_rank(running)
-    return display.stage_line(running) if first is None else follower.line(first)

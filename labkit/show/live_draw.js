@@ -5,11 +5,10 @@
 const HEADER = 14, ROW = 9, LEFT = 74, RIGHT = 14;
 const PARTS = { wait: "waiting for data", copy: "copy", compute: "compute", other: "other" };
 const LANES = [["busy", "compute", 0.56], ["copy", "copy", 0.16], ["waiting", "wait", 0.16]];
-const COLOURS = {
+const OURS = { compute: "#009e73", wait: "#e69f00", copy: "#aa4499", other: "#bbbbbb" }; // as in style.py
+const COLOURS = { // of the page: [its variable, what stands in for it]
   text: ["--jp-ui-font-color1", "#1f1f1f"], muted: ["--jp-ui-font-color2", "#616161"],
   paper: ["--jp-layout-color1", "#ffffff"], grid: ["--jp-border-color2", "#e0e0e0"],
-  compute: ["--labkit-busy", "#009e73"], wait: ["--labkit-wait", "#e69f00"],
-  copy: ["--labkit-copy", "#aa4499"], other: ["--labkit-other", "#bbbbbb"],
   before: ["--jp-ui-font-color3", "#9e9e9e"], font: ["--jp-ui-font-family", "system-ui, sans-serif"],
 };
 const ms = (value) => value.toFixed(value >= 99.5 ? 0 : value >= 0.95 ? 1 : 2);
@@ -207,7 +206,8 @@ function draw(canvas, model, view) {
   if (canvas.width !== pixels[0] || canvas.height !== pixels[1]) [canvas.width, canvas.height] = pixels;
   const g = canvas.getContext("2d"), device = model.get("device"), style = getComputedStyle(canvas);
   const read = ([name, otherwise]) => style.getPropertyValue(name).trim() || otherwise;
-  const colours = Object.fromEntries(Object.entries(COLOURS).map(([what, where]) => [what, read(where)]));
+  const page = Object.entries(COLOURS).map(([what, where]) => [what, read(where)]);
+  const colours = { ...OURS, ...Object.fromEntries(page) };
   g.setTransform(ratio, 0, 0, ratio, 0, 0);
   g.clearRect(0, 0, width, height);
   g.family = colours.font;

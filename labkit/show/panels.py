@@ -26,15 +26,12 @@ USUAL_KNOBS = ("num_workers", "prefetch_factor", "batch_size", "io_ms")
 SPEEDS = {f"{speed:g}x": speed for speed in (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)}
 STARVED = "io_ms of rank 1"
 MOST_LINES = 8  # of a comparison
-PRICES = [  # each from 0 to 10**12
-    Knob(name, kind, 0, help, unit, 0, 10**12)
-    for name, kind, help, unit in (
-        ("usd_per_hour", "float", "rent of the device", "USD"),
-        ("usd_per_kwh", "float", "price of electricity", "USD"),
-        ("kg_co2_per_kwh", "float", "of the grid", "kg CO2e"),
-        ("samples_per_epoch", "int", "an epoch", "samples"),
-    )
-]
+PRICES = (
+    Knob("usd_per_hour", "float", 0, "rent of the device", "USD", 0, 10**12),
+    Knob("usd_per_kwh", "float", 0, "price of electricity", "USD", 0, 10**12),
+    Knob("kg_co2_per_kwh", "float", 0, "of the grid", "kg CO2e", 0, 10**12),
+    Knob("samples_per_epoch", "int", 0, "an epoch", "samples", 0, 10**12),
+)
 
 
 def panel(what: Any = None, knobs: Sequence[str] = USUAL_KNOBS, **settings: Any) -> Any:
@@ -177,7 +174,6 @@ def cost_panel(run: Run, *, before: Run | None = None) -> TextBox:
     row = widgets.HBox(list(controls.values()), layout=widgets.Layout(flex_flow="row wrap"))
     panel = TextBox("", [row, table, History(lambda: None, {})])  # that names the boxes
     panel.add_class("labkit-panel")
-    panel.controls, panel.table = controls, table
 
     def show(_change: Any = None) -> None:
         prices = {name: control.value for name, control in controls.items()}

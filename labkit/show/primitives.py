@@ -16,17 +16,8 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from labkit.show.style import (
-    BEFORE,
-    CHARACTER_IN,
-    INSIDE,
-    LINES,
-    RC,
-    drawable,
-    legend_above,
-    legend_columns,
-    literal,
-)  # fmt: skip
+from labkit.show import style
+from labkit.show.style import BEFORE, CHARACTER_IN, INSIDE, LINES, RC, drawable
 
 ROW_IN, THIN_IN, MANY = 0.34, 0.25, 10  # a row of bars, and where there are more than MANY
 NAME = 48  # characters of a row's name, at most
@@ -114,7 +105,7 @@ def stack(
     name_rows(axes, [name for name, _, _ in rows])
     fit(axes, ends)
     axes.set_xlabel(xlabel)
-    legend_above(axes, [Patch(color=colour, label=name) for name, colour in parts.values()])
+    style.legend_above(axes, [Patch(color=colour, label=name) for name, colour in parts.values()])
 
 
 @dataclass
@@ -194,15 +185,14 @@ def legend(axes: Axes, looks: Mapping[str, dict[str, Any]], more: Sequence[Line2
     """Put a legend above the axes: {name: how its line or marker is drawn}, and `more` entries."""
     handles = [Line2D([], [], label=drawable(name), **look) for name, look in looks.items()]
     handles += more
-    legend_above(axes, handles, legend_columns([handle.get_label() for handle in handles]))
+    columns = style.legend_columns([handle.get_label() for handle in handles])
+    style.legend_above(axes, handles, columns)
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
     """Name the rows 0, 1, 2 ... of an axes, from top to bottom."""
     shown = ["\n".join(drawable(line, NAME) for line in name.split("\n")) for name in names]
-    axes.set_yticks(range(len(names)), shown)
-    for label in axes.get_yticklabels():
-        literal(label)
+    axes.set_yticks(range(len(names)), shown, parse_math=False)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
 
@@ -210,10 +200,10 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
 def beside(axes: Axes, x: float, y: float, text: str, colour: str = "black") -> None:
     """Write `text` to the right of (x, y)."""
     halo = withStroke(linewidth=3, foreground=axes.get_facecolor())  # over lines that cross it
-    literal(axes.annotate(
+    axes.annotate(
         drawable(text, 105), (x, y), (GAP_PT, 0), textcoords="offset points", va="center",
-        color=colour, annotation_clip=False, path_effects=[halo],
-    ))  # fmt: skip
+        color=colour, annotation_clip=False, path_effects=[halo], parse_math=False,
+    )  # fmt: skip
 
 
 def fit(axes: Axes, ends: Iterable[tuple[float, str]]) -> None:

@@ -18,22 +18,12 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
 
 from labkit.analysis.lines import Lines
 from labkit.results.run import Run
+from labkit.show import style
 from labkit.show.analysis_figures import curves
 from labkit.show.display import FIGURE_PX
 from labkit.show.primitives import Bar, hbars, rows_in, stack
 from labkit.show.run_header import BOLD, GREY, LOUD, device_of, knobs_of, run_header, several_header
-from labkit.show.style import (
-    BEFORE,
-    COMPUTE,
-    COPY,
-    PARTS,
-    WAIT,
-    legend_above,
-    ms,
-    our_style,
-    page,
-    room_in,
-)  # fmt: skip
+from labkit.show.style import BEFORE, COMPUTE, COPY, PARTS, WAIT, ms, our_style, page
 
 TEETH, MAX_TEETH = 10, 24  # steps in the window: two rounds of the workers where they are many
 STEPS_A_BIN, MAX_BINS = 3, 120  # of the utilization: finer bins would show single teeth, aliased
@@ -66,7 +56,7 @@ def draw(run: Run, before: Run | None = None) -> Figure:
     if before is not None and before.utilization is None:
         before = None  # the header says so
     mean_in, spaces_in = rows_in(2 if before else 1), (0.30, 0.72, 0.80)
-    free_in = room_in(FIGURE_PX[before is not None], header) - mean_in - sum(spaces_in)
+    free_in = style.room_in(FIGURE_PX[before is not None], header) - mean_in - sum(spaces_in)
     tall_in = (max(0.9, 0.45 * free_in), max(1.1, 0.55 * free_in), mean_in)
     panels = list(zip(spaces_in, tall_in, strict=True))
     bars = line_bars(run.lines) if run.watched else []
@@ -183,7 +173,7 @@ def _draw_whole(axes: Axes, run: Run, before: Run | None, window: tuple[int, flo
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
     axes.set_ylabel(f"{device_of(run)} busy")
     axes.set_xlabel("s since the first batch was asked for: the whole run")
-    legend_above(axes, handles)
+    style.legend_above(axes, handles)
 
 
 def _draw_curve(axes: Axes, run: Run, **look: Any) -> float:

@@ -18,6 +18,7 @@ from labkit.show import wandb_log
 from labkit.show.display import RANKS_PX, SWEEP_PX, Display
 from labkit.show.ladder import Improvement
 from labkit.show.live import Follower, RunDisplay
+from labkit.show.run_header import said
 from labkit.show.watching import Watch
 from labkit.spec import Distributed, Pipeline
 from labkit.tuner.improve import Rung
@@ -111,8 +112,7 @@ def sweep(
     sweep.last = swept  # what an interrupt leaves
 
     def begun(setting: dict[str, Any]) -> None:
-        values = ", ".join(f"{name}={value!r}" for name, value in setting.items())
-        shown.next(f"run {len(swept.runs) + 1} of {len(swept.pipelines)} ({values}): ")
+        shown.next(f"run {len(swept.runs) + 1} of {len(swept.pipelines)} ({said(setting)}): ")
 
     def each(run: Run) -> None:
         if run is swept.runs[-1]:  # of several at once, the one that began last is shown

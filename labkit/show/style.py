@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import textwrap
-from collections.abc import Callable
 from typing import Any
 
 import matplotlib.style
@@ -13,7 +11,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
-from matplotlib.text import Text
 from PIL import Image
 
 # What a moment of a step is spent on: {part: (name, colour)}, in the order it happens. Colours
@@ -45,6 +42,8 @@ RC = {
     "xtick.labelsize": 8, "ytick.labelsize": 8, "axes.spines.top": False,
     "axes.spines.right": False,
 }  # fmt: skip
+# Decorates a drawing function: the kit's look, whatever style the reader has set
+our_style = matplotlib.style.context(["default", RC])
 
 
 class Picture(Figure):
@@ -79,17 +78,6 @@ def on_any_paper(pixels: np.ndarray) -> np.ndarray:
     return np.round(255 * np.dstack([colour, alpha])).astype(np.uint8)
 
 
-def our_style(draw: Callable) -> Callable:
-    """Decorate a drawing function: the kit's look, whatever style the reader has set."""
-
-    @functools.wraps(draw)
-    def styled(*args: Any, **options: Any) -> Any:
-        with matplotlib.style.context(["default", RC]):
-            return draw(*args, **options)
-
-    return styled
-
-
 def page(
     lines: list[tuple[str, dict[str, Any]]],
     panels: list[tuple[float, float]],
@@ -106,8 +94,8 @@ def page(
     figure = Picture(figsize=(WIDTH_IN, height), dpi=DPI, facecolor="white")
     y = height - TOP_IN
     for row, font in rows:
-        style = {"fontsize": 8.5, "va": "top", **font}
-        literal(figure.text(0.12 / WIDTH_IN, y / height, row, **style))
+        style = {"fontsize": 8.5, "va": "top", "parse_math": False, **font}
+        figure.text(0.12 / WIDTH_IN, y / height, row, **style)
         y -= LINE_IN
     axes, width = [], (WIDTH_IN - left_in - RIGHT_IN) / WIDTH_IN
     for space, tall in panels:
@@ -131,12 +119,6 @@ def room_in(height_px: float, lines: list[tuple[str, dict[str, Any]]]) -> float:
     return height_px / DPI - TOP_IN - LINE_IN * len(wrapped(lines)) - BOTTOM_IN
 
 
-def literal(text: Text) -> Text:
-    """Show `text` as it is: a "$" in a name or a message is no formula."""
-    text.set_parse_math(False)
-    return text
-
-
 def legend_columns(labels: list[str]) -> int:
     """Return how many of the labels have room in one row over the axes."""
     widest = max(map(len, labels), default=0) * CHARACTER_IN * RC["legend.fontsize"] + 0.45
@@ -151,7 +133,7 @@ def legend_above(axes: Axes, handles: list[Any], columns: int | None = None) -> 
         columnspacing=1.4, labelspacing=0.3,
     )  # fmt: skip
     for text in drawn.get_texts():
-        literal(text)
+        text.set_parse_math(False)  # a "$" in a name is no formula
 
 
 def drawable(text: str, length: int = 600) -> str:

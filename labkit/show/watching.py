@@ -36,9 +36,8 @@ class Watch:
     All passes over it are one Run, which ends with the notebook cell, the script or `close()`.
     """
 
-    def __init__(self, loader: Any, live: bool = True, place: tuple[Any, ...] = ()):
-        self.loader, self.live, self.place = loader, live, place
-        self.model: Any = None
+    def __init__(self, loader: Any, live: bool = True, place: tuple = (), model: Any = None):
+        self.loader, self.live, self.place, self.model = loader, live, place, model
         self._recorder: Recorder | None = None
         self._run: Run | None = None
         self._display: Display | None = None
@@ -180,8 +179,7 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
         if anew or each.loader is loader:
             each.loader, watch.last = loader, each
             return each
-    watch.last = Watch(loader, live, place)
-    watch.last.model = model
+    watch.last = Watch(loader, live, place, model)
     return watch.last
 
 
@@ -230,10 +228,8 @@ def _leave(display: Display, run: Run) -> None:
 
 def marked_cell(file: str, lines: Any) -> str:
     """Return a cell of the notebook that the time went to, each line with its share, as HTML."""
-    shares: dict[int, float] = {}
-    for line in lines:
-        if line.file == file and line.share >= 0.01:
-            shares[line.line] = max(shares.get(line.line, 0.0), line.share)
+    known = sorted((x.share, x.line) for x in lines if x.file == file and x.share >= 0.01)
+    shares = {line: share for share, line in known}  # of one line in two phases, the larger
     rows = []
     for number, text in enumerate(linecache.getlines(file), 1):
         share = shares.get(number, 0.0)
