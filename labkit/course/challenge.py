@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import inspect
+import math
 import textwrap
 import time
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 
 from labkit.course import score
 from labkit.course.task import Task, all_tasks
+from labkit.knobs import check_names
 from labkit.results.launch import launch
 from labkit.results.machine import machine
 from labkit.results.result import Result, Table
@@ -107,18 +109,13 @@ class Challenge:
 
     def _finished(self, run: Any) -> Any:
         """Return a run when it is over; raises OSErrors that say why it did not finish."""
-        start, late = time.monotonic(), []
-
-        def look(_run: Any) -> None:
-            if self.limit_s and time.monotonic() - start > self.limit_s:
-                late.append(run.stop())
-
-        run.wait_or_raise(look)
-        if late:
+        deadline = time.monotonic() + (self.limit_s or math.inf)
+        run.wait_or_raise(lambda run: time.monotonic() > deadline and run.stop())
+        if run.outcome == "finished":
+            return run
+        if time.monotonic() > deadline:
             raise TimeoutError(f"A run was stopped after {self.limit_s:g} s.")
-        if run.outcome != "finished":
-            raise ChildProcessError(f"It did not finish. {run.error or run.outcome}")
-        return run
+        raise ChildProcessError(f"It did not finish. {run.error or run.outcome}")
 
     def _verdict(self, kind: str, lines: Any = (), why: str | None = None) -> Verdict:
         hint, passed = None, kind == "passed"
@@ -146,6 +143,5 @@ def _shown(answer: Any) -> Any:
 def challenge(key: str) -> Challenge:
     """Return the challenge `key`, as "02-feed"; raises ValueError where there is none."""
     tasks = all_tasks()
-    if key not in tasks:
-        raise ValueError(f"Unknown challenge {key!r}; available: {', '.join(tasks)}.")
+    check_names([str(key)], tasks, "challenge")
     return Challenge(tasks[key])

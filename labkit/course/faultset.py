@@ -303,8 +303,7 @@ def run_set(
     file of results, a JSON object a line: cases in it are not run again. Raises ValueError for an
     unknown half or fault, RuntimeError where a run failed.
     """
-    if half not in HALVES:
-        raise ValueError(f"Unknown half {half!r}; available: {', '.join(HALVES)}.")
+    check_names([half], HALVES, "half")
     wanted = EVERYTHING if only is None else [named(name) for name in only]
     progress(0, 1, "measuring which number format is faster here")
     here, done = base_here(), {}

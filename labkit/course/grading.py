@@ -30,6 +30,7 @@ from typing import Any
 import labkit
 from labkit.course.challenge import REPEATS, Challenge
 from labkit.course.task import all_tasks
+from labkit.knobs import check_names
 from labkit.process import family
 from labkit.results.result import Result, Table
 
@@ -94,8 +95,7 @@ def grade(
     (done, total, what is next). Raises ValueError for an unknown key, no notebook, a bad timeout.
     """
     wanted, tasks, rows = list(dict.fromkeys(only or ())), all_tasks(), []
-    if unknown := [key for key in wanted if key not in tasks]:
-        raise ValueError(f"Unknown challenge {unknown[0]!r}; available: {', '.join(tasks)}.")
+    check_names(wanted, tasks, "challenge")
     if importlib.util.find_spec("nbclient") is None:
         raise RuntimeError("Grading needs nbclient: pip install 'labkit[notebooks]'.")
     if not 0 < timeout_s <= 3600:

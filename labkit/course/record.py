@@ -21,6 +21,7 @@ from typing import Any
 
 from labkit.course.slow_script import stages
 from labkit.experiments import EXPERIMENTS, Experiment
+from labkit.knobs import check_names
 from labkit.results.launch import launch
 from labkit.results.machine import machine
 from labkit.results.record import read_record
@@ -148,9 +149,7 @@ def record(out: str | Path, only: Iterable[str] | None = None) -> Made:
     call goes on from there. Raises ValueError on an unknown name, OSError where it cannot write.
     """
     listed = {each.name: each for each in wanted()}
-    for name in only or ():
-        if name not in listed:
-            raise ValueError(f"Unknown record {name!r}; available: {', '.join(listed)}.")
+    check_names(only or (), listed, "record")
     chosen = [each for name, each in listed.items() if only is None or name in only]
     folder = Path(out) / slug(machine().name)
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.knobs import Spec, declares_knobs, knob
+from labkit.knobs import Spec, check_names, declares_knobs, knob
 from labkit.process.interrupts import held
 from labkit.results.launch import launch
 from labkit.results.machine import machine
@@ -42,14 +42,13 @@ STEPS = 21  # at least: 20 get an x-ray, and a verdict needs 12 behind the warm-
 class SlowScript(Spec):
     """One stage of the slow script: `fixes` are names of `FIXES`, kept in the ladder's order."""
 
-    fixes: tuple[str, ...] = knob((), "what is fixed", kind="str", choices=tuple(FIXES), each=True)
+    fixes: tuple[str, ...] = knob((), "what is fixed", kind="str", choices=LADDER, each=True)
     steps: int | None = knob(
         None, "batches to train on", kind="int", low=1, high=1_000_000, auto="enough for a verdict"
     )
 
     def __post_init__(self) -> None:
-        if unknown := [name for name in self.fixes if name not in FIXES]:
-            raise ValueError(f"Unknown fix {unknown[0]!r}; available: {', '.join(FIXES)}.")
+        check_names(map(str, self.fixes), FIXES, "fix")
         object.__setattr__(self, "fixes", tuple(name for name in FIXES if name in self.fixes))
         object.__setattr__(self, "steps", self.knobs["steps"].check(self.steps))
 
