@@ -72,12 +72,12 @@ class StepRecorder:
             self._recording.losses[self._recording.next] = float(loss)
         self._asked = now_ns()
 
-    def close(self, how: str = "left early") -> None:
-        """End the record; only needed after a training that an exception ended."""
+    def close(self, how: str = "left early", error: BaseException | None = None) -> None:
+        """End the record; only needed after a training that an exception ended: `error`."""
         if self._going:
             self._settle()
             self._workers.close()
-            self._recording.end_pass(how)
+            self._recording.end_pass("failed" if error else how, error)
             self._recording.close()
             self._going = False
 

@@ -87,9 +87,13 @@ class Recorder(StepRecorder, TrainerCallback):
 
     def on_train_end(self, *_args: Any, **_more: Any) -> None:
         """End the record."""
-        if self._going and self._hook is not None:
-            self._hook.remove()
         self.close("exhausted")
+
+    def close(self, *how: Any, **more: Any) -> None:
+        """End the record; only needed after a training that an exception ended."""
+        if self._hook is not None:
+            self._hook.remove()
+        super().close(*how, **more)
 
 
 @dataclass(frozen=True, repr=False)

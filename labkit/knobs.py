@@ -159,7 +159,7 @@ def check_names(values: Iterable[str], known: Iterable[str], what: str = "knob")
     known = list(known)
     for name in values:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = difflib.get_close_matches(str(name), known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(known)}."
             given = f"{name}={values[name]!r}" if isinstance(values, Mapping) else repr(name)
             raise ValueError(f"Unknown {what} {given}; {hint}")

@@ -51,6 +51,4 @@ class Recorder(StepRecorder, Callback):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """End the record of a training that failed."""
-        if self._going:
-            self._recording.fail(exception)
-            self.close()
+        self.close(error=exception)

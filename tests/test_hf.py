@@ -151,15 +151,26 @@ def test_a_lightning_trainer_is_recorded_as_a_run_with_its_lines(tmp_path):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.01)
 
+    def fit(module):
+        off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+        quiet = dict.fromkeys(off, False) | {"accelerator": "cpu", "default_root_dir": tmp_path}
+        trainer = lightning.Trainer(max_epochs=2, callbacks=[recorder], **quiet)
+        trainer.fit(module, torch.utils.data.DataLoader(torch.randn(200, 8), 4))
+
     recorder = Recorder()
-    trainer = lightning.Trainer(
-        max_epochs=2, callbacks=[recorder], logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
-        default_root_dir=tmp_path,
-    )  # fmt: skip
-    trainer.fit(Tiny(), torch.utils.data.DataLoader(torch.randn(200, 8), 4))
+    fit(Tiny())
     run = recorder.run
     assert (run.outcome, run.steps, run.samples) == ("finished", 100, 400)
     found = run.diagnose().findings[0]
     assert (found.name, found.cause) == ("host", "waiting")
     assert found.lines[0].function.endswith("Tiny.training_step")
+
+    class Failing(Tiny):
+        def training_step(self, batch, number):
+            if number == 3:
+                raise ArithmeticError("no more")
+            return super().training_step(batch, number)
+
+    with pytest.raises(ArithmeticError):
+        fit(Failing())
+    assert recorder.run.outcome == "failed" and "no more" in recorder.run.error

@@ -211,7 +211,7 @@ class Batches:
         if not self.taken:
             self.tensors = tuple(filter(torch.is_tensor, _leaves(batch)))
             if self.streams:  # their last batch may be short
-                self.count = their_loop.counter_for(batch, self.job.batch_size)
+                self.count = their_loop.counter_for(batch, self.job.batch_size) or self.count
         self.taken += 1
         # in place of the labels, which only the reader knows
         return batch, ONE.expand(self.count(batch))

@@ -143,5 +143,5 @@ def _shown(answer: Any) -> Any:
 def challenge(key: str) -> Challenge:
     """Return the challenge `key`, as "02-feed"; raises ValueError where there is none."""
     tasks = all_tasks()
-    check_names([str(key)], tasks, "challenge")
+    check_names([key], tasks, "challenge")
     return Challenge(tasks[key])
