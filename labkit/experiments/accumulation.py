@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -301,8 +300,8 @@ def draw_scaling(measured: Any) -> Any:
     series, rows = [], []
     for point, colour in zip(measured, style.LINES, strict=False):
         values, dash = point.values, "--" if point.case["warmup"] else "-"
-        loss = [math.nan if value is None else value for value in values["loss"]]
-        series.append(primitives.Series("", values["samples"], loss, colour, dash, ""))
+        curve = values["samples"], values["loss"]
+        series.append(primitives.Series("", *curve, colour, dash, ""))
         losses = [min(loss, CUT) for loss in values["held_out"] if loss is not None]
         middle = statistics.median(losses or [CUT])
         right = statistics.median(share or 0 for share in values["right"])

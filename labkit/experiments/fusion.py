@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 import statistics
 import time
@@ -253,7 +252,7 @@ def draw(measured: Any, before: Any = None) -> Any:
             then = old.get(g.chain) if name == "measured" else None
             rows.append(primitives.Bar(name, value, f"{value:.2f}x", ink, before=then))
         mine = [each for each in every if each.chain == g.chain]
-        x, y = [each.array_mib for each in mine], [each.measured or math.nan for each in mine]
+        x, y = [each.array_mib for each in mine], [each.measured for each in mine]
         series.append(primitives.Series(f"{g.chain}, measured", x, y, colour))
         said = [g.predicted] * len(x)
         series.append(primitives.Series("predicted", x, said, colour, "--", ""))

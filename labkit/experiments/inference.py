@@ -20,14 +20,10 @@ import numpy as np
 from labkit.analysis import knee
 from labkit.analysis.efficiency import of_peak
 from labkit.experiments.device import side
-from labkit.experiments.measure import page, primitives, style
+from labkit.experiments.measure import loop, model_size, models, page, primitives, style, torch
 from labkit.results.measurements import Measurements
 from labkit.results.result import Result, Table
 from labkit.spec import experiment, knob
-from labkit.wiring import Later
-
-torch, models = Later("torch"), Later("labkit.bench.models")
-model_size, loop = Later("labkit.bench.model_size"), Later("labkit.bench.loop")
 
 NUMBER_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}  # of a weight
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "bfloat16"}  # of what is computed with

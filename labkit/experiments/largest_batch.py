@@ -17,6 +17,8 @@ from labkit.experiments.measure import (
     model_size,
     primitives,
     progress_line,
+    resolve_config,
+    run_header,
     style,
 )
 from labkit.results.launch import launch
@@ -24,9 +26,6 @@ from labkit.results.machine import Machine
 from labkit.results.measurements import Measurements
 from labkit.results.result import Result, Table
 from labkit.spec import KNOBS, Experiment, Pipeline, experiment, knob
-from labkit.wiring import Later
-
-config, run_header = Later("labkit.bench.resolve_config"), Later("labkit.show.run_header")
 
 STEPS, CONFIRMING_STEPS = 3, 12  # the optimizer's state is there from the second step on
 LEAP, MULTIPLE = 4, 8  # each size is so many times the last that fitted; a multiple of that
@@ -46,11 +45,10 @@ GIB, MOST = 2**30, int(KNOBS["batch_size"].high)
 )  # fmt: skip
 def batch_fits(job: Any, bench: Any) -> None:
     """Train `steps` steps of `pipeline` on random images under a limit; write whether it went."""
-    limit_bytes = int((job.limit_gib or 0) * GIB)
-    limit_bytes = limit_bytes or machine.default_limit_bytes(bench.device)
+    limit_bytes = int((job.limit_gib or 0) * GIB) or machine.default_limit_bytes(bench.device)
     size = {"batch_size": job.batch_size}
     if job.pipeline:
-        plan, _ = config.resolve_config({**job.pipeline, **size}, bench.device)
+        plan, _ = resolve_config.resolve_config({**job.pipeline, **size}, bench.device)
     else:
         plan = model_size.plain_job(bench.device, **size)
     limit = machine.impose(bench.device, int(limit_bytes * (1 - job.margin)))

@@ -16,9 +16,11 @@ from labkit.wiring import Later
 
 # What the experiments' files need of torch, of the bench and of the figures
 torch, nn = Later("torch"), Later("torch.nn")
-data, flops, formats, loop, machine, model_size, models = (
-    Later(f"labkit.bench.{name}")
-    for name in ("data", "flops", "formats", "loop", "machine", "model_size", "models")
+data, flops, formats, loop, machine = (
+    Later(f"labkit.bench.{name}") for name in ("data", "flops", "formats", "loop", "machine")
+)
+model_size, models, resolve_config, timeline = (
+    Later(f"labkit.bench.{name}") for name in ("model_size", "models", "resolve_config", "timeline")
 )
 display, primitives, run_header, style = (
     Later(f"labkit.show.{name}") for name in ("display", "primitives", "run_header", "style")

@@ -238,8 +238,8 @@ def draw_underflow(measured: Any) -> Any:
               "fp32 (red: becomes 0 in fp16; green: keeps all digits)")  # fmt: skip
     series = []
     for (name, values), colour in zip(cases.items(), style.LINES, strict=False):
-        loss = [math.nan if value is None else value for value in values["loss"]]
-        name += " (ends in NaN)" * any(map(math.isnan, loss))
+        loss = values["loss"]
+        name += " (ends in NaN)" * (None in loss)
         dash = "--" if "no scaler" in name else "-"
         series.append(primitives.Series(name, range(len(loss)), loss, colour, dash, ""))
     primitives.lines(losses, series, "step", "loss (m²)", log="y")

@@ -18,16 +18,13 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
-from labkit.experiments.measure import loop, torch
+from labkit.experiments.measure import loop, timeline, torch
 from labkit.process import launcher
 from labkit.process.events import now_ns
 from labkit.results.launch import launch
 from labkit.results.machine import machine
 from labkit.results.result import Table
 from labkit.spec import Pipeline
-from labkit.wiring import Later
-
-timeline = Later("labkit.bench.timeline")
 
 MODULE = "labkit.experiments.own_cost"
 REPEATS, STEPS = 5, 15_000
