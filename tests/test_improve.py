@@ -129,6 +129,18 @@ def test_what_gains_is_kept_one_after_the_other_until_the_device_is_the_limit():
     assert "8.40x the start" in repr(shown) and json.dumps(shown.to_dict())
 
 
+def test_what_is_advised_is_tried_once_where_prediction_sees_no_gain_in_any_loader_setting():
+    crowded = START | {"num_workers": 12, "prefetch_factor": 2}
+    world = World(lambda k: 180 if k["num_workers"] == 4 else 100,
+                  lambda k: [FEED] if k["num_workers"] > 4 else [HEALTHY])  # fmt: skip
+    climb = climbed(world, crowded)
+    assert climb.changes == {"num_workers": 4} and world.count == 2
+    world = World(lambda k: 100, lambda k: [FEED])
+    climb = climbed(world, crowded)
+    assert climb.changes == {} and world.count == 2
+    assert "no setting is expected to gain" in climb.stopped
+
+
 def test_a_healthy_pipeline_is_left_as_it_is_and_said_to_be():
     world = World(workers, lambda knobs: [HEALTHY])
     climb = climbed(world)

@@ -183,8 +183,8 @@ class Improver:
             name, changes = f"{finding.name}: {finding.cause}", remedy.changes
             if set(changes) & set(LOADER):
                 if not searched and (rung := self._loader(name, remedy)):
+                    searched = True
                     yield rung
-                searched = True
             elif climb.knobs | changes in self.tried or changes in self.banned:
                 continue
             elif why := self._refused(changes, run):
@@ -201,17 +201,18 @@ class Improver:
         return self.lacks(changes, run, self.climb.knobs)
 
     def _loader(self, name: str, remedy: Any) -> Rung | None:
-        """Return what the tuner's search would measure next."""
+        """Return what the tuner's search would measure next; after that, what was advised."""
         best, here = self.climb.best, Setting.of(self.climb.knobs)
         if self.search is None:
             tuning = Tuning("", here)
             tuning.tried.append(Trial(here, "", rates=list(best.rates), runs=list(best.runs)))
             self.search = self.make_search(tuning)
-        if (trial := self.search.next(save=False)) is None:
+        trial = self.search.next(save=False)
+        then = trial.setting if trial else Setting.of(self.climb.knobs | remedy.changes)
+        changes = {k: v for k, v in then.to_dict().items() if v != getattr(here, k)}
+        if trial is None and self.climb.knobs | changes in self.tried:
             return None
-        now, then = trial.setting.to_dict(), here.to_dict()
-        changes = {k: v for k, v in now.items() if v != then[k]}
-        return self._rung(name, changes, trial.expected, remedy, trial)
+        return self._rung(name, changes, trial and trial.expected, remedy, trial)
 
     def _rung(
         self, name: str, changes: dict, hope: Expected | None, remedy: Any, trial: Any = None
