@@ -210,9 +210,11 @@ class Improver:
         trial = self.search.next(save=False)
         then = trial.setting if trial else Setting.of(self.climb.knobs | remedy.changes)
         changes = {k: v for k, v in then.to_dict().items() if v != getattr(here, k)}
-        if trial is None and self.climb.knobs | changes in self.tried:
+        if trial:
+            return self._rung(name, changes, trial.expected, remedy, trial)
+        if self.climb.knobs | changes in self.tried:
             return None
-        return self._rung(name, changes, trial and trial.expected, remedy, trial)
+        return Rung(name, changes, (1 + WORTH, 1.0, remedy.gain[1]), remedy.price)  # comes last
 
     def _rung(
         self, name: str, changes: dict, hope: Expected | None, remedy: Any, trial: Any = None
