@@ -73,7 +73,8 @@ def sweep(options: argparse.Namespace) -> Any:
         name, _, values = text.partition("=")
         if not values:
             raise ValueError(f"--over {text!r} is not KNOB=A,B,C.")
-        over[name] = [parse_settings([f"{name}={value}"])[name] for value in values.split(",")]
+        values = [parse_settings([f"{name}={value}"])[name] for value in values.split(",")]
+        over[name] = over.get(name, []) + values
     devices = options.devices.split(",") if options.devices else None
     swept = lk.sweep(pipeline_of(options), devices=devices, **over)
     failed = any(each.outcome == "failed" for each in swept)

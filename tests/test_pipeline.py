@@ -49,6 +49,8 @@ def test_a_pipeline_is_frozen_plain_and_evaluates_to_itself_and_but_changes_a_co
 def test_settings_from_a_terminal_are_read_by_the_knob():
     read = parse_settings(["num_workers=4", "io_ms=0", "pin_memory=true", "compile=none"])
     assert read == {"num_workers": 4, "io_ms": 0.0, "pin_memory": True, "compile": None}
+    off = parse_settings(["io_ms=off", "prep_ms=auto", "seconds=off", "compile=off"])
+    assert off == {"io_ms": 0.0, "prep_ms": None, "seconds": None, "compile": None}
     for bad in ("num_workers", "num_workers=four", "pin_memory=perhaps", "speed=11"):
         with pytest.raises(ValueError, match=re.escape(bad.split("=")[0])):
             parse_settings([bad])
