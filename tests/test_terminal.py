@@ -40,7 +40,8 @@ def test_run_prints_its_statistics_as_one_json_object(labkit_command, tmp_path, 
 
 @slow
 def test_a_sweep_prints_a_list_of_runs_and_one_that_fails_is_exit_code_1(capsys):
-    assert main(["sweep", *QUICK, "--over", "device=cpu", "--over", "device=cuda:42", "--json"]) == 1
+    over = ("--over", "device=cpu", "--over", "device=cuda:42")
+    assert main(["sweep", *QUICK, *over, "--json"]) == 1
     said = capsys.readouterr()
     assert [run["outcome"] for run in json.loads(said.out)] == ["finished", "failed"]
     assert "cuda:42" in said.err and "Traceback" not in said.err
