@@ -2,7 +2,7 @@
 
 Datasets as people have them, each with its step. `LOOPS`: items that wait, with and without a heavy
 tail; numpy, text and zlib that take the cores; a stream. The search was mended after it had been
-measured on these six. `FRESH`: six more, written down before that was measured, which set nothing:
+measured on these six. `FRESH`: six more, written down before that was measured, and measured once:
 JPEGs, CSV, JSON, a spectrogram, rows of a database, an interface that is slow now and then.
 """
 

@@ -41,8 +41,9 @@ run, and six fresh loops were written down, then measured once:
 
 So the time holds, the share did not. It showed that a queue of one batch a worker is never as fast
 as predicted, and that workers were taken for 4 %, which were none. Both are mended, and the loops
-with it no longer fresh: jpegs 100.0 % (24 % of the time), json 98.8 % (18 %), database 99.6 % (12 %,
-and 4 % behind loadtune beyond noise); all six in 12 % of the time (median), as are the six above.
+with it no longer fresh: jpegs 100.0 % (24 % of the time), json 98.8 % (18 %), database 99.6 %
+(12 %, and 4 % behind loadtune beyond noise). Tuned again, all six took 12 % of the time (median),
+and so did the six above.
 """
 
 import argparse
