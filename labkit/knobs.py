@@ -77,7 +77,7 @@ class Knob:
     def parse(self, text: str) -> Any:
         """Read the knob from the command line; raise ValueError as `check` does."""
         if text.lower() == "off" and self.kind == "float" and self.low == 0:
-            return 0.0  # a delay: left to the machine it might be on
+            return 0.0  # a delay; None would leave it to the machine
         if text.lower() in ("none", "auto", "off") and (self.auto or None in (self.choices or ())):
             return None
         if self.each and "," in text:

@@ -212,7 +212,8 @@ class Improver:
         changes = {k: v for k, v in then.to_dict().items() if v != getattr(here, k)}
         if trial:
             return self._rung(name, changes, trial.expected, remedy, trial)
-        if self.climb.knobs | changes in self.tried:
+        search, known = self.search, self.climb.knobs | changes in self.tried
+        if known or then not in search.settings or not search.may_run(then):
             return None
         return Rung(name, changes, (1 + WORTH, 1.0, remedy.gain[1]), remedy.price)  # comes last
 

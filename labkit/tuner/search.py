@@ -107,12 +107,11 @@ class Search:
 
     def next(self, save: bool = True) -> Trial | None:
         """Return the trial most worth a run, or None; `save`: also what is as fast with fewer."""
-        ways = [lambda: self._predicted(save)]
-        if save:  # that all cores are taken is what a model of them is most often wrong about
-            ways.insert(0 if self.contradicted else 1, self._core_spared)
-        if self.contradicted:
-            ways.append(self._coarse)
-        return next(filter(None, (way() for way in ways)), None)
+        spared = self._core_spared() if save else None
+        if not self.contradicted:
+            return self._predicted(save) or spared
+        # What the model is most often wrong about is what cores cost that are all taken
+        return spared or self._predicted(save) or self._coarse()
 
     def _core_spared(self) -> Trial | None:
         """Return fewer workers than cores: where all compute, the loop had better have one."""
@@ -122,7 +121,7 @@ class Search:
         counts = {s.num_workers for s in self.settings if 0 < s.num_workers < self.cores}
         fewer = max(counts, default=0)
         setting = best.setting.but(num_workers=fewer, prefetch_factor=PYTORCH_PREFETCH)
-        if not counts or self._tried(setting) or not self._may_run(setting):
+        if not counts or self._tried(setting) or not self.may_run(setting):
             return None
         start = self.tuning.baseline  # a run that the crowd held back would tell too little
         hope = self.expect(start.runs[-1], start.setting, setting)
@@ -143,7 +142,7 @@ class Search:
                     return None  # more of them have brought nothing
                 best = max(best, rates[workers])
             elif (workers > 1 or max(rates) == 0) and not self._sure_to_lose(setting):
-                allowed = setting in self.settings and self._may_run(setting)
+                allowed = setting in self.settings and self.may_run(setting)
                 why = "a run contradicted its prediction: measure a coarse ladder"
                 return Trial(setting, why) if allowed else None
         return None
@@ -193,7 +192,7 @@ class Search:
         """
         failed = [trial.setting for trial in self.tuning.tried if trial.error]
         able = [s for s in self.settings if s not in failed]
-        open_to = [s for s in able if self._tried(s) or self._may_run(s)]
+        open_to = [s for s in able if self._tried(s) or self.may_run(s)]
         usual = [s for s in open_to if s.prefetch_factor in (None, PYTORCH_PREFETCH)]
         known = {s: found for s in usual if (found := self._expected(s))}
         top = max((value for value, _, _ in known.values()), default=0.0)
@@ -211,7 +210,7 @@ class Search:
             return None
         return tuple(part * near.rate / itself[0] for part in found)
 
-    def _may_run(self, setting: Setting) -> bool:
+    def may_run(self, setting: Setting) -> bool:
         """Return whether nothing speaks against it: memory, or a cheaper one that failed."""
         for trial in self.tuning.tried:
             failed = trial.error and not trial.rates
@@ -243,7 +242,7 @@ class Search:
         if best is baseline or best.rate >= (1 if saves else 1 + SURE) * baseline.rate:
             return best
         gain, dearer = best.rate / baseline.rate - 1, COST(best.setting) > COST(baseline.setting)
-        uneven = max(getattr(trial.runs[-1], "spread", 0) or 0 for trial in (best, baseline))
+        uneven = max(trial.runs[-1].spread or 0.0 for trial in (best, baseline))
         if dearer and gain <= min(CLOSE, uneven):
             return baseline  # more runs would only tell how small it is
         while not best.error:  # the closer the two are, the more often they are measured

@@ -163,8 +163,8 @@ class Rows:
             self.found.execute("create table item (id integer primary key, data blob)")
             blobs = ((i, np.full(2048, i % 9, np.float32).tobytes()) for i in range(4000))
             self.found.executemany("insert into item values (?, ?)", blobs)
-        marks, time_s = ",".join("?" * len(indices)), 0.004
-        time.sleep(time_s)  # of the round trip
+        time.sleep(0.004)  # the round trip
+        marks = ",".join("?" * len(indices))
         rows = self.found.execute(f"select data from item where id in ({marks})", indices)
         return [torch.frombuffer(bytearray(data), dtype=torch.float32) for (data,) in rows]
 
