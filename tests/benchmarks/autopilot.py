@@ -122,7 +122,7 @@ def loops():
         dataset, own, size = held_out.LOOPS[name]
         yield name, dataset, {"step": own, "batch_size": size}, (), WORKERS
     warnings.filterwarnings("ignore", "This DataLoader will create")
-    dataset, own, size = held_out.FRESH["database"]
+    dataset, own, size = held_out.LOOPS["database"]
     yield "database", dataset, {"step": own, "batch_size": size}, (), WORKERS
     alone = loader(held_out.interface, num_workers=1)
     yield "interface, 1 worker", alone, step, (), {"num_workers": 8}

@@ -1,10 +1,11 @@
 """How well `lk.predict` does: every workload is run once, other settings predicted, then measured.
 
-    python tests/benchmarks/prediction.py --records DIR [--development] [--only NAME]
+    python tests/benchmarks/prediction.py --records DIR [--development] [--only NAME] [--passes 2]
 
 Every run is kept as a record in DIR, and what is there is not measured again. Run it on a quiet
-machine. There are two passes: in each a workload is run and its settings right behind it, since a
-machine with neighbours is not as fast at all times; what a setting shows is the mean of both.
+machine. In each pass a workload is run and its settings right behind it, since a machine with
+neighbours is not as fast at all times; what a setting shows, and what was predicted of it, is the
+mean of the passes. An uneven machine needs more of them.
 
 The workloads of `EVALUATION` have not been used to make the model; those of `DEVELOPMENT` have:
 the ranges are calibrated on them. Targets: utilization 3 points (median), 8 (90th percentile);
@@ -50,7 +51,6 @@ from labkit.results.launch import launch
 from labkit.results.result import Table
 
 SHORT = {"seconds": 1.8, "xray": False}  # a setting's run; a workload's own takes 4 s
-PASSES = (0, 1)
 REGIMES = {"input": "waiting-bound", "device": "device-bound", "cpu": "CPU-saturated"}
 
 
@@ -125,7 +125,8 @@ DEVELOPMENT = {
 
 def measure(workloads, folder):
     """Make the records of `workloads` that are missing: the base, and each setting."""
-    for turn, (name, (knobs, settings)) in itertools.product(PASSES, workloads.items()):
+    turns = range(asked.passes)
+    for turn, (name, (knobs, settings)) in itertools.product(turns, workloads.items()):
         base = lk.Pipeline(**{"steps": 100_000, "seconds": 4.0, **knobs})
         pipelines = {"base": base}
         for i, changes in enumerate(settings):
@@ -143,12 +144,12 @@ def measure(workloads, folder):
 
 
 def compare(folder, i, changes):
-    """Predict one setting from the run before it, in both passes; hold it against what it did."""
-    files = [folder / f"{of}-{n}.jsonl.gz" for of in ("base", i) for n in PASSES]
-    base, again, *runs = map(lk.load, files)
-    found = [lk.predict(one, **SHORT, **changes) for one in (base, again)]
+    """Predict one setting from the run before it, in each pass; hold it against what it did."""
+    bases, runs = ([lk.load(folder / f"{of}-{n}.jsonl.gz") for n in range(asked.passes)]
+                   for of in ("base", i))  # fmt: skip
+    found = [lk.predict(base, **SHORT, **changes) for base in bases]
     rates, knobs = (
-        [run.throughput for run in runs],
+        np.array([run.throughput for run in runs]),
         ", ".join(f"{k}={v}" for k, v in changes.items()),
     )
     rate, busy = fmean(rates), fmean(run.utilization for run in runs)
@@ -157,7 +158,7 @@ def compare(folder, i, changes):
         return row | {"regime": cannot}
     said, share = fmean(one.throughput for one in found), fmean(one.utilization for one in found)
     pairs = list(zip(found, runs, strict=True))
-    tailed = changes.get("stall_ms", base.pipeline.stall_ms)
+    tailed = changes.get("stall_ms", bases[0].pipeline.stall_ms)
     return row | {
         "predicted": f"{said:.0f}", "error": said / rate - 1, "busy": f"{busy:.0%}",
         "predicted busy": f"{share:.0%}", "points": 100 * (share - busy),
@@ -166,7 +167,7 @@ def compare(folder, i, changes):
             for one, run in pairs
         ),
         "regime": "heavy-tailed" if tailed else REGIMES[found[0].limit],
-        "twins": abs(rates[0] - rates[1]) / sum(rates),
+        "twins": float(np.median(abs(rates / rate - 1))),
     }  # fmt: skip
 
 
@@ -183,6 +184,7 @@ parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--records", type=Path, required=True)
 parser.add_argument("--development", action="store_true")
 parser.add_argument("--only", action="append", metavar="NAME", help="one workload of them")
+parser.add_argument("--passes", type=int, default=2)
 asked = parser.parse_args()
 workloads = DEVELOPMENT if asked.development else EVALUATION
 if asked.only:

@@ -4,7 +4,7 @@
     python tests/benchmarks/tuning.py --rows rows.json --table
     python tests/benchmarks/tuning.py --rows held.json --held-out && ... --held-out --table
 
---held-out takes six loops of other origin (held_out.py), --fresh six more, on which nothing was
+--held-out takes twelve loops of other origin (held_out.py), --fresh six more, on which nothing was
 set. Each stage (grid, tune, again, doubtful) keeps its rows in the file, so that the whole can be
 measured in pieces on a quiet machine. The best of a noisy grid flatters itself, so the contenders
 are measured again in turn: five rounds say which of the grid's winners is the best, five more are
@@ -267,7 +267,7 @@ def table(workloads):
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--rows", type=Path, default=Path("tuning_rows.json"))
 parser.add_argument("--workload", choices=EVERY, action="append")
-parser.add_argument("--held-out", action="store_true", help="six loops of other origin")
+parser.add_argument("--held-out", action="store_true", help="twelve loops of other origin")
 parser.add_argument("--fresh", action="store_true", help="six more, which set nothing")
 parser.add_argument("--stage", choices=("grid", "tune", "again", "doubtful"), action="append")
 parser.add_argument("--table", action="store_true")
