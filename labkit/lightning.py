@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from labkit.bench.their_loop import counter_for
 from labkit.callbacks import StepRecorder
 
 try:
@@ -35,6 +34,7 @@ class Recorder(StepRecorder, Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin a record."""
         if trainer.is_global_zero:
+            self._count = None
             self.begin(trainer.train_dataloader, pl_module)
 
     def on_train_batch_end(
@@ -42,8 +42,8 @@ class Recorder(StepRecorder, Callback):
     ) -> None:
         """A step has been issued."""
         if self._going:
-            count = counter_for(batch, self._recording.knobs.get("batch_size"))
-            self.issued(count(batch) if count else 1)
+            self._count = self._count or self._recording.counter(batch)
+            self.issued(self._count(batch))
 
     def on_train_end(self, *_args: Any) -> None:
         """End the record."""

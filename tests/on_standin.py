@@ -407,7 +407,7 @@ def test_a_doubled_batch_that_does_not_fit_leaves_the_x_ray_its_other_findings(c
     assert gpu.peak[0] > 0.5 * gpu.cards[0].memory_gib * 2**30
     seen = run.xray_facts
     assert seen is not None, run.no_xray
-    assert seen["fixed_share"] is None and seen["plain_us"] > 0 and run.xray.kernel_us > 0
+    assert seen["fixed_share"] is None and run.xray.kernel_us > 0
 
 
 def test_an_operation_on_the_second_card_is_timed_and_not_only_launched(cards, tmp_path):

@@ -271,11 +271,14 @@ def test_a_device_that_is_free_takes_the_next_setting_and_an_interrupt_stops_wha
 
     def interrupts(run):
         seen.append(run)
-        if len(seen) == 4:
+        if len(seen) == 6:
             raise KeyboardInterrupt
 
     sweep = swept(["cuda:0", "cuda:1"], interrupts)
-    assert len(sweep) < 5 and [run.outcome for run in sweep][-1:] in ([], ["finished"])
+    measured = [run.asked.batch_size for run in sweep]
+    assert measured == [2] and sweep[0].outcome == "finished"  # the first was still on
+    assert [setting["batch_size"] for setting in sweep.settings] == [2, 1, 3, 4, 5]
+    assert [pipeline.batch_size for pipeline in sweep.pipelines] == [2, 1, 3, 4, 5]
     for devices in ("cuda:0", [], ["cuda:0", "cuda:0"], ["cuda", "cuda:0"], ["tpu"]):
         with pytest.raises(ValueError, match="device"):
             Sweep(Pipeline(), {"batch_size": [1]}, devices)

@@ -9,6 +9,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from operator import truediv
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -45,7 +46,8 @@ MEMORY = re.compile(r"^aten::_?(empty|to$|to_copy|clone|contiguous|zeros|ones|re
 # or compiling, whose own time is not device work
 OPERATOR = re.compile(r"^(?!autograd::engine)\w+::\w|CompiledFxGraph")
 
-ROUNDS, BUDGET_S = 7, 0.3  # for all rounds; at least two are done
+ROUNDS, BUDGET_S = 7, 0.45  # for all rounds; at least two are done
+FEW_ROWS = 8  # of a batch: a quarter of it must have two, which normalising a batch needs
 HOPELESS = 3.0  # BF16 so much slower in its first step is not tried again
 
 HANDOFF_ROUNDS, HANDOFF_BUDGET_S = 12, 0.35
@@ -191,16 +193,22 @@ def _fusible_ns(ops: list[Op]) -> int:
 
 
 def other_settings(trainer: Any, images: Any, labels: torch.Tensor) -> dict[str, float | None]:
-    """Time one step's compute as it is, with twice the batch, and in BF16, in turn; then compare.
+    """Time one step's compute as it is, with another batch, and in BF16, in turn; then compare.
 
     `fixed_share` is the part (0 to 1) that does not grow with the batch. The weights move on.
+    What is compared are neighbours: a machine that others use has another speed a second later.
     """
-    asked = trainer.job.precision
-    kinds = {"plain": (images, labels, asked)}
+    asked, batch = trainer.job.precision, (images, labels)
+    kinds = {"plain": (*batch, asked)}
     if not (trainer.job.compile or hasattr(trainer.model, "_orig_mod")):  # it would compile anew
-        kinds["double"] = (*mapped((images, labels), doubled), asked)
+        sizes = [1]
+        mapped(batch, lambda part: sizes.append(rows_of(part)))
+        # A quarter is quick, and least disturbed; but to a GPU it may be as much work as the whole
+        quick = trainer.device.type == "cpu" and max(sizes) >= FEW_ROWS
+        rows = max(sizes) // 4 if quick else 2 * max(sizes)
+        kinds["resized"] = (*mapped(batch, lambda part: resized(part, rows)), asked)
         if asked == "fp32" and not formats.lacks("bf16", trainer.device):
-            kinds["bf16"] = (images, labels, "bf16")
+            kinds["bf16"] = (*batch, "bf16")
     times: dict[str, list[float]] = {name: [] for name in kinds}
     started = time.perf_counter()
     for turn in range(ROUNDS + 1):
@@ -213,25 +221,39 @@ def other_settings(trainer: Any, images: Any, labels: torch.Tensor) -> dict[str,
                 trainer.optimizer.zero_grad(set_to_none=True)
                 del kinds[name], times[name]  # no room for it: the others stand
                 continue
+            slower = False
             if turn:  # the first of each warms up
                 times[name].append(seconds)
+                slower = turn > 1 and seconds > times["plain"][-1]
             elif name == "bf16" and seconds > HOPELESS * _timed(trainer, *kinds["plain"]):
                 times[name].append(seconds)
-                del kinds[name]
+                slower = True
+            if name == "bf16" and slower:
+                del kinds[name]  # the time is better spent on the others
         if turn >= 2 and time.perf_counter() - started > BUDGET_S:
             break
-    took = {name: median(seconds) for name, seconds in times.items() if seconds}
-    plain, double, bf16 = took["plain"], took.get("double"), took.get("bf16")
+    plain = times["plain"]
+    ratio = {name: median(map(truediv, times[name], plain)) for name in times}
+    fixed = None
+    if "resized" in ratio:  # of the straight line through both
+        size = rows / max(sizes)
+        fixed = min(max((ratio["resized"] - size) / (1 - size), 0.0), 1.0)
     return {
-        "plain_us": plain * 1e6,
-        "fixed_share": None if double is None else min(max(2 - double / plain, 0.0), 1.0),
-        "bf16_speedup": None if bf16 is None else plain / bf16,
+        "fixed_share": fixed,
+        "bf16_speedup": 1 / ratio["bf16"] if "bf16" in ratio else None,
     }
 
 
-def doubled(part: Any) -> Any:
-    """Return what is in a batch of twice the size."""
-    return torch.cat([part, part]) if torch.is_tensor(part) else part
+def rows_of(part: Any) -> int:
+    """Return the length of a tensor in a batch: its samples, as a rule; 0 for all else."""
+    return part.shape[0] if torch.is_tensor(part) and part.dim() else 0
+
+
+def resized(part: Any, rows: int) -> Any:
+    """Return so many rows of a tensor, all of them twice where there are fewer."""
+    if not rows_of(part):
+        return part
+    return part[:rows] if rows <= len(part) else torch.cat([part, part])
 
 
 def _timed(trainer: Any, images: Any, labels: torch.Tensor, precision: str) -> float:
@@ -293,14 +315,13 @@ def _handoff_costs(batch: tuple[torch.Tensor, ...], trainer: Any) -> dict[str, f
     rows, warm, cold, begun = [], [], [], now_ns()
     iterator = iter(loader)
     received = next(iterator)
-    start_us = (now_ns() - begun) / 1e3
     for turn in range(HANDOFF_ROUNDS):
         late, touch = turn % COLD_EVERY == 0, 0
         if trainer is None or late:
             time.sleep(COLD_S if trainer else SETTLE_S)
-        wall, cpu = now_ns(), time.thread_time_ns()
+        wall = now_ns()
         received = next(iterator)
-        wall, cpu = now_ns() - wall, time.thread_time_ns() - cpu
+        wall = now_ns() - wall
         if trainer is None:  # what reading it the first time takes longer than the second
             start = time.thread_time_ns()
             received[0].sum()
@@ -312,13 +333,13 @@ def _handoff_costs(batch: tuple[torch.Tensor, ...], trainer: Any) -> dict[str, f
             trainer.compute(*trainer.to_device(*received[:-2]), update=True)
             (cold if late else warm).append(time.thread_time_ns() - start)
         if trainer is None or not late:
-            rows.append((wall, cpu, touch, *received[-2:]))
+            rows.append((wall, touch, *received[-2:]))
         if now_ns() - begun > HANDOFF_BUDGET_S * 1e9 and len(rows) > FIRST + 1:
             break
-    wall, cpu, touch, between, share = map(median, zip(*rows[FIRST:], strict=True))
+    wall, touch, between, share = map(median, zip(*rows[FIRST:], strict=True))
     return {  # main: from asking for a batch that is there to having it; share, worker: CPU time
-        "main_wall_us": wall / 1e3, "main_cpu_us": cpu / 1e3, "touch_us": max(0.0, touch / 1e3),
-        "share_us": share / 1e3, "worker_us": between / 1e3, "start_us": start_us,
+        "main_wall_us": wall / 1e3, "touch_us": max(0.0, touch / 1e3),
+        "share_us": share / 1e3, "worker_us": between / 1e3,
         "warm_us": median(warm[1:]) / 1e3 if warm else None,
         "cold_us": median(cold[1:]) / 1e3 if len(cold) > 2 else None,
         "bytes": sum(tensor.nbytes for tensor in batch),

@@ -226,8 +226,13 @@ class Sweep(Result):
         except BaseException:
             for run in on.values():
                 run.stop()
-            while self.runs and self.runs[-1].outcome == "stopped":
-                self.runs.pop()
+            measured = [run.outcome != "stopped" for run in self.runs]
+            measured += [False] * (len(self.settings) - len(measured))
+            order = sorted(range(len(measured)), key=lambda i: not measured[i])  # the rest is left
+            self.settings, self.pipelines = (
+                [each[i] for i in order] for each in (self.settings, self.pipelines)
+            )
+            self.runs = [run for run in self.runs if run.outcome != "stopped"]
             raise
         return self
 

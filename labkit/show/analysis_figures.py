@@ -71,7 +71,8 @@ def draw_instruments(instruments: Instruments) -> Figure:
             dots = "." if len(shares) < 40 else None
             axes.step(times, shares, where="post", color="black", lw=1.2, marker=dots)
             off = "" if reading.distance_pp is None else f": off by {reading.distance_pp:.0f} pp"
-        names = " = ".join(each.name for each in (reading, *same))
+        also = [f"{len(same)} others"] if len(same) > 1 else [each.name for each in same]
+        names = " = ".join([reading.name, *also])
         axes.set_title(f"{names}{off}  ({reading.source})", loc="left", pad=3)
         axes.set(xlim=(0, end), ylim=(0, 1.05), yticks=[0, 1], yticklabels=["0%", "100%"])
         axes.tick_params(labelbottom=axes is panels[-1])
@@ -109,7 +110,9 @@ def draw_knee(knee: Knee) -> Figure:
 @our_style
 def draw_losses(losses: Losses) -> Figure:
     """Draw the loss of each run, smoothed over a few steps, then samples/s and peak memory."""
-    runs, names = losses.runs, [name_of(run) for run in losses.runs]
+    runs = losses.runs
+    alike = len({(run.recorded, run.machine.name) for run in runs}) == 1  # the header says it
+    names = [run.pipeline.precision if alike else name_of(run) for run in runs]
     word = "all within" if losses.survived else "NOT all within"
     title = f"Losses in {', '.join(names)}: {word} {losses.tolerance:.0%} of {names[0]}'s"
     header = several_header(title, ["mean losses; the same run, the same batches"], runs)
