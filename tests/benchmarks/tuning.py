@@ -24,12 +24,12 @@ Measured on a 2-core AMD EPYC VM, one grid of 25 settings and one tuning for eac
 | stalls with a heavy tail | 105.1 % | 17 % | 3 | 53 % |
 | median | 100.2 % | 14 % | 3 | |
 
-Above 100 % is the noise of this machine, whose speed changes by a third within seconds. Twelve loops
-of other origin showed what was missing: a range is widened by the noise of a run, a queue of one
-batch a worker is never as fast as predicted, and workers are not taken for what may be noise. (Six
-of the twelve, measured once before the last two of these: 93.9 % in the median, worst 86.0 %.) Then
-six fresh loops were written down, and measured once, on a 2-core Xeon VM with neighbours that took
-an eighth of its cores:
+Above 100 % is the noise of this machine, whose speed changes by a third within seconds. Twelve
+loops of other origin showed what was missing: a range is widened by the noise of a run, a queue of
+one batch a worker is never as fast as predicted, and workers are not taken for what may be noise.
+(Six of the twelve, measured once before the last two of these: 93.9 % in the median, worst 86.0
+%.) Then six fresh loops were written down, and measured once, on a 2-core Xeon VM with neighbours
+that took an eighth of its cores:
 
 | fresh loop | of the grid's best | of the grid's time | runs | loadtune, of the grid's best |
 |---|---|---|---|---|
