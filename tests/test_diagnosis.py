@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import labkit as lk
-from labkit.analysis.facts import BOTTLENECKS, LESSONS
+from labkit.analysis.facts import BOTTLENECKS, LESSONS, Facts
+from labkit.analysis.remedies import feed
 from labkit.analysis.thresholds import WORTH_NAMING
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -123,6 +124,25 @@ def test_a_core_taken_from_the_model_is_blamed_on_who_took_it(
     found = lk.diagnose(fake(steps(**time), own=own, telemetry=samples, pipeline=pipeline))
     assert found.bottleneck == bottleneck
     assert (found.findings[0].cause == "workers take the device's cores") == (workers == 4)
+
+
+@pytest.mark.parametrize(
+    ("kind_of_line", "threads", "used", "workers", "said"),
+    [("python", 2, 1.4, 0, "gain 1.4x at most"),  # each worker would take a core of the model's
+     ("io", 2, 1.4, 0, "Prepare batches in other processes"),  # workers that wait take none
+     ("python", 1, 1.0, 0, "Prepare batches in other processes"),
+     ("python", 2, 1.9, 2, "All 2 cores are busy"),
+     ("python", 2, 1.4, 2, "Raise num_workers")],
+)  # fmt: skip
+def test_workers_are_advised_only_where_a_core_is_left_for_them(
+    kind_of_line, threads, used, workers, said
+):
+    lines = SimpleNamespace(kinds=lambda phase: {kind_of_line: 0.5}, enough=lambda phase: True)
+    facts = Facts("cpu", cores=2, threads=threads, own_cores=used, lines=lines,
+                  knobs={"num_workers": workers})  # fmt: skip
+    change, changes = feed(facts, stalls=False)
+    assert said in change
+    assert bool(changes) == said.startswith(("Prepare", "Raise"))
 
 
 @pytest.mark.parametrize("seen", [None, {"steps": 1}, CALM | {"window_us": "long"}])

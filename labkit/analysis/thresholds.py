@@ -37,6 +37,8 @@ FOREIGN_LOAD = 0.20
 PAUSE, ORDINARY = 1.5, 0.25
 # Waiting comes in stalls where the worst tenth of the steps has more than this of it
 WORST_STEPS, STALLS = 0.1, 0.6
+# The run itself uses this share of the cores: none is left for another worker that computes
+CORES_BUSY = 0.9
 
 # == a watched loop (calibrated on one half of the scripts in tests/scripts) ==
 
