@@ -93,9 +93,9 @@ def feed(facts: Any, stalls: bool) -> tuple[str, list[dict[str, Any]]]:
     """Return what to do about waiting for data, in words and as changes."""
     knobs, cores = facts.knobs, facts.cores or 0
     workers, ready = knobs.get("num_workers"), knobs.get("prefetch_factor") or 2
-    if not workers and (shared := _same_cores(facts)):
-        return shared, []
     if not workers:
+        if shared := _same_cores(facts):
+            return shared, []
         start = f"num_workers={START} to start with{too_many(START, cores)}"
         text = f"Prepare batches in other processes: {start}."
         if workers is None:
@@ -108,17 +108,13 @@ def feed(facts: Any, stalls: bool) -> tuple[str, list[dict[str, Any]]]:
         text = f"{workers} workers share {cores} cores: try {cores} (num_workers={cores})"
         return f"{text}, and do less work per item.", [{"num_workers": cores}]
     if cores and (facts.own_cores or 0.0) >= limits.CORES_BUSY * cores:
-        text = f"All {cores} cores are busy, so more workers gain nothing: {CHEAPER_ITEMS}"
-        return text, []
+        return f"All {cores} cores are busy, so more workers gain nothing: {CHEAPER_ITEMS}", []
     text = "Raise num_workers; where that gains nothing, do less work per item or preprocess."
     return text, [{"num_workers": 2 * workers}]
 
 
 def _same_cores(facts: Any) -> str:
-    """Return the advice where workers would take the cores of a model on the CPU; "" elsewhere.
-
-    What the run used of its cores bounds what sharing them better can bring.
-    """
+    """Return the advice where workers would take the cores of a model on the CPU; "" elsewhere."""
     cores, threads, used = facts.cores or 0, facts.threads or 0, facts.own_cores
     if not threads >= cores > 1 or not used or not facts.lines:
         return ""
@@ -126,7 +122,7 @@ def _same_cores(facts: Any) -> str:
     rests = sum(kinds.get(kind, 0.0) for kind in ("io", "wait"))
     if not facts.lines.enough("waiting") or rests > limits.MOSTLY * sum(kinds.values()):
         return ""
-    return (
+    return (  # the cores that stayed idle are all that workers could use
         f"The items are computed on the {cores} cores that the model's {threads} threads use: "
         f"workers need some for themselves (num_workers=1 with torch.set_num_threads({cores - 1})) "
         f"and gain {max(1.0, cores / used):.1f}x at most. {CHEAPER_ITEMS.capitalize()}"

@@ -20,6 +20,7 @@ from torch import nn
 
 from labkit.bench.formats import DTYPES
 from labkit.bench.models import AdamW
+from labkit.bench.user_dataset import NamesTheItem
 
 
 def plant_all(text: str, dataset: Any, trainer: Any) -> Any:
@@ -49,16 +50,12 @@ def on_step(trainer: Any, where: str, fault: Callable[[int], None]) -> None:
     setattr(trainer, where, both)
 
 
-class SlowItems(torch.utils.data.Dataset):
+class SlowItems(NamesTheItem):
     """A dataset of which `work(dataset, ticket, amount)` is done for every sample fetched."""
 
     def __init__(self, dataset: Any, work: Callable, amount: int):
-        self.dataset, self.work, self.amount = dataset, work, amount
-        if hasattr(dataset, "__getitems__"):
-            self.__getitems__ = self._batch
-
-    def __len__(self) -> int:
-        return len(self.dataset)
+        super().__init__(dataset)
+        self.work, self.amount = work, amount
 
     def __getitem__(self, ticket: tuple[int, int]) -> Any:
         self.work(self.dataset, ticket, self.amount)
