@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -153,12 +154,11 @@ def resampled(
 ) -> tuple[tuple[Finding, ...], float]:
     """Return the findings, behind a doubt if too close to call, and the confidence in them."""
     draws = np.random.default_rng(0).integers(0, steps, (limits.RESAMPLES, steps))
-    again = [judge(rows)[0] for rows in draws]
-    verdict = found[0].name, found[0].rank
-    confidence = float(np.mean([(first.name, first.rank) == verdict for first in again]))
+    again = Counter((first.name, first.rank) for first in (judge(rows)[0] for rows in draws))
+    confidence = again[found[0].name, found[0].rank] / limits.RESAMPLES
     if confidence >= limits.MIN_CONFIDENCE:
         return found, confidence
-    names = list(dict.fromkeys(finding.name for finding in found))
+    names = list(dict.fromkeys(name for (name, _rank), _count in again.most_common()))
     seen = (
         f"only {confidence:.0%} of the resampled runs give the same verdict (threshold "
         f"{limits.MIN_CONFIDENCE:.0%}); the candidates are {' and '.join(names[:2])}."

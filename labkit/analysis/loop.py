@@ -21,8 +21,8 @@ IN_WORDS = {
         "Do it in a thread of its own, or between epochs.",
     ),
     "validation": (
-        "validation",
-        "Validate less often, or on fewer batches, and with a larger batch size.",
+        "passes without gradients (validation, a policy's rollouts, a teacher)",
+        "Validate less often, on fewer, larger batches; roll out several environments at once.",
     ),
 }
 ITEMS = ("__getitem__", "__getitems__", "__iter__", "__next__")  # where all of it is, anyway

@@ -54,6 +54,8 @@ def rank(facts: Facts) -> tuple[Finding, ...]:
     )
     change = "Nothing in the pipeline holds the device back: what is left is a larger batch "
     change += "(notebook 04 Batch sizing), a smaller model or a faster device."
+    if (part := facts.body.get("validation", 0.0) * facts.shares["compute"]) >= limit["host"]:
+        change += f" Passes without gradients take {part:.0%}: if they validate, do it less often."
     return (Finding("compute", "the device is the limit", seen, change),)
 
 

@@ -54,10 +54,13 @@ def watch_script(
     if not runs:
         shutil.rmtree(folder, ignore_errors=True)
         found |= judge(samples)
+        if code > 0 and not outside:
+            told = f"the script failed (exit code {code}) before a training step was seen."
+            found |= judge([]) | {"evidence": told, "advice": ""}
         sure = "" if found["confidence"] == "none" else f" ({found['confidence']} confidence)"
         return found, (
             f"bottleneck {found['bottleneck']}{sure}, seen from outside: {found['evidence']} "
-            f"{found['advice']}"
+            f"{found['advice']}".rstrip()
         )
     return _from_inside(found, runs)
 
