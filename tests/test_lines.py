@@ -331,6 +331,34 @@ def test_a_traceback_an_abrupt_end_and_a_loop_without_a_loader(tmp_path):
     assert json.loads(done.stdout)["exit_code"] == 128 + signal.SIGKILL
 
 
+ENDLESS = """
+import time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+class Endless(DataLoader):  # as Ultralytics' own: it never calls the __iter__ of DataLoader
+    kept = None
+    def __iter__(self):
+        self.kept = self.kept or self._get_iterator()
+        for _ in range(60):
+            yield next(self.kept)
+def train(net, loader):
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    never_asked = enumerate(loader)
+    for i, (x,) in enumerate(loader):
+        net(x).square().mean().backward()
+        optimizer.step()
+        time.sleep(0.01)
+train(torch.nn.Linear(8, 1), Endless(TensorDataset(torch.randn(800, 8)), 4))
+"""
+
+
+@SLOW
+def test_a_loader_that_iterates_in_its_own_way_is_seen_and_sampled(tmp_path):
+    found = json.loads(watch_script(tmp_path, ENDLESS).stdout)
+    assert (found["seen"], found["run"]["steps"]) == ("inside", 60)
+    assert found["bottleneck"] == "host" and "time.sleep()" in found["evidence"], found
+
+
 # -- two runs compared -----------------------------------------------------------------------------
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import itertools
 import os
 import secrets
 import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,21 +60,34 @@ class HookedPass(Pass):
 
 
 def install(module: Any) -> None:
-    """Hook torch's module of DataLoaders, or that of optimizers, when it has just been loaded."""
-    if hasattr(module, "DataLoader"):
-        plain = module.DataLoader.__iter__
+    """Hook a module of DataLoaders, or torch's of optimizers, when it has just been loaded."""
+    if loaders := getattr(module, "DataLoader", None):
+        loaders.__iter__ = _recorded(loaders.__iter__)
 
-        def __iter__(self: Any) -> Any:
-            recorder = _recorder_of(self)
-            if recorder is None:
-                return plain(self)
-            return recorder.iterate(self, lambda: plain(self), kind=HookedPass)
+        def __init_subclass__(cls: type, **more: Any) -> None:
+            super(loaders, cls).__init_subclass__(**more)
+            own = getattr(cls.__dict__.get("__iter__"), "__code__", None)
+            if own and "__iter__" not in own.co_names:  # else it calls the hooked one above
+                cls.__iter__ = _recorded(cls.__iter__)
 
-        module.DataLoader.__iter__ = __iter__
+        loaders.__init_subclass__ = classmethod(__init_subclass__)
     else:
         module.register_optimizer_step_post_hook(OptimizerSteps())
     atexit.unregister(_close)
     atexit.register(_close)
+
+
+def _recorded(plain: Callable) -> Callable:
+    """Return a loader's `__iter__` that is recorded, and else does what the `plain` one does."""
+
+    @functools.wraps(plain)
+    def __iter__(self: Any) -> Any:
+        recorder = _recorder_of(self)
+        if recorder is None:
+            return plain(self)
+        return recorder.iterate(self, lambda: plain(self), kind=HookedPass)
+
+    return __iter__
 
 
 def _recorder_of(loader: Any) -> Recorder | None:

@@ -76,13 +76,12 @@ class Sampler:
         self.places, self.met = {}, set()  # {what a stack was: its number}, and its code
         self.fresh: dict[int, list] = {}  # places that were not written yet
         self.loop: CodeType | None = None  # what iterates the loader: no deeper goes the stack
-        self.missing, self.in_use = "", False  # why there are no samples; whether a pass goes on
+        self.missing, self.in_use = "", False  # why there are no samples; whether a loop goes on
         self.timer: Timer | None = None
         self.taken = self.before = self.due = 0
 
     def start(self) -> None:
         """Start the timer, unless it runs; `missing` says why it could not be."""
-        self.in_use = True
         if self.timer is not None or self.taken >= MOST_SAMPLES:
             return
         self.missing = self._why_not()

@@ -35,6 +35,7 @@ RISES = 3  # looks in a row at which it was larger: what is emptied now and then
 def knobs_of(loader: Any) -> dict[str, int | bool]:
     """Return the settings of a torch DataLoader under their own names; {} of anything else."""
     data = sys.modules.get("torch.utils.data")
+    loader = getattr(loader, "fake_l", loader)  # a fastai DataLoader's, for torch's iterators
     if data is None or not isinstance(loader, data.DataLoader):
         return {}
     knobs = {name: getattr(loader, name, None) for name in READ}

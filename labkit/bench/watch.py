@@ -296,9 +296,11 @@ class Pass:
             self.recorder.begin_pass(self)
             self.on = True
         self.asked, self.lead_ns = self.asked - self.lead_ns, 0
-        self.count = self.recorder.counter(batch)
-        if self.recorder.sampler.loop is None:
-            self.recorder.sampler.loop = stack.users_code(sys._getframe(2))
+        self.count, sampler = self.recorder.counter(batch), self.recorder.sampler
+        if sampler.loop is None:
+            sampler.loop = stack.users_code(sys._getframe(2))
+        sampler.start()  # a loop within the first fetch may have had the signal
+        sampler.in_use = True  # from the first batch on: an iterator may be made and never asked
         return self.count(batch)
 
     def _gathered(self, now: int) -> int:

@@ -8,25 +8,40 @@ function element(parent, tag, text = "", attributes = {}) {
   return made;
 }
 
-function button(parent, text, label, key, pressed, act) {
-  const attributes = { type: "button", "aria-label": label, title: label, "data-key": key };
-  if (pressed !== null) attributes["aria-pressed"] = String(pressed);
-  element(parent, "button", text, attributes).addEventListener("click", act);
+function label(control, text) {
+  for (const name of ["aria-label", "title"]) control.setAttribute(name, text);
 }
 
-function row(list, run, send) {
-  const line = element(list, "div", "", { class: "run", role: "listitem" }), name = run.name;
-  const ask = (what, value = "") => () => send({ do: what, key: run.key, value });
-  const pin = run.pinned ? `stop comparing with ${name}` : `compare the next runs with ${name}`;
-  button(line, run.pinned ? "pinned" : "pin", pin, `pin ${run.key}`, run.pinned, ask("pin"));
-  const box = element(line, "input", "", {
-    "aria-label": `name of the run ${name}`, title: "type to rename", "data-key": `name ${run.key}`,
-  });
-  box.value = name;
-  box.addEventListener("change", () => ask("rename", box.value)());
-  element(line, "span", run.numbers, { class: "numbers" });
-  element(line, "span", run.note || run.verdict, { class: "verdict", role: "status" });
-  button(line, "save", `save ${name} as a file`, `save ${run.key}`, null, ask("save"));
+function button(parent, text, says, act) {
+  const made = element(parent, "button", text, { type: "button" });
+  label(made, says);
+  made.addEventListener("click", act);
+  return made;
+}
+
+function row(list, key, send) {
+  const line = element(list, "div", "", { class: "run", role: "listitem" });
+  const ask = (what) => () => send({ do: what, key, value: line.name.value });
+  line.pin = button(line, "", "", ask("pin"));
+  line.name = element(line, "input", "", { title: "type to rename" });
+  line.name.addEventListener("input", () => (line.typing = true));
+  line.name.addEventListener("change", () => ((line.typing = false), ask("rename")()));
+  line.numbers = element(line, "span", "", { class: "numbers" });
+  line.verdict = element(line, "span", "", { class: "verdict", role: "status" });
+  line.save = button(line, "save", "", ask("save"));
+  return line;
+}
+
+// A row stays the same element: a click on one that is replaced meanwhile would be lost
+function tell(line, { name, pinned, numbers, note, verdict }) {
+  line.pin.textContent = pinned ? "pinned" : "pin";
+  label(line.pin, pinned ? `stop comparing with ${name}` : `compare the next runs with ${name}`);
+  line.pin.setAttribute("aria-pressed", String(pinned));
+  line.name.setAttribute("aria-label", `name of the run ${name}`);
+  if (!line.typing) line.name.value = name;
+  line.numbers.textContent = numbers;
+  line.verdict.textContent = note || verdict;
+  label(line.save, `save ${name} as a file`);
 }
 
 // Name what the panel's widgets leave nameless: their inputs, handles and read-outs
@@ -59,15 +74,20 @@ function render({ model, el }) {
   const copies = element(root, "div", "", { class: "copies" });
   const box = element(root, "textarea", "", { "aria-label": "copied text", readonly: "" });
   box.hidden = true;
+  const lines = new Map(); // by the run's key
   const show = () => {
-    const focused = document.activeElement?.dataset?.key;
-    list.replaceChildren();
-    for (const run of model.get("rows")) row(list, run, (asked) => model.send(asked));
-    for (const part of focused ? list.querySelectorAll("[data-key]") : [])
-      if (part.dataset.key === focused) part.focus();
+    const runs = model.get("rows"), kept = new Set(runs.map((run) => run.key));
+    for (const [key, line] of lines)
+      if (!kept.has(key) && lines.delete(key)) line.remove();
+    runs.forEach((run, place) => {
+      if (!lines.has(run.key)) lines.set(run.key, row(list, run.key, (asked) => model.send(asked)));
+      const line = lines.get(run.key);
+      if (list.children[place] !== line) list.insertBefore(line, list.children[place] ?? null);
+      tell(line, run);
+    });
   };
   for (const what of model.get("copies"))
-    button(copies, `copy as ${what}`, `copy as ${what}`, what, null, () => {
+    button(copies, `copy as ${what}`, `copy as ${what}`, () => {
       said.textContent = "…"; // a whole script takes two seconds to write
       model.send({ do: "copy", value: what });
     });

@@ -1,8 +1,8 @@
 """Lets `labkit watch -- python train.py` see the script's loops; Python imports this at its start.
 
 The folder comes through PYTHONPATH, so every Python that the script starts finds it too. Nothing
-happens until one of them imports torch's DataLoader or optimizers, which are then hooked
-(`labkit.bench.hook`).
+happens until one of them imports torch's DataLoader or optimizers, or fastai's DataLoader, which
+are then hooked (`labkit.bench.hook`).
 """
 
 import importlib.util
@@ -10,7 +10,7 @@ import os
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-HOOKED = ["torch.utils.data.dataloader", "torch.optim.optimizer"]
+HOOKED = ["torch.utils.data.dataloader", "torch.optim.optimizer", "fastai.data.load"]
 
 
 class Finder:
@@ -34,7 +34,7 @@ class Finder:
 
 
 def hook(module):
-    """Hook a module of torch; whatever goes wrong here is not the script's affair."""
+    """Hook a module of theirs; whatever goes wrong here is not the script's affair."""
     try:
         if importlib.util.find_spec("labkit") is None:  # the script has another environment
             root = os.path.dirname(os.path.dirname(HERE))
