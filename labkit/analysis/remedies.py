@@ -116,16 +116,18 @@ def feed(facts: Any, stalls: bool) -> tuple[str, list[dict[str, Any]]]:
 def _same_cores(facts: Any) -> str:
     """Return the advice where workers would take the cores of a model on the CPU; "" elsewhere."""
     cores, threads, used = facts.cores or 0, facts.threads or 0, facts.own_cores
-    if not threads >= cores > 1 or not used or not facts.lines:
+    if not threads >= cores > 1 or not facts.lines:
         return ""
     kinds = facts.lines.kinds("waiting")
     rests = sum(kinds.get(kind, 0.0) for kind in ("io", "wait"))
     if not facts.lines.enough("waiting") or rests > limits.MOSTLY * sum(kinds.values()):
         return ""
-    return (  # the cores that stayed idle are all that workers could use
+    # Workers can use the cores that stayed idle, and hide no more than the waiting
+    most = min(max(1.0, cores / (used or 1.0)), 1 / max(1 - facts.shares["wait"], 0.02))
+    return (
         f"The items are computed on the {cores} cores that the model's {threads} threads use: "
         f"workers need some for themselves (num_workers=1 with torch.set_num_threads({cores - 1})) "
-        f"and gain {max(1.0, cores / used):.1f}x at most. {CHEAPER_ITEMS.capitalize()}"
+        f"and gain {most:.1f}x at most. {CHEAPER_ITEMS.capitalize()}"
     )
 
 

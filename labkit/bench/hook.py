@@ -66,9 +66,9 @@ def install(module: Any) -> None:
 
         def __init_subclass__(cls: type, **more: Any) -> None:
             super(loaders, cls).__init_subclass__(**more)
-            own = getattr(cls.__dict__.get("__iter__"), "__code__", None)
-            if own and "__iter__" not in own.co_names:  # else it calls the hooked one above
-                cls.__iter__ = _recorded(cls.__iter__)
+            codes = [each.__code__ for each in vars(cls).values() if hasattr(each, "__code__")]
+            if "__iter__" in vars(cls) and not any("__iter__" in c.co_names for c in codes):
+                cls.__iter__ = _recorded(cls.__iter__)  # it never calls the hooked one above
 
         loaders.__init_subclass__ = classmethod(__init_subclass__)
     else:

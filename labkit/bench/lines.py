@@ -76,6 +76,7 @@ class Sampler:
         self.places, self.met = {}, set()  # {what a stack was: its number}, and its code
         self.fresh: dict[int, list] = {}  # places that were not written yet
         self.loop: CodeType | None = None  # what iterates the loader: no deeper goes the stack
+        self.framed = False  # a package does, which the user's code called
         self.missing, self.in_use = "", False  # why there are no samples; whether a loop goes on
         self.timer: Timer | None = None
         self.taken = self.before = self.due = 0
@@ -179,12 +180,13 @@ class Sampler:
         if in_model and not grad and "torch.utils.checkpoint" not in modules:
             kind = "validation"
         where = own
-        if own is None or (within and own.f_code is self.loop):  # then what the loader called
-            causes = (f for f in reversed(frames)
-                      if not stack.module_of_frame(f).startswith(NOT_THE_CAUSE))  # fmt: skip
-            where = next(causes, top)
+        if own is None or (own.f_code is self.loop and (within or self.framed)):
+            loads = (n for n, frame in enumerate(frames) if self._within(frame))
+            below = frames[: next(loads, None)]  # what the loader called, or the loop
+            where, kind = _in_package(below) or top, stack.kind_of_calls(below) or kind
+            call = stack.call_text(stack.expression(where))
         code, loop = where.f_code, self.loop
-        at = site and [loop.co_filename, site, stack.name_of(loop)]
+        at = None if self.framed or not site else [loop.co_filename, site, stack.name_of(loop)]
         name = stack.name_of(code)
         if code.co_filename == stack.OPEN[0] and name.split(".")[0] in stack.CLOCKS:
             kind = "labkit"  # a process is often put off a core in its system calls
@@ -203,6 +205,17 @@ class Sampler:
         if self.rows:
             (rows, self.rows), (places, self.fresh) = (self.rows, []), (self.fresh, {})
             self.log.write("lines", pid=self.pid, places=places, rows=rows)
+
+
+def _in_package(frames: list[FrameType]) -> FrameType | None:
+    """Return the deepest of the frames that is of the package called first; None without one."""
+    modules = [stack.module_of_frame(frame) for frame in frames]
+    called = [n for n, name in enumerate(modules) if not name.startswith(NOT_THE_CAUSE)]
+    package = modules[called[-1]].partition(".")[0] if called else ""
+    if package in ("", "torch"):
+        return frames[called[-1]] if called else None
+    inside = (frames[n] for n in called if modules[n].partition(".")[0] == package)
+    return next((f for f in inside if f.f_code.co_name != "__torch_function__"), None)
 
 
 @contextlib.contextmanager

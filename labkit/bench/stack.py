@@ -61,16 +61,20 @@ def is_users(file: str) -> bool:
     return not any(folder in file for folder in LIBRARIES)
 
 
-def users_code(frame: FrameType | None) -> CodeType | None:
-    """Return the user's code that `frame` was called from: what iterates the loader.
+def loop_around(frame: FrameType | None) -> tuple[CodeType | None, bool]:
+    """Return the user's code that `frame` was called from, and whether a package's loop is between.
 
-    A generator around the loader only hands on what another loop asks for.
+    A generator or iterator around the loader only hands on what another loop asks for.
     """
-    while frame is not None and (
-        not is_users(frame.f_code.co_filename) or frame.f_code.co_flags & inspect.CO_GENERATOR
-    ):
+    framed = False
+    while frame is not None:
+        code, module = frame.f_code, module_of_frame(frame)
+        hands_on = code.co_flags & inspect.CO_GENERATOR or code.co_name == "__next__"
+        if is_users(code.co_filename) and not code.co_flags & inspect.CO_GENERATOR:
+            return code, framed
+        framed = framed or not (hands_on or module.startswith(("torch.", "labkit.")))
         frame = frame.f_back
-    return frame and frame.f_code
+    return None, framed
 
 
 @functools.lru_cache(4096)

@@ -298,7 +298,7 @@ class Pass:
         self.asked, self.lead_ns = self.asked - self.lead_ns, 0
         self.count, sampler = self.recorder.counter(batch), self.recorder.sampler
         if sampler.loop is None:
-            sampler.loop = stack.users_code(sys._getframe(2))
+            sampler.loop, sampler.framed = stack.loop_around(sys._getframe(2))
         sampler.start()  # a loop within the first fetch may have had the signal
         sampler.in_use = True  # from the first batch on: an iterator may be made and never asked
         return self.count(batch)
