@@ -112,6 +112,13 @@ class Sampler:
         other.stop()  # of a loop that is over for now
         return ""
 
+    def claim(self, frame: FrameType) -> None:
+        """Sample the loop around `frame`, which has its first batch; other loops are within it."""
+        if self.loop is None:
+            self.loop, self.framed = stack.loop_around(frame)
+        self.start()  # a loop within the first fetch may have had the signal
+        self.in_use = True
+
     def stop(self) -> None:
         """Stop the timer, and let go of the signal."""
         timer, self.timer = self.timer, None

@@ -296,11 +296,8 @@ class Pass:
             self.recorder.begin_pass(self)
             self.on = True
         self.asked, self.lead_ns = self.asked - self.lead_ns, 0
-        self.count, sampler = self.recorder.counter(batch), self.recorder.sampler
-        if sampler.loop is None:
-            sampler.loop, sampler.framed = stack.loop_around(sys._getframe(2))
-        sampler.start()  # a loop within the first fetch may have had the signal
-        sampler.in_use = True  # from the first batch on: an iterator may be made and never asked
+        self.count = self.recorder.counter(batch)
+        self.recorder.sampler.claim(sys._getframe(2))
         return self.count(batch)
 
     def _gathered(self, now: int) -> int:
