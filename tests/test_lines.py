@@ -359,6 +359,38 @@ def test_a_loader_that_iterates_in_its_own_way_is_seen_and_sampled(tmp_path):
     assert found["bottleneck"] == "host" and "time.sleep()" in found["evidence"], found
 
 
+FRAMEWORK = """
+import time
+class Items:
+    def __len__(self):
+        return 400
+    def __getitem__(self, index):
+        return prepared(index)
+def prepared(index):
+    time.sleep(0.002)
+    return float(index)
+class Learner:
+    def fit(self, loader):
+        for x in loader:
+            self.one_batch(x)
+    def one_batch(self, x):
+        x.double().mean()
+"""
+
+
+@SLOW
+def test_lines_of_a_loop_that_a_package_runs_are_the_packages(tmp_path):
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "framework.py").write_text(FRAMEWORK)
+    script = "import sys\nsys.path.insert(0, sys.path[0] + '/site-packages')\nimport framework\n"
+    script += "from torch.utils.data import DataLoader\n"
+    script += "framework.Learner().fit(DataLoader(framework.Items(), 4))"
+    found = json.loads(watch_script(tmp_path, script).stdout)
+    first = found["findings"][0]
+    assert (first["name"], first["cause"]) == ("input", "item"), found
+    assert "`time.sleep()` in prepared() (framework.py:9)" in first["evidence"], first
+
+
 # -- two runs compared -----------------------------------------------------------------------------
 
 
