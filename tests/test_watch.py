@@ -149,13 +149,15 @@ def test_waiting_and_body_are_told_apart_and_the_rest_is_not_claimed(starved):
     )
 
 
-def test_the_diagnosis_names_the_input_and_says_what_busy_means(starved):
+def test_the_diagnosis_names_the_input_and_says_what_busy_means(starved, monkeypatch):
     diagnosis = starved.diagnose()
     assert diagnosis.bottleneck == "input" and "num_workers" in diagnosis.advice
     assert any("loop body" in note for note in diagnosis.notes)
-    loop(quick := quiet([torch.zeros(4)] * 24), body_s=0.001)
-    unseen = quick.diagnose().findings[0]
-    assert (unseen.name, unseen.cause) == ("unsure", "body not seen")
+    monkeypatch.setattr(recording.lines.Sampler, "_why_not", lambda _: "no timer here")
+    loop(unseen := quiet([torch.zeros(4)] * 24), body_s=0.03)
+    found = unseen.diagnose().findings[0]
+    assert (found.name, found.cause) == ("unsure", "body not seen")
+    assert "not seen: no timer here." in found.evidence and "torch.profiler" in found.advice
 
 
 @pytest.mark.slow

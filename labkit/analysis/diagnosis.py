@@ -219,10 +219,12 @@ def gaps_hidden(busy: float, seen: tuple[Witness, ...], remedy: str) -> Finding:
 
 def body_unseen(facts: Facts) -> Finding:
     """A watched loop's body takes the time, and too few samples tell what it does."""
-    why = facts.loop.lines.missing or "too few stacks were sampled"
+    lines = facts.loop.lines
+    why = lines.missing or "too few stacks were sampled"
+    change = PROFILE if lines.refused else "Let it run for some seconds more."
     seen = f"the loop's body takes {facts.shares['compute']:.0%} of the time; whether that is "
     seen += f"training was not seen: {why}."
-    return Finding("unsure", "body not seen", seen, "Let it run for some seconds more.")
+    return Finding("unsure", "body not seen", seen, change)
 
 
 def _contradiction(facts: Facts) -> Finding | None:

@@ -109,8 +109,9 @@ class Lines(Result):
         for name in ("phase", "step", "share", "place", "kind", "within"):
             setattr(self, name, getattr(self, name)[keep])
         self.samples = int(keep.sum())
-        nothing = "" if self.samples else "no stack was sampled behind the warm-up"
-        self.missing = run.no_lines or nothing
+        self.refused = bool(run.no_lines) and not self.samples  # more steps bring none either
+        nothing = run.no_lines or "no stack was sampled behind the warm-up"
+        self.missing = "" if self.samples else nothing
 
     def __len__(self) -> int:
         return self.samples

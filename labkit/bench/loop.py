@@ -62,19 +62,24 @@ class Trainer:
             yield
         self.main_stream.wait_stream(self.side_stream)  # the GPU waits; the host goes on
 
+    def inputs(self, images: torch.Tensor, labels: torch.Tensor) -> tuple:
+        """Return what the model sees and what it shall say, from a batch on the device."""
+        if self.reads:
+            return next_bytes(images, labels)  # (B, T) each
+        return images.to(memory_format=self.layout).float().div_(255), labels
+
+    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the mean cross entropy of logits (B, classes) or, of text, (B, T, classes)."""
+        if self.reads:
+            logits, targets = logits.flatten(0, 1), targets.flatten()
+        return nn.functional.cross_entropy(logits, targets)
+
     def compute(self, images: torch.Tensor, labels: torch.Tensor, update: bool) -> torch.Tensor:
         """Issue forward, backward and, where an accumulation ends, the update; return the loss."""
-        if self.reads:
-            inputs, targets = next_bytes(images, labels)  # (B, T) each
-        else:
-            inputs = images.to(memory_format=self.layout).float().div_(255)  # on the device
-            targets = labels
+        inputs, targets = self.inputs(images, labels)
         dtype = DTYPES.get(self.job.precision)
         with torch.amp.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
-            logits = self.model(inputs)
-            if self.reads:
-                logits, targets = logits.flatten(0, 1), targets.flatten()
-            loss = nn.functional.cross_entropy(logits, targets)
+            loss = self.loss(self.model(inputs), targets)
         self.scaler.scale(loss / self.job.accumulation_steps).backward()
         if update:
             self.scaler.step(self.optimizer)

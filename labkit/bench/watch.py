@@ -61,6 +61,7 @@ class Recorder:
         self.padding: list[float] = []  # of the batches that were looked at, the share of it
         self.epoch, self.next, self.first_step, self.warmup = -1, 0, 0, 3
         self._current: Callable[[], Any] = lambda: None  # a reference to the `Pass`
+        self.told = ""  # why no stack was sampled, as the log has it
         self.how, self.failed, self.closed, self.opened_ns = "", None, False, now_ns()
         self.call = None if model is None else flops.FirstCall(model)
         self.log.write(
@@ -213,6 +214,9 @@ class Recorder:
                 self.clock.finish()
         self._write()
         self.sampler.flush()
+        if (why := self.sampler.missing) != self.told and not self.sampler.taken:
+            self.told = why
+            self.log.write("no_lines", why=why)
         if self.growth.found:
             self.log.write("growth", found=list(self.growth.found.values()))
         if self.padding:
@@ -232,8 +236,6 @@ class Recorder:
         self.flush()
         if self.call is not None:
             self.call.hook.remove()
-        if self.sampler.missing and not self.sampler.taken:
-            self.log.write("no_lines", why=self.sampler.missing)
         (self.folder / lines.WATCHED).unlink(missing_ok=True)
         if self.telemetry is not None:
             self.telemetry.kill()

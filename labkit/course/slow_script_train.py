@@ -19,7 +19,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from labkit.bench.data import CLASSES, COUNT, ItemTimes, JpegFiles, jpeg_folder, make_loader
-from labkit.bench.formats import DTYPES
 from labkit.bench.loop import Trainer
 from labkit.bench.models import AdamW
 from labkit.process.events import EventLog
@@ -89,20 +88,23 @@ class SlowTrainer(Trainer):
             to.copy_(torch.tensor(line.tolist(), device=self.device))
         return on_device, labels.to(self.device)
 
-    def normalised(self, images: torch.Tensor) -> torch.Tensor:
-        """Return images in 0 to 1, less the channels' mean, over their standard deviation."""
+    def inputs(self, images: torch.Tensor, labels: torch.Tensor) -> tuple:
+        """Return images in 0 to 1, less the channels' mean, over their deviation; and labels."""
         scale = 255 if images.dtype == torch.uint8 else 1
         if self.launches:
-            return (images.to(memory_format=self.layout).float() / scale - self.mean) / self.std
+            images = images.to(memory_format=self.layout).float() / scale
+            return (images - self.mean) / self.std, labels
         done = []
         for image in images:
             channels = zip(image.tolist(), MEAN, STD, strict=True)  # waits for the device
             scales = [(lines, 1 / (scale * s), m / s) for lines, m, s in channels]
             done.append([[[x * a - b for x in line] for line in lines] for lines, a, b in scales])
-        return torch.tensor(done, device=self.device)
+        return torch.tensor(done, device=self.device), labels
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the mean cross entropy of logits (B, classes), at once or number by number."""
+        logits = logits.float()
+        self.logits, self.labels = logits.detach(), labels
         if self.launches:
             return nn.functional.cross_entropy(logits, labels)
         each = []
@@ -111,21 +113,6 @@ class SlowTrainer(Trainer):
             total = sum(torch.exp(row[c]) for c in range(CLASSES))  # as in the textbook
             each.append(torch.log(total) - row[label.item()])  # waits for the device
         return torch.stack(each).mean()
-
-    def compute(self, images: torch.Tensor, labels: torch.Tensor, update: bool) -> torch.Tensor:
-        """Issue forward, backward and update; return the loss."""
-        dtype = DTYPES.get(self.job.precision)
-        images = self.normalised(images)
-        with torch.amp.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
-            logits = self.model(images)
-        loss = self.loss(logits.float(), labels)
-        self.scaler.scale(loss).backward()
-        if update:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            self.optimizer.zero_grad(set_to_none=True)
-        self.logits, self.labels = logits.detach(), labels
-        return loss
 
     def after_step(self) -> None:
         """Keep the confusion matrix: on the device, or cell by cell through the host."""
