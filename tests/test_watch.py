@@ -492,6 +492,13 @@ def test_a_command_that_cannot_be_started_is_bad_input(command):
         watch_script(command, outside=True)
 
 
+def test_a_script_is_run_by_our_python_where_it_cannot_run_by_itself(tmp_path):
+    (tmp_path / "train.py").write_text("raise SystemExit(7)\n")
+    found, text = watch_script([str(tmp_path / "train.py")])
+    assert found["exit_code"] == 7 and found["command"][0] == sys.executable
+    assert "failed (exit code 7) before a training step was seen" in text
+
+
 def samples(main, workers=0.0, count=0, gpu=None, seconds=20):
     gpus = {} if gpu is None else {"GPU-1": {"own": True, "gpu_now": gpu, "gpu": []}}
     return [

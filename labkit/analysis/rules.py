@@ -72,6 +72,7 @@ def waiting_for_data(facts: Facts) -> Iterator[Finding]:
     cause, lines = "waiting for data", costliest_of_loading(facts.lines) if facts.lines else ()
     if why := facts.loop and why_it_waits(facts.loop, lost):
         cause, more, first, lines = why
+        change = change.removesuffix(f" {remedies.CHEAPER_ITEMS.capitalize()}")  # so says `first`
         seen, change = f"{seen}; {more}", f"{first} {change}"
         changes = [{"persistent_workers": True}] * (cause == "workers_restart") + changes
     yield loss("input", cause, lost, seen, facts.source, change, lines=lines, changes=changes)

@@ -30,6 +30,8 @@ def watch_script(
 ) -> tuple[dict[str, Any], str]:
     """Run `command` (a first "--" is left out) in our place; return what was found, and a text.
 
+    A script that cannot be executed by itself, `train.py`, is run by our own Python.
+
     The dict has `exit_code` (for a signal 128 and its number, as in a shell), `bottleneck`,
     `confidence`, `evidence`, `advice`, `seen` ("inside" or "outside") and what else is known.
     `quiet_stdout` sends the script's stdout to stderr, `outside` looks from there only. Raises
@@ -38,6 +40,8 @@ def watch_script(
     command = command[1:] if command[:1] == ["--"] else command
     if not command:
         raise ValueError("give the script to watch: labkit watch -- python train.py")
+    if command[0].endswith(".py") and Path(command[0]).is_file() and not shutil.which(command[0]):
+        command = [sys.executable, *command]
     folder = folders.new_run()
     env = dict(os.environ)
     if not outside:
