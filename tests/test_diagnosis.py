@@ -131,7 +131,10 @@ def test_a_core_taken_from_the_model_is_blamed_on_who_took_it(
     [("python", 2, 1.4, 0, "gain 1.4x at most"),  # each worker would take a core of the model's
      ("python", 2, 0.8, 0, "gain 2.0x at most"),  # no more than the waiting
      ("io", 2, 1.4, 0, "Prepare batches in other processes"),  # workers that wait take none
-     ("python", 1, 1.0, 0, "Prepare batches in other processes"),
+     ("python", 1, 1.0, 0, "Prepare batches in other processes: num_workers=1 to"),
+     ("python", 1, 1.4, 0, "start with; items that compute gain 1.4x at most on 2 cores"),
+     ("python", None, 1.9, 0, "Prepare batches in other processes: num_workers=2 to"),  # a GPU
+     ("python", 2, 1.95, 0, "All 2 cores are busy, so more workers gain nothing: do less"),
      ("python", 2, 1.9, 2, "All 2 cores are busy"),
      ("python", 2, 1.4, 2, "Raise num_workers")],
 )  # fmt: skip
@@ -139,11 +142,12 @@ def test_workers_are_advised_only_where_a_core_is_left_for_them(
     kind_of_line, threads, used, workers, said
 ):
     lines = SimpleNamespace(kinds=lambda phase: {kind_of_line: 0.5}, enough=lambda phase: True)
-    facts = Facts("cpu", cores=2, threads=threads, own_cores=used, lines=lines,
+    kind = "cpu" if threads else "gpu"
+    facts = Facts(kind, cores=2, threads=threads, own_cores=used, lines=lines,
                   knobs={"num_workers": workers}, shares={"wait": 0.5})  # fmt: skip
     change, changes = feed(facts, stalls=False)
     assert said in change
-    assert bool(changes) == said.startswith(("Prepare", "Raise"))
+    assert bool(changes) == said.startswith(("Prepare", "Raise", "start with"))
 
 
 @pytest.mark.parametrize("seen", [None, {"steps": 1}, CALM | {"window_us": "long"}])

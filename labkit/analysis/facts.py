@@ -67,18 +67,19 @@ class Finding:
 
 def loss(
     name: str, cause: str, lost: float, seen: str, source: str, change: str,
-    rank: int | None = None, lines: tuple[Line, ...] = (), changes: Any = (),
+    rank: int | None = None, lines: tuple[Line, ...] = (), changes: Any = (), most: float = 0.0,
 ) -> Finding:  # fmt: skip
     """Return a loss as a finding, which expects half of it back to all of it.
 
-    `changes` are the advice as data, each {knob: value}, the one to try first in front.
+    `changes` are the advice as data, each {knob: value}, the one to try first in front; they gain
+    `most` at most, where that is known.
     """
     part = min(max(lost, 0.0), 0.98)
     gain = f"{1 / (1 - part / 2):.1f}x to {1 / (1 - part):.1f}x"
     lesson = f"; {LESSONS[name]}" if name in LESSONS else ""
     evidence = f"{seen} ({source}; threshold {limits.WORTH_NAMING[name]:.0%})."
     advice = f"{change} Expect {gain} the throughput{lesson}."
-    return Finding(name, cause, evidence, advice, lost, rank, lines, remedies(changes, part))
+    return Finding(name, cause, evidence, advice, lost, rank, lines, remedies(changes, part, most))
 
 
 @dataclass(frozen=True, repr=False)

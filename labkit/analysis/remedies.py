@@ -68,9 +68,12 @@ class Remedy:
         return {name: getattr(self, name) for name in names} | {"gain": gain}
 
 
-def remedies(changes: Any, lost: float) -> tuple[Remedy, ...]:
-    """Return remedies of a loss (0 to 1 of wall time); each change is {knob: value}."""
-    gain = 1 / (1 - lost / 2), 1 / (1 - lost)
+def remedies(changes: Any, lost: float, most: float = 0.0) -> tuple[Remedy, ...]:
+    """Return remedies of a loss (0 to 1 of wall time); each change is {knob: value}.
+
+    `most`, where it is known, is what they can gain at most.
+    """
+    gain = tuple(min(part, most or part) for part in (1 / (1 - lost / 2), 1 / (1 - lost)))
     return tuple(Remedy(change, gain) for change in changes)
 
 
@@ -93,14 +96,28 @@ def feed(facts: Any, stalls: bool) -> tuple[str, list[dict[str, Any]]]:
     """Return what to do about waiting for data, in words and as changes."""
     knobs, cores = facts.knobs, facts.cores or 0
     workers, ready = knobs.get("num_workers"), knobs.get("prefetch_factor") or 2
+    busy = f"{f'All {cores} cores are' if cores > 1 else 'The one core is'} busy, so more workers "
+    busy += f"gain nothing: {CHEAPER_ITEMS}"
     if not workers:
-        if shared := _same_cores(facts):
-            return shared, []
-        start = f"num_workers={START} to start with{too_many(START, cores)}"
+        threads, most, count = facts.threads or 0, most_of_workers(facts), START
+        if 0 < most < 1.05:
+            return busy, []
+        if most and threads >= cores > 1:
+            return (
+                f"The items are computed on the {cores} cores that the model's {threads} threads "
+                "use: workers need some for themselves (num_workers=1 with "
+                f"torch.set_num_threads({cores - 1})) and gain {most:.1f}x at most. "
+                f"{CHEAPER_ITEMS.capitalize()}"
+            ), []
+        if most:
+            count = max(1, min(START, round(cores * (facts.shares["wait"] if threads else 1))))
+        start = f"num_workers={count} to start with{too_many(count, cores)}"
+        if 0 < most * (1 - facts.shares["wait"]) < 0.9:  # the cores are the limit
+            start += f"; items that compute gain {most:.1f}x at most on {cores} cores"
         text = f"Prepare batches in other processes: {start}."
         if workers is None:
             text = f"Give the DataLoader workers ({start}) and a leaner dataset."
-        return text, [{"num_workers": START}]
+        return text, [{"num_workers": count}]
     if stalls:
         queue = f"a queue of {workers * ready} batches does not ride out the stalls."
         return f"Raise prefetch_factor: {queue}", [{"prefetch_factor": 4 * ready}]
@@ -108,27 +125,23 @@ def feed(facts: Any, stalls: bool) -> tuple[str, list[dict[str, Any]]]:
         text = f"{workers} workers share {cores} cores: try {cores} (num_workers={cores})"
         return f"{text}, and do less work per item.", [{"num_workers": cores}]
     if cores and (facts.own_cores or 0.0) >= limits.CORES_BUSY * cores:
-        return f"All {cores} cores are busy, so more workers gain nothing: {CHEAPER_ITEMS}", []
+        return busy, []
     text = "Raise num_workers; where that gains nothing, do less work per item or preprocess."
     return text, [{"num_workers": 2 * workers}]
 
 
-def _same_cores(facts: Any) -> str:
-    """Return the advice where workers would take the cores of a model on the CPU; "" elsewhere."""
-    cores, threads, used = facts.cores or 0, facts.threads or 0, facts.own_cores
-    if not threads >= cores > 1 or not facts.lines:
-        return ""
-    kinds = facts.lines.kinds("waiting")
+def most_of_workers(facts: Any) -> float:
+    """Return what workers can gain at most, where items that compute share the cores; else 0."""
+    lines, cores, wait = facts.lines, facts.cores or 0, facts.shares["wait"]
+    if facts.knobs.get("num_workers") or not cores or not lines or not lines.enough("waiting"):
+        return 0.0
+    kinds = lines.kinds("waiting")
     rests = sum(kinds.get(kind, 0.0) for kind in ("io", "wait"))
-    if not facts.lines.enough("waiting") or rests > limits.MOSTLY * sum(kinds.values()):
-        return ""
+    if rests > limits.MOSTLY * sum(kinds.values()):
+        return 0.0
     # Workers can use the cores that stayed idle, and hide no more than the waiting
-    most = min(max(1.0, cores / (used or 1.0)), 1 / max(1 - facts.shares["wait"], 0.02))
-    return (
-        f"The items are computed on the {cores} cores that the model's {threads} threads use: "
-        f"workers need some for themselves (num_workers=1 with torch.set_num_threads({cores - 1})) "
-        f"and gain {most:.1f}x at most. {CHEAPER_ITEMS.capitalize()}"
-    )
+    used = wait if facts.kind == "gpu" else facts.own_cores or 1.0
+    return min(max(1.0, cores / max(used, 0.02)), 1 / max(1 - wait, 0.02))
 
 
 def copy(facts: Any) -> tuple[str, list[dict[str, Any]]]:

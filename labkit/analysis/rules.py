@@ -75,7 +75,8 @@ def waiting_for_data(facts: Facts) -> Iterator[Finding]:
         change = change.removesuffix(f" {remedies.CHEAPER_ITEMS.capitalize()}")  # so says `first`
         seen, change = f"{seen}; {more}", f"{first} {change}"
         changes = [{"persistent_workers": True}] * (cause == "workers_restart") + changes
-    yield loss("input", cause, lost, seen, facts.source, change, lines=lines, changes=changes)
+    most = remedies.most_of_workers(facts)
+    yield loss("input", cause, lost, seen, facts.source, change, None, lines, changes, most)
 
 
 def cores_taken_by_workers(facts: Facts) -> Iterator[Finding]:

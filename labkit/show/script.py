@@ -89,7 +89,8 @@ def _run(command: list[str], env: dict[str, str], quiet_stdout: bool) -> tuple[i
         seen = Outside(started[0].pid)
         return started[0].wait(), seen.stop()
     except OSError as error:
-        raise ValueError(f"cannot start {command[0]!r}: {error.strerror}.") from None
+        remedy = "Give the command as a shell takes it: labkit watch -- python train.py"
+        raise ValueError(f"cannot start {command[0]!r}: {error.strerror}. {remedy}") from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
