@@ -252,16 +252,33 @@ def test_the_clock_that_times_the_items_is_no_line_of_the_users(tmp_path, monkey
     data.stopwatch()
     clock = Sampler(tmp_path, None)._described(caught[0], caught[0], None, True)
     assert clock[0] == "labkit" and clock[4] == "stopwatch.read"
+    lines = sampled(tmp_path, ["python", "item", "a.py", 1, "f", "", None], clock)
+    assert len(lines) == 1 and lines.share.tolist() == [1.0]
+
+
+def sampled(tmp_path, *places):
+    """Return the lines of a record that was sampled once in each of `places`, in a step's body."""
     with gzip.open(RECORDS / "workers-2.jsonl.gz", "rt") as file:
         text = file.read()
-    item = ["python", "item", "a.py", 1, "f", "", None]
     within = lk.recorded("workers-2").steps_since(0)[10]["t"][3]
-    rows = [[within, 1, 0], [within, 2, 1]]
-    event = {"event": "lines", "pid": 1, "t_ns": 1, "places": {"0": item, "1": clock}, "rows": rows}
+    rows = [[within, 10 - number, number] for number in range(len(places))]
+    event = {"event": "lines", "pid": 1, "t_ns": 1, "places": dict(enumerate(places)), "rows": rows}
     path = tmp_path / "run.jsonl"
     path.write_text(text + json.dumps(event) + "\n")
-    lines = lk.load(path).lines
-    assert len(lines) == 1 and lines.share.tolist() == [1.0]
+    return lk.load(path).lines
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [(("optimizer", "opt.step()"), "loss.backward(), opt.step()"),  # two statements in a line
+     (("python", "loss.backward().item()"), "loss.backward()"),  # one, of which a part is Python
+     (("backward", "other.backward()"), "loss.backward()")],
+)  # fmt: skip
+def test_a_line_of_two_statements_names_both(second, said, tmp_path):
+    kinds = (("backward", "loss.backward()"), second)
+    places = [[kind, "item", "a.py", 1, "f", call, ["a.py", 1, "f"]] for kind, call in kinds]
+    [line] = sampled(tmp_path, *places).lines
+    assert (line.kind, line.call) == ("backward", said)
 
 
 # -- scripts that know nothing of it ---------------------------------------------------------------

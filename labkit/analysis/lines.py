@@ -30,6 +30,7 @@ BODY = {  # the parts of a loop's body, by the kinds of work they are made of
     **dict.fromkeys(("logging", "io", "checkpoint"), "logging"),
     "wait": "waiting", "loader": "validation",  # a loader in a loop's body
 }  # fmt: skip
+SECOND = 0.25  # of a line's time, that names a call of another kind there: `a.backward(); b.step()`
 SPREAD = 0.5  # a function whose costliest line has less of it than this is named as a whole
 
 
@@ -157,7 +158,7 @@ class Lines(Result):
             line = place["file"], place["line"], place["function"], PHASES[phase]
             found[line][place["kind"], place["call"], place["site"]] += share
         lines = (
-            Line(*place, sum(shares.values()), phase, *max(shares, key=shares.get))
+            Line(*place, shares.total(), phase, *_named(shares))
             for (*place, phase), shares in found.items()
         )
         return tuple(sorted(lines, key=lambda line: -line.share))
@@ -215,6 +216,17 @@ class Lines(Result):
         """Return the lines as JSON types."""
         lines = [line.to_dict() for line in self.lines]
         return {"samples": self.samples, "missing": self.missing, "body": self.body, "lines": lines}
+
+
+def _named(shares: Counter) -> tuple:
+    """Return the kind and site of most of a line's time, and the calls of each kind with much."""
+    calls, kinds = {}, set()
+    for (kind, call, _), share in shares.most_common():
+        if call and kind not in kinds and (not calls or share >= SECOND * shares.total()):
+            kinds.add(kind)
+            calls.setdefault(call.partition("(")[0], call)
+    kind, _, site = max(shares, key=shares.get)
+    return kind, ", ".join(calls.values()), site
 
 
 def _read(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], np.ndarray]:
