@@ -136,18 +136,28 @@ def test_a_core_taken_from_the_model_is_blamed_on_who_took_it(
      ("python", None, 1.9, 0, "Prepare batches in other processes: num_workers=2 to"),  # a GPU
      ("python", 2, 1.95, 0, "All 2 cores are busy, so more workers gain nothing: do less"),
      ("python", 2, 1.9, 2, "All 2 cores are busy"),
-     ("python", 2, 1.4, 2, "Raise num_workers")],
+     ("python", 2, 1.4, 2, "Raise num_workers"),
+     ("python", 2, 1.4, 4, "Make them in the loop (num_workers=0): 0.4 ms a batch is less")],
 )  # fmt: skip
 def test_workers_are_advised_only_where_a_core_is_left_for_them(
     kind_of_line, threads, used, workers, said
 ):
-    lines = SimpleNamespace(kinds=lambda phase: {kind_of_line: 0.5}, enough=lambda phase: True)
+    kinds, made = {kind_of_line: 0.5}, 4e3 if workers < 4 else 4e2  # µs a batch
+    lines = SimpleNamespace(kinds=lambda _: kinds, enough=lambda _: True, made_us=made)
     kind = "cpu" if threads else "gpu"
     facts = Facts(kind, cores=2, threads=threads, own_cores=used, lines=lines,
                   knobs={"num_workers": workers}, shares={"wait": 0.5})  # fmt: skip
     change, changes = feed(facts, stalls=False)
     assert said in change
-    assert bool(changes) == said.startswith(("Prepare", "Raise", "start with"))
+    assert bool(changes) == said.startswith(("Prepare", "Raise", "Make", "start with"))
+
+
+@pytest.mark.parametrize(("wait", "workers"), [(0.4, False), (4.0, True)])
+def test_workers_are_not_advised_for_batches_that_are_made_as_fast_as_handed_over(wait, workers):
+    found = lk.diagnose(fake(steps(wait=wait, compute=2 * wait), pipeline=lk.Pipeline()))
+    assert found.bottleneck == "input" and ("num_workers=4" in found.advice) == workers
+    assert bool(found.findings[0].remedies) == workers
+    assert ("0.4 ms a batch" in found.advice and "BatchSampler" in found.advice) != workers
 
 
 @pytest.mark.parametrize("seen", [None, {"steps": 1}, CALM | {"window_us": "long"}])

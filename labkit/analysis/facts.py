@@ -137,6 +137,7 @@ class Facts:
     stalls: float = 0.0  # share of the waiting that falls into the worst tenth of the steps
     padding: float = 0.0  # share of the tokens computed that is none
     compute_us: float | None = None  # of the average step
+    wait_us: float | None = None  # of the average step, for its batch
     trace: Any = None  # the Breakdown of the x-ray's trace on a GPU, or of the one diagnosed
     from_trace: bool = False  # whether all of this was read off that trace
     ranks: Any = None  # the RankTraces that it is one of
@@ -232,6 +233,7 @@ class Evidence:
             taken_by_others=lost - lost * self.blame,
             stalls=float(worst.sum() / wait.sum()) if wait.sum() > 0 else 0.0,
             compute_us=float(compute.mean() * 1e6),
+            wait_us=float(wait.mean() * 1e6),
             body=self.known.loop.shares(rows) if self.known.loop else {},
         )
 

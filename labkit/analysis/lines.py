@@ -75,7 +75,7 @@ class Lines(Result):
     There are `samples` stacks behind the warm-up; `missing` says why none. Of each, as arrays:
     `phase` (an index into `PHASES`), `step` (-1 in workers and between passes), `share` (0 to 1 of
     wall time, or of the workers' work), `place` (an index into `places`, dicts with keys `PLACE`),
-    and of the place `kind` and `within`.
+    and of the place `kind` and `within`. Workers took `made_us` to make a batch, None if unknown.
     """
 
     def __init__(self, run: Any):
@@ -107,6 +107,9 @@ class Lines(Result):
             total = weight[mine].sum()
             scale = known.get(phase, total / 1e9 / wall) / total if total else 0.0
             self.share[mine] = weight[mine] * scale
+        made = weight[keep & (self.phase == 3)]  # ns
+        enough = len(made) >= FEWEST and len(stamps) - first > 1
+        self.made_us = float(made.sum()) / 1e3 / (len(stamps) - first - 1) if enough else None
         for name in ("phase", "step", "share", "place", "kind", "within"):
             setattr(self, name, getattr(self, name)[keep])
         self.samples = int(keep.sum())

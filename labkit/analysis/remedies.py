@@ -33,6 +33,12 @@ FEWER_LAUNCHES = (
 )
 START = 4  # workers, where there were none; lk.tune measures how many are best
 CHEAPER_ITEMS = "do less work per item, or do it once before training."
+AT_ONCE = (
+    "handing one over from a worker takes, so workers gain nothing: fetch a batch at once. Index "
+    "tensors with all its indices, or DataLoader(dataset, batch_size=None, "
+    "sampler=BatchSampler(RandomSampler(dataset), 64, drop_last=False))."
+)
+IN_THE_LOOP = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
 PAD_LESS = (
     "Batch sequences of a length together, pad to the longest of a batch, or pack several in a row."
 )
@@ -99,18 +105,20 @@ def feed(facts: Any, stalls: bool) -> tuple[str, list[dict[str, Any]]]:
     busy = f"{f'All {cores} cores are' if cores > 1 else 'The one core is'} busy, so more workers "
     busy += f"gain nothing: {CHEAPER_ITEMS}"
     if not workers:
+        if facts.wait_us is not None and facts.wait_us < limits.HANDOFF_US:
+            return f"{facts.wait_us / 1e3:.1f} ms a batch is no more than {AT_ONCE}", []
         threads, most, count = facts.threads or 0, most_of_workers(facts), START
         if 0 < most < 1.05:
             return busy, []
+        if most:
+            count = max(1, min(START, round(cores * (facts.shares["wait"] if threads else 1))))
         if most and threads >= cores > 1:
             return (
                 f"The items are computed on the {cores} cores that the model's {threads} threads "
-                "use: workers need some for themselves (num_workers=1 with "
-                f"torch.set_num_threads({cores - 1})) and gain {most:.1f}x at most. "
+                f"use: workers need some for themselves (num_workers={count} with "
+                f"torch.set_num_threads({max(1, cores - count)})) and gain {most:.1f}x at most. "
                 f"{CHEAPER_ITEMS.capitalize()}"
             ), []
-        if most:
-            count = max(1, min(START, round(cores * (facts.shares["wait"] if threads else 1))))
         start = f"num_workers={count} to start with{too_many(count, cores)}"
         if 0 < most * (1 - facts.shares["wait"]) < 0.9:  # the cores are the limit
             start += f"; items that compute gain {most:.1f}x at most on {cores} cores"
@@ -118,6 +126,9 @@ def feed(facts: Any, stalls: bool) -> tuple[str, list[dict[str, Any]]]:
         if workers is None:
             text = f"Give the DataLoader workers ({start}) and a leaner dataset."
         return text, [{"num_workers": count}]
+    if facts.lines and (made := facts.lines.made_us or limits.HANDOFF_US) < limits.HANDOFF_US:
+        text = f"Make them in the loop (num_workers=0): {made / 1e3:.1f} ms a batch is less than"
+        return f"{text} {AT_ONCE}", [IN_THE_LOOP]
     if stalls:
         queue = f"a queue of {workers * ready} batches does not ride out the stalls."
         return f"Raise prefetch_factor: {queue}", [{"prefetch_factor": 4 * ready}]
