@@ -142,7 +142,7 @@ def test_a_core_taken_from_the_model_is_blamed_on_who_took_it(
 def test_workers_are_advised_only_where_a_core_is_left_for_them(
     kind_of_line, threads, used, workers, said
 ):
-    kinds, made = {kind_of_line: 0.5}, 4e3 if workers < 4 else 4e2  # µs a batch
+    kinds, made = {kind_of_line: 0.5}, 8e3 if workers < 4 else 1e3  # µs a batch
     lines = SimpleNamespace(kinds=lambda _: kinds, enough=lambda _: True, made_us=made)
     kind = "cpu" if threads else "gpu"
     facts = Facts(kind, cores=2, threads=threads, own_cores=used, lines=lines,
@@ -156,6 +156,7 @@ def test_workers_are_advised_only_where_a_core_is_left_for_them(
 def test_workers_are_not_advised_for_batches_that_are_made_as_fast_as_handed_over(wait, workers):
     found = lk.diagnose(fake(steps(wait=wait, compute=2 * wait), pipeline=lk.Pipeline()))
     assert found.bottleneck == "input" and ("num_workers=4" in found.advice) == workers
+    assert found.advice.count("at once") == (not workers)
     assert bool(found.findings[0].remedies) == workers
     assert ("0.4 ms a batch" in found.advice and "BatchSampler" in found.advice) != workers
 

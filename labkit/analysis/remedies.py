@@ -5,6 +5,7 @@ A change is {knob: value}: of a `Pipeline`, or of the reader's own loader and st
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,10 +34,10 @@ FEWER_LAUNCHES = (
 )
 START = 4  # workers, where there were none; lk.tune measures how many are best
 CHEAPER_ITEMS = "do less work per item, or do it once before training."
+HANDED = "handing one over from a worker takes, so workers gain nothing:"
 AT_ONCE = (
-    "handing one over from a worker takes, so workers gain nothing: fetch a batch at once. Index "
-    "tensors with all its indices, or DataLoader(dataset, batch_size=None, "
-    "sampler=BatchSampler(RandomSampler(dataset), 64, drop_last=False))."
+    "fetch a batch at once. Index tensors with all its indices, or DataLoader(dataset, "
+    "batch_size=None, sampler=BatchSampler(RandomSampler(dataset), 64, drop_last=False))."
 )
 IN_THE_LOOP = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
 PAD_LESS = (
@@ -104,9 +105,11 @@ def feed(facts: Any, stalls: bool) -> tuple[str, list[dict[str, Any]]]:
     workers, ready = knobs.get("num_workers"), knobs.get("prefetch_factor") or 2
     busy = f"{f'All {cores} cores are' if cores > 1 else 'The one core is'} busy, so more workers "
     busy += f"gain nothing: {CHEAPER_ITEMS}"
+    done = knobs.get("batch_size", 1) is None  # as far as a loader goes
+    instead = "take larger batches, or index tensors without a DataLoader." if done else AT_ONCE
     if not workers:
         if facts.wait_us is not None and facts.wait_us < limits.HANDOFF_US:
-            return f"{facts.wait_us / 1e3:.1f} ms a batch is no more than {AT_ONCE}", []
+            return f"{facts.wait_us / 1e3:.1f} ms a batch is no more than {HANDED} {instead}", []
         threads, most, count = facts.threads or 0, most_of_workers(facts), START
         if 0 < most < 1.05:
             return busy, []
@@ -126,9 +129,11 @@ def feed(facts: Any, stalls: bool) -> tuple[str, list[dict[str, Any]]]:
         if workers is None:
             text = f"Give the DataLoader workers ({start}) and a leaner dataset."
         return text, [{"num_workers": count}]
-    if facts.lines and (made := facts.lines.made_us or limits.HANDOFF_US) < limits.HANDOFF_US:
+    made = facts.lines and facts.lines.made_us or math.inf
+    made *= min(1, (cores or math.inf) / (workers + 1))  # µs, on a core of its own
+    if made < limits.HANDOFF_US:
         text = f"Make them in the loop (num_workers=0): {made / 1e3:.1f} ms a batch is less than"
-        return f"{text} {AT_ONCE}", [IN_THE_LOOP]
+        return f"{text} {HANDED} {instead}", [IN_THE_LOOP]
     if stalls:
         queue = f"a queue of {workers * ready} batches does not ride out the stalls."
         return f"Raise prefetch_factor: {queue}", [{"prefetch_factor": 4 * ready}]

@@ -73,7 +73,9 @@ def waiting_for_data(facts: Facts) -> Iterator[Finding]:
     if why := facts.loop and why_it_waits(facts.loop, lost):
         cause, more, first, lines = why
         change = change.removesuffix(f" {remedies.CHEAPER_ITEMS.capitalize()}")  # so says `first`
-        seen, change = f"{seen}; {more}", f"{first} {change}"
+        seen = f"{seen}; {more}"
+        if cause not in ("item", "collate") or not change.endswith(remedies.AT_ONCE):
+            change = f"{first} {change}"
         changes = [{"persistent_workers": True}] * (cause == "workers_restart") + changes
     most = remedies.most_of_workers(facts)
     yield loss("input", cause, lost, seen, facts.source, change, None, lines, changes, most)
