@@ -264,7 +264,7 @@ def test_a_start_that_was_only_cold_is_found_out():
 
 @pytest.mark.slow
 def test_the_default_pipeline_is_fed_in_a_few_runs_with_the_same_losses(labkit_command):
-    done = labkit_command("improve", "--json", "--seconds", 60)
+    done = labkit_command("improve", "--json", "--seconds", 35)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["speedup"] >= 2 and found["runs"] <= 12 and found["best"]["num_workers"]

@@ -40,7 +40,9 @@ WORST_STEPS, STALLS = 0.1, 0.6
 # The run itself uses this share of the cores: none is left for another worker that computes
 CORES_BUSY = 0.9
 # Below this a worker's batch costs the loop what making it would: handing over 16 small images
-# took the loop 1.2 to 1.9 ms on 2-core VMs (AMD EPYC, Intel Xeon; "handoff" of our own runs)
+# took the loop 1.2 to 1.9 ms on 2-core VMs (AMD EPYC, Intel Xeon; "handoff" of our own runs), and
+# a loop over a TensorDataset (0.5 ms a batch) fell to a fifth of its speed with 1, 2 or 4 workers
+# (medians of 14 passes in turn, Xeon); fetched at once it gained 1.2x
 HANDOFF_US = 1_500.0
 
 # == a watched loop (calibrated on one half of the scripts in tests/scripts) ==
