@@ -134,10 +134,10 @@ def test_a_core_taken_from_the_model_is_blamed_on_who_took_it(
      ("python", 1, 1.0, 0, "Prepare batches in other processes: num_workers=1 to"),
      ("python", 1, 1.4, 0, "start with; items that compute gain 1.4x at most on 2 cores"),
      ("python", None, 1.9, 0, "Prepare batches in other processes: num_workers=2 to"),  # a GPU
-     ("python", 2, 1.95, 0, "All 2 cores are busy, so more workers gain nothing: do less"),
-     ("python", 2, 1.9, 2, "All 2 cores are busy"),
+     ("python", 2, 1.95, 0, "All cores are busy, so more workers gain nothing. Do less"),
+     ("python", 2, 1.9, 2, "All cores are busy"),
      ("python", 2, 1.4, 2, "Raise num_workers"),
-     ("python", 2, 1.4, 4, "Make them in the loop (num_workers=0): 0.4 ms a batch is less")],
+     ("python", 2, 1.4, 4, "Make batches in the loop (num_workers=0). 0.4 ms a batch is no more")],
 )  # fmt: skip
 def test_workers_are_advised_only_where_a_core_is_left_for_them(
     kind_of_line, threads, used, workers, said
@@ -147,7 +147,7 @@ def test_workers_are_advised_only_where_a_core_is_left_for_them(
     kind = "cpu" if threads else "gpu"
     facts = Facts(kind, cores=2, threads=threads, own_cores=used, lines=lines,
                   knobs={"num_workers": workers}, shares={"wait": 0.5})  # fmt: skip
-    change, changes = feed(facts, stalls=False)
+    change, changes, _ = feed(facts, stalls=False)
     assert said in change
     assert bool(changes) == said.startswith(("Prepare", "Raise", "Make", "start with"))
 

@@ -80,6 +80,7 @@ class Lines(Result):
 
     def __init__(self, run: Any):
         """Join the samples of `run` with its steps, warm-up excluded."""
+        self._rows: dict[bytes, tuple[Line, ...]] = {}
         self.places, rows = _read(run.samples_of_lines)
         pid, at_ns, weight, self.place = rows.T
         self.kind, self.within = (
@@ -156,6 +157,8 @@ class Lines(Result):
 
     def rows(self, mask: np.ndarray) -> tuple[Line, ...]:
         """Return the lines that the samples of `mask` fell on, the costliest first."""
+        if (known := self._rows.get(mask.tobytes())) is not None:  # a diagnosis asks 60 times
+            return known
         found: dict[tuple, Counter] = defaultdict(Counter)
         for place, phase, share in self._sampled(mask):
             line = place["file"], place["line"], place["function"], PHASES[phase]
@@ -164,7 +167,8 @@ class Lines(Result):
             Line(*place, shares.total(), phase, *_named(shares))
             for (*place, phase), shares in found.items()
         )
-        return tuple(sorted(lines, key=lambda line: -line.share))
+        rows = tuple(sorted(lines, key=lambda line: -line.share))
+        return self._rows.setdefault(mask.tobytes(), rows)
 
     def sites(self, mask: np.ndarray) -> tuple[Line, ...]:
         """Return the lines of the loop itself that the samples of `mask` were under."""

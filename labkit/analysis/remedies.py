@@ -33,10 +33,10 @@ FEWER_LAUNCHES = (
     "graphs), fused_optimizer=True, no .item() in the step."
 )
 START = 4  # workers, where there were none; lk.tune measures how many are best
-CHEAPER_ITEMS = "do less work per item, or do it once before training."
-HANDED = "handing one over from a worker takes, so workers gain nothing:"
+ALL_BUSY = "All cores are busy, so more workers gain nothing."
+CHEAPER_ITEMS = "Do less work per item, or do it once before training."
 AT_ONCE = (
-    "fetch a batch at once. Index tensors with all its indices, or DataLoader(dataset, "
+    "fetch a batch at once. Index the tensors with a batch of indices, or use DataLoader(dataset, "
     "batch_size=None, sampler=BatchSampler(RandomSampler(dataset), 64, drop_last=False))."
 )
 IN_THE_LOOP = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
@@ -99,41 +99,65 @@ def too_many(workers: int, cores: int | None) -> str:
     return f"; PyTorch warns above {cores}, the cores here, but workers that wait take none"
 
 
-def feed(facts: Any, stalls: bool) -> tuple[str, list[dict[str, Any]]]:
-    """Return what to do about waiting for data, in words and as changes."""
-    knobs, cores = facts.knobs, facts.cores or 0
-    workers, ready = knobs.get("num_workers"), knobs.get("prefetch_factor") or 2
-    busy = f"{f'All {cores} cores are' if cores > 1 else 'The one core is'} busy, so more workers "
-    busy += f"gain nothing: {CHEAPER_ITEMS}"
-    done = knobs.get("batch_size", 1) is None  # as far as a loader goes
-    instead = "take larger batches, or index tensors without a DataLoader." if done else AT_ONCE
-    if not workers:
-        if facts.wait_us is not None and facts.wait_us < limits.HANDOFF_US:
-            return f"{facts.wait_us / 1e3:.1f} ms a batch is no more than {HANDED} {instead}", []
-        threads, most, count = facts.threads or 0, most_of_workers(facts), START
-        if 0 < most < 1.05:
-            return busy, []
-        if most:
-            count = max(1, min(START, round(cores * (facts.shares["wait"] if threads else 1))))
-        if most and threads >= cores > 1:
-            return (
-                f"The items are computed on the {cores} cores that the model's {threads} threads "
-                f"use: workers need some for themselves (num_workers={count} with "
-                f"torch.set_num_threads({max(1, cores - count)})) and gain {most:.1f}x at most. "
-                f"{CHEAPER_ITEMS.capitalize()}"
-            ), []
-        start = f"num_workers={count} to start with{too_many(count, cores)}"
-        if 0 < most * (1 - facts.shares["wait"]) < 0.9:  # the cores are the limit
-            start += f"; items that compute gain {most:.1f}x at most on {cores} cores"
-        text = f"Prepare batches in other processes: {start}."
-        if workers is None:
-            text = f"Give the DataLoader workers ({start}) and a leaner dataset."
-        return text, [{"num_workers": count}]
-    made = facts.lines and facts.lines.made_us or math.inf
-    made *= min(1, (cores or math.inf) / (workers + 1))  # µs, on a core of its own
+def feed(
+    facts: Any, stalls: bool, cause: str = "", first: str = ""
+) -> tuple[str, list[dict[str, Any]], float]:
+    """Return what to do about waiting for data: in words, as changes, and their gain at most.
+
+    `first` is what helps against the `cause`, where that is known. A gain of 0 is unbounded.
+    """
+    most, workers = 0.0, facts.knobs.get("num_workers")
+    made = facts.wait_us or math.inf  # µs a batch, on a core of its own
+    if workers:
+        made = facts.lines and facts.lines.made_us or math.inf
+        made *= min(1, (facts.cores or math.inf) / (workers + 1))
     if made < limits.HANDOFF_US:
-        text = f"Make them in the loop (num_workers=0): {made / 1e3:.1f} ms a batch is less than"
-        return f"{text} {HANDED} {instead}", [IN_THE_LOOP]
+        text, changes = _in_the_loop(facts.knobs, made)
+        first = "" if cause in ("item", "collate") else first  # no item is fetched by itself
+    else:
+        most = 0.0 if workers else _most_of_workers(facts)
+        text, changes = _workers(facts, stalls) if workers else _first_workers(facts, most)
+        text += "" if changes or first else f" {CHEAPER_ITEMS}"
+    return f"{first} {text}".lstrip(), changes, most
+
+
+def _in_the_loop(knobs: dict[str, Any], made_us: float) -> tuple[str, list[dict[str, Any]]]:
+    """Return what to do where a batch is made as fast as a worker hands it over."""
+    workers, at_once = knobs.get("num_workers"), AT_ONCE
+    if knobs.get("batch_size", 1) is None:  # that is done, as far as a loader goes
+        at_once = "use larger batches, or index the tensors without a DataLoader."
+    where = "Make batches in the loop (num_workers=0). " if workers else ""
+    text = f"{where}{made_us / 1e3:.1f} ms a batch is no more than handing one over from a worker "
+    return f"{text}takes, so workers gain nothing: {at_once}", [IN_THE_LOOP] if workers else []
+
+
+def _first_workers(facts: Any, most: float) -> tuple[str, list[dict[str, Any]]]:
+    """Return how many workers to begin with, which gain `most` where items share the cores."""
+    cores, threads, wait = facts.cores or 0, facts.threads or 0, facts.shares["wait"]
+    if 0 < most < 1.05:  # no more than noise
+        return ALL_BUSY, []
+    # Loading takes its share of the cores of a model on the CPU; a GPU leaves all of them to it
+    count = max(1, min(START, round(cores * (wait if threads else 1)))) if most else START
+    if most and threads >= cores > 1:
+        return (
+            f"The items are computed on the {cores} cores that the model's {threads} threads use: "
+            f"workers need some for themselves (num_workers={count} with "
+            f"torch.set_num_threads({max(1, cores - count)})) and gain {most:.1f}x at most."
+        ), []
+    start = f"num_workers={count} to start with{too_many(count, cores)}"
+    if 0 < most * (1 - wait) < 0.9:  # the cores are the limit, not the waiting
+        start += f"; items that compute gain {most:.1f}x at most on {cores} cores"
+    if facts.knobs.get("num_workers") is None:
+        text = f"Give the DataLoader workers ({start}) and a leaner dataset."
+    else:
+        text = f"Prepare batches in other processes: {start}."
+    return text, [{"num_workers": count}]
+
+
+def _workers(facts: Any, stalls: bool) -> tuple[str, list[dict[str, Any]]]:
+    """Return what to do with the workers there are."""
+    knobs, cores = facts.knobs, facts.cores or 0
+    workers, ready = knobs["num_workers"], knobs.get("prefetch_factor") or 2
     if stalls:
         queue = f"a queue of {workers * ready} batches does not ride out the stalls."
         return f"Raise prefetch_factor: {queue}", [{"prefetch_factor": 4 * ready}]
@@ -141,15 +165,15 @@ def feed(facts: Any, stalls: bool) -> tuple[str, list[dict[str, Any]]]:
         text = f"{workers} workers share {cores} cores: try {cores} (num_workers={cores})"
         return f"{text}, and do less work per item.", [{"num_workers": cores}]
     if cores and (facts.own_cores or 0.0) >= limits.CORES_BUSY * cores:
-        return busy, []
+        return ALL_BUSY, []
     text = "Raise num_workers; where that gains nothing, do less work per item or preprocess."
     return text, [{"num_workers": 2 * workers}]
 
 
-def most_of_workers(facts: Any) -> float:
+def _most_of_workers(facts: Any) -> float:
     """Return what workers can gain at most, where items that compute share the cores; else 0."""
     lines, cores, wait = facts.lines, facts.cores or 0, facts.shares["wait"]
-    if facts.knobs.get("num_workers") or not cores or not lines or not lines.enough("waiting"):
+    if not cores or not lines or not lines.enough("waiting"):
         return 0.0
     kinds = lines.kinds("waiting")
     rests = sum(kinds.get(kind, 0.0) for kind in ("io", "wait"))

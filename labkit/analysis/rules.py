@@ -68,17 +68,14 @@ def waiting_for_data(facts: Facts) -> Iterator[Finding]:
     seen = f"{lost:.0%} of the time is spent waiting for the next batch"
     if stalls := facts.stalls > limits.STALLS and lost > 0.02:
         seen += f", {facts.stalls:.0%} of it in a tenth of the steps: stalls"
-    change, changes = remedies.feed(facts, stalls)
-    cause, lines = "waiting for data", costliest_of_loading(facts.lines) if facts.lines else ()
-    if why := facts.loop and why_it_waits(facts.loop, lost):
-        cause, more, first, lines = why
-        change = change.removesuffix(f" {remedies.CHEAPER_ITEMS.capitalize()}")  # so says `first`
-        seen = f"{seen}; {more}"
-        if cause not in ("item", "collate") or not change.endswith(remedies.AT_ONCE):
-            change = f"{first} {change}"
-        changes = [{"persistent_workers": True}] * (cause == "workers_restart") + changes
-    most = remedies.most_of_workers(facts)
-    yield loss("input", cause, lost, seen, facts.source, change, None, lines, changes, most)
+    cause, more, first, lines = facts.loop and why_it_waits(facts.loop, lost) or ("", "", "", ())
+    change, changes, most = remedies.feed(facts, stalls, cause, first)
+    if not cause and facts.lines:
+        lines = costliest_of_loading(facts.lines)
+    seen += f"; {more}" if more else ""
+    changes = [{"persistent_workers": True}] * (cause == "workers_restart") + changes
+    yield loss("input", cause or "waiting for data", lost, seen, facts.source, change,
+               lines=lines, changes=changes, most=most)  # fmt: skip
 
 
 def cores_taken_by_workers(facts: Facts) -> Iterator[Finding]:

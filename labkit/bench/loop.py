@@ -63,7 +63,7 @@ class Trainer:
         self.main_stream.wait_stream(self.side_stream)  # the GPU waits; the host goes on
 
     def inputs(self, images: torch.Tensor, labels: torch.Tensor) -> tuple:
-        """Return what the model sees and what it shall say, from a batch on the device."""
+        """Return the inputs and targets of the model, from a batch on the device."""
         if self.reads:
             return next_bytes(images, labels)  # (B, T) each
         return images.to(memory_format=self.layout).float().div_(255), labels
