@@ -1,6 +1,6 @@
 """The autopilot on twelve loops with a planted cause that knobs cure, and on the slow script.
 
-    python tests/benchmarks/autopilot.py [--seconds 22] [--only NAME]
+    python maintain/benchmarks/autopilot.py [--seconds 22] [--only NAME]
 
 Each loop is a dataset and a step of one's own; `cure` are the knobs that are known to cure it,
 measured right behind: what brings less than 1.15 times the start's throughput is no cure on this
@@ -32,7 +32,6 @@ from torch.utils.data import DataLoader
 
 from labkit.course.slow_script import LADDER, SlowScript
 from labkit.results.launch import launch
-from labkit.results.result import Table
 from labkit.tuner.job import improver
 from labkit.tuner.trials import ENDLESS
 
@@ -158,52 +157,42 @@ class StageBench:
         return self.spec | {"pipeline": self.spec["pipeline"] | self.knobs}
 
 
-def measured(made, known):
-    """Climb; return the cells of a row, whether it was cured, and its share of the known."""
+def measured(name, made, known):
+    """Climb, print what came out; return whether it was cured, and its share of the known."""
     climb = made.run()
+    runs = made.bench.count
     rate = made.bench.measure(climb.start | known, climb.best.rate)[0]
-    share = climb.best.rate / rate if rate else None
+    share = climb.best.rate / rate if rate else 0.0
     cured = bool(set(climb.changes) & set(known)) and climb.speedup >= 1.15
     if not cured and rate and rate < 1.15 * climb.rungs[0].rate:
         cured = None  # nor does the known cure
     changed = ", ".join(f"{k}={v}" for k, v in climb.changes.items()) or "nothing"
-    cells = (changed, made.bench.count - 1, f"{climb.seconds:.0f}", f"{climb.speedup:.2f}x",
-             share and f"{share:.0%}", OUTCOMES[cured], climb.stopped)  # fmt: skip
-    return cells, cured, share
+    print(f"{name}: {changed}; {runs} runs in {climb.seconds:.0f} s, {climb.speedup:.2f}x, "
+          f"{share:.0%} of the known, {OUTCOMES[cured]}; {climb.stopped}", flush=True)  # fmt: skip
+    return cured, share
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=22.0, help="for each climb")
-    parser.add_argument("--only", action="append", help="part of a name")
+    parser.add_argument("--only", default="", help="part of a name")
     options = parser.parse_args()
-    rows, cures, shares = [], [], []
-
-    def wanted(name):
-        return not options.only or any(part in name for part in options.only)
-
+    cures, shares = [], []
     for name, what, parts, may_change, known in loops():
-        if wanted(name):
+        if options.only in name:
             made = improver(what, may_change, options.seconds, **parts)[0]
-            cells, cured, _ = measured(made, known)
-            rows.append((name, *cells))
-            cures += [] if cured is None else [cured]
-            print(f"{name}: {', '.join(map(str, cells))}", flush=True)
+            cures.append(measured(name, made, known)[0])
     best = SlowScript(LADDER).pipeline.to_dict()
     for count in range(len(LADDER) + 1):
         name = f"slow script, {count} fixes"
-        if wanted(name):
+        if options.only in name:
             stage = SlowScript(LADDER[:count])
             made = improver(stage.pipeline, {"precision"}, 3 * options.seconds)[0]
             made.bench = StageBench(stage.fixes)
             start = made.climb.start
-            cells, _, share = measured(made, {k: v for k, v in best.items() if v != start.get(k)})
-            cells = (*cells[:5], "", cells[6])  # the last stages have nothing left to cure
-            rows.append((name, *cells))
-            shares.append(share or 0)
-            print(f"{name}: {', '.join(map(str, cells))}", flush=True)
-    head = ("loop", "changed", "runs", "s", "gain", "share", "", "ended because")
-    print(Table(rows, head, left=(0, 1, 6, 7)))
+            known = {knob: value for knob, value in best.items() if value != start.get(knob)}
+            shares.append(measured(name, made, known)[1])
+    curable = [cured for cured in cures if cured is not None]
     lowest = min(shares, default=1)
-    print(f"cured: {sum(cures)} of {len(cures)}; lowest share of a stage: {lowest:.0%}")
-    sys.exit(sum(cures) < 0.9 * len(cures) or lowest < 0.95)
+    print(f"cured: {sum(curable)} of {len(curable)}; lowest share of a stage: {lowest:.0%}")
+    sys.exit(sum(curable) < 0.9 * len(curable) or lowest < 0.95)

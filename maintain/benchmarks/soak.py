@@ -8,7 +8,6 @@ past the log. `python soak.py --kills 200 --seed 0` prints the figures of all ki
 """
 
 import argparse
-import collections
 import contextlib
 import glob
 import itertools
@@ -23,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from planted import counted
 
 import labkit
@@ -178,19 +177,12 @@ class Kill:
 
 
 def report(results):
-    total = collections.Counter()
-    for result in results:
-        total.update({k: v for k, v in result.items() if isinstance(v, int)})
-    by_time = sorted(results, key=lambda r: r["seconds"])
-    median, worst = by_time[len(by_time) // 2], by_time[-1]
-    print(f"kills                      {len(results)} (of {total['processes']} processes)")
-    print(f"orphans                    {total['orphans']}")
-    print(f"leftover /dev/shm segments {total['segments']}")
-    print(f"leftover files in runs     {total['files']}")
-    print(f"completed steps lost       {total['lost']} of {total['finished']}")
-    print(f"records out of order       {total['bad']}")
-    print(f"clean-up                   {median['seconds']:.2f} s (median)")
-    print(f"clean-up, worst            {worst['seconds']:.2f} s ({worst['killed']})")
+    """Print what all kills left, and how long the clean-up took."""
+    for what in ("processes", "orphans", "segments", "files", "lost", "finished", "bad"):
+        print(f"{what:10} {sum(result[what] for result in results)}")
+    by_time = sorted(results, key=lambda result: result["seconds"])
+    print(f"{len(results)} kills; clean-up {by_time[len(by_time) // 2]['seconds']:.2f} s (median), "
+          f"worst {by_time[-1]['seconds']:.2f} s ({by_time[-1]['killed']})")  # fmt: skip
 
 
 options = argparse.ArgumentParser(description=__doc__)

@@ -1,4 +1,4 @@
-"""The lesson holds here: `python tests/benchmarks/lesson.py [PAIRS]` prints ratios, pair by pair.
+"""The lesson holds here: `python maintain/benchmarks/lesson.py [PAIRS]` prints ratios by pair.
 
 The README's claims about the default pipeline come from this script; it exits with 1 where one
 of them does not hold.

@@ -1,4 +1,4 @@
-"""What `lk.watch` costs a loop of 1.4 ms steps: `python tests/benchmarks/watch_cost.py [STEPS]`.
+"""What `lk.watch` costs a loop of 1.4 ms steps: `python maintain/benchmarks/watch_cost.py [STEPS]`.
 
 Paired: a coin decides for every step whether its batch comes through the watch or straight from
 the loader, since blocks of steps cannot resolve 1 % (A/A noise is 3-5 %). The model has one thread,
@@ -22,6 +22,7 @@ import time
 os.environ.setdefault("LABKIT_HOME", tempfile.mkdtemp(prefix="labkit-watch-cost-"))
 
 import numpy as np
+from paired import median_95
 
 from labkit.bench import watch as recording
 from labkit.bench.watch import Recorder
@@ -59,9 +60,7 @@ def sampling_share(steps):
             sampler.in_use = False
         sampler.flush()
         ratios.append(took[True] / took[False] - 1)
-    ratios = np.array(ratios)
-    drawn = np.median(np.random.default_rng(0).choice(ratios, (400, len(ratios))), axis=1)
-    return float(np.median(ratios)), np.percentile(drawn, [2.5, 97.5]).round(4).tolist()
+    return median_95(ratios)
 
 
 trainer, images, labels = trainer_of(STEP_MS)
@@ -81,12 +80,12 @@ for _ in range(400):  # the bootstrap
     drawn = [rng.choice(side, len(side)).mean() for side in (straight, through)]
     costs.append(drawn[1] - drawn[0])
 line_ms = beat_ms(watched)
-sampling, sampling_95 = sampling_share(int((sys.argv[1:] or [10_000])[0]))
+sampling, *sampling_95 = sampling_share(int((sys.argv[1:] or [10_000])[0]))
 found = {
     "step_ms": straight.mean() / 1e3,
     "recording_share": through.mean() / straight.mean() - 1,
     "recording_us_95": np.percentile(costs, [2.5, 97.5]).round(2).tolist(),
     "line_share": line_ms * 1e6 / recording.BEAT_NS, "line_ms": line_ms,
-    "sampling_share": round(sampling, 4), "sampling_share_95": sampling_95,
+    "sampling_share": sampling, "sampling_share_95": sampling_95,
 }  # fmt: skip
 print(json.dumps(found, indent=1))

@@ -1,6 +1,7 @@
 """How well `lk.predict` does: every workload is run once, other settings predicted, then measured.
 
-    python tests/benchmarks/prediction.py --records DIR [--development] [--only NAME] [--passes 2]
+    python maintain/benchmarks/prediction.py --records DIR [--development] [--only NAME]
+        [--passes 2]
 
 Every run is kept as a record in DIR, and what is there is not measured again. Run it on a quiet
 machine. In each pass a workload is run and its settings right behind it, since a machine with
@@ -148,27 +149,21 @@ def compare(folder, i, changes):
     bases, runs = ([lk.load(folder / f"{of}-{n}.jsonl.gz") for n in range(asked.passes)]
                    for of in ("base", i))  # fmt: skip
     found = [lk.predict(base, **SHORT, **changes) for base in bases]
-    rates, knobs = (
-        np.array([run.throughput for run in runs]),
-        ", ".join(f"{k}={v}" for k, v in changes.items()),
-    )
-    rate, busy = fmean(rates), fmean(run.utilization for run in runs)
-    row = {"workload": folder.name, "changes": knobs, "measured": f"{rate:.0f}"}
+    knobs = ", ".join(f"{knob}={value}" for knob, value in changes.items())
+    row = {"workload": folder.name, "changes": knobs}
     if cannot := next((one.cannot for one in found if one.cannot), None):
         return row | {"regime": cannot}
-    said, share = fmean(one.throughput for one in found), fmean(one.utilization for one in found)
-    pairs = list(zip(found, runs, strict=True))
+    rates = np.array([run.throughput for run in runs])
+    busy = fmean(run.utilization for run in runs)
+    low, high = np.transpose([one.throughput_range for one in found])
     tailed = changes.get("stall_ms", bases[0].pipeline.stall_ms)
     return row | {
-        "predicted": f"{said:.0f}", "error": said / rate - 1, "busy": f"{busy:.0%}",
-        "predicted busy": f"{share:.0%}", "points": 100 * (share - busy),
-        "range held": fmean(
-            one.throughput_range[0] <= run.throughput <= one.throughput_range[1]
-            for one, run in pairs
-        ),
         "regime": "heavy-tailed" if tailed else REGIMES[found[0].limit],
-        "twins": float(np.median(abs(rates / rate - 1))),
-    }  # fmt: skip
+        "error": float(fmean(one.throughput for one in found) / rates.mean() - 1),
+        "points": 100 * (fmean(one.utilization for one in found) - busy),
+        "range held": float(np.mean((low <= rates) & (rates <= high))),
+        "twins": float(np.median(abs(rates / rates.mean() - 1))),
+    }
 
 
 def figures(name, rows):
@@ -193,14 +188,11 @@ measure(workloads, asked.records)
 rows = [compare(asked.records / name, i, changes)
         for name, (_, settings) in workloads.items()
         for i, changes in enumerate(settings)]  # fmt: skip
+for row in rows:
+    print(*row.values(), sep=" | ")
 told = [row for row in rows if "error" in row]
 groups = {name: [row for row in told if row["regime"] == name]
           for name in sorted({row["regime"] for row in told})}  # fmt: skip
 groups["not CPU-saturated"] = [row for row in told if row["regime"] != REGIMES["cpu"]]
-head = [name for name in told[0] if name not in ("points", "twins")]
-forms = {"error": "{:+.0%}", "range held": "{:.0%}"}
-cells = [[forms.get(name, "{}").format(row[name]) if name in row else None
-          for name in head] for row in rows]  # fmt: skip
-print(Table(cells, head, left=(0, 1, len(head) - 1)), end="\n\n")
 head = ("regime", "n", "throughput error", "utilization points", "range held", "twins")
 print(Table([figures(*group) for group in (groups | {"all": told}).items() if group[1]], head))

@@ -1,6 +1,6 @@
 """What the live view costs the run it shows: blocks of one run, drawn in a browser or not, by lot.
 
-    python tests/benchmarks/live_cost.py [--seconds 300]
+    python maintain/benchmarks/live_cost.py [--seconds 300]
 
 A run in JupyterLab, in headless Chromium, is drawn for a second and a half, then not drawn for as
 long; which of such a pair comes first is drawn by lot. Kernel, server and browser share the machine
@@ -16,13 +16,16 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+from paired import median_95
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 import test_browser as browser
 
 BLOCK_S, LEFT_OUT_S = 1.5, 1 / 3
+FOLDERS = SimpleNamespace(mktemp=lambda name: Path(tempfile.mkdtemp(prefix=name)))
 CELL = """import json
 import numpy as np
 import labkit as lk
@@ -53,25 +56,13 @@ for block in range(len(drawn)):
 print("RATES", json.dumps([drawn.tolist(), frames.tolist(), rates]))"""
 
 
-class Folders:
-    """What `lab_in` wants of pytest: a temporary folder."""
-
-    def __init__(self, root: str):
-        self.root = Path(root)
-
-    def mktemp(self, name: str) -> Path:
-        """Make a folder."""
-        (self.root / name).mkdir()
-        return self.root / name
-
-
 def blocks(seconds: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Run in JupyterLab; return of each block: was it drawn, how many frames, its samples/s."""
     pairs = int(seconds / BLOCK_S / 2)
     values = {"block_ns": int(BLOCK_S * 1e9), "left_out_ns": int(LEFT_OUT_S * 1e9)}
     code = CELL.format(pairs=pairs, seconds=seconds, **values)
-    with tempfile.TemporaryDirectory() as root, browser.sync_api.sync_playwright() as playwright:
-        lab = browser.lab_in(Folders(root))
+    with browser.sync_api.sync_playwright() as playwright:
+        lab = browser.lab_in(FOLDERS)
         page = browser.page_of(browser.chromium_of(playwright))
         place = next(lab)
         browser.opened(page, place, "cost", code)
@@ -95,15 +86,9 @@ def main() -> None:
     first, (one, other) = drawn[::2], rates.reshape(-1, 2).T
     ratio = np.where(first, one / other, other / one)
     ratio = ratio[~np.isnan(ratio)][1:]  # of the first pair, a part is warm-up
-    lot = np.random.default_rng(0)
-    again = np.median(ratio[lot.integers(0, len(ratio), (5000, len(ratio)))], axis=1)
-    low, high = np.quantile(again, (0.025, 0.975))
     assert not frames[~drawn].any()
-    print(
-        f"drawn over not drawn: {np.median(ratio):.4f} (95 %: {low:.4f} to {high:.4f}), "
-        f"{len(ratio)} pairs, {frames[drawn].mean() / BLOCK_S:.0f} frames a second, "
-        f"{np.nanmedian(rates):,.0f} samples/s"
-    )
+    print("drawn over not drawn: {:.4f} (95 %: {:.4f} to {:.4f})".format(*median_95(ratio)))
+    print(f"{len(ratio)} pairs, {frames[drawn].mean() / BLOCK_S:.0f} frames a second")
 
 
 if __name__ == "__main__":

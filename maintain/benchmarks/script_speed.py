@@ -1,17 +1,16 @@
-"""How fast scripts are beside `lk.run`: `python tests/benchmarks/script_speed.py [N]`.
+"""How fast scripts are beside `lk.run`: `python maintain/benchmarks/script_speed.py [N]`.
 
 Both in turn, N times each (7), the first of a pair drawn by a coin; the ratio of the medians,
 script over run, with the 95 % interval of resampled pairs. The losses of a pair must be the same.
 """
 
-import json
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
 
 import numpy as np
+from paired import median_95
 
 import labkit as lk
 
@@ -34,24 +33,17 @@ def rate_of(way, file, pipeline):
     return losses.tolist(), float(rate.split()[0].replace(",", ""))
 
 
-rounds, lot = int(sys.argv[1]) if len(sys.argv) > 1 else 7, random.Random(0)
+rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 7
+lot = random.Random(0)
 for name, knobs in PIPELINES.items():
     pipeline = lk.Pipeline(seconds=None, xray=False, **knobs)
-    rates = {"script": [], "run": []}
+    rates = []
     with tempfile.TemporaryDirectory() as folder:
         file = lk.script(pipeline).save(f"{folder}/train.py")
-        for turn in range(rounds + 1):
-            losses = []
-            for way in lot.sample(list(rates), 2):
-                loss, rate = rate_of(way, file, pipeline)
-                rates[way] += [rate] if turn else []  # the images are drawn, caches are warm
-                losses.append(loss)
-            assert losses[0] == losses[1] or lk.machine().kind == "gpu", "other losses"
-    pairs = np.array([rates["script"], rates["run"]]).T
-    drawn = np.random.default_rng(0).integers(0, rounds, (1000, rounds))
-    again = np.median(pairs[drawn], axis=1)
-    ratio = statistics.median(rates["script"]) / statistics.median(rates["run"])
-    interval = np.percentile(again[:, 0] / again[:, 1], [2.5, 97.5]).round(3).tolist()
-    print(json.dumps({"pipeline": name, "ratio": round(ratio, 3), "interval_95": interval,
-                      "samples_per_s": {w: statistics.median(r) for w, r in rates.items()}}),
-          flush=True)  # fmt: skip
+        for _ in range(rounds + 1):
+            done = {way: rate_of(way, file, pipeline) for way in lot.sample(["script", "run"], 2)}
+            same = done["script"][0] == done["run"][0]
+            assert same or lk.machine().kind == "gpu", "other losses"
+            rates.append([done["script"][1], done["run"][1]])
+    # in the first pair images are drawn and caches are cold
+    print("{}: {:.3f} (95 %: {:.3f} to {:.3f})".format(name, *median_95(rates[1:])))

@@ -1,7 +1,7 @@
 """From a click on Run to the first drawn step, and from a slider to what it would bring.
 
-`python tests/benchmarks/first_step.py`: the default panel, in JupyterLab in headless Chromium. The
-clock is the page's, from the click or the key to the frame that has the first step, or the
+`python maintain/benchmarks/first_step.py`: the default panel, in JupyterLab in headless Chromium.
+The clock is the page's, from the click or the key to the frame that has the first step, or the
 prediction, in it. Before each click the standby gets five seconds to be ready, as a person's look
 at the last run gives it; the first click has to make the images too.
 """
@@ -11,24 +11,19 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 
 from playwright.sync_api import sync_playwright
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 import test_browser
 
 TIMES, READY_S = 10, 5
 
 
-class Folders:
-    """Temporary folders, as pytest's factory makes them."""
-
-    def mktemp(self, name):
-        return Path(tempfile.mkdtemp(prefix=name))
-
-
-lab = contextmanager(test_browser.lab_in)(Folders())
+FOLDERS = SimpleNamespace(mktemp=lambda name: Path(tempfile.mkdtemp(prefix=name)))
+lab = contextmanager(test_browser.lab_in)(FOLDERS)
 with lab as served, sync_playwright() as playwright:
     chromium = test_browser.chromium_of(playwright)
     page = test_browser.page_of(chromium)

@@ -1,6 +1,6 @@
-"""Score the diagnosis on small training scripts as users write them (tests/scripts).
+"""Score the diagnosis on small training scripts as users write them (maintain/scripts).
 
-    python tests/benchmarks/user_loops.py [--half score|tune|all] [--repeats 1] [--only NAME]
+    python maintain/benchmarks/user_loops.py [--half score|tune|all] [--repeats 1] [--only NAME]
 
 Each script has one planted cause or none, stated in its head (`# bottleneck: host`, `# cause:
 logging`, `# half: tune`); the lines to blame end in `# CAUSE`. Thresholds were set on the half
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -50,11 +49,7 @@ def watch(path: Path) -> dict:
         copy.write_text(bare(path.read_text()))
         command = [
             sys.executable,
-            "-m",
-            "labkit",
-            "watch",
-            "--json",
-            "--",
+            *["-m", "labkit", "watch", "--json", "--"],
             sys.executable,
             str(copy),
         ]
@@ -93,27 +88,14 @@ def main() -> None:
         if options.only not in path.stem or options.half not in ("all", truth["half"]):
             continue
         for _ in range(options.repeats):
-            found = watch(path)
-            row = judged(found, truth) | {"script": path.stem, "half": truth["half"]}
-            rows.append(row)
-            marks = " ".join(f"{k} {'-' if row[k] is None else 'ok' if row[k] else 'WRONG'}"
-                             for k in ("class", "cause", "line"))  # fmt: skip
-            wanted = f"{truth['bottleneck']}/{truth['cause']} {truth['lines']}"
-            print(f"{path.stem:28} {marks:32} said {row['said']} {row['lines']}, is {wanted}",
-                  flush=True)  # fmt: skip
-            if not row["class"] and os.environ.get("VERBOSE"):
-                print("   ", found["evidence"])
+            row = judged(watch(path), truth)
+            rows.append(row | {"half": truth["half"]})
+            print(f"{path.stem:28} is {truth['bottleneck']}/{truth['cause']}: {row}", flush=True)
     for half in ("tune", "score"):
-        some = [row for row in rows if row["half"] == half]
-        if not some:
-            continue
         parts = []
-        for name in ("class", "cause", "line"):
-            known = [row[name] for row in some if row[name] is not None]
-            parts.append(f"right {name} {sum(known)} of {len(known)}")
-        parts += [
-            f"{name} {sum(row[name] for row in some)}" for name in ("alarm", "miss", "unsure")
-        ]
+        for name in ("class", "cause", "line", "alarm", "miss", "unsure"):
+            known = [row[name] for row in rows if row["half"] == half and row[name] is not None]
+            parts.append(f"{name} {sum(known)} of {len(known)}")
         print(f"{half}: {', '.join(parts)}")
 
 

@@ -1,6 +1,6 @@
 """Measure the trace reader: events, seconds, and peak memory as a multiple of the file's size.
 
-    python tests/benchmarks/trace_reader.py [TRACE ...]
+    python maintain/benchmarks/trace_reader.py [TRACE ...]
 
 Without a file it writes a trace of 75,000 events in Kineto's layout. Each file is read in a process
 of its own, three times; the time is the median, imports not included.

@@ -1,4 +1,4 @@
-"""Kernel CPU of a frame of the live view: `python tests/benchmarks/live_frame.py`.
+"""Kernel CPU of a frame of the live view: `python maintain/benchmarks/live_frame.py`.
 
 A run of 5,000 steps of 1.4 ms grows as it would at 15 frames a second; reading the new events is
 counted in. Sending is not (no front end is there): it adds about 0.2 ms in a kernel.
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from test_live import MS, Bench
 

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# The recorded runs of the course; called again on the same machine it goes on where it was.
+source "$(dirname "$0")/common.sh"
+only=()
+$dry_run && only=(--only textbook-5)
+stage record 540 "$python" -m labkit record --out "$logs/records" ${only[@]+"${only[@]}"}
+exit "$failed"

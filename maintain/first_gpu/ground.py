@@ -1,0 +1,78 @@
+"""What a first card is asked before anything else, a JSON line each; `--quick` needs no card.
+
+The depth of each model found anew five times and timed again, the default pipeline starved and fed,
+the driver's meter over one thread for 0.6 and 3 s, and the kernels of an FP32 step.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import labkit as lk
+from labkit.bench import machine, model_size
+from labkit.bench.loop import Trainer
+from labkit.spec import automatic
+
+QUICK = "--quick" in sys.argv[1:]
+TIMES = 1 if QUICK else 5
+SIZE = {"mlp": 48, "transformer": 48, "gpt": 256}  # px, or tokens
+
+
+def main() -> None:
+    machine.use_fixed_threads()
+    device = machine.find_device("auto")
+    machine.use(device)
+    for model in ("cnn",) if QUICK else ("cnn", *SIZE):
+        depths(model, device)
+    kernels(device)
+    for workers in (0,) if QUICK else (0, 6, 12):
+        run = lk.run(lk.Pipeline(num_workers=workers, **({"steps": 20} if QUICK else {})))
+        tell("run", workers=workers, found=repr(run), diagnosis=str(run.diagnose()))
+    for seconds in (0.6,) if QUICK else (0.6, 3):
+        measured = lk.measure("one_thread", seconds=seconds, plot=False)
+        values = [point.values for point in measured.where("threads")]
+        tell("one_thread", seconds=seconds, values=values, skipped=measured.skipped)
+
+
+def tell(what: str, **facts: object) -> None:
+    print(json.dumps({"what": what, **facts}, default=str), flush=True)
+
+
+def job_of(model: str, device: torch.device) -> object:
+    """Return the job of the default pipeline with this model, its depth not yet found."""
+    knobs = {name: knob.default for name, knob in lk.Pipeline.knobs.items()} | {"model": model}
+    px = automatic(knobs, device.type != "cpu", machine.cpu_cores())["image_px"]
+    return model_size.plain_job(device, model=model, depth=1, image_px=px)
+
+
+def depths(model: str, device: torch.device) -> None:
+    """Find the depth of a model anew, and time a step at it a second time."""
+    job = job_of(model, device)
+    size = job.context if model == "gpt" else job.image_px
+    for _ in range(TIMES):
+        depth = model_size.find_depth(model, job.width, size, device)
+        again_ms = model_size.time_step(model, job.width, depth, size, device)
+        tell("depth", model=model, width=job.width, size=size, depth=depth, step_ms=again_ms)
+
+
+def kernels(device: torch.device) -> None:
+    """Tell the longest operators of a step in FP32: whether any runs in TF32, or by Winograd."""
+    trainer = Trainer(job_of("cnn", device), device)
+    batch = trainer.to_device(*model_size.noise_batch(trainer.job))
+    trainer.compute(*batch, update=True)
+    kinds = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        kinds = [ProfilerActivity.CUDA]
+    with profile(activities=kinds) as recorded:
+        trainer.compute(*batch, update=True)
+        machine.finish(device)
+    longest = sorted(recorded.events(), key=lambda event: -event.time_range.elapsed_us())
+    tell("kernels", names=[[event.name, event.time_range.elapsed_us()] for event in longest[:20]])
+
+
+if __name__ == "__main__":
+    main()
