@@ -22,6 +22,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from labkit.process.keys import keys_in, masked
+from labkit.process.locks import one_writer
+
 VERSION = 1
 FILE_NAME = "events.jsonl"
 SPEC_NAME = "spec.json"  # what the bench is asked to do
@@ -42,16 +45,26 @@ FIRST, LAST = 4 * NUMBER.size, SLOT.size - NUMBER.size  # where the numbers are
 NO_DEVICE = (0,) * 4
 NO_TOKENS = (0, 0)
 DRAIN_S = 0.05
+LEAST_SLEEP_NS = 1_000_000_000
 
 now_ns = time.perf_counter_ns
 
 
+def private(path: str, flags: int) -> int:
+    """Open a file that only its owner may read: an `opener`, as `open` takes it."""
+    return os.open(path, flags, 0o600)
+
+
 class EventLog:
-    """An append-only event file that never raises once open; what a full disk refuses waits."""
+    """An append-only event file that never raises once open; what a full disk refuses waits.
+
+    Keys in this process's environment are masked, wherever they stand in an event.
+    """
 
     def __init__(self, folder: str | Path):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
-        self._fd = os.open(os.path.join(folder, FILE_NAME), flags, 0o644)
+        self._fd = private(os.path.join(folder, FILE_NAME), flags)
+        self._keys = keys_in(os.environ)
         self._reserve = os.path.join(folder, RESERVE_NAME)
         self._kept = b""
         self.error: OSError | None = None
@@ -59,7 +72,8 @@ class EventLog:
     def write(self, event: str, **values: Any) -> None:
         """Append one event, stamped now."""
         line = {"event": event, "t_ns": now_ns(), **values}
-        self.write_line(json.dumps(line, separators=(",", ":"), allow_nan=False, default=str))
+        text = json.dumps(line, separators=(",", ":"), allow_nan=False, default=str)
+        self.write_line(masked(text, self._keys))
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """Write what the run is busy with before it measures, and how far that is."""
@@ -86,8 +100,9 @@ class EventLog:
         """Write `data`; return the lines that have not become whole, to be written again."""
         written = 0
         try:
-            while written < len(data):
-                written += os.write(self._fd, data[written:])
+            with one_writer(self._fd):
+                while written < len(data):
+                    written += os.write(self._fd, data[written:])
         except OSError as error:
             self.error = error
             whole = data.rfind(b"\n", 0, written) + 1
@@ -101,11 +116,36 @@ class EventLog:
             os.close(fd)
 
 
+def asleep_ns() -> int:
+    """Return how long the machine has slept since it was started, ns; 0 where that is unknown.
+
+    The clock of the stamps stands still meanwhile (clock_gettime(2)), so no step looks slow.
+    """
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return 0
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
+class SleepWatch:
+    """Writes a `suspended` event into the log where the machine slept (a laptop's lid)."""
+
+    def __init__(self, log: EventLog):
+        self.log = log
+        self.known_ns = asleep_ns()
+
+    def look(self) -> None:
+        """Write for how long it slept since the last look, where it did."""
+        now_asleep = asleep_ns()
+        if now_asleep - self.known_ns > LEAST_SLEEP_NS:
+            self.log.write("suspended", seconds=(now_asleep - self.known_ns) / 1e9)
+            self.known_ns = now_asleep
+
+
 class StepRing:
     """The loop's side: packs finished steps into the ring in `folder`."""
 
     def __init__(self, folder: str | Path):
-        fd = os.open(os.path.join(folder, RING_NAME), os.O_RDWR | os.O_CREAT, 0o644)
+        fd = private(os.path.join(folder, RING_NAME), os.O_RDWR | os.O_CREAT)
         try:
             blank = bytes(SLOTS * SLOT.size)  # written, so that no page fault is left for the loop
             if os.write(fd, blank) < len(blank):

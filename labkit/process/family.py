@@ -9,27 +9,37 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import re
 import shutil
 import signal
+import stat
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 from labkit.process.events import FILE_NAME, RESERVE_NAME, EventLog, recover
+from labkit.process.locks import try_lock
 
+# Whether the system tells of its processes in /proc, and has pidfds. Elsewhere psutil is asked
+LINUX = sys.platform == "linux" and hasattr(os, "pidfd_open")
+# For Popen: a Ctrl-C in the terminal is the kernel's alone
+OWN_GROUP = {
+    "start_new_session": True,
+    "creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+}
 PLAN_NAME = "launch.json"
+KILL = "taskkill /F /PID" if sys.platform == "win32" else "kill"
 PATIENCE_S = 20.0  # how long a run waits for another one's device before it gives up
 PAYLOADS = "*.pkl"  # the reader's own objects, on their way to a bench that ended before
-LONGEST_PATH = 107  # bytes of a Unix socket's path
+LONGEST_PATH = 103  # bytes of a Unix socket's path on macOS; 107 on Linux
 LONGEST_NAME = 20  # bytes of a slash and its name in the folder
 SOCKETS = ("listener-*", "pym-*")  # what multiprocessing calls them
 
 MARK = "LABKIT_RUN"  # in the environment of a run's processes: the run's folder
-KEY_ENDINGS = ("_API_KEY", "_TOKEN")  # of variables that only the process that logs may see
-NO_KEYS = ("AWS_SESSION_TOKEN",)  # a reader's own dataset may lie in a bucket
 # They clean up behind the others and leave by themselves when the last one is gone
 CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 
@@ -48,15 +58,15 @@ def _read(pid: int | str, what: str) -> bytes:
 
 def _kill(pid: int) -> None:
     with contextlib.suppress(OSError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))  # the same on Windows
 
 
 def descendants(root: int) -> list[int]:
     """Return the pids of all living processes below `root`, zombies left out."""
     children: dict[int, list[int]] = {}
-    for pid, stat in _processes("stat"):
+    for pid, line in _processes("stat"):
         # pid (comm) state ppid ...; comm may hold spaces and brackets
-        state, parent = stat.rpartition(b")")[2].split()[:2]
+        state, parent = line.rpartition(b")")[2].split()[:2]
         if state != b"Z":
             children.setdefault(int(parent), []).append(pid)
     found = [root]
@@ -71,13 +81,50 @@ def end_all(root: int, seen: set[int]) -> dict[int, int]:
     statuses: dict[int, int] = {}
     while (alive := descendants(root)) and time.monotonic() < deadline + 0.5:  # hung in a driver
         seen.update(alive)
-        for pid in alive:
-            command = _read(pid, "cmdline")
-            if time.monotonic() > deadline or not any(name in command for name in CLEANERS):
-                _kill(pid)
+        _kill_all(alive, spare_cleaners=time.monotonic() < deadline)
         time.sleep(0.003)
         statuses |= reap()
     return statuses | reap()
+
+
+def end_marked(folder: str | os.PathLike) -> None:
+    """Kill every process that was started for the run in `folder`, cleaners at the deadline."""
+    deadline = time.monotonic() + 1.0
+    while (alive := marked(folder)) and time.monotonic() < deadline + 0.5:
+        _kill_all(alive, spare_cleaners=time.monotonic() < deadline)
+        time.sleep(0.01)
+
+
+def _kill_all(pids: list[int], spare_cleaners: bool) -> None:
+    for pid in pids:
+        if not (spare_cleaners and any(name in _command(pid) for name in CLEANERS)):
+            _kill(pid)
+
+
+def _command(pid: int) -> bytes:
+    """Return the command line of a process; b"" where it is gone, or another user's."""
+    if LINUX:
+        return _read(pid, "cmdline")
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        return os.fsencode(" ".join(psutil.Process(pid).cmdline()))
+    return b""
+
+
+def marked(folder: str | os.PathLike) -> list[int]:
+    """Return the pids of all that were started for the run in `folder`, wherever they went."""
+    if LINUX:
+        mark = f"{MARK}={folder}".encode()
+        return [pid for pid, found in _processes("environ") if mark in found.split(b"\0")]
+    import psutil
+
+    pids = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # another user's, or gone
+            if process.environ().get(MARK) == str(folder):
+                pids.append(process.pid)
+    return pids
 
 
 def reap() -> dict[int, int]:
@@ -101,18 +148,12 @@ def logged_pids(folder: str | os.PathLike, name: str) -> set[int]:
     return found
 
 
-def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` without the keys of services: measuring needs none of them."""
-    keys = {name for name in environment if name.upper().endswith(KEY_ENDINGS)} - {*NO_KEYS}
-    return {name: value for name, value in environment.items() if name not in keys}
-
-
 def this_system() -> str:
     """Return what tells this boot and process namespace from others: pids count only in one."""
     with contextlib.suppress(OSError):
         boot = _read("sys", "kernel/random/boot_id").decode().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    return "unknown"
+    return platform.node()
 
 
 def exit_name(code: Any) -> str:
@@ -123,11 +164,14 @@ def exit_name(code: Any) -> str:
 
 
 def exists(pid: int) -> bool:
-    """Whether there is a process `pid` (on Windows, where asking is not harmless: yes)."""
+    """Whether there is a process `pid`."""
+    if not LINUX:  # on Windows to ask as below would end it
+        import psutil
+
+        return psutil.pid_exists(pid)
     with contextlib.suppress(PermissionError):
         try:
-            if sys.platform != "win32":
-                os.kill(pid, 0)
+            os.kill(pid, 0)
         except ProcessLookupError:
             return False
     return True
@@ -152,18 +196,15 @@ def plan_of(folder: str | os.PathLike) -> tuple[dict[str, Any], IO]:
 def clear(runs: Path) -> None:
     """See to the runs in `runs` whose kernel and supervisor are both gone."""
     for place in runs.glob(f"*/{PLAN_NAME}"):
-        with contextlib.suppress(OSError, ValueError, KeyError), open(place) as file:
-            plan = json.load(file)
-            alive = plan["system"] != this_system() or exists(plan["kernel_pid"])
-            if not alive and try_lock(file.fileno()):
-                clear_up(place.parent, stop="kernel gone", code=None)
-
-
-def end_marked(folder: str | os.PathLike) -> None:
-    """SIGKILL every process that was started for the run in `folder`, wherever it went (Linux)."""
-    for pid, environment in _processes("environ"):
-        if f"{MARK}={folder}".encode() in environment.split(b"\0"):
-            _kill(pid)
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            with open(place) as file:
+                plan = json.load(file)
+                alive = plan["system"] != this_system() or exists(plan["kernel_pid"])
+                dead = not alive and try_lock(file.fileno())
+                if dead:
+                    clear_up(place.parent, stop="kernel gone", code=None)
+            if dead:
+                place.unlink(missing_ok=True)  # Windows removes no open file
 
 
 def clear_up(folder: Path, **how: Any) -> None:
@@ -187,6 +228,7 @@ def remove_tools(folder: str | os.PathLike) -> None:
     """Remove the files that a run needs only while it goes on, its plan last."""
     run = Path(folder)
     own = {socket_folder(folder, pid) for pid in logged_pids(folder, "hello")} - {run}
+    own = {place for place in own if is_ours(place)}
     sockets = (path for place in (run, *own) for name in SOCKETS for path in place.glob(name))
     for path in (*sockets, *run.glob(PAYLOADS), run / RESERVE_NAME, run / PLAN_NAME):
         with contextlib.suppress(OSError):
@@ -203,6 +245,18 @@ def socket_folder(run: str | os.PathLike, bench_pid: int) -> Path:
     return Path(os.environ.get("TMPDIR") or "/tmp") / f"labkit-{bench_pid}"
 
 
+def is_ours(folder: str | os.PathLike) -> bool:
+    """Whether it is a real folder of this user's, no link, where nobody else may write."""
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    if not hasattr(os, "getuid"):
+        return stat.S_ISDIR(found.st_mode)
+    others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not others_write
+
+
 class DeviceBusy(RuntimeError):
     """Another run has the device."""
 
@@ -210,51 +264,71 @@ class DeviceBusy(RuntimeError):
 def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> int:
     """Take the lock of a GPU's UUID, or "cpu", for as long as any process of the run lives.
 
-    One run per device at a time: two at once would measure each other.
+    One run per device at a time: two at once would measure each other. A home may be shared by
+    several hosts: a GPU's UUID tells them apart, "cpu" does not.
     """
-    folder = cache / "locks"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{re.sub('[^A-Za-z0-9-]', '_', device)}.lock"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    folder = shared_like_its_parent(cache / "locks")
+    host = platform.node()
+    name = device if device.startswith(("GPU-", "MIG-")) else f"{device} of {host}"
+    path = folder / f"{re.sub('[^A-Za-z0-9-]', '_', name)}.lock"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:
+        raise PermissionError(
+            f"{path} belongs to another user: set LABKIT_HOME to a folder of your own, or to "
+            "one in which all of you may write before the first run."
+        ) from None
+    with contextlib.suppress(OSError, AttributeError):  # whoever may write beside it may lock it
+        os.fchmod(fd, 0o600 | os.stat(folder).st_mode & 0o066)
     deadline, told = time.monotonic() + PATIENCE_S, ""
     while not try_lock(fd):
         other = "another run"
+        end = "in its notebook with Stop"
         with contextlib.suppress(OSError, ValueError, KeyError):  # it has only just taken it
             who = json.loads(path.read_text())
-            other = f"run {who['run']} (process {who['pid']}, started {who['since']})"
+            other = f"run {who['run']} (process {who['pid']} on {who['host']}, {who['since']})"
+            end += f", in a terminal with {KILL} {who['pid']}"
         text = f"device {device} is in use by {other}"
         if time.monotonic() > deadline:
-            raise DeviceBusy(f"{text}: stop that run or wait for it to end.")
+            raise DeviceBusy(f"{text}: start again when it is over, or end it {end}.")
         if not told:
             waiting(told := text)
         time.sleep(0.05)
     os.ftruncate(fd, 0)
-    holder = {"run": run, "pid": os.getpid(), "since": time.strftime("%H:%M:%S")}
-    os.pwrite(fd, json.dumps(holder).encode(), 0)
+    since = time.strftime("since %H:%M:%S")
+    holder = {"run": run, "pid": os.getpid(), "host": host, "since": since}
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.write(fd, json.dumps(holder).encode())
     return fd
 
 
 def any_held(folder: Path) -> bool:
     """Whether a run of this user, in any kernel, has a device."""
-    for path in folder.glob("*.lock"):
-        with open(path, "rb+") as file:
-            if not try_lock(file.fileno()):
-                return True
-    return False
+    return any(is_locked(path) for path in folder.glob("*.lock"))
 
 
-def try_lock(fd: int) -> bool:
-    """Lock the open file, until it is closed everywhere; return False where another has it."""
+def is_locked(path: Path) -> bool:
+    """Whether a process has the file locked; False where there is none, or no locks.
+
+    Of another user's file, which cannot be opened, it is taken to be so.
+    """
     try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            os.lseek(fd, 4096, os.SEEK_SET)  # past the text, which others read
-            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
+        with open(path, "rb+") as file:
+            return not try_lock(file.fileno())
+    except PermissionError:
+        return True
+    except OSError:
         return False
-    return True
+
+
+def shared_like_its_parent(folder: Path) -> Path:
+    """Make `folder` where it is missing; all who may write around it may write in it; return it."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return folder
+    around = stat.S_IMODE(os.stat(folder.parent).st_mode)
+    if around & (stat.S_IWGRP | stat.S_IWOTH):
+        with contextlib.suppress(OSError):
+            os.chmod(folder, around)
+    return folder

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.process import family, folders
-from labkit.process.events import RESERVE_BYTES, RESERVE_NAME, SPEC_NAME, EventLog
+from labkit.process.events import RESERVE_BYTES, RESERVE_NAME, SPEC_NAME, EventLog, private
 
 BENCH, RANKS = "labkit.bench", "labkit.bench.torchrun_launcher"
 TELEMETRY = [sys.executable, "-m", "labkit.bench.telemetry"]
@@ -52,18 +52,20 @@ class Handle:
             "kernel_pid": os.getpid(), "system": family.this_system(), "idle_s": idle_s,
             "bench": self.bench, "telemetry": TELEMETRY, "after": self.after,
         }  # fmt: skip
-        (self.folder / family.PLAN_NAME).write_text(json.dumps(plan), encoding="utf-8")
+        self._write(family.PLAN_NAME, json.dumps(plan))
         code = (
-            f"import sys; sys.path.insert(0, {ROOT!r}); "
+            f"import sys; sys.path[:] = [{ROOT!r}, *filter(None, sys.path)]; "
             f"from labkit.process.supervisor import main; main({str(self.folder)!r})"
         )
-        env = dict(os.environ) if self.after else family.without_keys(os.environ)
+        env = dict(os.environ)  # whole: the dataset may need a key, or the process that logs
         env["LABKIT_HOME"] = str(folders.home())
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), ROOT]))
-        with open(self.folder / "supervisor.stderr", "wb") as errors:
+        # Alone on Linux, where it needs the standard library only; elsewhere psutil too
+        isolated = ["-I", "-S"] if family.LINUX else []
+        with open(self.folder / "supervisor.stderr", "wb", opener=private) as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", code], stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL, stderr=errors, env=env, start_new_session=True,
+                [sys.executable, *isolated, "-c", code], stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL, stderr=errors, env=env, **family.OWN_GROUP,
             )  # fmt: skip
 
     def begin(self, order: dict[str, Any], head: dict[str, Any]) -> None:
@@ -72,12 +74,16 @@ class Handle:
         log = EventLog(self.folder)
         log.write(**head)
         log.close()
-        (self.folder / SPEC_NAME).write_text(json.dumps(order), encoding="utf-8")
+        self._write(SPEC_NAME, json.dumps(order))
         if self.process is None:
             self.start()
         else:
             self._say(b"go\n")
         runs.append(self)
+
+    def _write(self, name: str, text: str) -> None:
+        with open(self.folder / name, "w", encoding="utf-8", opener=private) as file:
+            file.write(text)
 
     def _say(self, line: bytes) -> None:
         with contextlib.suppress(OSError, ValueError):  # the supervisor is gone
@@ -175,7 +181,7 @@ def end_standby() -> None:
 def wanted() -> bool:
     """Whether this process may have another run soon: a notebook's kernel, a Python prompt."""
     said = os.environ.get("LABKIT_WARM", "")
-    return sys.platform != "win32" and said != "0" and (said == "1" or hasattr(sys, "ps1"))
+    return said != "0" and (said == "1" or hasattr(sys, "ps1"))
 
 
 def fits(standby: Handle) -> bool:
@@ -186,8 +192,10 @@ def fits(standby: Handle) -> bool:
 
 def surroundings() -> tuple:
     """Return what a process inherits from this one, as far as it can change a run."""
-    import resource
+    limits = []
+    with contextlib.suppress(ImportError):  # Windows
+        import resource
 
-    limits = [resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS)]
+        limits = [resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS)]
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     return dict(os.environ), limits, cores, sys.executable, folders.home()

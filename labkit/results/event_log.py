@@ -7,28 +7,37 @@ import functools
 import gzip
 import os
 import re
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from labkit.process import folders
 from labkit.process.events import FILE_NAME
 from labkit.process.family import exit_name
 from labkit.process.interrupts import held, in_notebook
+from labkit.results import privacy, saving
 from labkit.results.machine import Machine
-from labkit.results.record import Tail, opened, read_record
+from labkit.results.record import Tail, events_of, is_record, opened, record_file
 from labkit.wiring import above
 
 # (what the reason says, what to do). The first that matches is shown behind the reason itself.
 REMEDIES = [
     (r"out of memory|can't allocate memory|not enough memory|DefaultCPUAllocator",
      "lower batch_size, width or image_px, or use precision='bf16' and accumulation_steps."),
-    (r"[Bb]us error|shared memory",
+    (r"[Bb]us error|shared memory|</torch_\d",
      "/dev/shm is full: lower num_workers or batch_size, or give the container --shm-size=2g."),
+    (r"Can't get attribute .* on <module '__m(p_m)?ain__'",
+     "workers are started anew (spawn, forkserver) and do not know a notebook's classes: move the "
+     "dataset to a .py file and import it; or, where nothing has used a GPU, pass "
+     "multiprocessing_context='fork' to the DataLoader."),
+    (r"worker.* killed.*SIGKILL",
+     "often the out-of-memory killer: lower num_workers or prefetch_factor."),
     (r"worker.* (killed|ended|exited unexpectedly)",
-     "a loader worker died; if memory is short, lower num_workers or prefetch_factor."),
+     "a loader worker died: num_workers=0 shows its error. A worker that is started anew (spawn, "
+     "forkserver) knows no class of a notebook: move the dataset to a .py file, or pass "
+     "multiprocessing_context='fork' where nothing has used a GPU."),
     (r"(can ?not|can't) .*pickle.*in DataLoader worker",
      "workers send what the dataset returns: tensors, arrays, texts; no lambdas or open files."),
     (r"pickle", "workers are sent the dataset: define all of it at the top of a module."),
@@ -36,7 +45,6 @@ REMEDIES = [
     (r"No space left on device|quota exceeded",
      "the disk is full: free some space or move LABKIT_HOME."),
     (r"Too many open files|items of ancdata", "raise it (ulimit -n 4096), or lower num_workers."),
-    (r"is in use by", "press Stop there, or wait until it has finished."),
     (r"Read-only file system", "set LABKIT_HOME to a folder that can be written to."),
     (r"No such file or directory: .*python|could not start Python",
      "this kernel's Python is gone: choose another kernel, or install its environment again."),
@@ -84,18 +92,23 @@ class EventLogResult:
         `process` is a live supervisor's handle; `tail` is read in place of the file (a replay).
         """
         self.path, self.recorded = Path(path), recorded
+        folders.in_use[self] = self.path.absolute()
         self.alias: str | None = None  # what figures call it where its knobs are to stay hidden
         self._process = process
         self._reading = threading.Lock()
         self._kept: dict[str, dict[str, Any]] = {}  # the last event of each name
-        self._series: dict[str, list[dict[str, Any]]] = {name: [] for name in self.SERIES}
+        self._series = {name: self._new_series(name) for name in self.SERIES}
         self._holds: set[object] = set()  # nothing is read on its own while one is in here
         self._tail = tail
         if tail is None and recorded:
             with self._hold():
-                self._absorb(read_record(self.path))
+                self._absorb(events_of(self.path))
         elif tail is None:
             self._tail = Tail(self.path / FILE_NAME)
+
+    def _new_series(self, name: str) -> Any:
+        """Return what keeps every event of that name."""
+        return []
 
     def refresh(self) -> EventLogResult:
         """Read what has been written since the last call."""
@@ -247,13 +260,28 @@ class EventLogResult:
         """Draw it as a matplotlib Figure; the options are those of its figure."""
         return above(f"{type(self).__name__}.plot")(self, **drawing)
 
-    def save(self, path: str | os.PathLike) -> Path:
-        """Write the record to `path`: one file, packed where its name ends in .gz; return it."""
+    def save(
+        self, path: str | os.PathLike, overwrite: bool = False, anonymous: bool = False
+    ) -> Path:
+        """Write the record to `path`: one file, packed where its name ends in .gz; return it.
+
+        An earlier record there is replaced, any other file only with `overwrite`: FileKept, which
+        is a ValueError and an OSError. Where it cannot be written, what was there stays.
+        `anonymous` leaves out folders, the user's name, process ids and the names of other
+        programs: for a record to share.
+        """
         path = Path(path)
+        same = path.exists() and os.path.samefile(record_file(self.path), path)
+        if same and not anonymous:
+            return path
+        saving.check(path, is_record, overwrite)
         path.parent.mkdir(parents=True, exist_ok=True)
-        packs = gzip.open if path.suffix == ".gz" else open
-        with opened(self.path) as old, packs(path, "wb") as new:
-            shutil.copyfileobj(old, new)
+        with contextlib.ExitStack() as files:
+            old = files.enter_context(opened(self.path))
+            new = files.enter_context(saving.replacing(path))
+            if path.suffix == ".gz":
+                new = files.enter_context(gzip.GzipFile("", "wb", fileobj=new))
+            new.writelines(privacy.anonymous(old) if anonymous else old)
             new.writelines(f"{line}\n".encode() for line in self._extra_lines())
         return path
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field, fields
@@ -13,6 +14,8 @@ from labkit.process import launcher
 from labkit.results.result import Result, Table
 from labkit.spec import Pipeline, compiler
 
+LEAST_SHM_GIB = 0.25  # Docker's default is 64 MiB
+SMALL_SHM = ": small for loader workers; start the container with --shm-size=2g"
 PROBE_SECONDS = 90  # a cold import of torch from a slow disk takes tens of seconds
 
 
@@ -26,6 +29,8 @@ class Machine(Result):
     memory_gib: float | None = None  # of the device
     cpu_name: str | None = None
     cpu_cores: int | None = None  # that this process may use
+    host_cores: int | None = None  # that the machine has
+    cores_limit: str | None = None  # what leaves fewer of them: "quota" or "affinity"
     ram_gib: float | None = None
     shm_gib: float | None = None  # /dev/shm, through which workers hand over batches
     threads: int | None = None  # that the model runs on, where the device is the CPU
@@ -44,19 +49,31 @@ class Machine(Result):
         return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
 
     @property
+    def cores_text(self) -> str:
+        """The cores that this process may use: "2", or "2 of 64 (quota)" where it has a limit."""
+        if self.cores_limit is None:
+            return str(self.cpu_cores)
+        return f"{self.cpu_cores} of {self.host_cores} ({self.cores_limit})"
+
+    @property
     def line(self) -> str:
         """The machine in one line: the stamp under every number."""
         plural = "" if self.threads == 1 else "s"
         threads = f", model on {self.threads} thread{plural}" if self.kind == "cpu" else ""
-        unused = f"; {self.unused_gpu.split(':')[0]}" if self.unused_gpu else ""
+        unused = ""
+        if self.unused_gpu:
+            unused = f"; {self.unused_gpu.split(':')[0]}"
+            if wheel := re.search(r"whl/(\w+)", self.unused_gpu):
+                unused += f": install torch's wheel {wheel[1]} (lk.machine() has the command)"
         return (
-            f"{self.name} ({self.kind.upper()}{threads}), {self.cpu_cores} CPU cores, "
+            f"{self.name} ({self.kind.upper()}{threads}), {self.cores_text} CPU cores, "
             f"torch {self.versions.get('torch', 'unknown')}{unused}"
         )
 
     def table(self) -> Table:
         """Return what is known of it, a line each."""
         cpu = self.kind == "cpu"
+        small = SMALL_SHM if (self.shm_gib or 0.0) < LEAST_SHM_GIB else ""
         why = f": {'GPU not used' if self.unused_gpu else 'no GPU here'}, the CPU is the device"
         found = {
             "device": f"{self.name} ({self.device}){why if cpu else ''}",
@@ -67,10 +84,10 @@ class Machine(Result):
             "driver": self.driver,
             "PCIe link": self.pcie,
             "CPU": not cpu and self.cpu_name,
-            "CPU cores": self.cpu_cores,
+            "CPU cores": self.cores_text,
             "model threads": cpu and self.threads,
             "RAM": not cpu and self.ram_gib and f"{self.ram_gib:.1f} GiB",
-            "/dev/shm": self.shm_gib and f"{self.shm_gib:.2f} GiB",
+            "/dev/shm": self.shm_gib is not None and f"{self.shm_gib:.2f} GiB{small}",
             "system": self.os,
             "versions": ", ".join(f"{k} {v}" for k, v in self.versions.items() if v),
         }
@@ -137,14 +154,15 @@ def training_arguments(pipeline: Pipeline, here: Machine | None = None) -> Train
     """
     here = here or machine()
     gpu = here.kind == "gpu" and here.device.startswith("cuda")
-    ampere = gpu and int((here.compute_capability or "0").partition(".")[0]) >= 8
+    generation = int((here.compute_capability or "0").partition(".")[0])  # 0: not told, as of AMD's
+    ampere = gpu and generation >= 8
     cannot = {  # {setting: (whether this machine cannot honour it, why)}
         "dataloader_pin_memory": (
             not gpu, "there is no CUDA device to copy to: it would gain nothing"),
         "fp16": (not gpu, "no use on a CPU: it is slower"),
         "torch_compile": (
             not gpu and compiler() is None, "needs a C++ compiler on a CPU and found none"),
-        "bf16": (gpu and not ampere, "needs an Ampere card or later"),
+        "bf16": (gpu and 0 < generation < 8, "needs an Ampere card or later"),
         "tf32": (not ampere, "needs NVIDIA's Tensor Cores, Ampere or later, else it is refused"),
     }  # fmt: skip
     settings = TrainingSettings({name: getattr(pipeline, knob) for name, knob in SETTINGS.items()})

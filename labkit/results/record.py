@@ -10,17 +10,31 @@ import gzip
 import json
 import math
 import os
-from collections.abc import Callable
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from labkit.process.events import FILE_NAME, VERSION
+from labkit.results.result import printable
 from labkit.spec import KNOBS, Pipeline
 
-MAX_BYTES = 256 * 2**20  # of a record, unpacked: about two million steps
+# Bounds on a record. `MAX_BYTES` are of its text, unpacked: about 15 million steps. The numbers of
+# a real one pack to a fifth, a bomb to a thousandth; so small a text as `ROOM` may be either.
+MAX_BYTES = 2 * 2**30
 MAX_LINE = 2**20
+MAX_RATIO, ROOM = 50, 2**20
+MAX_EMPTY = 10_000  # lines that are empty or torn: a killed writer leaves one
+MAX_OTHERS = 1_000_000  # events that are not steps
+MAX_NAMES = 100  # of different events
+MAX_RANKS = 64  # of one machine
+NO_SPEC = "not a labkit record: it does not begin with a spec"
 HEAD = b'{"event":'
+# In a line of JSON: an escape, or bytes of UTF-8, either of which may be what `printable` replaces
+MAY_STEER = re.compile(rb"\\[ubfr]|[\x7f-\xff]")
 MOST = 2**62  # of a whole number: a time in ns, a size in bytes, a count
 BROKEN = (OSError, EOFError, gzip.zlib.error)  # a file that cannot be read to its end
 BODY_NOTE = (
@@ -57,16 +71,27 @@ def _dict_of(check: Callable) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(map(check, value.values()))
 
 
+def _processes(value: Any) -> bool:
+    named = isinstance(value, list) and all(isinstance(each, dict) for each in value)
+    return named and all(
+        isinstance(each.get("name"), str)
+        and _count(each.get("pid"))
+        and _number(each.get("cores", 0))
+        for each in value
+    )
+
+
 # {event: [(a type or a check, the keys that it is for)]}; one with ? may be missing or null
 SHAPES: dict[str, list[tuple[Any, str]]] = {
     "spec": [
         (_whole, "version"), (str, "run utc? experiment?"), (dict, "pipeline watched? params?"),
-        (lambda value: _count(value) and value <= 64, "ranks?"), (bool, "no_sync?"),
+        (lambda value: _count(value) and value <= MAX_RANKS, "ranks?"), (bool, "no_sync?"),
         (_dict_of(lambda knobs: isinstance(knobs, dict)), "starve?"), (_dict_of(_count), "place?"),
     ],
     "machine": [
-        (str, "device kind name cpu_name? os? uuid? compute_capability? driver? pcie? unused_gpu?"),
-        (_number, "memory_gib? cpu_cores? ram_gib? shm_gib? threads? sm_count?"),
+        (str, "device kind name cpu_name? os? uuid? compute_capability? driver? pcie? unused_gpu? "
+         "cores_limit?"),
+        (_number, "memory_gib? cpu_cores? host_cores? ram_gib? shm_gib? threads? sm_count?"),
         (dict, "versions"),
     ],
     "job": [(dict, "pipeline not_applied"), (("samples", "batches").__contains__, "unit?")],
@@ -79,6 +104,7 @@ SHAPES: dict[str, list[tuple[Any, str]]] = {
         (_list_of(_count, 2), "comm? tokens?"), (_number, "loss?"),
     ],
     "items": [(_whole, "worker"), (list, "rows")],
+    "suspended": [(lambda value: _number(value) and value >= 0, "seconds")],
     "lines": [(_count, "pid"), (_dict_of(lambda p: isinstance(p, list)), "places"), (list, "rows")],
     "no_lines": [(str, "why")],
     "handoff": [(_whole, "bytes")],
@@ -86,6 +112,8 @@ SHAPES: dict[str, list[tuple[Any, str]]] = {
         (_whole, "t_ns"), (_list_of(_list_of(_number, 2)), "gpu?"),
         (_dict_of(_number_or_gap), "gpm?"),
     ],
+    "beside": [(_processes, "processes")],
+    "on_the_card": [(_processes, "processes")],
     "measurement": [(str, "of"), (dict, "case"), (list, "seconds")],
     "skipped": [(str, "what why")],
     "work": [
@@ -93,6 +121,7 @@ SHAPES: dict[str, list[tuple[Any, str]]] = {
         (_dict_of(_number), "roof?"),
     ],
     "memory": [(_count, "peak_bytes?")],
+    "clock": [(str, "why")],
     "compiled": [(_number, "seconds?")],
     "xray": [(_whole, "steps")],
     "no_xray": [(str, "why")],
@@ -120,7 +149,8 @@ def _sound(event: Any) -> bool:
             return False
     if event["event"] == "telemetry":
         return all(map(_number_or_gap, rest.values()))
-    if not _count(rest.pop("of_rank", 0)):
+    rank = rest.pop("of_rank", 0)
+    if not (_count(rank) and rank < MAX_RANKS):
         return False
     return all(_number(value) for value in rest.values() if type(value) in (int, float))
 
@@ -153,32 +183,93 @@ class Tail:
 
 def read_record(path: str | os.PathLike) -> list[dict[str, Any]]:
     """Read and check a whole record; raise RecordError on anything that is not one."""
+    return list(events_of(path))
+
+
+def events_of(path: str | os.PathLike) -> Iterator[dict[str, Any]]:
+    """Yield the events of a record one by one; raise RecordError on anything that is not one.
+
+    However little the file is and whatever it unpacks to, the work ends at the bounds above.
+    """
+    refuse = partial(_refuse, path)
+    names: Counter = Counter()  # of the events so far
+    empty = 0
     try:
         with opened(path) as stream:
-            data = stream.read(MAX_BYTES + 1)
+            for number, line in enumerate(_lines_of(stream, refuse), 1):
+                event = event_on(line)
+                if event is None:
+                    if line.strip() and not _is_torn(line):
+                        refuse("not an event of a labkit record", number)
+                    empty += 1
+                    if empty > MAX_EMPTY:
+                        refuse(f"more than {MAX_EMPTY:,} lines without an event", number)
+                    continue
+                if not names:
+                    _check_spec(event, refuse)
+                names[event["event"]] += 1
+                if names.total() - names["step"] > MAX_OTHERS:
+                    refuse(f"more than {MAX_OTHERS:,} events that are not steps", number)
+                if len(names) > MAX_NAMES:
+                    refuse(f"events of more than {MAX_NAMES} kinds", number)
+                yield event
     except FileNotFoundError:
         raise RecordError(f"{path}: no record here; give a folder or a .jsonl file.") from None
     except BROKEN as error:
         raise RecordError(f"{path}: cannot be read ({error}).") from None
-    if len(data) > MAX_BYTES:
-        raise RecordError(f"{path}: cannot be read (larger than {MAX_BYTES // 2**20} MiB).")
-    events = []
-    for number, line in enumerate(data.split(b"\n")[:-1], 1):  # what follows is torn, or nothing
-        if (event := event_on(line)) is not None:
-            events.append(event)
-        elif line.strip() and not _is_torn(line):
-            raise RecordError(f"{path}, line {number}: not an event of a labkit record.")
-    if not events or events[0]["event"] != "spec":
-        raise RecordError(f"{path}: not a labkit record: it does not begin with a spec.")
-    if events[0]["version"] > VERSION:
-        raise RecordError(f"{path}: written by a newer labkit (format {events[0]['version']}).")
-    return events
+    if not names:
+        refuse(NO_SPEC)
+
+
+def _refuse(path: str | os.PathLike, what: str, number: int | None = None) -> None:
+    where = "" if number is None else f", line {number}"
+    raise RecordError(f"{path}{where}: {what}.")
+
+
+def _check_spec(event: dict[str, Any], refuse: Callable) -> None:
+    if event["event"] != "spec":
+        refuse(NO_SPEC)
+    if event["version"] > VERSION:
+        refuse(f"written by a newer labkit (format {event['version']})")
+
+
+def _lines_of(stream: Any, refuse: Callable) -> Iterator[bytes]:
+    """Yield the whole lines of a record; what follows the last of them is torn, or nothing."""
+    packed = getattr(stream, "fileobj", None)  # what a gzip stream unpacks
+    size = 0
+    checked = 0
+    while (line := stream.readline(MAX_LINE + 1)).endswith(b"\n"):
+        size += len(line)
+        if size - checked > ROOM:
+            checked = size
+            if packed is not None and size > ROOM + MAX_RATIO * packed.tell():
+                refuse(f"unpacks to more than {MAX_RATIO} times its size: no record does")
+        if size > MAX_BYTES:
+            refuse(f"cannot be read (larger than {MAX_BYTES // 2**20} MiB)")
+        yield line[:-1]
+    if len(line) > MAX_LINE:
+        refuse(f"a line is longer than {MAX_LINE // 2**10} KiB")
 
 
 def opened(path: str | os.PathLike) -> Any:
     """Open a record, a folder or a file, for reading bytes."""
-    file = Path(path) / FILE_NAME if os.path.isdir(path) else Path(path)
+    file = record_file(path)
     return gzip.open(file, "rb") if file.suffix == ".gz" else open(file, "rb")
+
+
+def record_file(path: str | os.PathLike) -> Path:
+    """Return the file that holds a record: in a run's folder its log, else `path` itself."""
+    return Path(path) / FILE_NAME if os.path.isdir(path) else Path(path)
+
+
+def is_record(path: str | os.PathLike) -> bool:
+    """Whether a file begins as a record does, whatever follows."""
+    try:
+        with opened(path) as file:
+            first = event_on(file.readline(MAX_LINE))
+    except BROKEN:
+        return False
+    return first is not None and first["event"] == "spec"
 
 
 def event_on(line: bytes) -> dict[str, Any] | None:
@@ -190,7 +281,20 @@ def event_on(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         torn = line.rfind(HEAD)  # within a JSON text its quotes would be escaped
         return event_on(line[torn:]) if torn > 0 else None
-    return event if _sound(event) else None
+    if not _sound(event):
+        return None
+    return _shown(event) if MAY_STEER.search(line) else event
+
+
+def _shown(value: Any) -> Any:
+    """Return a value of JSON with all its text printable: names in a record are anybody's."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_shown(each) for each in value]
+    if isinstance(value, dict):
+        return {printable(key): _shown(each) for key, each in value.items()}
+    return value
 
 
 def _is_torn(line: bytes) -> bool:  # the front of an event whose writer was killed

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import html
 import itertools
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from labkit.wiring import above
 
+# What may steer a terminal, hide text or turn its direction, and what no terminal can show
+STEERS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 COPY = "navigator.clipboard.writeText(this.dataset.text); this.textContent = &quot;copied&quot;"
 
 
@@ -57,12 +62,16 @@ class Table:
             f"<div style='white-space:pre-wrap'><small>{html.escape(line)}</small></div>"
             for line in self.foot
         )
-        buttons = "".join(
-            f"<button data-text='{html.escape(text)}' onclick='{COPY}'>copy as {what}</button> "
-            for what, text in self.copies.items()
-            if text
-        )
-        return f"{title}<table>{''.join(lines)}</table>{below}{buttons}"
+        return f"{title}<table>{''.join(lines)}</table>{below}{copy_buttons(self.copies)}"
+
+
+def copy_buttons(copies: Mapping[str, str]) -> str:
+    """Return the HTML of a button for each {what: text to copy}."""
+    return "".join(
+        f"<button data-text='{html.escape(text)}' onclick='{COPY}'>copy as {what}</button> "
+        for what, text in copies.items()
+        if text
+    )
 
 
 def _cell(value: Any) -> str:
@@ -91,9 +100,22 @@ class Result:
         return self.table()._repr_html_()
 
 
+def printable(text: str) -> str:
+    """Return `text` with every character that a terminal might obey as its escape: "\\x1b"."""
+    return STEERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def but(changes: Mapping[str, Any]) -> str:
     """Return changed knobs as they are typed."""
     return f"pipeline.but({', '.join(f'{name}={value!r}' for name, value in changes.items())})"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Return names as a list in words: "a, b and c"; of many the first, and how many more."""
+    shown = list(names[:most])
+    if len(names) > most:
+        shown.append(f"{len(names) - most} more")
+    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
 
 
 def percent(share: float | None) -> str | None:

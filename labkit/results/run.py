@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,25 +10,25 @@ import numpy as np
 from labkit.results.event_log import EventLogResult, derived, fact, of_one_moment
 from labkit.results.record import Watched, pipeline_of
 from labkit.results.result import noise, percent
+from labkit.results.steps import Steps, Texts
 from labkit.results.sweep import Comparison
 from labkit.results.timeline import Timeline, split_steps, unevenness
-from labkit.spec import NOISY, Pipeline
+from labkit.spec import NOISY, PX, STEPS, Pipeline
 from labkit.wiring import above
 
+CPU_VALUES = {"image_px": PX, "steps": STEPS}
+SLOW_START_S = 1.0  # a shorter start of the workers needs no word
 HIDES = 0.05  # of wall time: fewer gaps than that inside the busy time need no word
+MOST_NAMED = 3  # of the programs beside it
 BLOCKS = 5  # throughput is compared between so many stretches of the run to judge its noise
 # of a run, as `to_dict` and `--json` list them
 NUMBERS = (
     "id", "utc", "recorded", "outcome", "error", "steps", "samples", "warmup", "utilization",
     "throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "other_ms", "spread", "noisy",
-    "compile_s", "peak_memory_gib", "energy_j", "mfu", "mbu", "not_applied", "busy_at_least",
-    "utilization_is_upper_bound", "tokens_per_s", "real_tokens_per_s", "padding",
+    "no_events", "compile_s", "startup_s", "peak_memory_gib", "energy_j", "mfu", "mbu",
+    "not_applied", "busy_at_least", "utilization_is_upper_bound", "tokens_per_s",
+    "real_tokens_per_s", "padding",
 )  # fmt: skip
-
-
-def _per_step(run: Run, key: str) -> list[float]:
-    values = [step.get(key) for step in run._series["step"]]
-    return [float("nan") if value is None else value for value in values]
 
 
 def _mean_ms(columns: slice, doc: str) -> property:
@@ -39,8 +40,18 @@ def _mean_ms(columns: slice, doc: str) -> property:
 class Run(EventLogResult):
     """One measured run, live or recorded. Statistics leave out the warm-up."""
 
-    SERIES = ("step", "telemetry", "items", "epoch", "lines")
+    SERIES = (
+        "step",
+        "telemetry",
+        "items",
+        "epoch",
+        "lines",
+        "suspended",
+        "beside",
+        "on_the_card",
+    )
     _clock: Timeline | None = None
+    _lines: tuple | None = None  # what `lines` returned last, behind what it was made of
     loader: Any = None  # that `lk.watch` looked at, while this process has it
 
     def _take(self, event: dict[str, Any]) -> None:
@@ -51,7 +62,14 @@ class Run(EventLogResult):
 
     def _pipeline(self, event: str) -> Pipeline | Watched:
         knobs = self._fact(event, "pipeline", {})
+        if event == "spec" and self.machine.kind == "cpu":
+            plain = CPU_VALUES.items()  # what None stands for there; older logs have the numbers
+            knobs = {n: None if (n, v) in plain else v for n, v in knobs.items()}
         return Watched(self.watched, knobs) if self.watched else pipeline_of(knobs)
+
+    def _new_series(self, name: str) -> Any:
+        kinds = {"step": Steps, "items": Texts, "lines": Texts}
+        return kinds.get(name, list)()
 
     @of_one_moment
     def _timeline(self) -> Timeline:
@@ -67,24 +85,30 @@ class Run(EventLogResult):
                        "The pipeline that ran, with every automatic value filled in.")
     watched = derived(lambda run: run._fact("spec", "watched", {}).get("loader"),
                       "The type of the loader that `lk.watch` looked at; None for our own runs.")
+    loop_code = derived(lambda run: run._fact("spec", "watched", {}).get("code"),
+                        "How the user's script writes its loader; None of our own runs.")
+    trainer = derived(lambda run: run._fact("spec", "watched", {}).get("trainer") is True,
+                      "Whether Hugging Face's Trainer runs the watched loop.")
     unit = fact("job", "unit", '"batches" of a watched loop that hides its samples.', "samples")
     not_applied = fact("job", "not_applied", "{knob: why it could not act on this device}.", {})
     steps = derived(lambda run: len(run._series["step"]), "Steps done, warm-up included.")
-    samples = derived(lambda run: sum(step["n"] for step in run._series["step"]),
+    samples = derived(lambda run: int(run._series["step"].numbers("n").sum()),
                       "Samples trained on, warm-up included.")
-    loss = derived(lambda run: _per_step(run, "loss"),
+    loss = derived(lambda run: run._series["step"].numbers("loss").tolist(),
                    "The loss of every step; NaN where it was not finite.")
-    thread_s = derived(lambda run: np.array(_per_step(run, "cpu"), float) / 1e9,
+    thread_s = derived(lambda run: run._series["step"].numbers("cpu") / 1e9,
                        "CPU time of the computing thread per step (steps,), s; NaN if unknown.")
-    exchange_ns = derived(lambda run: np.array([step.get("comm") or (np.nan, np.nan) for step
-                                                in run._series["step"]], float).reshape(-1, 2),
+    exchange_ns = derived(lambda run: run._pair("complete", "averaged"),
                           "Of a rank (steps, 2), ns on the machine's clock, or NaN: the last "
                           "gradient is there; all are averaged.")
-    tokens = derived(lambda run: np.array([step.get("tokens") or (np.nan, np.nan) for step
-                                           in run._series["step"]], float).reshape(-1, 2),
+    tokens = derived(lambda run: run._pair("tokens", "real"),
                      "Of text (steps, 2): the tokens computed, and the real ones; else NaN.")
     peak_memory_gib = derived(lambda run: (run._fact("memory", "peak_bytes", 0) / 2**30) or None,
                               "Most memory held: allocated on a GPU; resident on a CPU.")
+    no_events = fact("clock", "why", "Why the host's clock timed a device, and the loop waited for "
+                     "each step; None where the device's own events did, or on a CPU.")
+    suspended_s = derived(lambda run: sum(e["seconds"] for e in run._series["suspended"]),
+                          "Time the machine slept in mid-run, s: no part of any step; 0 if never.")
     compile_s = fact("compiled", "seconds", "Time torch.compile took, s; None for an eager run.")
     telemetry = derived(lambda run: run._series["telemetry"],
                         "The instruments' samples, each with `t_ns`; gaps are None.")
@@ -102,18 +126,56 @@ class Run(EventLogResult):
                      "s. On a CPU copy and compute are what the host did, else the device's own.")
     busy = derived(lambda run: run.stamps[:, 4:6],
                    "The device's busy intervals (steps, 2): start and end, s.")
+    length_s = derived(lambda run: float(run._timeline().ends(run.steps - 1)[0]) if run.steps
+                       else 0.0, "When the last step was over, s.")
+    host_ns = derived(lambda run: run._host_ns(), "The host's stamps (steps, 4), ns on the "
+                      "machine's clock: asked, ready, copy issued, compute issued.")
     issued = derived(lambda run: run._timeline().issued,
                      "Time at which the host had issued each step (steps,), s; early on a fed GPU.")
     # fmt: on
 
-    def steps_since(self, start: int) -> list[dict[str, Any]]:
+    @derived
+    def beside(self) -> list[str]:
+        """The other programs that used most of the cores meanwhile, as "python (pid 123)"."""
+        cores: dict[str, float] = {}
+        for event in self._series["beside"]:
+            for each in event["processes"]:
+                name = f"{each['name']} (pid {each['pid']})"
+                cores[name] = cores.get(name, 0.0) + each.get("cores", 0.0)
+        return sorted(cores, key=lambda name: -cores[name])[:MOST_NAMED]
+
+    @derived
+    def on_the_card(self) -> list[str]:
+        """The other processes that were on the same GPU meanwhile, as "python (pid 123)"."""
+        named = [each for event in self._series["on_the_card"] for each in event["processes"]]
+        return list(dict.fromkeys(f"{each['name']} (pid {each['pid']})" for each in named))
+
+    def _pair(self, *names: str) -> np.ndarray:
+        return np.column_stack([self._series["step"].numbers(name) for name in names])
+
+    def _host_ns(self) -> np.ndarray:
+        names = ("asked", "ready", "copied", "done")
+        return np.column_stack([self._series["step"].moments(name) for name in names])
+
+    def stretch(self, start: int, stop: int) -> np.ndarray:
+        """Return the `stamps` (n, 6) of the steps from `start` up to `stop` only."""
+        return self._timeline().part(start, stop)
+
+    def stamps_ns(self, rows: slice) -> np.ndarray:
+        """Return the `stamps` (n, 6) of some steps on the machine's own clock, ns."""
+        return self._now()._series["step"].stamps(rows)
+
+    def steps_since(self, start: int, stop: int | None = None) -> list[dict[str, Any]]:
         """Return the step events from the `start`th on: what a reader has not seen yet."""
-        return self._now()._series["step"][start:]
+        return self._now()._series["step"][start:stop]
 
     @of_one_moment
-    def seconds(self, t_ns: int) -> float:
-        """Return a stamp of this run's clock in s; NaN between passes over a watched loader."""
-        return self._timeline().seconds(t_ns) if self.steps else 0.0
+    def seconds(self, t_ns: Any) -> Any:
+        """Return stamps of this run's clock (a number or an array, ns) in s.
+
+        NaN between passes over a watched loader.
+        """
+        return self._timeline().seconds(t_ns) if self.steps else np.zeros(np.shape(t_ns))[()]
 
     def timeline(self, bins: int = 200) -> tuple[np.ndarray, np.ndarray]:
         """Return utilization over the whole run, in equal stretches: (bins,) s, (bins,) 0 to 1."""
@@ -125,12 +187,24 @@ class Run(EventLogResult):
         wanted = self._fact("begin", "warmup", 0)
         return max(1, min(wanted, self.steps // 3)) if self.steps else 0
 
-    @of_one_moment
-    def _measured(self) -> tuple[np.ndarray | None, float]:
+    @derived
+    def startup_s(self) -> float | None:
+        """Seconds for which the loop waited for the first batch of each loader worker.
+
+        Nearly all of it is the start of the workers. None without workers, or before all began.
+        """
+        workers = self.pipeline.to_dict().get("num_workers")
+        if not isinstance(workers, int) or not 0 < workers <= self.steps:
+            return None
+        first = self.host_ns[:workers]
+        return float((first[:, 1] - first[:, 0]).sum() / 1e9)
+
+    @derived
+    def _wall(self) -> float:
+        """The time (s) of the measured steps: from the end of the warm-up on; 0.0 before two."""
         if self.steps < 2:
-            return None, 0.0
-        stamps = self.stamps[self.warmup - 1 :]  # from the last step of the warm-up on
-        return stamps, float(stamps[-1, 5] - stamps[0, 5])
+            return 0.0
+        return self.length_s - float(self.stretch(self.warmup - 1, self.warmup)[0, 5])
 
     @derived
     def utilization(self) -> float | None:
@@ -139,8 +213,10 @@ class Run(EventLogResult):
         The device had work, which need not have used all of it. On a CPU: forward, backward and
         optimizer. On a GPU: from a step's first kernel to its last, gaps included: an upper bound.
         """
-        stamps, wall = self._measured()
-        return float(np.diff(stamps[1:, 4:6]).sum() / wall) if wall > 0 else None
+        if self._wall <= 0:
+            return None
+        parts = self._timeline().stretches(self.warmup)
+        return sum(float(np.diff(stamps[1:, 4:6]).sum()) for _, stamps in parts) / self._wall
 
     @derived
     def busy_at_least(self) -> float | None:
@@ -149,12 +225,11 @@ class Run(EventLogResult):
         On a GPU: what was left of each step when the host had issued all of it, so that no gap was
         a wait for the host. Small where launches are slow, and where the loop waits for each step.
         """
-        stamps, wall = self._measured()
-        if wall <= 0 or self.machine.kind != "gpu":
+        if self._wall <= 0 or self.machine.kind != "gpu":
             return self.utilization
-        start, end = stamps[1:, 4:6].T
+        start, end = self.stamps[self.warmup :, 4:6].T
         queued = end - np.clip(self.issued[self.warmup :], start, end)
-        return float(queued.sum() / wall)
+        return float(queued.sum() / self._wall)
 
     @derived
     def utilization_is_upper_bound(self) -> bool:
@@ -173,31 +248,31 @@ class Run(EventLogResult):
     @derived
     def throughput(self) -> float | None:
         """Samples per second of wall time, warm-up excluded."""
-        _, wall = self._measured()
-        samples = sum(step["n"] for step in self.steps_since(self.warmup))
-        return samples / wall if wall > 0 else None
+        samples = int(self._series["step"].numbers("n", slice(self.warmup, None)).sum())
+        return samples / self._wall if self._wall > 0 else None
 
     @derived
     def steps_ms(self) -> np.ndarray:
         """Wait, copy, compute, launch, other of the measured steps: (steps, 5), ms."""
-        stamps, _ = self._measured()
-        return np.zeros((0, 5)) if stamps is None else split_steps(stamps) * 1e3
+        if self.steps < 2:
+            return np.zeros((0, 5))
+        return split_steps(self.stamps[self.warmup - 1 :]) * 1e3  # with the warm-up's last step
 
-    def _token_rate(self, column: int) -> float | None:
-        _, wall = self._measured()
-        total = self.tokens[self.warmup :, column].sum()
-        return float(total / wall) if wall > 0 and total == total else None
+    def _token_rate(self, column: str) -> float | None:
+        total = self._series["step"].numbers(column, slice(self.warmup, None)).sum()
+        return float(total / self._wall) if self._wall > 0 and total == total else None
 
     # fmt: off
-    tokens_per_s = derived(lambda run: run._token_rate(0),
+    tokens_per_s = derived(lambda run: run._token_rate("tokens"),
                            "Tokens of text a second, padding included; None for images.")
-    real_tokens_per_s = derived(lambda run: run._token_rate(1),
+    real_tokens_per_s = derived(lambda run: run._token_rate("real"),
                                 "Tokens of text a second, without padding; None for images.")
     padding = derived(lambda run: 1 - run.real_tokens_per_s / run.tokens_per_s
                       if run.tokens_per_s else run._fact("padding", "share"),
                       "Share of the computed tokens that is padding, 0 to 1; None for images. Of "
                       "a watched loop as far as some of its batches show.")
-    mean_ms = derived(lambda run: run.steps_ms.mean(axis=0) if len(run.steps_ms) else None,
+    mean_ms = derived(lambda run: run._timeline().mean_split(run.warmup) * 1e3
+                      if run.steps > 1 else None,
                       "The mean measured step by class (5,), ms; None before there is one.")
     step_ms = _mean_ms(slice(5), "Mean time from one step's end to the next, ms: its parts' sum.")
     wait_ms = _mean_ms(slice(1), "Mean time a step's device stood still for its next batch, ms.")
@@ -210,7 +285,7 @@ class Run(EventLogResult):
     median_compute_ms = derived(lambda run: float(np.median(run.steps_ms[:, 2]))
                                 if len(run.steps_ms) else None,
                                 "As `compute_ms`, the median: free of the odd interrupted step.")
-    spread = derived(lambda run: unevenness(run.stamps[max(0, run.warmup - 1):, 5], BLOCKS),
+    spread = derived(lambda run: unevenness(run._timeline().ends(max(0, run.warmup - 1)), BLOCKS),
                      "Unevenness: IQR over median of the throughput of the run's five stretches.")
     noisy = derived(lambda run: (run.spread or 0.0) > NOISY,
                     "True where `spread` is so large that small differences mean nothing.")
@@ -238,7 +313,8 @@ class Run(EventLogResult):
         """Energy the card used while training, from its own counter; None where it has none."""
         if not (steps := self._series["step"]):
             return None
-        first, last = steps[0]["t"][0], steps[-1]["t"][3]
+        first = steps[0]["t"][0]
+        last = steps[-1]["t"][3]
         inside = [s.get("energy_j") for s in self.telemetry if first <= s["t_ns"] <= last]
         counts = [joules for joules in inside if joules is not None]
         return counts[-1] - counts[0] if len(counts) > 1 else None
@@ -265,7 +341,7 @@ class Run(EventLogResult):
         return {
             **{name: getattr(self, name) for name in NUMBERS},
             "peak": self.peak and str(self.peak),
-            "loss": [step.get("loss") for step in self._series["step"]],
+            "loss": [None if math.isnan(loss) else loss for loss in self.loss],
             "mark": self.mark,
             "machine": self.machine.to_dict(),
             "pipeline": self.pipeline.to_dict(),
@@ -291,6 +367,12 @@ class Run(EventLogResult):
         text += f"; {self.mfu_text} of {self.peak}" if self.mfu_text else ""
         if self.tokens_per_s:
             text += f"; {self.real_tokens_per_s:,.0f} real tokens/s, padding {self.padding:.0%}"
+        if (self.startup_s or 0.0) > SLOW_START_S:
+            text += f"; the loop waited {self.startup_s:.1f} s for its workers to start"
+        if self.no_events:
+            text += f"; timed on the host's clock, waiting for each step: {self.no_events}"
+        if self.suspended_s:
+            text += f"; the machine slept for {self.suspended_s:,.0f} s, which no step contains"
         stated = "hidden" if self.alias else self.pipeline.simulated_delay
         text += f"; simulated delay: {stated}" if stated else ""
         return text + (f"; {noise(self.spread)}" if self.noisy else "")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.process import folders
+from labkit.results import saving
 from labkit.results.machine import asked_of
 from labkit.results.run import Run
 from labkit.spec import GRAPH_MODES, KNOBS, Pipeline
@@ -59,10 +60,17 @@ class Script(str):
 
     text = property(str, doc="The code as a plain string.")
 
-    def save(self, path: str | os.PathLike) -> Path:
-        """Write the code to a file, such as "train.py"; return its path."""
-        Path(path).write_text(self, encoding="utf-8")
-        return Path(path)
+    def save(self, path: str | os.PathLike, overwrite: bool = False) -> Path:
+        """Write the code to a file, such as "train.py"; return its path.
+
+        A file with other code in it is replaced only with `overwrite`, else FileKept is raised.
+        """
+        path = Path(path)
+        code = self.encode()
+        saving.check(path, lambda there: there.read_bytes() == code, overwrite)
+        with saving.replacing(path) as file:
+            file.write(code)
+        return path
 
     def to_dict(self) -> dict[str, str]:
         """Return {"script": the code}."""
@@ -146,30 +154,36 @@ def whole_script(job: dict[str, Any], threads: int | None, title: str = "") -> s
 def changed_lines(before: dict[str, Any], after: dict[str, Any]) -> str:
     """Return the statements of `after` that those of `before` lack or have otherwise.
 
-    Both are {knob: value}, defaults left out. Without a `dataset` it is the reader's own:
-    `DataLoader(dataset, ...)`; a `batch_size` of None is left out of it.
+    Both are {knob: value} of a Pipeline, defaults left out.
     """
-    plain = {name: knob.default for name, knob in KNOBS.items()} | {"dataset": None}
-    texts = []
-    for knobs in (before, after):
-        told = {n: v for n, v in knobs.items() if v is not None or n in ("dataset", "batch_size")}
-        texts.append(_statements(_written(plain | told, None)))
-    old, new = texts
-    return "".join(f"{text}\n" for text in new if text not in old)
+    old = statements(before)
+    return "".join(f"{text}\n" for text in statements(after) if text not in old)
 
 
-def loader_call(knobs: dict[str, Any], dataset: str = "dataset", **more: str) -> str:
+def loader_line(knobs: dict[str, Any]) -> str:
+    """Return the statement that makes a pipeline's loader; `knobs` as in `changed_lines`."""
+    return next(text for text in statements(knobs) if text.startswith("loader = "))
+
+
+def loader_call(knobs: dict[str, Any], **more: str) -> str:
     """Return the call of a DataLoader with these settings; `more` are other arguments, as code."""
     values = {name: knobs.get(name) for name in LOADER}
     if values["prefetch_factor"] == PYTORCH_PREFETCH:
         values["prefetch_factor"] = None
     shown = {n: repr(v) for n, v in values.items() if n == "num_workers" or v not in (None, False)}
-    arguments = [dataset, *(f"{name}={value}" for name, value in (more | shown).items())]
-    line, one = f"DataLoader({', '.join(arguments)})", f"    {', '.join(arguments)}\n"
-    if len(line) <= WIDTH - INDENT - len("loader = "):
+    code = {"batch_size": shown.pop("batch_size"), **more, **shown}
+    arguments = ["dataset", *(f"{name}={value}" for name, value in code.items())]
+    return call_lines("DataLoader", arguments, len("loader"))
+
+
+def call_lines(call: str, arguments: list[str], name: int) -> str:
+    """Return `call(arguments)`, wrapped where it is too long behind a name of so many letters."""
+    line = f"{call}({', '.join(arguments)})"
+    if len(line) <= WIDTH - INDENT - len(" = ") - name:
         return line
+    one = f"    {', '.join(arguments)}\n"
     each = "".join(f"    {argument},\n" for argument in arguments)
-    return f"DataLoader(\n{one if len(one) <= WIDTH - INDENT else each})"
+    return f"{call}(\n{one if len(one) <= WIDTH - INDENT else each})"
 
 
 def _written(job: dict[str, Any], threads: int | None) -> str:
@@ -180,14 +194,15 @@ def _written(job: dict[str, Any], threads: int | None) -> str:
     cuda = str(job["device"]).startswith("cuda")
     workers, overlap = job["num_workers"], ", non_blocking=True" if job["non_blocking"] else ""
     text, packed = dataset == "text", dataset == "text" and job["batching"] == "packed"
-    order = "shuffled(len(dataset))"
-    if dataset == "jpeg" and job["augment"]:  # a sample's number seeds its augmentation
-        order = f"enumerate({order})"
-    elif text and job["batching"] != "padded":
-        order = f"ordered(dataset.documents, batch_size={job['batch_size']})"
+    in_order = text and job["batching"] != "padded"  # batches of a length, or packed rows
+    given = {"shuffle": "True"}
+    if in_order:
+        given = {"sampler": f"ordered(dataset.documents, batch_size={job['batch_size']})"}
+    steps = job["steps"]
+    several = isinstance(steps, int) and steps * job["batch_size"] > _constant("EPOCH")
+    epochs = (text or several) and not in_order  # whose sampler never ends
     collate = {"jpeg": "default_collate", "text": "padded"}.get(dataset, "as_it_is")
-    given = {"sampler": order} if dataset else {}
-    if dataset and (job["stall_ms"] or dataset != "jpeg"):
+    if job["stall_ms"] or dataset != "jpeg":
         given["collate_fn"] = "SlowDisk()" if job["stall_ms"] else collate
     lifted = {name: _lifted("data", name) for name in ("draw_image", "augmented")}
     lifted |= {name: _lifted("text", name) for name in ("paragraphs", "next_bytes")}
@@ -200,12 +215,13 @@ def _written(job: dict[str, Any], threads: int | None) -> str:
         sizes += ["classes=CLASSES"] + ["image_px=PX"] * ("image_px" in lifted["model_source"])
     known = {
         **job, **lifted, "count": _constant("COUNT"), "classes": _constant("CLASSES"),
+        "epoch": _constant("EPOCH"), "epochs": epochs, "batches": "batches" if epochs else "loader",
         **{name: dataset == name for name in DATASETS}, "threads": threads, "collate": collate,
         **{name: precision == name for name in ("tf32", "fp16")},
         "other_card": cuda and job["device"] not in ("cuda", "cuda:0"),
         "plain_convs": cuda and precision == "fp32" and model not in ("mlp", "gpt"),
         "files": dataset in ("jpeg", "array"), "in_memory": dataset in ("array", "sleep"),
-        "packed": packed, "sorted": text and job["batching"] != "padded",
+        "packed": packed, "sorted": in_order,
         "x": "rows" if text else "images", "y": "lengths" if text else "labels",
         "unit": "rows" if packed else "samples",
         "model_and_targets": "model(tokens).flatten(0, 1), targets.flatten()"
@@ -214,7 +230,6 @@ def _written(job: dict[str, Any], threads: int | None) -> str:
         "made_of": DATASETS.get(dataset), "loader": loader_call(job, **given),
         "model_call": f"{MODELS.get(model, model)}({', '.join(sizes)})",
         "mode": job["compile"] not in (None, "default"), "graphs": job["compile"] in GRAPH_MODES,
-        "lr": "1e-3" if dataset else "...",
         "overlap": overlap, "own_copy": overlap or job["prefetch_to_device"],
         "parts": parts if parts > 1 else None, "some_workers": max(1, workers),
         "warmup": max(3, workers * (job["prefetch_factor"] or PYTORCH_PREFETCH)),
@@ -262,6 +277,7 @@ def _constant(name: str) -> int:
     return ast.literal_eval(_bench("data")[1][name].value)
 
 
+@functools.cache
 def _lifted(module: str, name: str) -> str:
     """Return the source of a function or class of the bench; "" where it has none of the name."""
     text, defined = _bench(module)
@@ -279,9 +295,14 @@ def _model(name: str) -> str:
     return re.sub(r"\n *# A token behind a cache.*", "", source)
 
 
-def _statements(body: str) -> list[str]:
-    """Return what a script sets up, and what its loop does, statement by statement."""
-    lines, tree = body.split("\n"), ast.parse(body).body
+def statements(knobs: dict[str, Any]) -> list[str]:
+    """Return what a pipeline's script sets up, and what its loop does, statement by statement."""
+    plain = {name: knob.default for name, knob in KNOBS.items()}
+    plain |= {"image_px": "...", "steps": "..."}  # chosen for the device
+    told = {name: value for name, value in knobs.items() if value is not None}
+    body = _written(plain | told, None)
+    lines = body.split("\n")
+    tree = ast.parse(body).body
     main = next(node for node in tree if getattr(node, "name", "") == "main").body
     at = next(place for place, node in enumerate(main) if isinstance(node, ast.For))
     found = [node for node in tree if isinstance(node, ast.Assign)] + main[:at] + main[at].body
@@ -293,7 +314,9 @@ def _imports(body: str) -> str:
     """Return the imports of a script: of each module, the names that it uses."""
     lines = []
     for module, names in IMPORTS:
-        used = [name for name in names.split(", ") if re.search(rf"\b{name.split()[-1]}\b", body)]
+        after = "" if module else r"\."  # a module is used as `random.x`, and not as `np.random.x`
+        pattern = rf"(?<!\.)\b{{}}\b{after}"
+        used = [n for n in names.split(", ") if re.search(pattern.format(n.split()[-1]), body)]
         if "numpy" in names:
             lines.append("")  # what Python has itself stands above
         if module and used:

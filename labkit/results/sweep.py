@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,7 @@ class Comparison(Result):
         word = "faster" if self.speedup > 1 else "slower"
         return f"{max(self.speedup, 1 / self.speedup):.2f}x {word}.{mark}"
 
-    @property
+    @cached_property
     def parts(self) -> tuple[Part, ...]:
         """The step and the classes of its time, before and after; () where a run is too short.
 

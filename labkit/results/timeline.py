@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+
+from labkit.results.steps import Steps
 
 # The system's account of the time in line falls short: in runs on two cores whose items do not wait
 # at all, this much of it came on top as "waiting" (0.62 to 0.69 in 12 runs, Linux 6.18).
@@ -17,6 +22,8 @@ CLASSES = {  # of a step's time
     "launch": "launch gaps",
     "other": "host work between steps",
 }
+STRETCH = 250_000  # steps that are looked at together: 100 MB
+AHEAD = 1_024  # steps that a host may be ahead of its device: a launch queue holds about 1,000
 NUMBERS = 10  # of a row of the bench's item timer, a batch each; then two lists, of the items
 
 
@@ -27,54 +34,82 @@ class Timeline:
     which the watch saw nothing.
     """
 
-    def __init__(self, steps: list[dict[str, Any]], passes: list[int]):
+    def __init__(self, steps: Steps, passes: list[int]):
         """`passes` holds the number of the first step of each pass over a watched loader."""
-        self.size = len(steps), len(passes)
-        self._zero_ns = steps[0]["t"][0] if steps else 0
-        stamps = stamps_ns(steps)
-        first = np.array(sorted({i for i in passes if 0 < i < len(steps)}), dtype=np.int64)
-        start = stamps[first - 1, 5]
-        end = np.maximum(start, stamps[first, 0])
+        self.steps = steps
+        self.count = len(steps)  # those that follow are none of this one's
+        self.size = self.count, len(passes)
+        self._zero_ns = int(steps.moments("asked", slice(0, 1))[0]) if self.count else 0
+        first = sorted({i for i in passes if 0 < i < self.count})
+        start = np.array([self._ns(i - 1)[0, 5] for i in first], dtype=np.int64)
+        asked = np.array([self._ns(i)[0, 0] for i in first], dtype=np.int64)
+        end = np.maximum(start, asked)
         gone = np.cumsum(end - start)
         # Both (2 * pauses,): start and end of each pause, and how long all had lasted by then, ns
         self._edges = np.column_stack([start, end]).ravel()
         self._gone = np.column_stack([gone - (end - start), gone]).ravel()
-        self.stamps = self._running(stamps) / 1e9  # (steps, 6), s: see `stamps_ns`
-        done_ns = np.array([step["t"][3] for step in steps], dtype=np.int64)
-        self.issued = self._running(done_ns - self._zero_ns) / 1e9  # (steps,), s
 
-    def _running(self, moment_ns: Any) -> Any:
+    def _ns(self, step: int) -> np.ndarray:
+        """Return the stamps (1, 6) of a step, ns since the first batch was asked for."""
+        return self.steps.stamps(slice(step, step + 1)) - self._zero_ns
+
+    def _seconds(self, moment_ns: Any) -> Any:
         """Return a moment (a number or an array, ns) on the clock that stands still in pauses."""
-        if not len(self._edges):
-            return moment_ns
-        return moment_ns - np.interp(moment_ns, self._edges, self._gone)
+        moment_ns = moment_ns - self._zero_ns
+        if len(self._edges):
+            moment_ns = moment_ns - np.interp(moment_ns, self._edges, self._gone)
+        return moment_ns / 1e9
 
-    def seconds(self, t_ns: int) -> float:
-        """Return a stamp of the run's clock in s; NaN within a pause, which is no time of it."""
-        moment = t_ns - self._zero_ns
-        in_pause = np.searchsorted(self._edges, moment) % 2
-        return float("nan") if in_pause else float(self._running(moment)) / 1e9
+    def part(self, start: int, stop: int) -> np.ndarray:
+        """Return the stamps (n, 6), s, of the steps from `start` up to `stop`: as `stamps`."""
+        return self._seconds(self.steps.stamps(slice(start, min(stop, self.count))))
+
+    @cached_property
+    def stamps(self) -> np.ndarray:
+        """The stamps of every step (steps, 6), s: see `Steps.stamps`."""
+        return self.part(0, self.count)
+
+    @cached_property
+    def issued(self) -> np.ndarray:
+        """When the host had issued each step (steps,), s."""
+        return self._seconds(self.steps.moments("done", slice(self.count)))
+
+    def ends(self, start: int) -> np.ndarray:
+        """Return when the steps from `start` on were over (n,), s."""
+        return self._seconds(self.steps.moments("busy_end", slice(start, self.count)))
+
+    def stretches(self, start: int, more: int = 0) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (n, stamps) for n steps at a time, from `start` to the end, so that memory holds.
+
+        The stamps (rows, 6), s, are of the step before them, of these, and of up to `more` behind.
+        """
+        for first in range(start, self.count, STRETCH):
+            count = min(STRETCH, self.count - first)
+            yield count, self.part(first - 1, first + count + more)
+
+    def mean_split(self, start: int) -> np.ndarray:
+        """Return the mean (5,), s, of what `split_steps` makes of the steps from `start` on."""
+        sums = [
+            split_steps(stamps)[:count].sum(axis=0)
+            for count, stamps in self.stretches(start, AHEAD)
+        ]
+        return np.sum(sums, axis=0) / (self.count - start)
+
+    def seconds(self, t_ns: Any) -> Any:
+        """Return stamps of the run's clock (a number or an array) in s; NaN within a pause."""
+        in_pause = np.searchsorted(self._edges, np.subtract(t_ns, self._zero_ns)) % 2
+        found = np.where(in_pause, math.nan, self._seconds(np.asarray(t_ns)))
+        return found if found.ndim else float(found)
 
     def utilization(self, bins: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (bins,) s and the busy share (bins,) of equal stretches, stamped at the middle."""
-        busy = self.stamps[:, 4:6]
-        if len(busy) == 0:
+        if not self.count:
             return np.empty(0), np.empty(0)
-        edges = np.linspace(0.0, busy[-1, 1], bins + 1)
-        return (edges[:-1] + edges[1:]) / 2, np.diff(busy_until(busy, edges)) / np.diff(edges)
-
-
-def stamps_ns(steps: list[dict[str, Any]]) -> np.ndarray:
-    """Return (steps, 6), ns: asked, ready, copy start, copy end, busy start, busy end.
-
-    Where the events have no device times (a CPU), copy and compute are what the host did.
-    """
-    rows = [
-        (*step["t"][:2], *step.get("copy", step["t"][1:3]), *step.get("busy", step["t"][2:]))
-        for step in steps
-    ]
-    stamps = np.array(rows, dtype=np.int64).reshape(-1, 6)
-    return stamps - stamps[:1, :1]
+        edges = np.linspace(0.0, self.ends(self.count - 1)[0], bins + 1)
+        busy = np.zeros(bins + 1)  # s, by each edge
+        for first in range(0, self.count, STRETCH):
+            busy += busy_until(self.part(first, first + STRETCH)[:, 4:6], edges)
+        return (edges[:-1] + edges[1:]) / 2, np.diff(busy) / np.diff(edges)
 
 
 def unevenness(ends_s: np.ndarray, blocks: int) -> float | None:
@@ -157,7 +192,7 @@ def item_costs(run: Any) -> ItemCosts | None:
     cpu, wait, line, collate_cpu, collate_wait, collate_line, between = table[3:] / 1e6
     return ItemCosts(
         table[0].astype(int),
-        np.array([run.seconds(row[1]) for row in rows]),
+        run.seconds(table[1]),
         cpu,
         np.maximum(0.0, wait - LINE_MISSED * line),
         collate_cpu,
