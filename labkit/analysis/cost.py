@@ -159,8 +159,12 @@ def usual_rent(machine: Any) -> float | None:
 
 def power(run: Any) -> tuple[float | None, float | None]:
     """Return mean power (W) behind the warm-up and its energy's idle share; None: hardly read."""
-    counts = [(s["t_ns"] / 1e9, run.seconds(s["t_ns"]), s.get("energy_j")) for s in run.telemetry]
-    start, end = run.busy[max(run.warmup - 1, 0), 1], run.busy[-1, 1]
+    moments = run.seconds(np.array([sample["t_ns"] for sample in run.telemetry]))
+    counts = [
+        (sample["t_ns"] / 1e9, moment, sample.get("energy_j"))
+        for sample, moment in zip(run.telemetry, moments, strict=True)
+    ]
+    start, end = run.busy[max(run.warmup - 1, 0), 1], run.length_s
     counts = [row for row in counts if row[2] is not None and start <= row[1] <= end]
     if len(counts) < 2:
         return None, None

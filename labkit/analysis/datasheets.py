@@ -28,6 +28,6 @@ CARDS: list[tuple[tuple[str, ...], Card]] = [
 
 def card(name: str) -> Card | None:
     """Return the data sheet of the device with this name; None for a card that is not listed."""
-    # The whole name counts: a Ti, a laptop's chip or a MIG instance is another product
+    # The whole name counts: a Ti, a laptop's chip or a part of a card (MIG) is another product
     bare = re.sub("^(NVIDIA |Tesla |GeForce )+", "", name)
     return next((found for names, found in CARDS if bare in names), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from labkit.analysis import thresholds as limits
 from labkit.analysis.efficiency import with_low_mfu
 from labkit.analysis.facts import BOTTLENECKS, Evidence, Facts, Finding, of_trace, of_traces
 from labkit.analysis.instruments import Witness, deciding
+from labkit.analysis.prediction import WORTH, predict
 from labkit.analysis.published import PublicTrace
 from labkit.analysis.remedies import typed
 from labkit.analysis.trace import Breakdown, trace
@@ -24,11 +26,13 @@ from labkit.analysis.trace_file import RankTraces
 from labkit.process.events import FILE_NAME
 from labkit.results.event_log import of_one_moment
 from labkit.results.library import load
+from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
-from labkit.results.record import BODY_NOTE
-from labkit.results.result import Result, Table, but
+from labkit.results.record import BODY_NOTE, RecordError
+from labkit.results.result import Result, Table, but, copy_buttons, listed
 from labkit.spec import GRAPH_MODES
 
+OTHERS = "Other programs"  # what a note on the machine's other load begins with
 SHARED = "neighbour"  # the cause of a verdict withheld: others used the device
 LOOK_INSIDE = "Look inside a few steps: run it with xray=True and 20 steps or more."
 PROFILE = "Record a few steps with torch.profiler, and give the trace to lk.diagnose."
@@ -69,6 +73,28 @@ class Diagnosis(Result):
                 "findings": findings, "source": self.source, "notes": list(self.notes),
                 "rank": self.rank}  # fmt: skip
 
+    @property
+    def details(self) -> Table:
+        """The full report: every finding with its time, evidence and advice, and the notes."""
+        return self.table()
+
+    @property
+    def three_lines(self) -> tuple[str, str, str]:
+        """What holds the run back, why (the numbers of this run), and what to do about it."""
+        first = self.findings[0]
+        mark = f"{self.source}: " if self.source.startswith("RECORDED") else ""
+        what = f"{mark}Bottleneck {self.headline}"
+        if first.lost_share:
+            what += f": {first.lost_share:.0%} of the time"
+        what += f"; confidence {self.confidence:.0%}" if self.confidence else ""
+        what += "".join(f". {note}" for note in self.notes if note.startswith(OTHERS))
+        do = f"Do: {first.advice}"
+        code = first.code.strip()
+        if "\n" in code:
+            code = "".join(f"\n    {line}" for line in code.splitlines())
+        do += f" In PyTorch: {code}" if code else ""
+        return what.rstrip("."), f"Why: {first.evidence}", do
+
     def table(self) -> Table:
         """Return the findings, the costliest first."""
         shown = self.findings[:4]
@@ -88,10 +114,18 @@ class Diagnosis(Result):
         return Table(rows, head, title, foot, left=(0, 2, 3), copies=copies)
 
     def __repr__(self) -> str:
-        mark = f"{self.source}: " if self.source.startswith("RECORDED") else ""
-        said = f"{mark}Bottleneck {self.headline}: {self.evidence.rstrip('.')}. {self.advice}"
-        code = self.findings[0].code.strip()  # of one line; of more, the table has them
-        return f"{said} In PyTorch: {code}" if code and "\n" not in code else said
+        return "\n".join(self.three_lines)
+
+    def _repr_html_(self) -> str:
+        what, why, do = (html.escape(line) for line in self.three_lines)
+        if link := self.findings[0].link:
+            section = f"See notebook {link[:2]}"
+            do = do.replace(section, f"<a href='{html.escape(link)}'>{section}</a>", 1)
+        text = f"<b>{what}</b><div>{why}</div><div style='white-space:pre-wrap'>{do}</div>"
+        details = self.details
+        buttons = copy_buttons(details.copies)
+        more = replace(details, copies={})._repr_html_()
+        return f"{text}{buttons}<details><summary>all findings</summary>{more}</details>"
 
 
 def diagnose(what: Any) -> Diagnosis:
@@ -113,6 +147,11 @@ def diagnose(what: Any) -> Diagnosis:
         return Diagnosis((found,), 0.0, what.mark)
     if isinstance(what, Ranks):
         return what.diagnose()
+    if isinstance(what, Measurements):
+        raise RecordError(
+            f"{what.path}: a record of an experiment has points and no training steps, so there "
+            "is nothing to diagnose: lk.load(path) shows its numbers; diagnose a training run."
+        )
     found = _of_run(what)
     unseen = what.watched and not what.lines.body
     return replace(found, notes=(BODY_NOTE, *found.notes)) if unseen else found
@@ -129,9 +168,9 @@ def _of_run(run: Any) -> Diagnosis:
         findings = (doubt, *(f for f in findings if f.name != "compute" or f.lost_share))
     else:
         findings, confidence = resampled(
-            len(evidence), lambda rows: rules.rank(evidence.facts(rows)), findings
+            len(evidence.sums), lambda rows: rules.rank(evidence.facts(rows)), findings
         )
-    return _verdict(facts, with_low_mfu(run, facts, findings), confidence, source)
+    return _verdict(facts, with_low_mfu(run, facts, findings), confidence, source, run)
 
 
 def _lead(facts: Facts) -> float:
@@ -150,10 +189,10 @@ def source_of(run: Any) -> str:
 
 
 def resampled(
-    steps: int, judge: Callable[[np.ndarray], tuple[Finding, ...]], found: tuple[Finding, ...]
+    rows: int, judge: Callable[[np.ndarray], tuple[Finding, ...]], found: tuple[Finding, ...]
 ) -> tuple[tuple[Finding, ...], float]:
     """Return the findings, behind a doubt if too close to call, and the confidence in them."""
-    draws = np.random.default_rng(0).integers(0, steps, (limits.RESAMPLES, steps))
+    draws = np.random.default_rng(0).integers(0, rows, (limits.RESAMPLES, rows))
     again = Counter((first.name, first.rank) for first in (judge(rows)[0] for rows in draws))
     confidence = again[found[0].name, found[0].rank] / limits.RESAMPLES
     if confidence >= limits.MIN_CONFIDENCE:
@@ -168,7 +207,11 @@ def resampled(
 
 
 def _verdict(
-    facts: Facts, findings: tuple[Finding, ...], confidence: float, source: str
+    facts: Facts,
+    findings: tuple[Finding, ...],
+    confidence: float,
+    source: str,
+    run: Any = None,
 ) -> Diagnosis:
     """Return a diagnosis that trusts a busy device no further than something looked inside."""
     notes, looked = [], facts.xray or facts.trace is not None
@@ -180,10 +223,19 @@ def _verdict(
         notes.append("The x-ray holds no device activity: gaps between kernels were not seen.")
     if gaps_may_hide:
         notes.append("On a GPU gaps between kernels count as busy: its share is an upper bound.")
-    if (taken := facts.taken_by_others) > limits.FOREIGN_LOAD / 2:
-        notes.append(f"Other programs had the model's core for {taken:.0%} of the time.")
-    elif (others := facts.foreign_cores or 0.0) > limits.FOREIGN_LOAD * (facts.cores or 1):
-        notes.append(f"Other programs used {others:.1f} of {facts.cores} cores meanwhile.")
+    taken, cores = facts.taken_by_others, facts.cores or 1
+    foreign = (facts.foreign_cores or 0.0) / cores
+    if foreign > limits.FOREIGN_LOAD / 2:
+        named = f": {listed(run.beside)}" if run.beside else ""
+        notes.append(f"{OTHERS} used {foreign * cores:.1f} of {cores} cores meanwhile{named}.")
+    elif taken > limits.FOREIGN_LOAD / 2:
+        notes.append(f"{OTHERS} had the model's core for {taken:.0%} of the time.")
+    if max(foreign, taken) > limits.FOREIGN_LOAD / 2:  # alone it need not come out the same
+        confidence *= 1 - min(max(foreign, taken), 1.0)
+    if run is not None and facts.kind == "gpu" and run.on_the_card:
+        notes.append(f"{OTHERS} were on the same GPU: {listed(run.on_the_card)}.")
+        share = _others_sm(run)
+        confidence = min(confidence, limits.UNSEEN if share is None else 1 - share)
     if findings[0].name == "compute" and gaps_may_hide:
         remedy, confidence = LOOK_INSIDE if could_look else PROFILE, 0.0
         findings = (gaps_hidden(facts.shares["compute"], facts.witnesses, remedy), *findings)
@@ -191,9 +243,44 @@ def _verdict(
         findings, confidence = (body_unseen(facts), *findings), 0.0
     elif findings[0].name == "compute" and not looked and not facts.body:
         confidence = min(confidence, limits.UNSEEN)
-    findings = tuple(typed(finding, facts.knobs) for finding in findings)
     of_pipeline = facts.loop is None and not facts.from_trace
+    findings = tuple(typed(expecting(finding, facts, run), facts) for finding in findings)
     return Diagnosis(findings, confidence, source, tuple(notes), of_pipeline)
+
+
+def expecting(finding: Finding, facts: Facts, run: Any) -> Finding:
+    """Return a finding with what its first remedy is predicted to bring, where that can be told.
+
+    Remedies that are predicted to gain no more than noise are left out.
+    """
+    kept = []
+    gains = []
+    for remedy in finding.remedies:
+        gain = _gain(remedy.changes, finding, facts, run)
+        if gain is None or gain[0] > 1 + WORTH:
+            kept.append(remedy)
+            gains.append(gain)
+    expected = gains[0] if gains else None
+    return replace(finding, remedies=tuple(kept), expected=expected)
+
+
+def _gain(
+    changes: dict[str, Any], finding: Finding, facts: Facts, run: Any
+) -> tuple[float, float, float] | None:
+    """Return the gain of some changes: value, low, high; None where nothing tells it."""
+    workers = facts.workers
+    if workers and changes.get("num_workers", -1) == workers.num_workers:
+        return workers.gain, *workers.gain_range
+    if changes == {"persistent_workers": True} and finding.cause == "workers_restart":
+        gain = 1 / (1 - min(facts.loop.restart, 0.9))
+        return gain, (1 + gain) / 2, gain
+    if run is None or run.watched or not run.throughput:
+        return None
+    found = predict(run, **changes)
+    if not found.throughput:
+        return None
+    low, high = found.throughput_range
+    return tuple(rate / run.throughput for rate in (found.throughput, low, high))
 
 
 # -- why a run gets no verdict --------------------------------------------------------------------
@@ -275,20 +362,39 @@ def _device_shared(run: Any, facts: Facts, first: Finding) -> Finding | None:
     return Finding("unsure", SHARED, f"{seen}.", "Stop the other work and run again.")
 
 
+def _timed_samples(run: Any) -> list[tuple[float, dict[str, Any]]]:
+    """Return the instruments' samples, each behind its time, s."""
+    moments = run.seconds(np.array([sample["t_ns"] for sample in run.telemetry]))
+    return list(zip(moments, run.telemetry, strict=True))
+
+
+def _others_sm(run: Any) -> float | None:
+    """Return the share (0 to 1) of the measured time in which others' kernels ran on the GPU.
+
+    None where the driver does not tell.
+    """
+    start = run.stamps[max(run.warmup - 1, 0), 5]
+    end = run.stamps[-1, 5]
+    shares = [sample.get("others_sm") for at, sample in _timed_samples(run) if start < at <= end]
+    known = [share for share in shares if share is not None]
+    return fmean(known) if known else None
+
+
 def _on_the_card(run: Any) -> str | None:
     """Say what others computed on the GPU while the steps were measured; None where nothing.
 
     A process that only has a context there slows nobody down: its share of the SMs' time decides.
     Where the driver does not tell it (MIG, older drivers) one counts that came after the warm-up.
     """
-    start, end = run.stamps[max(run.warmup - 1, 0), 5], run.stamps[-1, 5]
-    samples = [(run.seconds(sample["t_ns"]), sample) for sample in run.telemetry]
-    shares = [s.get("others_sm") for at, s in samples if start < at <= end]
-    if shares := [share for share in shares if share is not None]:
-        if fmean(shares) <= limits.FOREIGN_LOAD:
+    share = _others_sm(run)
+    if share is not None:
+        if share <= limits.FOREIGN_LOAD:
             return None
-        text = f"kernels of other processes ran on the same GPU for {fmean(shares):.0%} of the time"
+        text = f"kernels of other processes ran on the same GPU for {share:.0%} of the time"
         return f"{text} (NVML; threshold {limits.FOREIGN_LOAD:.0%})"
+    start = run.stamps[max(run.warmup - 1, 0), 5]
+    end = run.stamps[-1, 5]
+    samples = _timed_samples(run)
     counts = [(at, s["others"]) for at, s in samples if at <= end and s.get("others") is not None]
     before = [count for at, count in counts if at <= start] or [count for _, count in counts[:1]]
     came = max((count for _, count in counts), default=0) - max(before, default=0)

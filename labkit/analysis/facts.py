@@ -12,10 +12,20 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis import thresholds as limits
+from labkit.analysis.card_formats import tensor_formats
 from labkit.analysis.instruments import Witness, throttled, witnesses
 from labkit.analysis.lines import Line, Lines
+from labkit.analysis.loader_code import LoopCode
 from labkit.analysis.loop import Loop, of_run
+from labkit.analysis.prediction import (
+    Prediction,
+    Workers,
+    recommend_prefetch,
+    recommend_workers,
+    workers_from_times,
+)
 from labkit.analysis.remedies import Remedy, remedies
+from labkit.analysis.run_costs import cores_used
 from labkit.results.result import Result, Table
 from labkit.results.timeline import CLASSES, split_steps
 
@@ -31,16 +41,34 @@ BOTTLENECKS = {  # every name that a diagnosis can give
     "compute": "the device itself",
     "unsure": "no verdict",
 }
-LESSONS = {  # the notebook that teaches the cure
-    "input": "notebook 03 DataLoader tuning",
-    "transfer": "notebook 03 DataLoader tuning",
-    "launch": "notebook 07 torch.compile and kernels",
-    "host": "notebook 02 Sawtooth diagnosis",
-    "memory_bandwidth": "notebook 07 torch.compile and kernels",
-    "precision": "notebook 05 Mixed precision",
-    "communication": "notebook 09 Beyond one GPU",
-    "compute": "notebook 04 Batch sizing",
+NOTEBOOKS = {
+    "02": "02_sawtooth_diagnosis.ipynb",
+    "03": "03_dataloader_tuning.ipynb",
+    "04": "04_batch_sizing.ipynb",
+    "05": "05_mixed_precision.ipynb",
+    "07": "07_compile_and_kernels.ipynb",
+    "09": "09_beyond_one_gpu.ipynb",
 }
+# The section that teaches the cure, of a cause or else of a bottleneck: notebook, heading
+LESSONS = {
+    "input": ("03", "1. Workers, on real work"),
+    "stalls": ("03", "4. A queue that rides over a stall"),
+    "workers_restart": ("03", "5. The start of every epoch"),
+    "item": ("03", "6. A lean `__getitem__`"),
+    "collate": ("03", "6. A lean `__getitem__`"),
+    "transfer": ("03", "7. Pinned memory, and what it costs"),
+    "launch": ("07", "3. Hundreds of tiny kernels"),
+    "host": ("02", "8. Which line costs the time?"),
+    "memory_bandwidth": ("07", "1. Count the bytes"),
+    "precision": ("05", "3. A training step in each format"),
+    "communication": ("09", "3. `no_sync`: do not exchange what nobody uses"),
+    "straggler": ("09", "4. One rank is short of data"),
+    "compute": ("04", "1. What a larger batch buys"),
+    "padding": ("04", "4. Text: the padding in a batch"),
+}
+AT_MOST = 2.0  # a larger gain that only the lost share bounds is not stated: it seldom comes
+# Share of the time spent waiting for data from which it is asked how many workers would be best
+WORTH_A_LOOK = limits.WORTH_NAMING["input"] / 2
 XRAY_NUMBERS = {"steps", "window_us", "gap_us", "tiny_us", "tiny_ops", "elementwise_us",
                 "fusible_us"}  # fmt: skip
 
@@ -52,34 +80,74 @@ class Finding:
     name: str  # the bottleneck, one of `BOTTLENECKS`
     cause: str  # which rule found it, in a word or two
     evidence: str  # what was measured, by which instrument, against which threshold
-    advice: str  # what to change, what to expect of it, and which notebook teaches it
+    change: str  # what to change, in words
     lost_share: float = 0.0  # of wall time (0 to 1), that would be saved if it were gone
     rank: int | None = None  # of several ranks, the one to blame
     lines: tuple[Line, ...] = ()  # of the user's code, the costliest first
     remedies: tuple[Remedy, ...] = ()  # of the advice, what a program can do
     code: str = ""  # what to type for the first of them, in plain PyTorch
+    expected: tuple[float, float, float] | None = None  # gain of the first: value, low, high
+    # Whether all of the loss goes where the advice is followed, so that it bounds the gain
+    bounds: bool = False
+
+    @property
+    def lesson(self) -> tuple[str, str] | None:
+        """The notebook's file and the heading of the section that teaches the cure."""
+        key = next((key for key in (self.cause, self.name) if key in LESSONS), None)
+        if key is None or not self.lost_share:
+            return None
+        number, heading = LESSONS[key]
+        return NOTEBOOKS[number], heading
+
+    @property
+    def link(self) -> str:
+        """The section as an address in the folder of the notebooks; "" without one."""
+        return f"{self.lesson[0]}#{self.lesson[1].replace(' ', '-')}" if self.lesson else ""
+
+    @property
+    def expectation(self) -> str:
+        """What the advice should bring, as far as that is known; "" where nothing is lost."""
+        if not self.lost_share:
+            return ""
+        if self.expected:
+            value, low, high = self.expected
+            return f"Expect {value:.1f}x the throughput ({low:.1f}x to {high:.1f}x)."
+        most = 1 / (1 - min(self.lost_share, 0.98))
+        if self.bounds and most <= AT_MOST:
+            return f"Expect {most:.1f}x the throughput at most."
+        how = "`labkit tune`" if self.name == "input" else "a run before and after"
+        return f"What it brings is unknown: measure it with {how}."
+
+    @property
+    def advice(self) -> str:
+        """What to change, what to expect of it, and which section teaches it."""
+        parts = [self.change, self.expectation]
+        if self.lesson:
+            number, heading = self.lesson[0][:2], self.lesson[1]
+            parts.append(f"See notebook {number}, section {heading.rstrip('?')}.")
+        return " ".join(filter(None, parts))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as JSON types."""
         several = {key: [x.to_dict() for x in getattr(self, key)] for key in ("lines", "remedies")}
-        return {**vars(self), "lost_share": round(self.lost_share, 4), **several}
+        values = {name: value for name, value in vars(self).items() if name != "bounds"}
+        more = {"advice": self.advice, "lesson": self.link}
+        return {**values, "lost_share": round(self.lost_share, 4), **several, **more}
 
 
 def loss(
     name: str, cause: str, lost: float, seen: str, source: str, change: str,
-    rank: int | None = None, lines: tuple[Line, ...] = (), changes: Any = (), most: float = 0.0,
+    rank: int | None = None, lines: tuple[Line, ...] = (), changes: Any = (), bounds: bool = False,
 ) -> Finding:  # fmt: skip
-    """Return a loss as a finding, which expects half of it back to all of it.
+    """Return a loss as a finding.
 
-    `changes` are the advice as data, each {knob: value}, the one to try first in front; they gain
-    `most` at most, where that is known.
+    `changes` are the advice as data, each {knob: value}, the one to try first in front. `bounds`:
+    the change removes the loss, and no more.
     """
     part = min(max(lost, 0.0), 0.98)
-    gain = f"{1 / (1 - part / 2):.1f}x to {1 / (1 - part):.1f}x"
-    lesson = f"; {LESSONS[name]}" if name in LESSONS else ""
     evidence = f"{seen} ({source}; threshold {limits.WORTH_NAMING[name]:.0%})."
-    advice = f"{change} Expect {gain} the throughput{lesson}."
-    return Finding(name, cause, evidence, advice, lost, rank, lines, remedies(changes, part, most))
+    found = remedies(changes, part)
+    return Finding(name, cause, evidence, change, lost, rank, lines, found, bounds=bounds)
 
 
 @dataclass(frozen=True, repr=False)
@@ -146,8 +214,20 @@ class Facts:
     knobs: dict[str, Any] = field(default_factory=dict)  # the pipeline's settings
     cores: int | None = None  # that the run may use
     lines: Lines | None = None  # where in the code the time went, where that was sampled
+    # How the user's script writes the loop; None of a pipeline, whose script is ours
+    code: LoopCode | None = None
     loop: Loop | None = None  # what a watched loop shows beyond its stamps
     body: dict[str, float] = field(default_factory=dict)  # part of its body that is no training
+    workers: Workers | None = None  # the recommended number, where it can be told
+    prefetch: tuple[int, Prediction] | None = None  # a deeper queue that helps against stalls
+    formats: tuple[str, ...] | None = None  # of 16 bits, on Tensor Cores; None: card unknown
+    trains: bool = True  # rather than only infers
+    trainer: bool = False  # whether the loop is that of Hugging Face's Trainer
+    has_workers: bool | None = None  # of a trace, whether its loader has workers
+
+
+# Columns of `Evidence.sums`, behind the classes of a step
+PAUSES, TIMED, LOST, STEPS, SAMPLED = range(len(CLASSES), len(CLASSES) + 5)
 
 
 class Evidence:
@@ -164,6 +244,12 @@ class Evidence:
         if trace is not None and trace.device_kind != "gpu":
             trace = None  # the profiler could not look into the device
         (used, foreign, in_line), xray = cores_used(run), _sound(run.xray_facts)
+        lines = run.lines if getattr(run, "samples_of_lines", None) else None
+        worth = WORTH_A_LOOK * self.matrix.sum()
+        waits = self.wait.sum() > worth
+        stolen = np.nansum(self.compute - np.fmin(self.compute, self.own))
+        crowded = run.pipeline.num_workers and kind == "cpu" and stolen > worth
+        capability = getattr(run.machine, "compute_capability", None)
         self.known = Facts(
             kind=kind,
             looked_at=f"x-ray of {xray['steps']} steps" if xray else "x-ray",
@@ -180,20 +266,51 @@ class Evidence:
             xray=xray,
             knobs=run.pipeline.to_dict(),
             cores=run.machine.cpu_cores,
-            lines=run.lines if getattr(run, "samples_of_lines", None) else None,
+            lines=lines,
+            code=LoopCode.of(run.loop_code) if run.watched else None,
             loop=of_run(run),
+            stalls=self._stalls(),
+            workers=recommend_workers(run, lines) if waits or crowded else None,
+            prefetch=recommend_prefetch(run) if waits and run.pipeline.num_workers else None,
+            formats=tensor_formats(run.machine.name, capability) if kind == "gpu" else None,
+            trainer=bool(run.watched) and run.trainer,
         )
+        if self.known.loop and (body := self.known.loop.lines.body):
+            self.known = replace(self.known, trains=bool({"backward", "optimizer"} & body.keys()))
         self.pauses = self._pauses()
+        self.sums = self._sums()
         # The part (0 to 1) of what was taken from the model's thread that our workers took
         self.blame = 1.0 if self.known.knobs.get("num_workers") else 0.0
         if self.blame and foreign is not None and len(self):
-            stolen = self._stolen(np.arange(len(self))) or 0.0
+            stolen = self._stolen(self.sums.sum(axis=0)) or 0.0
             running = (1 - stolen) * self.compute.sum() / self.matrix.sum()
             workers = max(0.0, used - float(running))
             self.blame = workers / max(workers + foreign, 1e-9)
 
     def __len__(self) -> int:
         return len(self.matrix) if self.matrix.any() else 0  # stamps may show no time
+
+    def _stalls(self) -> float:
+        """Return the share (0 to 1) of the waiting that falls into the worst tenth of the steps."""
+        total = self.wait.sum()
+        worst = np.sort(self.wait)[-max(1, round(limits.WORST_STEPS * len(self.wait))) :]
+        return float(worst.sum() / total) if total > 0 else 0.0
+
+    def _sums(self) -> np.ndarray:
+        """Return (rows, columns) of what the facts are sums of; a row is a step or a block of them.
+
+        The columns: the classes of a step, pauses, the compute of steps whose thread was timed and
+        what of it the thread did not run, s; steps; of a watched loop the sampled shares. A long
+        run has `MOST_DRAWN` blocks at most, so that drawing it anew costs no more than a short one.
+        """
+        timed = np.where(np.isnan(self.own), 0.0, self.compute)
+        lost = np.where(np.isnan(self.own), 0.0, np.maximum(self.compute - self.own, 0.0))
+        columns = [self.matrix, self.pauses, timed, lost, np.ones(len(self.matrix))]
+        if self.known.loop:
+            columns += [self.known.loop.sampled, self.known.loop.body]
+        table = np.column_stack(columns)
+        size = -(-len(table) // limits.MOST_DRAWN)
+        return np.add.reduceat(table, np.arange(0, len(table), size)) if size > 1 else table
 
     def _pauses(self) -> np.ndarray:
         """Return how much each step's compute exceeds an ordinary one, s; 0 where by little."""
@@ -207,34 +324,32 @@ class Evidence:
             excess[place::cycle] = np.where(some > limit, some - limit / limits.PAUSE, 0.0)
         return excess * self.size
 
-    def _stolen(self, rows: np.ndarray) -> float | None:
+    def _stolen(self, sums: np.ndarray) -> float | None:
         """Return the share of the compute in which its thread did not run; None if never read."""
-        known = rows[~np.isnan(self.own[rows])]
-        if self.known.kind != "cpu" or not len(known):
+        if self.known.kind != "cpu" or sums[TIMED] <= 0:
             return None
-        wall = self.compute[known]
-        return float(np.maximum(wall - self.own[known], 0).sum() / max(wall.sum(), 1e-9))
+        return float(sums[LOST] / sums[TIMED])
 
     def facts(self, rows: np.ndarray | None = None) -> Facts:
-        """Return the facts of all steps, or of the given rows (a resampled run)."""
-        rows = np.arange(len(self)) if rows is None else rows
-        matrix, compute, wait = self.matrix[rows], self.compute[rows], self.wait[rows]
-        total = float(matrix.sum()) or 1.0  # of drawn steps, none need have taken any time
-        stolen = self._stolen(rows)
-        lost = (stolen or 0.0) * float(compute.sum()) / total
-        worst = np.sort(wait)[-max(1, round(limits.WORST_STEPS * len(wait))) :]
+        """Return the facts of all steps, or of the given rows of `sums` (a resampled run)."""
+        sums = (self.sums if rows is None else self.sums[rows]).sum(axis=0)
+        classes = sums[: len(CLASSES)]
+        total = float(classes.sum()) or 1.0  # of drawn steps, none need have taken any time
+        wait, compute = float(classes[0]), float(classes[2])
+        pauses, steps = float(sums[PAUSES]), float(sums[STEPS])
+        stolen = self._stolen(sums)
+        lost = (stolen or 0.0) * compute / total
         ours = stolen is not None and self.known.knobs.get("num_workers")
         return replace(
             self.known,
-            source=f"step stamps, {len(matrix)} steps",
-            shares=dict(zip(CLASSES, (matrix.sum(axis=0) / total).tolist(), strict=True)),
-            pauses=float(self.pauses[rows].sum() / total),
+            source=f"step stamps, {steps:.0f} steps",
+            shares=dict(zip(CLASSES, (classes / total).tolist(), strict=True)),
+            pauses=pauses / total,
             taken_by_workers=lost * self.blame if ours else None,
             taken_by_others=lost - lost * self.blame,
-            stalls=float(worst.sum() / wait.sum()) if wait.sum() > 0 else 0.0,
-            compute_us=float(compute.mean() * 1e6),
-            wait_us=float(wait.mean() * 1e6),
-            body=self.known.loop.shares(rows) if self.known.loop else {},
+            compute_us=compute / steps * 1e6,
+            wait_us=wait / steps * 1e6,
+            body=self.known.loop.shares(*sums[SAMPLED:]) if self.known.loop else {},
         )
 
 
@@ -242,19 +357,6 @@ def _sound(seen: Any) -> dict[str, Any]:
     """Return the x-ray's numbers where all that the rules need is among them, else nothing."""
     numbers = {name: n for name, n in (seen or {}).items() if type(n) in (int, float)}
     return numbers if numbers.keys() >= XRAY_NUMBERS else {}
-
-
-def cores_used(run: Any) -> tuple[float | None, ...]:
-    """Return the cores that the run used while it trained, all other programs, and in line for."""
-    end = run.stamps[-1, 5] if run.steps else 0.0
-    inside = [s for s in run.telemetry if 0 < run.seconds(s["t_ns"]) <= end]
-    rows = [[s.get(name) for name in ("own_cpu", "cpu", "cpus", "line_cpu")] for s in inside]
-    rows = [row for row in rows if None not in row[:3]]
-    if not rows:
-        return None, None, None
-    used, everyone = (float(np.mean([row[i] * row[2] for row in rows])) for i in range(2))
-    line = [row[3] * row[2] for row in rows if row[3] is not None]
-    return used, max(0.0, everyone - used), float(np.mean(line)) if line else None
 
 
 def swelling(run: Any) -> tuple[float, float] | None:
@@ -289,9 +391,25 @@ def of_trace(breakdown: Any) -> Facts:
         "host": host,
         "hand_over": hand_over,
     }
-    compute_us = step_us * shares["compute"]
-    return Facts(breakdown.device_kind, source, source, shares, compute_us=compute_us,
-                 trace=breakdown, from_trace=True)  # fmt: skip
+    wait_us = step_us * shares["wait"]
+    workers = None
+    if wait_us and not breakdown.loader_workers:  # else only how long they make it wait is known
+        rest_us = max(step_us - wait_us, 1.0)
+        workers = workers_from_times(wait_us / 1e6, rest_us / 1e6, None)
+    return Facts(
+        breakdown.device_kind,
+        source,
+        source,
+        shares,
+        compute_us=step_us * shares["compute"],
+        trace=breakdown,
+        from_trace=True,
+        code=LoopCode(),
+        workers=workers,
+        formats=tensor_formats(breakdown.device_name, breakdown.compute_capability),
+        trains=breakdown.trains is not False,
+        has_workers=breakdown.loader_workers,
+    )
 
 
 def of_traces(ranks: Any) -> Facts:

@@ -122,9 +122,9 @@ def driver_samples(run: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def _during(run: Any, pairs: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Turn (t_ns, share or None) into arrays, of the time in which the run trained."""
-    seconds = np.array([run.seconds(t_ns) for t_ns, _ in pairs], dtype=float)
+    seconds = run.seconds(np.array([t_ns for t_ns, _ in pairs]))
     shares = np.array([share for _, share in pairs], dtype=float)  # None becomes NaN
-    inside = (seconds >= 0) & (seconds <= run.busy[-1, 1])
+    inside = (seconds >= 0) & (seconds <= run.length_s)
     return seconds[inside], shares[inside]
 
 
@@ -189,7 +189,7 @@ def witnesses(run: Any) -> tuple[Witness, ...]:
         f"issued in full (stamps; threshold {limit:.0%})",
         works=run.utilization - run.busy_at_least < limits.WORTH_NAMING["launch"] or None,
     )
-    span = float(run.busy[max(run.warmup - 1, 0), 1]), float(run.busy[-1, 1])  # measured, s
+    span = float(run.busy[max(run.warmup - 1, 0), 1]), float(run.length_s)  # measured, s
     found = ahead, _sm_activity(run, *span), _power(run, *span)
     return tuple(witness for witness in found if witness is not None)
 
@@ -201,7 +201,7 @@ def deciding(seen: tuple[Witness, ...]) -> Witness | None:
 
 def _sm_activity(run: Any, start: float, end: float) -> Witness | None:
     """GPM counts SM cycles with at least one warp: few also where kernels fill few SMs."""
-    times = np.array([run.seconds(sample["t_ns"]) for sample in run.telemetry], float)
+    times = run.seconds(np.array([sample["t_ns"] for sample in run.telemetry]))
     shares = [(sample.get("gpm") or {}).get("sm") for sample in run.telemetry]
     shares = np.array(shares, float)  # None, not read, becomes NaN
     length = np.diff(times)  # each reading is the mean since the one before

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from labkit.results.event_log import of_one_moment
+from labkit.results.record import MOST
 from labkit.results.result import Result, Table
 
 FEWEST = 30  # samples of a phase (0.3 s of it) that may speak for its lines
@@ -81,13 +82,14 @@ class Lines(Result):
     def __init__(self, run: Any):
         """Join the samples of `run` with its steps, warm-up excluded."""
         self._rows: dict[bytes, tuple[Line, ...]] = {}
+        self._parts: dict[str, np.ndarray] = {}
         self.places, rows = _read(run.samples_of_lines)
         pid, at_ns, weight, self.place = rows.T
         self.kind, self.within = (
             np.array([place[name] for place in self.places], object)[self.place]
             for name in ("kind", "within")
         )
-        at_s = np.array([run.seconds(int(t)) for t in at_ns])
+        at_s = run.seconds(at_ns)
         stamps, first = run.stamps, max(run.warmup - 1, 0)
         start, end = (stamps[first, 5], stamps[-1, 5]) if len(stamps) > first else (0.0, 0.0)
         in_loop = pid == run._fact("hello", "pid", 0)
@@ -131,19 +133,24 @@ class Lines(Result):
 
     def of_part(self, part: str) -> np.ndarray:
         """Return the mask of the samples (samples,) in a part of the body, see `BODY`."""
-        kinds = [kind for kind, of in BODY.items() if of == part]
-        return self.mask("body") & np.isin(self.kind, kinds)
+        if part not in self._parts:
+            kinds = [kind for kind, of in BODY.items() if of == part]
+            self._parts[part] = self.mask("body") & np.isin(self.kind, kinds)
+        return self._parts[part]
 
     def _sampled(self, mask: np.ndarray) -> Iterator[tuple[dict[str, Any], int, float]]:
-        """Yield place, phase and share of the samples of `mask`."""
-        for i in np.flatnonzero(mask):
-            yield self.places[self.place[i]], int(self.phase[i]), float(self.share[i])
+        """Yield place, phase and share of the samples of `mask`, those of one place together."""
+        both = self.place[mask] * len(PHASES) + self.phase[mask]
+        shares = np.bincount(both, self.share[mask])
+        for each in np.unique(both):
+            place, phase = divmod(int(each), len(PHASES))
+            yield self.places[place], phase, float(shares[each])
 
     def kinds(self, phase: str) -> dict[str, float]:
         """Return the share of each kind of work in a phase, the largest first."""
-        total, mask = Counter(), self.mask(phase)
-        for kind, share in zip(self.kind[mask], self.share[mask].tolist(), strict=True):
-            total[kind] += share
+        total: Counter = Counter()
+        for place, _, share in self._sampled(self.mask(phase)):
+            total[place["kind"]] += share
         return dict(total.most_common())
 
     @property
@@ -240,7 +247,7 @@ def _read(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], np.ndarra
     """Return the places, and the samples (n, 4): pid, moment in ns, weight in ns, place."""
     places: list[dict[str, Any]] = []
     numbers: dict[tuple[int, str], int] = {}
-    rows = []
+    tables = [np.empty((0, 4), np.int64)]
     for event in events:
         pid = event["pid"]
         for number, place in event["places"].items():
@@ -248,11 +255,25 @@ def _read(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], np.ndarra
                 numbers[pid, number] = len(places)
                 site = place[6] and tuple(place[6])
                 places.append(dict(zip(PLACE, (*place[:6], site), strict=True)))
-        for row in event["rows"]:
-            whole = isinstance(row, list) and [type(n) for n in row] == [int] * 3
-            if whole and max(map(abs, row)) < 2**62 and (pid, str(row[2])) in numbers:
-                rows.append((pid, row[0], row[1], numbers[pid, str(row[2])]))
-    return places, np.array(rows, np.int64).reshape(-1, 4)
+        table = _whole_rows(event["rows"])
+        written, which = np.unique(table[:, 2], return_inverse=True)
+        place = np.array([numbers.get((pid, str(n)), -1) for n in written], np.int64)[which]
+        table = np.column_stack([np.full(len(table), pid), table[:, :2], place])
+        tables.append(table[place >= 0])
+    return places, np.concatenate(tables)
+
+
+def _whole_rows(rows: list[Any]) -> np.ndarray:
+    """Return those of an event's samples that are three whole numbers, (n, 3) int64."""
+    try:
+        table = np.array(rows)
+    except ValueError:  # of different lengths
+        table = np.empty(0)
+    if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != 3:
+        lists = [row for row in rows if isinstance(row, list) and len(row) == 3]
+        sound = [row for row in lists if all(type(n) is int and abs(n) < MOST for n in row)]
+        table = np.array(sound, np.int64).reshape(-1, 3)
+    return table[(np.abs(table) < MOST).all(axis=1)]
 
 
 def _is_place(place: list[Any]) -> bool:
@@ -265,4 +286,7 @@ def _is_place(place: list[Any]) -> bool:
 @of_one_moment
 def lines(run: Any) -> Lines:
     """Return where in the user's code the time of `run` went."""
-    return Lines(run)
+    version = run.steps, len(run.samples_of_lines), run.event("begin"), run.no_lines
+    if run._lines is None or run._lines[0] != version:  # a diagnosis asks several times
+        run._lines = version, Lines(run)
+    return run._lines[1]

@@ -17,7 +17,7 @@ import numpy as np
 
 COOLS_S = 0.012  # of waiting after which most of `Work.cold` is due; from steps of measured runs
 # What switching leaves of the cores where more threads want one than there are. Calibrated on the
-# development workloads of tests/benchmarks/prediction.py.
+# development workloads of maintain/benchmarks/prediction.py.
 OVERSUBSCRIBED = 0.92
 ONE_BY_ONE = 0.1  # of many short waits, how long a single one would have to be to cool as much
 NEVER = float("inf")
@@ -66,7 +66,12 @@ class Simulation:
     """
 
     def __init__(
-        self, work: Work, cores: int, workers: int, prefetch: int = 2, seconds: float | None = None
+        self,
+        work: Work,
+        cores: float,
+        workers: int,
+        prefetch: int = 2,
+        seconds: float | None = None,
     ):
         self.work, self.cores, self.workers, self.prefetch = work, cores, workers, prefetch
         self.asked, self.ready, self.begin, self.end = [], [], [], []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -50,14 +51,26 @@ class Loop:
     passes: int
     cold: float  # by which the first pass was slower than the later ones
     first_pass: int  # its steps
+    _groups: dict[str, tuple] = field(default_factory=dict, repr=False)  # once a diagnosis
 
-    def shares(self, rows: np.ndarray) -> dict[str, float]:
-        """Return the part (0 to 1) of the body of some steps that each group takes."""
-        all_of_it = self.sampled[rows].sum()
+    def shares(self, all_of_it: float, *groups: float) -> dict[str, float]:
+        """Return the part (0 to 1) of a body that each group takes, from their summed shares."""
         if not self.lines.enough("body") or all_of_it <= 0:
             return {}
-        part = self.body[rows].sum(axis=0) / all_of_it
-        return dict(zip(IN_WORDS, part.tolist(), strict=True))
+        return {
+            name: float(share / all_of_it) for name, share in zip(IN_WORDS, groups, strict=True)
+        }
+
+    def of_group(self, group: str) -> tuple[str, str, tuple[Line, ...]]:
+        """Return the cause, where and when it is, in words, and the lines of a group's work."""
+        if group not in self._groups:
+            self._groups[group] = _of_group(self, group)
+        return self._groups[group]
+
+    @cached_property
+    def loading(self) -> tuple[str, str, str, tuple[Line, ...]] | None:
+        """What stands out in preparing items: the last four results of `why_it_waits`."""
+        return _of_loading(self.lines)
 
 
 def of_run(run: Any) -> Loop | None:
@@ -125,16 +138,25 @@ def _passes(
 def in_the_body(loop: Loop, group: str, lost: float) -> tuple[str, str, str, tuple[Line, ...]]:
     """Return the cause, what was seen, the remedy and the lines of a group's loss."""
     words, change = IN_WORDS[group]
-    mask, cause, end = loop.lines.of_part(group), group, ""
-    lines, when = loop.lines.worst(mask), stalls(loop, mask)
+    cause, where, lines = loop.of_group(group)
+    seen = f"{lost:.0%} of the time the body of the loop is not training but {words}{where}"
+    return cause, seen, change, lines
+
+
+def _of_group(loop: Loop, group: str) -> tuple[str, str, tuple[Line, ...]]:
+    mask = loop.lines.of_part(group)
+    lines = loop.lines.worst(mask)
+    when = stalls(loop, mask)
+    cause = group
+    end = ""
     if when and (group != "validation" or "every" in when):
-        cause, end = "periodic", f", {when}"
+        cause = "periodic"
+        end = f", {when}"
         lines = (*loop.lines.sites(mask)[:1], *lines)  # it is known by the line that begins it
-    seen = f"{lost:.0%} of the time the body of the loop is not training but {words}"
-    if lines:
-        part = lines[0].share / max(float(loop.lines.share[loop.lines.phase == 1].sum()), 1e-9)
-        seen += f": {part:.0%} of the body is in {lines[0].what}"
-    return cause, seen + end, change, lines
+    if not lines:
+        return cause, end, lines
+    part = lines[0].share / max(float(loop.lines.share[loop.lines.phase == 1].sum()), 1e-9)
+    return cause, f": {part:.0%} of the body is in {lines[0].what}{end}", lines
 
 
 def synchronises(loop: Loop) -> tuple[float, tuple[Line, ...]] | None:
@@ -163,7 +185,7 @@ def stalls(loop: Loop, mask: np.ndarray) -> str:
 
 def why_it_waits(loop: Loop, lost: float) -> tuple[str, str, str, tuple[Line, ...]] | None:
     """Return what waiting for data comes from, as far as lines and passes show: as above."""
-    lines, work, worth = loop.lines, _loading(loop.lines), max(lost, 1e-9) / 2
+    lines, worth = loop.lines, max(lost, 1e-9) / 2
     if loop.restart >= worth:
         seen = f"{loop.restart:.0%} of the time goes to the first batches of {loop.passes - 1} "
         seen += "later passes, for which the workers start anew"
@@ -173,7 +195,12 @@ def why_it_waits(loop: Loop, lost: float) -> tuple[str, str, str, tuple[Line, ..
         seen = f"the first pass took longer than the later ones, by {loop.cold:.0%} of the time"
         change = "Build what it builds, and read what it reads, once before training."
         early = (lines.step < loop.first_pass) | (lines.phase == 3)
-        return "cold_start", seen, change, lines.worst(work & early)[:1]
+        return "cold_start", seen, change, lines.worst(_loading(lines) & early)[:1]
+    return loop.loading
+
+
+def _of_loading(lines: Lines) -> tuple[str, str, str, tuple[Line, ...]] | None:
+    work = _loading(lines)
     whole = float(lines.share[work].sum())
     if whole <= 0:
         return None

@@ -76,8 +76,8 @@ def _verdict(m: dict[str, Any]) -> tuple[str, str, str, str]:
     foreign = m["machine_cores"] - m["main_cores"] - m["worker_cores"] - m["other_cores"]
     cpu += f"; other programs used {foreign:.1f} cores" if foreign > FOREIGN else ""
     more = "Raise num_workers, or do less work per item"
-    feed = more if m["workers"] else "Give the DataLoader workers: num_workers=4"
-    feed += f"; {LESSONS['input']}."
+    feed = more if m["workers"] else "Give the DataLoader workers; `labkit tune` says how many"
+    feed += f"; {_section('input')}."
     main_busy, main_waits = m["main_runs"] >= RUNS, m["main_runs"] < WAITS
     workers_busy = m["workers"] and m["workers_run"] >= RUNS
     workers_wait = m["workers_run"] < WAITS
@@ -100,8 +100,13 @@ def _verdict(m: dict[str, Any]) -> tuple[str, str, str, str]:
     if main_waits and workers_wait:
         return "input", "low", f"{seen}: all wait, for storage or a network", feed
     if m["workers"] and main_busy:
-        return "launch", "low", seen, f"Launch fewer and larger kernels; {LESSONS['launch']}."
+        return "launch", "low", seen, f"Launch fewer and larger kernels; {_section('launch')}."
     return "input", "low", f"{seen}: busy with data, or with issuing work", feed
+
+
+def _section(name: str) -> str:
+    number, heading = LESSONS[name]
+    return f"notebook {number}, section {heading}"
 
 
 def _mean(values: list[float | None]) -> float | None:

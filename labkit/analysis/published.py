@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import http.client
 import os
+import tempfile
+import urllib.error
 import urllib.request
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +22,7 @@ from labkit.analysis.knee import Knee, fit
 from labkit.analysis.trace import Breakdown, trace
 from labkit.analysis.trace_file import RankTraces, TraceError
 from labkit.process.folders import home
-from labkit.results.result import Result, Table
+from labkit.results.result import Result, Table, printable
 from labkit.results.shipped import DATA, Listing, entries, entry
 from labkit.wiring import above
 
@@ -142,7 +145,7 @@ class PublicTrace(Result):
     sha256: str
     copies: list[str]  # SHA-256 of copies that lack only metadata
     numbers: dict[str, dict[str, float | None]]  # of each rank; shares of `window_ms`, 0 to 1
-    missing: str = ""  # why the trace itself could not be read
+    missing: str = ""  # why the trace itself could not be read, and the remedy
 
     mark = "PUBLISHED reference numbers, not read from the trace"
     HEAD = ("name", "hardware", "what it shows", "lesson", "from", "")
@@ -156,11 +159,8 @@ class PublicTrace(Result):
             shares = [found.get(key) for key in COLUMNS]
             shares = [None if share is None else f"{share:.1%}" for share in shares]
             rows.append((rank, f"{found['window_ms']:,.1f}", *shares))
-        remedy = (
-            f"connect to the network, or set LABKIT_TRACES to a folder with {self.file!r} in it"
-        )
-        foot = (f"{self.bottleneck}: {self.why}", f"{self.repository} @ {self.commit[:7]}",
-                f"{self.missing}; to read it, {remedy}" if self.missing else "")  # fmt: skip
+        source = f"{self.repository} @ {self.commit[:7]}"
+        foot = (f"{self.bottleneck}: {self.why}", source, self.missing)
         return Table(rows, head, f"{self.mark}: {self.hardware}, {self.title}", foot)
 
 
@@ -175,38 +175,62 @@ def public_trace(name: str | None = None) -> Breakdown | RankTraces | PublicTrac
         return Listing(PublicTrace(*each, **found) for *each, found in entries(FILE).items())
     known = PublicTrace(name, **entry(FILE, name, "trace"))
     try:
-        path = _copy(known) or _fetched(known)
-    except OSError as why:  # no network, among others
-        return replace(known, missing=f"not fetched: {getattr(why, 'reason', why)}")
-    return replace(trace(path), source=f"{name}: {known.hardware}, {known.repository}")
+        content = _copy(known) or _fetched(known)
+    except (OSError, http.client.HTTPException) as why:  # no network, among others
+        return replace(
+            known,
+            missing=f"The trace was not fetched ({_in_short(why)}): connect to the network, or set "
+            f"LABKIT_TRACES to a folder with {known.file!r} in it.",
+        )
+    with tempfile.TemporaryDirectory(prefix="labkit-") as folder:  # nobody else may write there
+        path = Path(folder) / known.file
+        path.write_bytes(content)  # what was verified is what is parsed
+        found = trace(path)
+    return replace(found, source=f"{name}: {known.hardware}, {known.repository}")
+
+
+def _in_short(why: Exception) -> str:
+    """Return a failure of the network in one line."""
+    if isinstance(why, http.client.HTTPException):
+        return f"the server's answer was not HTTP, or broke off ({type(why).__name__})"
+    told = why if isinstance(why, urllib.error.HTTPError) else getattr(why, "reason", why)
+    told = getattr(told, "strerror", None) or told
+    return printable(" ".join(str(told).split()))
 
 
 def _cached(known: PublicTrace) -> Path:
     return home() / "traces" / f"{known.sha256[:12]}-{known.file}"
 
 
-def _copy(known: PublicTrace) -> Path | None:
-    """Return the file in the user's folder or in the cache; None where there is none like it."""
+def _copy(known: PublicTrace) -> bytes | None:
+    """Return the trace from the user's folder or the cache; None where no file there is it."""
     folder = os.environ.get("LABKIT_TRACES")
     found = Path(folder).rglob(known.file) if folder else ()
     for path in (*found, _cached(known)):
         with contextlib.suppress(OSError):
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
-            if digest in (known.sha256, *known.copies):
-                return path
+            content = path.read_bytes()
+            if hashlib.sha256(content).hexdigest() in (known.sha256, *known.copies):
+                return content
     return None
 
 
-def _fetched(known: PublicTrace) -> Path:
-    """Fetch it into the cache; a file that is not the one is not kept."""
+def _fetched(known: PublicTrace) -> bytes:
+    """Fetch it, and keep it in the cache; a file that is not the one is not kept.
+
+    OSError or HTTPException where it cannot be fetched, TraceError where another file came.
+    """
     url, path = f"{SITE}/{known.repository}/{known.commit}/{known.path}", _cached(known)
     shown = above("Display")()
     shown.line(f"fetching {known.name} from {known.repository}")
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as come:
             content = come.read(MAX_BYTES)
+            if come.length and len(content) < MAX_BYTES:
+                raise http.client.IncompleteRead(content, come.length)
     finally:
         shown.final()
+    if content.lstrip()[:1] == b"<":
+        raise OSError("a web page came in its place: does this network ask for a login?")
     if (digest := hashlib.sha256(content).hexdigest()) != known.sha256:
         raise TraceError(
             f"{url} is not the file that was published: its SHA-256 is {digest}, not "
@@ -214,5 +238,6 @@ def _fetched(known: PublicTrace) -> Path:
             "trust and set LABKIT_TRACES to its folder."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)  # one cut short by a full disk is not believed: see `_copy`
-    return path
+    with contextlib.suppress(OSError):  # one cut short by a full disk is not believed: see `_copy`
+        path.write_bytes(content)
+    return content

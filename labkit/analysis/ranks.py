@@ -15,7 +15,6 @@ from labkit.analysis.diagnosis import Diagnosis, gaps_hidden, resampled, source_
 from labkit.analysis.facts import Finding, loss
 from labkit.analysis.instruments import deciding, witnesses
 from labkit.results.result import Result, Table
-from labkit.results.timeline import stamps_ns
 
 PARTS = {"wait": "data", "compute": "compute", "others": "others", "transfer": "exchange",
          "other": "other"}  # fmt: skip
@@ -67,10 +66,9 @@ def rank_times(ranks: Any) -> RankTimes | None:
     first = max((run.warmup for run in runs), default=0)
     if count - first < 2 or first < 1:
         return None
-    events = [run.steps_since(0)[:count] for run in runs]
     # (ranks, steps, 6) on the machine's own clock, which all ranks share
-    stamps = np.stack([(stamps_ns(of) + of[0]["t"][0]).astype(float) for of in events])
-    stamps = stamps[:, first - 1 :]
+    rows = slice(first - 1, count)
+    stamps = np.stack([run.stamps_ns(rows).astype(float) for run in runs])
     exchange = np.stack([run.exchange_ns[first:count] for run in runs])  # (ranks, steps, 2)
     asked, ready, _, _, start, end = np.moveaxis(stamps[:, 1:], 2, 0)
     before = stamps[:, :-1, 5]  # the end of the step before

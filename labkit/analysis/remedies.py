@@ -6,6 +6,7 @@ A change is {knob: value}: of a `Pipeline`, or of the reader's own loader and st
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,16 +29,12 @@ PRICES = {
     "precision": (2, "accuracy: fewer digits", "losses within 16-bit rounding, and the metric"),
     "batch_size": (3, "memory, and another training: tune the learning rate", "the metric"),
 }
-FEWER_LAUNCHES = (
-    "Launch fewer and larger kernels: a larger batch, torch.compile (reduce-overhead uses CUDA "
-    "graphs), fused_optimizer=True, no .item() in the step."
-)
-START = 4  # workers, where there were none; lk.tune measures how many are best
 ALL_BUSY = "All cores are busy, so more workers gain nothing."
+NO_MORE = "Another number of workers is not expected to gain."
 CHEAPER_ITEMS = "Do less work per item, or do it once before training."
 AT_ONCE = (
-    "fetch a batch at once. Index the tensors with a batch of indices, or use DataLoader(dataset, "
-    "batch_size=None, sampler=BatchSampler(RandomSampler(dataset), 64, drop_last=False))."
+    "fetch a batch at once. Index the tensors with a batch of indices; where dataset[[0, 1]] "
+    "works, a BatchSampler as the DataLoader's sampler does so."
 )
 IN_THE_LOOP = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
 PAD_LESS = (
@@ -49,11 +46,10 @@ UNPAD = (
     ({"batching": "by_length"}, {"batching": "packed"}),
 )
 BF16 = ({"precision": "bf16"},)
-FUSE = "Fuse them: torch.compile, fused_optimizer=True, a fused kernel."
-MORE_PER_CALL = (
-    "Give the device more work per call: a larger batch, batched instead of looped "
-    "operations, torch.compile, fused_optimizer=True, no Python loops in forward."
-)
+FORMATS = {"bf16": "BF16", "fp16": "FP16 with a GradScaler"}
+DEEPEST = 16  # a deeper queue than this takes memory and hides what is wrong
+# On a CPU these make small models slower as often as faster: nothing to paste without a measurement
+TRY_FIRST = {"fused_optimizer", "compile"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,9 @@ class Remedy:
     """A change that a program can make, and how many times the throughput it may bring."""
 
     changes: dict[str, Any]  # {knob: value}
-    gain: tuple[float, float]  # expected, from half of the loss recovered to all (Amdahl)
+    # Throughput over the run's, from half of the loss recovered to all of it (Amdahl): how far a
+    # search may hope, and no promise
+    gain: tuple[float, float]
 
     price = property(lambda r: max(PRICES[k][0] for k in r.changes), doc="1 (cheap) to 3 (dear).")
     cost = property(lambda r: "; ".join(PRICES[k][1] for k in r.changes), doc="In words.")
@@ -69,56 +67,68 @@ class Remedy:
                      doc="What must hold before and after.")  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the remedy as JSON types."""
-        names = ("changes", "price", "cost", "check")
-        gain = [round(part, 3) for part in self.gain]
-        return {name: getattr(self, name) for name in names} | {"gain": gain}
+        """Return the remedy as JSON types; what it should bring is its finding's `expected`."""
+        return {name: getattr(self, name) for name in ("changes", "price", "cost", "check")}
 
 
-def remedies(changes: Any, lost: float, most: float = 0.0) -> tuple[Remedy, ...]:
-    """Return remedies of a loss (0 to 1 of wall time); each change is {knob: value}.
-
-    `most`, where it is known, is what they can gain at most.
-    """
-    gain = tuple(min(part, most or part) for part in (1 / (1 - lost / 2), 1 / (1 - lost)))
+def remedies(changes: Any, lost: float) -> tuple[Remedy, ...]:
+    """Return remedies of a loss (0 to 1 of wall time); each change is {knob: value}."""
+    gain = 1 / (1 - lost / 2), 1 / (1 - lost)
     return tuple(Remedy(change, gain) for change in changes)
 
 
-def typed(finding: Any, knobs: dict[str, Any]) -> Any:
-    """Return a finding with the PyTorch of its first remedy, where the loop has these `knobs`."""
+def typed(finding: Any, facts: Any) -> Any:
+    """Return a finding with the code of its first remedy, in plain PyTorch or for a Trainer.
+
+    A finding without a code keeps its words alone: no remedy, or on a CPU one that may as well make
+    it slower, which nothing has measured.
+    """
+    if facts.trainer:
+        finding = replace(finding, change=_for_trainer(finding.change))
+    if AT_ONCE in finding.change and not finding.remedies and facts.code is not None:
+        return replace(finding, code=facts.code.batches_at_once())
     for remedy in finding.remedies[:1]:
-        known = {"batch_size": None, **knobs, "dataset": None}
-        return replace(finding, code=changed_lines(known, known | remedy.changes))
+        if facts.kind == "cpu" and TRY_FIRST & remedy.changes.keys() and not finding.expected:
+            return finding
+        if facts.code is not None:
+            lines = facts.code.trainer_lines if facts.trainer else facts.code.lines
+            return replace(finding, code=lines(remedy.changes))
+        return replace(finding, code=changed_lines(facts.knobs, facts.knobs | remedy.changes))
     return finding
+
+
+def _for_trainer(text: str) -> str:
+    """Return advice with the loader's settings under their names in TrainingArguments."""
+    names = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
+    return re.sub(rf"\b({'|'.join(names)})\b", r"dataloader_\1", text)
 
 
 def too_many(workers: int, cores: int | None) -> str:
     """Say why PyTorch warns of so many workers, to end a sentence with; "" where it does not."""
     if not cores or workers <= cores:
         return ""
-    return f"; PyTorch warns above {cores}, the cores here, but workers that wait take none"
+    return f"; PyTorch warns above your {cores} cores, but workers waiting on I/O use none"
 
 
 def feed(
     facts: Any, stalls: bool, cause: str = "", first: str = ""
-) -> tuple[str, list[dict[str, Any]], float]:
-    """Return what to do about waiting for data: in words, as changes, and their gain at most.
+) -> tuple[str, list[dict[str, Any]]]:
+    """Return what to do about waiting for data: in words, and as changes.
 
-    `first` is what helps against the `cause`, where that is known. A gain of 0 is unbounded.
+    `first` is what helps against the `cause`, where that is known.
     """
-    most, workers = 0.0, facts.knobs.get("num_workers")
+    workers = facts.knobs.get("num_workers")
     made = facts.wait_us or math.inf  # µs a batch, on a core of its own
     if workers:
         made = facts.lines and facts.lines.made_us or math.inf
         made *= min(1, (facts.cores or math.inf) / (workers + 1))
-    if made < limits.HANDOFF_US:
+    if made < limits.HANDOFF_US and facts.has_workers is None:
         text, changes = _in_the_loop(facts.knobs, made)
         first = "" if cause in ("item", "collate") else first  # no item is fetched by itself
     else:
-        most = 0.0 if workers else _most_of_workers(facts)
-        text, changes = _workers(facts, stalls) if workers else _first_workers(facts, most)
+        text, changes = _of_trace(facts) if facts.from_trace else _workers(facts, stalls)
         text += "" if changes or first else f" {CHEAPER_ITEMS}"
-    return f"{first} {text}".lstrip(), changes, most
+    return f"{first} {text}".strip(), changes
 
 
 def _in_the_loop(knobs: dict[str, Any], made_us: float) -> tuple[str, list[dict[str, Any]]]:
@@ -131,57 +141,47 @@ def _in_the_loop(knobs: dict[str, Any], made_us: float) -> tuple[str, list[dict[
     return f"{text}takes, so workers gain nothing: {at_once}", [IN_THE_LOOP] if workers else []
 
 
-def _first_workers(facts: Any, most: float) -> tuple[str, list[dict[str, Any]]]:
-    """Return how many workers to begin with, which gain `most` where items share the cores."""
-    cores, threads, wait = facts.cores or 0, facts.threads or 0, facts.shares["wait"]
-    if 0 < most < 1.05:  # no more than noise
-        return ALL_BUSY, []
-    # Loading takes its share of the cores of a model on the CPU; a GPU leaves all of them to it
-    count = max(1, min(START, round(cores * (wait if threads else 1)))) if most else START
-    if most and threads >= cores > 1:
-        return (
-            f"The items are computed on the {cores} cores that the model's {threads} threads use: "
-            f"workers need some for themselves (num_workers={count} with "
-            f"torch.set_num_threads({max(1, cores - count)})) and gain {most:.1f}x at most."
-        ), []
-    start = f"num_workers={count} to start with{too_many(count, cores)}"
-    if 0 < most * (1 - wait) < 0.9:  # the cores are the limit, not the waiting
-        start += f"; items that compute gain {most:.1f}x at most on {cores} cores"
-    if facts.knobs.get("num_workers") is None:
-        text = f"Give the DataLoader workers ({start}) and a leaner dataset."
-    else:
-        text = f"Prepare batches in other processes: {start}."
-    return text, [{"num_workers": count}]
+def _of_trace(facts: Any) -> tuple[str, list[dict[str, Any]]]:
+    """Return what to do about the loader of a trace, of which little more is known."""
+    if facts.has_workers:
+        text = "The loader's workers do not keep up: raise num_workers while CPU cores are idle."
+        return f"{text} {CHEAPER_ITEMS}", []
+    if facts.workers is None:
+        return "Give the DataLoader workers, and a leaner dataset.", []
+    count = facts.workers.num_workers
+    return f"Give the DataLoader workers: num_workers={count} is enough.", [{"num_workers": count}]
 
 
 def _workers(facts: Any, stalls: bool) -> tuple[str, list[dict[str, Any]]]:
-    """Return what to do with the workers there are."""
+    """Return how many workers there should be, by `recommend_workers`, or how deep their queue."""
     knobs, cores = facts.knobs, facts.cores or 0
-    workers, ready = knobs["num_workers"], knobs.get("prefetch_factor") or 2
-    if stalls:
-        queue = f"a queue of {workers * ready} batches does not ride out the stalls."
-        return f"Raise prefetch_factor: {queue}", [{"prefetch_factor": 4 * ready}]
-    if cores and workers > 2 * cores and not knobs.get("io_ms"):
-        text = f"{workers} workers share {cores} cores: try {cores} (num_workers={cores})"
-        return f"{text}, and do less work per item.", [{"num_workers": cores}]
-    if cores and (facts.own_cores or 0.0) >= limits.CORES_BUSY * cores:
-        return ALL_BUSY, []
-    text = "Raise num_workers; where that gains nothing, do less work per item or preprocess."
-    return text, [{"num_workers": 2 * workers}]
-
-
-def _most_of_workers(facts: Any) -> float:
-    """Return what workers can gain at most, where items that compute share the cores; else 0."""
-    lines, cores, wait = facts.lines, facts.cores or 0, facts.shares["wait"]
-    if not cores or not lines or not lines.enough("waiting"):
-        return 0.0
-    kinds = lines.kinds("waiting")
-    rests = sum(kinds.get(kind, 0.0) for kind in ("io", "wait"))
-    if rests > limits.MOSTLY * sum(kinds.values()):
-        return 0.0
-    # Workers can use the cores that stayed idle, and hide no more than the waiting
-    used = wait if facts.kind == "gpu" else facts.own_cores or 1.0
-    return min(max(1.0, cores / max(used, 0.02)), 1 / max(1 - wait, 0.02))
+    now, ready = knobs.get("num_workers") or 0, knobs.get("prefetch_factor") or 2
+    if now and stalls:
+        queue = f"a queue of {now * ready} batches does not ride out the stalls."
+        deeper = facts.prefetch[0] if facts.prefetch else None
+        if deeper is None and facts.workers is None and 4 * ready <= DEEPEST:
+            deeper = 4 * ready
+        if deeper is not None:
+            text = f"Raise prefetch_factor to {deeper}: {queue}"
+            return text, [{"prefetch_factor": deeper}]
+    if facts.workers is None:
+        if knobs.get("num_workers") is None:
+            return "Prepare batches in other processes: a DataLoader with workers.", []
+        return "Try other numbers of workers.", []
+    count = facts.workers.num_workers
+    if count == now:
+        busy = cores and (facts.own_cores or 0.0) >= limits.CORES_BUSY * cores
+        return ALL_BUSY if busy else NO_MORE, []
+    if not count:
+        text = (
+            "Make batches in the loop (num_workers=0): handing them over costs more than it saves."
+        )
+        return text, [IN_THE_LOOP]
+    if count < now:
+        return f"Use fewer workers: num_workers={count}.", [{"num_workers": count}]
+    text = "Raise num_workers to" if now else "Prepare batches in other processes: num_workers="
+    text += f" {count}" if now else f"{count}"
+    return f"{text}{too_many(count, cores)}.", [{"num_workers": count}]
 
 
 def copy(facts: Any) -> tuple[str, list[dict[str, Any]]]:
@@ -196,17 +196,56 @@ def copy(facts: Any) -> tuple[str, list[dict[str, Any]]]:
     return f"{text} and {under}", _unset(facts, {"prefetch_to_device": True})
 
 
+def less_to_launch(facts: Any) -> str:
+    """Say how to launch fewer and larger kernels; inference has no optimizer to fuse."""
+    compiled = "torch.compile"
+    if facts.kind == "gpu":
+        compiled += " (reduce-overhead uses CUDA graphs)"
+    fused = "fused_optimizer=True, " if facts.trains else ""
+    return (
+        f"Launch fewer and larger kernels: a larger batch, {compiled}, {fused}no .item() in the "
+        "step."
+    )
+
+
+def more_per_call(facts: Any) -> str:
+    """Say how to give the device more work per call."""
+    fused = "fused_optimizer=True, " if facts.trains else ""
+    return (
+        "Give the device more work per call: a larger batch, batched instead of looped "
+        f"operations, torch.compile, {fused}no Python loops in forward."
+    )
+
+
+def fusing(facts: Any) -> str:
+    """Say how to fuse elementwise operators."""
+    fused = "fused_optimizer=True, " if facts.trains else ""
+    return f"Fuse them: torch.compile, {fused}a fused kernel."
+
+
 def fewer_launches(facts: Any) -> list[dict[str, Any]]:
-    """Return the changes of FEWER_LAUNCHES and MORE_PER_CALL."""
+    """Return the changes that launch fewer kernels."""
     mode = "reduce-overhead" if facts.kind == "gpu" else "default"
     size = facts.knobs.get("batch_size")
     more = [{"batch_size": 4 * size}, {"batch_size": 2 * size}] if size else []
-    return [*_unset(facts, {"fused_optimizer": True}, {"compile": mode}), *more]
+    return [*fuse(facts, mode), *more]
 
 
-def fuse(facts: Any) -> list[dict[str, Any]]:
-    """Return the changes of FUSE."""
-    return _unset(facts, {"fused_optimizer": True}, {"compile": "default"})
+def fuse(facts: Any, mode: str = "default") -> list[dict[str, Any]]:
+    """Return the changes that fuse operators."""
+    changes = [{"fused_optimizer": True}] if facts.trains else []
+    return _unset(facts, *changes, {"compile": mode})
+
+
+def sixteen_bits(facts: Any) -> tuple[str, list[dict[str, Any]]]:
+    """Return the 16-bit format to use: what the card's Tensor Cores have, BF16 before FP16."""
+    if facts.formats is None:
+        text = "Use 16-bit autocast: BF16 on Ampere and later cards, FP16 with a GradScaler before"
+        return f"{text}; sizes in multiples of 8.", []
+    best = facts.formats[0]
+    lacks = "" if best == "bf16" else " (this card has no BF16)"
+    text = f"Use autocast to {FORMATS[best]}{lacks}, sizes in multiples of 8."
+    return text, [{"precision": best}]
 
 
 def _unset(facts: Any, *changes: dict[str, Any]) -> list[dict[str, Any]]:

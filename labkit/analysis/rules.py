@@ -14,7 +14,7 @@ from labkit.analysis.facts import Facts, Finding, loss
 from labkit.analysis.instruments import deciding
 from labkit.analysis.lines import Line
 from labkit.analysis.loop import costliest_of_loading, in_the_body, synchronises, why_it_waits
-from labkit.analysis.remedies import BF16, FEWER_LAUNCHES, FUSE, MORE_PER_CALL
+from labkit.analysis.remedies import BF16
 
 # Kernels that only move data; a fused optimizer does in one pass what foreach does in many
 PASSES = re.compile(r"elementwise|multi_tensor_apply(?!.*fused)", re.I)
@@ -69,13 +69,13 @@ def waiting_for_data(facts: Facts) -> Iterator[Finding]:
     if stalls := facts.stalls > limits.STALLS and lost > 0.02:
         seen += f", {facts.stalls:.0%} of it in a tenth of the steps: stalls"
     cause, more, first, lines = facts.loop and why_it_waits(facts.loop, lost) or ("", "", "", ())
-    change, changes, most = remedies.feed(facts, stalls, cause, first)
+    change, changes = remedies.feed(facts, stalls, cause, first)
     if not cause and facts.lines:
         lines = costliest_of_loading(facts.lines)
     seen += f"; {more}" if more else ""
     changes = [{"persistent_workers": True}] * (cause == "workers_restart") + changes
-    yield loss("input", cause or "waiting for data", lost, seen, facts.source, change,
-               lines=lines, changes=changes, most=most)  # fmt: skip
+    cause = cause or ("stalls" if stalls else "waiting for data")
+    yield loss("input", cause, lost, seen, facts.source, change, lines=lines, changes=changes)
 
 
 def cores_taken_by_workers(facts: Facts) -> Iterator[Finding]:
@@ -85,9 +85,11 @@ def cores_taken_by_workers(facts: Facts) -> Iterator[Finding]:
             f"for {lost:.0%} of the time a loader worker had the core that the model's thread "
             f"needed, with {facts.knobs['num_workers']} workers on {facts.cores} cores"
         )
-        change = "Use fewer workers (num_workers), or do less work per item: preprocess offline."
-        source, fewer = "thread CPU time against wall time", facts.knobs["num_workers"] // 2
-        cause, changes = "workers take the device's cores", [{"num_workers": max(1, fewer)}]
+        change, changes = remedies.CHEAPER_ITEMS, []
+        if facts.workers and facts.workers.num_workers < facts.knobs["num_workers"]:
+            change, changes = remedies.feed(facts, stalls=False)
+        source = "thread CPU time against wall time"
+        cause = "workers take the device's cores"
         yield loss("input", cause, lost, seen, source, change, changes=changes)
 
 
@@ -95,7 +97,7 @@ def copies(facts: Facts) -> Iterator[Finding]:
     """The device waits for a copy from the host."""
     lost, (change, changes) = facts.shares["copy"], remedies.copy(facts)
     seen = f"{lost:.0%} of the time the device waits for a copy"
-    yield loss("transfer", "copies", lost, seen, facts.source, change, changes=changes)
+    yield loss("transfer", "copies", lost, seen, facts.source, change, changes=changes, bounds=True)
 
 
 def host_work(facts: Facts) -> Iterator[Finding]:
@@ -106,7 +108,8 @@ def host_work(facts: Facts) -> Iterator[Finding]:
     change += "rarely; where there is none, launch fewer and larger kernels."
     cause, seen, changes = "host work in the loop", f"{seen}and copies", []
     if facts.from_trace:
-        cause, change, changes = "issuing work", FEWER_LAUNCHES, remedies.fewer_launches(facts)
+        cause, change = "issuing work", remedies.less_to_launch(facts)
+        changes = remedies.fewer_launches(facts)
         seen = f"{lost:.0%} of the time the device waits while the host issues work: in operators, "
         seen += "in calls of the runtime, in Python between them"
     yield loss("launch", cause, lost, seen, facts.source, change, changes=changes)
@@ -174,24 +177,26 @@ def tiny_operators(facts: Facts) -> Iterator[Finding]:
         more = "" if fixed is None else f"; {fixed:.0%} of it does not grow with the batch"
         cause = "Python and tiny operators"
         source, changes = facts.looked_at + more, remedies.fewer_launches(facts)
-        yield loss("launch", cause, lost, seen, source, MORE_PER_CALL, changes=changes)
+        change = remedies.more_per_call(facts)
+        yield loss("launch", cause, lost, seen, source, change, changes=changes)
 
 
 def gaps_between_kernels(facts: Facts) -> Iterator[Finding]:
     """A GPU waits for launches inside the step: so the x-ray says, or else a witness."""
     share, trace, fewer = facts.shares["compute"], facts.trace, remedies.fewer_launches(facts)
+    change = remedies.less_to_launch(facts)
     if facts.kind == "gpu" and trace is not None and facts.compute_us and not facts.from_trace:
         lost = max(0.0, 1 - trace.kernel_us / facts.compute_us) * share
         seen = f"{lost:.0%} of the time no kernel runs inside the step's compute: kernels take "
         seen += f"{trace.kernel_us / 1e3:.1f} ms of {facts.compute_us / 1e3:.1f} ms"
         cause, source = "gaps between kernels", "x-ray against events"
-        yield loss("launch", cause, lost, seen, source, FEWER_LAUNCHES, changes=fewer)
+        yield loss("launch", cause, lost, seen, source, change, changes=fewer)
     if (witness := deciding(facts.witnesses)) and not witness.works:
         seen = (
             f"the device is busy {share:.0%} of the time by its events, but {witness.said}: gaps "
             "between kernels, or kernels too small for it"
         )
-        change = f"{FEWER_LAUNCHES} An x-ray (xray=True) tells gaps from small kernels."
+        change = f"{change} An x-ray (xray=True) tells gaps from small kernels."
         lost, cause, lines = (1 - witness.share) * share, "gaps or small kernels", ()
         if facts.loop and (found := synchronises(facts.loop)):
             part, lines = found
@@ -215,15 +220,17 @@ def number_format(facts: Facts) -> Iterator[Finding]:
     could = trace and trace.tensor_core_eligible_share
     part = 1 - 1 / limits.TENSOR_CORE_GAIN
     costs = f"at {limits.TENSOR_CORE_GAIN:g}x, the low end of published gains, that costs"
-    if could is not None and speedup is None:  # else it was measured: better than told by names
+    if (
+        could is not None and speedup is None and facts.formats != ()
+    ):  # else it was measured: better than told by names
         lost = max(0.0, could - trace.tensor_core_share) * part * share
         seen = (
             f"{could:.0%} of kernel time is in operators that can use Tensor Cores, "
             f"{trace.tensor_core_share:.0%} does: {costs} {lost:.0%} of the time"
         )
-        change = "Use 16-bit autocast (bf16 where the card has it), sizes in multiples of 8."
+        change, changes = remedies.sixteen_bits(facts)
         cause = "no Tensor Cores"
-        yield loss("precision", cause, lost, seen, facts.looked_at, change, changes=BF16)
+        yield loss("precision", cause, lost, seen, facts.looked_at, change, changes=changes)
     if trace is not None and trace.top_kernels:
         odd = _kernel_share(facts, UNALIGNED)
         lost, of_8 = odd * part * share, "is in products of sizes that are not a multiple of 8"
@@ -253,8 +260,8 @@ def memory_traffic(facts: Facts) -> Iterator[Finding]:
         )
     else:
         return
-    changes = remedies.fuse(facts)
-    yield loss("memory_bandwidth", cause, lost, seen, facts.looked_at, FUSE, changes=changes)
+    change, changes = remedies.fusing(facts), remedies.fuse(facts)
+    yield loss("memory_bandwidth", cause, lost, seen, facts.looked_at, change, changes=changes)
 
 
 def padding(facts: Facts) -> Iterator[Finding]:
@@ -287,7 +294,8 @@ def not_training(facts: Facts) -> Iterator[Finding]:
             continue  # it is what makes the steps longer and longer: said there
         if group != "validation" or cause == "periodic":
             source = f"{facts.loop.lines.samples} sampled stacks, {facts.source}"
-            yield loss("host", cause, lost, seen, source, change, lines=lines)
+            bounds = group != "validation"
+            yield loss("host", cause, lost, seen, source, change, lines=lines, bounds=bounds)
 
 
 def longer_and_longer(facts: Facts) -> Iterator[Finding]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis.facts import cores_used
 from labkit.analysis.loader_simulation import ONE_BY_ONE, CannotPredict, Work, coldness
 from labkit.results.timeline import ItemCosts, item_costs
 
@@ -27,6 +26,8 @@ class Measured:
 
     def __init__(self, run: Any):
         self.costs, self.pipeline = _batches(run), run.pipeline
+        # {(pipeline, time of a step over the measured one): what each draw's simulation came to}
+        self.simulated: dict[tuple[Any, float], list[tuple[float, ...]]] = {}
         self.missed: float | None = None  # root of its throughput over what is simulated for it
         self.on_cpu, self.cores = run.machine.kind == "cpu", run.machine.cpu_cores or 1
         self.host_threads = (run.machine.threads or 1) if self.on_cpu else 1
@@ -119,6 +120,25 @@ class Measured:
         )
 
 
+def cores_used(run: Any) -> tuple[float | None, ...]:
+    """Return the cores that the run used while it trained, that others took, and in line for.
+
+    What others use of the cores beyond this run's limit takes nothing from it.
+    """
+    end = run.length_s
+    moments = run.seconds(np.array([sample["t_ns"] for sample in run.telemetry]))
+    inside = [s for s, at in zip(run.telemetry, moments, strict=True) if 0 < at <= end]
+    rows = [[s.get(name) for name in ("own_cpu", "cpu", "cpus", "line_cpu")] for s in inside]
+    rows = [row for row in rows if None not in row[:3]]
+    if not rows:
+        return None, None, None
+    used, everyone = (float(np.mean([row[i] * row[2] for row in rows])) for i in range(2))
+    line = [row[3] * row[2] for row in rows if row[3] is not None]
+    spare = rows[0][2] - (run.machine.cpu_cores or rows[0][2])  # which this run may not use
+    others = max(0.0, everyone - used - max(0.0, spare))
+    return used, others, float(np.mean(line)) if line else None
+
+
 @functools.lru_cache(maxsize=1)  # a slider asks many changes of one run
 def known_of(run: Any, *_of_what_is_there_by_now: Any) -> Measured:
     """Return what `run` tells; the rest only says whether it tells more by now."""
@@ -142,7 +162,7 @@ def _batches(run: Any) -> ItemCosts:
 
 def _launches(run: Any) -> np.ndarray:
     """Return the host's time to issue each step's compute, s."""
-    t = np.array([step["t"] for step in run.steps_since(0)], dtype=float) / 1e9
+    t = run.host_ns / 1e9
     spent, ahead = t[:, 3] - t[:, 2], run.stamps[:, 4] > run.issued
     # A full queue holds up a host that is more than a step ahead: such steps count for no more than
     # those in which it was not, or else than the shortest of the run, its first ones included

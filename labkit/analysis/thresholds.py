@@ -27,6 +27,7 @@ MIN_STEPS = 12  # measured, warm-up excluded: the bootstrap needs a distribution
 # two losses are as good as tied.
 MIN_CONFIDENCE = 0.60
 RESAMPLES = 60  # resolve a confidence of 0.60 to within 0.06 (binomial standard error)
+MOST_DRAWN = 5_000  # rows to draw from: a longer run is drawn in blocks of steps
 UNSEEN = 0.5  # confidence in "healthy" where nothing looked inside the compute: a coin toss
 # Share of time in which other programs had the core of the model's thread, or computed on its GPU
 # (NVML, per process). Above it nothing is called healthy, and no loader with workers slow.
@@ -45,7 +46,7 @@ CORES_BUSY = 0.9
 # (medians of 14 passes in turn, Xeon); fetched at once it gained 1.2x
 HANDOFF_US = 1_500.0
 
-# == a watched loop (calibrated on one half of the scripts in tests/scripts) ==
+# == a watched loop (calibrated on one half of the scripts in maintain/scripts) ==
 
 STALL = 2.0  # a step stalls whose body takes this many ordinary ones
 REGULAR = 0.7  # share of the distances between stalls that are alike, where they are periodic

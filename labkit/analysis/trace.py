@@ -72,8 +72,18 @@ class Breakdown(Result):
     # Of `idle["host_us"]`, on a CPU of `other_us`: what is more than Python between two operators
     host_work_us: float = 0.0
     host_where: tuple[str, ...] = ()  # the annotation and the Python function around most of that
+    compute_capability: str | None = None  # of the devices, "7.0"; None where it does not tell
+    loader_workers: bool | None = None  # whether the DataLoader has workers; None without one
     # µs of a step of all kernels, and of all operators without those inside them; not in records
     detail: dict[str, dict[str, float]] = field(default_factory=dict, compare=False)
+
+    @property
+    def trains(self) -> bool | None:
+        """Whether there is a backward pass or an optimizer; None where no operator is known."""
+        operators = self.detail.get("operators")
+        if not operators:
+            return None
+        return any("ackward" in name or name.startswith("Optimizer.") for name in operators)
 
     # fmt: off
     shares = property(lambda b: {c: getattr(b, f"{c}_us") / b.step_us for c in (*CLASSES, "other")},
@@ -251,6 +261,8 @@ def _of_one(file: TraceFile) -> Breakdown:
         source=os.path.basename(file.path),
         device_kind="gpu" if on_gpu else "cpu",
         device_name=_device_name(file.meta.get("deviceProperties"), events.devices),
+        compute_capability=_capability(file.meta.get("deviceProperties"), events.devices),
+        loader_workers=_loader_workers(events),
         steps=count,
         step_us=clock.total / count / 1000,
         **{f"{c}_us": per_step(ns) for c, ns in steps_of.split_by_class(events, clock).items()},
@@ -274,12 +286,32 @@ def _of_one(file: TraceFile) -> Breakdown:
     )  # fmt: skip
 
 
-def _device_name(listed: Any, devices: tuple[str, ...]) -> str | None:
-    """Return what the properties call the devices, which need not be numbered as there."""
+def _properties(listed: Any, devices: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the properties of the devices, which need not be numbered as there."""
     listed = [d for d in listed if type(d) is dict] if type(listed) is list and devices else []
-    own = [d for d in listed if d.get("id") in devices] or listed
-    names = {str(d["name"]) for d in own if d.get("name")}
+    return [d for d in listed if d.get("id") in devices] or listed
+
+
+def _device_name(listed: Any, devices: tuple[str, ...]) -> str | None:
+    """Return what the properties call the devices; None where they differ."""
+    names = {str(d["name"]) for d in _properties(listed, devices) if d.get("name")}
     return names.pop()[:100] if len(names) == 1 else None
+
+
+def _capability(listed: Any, devices: tuple[str, ...]) -> str | None:
+    """Return the compute capability of the devices, such as "7.0"; None where they differ."""
+    keys = ("computeMajor", "computeMinor")
+    found = {tuple(d.get(key) for key in keys) for d in _properties(listed, devices)}
+    numbers = found.pop() if len(found) == 1 else ()
+    whole = len(numbers) == 2 and all(type(n) is int for n in numbers)
+    return f"{numbers[0]}.{numbers[1]}" if whole else None
+
+
+def _loader_workers(events: Any) -> bool | None:
+    """Return whether the DataLoader of a trace prepares batches in workers; None without one."""
+    marked = np.unique(events.name[events.kind == kinds.DATALOADER])
+    names = [events.names[name] for name in marked if name >= 0]
+    return any("_MultiProcessing" in name for name in names) if names else None
 
 
 # -- the trace of a run's x-ray: a file in its folder; a saved record has what was read from it ----

@@ -20,7 +20,7 @@ from labkit.analysis.trace_file import NotATrace, TraceFile
 # The kinds of events that count. The first seven are the classes of a step, in their priority.
 KERNEL, MEMCPY, MEMSET, COMMUNICATION, RUNTIME, DATALOADER, CPU_OP = range(7)
 ELIGIBLE_OP, GRAPH_LAUNCH, COMMUNICATION_KERNEL, STEP, ANNOTATION, PYTHON = range(7, 13)
-NAMED = {KERNEL, CPU_OP, ELIGIBLE_OP, ANNOTATION, PYTHON}  # whose names are kept
+NAMED = {DATALOADER, KERNEL, CPU_OP, ELIGIBLE_OP, ANNOTATION, PYTHON}  # whose names are kept
 ON_DEVICE = KERNEL, MEMCPY, MEMSET, COMMUNICATION_KERNEL
 ISSUED = RUNTIME, GRAPH_LAUNCH  # calls of the host into the device's runtime
 HOST = COMMUNICATION, DATALOADER, CPU_OP, ELIGIBLE_OP  # the host's other work

@@ -31,6 +31,10 @@ MAX_SIZE = 2 * 2**30  # characters, unpacked: some 5 million events, a minute of
 MAX_VALUE = 2 * 2**20
 MAX_EVENTS = 10_000_000  # as many as 2 GiB hold of real ones; empty ones cost 1 s a million
 CHUNK = 2**19  # characters read at a time
+# Real traces pack to a thirtieth, a bomb to a thousandth; so small a text as `ROOM` may be either
+MAX_RATIO, ROOM = 200, 2**21
+BOMB = f"unpacks to more than {MAX_RATIO} times its size, as no trace does"
+MAX_MEMBERS = 4_096  # of an archive or a folder: a file for each rank of a job
 
 RANK_IN_NAME = re.compile(r"(?i)(?:rank|worker)[-_. ]?(\d{1,7})")
 
@@ -70,6 +74,11 @@ class TraceFile:
         """Return the exception for this file: one sentence of name, fault and remedy."""
         return kind(f"{self.path!r} {what}: {remedy}.")
 
+    @property
+    def size(self) -> int:
+        """Characters read so far."""
+        return self._before + len(self._text)
+
     def __iter__(self) -> Iterator[Any]:
         try:
             if not (self._member or stat.S_ISREG(os.stat(self.path).st_mode)):
@@ -78,6 +87,7 @@ class TraceFile:
             with self._member or open(self.path, "rb") as raw:
                 packed = raw.peek(2)[:2] == b"\x1f\x8b"  # the name may lie, these bytes do not
                 plain = gzip.GzipFile(fileobj=raw) if packed else raw
+                self._packed = raw if packed else None
                 self._stream = io.TextIOWrapper(plain, "utf-8-sig", errors="replace", newline="")
                 head = self._head()
                 yield from self._events()
@@ -153,7 +163,9 @@ class TraceFile:
             self.notes.append("Text that is not UTF-8 was replaced by question marks.")
         self._before += self._pos
         self._text, self._pos = rest + piece, 0
-        if self._before + len(self._text) > MAX_SIZE:
+        if self._packed and self.size > _most_of(self._packed.tell()):
+            raise self.error(BOMB)
+        if self.size > MAX_SIZE:
             raise self.error(f"is larger than {MAX_SIZE / 2**30:g} GiB uncompressed", PROFILE_LESS)
         return bool(piece)
 
@@ -177,22 +189,44 @@ def packing(path: str | os.PathLike) -> str:
 
 def files_in(path: Path, kind: str) -> Iterator[TraceFile]:
     """Yield what may be a trace in a folder or archive; read each before asking for the next."""
+    most = _most_of(os.stat(path).st_size)  # characters in an archive
+    read = 0
     try:
-        if kind == "folder":
-            found = [each for depth in ("*", "*/*") for each in path.glob(depth)]
-            yield from map(TraceFile, sorted(filter(_is_named_so, found)))
-        elif kind == "zip":
-            with zipfile.ZipFile(path) as packed:
-                for name in filter(_is_named_so, sorted(packed.namelist())):
-                    yield TraceFile(path / name, packed.open(name))
-        else:
-            with tarfile.open(path) as packed:
-                for member in packed:  # in its order: to go back is to unpack it again
-                    if member.isfile() and _is_named_so(member.name):
-                        yield TraceFile(path / member.name, packed.extractfile(member))
+        for number, file in enumerate(_members(path, kind, most), 1):
+            if number > MAX_MEMBERS:
+                what = f"holds more than {MAX_MEMBERS:,} files named like a trace"
+                raise TraceFile(path).error(what, "give one .json or .json.gz for each rank")
+            yield file
+            read += file.size
+            if kind != "folder" and read > most:
+                raise TraceFile(path).error(BOMB, "pack the traces again")
     except (OSError, *BROKEN) as why:
         what = f"is damaged or cannot be read ({why})"
         raise TraceFile(path).error(what, "copy it again") from None
+
+
+def _members(path: Path, kind: str, most: int) -> Iterator[TraceFile]:
+    if kind == "folder":
+        found = [each for depth in ("*", "*/*") for each in path.glob(depth)]
+        yield from map(TraceFile, sorted(filter(_is_named_so, found)))
+    elif kind == "zip":
+        with zipfile.ZipFile(path) as packed:
+            if sum(member.file_size for member in packed.infolist()) > most:
+                raise TraceFile(path).error(BOMB, "pack the traces again")
+            for name in filter(_is_named_so, sorted(packed.namelist())):
+                yield TraceFile(path / name, packed.open(name))
+    else:
+        with tarfile.open(path) as packed:
+            for member in packed:  # in its order: to go back is to unpack it again
+                if member.offset_data + member.size > most:
+                    raise TraceFile(path).error(BOMB, "pack the traces again")
+                if member.isfile() and _is_named_so(member.name):
+                    yield TraceFile(path / member.name, packed.extractfile(member))
+
+
+def _most_of(packed: int) -> int:
+    """Return the most characters that so many packed bytes may hold."""
+    return ROOM + MAX_RATIO * packed
 
 
 def _is_named_so(name: str | Path) -> bool:

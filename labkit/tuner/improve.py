@@ -26,6 +26,11 @@ SURE = 0.10  # a gain above this, and above the runs' unevenness, needs no secon
 TRAINING = ("batch_size", "precision")  # knobs that change what is trained
 LOADER = ("num_workers", "prefetch_factor")  # knobs that the tuner's search chooses
 ROUNDS_OFF = ("precision", "compile", "channels_last")  # change the arithmetic, and so the losses
+# Change when a batch is there, and neither the samples in it (every run draws the same ones) nor
+# what is computed of them: random augmentation may part the losses, and nothing else can
+FEEDS = {"num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "non_blocking",
+         "prefetch_to_device"}  # fmt: skip
+UNCHANGED = 2.0  # times the difference of two unchanged runs' losses, that a change may make
 EXACT = 0.02  # relative difference of mean losses where nothing but the order of additions differs
 
 
@@ -35,7 +40,9 @@ class Rung:
 
     finding: str  # the bottleneck and its cause, in words
     changes: dict[str, Any]
-    expected: Expected | None = None  # times the throughput before: value, low, high
+    # Times the throughput before, as predicted (value, low, high); None where nothing predicts it
+    expected: Expected | None = None
+    hope: float = 1.0  # times the throughput before, for choosing what to try first
     price: int = 1
     trial: Trial | None = field(default=None, repr=False)  # of the loader's search
     runs: list[Any] = field(default_factory=list, repr=False)
@@ -166,13 +173,13 @@ class Improver:
             return f"{MOST_RUNS} runs are made"
         if not self._room():
             return f"the {self.seconds:g} s are used up"
-        hopes = [rung for rung in self._hopes(verdict) if rung.expected[0] >= 1 + WORTH]
+        hopes = [rung for rung in self._hopes(verdict) if rung.hope >= 1 + WORTH]
         if not hopes and verdict.bottleneck == "unsure" and len(climb.best.runs) < LOOKS:
             self._measure(climb.best, climb.knobs)
             return ""  # another run may tell
         if not hopes:
             return f"on top is {verdict.headline}, and no setting is expected to gain {WORTH:.0%}"
-        self._try(max(hopes, key=lambda rung: (rung.expected[0] - 1) / rung.price))
+        self._try(max(hopes, key=lambda rung: (rung.hope - 1) / rung.price))
         return ""
 
     def _hopes(self, verdict: Any) -> Iterator[Rung]:
@@ -212,25 +219,32 @@ class Improver:
         changes = {k: v for k, v in then.to_dict().items() if v != getattr(here, k)}
         if trial:
             return self._rung(name, changes, trial.expected, remedy, trial)
-        search, known = self.search, self.climb.knobs | changes in self.tried
+        search = self.search
+        known = self.climb.knobs | changes in self.tried
         if known or then not in search.settings or not search.may_run(then):
             return None
-        return Rung(name, changes, (1 + WORTH, 1.0, remedy.gain[1]), remedy.price)  # comes last
+        predicted = search.expected(then)
+        rung = self._rung(name, changes, predicted, remedy)
+        if rung.expected and rung.expected[2] < 1 + WORTH:
+            return None
+        rung.hope = 1 + WORTH  # comes last
+        return rung
 
     def _rung(
-        self, name: str, changes: dict, hope: Expected | None, remedy: Any, trial: Any = None
+        self, name: str, changes: dict, predicted: Expected | None, remedy: Any, trial: Any = None
     ) -> Rung:
         """Return what may be tried; where nothing predicts it, half of the loss is hoped for."""
-        low, high = remedy.gain
-        times = tuple(part / self.climb.best.rate for part in hope) if hope else (low, low, high)
-        return Rung(name, changes, times, remedy.price, trial)
+        if predicted is None:
+            return Rung(name, changes, None, remedy.gain[0], remedy.price, trial)
+        times = tuple(part / self.climb.best.rate for part in predicted)
+        return Rung(name, changes, times, times[0], remedy.price, trial)
 
     def _try(self, rung: Rung) -> None:
         """Measure a change, again where it is close, and keep it or not."""
         climb, before = self.climb, self.climb.best
         knobs = climb.knobs | rung.changes
         climb.rungs.append(rung)
-        error = self._measure(rung, knobs, before.rate * rung.expected[0])
+        error = self._measure(rung, knobs, before.rate * rung.hope)
         if rung.trial:
             self.search.tuning.tried.append(rung.trial)
             rung.trial.rates, rung.trial.runs, rung.trial.error = rung.rates, rung.runs, error
@@ -248,14 +262,8 @@ class Improver:
         run = rung.runs[-1]
         for name in set(rung.changes) & set(getattr(run, "not_applied", ())):
             return f"cannot act here: {run.not_applied[name]}"
-        if "batch_size" not in rung.changes:  # else the batches are others
-            same = [self.climb.rungs[0], *(r for r in self.climb.kept if "batch_size" in r.changes)]
-            rough = set(self.climb.changes | rung.changes) & set(ROUNDS_OFF)
-            tolerance = TOLERANCE if rough else EXACT
-            holds, rung.losses = agree(same[-1].runs[0].loss, run.loss, tolerance)
-            if not holds:
-                far = "are not finite" if rung.losses is None else f"differ by {rung.losses:+.1%}"
-                return f"undone: the losses {far}"
+        if "batch_size" not in rung.changes and (why := self._losses_differ(rung, before)):
+            return why
         rung.gain = rung.rate / before.rate
         noise = max(SURE, run.spread or 0.0, before.runs[-1].spread or 0.0)
         if rung.gain <= 1 or rung.gain > 1 + noise or not self._room():
@@ -266,6 +274,30 @@ class Improver:
         rung.gain = rung.rate / before.rate
         apart = min(rung.rates) > max(before.rates)
         return "kept" if rung.gain > 1 + WORTH and apart else "no gain"
+
+    def _losses_differ(self, rung: Rung, before: Rung) -> str:
+        """Return why a change is undone for its losses, or "" where they hold.
+
+        The losses of a change to the arithmetic may be as far apart as `TOLERANCE` allows, or as
+        those of two unchanged runs; one to the loader is not judged, only shown.
+        """
+        climb = self.climb
+        larger = [kept for kept in climb.kept if "batch_size" in kept.changes]  # other batches
+        same = (larger or climb.rungs)[-1 if larger else 0].runs[0]
+        rough = set(climb.changes | rung.changes) & set(ROUNDS_OFF)
+        tolerance = TOLERANCE if rough else EXACT
+        holds, rung.losses = agree(same.loss, rung.runs[-1].loss, tolerance)
+        if holds or rung.changes.keys() <= FEEDS:
+            return ""
+        if rung.losses is not None and len(before.runs) < 2 and self._room():
+            self._measure(before, climb.knobs)
+        if rung.losses is not None and len(before.runs) > 1:
+            first, *_, again = before.runs
+            _, apart = agree(first.loss, again.loss, EXACT)
+            spread = UNCHANGED * abs(apart or 0.0)
+            holds, _ = agree(same.loss, rung.runs[-1].loss, max(tolerance, spread))
+        far = "are not finite" if rung.losses is None else f"differ by {rung.losses:+.1%}"
+        return "" if holds else f"undone: the losses {far}"
 
     def _check_start(self, first: Rung) -> None:
         """Measure the start again, now that caches are warm: the gain must be no more than that."""

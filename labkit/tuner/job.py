@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from labkit.analysis.loader_code import LoopCode
 from labkit.analysis.loop import loads
-from labkit.analysis.prediction import predict
+from labkit.analysis.prediction import LEAST_MAX_WORKERS, predict
 from labkit.analysis.remedies import too_many
+from labkit.bench.loader_call import call_of, call_with
 from labkit.bench.their_loop import knobs_of
 from labkit.process import launcher
 from labkit.results.machine import machine
@@ -22,7 +24,6 @@ from labkit.tuner.tuning import Setting, Trial, Tuning, space
 BARE = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
 OWN_S = 2.0  # of steps, in a run of the autopilot
 BATCH_SIZE = 32  # of a dataset that is given without one
-LEAST_MAX_WORKERS = 12  # workers that wait take no core, so more of them than cores may help
 HANDOFF_S = 1e-3  # of a batch between processes, where nothing better is known (0.5 to 2 ms here)
 RANGE = 1.5  # either way, of a guess
 
@@ -54,9 +55,7 @@ class TuningJob:
         if most is None:
             most = max(LEAST_MAX_WORKERS, 2 * (here.cpu_cores or 1))
         self.tuning = tuning = Tuning(name, start, here.line, pipeline=None if own else pipeline)
-        if collate_fn is not None:
-            named = str(getattr(collate_fn, "__name__", collate_fn)).rpartition(":")[2]
-            tuning.arguments["collate_fn"] = named if named.isidentifier() else "collate_fn"
+        tuning.code = code_around(what, collate_fn=collate_fn)
         cap = f"Up to {most} workers were tried (max_workers)"
         tuning.notes.append(f"{cap}{too_many(most, here.cpu_cores)}.")
         self.fed = fed_rate(what)
@@ -67,6 +66,7 @@ class TuningJob:
             why = "not tried: it acts in a step that copies with .to(device, non_blocking=True)"
         if not cuda or without_step:
             tuning.reasons["pin_memory"] = why
+        tuning.loader_alone = bool(without_step)
         if without_step:
             tuning.notes.append(
                 "No step was given, so this is the loader's own maximum. A slower model needs "
@@ -97,7 +97,7 @@ class TuningJob:
         tuning.line = tuning.winner.runs[-1].machine.line  # with the threads of the reader's step
         if tuning.winner.setting.num_workers:
             run = tuning.winner.runs[-1]
-            start_s = (run.steps_since(0)[0]["t"][1] - run.event("begin")["t_ns"]) / 1e9
+            start_s = (run.host_ns[0, 1] - run.event("begin")["t_ns"]) / 1e9
             tuning.extra["persistent_workers"] = True
             why = (
                 f"keeps the workers from one epoch to the next: starting them, up to the first "
@@ -155,6 +155,18 @@ def given(what: Any, **parts: Any) -> tuple[Pipeline, trials.Source | None, dict
         own, knobs = trials.of(what, **parts), {"batch_size": BATCH_SIZE}
     # without a step nothing computes, and a device would only be started in vain
     return Pipeline(device="auto" if "step" in own.parts else "cpu"), own, knobs
+
+
+def code_around(what: Any, **parts: Any) -> LoopCode:
+    """Return how the caller's script writes the loader that `what` is, or makes of a dataset."""
+    if isinstance(what, Run):
+        what = what.loader
+    if what is None or isinstance(what, Pipeline):
+        return LoopCode()
+    if not knobs_of(what):
+        return LoopCode.of(call_with(what, **parts))
+    parts.pop("collate_fn", None)
+    return LoopCode.of(call_of(what, **parts))
 
 
 class Expectation:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from labkit.analysis.prediction import TIE as AS_GOOD
 from labkit.tuner.tuning import PYTORCH_PREFETCH, TIE, Setting, Trial, Tuning
 
 MOST_TRIED = 4  # settings measured, the baseline included
@@ -27,6 +28,7 @@ SURE = 0.10  # a gain over the baseline above this needs no second measurement o
 REACH = 0.10  # a prediction's range is taken seriously up to this far above its value
 NEAR = 0.85  # of the best prediction at PyTorch's own depth, for other depths to be predicted too
 MORE = 2  # trials on top, where one has contradicted its prediction
+NEIGHBOURS = 2  # of the best number of workers, measured before the search ends
 PATIENCE = 1  # trials without a gain; the next has to be predicted a good deal faster
 
 Expected = tuple[float, float, float]  # samples/s: value, low, high
@@ -67,9 +69,13 @@ class Search:
             if baseline.rate is None:
                 raise RuntimeError(f"The starting point cannot be measured: {baseline.error}")
             while len(tuning.tried) < MOST_TRIED + MORE * self.contradicted:
-                if (found := self.next()) is None:
+                found = self.next() or self._unseen()
+                if found is None:
                     break
                 self._run(found)
+            for _ in range(NEIGHBOURS):
+                if (beside := self._neighbour()) is not None:
+                    self._run(beside)
             for change in self.variants:
                 setting = tuning.winner.setting.but(**change)
                 if not self._tried(setting):
@@ -112,6 +118,42 @@ class Search:
             return self._predicted(save) or spared
         # What the model is most often wrong about is what cores cost that are all taken
         return spared or self._predicted(save) or self._coarse()
+
+    def _unseen(self) -> Trial | None:
+        """Return as many workers as cores, where no worker has been measured and none is best.
+
+        That none are best is then the prediction of a run in which nothing was handed over.
+        """
+        if any(trial.setting.num_workers for trial in self.tuning.tried):
+            return None
+        setting = self.tuning.start.but(
+            num_workers=max(1, self.cores), prefetch_factor=PYTORCH_PREFETCH
+        )
+        if setting not in self.settings or not self.may_run(setting):
+            return None
+        why = "no workers are predicted to be best: measure some before that is believed"
+        return Trial(setting, why, self.expected(setting))
+
+    def _neighbour(self) -> Trial | None:
+        """Return the next fewer or more workers than the best, where they may be better.
+
+        Where all runs came as predicted, those predicted to be slower are left out.
+        """
+        best = self.tuning.winner
+        own = best.setting.num_workers
+        counts = {setting.num_workers for setting in self.settings}
+        fewer = max((count for count in counts if 0 < count < own), default=own)
+        more = min((count for count in counts if count > own), default=own)
+        measured = {trial.setting.num_workers for trial in self.tuning.tried}
+        for count in (fewer, more) if own else ():
+            setting = best.setting.but(num_workers=count)
+            if count in measured or setting not in self.settings or not self.may_run(setting):
+                continue
+            hope = self.expected(setting)
+            worse = hope is not None and hope[2] <= best.rate and not self.contradicted
+            if not worse and not self._sure_to_lose(setting):
+                return Trial(setting, "beside the best: measured before that is believed", hope)
+        return None
 
     def _core_spared(self) -> Trial | None:
         """Return fewer workers than cores: where all compute, the loop had better have one."""
@@ -156,7 +198,7 @@ class Search:
         fewer = max((n for n in told if n < setting.num_workers), default=None)
         more = min((n for n in told if n > setting.num_workers), default=None)
         between = fewer is not None and more is not None and told[fewer] and told[more]
-        hope = self._expected(setting) if between else None
+        hope = self.expected(setting) if between else None
         return bool(hope) and hope[2] < self.tuning.winner.rate
 
     def _predicted(self, save: bool) -> Trial | None:
@@ -170,8 +212,9 @@ class Search:
         top = max(value for value, _, _ in hopes.values())
         reach = {s: min(high, (1 + REACH) * value) for s, (value, _, high) in hopes.items()}
         furthest = max(reach.values())
-        if top > (1 + TIE + (missed + self.agreed) * CLOSE) * best.rate:
-            found = [s for s, hope in hopes.items() if hope[0] >= (1 - TIE) * top]
+        gain = (1 + TIE + (missed + self.agreed) * CLOSE) * best.rate
+        if top > gain:
+            found = self._as_good(hopes, gain)
             why = "the cheapest of those predicted fastest"
         elif not save or (len(self.tuning.tried) > ENOUGH and not self.contradicted):
             return None
@@ -185,6 +228,18 @@ class Search:
         least = min(found, key=COST, default=None)
         return least and Trial(least, why, hopes[least])
 
+    def _as_good(self, hopes: dict[Setting, Expected], gain: float) -> list[Setting]:
+        """Return those predicted as fast as the fastest, by the rule of `recommend_workers`.
+
+        At PyTorch's own prefetch_factor, as there, while more than `gain` samples/s are predicted.
+        """
+        depths = (None, PYTORCH_PREFETCH)
+        usual = {s: hope for s, hope in hopes.items() if s.prefetch_factor in depths}
+        if max((value for value, _, _ in usual.values()), default=0.0) > gain:
+            hopes = usual
+        top = max(value for value, _, _ in hopes.values())
+        return [setting for setting, hope in hopes.items() if hope[0] >= (1 - AS_GOOD) * top]
+
     def _hopes(self) -> dict[Setting, Expected]:
         """Predict what has not been tried: every number of workers, and how deep only for the best.
 
@@ -194,13 +249,13 @@ class Search:
         able = [s for s in self.settings if s not in failed]
         open_to = [s for s in able if self._tried(s) or self.may_run(s)]
         usual = [s for s in open_to if s.prefetch_factor in (None, PYTORCH_PREFETCH)]
-        known = {s: found for s in usual if (found := self._expected(s))}
+        known = {s: found for s in usual if (found := self.expected(s))}
         top = max((value for value, _, _ in known.values()), default=0.0)
         near = {(s.num_workers, s.batch_size) for s, hope in known.items() if hope[0] >= NEAR * top}
         worth = [s for s in open_to if (s.num_workers, s.batch_size) in near]
-        return {s: found for s in worth if not self._tried(s) and (found := self._expected(s))}
+        return {s: found for s in worth if not self._tried(s) and (found := self.expected(s))}
 
-    def _expected(self, setting: Setting) -> Expected | None:
+    def expected(self, setting: Setting) -> Expected | None:
         """Predict `setting` from the nearest run, and correct by how that run itself came out."""
         measured = [trial for trial in self.tuning.tried if trial.rate and trial.runs]
         near = min(measured, key=lambda trial: distance(trial.setting, setting))

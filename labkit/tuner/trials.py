@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
-from labkit.analysis.facts import cores_used
+from labkit import quotas
+from labkit.analysis.run_costs import cores_used
 from labkit.analysis.thresholds import FOREIGN_LOAD
 from labkit.bench.their_loop import knobs_of
 from labkit.process import launcher
@@ -45,7 +45,6 @@ LONGEST_S = 30.0  # of one run
 LOOK_S = 1.2  # of a run, which its x-ray and the handing over of a batch take off
 ENDLESS = 1_000_000  # steps: the clock ends a run, so that its queues never run dry
 SHARE = 0.8  # of the memory that is free: the rest is for what was not foreseen
-CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -209,21 +208,16 @@ class Bench:
 
 def warm_up() -> None:
     """Have the next run's process import torch while something is found out here."""
-    if sys.platform != "win32" and os.environ.get("LABKIT_WARM") != "0":
+    if os.environ.get("LABKIT_WARM") != "0":
         launcher.stand_by(forced=True)
 
 
 def free_memory() -> tuple[int, int | None]:
     """Return the bytes free in RAM (of the container, where there is one) and in /dev/shm."""
-    ram, shm = psutil.virtual_memory().available, None
-    with contextlib.suppress(OSError, ValueError):
-        limit = int((CGROUP / "memory.max").read_text())  # "max" where there is none
-        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        used = int((CGROUP / "memory.current").read_text()) - int(stat["inactive_file"])
-        ram = max(0, min(ram, limit - used))
+    shm = None
     with contextlib.suppress(OSError):
         shm = shutil.disk_usage("/dev/shm").free
-    return ram, shm
+    return quotas.free_ram_bytes(), shm
 
 
 def refusal(setting: Setting, trials: list[Trial], ram: int, shm: int | None) -> str | None:
@@ -241,7 +235,8 @@ def refusal(setting: Setting, trials: list[Trial], ram: int, shm: int | None) ->
     batches = (setting.in_flight + setting.num_workers) * (2 if setting.pin_memory else 1)
     queues = batches * per_sample * setting.batch_size
     whole = queues + setting.num_workers * worker
-    for size, free, place in ((queues, shm, "/dev/shm"), (whole, ram, "RAM")):
+    shared = "/dev/shm (docker run --shm-size)"
+    for size, free, place in ((queues, shm, shared), (whole, ram, "RAM")):
         if free is not None and size > SHARE * free:
             return f"may take {size / 2**30:.2f} GiB; {free / 2**30:.2f} GiB of {place} are free"
     return None

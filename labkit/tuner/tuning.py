@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
 
+from labkit.analysis.loader_code import LoopCode
+from labkit.analysis.prediction import WORKERS
 from labkit.results.result import Result, Table, but
-from labkit.results.script import PYTORCH_PREFETCH, Script, loader_call, script
+from labkit.results.script import PYTORCH_PREFETCH, Script, loader_line, script
 from labkit.spec import Pipeline
 
-WORKERS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 PREFETCH = (2, 4, 8)  # batches per worker; with one, workers wait for the loop between batches
 TIE = 0.015  # throughputs closer than this are the same: repeats of one run differ by more
 CELL = 72  # characters of a cell: errors can be long
@@ -110,14 +111,21 @@ class Tuning(Result):
     notes: list[str] = field(default_factory=list)  # what limits the result
     extra: dict[str, Any] = field(default_factory=dict)  # settings found without a search
     pipeline: Pipeline | None = None  # that was tuned; None for data of the reader's own
-    arguments: dict[str, str] = field(default_factory=dict)  # more that their loader needs, as code
+    code: LoopCode = field(default_factory=LoopCode)  # how the reader's script makes the loader
+    loader_alone: bool = False  # whether no step was given: the speed-up is not that of training
     chosen: Trial | None = None  # to take, where the search has ended
     interrupted: bool = False
     done: bool = False
     seconds: float = 0.0  # it took
 
     baseline = property(lambda t: t.tried[0] if t.tried else None, doc="The start's Trial.")
-    snippet = property(lambda t: loader_call(t.best, **t.arguments), doc="As code to paste.")
+
+    @property
+    def snippet(self) -> str:
+        """The loader with the best setting, as code to paste."""
+        if self.pipeline:
+            return loader_line(self.pipeline.but(**self.best).to_dict())
+        return self.code.with_names().loader_line(self.best)
 
     @property
     def winner(self) -> Trial | None:
@@ -143,11 +151,20 @@ class Tuning(Result):
         """Return the tuned pipeline as a whole script; of a dataset of your own, its DataLoader."""
         if self.pipeline:
             return script(self.pipeline.but(**self.best))
-        return Script(f"from torch.utils.data import DataLoader\n\nloader = {self.snippet}\n")
+        return Script(f"{self.snippet}\n")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON types."""
-        names = ("best", "speedup", "seconds", "interrupted", "reasons", "notes", "snippet")
+        names = (
+            "best",
+            "speedup",
+            "loader_alone",
+            "seconds",
+            "interrupted",
+            "reasons",
+            "notes",
+            "snippet",
+        )
         return {
             **{name: getattr(self, name) for name in names},
             "source": self.name,
@@ -157,6 +174,11 @@ class Tuning(Result):
             "best_throughput": self.winner and self.winner.rate,
             "trials": [trial.to_dict() for trial in self.tried],
         }
+
+    @property
+    def alone(self) -> str:
+        """What a speed-up measured without a step is called; "" with one."""
+        return " (the loader alone: no step was given)" if self.loader_alone else ""
 
     def verdict(self, trial: Trial) -> str:
         """Say in a few words what became of a trial."""
@@ -175,7 +197,7 @@ class Tuning(Result):
         state = " (interrupted: the best so far)" if self.interrupted else ""
         if not self.winner:
             return f"Tuning({self.name}): nothing measured{' yet' * (not state)}"
-        rate = f"{self.winner.rate:,.0f} samples/s, {self.speedup:.2f}x the baseline"
+        rate = f"{self.winner.rate:,.0f} samples/s, {self.speedup:.2f}x the baseline{self.alone}"
         took = f", found in {self.seconds:.0f} s" if self.done else ""
         return f"Tuning({self.name}){state}: {self.winner.setting}: {rate}{took}"
 

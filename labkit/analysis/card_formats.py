@@ -1,0 +1,35 @@
+"""Which 16-bit formats a card's Tensor Cores have: advice names no other."""
+
+from __future__ import annotations
+
+import re
+
+# Cards whose Tensor Cores compute in FP16 alone, and cards without Tensor Cores
+FP16_ONLY = re.compile(r"V100|TITAN V|T4\b|TITAN RTX|RTX (?:20\d\d|[3-8]000\b)")
+NO_TENSOR_CORES = re.compile(r"P100|P40|P4\b|GTX|TITAN X|K80|K40|M40|M60")
+# Their matrix units are not Tensor Cores, and their capabilities are numbers of another kind
+NOT_NVIDIA = re.compile(r"AMD|Radeon|Instinct|Intel|Apple")
+BOTH = re.compile(r"A100|A800|A10\b|A30|A40|RTX (?:[345]0\d\d|A\d000)|[HB]\d00|L4|L40|GB\d00")
+
+
+def tensor_formats(name: str | None, capability: str | None) -> tuple[str, ...] | None:
+    """Return the 16-bit formats, the better first, that a card's Tensor Cores compute in.
+
+    BF16 needs compute capability 8.0 (Ampere), FP16 7.0 (Volta); see NVIDIA's CUDA programming
+    guide, "Compute Capabilities". () for cards without Tensor Cores, so for those of other makers;
+    None where neither its capability nor its name tells.
+    """
+    name = name or ""
+    try:
+        version = float(capability) if capability else None
+    except ValueError:
+        version = None
+    if (
+        NOT_NVIDIA.search(name)
+        or NO_TENSOR_CORES.search(name)
+        or (version is not None and version < 7)
+    ):
+        return ()
+    if FP16_ONLY.search(name) or (version is not None and version < 8):
+        return ("fp16",)
+    return ("bf16", "fp16") if version is not None or BOTH.search(name) else None
