@@ -20,10 +20,13 @@ from labkit.bench.process import worker_dies_with_bench
 from labkit.bench.text import EndlessShuffle, Text, in_shared_memory
 from labkit.process.events import EventLog, now_ns
 
-with contextlib.suppress(ImportError):  # not on Windows
+try:
     import resource
+except ImportError:  # Windows
+    resource = None
 
 COUNT = 512  # distinct images: above what two workers hold in flight, below a second to make
+EPOCH = 51_200  # samples, each of one of the images: an epoch is longer than most runs
 CLASSES = 10
 VOCABULARY = 256  # bytes: the tokens of text
 VERSION = 1  # part of the folder's name: a new recipe never meets old files
@@ -41,20 +44,21 @@ class JpegFiles(Dataset):
         self.files = [str(folder / f"{i:05d}.jpg") for i in range(COUNT)]
 
     def __len__(self) -> int:
-        return COUNT
+        return EPOCH
 
     def __getitem__(self, ticket: tuple[int, int]) -> tuple[torch.Tensor, int]:
-        draw, index = ticket
+        index = ticket[1]
+        place = index % COUNT
         if self.job.io_ms:
             time.sleep(self.job.io_ms / 1e3)  # the simulated delay of a network drive
-        with Image.open(self.files[index]) as file:
+        with Image.open(self.files[place]) as file:
             image = file.convert("RGB")
-        rng = random.Random(self.job.seed * 1_000_003 + draw)  # same draw, same picture, any worker
+        rng = random.Random(self.job.seed * 1_000_003 + index)  # the same picture in any worker
         for _ in range(self.job.augment):
             image = augmented(image, rng)
         px = self.job.image_px
         pixels = np.array(image.resize((px, px)))  # (px, px, 3) uint8
-        return torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), index % CLASSES
+        return torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), place % CLASSES
 
 
 def augmented(image: Image.Image, rng: random.Random) -> Image.Image:
@@ -81,7 +85,7 @@ class Batched(Dataset):
             self.array = np.random.default_rng(job.seed).integers(0, 256, shape, dtype=np.uint8)
 
     def __len__(self) -> int:
-        return COUNT
+        return EPOCH
 
     def __getitems__(self, tickets: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
         if self.array is None:  # opened in the worker: a map is not copied between processes
@@ -195,8 +199,9 @@ class ItemTimes:
 def stopwatch() -> Callable[[], tuple[int, int, int]]:
     """Return `lap()`: this thread's ns of CPU time, waiting and standing in line; takes 1.7 µs."""
     queue = None
-    with contextlib.suppress(OSError):  # Linux; elsewhere standing in line looks like waiting
-        queue = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+    if resource is not None:
+        with contextlib.suppress(OSError):  # Linux; elsewhere standing in line looks like waiting
+            queue = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
 
     def read() -> tuple[int, int, int, int]:
         line_ns, gave_up = 0, 0

@@ -17,6 +17,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from labkit.bench import machine, model_size
+from labkit.bench import formats, machine, model_size
 from labkit.bench.formats import DTYPES, FORMATS
 from labkit.bench.loop import Trainer
 from labkit.bench.text import Text
@@ -79,8 +80,11 @@ def count(model: torch.nn.Module, train: Callable[[Any], Any]) -> dict[str, int]
     alone, counter = torch.random.fork_rng([]), FlopCounterMode(display=False)
     with alone, Yes(), counter, kept_for_backward(meta) as kept, fused_attention(kept):
         train(meta)
+    by_operator = counter.get_flop_counts().get("Global", {})
+    convolutions = sum(n for operator, n in by_operator.items() if "convolution" in str(operator))
     return {
         "flops": counter.get_total_flops(),
+        "convolution_flops": convolutions,
         "activations": sum(kept.values()),
         "weights": sum(p.nbytes for p in meta.parameters()),
         "trained": sum(p.nbytes for p in meta.parameters() if p.requires_grad),
@@ -221,22 +225,26 @@ class FirstCall:
             first, dtype = tree_leaves((args, kwargs))[0], next(module.parameters()).dtype
             dtype = torch.get_autocast_dtype(device.type) if cast else dtype
             kind = next(name for name, (known, _) in FORMATS.items() if known is dtype)
-            if kind == "fp32" and torch.get_float32_matmul_precision() != "highest":
-                kind = "tf32" if device.type == "cuda" else "fp32"
+            # as they are set now: convolutions and matrix products have a setting each
+            kinds = dict.fromkeys(("convolution", "product"), kind)
+            if kind == "fp32":
+                kinds = {work: formats.fp32_runs_in(work, device) for work in kinds}
             call = tree_map(lambda x: _empty(x) if torch.is_tensor(x) else x, (args, kwargs))
-            self.given = call, cast, kind, device, len(first)
+            self.given = call, cast, kinds, device, len(first)
 
     def write(self, log: EventLog, samples: int | None) -> None:
         """Write the `work` event of a batch of `samples`; None: as many as the call has rows."""
-        (args, kwargs), cast, kind, device, rows = self.given
+        (args, kwargs), cast, kinds, device, rows = self.given
 
         def train(model: torch.nn.Module) -> None:
             made = filter(torch.is_tensor, tree_leaves(model(*args, **kwargs)))
             sum(x.sum() for x in made if x.requires_grad).backward()
 
         def counted() -> tuple:
-            found = work_of(count(self.model, train), half=cast)
-            return found | {"samples": samples or rows, "precision": kind}, device
+            took = count(self.model, train)
+            most = "convolution" if 2 * took["convolution_flops"] > took["flops"] else "product"
+            found = work_of(took, half=cast)
+            return found | {"samples": samples or rows, "precision": kinds[most]}, device
 
         _write_or_why(log, counted)
 
@@ -249,13 +257,26 @@ def _place_of(device: torch.device) -> Path:
 
 def kept_roof(device: torch.device) -> dict[str, float] | None:
     """Return {format: FLOP/s, "bandwidth": byte/s} as measured here on as many threads, if so."""
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads(_place_of(device).read_text())
-    return None
+    rates = {name: rate for name, (rate, _) in _kept_rates(device).items()}
+    return rates or None
 
 
 def keep_roof(device: torch.device, rates: dict[str, float]) -> None:
-    """Keep the highest rates measured so far: a roof is what nothing has exceeded."""
-    before = kept_roof(device) or {}
-    rates = {name: max(rate, before.get(name, 0.0)) for name, rate in rates.items()}
-    model_size.keep(_place_of(device), json.dumps(before | rates))
+    """Keep the rates measured today, of several the highest; they replace those of earlier days.
+
+    A maximum of all time would hold on to one reading on a machine that was never so fast again.
+    """
+    today = date.today().isoformat()
+    kept = _kept_rates(device)
+    for name, rate in rates.items():
+        before, day = kept.get(name, (0.0, ""))
+        kept[name] = (max(rate, before) if day == today else rate, today)
+    model_size.keep(_place_of(device), json.dumps(kept))
+
+
+def _kept_rates(device: torch.device) -> dict[str, tuple[float, str]]:
+    """Return {format or "bandwidth": (rate, the day it was measured)}; {} without any."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        kept = json.loads(_place_of(device).read_text())
+        return {name: (rate, day) for name, (rate, day) in kept.items()}
+    return {}

@@ -45,11 +45,33 @@ def using(name: str) -> Iterator[torch.dtype]:
         torch.set_float32_matmul_precision(before)
 
 
+def fp32_runs_in(work: str, device: torch.device) -> str:
+    """Return the format, "tf32" or "fp32", in which FP32 tensors are computed with on `device`.
+
+    `work`: "convolution" (TF32 unless switched off) or "product" of matrices (FP32 unless switched
+    on): PyTorch has a setting for each.
+    """
+    if lacks("tf32", device):
+        return "fp32"
+    convolution = work == "convolution"
+    if hasattr(torch.backends.cudnn, "conv"):
+        # PyTorch 2.9 and later: set under either name it is here, and the older names raise an
+        # error once the newer ones have been used
+        backend = torch.backends.cudnn.conv if convolution else torch.backends.cuda.matmul
+        allowed = backend.fp32_precision == "tf32"
+    elif convolution:
+        allowed = torch.backends.cudnn.allow_tf32
+    else:
+        allowed = torch.get_float32_matmul_precision() != "highest"
+    return "tf32" if allowed else "fp32"
+
+
 def lacks(name: str, device: torch.device) -> str | None:
     """Return what the hardware of `device` lacks for this format; None where it has it."""
-    if name == "tf32" and device.type != "cuda":
+    amd = torch.version.hip is not None  # ROCm calls its cards CUDA, with numbers of its own
+    if name == "tf32" and (amd or device.type != "cuda"):
         return "TF32 is a mode of NVIDIA's Tensor Cores; this device has none"
-    if name in ("tf32", "bf16") and device.type == "cuda":
+    if name in ("tf32", "bf16") and device.type == "cuda" and not amd:
         major, minor = torch.cuda.get_device_capability(device)
         if major < 8:
             need = f"{name.upper()} needs compute capability 8.0 (Ampere)"

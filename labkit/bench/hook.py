@@ -28,6 +28,7 @@ PATIENCE = 3  # steps of the optimizer without a loader, after which they are wh
 
 _loops: list[Loop] = []
 _pid = os.getpid()
+_shown: list[Callable] = [sys.excepthook]  # how the script shows an error that ends it
 
 
 @dataclass
@@ -52,6 +53,11 @@ class HookedPass(Pass):
         super().__init__(recorder, iterator, *more)
         self.iterator = iterator
 
+    @property
+    def __class__(self) -> type:
+        """The loader's own class of iterators, which the script may ask for."""
+        return type(self.iterator)
+
     def __len__(self) -> int:
         return len(self.iterator)
 
@@ -73,8 +79,30 @@ def install(module: Any) -> None:
         loaders.__init_subclass__ = classmethod(__init_subclass__)
     else:
         module.register_optimizer_step_post_hook(OptimizerSteps())
+    if sys.excepthook is not _error_shown:
+        _shown[:] = [sys.excepthook]
+        sys.excepthook = _error_shown
     atexit.unregister(_close)
     atexit.register(_close)
+
+
+def _error_shown(kind: type, error: BaseException, traceback: Any) -> None:
+    """Show an error that ends the script as without us: none of its frames is ours."""
+    with contextlib.suppress(Exception):
+        traceback, each = _without_ours(traceback), error
+        while each is not None:
+            each.__traceback__ = _without_ours(each.__traceback__)
+            each = each.__cause__ or each.__context__
+    _shown[-1](kind, error, traceback)
+
+
+def _without_ours(traceback: Any) -> Any:
+    """Return a traceback without the frames of labkit."""
+    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(stack.HOME):
+        traceback = traceback.tb_next
+    if traceback is not None:
+        traceback.tb_next = _without_ours(traceback.tb_next)
+    return traceback
 
 
 def _recorded(plain: Callable) -> Callable:

@@ -1,8 +1,13 @@
-"""Which line costs the time: a timer interrupts a thread, and we note its stack.
+"""Which line costs the time: the stack of the main thread is noted 50 times a second.
 
-Fifty times a second, a hundred at first, a timer sends SIGURG, which does nothing where nobody
-listens. Python's handler runs in the main thread between two instructions; what a call into C
-swallows is made up for: a sample counts for the time since the one before.
+No system call of the user's is ever interrupted: C code that sleeps, polls or pauses would return
+early. So the main thread is signalled (SIGURG) by a timer on its *user-mode* CPU time only: the
+kernel sends it when a tick finds the thread computing, not in a system call. Python's handler runs
+in the main thread between two instructions. While the thread is off the core, or the system works
+for it, a thread of ours looks at its stack: such a call has let go of the GIL and stands still.
+
+A sample counts for the time of its own sort since the sample before: user-mode CPU time, CPU time
+in the system, or time off the core. The kernel's clocks tell these apart whenever a sample is due.
 
 A sample is [t_ns, weight_ns, place]. A place is written once: [kind, within, file, line, function,
 call, site]: the kind of work, whether it was within an "item" or a "collate" of the loader, the
@@ -12,6 +17,7 @@ was ([file, line, function], or null).
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import functools
@@ -20,6 +26,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing import util
 from pathlib import Path
@@ -34,6 +41,10 @@ PERIOD_S, EARLY_S = 0.02, 0.01  # between samples; and for the first EARLY of th
 EARLY = 500  # a short script has enough: of 400, a share of a half is known to 2.5 points
 MOST_SAMPLES = 100_000  # half an hour of them: 4 MB in the log
 LONGEST_NS = 2_000_000_000  # that a sample may stand for: a laptop that slept is no slow line
+LATE_NS = 1_000_000  # our thread waited for the GIL: the main thread had it, and has moved on
+MUCH_NS = 200_000_000  # of time without a sample, for which a late one is taken all the same
+LEAST_NS = 5_000_000  # in the system, that is looked for
+USER_TIME, OF_A_THREAD = 1, 4  # CPUCLOCK_VIRT and CPUCLOCK_PERTHREAD_MASK of Linux
 FLUSH_NS = 500_000_000  # a process that is killed loses no more
 WATCHED = "watched"  # a file in the run's folder, there while the run goes on
 OF_TORCHS_LOADER = "torch.utils.data._utils"
@@ -41,28 +52,57 @@ NOT_THE_CAUSE = (OF_TORCHS_LOADER, "torch.utils.data.dataloader", "labkit.")
 
 
 class Timer:
-    """A POSIX timer that signals the calling thread; no fork and no exec inherits it."""
+    """A POSIX timer on a CPU clock that signals the calling thread; no fork inherits it."""
 
-    def __init__(self):
+    def __init__(self, clock: int):
         """Make it; raises OSError where the system has none."""
         self.c = ctypes.CDLL(None, use_errno=True)
         if not hasattr(self.c, "timer_create"):  # glibc before 2.34
             self.c = ctypes.CDLL("librt.so.1", use_errno=True)
-        self.id, (to_thread, monotonic) = ctypes.c_void_p(), (4, 1)
+        self.id, to_thread = ctypes.c_void_p(), 4
         # struct sigevent: a value of two words, the signal, how, and the thread
         event = (ctypes.c_int * 16)(0, 0, signal.SIGURG, to_thread, threading.get_native_id())
-        if self.c.timer_create(monotonic, ctypes.byref(event), ctypes.byref(self.id)):
+        if self.c.timer_create(ctypes.c_int(clock), ctypes.byref(event), ctypes.byref(self.id)):
             raise OSError(ctypes.get_errno(), "no POSIX timer")
-        self.random = random.Random(now_ns())  # our own: no number of the user's is drawn
 
-    def arm(self, period_s: float) -> None:
-        """Signal once, in 0.5 to 1.5 periods: even ones would keep step with the scheduler."""
-        after = int(period_s * (0.5 + self.random.random()) * 1e9)
-        self.c.timer_settime(self.id, 0, ctypes.byref((ctypes.c_long * 4)(0, 0, 0, after)), None)
+    def arm(self, after_s: float) -> None:
+        """Signal once, at the first tick after so long on the clock."""
+        after = (ctypes.c_long * 4)(0, 0, 0, max(1, int(after_s * 1e9)))
+        self.c.timer_settime(self.id, 0, ctypes.byref(after), None)
 
     def delete(self) -> None:
         """Stop it."""
         self.c.timer_delete(self.id)
+
+
+class MainThread:
+    """The calling thread: what its time went to, and a timer that signals it while it computes."""
+
+    def __init__(self):
+        self.ident = threading.get_ident()
+        self.cpu_clock = time.pthread_getcpuclockid(self.ident)
+        self.user_clock = (~threading.get_native_id() << 3) | OF_A_THREAD | USER_TIME
+        self.timer = Timer(self.user_clock)
+        self.sampled = _thread.allocate_lock()  # held while it is: what waits for it wakes at once
+        self.sampled.acquire()
+
+    def spent_ns(self) -> dict[str, int]:
+        """Return its "user" and "system" CPU time, and that "off" the core (from any zero), ns."""
+        user = time.clock_gettime_ns(self.user_clock)
+        cpu = time.clock_gettime_ns(self.cpu_clock)
+        return {"user": user, "system": cpu - user, "off": now_ns() - cpu}
+
+    def is_off(self) -> bool:
+        """Whether it sleeps, or waits for a core."""
+        before = time.clock_gettime_ns(self.cpu_clock)
+        return time.clock_gettime_ns(self.cpu_clock) == before
+
+    def is_in_system(self, tick: Timer) -> bool:
+        """Wait for a tick on its core; whether it was in the system then, as the clocks say."""
+        before = time.clock_gettime_ns(self.user_clock)
+        tick.arm(0.0)
+        seen = signal.sigtimedwait([signal.SIGURG], EARLY_S)
+        return seen is not None and time.clock_gettime_ns(self.user_clock) == before
 
 
 class Sampler:
@@ -78,24 +118,36 @@ class Sampler:
         self.loop: CodeType | None = None  # what iterates the loader: no deeper goes the stack
         self.framed = False  # a package does, which the user's code called
         self.missing, self.in_use = "", False  # why there are no samples; whether a loop goes on
-        self.timer: Timer | None = None
-        self.taken = self.before = self.due = 0
+        self.thread: MainThread | None = None  # while it is sampled
+        self.random = random.Random(now_ns())  # our own: no number of the user's is drawn
+        self.lock = _thread.allocate_lock()  # of the rows and places
+        self.before: dict[str, int] = {}  # what the thread had spent when its time was last placed
+        self.taken = self.due = 0
 
     def start(self) -> None:
-        """Start the timer, unless it runs; `missing` says why it could not be."""
-        if self.timer is not None or self.taken >= MOST_SAMPLES:
+        """Begin to sample, unless that goes on; `missing` says why it could not be."""
+        if self.thread is not None or self.taken >= MOST_SAMPLES:
             return
         self.missing = self._why_not()
         if not self.missing:
             try:
-                signal.signal(signal.SIGURG, self._sample)
-                signal.siginterrupt(signal.SIGURG, False)  # calls into C go on
-                self.before, self.timer = now_ns(), Timer()
-                self.due = self.before + FLUSH_NS
-                self.timer.arm(EARLY_S)
-            except OSError as error:
+                signal.signal(signal.SIGURG, self._in_user_mode)
+                signal.siginterrupt(signal.SIGURG, False)
+                thread = MainThread()
+                self.before, self.due = thread.spent_ns(), now_ns() + FLUSH_NS
+                self.thread = thread
+                thread.timer.arm(self._period_s())
+                # not of `threading`: the user's list of threads stays as it is
+                _thread.start_new_thread(self._look_from_beside, (thread,))
+            except (OSError, RuntimeError) as error:
                 signal.signal(signal.SIGURG, signal.SIG_DFL)
+                self.thread = None
                 self.missing = str(error)
+
+    def _period_s(self) -> float:
+        """Return 0.5 to 1.5 periods: even ones would keep step with the scheduler."""
+        period = EARLY_S if self.taken < EARLY else PERIOD_S
+        return period * (0.5 + self.random.random())
 
     def _why_not(self) -> str:
         """Return why no stack can be sampled here and now; "" where it can."""
@@ -120,31 +172,71 @@ class Sampler:
         self.in_use = True
 
     def stop(self) -> None:
-        """Stop the timer, and let go of the signal."""
-        timer, self.timer = self.timer, None
-        if timer is not None and self.pid == os.getpid():
-            timer.delete()
+        """End the sampling, and let go of the signal."""
+        thread, self.thread = self.thread, None
+        if thread is not None and self.pid == os.getpid():
+            thread.timer.delete()
+            thread.sampled.release()
             with contextlib.suppress(ValueError):  # in another thread
-                if signal.getsignal(signal.SIGURG) == self._sample:
+                if signal.getsignal(signal.SIGURG) == self._in_user_mode:
                     signal.signal(signal.SIGURG, signal.SIG_DFL)
 
-    def _sample(self, _signal: int, frame: FrameType) -> None:
-        if self.timer is None:
+    def _in_user_mode(self, _signal: int, frame: FrameType) -> None:
+        """Note where the main thread computes; the kernel found it there."""
+        thread = self.thread
+        if thread is None or self.pid != os.getpid():
             return
-        now = now_ns()
-        weight, self.before = min(now - self.before, LONGEST_NS), now
-        try:
-            self.rows.append((now, weight, self._place(frame)))
-            self.taken += 1
-            if now > self.due and self.mark and not os.path.exists(self.mark):
-                self.stop()  # the run is over; workers that persist go on
-            elif now > self.due:
+        if self.lock.acquire(blocking=False):  # else its time goes to the next sample
+            try:
+                self._take(thread, "user", frame)
+            finally:
+                self.lock.release()
+        if self.thread is thread and self.taken < MOST_SAMPLES:
+            thread.timer.arm(self._period_s())  # only now: samples do not nest
+
+    def _look_from_beside(self, thread: MainThread) -> None:
+        """Note where the main thread is off the core or in the system; write what has gathered."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])
+        tick = Timer(thread.cpu_clock)
+        while self.thread is thread and self.taken < MOST_SAMPLES:
+            pause_s = self._period_s()
+            due = now_ns() + int(pause_s * 1e9)
+            if thread.sampled.acquire(timeout=pause_s):  # no time.sleep: programs replace it
+                break
+            late = now_ns() - due > LATE_NS
+            with contextlib.suppress(OSError):  # the thread has just ended
+                sort = self._sort(thread, tick, late)
+                with self.lock:
+                    frame = sys._current_frames().get(thread.ident) if sort else None
+                    if frame is not None and self.thread is thread:
+                        self._take(thread, sort, frame)
+                    del frame  # it would keep the user's variables
+            if now_ns() > self.due:
                 self.flush()
+                if self.mark and not os.path.exists(self.mark):
+                    self.stop()  # the run is over; workers that persist go on
+        tick.delete()
+
+    def _sort(self, thread: MainThread, tick: Timer, late: bool) -> str:
+        """Return which sort of time the main thread spends now; "" for the signal's, or unknown."""
+        spent = thread.spent_ns()
+        if thread.is_off():
+            much = spent["off"] - self.before["off"] > MUCH_NS
+            return "off" if much or not late else ""
+        system = spent["system"] - self.before["system"] > LEAST_NS
+        return "system" if system and thread.is_in_system(tick) else ""
+
+    def _take(self, thread: MainThread, sort: str, frame: FrameType) -> None:
+        """Place the time of a sort that passed since its last sample at the stack of `frame`."""
+        try:
+            spent = thread.spent_ns()[sort]
+            weight = min(spent - self.before[sort], LONGEST_NS)
+            if weight > 0:  # the kernel's clocks of user and system time go in ticks of 1 to 10 ms
+                self.before[sort] = spent
+                self.rows.append((now_ns(), weight, self._place(frame)))
+                self.taken += 1
         except Exception as error:  # of the user's objects: no loop may end on our account
             self.missing, self.taken = f"{type(error).__name__}: {error}", MOST_SAMPLES
-        finally:  # the next one only now: samples do not nest
-            if self.timer is not None and self.taken < MOST_SAMPLES:
-                self.timer.arm(EARLY_S if self.taken < EARLY else PERIOD_S)
 
     def _place(self, top: FrameType) -> int:
         """Return the number of the place where a stack is; described when first met."""
@@ -208,10 +300,15 @@ class Sampler:
 
     def flush(self) -> None:
         """Write what has gathered, if anything."""
-        self.due = now_ns() + FLUSH_NS  # first: a sample that is taken now does not write as well
+        if self.pid == os.getpid():  # in a fork the lock may be held for good
+            with self.lock:
+                self._write()
+
+    def _write(self) -> None:
+        self.due = now_ns() + FLUSH_NS
         if self.rows:
-            (rows, self.rows), (places, self.fresh) = (self.rows, []), (self.fresh, {})
-            self.log.write("lines", pid=self.pid, places=places, rows=rows)
+            self.log.write("lines", pid=self.pid, places=self.fresh, rows=self.rows)
+            self.rows, self.fresh = [], {}
 
 
 def _in_package(frames: list[FrameType]) -> FrameType | None:

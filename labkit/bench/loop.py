@@ -17,6 +17,8 @@ from labkit.bench.text import counted, next_bytes
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
 from labkit.process.events import NO_TOKENS, now_ns
 
+STARTING_NS = 120_000_000_000  # what workers get to start in, at the most
+
 
 class Trainer:
     """A model and what it takes to train it on one device, as the job's knobs say."""
@@ -108,10 +110,15 @@ class Trainer:
 def train(
     trainer: Trainer, batches: Iterator, timeline: HostTimeline | DeviceTimeline, job: Any
 ) -> int:
-    """Train until `steps` or `seconds` is reached, stamping every step; return the steps done."""
+    """Train until `steps` or `seconds` is reached, stamping every step; return the steps done.
+
+    The seconds count from when every worker has given its first batch: to start is not to train.
+    """
     trainer.model.train()
     place = trainer.on_side_stream if trainer.side_stream else contextlib.nullcontext
-    deadline_ns = now_ns() + int((job.seconds or 1e9) * 1e9)
+    limit_ns = int((job.seconds or 1e9) * 1e9)
+    deadline_ns = now_ns() + STARTING_NS + limit_ns
+    last_to_start = max(0, job.num_workers - 1)  # the step whose batch the last worker prepared
     reads = job.model == "gpt"
     for i in range(job.steps):
         asked = now_ns()
@@ -121,6 +128,8 @@ def train(
             ready = timeline.copying()
             images, labels = trainer.to_device(images, labels)
             copied = timeline.copied()
+        if i == last_to_start:
+            deadline_ns = ready + limit_ns
         timeline.computing()
         loss = trainer.compute(images, labels, update=(i + 1) % job.accumulation_steps == 0)
         done = timeline.step(i, asked, ready, copied, samples, loss, tokens)

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +18,22 @@ import psutil
 import pynvml
 import torch
 
+from labkit import quotas
 from labkit.bench import models
 
 # PyTorch's builds by CUDA's major version. A driver runs all builds of the versions it knows: CUDA
 # 12 from driver 525 on, CUDA 13 from 580 on (docs.nvidia.com/deploy/cuda-compatibility).
 BUILDS = {12: "cu126", 13: "cu130"}
+# Compute capabilities: builds for CUDA 13 begin with Turing, those for CUDA 12.6 end with Hopper
+# (pytorch.org/blog/pytorch-2-8, CUDA 13.0's release notes)
+TURING, BLACKWELL = (7, 5), (10, 0)
+OLDEST = (5, 0)  # Maxwell: what came before has no build of PyTorch 2
+KNOWN = ("cuda", "mps")  # torch's names of the accelerators that labkit measures on; ROCm's is CUDA
 INSTALL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
+IDLE_MEMORY = 0.05  # of a card's: what a driver and a desktop hold
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # Linux
+CPU_INFO = Path("/proc/cpuinfo")
+BRAND = "machdep.cpu.brand_string"  # macOS
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 CONTAINER = "start a container with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 
@@ -32,31 +42,114 @@ def find_device(wanted: str = "auto") -> torch.device:
     """Return the torch device for the `device` knob; raise RuntimeError where it is not here."""
     if wanted == "auto":
         found = torch.accelerator.current_accelerator(check_available=True)
-        wanted = found.type if found and found.type in ("cuda", "mps") else "cpu"
+        wanted = found.type if found and found.type in KNOWN else "cpu"
+        if wanted == "cuda":
+            usable = usable_cards()
+            wanted = f"cuda:{least_busy(usable)}" if usable else "cpu"
     device = torch.device(wanted)
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
+        index = device.index or 0
+        if index >= count:
             why = unused_gpu() or f"it is not here, {count} CUDA devices are visible."
             raise RuntimeError(f"device={wanted!r}: {why}")
-        return torch.device("cuda", device.index or 0)
+        if why := lacks_kernels(index):
+            raise RuntimeError(f"device={wanted!r}: {why}")
+        return torch.device("cuda", index)
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise RuntimeError("device='mps' is not here: this torch sees no Apple GPU.")
     return device
 
 
-def unused_gpu() -> str | None:
-    """Say which card the driver has and torch cannot use, why, and the remedy; None if none."""
-    if torch.cuda.is_available():
+def usable_cards() -> list[int]:
+    """Return the CUDA devices for whose architecture this torch has kernels."""
+    return [index for index in range(torch.cuda.device_count()) if not lacks_kernels(index)]
+
+
+def lacks_kernels(index: int) -> str | None:
+    """Say why this torch cannot compute on a card that it sees, and the remedy; None if it can.
+
+    Without this every operation ends in "no kernel image is available for execution".
+    """
+    built = torch.cuda.get_arch_list()
+    known = [re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", name) for name in built]
+    if not any(known):  # of another maker, or a build that does not tell
         return None
+    card = torch.cuda.get_device_capability(index)
+    for kind, major, minor in (match.groups() for match in known if match):
+        kernel = (int(major), int(minor))
+        # a binary runs on later cards of its generation, intermediate code (PTX) on all later ones
+        if kernel <= card and (kind == "compute" or kernel[0] == card[0]):
+            return None
+    name = torch.cuda.get_device_name(index)
+    why = f"this torch has no kernels for its compute capability {card[0]}.{card[1]}"
+    facts = f"torch {torch.__version__} is built for {', '.join(built)}"
+    return f"{name} cannot be used: {why} ({facts}). Remedy: {build_for(card, _cuda_of_driver())}"
+
+
+def build_for(card: tuple[int, int], driver_major: int) -> str:
+    """Return how to install a torch for a card's compute capability and the driver's CUDA."""
+    if card < OLDEST:
+        return "none: PyTorch 2 has no build for a card this old"
+    build = BUILDS[min(max(driver_major, 12), 13)]
+    if card < TURING:
+        build = BUILDS[12]
+    elif card >= BLACKWELL and build == BUILDS[12]:
+        build = "cu128"
+    return INSTALL + build
+
+
+def _cuda_of_driver() -> int:
+    """Return the newest major version of CUDA that the driver runs; 13 where it does not tell."""
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        return pynvml.nvmlSystemGetCudaDriverVersion() // 1000
+    return 13
+
+
+def least_busy(cards: list[int]) -> int:
+    """Return the card on which others compute least, as NVML tells; the first of equals."""
+    if len(cards) == 1:
+        return cards[0]
+    return min(cards, key=lambda index: (busy_with_others(index), index))
+
+
+def busy_with_others(index: int) -> float:
+    """Return a card's utilization, 0 to 1, where somebody holds memory there; 0 if unknown.
+
+    Our own last run may still be in the driver's window, but its memory is free.
+    """
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        card = pynvml.nvmlDeviceGetHandleByUUID(card_uuid(index))
+        memory = pynvml.nvmlDeviceGetMemoryInfo(card)
+        if memory.used > IDLE_MEMORY * memory.total:
+            return pynvml.nvmlDeviceGetUtilizationRates(card).gpu / 100
+    return 0.0
+
+
+def unused_gpu() -> str | None:
+    """Say which card is here and not used, why, and the remedy; None if none."""
+    other = torch.accelerator.current_accelerator(check_available=True)
+    if other is not None and other.type not in KNOWN:
+        name = other.type.upper()
+        with contextlib.suppress(Exception):  # whatever its module lacks, it has a type
+            name = f"{torch.get_device_module(other).get_device_name()} ({name})"
+        why = "labkit measures on CUDA, ROCm, Apple's GPU and the CPU only"
+        return f"{name} cannot be used: {why}. Remedy: none here; the numbers are the CPU's"
+    if torch.cuda.is_available():
+        lacking = [lacks_kernels(index) for index in range(torch.cuda.device_count())]
+        return lacking[0] if lacking and all(lacking) else None
     try:
         pynvml.nvmlInit()
-        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+        card = pynvml.nvmlDeviceGetHandleByIndex(0)
+        name = pynvml.nvmlDeviceGetName(card)
+        capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(card))
         driver, runs = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion()
     except pynvml.NVMLError:
         return None
     built, major, minor = torch.version.cuda, runs // 1000, runs % 1000 // 10
-    remedy = INSTALL + BUILDS[min(max(major, 12), 13)]
+    remedy = build_for(capability, major)
     if built is None:
         why = "this torch is built without CUDA"
     elif int(built.split(".")[0]) > major:
@@ -98,12 +191,14 @@ def finish(device: torch.device) -> None:
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Describe the machine as seen from `device`, as JSON types."""
-    cpu, ram = cpu_name(), _gib(psutil.virtual_memory().total)
+    cpu = cpu_name()
+    cores = quotas.cpu_cores()
+    ram = _gib(quotas.ram_bytes())
     found = {
         "device": str(device), "kind": "cpu" if device.type == "cpu" else "gpu", "name": cpu,
-        "memory_gib": ram, "cpu_name": cpu, "cpu_cores": cpu_cores(), "ram_gib": ram,
-        "shm_gib": None, "threads": torch.get_num_threads(),
-        "os": f"{platform.system()} {platform.release()}",
+        "memory_gib": ram, "cpu_name": cpu, "cpu_cores": cores.count, "host_cores": cores.of,
+        "cores_limit": cores.limit, "ram_gib": ram, "shm_gib": None,
+        "threads": torch.get_num_threads(), "os": f"{platform.system()} {platform.release()}",
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }  # fmt: skip
     with contextlib.suppress(OSError):
@@ -118,36 +213,52 @@ def describe(device: torch.device) -> dict[str, Any]:
             "sm_count": card.multi_processor_count, "driver": None, "pcie": None,
             "compute_capability": f"{card.major}.{card.minor}",
         }  # fmt: skip
+        if torch.version.hip:  # AMD's numbers are not NVIDIA's: 9.4 there is not after Ampere
+            found["compute_capability"] = None
+            found["versions"]["hip"] = torch.version.hip
         with contextlib.suppress(pynvml.NVMLError):  # what only the driver tells
             pynvml.nvmlInit()
             found["driver"] = pynvml.nvmlSystemGetDriverVersion()
-            link = pynvml.nvmlDeviceGetHandleByUUID(uuid)  # PCIe as it is now
-            found["pcie"] = (
-                f"generation {pynvml.nvmlDeviceGetCurrPcieLinkGeneration(link)} "
-                f"x{pynvml.nvmlDeviceGetCurrPcieLinkWidth(link)}"
-            )
+            found["pcie"] = pcie_link(pynvml.nvmlDeviceGetHandleByUUID(uuid))
     return found
+
+
+def pcie_link(card: object) -> str:
+    """Return a card's PCIe link as it is now and, where an idle card has slowed it, at most."""
+    generation = pynvml.nvmlDeviceGetCurrPcieLinkGeneration(card)
+    now = f"generation {generation} x{pynvml.nvmlDeviceGetCurrPcieLinkWidth(card)}"
+    with contextlib.suppress(pynvml.NVMLError):
+        generation = pynvml.nvmlDeviceGetMaxPcieLinkGeneration(card)
+        most = f"generation {generation} x{pynvml.nvmlDeviceGetMaxPcieLinkWidth(card)}"
+        return now if now == most else f"{now} now, at most {most}"
+    return now
 
 
 def use_fixed_threads() -> None:
     """Give the model a fixed quarter of the cores, so that the loader has the others."""
-    torch.set_num_threads(max(1, cpu_cores() // 4))
-
-
-def cpu_cores() -> int:
-    """Return how many cores this process may use: the scheduler's limit, not the chip's."""
-    with contextlib.suppress(AttributeError, OSError):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    torch.set_num_threads(max(1, quotas.cpu_cores().count // 4))
 
 
 def cpu_name() -> str:
     """Return the processor's name, as the system tells it."""
-    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return " ".join(line.split(":", 1)[1].split())
-    return platform.processor() or platform.machine()
+    text = ""
+    with contextlib.suppress(OSError):
+        text = CPU_INFO.read_text()
+    if "model name" not in text:  # an ARM's has numbers, which lscpu knows the names of
+        text += _said_by("lscpu") + "model name:" + _said_by("sysctl", "-n", BRAND)
+    names = re.findall(r"^model name\s*:(.*\S)", text, re.MULTILINE | re.IGNORECASE)
+    known = [" ".join(name.split()) for name in names if name.strip() != "-"]
+    return known[0] if known else platform.processor() or platform.machine()
+
+
+def _said_by(*command: str) -> str:
+    """Return what a command of the system prints; "" where there is none."""
+    environment = os.environ | {"LC_ALL": "C"}
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.check_output(
+            command, env=environment, stderr=subprocess.DEVNULL, text=True, timeout=5
+        )
+    return ""
 
 
 def cache_bytes(device: torch.device) -> dict[str, int]:
@@ -176,10 +287,11 @@ def peak_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     if device.type == "mps":
         return torch.mps.driver_allocated_memory()
-    if sys.platform == "win32":
-        return psutil.Process().memory_info().peak_wset
-    import resource
-
+    try:
+        import resource
+    except ImportError:  # Windows
+        memory = psutil.Process().memory_info()
+        return getattr(memory, "peak_wset", memory.rss)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 

@@ -1,7 +1,8 @@
 """Size the model for the device, where its pipeline leaves that open.
 
 On a CPU a step of 5 to 6 ms on one core. On a GPU the depth is found by timing: 10 ms a step, so
-that the default loader starves any card, for the default batch in FP32, and kept for later runs.
+that the default loader starves any card, for the default batch in FP32. What was found is kept for
+later runs: by card, driver and PyTorch, and apart where others were computing on the card.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import Any
 
 import torch
 
+from labkit.bench import machine
 from labkit.bench.data import noise_batch
 from labkit.bench.loop import Trainer
 from labkit.process import folders
 from labkit.process.events import now_ns
-from labkit.spec import KNOBS
+from labkit.spec import KNOBS, PX
 
 # Width and depth. The logits of all bytes alone take GPT longer than the others' steps
 ON_CPU = {"cnn": (16, 2), "mlp": (128, 3), "transformer": (64, 2), "gpt": (32, 2)}
@@ -28,11 +30,16 @@ STATED_WIDTH_DEPTH = 6  # layers of a GPU's model whose width is stated
 STEP_MS = 10.0
 PROBED = (1, 3)  # layers; a line through their times tells the depth
 DEEPEST = 64
+WARM_S = 0.5  # of load before anything is timed: an idle card's clocks take so long to rise
+OFF = 0.3  # a depth whose own time is so far from STEP_MS is looked for again
+TRIES = 3
+LOAD_SIDE = 2048  # rows of the products of the load
 WARMUP, STEPS, ROUNDS = 3, 3, 3
 
 
 def fill(job: Any, device: torch.device) -> None:
-    """Set `job.width` and `job.depth` where they are None."""
+    """Set `job.width` and `job.depth` where they are None; of images too, if nobody has."""
+    job.image_px = job.image_px or PX
     if device.type == "cpu":
         width, depth = ON_CPU[job.model]
         depth *= TEXTBOOK if job.dataset == "sleep" else 1
@@ -40,24 +47,63 @@ def fill(job: Any, device: torch.device) -> None:
         return
     if job.width is None:
         job.width = WIDTH_ON_GPU[job.model]
+        if job.model == "cnn" and job.image_px > PX:  # as much arithmetic a layer on larger images
+            job.width = max(32, round(job.width * PX / job.image_px / 32) * 32)
         size = job.context if job.model == "gpt" else job.image_px
         job.depth = job.depth or kept_depth(job.model, job.width, size, device)
     job.depth = job.depth or STATED_WIDTH_DEPTH
 
 
 def kept_depth(model: str, width: int, size: int, device: torch.device) -> int:
-    """Return the depth at which a step takes about `STEP_MS`: found before, or now and kept."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    path = folders.home() / "depths" / f"{name} {model} {width} {size}.txt"
-    if path.exists():
-        return int(path.read_text())
-    few, more = (time_step(model, width, depth, size, device) for depth in PROBED)
-    a_layer = max((more - few) / (PROBED[1] - PROBED[0]), 1e-3)
-    depth = min(max(PROBED[0] + round((STEP_MS - few) / a_layer), 1), DEEPEST)
+    """Return the depth at which a step takes about `STEP_MS`: found before, or now and kept.
+
+    A depth that was found while others computed on the card serves only until one is found alone.
+    """
+    alone = place_of_depth(model, width, size, device)
+    shared = alone.with_suffix(".shared.txt")
+    busy = device.type == "cuda" and machine.busy_with_others(device.index or 0) > 0
+    for path in (alone, shared) if busy else (alone,):
+        if path.exists():
+            return int(path.read_text())
+    depth = find_depth(model, width, size, device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # what was tried is no part of the run
-    keep(path, str(depth))
+    keep(shared if busy else alone, str(depth))
     return depth
+
+
+def place_of_depth(model: str, width: int, size: int, device: torch.device) -> Path:
+    """Return the file in which a depth is kept, named by all that it depends on."""
+    facts = [device.type]
+    if device.type == "cuda":
+        driver = machine.describe(device)["driver"]
+        facts = [torch.cuda.get_device_name(device), f"driver {driver}"]
+    facts += [f"torch {torch.__version__}", model, str(width), str(size)]
+    return folders.home() / "depths" / f"{' '.join(facts).replace('/', ' ')}.txt"
+
+
+def find_depth(model: str, width: int, size: int, device: torch.device) -> int:
+    """Return the depth at which a step takes about `STEP_MS`, with the card's clocks up."""
+    load(device)
+    for _ in range(TRIES):
+        few, more = (time_step(model, width, depth, size, device) for depth in PROBED)
+        a_layer = max((more - few) / (PROBED[1] - PROBED[0]), 1e-3)
+        depth = min(max(PROBED[0] + round((STEP_MS - few) / a_layer), 1), DEEPEST)
+        took = time_step(model, width, depth, size, device)
+        whole_layers = max(OFF * STEP_MS, a_layer / 2)  # no depth comes closer than half a layer
+        if abs(took - STEP_MS) <= whole_layers or (depth == 1 and took > STEP_MS):
+            break
+    return depth
+
+
+def load(device: torch.device, seconds: float = WARM_S) -> None:
+    """Keep the device busy for `seconds`."""
+    a = torch.ones(LOAD_SIDE, LOAD_SIDE, device=device)
+    until = now_ns() + int(seconds * 1e9)
+    while now_ns() < until:
+        for _ in range(10):
+            a @ a
+        machine.finish(device)
 
 
 def keep(path: Path, text: str) -> None:
@@ -74,11 +120,11 @@ def time_step(model: str, width: int, depth: int, size: int, device: torch.devic
     trainer, took = Trainer(job, device), []
     batch = trainer.to_device(*noise_batch(job))
     for steps in (WARMUP, *[STEPS] * ROUNDS):
-        torch.accelerator.synchronize(device)
+        machine.finish(device)
         start = now_ns()
         for _ in range(steps):
             trainer.compute(*batch, update=True)
-        torch.accelerator.synchronize(device)
+        machine.finish(device)
         took.append((now_ns() - start) / 1e6 / steps)
     return median(took[1:])
 

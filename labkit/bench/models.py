@@ -149,10 +149,13 @@ def packed(layer: nn.Linear, weights: str, on_cpu: bool) -> nn.Linear:
     if weights == "int8":
         scale = weight.abs().amax(1) / 127  # one for each output
         whole = (weight / scale[:, None]).round().to(torch.int8)
-        layer.forward = lambda x: (
-            torch._weight_int8pack_mm(x.flatten(0, -2), whole, scale).unflatten(0, x.shape[:-1])
-            + bias
-        )
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            product = torch._weight_int8pack_mm(x.flatten(0, -2), whole, scale)
+            # CUDA's kernel returns FP32 whatever it is given; attention needs one format
+            return product.to(x.dtype).unflatten(0, x.shape[:-1]) + bias
+
+        layer.forward = forward
     elif on_cpu and torch.backends.mkldnn.is_available():
         onednn = torch.ops.mkldnn
         blocked = onednn._reorder_linear_weight(weight, None)

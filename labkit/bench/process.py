@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.process.events import SPEC_NAME, EventLog
-from labkit.process.family import socket_folder
+from labkit.process.family import LINUX, is_ours, socket_folder
 
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 FEW_FILES = 6
@@ -33,7 +33,7 @@ held: list[Any] = []  # what would wait, when let go of, up to 5 s for each work
 
 def die_with(parent: int) -> None:
     """Have Linux SIGKILL this process when `parent` dies; elsewhere the supervisor does."""
-    if sys.platform == "linux":
+    if LINUX:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
@@ -69,13 +69,13 @@ def serve(work: Callable[[dict, Path, EventLog], int | None], place: str = "") -
         log.write("stopped")
         os._exit(130)
 
-    signal.signal(signal.SIGINT, leave)
-    if sys.platform == "win32":
-        signal.signal(signal.SIGBREAK, leave)
-    sockets = socket_folder(folder, os.getpid())
-    with contextlib.suppress(OSError):  # then they are where Python puts them, and not found again
-        sockets.mkdir(mode=0o700, exist_ok=True)
-        multiprocessing.current_process()._config["tempdir"] = str(sockets)
+    for name in (
+        "SIGINT",
+        "SIGBREAK",
+    ):  # the second is Windows' for a process in a group of its own
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), leave)
+    use_sockets(socket_folder(folder, os.getpid()), multiprocessing.current_process()._config)
     try:
         try:
             ended = work(json.loads((folder / SPEC_NAME).read_text()), folder, log)
@@ -88,6 +88,17 @@ def serve(work: Callable[[dict, Path, EventLog], int | None], place: str = "") -
         fail(log, error)
     sys.stderr.flush()
     os._exit(code)  # workers and threads end with the process; the supervisor sees to it
+
+
+def use_sockets(folder: Path, config: dict[str, Any]) -> None:
+    """Have `multiprocessing`, by its `config`, keep its sockets in `folder`, if that is our own.
+
+    Otherwise they are where Python puts them, and not found again after a kill.
+    """
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if is_ours(folder):  # another user could have made it first
+            config["tempdir"] = str(folder)
 
 
 def fail(log: EventLog, error: BaseException) -> None:
@@ -133,7 +144,9 @@ def worker_dies_with_bench(_worker_id: int) -> None:
     Its queue also reports a batch that cannot be pickled or put into shared memory. Python's own
     prints the error and drops the batch, and the loop waits for it until the loader's time is up.
     """
-    die_with(multiprocessing.parent_process().pid)
+    # A fork server is its workers' parent; it ends when the bench does
+    by_server = multiprocessing.get_start_method() == "forkserver"
+    die_with(os.getppid() if by_server else multiprocessing.parent_process().pid)
     start = multiprocessing.queues.Queue._start_thread
 
     def start_reporting(queue: multiprocessing.queues.Queue) -> None:

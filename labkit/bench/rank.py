@@ -25,6 +25,7 @@ import labkit
 from labkit.bench import data, flops, machine, process, work
 from labkit.bench.loop import Trainer, train
 from labkit.bench.resolve_config import resolve_config
+from labkit.bench.their_loop import telemetry_beside
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
 from labkit.process.events import NO_DEVICE, NO_TOKENS, VERSION, EventLog, StepRing, line_of, now_ns
 
@@ -48,6 +49,7 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
         machine.use(device)
     facts = machine.describe(device)
     log.write("machine", **facts)
+    watch_card(device, folder, place.local_rank)
     if place.local_rank == 0:  # for the run as a whole; its telemetry is of no single card
         EventLog(folder).write("machine", **facts | {"uuid": None})
     log.stage("waiting for the other ranks")
@@ -80,6 +82,12 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
     dist.barrier()  # nobody closes a connection that another one still uses
 
 
+def watch_card(device: torch.device, folder: Path, local_rank: int) -> None:
+    """Sample a rank's own card beside it, into its own log; the process ends with the rank."""
+    if device.type == "cuda":
+        telemetry_beside(folder / f"rank{local_rank}")
+
+
 def same_model(rank: int, resolve: Callable) -> Any:
     """Resolve the job with rank 0's size of model: cards that are timed may come to another one."""
     resolved = resolve() if rank == 0 else None
@@ -90,7 +98,7 @@ def same_model(rank: int, resolve: Callable) -> Any:
 
 def device_kind(wanted: str, ranks: int) -> tuple[str, str | None]:
     """Return "cuda" or "cpu", and why it is not the GPU that a single run would use, if so."""
-    count = torch.cuda.device_count()
+    count = len(machine.usable_cards())
     if wanted == "cuda" and count < ranks:
         raise RuntimeError(
             f"ranks={ranks} with device='cuda' need a card each and {count} CUDA devices are "

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from labkit import quotas
 from labkit.bench import formats, machine, model_size
 from labkit.process.family import hold
 from labkit.spec import GRAPH_MODES, automatic, compiler
@@ -25,7 +27,7 @@ def resolve_config(
     """Return the job (every knob's final value) and {knob: why it was not applied}."""
     job = SimpleNamespace(**asked)
     job.device = str(device)
-    for name, value in automatic(job.dataset, job.num_workers).items():
+    for name, value in automatic(asked, device.type != "cpu", quotas.cpu_cores().count).items():
         if getattr(job, name) is None:
             setattr(job, name, value)
     if own_model:  # else the step is the reader's
@@ -77,12 +79,15 @@ def compile_lacks(device: torch.device) -> str | None:
         need = "Visual C++ (cl)" if sys.platform == "win32" else "g++ or clang++"
         lost = f"torch.compile needs a C++ compiler on a CPU and found none: install {need}"
         return None if compiler() else lost
-    if torch.cuda.get_device_capability(device) < (7, 0):
+    nvidia = torch.version.hip is None
+    if nvidia and torch.cuda.get_device_capability(device) < (7, 0):
         return "torch.compile needs a Volta card (compute capability 7.0) or later: Triton does"
     if importlib.util.find_spec("triton") is None:
         return "torch.compile on a GPU needs Triton and found none: pip install triton"
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "Triton needs a C compiler to launch its kernels and found none: install gcc"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "Triton needs Python.h to launch its kernels and found none: install python3-dev"
     return None
 
 

@@ -14,6 +14,7 @@ import re
 import sys
 import sysconfig
 from collections import Counter
+from collections.abc import Mapping
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -48,6 +49,7 @@ SAVES = re.compile(  # a call of a package that writes, by its name
     r"image|histogram|figure|text)s?|log_(metric|artifact)s?)\(\)$"
 )
 OF_BUILTINS = {"print": "logging", "open": "io", "input": "wait"}
+SNAPSHOTS = frozenset(("locals", "vars", "dir", "eval", "exec"))  # they use a frame's `f_locals`
 CALL = 80  # characters of it that are kept
 
 
@@ -85,6 +87,31 @@ def kind_of(module: str) -> str:
             return KIND_OF[module]
         module = module.rpartition(".")[0]
     return ""
+
+
+def locals_of(frame: FrameType) -> Mapping[str, Any]:
+    """Return a frame's variables by name; {} where they cannot be read without a trace.
+
+    Up to Python 3.12 the frame of a function keeps what `f_locals` returned, and with it every
+    tensor of the step, until it is asked again: so that is emptied. Not where the function itself
+    calls `locals()`, which returns the same dict, nor under a debugger, which writes it back.
+    """
+    code = frame.f_code
+    if sys.version_info >= (3, 13) or not code.co_flags & inspect.CO_OPTIMIZED:
+        return frame.f_locals
+    if sys.gettrace() is not None or _uses_its_snapshot(code):
+        return {}
+    kept = frame.f_locals
+    names = dict(kept)
+    kept.clear()
+    return names
+
+
+@functools.lru_cache(4096)
+def _uses_its_snapshot(code: CodeType) -> bool:
+    """Return whether a function calls `locals()` or alike; `model.eval()` is not alike."""
+    loaded = (step for step in dis.get_instructions(code) if step.opname.startswith("LOAD_GLOBAL"))
+    return any(step.argval in SNAPSHOTS for step in loaded)
 
 
 def module_of_frame(frame: FrameType) -> str:
@@ -174,7 +201,7 @@ def _owner(node: ast.expr, frame: FrameType) -> str:
 def _looked_up(node: ast.expr, frame: FrameType) -> Any:
     """Return the object that a name, or a name in a module, stands for; None where unknown."""
     if isinstance(node, ast.Name):
-        for names in (frame.f_locals, frame.f_globals, frame.f_builtins):
+        for names in (locals_of(frame), frame.f_globals, frame.f_builtins):
             if node.id in names:
                 return names[node.id]
     elif isinstance(node, ast.Attribute):

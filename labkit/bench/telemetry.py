@@ -7,6 +7,7 @@ events to its log until the supervisor ends it. A metric that is not here is Non
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import sys
@@ -20,14 +21,26 @@ from typing import Any
 import psutil
 import pynvml
 
+from labkit import quotas
 from labkit.bench.process import die_with, wait_for_run
 from labkit.process.events import FILE_NAME, EventLog, now_ns
 
 PERIOD_S = 0.2
+THIN_AFTER_S = 3_600.0  # a run of days must not fill the disk
+MOST_OUTSIDE = 14_400  # samples from outside that are kept: an hour of them, then every other one
 SAMPLE_S, LOOK_S = 0.25, 0.04  # outside: between samples; between looks at processes' states
 WORKER = "pt_data_worker"  # the name that torch gives its loader workers (Linux)
 SPAWNED = "multiprocessing"  # in the command line of a worker that was spawned or forkserved
+NAMED_EVERY = 25  # samples between two looks at what else uses the cores: 5 s
+NAMED_FIRST = 5  # the sample with the first of them: runs may last seconds only
+MOST_NAMED = 3
+LEAST_CORES = 0.1  # that a program uses, to be named
 NO_WORKERS = ("resource_tracker", "forkserver import", "resource_sharer")
+
+
+def period_s(age_s: float) -> float:
+    """Return the time between samples of a run of that age: all of them are at most two hours'."""
+    return PERIOD_S * max(1.0, age_s / THIN_AFTER_S) ** 2
 
 
 def wait_for(path: Path, names: tuple[str, ...]) -> list[dict]:
@@ -52,12 +65,13 @@ class CpuMeter:
         self.spent_s: dict[int, float] = {}  # CPU time of each of the run's processes so far
         self.waited: dict[str, int] = {}  # ns that each of their threads stood in line for a core
         self.read_at = time.monotonic()
+        self.cores = quotas.cpu_cores().of  # what the shares are of
         psutil.cpu_percent()
 
     def read(self) -> dict[str, Any]:
         """Return {cpu, own_cpu, line_cpu: shares of all cores used and waited for; rss_gib}."""
         own = rss = line = None  # where one of them has just ended
-        count = psutil.cpu_count() or 1
+        count = self.cores
         with contextlib.suppress(psutil.Error):
             family = self._family()
             rss = round(sum(process.memory_info().rss for process in family) / 2**30, 4)
@@ -88,6 +102,47 @@ def _in_line_ns(pid: int) -> Iterator[tuple[str, int]]:
     for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             yield str(path), int(path.read_text().split()[1])
+
+
+class OtherPrograms:
+    """The programs outside of the run that use the machine's cores most."""
+
+    def __init__(self, own: set[int]):
+        """`own` are the processes that, with all that they started, are the run."""
+        self.own = own
+        self.spent_s = self._spent_s()
+        self.read_at = time.monotonic()
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return `pid`, `name` and `cores` of those since the last call, the busiest first."""
+        spent_s = self._spent_s()
+        now = time.monotonic()
+        elapsed_s = max(1e-9, now - self.read_at)
+        cores = {pid: (s - self.spent_s.get(pid, 0.0)) / elapsed_s for pid, s in spent_s.items()}
+        self.spent_s = spent_s
+        self.read_at = now
+        busiest = sorted(cores, key=lambda pid: -cores[pid])[:MOST_NAMED]
+        return [
+            {"pid": pid, "name": _name_of(pid), "cores": round(cores[pid], 2)}
+            for pid in busiest
+            if cores[pid] >= LEAST_CORES
+        ]
+
+    def _spent_s(self) -> dict[int, float]:
+        """Return the CPU time of each process outside of the run, s."""
+        parents = {}
+        spent_s = {}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error), process.oneshot():
+                times = process.cpu_times()
+                parents[process.pid] = process.ppid()
+                spent_s[process.pid] = times.user + times.system
+        return {pid: s for pid, s in spent_s.items() if not self._is_own(pid, parents)}
+
+    def _is_own(self, pid: int, parents: dict[int, int]) -> bool:
+        while pid in parents and pid not in self.own and parents[pid] != pid:
+            pid = parents[pid]
+        return pid in self.own
 
 
 class GpuMeter:
@@ -131,15 +186,25 @@ class GpuMeter:
         self.seen_us = max((s.timeStamp for s in fresh), default=self.seen_us)
         return [(s.timeStamp * 1000 - self.epoch_ns, s.sampleValue.uiVal / 100) for s in fresh]
 
-    def _others(self) -> int | None:
-        """Return how many other processes have a compute context on the card, idle or not.
+    def _other_pids(self) -> set[int] | None:
+        """Return the other processes with a compute context on the card, idle or not.
 
         None while the run is not among those listed: it has no context yet, or the driver tells
         process ids of another namespace (the host's, in a container).
         """
         listed = {p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(self.card)}
         others = {pid for pid in listed if not self._is_own(pid)}
-        return len(others) if others != listed else None
+        return others if others != listed else None
+
+    def _others(self) -> int | None:
+        """Return how many other processes have a compute context on the card."""
+        others = self._other_pids()
+        return None if others is None else len(others)
+
+    def named_others(self) -> list[dict[str, Any]]:
+        """Return `pid` and `name` of the other processes on the card; [] where none are known."""
+        others = _ask(self._other_pids) or ()
+        return [{"pid": pid, "name": _name_of(pid)} for pid in sorted(others)]
 
     def _others_sm(self) -> float | None:
         """Return the share of the time (0 to 1) in which kernels of others ran, since last asked.
@@ -167,6 +232,13 @@ class GpuMeter:
         with contextlib.suppress(psutil.Error):
             return any(parent.pid == self.own_pid for parent in psutil.Process(pid).parents())
         return False
+
+
+def _name_of(pid: int) -> str:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).name()
+    name = _ask(lambda: pynvml.nvmlSystemGetProcessName(pid))
+    return Path(name).name if isinstance(name, str) else "a process"
 
 
 class GpmMeter:
@@ -228,6 +300,7 @@ class Outside:
 
     def __init__(self, pid: int):
         self.root, self.samples = psutil.Process(pid), []
+        self.period_s = SAMPLE_S
         self.spent: dict[tuple[int, float], float] = {}  # CPU seconds of each process so far
         self.start = self.before = time.monotonic()
         self.ended = threading.Event()
@@ -251,12 +324,19 @@ class Outside:
         while not self.ended.is_set():
             with contextlib.suppress(psutil.Error):  # it has just ended
                 family = [self.root, *self.root.children(recursive=True)]
-                self.samples.append(self._sample(family, self._states(family), cards))
+                self._keep(self._sample(family, self._states(family), cards))
+
+    def _keep(self, sample: Sample) -> None:
+        """Keep a sample; of too many every other one, and from now on at that pace."""
+        self.samples.append(sample)
+        if len(self.samples) >= MOST_OUTSIDE:
+            del self.samples[::2]
+            self.period_s *= 2
 
     def _states(self, family: list[psutil.Process]) -> dict[int, float]:
         """Look at every process for a while: {pid: share of looks in which it had work}."""
         seen: dict[int, list[bool]] = {}
-        until = self.before + SAMPLE_S
+        until = self.before + self.period_s
         while not self.ended.wait(LOOK_S) and time.monotonic() < until:
             for process in family:
                 with contextlib.suppress(psutil.Error):
@@ -290,7 +370,7 @@ class Outside:
             workers=sum(cores[pid] for pid in workers), worker_count=len(workers),
             workers_run=sum(states.get(pid, 0.0) for pid in workers) / max(1, len(workers)),
             others=sum(cores[pid] for pid in cores.keys() - workers - {main}),
-            machine=psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1), gpus=gpus,
+            machine=psutil.cpu_percent() / 100 * quotas.cpu_cores().of, gpus=gpus,
         )  # fmt: skip
 
 
@@ -313,10 +393,17 @@ def main(parent: int) -> None:
             meters.append(GpuMeter(uuid, hello["pid"]))
         except Exception as error:  # no driver, another version, a card that is lost
             log.write("no_nvml", why=f"{type(error).__name__}: {error}")
-    due = time.monotonic()
-    while True:
+    programs = OtherPrograms({hello["pid"], parent})
+    begun = due = time.monotonic()
+    named: list[dict[str, Any]] = []
+    for count in itertools.count():
         log.write("telemetry", **{k: v for meter in meters for k, v in meter.read().items()})
-        due += PERIOD_S  # from when it was due: no drift
+        if len(meters) > 1 and (found := meters[1].named_others()) != named:
+            named = found
+            log.write("on_the_card", processes=named)
+        if count % NAMED_EVERY == NAMED_FIRST and (busiest := programs.read()):
+            log.write("beside", processes=busiest)
+        due += period_s(due - begun)  # from when it was due: no drift
         time.sleep(max(0.0, due - time.monotonic()))
 
 

@@ -106,7 +106,10 @@ class Text(Dataset):
 
 
 class EndlessShuffle(Sampler):
-    """Shuffled epochs without end, as (draw, index): the n-th sample whatever the workers."""
+    """Shuffled epochs without end, as (draw, index): the n-th sample whatever the workers.
+
+    The order is that of DataLoader(shuffle=True) behind torch.manual_seed(seed).
+    """
 
     def __init__(self, count: int, seed: int, rank: int = 0, ranks: int = 1):
         self.count, self.seed, self.rank, self.ranks = count, seed, rank, ranks
@@ -115,9 +118,19 @@ class EndlessShuffle(Sampler):
         return itertools.islice(enumerate(self._rows()), self.rank, None, self.ranks)
 
     def _rows(self) -> Iterator[Any]:
-        rng = random.Random(self.seed)
-        while True:
-            yield from rng.sample(range(self.count), self.count)
+        drawn = torch.Generator().manual_seed(self.seed)
+        while True:  # a loader draws a seed for its workers, then RandomSampler one for its order
+            _seed_of_workers = torch.empty((), dtype=torch.int64).random_(generator=drawn)
+            seed = torch.empty((), dtype=torch.int64).random_(generator=drawn)
+            order = torch.Generator().manual_seed(int(seed))
+            yield from torch.randperm(self.count, generator=order).tolist()
+
+
+def shuffled(count: int, seed: int) -> Iterator[int]:
+    """Yield the indices below `count` in random order, epoch after epoch without end."""
+    rng = random.Random(seed)
+    while True:
+        yield from rng.sample(range(count), count)
 
 
 class Ordered(EndlessShuffle):
@@ -128,7 +141,8 @@ class Ordered(EndlessShuffle):
         self.text, self.size = text, job.batch_size * self.ranks
 
     def _rows(self) -> Iterator[Any]:
-        documents, size = super()._rows(), self.size
+        documents = shuffled(self.count, self.seed)
+        size = self.size
         lengths, packs = self.text.lengths, self.text.batching == "packed"
         for turn in itertools.count():
             pool = list(itertools.islice(documents, POOL * size))

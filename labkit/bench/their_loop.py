@@ -20,6 +20,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from labkit import quotas
+from labkit.bench import stack
 from labkit.process.events import now_ns
 
 READ = ("num_workers", "batch_size", "pin_memory", "prefetch_factor", "persistent_workers")
@@ -171,9 +173,11 @@ def machine_and_clock(write: Callable[..., None]) -> tuple[dict[str, Any], Devic
             clock = DeviceClock(EventPool(device), write)
         return machine.describe(device), clock
     name = platform.processor() or platform.machine()
+    cores = quotas.cpu_cores()
     return {
         "device": "cpu", "kind": "cpu", "name": name, "cpu_name": name,
-        "cpu_cores": os.cpu_count(), "os": f"{platform.system()} {platform.release()}",
+        "cpu_cores": cores.count, "host_cores": cores.of, "cores_limit": cores.limit,
+        "os": f"{platform.system()} {platform.release()}",
         "versions": {"python": platform.python_version()},
     }, None  # fmt: skip
 
@@ -214,7 +218,7 @@ class Growth:
         """Look at the frame of the code `loop`, which called what `frame` runs."""
         while frame is not None and frame.f_code is not loop:
             frame = frame.f_back
-        names = dict(frame.f_locals) if frame is not None else {}
+        names = dict(stack.locals_of(frame)) if frame is not None else {}
         if hasattr(owner := names.get("self"), "__dict__"):
             names |= {f"self.{name}": value for name, value in vars(owner).items()}
         for name, value in names.items():

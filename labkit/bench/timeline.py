@@ -38,6 +38,33 @@ class EventPool:
         return event
 
 
+CHECKS = 3  # pairs of events, before a run trusts them
+EVENT_PATIENCE_S = 5.0  # the first operation on a device may have to be compiled
+
+
+def why_no_events(device: torch.device) -> str | None:
+    """Return why pairs of timing events cannot be trusted on `device`; None where they can.
+
+    On MPS they may come in reverse order or never pass (github.com/pytorch/pytorch/issues/196395).
+    """
+    events = EventPool(device)
+    block = torch.ones(512, 512, device=device)
+    for _ in range(CHECKS):
+        begin = time.monotonic()
+        start = events.record()
+        block @ block
+        end = events.record()
+        while not end.query():
+            if time.monotonic() - begin > EVENT_PATIENCE_S:
+                return f"an event had not passed after {EVENT_PATIENCE_S:g} s"
+            time.sleep(1e-3)
+        took_ms = start.elapsed_time(end)
+        most_ms = (time.monotonic() - begin) * 1e3
+        if not 0 < took_ms <= most_ms:
+            return f"events say {took_ms:.3g} ms of what took {most_ms:.3g} ms at most"
+    return None
+
+
 class HostTimeline(StepRing):
     """Steps of a device that runs while the host waits: the CPU."""
 
@@ -75,6 +102,26 @@ class HostTimeline(StepRing):
 
     def finish(self) -> None:
         """Nothing is in flight on a CPU."""
+
+
+class WaitingTimeline(HostTimeline):
+    """Steps of a device whose events cannot be trusted: the host waits for each copy and step."""
+
+    def __init__(self, folder: str | Path, device: torch.device):
+        super().__init__(folder)
+        self.device = device
+        self.computing = now_ns  # the thread's CPU time is not that of the compute
+        self.until_read = 2**62
+
+    def copied(self) -> int:
+        """Wait for the copy; return the host's time."""
+        torch.accelerator.synchronize(self.device)
+        return now_ns()
+
+    def step(self, *stamps: Any) -> int:
+        """Wait for the step, and record it."""
+        torch.accelerator.synchronize(self.device)
+        return super().step(*stamps)
 
 
 class DeviceTimeline(StepRing):
@@ -159,4 +206,9 @@ class DeviceTimeline(StepRing):
 
 def make_timeline(log: EventLog, folder: Path, device: torch.device) -> Any:
     """Return the timeline that fits `device`, writing to the run in `folder`."""
-    return HostTimeline(folder) if device.type == "cpu" else DeviceTimeline(folder, log, device)
+    if device.type == "cpu":
+        return HostTimeline(folder)
+    if device.type != "cuda" and (why := why_no_events(device)):
+        log.write("clock", why=why)
+        return WaitingTimeline(folder, device)
+    return DeviceTimeline(folder, log, device)

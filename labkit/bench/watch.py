@@ -21,6 +21,8 @@ from typing import Any
 
 import labkit
 from labkit.bench import lines, stack, their_loop
+from labkit.bench.loader_call import call_of
+from labkit.process import folders
 from labkit.process.events import NO_TOKENS, VERSION, EventLog, line_of, now_ns
 from labkit.wiring import Later
 
@@ -40,12 +42,23 @@ def say(text: str) -> None:
         print(f"labkit.watch: {text}", file=sys.stderr)
 
 
+def _in_trainer() -> bool:
+    """Return whether Hugging Face's Trainer runs the loop, so that its arguments set the loader."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "transformers.trainer":
+            return True
+        frame = frame.f_back
+    return False
+
+
 class Recorder:
     """Writes the run of one watched loader into `folder`. Also the process of its `Run`."""
 
     def __init__(self, folder: Path, loader: Any, model: Any = None):
         """`model`, where it is known, is what the loop trains: its first call is counted."""
         self.folder, self.pid, self.log = Path(folder), os.getpid(), EventLog(folder)
+        folders.in_use[self] = self.folder.absolute()
         self.lines: list[str] = []  # of steps, on their way to the log
         self.losses: dict[int, float] = {}  # of steps, where a framework tells them
         self.tokens: dict[int, list[int]] = {}  # of steps of text, and the real ones of them
@@ -63,14 +76,26 @@ class Recorder:
         self._current: Callable[[], Any] = lambda: None  # a reference to the `Pass`
         self.told = ""  # why no stack was sampled, as the log has it
         self.how, self.failed, self.closed, self.opened_ns = "", None, False, now_ns()
-        self.call = None if model is None else flops.FirstCall(model)
+        self.call: Any = None  # of the model, whose FLOPs are counted
+        if model is not None:
+            self.count(model)
+        code = None  # of the call that makes the loader
+        with contextlib.suppress(Exception):
+            code = call_of(loader, model)
         self.log.write(
             "spec", version=VERSION, run=self.folder.name, labkit=labkit.__version__,
             utc=datetime.now(timezone.utc).isoformat(timespec="seconds"), pipeline=self.knobs,
-            watched={"loader": type(loader).__name__, "length": self.length},
+            watched={"loader": type(loader).__name__, "length": self.length,
+                     "trainer": _in_trainer(), "code": code},
         )  # fmt: skip
         self.log.write("hello", pid=self.pid)
         (self.folder / lines.WATCHED).touch()
+
+    def count(self, model: Any) -> None:
+        """Count the FLOPs of the next training call of `model`, and of no other one."""
+        if self.call is not None:
+            self.call.hook.remove()
+        self.call = flops.FirstCall(model)
 
     def alive(self) -> bool:
         """Whether more may follow."""

@@ -17,6 +17,10 @@ from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import make_timeline
 from labkit.process.events import EventLog
 from labkit.process.family import hold
+from labkit.spec import quick_run
+
+QUICK_SHARE = 0.5  # of its time limit that a quick run takes
+QUICK_S = 1.0  # and at least so many seconds
 
 
 def do(spec: dict, folder: Path, log: EventLog) -> None:
@@ -42,6 +46,8 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog) -> None:
     """Set up the pipeline that `spec` describes, and train."""
     own = "source" in spec
     job, not_applied = resolve_config(spec["pipeline"], device, own_model=not own)
+    if quick_run() and not own:
+        shorten(job, not_applied)
     knobs = user_dataset.knobs_of(job, spec["source"]) if own else vars(job)
     log.write("job", pipeline=knobs, not_applied=not_applied)
     if own:
@@ -72,6 +78,13 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog) -> None:
         write_work(trainer, log)
 
 
+def shorten(job: Any, not_applied: dict[str, str]) -> None:
+    """Halve the time limit of a run, but for a second of it: LABKIT_QUICK=1 asks for that."""
+    if job.seconds is not None and job.seconds > QUICK_S:
+        job.seconds = max(QUICK_S, job.seconds * QUICK_SHARE)
+        not_applied["seconds"] = f"LABKIT_QUICK=1: {job.seconds:g} s"
+
+
 @contextlib.contextmanager
 def lines_of(batches: Any, folder: Path) -> Iterator[None]:
     """Sample the lines of the loop and its dataset, here and in the loader's workers."""
@@ -100,6 +113,8 @@ def begun(loader: Any, job: Any, log: EventLog) -> Iterator:
     """Begin to measure: start the loader's workers, and write who they are."""
     gc.enable()  # from here on, all is as in anybody's training
     log.write("begin", warmup=max(3, job.num_workers * (job.prefetch_factor or 0)))
+    if job.num_workers:
+        log.stage(f"starting {job.num_workers} loader workers")
     iterator = iter(loader)
     process.held.append(iterator)
     process.workers.extend(multiprocessing.active_children())

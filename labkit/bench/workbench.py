@@ -14,19 +14,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import torch
 from torch.utils.benchmark import Timer
 
+from labkit import quotas
 from labkit.bench import formats, machine
 from labkit.bench.resolve_config import compile_lacks
 from labkit.process.events import EventLog
-from labkit.spec import EXPERIMENTS, NOISY
+from labkit.spec import EXPERIMENTS, NOISY, quick_run
 
 MIN_TIME_S = 0.1  # of timing per point, where the experiment does not say otherwise
 MAX_KEPT = 200  # raw times kept of one point
 FILL_S = 2e-3  # calls in a row take this long, so that the wait at their end does not count
 ROUNDS = 7  # of several ways timed in turn
+QUICK_ROUNDS = 3  # the same, with LABKIT_QUICK=1
+QUICK_PART = 3  # of the timing of a point, with LABKIT_QUICK=1, one part in so many
 LAUNCHES = 20  # an operation takes as long as so many launches: at most a 20th of it is not its own
 LONGEST_S = 0.3  # of one call: a point takes a handful of calls, an experiment dozens of points
 SIDES = (1024, 2048, 4096, 8192)  # of square matrices
@@ -82,6 +84,8 @@ class Workbench:
             self._given = True
             work()
 
+        if quick_run():
+            min_time_s /= QUICK_PART
         self.synchronize()
         timer = Timer(
             "work()", globals={"work": work if self.on_cpu else given},
@@ -102,7 +106,7 @@ class Workbench:
     ) -> dict[str, list[float]]:
         """Return per way the s of one call, by round; `setting(name)` is entered off the clock."""
         calls, times = {}, {name: [] for name in ways}
-        for _ in range(ROUNDS):
+        for _ in range(QUICK_ROUNDS if quick_run() else ROUNDS):
             for name, work in ways.items():
                 with setting(name):
                     calls[name] = calls.get(name) or self.calls_to_fill(work)
@@ -182,8 +186,10 @@ class Workbench:
     def free_bytes(self) -> int:
         """Return the memory that is free on the device; of a CPU, the RAM that is available."""
         if self.device.type == "cuda":
-            return torch.cuda.mem_get_info(self.device)[0]
-        return psutil.virtual_memory().available
+            free = torch.cuda.mem_get_info(self.device)[0]
+            reserved = torch.cuda.memory_reserved(self.device)
+            return free + reserved - torch.cuda.memory_allocated(self.device)  # kept for reuse
+        return quotas.free_ram_bytes()
 
     def random_array(self, elements: int, device: torch.device | str | None = None) -> torch.Tensor:
         """Return (elements,) random float32 numbers: a million drawn, and repeated."""
