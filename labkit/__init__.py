@@ -23,6 +23,7 @@ _PUBLIC = {  # the public names, by the module of labkit that holds them
     "analysis.published": "public_trace published",
     "analysis.trace": "trace",
     "course.challenge": "challenge",
+    "course.claims": "check",
     "course.score": "guess mystery score",
     "course.slow_script": "same_training slow_script",
     "experiments.inference": "inference",

@@ -9,7 +9,19 @@ from typing import Any
 
 import labkit as lk
 from labkit.spec import RENDEZVOUS, Pipeline, parse_settings
-from labkit.terminal import PLOT, SAVE, SET, command, main, option, percent, progress, repeated
+from labkit.terminal import (
+    PLOT,
+    SAVE,
+    SET,
+    SEVERAL,
+    command,
+    main,
+    option,
+    progress,
+    repeated,
+    say,
+    share,
+)
 
 
 def pipeline_of(options: argparse.Namespace) -> Pipeline:
@@ -29,7 +41,7 @@ def machine(options: argparse.Namespace) -> Any:
     return lk.machine()
 
 
-@command(SET, SAVE, PLOT)
+@command(SEVERAL, SAVE, PLOT)
 def run(options: argparse.Namespace) -> Any:
     """Measure one pipeline.
 
@@ -52,7 +64,9 @@ def script(options: argparse.Namespace) -> Any:
       labkit script --set num_workers=4 --out train.py && python train.py
     """
     code = lk.script(pipeline_of(options))
-    return code, {"text": f"written: {code.save(options.out)}" if options.out else repr(code)}
+    if options.out is None:
+        return code, {"text": repr(code)}
+    return code, {"text": f"written: {code.save(options.out, options.force)}"}
 
 
 @command(
@@ -165,7 +179,7 @@ def tune(options: argparse.Namespace) -> Any:
         last = getattr(lk.tune, "last", None)
         if getattr(last, "winner", None) is None:
             raise
-        print("\nlabkit: interrupted; this is what was done by then", file=sys.stderr)
+        say("\nlabkit: interrupted; this is what was done by then")
         return last, {"code": 130}
 
 
@@ -186,7 +200,7 @@ def tune(options: argparse.Namespace) -> Any:
 def improve(options: argparse.Namespace) -> Any:
     """Fix what is on top, measure, ask again, until nothing is worth it.
 
-    A change stays only where it gains beyond the noise and the losses are the same.
+    A change stays only where it gains beyond the noise and the losses hold.
 
     examples:
       labkit improve --set io_ms=5 --may-change precision
@@ -245,8 +259,8 @@ def grade(options: argparse.Namespace) -> Any:
 @command(
     option("before", metavar="BEFORE", help="a saved run (.jsonl, .jsonl.gz, or a run's folder)"),
     option("after", metavar="AFTER", help="the same, later"),
-    option("--fail-if-slower", type=percent, metavar="5%", dest="limit",
-           help="exit with 1 where a step takes that much longer, beyond the noise"),
+    option("--fail-if-slower", type=share, metavar="5%", dest="limit",
+           help="exit with 1 where a step takes this share (0.05, 5%%) longer, beyond the noise"),
 )  # fmt: skip
 def diff(options: argparse.Namespace) -> Any:
     """Compare two runs: which part of a step got slower, beyond the noise of both.
@@ -283,7 +297,7 @@ def watch(options: argparse.Namespace) -> Any:
 
     found, text = watch_script(options.script, options.json, options.outside)
     if not options.json:
-        print(f"labkit watch: {text}", file=sys.stderr)
+        say(f"labkit watch: {text}")
         return found["exit_code"]
     return None, {"values": found, "code": found["exit_code"]}
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
+from labkit.results import saving
+from labkit.results.record import is_record
+from labkit.results.result import printable
 from labkit.spec import KNOBS
 
 START_HERE = """labkit COMMAND --help tells more about each, with examples.
@@ -45,6 +49,8 @@ def command(*options: Any) -> Callable:
         sub = COMMANDS.add_parser(name, help=help, description=help, epilog=more, **HOW)
         sub.add_argument("--json", action="store_true", help="print one JSON object on stdout")
         sub.set_defaults(command=run)
+        if any(flags[0] in WRITES and rules["metavar"] == "FILE" for flags, rules in options):
+            sub.add_argument("--force", action="store_true", help=FORCE)
         for flags, rules in options:
             sub.add_argument(*flags, **rules)
         return run
@@ -59,28 +65,44 @@ def option(*flags: str, **how: Any) -> tuple[tuple, dict]:
 
 def repeated(flag: str, metavar: str, help: str, **how: Any) -> tuple[tuple, dict]:
     """Return an option that may be given several times."""
-    return option(flag, action="append", metavar=metavar, help=help, **how)
+    return option(flag, **{"action": "append", "metavar": metavar, "help": help, **how})
 
 
 SET = repeated("--set", "KNOB=VALUE", "change a knob; may be repeated", default=[], dest="settings")
+# of a command without arguments, which several settings behind one --set would swallow
+SEVERAL = repeated(
+    "--set", "KNOB=VALUE", "change knobs: one or more; may be repeated",
+    action="extend", nargs="+", default=[], dest="settings",
+)  # fmt: skip
 SAVE = option("--save", metavar="FILE", help="keep the record (.jsonl or .jsonl.gz)")
 PLOT = option("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
+FORCE = "replace a file that is there and that labkit did not write"
+WRITES = ("--save", "--plot", "--out")
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a text, which may hold anybody's names, on `stream` (stderr if None)."""
+    print(printable(text), file=stream or sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     options = PARSER.parse_args(arguments)
     try:
+        if save := getattr(options, "save", None):  # before the run, not after it
+            saving.check(save, is_record, options.force)
+        if plot := getattr(options, "plot", None):
+            saving.check(plot, saving.is_figure, options.force)
         found = options.command(options)
         if isinstance(found, int):
             return found
         result, how = found if type(found) is tuple else (found, {})
         return show(options, result, **how)
     except (ValueError, RuntimeError, OSError) as error:
-        print(f"labkit: {error}", file=sys.stderr)
+        say(f"labkit: {error}")
         return 2 if isinstance(error, ValueError) else 1
     except KeyboardInterrupt:
-        print("labkit: interrupted", file=sys.stderr)
+        say("labkit: interrupted")
         return 130
 
 
@@ -92,13 +114,13 @@ def show(
     `values` (else the result's `to_dict()`) are printed as JSON, `text` (else its `str`) as text.
     """
     if getattr(options, "save", None):
-        result.save(options.save)
+        result.save(options.save, options.force)
     if getattr(options, "plot", None):
-        result.plot().savefig(options.plot)
+        saving.save_figure(result.plot(), options.plot, options.force)
     if options.json:
         print(json.dumps(result.to_dict() if values is None else values, allow_nan=False))
     else:
-        print(text or str(result))
+        say(text or str(result), sys.stdout)
     return code or int(getattr(result, "outcome", "") == "failed")
 
 
@@ -106,16 +128,19 @@ def progress(what: str) -> Callable[[int, int, str], None]:
     """Return what a long command calls with (done, total, what is next)."""
 
     def tell(done: int, total: int, name: str) -> None:
-        shown = "".join(c if c.isprintable() else " " for c in name)
-        print(f"labkit: {done} of {total} {what}; {shown}", file=sys.stderr)
+        say(f"labkit: {done} of {total} {what}; {' '.join(name.split())}")
 
     return tell
 
 
-def percent(text: str) -> float:
-    """Read "5%", "5" or "0.05" as 0.05."""
-    number = float(text.removesuffix("%"))
-    share = number / 100 if text.endswith("%") or number >= 1 else number
-    if not 0 <= share < 100:
-        raise ValueError
-    return share
+def share(text: str) -> float:
+    """Read a share of 0 to 1, "0.05" or "5%"; argparse shows the error."""
+    try:
+        number = float(text.removesuffix("%"))
+    except ValueError:
+        number = math.nan
+    number = number / 100 if text.endswith("%") else number
+    if not 0 <= number <= 1:  # NaN neither
+        what = f"{text!r} is not a share of 0 to 1: write 0.05 or 5% for five percent"
+        raise argparse.ArgumentTypeError(what)
+    return number

@@ -32,6 +32,7 @@ from labkit.course.challenge import REPEATS, Challenge
 from labkit.course.task import all_tasks
 from labkit.knobs import check_names
 from labkit.process import family
+from labkit.process.keys import without_keys
 from labkit.results.result import Result, Table
 
 MEMORY_BYTES = 4 * 2**30  # for a challenge's cells (RLIMIT_DATA)
@@ -197,7 +198,7 @@ def _run(path: Path, key: str, cells: Cells, timeout_s: float) -> tuple:
             log=logging.Logger("quiet", logging.CRITICAL + 1),
         )  # fmt: skip
         root = str(Path(labkit.__file__).parents[1])
-        environment = family.without_keys(os.environ) | {
+        environment = without_keys(os.environ) | {
             "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
             "IPYTHONDIR": os.path.join(place, "ipython"),  # no start-up files of the grader's
             "LABKIT_NO_SCORE": "1", "LABKIT_WARM": "0", family.MARK: place,

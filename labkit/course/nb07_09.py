@@ -145,10 +145,10 @@ STARVED = Pipeline(
 )  # fmt: skip
 
 KnobTask(
-    "08-two-fixes", "two fixes, two and a half times as fast",
-    "Choose only two fixes that make the slow script at least two and a half times as fast. Answer "
-    "with {'fixes': ['...', '...']}, of data, items, copies, launches, precision and memory.",
-    (faster(2.5),
+    "08-two-fixes", "two fixes, 1.7 times as fast",
+    "Choose only two fixes that make the slow script at least 1.7 times as fast. Answer with "
+    "{'fixes': ['...', '...']}, of data, items, copies, launches, precision and memory.",
+    (faster(1.7),
      Goal("fixes", lambda run, _: len(run.event("spec")["script"]["fixes"]), at_most=2)),
     ("What was on top of the very first diagnosis?", "And what was there when that was fixed?"),
     SlowScript(), {"fixes": ("items", "copies")},  # on a GPU "data" and "items" are not enough

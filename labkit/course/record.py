@@ -22,6 +22,7 @@ from typing import Any
 from labkit.course.slow_script import stages
 from labkit.experiments import EXPERIMENTS, Experiment
 from labkit.knobs import check_names
+from labkit.results import saving
 from labkit.results.launch import launch
 from labkit.results.machine import machine
 from labkit.results.record import read_record
@@ -43,8 +44,8 @@ WHOLE = (
 )
 KEYS = {
     "spec": "version run utc labkit pipeline experiment params script",
-    "machine": "device kind name memory_gib cpu_name cpu_cores ram_gib shm_gib threads os sm_count "
-    "compute_capability driver pcie versions",
+    "machine": "device kind name memory_gib cpu_name cpu_cores host_cores cores_limit ram_gib "
+    "shm_gib threads os sm_count compute_capability driver pcie versions",
     "job": "pipeline not_applied",
     "error": "kind message",
 }
@@ -205,11 +206,9 @@ def ship(source: Path, target: Path, *, name: str, title: str) -> None:
     names = {name for name in names if len(name) > 1 and name not in ("root", "localhost")}
     spec, *events = (_clean(event, names) for event in _kept(read_record(source)))
     target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_suffix(".part")
-    with gzip.GzipFile(unfinished, "wb", mtime=0) as file:
+    with saving.replacing(target) as out, gzip.GzipFile("", "wb", fileobj=out, mtime=0) as file:
         for event in [spec | {"name": name, "title": title}, *events]:
             file.write(json.dumps(event, separators=(",", ":"), allow_nan=False).encode() + b"\n")
-    unfinished.replace(target)  # an interrupt leaves no half record
 
 
 def _kept(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import math
 import os
 import random
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,6 +24,8 @@ from typing import Any
 from labkit.course import faultset
 from labkit.course.faultset import NAMES
 from labkit.knobs import check_names
+from labkit.process import family, folders
+from labkit.results import saving
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
 
@@ -28,33 +33,106 @@ FILE_NAME = "labkit-score.json"
 KINDS = ("guesses", "challenges", "mysteries")
 QUIET = ("PYTEST_CURRENT_TEST", "LABKIT_NO_SCORE")  # set where nobody is playing
 
-_session: dict[str, dict[str, Any]] = {}
+LOCK_WAIT_S = 2.0  # for another notebook that writes; longer than that it cannot take
+
+_unwritten: dict[str, dict[str, Any]] = {}  # what the file could not be given, of this session
+
+
+class BrokenScore(ValueError):
+    """A file that is not a score file."""
 
 
 def keep(kind: str, name: str, **values: Any) -> None:
-    """Remember `values` of one guess, challenge or mystery; never raises."""
-    book = read()
-    book[kind].setdefault(name, {}).update(values)
-    if not any(name in os.environ for name in QUIET):
-        with contextlib.suppress(OSError, ValueError):  # a folder that is read-only
-            unfinished = Path(f"{FILE_NAME}.part")
-            unfinished.write_text(json.dumps(book, indent=1, allow_nan=False), encoding="utf-8")
-            unfinished.replace(FILE_NAME)
-            return
-    _session.update(book)
+    """Remember `values` of one guess, challenge or mystery; never raises.
+
+    What other notebooks wrote meanwhile stays. A file that cannot be read is renamed, to end in
+    ".bad", and a new one begun.
+    """
+    entry = _unwritten.setdefault(kind, {}).setdefault(name, {})
+    for key, value in values.items():
+        finite = not isinstance(value, float) or math.isfinite(value)  # JSON has no others
+        entry[key] = value if finite else None
+    if _nobody_plays():
+        return
+    with contextlib.suppress(OSError, ValueError), _locked():  # a folder that is read-only
+        try:
+            book = _stored()
+        except BrokenScore:
+            _put_aside(Path(FILE_NAME))
+            book = {}
+        text = json.dumps(_merged(book), indent=1, default=str)
+        with saving.replacing(FILE_NAME) as file:
+            file.write(text.encode())
+        _unwritten.clear()
 
 
 def read() -> dict[str, dict[str, Any]]:
     """Return {kind: {name: values}}; anything that is not a score file counts as none."""
-    found: Any = _session
-    if not _session and not any(name in os.environ for name in QUIET):
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            found = json.loads(Path(FILE_NAME).read_text(encoding="utf-8"))
+    book: dict[str, Any] = {}
+    if not _nobody_plays():
+        with contextlib.suppress(OSError, BrokenScore):
+            book = _stored()
 
     def entries(of: Any) -> dict[str, Any]:
         return {n: v for n, v in of.items() if isinstance(v, dict)} if isinstance(of, dict) else {}
 
-    return {kind: entries(entries(found).get(kind)) for kind in KINDS}
+    merged = _merged(book)
+    return {kind: entries(merged.get(kind)) for kind in KINDS}
+
+
+def _nobody_plays() -> bool:
+    return any(name in os.environ for name in QUIET)
+
+
+def _stored() -> dict[str, Any]:
+    """Return what is in the file, {} where there is none; or raise BrokenScore, OSError."""
+    try:
+        text = Path(FILE_NAME).read_bytes()
+    except FileNotFoundError:
+        return {}
+    try:
+        book = json.loads(text or b"{}", parse_constant=lambda _: None)
+    except (ValueError, RecursionError) as error:
+        raise BrokenScore(f"{FILE_NAME}: {error}") from None
+    if not isinstance(book, dict) or not all(isinstance(book.get(k, {}), dict) for k in KINDS):
+        raise BrokenScore(f"{FILE_NAME}: not a score file.")
+    return book
+
+
+def _merged(book: dict[str, Any]) -> dict[str, Any]:
+    """Return the `book` with what of this session is not in it yet."""
+    merged = dict(book)
+    for kind, entries in _unwritten.items():
+        merged[kind] = dict(merged.get(kind) or {})
+        for name, values in entries.items():
+            before = merged[kind].get(name)
+            merged[kind][name] = {**(before if isinstance(before, dict) else {}), **values}
+    return merged
+
+
+def _put_aside(broken: Path) -> None:
+    """Rename a file that cannot be read to a name that is free."""
+    aside = Path(f"{broken}.bad")
+    number = 1
+    while aside.exists():
+        number += 1
+        aside = Path(f"{broken}.bad{number}")
+    broken.rename(aside)
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    """Keep other notebooks in this folder from writing within the block, for a moment."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # then without
+            name = hashlib.sha256(os.fsencode(os.getcwd())).hexdigest()[:16]
+            folder = folders.home() / "locks"
+            folder.mkdir(exist_ok=True)
+            file = held.enter_context(open(folder / f"{name}.score", "ab"))
+            deadline = time.monotonic() + LOCK_WAIT_S
+            while not family.try_lock(file.fileno()) and time.monotonic() < deadline:
+                time.sleep(0.01)
+        yield
 
 
 # -- guesses ---------------------------------------------------------------------------------------
@@ -70,6 +148,7 @@ class Guess(Result):
     measured: Any = None
     predicted: float | None = None
     late: bool = False  # the run was there before the guess
+    refused: str = ""  # why what was given is no guess
 
     def settle(self, measured: Any, *, of: str = "utilization", predicted: Any = None) -> Guess:
         """Compare the guess with what was measured, and with what the kit `predicted`.
@@ -111,20 +190,21 @@ class Guess(Result):
             "points": late if self.points is None else f"{self.points} of 3",
         }
         shown = [(name, text(value)) for name, value in rows.items() if value is not None]
-        return Table(shown, title=self.question, left=(0, 1))
+        return Table(shown, title=self.question, foot=(self.refused,), left=(0, 1))
 
 
 def guess(question: str, value: Any = None) -> Guess:
     """Write a guess down, before the run that settles it: `bet.settle(run)` afterwards.
 
-    `question` says what is guessed, with its unit. `value` is a finite number or a choice (a text),
-    otherwise ValueError; None or `...` skips it.
+    `question` says what is guessed, with its unit. `value` is a finite number or a choice (a text);
+    None or `...` skips it. Anything else is no guess, and the table says so.
     """
-    value = None if value is ... else value
-    if value is not None:
-        if not _sound(value):
-            raise ValueError(f"guess {value!r}: give a number, a text, or None to skip it.")
-        keep("guesses", str(question), guess=value, measured=None)
+    if value is None or value is ...:
+        return Guess(str(question), None)
+    if not _sound(value):
+        why = f"{value!r} is no guess: give a number, a text, or None to skip it."
+        return Guess(str(question), None, refused=why)
+    keep("guesses", str(question), guess=value, measured=None)
     return Guess(str(question), value)
 
 
@@ -170,12 +250,15 @@ class Mystery:
     def answer(self, bottleneck: str) -> str:
         """Return whether `bottleneck` is what was planted; at the third try, also what it was.
 
-        The score keeps the tries until then. `...` stands for no answer yet; ValueError for an
-        unknown bottleneck.
+        The score keeps the tries until then. `...` stands for no answer yet; an unknown word is no
+        try, and the names to choose from are returned.
         """
-        if bottleneck is ...:
+        if bottleneck is None or bottleneck is ...:
             return "No answer yet."
-        check_names([bottleneck], NAMES, "bottleneck")
+        try:
+            check_names([bottleneck], NAMES, "bottleneck")
+        except ValueError as unknown:
+            return str(unknown)
         right = bottleneck == self._case.fault.expected
         self.tries += 1
         if not self._over:

@@ -39,7 +39,8 @@ class Files(JpegFiles):
     def __getitem__(self, ticket: tuple[int, int]) -> tuple[torch.Tensor, int]:
         pixels, label = super().__getitem__(ticket)
         if not self.lean:  # the habits of many a dataset: parse all, build objects, loop
-            label = [SimpleNamespace(**r) for r in json.loads(self.manifest)][ticket[1]].label
+            rows = [SimpleNamespace(**row) for row in json.loads(self.manifest)]
+            label = rows[ticket[1] % COUNT].label
             rows = pixels.permute(1, 2, 0).tolist()  # (px, px, 3) as Python lists
             channels = [[[pixel[c] for pixel in row] for row in rows] for c in range(3)]
             pixels = torch.tensor(channels, dtype=torch.uint8)

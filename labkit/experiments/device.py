@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from labkit import quotas
 from labkit.experiments.measure import formats, machine, page, primitives, style, torch
 from labkit.spec import experiment, knob
 from labkit.wiring import Later
@@ -56,7 +57,7 @@ def anatomy(job: Any, bench: Any) -> None:
             facts["pcie_generation"] = pynvml.nvmlDeviceGetMaxPcieLinkGeneration(card)
             facts["pcie_width"] = pynvml.nvmlDeviceGetMaxPcieLinkWidth(card)
     elif bench.on_cpu:
-        facts = {"cores": machine.cpu_cores(), "threads": torch.get_num_threads(),
+        facts = {"cores": quotas.cpu_cores().count, "threads": torch.get_num_threads(),
                  "vectors": torch.backends.cpu.get_cpu_capability()}  # fmt: skip
     else:
         bench.skip("device", f"torch tells nothing about the inside of {bench.device.type}")
@@ -111,7 +112,7 @@ def one_thread(job: Any, bench: Any) -> None:
         return one_on_card(job, bench)
     if not bench.on_cpu:
         return bench.skip("one thread", f"no kernel of one thread for {bench.device.type}")
-    before, cores = torch.get_num_threads(), machine.cpu_cores()
+    before, cores = torch.get_num_threads(), quotas.cpu_cores().count
     a, b = torch.randn(2, N, N)
     for threads in dict.fromkeys([1, cores]):
         torch.set_num_threads(threads)

@@ -5,6 +5,8 @@ bytes / bandwidth at the least, and FLOPs / rate where that is more: then it is 
 et al., "Efficiently Scaling Transformer Inference", MLSys 2023, section 2). FLOPs are those of the
 matrix products: 2 a weight and token, 4 x width a pair of tokens in each block. On a CPU, products
 of few rows are far slower than large ones, and take weights no faster than one row's: both timed.
+On CUDA, PyTorch's product with int8 weights is a plain kernel (a thread an output in most versions:
+aten/src/ATen/native/cuda/int8mm.cu), which is not bandwidth-bound.
 """
 
 from __future__ import annotations
@@ -20,7 +22,16 @@ import numpy as np
 from labkit.analysis import knee
 from labkit.analysis.efficiency import of_peak
 from labkit.experiments.device import side
-from labkit.experiments.measure import loop, model_size, models, page, primitives, style, torch
+from labkit.experiments.measure import (
+    loop,
+    machine,
+    model_size,
+    models,
+    page,
+    primitives,
+    style,
+    torch,
+)
 from labkit.results.measurements import Measurements
 from labkit.results.result import Result, Table
 from labkit.spec import experiment, knob
@@ -28,13 +39,19 @@ from labkit.spec import experiment, knob
 NUMBER_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}  # of a weight
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "bfloat16"}  # of what is computed with
 LENGTH = {True: 64, False: 1024}  # on a CPU, whose attention reads at half the bandwidth; on a GPU
-DEPTH_ON_GPU, PAST = 8, 2  # on a CPU int8 weights take so many times its last-level cache
+DEPTH_ON_GPU = 8
+WEIGHTS_SHARE = 1 / 4  # of the memory that is free on a GPU, at most, for FP32 weights
+PAST = 2  # on a CPU int8 weights take so many times its last-level cache
 VOCABULARY, STEPS = 256, 100  # a 99th percentile of fewer would be their maximum
 SECONDS = {True: 1.5, False: 0.3}  # of steps for batch 1, and for each other batch
 LONGEST_S = 0.3  # of a step: larger batches are not tried
 HELD = 4  # times a thin product's weights fit the last-level cache
 CACHE_SHARE = 1 / 8  # of the memory that is free, at most, for the cache
 NEAR = 1.2  # compute-bound: FLOPs take so many times as long as the weights, beyond the noise
+INT8_ON_CUDA = (
+    "int8 on CUDA: PyTorch's own product is a plain kernel that is not bandwidth-bound: half the "
+    "bytes of bf16 are not half the time"
+)
 BEYOND = 2  # larger batches are not tried once FLOPs take so many times as long as the weights
 
 
@@ -55,8 +72,8 @@ BEYOND = 2  # larger batches are not tried once FLOPs take so many times as long
 def inference(job: Any, bench: Any) -> None:
     """Measure the roofs, then each format's prefill and decode steps, then an image model."""
     cache = max(bench.cache_bytes().values(), default=2**25)
-    enough = -(-PAST * cache // (12 * job.width**2)) if bench.on_cpu else DEPTH_ON_GPU
-    job.length, job.depth = job.length or LENGTH[bench.on_cpu], job.depth or enough
+    job.length = job.length or LENGTH[bench.on_cpu]
+    job.depth = job.depth or depth_for(job.width, cache, bench)
     names = [n for n in job.formats or NUMBER_BYTES if n != "int8"]
     names = bench.usable(names) + ["int8"] * ("int8" in (job.formats or NUMBER_BYTES))
     with torch.inference_mode():
@@ -68,9 +85,21 @@ def inference(job: Any, bench: Any) -> None:
             except (RuntimeError, NotImplementedError, AttributeError) as error:
                 if name != "int8":
                     raise
-                bench.skip("int8", f"this torch has no such product here: {str(error)[:120]}")
+                bench.skip("int8", f"{type(error).__name__}: {machine.in_words(error)}")
     autograd(bench)
     images(job, bench)
+
+
+def depth_for(width: int, cache_bytes: int, bench: Any) -> int:
+    """Return how many blocks make weights that pass a CPU's cache, or that a GPU has room for.
+
+    On a GPU as many as leave room for the caches of several sequences beside FP32 weights.
+    """
+    block = 12 * width**2  # weights
+    if bench.on_cpu:
+        return -(-PAST * cache_bytes // block)
+    fit = int(WEIGHTS_SHARE * bench.free_bytes()) // (block * NUMBER_BYTES["fp32"])
+    return max(1, min(DEPTH_ON_GPU, fit))
 
 
 def roofs(bench: Any, names: list[str]) -> dict[str, Any]:
@@ -303,7 +332,9 @@ class Inference(Result):
                 f"tokens in its cache: {size['weights_bytes'] / 1e6:,.0f} MB of weights",
                 f"reading memory: {self.gb_per_s:.3g} GB/s; MFU of prefill: {said}",
                 modes and f"a small decoder's forward pass: {modes}",
+                "int8" in mfu and self.measured.machine.kind == "gpu" and INT8_ON_CUDA,
                 *map(self.verdict, list(mfu)[1:])]  # fmt: skip
+        foot = [line for line in foot if line]
         if self.image_knee:
             foot.append(f"image model, latency against throughput: {self.image_knee.line}")
         return Table(rows, head, self.headline, foot, left=(0, 2, 7))

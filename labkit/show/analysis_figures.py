@@ -48,7 +48,7 @@ def curves(run: Run) -> list[Curve]:
 def draw_instruments(instruments: Instruments) -> Figure:
     """Draw a row per instrument, its readings as a line over the device's teeth."""
     run = instruments.run
-    end = run.busy[-1, 1]
+    end = run.length_s
     rows: dict[tuple, list[Reading]] = {}  # those with the same readings in one
     for reading in instruments:
         if len(reading.shares) and reading.times_s[0] < end:

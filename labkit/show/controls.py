@@ -14,7 +14,7 @@ import anywidget
 import ipywidgets as widgets
 import traitlets
 
-from labkit.analysis.prediction import Prediction, predict
+from labkit.analysis.prediction import NOT_COMPARABLE, Prediction, outcome_of, predict
 from labkit.knobs import Knob
 from labkit.results.event_log import EventLogResult
 from labkit.results.run import Run
@@ -213,10 +213,12 @@ class Ghost(widgets.HTML):
         said = f"<b>Expected:</b> {rate / before.throughput:.2g}x the last run; "
         said += f"limit: {found.limit}."
         if came:
-            inside = "inside" if low[0] <= came.throughput <= high[0] else "outside"
             said = f"<b>Predicted {rate:,.0f}, came {came.throughput:,.0f} samples/s:</b> "
-            said += f"{rate / came.throughput - 1:+.0%}, {inside} the range; "
-            said += f"busy {100 * (busy - came.utilization):+.0f} points."
+            said += outcome_of(found, came)
+            if NOT_COMPARABLE not in said:
+                inside = low[0] <= came.throughput <= high[0]
+                said += f", {'inside' if inside else 'outside'} the range"
+            said += "."
         looks = {name: f"border-left:{MARKS[name]}" for name in marks}
         legend = "".join(f"<span style='{look}'>{name}</span>" for name, look in looks.items())
         top = 1.05 * max(high[0], *(rate for rate, _ in marks.values()))
@@ -234,7 +236,8 @@ class Ghost(widgets.HTML):
 
 def expected(run: Run, asked: Pipeline) -> Prediction | None:
     """Predict what `asked` would bring from what `run` measured; None where nothing differs."""
-    old, new = run.asked.filled(), asked.filled()
+    here = (run.machine.kind == "gpu", run.machine.cpu_cores or 1)
+    old, new = run.asked.filled(*here), asked.filled(*here)
     changes = {name: value for name, value in new.items() if old[name] != value}
     return predict(run, **changes) if changes else None
 

@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from labkit.process.interrupts import in_notebook
+from labkit.results.result import printable
 
 PERIOD_S = 0.2  # between two looks of a person's eye
 FIGURE_TEXT = "<labkit figure>"  # the same for every figure: nbval compares texts
@@ -64,7 +65,7 @@ class Display:
 
             self.handle.update(HTML(f"<code>{html.escape(text)}</code>") if rich is None else rich)
             return
-        start, text = "\r" if sys.stderr.isatty() else "", text.ljust(len(self.text))
+        start, text = "\r" if sys.stderr.isatty() else "", printable(text).ljust(len(self.text))
         print(f"{start}{text.rstrip(' ') if end else text}", end=end, file=sys.stderr, flush=True)
 
 

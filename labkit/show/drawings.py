@@ -88,12 +88,15 @@ def anatomy(name: str | None = None, machine: Machine | None = None) -> Figure:
     """
     here, sheets = machine or ask(), [sheet for _, sheet in CARDS]
     own = card(here.name) if name is None else None
-    found = [own] if own else [s for s in sheets if (name or "A100").lower() in s.name.lower()]
+    wanted = (name or "A100").lower()
+    found = [own] if own else [s for s in sheets if wanted in s.name.lower()]
+    found.sort(key=lambda sheet: sheet.name.lower() != wanted)  # "L4" is not meant as L40S
     if not found:
         raise ValueError(f"Unknown card {name!r}; available: {', '.join(s.name for s in sheets)}.")
     sheet, layout = found[0], entries("anatomy.json")  # in inches, from the lower left corner
-    chip = entry("chips.json", sheet.name, "card")
-    cores, link, sms = here.cpu_cores or 1, PCIE_GB_PER_S[chip["pcie"]], chip["sms"]
+    chip = {"pcie_lanes": 16} | entry("chips.json", sheet.name, "card")
+    link = PCIE_GB_PER_S[chip["pcie"]] * chip["pcie_lanes"] / 16
+    cores, sms = here.cpu_cores or 1, chip["sms"]
     title = (
         f"{cores} core{'s' * (cores > 1)} beside {sms} SMs with {sms * chip['warps'] * WARP:,} "
         f"threads in flight; memory {sheet.gb_per_s / link:.0f}x as fast as the way to it"

@@ -55,6 +55,24 @@ function nameControls(panel) {
   panel.setAttribute("aria-label", "labkit panel");
 }
 
+// A button that is disabled drops the keyboard's focus: Run passes it on to Stop, and Stop back
+function keepFocus(panel) {
+  let last = null; // the button that has the focus, or lost it by being disabled
+  const got = (event) => (last = event.target.closest("button"));
+  const left = (event) => {
+    if (!event.target.disabled) last = null;
+  };
+  const pass = () => {
+    if (!last?.disabled || ![last, document.body].includes(document.activeElement)) return;
+    [...last.parentElement.querySelectorAll("button")].find((other) => !other.disabled)?.focus();
+  };
+  panel.addEventListener("focusin", got);
+  panel.addEventListener("focusout", left);
+  const watched = new MutationObserver(pass);
+  watched.observe(panel, { subtree: true, attributes: true, attributeFilter: ["disabled"] });
+  return watched;
+}
+
 async function copy(text, box, said) {
   box.value = text;
   box.hidden = false;
@@ -96,17 +114,19 @@ function render({ model, el }) {
   model.on("change:rows", show);
   model.on("msg:custom", heard);
   show();
-  let panel = null;
+  let panel = null, focus = null;
   const watched = new MutationObserver(() => nameControls(panel));
   const found = setInterval(() => {
     if (!(panel = root.closest(".labkit-panel"))) return;
     clearInterval(found);
     nameControls(panel);
     watched.observe(panel, { childList: true, subtree: true });
+    focus = keepFocus(panel);
   }, 100);
   return () => {
     clearInterval(found);
     watched.disconnect();
+    focus?.disconnect();
     model.off("change:rows", show);
     model.off("msg:custom", heard);
   };

@@ -9,10 +9,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from labkit.analysis.cost import joules_per_sample
+from labkit.analysis.loader_code import LoopCode
 from labkit.results.ranks import Ranks
 from labkit.results.result import Result, Table, but, percent
 from labkit.results.run import Run
-from labkit.results.script import Script, changed_lines, loader_call, script
+from labkit.results.script import Script, changed_lines, loader_line, script
 from labkit.show.primitives import Bar, hbars, rows_in
 from labkit.show.run_header import delays_of, machine_lines, several_header
 from labkit.show.style import ALARM, COMPUTE, OTHER, drawable, our_style, page
@@ -171,9 +172,18 @@ class Scaling(Result):
 class Improvement(Ladder):
     """The autopilot's ladder: what it kept are its steps, and `tried` is every rung."""
 
-    def __init__(self, climb: Climb, name: str, start: Pipeline | None):
+    def __init__(
+        self, climb: Climb, name: str, start: Pipeline | None, code: LoopCode | None = None
+    ):
+        """`start` is the pipeline that was improved, `code` how a loop of the reader's is written.
+
+        One of the two is None.
+        """
         super().__init__()
-        self.climb, self.name, self.start = climb, name, start
+        self.climb = climb
+        self.name = name
+        self.start = start
+        self.code = (code or LoopCode()).with_names()
 
     tried = property(lambda self: tuple(self.climb.rungs), doc="Every Rung, also what failed.")
     changes = property(lambda self: self.climb.changes, doc="{knob: value}; {}: nothing gained.")
@@ -196,9 +206,12 @@ class Improvement(Ladder):
     @property
     def snippet(self) -> str:
         """The settings as plain PyTorch."""
-        knobs = {**self.climb.start, "dataset": None}
-        lines = changed_lines(knobs, knobs | self.changes).rstrip("\n")
-        return lines or f"loader = {loader_call(knobs)}"
+        knobs = self.climb.start
+        if self.start:
+            lines = changed_lines(knobs, knobs | self.changes).rstrip("\n")
+            return lines or loader_line(knobs)
+        changes = {"batch_size": knobs["batch_size"], **self.changes}
+        return self.code.lines(changes).rstrip("\n")
 
     def script(self) -> Script:
         """Return the best pipeline as a whole script; of data of your own, the lines to change."""
@@ -226,10 +239,13 @@ class Improvement(Ladder):
         """Return every rung, also what was not kept; below, what ended it and what to type."""
         climb, rows = self.climb, []
         for rung in climb.rungs:
-            hope, losses = rung.expected, rung.losses
+            losses = rung.losses
+            said = "not predicted" if rung.finding else None
+            if rung.expected:
+                said = "{:.2f}x ({:.2f} to {:.2f})".format(*rung.expected)
             rows.append((
                 rung.finding or None, rung.what,
-                hope and "{:.2f}x ({:.2f} to {:.2f})".format(*hope), _say(rung.rate, "{:,.0f}"),
+                said, _say(rung.rate, "{:,.0f}"),
                 _say(rung.gain, "{:.2f}x"), _say(losses, "{:+.1%}"), rung.said[:CELL],
             ))  # fmt: skip
         head = ("on top", "change", "expected", "samples/s", "gain", "losses", "")

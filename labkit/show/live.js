@@ -1,7 +1,7 @@
 // The live view in the page: pointers, keys and the kernel's messages; live_draw.js stands before it.
 
 const MOST_STEPS = 200000, DRAG_PX = 5, PATIENCE_MS = 1500;
-// What the page says by itself where the kernel does not: that it is busy, or gone (see live.css)
+// What the page says by itself: that the kernel does not answer yet, or is gone (see live.css)
 const BUSY = "The kernel is busy with another cell: what you pressed waits until that is done.";
 const GONE = "The kernel behind this is gone or was restarted: run this cell again.";
 
@@ -121,15 +121,18 @@ function render({ model, el }) {
   const sizes = () => {
     const height = model.get("height"); // at the figure's full width, whose shape it then has
     root.style.aspectRatio = height ? `900 / ${height}` : "";
-    root.style.height = height ? "auto" : "";
+    root.style.minHeight = height ? "auto" : "";
     later();
   };
   const pressed = (event) => {
     const panel = root.closest(".jp-OutputArea-output, .output_subarea") ?? root.parentElement;
-    if (!panel?.contains(event.target) || !event.target.closest?.("button")) return;
+    const button = event.target.closest?.(".jupyter-button"); // Run or Stop: it answers by disabling it
+    if (!button || !panel?.contains(button)) return;
     clearTimeout(timer);
     timer = setTimeout(() => (status.textContent = BUSY), PATIENCE_MS);
+    answered.observe(button, { attributes: true, attributeFilter: ["disabled"] });
   };
+  const answered = new MutationObserver(words); // however late, the line is put right again
   const listeners = [
     ["change:tick", arrived], ["change:frame", () => model.get("frame").byteLength || taken()],
     ["change:device change:expected", later], ["change:overlay change:overlay_name", compared],
@@ -138,7 +141,7 @@ function render({ model, el }) {
   for (const [names, handler] of listeners) model.on(names, handler);
   document.addEventListener("click", pressed, true);
   const sized = new ResizeObserver(later), themed = new MutationObserver(later);
-  sized.observe(root);
+  sized.observe(canvas);
   themed.observe(document.body, { attributes: true });
   hands(canvas, view, later);
   for (const start of [words, sizes, taken, compared]) start();
@@ -147,6 +150,7 @@ function render({ model, el }) {
     document.removeEventListener("click", pressed, true);
     for (const [names, handler] of listeners) model.off(names, handler);
     sized.disconnect();
+    answered.disconnect();
     themed.disconnect();
     cancelAnimationFrame(asked);
   };

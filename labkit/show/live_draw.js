@@ -154,8 +154,11 @@ function drawMeans(g, box, { frame, before }, width, colours) {
     text(g, words, x + 19, box.y - 8, colours.text);
     x += 19 + g.measureText(words).width + 14;
   }
-  const place = xAxis(g, { ...box, width: box.width - 70 }, 0, Math.max(...rows.map(([, of]) => total(of)), 1e-9), colours);
+  const longest = Math.max(...rows.map(([, of]) => total(of)));
+  if (!(longest > 0)) return; // nothing is measured yet, so there is no scale either
+  const place = xAxis(g, { ...box, width: box.width - 70 }, 0, longest, colours);
   rows.forEach(([name, of], row) => {
+    if (!(total(of) > 0)) return;
     const tall = box.height / rows.length - 4, y = box.y + row * (tall + 4);
     text(g, name, box.left - 8, y + tall / 2 + 4, colours.muted, "right");
     let done = 0;

@@ -251,7 +251,8 @@ class Panel(TextBox):
         self.verdict.remove_class("labkit-old")
         self.verdict.value = text and (
             f"<div class='labkit-verdict' role='status' style='border-left:3px solid {colour};"
-            f"padding:1px 8px;line-height:1.45;overflow-wrap:anywhere'>{html.escape(text)}</div>"
+            "padding:1px 8px;line-height:1.45;white-space:pre-line;overflow-wrap:anywhere'>"
+            f"{html.escape(text)}</div>"
         )
 
     def _show(self, run: Any, before: Any) -> None:

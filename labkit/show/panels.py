@@ -13,6 +13,7 @@ import ipywidgets as widgets
 from labkit.analysis.cost import cost
 from labkit.knobs import Knob, check_names
 from labkit.results.library import play, recorded
+from labkit.results.machine import machine
 from labkit.results.measurements import Measurement, Measurements
 from labkit.results.run import Run
 from labkit.results.script import script
@@ -61,15 +62,21 @@ def panel(what: Any = None, knobs: Sequence[str] = USUAL_KNOBS, **settings: Any)
         controls={name: Control(KNOBS[name], getattr(pipeline, name)) for name in knobs},
         asked=lambda values: pipeline.but(**values),
         predict=expected,
-        auto=lambda values: automatic(
-            values.get("dataset", pipeline.dataset), values.get("num_workers", pipeline.num_workers)
-        ),
+        auto=lambda values: automatic(pipeline.to_dict() | values, *device_of(pipeline)),
         copies={
             "PyTorch": lambda asked, run: script(run or asked),
             "labkit": lambda asked, _run: f"lk.run(lk.{asked!r})",
         },
         warm=True,
     ))  # fmt: skip
+
+
+def device_of(pipeline: Pipeline) -> tuple[bool, int]:
+    """Return whether `pipeline` runs on a GPU, and the CPU's cores, as far as is known by now."""
+    if pipeline.device == "cpu" or not machine.cache_info().currsize:  # asking takes 2 s
+        return False, 0
+    here = machine()
+    return here.kind == "gpu", here.cpu_cores or 1
 
 
 def measure_panel(name: str | Experiment, *, device: str = "auto", **params: Any) -> Panel:

@@ -18,6 +18,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
 
 from labkit.analysis.lines import Lines
 from labkit.results.run import Run
+from labkit.results.timeline import AHEAD
 from labkit.show import style
 from labkit.show.analysis_figures import curves
 from labkit.show.display import FIGURE_PX
@@ -107,13 +108,18 @@ def share_text(share: float) -> str:
 
 def teeth_window(run: Run) -> tuple[int, float, float]:
     """Return (steps, start in s, end in s) of a short window in the middle of what was measured."""
+    start, count = _window_steps(run)
+    ends = run.stretch(start - 1, start + count)[:, 5]
+    left, right = float(ends[0]), float(ends[-1])
+    return count, left, max(right, left + 1e-6)
+
+
+def _window_steps(run: Run) -> tuple[int, int]:
+    """Return the first step of that window, and how many it has."""
     first = max(run.warmup, 1)
     wanted = min(max(TEETH, 2 * (run.pipeline.num_workers or 0)), MAX_TEETH)
     count = min(wanted, run.steps - first)
-    start = first + (run.steps - first - count) // 2
-    ends = run.stamps[:, 5]
-    left, right = float(ends[start - 1]), float(ends[start + count - 1])
-    return count, left, max(right, left + 1e-6)
+    return first + (run.steps - first - count) // 2, count
 
 
 def _draw_teeth(axes: Axes, run: Run, window: tuple[int, float, float]) -> None:
@@ -123,8 +129,10 @@ def _draw_teeth(axes: Axes, run: Run, window: tuple[int, float, float]) -> None:
     lanes = [("loop waits for data", (0, 1), 0.6, WAIT), ("copy", (2, 3), 0.6, COPY)]
     lanes = [*(lanes[:1] if run.watched else lanes), (f"{device} busy", (4, 5), 2.0, COMPUTE)]
     bottom, ticks = 0.0, []
+    first, steps = _window_steps(run)
+    near = run.stretch(max(0, first - AHEAD), first + steps + AHEAD)  # the host may be ahead
     for _, columns, tall, colour in lanes:
-        intervals = run.stamps[:, columns]
+        intervals = near[:, columns]
         seen = intervals[(intervals[:, 1] > start) & (intervals[:, 0] < end)]
         spans = [(left, right - left) for left, right in np.clip(seen, start, end)]
         axes.broken_barh(spans, (bottom, tall), color=colour, linewidth=0.4)  # seen, if short
@@ -143,10 +151,10 @@ def _draw_teeth(axes: Axes, run: Run, window: tuple[int, float, float]) -> None:
 
 def _draw_whole(axes: Axes, run: Run, before: Run | None, window: tuple[int, float, float]) -> None:
     """Utilization from the true intervals, the instruments' own samples, warm-up and mean."""
-    end, mean, bound = run.busy[-1, 1], run.utilization, run.utilization_is_upper_bound
+    end, mean, bound = run.length_s, run.utilization, run.utilization_is_upper_bound
     handles = []
     if run.warmup:
-        axes.axvspan(0, run.stamps[run.warmup - 1, 5], color="#EEEEEE", linewidth=0, zorder=0)
+        axes.axvspan(0, _end_of(run, run.warmup), color="#EEEEEE", linewidth=0, zorder=0)
         handles.append(Patch(facecolor="#E4E4E4", label="warm-up"))
     for label, seconds, shares, look in curves(run):  # a missing sample is NaN: a gap
         handles += axes.plot(seconds, shares, label=label, **look)
@@ -160,7 +168,7 @@ def _draw_whole(axes: Axes, run: Run, before: Run | None, window: tuple[int, flo
     share = f"busy share of every {width} ({what})"
     handles.insert(0, Patch(facecolor=COMPUTE, alpha=0.6, label=share))
     axes.axvspan(*window[1:], facecolor="none", edgecolor="black", linewidth=0.9, zorder=2)
-    start = run.stamps[max(run.warmup, 1) - 1, 5]
+    start = _end_of(run, max(run.warmup, 1))
     axes.plot([start, end], [mean, mean], "--", color="black", linewidth=1, zorder=5)
     axes.axhline(mean, color="black", linestyle=":", linewidth=0.5)  # leads on to its number
     at_most = "\n≤" if bound else ""  # one line would be too long
@@ -168,7 +176,7 @@ def _draw_whole(axes: Axes, run: Run, before: Run | None, window: tuple[int, flo
         f"mean{at_most} {mean:.0%}", (1, mean), (5, 0), xycoords=("axes fraction", "data"),
         textcoords="offset points", va="center", fontweight="bold", annotation_clip=False,
     )  # fmt: skip
-    axes.set(xlim=(0, max(end, before.busy[-1, 1] if before else 0)), ylim=(0, 1.03))
+    axes.set(xlim=(0, max(end, before.length_s if before else 0)), ylim=(0, 1.03))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
     axes.set_ylabel(f"{device_of(run)} busy")
@@ -176,10 +184,15 @@ def _draw_whole(axes: Axes, run: Run, before: Run | None, window: tuple[int, flo
     style.legend_above(axes, handles)
 
 
+def _end_of(run: Run, steps: int) -> float:
+    """Return when so many steps were over, s."""
+    return float(run.stretch(steps - 1, steps)[0, 5])
+
+
 def _draw_curve(axes: Axes, run: Run, **look: Any) -> float:
     """Draw a run's utilization in equal bins; return their width in ms."""
     bins = int(np.clip(run.steps // STEPS_A_BIN, 4, MAX_BINS))
-    edges = np.linspace(0, run.busy[-1, 1], bins + 1)
+    edges = np.linspace(0, run.length_s, bins + 1)
     axes.stairs(run.timeline(bins)[1], edges, **look)
     return edges[1] * 1e3
 

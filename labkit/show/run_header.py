@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from labkit.analysis.facts import cores_used
+from labkit.analysis.run_costs import cores_used
 from labkit.analysis.thresholds import FOREIGN_LOAD
 from labkit.results.result import noise
 from labkit.results.run import Run

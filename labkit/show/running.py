@@ -22,7 +22,7 @@ from labkit.show.run_header import said
 from labkit.show.watching import Watch
 from labkit.spec import Distributed, Pipeline
 from labkit.tuner.improve import Rung
-from labkit.tuner.job import TuningJob, improver
+from labkit.tuner.job import TuningJob, code_around, improver
 from labkit.tuner.tuning import Tuning
 
 
@@ -216,8 +216,9 @@ def improve(
 ) -> Improvement:
     """Fix what is on top, measure, ask again, until nothing is worth it; show every step.
 
-    A change is kept only where it gains beyond the noise and the losses stay the same. At most 12
-    runs. An interrupt ends it: the best so far is returned.
+    A change is kept only where it gains beyond the noise; one that changes the arithmetic, only
+    where the losses are no further apart than those of two unchanged runs. At most 12 runs. An
+    interrupt ends it: the best so far is returned.
 
     Args:
         pipeline_or_dataset: A `labkit.Pipeline`; or your own dataset or DataLoader; or
@@ -238,7 +239,9 @@ def improve(
     what = Pipeline() if pipeline_or_dataset is None else pipeline_or_dataset
     parts = {"step": step, "model": model, "optimizer": optimizer, "collate_fn": collate_fn}
     made, name, bench = improver(what, may_change, seconds, batch_size, **parts)
-    found = Improvement(made.climb, name, what if isinstance(what, Pipeline) else None)
+    asked = what if isinstance(what, Pipeline) else None
+    code = code_around(what, model=model, optimizer=optimizer, collate_fn=collate_fn)
+    found = Improvement(made.climb, name, asked, code)
     improve.last, display = found, Display()
 
     def each() -> None:
@@ -283,7 +286,7 @@ def rung_line(rung: Rung) -> str:
     rate = f"{rung.rate:,.0f} samples/s" if rung.rate else "no number"
     if not rung.finding:
         return f"start: {rate}"
-    hope = f"expected {rung.expected[0]:.2f}x, measured "
+    expected = f"expected {rung.expected[0]:.2f}x" if rung.expected else "nothing predicts it"
     gain = f"{rung.gain:.2f}x ({rate})" if rung.gain else rate
     losses = "" if rung.losses is None else f", losses {rung.losses:+.1%}"
-    return f"{rung.finding} -> {rung.what}: {hope}{gain}{losses}: {rung.said}"
+    return f"{rung.finding} -> {rung.what}: {expected}, measured {gain}{losses}: {rung.said}"

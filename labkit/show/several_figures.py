@@ -162,12 +162,12 @@ def _draw_lanes(axes: Axes, runs: list[RankRun]) -> None:
     count, first = min(run.steps for run in runs), max(run.warmup for run in runs)
     start = min(max(first, count // 2 - TEETH // 2), max(0, count - TEETH))
     stop = min(start + TEETH, count)
-    zero = min(run.steps_since(start)[0]["t"][0] for run in runs)
+    zero = min(run.host_ns[start, 0] for run in runs)
     exchange = np.stack([run.exchange_ns[start:stop] for run in runs])  # (ranks, steps, 2)
     complete = exchange[:, :, 0].max(axis=0)  # when the last rank had its gradients; NaN: never
     for row, run in enumerate(runs):
         spans: dict[str, list] = {WAIT: [], COMPUTE: [], OTHERS: [], EXCHANGE: []}
-        steps = run.steps_since(start)[: stop - start]
+        steps = run.steps_since(start, stop)
         for step, last, (own, averaged) in zip(steps, complete, exchange[row], strict=True):
             asked, ready, copied, done = step["t"]
             begin, end = step.get("busy", (copied, done))

@@ -10,10 +10,11 @@ import linecache
 import os
 import shutil
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from labkit.analysis import thresholds
-from labkit.analysis.lines import CELL
+from labkit.analysis.lines import CELL, Line, Lines
 from labkit.bench.their_loop import Tally
 from labkit.bench.watch import Recorder, say
 from labkit.knobs import suggests
@@ -81,6 +82,16 @@ class Watch:
             self._run = Run(self._recorder.folder, process=self._recorder)
             self._run.loader = self.loader
         return self._run
+
+    def count_flops_of(self, model: Any) -> None:
+        """Count the FLOPs of this model from now on, where it is another one; None changes nothing.
+
+        The next training call of the model is counted.
+        """
+        if model is not None and model is not self.model:
+            self.model = model
+            if _is_open(self._recorder):
+                self._recorder.count(model)
 
     def diagnose(self) -> Any:
         """Name what holds the loop back, with evidence and advice (a Diagnosis)."""
@@ -160,12 +171,12 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
             call are counted, on a copy without numbers, for `.run.mfu`.
     """
     if isinstance(loader, Watch):
+        loader.count_flops_of(_module(model))
         return loader
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         kind = type(loader).__name__
         raise TypeError(f"lk.watch({kind}): give it an iterable of batches, such as a DataLoader.")
-    if model is not None and not hasattr(model, "register_forward_pre_hook"):
-        raise TypeError(f"lk.watch(model={type(model).__name__}): give it the torch.nn.Module.")
+    _module(model)
     data = sys.modules.get("torch.utils.data")
     if data and isinstance(loader, data.Dataset) and not isinstance(loader, data.IterableDataset):
         raise TypeError(
@@ -178,12 +189,20 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
         anew = dataset is not None and each.place == place and each._recorder.current is None
         if anew or each.loader is loader:
             each.loader, watch.last = loader, each
+            each.count_flops_of(model)
             return each
     watch.last = Watch(loader, live, place, model)
     return watch.last
 
 
 watch.last = None
+
+
+def _module(model: Any) -> Any:
+    """Return a module or None as it is; raise TypeError of anything else."""
+    if model is not None and not hasattr(model, "register_forward_pre_hook"):
+        raise TypeError(f"lk.watch(model={type(model).__name__}): give it the torch.nn.Module.")
+    return model
 
 
 def close_all(error: BaseException | None = None, going_on: bool = True) -> None:
@@ -212,7 +231,10 @@ def _leave(display: Display, run: Run) -> None:
     """Leave the run and its diagnosis; in a notebook its figure, where the line was."""
     found = run.diagnose() if run.utilization is not None else None
     if display.handle is None:
-        said = " ".join([str(found), *found.notes]) if found else ""
+        said = ""
+        if found:
+            notes = [note for note in found.notes if note not in str(found)]
+            said = "\n".join([str(found), *notes])
         lines = str(run.lines) if found and len(run.lines) else ""
         display.final("\n".join(filter(None, [repr(run), said, lines])))
         return
@@ -222,14 +244,24 @@ def _leave(display: Display, run: Run) -> None:
         from IPython.display import display as show
 
         show(found)
-        for file in dict.fromkeys(x.file for x in run.lines.lines if CELL.search(x.file)):
-            show(HTML(marked_cell(file, run.lines.lines)))
+        for cell in marked_cells(run.lines):
+            show(HTML(cell))
 
 
-def marked_cell(file: str, lines: Any) -> str:
+def marked_cells(lines: Lines) -> list[str]:
+    """Return the cells of the notebook that the time went to, as HTML.
+
+    The loop's own lines are marked too, with what was done under them: the `for`, a call.
+    """
+    marked = lines.lines + lines.sites(lines.phase < 3)
+    cells = dict.fromkeys(line.file for line in marked if CELL.search(line.file))
+    return [_marked_cell(file, marked) for file in cells]
+
+
+def _marked_cell(file: str, lines: Iterable[Line]) -> str:
     """Return a cell of the notebook that the time went to, each line with its share, as HTML."""
     known = sorted((x.share, x.line) for x in lines if x.file == file and x.share >= 0.01)
-    shares = {line: share for share, line in known}  # of one line in two phases, the larger
+    shares = {line: share for share, line in known}  # of one line named twice, the larger
     rows = []
     for number, text in enumerate(linecache.getlines(file), 1):
         share = shares.get(number, 0.0)
