@@ -1,4 +1,8 @@
-"""Tests run in a cache of their own: none of the user's runs, and nothing left behind."""
+"""Tests run in a cache of their own: none of the user's runs, and nothing left behind.
+
+With `-n 2` two tests run at a time. One that compares measured times (`measures`; every cell of a
+notebook does) waits until the others are through, and they wait for it.
+"""
 
 import asyncio
 import contextlib
@@ -10,9 +14,23 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+try:
+    import fcntl
+except ImportError:  # Windows: tests that measure are not kept apart
+    fcntl = None
 
 HOME = tempfile.TemporaryDirectory(prefix="labkit-tests-")
 os.environ["LABKIT_HOME"] = HOME.name
+SHARED = os.environ.setdefault("LABKIT_TESTS", HOME.name)  # by the processes of one test run
+NIGHTLY = os.environ.get("LABKIT_NIGHTLY") == "1"  # with what guards against rare events
+usual = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+settings.register_profile("usual", derandomize=True, max_examples=15, **usual)
+settings.register_profile("nightly", print_blob=True, max_examples=300, **usual)
+settings.load_profile("nightly" if NIGHTLY else "usual")
+# Claims that do not hold are errors; `LABKIT_QUICK=0 pytest notebooks` runs them at full length
+IN_NOTEBOOKS = {"LABKIT_STRICT": "1", "LABKIT_QUICK": os.environ.get("LABKIT_QUICK", "1")}
 # A run's bench finds `planted.py` (faults) here
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [os.environ.get("PYTHONPATH"), str(Path(__file__).parent)])
@@ -24,16 +42,43 @@ fault_figures = []  # of injected faults: (what, clean-up in s, steps finished, 
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Cells of notebooks are slow; a slow test that fails is tried again, and said to be.
-
-    Such a test times real processes on a machine that it shares: what fails three times is broken.
-    """
+def pytest_collection_modifyitems(config, items):
+    """Mark the cells of notebooks, and leave the nightly tests out."""
     for item in items:
         if item.path.suffix == ".ipynb":
             item.add_marker("slow")
-        elif item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=3))
+            item.add_marker("measures")
+    if NIGHTLY:
+        return
+    nightly = [item for item in items if item.get_closest_marker("nightly")]
+    if nightly:
+        config.hook.pytest_deselected(items=nightly)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+
+
+@contextlib.contextmanager
+def locked(name: str, how: int):
+    """Hold a lock that the processes of one test run share."""
+    with open(Path(SHARED) / f"{name}.lock", "a") as file:
+        fcntl.flock(file, how)
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Let a test that measures run by itself, the others side by side; shorten notebooks' runs."""
+    for name, value in IN_NOTEBOOKS.items():
+        if item.path.suffix == ".ipynb":
+            os.environ[name] = value
+        else:
+            os.environ.pop(name, None)
+    if "PYTEST_XDIST_WORKER" not in os.environ or fcntl is None:
+        return (yield)
+    alone = item.get_closest_marker("measures") is not None
+    with contextlib.ExitStack() as held:
+        with locked("turn", fcntl.LOCK_EX):  # or those side by side would never let it in
+            held.enter_context(locked("machine", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+        return (yield)
 
 
 def pytest_terminal_summary(terminalreporter):

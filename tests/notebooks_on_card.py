@@ -6,7 +6,7 @@ Of each notebook the cells are run that assert something, or print what is check
 them that they need. Their `lk` is labkit, but for the one function that starts processes: `launch`
 does the work in this one, on the card of `standin_gpu` and its virtual clock. A run there is the
 real loop with the real timeline, cut to the steps that it takes to measure. Left out are the
-capstone, whose rungs are in the launch lint, and notebook 09, on ranks.
+capstone, which has tests of its own, and notebook 09, on ranks.
 """
 
 from __future__ import annotations
@@ -157,8 +157,9 @@ class Card:
         if isinstance(spec, Experiment):
             return self.measure(spec)
         # a window of a second is laid over some runs
-        seconds_count = spec.steps > 100 and (spec.seconds or 0) > 3.5
-        short = spec.but(steps=min(spec.steps, MORE_STEPS if seconds_count else STEPS))
+        steps = spec.filled(gpu=True)["steps"]
+        seconds_count = spec.steps is not None and steps > 100 and (spec.seconds or 0) > 3.5
+        short = spec.but(steps=min(steps, MORE_STEPS if seconds_count else STEPS))
         return with_items(standin_run.run_on(self.gpu, short))
 
     def measure(self, spec: Experiment) -> Measurements:
@@ -209,7 +210,8 @@ def compiled_for_card(chain: Any, bench: Any) -> None:
 def with_items(run: Any) -> Any:
     """Return a run whose log also has what its items, and handing a batch over, took."""
     job, workers = run.pipeline, max(run.pipeline.num_workers, 1)
-    cpu_us = 1e3 * standin_run.DECODE_MS if job.dataset == "jpeg" else 0.0
+    decode_us = 1e3 * standin_run.DECODE_MS * (job.image_px / 48) ** 2
+    cpu_us = decode_us if job.dataset == "jpeg" else 0.0
     wait_us = 1e3 * (job.io_ms if job.dataset != "sleep" else job.prep_ms / job.batch_size)
     each = [[us] * min(job.batch_size, 16) for us in (cpu_us, wait_us)]
     sums = [us * job.batch_size for us in (cpu_us, wait_us)]

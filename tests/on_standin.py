@@ -17,7 +17,7 @@ from standin_run import run_on
 
 import labkit as lk
 from labkit import Pipeline
-from labkit.bench import machine, model_size, their_loop, workbench
+from labkit.bench import flops, machine, model_size, their_loop, workbench
 from labkit.bench import resolve_config as resolving
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch, plain_job
@@ -187,6 +187,25 @@ def test_a_watched_loop_has_the_intervals_of_the_card(wait_ms, cards, monkeypatc
     assert took[5:-1].mean() == pytest.approx(really[5:-1].mean(), rel=0.1)
 
 
+@pytest.mark.parametrize(("card", "kind", "precision"), [
+    ("A100", "convolution", "tf32"), ("A100", "product", "fp32"), ("T4", "convolution", "fp32"),
+])  # fmt: skip
+def test_a_watched_model_has_the_peak_of_the_format_its_operators_run_in(
+    card, kind, precision, cards, monkeypatch, tmp_path
+):
+    cards(card, numbers=False)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # PyTorch's default
+    layer = torch.nn.Conv2d(3, 64, 3) if kind == "convolution" else torch.nn.Identity()
+    model = torch.nn.Sequential(layer, torch.nn.Flatten(), torch.nn.LazyLinear(2))
+    model(torch.empty(4, 3, 8, 8))
+    model.to(DEVICE)
+    first, log = flops.FirstCall(model), EventLog(tmp_path)
+    model(torch.empty(4, 3, 8, 8, device=DEVICE))
+    first.write(log, None)
+    [event] = Tail(tmp_path / "events.jsonl").read()
+    assert event.get("precision") == precision, event
+
+
 # That the device itself shows; the launch lint has all, but neither the loop nor the x-ray
 FAULTS = ["pageable copies", "sync every step", "elementwise chain", "FP32 where BF16 would do"]
 
@@ -228,6 +247,48 @@ def test_a_default_step_takes_about_ten_milliseconds_and_is_no_matter_of_launche
     host_ms = (gpu.clock.now() - before) / 1e6
     assert host_ms < 0.6 * step_ms, len(gpu.kernels) - launched
     assert gpu.peak[0] < gpu.cards[0].memory_gib * 2**30 / 2
+
+
+@pytest.mark.parametrize("card", ["T4", "RTX4090", "H200"])
+def test_the_default_on_a_card_starves_it_without_a_simulated_delay_and_workers_feed_it(
+    card, cards
+):
+    gpu = cards(card, numbers=False)
+    starved = run_on(gpu, STARVED.but(xray=False))
+    job = starved.pipeline
+    assert (job.image_px, job.io_ms, job.simulated_delay) == (128, 0.0, "")
+    assert 7 < starved.compute_ms < 16 and starved.utilization < 0.4
+    fed = run_on(gpu, STARVED.but(num_workers=12, steps=60, xray=False))
+    assert fed.utilization > 0.9
+    assert resolving.resolve_config(Pipeline().to_dict(), DEVICE)[0].steps * fed.step_ms > 3000
+    mlp = resolving.resolve_config(Pipeline(model="mlp").to_dict(), DEVICE)[0]
+    assert (mlp.image_px, mlp.io_ms) == (48, 2.5)  # small images starve no card by themselves
+
+
+def test_a_depth_is_not_taken_at_idle_clocks_nor_kept_of_a_shared_card(
+    cards, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
+    gpu = cards("RTX4090", numbers=False)
+    usual, begun = gpu.kernel_us, gpu.clock.now()
+    right = plain_job(DEVICE).depth
+
+    def ramp(*of):  # idle clocks for the first 0.4 s of load
+        return usual(*of) * (3 if gpu.clock.now() < begun + 4e8 else 1)
+
+    monkeypatch.setattr(gpu, "kernel_us", ramp)
+    monkeypatch.setattr(machine, "busy_with_others", lambda _: 0.5)
+    for kept in tmp_path.glob("depths/*"):
+        kept.unlink()
+    begun = gpu.clock.now()
+    assert plain_job(DEVICE).depth == right
+    assert [path.name[-11:] for path in tmp_path.glob("depths/*")] == [".shared.txt"]
+    monkeypatch.setattr(machine, "busy_with_others", lambda _: 0.0)
+    monkeypatch.setattr(model_size, "find_depth", lambda *_: 7)
+    assert plain_job(DEVICE).depth == 7  # now that nobody else is on the card
+    monkeypatch.setattr(torch, "__version__", "2.99")
+    monkeypatch.setattr(model_size, "find_depth", lambda *_: 9)
+    assert plain_job(DEVICE).depth == 9
 
 
 def test_a_depth_is_found_once_for_a_card(cards, tmp_path, monkeypatch):
@@ -381,7 +442,12 @@ def test_each_pass_that_compiles_begins_without_gradients(cards):
 
 @pytest.mark.parametrize(
     ("missing", "says"),
-    [("triton", "pip install triton"), ("compiler", "C compiler"), ("volta", "Volta")],
+    [
+        ("triton", "pip install triton"),
+        ("compiler", "C compiler"),
+        ("volta", "Volta"),
+        ("headers", "install python3-dev"),
+    ],
 )
 def test_compiling_for_a_card_needs_triton_a_compiler_and_volta(missing, says, cards, monkeypatch):
     cards("T4", numbers=False)
@@ -389,6 +455,8 @@ def test_compiling_for_a_card_needs_triton_a_compiler_and_volta(missing, says, c
     found = {"triton": "triton", "compiler": "/usr/bin/gcc"} | {missing: None}
     monkeypatch.setattr(resolving.importlib.util, "find_spec", lambda name: found["triton"])
     monkeypatch.setattr(resolving.shutil, "which", lambda name: found["compiler"])
+    if missing == "headers":
+        monkeypatch.setattr(resolving.sysconfig, "get_path", lambda name: "/nowhere")
     if missing == "volta":
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (6, 1))
     assert says in resolved(compile="default")[1]["compile"]

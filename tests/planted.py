@@ -14,7 +14,7 @@ from functools import partial
 
 from labkit import Pipeline
 
-ALL = os.environ.get("LABKIT_ALL_FAULTS") == "1"  # run the whole tables of faults
+ALL = os.environ.get("LABKIT_NIGHTLY") == "1"  # run the whole tables of faults
 QUICK = Pipeline(dataset="sleep", prep_ms=1, model="mlp", width=32, depth=1, steps=30, xray=False)
 TOOLS = {"steps.ring", "reserve", "launch.json"}  # files of a run that goes on
 
@@ -48,8 +48,25 @@ def no_tools_in(folder):
     assert not left & TOOLS and not [n for n in left if n.startswith(("listener-", "pym-"))]
 
 
+def sampled(rows):
+    """Return a table of faults as parameters: those without `always` are for .ci/nightly."""
+    import pytest
+
+    return [
+        pytest.param(
+            row, id=row.name.replace(" ", "-"), marks=[] if row.always else pytest.mark.nightly
+        )
+        for row in rows
+    ]
+
+
 def raises():
     raise ValueError("planted: this sample cannot be read")
+
+
+def tells_a_key():
+    print("printed:", os.environ["HF_TOKEN"])
+    raise ValueError(f"no access with {os.environ['HF_TOKEN']}")
 
 
 def runs_out_of_cuda_memory():  # raised, not real: the words are PyTorch's own
@@ -88,6 +105,7 @@ def sends(number):
 
 segfaults, exits = partial(ctypes.string_at, 0), partial(os._exit, 7)
 IN_LOADER = {  # in a worker, or in the loop where there is none
+    "tells_a_key": tells_a_key,
     "dataset_raises": raises, "sample_unpicklable": threading.Lock, "worker_dies": sends(9),
     "worker_segfaults": segfaults, "worker_exits": exits, "worker_hangs": partial(time.sleep, 3600),
 }  # fmt: skip

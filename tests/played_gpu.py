@@ -24,7 +24,7 @@ def load(folder, lines):
     return lk.load(file)
 
 
-def log(folder, machine, knobs, *events, spec=()):
+def log(folder, machine, knobs, *events, spec=(), end=({"event": "done"},)):
     """Write the log of a finished run, from its first step on in `events`, and load it."""
     return load(folder, [
         {"event": "spec", "version": 1, "run": "r", "pipeline": knobs, **dict(spec)},
@@ -32,7 +32,7 @@ def log(folder, machine, knobs, *events, spec=()):
         {"event": "job", "pipeline": knobs, "not_applied": {}},
         {"event": "begin", "warmup": 3},
         *events,
-        {"event": "done"},
+        *end,
     ])  # fmt: skip
 
 

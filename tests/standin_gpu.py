@@ -598,6 +598,7 @@ def patch_cuda() -> None:
         "get_device_properties": properties,
         "get_device_name": lambda d=None: properties(d).name,
         "get_device_capability": lambda d=None: GPU.cards[index(d)].capability,
+        "get_arch_list": lambda: ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"],
         "memory_allocated": lambda d=None: GPU.allocated[index(d)],
         "memory_reserved": lambda d=None: GPU.allocated[index(d)],
         "max_memory_allocated": lambda d=None: GPU.peak[index(d)],

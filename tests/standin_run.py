@@ -6,10 +6,12 @@ import os
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
 import labkit as lk
+from labkit import quotas
 from labkit.bench import flops, machine
 from labkit.bench import profile as xray
 from labkit.bench.loop import Trainer, train
@@ -19,8 +21,10 @@ from labkit.bench.timeline import make_timeline
 from labkit.course import slow_faults
 from labkit.process.events import VERSION, Drain, EventLog
 from labkit.results.run import Run
+from labkit.spec import PX
 
-DECODE_MS, ARRAY_MS = 0.8, 0.02  # of one image, on a core of the machine that the card is in
+DECODE_MS, ARRAY_MS = 0.8, 0.02  # of an image of 48 px, on a core of the machine of the card
+CORES = 8  # of that machine
 
 
 def run_on(
@@ -39,7 +43,8 @@ def run_on(
     folder, before = Path(folder or tempfile.mkdtemp()), os.getcwd()
     os.chdir(folder)  # as the bench: some faults write there
     try:
-        _train(gpu, pipeline.to_dict(), folder, prep_ms, fault, torch.device(device))
+        with mock.patch.object(quotas, "cpu_cores", lambda: quotas.Cores(CORES, CORES, None)):
+            _train(gpu, pipeline.to_dict(), folder, prep_ms, fault, torch.device(device))
     finally:
         os.chdir(before)
     return Run(folder)
@@ -76,7 +81,8 @@ def _train(gpu, asked, folder, prep_ms, fault, card) -> None:
 def prep_of(job: Any) -> float:
     if job.dataset == "sleep":
         return job.prep_ms
-    each = ARRAY_MS if job.dataset == "array" else DECODE_MS * (1 + 0.2 * job.augment)
+    decode_ms = DECODE_MS * (job.image_px / PX) ** 2
+    each = ARRAY_MS if job.dataset == "array" else decode_ms * (1 + 0.2 * job.augment)
     return job.batch_size * (each + job.io_ms)
 
 

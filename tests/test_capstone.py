@@ -1,5 +1,6 @@
 """The slow script: each fix does the same work in another way; runs of it are runs like others."""
 
+import json
 import subprocess
 import sys
 
@@ -40,15 +41,41 @@ def test_enough_steps_are_left_for_a_verdict_behind_what_was_prefetched(cores):
     assert knobs["steps"] >= profile.MIN_STEPS
 
 
-def test_the_same_training_is_told_from_another():
-    slow, fast = lk.recorded("capstone-0"), lk.recorded("capstone-6")
-    same_training(fast, slow)
-    with pytest.raises(AssertionError, match="another loss in step"):
-        same_training(fast, slow, tolerance=1e-9)
+def with_losses(losses, precision, folder):
+    """Return the recorded capstone with these losses, as if it had run in `precision`."""
+    path = lk.recorded("capstone-6").save(folder / f"{precision}.jsonl")
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    for event in events:
+        if event["event"] == "step":
+            event["loss"] = losses[event["i"]]
+        if event["event"] == "job":
+            event["pipeline"]["precision"] = precision
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return lk.load(path)
+
+
+def test_the_same_training_is_told_from_another(tmp_path):
+    slow = lk.recorded("capstone-0")
+    same_training(lk.recorded("capstone-6"), slow)
+    with pytest.raises(AssertionError, match="another loss in step 5"):
+        off = [loss * (1.03 if step == 5 else 1) for step, loss in enumerate(slow.loss)]
+        same_training(with_losses(off, "fp32", tmp_path), slow)
     with pytest.raises(AssertionError, match="not a finished run of the slow script"):
         same_training(lk.recorded("workers-0"), slow)
 
 
+def test_sixteen_bits_are_judged_by_the_mean_loss(tmp_path):
+    slow = lk.recorded("capstone-0")
+    rounded = [loss * (1.06 if step % 2 else 0.97) for step, loss in enumerate(slow.loss)]
+    same_training(with_losses(rounded, "bf16", tmp_path), slow)  # as on cards since Ampere
+    skipped = [slow.loss[0], *slow.loss[:-1]]  # FP16's scaler skips the first update, as on a T4
+    same_training(with_losses(skipped, "fp16", tmp_path), slow)
+    for apart in ([loss * 1.15 for loss in slow.loss], [None] * slow.steps):  # None: not a number
+        with pytest.raises(AssertionError, match="another mean loss"):
+            same_training(with_losses(apart, "bf16", tmp_path), slow)
+
+
+@pytest.mark.measures
 @pytest.mark.slow
 def test_everything_fixed_is_the_same_training_and_at_least_twice_as_fast():
     slow, fast = (launch(SlowScript(fixes, steps=6)).wait() for fixes in ((), script.LADDER))

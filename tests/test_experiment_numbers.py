@@ -7,19 +7,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kept_bench import Kept, measured
+from played_gpu import load
 
 import labkit as lk
 from labkit.analysis.knee import fit
-from labkit.bench import formats, workbench
+from labkit.bench import formats
 from labkit.bench.machine import impose, in_words, refused
 from labkit.bench.workbench import Workbench
-from labkit.experiments import EXPERIMENTS, Experiment, copies, memory, own_kernel
+from labkit.experiments import EXPERIMENTS, Experiment, copies, memory
 from labkit.experiments.fusion import break_even_steps, predicted_gain
 from labkit.experiments.largest_batch import CONFIRMING_STEPS, FINE, LargestBatch
-from labkit.experiments.number_formats import FORMATS, formats_table
+from labkit.experiments.number_formats import FORMATS
 from labkit.experiments.roofline import Roof
 from labkit.results.machine import Machine
 from labkit.results.measurements import Measurement
@@ -33,7 +34,6 @@ SHIPPED = [r for r in lk.recorded() if r.experiment]
     [
         ("fusoin", {}, "auto", "Unknown experiment 'fusoin'; did you mean 'fusion'"),
         ("matrix_products", {"size": 3}, "auto", "available: n, count"),
-        ("matrix_products", {"n": object()}, "auto", "use a whole number from 1"),
         ("matrix_rates", {"formats": ["fp12"]}, "auto", "use 'fp64', 'fp32'"),
         ("copies", {"pieces": []}, "auto", "at least one value"),
         ("matrix_products", {}, "tpu", "device='tpu'"),
@@ -50,8 +50,6 @@ def test_every_experiment_has_a_panel_and_every_knob_takes_its_default_and_has_h
         params = {knob.name: knob.check(knob.default) for knob in registered.knobs.values()}
         assert Experiment(name).params == params
         assert f"panel of {name} " in repr(lk.panel(name))
-    job = workbench.job_of("memory_parts", {"model": "cnn", "batch_size": 64})
-    assert job.model == ["cnn"] and job.batch_size == [64] and job.width is None
 
 
 @pytest.mark.slow
@@ -70,8 +68,7 @@ def test_the_figure_of_a_record_says_so_and_no_two_texts_overlap(record):
 
 
 def test_a_wide_spread_is_noisy_and_a_hostile_record_is_read_as_gaps(tmp_path):
-    wild = Measurement("x", {}, np.linspace(1, 2.6, 4))
-    assert wild.noisy and "NOISY: times varied by" in repr(wild)
+    assert "NOISY: times varied by" in repr(Measurement("x", {}, np.linspace(1, 2.6, 4)))
     bad = {"of": "x", "seconds": ["a", -1, 2.0], "flops": "many", "bytes": {}, "values": []}
     point = record_of(tmp_path, [bad]).points[-1]
     assert list(point.seconds) == [2.0] and point.flops is point.bytes is None
@@ -82,7 +79,7 @@ def test_bytes_of_a_chain_are_counted_and_compiling_pays_back():
     assert predicted_gain([2, 2], inputs=3, write_cost=2) == 1.6
     assert predicted_gain([1] * 6, inputs=1) == predicted_gain([1] * 6, 1, write_cost=2) == 6
     assert break_even_steps(10, 0.03, 0.01) == pytest.approx(500)
-    assert break_even_steps(10, 0.01, 0.01) is break_even_steps(10, 0.01, 0.02) is None
+    assert break_even_steps(10, 0.01, 0.01) is None
 
 
 def test_a_format_follows_from_its_bits():
@@ -90,7 +87,7 @@ def test_a_format_follows_from_its_bits():
         form, info = FORMATS[name], torch.finfo(formats.FORMATS[name][0])
         assert form.max == info.max and form.eps == info.eps
         assert form.smallest_normal == info.smallest_normal
-    assert FORMATS["tf32"].lowest == FORMATS["fp32"].lowest and "tf32" in str(formats_table())
+    assert FORMATS["tf32"].lowest == FORMATS["fp32"].lowest
     assert FORMATS["tf32"].eps == FORMATS["fp16"].eps
 
 
@@ -105,19 +102,15 @@ def test_only_activations_grow_with_the_batch():
 
 def record_of(folder, points, name="roofline", machine="Some Card"):
     """Load a record of an experiment that nobody ran: the numbers are chosen, not measured."""
-    events = [
-        {"event": "spec", "version": 1, "run": "20260101-000000-abcdef", "experiment": name,
-         "params": {}, "pipeline": {"device": "auto"}},
-        {"event": "machine", "device": "cuda:0", "kind": "gpu", "name": machine, "cpu_cores": 8,
-         "versions": {"torch": "2"}},
+    on = {"device": "cuda:0", "kind": "gpu", "name": machine, "cpu_cores": 8, "versions": {}}
+    return load(folder, [
+        {"event": "spec", "version": 1, "run": "r", "experiment": name, "params": {},
+         "pipeline": {"device": "auto"}},
+        {"event": "machine", **on},
         *({"event": "measurement", "case": {}, "values": {}, **point} for point in points),
         {"event": "skipped", "what": "tf32", "why": "not on <this> card"},
-        {"event": "done"}, {"event": "end", "code": 0, "stop": None},
-    ]  # fmt: skip
-    lines = [json.dumps({"t_ns": i, **event}) for i, event in enumerate(events)]
-    folder.mkdir(exist_ok=True)
-    (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
-    return lk.load(folder)
+        {"event": "done"},
+    ])  # fmt: skip
 
 
 def point(of, flops=None, bytes=None, **case):
@@ -137,11 +130,9 @@ USUAL = [
 
 
 def test_a_record_is_read_and_its_operations_placed(tmp_path):
-    more = [
-        point("add", 1e9, 1e9, format="fp8"), point("softmax", None, 1e9, format="fp32"),
-        point("scale in place", bytes=30e9, roof="bandwidth"),  # the fastest counts
-    ]  # fmt: skip
-    line = lk.roofline(record_of(tmp_path / "whole", USUAL + more))
+    faster = point("scale in place", bytes=30e9, roof="bandwidth")  # the fastest counts
+    unknown = point("softmax", None, 1e9, format="fp32")
+    line = lk.roofline(record_of(tmp_path, [*USUAL, unknown, faster]))
     assert line.roof == Roof(100.0, {"fp32": 2.0, "fp16": 8.0}) and len(line.points) == 5
     assert line.roof.ridge("fp32") == pytest.approx(20)
     assert line.roof.ridge("fp16") == pytest.approx(80)  # a faster format's lies further right
@@ -152,14 +143,14 @@ def test_a_record_is_read_and_its_operations_placed(tmp_path):
     assert "overhead" in line.one("matmul", n=64, format="fp32").verdict
     assert "RECORDED on Some Card" in repr(line) and json.dumps(line.to_dict())
     with pytest.raises(LookupError, match="no pass over memory"):
-        lk.roofline(record_of(tmp_path / "failed", USUAL[2:]))
+        lk.roofline(record_of(tmp_path, USUAL[2:]))
     with pytest.raises(ValueError, match="is not a roofline"):
-        lk.roofline(record_of(tmp_path / "other", [], name="copies"))
+        lk.roofline(record_of(tmp_path, [], name="copies"))
 
 
 def test_a_known_card_has_its_data_sheet_dashed(tmp_path):
     for name, known in (("NVIDIA GeForce RTX 4090 D", False), ("NVIDIA H200", True)):
-        figure = record_of(tmp_path / name, USUAL, machine=name).plot()
+        figure = record_of(tmp_path, USUAL, machine=name).plot()
         said = "\n".join(text.get_text() for text in figure.texts)
         dashed = any(line.get_linestyle() == "--" for line in figure.axes[0].lines)
         assert dashed == known == ("nvidia.com/en-us/data-center/h200/" in said)
@@ -169,14 +160,12 @@ def test_a_known_card_has_its_data_sheet_dashed(tmp_path):
 def search(fits, start=16, error=None):
     """Search on a device on which up to `fits(steps)` samples fit, and larger ones end so."""
     found = LargestBatch(lk.Pipeline(batch_size=start), 0.1)
-    while (plan := found.next) is not None:
-        size, steps = plan
+    while found.next is not None:
+        size, steps = found.next
         there = size <= fits(steps)
         failed = None if there else error
-        values = {
-            "fits": there, "why": None if there else "out of memory", "steps": steps,
-            "peak_bytes": size * 2**20, "limit_bytes": 2**30, "how": "made up",
-        }  # fmt: skip
+        values = {"fits": there, "why": "out of memory", "steps": steps, "how": "made up",
+                  "peak_bytes": size * 2**20, "limit_bytes": 2**30}  # fmt: skip
         found.take(SimpleNamespace(
             params={"batch_size": size, "steps": steps}, machine=Machine.from_dict({}),
             points=[] if failed else [SimpleNamespace(values=values)],
@@ -185,34 +174,27 @@ def search(fits, start=16, error=None):
     return found
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(true=st.integers(1, 16_384), start=st.integers(1, 4096))
 def test_it_is_found_wherever_the_search_begins(true, start):
     done = search(lambda _: true, start)
     assert done.batch_size <= true <= done.batch_size + max(8, done.batch_size // FINE)
-    assert len(done.tried) <= 20 and repr(done) and done.plot().axes
+    assert len(done.tried) <= 20
 
 
 def test_what_fits_for_a_few_steps_only_is_not_believed():
-    done = search(lambda _: 803)
-    assert all(t.batch_size % 8 == 0 for t in done.tried)
     done = search(lambda steps: 100 if steps == CONFIRMING_STEPS else 200)
-    assert done.batch_size <= 100
+    assert done.batch_size <= 100 and all(t.batch_size % 8 == 0 for t in done.tried)
     last = [t for t in done.tried if t.fits][-1]
-    assert last.confirming and last.batch_size == done.batch_size
+    assert last.confirming and last.batch_size == done.batch_size and done.plot().axes
     none = search(lambda _: 0)
     assert none.batch_size is None and none.tried[-1].batch_size == 1
     assert "no sample fits" in none.line and none.to_dict()["tried"]
 
 
-def test_a_try_that_the_system_killed_did_not_fit_and_any_other_failure_is_raised():
-    done = search(lambda _: 64, error="The bench process was ended by SIGKILL.")
-    assert done.batch_size == 64
+def test_only_what_memory_refused_counts_as_not_fitting_and_bad_settings_are_refused():
+    assert search(lambda _: 64, error="The bench process was ended by SIGKILL.").batch_size == 64
     with pytest.raises(RuntimeError, match="batch_size=16: TypeError"):
         search(lambda _: 8, error="TypeError: no.")
-
-
-def test_only_what_memory_refused_counts_as_not_fitting_and_bad_settings_are_refused():
     for setting, value in (("margin", 1), ("limit_gib", 0)):
         with pytest.raises(ValueError, match=f"{setting}={value}"):
             lk.largest_batch(**{setting: value})
@@ -232,17 +214,6 @@ def test_what_a_card_held_before_the_limit_is_not_counted_as_the_trainings(monke
     }.items():
         monkeypatch.setattr(torch.cuda, name, stub)
     assert impose(CARD, 2**30).used() == 0
-
-
-@pytest.mark.parametrize(("kind", "times"), [("cpu", 2), ("cuda", 8), ("mps", 8)])
-def test_past_the_cache_is_twice_a_cpus_and_eight_times_a_gpus(kind, times, monkeypatch):
-    bench, l2 = Workbench(torch.device(kind), None, None), 60 * 2**20
-    monkeypatch.setattr(Workbench, "cache_bytes", lambda _: {"L2": l2})
-    monkeypatch.setattr(Workbench, "free_bytes", lambda _: 2**40)
-    assert 4 * bench.past_cache_elements() == times * l2
-    assert bench.is_past_cache(times * l2) and not bench.is_past_cache(times * l2 - 1)
-    monkeypatch.setattr(Workbench, "free_bytes", lambda _: 12 * 64 * 2**20)
-    assert 4 * bench.past_cache_elements() == 64 * 2**20  # a twelfth of what is free
 
 
 def test_one_rule_says_which_formats_make_no_sense_on_a_cpu(monkeypatch):
@@ -275,20 +246,13 @@ def test_what_a_gpu_cannot_do_is_skipped(monkeypatch):
     cases = [about["case"] for event, about in bench.events if event == "measurement"]
     assert cases and not any(case["pinned"] for case in cases)
     assert ("skipped", {"what": "pinned", "why": copies.NO_PINS}) in bench.events
-    monkeypatch.setattr(own_kernel.importlib.util, "find_spec", lambda _: object())
-    monkeypatch.setattr(Workbench, "compile_lacks", lambda _: "no C compiler: install gcc")
-    monkeypatch.setattr(own_kernel, "hub", lambda *_: None)
-    measured("own_kernel", bench := Kept(CARD))
-    assert [about["what"] for _, about in bench.events] == ["triton kernel", "local package"]
-    assert all("install gcc" in about["why"] for _, about in bench.events)
 
 
 def test_the_knee_is_where_the_fixed_part_equals_the_part_per_sample():
     sizes = [1, 4, 16, 64, 256, 1024]
     found = fit(sizes, [5 + 0.1 * size for size in sizes])
     assert found.batch_size == 50 and found.best_throughput == pytest.approx(10_000)
-    rising = fit([64, 128, 256], [64.0, 128.0, 256.0])
-    assert rising.batch_size is None and "below 64" in rising.line
+    assert "below 64" in fit([64, 128, 256], [64.0, 128.0, 256.0]).line
     assert "above 4" in fit([1, 2, 4], [5.0, 5.0, 5.0]).line
     assert "NO STRAIGHT LINE" in fit(sizes, [1, 1, 1, 1, 40, 400]).line
     with pytest.raises(ValueError, match="three or more"):
@@ -297,15 +261,15 @@ def test_the_knee_is_where_the_fixed_part_equals_the_part_per_sample():
 
 def fake(precision, loss, **knobs):
     """Return as much of a Run as a comparison of losses reads."""
-    asked, more = lk.Pipeline(precision=precision, **knobs), {"recorded": False, "not_applied": {}}
-    return SimpleNamespace(asked=asked, pipeline=asked, loss=loss, steps=len(loss), **more)
+    asked = lk.Pipeline(precision=precision, **knobs)
+    return SimpleNamespace(asked=asked, pipeline=asked, loss=loss, steps=len(loss),
+                           recorded=False, not_applied={})  # fmt: skip
 
 
 def test_losses_are_held_against_a_tolerance_on_the_same_batches():
-    base, near = fake("fp32", [2.0, 1.0, 1.0, 1.0]), fake("bf16", [2.0, 1.0, 1.0, 1.2])
-    assert lk.losses(base, near).survived
-    off = lk.losses(base, fake("fp16", [2.0, 2.0, 2.0, 2.0]))
-    assert not off.survived and "OUTSIDE" in repr(off)
+    base = fake("fp32", [2.0, 1.0, 1.0, 1.0])
+    assert lk.losses(base, fake("bf16", [2.0, 1.0, 1.0, 1.2])).survived
+    assert "OUTSIDE" in repr(lk.losses(base, fake("fp16", [2.0, 2.0, 2.0, 2.0])))
     assert not lk.losses(base, fake("fp16", [2.0, 1.0, 1.0, math.nan])).survived
     with pytest.raises(ValueError, match="seed=1"):
-        lk.losses(fake("fp32", [1.0]), fake("bf16", [1.0], seed=1))
+        lk.losses(base, fake("bf16", [1.0], seed=1))

@@ -69,6 +69,9 @@ const char *nvmlErrorString(nvmlReturn_t e) {
 #define SAY(TEXT) { snprintf(v, n, TEXT); return NVML_SUCCESS; }
 nvmlReturn_t nvmlSystemGetDriverVersion(char *v, u n) SAY("550.54.14")
 nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *v) { *v = 12040; return NVML_SUCCESS; }
+nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t c, int *major, int *minor) {
+  *major = 9; *minor = 0; return NVML_SUCCESS;
+}
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t c, char *v, u n) SAY("NVIDIA Stub")
 /* the other card comes first: NVML's order is not CUDA's */
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(u i, nvmlDevice_t *c) {
@@ -230,6 +233,7 @@ def test_a_card_is_found_by_its_uuid_whatever_nvmls_order_and_may_be_lost(stub, 
     assert gone["cpu"] is not None  # a gap in the middle, and the samples go on
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("mood", "says"), [
     ("missing", "LibraryNotFound"), ("mismatch", "mismatch"),
 ])  # fmt: skip
@@ -243,6 +247,7 @@ def test_without_a_driver_that_answers_the_samples_have_gaps_and_the_log_says_wh
         assert sample.get("power_w") is None and sample["cpu"] is not None
 
 
+@pytest.mark.nightly
 def test_a_metric_that_a_card_lacks_is_none_and_all_others_are_there(stub):
     whole, *partial = read(stub, {}, *({"STUB": f"no {function}"} for function in ASKED))
     assert whole.items() >= NORMAL.items()
@@ -251,6 +256,7 @@ def test_a_metric_that_a_card_lacks_is_none_and_all_others_are_there(stub):
         assert sample.items() >= {k: v for k, v in NORMAL.items() if k != key}.items()
 
 
+@pytest.mark.nightly
 def test_what_a_mig_instance_an_older_driver_and_a_throttled_card_have(stub):
     calm, mig, hot, odd = read(stub, {}, {"CARD": MIG}, {"STUB": "throttled"}, {"STUB": "NaN"})
     known = {key for key, value in mig.items() if value is not None}
@@ -317,6 +323,7 @@ def test_what_others_did_outside_the_measured_steps_is_not_held_against_them(sce
         assert verdict([{"others": are}], before=[{"others": were}]).bottleneck == bottleneck
 
 
+@pytest.mark.nightly
 def test_a_card_that_torch_cannot_use_is_named_with_the_remedy(stub, monkeypatch):
     if machine.machine().kind == "gpu":
         pytest.skip("torch has a GPU of its own here")
@@ -329,6 +336,7 @@ def test_a_card_that_torch_cannot_use_is_named_with_the_remedy(stub, monkeypatch
     assert "NVIDIA Stub cannot be used" in run.error and "Remedy: " in run.error
 
 
+@pytest.mark.nightly
 def test_a_call_that_hangs_ends_the_samples_and_nothing_else(stub, monkeypatch):
     """A whole run, whose telemetry is on the stub's card and hangs there."""
     code = (

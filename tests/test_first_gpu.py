@@ -1,20 +1,19 @@
-"""The script for the first real card, with a Python that pretends: the logic of its stages.
+"""The slices for the first real card, with a Python that pretends: the logic of their stages.
 
-Each stage leaves a log, one that fails stops none, and what has passed is not done again.
+Each stage leaves a log, one that fails stops none, and all of it comes back in one archive.
 """
 
 import os
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parent
-NOTEBOOKS = sorted(path.stem for path in (TESTS.parent / "notebooks").glob("*.ipynb"))
-REHEARSED = ["machine", "tests", "records", "faults"]
-STAGES = [*REHEARSED[:3], *NOTEBOOKS, "faults"]
-pytestmark = pytest.mark.skipif(not shutil.which("timeout"), reason="a script for Linux")
+ROOT = Path(__file__).parents[1]
+SLICES = sorted(path.stem for path in (ROOT / "maintain" / "first_gpu").glob("[0-9]*.sh"))
+pytestmark = pytest.mark.skipif(not shutil.which("timeout"), reason="scripts for Linux")
 
 STUB = """#!/usr/bin/env bash
 echo "$@" >>"$CALLS"
@@ -26,49 +25,47 @@ echo "device  A card ($DEVICE)"
 
 @pytest.fixture
 def start(tmp_path):
-    """Start the script with a Python that writes down what it is asked: (result, calls, stages)."""
-    stub, out, calls = (tmp_path / name for name in ("python", "out", "calls"))
+    """Start a slice with a Python that writes down what it is asked: (result, calls, stages)."""
+    stub, calls = tmp_path / "python", tmp_path / "calls"
     stub.write_text(STUB)
     stub.chmod(0o755)
 
-    def go(*options, **settings):
+    def go(slice_name, *options, **settings):
         calls.write_text("")
         usual = {"FAILING": "nothing", "SLOW": "nothing", "DEVICE": "cuda:0"}
-        usual |= {"PYTHON": str(stub), "CALLS": str(calls)}
-        command = ["bash", TESTS / "first_gpu.sh", *options, out]
-        env = os.environ | usual | settings
+        usual |= {"PYTHON": str(stub), "CALLS": str(calls), "LABKIT_HOME": str(tmp_path / "home")}
+        script = ROOT / "maintain" / "first_gpu" / f"{slice_name}.sh"
+        command, env = ["bash", script, *options, tmp_path], os.environ | usual | settings
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
-        said = (out / "summary.txt").read_text().splitlines() if out.exists() else []
-        stages = {line[:28].strip(): line[29:63].strip() for line in said}
-        return done, calls.read_text().splitlines(), stages
+        with tarfile.open(tmp_path / f"{slice_name}.tgz") as archive:
+            summary = archive.extractfile("./summary.txt").read().decode().splitlines()
+            logs = archive.getnames()
+        stages = {line[:28].strip(): line[29:55].strip() for line in summary}
+        assert {f"./{stage}.log" for stage in stages if "begun" not in stages[stage]} <= {*logs}
+        return done, calls.read_text(), stages
 
     return go
 
 
-def test_a_failing_stage_leaves_its_log_and_is_all_that_is_done_again(start, tmp_path):
-    done, _, stages = start("--dry-run", DEVICE="cpu")  # counts for nothing on a card
-    assert done.returncode == 0 and stages == dict.fromkeys(REHEARSED, "passed")
-    done, calls, stages = start(FAILING="not fault_set")
-    assert done.returncode == 1 and len(calls) == len(STAGES), done.stderr
-    assert stages == dict.fromkeys(STAGES, "passed") | {"tests": "FAILED, tests.log"}
-    assert "it broke" in (tmp_path / "out" / "tests.log").read_text()
-    done, calls, _ = start()
-    assert done.returncode == 0 and len(calls) == 1 and "test_gpu.py" in calls[0]
-    done, calls, stages = start()
-    assert done.returncode == 0 and not calls
-    assert stages == dict.fromkeys(STAGES, "passed before")
+@pytest.mark.parametrize("slice_name", SLICES)
+def test_each_slice_can_be_rehearsed_without_a_card(slice_name, start):
+    done, calls, stages = start(slice_name, "--dry-run", DEVICE="cpu")
+    assert done.returncode == 0 and {*stages.values()} == {"passed"}, done.stderr
+    assert len(stages) > 1 and "--execute" not in calls
 
 
-def test_what_takes_too_long_is_stopped_and_what_is_left_is_not_begun(start):
-    done, calls, stages = start(SLOW="not fault_set", TOTAL_S="2")
-    assert done.returncode == 1
-    assert stages["tests"] == "stopped at its limit, tests.log"
-    assert stages["records"] == "not begun: the time is up"
-    assert not any("record" in call for call in calls)
+def test_a_failing_stage_stops_no_other_and_what_is_slow_is_stopped(start):
+    done, calls, stages = start("2_notebooks", FAILING="notebooks/02_", SLOW="notebooks/08_",
+                                TOTAL_S="4")  # fmt: skip
+    assert done.returncode == 1 and "--allow-errors" in calls
+    assert stages == {"machine": "passed", "notebook-00": "passed", "notebook-02": "FAILED",
+                      "notebook-08": "stopped at its limit"}  # fmt: skip
+    assert start("1_ground", SLOW="ground.py", TOTAL_S="2")[2]["tests"].startswith("not begun")
 
 
-def test_without_a_gpu_or_with_a_bad_option_it_says_so_and_begins_nothing(start):
-    done, calls, _ = start(DEVICE="cpu")
-    assert done.returncode == 2 and "no GPU" in done.stderr and len(calls) == 1
-    done, calls, _ = start("--nonsense")
-    assert done.returncode == 2 and "--dry-run" in done.stderr and not calls  # how it is called
+def test_the_slices_have_every_notebook_and_keep_to_ten_minutes(start):
+    asked = "".join((ROOT / "maintain" / "first_gpu" / f"{name}.sh").read_text() for name in SLICES)
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        assert f" {notebook.name[:2]}" in asked
+    done, calls, _ = start("5_record", DEVICE="cpu")
+    assert done.returncode == 2 and "no GPU" in done.stderr and "record" not in calls

@@ -56,6 +56,7 @@ class Slow(list):
         return super().__getitem__(i)
 
 
+@pytest.mark.measures
 @pytest.mark.slow
 @pytest.mark.skipif(not installed, reason="needs the extra labkit[hf]")
 def test_a_trainer_is_recorded_as_a_run_and_a_slow_dataset_shows(tmp_path, monkeypatch):
@@ -107,6 +108,8 @@ def test_a_trainer_is_recorded_as_a_run_and_a_slow_dataset_shows(tmp_path, monke
         _ = recorder.run
     (trainer, result), run = train(SlowLog(), recorder), recorder.run
     assert run.outcome == "finished" and run.steps == trainer.state.global_step == 16
+    assert run.trainer  # so that advice names its arguments, not a DataLoader's
+    assert run.loop_code["training"] == "arguments"
     assert run.samples == 2 * 60  # the last step of each epoch has only four
     logged = [float(row["loss"]) for row in trainer.state.log_history if "loss" in row]
     assert run.loss == pytest.approx(logged, rel=1e-5)

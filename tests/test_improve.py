@@ -15,6 +15,7 @@ from labkit.analysis.facts import CLASSES, Evidence, Facts, Finding, loss
 from labkit.analysis.losses import agree
 from labkit.results.machine import Machine
 from labkit.show.ladder import Improvement
+from labkit.show.running import rung_line
 from labkit.tuner.improve import Improver, lacking
 from labkit.tuner.job import improver
 from labkit.tuner.search import Search
@@ -24,10 +25,11 @@ IN_WORDS = {"compile": "torch.compile", "precision": "bf16", "batch_size": "larg
 
 
 def every_finding():
-    """Yield what every rule says of the recorded runs, and of a few made-up facts of a GPU."""
-    for entry in lk.recorded():
-        run = lk.recorded(entry.name)
-        if hasattr(run, "stamps") and run.steps > 2:
+    """Yield what every rule says of a run of each kind, and of a few made-up facts of a GPU."""
+    names = [entry.name for entry in lk.recorded() if not entry.experiment]
+    for name in {name.partition("-")[0]: name for name in names}.values():
+        run = lk.recorded(name)
+        if run.steps > 2:
             yield from rules.losses(Evidence(run).facts())[0]
     shares = dict.fromkeys(CLASSES, 0.2)
     for knobs in ({}, {"num_workers": 0}, {"num_workers": 2, "pin_memory": True}):
@@ -40,7 +42,9 @@ def test_what_a_finding_advises_and_what_a_program_would_change_are_the_same():
     assert knobs >= {"num_workers", "compile", "pin_memory", "batch_size", "fused_optimizer"}
     for finding in found:
         for remedy in finding.remedies:
-            for knob in remedy.changes:
+            for knob, value in remedy.changes.items():
+                if value is None or value is False:
+                    continue  # what goes with num_workers=0
                 assert IN_WORDS.get(knob, knob) in finding.advice
             assert 1 <= remedy.gain[0] <= remedy.gain[1]
             lk.Pipeline(num_workers=1).but(**remedy.changes)  # each is a knob, and allowed
@@ -106,6 +110,10 @@ def feed_then(*then):
     return lambda knobs: [FEED] if knobs["num_workers"] < 6 else then
 
 
+def no_compiler(changes, *_):
+    return "no compiler" if "compile" in changes else None
+
+
 def said(climb):
     return {rung.what: rung.said for rung in climb.rungs}
 
@@ -124,21 +132,53 @@ def test_what_gains_is_kept_one_after_the_other_until_the_device_is_the_limit():
     assert climb.stopped == "the device is the limit (compute)" and not climb.interrupted
     shown = Improvement(climb, "fake", None)
     assert "(dataset, batch_size=16, num_workers=6)" in shown.snippet
-    assert "torch.autocast(device.type, dtype=torch.bfloat16)" in shown.snippet
+    assert "\nmodel.forward = autocast(model.forward)" in shown.snippet
     assert shown.script().text == f"{shown.snippet}\n"
     assert "8.40x the start" in repr(shown) and json.dumps(shown.to_dict())
 
 
-def test_what_is_advised_is_tried_once_where_prediction_sees_no_gain_in_any_loader_setting():
+def test_what_is_advised_beside_the_search_is_tried_with_the_settings_own_expectation():
     crowded = START | {"num_workers": 12, "prefetch_factor": 2}
-    world = World(lambda k: 180 if k["num_workers"] == 4 else 100,
-                  lambda k: [FEED] if k["num_workers"] > 4 else [HEALTHY])  # fmt: skip
+    six = loss("input", "", 0.6, "", "", "num_workers", changes=[{"num_workers": 6}])
+    world = World(lambda k: 180 if k["num_workers"] == 6 else 100,
+                  lambda k: [six] if k["num_workers"] > 6 else [HEALTHY])  # fmt: skip
     climb = climbed(world, crowded)
-    assert climb.changes == {"num_workers": 4} and world.count == 2
-    world = World(lambda k: 100, lambda k: [FEED])
+    assert climb.changes == {"num_workers": 6} and world.count == 2
+    assert climb.rungs[1].expected == pytest.approx((1.0, 1 / 1.3, 1.3))  # not the finding's 2.5
+    four = loss("input", "", 0.6, "", "", "num_workers", changes=[{"num_workers": 4}])
+    world = World(lambda k: 100, lambda k: [four])  # predicted to be slower in all of its range
     climb = climbed(world, crowded)
-    assert climb.changes == {} and world.count == 2
+    assert climb.changes == {} and world.count == 1
     assert "no setting is expected to gain" in climb.stopped
+
+
+def test_what_no_run_has_measured_is_promised_nothing_and_tried_all_the_same():
+    world = World(lambda k: 65 if k["fused_optimizer"] else 100, lambda k: [FUSE])
+    climb = climbed(world, lacks=no_compiler)
+    assert climb.rungs[1].expected is None and climb.changes == {}
+    shown = Improvement(climb, "fake", None)
+    assert "not predicted" in repr(shown) and shown.to_dict()["rungs"][1]["expected"] is None
+    assert "nothing predicts it, measured 0.65x" in rung_line(climb.rungs[1])
+
+
+def test_losses_that_augmentation_parts_undo_no_change_of_the_loader_and_judge_the_others():
+    def augmented():
+        drawn = iter([0.0, 0.1, 0.2, 0.1])
+        return lambda knobs: (1.0 + next(drawn) + torch.tensor([1.0, 0.0, 0.0])).tolist()
+
+    climb = climbed(World(workers, feed_then(HEALTHY), augmented()))
+    assert climb.changes["num_workers"] == 6 and abs(climb.rungs[1].losses) > 0.02
+
+    world = World(lambda k: 130 if k["fused_optimizer"] else 100, lambda k: [FUSE], augmented())
+    climb = climbed(world, lacks=no_compiler)
+    assert climb.changes == {"fused_optimizer": True}  # no further apart than two unchanged runs
+    assert len(climb.rungs[0].runs) == 2
+
+    def broken(knobs):
+        return [3.0, 2.0, 2.0] if knobs["fused_optimizer"] else [2.0, 1.0, 1.0]
+
+    climb = climbed(World(world.rate, lambda k: [FUSE], broken), lacks=no_compiler)
+    assert said(climb)["fused_optimizer=True"].startswith("undone: the losses differ by +75")
 
 
 def test_a_healthy_pipeline_is_left_as_it_is_and_said_to_be():
@@ -262,6 +302,8 @@ def test_a_start_that_was_only_cold_is_found_out():
 # -- in earnest ------------------------------------------------------------------------------------
 
 
+@pytest.mark.measures
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_default_pipeline_is_fed_in_a_few_runs_with_the_same_losses(labkit_command):
     done = labkit_command("improve", "--json", "--seconds", 35)
@@ -302,6 +344,7 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1)
 
 
+@pytest.mark.measures
 @pytest.mark.slow
 def test_a_loop_of_ones_own_is_cured_where_workers_cure_it_and_its_losses_are_the_same():
     parts = {"model": torch.nn.Linear(8, 2), "optimizer": sgd}
@@ -356,6 +399,7 @@ def test_in_a_notebook_the_ladder_grows_and_stop_returns_the_best_so_far():
         assert "True interrupted: this is the best so far 1" in "".join(texts)
 
 
+@pytest.mark.measures
 @pytest.mark.slow
 def test_a_loop_that_computes_all_the_time_is_left_alone():
     data = [(torch.full((8,), i / 64), i % 2) for i in range(64)]

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from kept_bench import here
 
 import labkit as lk
 from labkit.bench.models import packed
+from labkit.experiments import inference
 from labkit.process.events import VERSION, EventLog
 from labkit.results.measurements import Measurements
 from labkit.spec import Experiment
@@ -104,6 +106,28 @@ def test_packed_weights_compute_the_same(weights):
         got = packed(layer, weights, on_cpu=True)(x).float()
     assert layer.weight is None and got.shape == plain.shape
     assert torch.allclose(got, plain, atol=1e-5 if weights == "fp32" else 0.05)
+
+
+@torch.no_grad()
+def test_int8_weights_give_back_the_format_they_were_given(monkeypatch):
+    """CUDA's product returns FP32, and attention refuses two formats."""
+    cpu = torch._weight_int8pack_mm
+    monkeypatch.setattr(torch, "_weight_int8pack_mm", lambda *given: cpu(*given).float())
+    layer = packed(torch.nn.Linear(64, 96).bfloat16(), "int8", on_cpu=False)
+    assert layer(torch.randn(5, 3, 64).bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("free_gib", [5, 7, 11, 15, 23, 79])
+def test_the_decoder_leaves_a_card_room_for_the_caches_of_eight_sequences(free_gib):
+    def bench(free):
+        return SimpleNamespace(on_cpu=False, free_bytes=lambda: free)
+
+    free, width, length = free_gib * 2**30, 4096, inference.LENGTH[False]
+    depth = inference.depth_for(width, 0, bench(free))
+    weights = 4 * (12 * width**2 * depth)
+    kept = 4 * 2 * 8 * length * width * depth
+    room = free - weights - 2**29  # arrays for the roofs
+    assert kept <= inference.CACHE_SHARE * room and (depth == 8) == (free_gib > 23)
 
 
 @pytest.mark.slow

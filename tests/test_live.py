@@ -2,18 +2,24 @@
 
 import io
 import json
+import linecache
+import re
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+import labkit
 from labkit.results.library import recorded
 from labkit.results.run import Run
 from labkit.show import display
 from labkit.show.display import FIGURE_TEXT, StaticFigure, in_notebook
 from labkit.show.live import POINTS, ROW, TEETH, Follower, LiveView, RunDisplay
+from labkit.show.watching import marked_cells
 from labkit.spec import Pipeline
 
 MS = 1_000_000
@@ -189,6 +195,28 @@ def test_outside_a_notebook_the_progress_is_a_line_on_stderr(trained, monkeypatc
     shown.finish(trained.run)
     assert stderr.getvalue().count("\n") == 1
     assert "run 1 of 2: finished: 34 steps" in stderr.getvalue()
+
+
+class Slow:
+    """Items that take their time, as read from a slow disk."""
+
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return torch.zeros(2)
+
+
+def test_a_listing_of_the_watched_cell_marks_its_for_line():
+    cell = "<ipython-input-7-ab>"
+    lines = ["seen = 0\n", "for batch in lk.watch(loader, live=False):\n", "    seen += 1\n"]
+    linecache.cache[cell] = (0, None, lines, cell)
+    loader = torch.utils.data.DataLoader(Slow(), batch_size=1)
+    exec(compile("".join(lines), cell, "exec"), {"lk": labkit, "loader": loader})
+    labkit.watch.last.close()
+    [shown] = marked_cells(labkit.watch.last.run.lines)
+    assert re.search(r"\d%  for batch in", shown) and not re.search(r"%  seen = 0", shown)
 
 
 # -- what is left of it --------------------------------------------------------------------------

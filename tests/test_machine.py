@@ -1,15 +1,25 @@
 """What is said of a machine: its cards, those that torch cannot use, and their data sheets."""
 
+import os
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import numpy as np
+import psutil
 import pynvml
 import pytest
 import torch
 
+from labkit import quotas
+from labkit.analysis.card_formats import tensor_formats
 from labkit.analysis.datasheets import card
+from labkit.analysis.facts import cores_used
+from labkit.bench import formats, timeline
 from labkit.bench import machine as bench_machine
-from labkit.results.machine import Machine
+from labkit.results.event_log import with_remedy
+from labkit.results.machine import Machine, training_arguments
+from labkit.spec import Pipeline
+from labkit.tuner import trials
 
 NONE = "No CUDA GPUs are available"
 INSTALL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
@@ -23,6 +33,7 @@ def driver(monkeypatch):
         for name, answer in {
             "nvmlInit": None, "nvmlDeviceGetHandleByIndex": 1, "nvmlDeviceGetName": "NVIDIA T4",
             "nvmlSystemGetDriverVersion": "470.82.01", "nvmlSystemGetCudaDriverVersion": runs,
+            "nvmlDeviceGetCudaComputeCapability": (7, 5),
         }.items():  # fmt: skip
             monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -58,12 +69,121 @@ def test_a_card_that_torch_cannot_use_is_named_with_the_reason_and_the_remedy(
         bench_machine.find_device("cuda")
 
 
+CU130 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
+CU126 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
+
+
+@pytest.fixture
+def torch_built_for(monkeypatch):
+    """A torch that sees cards of these compute capabilities, and has kernels for `built`."""
+
+    def set_up(built, *capabilities, runs=13000):
+        answers = {
+            "is_available": True, "device_count": len(capabilities), "get_arch_list": built,
+            "get_device_name": "NVIDIA Card",
+        }  # fmt: skip
+        for name, answer in answers.items():
+            monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: capabilities[i])
+        monkeypatch.setattr(torch.accelerator, "current_accelerator",
+                            lambda **_: torch.device("cuda"))  # fmt: skip
+        monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+        monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion", lambda: runs)
+
+    return set_up
+
+
+@pytest.mark.parametrize(
+    ("built", "card", "runs", "wheel"),
+    [
+        (CU130, (7, 0), 13000, "cu126"),  # V100
+        (CU130, (6, 1), 13000, "cu126"),  # GTX 10xx
+        (CU126, (12, 0), 12080, "cu128"),  # RTX 50xx
+        (CU126, (10, 0), 13000, "cu130"),  # B200
+    ],
+)
+def test_a_card_without_kernels_in_this_torch_is_not_used_and_its_wheel_is_named(
+    built, card, runs, wheel, torch_built_for
+):
+    torch_built_for(built, card, runs=runs)
+    assert bench_machine.find_device("auto") == torch.device("cpu")
+    why = bench_machine.unused_gpu()
+    assert why.startswith("NVIDIA Card cannot be used: ") and why.endswith(INSTALL + wheel)
+    with pytest.raises(RuntimeError, match=f"no kernels for its compute capability {card[0]}"):
+        bench_machine.find_device("cuda:0")
+    facts = {"device": "cpu", "kind": "cpu", "name": "Some CPU", "cpu_cores": 2, "threads": 1}
+    line = Machine.from_dict(facts | {"unused_gpu": why}).line
+    assert f"NVIDIA Card cannot be used: install torch's wheel {wheel}" in line
+
+
+@pytest.mark.parametrize(
+    ("built", "card"),
+    [(CU130, (8, 9)), (CU130, (12, 1)), (CU126, (7, 0)), (["gfx90a"], (9, 0)),
+     (["sm_80", "compute_80"], (12, 0))],
+)  # fmt: skip
+def test_a_card_that_runs_an_older_kernel_of_its_generation_is_used(built, card, torch_built_for):
+    torch_built_for(built, card)
+    assert bench_machine.find_device("auto") == torch.device("cuda", 0)
+    assert bench_machine.unused_gpu() is None
+
+
+def test_auto_takes_a_card_that_has_kernels_and_on_which_others_compute_least(
+    torch_built_for, monkeypatch
+):
+    torch_built_for(CU130, (7, 0), (8, 0), (8, 0), (8, 0))
+    states = {1: (0.9, 0.5), 2: (0.6, 0.0), 3: (0.0, 0.0)}  # utilization, memory that is held
+    monkeypatch.setattr(bench_machine, "card_uuid", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates",
+                        lambda index: SimpleNamespace(gpu=100 * states[index][0]))  # fmt: skip
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo",
+                        lambda index: SimpleNamespace(used=states[index][1], total=1))  # fmt: skip
+    assert bench_machine.find_device("auto").index == 2  # busy a moment ago, with a run of ours
+    monkeypatch.setattr(pynvml, "nvmlInit", Mock(side_effect=pynvml.NVMLError_LibraryNotFound()))
+    assert bench_machine.find_device("auto").index == 1
+
+
+def test_the_link_of_an_idle_card_is_told_with_what_it_can_be(monkeypatch):
+    links = {"Generation": (1, 4), "Width": (16, 16)}
+    for what, (now, most) in links.items():
+        monkeypatch.setattr(pynvml, f"nvmlDeviceGetCurrPcieLink{what}", lambda _, n=now: n)
+        monkeypatch.setattr(pynvml, f"nvmlDeviceGetMaxPcieLink{what}", lambda _, n=most: n)
+    assert bench_machine.pcie_link(0) == "generation 1 x16 now, at most generation 4 x16"
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrPcieLinkGeneration", lambda _: 4)
+    assert bench_machine.pcie_link(0) == "generation 4 x16"
+
+
 def test_a_card_that_is_not_there_is_not_called_unused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(pynvml, "nvmlInit", Mock(side_effect=pynvml.NVMLError_LibraryNotFound()))
     assert bench_machine.unused_gpu() is None
     with pytest.raises(RuntimeError, match="device='cuda': it is not here, 0 CUDA devices"):
         bench_machine.find_device("cuda")
+
+
+def test_an_accelerator_that_the_kit_does_not_know_is_named_where_the_cpu_is_used(monkeypatch):
+    other = torch.device("xpu")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: other)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: Mock(get_device_name=lambda: "Arc"))
+    assert bench_machine.find_device("auto").type == "cpu"
+    assert bench_machine.unused_gpu().startswith("Arc (XPU) cannot be used: ")
+
+
+def test_amds_numbers_are_not_read_as_nvidias(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 4))
+    properties = SimpleNamespace(
+        name="AMD Instinct MI300X", uuid="1", total_memory=2**30, multi_processor_count=304,
+        major=9, minor=4,
+    )  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    device = torch.device("cuda", 0)
+    here = Machine.from_dict(bench_machine.describe(device))
+    assert here.compute_capability is None and here.versions["hip"] == "6.4"
+    assert formats.lacks("tf32", device) and formats.lacks("bf16", device) is None
+    assert training_arguments(Pipeline(precision="bf16"), here)["bf16"] is True
+    assert training_arguments(Pipeline(precision="tf32"), here)["tf32"] is None
+    assert tensor_formats(here.name, "9.4") == ()
 
 
 def test_the_table_and_the_line_say_that_a_card_is_not_used():
@@ -98,11 +218,190 @@ def test_a_card_has_its_own_data_sheet_and_one_with_a_name_only_alike_has_none()
         "NVIDIA H100 PCIe": ("H100 PCIe", 2000, 756.5),
         "NVIDIA H200": ("H200 SXM", 4800, 989.5),
         "NVIDIA GeForce RTX 4090": ("GeForce RTX 4090", 1008, 165.2),
+        "NVIDIA B200": ("B200", 7700, 2250),
+        "NVIDIA GH200 480GB": ("GH200 96 GB", 4000, 989.5),
+        "NVIDIA H100 NVL": ("H100 NVL", 3900, 835.5),
+        "NVIDIA L4": ("L4", 300, 121),
+        "NVIDIA A10G": ("A10G", 600, 70),
+        "NVIDIA RTX A6000": ("RTX A6000", 768, 154.8),
+        "NVIDIA GeForce RTX 2080 Ti": ("GeForce RTX 2080 Ti", 616, 53.8),
+        "NVIDIA GeForce RTX 3060": ("GeForce RTX 3060", 360, 25.5),
+        "NVIDIA GeForce RTX 3090": ("GeForce RTX 3090", 936, 71.2),
+        "NVIDIA GeForce RTX 5090": ("GeForce RTX 5090", 1792, 209.5),
+        "NVIDIA GeForce RTX 4090 Laptop GPU": ("GeForce RTX 4090 Laptop GPU", 576, 79.4),
     }
     for name, sheet in sheets.items():
         found = card(name)
         assert (found.name, found.gb_per_s, found.tflop_per_s["fp16"]) == sheet
-    alike = ("NVIDIA GH200 480GB", "NVIDIA H200 NVL", "NVIDIA A100-40C", "GRID T4-8Q",
+        assert found.source and (found.note.startswith("Derived") or "Laptop" not in name)
+    assert card("Tesla P100-SXM2-16GB").tflop_per_s == {"fp32": 10.6}  # it has no Tensor Cores
+    alike = ("NVIDIA H200 NVL", "NVIDIA A100-40C", "GRID T4-8Q",
              "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "Tesla V100S-PCIE-32GB", "NVIDIA T400",
-             "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090 Laptop GPU")  # fmt: skip
+             "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 5090 D")  # fmt: skip
     assert not [name for name in alike if card(name) is not None]
+
+
+# -- what a container leaves of a machine ----------------------------------------------------------
+
+V2 = "1 0 0:1 / /sys/fs/cgroup rw shared:1 - cgroup2 cgroup rw,nsdelegate"
+V1 = [
+    "1 0 0:1 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct",
+    "2 0 0:2 /docker/c4 /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory",
+]
+STAT = "anon 1\ninactive_file 100\ntotal_inactive_file 100\n"
+
+
+@pytest.fixture
+def machine_with(tmp_path, monkeypatch):
+    """A machine of 64 cores and 1,000 bytes of memory with these files; 32 cores are allowed."""
+
+    def set_up(groups, mounts, files):
+        written = {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts} | files
+        for name, text in written.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            if "memory" in name:
+                (path.parent / "memory.stat").write_text(STAT)
+
+    memory = SimpleNamespace(total=1000, available=900)
+    monkeypatch.setattr(quotas, "ROOT", tmp_path)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(32)}, raising=False)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    return set_up
+
+
+def group_v2(place, cpu, memory="max", used=0):
+    """Return the files of one control group of version 2."""
+    folder = f"sys/fs/cgroup{place}"
+    return {
+        f"{folder}/cpu.max": f"{cpu} 100000",
+        f"{folder}/memory.max": str(memory),
+        f"{folder}/memory.current": str(used),
+    }
+
+
+def group_v1(cpu_place, memory_place, cpu, memory, used):
+    """Return the files of one control group for cores and of one for memory, of version 1."""
+    return {
+        f"sys/fs/cgroup/cpu,cpuacct{cpu_place}/cpu.cfs_quota_us": str(cpu),
+        f"sys/fs/cgroup/cpu,cpuacct{cpu_place}/cpu.cfs_period_us": "50000",
+        f"sys/fs/cgroup/memory{memory_place}/memory.limit_in_bytes": str(memory),
+        f"sys/fs/cgroup/memory{memory_place}/memory.usage_in_bytes": str(used),
+    }
+
+
+MACHINES = {  # (the process's groups, what is mounted, files): cores, why, all memory, free memory
+    "a quota of its own": (
+        ("0::/pod/app", V2, group_v2("/pod/app", 200000, 400, 250)),
+        (2, "quota", 400, 250),
+    ),
+    "a quota of the group above": (
+        ("0::/pod/app", V2, group_v2("/pod/app", "max") | group_v2("/pod", 400000, 500, 600)),
+        (4, "quota", 500, 0),
+    ),
+    "less than a core": (("0::/app", V2, group_v2("/app", 5000)), (1, "quota", 1000, 900)),
+    "a part of a core": (("0::/app", V2, group_v2("/app", 380000)), (4, "quota", 1000, 900)),
+    "more than it may use": (
+        ("0::/", V2, group_v2("", 4800000, 2000, 100)),
+        (32, "affinity", 1000, 900),
+    ),
+    "a quota of the root's, not this process's": (
+        ("0::/app", V2, group_v2("/other", 100000)),
+        (32, "affinity", 1000, 900),
+    ),
+    "version 1": (
+        (
+            "3:memory:/docker/c4/app\n2:cpu,cpuacct:/docker/c4",
+            "\n".join(V1),
+            group_v1("/docker/c4", "/app", 150000, 700, 300),
+        ),
+        (3, "quota", 700, 500),
+    ),
+    "version 1 without limits": (
+        ("2:cpu,cpuacct:/", "\n".join(V1), group_v1("", "", -1, 2**63 - 4096, 300)),
+        (32, "affinity", 1000, 900),
+    ),
+    "no control groups": (("", "", {}), (32, "affinity", 1000, 900)),
+    "files that say nothing": (
+        ("0::/app", V2, {"sys/fs/cgroup/app/cpu.max": "", "sys/fs/cgroup/app/memory.max": "?"}),
+        (32, "affinity", 1000, 900),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_process_has_the_cores_and_the_memory_that_its_container_leaves_it(name, machine_with):
+    files, (cores, limit, memory, free) = MACHINES[name]
+    machine_with(*files)
+    assert quotas.cpu_cores() == (cores, 64, limit)
+    assert (quotas.ram_bytes(), quotas.free_ram_bytes()) == (memory, free)
+
+
+def test_a_quota_is_what_the_machine_the_model_and_the_tuner_go_by(machine_with, monkeypatch):
+    machine_with("0::/app", V2, group_v2("/app", 800000, 400, 250))
+    threads = Mock()
+    monkeypatch.setattr(torch, "set_num_threads", threads)
+    bench_machine.use_fixed_threads()
+    threads.assert_called_once_with(2)
+    here = Machine.from_dict(bench_machine.describe(torch.device("cpu")))
+    assert here.cpu_cores == 8 and here.cores_text == "8 of 64 (quota)"
+    assert "8 of 64 (quota) CPU cores" in here.line and "8 of 64 (quota)" in str(here)
+    assert trials.free_memory()[0] == 250
+
+
+def test_what_others_do_on_cores_that_a_run_may_not_use_takes_nothing_from_it():
+    sample = {"t_ns": 1, "own_cpu": 2 / 64, "cpu": 42 / 64, "cpus": 64, "line_cpu": None}
+    run = SimpleNamespace(
+        length_s=2.0, seconds=np.ones_like,
+        telemetry=[sample],
+        machine=Machine(cpu_cores=2),
+    )  # fmt: skip
+    assert cores_used(run)[:2] == (2.0, 0.0)
+    sample |= {"own_cpu": 1 / 64, "cpu": 1.0}
+    assert cores_used(run)[:2] == (1.0, 1.0)
+    run.machine = Machine(cpu_cores=64)
+    assert cores_used(run)[:2] == (1.0, 63.0)
+
+
+def test_an_arms_name_is_the_one_that_the_system_knows(tmp_path, monkeypatch):
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
+    monkeypatch.setattr(bench_machine, "CPU_INFO", tmp_path / "cpuinfo")
+    tool = tmp_path / "lscpu"
+    tool.write_text("#!/bin/sh\necho 'Architecture: aarch64'\necho 'Model name:   Neoverse-N1'\n")
+    tool.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert bench_machine.cpu_name() == "Neoverse-N1"
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert bench_machine.cpu_name() == (bench_machine.platform.processor() or os.uname().machine)
+
+
+def test_a_small_shared_memory_is_said_with_its_remedy():
+    facts = {"device": "cpu", "kind": "cpu", "name": "Some CPU", "cpu_cores": 2, "threads": 1}
+    assert "0.06 GiB: small for loader workers" in str(Machine.from_dict(facts | {"shm_gib": 0.06}))
+    assert "--shm-size=2g" in str(Machine.from_dict(facts | {"shm_gib": 0.0}))
+    assert "--shm-size" not in str(Machine.from_dict(facts | {"shm_gib": 8.0}))
+    said = "RuntimeError: unable to write to file </torch_7_1_0>: No space left on device (28)."
+    assert "/dev/shm is full" in with_remedy(said)
+
+
+@pytest.mark.parametrize(
+    ("passes", "took_ms", "why"),
+    [(True, 1e-6, None), (True, -3.0, "events say -3 ms"), (False, 1.0, "had not passed")],
+)
+def test_a_device_whose_events_are_wrong_is_timed_on_the_hosts_clock(
+    passes, took_ms, why, tmp_path, monkeypatch
+):
+    device, waited = torch.device("cpu"), Mock()
+    event = SimpleNamespace(query=lambda: passes, elapsed_time=lambda _: took_ms)
+    monkeypatch.setattr(timeline, "EVENT_PATIENCE_S", 0.01)
+    monkeypatch.setattr(timeline, "EventPool", lambda _: SimpleNamespace(record=lambda: event))
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited)
+    found = timeline.why_no_events(device)
+    assert (why in found) if why else found is None
+    steps = timeline.WaitingTimeline(tmp_path, device)
+    copied = steps.copied()
+    steps.computing()
+    assert steps.step(0, copied, copied, copied, 4, torch.tensor(1.0)) >= copied
+    assert waited.call_count == 2

@@ -1,7 +1,11 @@
 """MFU and MBU: the FLOPs and bytes of a step, counted, and the peak that they are held against."""
 
 import json
+import subprocess
+import sys
 import time
+from datetime import date
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -140,6 +144,42 @@ def test_what_is_unknown_is_none_and_where_it_stands_is_a_dash(tmp_path):
     assert known.mfu_against(known.peak.flop_per_s * 2) == pytest.approx(0.13)
 
 
+def test_a_roof_is_of_one_day_and_the_highest_of_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
+
+    def measured_on(day, **rates):
+        monkeypatch.setattr(flops, "date", SimpleNamespace(today=lambda: date(2026, 1, day)))
+        flops.keep_roof(CPU, rates)
+        return flops.kept_roof(CPU)
+
+    assert flops.kept_roof(CPU) is None
+    assert measured_on(1, fp32=9.0, bf16=4.0) == {"fp32": 9.0, "bf16": 4.0}
+    assert measured_on(1, fp32=8.0)["fp32"] == 9.0
+    assert measured_on(2, fp32=8.0) == {"fp32": 8.0, "bf16": 4.0}
+
+
+SETTINGS = {  # made one after another: what convolutions and products then run in
+    "torch.cuda.get_device_capability = lambda device: (8, 0)": "tf32 fp32",  # the defaults
+    "torch.set_float32_matmul_precision('high')": "tf32 tf32",
+    "torch.backends.cudnn.allow_tf32 = False": "fp32 tf32",
+    # PyTorch's newer names: once they are used the older ones raise an error
+    "torch.backends.cuda.matmul.fp32_precision = 'ieee'": "fp32 fp32",
+    "torch.backends.cudnn.conv.fp32_precision = 'tf32'": "tf32 fp32",
+}
+
+
+@pytest.mark.slow
+def test_the_format_of_fp32_work_is_each_backends_own_setting():
+    """In a process of its own, whose settings are nobody else's."""
+    read = "print(*(formats.fp32_runs_in(work, card) for work in ('convolution', 'product')))"
+    lines = ["import torch; from labkit.bench import formats; card = torch.device('cuda', 0)"]
+    lines += [line for setting in SETTINGS for line in (setting, read)]
+    command = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.splitlines() == list(SETTINGS.values()), done.stderr
+
+
+@pytest.mark.measures
 @pytest.mark.slow
 def test_a_large_product_comes_close_to_the_measured_roof_and_none_exceeds_it(
     monkeypatch, tmp_path

@@ -12,6 +12,6 @@ import pytest
 @pytest.mark.skipif(sys.platform != "linux" or not shutil.which("g++"), reason="compiled by g++")
 def test_on_a_stand_in_gpu():
     file = Path(__file__).with_name("on_standin.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", file]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -1,13 +1,20 @@
 """The panel without a browser: its handlers in an event loop, on replays and a few real runs."""
 
 import asyncio
+import gc
+import os
 import re
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from conftest import ended, until
 
 import labkit as lk
+from labkit.process import family
+from labkit.results.event_log import REMEDIES
 from labkit.results.library import play
 from labkit.show import controls
 from labkit.show.controls import Control
@@ -29,6 +36,20 @@ def played(speed=0.5):
     shown, record = lk.panel(QUICK, ["num_workers", "prefetch_factor"]), lk.recorded("workers-6")
     shown.kind.start = lambda asked: play(record.path, speed)
     return shown
+
+
+def test_a_device_that_stays_busy_names_the_process_how_to_wait_and_how_to_end_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(family, "PATIENCE_S", 0.0)
+    held = family.hold(tmp_path, "cpu", "run-1", waiting=print)
+    with pytest.raises(family.DeviceBusy) as busy:
+        family.hold(tmp_path, "cpu", "run-2", waiting=print)
+    os.close(held)
+    said = str(busy.value)
+    assert f"in use by run run-1 (process {os.getpid()} on " in said
+    assert "start again when it is over" in said and f"{family.KILL} {os.getpid()}" in said
+    assert not any(re.search(pattern, said) for pattern, _ in REMEDIES)  # which press buttons
 
 
 # -- controls ------------------------------------------------------------------------------------
@@ -330,3 +351,30 @@ def test_two_runs_are_measured_drawn_and_compared_and_a_second_panel_waits():
         assert "slower" in shown.comparison.value
 
     asyncio.run(scenario())
+
+
+RUNS = int(os.environ.get("LABKIT_TEST_RUNS", "100"))
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts in /proc")
+def test_a_hundred_runs_of_one_panel_leave_no_thread_descriptor_or_process():
+    def held():
+        gc.collect()
+        descriptors = len(os.listdir("/proc/self/fd"))
+        return descriptors, threading.active_count(), len(psutil.Process().children())
+
+    async def scenario():
+        shown = lk.panel(QUICK.but(prep_ms=0, steps=3), ["num_workers"])
+        after = []
+        for _ in range(RUNS):
+            shown.run_button.click()
+            await ended(shown)
+            after.append(held())
+        return after
+
+    after = asyncio.run(scenario())
+    parts = after[: RUNS // 2], after[RUNS // 2 :]  # some runs are remembered
+    for early, late in zip(*(zip(*part, strict=True) for part in parts), strict=True):
+        assert max(late) <= max(early), after

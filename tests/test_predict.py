@@ -1,20 +1,25 @@
 """A prediction follows from what a run measured, says how sure it is, and when it cannot say."""
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from played_gpu import GPU, MS, log, play
 
 import labkit as lk
+from labkit.analysis import prediction
 from labkit.analysis.loader_simulation import Simulation, Work
+from labkit.analysis.prediction import _of_times, outcome_of, recommend_workers
 from labkit.analysis.run_costs import known_of
 from labkit.results.timeline import item_costs
 
+WORKERS_RUNS = (0, 1, 2, 4, 6, 8, 16)
 CPU = {"device": "cpu", "kind": "cpu", "name": "Test", "versions": {}, "cpu_cores": 2, "threads": 1}
 
 
-def outcome_of(workers, *, wait=0.0, cpu=0.0, host=0.010, cores=2, prefetch=2, **more):
+def simulated(workers, *, wait=0.0, cpu=0.0, host=0.010, cores=2, prefetch=2, **more):
     """Simulate 400 batches; `wait`, `cpu` and `host` in s. Returns (samples/s, busy share)."""
     waits = np.broadcast_to(wait, 400)[:, None]
     work = Work(waits, np.full(waits.shape, cpu), np.full(400, host), **more)
@@ -71,15 +76,15 @@ def textbook(tmp_path_factory):
 
 
 def test_workers_add_up_while_they_sleep_and_past_the_cores_not_where_they_compute():
-    assert outcome_of(0, wait=0.050) == pytest.approx((16 / 0.060, 10 / 60))  # pays for both
+    assert simulated(0, wait=0.050) == pytest.approx((16 / 0.060, 10 / 60))  # pays for both
     for workers in (1, 4, 8):
-        busy = outcome_of(workers, wait=0.050)[1]
+        busy = simulated(workers, wait=0.050)[1]
         assert busy == pytest.approx(min(1, workers * 10 / 50), abs=0.01)
-    two, eight = (outcome_of(workers, cpu=0.050)[0] for workers in (2, 8))
+    two, eight = (simulated(workers, cpu=0.050)[0] for workers in (2, 8))
     assert eight <= 1.05 * two
-    alone, together = (outcome_of(3, cpu=0.020, host=0.010, cores=cores)[0] for cores in (8, 2))
+    alone, together = (simulated(3, cpu=0.020, host=0.010, cores=cores)[0] for cores in (8, 2))
     assert together < 0.9 * alone  # a model on the CPU and its workers slow each other down
-    free, dear = (outcome_of(2, wait=0.001, host=0.004, take=take)[1] for take in (0.0, 0.001))
+    free, dear = (simulated(2, wait=0.001, host=0.004, take=take)[1] for take in (0.0, 0.001))
     assert free > 0.99 and dear == pytest.approx(0.8, abs=0.02)  # to take a batch costs the loop
 
 
@@ -91,14 +96,14 @@ def test_one_slow_batch_holds_up_all_behind_it_unless_the_queue_is_deep():
     assert found.ready[63] - found.ready[60] < 0.01  # these had long been there
     waits = np.full(400, 0.012)
     waits[19::20] = 0.080
-    shallow, deep = (outcome_of(4, wait=waits, prefetch=p)[1] for p in (1, 8))
+    shallow, deep = (simulated(4, wait=waits, prefetch=p)[1] for p in (1, 8))
     assert deep > shallow + 0.02
 
 
 def test_threads_that_spin_behind_a_step_cost_what_the_cores_have_not_to_spare():
     how = {"cpu": 0.030, "host": 0.004, "host_threads": 2}
     for cores in (2, 8):
-        still, spinning = (outcome_of(2, cores=cores, spin=s, **how)[0] for s in (0.0, 0.010))
+        still, spinning = (simulated(2, cores=cores, spin=s, **how)[0] for s in (0.0, 0.010))
         assert spinning == still if cores == 8 else spinning < 0.95 * still
 
 
@@ -156,6 +161,81 @@ def test_stated_waits_and_stalls_come_as_the_pipeline_says(tmp_path, textbook):
     calm = lk.predict(run, num_workers=2)
     stalled = lk.predict(run, num_workers=2, stall_ms=400.0, stall_every=10)
     assert stalled.throughput < 0.7 * calm.throughput
+
+
+RECORDED = [
+    path.name.split(".")[0]
+    for path in sorted(Path(lk.__file__).parent.glob("records/*/*-*.jsonl.gz"))
+]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_verdict_advises_the_predicted_workers_and_a_second_look_does_not_undo_it(name):
+    run = lk.recorded(name)
+    own, best = run.pipeline.num_workers, recommend_workers(run)
+    advised = {
+        remedy.changes["num_workers"]
+        for finding in run.diagnose().findings
+        for remedy in finding.remedies
+        if "num_workers" in remedy.changes
+    }
+    assert advised <= {best.num_workers} - {own}
+    assert best.gain == 1.0 if best.num_workers == own else best.gain > 1
+    rates = {n: lk.predict(run, num_workers=n).throughput for n in {0, 4, 12, best.num_workers}}
+    assert (
+        max(rates.values()) < 1.06 * rates[best.num_workers]
+    )  # nothing else gains once it is applied
+
+
+def test_a_verdict_simulates_in_full_only_what_may_be_best(monkeypatch):
+    simulated = []
+
+    def counted(*how):
+        simulated.append(how)
+        return Simulation(*how)
+
+    monkeypatch.setattr(prediction, "Simulation", counted)
+    lk.recorded("stall-2").diagnose()
+    assert 5 < len(simulated) < 40
+
+
+def test_no_recorded_run_is_told_to_undo_what_another_was_told():
+    told = {n: recommend_workers(lk.recorded(f"workers-{n}")).num_workers for n in WORKERS_RUNS}
+    assert all(best >= n for n, best in told.items())  # their items wait: never fewer
+    assert all(best == n for n, best in told.items() if n >= 6)  # nor more, once there are enough
+
+
+def test_a_miss_is_said_as_what_came_and_which_part_missed_unless_others_took_the_cores(textbook):
+    told = lk.predict(textbook, num_workers=4)
+
+    def came(rate, busy, others=0.0, beside=()):
+        read = {"t_ns": 10**9, "cpu": 0.5 + others / 2, "own_cpu": 0.5, "cpus": 2}
+        return SimpleNamespace(throughput=told.throughput * rate, utilization=busy, steps=1,
+            machine=textbook.machine, telemetry=[read], seconds=np.ones_like, length_s=2.0,
+            stamps=np.full((1, 6), 2.0), beside=beside)  # fmt: skip
+
+    assert outcome_of(told, came(1.02, told.utilization)) == "as predicted"
+    slower = outcome_of(told, came(0.67, 0.67 * told.utilization))
+    assert slower == "33% lower than predicted: the wait is longer"
+    assert outcome_of(told, came(0.8, 0.99)) == "20% lower than predicted: the step is longer"
+    crowded = outcome_of(told, came(0.5, 0.5, others=1.0))
+    assert crowded == "not comparable: other programs use 1.0 of 2 cores"
+    named = outcome_of(told, came(0.5, 0.5, others=1.0, beside=["python (pid 12)"]))
+    assert named == f"{crowded}: python (pid 12)"
+
+
+@pytest.mark.parametrize(("others", "workers"), [(0.0, 2), (1.1, 0)])
+def test_a_loop_whose_items_compute_is_given_no_workers_for_cores_that_others_have(others, workers):
+    read = {"t_ns": 10**9, "cpu": 0.5 + others / 2, "own_cpu": 0.5, "cpus": 2}
+    wait, body = np.full(30, 0.04), np.full(30, 0.01)
+    end = np.cumsum(wait + body)
+    asked, ready = end - wait - body, end - body
+    run = SimpleNamespace(watched=True, warmup=1, steps=30,
+        machine=SimpleNamespace(cpu_cores=2, kind="cpu", threads=1), telemetry=[read],
+        pipeline=SimpleNamespace(num_workers=0), seconds=np.ones_like, length_s=2.0,
+        stamps=np.column_stack([asked, *[ready] * 4, end]))  # fmt: skip
+    lines = SimpleNamespace(enough=lambda _: True, kinds=lambda _: {"python": 1.0}, made_us=None)
+    assert _of_times(run, lines).num_workers == workers
 
 
 @pytest.mark.parametrize("bad", [{"num_worker": 2}, {"num_workers": -1}])

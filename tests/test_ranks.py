@@ -13,7 +13,6 @@ from planted import planted, wait_until
 
 import labkit as lk
 from labkit.analysis.ranks import PARTS
-from labkit.process.family import logged_pids
 from labkit.results.launch import launch
 from labkit.results.ranks import Ranks
 from labkit.spec import Distributed, Pipeline
@@ -106,9 +105,7 @@ def test_a_record_says_so_steps_without_exchange_are_gaps_and_a_hostile_one_is_r
 @pytest.mark.parametrize(
     ("bad", "says"),
     [({"ranks": 0}, "ranks=0"), ({"starve": {2: {"io_ms": 1}}}, "ranks 0 to 1"),
-     ({"starve": {1: {"width": 8}}}, "width"), ({"starve": {1: {"io_ms": -1}}}, "io_ms"),
-     ({"rendezvous": {"port": 1}}, "rendezvous option"),
-     ({"rendezvous": {"nnodes": "two"}}, "whole number"),
+     ({"starve": {1: {"width": 8}}}, "width"), ({"rendezvous": {"port": 1}}, "rendezvous option"),
      ({"rendezvous": {"rdzv_endpoint": "a b"}}, "HOST:PORT"),
      ({"pipeline": Pipeline(device="cuda:1")}, "device"), ({"no_sync": "yes"}, "no_sync")],
 )  # fmt: skip
@@ -171,7 +168,6 @@ def test_two_ranks_learn_what_one_process_does_from_the_joined_batch_and_load_ag
     ranks = launch(Distributed(pipeline, ranks=2, no_sync=True)).wait()
     assert one.outcome == ranks.outcome == "finished", (one.error, ranks.error)
     assert [rank.rank for rank in ranks] == [0, 1]
-    assert all(rank.steps == one.steps and rank.throughput for rank in ranks)
     assert ranks.loss == pytest.approx(one.loss, rel=1e-3, abs=1e-4)
     times = ranks.times
     assert (times.communication > 0).all() and 0 < ranks.communication_share < 1
@@ -193,16 +189,14 @@ def test_ranks_that_are_killed_or_stopped_say_so_and_leave_nothing(victim):
     run = launch(Distributed(MLP.but(num_workers=1, steps=100_000, seconds=60), ranks=2))
     wait_until(lambda: run.steps >= 10 or not run.running)
     assert run.outcome == "running", run.error
-    assert len(logged_pids(run.path, "workers")) == 2 and len(logged_pids(run.path, "hello")) == 3
     if victim is None:
         run.stop()
-        assert run.outcome == "stopped" and run.error is None and run.steps >= 10
-        assert [rank.outcome for rank in run] == ["stopped", "stopped"]
+        assert run.error is None and run.steps >= 10
     else:
         os.kill(run[1].event("hello")["pid"], signal.SIGKILL)
-        assert run.wait().outcome == "failed" and run.failed_rank == 1
+        assert run.wait().failed_rank == 1
         assert re.search(r"^Rank 1: .*SIGKILL", run.error)
-        assert [rank.outcome for rank in run] == ["failed", "failed"]
+    assert {run.outcome, *(rank.outcome for rank in run)} == {"failed" if victim else "stopped"}
     wait_until(lambda: not processes_of(run.path), 2)
     assert torch_segments() <= before
 

@@ -1,9 +1,11 @@
 """Statistics follow from the log, records are checked before use, runs stand side by side."""
 
 import contextlib
+import cProfile
 import gzip
 import json
 import math
+import pstats
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import labkit as lk
+from labkit.analysis.facts import Evidence
+from labkit.analysis.thresholds import MOST_DRAWN
 from labkit.process import events
 from labkit.results.launch import launch
 from labkit.results.record import Tail
@@ -64,13 +68,23 @@ def test_the_textbook_loop_is_a_sixth_busy_and_what_is_missing_or_noisy_is_said(
     assert run.noisy and f"NOISY: throughput varied by {run.spread:.0%} (IQR/median)" in repr(run)
 
 
+def test_a_run_says_how_long_it_waited_for_its_workers_to_start(tmp_path):
+    path = write_record(tmp_path / "r.jsonl", wait_ms=600)
+    assert lk.load(path).startup_s is None
+    path.write_text(path.read_text().replace('"num_workers": 0', '"num_workers": 2'))
+    run = lk.load(path)
+    assert run.startup_s == run.to_dict()["startup_s"] == pytest.approx(2 * 0.6)
+    assert "the loop waited 1.2 s for its workers to start" in repr(run)
+
+
 def test_every_shipped_record_gives_the_numbers_it_gave_when_it_was_made():
     listed = lk.recorded()
     assert {entry.name for entry in listed} == set(VERSION_1)
     for entry in listed:
         result, then = entry.load(), dict(VERSION_1[entry.name])
         if not entry.experiment:
-            assert result.diagnose().bottleneck == then.pop("bottleneck"), entry.name
+            found = result.diagnose()
+            assert found.bottleneck == then.pop("bottleneck"), entry.name
             middle = np.median(result.steps_ms, axis=0)  # then, the parts of a step were medians
             known = [then.pop("wait_ms"), then.pop("compute_ms")]
             assert middle[[0, 2]].tolist() == pytest.approx(known), entry.name
@@ -83,7 +97,7 @@ def test_every_shipped_record_gives_the_numbers_it_gave_when_it_was_made():
             assert result.utilization == pytest.approx(result.compute_ms / result.step_ms)
             assert step_parts(result) == dict(zip(PARTS, parts, strict=True))
             waited = result.wait_ms / result.step_ms  # the verdict's share, and its words
-            for finding in result.diagnose().findings:
+            for finding in found.findings:
                 if finding.cause == "waiting for data":
                     assert finding.lost_share == pytest.approx(waited), entry.name
                     assert finding.evidence.startswith(f"{waited:.0%} of the time"), entry.name
@@ -106,6 +120,18 @@ def test_a_run_is_read_as_it_goes_on_and_workers_change_no_sample(tiny):
         assert set(run.not_applied) >= {"pin_memory", "precision", "channels_last"}
         assert run.pipeline.precision == "fp32" and run.asked.precision == "tf32"
         assert launch(pipeline.but(num_workers=0)).wait().loss == run.loss  # of the same seed
+
+
+def test_a_machine_that_slept_in_mid_run_leaves_a_mark_and_no_slow_step(tmp_path, monkeypatch):
+    write_record(tmp_path / "events.jsonl")
+    slept = iter([0, 5, 90 * 10**9, 90 * 10**9])
+    monkeypatch.setattr(events, "asleep_ns", lambda: next(slept))
+    watch = events.SleepWatch(events.EventLog(tmp_path))
+    for _ in range(3):
+        watch.look()
+    run = lk.load(tmp_path)
+    assert run.suspended_s == 90 and run.steps_ms.sum(axis=1).max() == pytest.approx(60)
+    assert repr(run).endswith("the machine slept for 90 s, which no step contains")
 
 
 def test_a_step_that_is_finished_while_it_is_read_is_left_for_the_next_look(tmp_path, monkeypatch):
@@ -219,6 +245,42 @@ def test_a_damaged_record_loads_or_is_refused_and_nothing_else(tmp_path_factory,
     with contextlib.suppress(lk.RecordError):
         run = lk.load(file)
         repr(run), run.utilization, run.throughput, run.to_dict()
+
+
+def write_watched(path, steps):
+    """Write a watched loop with a stack sampled in each step, some of them in a worker."""
+    places = {str(n): ["python", "", "train.py", n, "f", "g()", None] for n in range(20)}
+    events = [
+        {"event": "spec", "version": 1, "run": "r", "pipeline": {}, "watched": {"loader": "L"}},
+        {"event": "machine", "device": "cpu", "kind": "cpu", "name": "Test", "versions": {}},
+        {"event": "hello", "pid": 7}, {"event": "begin", "warmup": 3},
+        {"event": "epoch", "step": 0},
+    ]  # fmt: skip
+    rows = {7: [], 8: []}
+    for i in range(steps):
+        asked = i * 4 * MS
+        t = [asked, asked + MS, asked + MS, asked + 3 * MS]
+        events.append({"event": "step", "i": i, "t": t, "n": 16, "loss": 1.0})
+        rows[7 + (i % 3 == 0)].append([asked + 2 * MS, MS, i % 20])
+    for pid in rows:
+        events.append({"event": "lines", "pid": pid, "places": places, "rows": rows[pid]})
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return path
+
+
+def test_a_diagnosis_of_ten_times_the_samples_calls_hardly_more_and_draws_no_more(tmp_path):
+    def calls_of(steps):
+        run = lk.load(write_watched(tmp_path / "watched.jsonl", steps))
+        profile = cProfile.Profile()
+        profile.runcall(run.diagnose)
+        return pstats.Stats(profile).total_calls
+
+    calls_of(100)  # imports
+    few, many = calls_of(2_000), calls_of(20_000)
+    assert many < 1.5 * few
+    run = lk.load(write_record(tmp_path / "long.jsonl", steps=20_000))
+    assert len(Evidence(run).sums) <= MOST_DRAWN
+    assert Evidence(run).facts().shares["wait"] == pytest.approx(5 / 6)
 
 
 # -- side by side --------------------------------------------------------------------------------

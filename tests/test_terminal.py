@@ -1,5 +1,6 @@
 """The command line: --json prints one object, errors are one line, exit codes tell."""
 
+import gzip
 import json
 import os
 import re
@@ -9,8 +10,11 @@ import sys
 
 import pytest
 
+import labkit as lk
 from labkit.__main__ import main
-from labkit.terminal import COMMANDS, PARSER
+from labkit.results.result import STEERS
+from labkit.show import display
+from labkit.terminal import COMMANDS, PARSER, progress
 
 slow = pytest.mark.slow
 QUICK = ("--set", "dataset=sleep", "--set", "prep_ms=2", "--set", "model=mlp", "--set", "steps=20")
@@ -25,10 +29,12 @@ def test_importing_labkit_loads_no_torch():
 def test_run_prints_its_statistics_as_one_json_object(labkit_command, tmp_path, capsys):
     figure, record = tmp_path / "run.png", tmp_path / "run.jsonl"
     home = {"cwd": tmp_path, "env": os.environ | {"LABKIT_HOME": "cache"}}  # relative to here
-    done = labkit_command("run", *QUICK, "--json", "--plot", figure, "--save", record, **home)
+    asked = (*QUICK, "--set", "seed=3", "width=64")
+    done = labkit_command("run", *asked, "--json", "--plot", figure, "--save", record, **home)
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "cache" / "runs").iterdir())) == 1
     numbers = json.loads(done.stdout)
+    assert (numbers["pipeline"]["seed"], numbers["pipeline"]["width"]) == (3, 64)
     names = "outcome error machine pipeline not_applied utilization throughput step_ms wait_ms"
     assert set(names.split()) <= set(numbers)
     assert numbers["outcome"] == "finished" and 0 < numbers["utilization"] <= 1
@@ -91,6 +97,46 @@ def test_bad_input_is_one_line_and_exit_code_2(line, capsys):
     assert main(line.split()) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith("labkit: ") and said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("text", "limit"), [("0.05", 0.05), ("5%", 0.05), ("1", 1), ("100%", 1)])
+def test_a_limit_is_a_share(text, limit):
+    assert PARSER.parse_args(["diff", "--fail-if-slower", text, "a", "b"]).limit == limit
+
+
+@pytest.mark.parametrize("text", ["5", "1.01", "101%", "-0.1", "nan", "much"])
+def test_a_limit_that_is_no_share_is_refused_with_what_to_write(text, capsys):
+    with pytest.raises(SystemExit) as exit:
+        PARSER.parse_args(["diff", f"--fail-if-slower={text}", "a", "b"])
+    assert exit.value.code == 2 and "write 0.05 or 5%" in capsys.readouterr().err
+
+
+STEERING = "\x1b]0;x\x07\x1b[2J\r\x7f\x9b1m\u202e\u2066"
+
+
+def test_nothing_that_a_terminal_obeys_is_printed_whatever_names_a_file_has(tmp_path, capsys):
+    """From a record, a trace, or the name of a file; the newline in between is ours."""
+    record, trace = tmp_path / "r.jsonl", tmp_path / "t.json"
+    recorded = next(entry.path for entry in lk.recorded() if entry.name == "workers-2")
+    events = [json.loads(line) for line in gzip.open(recorded)]
+    events[0] |= {"run": STEERING, "utc": STEERING}
+    events[1] |= {"name": STEERING, "device": STEERING}
+    error = {"event": "error", "kind": STEERING, "message": STEERING}
+    for ascii_only in (True, False):
+        lines = [json.dumps(each, ensure_ascii=ascii_only) for each in (*events, error)]
+        record.write_text("".join(f"{line}\n" for line in lines))
+        assert not STEERS.search(repr(lk.load(record)))
+        assert main(["diagnose", str(record)]) == 0
+    kernel = {"ph": "X", "cat": "kernel", "pid": 0, "tid": 1, "ts": 1, "dur": 9, "name": STEERING}
+    step = kernel | {"cat": "user_annotation", "name": "ProfilerStep#1", "dur": 20}
+    trace.write_text(json.dumps({"traceEvents": [step, kernel]}))
+    assert main(["trace", str(trace)]) == 0
+    assert main(["diagnose", f"{STEERING}.jsonl"]) == 2
+    progress("done")(1, 2, STEERING)
+    display.Display().final(STEERING)
+    said = capsys.readouterr()
+    assert "\\x1b" in said.out and "\\x1b" in said.err
+    assert not STEERS.search(said.out + said.err)
 
 
 def test_an_interrupt_prints_the_best_so_far_and_is_exit_code_130(monkeypatch, capsys):

@@ -1,19 +1,17 @@
 """Text: three ways to batch it, the decoder that trains on it, and what a run says of padding."""
 
 import itertools
-import json
 
 import pytest
 import torch
 from torch.nn import functional
 
 import labkit as lk
-from labkit.bench.data import make_loader, noise_batch
+from labkit.bench.data import make_loader
 from labkit.bench.loop import Trainer
 from labkit.bench.model_size import plain_job
 from labkit.bench.models import GPT, Cache
 from labkit.bench.text import Text, counted, next_bytes, packed
-from labkit.process.events import Drain, EventLog, StepRing
 
 WAYS = lk.Pipeline.knobs["batching"].choices
 
@@ -44,8 +42,7 @@ def batches(text, way, documents):
 def test_documents_are_the_same_everywhere_and_no_longer_than_the_context(text):
     assert len(text) > 10_000 and max(text.lengths) == 64 and min(text.lengths) > 1
     assert all(document[0] == 0 and 0 not in document[1:] for document in text.documents)
-    again = Text(job_of("padded"))
-    assert again.documents == text.documents
+    assert Text(job_of("padded")).documents == text.documents
 
 
 def test_each_way_gives_every_document_once_and_says_what_is_real(text):
@@ -66,15 +63,15 @@ def test_the_loss_of_a_real_token_does_not_depend_on_the_batching(text):
     losses = {}
     for way in WAYS:
         torch.manual_seed(0)
-        model, total, count = GPT(32, 2, 256, 64, packed=way == "packed"), 0.0, 0
-        for batch in batches(text, way, range(60)):
+        model = GPT(32, 2, 256, 64, packed=way == "packed")
+        total, count = 0.0, 0
+        for batch in batches(text, way, range(24)):
             inputs, targets = next_bytes(*batch)
             logits = model(inputs).flatten(0, 1)
             total += functional.cross_entropy(logits, targets.flatten(), reduction="sum").item()
             count += int((targets >= 0).sum())
         losses[way] = total / count
-    assert losses["by_length"] == pytest.approx(losses["padded"], rel=1e-5)
-    assert losses["packed"] == pytest.approx(losses["padded"], rel=1e-5)
+    assert list(losses.values()) == pytest.approx([losses["padded"]] * 3, rel=1e-5)
     assert 5 < losses["padded"] < 6.5  # a guess among 256 bytes costs ln 256 = 5.5
 
 
@@ -98,16 +95,16 @@ def test_the_order_is_the_seeds_and_ranks_share_it(text, way):
     assert sorted(shares[0] + shares[1], key=lambda ticket: ticket[0]) == whole
 
 
-def test_training_sees_real_tokens_only_and_learns():
-    for way in WAYS:
-        job = job_of(way)
-        trainer, loader = Trainer(job, torch.device("cpu")), make_loader(Text(job), job)
-        rows, lengths = next(iter(loader))
-        wider = functional.pad(rows, (0, 3))  # more padding changes nothing
-        first, same = (trainer.compute(b, lengths, update=False) for b in (rows, wider[:, :65]))
-        assert same.item() == pytest.approx(first.item(), rel=1e-5)
-        losses = [trainer.compute(rows, lengths, update=True).item() for _ in range(15)]
-        assert losses[-1] < losses[0] - 0.1
+def test_training_sees_real_tokens_only_and_learns(text):
+    job = job_of("padded")
+    text.batching = "padded"
+    trainer = Trainer(job, torch.device("cpu"))
+    rows, lengths = next(iter(make_loader(text, job)))
+    wider = functional.pad(rows, (0, 3))[:, :65]  # more padding changes nothing
+    first, same = (trainer.compute(b, lengths, update=False) for b in (rows, wider))
+    assert same.item() == pytest.approx(first.item(), rel=1e-5)
+    losses = [trainer.compute(rows, lengths, update=True).item() for _ in range(6)]
+    assert losses[-1] < losses[0] - 0.02
 
 
 def test_no_token_sees_a_later_one_and_packed_documents_not_each_other():
@@ -115,8 +112,7 @@ def test_no_token_sees_a_later_one_and_packed_documents_not_each_other():
     whole = GPT(64, 2, 256, 32, packed=True).eval()
     rows = torch.randint(1, 256, (1, 24))
     rows[0, [0, 10]] = 0
-    alone = whole(rows[:, 10:])
-    assert torch.allclose(whole(rows)[:, 10:], alone, atol=1e-5)
+    assert torch.allclose(whole(rows)[:, 10:], whole(rows[:, 10:]), atol=1e-5)
     plain = GPT(64, 2, 256, 32).eval()
     other = rows.clone()
     other[0, 12:] = 7
@@ -134,16 +130,6 @@ def test_a_cache_gives_what_the_whole_sequence_gives():
     assert torch.allclose(torch.cat(got, 1), model(tokens), atol=1e-5)
 
 
-def test_a_step_of_text_has_its_tokens_in_the_log_and_one_of_images_has_none(tmp_path):
-    ring = StepRing(tmp_path)
-    ring.add(0, (1, 2, 3, 4), 8, 2.5)
-    ring.add(1, (5, 6, 7, 8), 8, 2.5, tokens=(512, 300))
-    Drain(tmp_path, EventLog(tmp_path)).remove()
-    lines = (tmp_path / "events.jsonl").read_text().splitlines()
-    first, second = [json.loads(line) for line in lines if "step" in line]
-    assert "tokens" not in first and second["tokens"] == [512, 300] and second["n"] == 8
-
-
 @pytest.mark.parametrize(("knobs", "said"), [
     ({"dataset": "text", "model": "mlp"}, "model='mlp' cannot train on dataset='text'"),
     ({"model": "gpt"}, "model='gpt' cannot train on dataset='jpeg'"),
@@ -158,11 +144,7 @@ def test_knobs_of_the_other_kind_of_data_are_refused(knobs, said):
     assert lk.Pipeline(dataset="text").model == "gpt"
 
 
-def test_noise_for_trying_sizes_is_a_full_batch():
-    rows, lengths = noise_batch(job_of("packed"))
-    assert counted(rows, lengths) == (8, (512, 512))
-
-
+@pytest.mark.measures
 @pytest.mark.slow
 def test_a_run_on_text_names_padding_and_predicts_what_it_costs():
     run = lk.run(lk.Pipeline(dataset="text", steps=40, seconds=None, width=16, depth=1))
@@ -170,14 +152,10 @@ def test_a_run_on_text_names_padding_and_predicts_what_it_costs():
     assert 0.2 < run.padding < 0.6 and run.samples == 40 * 16
     assert run.real_tokens_per_s == pytest.approx((1 - run.padding) * run.tokens_per_s)
     assert {"tokens_per_s", "real_tokens_per_s", "padding"} <= set(run.to_dict())
-    assert "real tokens/s, padding" in run.numbers
     (finding,) = [f for f in run.diagnose().findings if f.cause == "padding"]
     assert finding.name == "compute" and 0.15 < finding.lost_share < run.padding + 0.01
     assert [r.changes for r in finding.remedies][0] == {"batching": "by_length"}
-    for way in ("by_length", "packed"):
-        expected = lk.predict(run, batching=way)
-        assert expected.real_tokens_per_s > 1.1 * run.real_tokens_per_s
-        assert expected.helps or run.noisy
+    assert lk.predict(run, batching="packed").real_tokens_per_s > 1.1 * run.real_tokens_per_s
 
 
 @pytest.mark.slow

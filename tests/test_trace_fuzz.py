@@ -5,15 +5,12 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.analysis import trace_file
 from labkit.analysis.trace import CLASSES, TraceError, trace
 
-quick = settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
 KINDS = [  # in the order of the classes
     ("kernel", "k"), ("gpu_memcpy", "copy"), ("gpu_memset", "set"),
     ("user_annotation", "nccl:all_reduce"), ("cuda_runtime", "cudaLaunchKernel"),
@@ -87,13 +84,11 @@ whole = st.fixed_dictionaries({
 })  # fmt: skip
 
 
-@quick
 @given(st.lists(odd, max_size=30), junk)
 def test_any_events(path, listed, beside):
     read(path, json.dumps({"distributedInfo": beside, "traceEvents": listed}).encode())
 
 
-@quick
 @given(st.lists(whole, max_size=20), st.binary(min_size=1, max_size=300), st.data())
 def test_well_formed_events_are_broken_down_cut_anywhere_refused_and_noise_survived(
     path, listed, noise, data
@@ -110,7 +105,6 @@ def test_well_formed_events_are_broken_down_cut_anywhere_refused_and_noise_survi
     read(path, bytes(damaged))
 
 
-@quick
 @given(st.lists(whole, max_size=6), st.integers(1, 40), st.sampled_from(["é✓𝄞", "a"]))
 def test_where_the_pieces_of_a_file_end_makes_no_difference(path, listed, piece, name):
     kernel = {**STEP, "cat": "kernel", "name": name, "args": {"x": "WORD"}}
@@ -125,7 +119,6 @@ def test_where_the_pieces_of_a_file_end_makes_no_difference(path, listed, piece,
 spans = st.lists(st.tuples(st.integers(0, 260), st.integers(0, 90)), max_size=6)
 
 
-@quick
 @given(st.tuples(*[spans] * len(KINDS)), spans)
 def test_classes_are_what_painting_every_ns_gives(path, by_kind, marks):
     """The slow way: a canvas of one cell per ns, painted from the lowest class to the highest."""

@@ -12,7 +12,7 @@ import time
 
 import psutil
 import pytest
-from planted import ALL, wait_until
+from planted import wait_until
 
 import labkit as lk
 from labkit.show import wandb_log
@@ -45,7 +45,9 @@ def test_an_offline_run_is_written_beside_the_run_without_account(tiny, monkeypa
 
 @pytest.mark.slow
 @pytest.mark.faults
-@pytest.mark.parametrize("state", ["hanging", "unreachable"] if ALL else ["hanging"])
+@pytest.mark.parametrize(
+    "state", ["hanging", pytest.param("unreachable", marks=pytest.mark.nightly)]
+)
 def test_a_server_that_does_not_answer_costs_only_the_process_that_logs(
     state, finished, tmp_path, monkeypatch
 ):

@@ -1,5 +1,6 @@
 """A watched loop is the loop it was: same batches, same losses, same errors. A Run comes out."""
 
+import contextlib
 import copy
 import gc
 import json
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -20,9 +22,11 @@ from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
 from labkit.analysis.outside_verdict import judge
-from labkit.bench import their_loop
+from labkit.bench import rank, telemetry, their_loop
 from labkit.bench import watch as recording
 from labkit.bench.telemetry import Sample
+from labkit.results import privacy
+from labkit.results.event_log import with_remedy
 from labkit.show import watching
 from labkit.show.script import watch_script
 from labkit.show.watching import watch
@@ -469,21 +473,125 @@ def test_with_json_the_verdict_is_the_only_thing_on_stdout_and_a_signal_is_told_
 
 
 @pytest.mark.slow
-def test_ctrl_c_is_the_scripts_to_answer():
+@pytest.mark.parametrize("to", [os.kill, os.killpg])
+def test_an_interrupt_reaches_the_script_once_and_an_ignored_hangup_never(to):
     code = (
-        "import time\n"
-        "try: print('up', flush=True); time.sleep(30)\n"
-        "except KeyboardInterrupt: raise SystemExit(3)\n"
+        "import signal, time\nsignal.signal(signal.SIGHUP, signal.getsignal(signal.SIGHUP))\n"
+        "seen = []\nsignal.signal(signal.SIGINT, lambda *_: seen.append(1))\n"
+        "print('up', flush=True)\n"
+        "while not seen: time.sleep(0.05)\n"
+        "time.sleep(1)\nraise SystemExit(3 + len(seen))\n"
     )
-    child = subprocess.Popen(
-        [sys.executable, *COMMAND, "--", sys.executable, "-c", code], stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, env=environment(os.environ["LABKIT_HOME"]),
-        start_new_session=True,
-    )  # fmt: skip
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        child = subprocess.Popen(
+            [sys.executable, *COMMAND, "--", sys.executable, "-c", code], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, env=environment(os.environ["LABKIT_HOME"]),
+            start_new_session=True,
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGHUP, hangup)
     assert child.stdout.readline() == "up\n"
-    os.killpg(child.pid, signal.SIGINT)
-    assert child.wait(30) == 3
+    os.kill(child.pid, signal.SIGHUP)
+    to(child.pid, signal.SIGINT)
+    assert child.wait(60) == 4
     assert "labkit watch: bottleneck" in child.stderr.read()
+
+
+def test_samples_of_a_run_of_days_stay_few(monkeypatch):
+    age_s = count = 0
+    while age_s < 30 * 86_400:
+        age_s += telemetry.period_s(age_s)
+        count += 1
+    assert count < 2 * 3_600 / telemetry.PERIOD_S + 10
+    monkeypatch.setattr(telemetry, "MOST_OUTSIDE", 8)
+    outside = telemetry.Outside.__new__(telemetry.Outside)
+    outside.samples, outside.period_s = [], telemetry.SAMPLE_S
+    for number in range(100):
+        outside._keep(number)
+    assert len(outside.samples) < 8 and outside.period_s > 8 * telemetry.SAMPLE_S
+
+
+def test_other_processes_on_the_card_are_named(monkeypatch):
+    own, other = os.getpid(), os.getppid()
+    running = [SimpleNamespace(pid=own), SimpleNamespace(pid=other)]
+    monkeypatch.setattr(telemetry.pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: running)
+    meter = telemetry.GpuMeter.__new__(telemetry.GpuMeter)
+    meter.card, meter.own_pid = None, own
+    assert meter.named_others() == [{"pid": other, "name": psutil.Process(other).name()}]
+    assert meter._others() == 1
+
+
+def test_the_programs_that_use_most_of_the_cores_are_named_and_none_of_the_run(monkeypatch):
+    spent_s = {1: 0.0, 50: 0.0, 51: 0.0, 60: 0.0, 61: 0.0}
+    started_by = {1: 0, 50: 1, 51: 50, 60: 1, 61: 60}  # 50 is the run
+
+    def processes():
+        for pid, seconds in spent_s.items():
+            times = SimpleNamespace(user=seconds, system=0.0)
+            yield SimpleNamespace(pid=pid, cpu_times=lambda times=times: times,
+                ppid=lambda pid=pid: started_by[pid], oneshot=contextlib.nullcontext)  # fmt: skip
+
+    monkeypatch.setattr(telemetry.psutil, "process_iter", processes)
+    monkeypatch.setattr(telemetry, "_name_of", {60: "chrome", 61: "python"}.get)
+    programs = telemetry.OtherPrograms({50})
+    programs.read_at -= 10
+    spent_s |= {1: 0.5, 51: 10.0, 60: 4.0, 61: 9.0}
+    found = [(each["pid"], each["name"], each["cores"]) for each in programs.read()]
+    assert found == [(61, "python", 0.9), (60, "chrome", 0.4)]
+
+
+def test_a_rank_on_a_gpu_has_its_own_card_sampled_into_its_own_log(tmp_path, monkeypatch):
+    sampled = []
+    monkeypatch.setattr(rank, "telemetry_beside", sampled.append)
+    rank.watch_card(torch.device("cpu"), tmp_path, 0)
+    rank.watch_card(torch.device("cuda", 1), tmp_path, 1)
+    assert sampled == [tmp_path / "rank1"]
+
+
+def test_a_model_given_to_a_loop_that_is_already_watched_is_the_one_that_is_counted():
+    batches = [torch.randn(4, 8)] * 40
+    loop(quiet(batches))
+    model = torch.nn.Linear(8, 1)
+    for batch in watch(batches, live=False, model=model):
+        model(batch).sum().backward()
+    watch.last.run.steps_since(0)
+    assert watch.last.run.event("work")["flops"] > 0
+    assert not model._forward_pre_hooks
+    with pytest.raises(TypeError, match=r"lk\.watch\(model=int\)"):
+        watch(watch.last, model=3)
+
+
+def test_keys_are_masked_and_an_anonymous_record_names_nobody(starved, tmp_path, monkeypatch):
+    command = ["train.py", "--api-key", "private", "--tokenizer", "bert", "HF_TOKEN=private",
+               "--auth=private", "sk-abcdefgh12345"]  # fmt: skip
+    shown = privacy.masked(command)
+    assert shown[3:5] == ["--tokenizer", "bert"] and shown[-1] == "***"
+    assert "private" not in " ".join(shown)
+    monkeypatch.setattr(privacy.getpass, "getuser", lambda: "anna")
+    error = "cannot read '/home/Anna Maria/data/x.jpg' of anna (pid 4711)"
+    event = {"event": "error", "message": error, "pid": 4711}
+    beside = {"event": "beside", "processes": [{"pid": 1, "name": "chess", "cores": 1.0}]}
+    events = [json.dumps(each).encode() for each in (event, beside)]
+    (line, _) = privacy.anonymous(events)
+    found = json.loads(line)
+    assert found["message"] == "cannot read 'x.jpg' of user (pid 0)" and found["pid"] == 1
+    loaded = lk.load(starved.run.save(tmp_path / "run.jsonl", anonymous=True))
+    assert loaded.utilization == starved.run.utilization
+    assert [x.line for x in loaded.lines.lines] == [x.line for x in starved.run.lines.lines]
+    text = (tmp_path / "run.jsonl").read_text()
+    assert str(ROOT) not in text and f":{os.getpid()}," not in text
+
+
+@pytest.mark.parametrize("error", [
+    "AttributeError: Can't get attribute 'Images' on <module '__main__' (built-in)>",
+    "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly",
+])  # fmt: skip
+def test_a_notebooks_dataset_that_workers_do_not_know_has_two_remedies_and_none_is_memory(error):
+    text = with_remedy(error)
+    assert ".py file" in text and "multiprocessing_context='fork'" in text
+    assert "memory" not in text
+    assert "out-of-memory" in with_remedy("Loader worker 7 was killed (signal SIGKILL).")
 
 
 @pytest.mark.parametrize("command", [["--"], ["--", "no-such-command"]])
@@ -492,11 +600,14 @@ def test_a_command_that_cannot_be_started_is_bad_input(command):
         watch_script(command, outside=True)
 
 
-def test_a_script_is_run_by_our_python_where_it_cannot_run_by_itself(tmp_path):
+def test_a_script_is_run_by_our_python_where_it_cannot_run_by_itself(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("raise SystemExit(7)\n")
     found, text = watch_script([str(tmp_path / "train.py")])
     assert found["exit_code"] == 7 and found["command"][0] == sys.executable
     assert "failed (exit code 7) before a training step was seen" in text
+    monkeypatch.setattr("labkit.show.script._judged", lambda *_: 1 / 0)
+    found, text = watch_script([str(tmp_path / "train.py")])
+    assert found["exit_code"] == 7 and "the verdict failed (ZeroDivisionError" in text
 
 
 def samples(main, workers=0.0, count=0, gpu=None, seconds=20):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from played_gpu import GPU, MS, load, log, play
 
@@ -72,7 +72,6 @@ def test_every_part_of_a_step_is_in_the_class_of_what_held_the_device_up(tmp_pat
 lengths = st.floats(0.0, 20.0)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     st.fixed_dictionaries(
         dict.fromkeys(("prep", "copy", "launch", "compute", "after", "gap"), lengths)

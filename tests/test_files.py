@@ -1,0 +1,401 @@
+"""What labkit writes: who may read it, what it replaces, how long it stays."""
+
+import calendar
+import errno
+import getpass
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from matplotlib.figure import Figure
+from planted import planted
+
+import labkit as lk
+from labkit.__main__ import main
+from labkit.bench import process as bench_process
+from labkit.course import score
+from labkit.process import events, family, folders
+from labkit.process.keys import without_keys
+from labkit.process.supervisor import Output
+from labkit.results.launch import launch
+from labkit.results.library import recorded
+from labkit.results.run import Run
+from labkit.results.saving import FileKept, save_figure
+from labkit.spec import Pipeline
+
+KEY = "hf_planted-for-this-test"
+
+
+def mode(path):
+    return stat.S_IMODE(os.lstat(path).st_mode)
+
+
+# -- folders ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_home(tmp_path, monkeypatch):
+    """A cache folder for one test."""
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def shared_tmp(tmp_path, monkeypatch):
+    """A folder that all users share; no cache folder can be written."""
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "file" / "home"))
+    monkeypatch.setattr(folders.tempfile, "tempdir", str(shared))
+    monkeypatch.setattr(getpass, "getuser", lambda: "reader")
+    folders._writable.cache_clear()
+    yield shared
+    folders._writable.cache_clear()
+
+
+def test_the_temporary_home_is_the_users_alone_and_is_found_again(shared_tmp):
+    place = folders.home()
+    assert place == shared_tmp / "labkit-reader" and mode(place) == 0o700
+    folders._writable.cache_clear()
+    assert folders.home() == place
+
+
+@pytest.mark.parametrize("made", ["for all to write", "a link", "a file", "another user's"])
+def test_a_temporary_home_that_another_user_made_first_is_not_used(made, shared_tmp, monkeypatch):
+    squatted = shared_tmp / "labkit-reader"
+    if made == "a link":
+        (shared_tmp / "theirs").mkdir(0o700)
+        squatted.symlink_to(shared_tmp / "theirs")
+    elif made == "a file":
+        squatted.touch()
+    else:
+        squatted.mkdir(0o700)
+    if made == "for all to write":
+        squatted.chmod(0o777)
+    if made == "another user's":
+        owner = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    place = folders.home()
+    assert place.parent == shared_tmp and place not in (squatted, shared_tmp / "theirs")
+    assert mode(place) == 0o700
+
+
+@pytest.mark.parametrize("error", [KeyError("uid not found: 54321"), OSError("no username")])
+def test_a_user_id_without_a_name_has_a_home(error, own_home, shared_tmp, monkeypatch):
+    monkeypatch.setattr(getpass, "getuser", Mock(side_effect=error))
+    assert folders.home() == shared_tmp / f"labkit-{os.getuid()}"
+    monkeypatch.setenv("LABKIT_HOME", str(own_home))
+    assert folders.home() == own_home
+
+
+@pytest.mark.parametrize(
+    "told", [lambda *_: "~/.cache/labkit", Mock(side_effect=RuntimeError("no home directory"))]
+)
+def test_where_the_user_has_no_home_none_is_made_in_the_working_folder(
+    told, shared_tmp, monkeypatch
+):
+    monkeypatch.chdir(shared_tmp)
+    monkeypatch.delenv("LABKIT_HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.setattr(folders.platformdirs, "user_cache_dir", told)
+    place = folders.home()
+    assert os.listdir() == [place.name] and place.name.startswith("labkit-")
+
+
+def test_a_run_has_a_folder_that_only_its_user_reads_with_the_time_in_utc(own_home, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "FAR-14")
+        time.tzset()
+        folder = folders.new_run()
+    time.tzset()
+    named = calendar.timegm(time.strptime(folder.name[:15], "%Y%m%d-%H%M%S"))
+    assert abs(time.time() - named) < 3600
+    events.EventLog(folder).close()
+    events.StepRing(folder)
+    assert mode(folder) == 0o700 and {mode(path) for path in folder.iterdir()} == {0o600}
+
+
+def test_a_folder_of_sockets_that_another_user_made_is_neither_used_nor_cleared(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    run = tmp_path / ("long-" * 30)
+    sockets = family.socket_folder(run, 4711)
+    sockets.mkdir()
+    sockets.chmod(0o777)
+    (sockets / "listener-1").touch()
+    config = {}
+    bench_process.use_sockets(sockets, config)
+    assert not config
+    run.mkdir()
+    (run / events.FILE_NAME).write_text('{"event":"hello","pid":4711}\n')
+    family.remove_tools(run)
+    assert (sockets / "listener-1").exists()
+    sockets.chmod(0o700)
+    bench_process.use_sockets(sockets, config)
+    family.remove_tools(run)
+    assert config == {"tempdir": str(sockets)} and not sockets.exists()
+
+
+def test_hosts_that_share_a_home_share_a_cards_lock_but_not_that_of_their_processors(tmp_path):
+    for device in ("cpu", "GPU-4f6e"):
+        os.close(family.hold(tmp_path, device, "run", print))
+    names = {path.name for path in (tmp_path / "locks").iterdir()}
+    host = re.sub("[^A-Za-z0-9-]", "_", os.uname().nodename)
+    assert names == {f"cpu_of_{host}.lock", "GPU-4f6e.lock"}
+
+
+# -- how long a run stays --------------------------------------------------------------------------
+
+
+def run_of_age(runs, hours, number=0):
+    """Make the folder of a run that ended so many hours ago."""
+    folder = runs / f"20200101-00000{number}-{hours:06x}"
+    folder.mkdir(parents=True)
+    (folder / events.FILE_NAME).touch()
+    then = time.time() - 3600 * hours
+    for path in (folder / events.FILE_NAME, folder):
+        os.utime(path, (then, then))
+    return folder
+
+
+def test_the_runs_that_go_are_those_unchanged_for_longest_whatever_their_names(
+    own_home, monkeypatch
+):
+    monkeypatch.setattr(folders, "KEPT_RUNS", 3)
+    runs = own_home / "runs"
+    old, older, oldest = (run_of_age(runs, hours, 9 - hours) for hours in (1, 2, 9))
+    os.utime(oldest / events.FILE_NAME)  # it goes on
+    new = folders.new_run()
+    assert {*runs.iterdir()} == {new, old, oldest} and not older.exists()
+
+
+def test_a_run_in_use_stays_here_or_in_another_process(own_home, monkeypatch):
+    monkeypatch.setattr(folders, "KEPT_RUNS", 1)
+    runs = own_home / "runs"
+    held, supervised, watched, ended = (run_of_age(runs, hours) for hours in (9, 8, 7, 6))
+    run = Run(held)
+    (supervised / family.PLAN_NAME).write_text("{}")
+    plan = family.plan_of(supervised)
+    code = (
+        "import pathlib, sys; from labkit.process import folders; "
+        "print(folders.new_run(), flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    theirs = Path(other.stdout.readline().strip())
+    watched.joinpath(folders.OWNER_NAME).write_text((theirs / folders.OWNER_NAME).read_text())
+    for folder in (supervised, watched):
+        os.utime(folder, (0, 0))
+    folders.new_run()
+    assert held.exists() and supervised.exists() and watched.exists() and not ended.exists()
+    other.communicate("")
+    plan[1].close()
+    del run
+    folders.new_run()
+    assert not [folder for folder in (held, supervised, watched, theirs) if folder.exists()]
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_in_no_event_and_in_nothing_that_was_printed(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", KEY)
+    monkeypatch.setenv("DB_PASSWORD", 'pass"word\\1')
+    monkeypatch.setenv("SHORT_TOKEN", "event")
+    monkeypatch.setenv("PIN_SECRET", "123456789")
+    log = events.EventLog(tmp_path)
+    log.write("error", message=f'no access with {KEY}: pass"word\\1 123456789')
+    text = (tmp_path / events.FILE_NAME).read_text()
+    assert '"no access with ***: *** 123456789"' in text
+    reading, writing = os.pipe()
+    output = Output(reading, str(tmp_path / "bench.stdout"))
+    for part in ("hf_ is no key, ", f"{KEY[:9]}", f"{KEY[9:]} is", " one: hf_pla"):
+        os.write(writing, part.encode())
+        output.read()
+    os.close(writing)
+    output.close()
+    assert (tmp_path / "bench.stdout").read_text() == "hf_ is no key, *** is one: hf_pla"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_users_dataset_has_the_users_keys_and_the_record_of_its_failure_none(
+    workers, tiny, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_TOKEN", KEY)
+    run = launch(tiny.but(num_workers=workers), fault=planted("tells_a_key")).wait()
+    assert "no access with ***" in run.error, run.error
+    saved = run.save(tmp_path / "saved.jsonl")
+    printed = (run.path / "bench.stdout").read_text()
+    assert "printed: ***" in printed
+    for path in (saved, *run.path.rglob("*")):
+        assert path.is_dir() or KEY.encode() not in path.read_bytes(), path
+    assert KEY not in json.dumps(run.to_dict()) + repr(run)
+    assert not without_keys({"HF_TOKEN": KEY, "WANDB_API_KEY": KEY})  # what telemetry is given
+
+
+# -- what is replaced ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorded_run():
+    return lk.recorded("workers-0")
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
+def test_a_run_that_is_saved_where_it_was_loaded_from_stays_whole(name, recorded_run, tmp_path):
+    path = recorded_run.save(tmp_path / name)
+    before = path.read_bytes()
+    link = tmp_path / f"link-{name}"
+    link.symlink_to(path)
+    same = tmp_path / f"same-{name}"
+    os.link(path, same)
+    for there in (path, link, same):
+        lk.load(path).save(there)
+        assert path.read_bytes() == before
+    assert lk.load(path).steps == recorded_run.steps
+    lk.recorded("workers-6").save(link)
+    assert link.is_symlink() and path.read_bytes() != before
+
+
+def test_a_record_that_cannot_be_written_leaves_the_earlier_one(
+    recorded_run, tmp_path, monkeypatch
+):
+    path = recorded_run.save(tmp_path / "run.jsonl")
+    before = path.read_bytes()
+
+    def extra_lines():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(recorded_run, "_extra_lines", extra_lines, raising=False)
+    with pytest.raises(OSError, match="No space left"):
+        recorded_run.save(path)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["run.jsonl"]
+
+
+def test_what_labkit_did_not_write_is_replaced_only_when_asked_for(recorded_run, tmp_path):
+    script = lk.script(Pipeline(num_workers=4), before=Pipeline())
+    writes = {
+        "run.jsonl": recorded_run.save,
+        "run.jsonl.gz": recorded_run.save,
+        "train.py": script.save,
+        "figure.png": lambda path, overwrite=False: save_figure(Figure(), path, overwrite),
+        "figure.svg": lambda path, overwrite=False: save_figure(Figure(), path, overwrite),
+        "figure.pdf": lambda path, overwrite=False: save_figure(Figure(), path, overwrite),
+    }
+    for name, write in writes.items():
+        path = tmp_path / name
+        path.write_bytes(b"import torch, labkit\n")
+        path.chmod(0o640)
+        with pytest.raises(FileKept, match=f"{name} is there already.*overwrite=True.*--force"):
+            write(path)
+        assert path.read_bytes() == b"import torch, labkit\n"
+        write(path, overwrite=True)
+        written = path.read_bytes()
+        assert len(written) > 30 and mode(path) == 0o640
+        write(path)  # labkit's own
+        path.write_bytes(b"")
+        write(path)  # nothing to lose
+    assert {*os.listdir(tmp_path)} == {*writes}
+
+
+def test_code_that_was_edited_since_is_not_replaced(tmp_path):
+    path = lk.script(Pipeline(num_workers=4), before=Pipeline()).save(tmp_path / "train.py")
+    path.write_text(f"{path.read_text()}# mine\n")
+    with pytest.raises(FileKept):
+        lk.script(Pipeline(num_workers=2), before=Pipeline()).save(path)
+
+
+@pytest.mark.parametrize("option", ["--save", "--plot"])
+def test_the_terminal_refuses_before_it_runs_anything(option, tmp_path, monkeypatch, capsys):
+    ran = []
+    monkeypatch.setattr(lk, "run", lambda pipeline: ran.append(pipeline) or recorded("workers-0"))
+    path = tmp_path / "train.png"
+    path.write_text("mine")
+    assert main(["run", option, str(path)]) == 2
+    assert "--force" in capsys.readouterr().err and not ran and path.read_text() == "mine"
+    assert main(["run", option, str(path), "--force"]) == 0
+    assert ran and path.read_bytes() != b"mine"
+
+
+# -- the score -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def book(tmp_path, monkeypatch):
+    """The score file of somebody who plays in a folder of this test's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(score, "QUIET", ())
+    score._unwritten.clear()
+    yield tmp_path / score.FILE_NAME
+    score._unwritten.clear()
+
+
+def test_a_score_that_cannot_be_read_is_kept_aside(book):
+    for content in (b'{"guesses": {"a": {"guess": 1}},', b"\xff"):
+        book.write_bytes(content)
+        score.keep("guesses", "b", guess=2)
+        assert score.read()["guesses"] == {"b": {"guess": 2}}
+    assert Path(f"{book}.bad").read_text() == '{"guesses": {"a": {"guess": 1}},'
+    assert Path(f"{book}.bad2").read_bytes() == b"\xff"
+
+
+@pytest.mark.slow
+def test_notebooks_that_play_at_once_lose_nothing_of_each_other(book):
+    code = (
+        "import sys; from labkit.course import score; score.QUIET = ()\n"
+        "print(flush=True); sys.stdin.readline()\n"
+        "for n in range(50): score.keep('guesses', f'{sys.argv[1]} {n}', guess=n)"
+    )
+    playing = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for name in "ab"
+    ]
+    for notebook in playing:
+        notebook.stdout.readline()  # it is ready
+    for notebook in playing:
+        notebook.stdin.write(b"\n")
+        notebook.stdin.flush()
+    assert [notebook.wait() for notebook in playing] == [0, 0]
+    assert len(score.read()["guesses"]) == 100
+    assert os.listdir() == [score.FILE_NAME]
+
+
+def test_what_a_write_could_not_store_comes_with_the_next_and_beats_nothing(book, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(score.saving, "replacing", Mock(side_effect=OSError("read-only")))
+        score.keep("guesses", "a", guess=1)
+    assert score.read()["guesses"] == {"a": {"guess": 1}} and not book.exists()
+    book.write_text('{"guesses": {"a": {"guess": 9, "made": 3}}, "notes": ["of a later labkit"]}')
+    score.keep("guesses", "b", guess=float("nan"))
+    stored = json.loads(book.read_text())
+    assert stored["guesses"] == {"a": {"guess": 1, "made": 3}, "b": {"guess": None}}
+    assert stored["notes"] == ["of a later labkit"]
+    book.unlink()
+    assert not score.read()["guesses"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
+def test_in_a_home_that_users_share_each_may_lock_a_device_and_read_only_their_own_runs(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    home.chmod(0o1777)
+    lock = family.hold(home, "cpu", "run-1", waiting=print)
+    os.close(lock)
+    [path] = (home / "locks").glob("*.lock")
+    assert stat.S_IMODE((home / "locks").stat().st_mode) == 0o1777
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666
+    runs = family.shared_like_its_parent(home / "runs")
+    assert stat.S_IMODE(runs.stat().st_mode) == 0o1777

@@ -1,0 +1,40 @@
+"""What a first real GPU meets, told by functions, cells and logs: nothing here needs a card."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pynvml
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+
+
+def cell(notebook, name):
+    """Return the source of one cell of a notebook."""
+    cells = json.loads((NOTEBOOKS / f"{notebook}.ipynb").read_text(encoding="utf-8"))["cells"]
+    [source] = ["".join(each["source"]) for each in cells if each["id"] == name]
+    return source
+
+
+def test_the_meter_of_notebook_01_says_that_a_part_of_a_card_has_none():
+    def utilization(_device):
+        raise pynvml.NVMLError_NotSupported
+
+    card = SimpleNamespace(cuda=SimpleNamespace(utilization=utilization))
+    names = {"torch": card, "gpu": True, "device": None}
+    exec(cell("01_gpu_anatomy", "anatomy-meter"), names)
+    assert names["meter"] == "no meter here: Not Supported"
+
+
+def test_the_kernel_of_notebook_07_says_what_its_compiler_lacks(monkeypatch, capsys):
+    def no_compiler(*_, **__):
+        raise RuntimeError("Failed to find C compiler.")
+
+    for name in ("triton", "triton.language"):
+        monkeypatch.setitem(sys.modules, name, Mock())
+    cuda = SimpleNamespace(is_available=lambda: True)
+    torch = SimpleNamespace(cuda=cuda, randn=no_compiler)  # as at the first launch of a kernel
+    exec(cell("07_compile_and_kernels", "compile-40"), {"torch": torch})
+    assert capsys.readouterr().out.startswith("skipped: ")

@@ -1,0 +1,281 @@
+"""Every line that the kit prints runs when it is pasted, and keeps what it does not change.
+
+A user's script is a namespace here; each line is executed in it, as a paste would be.
+"""
+
+import dataclasses
+
+import pytest
+
+import labkit as lk
+from labkit.analysis import rules
+from labkit.analysis.facts import Facts, Finding
+from labkit.analysis.loader_code import LoopCode
+from labkit.analysis.prediction import Workers
+from labkit.analysis.remedies import feed, remedies, typed
+from labkit.results.script import changed_lines, loader_line
+from labkit.spec import Pipeline
+from labkit.tuner.job import TuningJob, code_around
+from labkit.tuner.tuning import Setting, Trial
+
+torch = pytest.importorskip("torch")
+SCRIPT = """
+import torch
+from torch.utils.data import (
+    BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset,
+    WeightedRandomSampler,
+)
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.arange(64.0))
+
+class Padding:
+    def pad(self, items):
+        return torch.stack([item[0] for item in items]), "padded"
+
+def pad_together(items):
+    return torch.stack([item[0] for item in items]), "together"
+
+def seed_worker(number):
+    torch.manual_seed(number)
+
+data = TensorDataset(torch.arange(64.0))
+stream = Stream()
+padding = Padding()
+order = torch.Generator().manual_seed(7)
+weighted = WeightedRandomSampler([1.0] * 64, 32)
+batches_of_4 = BatchSampler(SequentialSampler(data), 4, drop_last=True)
+net = torch.nn.Linear(4, 2)
+sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+"""
+LOADERS = [
+    "DataLoader(data)",
+    "DataLoader(data, batch_size=8, shuffle=True)",
+    "DataLoader(data, 8, shuffle=True, generator=order, drop_last=True)",
+    "DataLoader(data, 8, shuffle=True, generator=torch.Generator().manual_seed(3))",
+    "DataLoader(data, 8, sampler=weighted)",
+    "DataLoader(data, 8, sampler=RandomSampler(data, replacement=True, num_samples=16))",
+    "DataLoader(data, batch_sampler=batches_of_4)",
+    "DataLoader(data, batch_size=None, sampler=batches_of_4)",
+    "DataLoader(data, 8, collate_fn=pad_together)",
+    "DataLoader(data, 8, collate_fn=padding.pad)",
+    "DataLoader(data, 8, collate_fn=lambda items: (len(items), 'inline'))",
+    "DataLoader(data, 8, num_workers=1, worker_init_fn=seed_worker, timeout=60, in_order=False)",
+    "DataLoader(data, 8, num_workers=1, multiprocessing_context='fork', prefetch_factor=3)",
+    "DataLoader(data, 8, num_workers=1, persistent_workers=True, pin_memory=True)",
+    "DataLoader(stream, batch_size=8)",
+    "torch.utils.data.DataLoader(TensorDataset(torch.arange(64.0)), batch_size=8, shuffle=True)",
+]
+CHANGES = [
+    {"num_workers": 1},
+    {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False},
+    {"prefetch_factor": 4, "num_workers": 1},
+    {"persistent_workers": True, "num_workers": 1},
+    {"pin_memory": True, "non_blocking": True},
+]
+KEPT = ("batch_size", "drop_last", "num_workers", "prefetch_factor", "pin_memory", "timeout",
+        "persistent_workers", "in_order", "worker_init_fn", "multiprocessing_context")  # fmt: skip
+PARTS = ("sampler", "batch_sampler", "collate_fn", "generator")
+
+
+@pytest.fixture(autouse=True)
+def workers_end_soon(monkeypatch):
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)  # not 5 s
+
+
+def user_script(loader):
+    """Return the namespace of a user's script, its loader in `train_loader`."""
+    names = {"__name__": "train"}
+    exec(SCRIPT, names)
+    exec(f"train_loader = {loader}", names)
+    return names
+
+
+def in_script(names, code, **more):
+    """Return the value of an expression of the user's script; `more` is what it also knows."""
+    names |= more
+    exec(compile(f"result = {code}", "train.py", "exec"), names)
+    return names.pop("result")
+
+
+def described(loader):
+    """Return what makes two loaders alike: their settings, and the kinds and states of the rest."""
+    found = {name: getattr(loader, name, None) for name in KEPT}
+    found |= {name: type(getattr(loader, name)) for name in PARTS}
+    collate = loader.collate_fn
+    sampler = loader.sampler
+    return found | {
+        "class": type(loader),
+        "data": len(loader.dataset) if hasattr(loader.dataset, "__len__") else "stream",
+        "function": getattr(collate, "__code__", None),
+        "replacement": getattr(sampler, "replacement", None),
+        "samples": getattr(sampler, "num_samples", None),
+        "seed": loader.generator and loader.generator.initial_seed(),
+    }
+
+
+@pytest.mark.parametrize("made", LOADERS)
+def test_what_a_watched_loop_is_told_to_type_keeps_every_argument_that_does_not_change(
+    made, tmp_path
+):
+    names = user_script(made)
+    recorded = in_script(names, "watching(train_loader)", watching=recorded_code)
+    code = LoopCode.of(recorded)
+    before = described(names["train_loader"])
+    for changes in CHANGES:
+        line = code.lines(changes)
+        pasted = dict(names)
+        exec(line, pasted)
+        wanted = before | {name: value for name, value in changes.items() if name in KEPT}
+        if not wanted["num_workers"]:
+            wanted |= {"prefetch_factor": None, "persistent_workers": False}
+            wanted |= {"multiprocessing_context": None, "timeout": 0}
+        elif wanted["prefetch_factor"] is None:
+            wanted["prefetch_factor"] = 2
+        assert described(pasted["train_loader"]) == wanted, line
+    exec(code.lines({"num_workers": 0}), names)
+    assert next(iter(names["train_loader"])) is not None
+
+
+def recorded_code(loader):
+    """Return what a watch of `loader` records of the script around it."""
+    with lk.watch(loader, live=False) as watched:
+        iterator = iter(watched)
+        del iterator
+    return watched.run.loop_code
+
+
+def test_the_advice_for_a_watched_loop_is_in_the_names_of_its_script():
+    names = user_script("DataLoader(data, 8, shuffle=True, collate_fn=pad_together)")
+    code = LoopCode.of(in_script(names, "watching(train_loader)", watching=recorded_code))
+    facts = Facts("cpu", code=code)
+    advised = Finding("input", "", "", "", 0.5, remedies=remedies([{"num_workers": 4}], 0.5))
+    assert typed(advised, facts).code == (
+        "train_loader = DataLoader(\n"
+        "    data, batch_size=8, shuffle=True, num_workers=4, collate_fn=pad_together\n"
+        ")\n"
+    )
+    changes = {"channels_last": True, "precision": "bf16", "compile": "default"}
+    exec(code.lines(changes), names)
+    exec(code.lines({"fused_optimizer": True, "precision": "tf32"}), names)
+    assert names["sgd"].param_groups[0]["fused"] and names["sgd"].param_groups[0]["lr"] == 0.1
+    assert names["net"].forward(torch.zeros(1, 4)).dtype == torch.bfloat16
+    torch.set_float32_matmul_precision("highest")
+
+
+def test_no_line_is_printed_that_would_drop_an_argument_or_name_what_is_not_there():
+    names = user_script("DataLoader(data)")
+    inline = "DataLoader(data, 8, collate_fn=lambda items: items)"
+    watched = f"list(seen := watch({inline}, live=False)) and seen.run.loop_code"
+    code = LoopCode.of(in_script(names, watched, watch=lk.watch))
+    assert code.lines({"num_workers": 4}) == ""  # the function has no name to be written by
+    of_batches = user_script("DataLoader(data, batch_sampler=batches_of_4)")
+    recorded = in_script(of_batches, "watching(train_loader)", watching=recorded_code)
+    assert LoopCode.of(recorded).lines({"batch_size": 8}) == ""
+    for unknown in (None, 3, {"arguments": 3}, {"arguments": {"x": "y"}}, {"loader": [1]}):
+        assert LoopCode.of(unknown).lines({"num_workers": 4, "compile": "default"}) == ""
+    assert LoopCode().lines({"prefetch_to_device": True}) == ""
+
+
+def test_a_loader_that_fetches_a_batch_at_once_gives_the_same_batches_in_the_same_order():
+    for made in LOADERS:
+        names = user_script(made)
+        recorded = in_script(names, "watching(train_loader)", watching=recorded_code)
+        code = LoopCode.of(recorded)
+        facts = Facts("cpu", code=code, wait_us=100.0, knobs={"num_workers": 0})
+        finding = Finding("input", "", "", feed(facts, stalls=False)[0], 0.5)
+        line = typed(finding, facts).code
+        without = ("collate_fn", "stream", "batches_of_4", "(data)")
+        assert bool(line) != any(part in made for part in without), made
+        if line:
+            before = batches_of(names)
+            exec(line, names)
+            assert batches_of(names) == before, made
+
+
+def batches_of(names):
+    loader = names["train_loader"]
+    for generator in (torch.default_generator, loader.generator or names["order"]):
+        generator.manual_seed(7)
+    return [batch[0].tolist() for batch in loader]
+
+
+def test_a_trainers_user_is_given_a_line_that_changes_their_training_arguments():
+    @dataclasses.dataclass
+    class TrainingArguments:  # as transformers' is one
+        learning_rate: float
+        dataloader_num_workers: int = 0
+        bf16: bool = False
+
+    facts = Facts("cpu", cores=2, trainer=True, knobs={"num_workers": 0}, shares={"wait": 0.5},
+                  workers=Workers(2, 2.0, (1.5, 2.5)), code=LoopCode(training="args"))  # fmt: skip
+    [finding] = rules.waiting_for_data(facts)
+    finding = typed(finding, facts)
+    assert "dataloader_num_workers=2" in finding.advice
+    exec(finding.code, names := {"args": TrainingArguments(0.1)})
+    assert names["args"] == TrainingArguments(0.1, dataloader_num_workers=2)
+    exec(facts.code.trainer_lines({"precision": "bf16"}), names)
+    assert names["args"].bf16 and names["args"].dataloader_num_workers == 2
+    assert LoopCode().trainer_lines({"num_workers": 2}) == ""  # no name to be written by
+
+
+@pytest.mark.parametrize("made", [line for line in LOADERS if "batch_sampler" not in line])
+def test_what_tune_prints_makes_the_users_own_loader_with_the_best_setting(made):
+    names = user_script(made)
+    if names["train_loader"].batch_size is None:
+        pytest.skip("its dataset is tuned: the loader has no batch size")
+    tuning = in_script(names, "tuned(train_loader)", tuned=tuned)
+    before = described(names["train_loader"])
+    exec(tuning.snippet, names)
+    wanted = before | tuning.best | {"multiprocessing_context": before["multiprocessing_context"]}
+    assert described(names["train_loader"]) == wanted
+    assert tuning.snippet in tuning.script() and "the loader alone" in tuning.headline
+
+
+def tuned(what, **more):
+    """Return a search's result in which one worker was best, without running it."""
+    tuning = TuningJob(what, seconds=1, **more).tuning
+    for workers, rate in ((0, 100.0), (1, 300.0)):
+        setting = tuning.start.but(num_workers=workers, prefetch_factor=workers and 2 or None)
+        tuning.tried.append(Trial(setting, "", rates=[rate]))
+    return tuning
+
+
+def test_a_dataset_that_is_tuned_gets_a_loader_that_shuffles_as_the_bench_does():
+    names = user_script("None")
+    code = in_script(names, "around(data, collate_fn=pad_together)", around=code_around)
+    exec(code.loader_line(Setting(num_workers=1, batch_size=4).to_dict()), names)
+    assert isinstance(names["loader"].sampler, torch.utils.data.RandomSampler)
+    assert next(iter(names["loader"]))[1] == "together"
+    unknown = LoopCode().with_names().loader_line({"num_workers": 1})
+    exec(unknown, pasted := {"dataset": [1, 2, 3]})  # a script that has imported nothing
+    assert pasted["loader"].num_workers == 1
+
+
+@pytest.mark.parametrize("dataset", ["jpeg", "array", "sleep", "text"])
+def test_the_lines_of_a_pipeline_run_in_its_script(dataset):
+    pipeline = Pipeline(dataset=dataset, device="cpu", width=8, depth=1)
+    names = {"DataLoader": torch.utils.data.DataLoader, "dataset": [1, 2, 3]}
+    names |= {name: (lambda items: items) for name in ("as_it_is", "padded")}
+    for changes in ({"num_workers": 1}, {"batch_size": 2}, {"pin_memory": True}):
+        after = pipeline.to_dict() | changes
+        assert loader_line(after) in changed_lines(pipeline.to_dict(), after)
+        exec(loader_line(after), names)
+        assert isinstance(names["loader"].sampler, torch.utils.data.RandomSampler)
+
+
+def test_watching_does_not_keep_the_variables_of_a_loop_alive():
+    class Held:
+        pass
+
+    import weakref
+
+    def loop(loader):
+        held = Held()
+        seen = weakref.ref(held)
+        recorded_code(loader)
+        del held
+        return seen()
+
+    assert loop(torch.utils.data.DataLoader(list(range(8)))) is None

@@ -1,0 +1,34 @@
+"""What labkit promises on every system, under each start method: `maintain/platforms/check.py`.
+
+Spawn is the way of macOS and Windows, forkserver that of Python 3.14 on Linux.
+"""
+
+import multiprocessing
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECK = Path(__file__).parents[1] / "maintain" / "platforms" / "check.py"
+
+
+def check(*arguments):
+    command = [sys.executable, CHECK, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+def test_a_dataset_of_a_notebooks_cell_is_measured_tuned_improved_and_watched(method):
+    check("--start", method, "runs", "tune", "improve", "panel", "watch")
+
+
+@pytest.mark.slow
+def test_runs_measure_stop_and_leave_nobody_without_the_names_that_windows_lacks():
+    check("--start", "spawn", "--without-posix", "runs", "stop", "kill")
+
+
+def test_processes_that_append_to_one_log_lose_no_line_even_where_appending_is_two_calls():
+    check("--without-posix", "append")
