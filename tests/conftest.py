@@ -61,7 +61,10 @@ def locked(name: str, how: int):
     """Hold a lock that the processes of one test run share."""
     with open(Path(SHARED) / f"{name}.lock", "a") as file:
         fcntl.flock(file, how)
-        yield
+        try:
+            yield
+        finally:  # closing is not enough: a process that a test forked has the file open too
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @pytest.hookimpl(wrapper=True)
