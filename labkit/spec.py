@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -271,6 +272,39 @@ class Experiment:
         """Return what the log's first event says of it."""
         where = {"pipeline": {"device": self.device}, "module": EXPERIMENTS[self.name].module}
         return {"experiment": self.name, "params": dict(self.params), **where}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A function to measure, and the values of its arguments: every combination is a row.
+
+    Raises ValueError where a value is missing, is not the function's, or where there is none.
+    """
+
+    name: str  # the function's
+    arguments: tuple[str, ...]  # all that it takes, beside the bench
+    needed: tuple[str, ...]  # those without a default
+    values: Mapping[str, list[Any]]
+    device: str = "auto"  # as the knob of a Pipeline
+
+    def __post_init__(self):
+        KNOBS["device"].check(self.device)
+        check_names(self.values, self.arguments, f"argument of {self.name}:")
+        if missing := [name for name in self.needed if name not in self.values]:
+            give = ", ".join(f"{name}=[...]" for name in missing)
+            raise ValueError(f"{self.name} takes {', '.join(missing)} too: give {give}.")
+        if empty := [name for name, values in self.values.items() if not values]:
+            raise ValueError(f"{empty[0]}=[] has no value: there is nothing to measure.")
+
+    @property
+    def points(self) -> list[dict[str, Any]]:
+        """Every combination, the last argument changing fastest."""
+        combinations = itertools.product(*self.values.values())
+        return [dict(zip(self.values, values, strict=True)) for values in combinations]
+
+    def to_spec(self) -> dict[str, Any]:
+        """Return what the log's first event says of it."""
+        return {"measure": self.name, "points": self.points, "pipeline": {"device": self.device}}
 
 
 STARVING = ("io_ms", "prep_ms", "stall_ms", "stall_every", "augment", "num_workers")

@@ -25,14 +25,18 @@ QUICK_S = 1.0  # and at least so many seconds
 
 def do(spec: dict, folder: Path, log: EventLog) -> None:
     """Take the device, do what `spec` describes on it, and write what it took."""
-    if "source" not in spec:  # the reader's own step has as many threads as it has with them
+    if "source" not in spec or "measure" in spec:  # the reader's own step has as many threads as it has with them
         machine.use_fixed_threads()
     device = machine.find_device(spec["pipeline"]["device"])
     machine.use(device)
     here = machine.describe(device) | {"unused_gpu": machine.unused_gpu()}
     log.write("machine", **here)
     hold(Path(spec["cache"]), here.get("uuid") or device.type, spec["run"], waiting=log.stage)
-    if "experiment" in spec:
+    if "measure" in spec:
+        from labkit.bench.measure import perform as measure
+
+        measure(spec, device, folder, log)
+    elif "experiment" in spec:
         from labkit.bench.workbench import perform  # a tenth of a second
 
         gc.enable()

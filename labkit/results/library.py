@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import labkit
+from labkit.results.measured import Measurements as Measured
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
 from labkit.results.record import BROKEN, RecordError, event_on, opened, read_record
@@ -36,6 +37,8 @@ def load(path: str | os.PathLike) -> Run | Measurements | Ranks:
 
 def kind_of(spec: dict[str, Any]) -> type[Run] | type[Measurements] | type[Ranks]:
     """Return what reads a log whose first event holds `spec`."""
+    if spec.get("measure"):
+        return Measured
     return Measurements if spec.get("experiment") else Ranks if spec.get("ranks") else Run
 
 

@@ -1,0 +1,249 @@
+"""A notebook's own function on the bench: called once for each row of a grid, timed, written down.
+
+Times are those of one call: blocks of calls in a row, each long enough that a clock's own cost does
+not count, repeated until the interquartile range is a tenth of the median, as
+`torch.utils.benchmark` does it. On CUDA a block is timed by two events.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import pickle
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.benchmark import Timer
+
+from labkit.bench import machine
+from labkit.process.events import EventLog
+from labkit.spec import NOISY, quick_run
+
+MIN_SECONDS = 0.1  # of timing for a row
+QUICK_PART = 3  # with LABKIT_QUICK=1 a row takes one part in so many
+MOST_TIMES = 4  # the least time, at the most: for times that do not settle
+BLOCK_SECONDS = 2e-3  # a block of calls takes as long, on a CPU
+WARM_SECONDS = 0.05  # of work before CUDA is timed: until then its clocks may be low
+ROUNDS = 7  # of several ways that are timed in turn
+QUICK_ROUNDS = 3
+MOST_KEPT = 200  # times kept of one row
+MOST_TEXT = 300  # characters of an error
+OUT_OF_MEMORY = "out of memory"
+SAYS_SO = (OUT_OF_MEMORY, "can't allocate memory", "not enough memory")
+
+Work = Callable[[], object]
+
+
+class Skipped(Exception):
+    """Raised by `bench.skip`: this row cannot be measured here, and why."""
+
+
+class Bench:
+    """What a measured function is given: the device, and a stopwatch."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.rows: list[dict] = []  # as `time` and `compare` add them
+        self.returned: dict[str, object] = {}  # what the function returned: columns of every row
+
+    def time(
+        self,
+        work: Work,
+        *,
+        flops: float | None = None,
+        bytes: float | None = None,
+        seconds: float = MIN_SECONDS,
+        **columns: object,
+    ) -> float:
+        """Time one call of `work` and return the median in seconds.
+
+        Args:
+            work: What is timed. It is called a few times before the clock starts.
+            flops: Floating-point operations of one call, for the column `tflops`.
+            bytes: Bytes that one call moves, for the column `gib_s`.
+            seconds: How long to measure; four times as long where times vary by more than 10 %.
+            columns: More columns for this row, where one function times several things.
+        """
+        times = self._times(work, seconds / QUICK_PART if quick_run() else seconds)
+        self._add(times, flops, bytes, columns)
+        return statistics.median(times)
+
+    def compare(
+        self,
+        *,
+        flops: float | None = None,
+        bytes: float | None = None,
+        **ways: Work,
+    ) -> dict[str, float]:
+        """Time several ways to do the same in turn, a row each, and return their medians (s).
+
+        What slows the machine for a while slows them all: ratios are firmer than those of one
+        after the other. The column `way` holds the name of each.
+        """
+        calls = {name: self._calls_in_a_block(work) for name, work in ways.items()}
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(QUICK_ROUNDS if quick_run() else ROUNDS):
+            for name, work in ways.items():
+                times[name].append(self._block(work, calls[name]))
+        for name, each in times.items():
+            self._add(each, flops, bytes, {"way": name})
+        return {name: statistics.median(each) for name, each in times.items()}
+
+    def skip(self, why: str) -> None:
+        """End this row, which cannot be measured here: `bench.skip("needs CUDA")`."""
+        raise Skipped(why)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was given."""
+        machine.finish(self.device)
+
+    def _add(
+        self, times: list[float], flops: float | None, bytes: float | None, columns: dict
+    ) -> None:
+        kept = sorted(times)[:: math.ceil(len(times) / MOST_KEPT)]
+        self.rows.append({"seconds": kept, "flops": flops, "bytes": bytes, "values": columns})
+
+    def _times(self, work: Work, seconds: float) -> list[float]:
+        """Return times of one call (s), one for each block of calls."""
+        more = self._blocks_of(work, seconds)
+        times = more()
+        spent = seconds
+        while noisy(times) and spent < MOST_TIMES * seconds:
+            times += more()
+            spent += seconds
+        return times
+
+    def _blocks_of(self, work: Work, seconds: float) -> Callable[[], list[float]]:
+        """Warm `work` up; return what times it for so many seconds, block by block."""
+        calls = self._calls_in_a_block(work)
+        if self.device.type == "cpu":
+            threads = torch.get_num_threads()
+            timer = Timer("work()", globals={"work": work}, num_threads=threads)
+            return lambda: timer.blocked_autorange(min_run_time=seconds).times
+
+        def blocks() -> list[float]:
+            times = []
+            ends = time.perf_counter() + seconds
+            while not times or time.perf_counter() < ends:
+                times.append(self._block(work, calls))
+            return times
+
+        return blocks
+
+    def _calls_in_a_block(self, work: Work) -> int:
+        """Warm `work` up, and return how many calls make a block."""
+        self._block(work, 1)
+        started = time.perf_counter()
+        one = self._block(work, 1)
+        while self.device.type != "cpu" and time.perf_counter() - started < WARM_SECONDS:
+            one = self._block(work, 1)
+        return max(1, int(BLOCK_SECONDS / max(one, 1e-7)))
+
+    def _block(self, work: Work, calls: int) -> float:
+        """Return the time of one of `calls` calls in a row (s)."""
+        if self.device.type == "cuda":
+            first = torch.cuda.Event(enable_timing=True)
+            last = torch.cuda.Event(enable_timing=True)
+            first.record()
+            for _ in range(calls):
+                work()
+            last.record()
+            last.synchronize()
+            return first.elapsed_time(last) / 1e3 / calls
+        self.synchronize()
+        started = time.perf_counter()
+        for _ in range(calls):
+            work()
+        self.synchronize()
+        return (time.perf_counter() - started) / calls
+
+
+def noisy(times: list[float]) -> bool:
+    """Return whether the interquartile range is above a tenth of the median."""
+    low, middle, high = np.percentile(times, [25, 50, 75])
+    return bool(high - low > NOISY * middle)
+
+
+def perform(order: dict, device: torch.device, folder: Path, log: EventLog) -> None:
+    """Call the reader's function for each point of the grid, and write its rows as they come.
+
+    Where one runs out of memory, this process replaces itself by a fresh one, which goes on with
+    the next: nothing of what was allocated is left.
+    """
+    payload = folder / order["source"]["payload"]
+    sys.path += [place for place in order["source"]["path"] if place not in sys.path]
+    progress = folder / "next_point"
+    first = int(progress.read_text()) if progress.exists() else 0
+    function = pickle.loads(payload.read_bytes())  # of the reader's own kernel
+    gc.enable()
+    points = order["points"]
+    log.write("begin", warmup=0)
+    for number in range(first, len(points)):
+        log.stage("measuring", number, len(points))
+        progress.write_text(str(number + 1))
+        torch.manual_seed(0)
+        bench = Bench(device)
+        error = call(function, points[number], bench, order["source"]["code"])
+        memory_is_short = error == OUT_OF_MEMORY
+        for row in bench.rows or [{}]:
+            values = plain(points[number] | row.get("values", {}) | bench.returned)
+            log.write("row", **{**row, "values": values, "error": error})
+        if memory_is_short and number + 1 < len(points) and os.name != "nt":
+            os.execv(sys.executable, sys.orig_argv)
+    payload.unlink()
+    progress.unlink()
+
+
+def call(
+    function: Callable, point: dict[str, object], bench: Bench, code: dict[str, list[str]]
+) -> str | None:
+    """Call the function for one point; return why it gave no numbers, or None."""
+    try:
+        returned = function(bench, **point) or {}
+        if not isinstance(returned, dict):
+            raise TypeError(f"it returned {type(returned).__name__}: return a dict, or nothing")
+        bench.returned = returned
+    except Skipped as why:
+        return f"skipped: {why}"
+    except Exception as error:  # whatever the reader's code raises
+        return OUT_OF_MEMORY if is_out_of_memory(error) else said(error, function, code)
+    return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether there was not enough memory, on the device or in RAM."""
+    kinds = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, kinds) or any(text in str(error) for text in SAYS_SO)
+
+
+def said(error: BaseException, function: Callable, code: dict[str, list[str]]) -> str:
+    """Return the error in a line, with the line of the reader's cell that raised it.
+
+    `code` has the lines of the cell that defines each function, by the function's name.
+    """
+    text = f"{type(error).__name__}: {error}".splitlines()[0][:MOST_TEXT]
+    own = function.__code__.co_filename  # the same for all that came along
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
+    if frames:
+        number = frames[-1].lineno
+        lines = code.get(frames[-1].name) or code[function.__name__]
+        line = lines[number - 1].strip() if number <= len(lines) else ""
+        text += f" (line {number}: {line})"
+    return text
+
+
+def plain(values: dict[str, object]) -> dict[str, object]:
+    """Return values as JSON has them: a tensor of one number is that number, NaN is None."""
+    numbers = {
+        name: value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+        for name, value in values.items()
+    }
+    return json.loads(json.dumps(numbers, default=str), parse_constant=lambda _: None)

@@ -1,0 +1,140 @@
+"""What `lk.measure` measured: the rows of a grid, as a DataFrame."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.process.launcher import Handle
+from labkit.results.event_log import EventLogResult, derived, fact
+from labkit.spec import NOISY
+from labkit.wiring import above
+
+if TYPE_CHECKING:
+    import pandas
+
+TIMED = ("ms", "iqr_ms", "noisy", "tflops", "gib_s", "error")  # columns that the bench adds
+GIB = 2**30
+DIGITS = 3  # of a number in the table that is shown
+
+
+class Measurements(EventLogResult):
+    """The rows that `lk.measure` measured. Live or recorded, like a Run."""
+
+    def __init__(self, path: Path, process: Handle | None = None, recorded: bool = False):
+        """Read the log at `path`; the arguments are those of an `EventLogResult`."""
+        self._rows: list[dict[str, Any]] = []
+        super().__init__(path, process, recorded)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        if event["event"] == "row":
+            self._rows.append(row_of(event))
+        else:
+            super()._take(event)
+
+    name = fact("spec", "measure", "The function's name.")
+    points = fact("spec", "points", "The arguments of each call, in order.", [])
+
+    @derived
+    def rows(self) -> pandas.DataFrame:
+        """The rows as a pandas DataFrame, one for each time that was taken.
+
+        Columns: the arguments; what the function returned; `ms` (the median of a call), `iqr_ms`
+        (the interquartile range), `noisy` (whether that is above a tenth of the median), `tflops`
+        and `gib_s` where FLOPs and bytes were given, and `error`: why a row has no numbers.
+        """
+        import pandas
+
+        first = list(dict.fromkeys(name for row in self._rows for name in row))
+        wanted = ("ms", "iqr_ms", "noisy", "error")
+        own = [name for name in first if name not in TIMED]
+        added = [name for name in TIMED if name in first or name in wanted]
+        table = pandas.DataFrame(self._rows, columns=own + added)
+        table["error"] = pandas.Series([row["error"] for row in self._rows], dtype=object)
+        return table
+
+    def plot(self, x: str, y: str, by: str | None = None, **drawing: Any) -> Any:
+        """Draw column `y` over column `x`, a line for each value of column `by`; see `lk.plot`."""
+        return above("rows")(self, x, y, by, **drawing)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything measured, as JSON types."""
+        names = ("id", "utc", "recorded", "outcome", "error", "mark")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "measure": self.name,
+            "machine": self.machine.to_dict(),
+            "rows": list(self._rows),
+        }
+
+    def __len__(self) -> int:
+        self._now()
+        return len(self._rows)
+
+    def _what(self) -> str:
+        return self.name
+
+    @derived
+    def numbers(self) -> str:
+        """How much was measured, in a few words."""
+        rows = f"{len(self)} row{'' if len(self) == 1 else 's'}"
+        failed = sum(row.get("error") is not None for row in self._rows)
+        doubtful = sum(bool(row.get("noisy")) for row in self._rows)
+        more = [f"{failed} without numbers" * bool(failed), f"{doubtful} noisy" * bool(doubtful)]
+        return ", ".join(filter(None, [rows, *more]))
+
+    @property
+    def head(self) -> str:
+        """The line above the table: what was measured, and on which machine."""
+        mark = f"{self.mark}: " if self.recorded else ""
+        what = f"{mark}{self.name}: {self.numbers}, {self.machine.line}"
+        return what if self.outcome == "finished" else f"{what}\n{self.outcome}: {self.error or ''}"
+
+    def shown(self) -> pandas.DataFrame:
+        """Return the rows as they are printed: three digits, and no column without a value."""
+        table = self.rows.dropna(axis="columns", how="all").drop(columns="iqr_ms", errors="ignore")
+        if "noisy" in table:
+            table["noisy"] = ["noisy" if each is True else "" for each in table["noisy"]]
+        if not any(table.get("noisy", ())):
+            table = table.drop(columns="noisy", errors="ignore")
+        return table.map(short).astype(object).fillna("-")
+
+    def __repr__(self) -> str:
+        return f"{self.head}\n{self.shown().to_string(index=False)}"
+
+    def _repr_html_(self) -> str:
+        import html
+
+        head = html.escape(self.head).replace("\n", "<br>")
+        return f"<small>{head}</small>{self.shown().to_html(index=False, border=0)}"
+
+
+def row_of(event: dict[str, Any]) -> dict[str, Any]:
+    """Return one row of the table from its event in a log."""
+    row = dict(event["values"]) if isinstance(event.get("values"), dict) else {}
+    times = [each for each in event.get("seconds") or [] if is_positive(each)]
+    if times:
+        low, middle, high = np.percentile(times, [25, 50, 75])
+        row["ms"] = float(middle * 1e3)
+        row["iqr_ms"] = float((high - low) * 1e3)
+        row["noisy"] = bool(high - low > NOISY * middle)
+        if is_positive(event.get("flops")):
+            row["tflops"] = float(event["flops"] / middle / 1e12)
+        if is_positive(event.get("bytes")):
+            row["gib_s"] = float(event["bytes"] / middle / GIB)
+    row["error"] = event.get("error")
+    return row
+
+
+def is_positive(value: Any) -> bool:
+    """Return whether it is a number above 0 and finite, as times are; a record is anybody's."""
+    return isinstance(value, (int, float)) and 0 < value < float("inf")
+
+
+def short(value: Any) -> Any:
+    """Return a number as it is printed: three digits, or all of them where it is a whole one."""
+    if not isinstance(value, float) or not np.isfinite(value):
+        return value
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{DIGITS}g}"
