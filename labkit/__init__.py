@@ -67,6 +67,7 @@ ABOVE.update(
         "Run.plot": "labkit.show.run_figure:draw",
         "Run.xray": "labkit.analysis.trace:xray_of",
         "Run.xray_event": "labkit.analysis.trace:xray_line",
+        "measure_experiment": "labkit.experiments.measure:measure",
         "rows": "labkit.show.rows_figure:plot",
         "experiments": "labkit.experiments:EXPERIMENTS",
         "Sweep.plot": "labkit.show.several_figures:draw_sweep",

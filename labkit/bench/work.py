@@ -25,7 +25,7 @@ QUICK_S = 1.0  # and at least so many seconds
 
 def do(spec: dict, folder: Path, log: EventLog) -> None:
     """Take the device, do what `spec` describes on it, and write what it took."""
-    if "source" not in spec or "measure" in spec:  # the reader's own step has as many threads as it has with them
+    if "source" not in spec or "measure" in spec:  # a reader's own step keeps its threads
         machine.use_fixed_threads()
     device = machine.find_device(spec["pipeline"]["device"])
     machine.use(device)

@@ -19,6 +19,7 @@ from labkit.results.launch import launch
 from labkit.results.measured import TIMED, Measurements
 from labkit.show.display import Display, StaticFigure, stage_line
 from labkit.spec import Grid
+from labkit.wiring import above
 
 MOST_MIB = 64  # of a function with what it refers to
 PAYLOAD = "function.pkl"
@@ -54,9 +55,7 @@ def measure(
     RuntimeError where every row failed.
     """
     if isinstance(function, str):  # for the notebooks that still name an experiment
-        from labkit.experiments.measure import measure as measure_experiment
-
-        return measure_experiment(function, device=device, wait=wait, **grid)
+        return above("measure_experiment")(function, device=device, wait=wait, **grid)
     spec, source = Grid(*signature_of(function), listed(grid), device), Sent(function)
     with held():
         started = measure.last = launch(spec, source=source)
@@ -99,7 +98,8 @@ class Sent:
         try:
             self.pickled = cloudpickle.dumps(function)
         except Exception as error:  # whatever the reader's objects raise
-            raise ValueError(f"{self.culprit()} cannot be sent to another process: {error}") from None
+            why = f"{self.culprit()} cannot be sent to another process: {error}"
+            raise ValueError(why) from None
         if (mib := len(self.pickled) / 2**20) > MOST_MIB:
             raise ValueError(
                 f"{function.__name__} takes {mib:.0f} MiB of data along (at most {MOST_MIB}): make "
