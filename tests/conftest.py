@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,8 @@ IN_NOTEBOOKS = {"LABKIT_STRICT": "1", "LABKIT_QUICK": os.environ.get("LABKIT_QUI
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [os.environ.get("PYTHONPATH"), str(Path(__file__).parent)])
 )
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # of a test run in a shell's background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in ("WANDB_API_KEY", "WANDB_MODE"):
     os.environ.pop(name, None)
 
