@@ -274,6 +274,9 @@ class Experiment:
         return {"experiment": self.name, "params": dict(self.params), **where}
 
 
+TIMED = ("ms", "iqr_ms", "noisy", "tflops", "gib_s", "error")  # columns that the bench adds
+
+
 @dataclass(frozen=True)
 class Grid:
     """A function to measure, and the values of its arguments: every combination is a row.

@@ -7,15 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import cloudpickle
+import pandas
 import pytest
 import torch
 import wrong_answers
 
 import labkit as lk
-from labkit.bench.workbench import Workbench
 from labkit.course import challenge, nb07_09, score
 from labkit.course.challenge import Challenge
-from labkit.course.task import CodeTask, Goal, KnobTask, all_tasks, exercise
+from labkit.course.task import CodeTask, Goal, KnobTask, all_tasks, tried_out
 
 TASKS = all_tasks()
 COMPILED = ("01-batched", "07-graph-break", "07-buckets")  # import Dynamo
@@ -53,21 +53,11 @@ def judged(key, name):
 def here(monkeypatch):
     """Try answers out as the bench does, in this process: quicker, and as exact."""
 
-    class Points(list):
-        outcome = "finished"
-
-        def wait_or_raise(self, _look):
-            pass
-
     def start(task, answer):
-        points = Points()
-        log = SimpleNamespace(write=lambda _event, **point: points.append(SimpleNamespace(**point)))
-        bench = Workbench(None, log, stage=None)  # no device: what a check counts is on none
-        bench.answer = Path(f"answer-{time.monotonic_ns()}")
-        bench.answer.write_bytes(cloudpickle.dumps(answer))
         torch.manual_seed(0)
-        exercise.measure(SimpleNamespace(task=task.key), bench)
-        return points
+        row = {"error": None, "counted": tried_out(task.key, cloudpickle.dumps(answer))}
+        rows = pandas.DataFrame([row])
+        return SimpleNamespace(outcome="finished", rows=rows, wait_or_raise=lambda _look: None)
 
     monkeypatch.setattr(CodeTask, "start", start)
 

@@ -25,7 +25,7 @@ from torch.utils.benchmark import Timer
 
 from labkit.bench import machine
 from labkit.process.events import EventLog
-from labkit.spec import NOISY, quick_run
+from labkit.spec import NOISY, TIMED, quick_run
 
 MIN_SECONDS = 0.1  # of timing for a row
 QUICK_PART = 3  # with LABKIT_QUICK=1 a row takes one part in so many
@@ -210,6 +210,8 @@ def call(
         returned = function(bench, **point) or {}
         if not isinstance(returned, dict):
             raise TypeError(f"it returned {type(returned).__name__}: return a dict, or nothing")
+        if taken := [name for name in TIMED if name in returned]:
+            raise ValueError(f"it returned {taken[0]!r}, a column of the bench's own: rename it")
         bench.returned = returned
     except Skipped as why:
         return f"skipped: {why}"

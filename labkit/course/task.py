@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
 import pickle
-import re
 import sys
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
 
-from labkit.knobs import knob
 from labkit.results.launch import launch
-from labkit.spec import KNOBS, Distributed, Experiment, Pipeline, experiment
+from labkit.results.measured import Measurements
+from labkit.show.measuring import Sent
+from labkit.spec import KNOBS, Distributed, Grid, Pipeline
 
 FILES = ("nb00_03", "nb04_06", "nb07_09")
 MOST_MIB = 16  # of a pickled answer
@@ -160,11 +158,13 @@ class CodeTask(Task):
         """Start the run that tries the answer out."""
         if not (isinstance(answer, type) if isinstance(self.base, type) else callable(answer)):
             raise ValueError(f"{self.rules[:-1]}, this is {type(answer).__name__}.")
-        return launch(Experiment("exercise", {"task": self.key}), source=Attempt(answer))
+        exercise = exercise_of(self.key, answer)
+        return launch(Grid(self.key, (), (), {}), source=Sent(exercise))
 
-    def refused(self, points: Any) -> str | None:
+    def refused(self, tried: Measurements) -> str | None:
         """Return why the answer does not count; None if it does."""
-        return next((p.values.get("why") for p in points if p.of == "refused"), None)
+        row = tried.rows.iloc[0]
+        return row["error"] or row["counted"].get("refused")
 
 
 def code(key: str, *hints: str, **goals: Goal) -> Callable[[type], type]:
@@ -175,7 +175,10 @@ def code(key: str, *hints: str, **goals: Goal) -> Callable[[type], type]:
     """
 
     def counted(name: str) -> Callable[[Any, Any], float | None]:
-        return lambda points, _: next((p.values[name] for p in points if name in p.values), None)
+        def value(tried: Measurements, _baseline: Any) -> float | None:
+            return tried.rows["counted"][0].get(name)
+
+        return value
 
     def add(world: type) -> type:
         title, _, text = inspect.getdoc(world).partition(".\n\n")
@@ -201,60 +204,50 @@ CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time"
 TORCH = ("allclose", "isfinite", "equal", "randn", "compile")  # Dynamo itself wraps manual_seed
 
 
-class Attempt:
-    """A function or class on its way to the bench, as `launch` takes it for a `source`."""
+def exercise_of(key: str, answer: Any) -> Callable:
+    """Return a function for the bench that tries an answer out; ValueError if it cannot be sent.
 
-    def __init__(self, answer: Any):
-        self.answer = answer
+    The answer travels as bytes: it is unpacked only when what it must not replace is known.
+    """
+    try:
+        packed = cloudpickle.dumps(answer)
+    except Exception as error:  # whatever the reader's objects raise
+        raise ValueError(f"It cannot be sent to another process: {error}") from None
+    if (mib := len(packed) / 2**20) > MOST_MIB:
+        raise ValueError(f"It drags {mib:.0f} MiB of data along: define what it needs inside.")
 
-    def place(self, folder: Path) -> dict[str, Any]:
-        """Write the answer into the run's folder, for its owner alone; return where it is."""
-        try:
-            data = cloudpickle.dumps(self.answer)
-        except Exception as error:  # whatever the reader's objects raise
-            raise ValueError(f"It cannot be sent to another process: {error}") from None
-        if (mib := len(data) / 2**20) > MOST_MIB:
-            raise ValueError(f"It drags {mib:.0f} MiB of data along: define what it needs inside.")
-        payload = folder / "attempt.pkl"
-        payload.touch(0o600, exist_ok=False)
-        payload.write_bytes(data)
-        return {"payload": payload.name, "path": [os.path.abspath(p or ".") for p in sys.path]}
+    def exercise(bench: Any) -> dict[str, Any]:
+        return {"counted": tried_out(key, packed)}
 
-    def described(self, spec: Any) -> dict[str, Any]:
-        """Return what the run's first event tells: nothing of the answer."""
-        return spec.to_spec()
+    return exercise
 
 
-@experiment(
-    "an answer to a challenge, tried out",
-    task=knob("", "the challenge's key", pattern=re.compile(r"[\w.-]{0,40}")),
-)
-def exercise(job: Any, bench: Any) -> None:
-    """Write what the check of `job.task` counts, or a point "refused" that says why not."""
+def tried_out(key: str, packed: bytes) -> dict[str, Any]:
+    """Return what a challenge's check counts of an answer, or {"refused": why not}."""
+    world = all_tasks()[key].world
+    before = relied_on(world)
+    try:
+        answer = pickle.loads(packed)  # of the reader's own kernel
+        found = world.check(answer)
+    except Refused as why:
+        found = {"refused": str(why)}
+    except Exception as error:  # the reader's code may raise anything
+        found = {"refused": f"It raised {type(error).__name__}: {str(error)[:300]}"}
+    after = relied_on(world)
+    replaced = [name for name in after if after[name] is not before.get(name, after[name])]
+    if replaced:
+        return {"refused": f"It replaces {', '.join(replaced)}: then nothing can be measured."}
+    return found
+
+
+def relied_on(world: type) -> dict[str, Any]:
+    """Return by name what a measurement relies on: clocks, torch, and what the check uses."""
     import torch
 
-    world = all_tasks()[job.task].world
-    module = sys.modules[world.__module__]
-
-    def relied_on() -> dict[str, Any]:
-        found = {f"time.{name}": getattr(time, name) for name in CLOCKS}
-        found |= {f"torch.{name}": getattr(torch, name) for name in TORCH}
-        return found | {f"the check's {n}": x for n, x in (vars(module) | vars(world)).items()}
-
-    before = relied_on()
-    try:
-        answer = pickle.loads(bench.answer.read_bytes())  # of the reader's own kernel
-        bench.answer.unlink()
-        bench.write("answer", values=world.check(answer))
-    except Refused as why:
-        bench.write("refused", values={"why": str(why)})
-    except Exception as error:  # the reader's code may raise anything
-        raised = f"It raised {type(error).__name__}: {str(error)[:300]}"
-        bench.write("refused", values={"why": raised})
-    after = relied_on()
-    if replaced := [name for name in after if after[name] is not before.get(name, after[name])]:
-        why = f"It replaces {', '.join(replaced)}: then nothing can be measured."
-        bench.write("refused", values={"why": why})
+    found = {f"time.{name}": getattr(time, name) for name in CLOCKS}
+    found |= {f"torch.{name}": getattr(torch, name) for name in TORCH}
+    used = vars(sys.modules[world.__module__]) | vars(world)
+    return found | {f"the check's {name}": value for name, value in used.items()}
 
 
 # -- what checks share -----------------------------------------------------------------------------

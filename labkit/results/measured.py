@@ -9,13 +9,12 @@ import numpy as np
 
 from labkit.process.launcher import Handle
 from labkit.results.event_log import EventLogResult, derived, fact
-from labkit.spec import NOISY
+from labkit.spec import NOISY, TIMED
 from labkit.wiring import above
 
 if TYPE_CHECKING:
     import pandas
 
-TIMED = ("ms", "iqr_ms", "noisy", "tflops", "gib_s", "error")  # columns that the bench adds
 GIB = 2**30
 DIGITS = 3  # of a number in the table that is shown
 

@@ -16,9 +16,9 @@ import cloudpickle
 
 from labkit.process.interrupts import held, in_notebook
 from labkit.results.launch import launch
-from labkit.results.measured import TIMED, Measurements
+from labkit.results.measured import Measurements
 from labkit.show.display import Display, StaticFigure, stage_line
-from labkit.spec import Grid
+from labkit.spec import TIMED, Grid
 from labkit.wiring import above
 
 MOST_MIB = 64  # of a function with what it refers to
