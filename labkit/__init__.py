@@ -4,7 +4,7 @@
     run = lk.run(lk.Pipeline(num_workers=4))
 
 Every public name is loaded when it is first used, so that `import labkit` is quick and no torch
-comes with it: experiments run in a process of their own.
+comes with it: what is measured runs in a process of its own.
 """
 
 from importlib import import_module
@@ -26,9 +26,6 @@ _PUBLIC = {  # the public names, by the module of labkit that holds them
     "course.claims": "check",
     "course.score": "guess mystery score",
     "course.slow_script": "same_training slow_script",
-    "experiments.inference": "inference",
-    "experiments.largest_batch": "largest_batch",
-    "experiments.roofline": "roofline",
     "results.library": "load recorded",
     "results.machine": "machine training_arguments",
     "results.ranks": "Ranks",
@@ -39,7 +36,7 @@ _PUBLIC = {  # the public names, by the module of labkit that holds them
     "show.drawings": "anatomy annotated",
     "show.ladder": "Ladder Scaling",
     "show.measuring": "measure",
-    "show.panels": "cost_panel measure_panel panel ranks_panel replay_panel",
+    "show.panels": "cost_panel panel ranks_panel replay_panel",
     "show.run_figure": "beside",
     "show.running": "distributed improve replay run sweep tune",
     "show.wandb_log": "to_wandb",
@@ -52,7 +49,6 @@ __all__ = list(_MODULES)
 # What a result of a lower floor can do with what is defined above it: see `labkit.wiring`
 ABOVE.update(
     {
-        "Measurements.plot": "labkit.experiments.measure:draw",
         "Ranks.diagnose": "labkit.analysis.ranks:diagnose",
         "Ranks.plot": "labkit.show.several_figures:draw_ranks",
         "Ranks.times": "labkit.analysis.ranks:rank_times",
@@ -67,9 +63,7 @@ ABOVE.update(
         "Run.plot": "labkit.show.run_figure:draw",
         "Run.xray": "labkit.analysis.trace:xray_of",
         "Run.xray_event": "labkit.analysis.trace:xray_line",
-        "measure_experiment": "labkit.experiments.measure:measure",
         "rows": "labkit.show.rows_figure:plot",
-        "experiments": "labkit.experiments:EXPERIMENTS",
         "Sweep.plot": "labkit.show.several_figures:draw_sweep",
         "Breakdown.plot": "labkit.show.analysis_figures:draw_trace",
         "TraceComparison.plot": "labkit.show.analysis_figures:draw_comparison",

@@ -7,13 +7,12 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from labkit import quotas
 from labkit.knobs import Knob, Spec, check_names, declares_knobs, knob
-from labkit.wiring import above
 
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,2})?")
 STEP_KNOBS = ("precision", "compile", "channels_last", "fused_optimizer")  # of any training step
@@ -210,68 +209,10 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
     return {name: KNOBS[name].parse(text) for name, text in texts.items()}
 
 
-@dataclass
-class Registered:
-    """An experiment as its file declares it: what it is called, its knobs, and its functions."""
-
-    name: str
-    help: str  # one line: what it measures
-    knobs: dict[str, Knob]
-    module: str
-    measure: Callable[..., None]  # measure(job, bench), in the bench: `job` has the knobs' values
-    draw: Callable[..., Any] | None = None  # draw(measurements, before=None); None: as bars
-
-    def figure(self, draw: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorate the function that draws what came out."""
-        self.draw = draw
-        return draw
-
-
-EXPERIMENTS: dict[str, Registered] = {}
-
-
 def compiler() -> str | None:
     """Return the path of the C++ compiler that torch.compile uses on a CPU; None without one."""
     names = ("cl",) if sys.platform == "win32" else (os.environ.get("CXX", "g++"), "g++", "clang++")
     return next(filter(None, map(shutil.which, names)), None)
-
-
-def experiment(help: str, **knobs: Any) -> Callable:
-    """Register the decorated function `name(job, bench)` as the experiment `name`.
-
-    `knobs` are declared with `knob`; the `figure` of what is returned decorates how it is drawn.
-    """
-
-    def register(measure: Callable[..., None]) -> Registered:
-        name = measure.__name__
-        declared = {k: Knob(name=k, default=f.default, **f.metadata) for k, f in knobs.items()}
-        EXPERIMENTS[name] = Registered(name, help, declared, measure.__module__, measure)
-        return EXPERIMENTS[name]
-
-    return register
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """What to measure: an experiment and its knobs. Raises ValueError on what is not allowed."""
-
-    name: str
-    params: Mapping[str, Any] = field(default_factory=dict)
-    device: str = "auto"  # as the knob of a Pipeline
-
-    def __post_init__(self):
-        every = above("experiments")  # imports their files, which fills the table
-        check_names([self.name], every, "experiment")
-        KNOBS["device"].check(self.device)
-        knobs = every[self.name].knobs
-        check_names(self.params, knobs, f"knob of {self.name}:")
-        values = {n: k.check(self.params.get(n, k.default)) for n, k in knobs.items()}
-        object.__setattr__(self, "params", values)
-
-    def to_spec(self) -> dict[str, Any]:
-        """Return what the log's first event says of it."""
-        where = {"pipeline": {"device": self.device}, "module": EXPERIMENTS[self.name].module}
-        return {"experiment": self.name, "params": dict(self.params), **where}
 
 
 TIMED = ("ms", "iqr_ms", "noisy", "tflops", "gib_s", "error")  # columns that the bench adds

@@ -4,7 +4,6 @@ Run by test_on_standin.py in a process of its own: it keeps the stand-in for goo
 of the real training loop, on the smallest or the largest card.
 """
 
-import functools
 import time
 from types import SimpleNamespace
 
@@ -12,12 +11,11 @@ import numpy as np
 import pytest
 import standin_gpu
 import torch
-from kept_bench import Kept, measured
 from standin_run import run_on
 
 import labkit as lk
 from labkit import Pipeline
-from labkit.bench import flops, machine, model_size, their_loop, workbench
+from labkit.bench import flops, machine, measure, model_size, their_loop
 from labkit.bench import resolve_config as resolving
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch, plain_job
@@ -25,7 +23,6 @@ from labkit.bench.rank import Communication, rank_timeline
 from labkit.bench.timeline import DeviceTimeline
 from labkit.course import faultset
 from labkit.course.task import all_tasks
-from labkit.experiments import device
 from labkit.process.events import EventLog, recover
 from labkit.results.record import Tail
 
@@ -299,87 +296,6 @@ def test_a_depth_is_found_once_for_a_card(cards, tmp_path, monkeypatch):
     assert plain_job(DEVICE, precision="bf16", batch_size=256).depth == first
 
 
-SIZED = ("matrix_rates", "matrix_sizes", "matrix_slices", "matrix_products", "precision_matmul",
-         "roofline", "eager_chain", "bandwidth", "copies", "batch_path")  # fmt: skip
-FEWER = {"copies": {"mib": 8, "pieces": [1]}, "batch_path": {"mib": 1}}  # quicker, and enough
-IN_REACH = 0.95  # of 20 launches: a size is chosen by a rougher timing than it then gets
-
-
-@functools.cache
-def sized(card):
-    """Return {experiment: its points, and what it skipped}."""
-    return {experiment: size(card, experiment) for experiment in SIZED}
-
-
-def size(card, experiment):
-    with (
-        standin_gpu.installed(standin_gpu.CARDS[card], numbers=False) as gpu,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        bench = Kept(DEVICE)
-        patch.setattr(workbench, "FILL_S", 1e-3)
-        patch.setattr(device, "relative_error", lambda *_: 0.0)  # without numbers
-        measured(experiment, bench, **FEWER.get(experiment, {}))
-        assert bench.longest_s <= workbench.LONGEST_S
-        assert gpu.peak[0] < gpu.cards[0].memory_gib * 2**30 / 2
-        return SimpleNamespace(
-            launch_s=bench.launch_s,
-            points=[about for event, about in bench.events if event == "measurement"],
-            skipped={x["what"]: x["why"] for event, x in bench.events if event == "skipped"},
-        )
-
-
-def points(found, of=None, **case):
-    return [
-        point for point in found.points
-        if point["seconds"] and of in (None, point["of"]) and case.items() <= point["case"].items()
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("card", ["T4", "H200"])
-def test_experiments_are_large_enough_to_be_no_launches_and_never_slow(card):
-    found = sized(card)
-    rates, matmul, copied = found["matrix_rates"], found["precision_matmul"], found["copies"]
-    single = [
-        point
-        for name in ("matrix_rates", "matrix_sizes", "precision_matmul", "roofline", "eager_chain")
-        for point in points(found[name])
-    ]
-    single += points(found["matrix_slices"], "at once") + points(found["batch_path"], "arithmetic")
-    for point in single:
-        each = min(point["seconds"]) / point["case"].get("operations", 1)
-        assert each >= IN_REACH * workbench.LAUNCHES * rates.launch_s, point
-    assert len(single) > 25
-    if "tf32" not in matmul.skipped:
-        tf32, fp32 = (points(matmul, "matmul", precision=name)[0] for name in ("tf32", "fp32"))
-        fast, slow = (points(rates, name)[0] for name in ("tf32", "fp32"))
-        gain = slow["seconds"][0] / fast["seconds"][0]
-        assert fp32["seconds"][0] / tf32["seconds"][0] == pytest.approx(gain, rel=0.1)
-    # what is copied faster than it is launched is left out, with the reason
-    band = found["bandwidth"]
-    assert len(points(band, "copy")) >= 3
-    assert all(point["seconds"][0] >= 2 * band.launch_s for point in points(band, "copy"))
-    assert any("launches" in why for why in band.skipped.values())
-    # points that are mostly launches are marked
-    both = points(found["matrix_slices"]) + points(found["matrix_products"])
-    share = {point["of"]: point["values"]["launch_share"] for point in both}
-    assert share["32 small ones"] > 0.8 and share["one by one"] > 0.9 and share["at once"] < 0.1
-    # pinned memory is copied without waiting
-    held, waits = (
-        points(copied, "the host is held", pinned=True, non_blocking=so)[0]["seconds"]
-        for so in (True, False)
-    )
-    assert max(held) < 0.1 * min(waits)
-
-
-def test_what_a_card_has_no_units_for_gets_a_smaller_product_or_is_skipped_with_the_reason():
-    small, large = (sized(name)["matrix_rates"] for name in ("T4", "H200"))
-    assert points(large, "fp64")[0]["case"]["n"] == 8192 > points(small, "fp64")[0]["case"]["n"]
-    assert points(small, "fp32")[0]["case"]["n"] == points(large, "fp32")[0]["case"]["n"] == 8192
-    assert set(small.skipped) == {"tf32", "bf16"} and not large.skipped
-    assert "7.5" in sized("T4")["precision_matmul"].skipped["bf16"]
-
-
 def test_a_challenge_of_memory_is_one_on_the_card(cards):
     fit = all_tasks()["04-fit"]
     (limit,) = [goal.at_most for goal in fit.goals if "GiB" in goal.what]
@@ -478,11 +394,10 @@ def test_a_doubled_batch_that_does_not_fit_leaves_the_x_ray_its_other_findings(c
     assert seen["fixed_share"] is None and run.xray.kernel_us > 0
 
 
-def test_an_operation_on_the_second_card_is_timed_and_not_only_launched(cards, tmp_path):
+def test_an_operation_on_the_second_card_is_timed_and_not_only_launched(cards):
     gpu, second = cards("T4", "H200", numbers=False), torch.device("cuda", 1)
     machine.use(second)
-    bench = workbench.Workbench(second, EventLog(tmp_path), lambda *_: None)
     a = torch.empty(8192, 8192, device=second)
-    seconds = bench.time(lambda: a @ a, of="product")
+    seconds = measure.Bench(second).time(lambda: a @ a)
     truth = gpu.kernel_us(gpu.cards[1], 2 * 8192**3, 0)
     assert seconds * 1e6 == pytest.approx(truth, rel=0.1)

@@ -332,5 +332,7 @@ def test_a_record_its_path_and_its_method_give_one_verdict_and_what_is_none_is_a
     for bad in ("a.json", "a.jsonl", "missing.json", "missing.jsonl"):
         with pytest.raises(ValueError, match=bad):
             lk.diagnose(tmp_path / bad)
-    with pytest.raises(ValueError, match=r"fusion.jsonl.gz: a record of an experiment"):
-        lk.diagnose(lk.recorded("fusion").path)
+    head = {"event": "spec", "version": 1, "t_ns": 0, "run": "r", "measure": "f", "pipeline": {}}
+    (tmp_path / "f.jsonl").write_text(json.dumps(head) + "\n")
+    with pytest.raises(ValueError, match=r"f.jsonl: a measured function has rows"):
+        lk.diagnose(tmp_path / "f.jsonl")

@@ -17,7 +17,6 @@ import pytest
 import labkit as lk
 from labkit.analysis.diagnosis import SHARED
 from labkit.course import faultset
-from labkit.experiments import EXPERIMENTS, Experiment
 from labkit.process import events as step_log
 from labkit.process.events import EventLog, now_ns
 from labkit.results.launch import launch
@@ -274,16 +273,6 @@ def test_each_format_learns_as_fp32_does(precision, fed):
 def test_a_compiled_run_is_compiled(mode):
     run = finished(FED.but(compile=mode, depth=2))
     assert run.compile_s or run.not_applied["compile"]
-
-
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "exercise"])
-def test_each_experiment_measures_on_the_card(name):
-    if not REAL and name != "precision_matmul":
-        pytest.skip("rehearsed in tests/on_standin.py")
-    measured = launch(Experiment(name, device="cuda")).wait()
-    assert measured.outcome == "finished", measured.error
-    assert measured.machine.kind == "gpu"
-    assert measured.points or measured.skipped, "neither a point, nor why there is none"
 
 
 @real_card

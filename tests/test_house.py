@@ -1,10 +1,7 @@
 """The house: imports point down, never in a circle; the recipes of CONTRIBUTING.md hold."""
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,13 +10,14 @@ import pytest
 import labkit as lk
 from labkit.analysis import rules
 from labkit.analysis.facts import BOTTLENECKS, Evidence, loss
+from labkit.bench.measure import Bench, call
 from labkit.knobs import declares_knobs, knob
 from labkit.show import controls
 from labkit.spec import Pipeline
 
 ROOT = Path(__file__).parents[1]
 LOWEST = ("labkit.knobs", "labkit.quotas", "labkit.spec", "labkit.wiring")
-FLOORS = ("process", "bench", "results", "analysis", "tuner", "show", "experiments", "course")
+FLOORS = ("process", "bench", "results", "analysis", "tuner", "show", "course")
 FILES = sorted((ROOT / "labkit").rglob("*.py"))
 
 
@@ -71,26 +69,12 @@ def recipe(heading):
     return re.search(rf"\*\*{heading}\*\*.*?```python\n(.*?)```", text, re.DOTALL).group(1)
 
 
-@pytest.mark.slow
-def test_an_experiment_is_one_file(tmp_path):
-    head = "from labkit.spec import experiment, knob\n\n"
-    (tmp_path / "vector_sums.py").write_text(head + recipe("An experiment"))
-    code = (
-        "import vector_sums, labkit as lk\n"
-        "done = lk.measure('sums', n=1000)\n"
-        "assert done.one('sum').gb_per_s > 0, done.error\n"
-        "done.plot()\n"
-        "assert 'n' in lk.panel('sums').controls\n"
-        "try: lk.measure('sums', n=1)\n"
-        "except ValueError as error: print(error)\n"
-    )
-    path = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path},
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "n=1 is not allowed: use a whole number from 2 to" in done.stdout
+def test_an_experiment_is_a_function():
+    torch = pytest.importorskip("torch")
+    exec(recipe("An experiment"), names := {"torch": torch})
+    bench = Bench(torch.device("cpu"))
+    assert call(names["sums"], {"n": 1000}, bench, {}) is None
+    assert bench.rows[0]["bytes"] == 4000
 
 
 def test_a_knob_is_one_line():

@@ -486,7 +486,8 @@ def test_a_comparison_of_runs_draws_the_later_one_beside_the_earlier():
     assert any("before" in name for name in names), names
 
 
-def test_diff_refuses_what_is_no_training_run(capsys):
-    files = [str(RECORDS / f"{name}.jsonl.gz") for name in ("workers-2", "fusion")]
-    assert main(["diff", *files]) == 2
+def test_diff_refuses_what_is_no_training_run(capsys, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"event":"spec","version":1,"run":"r","measure":"f","pipeline":{}}\n')
+    assert main(["diff", str(RECORDS / "workers-2.jsonl.gz"), str(rows)]) == 2
     assert "is no training run" in capsys.readouterr().err

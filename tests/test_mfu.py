@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from labkit.experiments import memory
 
 import labkit as lk
 from labkit.bench import flops
 from labkit.bench.loop import Trainer
 from labkit.bench.model_size import plain_job
 from labkit.bench.text import Text
-from labkit.experiments import memory
 from labkit.process.events import EventLog
 from labkit.results.record import Tail
 from labkit.show.live import Follower

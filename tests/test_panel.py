@@ -18,8 +18,7 @@ from labkit.results.event_log import REMEDIES
 from labkit.results.library import play
 from labkit.show import controls
 from labkit.show.controls import Control
-from labkit.show.panels import fastest
-from labkit.spec import EXPERIMENTS, KNOBS, Distributed, Experiment, Pipeline
+from labkit.spec import KNOBS, Distributed, Pipeline
 
 QUICK = Pipeline(dataset="sleep", prep_ms=10, steps=20, seconds=None)
 LONG = QUICK.but(steps=100_000)
@@ -95,31 +94,6 @@ def test_a_panel_starts_from_a_pipeline_and_follows_its_controls():
     assert text == repr(shown) and text.startswith("labkit panel for num_workers, prefetch_fa")
     with pytest.raises(ValueError, match="did you mean 'num_workers'"):
         lk.panel(knobs=["num_worker"])
-
-
-def test_an_experiments_knobs_are_controls_and_a_list_says_which_values():
-    shown = lk.measure_panel("matrix_products", n=[8, 16, 64], count=32)
-    assert list(shown.controls) == ["n"] and shown.asked.params == {"n": 64, "count": 32}
-    shown.controls["n"].value = 8
-    assert shown.asked.params == {"n": 8, "count": 32}
-    assert list(lk.panel("matrix_products").controls) == ["n", "count"]
-    assert lk.panel(Experiment("matrix_products", {"n": 8})).asked.params["n"] == 8
-    for name in EXPERIMENTS:
-        assert lk.panel(name).asked == Experiment(name)
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "why"),
-    [
-        ("nothing", {}, "available"),
-        ("matrix_products", {"size": [1]}, "Unknown knob of matrix_products: size"),
-        ("matrix_products", {"n": []}, "at least one value"),
-        ("matrix_products", {"n": [0]}, "n=0 is not allowed"),
-    ],
-)
-def test_bad_names_and_values_are_refused_before_any_widget(name, values, why):
-    with pytest.raises(ValueError, match=why):
-        lk.measure_panel(name, **values)
 
 
 def test_a_panel_of_ranks_asks_for_what_its_controls_say():
@@ -246,12 +220,6 @@ def test_what_a_panel_shows_can_be_copied_as_code():
         shown.history.texts["PyTorch"]()
 
 
-def test_a_measurement_ends_in_a_sentence_and_a_next_step():
-    said = fastest(lk.recorded("matrix_products"))
-    assert re.search(r"^batched is \d+\.\d\dx faster than one by one\. .*Next: ", said), said
-    assert "x faster" not in fastest(lk.recorded("roofline"))  # other work: no comparison
-
-
 # -- run, follow, stop ---------------------------------------------------------------------------
 
 
@@ -269,7 +237,7 @@ def test_knobs_that_do_not_go_together_are_explained_and_start_nothing():
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("shown", [lk.panel, lambda: lk.panel("fusion")])
+@pytest.mark.parametrize("shown", [lk.panel, lk.ranks_panel])
 def test_outside_a_notebook_run_says_what_to_do_instead(shown):
     shown = shown()
     shown.run_button.click()

@@ -162,7 +162,7 @@ def test_a_script_is_text_that_can_be_saved_and_shown(tmp_path):
     script = lk.script(Pipeline(seed=3, compile="default"), before=Pipeline())
     assert script.save(tmp_path / "lines.py").read_text() == script.text == str(script)
     assert repr(script) + "\n" == script and "<pre" in script._repr_html_()
-    for bad in (3, "train.py", lk.recorded("memory_parts")):
+    for bad in (3, "train.py", lk.recorded()):
         with pytest.raises(ValueError, match="give a Pipeline, or the Run of one"):
             lk.script(bad)
     for knob in ("dataset", "model"):

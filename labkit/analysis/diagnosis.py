@@ -149,7 +149,7 @@ def diagnose(what: Any) -> Diagnosis:
         return what.diagnose()
     if isinstance(what, Measurements):
         raise RecordError(
-            f"{what.path}: a record of an experiment has points and no training steps, so there "
+            f"{what.path}: a measured function has rows and no training steps, so there "
             "is nothing to diagnose: lk.load(path) shows its numbers; diagnose a training run."
         )
     found = _of_run(what)

@@ -340,7 +340,7 @@ def _target(pipeline: Any, changes: dict[str, Any]) -> Any:
 
 def _simulated(known: Measured, target: Any, step: float, draws: int) -> np.ndarray:
     """Return (4, draws): throughput, utilization, busy share of the cores, steps' stretch."""
-    prefetch = target.prefetch_factor or 0
+    prefetch = (target.prefetch_factor or 2) if target.num_workers else 0
     steps = min(target.steps, max(STEPS, 6 * target.stall_every if target.stall_ms else 0))
     warmup = max(3, target.num_workers * prefetch)
     found = known.simulated.setdefault((target, step), [])

@@ -19,7 +19,7 @@ def warm_up() -> None:
     """Import what a run needs, and touch no device; everything else each run does for itself."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()
-    from labkit.bench import work, workbench  # noqa: F401
+    from labkit.bench import measure, work  # noqa: F401
 
     # or the run's first collection would look at all of torch: 0.1 s. `gc.freeze` would spare all
     # of a run's collections that, which training has to bear: the slow script waits 5x as long

@@ -33,14 +33,9 @@ def do(spec: dict, folder: Path, log: EventLog) -> None:
     log.write("machine", **here)
     hold(Path(spec["cache"]), here.get("uuid") or device.type, spec["run"], waiting=log.stage)
     if "measure" in spec:
-        from labkit.bench.measure import perform as measure
+        from labkit.bench.measure import perform  # a tenth of a second
 
-        measure(spec, device, folder, log)
-    elif "experiment" in spec:
-        from labkit.bench.workbench import perform  # a tenth of a second
-
-        gc.enable()
-        perform(spec, device, folder, log, log.stage)
+        perform(spec, device, folder, log)
         log.write("memory", peak_bytes=machine.peak_bytes(device))
     else:
         run_pipeline(spec, device, folder, log)

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from labkit.course.slow_script import stages
-from labkit.experiments import EXPERIMENTS, Experiment
 from labkit.knobs import check_names
 from labkit.results import saving
 from labkit.results.launch import launch
@@ -39,8 +38,8 @@ MOST_TELEMETRY = 400
 # What is shipped, by event, so that what nobody thought of is left out: whole events, and keys of
 # others. Kept out: pids, the card's UUID, paths, tracebacks.
 WHOLE = (
-    "samples begin epoch step items handoff measurement skipped memory telemetry drift compiled "
-    "lost xray xray_trace no_xray done stopped end"
+    "samples begin epoch step items handoff measurement row skipped memory telemetry drift "
+    "compiled lost xray xray_trace no_xray done stopped end"
 )
 KEYS = {
     "spec": "version run utc labkit pipeline experiment params script",
@@ -58,7 +57,7 @@ class Wanted:
 
     name: str
     title: str
-    spec: Any  # a Pipeline, an Experiment, a stage of the slow script
+    spec: Any  # a Pipeline, a stage of the slow script
     needs: tuple[str, ...] = ()  # knobs without which the record would not show what it says
 
 
@@ -117,8 +116,7 @@ def wanted(kind: str | None = None) -> list[Wanted]:
     for number, stage in enumerate(stages()):
         fixed = f"then {stage.fixes[-1]} fixed" if stage.fixes else "nothing fixed"
         found.append(Wanted(f"capstone-{number}", f"the slow script, {fixed}", stage))
-    names = [name for name in EXPERIMENTS if name != "exercise"]
-    return found + [Wanted(name, EXPERIMENTS[name].help, Experiment(name)) for name in names]
+    return found
 
 
 @dataclass(repr=False)
@@ -193,8 +191,6 @@ def _make(each: Wanted, target: Path) -> str | None:
         return f"took longer than {LONGEST_S:.0f} s" if run.outcome == "stopped" else run.error
     if missing := [knob for knob in each.needs if knob in run.not_applied]:
         return run.not_applied[missing[0]]
-    if not getattr(run, "points", True):
-        return "; ".join(run.skipped.values()) or "nothing could be measured"
     return ship(run.path, target, name=each.name, title=each.title)
 
 

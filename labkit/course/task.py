@@ -21,7 +21,7 @@ from typing import Any
 import cloudpickle
 
 from labkit.results.launch import launch
-from labkit.results.measured import Measurements
+from labkit.results.measurements import Measurements
 from labkit.show.measuring import Sent
 from labkit.spec import KNOBS, Distributed, Grid, Pipeline
 

@@ -16,7 +16,7 @@ from labkit.spec import Distributed
 def launch(
     spec: Any, *, fault: str | None = None, after: list[str] | None = None, source: Any = None
 ) -> EventLogResult:
-    """Start a Pipeline, an Experiment or Distributed ranks apart from the kernel; or raise OSError.
+    """Start a Pipeline, a Grid or Distributed ranks apart from the kernel; or raise OSError.
 
     `fault` is planted in the bench (`labkit.bench.process.planted`), `after` a command that the
     supervisor starts when the run is over; `source` (a tuner's Source) feeds the reader's dataset.

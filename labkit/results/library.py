@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import labkit
-from labkit.results.measured import Measurements as Measured
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
 from labkit.results.record import BROKEN, RecordError, event_on, opened, read_record
@@ -37,9 +36,9 @@ def load(path: str | os.PathLike) -> Run | Measurements | Ranks:
 
 def kind_of(spec: dict[str, Any]) -> type[Run] | type[Measurements] | type[Ranks]:
     """Return what reads a log whose first event holds `spec`."""
-    if spec.get("measure"):
-        return Measured
-    return Measurements if spec.get("experiment") else Ranks if spec.get("ranks") else Run
+    if spec.get("measure") or spec.get("experiment"):
+        return Measurements
+    return Ranks if spec.get("ranks") else Run
 
 
 def _head(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
@@ -125,7 +124,7 @@ def _entry(file: Path) -> Entry | None:
         return None
     title, date = str(spec.get("title", ""))[:100], str(spec.get("utc", "unknown"))[:10]
     torch = str(machine["versions"].get("torch", "unknown"))[:20]
-    hardware, experiment = machine["name"][:60], bool(spec.get("experiment"))
+    hardware, experiment = machine["name"][:60], "measure" in spec or "experiment" in spec
     return Entry(name, title, hardware, machine["kind"], date, torch, file, experiment)
 
 

@@ -1,140 +1,87 @@
-"""What an experiment measured: like a Run, with points in place of steps."""
+"""What `lk.measure` measured: the rows of a grid, as a DataFrame."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.process.launcher import Handle
 from labkit.results.event_log import EventLogResult, derived, fact
-from labkit.results.result import noise
-from labkit.spec import EXPERIMENTS, NOISY
+from labkit.spec import NOISY, TIMED
+from labkit.wiring import above
 
-UNITS = (("s", 1), ("ms", 1e3), ("µs", 1e6), ("ns", 1e9))
+if TYPE_CHECKING:
+    import pandas
 
-
-@dataclass(frozen=True)
-class Measurement:
-    """One point: what was done, in which case, and the raw times of one call each (s)."""
-
-    of: str
-    case: dict[str, Any]
-    seconds: np.ndarray  # (repeats,), sorted
-    flops: float | None = None  # of one call, counted
-    bytes: float | None = None  # of one call, counted
-    values: dict[str, Any] = field(default_factory=dict)
-
-    # fmt: off
-    median_s = property(lambda p: float(np.median(p.seconds)) if len(p.seconds) else None,
-                        doc="Median time of a call, s; None where nothing was timed.")
-    spread = property(lambda p: None if len(p.seconds) < 4 else
-                      float(np.diff(np.percentile(p.seconds, [25, 75]))[0] / p.median_s),
-                      doc="IQR over median of the times; None for fewer than four.")
-    noisy = property(lambda p: (p.spread or 0.0) > NOISY, doc="Whether small differences mean "
-                     "nothing: `spread` is too large.")
-    gb_per_s = property(lambda p: p.bytes / p.median_s / 1e9 if p.bytes and p.median_s else None,
-                        doc="Counted bytes over the median time, 10^9 byte/s.")
-    tflop_per_s = property(lambda p: p.flops / p.median_s / 1e12 if p.flops and p.median_s
-                           else None, doc="Counted FLOPs over the median time, 10^12 FLOP/s.")
-    # fmt: on
-
-    def to_dict(self) -> dict[str, Any]:
-        """The point and what follows from it, as JSON types."""
-        names = "of case flops bytes median_s spread noisy gb_per_s tflop_per_s values"
-        return {name: getattr(self, name) for name in names.split()}
-
-    def __repr__(self) -> str:
-        case = ", ".join(f"{name}={value}" for name, value in self.case.items())
-        time = self.median_s or 0.0
-        unit, scale = next((each for each in UNITS if time * each[1] >= 1), UNITS[-1])
-        parts = [
-            f"{self.of}({case})",
-            time and f"{time * scale:.3g} {unit}",
-            self.gb_per_s and f"{self.gb_per_s:.1f} GB/s",
-            self.tflop_per_s and f"{self.tflop_per_s * 1e3:.1f} GFLOP/s",
-            *(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={str(value)[:40]}"
-              for name, value in self.values.items()),
-            self.noisy and noise(self.spread, "times"),
-        ]  # fmt: skip
-        return " ".join(filter(None, parts))
+GIB = 2**30
+DIGITS = 3  # of a number in the table that is shown
 
 
 class Measurements(EventLogResult):
-    """What an experiment measured: its points, in order. Live or recorded, like a Run."""
+    """The rows that `lk.measure` measured. Live or recorded, like a Run."""
 
-    def __init__(self, path: Path, process: Any = None, recorded: bool = False):
+    def __init__(self, path: Path, process: Handle | None = None, recorded: bool = False):
         """Read the log at `path`; the arguments are those of an `EventLogResult`."""
-        self._points: list[Measurement] = []
-        self._skipped: dict[str, str] = {}
+        self._rows: list[dict[str, Any]] = []
         super().__init__(path, process, recorded)
 
     def _take(self, event: dict[str, Any]) -> None:
-        if event["event"] == "measurement":
-            times = np.array([time for time in event["seconds"] if _positive(time)], float)
-            flops, bytes = (_positive(event.get(name)) for name in ("flops", "bytes"))
-            values = event["values"] if isinstance(event.get("values"), dict) else {}
-            point = Measurement(event["of"], event["case"], times, flops, bytes, values)
-            self._points.append(point)
-        elif event["event"] == "skipped":
-            self._skipped[event["what"]] = event["why"]
+        kind = event["event"]
+        if kind == "row":
+            self._rows.append(row_of(event))
+        elif kind == "measurement":  # of a record made before functions were measured
+            values = {"of": event["of"], **event["case"], **(event.get("values") or {})}
+            self._rows.append(row_of({**event, "values": values}))
+        elif kind == "skipped":  # likewise
+            self._rows.append({"of": event["what"], "error": f"skipped: {event['why']}"})
         else:
             super()._take(event)
 
-    points = derived(lambda log: log._points, "What was measured, in order.")
-    skipped = derived(lambda log: log._skipped, "{what was not measured: why}.")
-    name = fact("spec", "experiment", "The experiment's name.")
-    params = fact("spec", "params", "The experiment's parameters.", {})
-
     @property
-    def has_figure(self) -> bool:
-        """Whether there is something to draw: a figure of its own, or times for bars."""
-        own = self.name in EXPERIMENTS and EXPERIMENTS[self.name].draw is not None
-        return not self.error and any(own or point.median_s for point in self.points)
+    def name(self) -> str:
+        """The function's name."""
+        spec = self.event("spec") or {}
+        return spec.get("measure") or spec.get("experiment") or "unknown"
 
-    def where(self, of: str | None = None, **case: Any) -> list[Measurement]:
-        """Return the points of the operation `of` whose case has these values."""
-        found = [point for point in self.points if of in (None, point.of)]
-        return [p for p in found if all(p.case.get(name) == case[name] for name in case)]
+    points = fact("spec", "points", "The arguments of each call, in order.", [])
 
-    def one(self, of: str | None = None, **case: Any) -> Measurement:
-        """Return the one such point; raises LookupError, with the reason, where it is not there."""
-        found = self.where(of, **case)
-        if len(found) != 1:
-            wanted = f"{of or 'point'} {case or ''}".strip()
-            why = self.skipped.get(of or "") or self.error or f"there are {len(found)} of them"
-            raise LookupError(f"{self.name}: no single {wanted}: {why}")
-        return found[0]
+    @derived
+    def rows(self) -> pandas.DataFrame:
+        """The rows as a pandas DataFrame, one for each time that was taken.
 
-    def ratio(self, slow: Measurement, fast: Measurement) -> float:
-        """How many times as long `slow` took as `fast`, by their medians."""
-        return slow.median_s / fast.median_s
+        Columns: the arguments; what the function returned; `ms` (the median of a call), `iqr_ms`
+        (the interquartile range), `noisy` (whether that is above a tenth of the median), `tflops`
+        and `gib_s` where FLOPs and bytes were given, and `error`: why a row has no numbers.
+        """
+        import pandas
 
-    def partner(self, point: Measurement, before: Measurements) -> Measurement | None:
-        """Return the point of `before` of the same case, else of the same place among its kind."""
-        now, then = self.where(point.of), before.where(point.of)
-        same = [old for old in then if old.case == point.case]
-        if not same and len(now) == len(then):
-            same = [then[now.index(point)]]
-        return same[0] if same else None
+        first = list(dict.fromkeys(name for row in self._rows for name in row))
+        wanted = ("ms", "iqr_ms", "noisy", "error")
+        own = [name for name in first if name not in TIMED]
+        added = [name for name in TIMED if name in first or name in wanted]
+        table = pandas.DataFrame(self._rows, columns=own + added)
+        table["error"] = pandas.Series([row["error"] for row in self._rows], dtype=object)
+        return table
+
+    def plot(self, x: str, y: str, by: str | None = None, **drawing: Any) -> Any:
+        """Draw column `y` over column `x`, a line for each value of column `by`; see `lk.plot`."""
+        return above("rows")(self, x, y, by, **drawing)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything measured, as JSON types."""
-        names = ("id", "utc", "recorded", "outcome", "error", "mark", "params", "skipped")
+        names = ("id", "utc", "recorded", "outcome", "error", "mark")
         return {
             **{name: getattr(self, name) for name in names},
-            "experiment": self.name,
+            "measure": self.name,
             "machine": self.machine.to_dict(),
-            "points": [point.to_dict() for point in self.points],
+            "rows": list(self._rows),
         }
 
-    def __iter__(self) -> Iterator[Measurement]:
-        return iter(self.points)
-
     def __len__(self) -> int:
-        return len(self.points)
+        self._now()
+        return len(self._rows)
 
     def _what(self) -> str:
         return self.name
@@ -142,10 +89,64 @@ class Measurements(EventLogResult):
     @derived
     def numbers(self) -> str:
         """How much was measured, in a few words."""
-        noisy = sum(point.noisy for point in self)
-        count = f"{len(self)} point{'' if len(self) == 1 else 's'}"
-        return count + (f"; NOISY: {noisy} of them" if noisy else "")
+        rows = f"{len(self)} row{'' if len(self) == 1 else 's'}"
+        failed = sum(row.get("error") is not None for row in self._rows)
+        doubtful = sum(bool(row.get("noisy")) for row in self._rows)
+        more = [f"{failed} without numbers" * bool(failed), f"{doubtful} noisy" * bool(doubtful)]
+        return ", ".join(filter(None, [rows, *more]))
+
+    @property
+    def head(self) -> str:
+        """The line above the table: what was measured, and on which machine."""
+        mark = f"{self.mark}: " if self.recorded else ""
+        what = f"{mark}{self.name}: {self.numbers}, {self.machine.line}"
+        return what if self.outcome == "finished" else f"{what}\n{self.outcome}: {self.error or ''}"
+
+    def shown(self) -> pandas.DataFrame:
+        """Return the rows as they are printed: three digits, and no column without a value."""
+        table = self.rows.dropna(axis="columns", how="all").drop(columns="iqr_ms", errors="ignore")
+        if "noisy" in table:
+            table["noisy"] = ["noisy" if each is True else "" for each in table["noisy"]]
+        if not any(table.get("noisy", ())):
+            table = table.drop(columns="noisy", errors="ignore")
+        return table.map(short).astype(object).fillna("-")
+
+    def __repr__(self) -> str:
+        if not len(self):
+            return self.head
+        return f"{self.head}\n{self.shown().to_string(index=False)}"
+
+    def _repr_html_(self) -> str:
+        import html
+
+        head = html.escape(self.head).replace("\n", "<br>")
+        return f"<small>{head}</small>{self.shown().to_html(index=False, border=0)}"
 
 
-def _positive(value: Any) -> float | None:  # as times and counts are; a record is anybody's
-    return value if isinstance(value, (int, float)) and 0 < value < float("inf") else None
+def row_of(event: dict[str, Any]) -> dict[str, Any]:
+    """Return one row of the table from its event in a log."""
+    row = dict(event["values"]) if isinstance(event.get("values"), dict) else {}
+    times = [each for each in event.get("seconds") or [] if is_positive(each)]
+    if times:
+        low, middle, high = np.percentile(times, [25, 50, 75])
+        row["ms"] = float(middle * 1e3)
+        row["iqr_ms"] = float((high - low) * 1e3)
+        row["noisy"] = bool(high - low > NOISY * middle)
+        if is_positive(event.get("flops")):
+            row["tflops"] = float(event["flops"] / middle / 1e12)
+        if is_positive(event.get("bytes")):
+            row["gib_s"] = float(event["bytes"] / middle / GIB)
+    row["error"] = event.get("error")
+    return row
+
+
+def is_positive(value: Any) -> bool:
+    """Return whether it is a number above 0 and finite, as times are; a record is anybody's."""
+    return isinstance(value, (int, float)) and 0 < value < float("inf")
+
+
+def short(value: Any) -> Any:
+    """Return a number as it is printed: three digits, or all of them where it is a whole one."""
+    if not isinstance(value, float) or not np.isfinite(value):
+        return value
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{DIGITS}g}"

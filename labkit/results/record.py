@@ -84,7 +84,9 @@ def _processes(value: Any) -> bool:
 # {event: [(a type or a check, the keys that it is for)]}; one with ? may be missing or null
 SHAPES: dict[str, list[tuple[Any, str]]] = {
     "spec": [
-        (_whole, "version"), (str, "run utc? experiment?"), (dict, "pipeline watched? params?"),
+        (_whole, "version"), (str, "run utc? experiment? measure?"),
+        (dict, "pipeline watched? params?"),
+        (_list_of(lambda point: isinstance(point, dict)), "points?"),
         (lambda value: _count(value) and value <= MAX_RANKS, "ranks?"), (bool, "no_sync?"),
         (_dict_of(lambda knobs: isinstance(knobs, dict)), "starve?"), (_dict_of(_count), "place?"),
     ],
@@ -115,6 +117,7 @@ SHAPES: dict[str, list[tuple[Any, str]]] = {
     "beside": [(_processes, "processes")],
     "on_the_card": [(_processes, "processes")],
     "measurement": [(str, "of"), (dict, "case"), (list, "seconds")],
+    "row": [(dict, "values"), (list, "seconds?"), (str, "error?")],
     "skipped": [(str, "what why")],
     "work": [
         (_count, "flops bytes held_bytes parameters samples cache_bytes?"), (str, "precision"),

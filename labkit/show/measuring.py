@@ -16,10 +16,9 @@ import cloudpickle
 
 from labkit.process.interrupts import held, in_notebook
 from labkit.results.launch import launch
-from labkit.results.measured import Measurements
+from labkit.results.measurements import Measurements
 from labkit.show.display import Display, StaticFigure, stage_line
 from labkit.spec import TIMED, Grid
-from labkit.wiring import above
 
 MOST_MIB = 64  # of a function with what it refers to
 PAYLOAD = "function.pkl"
@@ -54,8 +53,6 @@ def measure(
     Raises ValueError on a grid that does not fit the function, or a function that cannot be sent;
     RuntimeError where every row failed.
     """
-    if isinstance(function, str):  # for the notebooks that still name an experiment
-        return above("measure_experiment")(function, device=device, wait=wait, **grid)
     spec, source = Grid(*signature_of(function), listed(grid), device), Sent(function)
     with held():
         started = measure.last = launch(spec, source=source)

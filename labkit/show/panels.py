@@ -1,8 +1,7 @@
-"""`lk.panel`: one panel for a pipeline, an experiment, several ranks, recorded runs or a cost."""
+"""`lk.panel`: one panel for a pipeline, several ranks, recorded runs or a cost."""
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,14 +13,12 @@ from labkit.analysis.cost import cost
 from labkit.knobs import Knob, check_names
 from labkit.results.library import play, recorded
 from labkit.results.machine import machine
-from labkit.results.measurements import Measurement, Measurements
 from labkit.results.run import Run
 from labkit.results.script import script
-from labkit.show.controls import Control, History, expected, has_widget, shown
-from labkit.show.display import StaticFigure, stage_line
-from labkit.show.panel import Kind, Panel, TextBox, changes
-from labkit.spec import EXPERIMENTS, KNOBS, Distributed, Experiment, Pipeline, automatic
-from labkit.wiring import above
+from labkit.show.controls import Control, History, expected
+from labkit.show.display import StaticFigure
+from labkit.show.panel import Kind, Panel, TextBox
+from labkit.spec import KNOBS, Distributed, Pipeline, automatic
 
 USUAL_KNOBS = ("num_workers", "prefetch_factor", "batch_size", "io_ms")
 SPEEDS = {f"{speed:g}x": speed for speed in (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)}
@@ -39,19 +36,16 @@ def panel(what: Any = None, knobs: Sequence[str] = USUAL_KNOBS, **settings: Any)
     """Return widgets to set something up, run it, watch it and compare it with the run before.
 
     Args:
-        what: A Pipeline (the default one where it is left out), an experiment or its name, a
-            Distributed, the name or names of recorded runs, or a Run, whose cost is shown.
+        what: A Pipeline (the default one where it is left out), a Distributed, the name or names
+            of recorded runs, or a Run, whose cost is shown.
         knobs: Of a pipeline: the names of the knobs to show.
-        **settings: Of a pipeline: changes to it, as in `pipeline.but(...)`. Of an experiment: a
-            knob's value, or the list of values to choose from. Else what `replay_panel` or
-            `cost_panel` takes.
+        **settings: Of a pipeline: changes to it, as in `pipeline.but(...)`. Else what
+            `replay_panel` or `cost_panel` takes.
     """
     if isinstance(what, Run):
         return cost_panel(what, **settings)
     if isinstance(what, Distributed):
         return ranks_panel(what)
-    if isinstance(what, Experiment) or (isinstance(what, str) and what in above("experiments")):
-        return measure_panel(what, **settings)
     if isinstance(what, (str, list, tuple)):
         return replay_panel(*([what] if isinstance(what, str) else what), **settings)
     check_names(knobs, KNOBS)
@@ -77,41 +71,6 @@ def device_of(pipeline: Pipeline) -> tuple[bool, int]:
         return False, 0
     here = machine()
     return here.kind == "gpu", here.cpu_cores or 1
-
-
-def measure_panel(name: str | Experiment, *, device: str = "auto", **params: Any) -> Panel:
-    """Return widgets to set an experiment's knobs, measure, and compare with the last time.
-
-    `lk.measure_panel("matrix_products", n=[16, 32, 64, 128], count=1000)`: a list (of lists, for
-    such a knob) makes a control, which starts at the default where that is among them; anything
-    else is fixed. Without a list every knob gets a control. Raises ValueError on bad names, values.
-    """
-    lists = {knob: values for knob, values in params.items() if isinstance(values, list)}
-    fixed = {knob: value for knob, value in params.items() if knob not in lists}
-    if [] in lists.values():
-        raise ValueError(f"{params}: give at least one value.")
-    base = name if isinstance(name, Experiment) else Experiment(name, fixed, device)
-    Experiment(base.name, {knob: values[0] for knob, values in lists.items()})  # checks them
-    known = EXPERIMENTS[base.name]
-    controls = {
-        name: Control(knob, base.params[name], lists.get(name))
-        for name, knob in known.knobs.items()
-        if (name in lists if lists else name not in fixed and has_widget(knob, base.params[name]))
-    }
-    return Panel(Kind(
-        what=f"of {base.name} for {', '.join(controls) or 'no knob'}",
-        hint=f"{known.help}: set the values and press Run.",
-        terminal="labkit.measure()",
-        controls=controls,
-        asked=lambda values: Experiment(base.name, {**base.params, **values}, base.device),
-        verdict=fastest,
-        against=points_apart,
-        figure=lambda run, old: run.has_figure and StaticFigure.drawn(run.plot(before=old)),
-        measured=lambda run: len(run) > 0,
-        view=LineView(),
-        copies={"labkit": lambda asked, _run: f"lk.measure({asked.name!r}, **{asked.params!r})"},
-        warm=True,
-    ))  # fmt: skip
 
 
 def ranks_panel(pipeline: Pipeline | Distributed | None = None, **knobs: Any) -> Panel:
@@ -192,58 +151,3 @@ def cost_panel(run: Run, *, before: Run | None = None) -> TextBox:
         control.widget.observe(show, "value")
     show()
     return panel
-
-
-class LineView(widgets.HTML):
-    """The progress of an experiment, as a line of text in place of a canvas."""
-
-    def show_before(self, before: Measurements | None) -> None:
-        """Show nothing of it: the figure will."""
-
-    def update(self, run: Measurements) -> None:
-        """Say how far it is, or how it ended."""
-        state = stage_line(run) if run.running else run.outcome
-        self.value = f"<code>{html.escape(state)} · {len(run)} points</code>"
-
-    follow = finish = update
-
-
-def points_apart(
-    run: Measurements, before: Measurements | None, name: str = "the run before"
-) -> list[str]:
-    """Say what was changed since `before`, how each point's time changed, and what is missing."""
-    lines = [f"not measured: {what}: {why}" for what, why in run.skipped.items()]
-    if before is None:
-        return lines
-    apart = []
-    for now in run:
-        old = run.partner(now, before)
-        if old and old.median_s and now.median_s:
-            apart.append(f"{now.of}: {old.median_s * 1e3:.3g} → {now.median_s * 1e3:.3g} ms")
-    said = f"Against {name} ({changes(before.params, run.params)}):"
-    return [said, *apart[:MOST_LINES], *lines]
-
-
-def fastest(run: Measurements) -> str:
-    """Say which point is how much faster than the slowest, how sure that is, and what is next.
-
-    Only of points that did the same work: else the figure tells what came out.
-    """
-    timed = [point for point in run if point.median_s]
-    noisy = sum(point.noisy for point in run)
-    said = f"Measured: {len(run)} points; the figure says what they mean. "
-    work = [{point.flops or point.bytes for point in timed}, {point.bytes for point in timed}]
-    if len(timed) > 1 and any(len(amounts) == 1 and None not in amounts for amounts in work):
-        quick, *_, slow = sorted(timed, key=lambda point: point.median_s)
-        said = f"{_named(quick, timed)} is {run.ratio(slow, quick):.2f}x faster than "
-        said += f"{_named(slow, timed)}. "
-    doubt = f"NOISY: {noisy} of {len(run)} points: small differences mean nothing. " * bool(noisy)
-    again = "measure again" if noisy else "change a value and measure again: what differs is said"
-    return f"{said}{doubt}Next: {again}."
-
-
-def _named(point: Measurement, among: list[Measurement]) -> str:
-    """Name a point by its operation, and by what of its case tells it from the others."""
-    told = {n: v for n, v in point.case.items() if any(p.case.get(n) != v for p in among)}
-    case = ", ".join(f"{name} {shown(value)}" for name, value in told.items())
-    return f"{point.of} ({case})" if case else point.of

@@ -1,0 +1,127 @@
+"""`lk.measure`: a function of one's own on the bench, row by row."""
+
+import json
+import threading
+
+import pytest
+
+import labkit as lk
+from labkit.bench import measure as bench_measure
+from labkit.show import measuring
+
+torch = pytest.importorskip("torch")
+FACTOR = 3  # of this "notebook"
+CPU = torch.device("cpu")
+
+
+def scaled(numbers):
+    return FACTOR * numbers
+
+
+def product(bench, n, dtype="float32"):
+    a = torch.ones(n, n, device=bench.device, dtype=getattr(torch, dtype))
+    bench.time(lambda: scaled(a @ a), flops=2 * n**3, bytes=3 * a.nbytes)
+    return {"corner": scaled(a @ a)[0, 0]}
+
+
+@pytest.mark.slow
+def test_each_point_of_the_grid_is_a_row_and_helpers_come_along():
+    measured = lk.measure(product, n=[8, 16], dtype=["float32", "float64"], device="cpu")
+    rows = measured.rows
+    assert list(rows["n"]) == [8, 8, 16, 16] and list(rows["dtype"])[:2] == ["float32", "float64"]
+    assert list(rows["corner"]) == [24, 24, 48, 48]
+    assert (rows["ms"] > 0).all() and rows["error"].isna().all()
+    first = rows.iloc[0]
+    assert first["tflops"] == pytest.approx(2 * 8**3 / first["ms"] * 1e-9)
+    assert first["gib_s"] == pytest.approx(3 * 8 * 8 * 4 / first["ms"] * 1e3 / 2**30)
+    assert "product: 4 rows" in repr(measured) and "float64" in measured._repr_html_()
+
+
+@pytest.mark.slow
+def test_rows_that_fail_say_why_with_the_line_and_the_next_ones_go_on(tmp_path):
+    def mixed(bench, case):
+        held = globals().setdefault("held", [])  # of the process
+        held.append(case)
+        if case == "needs a card":
+            bench.skip("needs CUDA")
+        if case == "too large":
+            torch.empty(2**50)
+        if case == "wrong":
+            raise KeyError("no such layer")
+        return {"seen": len(held)}
+
+    cases = ["fine", "needs a card", "wrong", "too large", "after"]
+    measured = lk.measure(mixed, case=cases, device="cpu")
+    errors = measured.rows["error"]
+    assert errors[1] == "skipped: needs CUDA" and errors[3] == "out of memory"
+    assert errors[2].endswith('raise KeyError("no such layer"))') and "KeyError" in errors[2]
+    assert list(measured.rows["seen"].dropna()) == [1, 1]  # the last one in a fresh process
+    assert measured.outcome == "finished" and "3 without numbers" in repr(measured)
+    again = lk.load(measured.save(tmp_path / "mixed.jsonl"))
+    assert again.recorded and again.rows.equals(measured.rows)
+    with pytest.raises(RuntimeError, match=r"fails: ZeroDivisionError.*return \{\"x\": 1 / n\}"):
+        lk.measure(fails, n=[0, 0], device="cpu")
+
+
+def fails(bench, n):
+    return {"x": 1 / n}
+
+
+def test_ways_are_timed_in_turn_a_row_each():
+    bench = bench_measure.Bench(CPU)
+    many = torch.ones(50_000)
+    found = bench.compare(all=lambda: many.sum(), part=lambda: many[:10].sum(), flops=1)
+    assert found["all"] > found["part"]
+    assert [row["values"]["way"] for row in bench.rows] == ["all", "part"]
+    assert len({len(row["seconds"]) for row in bench.rows}) == 1
+
+
+@pytest.mark.parametrize(
+    ("grid", "why"),
+    [
+        ({}, "product takes n too"),
+        ({"n": []}, "no value"),
+        ({"n": 8, "size": 4}, "Unknown argument of product: size"),
+        ({"n": 8, "device": "gpu"}, "device='gpu'"),
+    ],
+)
+def test_a_grid_that_does_not_fit_is_refused_before_anything_starts(grid, why, monkeypatch):
+    monkeypatch.setattr(measuring, "launch", None)
+    with pytest.raises(ValueError, match=why):
+        lk.measure(product, **grid)
+
+
+def test_what_cannot_be_sent_is_named():
+    lock = threading.Lock()
+
+    def uses_it(bench):
+        with lock:
+            return {}
+
+    with pytest.raises(ValueError, match="lock, which uses_it uses, cannot be sent"):
+        lk.measure(uses_it)
+    for wrong in ("roofline", 3, lambda: None):
+        with pytest.raises(ValueError, match="function|argument"):
+            lk.measure(wrong)
+
+
+@pytest.mark.parametrize(
+    ("returned", "why"), [(3, "return a dict"), ({"ms": 1}, "a column of the bench's own")]
+)
+def test_what_a_function_may_return_is_said(returned, why):
+    error = bench_measure.call(lambda bench: returned, {}, bench_measure.Bench(CPU), {})
+    assert why in error
+
+
+def test_a_record_of_an_experiment_of_version_1_still_loads(tmp_path):
+    events = [
+        {"event": "spec", "version": 1, "run": "r", "experiment": "roofline", "pipeline": {}},
+        {"event": "measurement", "of": "copy", "case": {"n": 2}, "seconds": [0.5], "bytes": 2**30},
+        {"event": "skipped", "what": "bf16", "why": "needs a card"},
+        {"event": "done"},
+    ]
+    path = tmp_path / "old.jsonl"
+    path.write_text("".join(json.dumps(event | {"t_ns": 1}) + "\n" for event in events))
+    rows = lk.load(path).rows
+    assert list(rows["of"]) == ["copy", "bf16"] and rows["gib_s"][0] == 2
+    assert rows["error"][1] == "skipped: needs a card"
