@@ -328,6 +328,8 @@ def draw_lines(axes: Axes, series: list[Series], x: str, y: str, log: str | None
         plain_numbers(axes.xaxis)
         if doubling:
             axes.set_xticks(places[:: math.ceil(len(places) / MOST_TICKS)])
+    elif len(places) > 1 and np.diff(places).min() > np.ptp(places) / MOST_TICKS:
+        axes.set_xticks(places)
     elif all(place.is_integer() for place in places):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if "y" in (log or "") and has_positive(series):
