@@ -253,6 +253,8 @@ def test_a_guess_is_written_down_before_and_scored_after(monkeypatch):
     assert os.listdir() == [score.FILE_NAME]
     assert "1.10" in repr(bet) and "0.60" in repr(bet) and "3 of 3" in bet._repr_html_()
     assert lk.score().guess_points == 3 and "3 of 3 points" in repr(lk.score())
+    theirs = repr(lk.guess("an A40", 1.1).settle(1.05, published=True))
+    assert "published" in theirs and "measured" not in theirs
 
 
 def test_a_late_guess_is_shown_and_a_skipped_one_is_neither_stored_nor_scored():

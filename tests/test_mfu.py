@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from labkit.experiments import memory
 
 import labkit as lk
 from labkit.bench import flops
@@ -78,18 +77,6 @@ def test_the_bytes_of_an_mlp_are_those_of_the_formula(tmp_path):
     numbers = 3 * job.image_px**2 + 2 * 64 + 10  # image, hidden layers, the loss's log-softmax
     kept = job.batch_size * (4 * numbers + 8) + 4  # labels; the number of them, for the mean
     assert work["bytes"] == pytest.approx(3 * weights + 7 * weights / 4 + 2 * kept, rel=0.01)
-
-
-@pytest.mark.parametrize("model", ["mlp", "cnn", "transformer"])
-def test_what_is_held_is_what_the_memory_experiment_predicts(model, tmp_path):
-    job = plain_job(CPU, model=model, width=64, depth=2)  # not what this machine is fast enough for
-    trainer = Trainer(job, CPU)
-    counts = vars(job) | {
-        "classes": 10, "parameters": sum(p.numel() for p in trainer.model.parameters()),
-        "parameter_tensors": 0, "buffer_bytes": 0,
-    }  # fmt: skip
-    held = work_of(tmp_path, trainer)["held_bytes"]
-    assert held == pytest.approx(memory.predict(counts).total, rel=0.01)
 
 
 def with_work(name, folder, mfu=None, **changes):

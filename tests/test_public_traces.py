@@ -11,7 +11,7 @@ import threading
 import pytest
 
 import labkit as lk
-from labkit.analysis import published
+from labkit.analysis import public_traces
 from labkit.analysis.diagnosis import diagnose
 from labkit.analysis.trace import trace
 from labkit.analysis.trace_file import TraceError
@@ -42,9 +42,9 @@ def site(tmp_path, monkeypatch):
     handler = functools.partial(Quiet, directory=str(tmp_path / "site"))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    monkeypatch.setattr(published, "SITE", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(public_traces, "SITE", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setattr(shipped, "DATA", data)
-    monkeypatch.setattr(published, "home", lambda: tmp_path / "cache")
+    monkeypatch.setattr(public_traces, "home", lambda: tmp_path / "cache")
     monkeypatch.delenv("LABKIT_TRACES", raising=False)
     yield server, served
     server.shutdown()
@@ -78,7 +78,7 @@ def test_a_tampered_or_endless_file_is_refused_and_nothing_is_kept(site, tmp_pat
     served.write_bytes(served.read_bytes().replace(b"gemm", b"evil"))
     with pytest.raises(TraceError, match="not the file that was published.*LABKIT_TRACES"):
         lk.public_trace("small")
-    monkeypatch.setattr(published, "MAX_BYTES", 10)  # it is not read to its end
+    monkeypatch.setattr(public_traces, "MAX_BYTES", 10)  # it is not read to its end
     with pytest.raises(TraceError):
         lk.public_trace("small")
     assert kept(tmp_path) == []
@@ -114,7 +114,7 @@ def test_an_answer_that_is_not_the_file_ends_in_the_published_numbers(
             self.request.sendall(answer)
 
     with socketserver.TCPServer(("127.0.0.1", 0), Broken) as server:
-        monkeypatch.setattr(published, "SITE", f"http://127.0.0.1:{server.server_address[1]}")
+        monkeypatch.setattr(public_traces, "SITE", f"http://127.0.0.1:{server.server_address[1]}")
         threading.Thread(target=server.handle_request, daemon=True).start()
         found = lk.public_trace("small")
     assert says in found.missing and "\n" not in found.missing
@@ -130,7 +130,7 @@ def test_what_was_verified_is_what_is_parsed(site, tmp_path, monkeypatch):
         path.write_text("{}")
         return trace(*arguments)
 
-    monkeypatch.setattr(published, "trace", swapped)
+    monkeypatch.setattr(public_traces, "trace", swapped)
     assert lk.public_trace("small") == first
 
 

@@ -1,4 +1,4 @@
-"""Other people's numbers: complete, true to their source, and never mixed with one's own."""
+"""Other people's numbers, each with its card and source; the glossary; cards and views."""
 
 import json
 import re
@@ -7,113 +7,52 @@ import pytest
 
 import labkit as lk
 from labkit.analysis.datasheets import CARDS
+from labkit.analysis.knee import fit
+from labkit.results.published import FOLDER
 from labkit.results.shipped import DATA
 
-NAMES = [entry.name for entry in lk.published()]
+TABLES = lk.published()
 
 
-def texts(figure):
-    legends = [axes.get_legend() for axes in figure.axes if axes.get_legend()]
-    found = [*figure.texts, *(text for legend in legends for text in legend.get_texts())]
-    return " | ".join(text.get_text() for text in found)
+@pytest.mark.parametrize("name", TABLES["name"])
+def test_every_published_row_has_a_card_and_a_source_at_a_commit(name):
+    table = lk.published(name)
+    assert len(table) == TABLES.set_index("name").loc[name, "rows"]
+    assert table["card"].str.len().gt(0).all()
+    assert (
+        table["source"]
+        .str.fullmatch(r"https://github.com/[^/]+/[^/]+/(blob|tree)/\w{7,40}/.+")
+        .all()
+    )
+    assert table.notna().all(axis=None)
+    assert all(table.attrs[key] for key in ("what", "how", "date", "licence"))
 
 
-FIELDS = "title hardware measured repository commit path licence date"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_dataset_says_who_measured_what_on_which_hardware(name):
-    found = lk.published(name)
-    assert all(getattr(found, field) for field in FIELDS.split())
-    assert found.source.startswith("https://github.com/") and found.commit in found.source
-    assert "PUBLISHED: measured by others" in repr(found) and found.licence in repr(found)
-    said = texts(found.plot())
-    assert f"PUBLISHED: {found.hardware}" in said and found.commit[:7] in said
-    assert "measured here" not in said and "RECORDED" not in said
-    assert name in repr(lk.published())
+def test_every_file_is_listed_and_an_unknown_name_is_answered_with_those_there_are():
+    assert {path.stem for path in FOLDER.glob("*.csv")} == set(TABLES["name"])
+    with pytest.raises(ValueError, match="'zeus'; available: matmul, remote-reads, batch-power"):
+        lk.published("zeus")
 
 
 def test_the_numbers_are_those_of_their_sources():
-    [small] = lk.published("batch-power").where(
-        card="V100", model="shufflenetv2", optimizer="adam", batch=8, limit_w=250
-    )
-    assert (round(small["epoch_s"]), round(small["power_w"])) == (225, 39)
-    limits = {row["limit_w"]: row["joules"] for row in lk.published("power-limits").rows}
-    assert (round(limits[300]), round(limits[175])) == (6225, 4867) and len(limits) == 9
-    [big] = lk.published("inference").where(card="V100", precision="AMP", batch=256)
-    assert (big["img_per_s"], big["latency_ms"]) == (3382, 84.14)
-    assert [row["tok_per_s"] for row in lk.published("llm-ladder").rows][-2:] == [142156, 419259]
+    power = lk.published("batch-power")
+    case = "card == 'V100' and model == 'shufflenetv2' and optimizer == 'adam'"
+    [small] = power.query(f"{case} and batch == 8 and limit_w == 250").itertuples()
+    assert (round(small.epoch_s), round(small.power_w)) == (225, 39)
+    joules = lk.published("power-limits").set_index("limit_w")["joules"]
+    assert (round(joules[300]), round(joules[175])) == (6225, 4867) and len(joules) == 9
+    inference = lk.published("inference")
+    [big] = inference.query("card == 'V100' and precision == 'AMP' and batch == 256").itertuples()
+    assert (big.img_per_s, big.ms) == (3382, 84.14)
+    assert list(lk.published("llm-ladder")["tok_per_s"])[-2:] == [142156, 419259]
 
 
 @pytest.mark.parametrize(
-    ("name", "case", "within"),
-    [
-        ("inference", {"card": "V100", "precision": "FP32"}, 0.21),
-        ("inference", {"card": "T4", "precision": "AMP"}, 0.31),
-        ("batch-power", {"card": "A40"}, 0.33),
-        ("batch-power", {"card": "V100", "model": "resnet50"}, 0.08),
-    ],
+    ("card", "precision", "within"), [("V100", "FP32", 0.21), ("T4", "AMP", 0.31)]
 )
-def test_a_fixed_part_and_a_part_per_sample_describe_real_cards(name, case, within):
-    knee = lk.published(name).knee(**case)
-    assert 0 < knee.misfit < within
-    assert knee.source.startswith("PUBLISHED") and "PUBLISHED" in repr(knee)
-    assert "PUBLISHED" in texts(knee.plot())
-
-
-def runs(*names):
-    return [lk.recorded(name) for name in names]
-
-
-def ladder():
-    found = lk.Ladder()
-    for run in runs("capstone-0", "capstone-1"):
-        found.add(run.path.stem, run)
-    return found
-
-
-BESIDE = {  # what may stand beside, and a text that it brings
-    "matmul": (lambda: lk.recorded("roofline"), "GFLOP/s"),
-    "remote-reads": (lambda: runs("textbook-0", "workers-2"), ""),
-    "inference": (lambda: runs("batch-1", "batch-16", "batch-64"), ""),
-    "compile": (lambda: runs("compile-off", "compile-default"), "x"),
-    "llm-ladder": (ladder, "x"),
-}
-
-
-@pytest.mark.parametrize("name", BESIDE)
-def test_own_points_stand_beside_in_another_mark(name):
-    give, text = BESIDE[name]
-    own = give()
-    figure = lk.published(name).plot(beside=own)
-    assert "RECORDED: Intel" in texts(figure) and "measured here" not in texts(figure)
-    lines = [line for axes in figure.axes for line in axes.lines if len(line.get_xdata())]
-    assert {"D", "s"} <= {line.get_marker() for line in lines}
-    assert not text or any(text in t.get_text() for axes in figure.axes for t in axes.texts)
-    if isinstance(own, list):
-        for run in own:
-            run.recorded = False
-        assert "measured here: Intel" in texts(lk.published(name).plot(beside=own))
-
-
-def test_what_cannot_stand_beside_is_refused_with_what_to_give():
-    run = lk.recorded("workers-2")
-    for name, says in (
-        ("mixed-precision", r"give lk.sweep\(pipeline, precision="),
-        ("matmul", "give what lk.measure"),
-        ("power-limits", "nothing that is measured here compares"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            lk.published(name).plot(beside=run)
-    power = lk.published("batch-power")
-    with pytest.raises(ValueError, match=r"No row with card='V200'; there are \['V100'"):
-        power.plot(card="V200")
-    with pytest.raises(ValueError, match="Unknown column 'gpu'"):
-        power.where(gpu="V100")
-    with pytest.raises(ValueError, match="Unknown measurements 'zeus'; available: matmul"):
-        lk.published("zeus")
-    with pytest.raises(ValueError, match="several times for a batch"):
-        power.knee()
+def test_a_fixed_part_and_a_part_per_sample_describe_real_cards(card, precision, within):
+    rows = lk.published("inference").query("card == @card and precision == @precision")
+    assert 0 < fit(list(rows["batch"]), list(rows["ms"])).misfit < within
 
 
 # -- the glossary ---------------------------------------------------------------------------------

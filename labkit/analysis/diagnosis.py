@@ -19,7 +19,7 @@ from labkit.analysis.efficiency import with_low_mfu
 from labkit.analysis.facts import BOTTLENECKS, Evidence, Facts, Finding, of_trace, of_traces
 from labkit.analysis.instruments import Witness, deciding
 from labkit.analysis.prediction import WORTH, predict
-from labkit.analysis.published import PublicTrace
+from labkit.analysis.public_traces import PublicTrace
 from labkit.analysis.remedies import typed
 from labkit.analysis.trace import Breakdown, trace
 from labkit.analysis.trace_file import RankTraces

@@ -149,13 +149,23 @@ class Guess(Result):
     predicted: float | None = None
     late: bool = False  # the run was there before the guess
     refused: str = ""  # why what was given is no guess
+    published: bool = False  # others measured it
 
-    def settle(self, measured: Any, *, of: str = "utilization", predicted: Any = None) -> Guess:
+    def settle(
+        self,
+        measured: Any,
+        *,
+        of: str = "utilization",
+        predicted: Any = None,
+        published: bool = False,
+    ) -> Guess:
         """Compare the guess with what was measured, and with what the kit `predicted`.
 
         Both are a number or a choice, or a Run or Prediction whose attribute `of` is taken. A run
-        that was started before the guess was made is shown but not scored.
+        that was started before the guess was made is shown but not scored. `published` says that
+        others measured it, not this machine.
         """
+        self.published = published
         if isinstance(measured, Run):
             self.late = bool(measured.utc) and measured.utc < self.made  # both UTC, to the second
             measured = getattr(measured, of)
@@ -184,7 +194,7 @@ class Guess(Result):
         late = "none: the run was there before the guess" if self.late else None
         rows = {
             "your guess": "none yet" if self.value is None else self.value,
-            "measured": self.measured,
+            "published" if self.published else "measured": self.measured,
             "ratio": self.measured / self.value if numbers and self.value else None,
             "labkit said": self.predicted,
             "points": late if self.points is None else f"{self.points} of 3",

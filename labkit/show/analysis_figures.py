@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from labkit.analysis.instruments import Instruments, Reading, driver_samples, samples
 from labkit.analysis.knee import Knee
 from labkit.analysis.losses import Losses, name_of
-from labkit.analysis.published import PublicTrace
+from labkit.analysis.public_traces import PublicTrace
 from labkit.analysis.trace import Breakdown, TraceComparison
 from labkit.analysis.trace_file import RankTraces
 from labkit.results.run import Run

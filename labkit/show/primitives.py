@@ -22,7 +22,6 @@ from labkit.show.style import BEFORE, CHARACTER_IN, INSIDE, LINES, RC, drawable
 ROW_IN, THIN_IN, MANY = 0.34, 0.25, 10  # a row of bars, and where there are more than MANY
 NAME = 48  # characters of a row's name, at most
 GAP_PT = 5  # between a bar and its text
-HOLLOW = {"marker": "D", "markerfacecolor": "none", "markersize": 6, "linewidth": 1}
 LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue; white ink is a hole on a dark page
 
 
@@ -119,16 +118,14 @@ class Series:
     style: str = "-"
     marker: str = "o"
     before: bool = False
-    hollow: bool = False  # published: measured by others
 
     @property
     def look(self) -> dict[str, Any]:
         """Return how it is drawn, here and in the legend."""
         if self.before:
             return {"color": BEFORE, "linewidth": 1, "marker": self.marker, "markersize": 3}
-        look = {"color": self.colour, "linestyle": self.style or "none", "linewidth": 1.5,
+        return {"color": self.colour, "linestyle": self.style or "none", "linewidth": 1.5,
                 "marker": self.marker, "markersize": 5}  # fmt: skip
-        return look | HOLLOW if self.hollow else look
 
 
 def lines(

@@ -1,0 +1,49 @@
+"""Other people's measurements on real GPUs, as tables: `lk.published()`.
+
+A table is a file of `labkit/data/published/`, with a row for each measurement. Its columns `card`
+and `source` say on what, and where, the number was published; `labkit/data/published.csv` has a row
+for each table. None of it was measured here.
+"""
+
+from __future__ import annotations
+
+import pandas
+
+from labkit.results.shipped import DATA
+
+FOLDER = DATA / "published"
+
+
+def published(name: str | None = None) -> pandas.DataFrame:
+    """Return what others measured, a row for each measurement; without a name, list the tables.
+
+    `.attrs` of a table says what it is, how it was measured, when, and under which licence. Raises
+    ValueError on a name that is not there.
+    """
+    tables = pandas.read_csv(FOLDER.with_suffix(".csv"), index_col="name", keep_default_na=False)
+    if name is None:
+        return listing(tables)
+    if name not in tables.index:
+        available = ", ".join(tables.index)
+        raise ValueError(f"No published measurements {name!r}; available: {available}.")
+    table = read(name)
+    table.attrs = {"name": name, **tables.loc[name]}
+    return table
+
+
+def listing(tables: pandas.DataFrame) -> pandas.DataFrame:
+    """Return name, subject, number of rows and cards of each published table."""
+    each = [(name, read(name)) for name in tables.index]
+    return pandas.DataFrame(
+        {
+            "name": tables.index,
+            "what": list(tables["what"]),
+            "rows": [len(table) for _, table in each],
+            "cards": [", ".join(table["card"].unique()) for _, table in each],
+        }
+    )
+
+
+def read(name: str) -> pandas.DataFrame:
+    """Return one table as it stands in its file."""
+    return pandas.read_csv(FOLDER / f"{name}.csv", keep_default_na=False)

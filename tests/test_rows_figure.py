@@ -1,0 +1,156 @@
+"""`lk.plot`: what is drawn, what is missing, and what stands beside."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas
+import pytest
+
+import labkit as lk
+
+SIZES = [64, 128, 256, 512]
+
+
+def rows_of(dtype, scale=1.0, **columns):
+    times = [scale * n / 64 for n in SIZES]
+    values = {"n": SIZES, "dtype": dtype, "ms": times, "iqr_ms": 0.01, "noisy": False}
+    return pandas.DataFrame({**values, "error": None, **columns})
+
+
+BOTH = pandas.concat([rows_of("float32"), rows_of("bfloat16", 0.5)])
+
+
+def legend_of(figure):
+    [axes] = figure.axes
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def notes_of(figure):
+    return figure.get_supxlabel().splitlines()
+
+
+def named_lines(figure):
+    [axes] = figure.axes
+    return {line.get_label(): line for line in axes.lines if line.get_label()[0] != "_"}
+
+
+def test_a_number_along_the_axis_makes_lines_with_a_colour_for_each_value_of_by():
+    figure = lk.plot(BOTH, "n", "ms", "dtype", title="Products")
+    [axes] = figure.axes
+    lines = named_lines(figure)
+    assert legend_of(figure) == list(lines) == ["float32", "bfloat16"]
+    assert list(lines["bfloat16"].get_ydata()) == [0.5, 1, 2, 4]
+    assert len({line.get_color() for line in lines.values()}) == 2
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("n", "ms")
+    assert axes.get_xscale() == "log" and list(axes.get_xticks()) == SIZES
+    assert axes.get_ylim()[0] == 0
+    assert figure.get_suptitle() == "Products"
+    assert notes_of(figure) == ["error bars: interquartile range"]
+
+
+def test_the_axes_are_logarithmic_on_request_or_where_sizes_double():
+    scales = {}
+    for log in (None, "", "y", "xy"):
+        [axes] = lk.plot(BOTH, "n", "ms", "dtype", log=log).axes
+        scales[log] = (axes.get_xscale(), axes.get_yscale())
+    assert scales[None] == ("log", "linear") and scales[""] == ("linear", "linear")
+    assert scales["y"] == ("linear", "log") and scales["xy"] == ("log", "log")
+    [axes] = lk.plot(rows_of("float32").head(2), "n", "ms").axes
+    assert axes.get_xscale() == "linear" and axes.get_legend() is None
+    with pytest.raises(ValueError, match="log='z' is not allowed"):
+        lk.plot(BOTH, "n", "ms", log="z")
+
+
+def test_a_row_without_a_number_is_a_gap_with_its_reason_below_the_axes():
+    failed = rows_of("float32")
+    failed.loc[2, "error"] = "skipped: needs CUDA"
+    failed.loc[3, ["ms", "error"]] = [np.nan, "out of memory"]
+    figure = lk.plot(pandas.concat([failed, rows_of("bfloat16")]), "n", "ms", "dtype")
+    drawn = named_lines(figure)["float32"].get_ydata()
+    assert list(drawn[:2]) == [1, 2] and np.isnan(drawn[2:]).all()
+    assert notes_of(figure)[:2] == [
+        "float32: skipped: needs CUDA at 256",
+        "float32: out of memory at 512",
+    ]
+    nothing = lk.plot(failed.assign(ms=np.nan), "n", "ms")
+    assert notes_of(nothing)[0] == "no ms at 64, 128"
+
+
+def test_noisy_points_are_hollow_and_the_legend_says_so():
+    figure = lk.plot(rows_of("float32", noisy=[False, True, False, False]), "n", "ms")
+    hollow = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white"]
+    assert [list(line.get_xdata()) for line in hollow] == [[128]]
+    assert legend_of(figure) == ["hollow: noisy, spread above 10% of the median"]
+
+
+def test_published_rows_beside_are_dashed_and_named_by_card_and_source():
+    measured = SimpleNamespace(
+        rows=rows_of("FP32").rename(columns={"n": "batch", "dtype": "precision"}),
+        machine=SimpleNamespace(name="EPYC"),
+        mark=None,
+    )
+    published = lk.published("inference").query("card == 'V100'")
+    lines = named_lines(lk.plot(measured, "batch", "ms", "precision", beside=published))
+    theirs = "V100, FP32, published by NVIDIA/DeepLearningExamples"
+    assert list(lines)[:2] == ["FP32", theirs]
+    assert (lines["FP32"].get_linestyle(), lines[theirs].get_linestyle()) == ("-", "--")
+    assert lines["FP32"].get_color() == lines[theirs].get_color()
+    amp = published.query("precision == 'AMP'")
+    lines = named_lines(lk.plot(measured, "batch", "ms", beside=amp))
+    assert list(lines)[0] == "measured here, EPYC"
+    assert len({line.get_color() for line in lines.values()}) == 2
+
+
+def test_rows_of_another_machine_say_so_alone_and_beside():
+    recorded = SimpleNamespace(rows=BOTH, mark="RECORDED on H100", machine=None)
+    assert notes_of(lk.plot(recorded, "n", "ms", "dtype"))[0] == "RECORDED on H100"
+    figure = lk.plot(BOTH, "n", "ms", "dtype", beside=recorded)
+    assert "bfloat16, RECORDED on H100" in legend_of(figure)
+    limits = lk.plot(lk.published("power-limits"), "limit_w", "joules")
+    assert notes_of(limits) == ["A40: published by ml-energy/zeus"]
+    assert limits.axes[0].get_xlabel() == "limit, W"
+
+
+def test_names_along_the_axis_make_bars_with_their_numbers():
+    mine = pandas.DataFrame({"card": ["EPYC"], "tflops": [0.11]})
+    figure = lk.plot(mine, "card", "tflops", beside=lk.published("matmul"), log="y")
+    [axes] = figure.axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == [
+        "EPYC", "A100 SXM", "H100 SXM", "B200 SXM", "MI300X",
+    ]  # fmt: skip
+    assert axes.get_xlabel() == "TFLOP/s" and axes.get_xscale() == "log"
+    assert legend_of(figure) == ["your rows", "published by stas00/ml-engineering"]
+    assert [text.get_text().strip() for text in axes.texts][::3] == ["0.11", "1,745"]
+
+
+def test_rows_that_differ_in_more_than_x_and_by_are_points_and_a_note_names_the_column():
+    figure = lk.plot(BOTH, "n", "ms")
+    assert figure.axes[0].lines[0].get_linestyle() == "None"
+    assert notes_of(figure)[0] == "several rows for one n: they differ in dtype"
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "by", "says"),
+    [
+        ("m", "ms", None, "No column 'm'; there are: n, dtype, ms, iqr_ms, noisy, error"),
+        ("n", "tflops", None, "No column 'tflops'; there are: n, dtype"),
+        ("n", "ms", "kind", "No column 'kind'"),
+        ("n", "dtype", None, "Column 'dtype' holds no numbers"),
+    ],
+)
+def test_a_column_that_cannot_be_drawn_is_named(x, y, by, says):
+    with pytest.raises(ValueError, match=says):
+        lk.plot(BOTH, x, y, by)
+
+
+def test_nothing_covers_anything():
+    rows = lk.published("batch-power").query("model == 'shufflenetv2' and limit_w == 250")
+    figure = lk.plot(rows, "batch", "power_w", "card", title="Power by batch size")
+    figure.draw_without_rendering()
+    [axes] = figure.axes
+    ticks = [text.get_window_extent() for text in axes.get_xticklabels()]
+    assert all(left.x1 < right.x0 for left, right in zip(ticks, ticks[1:], strict=False))
+    assert axes.get_legend().get_window_extent().y0 >= axes.bbox.y1
+    title, note = (text.get_window_extent() for text in figure.texts)
+    assert title.y0 >= axes.get_legend().get_window_extent().y1 - 1
+    assert note.y1 < axes.xaxis.label.get_window_extent().y0
