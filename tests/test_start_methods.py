@@ -19,8 +19,14 @@ def check(*arguments):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+METHODS = [  # fork is what every other test runs under on Linux
+    pytest.param(name, marks=pytest.mark.nightly if name == "fork" else ())
+    for name in multiprocessing.get_all_start_methods()
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+@pytest.mark.parametrize("method", METHODS)
 def test_a_dataset_of_a_notebooks_cell_is_measured_tuned_improved_and_watched(method):
     check("--start", method, "runs", "tune", "improve", "panel", "watch")
 
