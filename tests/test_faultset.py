@@ -1,6 +1,5 @@
 """The labelled fault set: its shape, a few of its faults for real, and how they are counted."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -109,17 +108,12 @@ def test_a_sync_every_step_waits_as_often_as_it_says_and_evaluates_in_the_traini
 
 @pytest.mark.measures
 @pytest.mark.slow
-def test_a_fault_is_named_for_real_and_an_interrupted_set_goes_on(
-    tmp_path, labkit_command, monkeypatch
-):
+def test_a_fault_is_named_for_real_and_an_interrupted_set_goes_on(tmp_path, monkeypatch):
     keep = tmp_path / "kept.jsonl"
-    only = ("--only", "object building", "--seeds", "1")
-    done = labkit_command("faults", *only, "--keep", keep, "--json")
-    assert done.returncode == 0 and "runs done" in done.stderr, done.stderr
-    score = json.loads(done.stdout)
-    assert {"n", "accuracy", "false_alarms", "unsure", "matrix"} <= set(score) and score["n"] == 1
+    score = run_set(seeds=1, only=["object building"], keep=keep)
+    assert score.n == 1
     # On a machine with neighbours a run may get no verdict, but not a wrong one
-    assert all(wrong["named"] == "unsure" for wrong in score["wrong"]), score
+    assert all(wrong["named"] == "unsure" for wrong in score.to_dict()["wrong"]), score
     lines = keep.read_text()
     keep.write_text(lines + '{"torn')
     monkeypatch.setattr(faultset, "base_here", lambda: CPU)

@@ -467,14 +467,14 @@ def test_lines_of_a_loop_that_a_package_runs_are_the_packages(tmp_path):
     ("before", "after", "code", "slower"),
     [("workers-6", "workers-2", 1, "wait"), ("workers-2", "workers-2", 0, None)],
 )
-def test_diff_fails_where_a_step_got_slower_and_says_which_part(
+def test_trace_fails_where_a_step_got_slower_and_says_which_part(
     before, after, code, slower, capsys
 ):
     files = [str(RECORDS / f"{name}.jsonl.gz") for name in (before, after)]
-    assert main(["diff", "--json", "--fail-if-slower", "5%", *files]) == code
+    assert main(["trace", "--json", "--fail-if-slower", "5%", *files]) == code
     found = json.loads(capsys.readouterr().out)
     assert found["failed"] is bool(code) and (slower is None or slower in found["slower"])
-    assert main(["diff", *files]) == 0
+    assert main(["trace", *files]) == 0
     assert ("slower beyond the noise" in capsys.readouterr().out) is bool(code)
 
 
@@ -486,8 +486,8 @@ def test_a_comparison_of_runs_draws_the_later_one_beside_the_earlier():
     assert any("before" in name for name in names), names
 
 
-def test_diff_refuses_what_is_no_training_run(capsys, tmp_path):
+def test_trace_compares_no_is_no_training_run(capsys, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"event":"spec","version":1,"run":"r","measure":"f","pipeline":{}}\n')
-    assert main(["diff", str(RECORDS / "workers-2.jsonl.gz"), str(rows)]) == 2
+    assert main(["trace", str(RECORDS / "workers-2.jsonl.gz"), str(rows)]) == 2
     assert "is no training run" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """`lk.script`: plain PyTorch that trains as the pipeline does, and the lines of a change."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.__main__ import main
 from labkit.analysis.facts import Facts, Finding
 from labkit.analysis.remedies import remedies, typed
 from labkit.results.script import DATASETS, MODELS, changed_lines, whole_script
@@ -203,15 +201,3 @@ def test_a_watched_run_is_tuned_by_its_loader_and_wrong_names_are_told_the_right
         lk.watch(loader, sped=2)
     with pytest.raises(TypeError, match=r"in lk.watch\(DataLoader\(dataset, batch_size=32\)\): "):
         lk.watch(data)
-
-
-@pytest.mark.slow
-def test_a_terminal_prints_a_script_or_writes_it(tmp_path, capsys):
-    file = tmp_path / "train.py"
-    sizes = [f"--set={name}" for name in ("device=cuda:7", "width=8", "depth=1", "num_workers=3")]
-    assert main(["script", *sizes, f"--out={file}"]) == 0
-    assert capsys.readouterr().out == f"written: {file}\n" and "num_workers=3" in file.read_text()
-    assert main(["script", "--json", *sizes]) == 0
-    assert json.loads(capsys.readouterr().out) == {"script": file.read_text()}
-    assert main(["script", "--set", "device=cuda:7"]) == 2
-    assert "width=None is chosen by timing" in capsys.readouterr().err

@@ -22,7 +22,7 @@ import time
 os.environ.setdefault("LABKIT_HOME", tempfile.mkdtemp(prefix="labkit-watch-cost-"))
 
 import numpy as np
-from labkit.experiments.own_cost import STEP_MS, trainer_of
+from own_cost import STEP_MS, trainer_of
 from paired import median_95
 
 from labkit.bench import watch as recording
