@@ -40,6 +40,7 @@ def play(
     *, steps: int = 60, prep: float = 0.1, copy: float = 0.5, launch: float = 2.0,
     compute: float | Sequence[float] = 10.0, after: float = 0.0, gap: float = 0.0,
     waits: bool = True, sync: bool = False, side_stream: bool = False, queue: int = 1000,
+    in_line: float = 0.0,
 ) -> tuple[list[dict], np.ndarray]:  # fmt: skip
     """Play a loop without loader workers; return its step events, and its kernels (n, 2) in ms.
 
@@ -47,6 +48,7 @@ def play(
     sequence is gone through again and again), `after` a step, and the `gap` between the copy and
     the first event of the compute. The host `waits` for the copy where it is blocking or from
     pageable memory, with `sync` for the end of each step, and while a `queue` of launches is full.
+    While it launches a step it stands `in_line` for a core, in all.
     """
     host, free, copied = 1000.0, 0.0, 0.0
     events: list[dict] = []
@@ -62,7 +64,7 @@ def play(
         for _ in range(KERNELS):
             if len(kernels) >= queue:
                 host = max(host, kernels[-queue][1])
-            host += launch / KERNELS
+            host += (launch + in_line) / KERNELS
             start = max(free, host)
             free = start + lengths[i % len(lengths)] / KERNELS
             kernels.append((start, free))

@@ -66,3 +66,34 @@ def test_a_worker_that_ends_while_it_is_read_is_a_gap_and_not_an_idle_core(monke
     finally:
         worker.kill()
         worker.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the time in line is Linux's schedstat")
+def test_a_thread_that_shares_its_core_stands_in_line():
+    core = min(os.sched_getaffinity(0))
+    spin = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
+    both = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
+    try:
+        time.sleep(0.5)
+        meter = CpuMeter(both[0].pid)
+        assert meter.read()["launch_line"] is None  # nothing to compare with yet
+        time.sleep(0.5)
+        assert 0.2 < meter.read()["launch_line"] <= 1.0
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+
+
+def test_the_threads_that_launch_are_the_first_one_and_autograds(tmp_path):
+    names = {"1": "python", "2": "pt_autograd_0", "3": "pin_memory"}
+    for thread, name in names.items():
+        (tmp_path / thread).mkdir()
+        (tmp_path / thread / "comm").write_text(name)
+    meter = CpuMeter(os.getpid())
+    meter.tasks = tmp_path
+    meter.bench = SimpleNamespace(pid=1)
+    stats = {thread: str(tmp_path / thread / "schedstat") for thread in [*names, "4"]}
+    found = {thread for thread, stat in stats.items() if meter._launches(stat)}
+    assert found == {"1", "2"} and not meter._launches("/proc/9/task/9/schedstat")

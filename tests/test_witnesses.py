@@ -201,3 +201,58 @@ def test_ranks_whose_gpus_look_busy_are_not_called_healthy_either(tmp_path, how,
     found = load(tmp_path, lines).diagnose()
     assert found.bottleneck == bottleneck
     assert (found.findings[0].cause == HIDDEN) == (bottleneck == "unsure")
+
+
+# -- cores that are full: launches come late ------------------------------------------------------
+
+CROWDED = {"cpus": 16, "own_cpu": 0.9, "cpu": 0.95, "gpm": {"sm": 0.85}}
+WORKERS = KNOBS | {"num_workers": 16}
+CALM, LATE = {"launch": 8.0, "waits": False}, {"launch": 8.0, "waits": False, "in_line": 12.0}
+
+
+def test_launchers_that_stand_in_line_for_a_core_are_the_noisy_neighbour(tmp_path):
+    read = samples(seconds=5, launch_line=12 / 20.5, **CROWDED)
+    run, busy = record(tmp_path, telemetry=read, knobs=WORKERS, steps=200, **LATE)
+    found = run.diagnose()
+    first = found.findings[0]
+    assert (first.name, first.cause) == ("launch", "neighbour"), found
+    # of the gaps that look busy some are the ordinary launches'
+    assert 0.5 < first.lost_share < run.utilization - busy + 0.1
+    began = f"began {run.queued_ms:.1f} ms after"
+    for words in ("59% of the time", "14.4 of 16 cores with 16 workers", began):
+        assert words in first.evidence
+    assert "Use fewer workers" in first.advice and "at most 40% of the CPU" in first.advice
+    assert first.lesson[0].startswith("03")
+
+
+def test_others_that_fill_the_cores_are_to_be_stopped(tmp_path):
+    crowded = CROWDED | {"own_cpu": 0.1}
+    read = samples(seconds=5, launch_line=0.5, **crowded)
+    run, _ = record(tmp_path, telemetry=read, knobs=WORKERS, steps=200, **LATE)
+    assert "Stop the other programs" in run.diagnose().advice
+
+
+def test_full_cores_are_no_neighbour_where_the_launches_do_not_wait_or_the_queue_is_full(tmp_path):
+    calm = samples(seconds=5, launch_line=0.01, **CROWDED)
+    ahead = samples(seconds=5, launch_line=0.5, **CROWDED)
+    untold = samples(seconds=5, launch_line=None, **CROWDED)
+    for read, how in ((calm, CALM), (ahead, FED | {"waits": False}), (untold, LATE)):
+        how = {"steps": 200} | how
+        run, _ = record(tmp_path, telemetry=read, knobs=WORKERS, **how)
+        assert "neighbour" not in {f.cause for f in run.diagnose().findings}, how
+
+
+def test_the_time_from_issue_to_start_is_that_of_the_devices_queue(tmp_path):
+    ahead, _ = record(tmp_path, waits=False, **FED)
+    dry, _ = record(tmp_path, waits=False, **LAUNCH_BOUND)
+    on_cpu, _ = record(tmp_path, machine=GPU | {"kind": "cpu", "device": "cpu"}, **FED)
+    assert ahead.queued_ms > 10 * ahead.step_ms and dry.queued_ms < 1 and on_cpu.queued_ms is None
+    assert ahead.to_dict()["queued_ms"] == ahead.queued_ms
+
+
+def test_what_a_gap_lost_to_a_neighbour_is_not_lost_once_more_to_launches(tmp_path):
+    resting = CROWDED | {"gpm": {"sm": 0.2}}
+    read = samples(seconds=5, launch_line=12 / 20.5, **resting)
+    run, _ = record(tmp_path, telemetry=read, knobs=WORKERS, steps=200, **LATE)
+    lost = sum(f.lost_share for f in run.diagnose().findings if f.name == "launch")
+    assert lost <= 0.85

@@ -25,7 +25,7 @@ from labkit.analysis.prediction import (
     workers_from_times,
 )
 from labkit.analysis.remedies import Remedy, remedies
-from labkit.analysis.run_costs import cores_used
+from labkit.analysis.run_costs import cores_used, launchers_in_line
 from labkit.results.result import Result, Table
 from labkit.results.timeline import CLASSES, split_steps
 
@@ -58,6 +58,7 @@ LESSONS = {
     "collate": ("03", "6. A lean `__getitem__`"),
     "transfer": ("03", "7. Pinned memory, and what it costs"),
     "launch": ("07", "3. Hundreds of tiny kernels"),
+    "neighbour": ("03", "1. Workers, on real work"),
     "host": ("02", "8. Which line costs the time?"),
     "memory_bandwidth": ("07", "1. Count the bytes"),
     "precision": ("05", "3. A training step in each format"),
@@ -198,6 +199,9 @@ class Facts:
     foreign_cores: float | None = None  # that programs other than the run used while it trained
     own_cores: float | None = None  # that the run itself used
     in_line: float | None = None  # and that its threads stood in line for
+    launchers_in_line: float | None = None  # time in which what launches kernels had no core
+    ahead: float = 0.0  # time in which a GPU worked on what had been issued in full
+    queued_ms: float | None = None  # from issuing a step's compute to its start on a GPU
     threads: int | None = None  # that torch computes an operator with, on a CPU
     throttled: tuple[float, float | None] | None = None  # time held down by heat, and how far
     growth: tuple[dict[str, Any], ...] = ()  # variables of a watched loop that grew
@@ -249,6 +253,8 @@ class Evidence:
         waits = self.wait.sum() > worth
         stolen = np.nansum(self.compute - np.fmin(self.compute, self.own))
         crowded = run.pipeline.num_workers and kind == "cpu" and stolen > worth
+        launching = launchers_in_line(run) if kind == "gpu" else None
+        crowded = crowded or (launching or 0.0) > limits.WORTH_NAMING["launch"] / 2
         capability = getattr(run.machine, "compute_capability", None)
         self.known = Facts(
             kind=kind,
@@ -257,6 +263,9 @@ class Evidence:
             throttled=throttled(run) if kind == "gpu" else None,
             own_cores=used,
             in_line=in_line,
+            launchers_in_line=launching,
+            ahead=run.busy_at_least or 0.0,
+            queued_ms=run.queued_ms,
             threads=getattr(run.machine, "threads", None) if kind == "cpu" else None,
             growth=tuple(run.growth) if run.watched else (),
             swelling=swelling(run) if run.watched else None,

@@ -36,6 +36,9 @@ AT_ONCE = (
     "fetch a batch at once. Index the tensors with a batch of indices; where dataset[[0, 1]] "
     "works, a BatchSampler as the DataLoader's sampler does so."
 )
+# Of the cores, at the most, while a GPU trains (facebookresearch/spdl f43e287,
+# docs/source/optimization_guide/noisy_neighbour.rst)
+QUIET_CPU = 0.4
 IN_THE_LOOP = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
 PAD_LESS = (
     "Batch sequences of a length together, pad to the longest of a batch, or pack several in a row."
@@ -206,6 +209,19 @@ def less_to_launch(facts: Any) -> str:
         f"Launch fewer and larger kernels: a larger batch, {compiled}, {fused}no .item() in the "
         "step."
     )
+
+
+def quieter(facts: Any) -> tuple[str, list[dict[str, Any]]]:
+    """Return what to do about cores that are full while a GPU waits for launches."""
+    own, others = facts.own_cores or 0.0, facts.foreign_cores or 0.0
+    advice = f"SPDL's authors advise at most {QUIET_CPU:.0%} of the CPU while a GPU trains"
+    if others > own:
+        return f"Stop the other programs, or give this one cores of its own: {advice}.", []
+    now, fewer = facts.knobs.get("num_workers"), facts.workers and facts.workers.num_workers
+    text = f"Use fewer workers, or cheaper items: {advice}."
+    if not now or fewer is None or fewer >= now:
+        return text, []
+    return f"{text} num_workers={fewer} should do.", [{"num_workers": fewer}]
 
 
 def more_per_call(facts: Any) -> str:

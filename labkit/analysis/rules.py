@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from labkit.analysis import remedies
 from labkit.analysis import thresholds as limits
@@ -16,6 +17,7 @@ from labkit.analysis.lines import Line
 from labkit.analysis.loop import costliest_of_loading, in_the_body, synchronises, why_it_waits
 from labkit.analysis.remedies import BF16
 
+NEIGHBOUR = "neighbour"  # what fills the cores, so that launches come late
 # Kernels that only move data; a fused optimizer does in one pass what foreach does in many
 PASSES = re.compile(r"elementwise|multi_tensor_apply(?!.*fused)", re.I)
 # What prepares data, by the name of a Python function, its file or an annotation
@@ -30,11 +32,25 @@ UNALIGNED = re.compile(r"(?:tensorop|wmma|[hs]?16816|[hs]1688|h884).*_align[12]\
 
 def losses(facts: Facts) -> tuple[list[Finding], dict[str, float]]:
     """Return what every rule finds, however small, and each bottleneck's loss: causes add up."""
-    found = [finding for rule in RULES for finding in rule(facts)]
+    found = _each_once([finding for rule in RULES for finding in rule(facts)])
     total: dict[str, float] = {}
     for finding in found:
         total[finding.name] = total.get(finding.name, 0.0) + finding.lost_share
     return found, total
+
+
+def _each_once(found: list[Finding]) -> list[Finding]:
+    """Take what a neighbour makes of the launches' time out of what else tells of launches."""
+    lost = sum(finding.lost_share for finding in found if finding.cause == NEIGHBOUR)
+    others = [f for f in found if f.name == "launch" and f.cause != NEIGHBOUR and f.lost_share > 0]
+    if not lost or not others:
+        return found
+    total = sum(finding.lost_share for finding in others)
+    left = max(total - lost, 0.0) / total
+    return [
+        replace(finding, lost_share=finding.lost_share * left) if finding in others else finding
+        for finding in found
+    ]
 
 
 def rank(facts: Facts) -> tuple[Finding, ...]:
@@ -179,6 +195,28 @@ def tiny_operators(facts: Facts) -> Iterator[Finding]:
         source, changes = facts.looked_at + more, remedies.fewer_launches(facts)
         change = remedies.more_per_call(facts)
         yield loss("launch", cause, lost, seen, source, change, changes=changes)
+
+
+def noisy_neighbour(facts: Facts) -> Iterator[Finding]:
+    """The cores are full, so that the threads that launch a GPU's kernels stand in line for one.
+
+    A device that still has work in its queue does not notice.
+    """
+    if facts.queued_ms is None or not facts.launchers_in_line:
+        return
+    lost = facts.launchers_in_line * (1 - facts.ahead)
+    seen = (
+        f"for {facts.launchers_in_line:.0%} of the time the threads that launch kernels had to "
+        f"wait for a core, and for {1 - facts.ahead:.0%} of it the GPU's queue could run dry"
+    )
+    if facts.own_cores is not None and facts.cores:
+        seen += f"; this run used {facts.own_cores:.1f} of {facts.cores} cores with "
+        seen += f"{facts.knobs.get('num_workers') or 0} workers, "
+        seen += f"other programs {facts.foreign_cores:.1f}"
+    seen += f"; a step's compute began {facts.queued_ms:.1f} ms after it was issued"
+    change, changes = remedies.quieter(facts)
+    source = "time in line, Linux's schedstat"
+    yield loss("launch", NEIGHBOUR, lost, seen, source, change, changes=changes)
 
 
 def gaps_between_kernels(facts: Facts) -> Iterator[Finding]:
@@ -348,6 +386,7 @@ def kept(facts: Facts) -> Finding | None:
 
 RULES = (
     waiting_for_data, cores_taken_by_workers, copies, host_work, not_training, longer_and_longer,
-    too_many_threads, outside_pytorch, collectives, tiny_operators, gaps_between_kernels,
+    too_many_threads, outside_pytorch, collectives, tiny_operators, noisy_neighbour,
+    gaps_between_kernels,
     number_format, memory_traffic, padding,
 )  # fmt: skip

@@ -139,6 +139,15 @@ def cores_used(run: Any) -> tuple[float | None, ...]:
     return used, others, float(np.mean(line)) if line else None
 
 
+def launchers_in_line(run: Any) -> float | None:
+    """Return the share of the time (0 to 1) in which threads that launch kernels had no core."""
+    end = run.length_s
+    moments = run.seconds(np.array([sample["t_ns"] for sample in run.telemetry]))
+    inside = [s for s, at in zip(run.telemetry, moments, strict=True) if 0 < at <= end]
+    shares = [s["launch_line"] for s in inside if s.get("launch_line") is not None]
+    return min(float(np.mean(shares)), 1.0) if shares else None
+
+
 @functools.lru_cache(maxsize=1)  # a slider asks many changes of one run
 def known_of(run: Any, *_of_what_is_there_by_now: Any) -> Measured:
     """Return what `run` tells; the rest only says whether it tells more by now."""

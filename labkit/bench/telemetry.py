@@ -29,6 +29,7 @@ PERIOD_S = 0.2
 THIN_AFTER_S = 3_600.0  # a run of days must not fill the disk
 MOST_OUTSIDE = 14_400  # samples from outside that are kept: an hour of them, then every other one
 SAMPLE_S, LOOK_S = 0.25, 0.04  # outside: between samples; between looks at processes' states
+AUTOGRAD = "pt_autograd"  # torch's name of the threads that launch a device's backward pass
 WORKER = "pt_data_worker"  # the name that torch gives its loader workers (Linux)
 SPAWNED = "multiprocessing"  # in the command line of a worker that was spawned or forkserved
 NAMED_EVERY = 25  # samples between two looks at what else uses the cores: 5 s
@@ -64,13 +65,18 @@ class CpuMeter:
         self.workers: dict[str, psutil.Process] = {}
         self.spent_s: dict[int, float] = {}  # CPU time of each of the run's processes so far
         self.waited: dict[str, int] = {}  # ns that each of their threads stood in line for a core
+        self.names: dict[str, str] = {}  # of the bench's threads
         self.read_at = time.monotonic()
         self.cores = quotas.cpu_cores().of  # what the shares are of
         psutil.cpu_percent()
 
     def read(self) -> dict[str, Any]:
-        """Return {cpu, own_cpu, line_cpu: shares of all cores used and waited for; rss_gib}."""
-        own = rss = line = None  # where one of them has just ended
+        """Return {cpu, own_cpu, line_cpu: shares of all cores used and waited for; rss_gib}.
+
+        `launch_line` is the share of the time in which a thread that launches kernels stood in
+        line for a core.
+        """
+        own = rss = line = launch_line = None  # where one of them has just ended
         count = self.cores
         with contextlib.suppress(psutil.Error):
             family = self._family()
@@ -81,11 +87,25 @@ class CpuMeter:
             own = round(used / max(1e-9, (now - self.read_at) * count), 3)
             waited = {thread: ns for p in family for thread, ns in _in_line_ns(p.pid)}
             if waited and self.waited:
-                more = sum(ns - self.waited.get(thread, ns) for thread, ns in waited.items())
-                line = round(more / 1e9 / max(1e-9, (now - self.read_at) * count), 3)
+                more = {thread: ns - self.waited.get(thread, ns) for thread, ns in waited.items()}
+                elapsed_ns = 1e9 * max(1e-9, now - self.read_at)
+                line = round(sum(more.values()) / elapsed_ns / count, 3)
+                launching = sum(ns for thread, ns in more.items() if self._launches(thread))
+                launch_line = round(launching / elapsed_ns, 3)
             self.spent_s, self.read_at, self.waited = spent, now, waited
         return {"cpu": psutil.cpu_percent() / 100, "own_cpu": own, "cpus": count, "rss_gib": rss,
-                "line_cpu": line}  # fmt: skip
+                "line_cpu": line, "launch_line": launch_line}  # fmt: skip
+
+    def _launches(self, thread: str) -> bool:
+        """Whether a thread (its `schedstat`) is the bench's first, or autograd's for a device."""
+        place = Path(thread).parent
+        if self.tasks not in place.parents:
+            return False
+        if thread not in self.names:
+            self.names[thread] = ""
+            with contextlib.suppress(OSError):  # it has just ended
+                self.names[thread] = (place / "comm").read_text()
+        return place.name == str(self.bench.pid) or self.names[thread].startswith(AUTOGRAD)
 
     def _family(self) -> list:
         """Return the bench and its workers; psutil would look at every process: milliseconds."""

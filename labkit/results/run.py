@@ -27,7 +27,7 @@ NUMBERS = (
     "throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "other_ms", "spread", "noisy",
     "no_events", "compile_s", "startup_s", "peak_memory_gib", "energy_j", "mfu", "mbu",
     "not_applied", "busy_at_least", "utilization_is_upper_bound", "tokens_per_s",
-    "real_tokens_per_s", "padding",
+    "real_tokens_per_s", "padding", "queued_ms",
 )  # fmt: skip
 
 
@@ -230,6 +230,20 @@ class Run(EventLogResult):
         start, end = self.stamps[self.warmup :, 4:6].T
         queued = end - np.clip(self.issued[self.warmup :], start, end)
         return float(queued.sum() / self._wall)
+
+    @derived
+    def queued_ms(self) -> float | None:
+        """Mean time from the host's issuing a step's compute to its start on the device, ms.
+
+        Long where the host is ahead of its device, and where something delays a launch. None where
+        the device's own times are not known, as on a CPU and of a watched loop.
+        """
+        measured = slice(self.warmup, self.steps)
+        started, issued = (
+            self._series["step"].numbers(name, measured) for name in ("busy_start", "copied")
+        )
+        known = len(issued) and self.machine.kind == "gpu" and not np.isnan(started).any()
+        return float((started - issued).mean() / 1e6) if known else None
 
     @derived
     def utilization_is_upper_bound(self) -> bool:
