@@ -1,5 +1,6 @@
 """The live view's data: what the canvas is sent, at what cost, and what stands in for it."""
 
+import html
 import io
 import json
 import linecache
@@ -7,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -255,3 +257,69 @@ def test_the_canvas_and_the_figure_that_replaces_it_have_one_text(trained):
 def test_the_live_view_needs_no_torch():
     code = "import labkit.show.live, labkit.show.panels, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# -- where no widgets show: an old ipywidgets, a front end without their manager -----------------
+
+
+@pytest.fixture
+def colab(monkeypatch):
+    """Stand in for a notebook on Colab, with this ipywidgets; its manager may not start."""
+
+    def manager(error):
+        if error:
+            raise error
+
+    def set_up(version, error=None):
+        shown = []
+        output = SimpleNamespace(enable_custom_widget_manager=lambda: manager(error))
+        monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace(output=output))
+        monkeypatch.setattr("ipywidgets.__version__", version)
+        monkeypatch.setattr(display, "in_notebook", lambda: True)
+
+        class Handle:
+            update = shown.append
+
+        def show(what, display_id=None, raw=False):
+            shown.append(what)
+            return Handle if display_id else None
+
+        monkeypatch.setattr("IPython.display.display", show)
+        monkeypatch.setattr("labkit.show.panel.display", show)
+        return shown
+
+    return set_up
+
+
+@pytest.mark.parametrize(
+    ("version", "error", "why"),
+    [
+        ("7.7.1", None, "ipywidgets 7.7.1 is loaded, labkit needs 8: restart the session"),
+        ("8.1.5", RuntimeError("no bridge"), "manager of widgets does not start (no bridge)"),
+    ],
+)
+def test_without_widgets_a_sentence_says_why_and_the_picture_comes_all_the_same(
+    version, error, why, colab
+):
+    shown = colab(version, error)
+    run = recorded("workers-6")
+    follows = RunDisplay()
+    follows.update(run)
+    follows.finish(run)
+    sentence, empty, *_, picture = shown
+    assert why in html.unescape(sentence.data) and empty.data == ""
+    assert picture.png.startswith(b"\x89PNG") and not follows.shown.live
+
+
+def test_without_widgets_a_panel_is_a_text_that_says_why_and_what_does_the_same(colab):
+    shown = colab("7.7.1")
+    panel = labkit.panel()
+    panel._ipython_display_()
+    [text] = [each["text/plain"] for each in shown]
+    assert "No widgets here: ipywidgets 7.7.1" in text and "labkit.run() leaves a picture" in text
+
+
+def test_on_colab_with_widgets_the_live_view_is_shown(colab):
+    shown = colab("8.1.5")
+    follows = RunDisplay()
+    assert shown == [follows.view] and follows.shown.live

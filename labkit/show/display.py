@@ -18,13 +18,23 @@ PERIOD_S = 0.2  # between two looks of a person's eye
 FIGURE_TEXT = "<labkit figure>"  # the same for every figure: nbval compares texts
 FIGURE_PX = {False: 660, True: 720}  # height of a run's figure, at 900 wide; with one before it
 RANKS_PX, SWEEP_PX = 460, 500  # heights of their figures, as a rule
+LEAST_IPYWIDGETS = 8
 SHARPNESS = 1.5  # pixels of a stored figure per CSS pixel: sharp enough, and small in the notebook
 
 
-def allow_widgets() -> None:
-    """Let Colab show widgets from packages; nothing to do elsewhere."""
+def why_no_widgets() -> str | None:
+    """Let Colab show widgets from packages; say why ours do not show here, None where they may."""
+    import ipywidgets
+
+    version = ipywidgets.__version__
+    if int(version.partition(".")[0]) < LEAST_IPYWIDGETS:
+        return f"ipywidgets {version} is loaded, labkit needs {LEAST_IPYWIDGETS}: restart the session"
     if "google.colab" in sys.modules:
-        sys.modules["google.colab"].output.enable_custom_widget_manager()
+        try:
+            sys.modules["google.colab"].output.enable_custom_widget_manager()
+        except Exception as error:  # whatever Colab's own code raises
+            return f"Colab's manager of widgets does not start ({error})"
+    return None
 
 
 class Display:
@@ -35,10 +45,14 @@ class Display:
 
     def __init__(self, first: Any = None):
         self.text, self.shown_at, self.handle = "", 0.0, None
+        self.live = False  # whether `first` is shown
         if in_notebook():
             from IPython.display import HTML, display
 
-            allow_widgets()
+            self.live = first is not None
+            if self.live and (why := why_no_widgets()):
+                self.live, first = False, None
+                display(HTML(f"No live view, a picture at the end: {html.escape(why)}."))
             self.handle = display(HTML("") if first is None else first, display_id=True)
 
     @property

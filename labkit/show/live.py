@@ -262,7 +262,7 @@ class RunDisplay:
 
     def next(self, title: str) -> None:
         """Say what the next of several runs is; the one before stays as a line, or faintly."""
-        if self.shown.handle is not None:
+        if self.shown.live:
             self.view.show_before(self.view.run)
         elif self.run is not None:
             self.shown.final(self.view.title + display.closing_line(self.run))
@@ -271,7 +271,7 @@ class RunDisplay:
     def update(self, running: Run | Ranks) -> None:
         """Show what has been done by now."""
         self.run = running
-        if self.shown.handle is not None:
+        if self.shown.live:
             self.view.follow(running)
         elif self.shown.due:
             self.view.update(running)

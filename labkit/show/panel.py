@@ -23,14 +23,14 @@ from labkit.results.event_log import POLL_S
 from labkit.results.launch import launch
 from labkit.results.run import Run
 from labkit.show.controls import Control, Ghost, History, in_words, shown
-from labkit.show.display import StaticFigure, allow_widgets
+from labkit.show.display import StaticFigure, why_no_widgets
 from labkit.show.live import LiveView
 from labkit.show.run_header import busy_of
 
 SETTLE_S = 0.1  # a press of Run may overtake a control's last change: wait for what is on its way
 GRID = "repeat(auto-fill, minmax(min(170px, 100%), 1fr))"
-# Under the panel, hidden by live.css: seen only where the panel's kernel is gone
-WITHOUT_KERNEL = "<div class='labkit-fallback'>A panel needs its kernel: run this cell again.</div>"
+# Under the panel, hidden by live.css: seen only where its kernel is gone, or no widgets are shown
+FALLBACK = "<div class='labkit-fallback'>A panel needs its kernel: run this cell again. {}</div>"
 
 
 def run_verdict(run: Run) -> str:
@@ -85,15 +85,16 @@ class TextBox(widgets.VBox):
     """Widgets in a column; `text` stands for them where no widgets are shown."""
 
     def __init__(self, text: str, children: list[widgets.Widget]):
-        allow_widgets()
-        self.text = text
+        self.missing = why_no_widgets()
+        self.text = f"{text} No widgets here: {self.missing}." if self.missing else text
         super().__init__(children, layout=Layout(max_width="900px", overflow="hidden"))
 
     def __repr__(self) -> str:
         return self.text
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        return super()._repr_mimebundle_(**kwargs) | {"text/plain": self.text}
+        shown = {} if self.missing else super()._repr_mimebundle_(**kwargs)
+        return shown | {"text/plain": self.text}
 
 
 class Panel(TextBox):
@@ -125,7 +126,8 @@ class Panel(TextBox):
         buttons = widgets.HBox([self.run_button, self.stop_button])
         ghost = [self.ghost] if kind.predict else []
         said = [self.verdict, self.comparison, self.history, self.figure]
-        text = f"labkit panel {kind.what}: run this cell in Jupyter to use it."
+        self.instead = f"Where no widgets show, {kind.terminal} leaves a picture and a table."
+        text = f"labkit panel {kind.what}: run this cell in Jupyter to use it. {self.instead}"
         super().__init__(text, [knobs, buttons, *ghost, self.view, *said])
         self.add_class("labkit-panel")
         for control in self.controls.values():
@@ -326,6 +328,8 @@ class Panel(TextBox):
 
     def _ipython_display_(self) -> None:
         display(self._repr_mimebundle_(), raw=True)
-        display({"text/html": WITHOUT_KERNEL, "text/plain": ""}, raw=True)
+        if self.missing is None:
+            fallback = FALLBACK.format(self.instead)
+            display({"text/html": fallback, "text/plain": ""}, raw=True)
         if self.kind.warm:  # the first press of Run is then as quick as the others
             threading.Thread(target=launcher.stand_by, daemon=True).start()
