@@ -27,6 +27,7 @@ from labkit.bench.their_loop import Growth, padding_of
 from labkit.show import watching
 
 SLOW = pytest.mark.slow
+posix_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 RECORDS = Path(lk.__file__).parent / "records" / "Intel-Xeon-Processor"
 
 
@@ -359,6 +360,7 @@ def watch_script(tmp_path, text, *arguments, options=("--json",), **how):
 
 
 @SLOW
+@posix_signals
 def test_a_script_is_watched_from_inside_and_is_what_it_is_without(tmp_path):
     done = watch_script(tmp_path, SCRIPT, "--epochs", "1", input="typed")
     found = json.loads(done.stdout)
@@ -374,6 +376,7 @@ def test_a_script_is_watched_from_inside_and_is_what_it_is_without(tmp_path):
 
 
 @SLOW
+@posix_signals
 def test_a_traceback_an_abrupt_end_and_a_loop_without_a_loader(tmp_path):
     plain = "import torch\nnet = torch.nn.Linear(8, 8)\no = torch.optim.SGD(net.parameters(), 1.)\n"
     loop = "for _ in range(60):\n    net(torch.randn(4, 8)).sum().backward(); o.step()\n"

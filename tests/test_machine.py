@@ -1,6 +1,7 @@
 """What is said of a machine: its cards, those that torch cannot use, and their data sheets."""
 
 import os
+import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -365,6 +366,7 @@ def test_what_others_do_on_cores_that_a_run_may_not_use_takes_nothing_from_it():
     assert cores_used(run)[:2] == (1.0, 63.0)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="stands in for lscpu with a shell script")
 def test_an_arms_name_is_the_one_that_the_system_knows(tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
     monkeypatch.setattr(bench_machine, "CPU_INFO", tmp_path / "cpuinfo")

@@ -32,6 +32,7 @@ from labkit.show.script import watch_script
 from labkit.show.watching import watch
 
 ROOT = Path(__file__).parents[1]
+posix_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 
 
 class Noise(Dataset):
@@ -464,6 +465,7 @@ def test_a_watched_script_keeps_its_input_output_and_exit_code():
 
 
 @pytest.mark.slow
+@posix_signals
 def test_with_json_the_verdict_is_the_only_thing_on_stdout_and_a_signal_is_told_as_by_a_shell():
     code = "import os, time; print(1, flush=True); time.sleep(1); os.kill(os.getpid(), 9)"
     done = python(*COMMAND, "--json", "--", sys.executable, "-c", code)
@@ -473,7 +475,8 @@ def test_with_json_the_verdict_is_the_only_thing_on_stdout_and_a_signal_is_told_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", [os.kill, os.killpg])
+@posix_signals
+@pytest.mark.parametrize("to", ["kill", "killpg"])
 def test_an_interrupt_reaches_the_script_once_and_an_ignored_hangup_never(to):
     code = (
         "import signal, time\nsignal.signal(signal.SIGHUP, signal.getsignal(signal.SIGHUP))\n"
@@ -493,7 +496,7 @@ def test_an_interrupt_reaches_the_script_once_and_an_ignored_hangup_never(to):
         signal.signal(signal.SIGHUP, hangup)
     assert child.stdout.readline() == "up\n"
     os.kill(child.pid, signal.SIGHUP)
-    to(child.pid, signal.SIGINT)
+    getattr(os, to)(child.pid, signal.SIGINT)
     assert child.wait(60) == 4
     assert "labkit watch: bottleneck" in child.stderr.read()
 

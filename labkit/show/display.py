@@ -26,9 +26,9 @@ def why_no_widgets() -> str | None:
     """Let Colab show widgets from packages; say why ours do not show here, None where they may."""
     import ipywidgets
 
-    version = ipywidgets.__version__
-    if int(version.partition(".")[0]) < LEAST_IPYWIDGETS:
-        return f"ipywidgets {version} is loaded, labkit needs {LEAST_IPYWIDGETS}: restart the session"
+    version, least = ipywidgets.__version__, LEAST_IPYWIDGETS
+    if int(version.partition(".")[0]) < least:
+        return f"ipywidgets {version} is loaded, labkit needs {least}: restart the session"
     if "google.colab" in sys.modules:
         try:
             sys.modules["google.colab"].output.enable_custom_widget_manager()

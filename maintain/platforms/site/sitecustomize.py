@@ -4,6 +4,7 @@ LABKIT_START_METHOD: multiprocessing's. LABKIT_WITHOUT_POSIX=1: without the name
 (those that multiprocessing and torch use on this system stay, and /proc does).
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -26,6 +27,9 @@ def take_away_posix():
     import multiprocessing.resource_tracker  # noqa: F401
 
     import psutil
+
+    with contextlib.suppress(ImportError):  # IPython's, which uses other means on Windows
+        import ptyprocess  # noqa: F401
 
     kill = signal.SIGKILL
     subprocess.Popen.kill = lambda process: process.send_signal(kill)
