@@ -4,13 +4,18 @@ Spawn is the way of macOS and Windows, forkserver that of Python 3.14 on Linux.
 """
 
 import multiprocessing
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-CHECK = Path(__file__).parents[1] / "maintain" / "platforms" / "check.py"
+ROOT = Path(__file__).parents[1]
+CHECK = ROOT / "maintain" / "platforms" / "check.py"
+IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
 
 def check(*arguments):
@@ -38,3 +43,21 @@ def test_runs_measure_stop_and_leave_nobody_without_the_names_that_windows_lacks
 
 def test_processes_that_append_to_one_log_lose_no_line_even_where_appending_is_two_calls():
     check("--without-posix", "append")
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.skipif(not IS_ROOT or not shutil.which("setpriv"), reason="takes another user's id")
+def test_a_user_id_without_a_name_or_a_home_measures_on_one_core():
+    script = CHECK.with_name("nobody.sh")
+    command = ["bash", script, "machine", "runs", "kill"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300,
+                          env=os.environ | {"PYTHON": sys.executable})  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_the_workflow_runs_is_here_and_every_job_has_ten_minutes():
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    scripts = set(re.findall(r"maintain/platforms/[\w.]+", text))
+    assert len(scripts) == 2 and all((ROOT / script).exists() for script in scripts)
+    assert re.findall(r"timeout-minutes: (\d+)", text) == ["10", "10"]

@@ -51,7 +51,7 @@ def take_away_posix():
         for name in names.split():
             if hasattr(module, name):
                 delattr(module, name)
-    sys.modules["fcntl"] = sys.modules["resource"] = None
+    sys.modules["fcntl"] = sys.modules["resource"] = sys.modules["pwd"] = None
 
 
 def append_in_two_calls():
