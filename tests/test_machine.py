@@ -15,7 +15,7 @@ from labkit import quotas
 from labkit.analysis.card_formats import tensor_formats
 from labkit.analysis.datasheets import card
 from labkit.analysis.facts import cores_used
-from labkit.bench import formats, timeline
+from labkit.bench import formats, telemetry, timeline
 from labkit.bench import machine as bench_machine
 from labkit.results.event_log import with_remedy
 from labkit.results.machine import Machine, training_arguments
@@ -185,6 +185,32 @@ def test_amds_numbers_are_not_read_as_nvidias(monkeypatch):
     assert training_arguments(Pipeline(precision="bf16"), here)["bf16"] is True
     assert training_arguments(Pipeline(precision="tf32"), here)["tf32"] is None
     assert tensor_formats(here.name, "9.4") == ()
+
+
+def test_a_jetson_is_named_and_what_its_driver_answers_is_not_asked(
+    torch_built_for, monkeypatch, tmp_path
+):
+    here = tmp_path / "nv_tegra_release"
+    here.write_text("# R36 (release), REVISION: 4.0")
+    monkeypatch.setattr(bench_machine, "TEGRA", here)
+    monkeypatch.setattr(telemetry, "TEGRA", here)
+    torch_built_for(["sm_80", "sm_90"], (8, 7))  # as PyPI's wheel; it has no kernel for an Orin
+    why = bench_machine.unused_gpu()
+    assert "no kernels for its compute capability 8.7" in why and "PyTorch for Jetson" in why
+    torch_built_for(["sm_87"], (8, 7))
+    assert bench_machine.find_device("auto") == torch.device("cuda", 0)
+    monkeypatch.setattr(pynvml, "nvmlInit", Mock(side_effect=AssertionError("asked")))
+    properties = SimpleNamespace(
+        name="Orin", uuid="1", total_memory=2**35, multi_processor_count=16, major=8, minor=7
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    described = Machine.from_dict(bench_machine.describe(torch.device("cuda", 0)))
+    assert described.line.startswith("Orin (Jetson, its memory is the CPU's) (GPU)")
+    assert described.driver is None and described.pcie is None
+    with pytest.raises(RuntimeError, match="has little of NVML"):
+        telemetry.GpuMeter("GPU-1", 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert bench_machine.unused_gpu().startswith("The Jetson's GPU cannot be used: ")
 
 
 def test_the_table_and_the_line_say_that_a_card_is_not_used():

@@ -20,6 +20,7 @@ import torch
 
 from labkit import quotas
 from labkit.bench import models
+from labkit.bench.telemetry import TEGRA
 
 # PyTorch's builds by CUDA's major version. A driver runs all builds of the versions it knows: CUDA
 # 12 from driver 525 on, CUDA 13 from 580 on (docs.nvidia.com/deploy/cuda-compatibility).
@@ -30,6 +31,10 @@ TURING, BLACKWELL = (7, 5), (10, 0)
 OLDEST = (5, 0)  # Maxwell: what came before has no build of PyTorch 2
 KNOWN = ("cuda", "mps")  # torch's names of the accelerators that labkit measures on; ROCm's is CUDA
 INSTALL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
+FOR_JETSON = (
+    "install NVIDIA's PyTorch for Jetson (docs.nvidia.com/deeplearning/frameworks/"
+    "install-pytorch-jetson-platform)"
+)
 IDLE_MEMORY = 0.05  # of a card's: what a driver and a desktop hold
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # Linux
 CPU_INFO = Path("/proc/cpuinfo")
@@ -78,13 +83,16 @@ def lacks_kernels(index: int) -> str | None:
     card = torch.cuda.get_device_capability(index)
     for kind, major, minor in (match.groups() for match in known if match):
         kernel = (int(major), int(minor))
-        # a binary runs on later cards of its generation, intermediate code (PTX) on all later ones
-        if kernel <= card and (kind == "compute" or kernel[0] == card[0]):
+        # a binary runs on later cards of its generation, intermediate code (PTX) on all later ones;
+        # between a Jetson and other cards no binary does (CUDA's programming guide)
+        as_binary = kernel == card if TEGRA.exists() else kernel[0] == card[0]
+        if kernel <= card and (kind == "compute" or as_binary):
             return None
     name = torch.cuda.get_device_name(index)
     why = f"this torch has no kernels for its compute capability {card[0]}.{card[1]}"
     facts = f"torch {torch.__version__} is built for {', '.join(built)}"
-    return f"{name} cannot be used: {why} ({facts}). Remedy: {build_for(card, _cuda_of_driver())}"
+    remedy = FOR_JETSON if TEGRA.exists() else build_for(card, _cuda_of_driver())
+    return f"{name} cannot be used: {why} ({facts}). Remedy: {remedy}"
 
 
 def build_for(card: tuple[int, int], driver_major: int) -> str:
@@ -140,6 +148,9 @@ def unused_gpu() -> str | None:
     if torch.cuda.is_available():
         lacking = [lacks_kernels(index) for index in range(torch.cuda.device_count())]
         return lacking[0] if lacking and all(lacking) else None
+    if TEGRA.exists():
+        why = f"torch {torch.__version__} sees no CUDA device"
+        return f"The Jetson's GPU cannot be used: {why}. Remedy: {FOR_JETSON}"
     try:
         pynvml.nvmlInit()
         card = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -216,6 +227,9 @@ def describe(device: torch.device) -> dict[str, Any]:
         if torch.version.hip:  # AMD's numbers are not NVIDIA's: 9.4 there is not after Ampere
             found["compute_capability"] = None
             found["versions"]["hip"] = torch.version.hip
+        if TEGRA.exists():
+            found["name"] = f"{card.name} (Jetson, its memory is the CPU's)"
+            return found
         with contextlib.suppress(pynvml.NVMLError):  # what only the driver tells
             pynvml.nvmlInit()
             found["driver"] = pynvml.nvmlSystemGetDriverVersion()

@@ -29,6 +29,7 @@ PERIOD_S = 0.2
 THIN_AFTER_S = 3_600.0  # a run of days must not fill the disk
 MOST_OUTSIDE = 14_400  # samples from outside that are kept: an hour of them, then every other one
 SAMPLE_S, LOOK_S = 0.25, 0.04  # outside: between samples; between looks at processes' states
+TEGRA = Path("/etc/nv_tegra_release")  # of a Jetson, whose driver has little of NVML
 AUTOGRAD = "pt_autograd"  # torch's name of the threads that launch a device's backward pass
 WORKER = "pt_data_worker"  # the name that torch gives its loader workers (Linux)
 SPAWNED = "multiprocessing"  # in the command line of a worker that was spawned or forkserved
@@ -171,6 +172,8 @@ class GpuMeter:
     def __init__(self, uuid: str, own_pid: int):
         """Open the card by UUID (NVML's order is not CUDA's); raises NVMLError where it cannot."""
         self.own_pid = own_pid
+        if TEGRA.exists():  # what it answers all the same need not be true
+            raise RuntimeError("a Jetson's driver has little of NVML: see tegrastats")
         pynvml.nvmlInit()
         self.card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         self.seen_us = 0  # the driver's stamp of the last utilization sample read
