@@ -33,6 +33,9 @@ from labkit.spec import Pipeline
 KEY = "hf_planted-for-this-test"
 
 
+posix_files = pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions and user ids")
+
+
 def mode(path):
     return stat.S_IMODE(os.lstat(path).st_mode)
 
@@ -61,6 +64,7 @@ def shared_tmp(tmp_path, monkeypatch):
     folders._writable.cache_clear()
 
 
+@posix_files
 def test_the_temporary_home_is_the_users_alone_and_is_found_again(shared_tmp):
     place = folders.home()
     assert place == shared_tmp / "labkit-reader" and mode(place) == 0o700
@@ -68,6 +72,7 @@ def test_the_temporary_home_is_the_users_alone_and_is_found_again(shared_tmp):
     assert folders.home() == place
 
 
+@posix_files
 @pytest.mark.parametrize("made", ["for all to write", "a link", "a file", "another user's"])
 def test_a_temporary_home_that_another_user_made_first_is_not_used(made, shared_tmp, monkeypatch):
     squatted = shared_tmp / "labkit-reader"
@@ -88,6 +93,7 @@ def test_a_temporary_home_that_another_user_made_first_is_not_used(made, shared_
     assert mode(place) == 0o700
 
 
+@posix_files
 @pytest.mark.parametrize("error", [KeyError("uid not found: 54321"), OSError("no username")])
 def test_a_user_id_without_a_name_has_a_home(error, own_home, shared_tmp, monkeypatch):
     monkeypatch.setattr(getpass, "getuser", Mock(side_effect=error))
@@ -110,6 +116,7 @@ def test_where_the_user_has_no_home_none_is_made_in_the_working_folder(
     assert os.listdir() == [place.name] and place.name.startswith("labkit-")
 
 
+@posix_files
 def test_a_run_has_a_folder_that_only_its_user_reads_with_the_time_in_utc(own_home, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "FAR-14")
@@ -123,6 +130,7 @@ def test_a_run_has_a_folder_that_only_its_user_reads_with_the_time_in_utc(own_ho
     assert mode(folder) == 0o700 and {mode(path) for path in folder.iterdir()} == {0o600}
 
 
+@posix_files
 def test_a_folder_of_sockets_that_another_user_made_is_neither_used_nor_cleared(
     tmp_path, monkeypatch
 ):
@@ -252,6 +260,7 @@ def recorded_run():
     return lk.recorded("workers-0")
 
 
+@posix_files
 @pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
 def test_a_run_that_is_saved_where_it_was_loaded_from_stays_whole(name, recorded_run, tmp_path):
     path = recorded_run.save(tmp_path / name)
@@ -283,6 +292,7 @@ def test_a_record_that_cannot_be_written_leaves_the_earlier_one(
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["run.jsonl"]
 
 
+@posix_files
 def test_what_labkit_did_not_write_is_replaced_only_when_asked_for(recorded_run, tmp_path):
     script = lk.script(Pipeline(num_workers=4), before=Pipeline())
     writes = {
@@ -387,7 +397,7 @@ def test_what_a_write_could_not_store_comes_with_the_next_and_beats_nothing(book
     assert not score.read()["guesses"]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
+@posix_files
 def test_in_a_home_that_users_share_each_may_lock_a_device_and_read_only_their_own_runs(tmp_path):
     home = tmp_path / "home"
     home.mkdir()

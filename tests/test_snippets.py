@@ -4,6 +4,7 @@ A user's script is a namespace here; each line is executed in it, as a paste wou
 """
 
 import dataclasses
+import multiprocessing
 
 import pytest
 
@@ -19,6 +20,9 @@ from labkit.tuner.job import TuningJob, code_around
 from labkit.tuner.tuning import Setting, Trial
 
 torch = pytest.importorskip("torch")
+forks = pytest.mark.skipif(
+    multiprocessing.get_start_method() != "fork", reason="workers started anew lack the script"
+)
 SCRIPT = """
 import torch
 from torch.utils.data import (
@@ -115,6 +119,7 @@ def described(loader):
     }
 
 
+@forks
 @pytest.mark.parametrize("made", LOADERS)
 def test_what_a_watched_loop_is_told_to_type_keeps_every_argument_that_does_not_change(
     made, tmp_path
@@ -178,6 +183,7 @@ def test_no_line_is_printed_that_would_drop_an_argument_or_name_what_is_not_ther
     assert LoopCode().lines({"prefetch_to_device": True}) == ""
 
 
+@forks
 def test_a_loader_that_fetches_a_batch_at_once_gives_the_same_batches_in_the_same_order():
     for made in LOADERS:
         names = user_script(made)
@@ -242,6 +248,7 @@ def tuned(what, **more):
     return tuning
 
 
+@forks
 def test_a_dataset_that_is_tuned_gets_a_loader_that_shuffles_as_the_bench_does():
     names = user_script("None")
     code = in_script(names, "around(data, collate_fn=pad_together)", around=code_around)
