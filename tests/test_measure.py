@@ -3,10 +3,12 @@
 import json
 import threading
 
+import cloudpickle
 import pytest
 
 import labkit as lk
 from labkit.bench import measure as bench_measure
+from labkit.process.events import EventLog
 from labkit.show import measuring
 
 torch = pytest.importorskip("torch")
@@ -65,6 +67,32 @@ def test_rows_that_fail_say_why_with_the_line_and_the_next_ones_go_on(tmp_path):
 
 def fails(bench, n):
     return {"x": 1 / n}
+
+
+@pytest.mark.parametrize(
+    ("says", "row"),
+    [
+        ("CUDA error: device-side assert triggered", "RuntimeError: CUDA error: device-side"),
+        ("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "out of memory"),
+        ("no such layer", "RuntimeError: no such layer"),
+    ],
+)
+def test_a_card_that_failed_or_is_full_is_left_to_a_fresh_process(says, row, tmp_path, monkeypatch):
+    def broken(bench, n):
+        raise RuntimeError(says)
+
+    replaced = []
+    monkeypatch.setattr(bench_measure.os, "execv", lambda *_: replaced.append(True))
+    (tmp_path / "f.pkl").write_bytes(cloudpickle.dumps(broken))
+    source = {"payload": "f.pkl", "path": [], "code": {"broken": []}}
+    order = {"points": [{"n": 1}, {"n": 2}], "source": source}
+    log = EventLog(tmp_path)
+    bench_measure.perform(order, CPU, tmp_path, log)
+    log.close()
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    errors = [event["error"] for event in map(json.loads, lines) if event["event"] == "row"]
+    assert len(errors) == 2 and all(error.startswith(row) for error in errors)
+    assert len(replaced) == (0 if "layer" in says else 1)  # no process follows the last row
 
 
 def test_ways_are_timed_in_turn_a_row_each():

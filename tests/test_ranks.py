@@ -136,6 +136,19 @@ def test_two_ranks_use_cards_where_each_has_its_own(monkeypatch, count, kind):
     assert device_kind("cpu", 2) == ("cpu", None)  # as asked
 
 
+def test_a_card_without_kernels_is_no_ranks(monkeypatch):
+    from labkit.bench import machine as bench_machine
+    from labkit.bench import torchrun_launcher
+    from labkit.bench.rank import card_of
+
+    monkeypatch.setattr(bench_machine, "usable_cards", lambda: [1, 2])
+    assert [card_of(rank).index for rank in (0, 1)] == [1, 2]
+    monkeypatch.setattr(bench_machine, "card_uuid", "GPU-{}".format)
+    told = []
+    exec(torchrun_launcher.CARDS.format(2), {"print": lambda *names: told.extend(names)})
+    assert told == ["GPU-1", "GPU-2"]
+
+
 def test_ranks_on_the_cpu_are_compared_with_one_process_on_the_cpu(tmp_path):
     ranks = record(tmp_path)
 

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import pickle
+import re
 import statistics
 import sys
 import time
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from torch.utils.benchmark import Timer
 
-from labkit.bench import machine
+from labkit.bench import machine, model_size
 from labkit.process.events import EventLog
 from labkit.spec import NOISY, TIMED, quick_run
 
@@ -37,7 +38,8 @@ QUICK_ROUNDS = 3
 MOST_KEPT = 200  # times kept of one row
 MOST_TEXT = 300  # characters of an error
 OUT_OF_MEMORY = "out of memory"
-SAYS_SO = (OUT_OF_MEMORY, "can't allocate memory", "not enough memory")
+# Of a card that has failed in mid-kernel: whatever this process asks of it from then on fails too
+CARD_FAILED = re.compile(r"\b(CUDA|HIP) error")
 
 Work = Callable[[], object]
 
@@ -175,8 +177,8 @@ def noisy(times: list[float]) -> bool:
 def perform(order: dict, device: torch.device, folder: Path, log: EventLog) -> None:
     """Call the reader's function for each point of the grid, and write its rows as they come.
 
-    Where one runs out of memory, this process replaces itself by a fresh one, which goes on with
-    the next: nothing of what was allocated is left.
+    Where one runs out of memory, or its card fails, this process replaces itself by a fresh one,
+    which goes on with the next: nothing of what was allocated, or broken, is left.
     """
     payload = folder / order["source"]["payload"]
     sys.path += [place for place in order["source"]["path"] if place not in sys.path]
@@ -186,17 +188,22 @@ def perform(order: dict, device: torch.device, folder: Path, log: EventLog) -> N
     gc.enable()
     points = order["points"]
     log.write("begin", warmup=0)
+    if device.type == "cuda":
+        model_size.load(device)  # an idle card's clocks are low, and take longer to rise than a row
     for number in range(first, len(points)):
         log.stage("measuring", number, len(points))
         progress.write_text(str(number + 1))
         torch.manual_seed(0)
+        if device.type == "cuda":  # what a row says of its memory is its own
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
         bench = Bench(device)
         error = call(function, points[number], bench, order["source"]["code"])
-        memory_is_short = error == OUT_OF_MEMORY
+        is_spoilt = error == OUT_OF_MEMORY or CARD_FAILED.search(error or "")
         for row in bench.rows or [{}]:
             values = plain(points[number] | row.get("values", {}) | bench.returned)
             log.write("row", **{**row, "values": values, "error": error})
-        if memory_is_short and number + 1 < len(points) and os.name != "nt":
+        if is_spoilt and number + 1 < len(points) and os.name != "nt":
             os.execv(sys.executable, sys.orig_argv)
     payload.unlink()
     progress.unlink()
@@ -208,6 +215,7 @@ def call(
     """Call the function for one point; return why it gave no numbers, or None."""
     try:
         returned = function(bench, **point) or {}
+        bench.synchronize()  # an error of this row's kernels is not the next one's
         if not isinstance(returned, dict):
             raise TypeError(f"it returned {type(returned).__name__}: return a dict, or nothing")
         if taken := [name for name in TIMED if name in returned]:
@@ -222,8 +230,7 @@ def call(
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether there was not enough memory, on the device or in RAM."""
-    kinds = (MemoryError, torch.OutOfMemoryError)
-    return isinstance(error, kinds) or any(text in str(error) for text in SAYS_SO)
+    return isinstance(error, torch.OutOfMemoryError) or machine.refused(error)
 
 
 def said(error: BaseException, function: Callable, code: dict[str, list[str]]) -> str:

@@ -45,7 +45,7 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
     kind, not_the_gpu = device_kind(pipeline["device"], spec["ranks"])
     device = torch.device(kind)
     if device.type == "cuda":
-        device = torch.device("cuda", place.local_rank)
+        device = card_of(place.local_rank)
         machine.use(device)
     facts = machine.describe(device)
     log.write("machine", **facts)
@@ -80,6 +80,11 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
         flops.write_work(trainer, log)
     shared_end.wait()
     dist.barrier()  # nobody closes a connection that another one still uses
+
+
+def card_of(local_rank: int) -> torch.device:
+    """Return a rank's card, of those for which this torch has kernels."""
+    return torch.device("cuda", machine.usable_cards()[local_rank])
 
 
 def watch_card(device: torch.device, folder: Path, local_rank: int) -> None:

@@ -20,7 +20,10 @@ from labkit.process import family
 from labkit.process.events import FILE_NAME, EventLog
 
 LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "Broken pipe")
-CARDS = "from labkit.bench.machine import card_uuid\nprint(*(card_uuid(i) for i in range({})))"
+CARDS = (
+    "from labkit.bench.machine import card_uuid, usable_cards\n"
+    "print(*(card_uuid(index) for index in usable_cards()[:{}]))"
+)
 
 
 def launch(spec: dict, folder: Path, log: EventLog) -> int | None:
