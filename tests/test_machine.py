@@ -15,7 +15,7 @@ from labkit import quotas
 from labkit.analysis.card_formats import tensor_formats
 from labkit.analysis.datasheets import card
 from labkit.analysis.facts import cores_used
-from labkit.bench import formats, telemetry, timeline
+from labkit.bench import formats, model_size, telemetry, timeline
 from labkit.bench import machine as bench_machine
 from labkit.results.event_log import with_remedy
 from labkit.results.machine import Machine, training_arguments
@@ -142,6 +142,14 @@ def test_auto_takes_a_card_that_has_kernels_and_on_which_others_compute_least(
     assert bench_machine.find_device("auto").index == 2  # busy a moment ago, with a run of ours
     monkeypatch.setattr(pynvml, "nvmlInit", Mock(side_effect=pynvml.NVMLError_LibraryNotFound()))
     assert bench_machine.find_device("auto").index == 1
+
+
+def test_a_card_that_draws_a_desktop_is_not_taken_to_compute_for_others(monkeypatch):
+    busy = {0: 0.0, 1: 0.04, 2: 0.5}
+    monkeypatch.setattr(bench_machine, "busy_with_others", busy.get)
+    found = [model_size.others_compute_on(torch.device("cuda", index)) for index in busy]
+    assert found == [False, False, True]
+    assert not model_size.others_compute_on(torch.device("cpu"))
 
 
 def test_the_link_of_an_idle_card_is_told_with_what_it_can_be(monkeypatch):

@@ -33,6 +33,7 @@ DEEPEST = 64
 WARM_S = 0.5  # of load before anything is timed: an idle card's clocks take so long to rise
 OFF = 0.3  # a depth whose own time is so far from STEP_MS is looked for again
 TRIES = 3
+DESKTOP = 0.1  # of a card's time: what drawing a desktop takes at the most
 LOAD_SIDE = 2048  # rows of the products of the load
 WARMUP, STEPS, ROUNDS = 3, 3, 3
 
@@ -61,7 +62,7 @@ def kept_depth(model: str, width: int, size: int, device: torch.device) -> int:
     """
     alone = place_of_depth(model, width, size, device)
     shared = alone.with_suffix(".shared.txt")
-    busy = device.type == "cuda" and machine.busy_with_others(device.index or 0) > 0
+    busy = others_compute_on(device)
     for path in (alone, shared) if busy else (alone,):
         if path.exists():
             return int(path.read_text())
@@ -70,6 +71,11 @@ def kept_depth(model: str, width: int, size: int, device: torch.device) -> int:
         torch.cuda.reset_peak_memory_stats(device)  # what was tried is no part of the run
     keep(shared if busy else alone, str(depth))
     return depth
+
+
+def others_compute_on(device: torch.device) -> bool:
+    """Whether others use so much of a card that a depth found now is not that of the card."""
+    return device.type == "cuda" and machine.busy_with_others(device.index or 0) > DESKTOP
 
 
 def place_of_depth(model: str, width: int, size: int, device: torch.device) -> Path:
