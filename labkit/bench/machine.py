@@ -296,7 +296,10 @@ def _gib(size_bytes: int) -> float:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Return the most the run held: allocated on a CUDA device, resident in the bench on a CPU."""
+    """Return the most the run held: allocated on a CUDA device, resident in the bench on a CPU.
+
+    Apple's GPU tells no peak: there it is what its driver holds now, which seldom shrinks.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if device.type == "mps":

@@ -104,7 +104,8 @@ class Run(EventLogResult):
     tokens = derived(lambda run: run._pair("tokens", "real"),
                      "Of text (steps, 2): the tokens computed, and the real ones; else NaN.")
     peak_memory_gib = derived(lambda run: (run._fact("memory", "peak_bytes", 0) / 2**30) or None,
-                              "Most memory held: allocated on a GPU; resident on a CPU.")
+                              "Most memory held: allocated on a CUDA GPU; resident on a CPU. On "
+                              "Apple's GPU, which tells no peak, what its driver held in the end.")
     no_events = fact("clock", "why", "Why the host's clock timed a device, and the loop waited for "
                      "each step; None where the device's own events did, or on a CPU.")
     suspended_s = derived(lambda run: sum(e["seconds"] for e in run._series["suspended"]),
