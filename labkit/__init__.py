@@ -17,7 +17,6 @@ _PUBLIC = {  # the public names, by the module of labkit that holds them
     "analysis.cost": "cost",
     "analysis.diagnosis": "diagnose",
     "analysis.instruments": "instruments",
-    "analysis.knee": "knee",
     "analysis.losses": "losses",
     "analysis.prediction": "predict",
     "analysis.public_traces": "public_trace",
@@ -74,7 +73,6 @@ ABOVE.update(
         "Instruments.plot": "labkit.show.analysis_figures:draw_instruments",
         "Display": "labkit.show.display:Display",
         "PublicTrace.plot": "labkit.show.analysis_figures:draw_reference",
-        "Knee.plot": "labkit.show.analysis_figures:draw_knee",
         "Losses.plot": "labkit.show.analysis_figures:draw_losses",
     }
 )

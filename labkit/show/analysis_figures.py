@@ -1,16 +1,13 @@
-"""The figures of `lk.trace`, `lk.instruments`, `lk.knee` and `lk.losses`."""
+"""The figures of `lk.trace`, `lk.instruments` and `lk.losses`."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from labkit.analysis.instruments import Instruments, Reading, driver_samples, samples
-from labkit.analysis.knee import Knee
 from labkit.analysis.losses import Losses, name_of
 from labkit.analysis.public_traces import PublicTrace
 from labkit.analysis.trace import Breakdown, TraceComparison
@@ -19,7 +16,7 @@ from labkit.results.run import Run
 from labkit.show import style
 from labkit.show.primitives import Bar, Series, hbars, lines, rows_in, stack
 from labkit.show.run_header import BOLD, run_header, several_header
-from labkit.show.style import LINES, drawable, ms, our_style, page, percent
+from labkit.show.style import LINES, drawable, our_style, page, percent
 
 MANY = 100  # readings of the telemetry, from which on their dots would make one band
 DOTS = {"marker": ".", "markersize": 5, "linestyle": "none", "color": "#0072B2", "zorder": 3}
@@ -77,33 +74,6 @@ def draw_instruments(instruments: Instruments) -> Figure:
         axes.set(xlim=(0, end), ylim=(0, 1.05), yticks=[0, 1], yticklabels=["0%", "100%"])
         axes.tick_params(labelbottom=axes is panels[-1])
     panels[-1].set_xlabel("seconds since the first batch was asked for")
-    return figure
-
-
-@our_style
-def draw_knee(knee: Knee) -> Figure:
-    """Draw compute time of a step over samples/s, both against the batch, all logarithmic."""
-    text = f"step = {ms(knee.fixed_ms)} ms + {knee.sample_ms:.3g} ms x batch"
-    title = knee.line[:1].upper() + knee.line[1:]
-    header = several_header(title, [text, knee.source], knee.runs)
-    figure, (upper, lower) = page(header, [(0.24, 1.9), (0.2, 1.6)])
-    batch = np.geomspace(min(knee.sizes), max(knee.sizes), 200)
-    fitted, sizes, times = knee.predicted_ms(batch), np.array(knee.sizes), np.array(knee.step_ms)
-    ticks, mark = {size: str(size) for size in sizes}, {"color": LINES[1], "linestyle": "--"}
-    known = knee.batch_size is not None
-    more = [Line2D([], [], label=f"knee: {knee.batch_size}", **mark)] if known else []
-    dots = Series("measured (median)", sizes, times)
-    line = Series("fixed part + part per sample", batch, fitted, style.BEFORE, marker="")
-    look = {"log": "xy", "xticks": ticks}
-    lines(upper, (dots, line), ylabel="compute of a step, ms", more=more, **look)
-    rates = (
-        replace(dots, name="", y=sizes / times * 1e3),
-        replace(line, name="", y=batch / fitted * 1e3),
-    )
-    lines(lower, rates, "batch_size", "samples/s of compute", **look)
-    for axes in (upper, lower) if known else ():
-        axes.axvline(knee.n_half, linewidth=1.2, **mark)
-    upper.tick_params(labelbottom=False)
     return figure
 
 
