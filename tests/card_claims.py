@@ -14,10 +14,10 @@ import tempfile
 from collections.abc import Iterator
 from types import SimpleNamespace
 
+import faultset
 import standin_gpu
 from standin_run import run_on
 
-from labkit.course import faultset
 from labkit.course import record as course_records
 from labkit.course.task import all_tasks
 from labkit.spec import Pipeline

@@ -7,6 +7,7 @@ of the real training loop, on the smallest or the largest card.
 import time
 from types import SimpleNamespace
 
+import faultset
 import numpy as np
 import pytest
 import standin_gpu
@@ -21,7 +22,6 @@ from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch, plain_job
 from labkit.bench.rank import Communication, rank_timeline
 from labkit.bench.timeline import DeviceTimeline
-from labkit.course import faultset
 from labkit.course.task import all_tasks
 from labkit.process.events import EventLog, recover
 from labkit.results.record import Tail

@@ -2,12 +2,14 @@
 
 from types import SimpleNamespace
 
+import faultset
 import pytest
+import slow_faults
 import torch
+from faultset import BASES, EVERYTHING, FAULTS, HALVES, Case, Here, Score, run_set
 from torch import nn
 
-from labkit.course import faultset, slow_faults
-from labkit.course.faultset import BASES, EVERYTHING, FAULTS, HALVES, Case, Here, run_set
+from labkit.course.mystery import NAMES
 from labkit.results.machine import Machine
 
 CPU = Here(BASES["cpu"] | {"precision": "fp32"}, Machine(kind="cpu"))
@@ -17,7 +19,7 @@ GPU = Here(BASES["gpu"] | {"precision": "bf16", "depth": 11}, Machine(kind="gpu"
 def test_the_set_has_two_dozen_faults_healthy_ones_and_mixtures_and_scores_on_other_seeds():
     assert len(FAULTS) >= 24 and len(faultset.HEALTHY) >= 4 and len(faultset.MIXTURES) >= 4
     assert len({fault.name for fault in EVERYTHING}) == len(EVERYTHING)
-    assert {fault.expected for fault in EVERYTHING} == set(faultset.NAMES) - {"host"}
+    assert {fault.expected for fault in EVERYTHING} == set(NAMES) - {"host"}
     for key in ("severities", "seeds"):
         assert not set(HALVES["calibration"][key]) & set(HALVES["scoring"][key])
 
@@ -111,13 +113,13 @@ def test_a_sync_every_step_waits_as_often_as_it_says_and_evaluates_in_the_traini
 def test_a_fault_is_named_for_real_and_an_interrupted_set_goes_on(tmp_path, monkeypatch):
     keep = tmp_path / "kept.jsonl"
     score = run_set(seeds=1, only=["object building"], keep=keep)
-    assert score.n == 1
+    assert len(score.rows) == 1
     # On a machine with neighbours a run may get no verdict, but not a wrong one
-    assert all(wrong["named"] == "unsure" for wrong in score.to_dict()["wrong"]), score
+    assert all(wrong["named"] == "unsure" for wrong in score.wrong), score
     lines = keep.read_text()
     keep.write_text(lines + '{"torn')
     monkeypatch.setattr(faultset, "base_here", lambda: CPU)
-    assert run_set(seeds=1, only=["object building"], keep=keep).n == 1  # nothing was run again
+    assert run_set(seeds=1, only=["object building"], keep=keep).rows == score.rows  # not run again
     assert keep.read_text() == lines + '{"torn'
 
 
@@ -126,18 +128,7 @@ def test_the_score_counts_what_it_says():
     named += ("compute", "precision"), ("compute", "unsure")
     about = {"fault": "a fault", "severity": 2, "seed": 0}
     rows = [about | {"expected": planted, "named": said} for planted, said in named]
-    where = {"machine": "a <CPU>", "kind": "cpu", "half": "scoring"}
-    score = faultset.score(rows, skipped={"pageable copies": "shows on a GPU only"}, **where)
-    assert (score.n, score.accuracy, score.false_alarms, score.unsure) == (5, 0.4, 1, 0.2)
-    assert score.matrix["launch"]["input"] == 1
-    assert "a <CPU>" in str(score) and "pageable copies" in str(score)
-    empty = faultset.score([], skipped={}, **where)
-    assert (empty.accuracy, empty.unsure, empty.false_alarms) == (None, None, 0)
-    assert "0 runs" in str(empty)
-
-
-def test_a_half_or_a_fault_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match="Unknown half 'best'"):
-        run_set("best")
-    with pytest.raises(ValueError, match="Unknown fault 'bad luck'"):
-        run_set(only=["bad luck"])
+    score = Score("scoring half on a CPU", rows, {"pageable copies": "shows on a GPU only"})
+    assert score.accuracy == 0.4 and len(score.wrong) == 3
+    assert "5 runs, 40.0% right, 1 healthy ones called sick" in str(score)
+    assert "not run: pageable copies: shows on a GPU only" in str(score)

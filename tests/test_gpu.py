@@ -12,11 +12,11 @@ import subprocess
 import time
 from statistics import median
 
+import faultset
 import pytest
 
 import labkit as lk
 from labkit.analysis.diagnosis import SHARED
-from labkit.course import faultset
 from labkit.process import events as step_log
 from labkit.process.events import EventLog, now_ns
 from labkit.results.launch import launch
