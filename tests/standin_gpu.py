@@ -7,8 +7,7 @@ allows for its FLOPs and bytes. The host runs ahead; what has to wait (`.item()`
 synchronize) waits. `torch.Event`, `torch.Stream`, `torch.accelerator` and autograd are PyTorch's
 own, through CUDA's device guard (standin_gpu.cpp, compiled here), and `torch.cuda` is patched where
 a build without CUDA has nothing. What the queue did is in `kernels`: the truth that labkit's
-numbers are held against. On the virtual clock (the default) nothing takes time but what is stated;
-`real_time=True` keeps the real one, for whole runs in processes of their own (see standin_site).
+numbers are held against. The clock is virtual: nothing takes time but what is stated.
 
     with standin_gpu.installed(H200) as gpu:  # once in a process, which then has this card
         train(Trainer(job, torch.device("cuda", 0)), gpu.loader(5, batch), timeline, job)
@@ -72,12 +71,9 @@ _AMPERE = {"fp64": 9.7, "fp32": 19.5, "tf32": 156, "fp16": 312, "bf16": 312}
 CARDS = {
     "T4": Card("Tesla T4", {"fp64": 0.25, "fp32": 8.1, "fp16": 65, "bf16": 4}, 320, 14.6, 40,
                (7, 5), 4, 12.0, 1024),
-    "RTX4070": Card("NVIDIA GeForce RTX 4070", {"fp64": 0.46, "fp32": 29.1, "tf32": 29.1,
-                    "fp16": 58.3, "bf16": 58.3}, 504, 11.6, 46, (8, 9), 36, 25.0, 1536),
     "RTX4090": Card("NVIDIA GeForce RTX 4090", {"fp64": 1.3, "fp32": 82.6, "tf32": 82.6,
                     "fp16": 165.2, "bf16": 165.2}, 1008, 23.5, 128, (8, 9), 72, 25.0, 1536),
     "A100": Card("NVIDIA A100-SXM4-40GB", _AMPERE, 1555, 39.4, 108, (8, 0), 40),
-    "H100": Card("NVIDIA H100 80GB HBM3", _HOPPER, 3350, 79.1, 132, (9, 0), 50, 50.0),
     "H200": Card("NVIDIA H200", _HOPPER, 4800, 139.8, 132, (9, 0), 60, 50.0),
 }  # fmt: skip
 
@@ -112,20 +108,6 @@ class VirtualClock:
 
     def wait_until(self, ns: int) -> None:
         self.ns = max(self.ns, ns)
-
-
-class RealClock:
-    """The real time: what the host does takes what it takes."""
-
-    now = staticmethod(time.perf_counter_ns)
-    sleep = staticmethod(time.sleep)
-
-    def spend(self, us: float) -> None:
-        pass  # the real work has been done
-
-    def wait_until(self, ns: int) -> None:
-        while (left := ns - self.now()) > 0:
-            self.sleep(left / 1e9)
 
 
 class OnCard(torch.Tensor):
@@ -167,8 +149,8 @@ class ToCard(TorchDispatchMode):
 class StandIn:
     """The cards, their queues, and the host's clock."""
 
-    def __init__(self, cards: tuple[Card, ...], clock: Any, numbers: bool = True):
-        self.cards, self.clock = cards, clock
+    def __init__(self, cards: tuple[Card, ...], numbers: bool = True):
+        self.cards, self.clock = cards, VirtualClock()
         self.numbers = numbers  # else tensors hold none, and `.item()` is 0
         self.kernels: list[Kernel] = []
         self.syncs = 0  # times the host waited for a card
@@ -496,7 +478,7 @@ def compiled() -> Path:
     return made
 
 
-def install(*cards: Card, real_time: bool = False, **settings: Any) -> StandIn:
+def install(*cards: Card, **settings: Any) -> StandIn:
     """Give this process these cards, for good: call it before anything asks for a device."""
     global GPU, LIBRARY, _answers
     first = LIBRARY is None
@@ -512,7 +494,7 @@ def install(*cards: Card, real_time: bool = False, **settings: Any) -> StandIn:
         patch_cuda()
         fill_in_kernels()
         standin_profiler.install()
-    GPU = StandIn(cards, RealClock() if real_time else VirtualClock(), **settings)
+    GPU = StandIn(cards, **settings)
     standin_profiler.Profile.gpu = GPU
     _answers = Answers(**{name: kind(getattr(GPU, name)) for name, kind in Answers._fields_})
     if first:  # autograd starts a thread for each device that it finds in its first backward pass
@@ -522,12 +504,6 @@ def install(*cards: Card, real_time: bool = False, **settings: Any) -> StandIn:
         raise RuntimeError("this system does not let PyTorch be given another accelerator")
     LIBRARY.standin_use(0)
     return GPU
-
-
-def install_from_environment() -> None:
-    """Install the cards that LABKIT_STANDIN names, on the real clock (see standin_site)."""
-    cards = [CARDS[name] for name in os.environ["LABKIT_STANDIN"].split(",") if name != "none"]
-    install(*cards, real_time=True, numbers=os.environ.get("LABKIT_STANDIN_NUMBERS") != "0")
 
 
 @contextlib.contextmanager
