@@ -99,18 +99,3 @@ def test_generate_is_timed_token_by_token_and_held_against_the_law(decoder, monk
     found = hf.generation(model, prompt, new_tokens=5)
     assert found.law_ms == pytest.approx(found.weights_bytes / 1e6)
     assert "as long as reading weights" in str(found.table())
-
-
-def test_sequences_packed_in_one_row_do_not_see_each_other(decoder):
-    import torch
-    from transformers import DataCollatorWithFlattening
-
-    model, items = (
-        decoder().train(),
-        [{"input_ids": [2 + i % 7 for i in range(n)]} for n in (9, 30)],
-    )
-    row = DataCollatorWithFlattening()(items)
-    with torch.no_grad():
-        together = model(**row, use_cache=False).logits[0]
-        alone = [model(torch.tensor([item["input_ids"]])).logits[0] for item in items]
-    assert row["position_ids"][0, 9] == 0 and torch.allclose(together, torch.cat(alone), atol=1e-5)

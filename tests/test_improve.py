@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 import time
 from types import SimpleNamespace
 
@@ -370,43 +369,3 @@ def test_settings_of_the_step_reach_the_readers_own_model_and_optimizer():
     no = {"fused_optimizer": True}
     made, _, bench = improver(Remote(), (), None, 4, **parts | {"optimizer": torch.optim.Rprop})
     assert "Rprop has no fused version" in bench.measure(made.climb.start | no, 300)[1]
-
-
-CHANGED = (
-    "found = lk.tune(Items(), step=step, batch_size=8, seconds=3)",
-    "ladder = lk.improve(Items(), step=step, batch_size=8)",
-)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="interrupts a kernel with a signal")
-def test_in_a_notebook_the_ladder_grows_and_stop_returns_the_best_so_far():
-    from test_kernel import kernel
-    from test_tune import CELL, interrupted
-
-    with kernel() as (manager, client):
-        reply = interrupted(manager, client, CELL.replace(*CHANGED), "going on")
-        assert reply["status"] == "ok", reply
-        time.sleep(0.5)  # a kernel that was interrupted drops what comes at once
-        texts = []
-        client.execute_interactive(
-            "print(ladder.climb.interrupted, ladder.stopped, len(ladder))",
-            timeout=60, output_hook=lambda m: texts.append(m["content"].get("text", "")),
-        )  # fmt: skip
-        assert "True interrupted: this is the best so far 1" in "".join(texts)
-
-
-@pytest.mark.measures
-@pytest.mark.slow
-def test_a_loop_that_computes_all_the_time_is_left_alone():
-    data = [(torch.full((8,), i / 64), i % 2) for i in range(64)]
-    ladder = lk.improve(data, step=multiplies, batch_size=8)
-    assert ladder.changes == {} and len(ladder.tried) <= 2, ladder
-    assert "improve(list): nothing" in repr(ladder)
-
-
-def multiplies(batch):
-    square = torch.ones(400, 400)
-    for _ in range(20):
-        square = square @ square / 400
-    return square.mean()

@@ -190,21 +190,6 @@ def test_padding_of_somebodys_batches_is_told_from_other_whole_numbers():
         assert padding_of(other) is None, other
 
 
-@SLOW
-def test_padding_of_a_watched_loop_is_a_finding():
-    rows = [torch.randint(1, 99, (8 if i % 8 else 64,)) for i in range(400)]
-
-    def collate(batch):
-        return torch.nn.utils.rnn.pad_sequence(batch, batch_first=True)
-
-    net = torch.nn.Sequential(torch.nn.Embedding(99, 64), torch.nn.Linear(64, 512))
-    for batch in (watch := lk.watch(DataLoader(rows, 8, collate_fn=collate), live=False)):
-        net(batch).sum().backward()
-    assert 0.5 < watch.run.padding < 0.9
-    (found,) = [f for f in watch.diagnose().findings if f.cause == "padding"]
-    assert found.name == "compute" and "padding" in found.evidence
-
-
 def test_whose_code_a_file_holds():
     assert stack.is_users(__file__) and stack.is_users("/tmp/ipykernel_1/123.py")
     for file in (torch.__file__, json.__file__, lk.__file__, "<frozen importlib._bootstrap>"):

@@ -156,12 +156,3 @@ def test_a_run_on_text_names_padding_and_predicts_what_it_costs():
     assert finding.name == "compute" and 0.15 < finding.lost_share < run.padding + 0.01
     assert [r.changes for r in finding.remedies][0] == {"batching": "by_length"}
     assert lk.predict(run, batching="packed").real_tokens_per_s > 1.1 * run.real_tokens_per_s
-
-
-@pytest.mark.slow
-def test_two_ranks_with_workers_train_on_packed_text():
-    small = {"batch_size": 4, "context": 64, "width": 16, "depth": 1, "num_workers": 1}
-    text = lk.Pipeline(dataset="text", batching="packed", steps=12, **small)
-    ranks = lk.distributed(text, ranks=2)
-    assert ranks.outcome == "finished", ranks.error
-    assert all(rank.padding < 0.1 and rank.samples > 12 * 4 for rank in ranks)
