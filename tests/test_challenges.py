@@ -77,10 +77,9 @@ def test_answers_are_judged_by_what_they_measure_in_a_process_of_their_own(key, 
 
 
 def test_a_cheat_with_knobs_changes_the_work_and_is_refused_unless_a_goal_tells():
-    by_goal = {"08-two-fixes": "all at once", "09-no-sync": "another update", "04-fit": "fewer"}
     for key, task in TASKS.items():
         for name in WRONG[key] if isinstance(task, KnobTask) else ():
-            if name.startswith("cheat") and by_goal.get(key, "every") not in name:
+            if name.startswith("cheat") and key != "04-fit":  # there a goal tells
                 with pytest.raises(ValueError, match="not the same work"):
                     task.spec(WRONG[key][name])
 
