@@ -578,17 +578,15 @@ def patch_cuda() -> None:
         "memory_allocated": lambda d=None: GPU.allocated[index(d)],
         "memory_reserved": lambda d=None: GPU.allocated[index(d)],
         "max_memory_allocated": lambda d=None: GPU.peak[index(d)],
-        "max_memory_reserved": lambda d=None: GPU.peak[index(d)],
         "reset_peak_memory_stats": lambda d=None: GPU.peak.__setitem__(
             index(d), GPU.allocated[index(d)]),
         "mem_get_info": lambda d=None: (
             properties(d).total_memory - GPU.allocated[index(d)], properties(d).total_memory),
         "synchronize": lambda d=None: GPU.host_waits(index(d), -1, -1),
         "is_bf16_supported": lambda emulated=True: emulated or properties().major >= 8,
-        "_sleep": lambda ticks: GPU.enqueue("spin_kernel", index(), ticks / 1.5e3),
         "current_stream": lambda d=None: torch.accelerator.current_stream(index(d)),
         "Stream": lambda device=None, **k: torch.Stream(torch.device("cuda", index(device))),
-        "stream": lambda stream: stream, "Event": torch.Event,
+        "Event": torch.Event,
     }  # fmt: skip
     for name, value in answers.items():
         setattr(torch.cuda, name, value)
