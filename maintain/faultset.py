@@ -1,9 +1,9 @@
 """The labelled fault set, its runs, and the score of the diagnosis on them.
 
-A label is what was planted: each fault names the resource it takes from the device, and `cured` is
-the same pipeline without it. Severities and seeds are for setting thresholds (calibration) or for
-scoring, none for both. A GPU does a CPU's step in a fraction of a millisecond, and then waits for
-launches whatever was planted: there the base is larger, and `on_gpu` has the fields that differ.
+A label is what was planted: each fault names the resource it takes from the device. Severities and
+seeds are for setting thresholds (calibration) or for scoring, none for both. A GPU does a CPU's
+step in a fraction of a millisecond, and then waits for launches whatever was planted: there the
+base is larger, and `on_gpu` has the fields that differ.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class Fault:
     plant: str | None = None  # name in `slow_faults`; None where knobs alone make the fault
     also: str | None = None  # a second fault, "name@amount", for mixtures
     knobs: Base = field(default_factory=dict)  # those it needs
-    cure: Base = field(default_factory=dict)  # those that take it away, with the plant
     devices: tuple[str, ...] = ("cpu", "gpu")  # where it can show
     needs: str | None = None  # "bf16": a faster 16-bit format; "shm": 1 GiB of /dev/shm
     on_gpu: Base = field(default_factory=dict)  # fields that differ there
@@ -63,16 +62,10 @@ class Case:
     def __init__(self, fault: Fault, severity: int, seed: int, base: Base):
         self.fault, self.severity, self.seed = fault, severity, seed
         self.amount = size = fault.amounts[severity - 1]
-
-        def filled(knobs: Base) -> Base:
-            made = {name: value(size) for name, value in knobs.items() if callable(value)}
-            return {k: size if value is ... else value for k, value in knobs.items()} | made
-
         own = fault.plant and f"{fault.plant}@{size:g}"
         self.planted = "+".join(filter(None, (own, fault.also))) or None  # None: knobs alone
-        self.pipeline = Pipeline(**(base | filled(fault.knobs)), seed=seed)
-        format = {"precision": base["precision"]} if fault.needs == "bf16" else {}
-        self.cured = self.pipeline.but(**(filled(fault.cure) | format))
+        knobs = {name: size if value is ... else value for name, value in fault.knobs.items()}
+        self.pipeline = Pipeline(**(base | knobs), seed=seed)
 
 
 # CPU: a healthy step of 20 to 40 ms on one core. GPU: `base_here` finds precision and depth; the
@@ -96,40 +89,37 @@ FAULTS: tuple[Fault, ...] = (
     Fault("slow decode", "input", (4, 6, 8, 12), "every file decoded this many times more",
           "slow_decode", knobs=JPEG),
     Fault("heavy augmentation", "input", (12, 16, 24, 40), "rounds of augmentation",
-          knobs=JPEG | {"augment": ...}, cure={"augment": 1}),
+          knobs=JPEG | {"augment": ...}),
     Fault("object building", "input", (1800, 2500, 3500, 5000), "dictionaries built for every item",
           "object_building", on_gpu={"amounts": (6000, 9000, 12000, 18000)}),
     Fault("slow-disk stalls", "input", (150, 220, 300, 450), "ms of stall in one of 6 batches",
-          knobs={"stall_ms": ..., "stall_every": 6}, cure={"stall_ms": 0}),
+          knobs={"stall_ms": ..., "stall_every": 6}),
     Fault("no workers", "input", (1, 2, 3, 5), "ms of storage wait per item, num_workers=0",
-          knobs={"io_ms": ...}, cure={"num_workers": 6}, on_gpu={"amounts": (3, 4, 6, 8)}),
+          knobs={"io_ms": ...}, on_gpu={"amounts": (3, 4, 6, 8)}),
     Fault("too few workers", "input", (5, 7, 10, 15), "ms of storage wait per item, num_workers=1",
-          knobs=JPEG | {"io_ms": ...}, cure={"num_workers": 8}),
+          knobs=JPEG | {"io_ms": ...}),
     # In a steady state idle workers cost memory, not time: they show where items are heavy, and
     # where the model's own cores are what they take
     Fault("too many workers", "input", (4, 6, 8, 10), "workers on heavy items, on two cores",
-          knobs=JPEG | {"num_workers": ..., "augment": 12, "steps": 60},
-          cure={"num_workers": 1, "augment": 1}, devices=("cpu",)),
+          knobs=JPEG | {"num_workers": ..., "augment": 12, "steps": 60}, devices=("cpu",)),
     Fault("thread oversubscription", "input", (3, 4, 6, 8), "blurs an item, on 16 threads in each "
           "of 2 workers", "oversubscribed", knobs={"num_workers": 2},
           on_gpu={"amounts": (8, 12, 16, 24)}),
     Fault("prefetch too small", "input", (120, 160, 200, 260), "ms of stall in one of 5 batches, "
-          "2 workers with 1 batch each", knobs=SHORT_QUEUE, cure={"prefetch_factor": 8},
+          "2 workers with 1 batch each", knobs=SHORT_QUEUE,
           on_gpu={"about": "ms of stall in one of 16 batches, 2 workers with 1 batch each",
-                  "knobs": SHORT_QUEUE | {"stall_every": 16, "steps": 80},
-                  "cure": {"prefetch_factor": 16}}),
+                  "knobs": SHORT_QUEUE | {"stall_every": 16, "steps": 80}}),
     # Copies
     Fault("many small copies", "transfer", (250, 400, 600, 1000), "pieces a sample is copied in",
           "small_copies", on_gpu={"amounts": (100, 150, 200, 300)}),
     Fault("pageable copies", "transfer", (64, 96, 128, 192), "samples of 224 px, not pinned",
           knobs={"width": 4, "depth": 1, "image_px": 224, "batch_size": ..., "num_workers": 12},
-          cure={"pin_memory": True, "non_blocking": True, "prefetch_to_device": True},
           devices=("gpu",), needs="shm"),
     # The host keeps the device waiting
     Fault("tiny batches", "launch", (16, 12, 10, 8), "channels, at batch size 1",
           knobs={"width": ..., "image_px": 32, "batch_size": 1, "steps": 100},
-          cure={"batch_size": 64}, on_gpu={"knobs": {"width": ..., "depth": 12, "image_px": 32,
-                                                     "batch_size": 1, "steps": 100}}),
+          on_gpu={"knobs": {"width": ..., "depth": 12, "image_px": 32, "batch_size": 1,
+                            "steps": 100}}),
     Fault("sync every step", "launch", (250, 350, 500, 700), ".item() calls a step",
           "read_losses", devices=("gpu",)),
     Fault("logging every step", "launch", (12, 20, 30, 50), "passes over all parameters' "
@@ -155,14 +145,14 @@ FAULTS: tuple[Fault, ...] = (
     Fault("elementwise chain", "memory_bandwidth", (2, 3, 4, 6), "GELUs written out",
           "elementwise_chain", on_gpu={"amounts": (4, 6, 8, 12), "knobs": LARGE_MAPS}),
     Fault("unfused optimizer", "memory_bandwidth", (384, 512, 640, 768), "features of an MLP",
-          knobs=WIDE_MLP, cure={"fused_optimizer": True},
+          knobs=WIDE_MLP,
           on_gpu={"amounts": (5120, 6144, 7168, 8192), "knobs": WIDE_MLP | {"depth": 4}}),
     Fault("FP32 where BF16 would do", "precision", (40, 48, 64, 80), "channels",
           knobs={"width": ..., "precision": "fp32"}, needs="bf16",
           on_gpu={"amounts": (320, 384, 448, 512)}),
     Fault("unaligned size", "precision", (2559, 2815, 3071, 3327), "features, no multiple of 8",
           knobs={"model": "transformer", "width": ..., "depth": 1, "batch_size": 64},
-          cure={"width": lambda width: width + 1}, devices=("gpu",)),
+          devices=("gpu",)),
 )  # fmt: skip
 
 HEALTHY: tuple[Fault, ...] = (

@@ -40,8 +40,6 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # of a test run in a shel
 for name in ("WANDB_API_KEY", "WANDB_MODE"):
     os.environ.pop(name, None)
 
-fault_figures = []  # of injected faults: (what, clean-up in s, steps finished, steps recorded)
-
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
@@ -84,17 +82,6 @@ def pytest_runtest_protocol(item):
         with locked("turn", fcntl.LOCK_EX):  # or those side by side would never let it in
             held.enter_context(locked("machine", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
         return (yield)
-
-
-def pytest_terminal_summary(terminalreporter):
-    """Say what the injected faults cost."""
-    if fault_figures:
-        lost = sum(max(0, finished - recorded) for _, _, finished, recorded in fault_figures)
-        name, slowest = max(fault_figures, key=lambda row: row[1])[:2]
-        terminalreporter.write_line(
-            f"faults: {len(fault_figures)} injected into runs, {lost} finished steps lost, "
-            f"slowest clean-up {slowest:.2f} s ({name})"
-        )
 
 
 @pytest.fixture(scope="session")

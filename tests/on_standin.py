@@ -338,19 +338,6 @@ def test_a_depth_is_not_taken_at_idle_clocks_nor_kept_of_a_shared_card(
     assert plain_job(DEVICE).depth == 9
 
 
-def test_a_challenge_of_memory_is_one_on_the_card(cards):
-    fit = all_tasks()["04-fit"]
-    (limit,) = [goal.at_most for goal in fit.goals if "GiB" in goal.what]
-    for pipeline, fits in ((fit.base, False), (fit.solution, True)):
-        gpu = cards("T4", numbers=False)
-        job, _ = resolving.resolve_config(pipeline.to_dict(), DEVICE)
-        trainer = Trainer(job, DEVICE)
-        for step in range(job.accumulation_steps):
-            batch = trainer.to_device(*noise_batch(job))
-            trainer.compute(*batch, update=step + 1 == job.accumulation_steps)
-        assert (gpu.peak[0] / 2**30 <= limit) == fits
-
-
 def test_an_update_launches_little_and_waits_for_fp16s_scaler_unless_it_is_fused(cards):
     launched, waits = {}, {}
     for fused in (False, True):

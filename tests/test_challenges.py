@@ -3,7 +3,6 @@
 import os
 import time
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import cloudpickle
@@ -267,15 +266,6 @@ def test_a_late_guess_is_shown_and_a_skipped_one_is_neither_stored_nor_scored():
         bet = lk.guess("busy", bad).settle(0.5)
         assert bet.points is None and "None to skip" in repr(bet)
     assert score.read()["guesses"]["busy"]["guess"] == 0.5
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"guesses": 3}', "[" * 100_000])
-def test_a_broken_score_file_is_no_score(text, monkeypatch):
-    monkeypatch.setattr(score, "QUIET", ())
-    Path(score.FILE_NAME).write_text(text)
-    assert lk.score().guess_points == 0
-    lk.guess("again", 1.0).settle(1.0)
-    assert lk.score().guess_points == 3
 
 
 def test_points_grow_with_how_close_a_guess_is():

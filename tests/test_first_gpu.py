@@ -1,6 +1,6 @@
 """The slices for the first real card, with a Python that pretends: the logic of their stages.
 
-Each stage leaves a log, one that fails stops none, and all of it comes back in one archive.
+Each stage leaves a log, and all of it comes back in one archive.
 """
 
 import os
@@ -17,8 +17,6 @@ pytestmark = pytest.mark.skipif(not shutil.which("timeout"), reason="scripts for
 
 STUB = """#!/usr/bin/env bash
 echo "$@" >>"$CALLS"
-case "$*" in *"$FAILING"*) echo "it broke"; exit 3 ;; esac
-case "$*" in *"$SLOW"*) sleep 60 ;; esac
 echo "device  A card ($DEVICE)"
 """
 
@@ -30,12 +28,12 @@ def start(tmp_path):
     stub.write_text(STUB)
     stub.chmod(0o755)
 
-    def go(slice_name, *options, **settings):
+    def go(slice_name, *options):
         calls.write_text("")
-        usual = {"FAILING": "nothing", "SLOW": "nothing", "DEVICE": "cuda:0"}
-        usual |= {"PYTHON": str(stub), "CALLS": str(calls), "LABKIT_HOME": str(tmp_path / "home")}
+        usual = {"PYTHON": stub, "CALLS": calls, "LABKIT_HOME": tmp_path / "home"}
+        usual = {name: str(path) for name, path in usual.items()}
         script = ROOT / "maintain" / "first_gpu" / f"{slice_name}.sh"
-        command, env = ["bash", script, *options, tmp_path], os.environ | usual | settings
+        command, env = ["bash", script, *options, tmp_path], os.environ | usual | {"DEVICE": "cpu"}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
         with tarfile.open(tmp_path / f"{slice_name}.tgz") as archive:
             summary = archive.extractfile("./summary.txt").read().decode().splitlines()
@@ -49,23 +47,14 @@ def start(tmp_path):
 
 @pytest.mark.parametrize("slice_name", SLICES)
 def test_each_slice_can_be_rehearsed_without_a_card(slice_name, start):
-    done, calls, stages = start(slice_name, "--dry-run", DEVICE="cpu")
+    done, calls, stages = start(slice_name, "--dry-run")
     assert done.returncode == 0 and {*stages.values()} == {"passed"}, done.stderr
     assert len(stages) > 1 and "--execute" not in calls
-
-
-def test_a_failing_stage_stops_no_other_and_what_is_slow_is_stopped(start):
-    done, calls, stages = start("2_notebooks", FAILING="notebooks/02_", SLOW="notebooks/08_",
-                                TOTAL_S="4")  # fmt: skip
-    assert done.returncode == 1 and "--allow-errors" in calls
-    assert stages == {"machine": "passed", "notebook-00": "passed", "notebook-02": "FAILED",
-                      "notebook-08": "stopped at its limit"}  # fmt: skip
-    assert start("1_ground", SLOW="ground.py", TOTAL_S="2")[2]["tests"].startswith("not begun")
 
 
 def test_the_slices_have_every_notebook_and_keep_to_ten_minutes(start):
     asked = "".join((ROOT / "maintain" / "first_gpu" / f"{name}.sh").read_text() for name in SLICES)
     for notebook in (ROOT / "notebooks").glob("*.ipynb"):
         assert f" {notebook.name[:2]}" in asked
-    done, calls, _ = start("5_record", DEVICE="cpu")
+    done, calls, _ = start("5_record")
     assert done.returncode == 2 and "no GPU" in done.stderr and "record" not in calls

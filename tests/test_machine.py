@@ -186,14 +186,6 @@ def test_amds_numbers_are_not_read_as_nvidias(monkeypatch):
     assert tensor_formats(here.name, "9.4") == ()
 
 
-def test_the_table_and_the_line_say_that_a_card_is_not_used():
-    facts = {"device": "cpu", "kind": "cpu", "name": "Some CPU", "cpu_cores": 2, "threads": 1}
-    without = Machine.from_dict(facts)
-    unused = Machine.from_dict(facts | {"unused_gpu": "NVIDIA T4 cannot be used: why. Remedy: x"})
-    assert "no GPU here" in str(without) and "cannot be used" not in without.line
-    assert "no GPU here" not in str(unused) and "Remedy: x" in str(unused)
-
-
 @pytest.mark.parametrize("part", ["", " MIG 1g.5gb"])
 def test_nvml_is_asked_for_a_card_or_a_part_of_one_by_its_own_name(part, monkeypatch):
     asked, uuid = [], "MIG-4f6e" if part else "GPU-4f6e"

@@ -263,19 +263,3 @@ def test_the_lines_of_a_pipeline_run_in_its_script(dataset):
         assert loader_line(after) in changed_lines(pipeline.to_dict(), after)
         exec(loader_line(after), names)
         assert isinstance(names["loader"].sampler, torch.utils.data.RandomSampler)
-
-
-def test_watching_does_not_keep_the_variables_of_a_loop_alive():
-    class Held:
-        pass
-
-    import weakref
-
-    def loop(loader):
-        held = Held()
-        seen = weakref.ref(held)
-        recorded_code(loader)
-        del held
-        return seen()
-
-    assert loop(torch.utils.data.DataLoader(list(range(8)))) is None

@@ -28,8 +28,9 @@ On a Xeon VM, before half of what the model misses in the run itself was taken a
 6.2 %, 15.2 %; 2.0, 7.9 points; 92 %; twins 2.7 %.
 
 Not untouched: a first pass over these seven, an hour earlier, was off by 13.5 % and showed what the
-model lacked (a hand-off timed at rest, items that cost more while the cores sleep). The range was widened once, from 89 % held. The workload of
-large items was measured again after a probe of its long steps had been mended.
+model lacked (a hand-off timed at rest, items that cost more while the cores sleep). The range was
+widened once, from 89 % held. The workload of large items was measured again after a probe of its
+long steps had been mended.
 """
 
 import argparse
