@@ -160,6 +160,26 @@ def test_what_no_run_has_measured_is_promised_nothing_and_tried_all_the_same():
     assert "nothing predicts it, measured 0.65x" in rung_line(climb.rungs[1])
 
 
+def test_losses_that_augmentation_parts_undo_no_change_of_the_loader_and_judge_the_others():
+    def augmented():
+        drawn = iter([0.0, 0.1, 0.2, 0.1])
+        return lambda knobs: (1.0 + next(drawn) + torch.tensor([1.0, 0.0, 0.0])).tolist()
+
+    climb = climbed(World(workers, feed_then(HEALTHY), augmented()))
+    assert climb.changes["num_workers"] == 6 and abs(climb.rungs[1].losses) > 0.02
+
+    world = World(lambda k: 130 if k["fused_optimizer"] else 100, lambda k: [FUSE], augmented())
+    climb = climbed(world, lacks=no_compiler)
+    assert climb.changes == {"fused_optimizer": True}  # no further apart than two unchanged runs
+    assert len(climb.rungs[0].runs) == 2
+
+    def broken(knobs):
+        return [3.0, 2.0, 2.0] if knobs["fused_optimizer"] else [2.0, 1.0, 1.0]
+
+    climb = climbed(World(world.rate, lambda k: [FUSE], broken), lacks=no_compiler)
+    assert said(climb)["fused_optimizer=True"].startswith("undone: the losses differ by +75")
+
+
 def test_a_healthy_pipeline_is_left_as_it_is_and_said_to_be():
     world = World(workers, lambda knobs: [HEALTHY])
     climb = climbed(world)

@@ -68,6 +68,15 @@ def test_the_textbook_loop_is_a_sixth_busy_and_what_is_missing_or_noisy_is_said(
     assert run.noisy and f"NOISY: throughput varied by {run.spread:.0%} (IQR/median)" in repr(run)
 
 
+def test_a_run_says_how_long_it_waited_for_its_workers_to_start(tmp_path):
+    path = write_record(tmp_path / "r.jsonl", wait_ms=600)
+    assert lk.load(path).startup_s is None
+    path.write_text(path.read_text().replace('"num_workers": 0', '"num_workers": 2'))
+    run = lk.load(path)
+    assert run.startup_s == run.to_dict()["startup_s"] == pytest.approx(2 * 0.6)
+    assert "the loop waited 1.2 s for its workers to start" in repr(run)
+
+
 def test_every_shipped_record_gives_the_numbers_it_gave_when_it_was_made():
     listed = lk.recorded()
     assert {entry.name for entry in listed} == set(VERSION_1)
@@ -260,6 +269,15 @@ def test_a_diagnosis_of_ten_times_the_samples_calls_hardly_more_and_draws_no_mor
 
 
 # -- side by side --------------------------------------------------------------------------------
+
+
+def test_comparing_names_the_change_and_what_it_brought(tmp_path):
+    slow = lk.load(write_record(tmp_path / "slow.jsonl"))
+    fast = lk.load(write_record(tmp_path / "fast.jsonl", wait_ms=5))
+    found = fast.compare(slow)
+    assert found.speedup == pytest.approx(4) and "4.00x faster" in found.verdict
+    assert "RECORDED" in repr(found) and "4.00x" in found._repr_html_()
+    assert "No difference" in slow.compare(slow).verdict
 
 
 def swept(devices=None, each=lambda run: None):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.results.script import whole_script
+from labkit.results.script import changed_lines, whole_script
 from labkit.spec import Pipeline, compiler
 from labkit.tuner.job import TuningJob
 
@@ -112,6 +112,26 @@ def test_scripts_are_formatted_and_import_what_they_use(tmp_path):
         assert "labkit" not in script
         in_order = "ordered(" in script  # of text, by length
         assert ("shuffle=True" in script) != in_order and "sampler=enumerate" not in script
+
+
+def test_the_lines_of_a_change_are_whole_statements():
+    assert changed_lines({}, {"num_workers": 6, "seed": 3}) == (
+        "SEED = 3\nloader = DataLoader(dataset, batch_size=16, shuffle=True, num_workers=6)\n"
+    )
+    assert changed_lines({}, {"precision": "bf16"}) == (
+        "with torch.autocast(device.type, dtype=torch.bfloat16):\n"
+        "    loss = nn.functional.cross_entropy(model(images), labels)\n"
+    )
+    assert changed_lines({}, {"compile": "default"}) == "model = torch.compile(model)\n"
+    loop = changed_lines({}, {"accumulation_steps": 4, "precision": "fp16"})
+    assert "scaler.scale(loss / 4).backward()\nif step % 4 == 0:\n    scaler.step(" in loop
+    for name, value in {"prefetch_to_device": True, "channels_last": True, "seed": 3}.items():
+        assert 1 <= changed_lines({}, {name: value}).count("\n") <= 8
+    p = Pipeline(num_workers=2)
+    lines = lk.script(p.but(dataset="array", num_workers=4), before=p)
+    assert lines.startswith("dataset = Images(decoded(") and "num_workers=4" in lines
+    assert lk.script(p, before=p) == "# nothing changed\n"
+    assert "not in the script" in lk.script(p.but(xray=False), before=p)
 
 
 def test_a_script_is_text_that_can_be_saved_and_shown(tmp_path):

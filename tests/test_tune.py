@@ -127,6 +127,18 @@ def test_the_first_number_of_workers_tried_is_the_one_that_the_verdict_recommend
             assert trial.setting.num_workers == recommended, name
 
 
+def test_what_lies_between_runs_that_came_as_predicted_is_not_tried_again():
+    def crowded(setting):  # as predicted up to six workers, the best; more get into the way
+        return 600 if setting.num_workers > 6 else waiting(setting)
+
+    def hopeful(setting):
+        return 1015 if setting.num_workers > 6 else waiting(setting)
+
+    tuning = searched(crowded, hopeful, cores=2)
+    assert tuning.best["num_workers"] == 6 and len(tuning.tried) < 5, tuning
+    assert not {2, 4} & {trial.setting.num_workers for trial in tuning.tried}
+
+
 def test_a_close_gain_is_measured_again_and_dropped_when_it_was_noise():
     lucky_once = iter([106, *[96] * 20])
     tuning = searched(
@@ -134,6 +146,15 @@ def test_a_close_gain_is_measured_again_and_dropped_when_it_was_noise():
         lambda s: 106 if s.num_workers else 100,
     )
     assert tuning.best["num_workers"] == 0 and len(tuning.baseline.rates) > 1
+
+
+def test_workers_are_not_taken_for_a_gain_that_the_runs_own_unevenness_may_be():
+    def slightly(setting):
+        return 104 if setting.num_workers else 100
+
+    uneven, even = (searched(slightly, slightly, spread=spread) for spread in (0.1, 0.01))
+    assert uneven.best["num_workers"] == 0 and len(uneven.baseline.rates) == 1
+    assert even.best["num_workers"] == 1 and len(even.baseline.rates) > 1
 
 
 def test_batch_sizes_are_searched_only_when_asked_for_and_a_variant_kept_where_it_is_faster():
