@@ -471,8 +471,10 @@ def test_a_comparison_of_runs_draws_the_later_one_beside_the_earlier():
     assert any("before" in name for name in names), names
 
 
-def test_trace_compares_no_is_no_training_run(capsys, tmp_path):
+def test_trace_compares_two_runs_and_says_so_of_one_or_of_what_is_no_run(capsys, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"event":"spec","version":1,"run":"r","measure":"f","pipeline":{}}\n')
-    assert main(["trace", str(RECORDS / "workers-2.jsonl.gz"), str(rows)]) == 2
-    assert "is no training run" in capsys.readouterr().err
+    run = str(RECORDS / "workers-2.jsonl.gz")
+    assert main(["trace", run, str(rows)]) == main(["trace", run]) == 2
+    said = capsys.readouterr().err
+    assert "is no training run" in said and "is a saved run: diagnose it" in said
