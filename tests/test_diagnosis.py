@@ -176,13 +176,6 @@ def test_instruments_that_contradict_each_other_give_no_verdict(kernel_us, how, 
     assert ("CUDA graphs" in found.advice) == graphs
 
 
-def test_a_profiler_that_saw_no_device_at_all_is_no_witness_and_no_contradiction():
-    found = on_gpu(0.0, ms=steps(wait=60.0), device_kind="cpu", xray_facts=CALM)
-    assert found.bottleneck == "input"
-    assert any("no device activity" in note for note in found.notes)
-    assert on_gpu(19_500.0, cuda_graphs=True).bottleneck == "compute"  # graphs were seen
-
-
 ODD = "cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_32x2_tn_align1"
 EVEN = "cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_64x64_32x6_nn_align8"
 PLAIN = "cutlass_80_simt_sgemm_128x64_8x5_nn_align1"  # FP32: aligned as it is made
@@ -281,18 +274,3 @@ def test_real_traces_zero_workers_is_input_four_is_not_and_both_lack_tensor_core
     assert none.findings[0].lost_share == pytest.approx(1 / 3, abs=0.02)
     names = [[finding.name for finding in found.findings] for found in (none, four)]
     assert "input" not in names[1] and all("precision" in each for each in names)
-
-
-def test_a_record_its_path_and_its_method_give_one_verdict_and_what_is_none_is_an_error(tmp_path):
-    run = lk.recorded("workers-0")
-    found = lk.diagnose(run)
-    assert found == run.diagnose() == lk.diagnose(run.path) and found.source.startswith("RECORDED")
-    (tmp_path / "a.json").write_text("{}")
-    (tmp_path / "a.jsonl").write_text("{}\n")
-    for bad in ("a.json", "a.jsonl", "missing.json", "missing.jsonl"):
-        with pytest.raises(ValueError, match=bad):
-            lk.diagnose(tmp_path / bad)
-    head = {"event": "spec", "version": 1, "t_ns": 0, "run": "r", "measure": "f", "pipeline": {}}
-    (tmp_path / "f.jsonl").write_text(json.dumps(head) + "\n")
-    with pytest.raises(ValueError, match=r"f.jsonl: a measured function has rows"):
-        lk.diagnose(tmp_path / "f.jsonl")

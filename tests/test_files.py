@@ -275,13 +275,6 @@ def test_what_labkit_did_not_write_is_replaced_only_when_asked_for(recorded_run,
     assert {*os.listdir(tmp_path)} == {*writes}
 
 
-def test_code_that_was_edited_since_is_not_replaced(tmp_path):
-    path = lk.script(Pipeline(num_workers=4), before=Pipeline()).save(tmp_path / "train.py")
-    path.write_text(f"{path.read_text()}# mine\n")
-    with pytest.raises(FileKept):
-        lk.script(Pipeline(num_workers=2), before=Pipeline()).save(path)
-
-
 @pytest.mark.parametrize("option", ["--save", "--plot"])
 def test_the_terminal_refuses_before_it_runs_anything(option, tmp_path, monkeypatch, capsys):
     ran = []

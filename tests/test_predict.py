@@ -10,18 +10,11 @@ from played_gpu import GPU, MS, log, play
 
 import labkit as lk
 from labkit.analysis import prediction
-from labkit.analysis.loader_simulation import Simulation, Work
+from labkit.analysis.loader_simulation import Simulation
 from labkit.analysis.prediction import _of_times, outcome_of, recommend_workers
 from labkit.analysis.run_costs import known_of
 
 CPU = {"device": "cpu", "kind": "cpu", "name": "Test", "versions": {}, "cpu_cores": 2, "threads": 1}
-
-
-def simulated(workers, *, wait=0.0, cpu=0.0, host=0.010, cores=2, prefetch=2, **more):
-    """Simulate 400 batches; `wait`, `cpu` and `host` in s. Returns (samples/s, busy share)."""
-    waits = np.broadcast_to(wait, 400)[:, None]
-    work = Work(waits, np.full(waits.shape, cpu), np.full(400, host), **more)
-    return Simulation(work, cores, workers, prefetch).summary(max(3, workers * prefetch), 16)[:2]
 
 
 def write(folder, machine, knobs, steps, items, extra=(), spec=(), without=()):
@@ -71,19 +64,6 @@ def textbook(tmp_path_factory):
 
 
 # -- the simulated loader ------------------------------------------------------------------------
-
-
-def test_workers_add_up_while_they_sleep_and_past_the_cores_not_where_they_compute():
-    assert simulated(0, wait=0.050) == pytest.approx((16 / 0.060, 10 / 60))  # pays for both
-    for workers in (1, 4, 8):
-        busy = simulated(workers, wait=0.050)[1]
-        assert busy == pytest.approx(min(1, workers * 10 / 50), abs=0.01)
-    two, eight = (simulated(workers, cpu=0.050)[0] for workers in (2, 8))
-    assert eight <= 1.05 * two
-    alone, together = (simulated(3, cpu=0.020, host=0.010, cores=cores)[0] for cores in (8, 2))
-    assert together < 0.9 * alone  # a model on the CPU and its workers slow each other down
-    free, dear = (simulated(2, wait=0.001, host=0.004, take=take)[1] for take in (0.0, 0.001))
-    assert free > 0.99 and dear == pytest.approx(0.8, abs=0.02)  # to take a batch costs the loop
 
 
 def test_what_a_run_uses_beyond_its_step_and_loader_is_threads_that_spin(tmp_path):

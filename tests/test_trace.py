@@ -113,6 +113,15 @@ def test_real_traces_have_the_bottleneck_and_the_shares_found_by_others(known, m
     assert not several or found.straggler == verdict.rank == 7
 
 
+def test_a_step_lasts_until_its_kernels_end_and_the_next_begins_there(read):
+    first = [step(1, 0, 100), launch(1, 50), kernel(1, 60, 90)]
+    result = read([*first, step(2, 110, 90), launch(2, 160), kernel(2, 170, 30)])
+    assert (result.steps, result.step_us) == (2, 100)  # 0 to 150, and 150 to 200
+    assert (result.kernel_us, result.window["window_ms"]) == (60, 0.2)
+    late = read([step(1, 0, 100), kernel(9, 0, 30), launch(1, 40), kernel(1, 50, 10)])
+    assert (late.step_us, late.kernel_us) == (70, 10)  # it begins when older work has ended
+
+
 def test_a_last_step_without_its_kernels_is_left_out_and_without_marks_the_whole_span_is_one(read):
     full = [step(1, 0, 100), step(2, 100, 100)]
     for i in range(1, 6):
