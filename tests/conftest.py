@@ -111,9 +111,9 @@ def cards():
 
     with contextlib.ExitStack() as held:
 
-        def install(*names, **settings):
+        def install(*names):
             found = [standin_gpu.CARDS[name] for name in names]
-            return held.enter_context(standin_gpu.installed(*found, **settings))
+            return held.enter_context(standin_gpu.installed(*found))
 
         yield install
 

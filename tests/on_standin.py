@@ -56,7 +56,7 @@ def somewhere(tmp_path, tmp_path_factory, monkeypatch):
     ("H200", BF16.but(accumulation_steps=4), None, "compute"),
 ])  # fmt: skip
 def test_the_numbers_are_those_of_the_queue(card, pipeline, fault, verdict, cards):
-    gpu = cards(card, numbers=False)
+    gpu = cards(card)
     run = run_on(gpu, pipeline, fault=fault)
     zero, ends = run.steps_since(0)[0]["t"][0], run.stamps[:, 5]
     start, end = (zero + round(ends[i] * 1e9) for i in (run.warmup - 1, -1))
@@ -84,8 +84,7 @@ def test_the_numbers_are_those_of_the_queue(card, pipeline, fault, verdict, card
 def test_a_copy_on_a_stream_of_its_own_is_hidden_under_the_compute(cards):
     balanced = COPYING.but(batch_size=256, **PINNED, xray=False)
     plain, hidden = (
-        run_on(cards("T4", numbers=False), balanced.but(prefetch_to_device=so))
-        for so in (False, True)
+        run_on(cards("T4"), balanced.but(prefetch_to_device=so)) for so in (False, True)
     )
     assert hidden.step_ms < 0.9 * plain.step_ms and hidden.breakdown.copy_ms >= 0
 
@@ -98,7 +97,7 @@ def test_a_fed_pinned_run_is_never_synchronised_and_its_losses_are_read_when_the
 
 
 def test_a_run_on_the_second_card_leaves_the_first_alone(cards):
-    gpu = cards("T4", "H200", numbers=False)
+    gpu = cards("T4", "H200")
     run = run_on(gpu, FED.but(xray=False), device="cuda:1")
     assert {kernel.card for kernel in gpu.kernels} == {1}
     assert run.machine.name == "NVIDIA H200" and run.utilization > 0.9
@@ -124,7 +123,7 @@ def test_an_hour_into_a_run_a_step_is_timed_as_well_as_in_its_first_minute(cards
 
 
 def test_an_exchange_of_ranks_is_stamped_when_it_runs_and_not_when_it_is_issued(cards, tmp_path):
-    gpu, log, comm = cards("H200", numbers=False), EventLog(tmp_path), Communication()
+    gpu, log, comm = cards("H200"), EventLog(tmp_path), Communication()
     job = plain_job(DEVICE, model="mlp", width=2048, depth=2)
     vars(job).update(steps=40, seconds=None)
     trainer = Trainer(job, DEVICE)
@@ -152,7 +151,7 @@ def test_an_exchange_of_ranks_is_stamped_when_it_runs_and_not_when_it_is_issued(
 @pytest.mark.parametrize("wait_ms", [0, 4])
 def test_a_watched_loop_has_the_intervals_of_the_card(wait_ms, cards, monkeypatch):
     monkeypatch.setattr(their_loop, "DRIFT", 0.0)  # there is one clock here
-    gpu = cards("H200", numbers=False)
+    gpu = cards("H200")
     a, truth = torch.empty(4096, 4096, device=DEVICE), []
     watched = lk.watch([torch.empty(4)] * 40, live=False)
     for _ in watched:
@@ -173,7 +172,7 @@ def test_a_watched_loop_has_the_intervals_of_the_card(wait_ms, cards, monkeypatc
 def test_a_watched_model_has_the_peak_of_the_format_its_operators_run_in(
     card, kind, precision, cards, monkeypatch, tmp_path
 ):
-    cards(card, numbers=False)
+    cards(card)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # PyTorch's default
     layer = torch.nn.Conv2d(3, 64, 3) if kind == "convolution" else torch.nn.Identity()
     model = torch.nn.Sequential(layer, torch.nn.Flatten(), torch.nn.LazyLinear(2))
@@ -232,7 +231,7 @@ def planted_on(cards, monkeypatch):
     """Install a card that the fault set takes for this machine's."""
 
     def install(name):
-        gpu = cards(name, numbers=False)
+        gpu = cards(name)
         monkeypatch.setattr(faultset, "machine", lambda: SimpleNamespace(kind="gpu"))
         monkeypatch.setattr(faultset, "finished", lambda pipeline: run_on(gpu, pipeline))
         return gpu
@@ -280,7 +279,7 @@ def test_a_default_step_takes_about_ten_milliseconds_and_is_no_matter_of_launche
     model, card, cards, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
-    gpu = cards(card, numbers=False)
+    gpu = cards(card)
     job = plain_job(DEVICE, model=model)
     assert gpu.peak[0] < 2**20 * 64  # what was tried to find the depth is no part of a run's memory
     step_ms = model_size.time_step(model, job.width, job.depth, job.image_px, DEVICE)
@@ -298,7 +297,7 @@ def test_a_default_step_takes_about_ten_milliseconds_and_is_no_matter_of_launche
 def test_the_default_on_a_card_starves_it_without_a_simulated_delay_and_workers_feed_it(
     card, cards
 ):
-    gpu = cards(card, numbers=False)
+    gpu = cards(card)
     starved = run_on(gpu, STARVED.but(xray=False))
     job = starved.pipeline
     assert (job.image_px, job.io_ms, job.simulated_delay) == (128, 0.0, "")
@@ -314,7 +313,7 @@ def test_a_depth_is_not_taken_at_idle_clocks_nor_kept_of_a_shared_card(
     cards, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
-    gpu = cards("RTX4090", numbers=False)
+    gpu = cards("RTX4090")
     usual, begun = gpu.kernel_us, gpu.clock.now()
     right = plain_job(DEVICE).depth
 
@@ -341,7 +340,7 @@ def test_a_depth_is_not_taken_at_idle_clocks_nor_kept_of_a_shared_card(
 def test_an_update_launches_little_and_waits_for_fp16s_scaler_unless_it_is_fused(cards):
     launched, waits = {}, {}
     for fused in (False, True):
-        gpu = cards("T4", numbers=False)
+        gpu = cards("T4")
         job = plain_job(DEVICE, model="mlp", width=64, depth=8, precision="fp16",
                         fused_optimizer=fused)  # fmt: skip
         trainer = Trainer(job, DEVICE)
@@ -362,7 +361,7 @@ def resolved(**knobs):
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
 def test_cuda_graphs_and_accumulation_are_refused_with_the_reason(mode, cards, monkeypatch):
-    cards("H200", numbers=False)
+    cards("H200")
     monkeypatch.setattr(resolving, "compile_lacks", lambda *_: None)
     job, dropped = resolved(compile=mode, accumulation_steps=4)
     assert job.compile == "default" and "overwrites gradients" in dropped["compile"]
@@ -372,7 +371,7 @@ def test_cuda_graphs_and_accumulation_are_refused_with_the_reason(mode, cards, m
 
 def test_each_pass_that_compiles_begins_without_gradients(cards):
     """A CUDA graph's replay would overwrite those of the pass before."""
-    cards("H200", numbers=False)
+    cards("H200")
     trainer = Trainer(plain_job(DEVICE, model="mlp", width=8, depth=1), DEVICE)
     compute, held = trainer.compute, []
 
@@ -395,7 +394,7 @@ def test_each_pass_that_compiles_begins_without_gradients(cards):
     ],
 )
 def test_compiling_for_a_card_needs_triton_a_compiler_and_volta(missing, says, cards, monkeypatch):
-    cards("T4", numbers=False)
+    cards("T4")
     monkeypatch.delenv("CC", raising=False)
     found = {"triton": "triton", "compiler": "/usr/bin/gcc"} | {missing: None}
     monkeypatch.setattr(resolving.importlib.util, "find_spec", lambda name: found["triton"])
@@ -408,7 +407,7 @@ def test_compiling_for_a_card_needs_triton_a_compiler_and_volta(missing, says, c
 
 
 def test_a_doubled_batch_that_does_not_fit_leaves_the_x_ray_its_other_findings(cards):
-    gpu = cards("T4", numbers=False)
+    gpu = cards("T4")
     # activations of one batch fill more than half of the card
     run = run_on(gpu, FED.but(width=64, depth=1, image_px=224, batch_size=800))
     assert gpu.peak[0] > 0.5 * gpu.cards[0].memory_gib * 2**30
@@ -418,7 +417,7 @@ def test_a_doubled_batch_that_does_not_fit_leaves_the_x_ray_its_other_findings(c
 
 
 def test_an_operation_on_the_second_card_is_timed_and_not_only_launched(cards):
-    gpu, second = cards("T4", "H200", numbers=False), torch.device("cuda", 1)
+    gpu, second = cards("T4", "H200"), torch.device("cuda", 1)
     machine.use(second)
     a = torch.empty(8192, 8192, device=second)
     seconds = measure.Bench(second).time(lambda: a @ a)

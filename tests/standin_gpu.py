@@ -1,7 +1,7 @@
 """A stand-in GPU, for tests only: CUDA's semantics on a CPU, on queues of a stated speed.
 
-Tensors say that they are on "cuda:0" and hold a CPU's numbers (or none, on the meta device, which
-lets a model of any size run in milliseconds). Every operator on them is a kernel: it costs the
+Tensors say that they are on "cuda:0" and hold no numbers: they lie on the meta device, so that a
+model of any size runs in milliseconds. Every operator on them is a kernel: it costs the
 host a launch, goes into the queue of the current stream, and takes there what the card's data sheet
 allows for its FLOPs and bytes. The host runs ahead; what has to wait (`.item()`, a pageable copy,
 synchronize) waits. `torch.Event`, `torch.Stream`, `torch.accelerator` and autograd are PyTorch's
@@ -111,7 +111,7 @@ class VirtualClock:
 
 
 class OnCard(torch.Tensor):
-    """A tensor on the stand-in: it has a card's device, and its numbers in `inner`."""
+    """A tensor on the stand-in: it has a card's device, and its shape in `inner`."""
 
     inner: torch.Tensor
 
@@ -149,9 +149,8 @@ class ToCard(TorchDispatchMode):
 class StandIn:
     """The cards, their queues, and the host's clock."""
 
-    def __init__(self, cards: tuple[Card, ...], numbers: bool = True):
+    def __init__(self, cards: tuple[Card, ...]):
         self.cards, self.clock = cards, VirtualClock()
-        self.numbers = numbers  # else tensors hold none, and `.item()` is 0
         self.kernels: list[Kernel] = []
         self.syncs = 0  # times the host waited for a card
         self.profile: Any = None  # the profiler that is recording
@@ -248,12 +247,12 @@ class StandIn:
         return self.outside(out, device)
 
     def compute(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        if not self.numbers and changes_an_argument(func) and "out" not in kwargs:
+        if changes_an_argument(func) and "out" not in kwargs:
             return None
         inner = {k: self.inside(v) for k, v in kwargs.items() if k != "pin_memory"}
         if inner.get("device") is not None:
-            inner["device"] = torch.device("cpu" if self.numbers else "meta")
-        if self.numbers or not does_work(func):  # a view shares its storage
+            inner["device"] = torch.device("meta")
+        if not does_work(func):  # a view shares its storage
             return func(*map(self.inside, args), **inner)
         asked = (func, *map(described, args), *map(described, kwargs.items()))
         if asked not in self.shapes:
@@ -298,7 +297,7 @@ class StandIn:
             return x.inner
         if isinstance(x, (list, tuple)):
             return [self.inside(each) for each in x]
-        if isinstance(x, torch.Tensor) and not self.numbers and x.device.type == "cpu":
+        if isinstance(x, torch.Tensor) and x.device.type == "cpu":
             return x.to("meta") if x.dim() else x
         return x
 
@@ -317,7 +316,7 @@ class StandIn:
             return self.to_host(source, args[0] if in_place else None, size, waits, kwargs)
         inner = {k: v for k, v in kwargs.items() if k != "pin_memory"}
         if not in_place:
-            inner["device"] = torch.device("cpu" if self.numbers else "meta")
+            inner["device"] = torch.device("meta")
         out = func(*map(self.inside, args), **inner)
         if source.device == target:
             self.launch(func, "copy_", target.index, args, {}, out)
@@ -339,8 +338,7 @@ class StandIn:
         if target is None:
             target = torch.empty(source.shape, dtype=kwargs.get("dtype") or source.dtype)
         end = self.over_the_bus("memcpyDtoH", source.device.index, size, "down")
-        value = source.inner.detach().clone() if self.numbers else torch.zeros(())
-        self.arriving.append((end, lambda: target.copy_(value)))
+        self.arriving.append((end, target.zero_))
         if waits or not target.is_pinned():
             self.syncs += 1
             self.clock.wait_until(end)
@@ -478,7 +476,7 @@ def compiled() -> Path:
     return made
 
 
-def install(*cards: Card, **settings: Any) -> StandIn:
+def install(*cards: Card) -> StandIn:
     """Give this process these cards, for good: call it before anything asks for a device."""
     global GPU, LIBRARY, _answers
     first = LIBRARY is None
@@ -494,7 +492,7 @@ def install(*cards: Card, **settings: Any) -> StandIn:
         patch_cuda()
         fill_in_kernels()
         standin_profiler.install()
-    GPU = StandIn(cards, **settings)
+    GPU = StandIn(cards)
     standin_profiler.Profile.gpu = GPU
     _answers = Answers(**{name: kind(getattr(GPU, name)) for name, kind in Answers._fields_})
     if first:  # autograd starts a thread for each device that it finds in its first backward pass
@@ -507,9 +505,9 @@ def install(*cards: Card, **settings: Any) -> StandIn:
 
 
 @contextlib.contextmanager
-def installed(*cards: Card, **settings: Any) -> Iterator[StandIn]:
+def installed(*cards: Card) -> Iterator[StandIn]:
     """Install the cards on the virtual clock; let labkit and the time module tell its time."""
-    gpu = install(*cards, **settings)
+    gpu = install(*cards)
     now, spend = gpu.clock.now, gpu.clock.spend
     with contextlib.ExitStack() as undo:
         ns, s = dict.fromkeys(("perf_counter_ns", "thread_time_ns"), lambda: now()), {}
@@ -531,9 +529,8 @@ def fill_in_kernels() -> None:
     _kernels = torch.library.Library("aten", "IMPL")
 
     def empty_strided(size, stride, *, dtype=None, layout=None, device=None, pin_memory=None):
-        inner = "cpu" if GPU.numbers else "meta"
         card = LIBRARY.standin_device() if device.index is None else device.index
-        empty = torch.empty_strided(size, stride, dtype=dtype, device=inner)
+        empty = torch.empty_strided(size, stride, dtype=dtype, device="meta")
         return OnCard(empty, torch.device("cuda", card))
 
     def copy_(target, source, non_blocking=False):
