@@ -125,9 +125,6 @@ class OnCard(torch.Tensor):
         GPU.count_memory(made, device)
         return made
 
-    def tolist(self) -> Any:  # PyTorch's own reads the memory itself
-        return self.to("cpu").tolist()
-
     def __repr__(self, **_: Any) -> str:
         return f"OnCard({tuple(self.shape)}, {self.dtype}, {self.device})"
 
@@ -229,8 +226,6 @@ class StandIn:
             return self.copy(func, args, kwargs)
         if name == "_local_scalar_dense":  # `.item()`: the host waits for everything before it
             return self.to_host(args[0], None, args[0].element_size(), True, {}).item()
-        if name == "record_stream":
-            return None
         on_card = [x for x in tensors_of((*args, *kwargs.values())) if isinstance(x, OnCard)]
         device = on_card[0].device if on_card else on_a_card(torch.device(kwargs["device"]))
         out = self.compute(func, args, kwargs)
@@ -238,8 +233,6 @@ class StandIn:
             self.launch(func, name, device.index, args, kwargs, out)
         else:
             self.clock.spend(VIEW_US)
-        if name in ("nonzero", "equal", "is_nonzero", "unique_dim", "_unique2", "masked_select"):
-            self.host_waits(device.index, LIBRARY.standin_stream(device.index), -1)
         if changes_an_argument(func):
             return kwargs.get("out", args[0]) if func._schema.returns else None
         if isinstance(out, (list, tuple)):
@@ -571,14 +564,11 @@ def patch_cuda() -> None:
         "get_device_properties": properties,
         "get_device_name": lambda d=None: properties(d).name,
         "get_device_capability": lambda d=None: GPU.cards[index(d)].capability,
-        "get_arch_list": lambda: ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"],
         "memory_allocated": lambda d=None: GPU.allocated[index(d)],
         "memory_reserved": lambda d=None: GPU.allocated[index(d)],
         "max_memory_allocated": lambda d=None: GPU.peak[index(d)],
         "reset_peak_memory_stats": lambda d=None: GPU.peak.__setitem__(
             index(d), GPU.allocated[index(d)]),
-        "mem_get_info": lambda d=None: (
-            properties(d).total_memory - GPU.allocated[index(d)], properties(d).total_memory),
         "synchronize": lambda d=None: GPU.host_waits(index(d), -1, -1),
         "is_bf16_supported": lambda emulated=True: emulated or properties().major >= 8,
         "current_stream": lambda d=None: torch.accelerator.current_stream(index(d)),
