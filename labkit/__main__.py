@@ -81,6 +81,8 @@ def trace(options: argparse.Namespace) -> Any:
         return compared_runs(options)
     if options.limit is not None:
         raise ValueError("--fail-if-slower compares two saved runs: BEFORE.jsonl AFTER.jsonl.")
+    if is_record(options.path):
+        raise ValueError(f"{options.path} is a saved run: diagnose it, or give a second one.")
     found = lk.trace(options.path)
     return found.compare(options.after) if options.after else found
 

@@ -32,16 +32,13 @@ settings.register_profile("nightly", print_blob=True, max_examples=300, **usual)
 settings.load_profile("nightly" if NIGHTLY else "usual")
 # Claims that do not hold are errors; `LABKIT_QUICK=0 pytest notebooks` runs them at full length
 IN_NOTEBOOKS = {"LABKIT_STRICT": "1", "LABKIT_QUICK": os.environ.get("LABKIT_QUICK", "1")}
-# A run's bench finds `planted.py` (faults) here
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [os.environ.get("PYTHONPATH"), str(Path(__file__).parent)])
-)
+# A run's bench finds the faults that break it in tests/, those that cost time in maintain/
+FAULTS = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "maintain")]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *FAULTS]))
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # of a test run in a shell's background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in ("WANDB_API_KEY", "WANDB_MODE"):
     os.environ.pop(name, None)
-
-fault_figures = []  # of injected faults: (what, clean-up in s, steps finished, steps recorded)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -87,17 +84,6 @@ def pytest_runtest_protocol(item):
         return (yield)
 
 
-def pytest_terminal_summary(terminalreporter):
-    """Say what the injected faults cost."""
-    if fault_figures:
-        lost = sum(max(0, finished - recorded) for _, _, finished, recorded in fault_figures)
-        name, slowest = max(fault_figures, key=lambda row: row[1])[:2]
-        terminalreporter.write_line(
-            f"faults: {len(fault_figures)} injected into runs, {lost} finished steps lost, "
-            f"slowest clean-up {slowest:.2f} s ({name})"
-        )
-
-
 @pytest.fixture(scope="session")
 def tiny():
     """A pipeline whose run takes about half a second after the start."""
@@ -125,9 +111,9 @@ def cards():
 
     with contextlib.ExitStack() as held:
 
-        def install(*names, **settings):
+        def install(*names):
             found = [standin_gpu.CARDS[name] for name in names]
-            return held.enter_context(standin_gpu.installed(*found, **settings))
+            return held.enter_context(standin_gpu.installed(*found))
 
         yield install
 

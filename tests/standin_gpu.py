@@ -1,14 +1,13 @@
 """A stand-in GPU, for tests only: CUDA's semantics on a CPU, on queues of a stated speed.
 
-Tensors say that they are on "cuda:0" and hold a CPU's numbers (or none, on the meta device, which
-lets a model of any size run in milliseconds). Every operator on them is a kernel: it costs the
+Tensors say that they are on "cuda:0" and hold no numbers: they lie on the meta device, so that a
+model of any size runs in milliseconds. Every operator on them is a kernel: it costs the
 host a launch, goes into the queue of the current stream, and takes there what the card's data sheet
 allows for its FLOPs and bytes. The host runs ahead; what has to wait (`.item()`, a pageable copy,
 synchronize) waits. `torch.Event`, `torch.Stream`, `torch.accelerator` and autograd are PyTorch's
 own, through CUDA's device guard (standin_gpu.cpp, compiled here), and `torch.cuda` is patched where
 a build without CUDA has nothing. What the queue did is in `kernels`: the truth that labkit's
-numbers are held against. On the virtual clock (the default) nothing takes time but what is stated;
-`real_time=True` keeps the real one, for whole runs in processes of their own (see standin_site).
+numbers are held against. The clock is virtual: nothing takes time but what is stated.
 
     with standin_gpu.installed(H200) as gpu:  # once in a process, which then has this card
         train(Trainer(job, torch.device("cuda", 0)), gpu.loader(5, batch), timeline, job)
@@ -72,12 +71,9 @@ _AMPERE = {"fp64": 9.7, "fp32": 19.5, "tf32": 156, "fp16": 312, "bf16": 312}
 CARDS = {
     "T4": Card("Tesla T4", {"fp64": 0.25, "fp32": 8.1, "fp16": 65, "bf16": 4}, 320, 14.6, 40,
                (7, 5), 4, 12.0, 1024),
-    "RTX4070": Card("NVIDIA GeForce RTX 4070", {"fp64": 0.46, "fp32": 29.1, "tf32": 29.1,
-                    "fp16": 58.3, "bf16": 58.3}, 504, 11.6, 46, (8, 9), 36, 25.0, 1536),
     "RTX4090": Card("NVIDIA GeForce RTX 4090", {"fp64": 1.3, "fp32": 82.6, "tf32": 82.6,
                     "fp16": 165.2, "bf16": 165.2}, 1008, 23.5, 128, (8, 9), 72, 25.0, 1536),
     "A100": Card("NVIDIA A100-SXM4-40GB", _AMPERE, 1555, 39.4, 108, (8, 0), 40),
-    "H100": Card("NVIDIA H100 80GB HBM3", _HOPPER, 3350, 79.1, 132, (9, 0), 50, 50.0),
     "H200": Card("NVIDIA H200", _HOPPER, 4800, 139.8, 132, (9, 0), 60, 50.0),
 }  # fmt: skip
 
@@ -114,22 +110,8 @@ class VirtualClock:
         self.ns = max(self.ns, ns)
 
 
-class RealClock:
-    """The real time: what the host does takes what it takes."""
-
-    now = staticmethod(time.perf_counter_ns)
-    sleep = staticmethod(time.sleep)
-
-    def spend(self, us: float) -> None:
-        pass  # the real work has been done
-
-    def wait_until(self, ns: int) -> None:
-        while (left := ns - self.now()) > 0:
-            self.sleep(left / 1e9)
-
-
 class OnCard(torch.Tensor):
-    """A tensor on the stand-in: it has a card's device, and its numbers in `inner`."""
+    """A tensor on the stand-in: it has a card's device, and its shape in `inner`."""
 
     inner: torch.Tensor
 
@@ -142,9 +124,6 @@ class OnCard(torch.Tensor):
         made.inner = inner
         GPU.count_memory(made, device)
         return made
-
-    def tolist(self) -> Any:  # PyTorch's own reads the memory itself
-        return self.to("cpu").tolist()
 
     def __repr__(self, **_: Any) -> str:
         return f"OnCard({tuple(self.shape)}, {self.dtype}, {self.device})"
@@ -167,9 +146,8 @@ class ToCard(TorchDispatchMode):
 class StandIn:
     """The cards, their queues, and the host's clock."""
 
-    def __init__(self, cards: tuple[Card, ...], clock: Any, numbers: bool = True):
-        self.cards, self.clock = cards, clock
-        self.numbers = numbers  # else tensors hold none, and `.item()` is 0
+    def __init__(self, cards: tuple[Card, ...]):
+        self.cards, self.clock = cards, VirtualClock()
         self.kernels: list[Kernel] = []
         self.syncs = 0  # times the host waited for a card
         self.profile: Any = None  # the profiler that is recording
@@ -248,8 +226,6 @@ class StandIn:
             return self.copy(func, args, kwargs)
         if name == "_local_scalar_dense":  # `.item()`: the host waits for everything before it
             return self.to_host(args[0], None, args[0].element_size(), True, {}).item()
-        if name == "record_stream":
-            return None
         on_card = [x for x in tensors_of((*args, *kwargs.values())) if isinstance(x, OnCard)]
         device = on_card[0].device if on_card else on_a_card(torch.device(kwargs["device"]))
         out = self.compute(func, args, kwargs)
@@ -257,8 +233,6 @@ class StandIn:
             self.launch(func, name, device.index, args, kwargs, out)
         else:
             self.clock.spend(VIEW_US)
-        if name in ("nonzero", "equal", "is_nonzero", "unique_dim", "_unique2", "masked_select"):
-            self.host_waits(device.index, LIBRARY.standin_stream(device.index), -1)
         if changes_an_argument(func):
             return kwargs.get("out", args[0]) if func._schema.returns else None
         if isinstance(out, (list, tuple)):
@@ -266,12 +240,12 @@ class StandIn:
         return self.outside(out, device)
 
     def compute(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        if not self.numbers and changes_an_argument(func) and "out" not in kwargs:
+        if changes_an_argument(func) and "out" not in kwargs:
             return None
         inner = {k: self.inside(v) for k, v in kwargs.items() if k != "pin_memory"}
         if inner.get("device") is not None:
-            inner["device"] = torch.device("cpu" if self.numbers else "meta")
-        if self.numbers or not does_work(func):  # a view shares its storage
+            inner["device"] = torch.device("meta")
+        if not does_work(func):  # a view shares its storage
             return func(*map(self.inside, args), **inner)
         asked = (func, *map(described, args), *map(described, kwargs.items()))
         if asked not in self.shapes:
@@ -316,7 +290,7 @@ class StandIn:
             return x.inner
         if isinstance(x, (list, tuple)):
             return [self.inside(each) for each in x]
-        if isinstance(x, torch.Tensor) and not self.numbers and x.device.type == "cpu":
+        if isinstance(x, torch.Tensor) and x.device.type == "cpu":
             return x.to("meta") if x.dim() else x
         return x
 
@@ -335,7 +309,7 @@ class StandIn:
             return self.to_host(source, args[0] if in_place else None, size, waits, kwargs)
         inner = {k: v for k, v in kwargs.items() if k != "pin_memory"}
         if not in_place:
-            inner["device"] = torch.device("cpu" if self.numbers else "meta")
+            inner["device"] = torch.device("meta")
         out = func(*map(self.inside, args), **inner)
         if source.device == target:
             self.launch(func, "copy_", target.index, args, {}, out)
@@ -357,8 +331,7 @@ class StandIn:
         if target is None:
             target = torch.empty(source.shape, dtype=kwargs.get("dtype") or source.dtype)
         end = self.over_the_bus("memcpyDtoH", source.device.index, size, "down")
-        value = source.inner.detach().clone() if self.numbers else torch.zeros(())
-        self.arriving.append((end, lambda: target.copy_(value)))
+        self.arriving.append((end, target.zero_))
         if waits or not target.is_pinned():
             self.syncs += 1
             self.clock.wait_until(end)
@@ -496,7 +469,7 @@ def compiled() -> Path:
     return made
 
 
-def install(*cards: Card, real_time: bool = False, **settings: Any) -> StandIn:
+def install(*cards: Card) -> StandIn:
     """Give this process these cards, for good: call it before anything asks for a device."""
     global GPU, LIBRARY, _answers
     first = LIBRARY is None
@@ -512,7 +485,7 @@ def install(*cards: Card, real_time: bool = False, **settings: Any) -> StandIn:
         patch_cuda()
         fill_in_kernels()
         standin_profiler.install()
-    GPU = StandIn(cards, RealClock() if real_time else VirtualClock(), **settings)
+    GPU = StandIn(cards)
     standin_profiler.Profile.gpu = GPU
     _answers = Answers(**{name: kind(getattr(GPU, name)) for name, kind in Answers._fields_})
     if first:  # autograd starts a thread for each device that it finds in its first backward pass
@@ -524,16 +497,10 @@ def install(*cards: Card, real_time: bool = False, **settings: Any) -> StandIn:
     return GPU
 
 
-def install_from_environment() -> None:
-    """Install the cards that LABKIT_STANDIN names, on the real clock (see standin_site)."""
-    cards = [CARDS[name] for name in os.environ["LABKIT_STANDIN"].split(",") if name != "none"]
-    install(*cards, real_time=True, numbers=os.environ.get("LABKIT_STANDIN_NUMBERS") != "0")
-
-
 @contextlib.contextmanager
-def installed(*cards: Card, **settings: Any) -> Iterator[StandIn]:
+def installed(*cards: Card) -> Iterator[StandIn]:
     """Install the cards on the virtual clock; let labkit and the time module tell its time."""
-    gpu = install(*cards, **settings)
+    gpu = install(*cards)
     now, spend = gpu.clock.now, gpu.clock.spend
     with contextlib.ExitStack() as undo:
         ns, s = dict.fromkeys(("perf_counter_ns", "thread_time_ns"), lambda: now()), {}
@@ -555,9 +522,8 @@ def fill_in_kernels() -> None:
     _kernels = torch.library.Library("aten", "IMPL")
 
     def empty_strided(size, stride, *, dtype=None, layout=None, device=None, pin_memory=None):
-        inner = "cpu" if GPU.numbers else "meta"
         card = LIBRARY.standin_device() if device.index is None else device.index
-        empty = torch.empty_strided(size, stride, dtype=dtype, device=inner)
+        empty = torch.empty_strided(size, stride, dtype=dtype, device="meta")
         return OnCard(empty, torch.device("cuda", card))
 
     def copy_(target, source, non_blocking=False):
@@ -598,21 +564,16 @@ def patch_cuda() -> None:
         "get_device_properties": properties,
         "get_device_name": lambda d=None: properties(d).name,
         "get_device_capability": lambda d=None: GPU.cards[index(d)].capability,
-        "get_arch_list": lambda: ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"],
         "memory_allocated": lambda d=None: GPU.allocated[index(d)],
         "memory_reserved": lambda d=None: GPU.allocated[index(d)],
         "max_memory_allocated": lambda d=None: GPU.peak[index(d)],
-        "max_memory_reserved": lambda d=None: GPU.peak[index(d)],
         "reset_peak_memory_stats": lambda d=None: GPU.peak.__setitem__(
             index(d), GPU.allocated[index(d)]),
-        "mem_get_info": lambda d=None: (
-            properties(d).total_memory - GPU.allocated[index(d)], properties(d).total_memory),
         "synchronize": lambda d=None: GPU.host_waits(index(d), -1, -1),
         "is_bf16_supported": lambda emulated=True: emulated or properties().major >= 8,
-        "_sleep": lambda ticks: GPU.enqueue("spin_kernel", index(), ticks / 1.5e3),
         "current_stream": lambda d=None: torch.accelerator.current_stream(index(d)),
         "Stream": lambda device=None, **k: torch.Stream(torch.device("cuda", index(device))),
-        "stream": lambda stream: stream, "Event": torch.Event,
+        "Event": torch.Event,
     }  # fmt: skip
     for name, value in answers.items():
         setattr(torch.cuda, name, value)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import slow_faults
 import torch
 
 import labkit as lk
@@ -18,7 +19,6 @@ from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import make_timeline
-from labkit.course import slow_faults
 from labkit.process.events import VERSION, Drain, EventLog
 from labkit.results.run import Run
 from labkit.spec import PX

@@ -3,7 +3,6 @@
 import os
 import time
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import cloudpickle
@@ -77,10 +76,9 @@ def test_answers_are_judged_by_what_they_measure_in_a_process_of_their_own(key, 
 
 
 def test_a_cheat_with_knobs_changes_the_work_and_is_refused_unless_a_goal_tells():
-    by_goal = {"08-two-fixes": "all at once", "09-no-sync": "another update", "04-fit": "fewer"}
     for key, task in TASKS.items():
         for name in WRONG[key] if isinstance(task, KnobTask) else ():
-            if name.startswith("cheat") and by_goal.get(key, "every") not in name:
+            if name.startswith("cheat") and key != "04-fit":  # there a goal tells
                 with pytest.raises(ValueError, match="not the same work"):
                     task.spec(WRONG[key][name])
 
@@ -268,15 +266,6 @@ def test_a_late_guess_is_shown_and_a_skipped_one_is_neither_stored_nor_scored():
         bet = lk.guess("busy", bad).settle(0.5)
         assert bet.points is None and "None to skip" in repr(bet)
     assert score.read()["guesses"]["busy"]["guess"] == 0.5
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"guesses": 3}', "[" * 100_000])
-def test_a_broken_score_file_is_no_score(text, monkeypatch):
-    monkeypatch.setattr(score, "QUIET", ())
-    Path(score.FILE_NAME).write_text(text)
-    assert lk.score().guess_points == 0
-    lk.guess("again", 1.0).settle(1.0)
-    assert lk.score().guess_points == 3
 
 
 def test_points_grow_with_how_close_a_guess_is():

@@ -12,7 +12,7 @@ import labkit as lk
 from labkit.analysis import rules
 from labkit.analysis.card_formats import tensor_formats
 from labkit.analysis.facts import BOTTLENECKS, LESSONS, NOTEBOOKS, Facts
-from labkit.analysis.prediction import Workers, workers_from_times
+from labkit.analysis.prediction import Workers
 from labkit.analysis.remedies import feed
 from labkit.analysis.thresholds import WORTH_NAMING
 
@@ -114,15 +114,6 @@ def test_the_xray_sees_inside_the_compute_and_the_costlier_fault_comes_first(see
     assert names[0] == "input" and set(names[1:]) <= {bottleneck}
 
 
-def test_pauses_in_single_steps_are_the_hosts_doing_but_not_a_heavier_step_at_each_update():
-    ms, accumulated = steps(), steps()
-    ms[::5, 2] += 60.0
-    assert first(lk.diagnose(fake(ms))) == ("launch", "pauses inside steps")
-    accumulated[3::4, 2] += 30.0
-    run = fake(accumulated, pipeline=lk.Pipeline(accumulation_steps=4))
-    assert lk.diagnose(run).bottleneck == "compute"
-
-
 def test_a_run_that_is_too_short_or_in_which_no_time_passed_gets_no_verdict():
     found = lk.diagnose(fake(steps(count=6)))
     assert found.bottleneck == "unsure" and "Run 7 more steps" in found.advice
@@ -150,23 +141,6 @@ def test_a_core_taken_from_the_model_is_blamed_on_who_took_it(
 
 
 @pytest.mark.parametrize(
-    ("make_ms", "cores", "how", "workers"),
-    [(40, 8, {}, 4),  # a batch takes four steps: the law says four
-     (40, 2, {}, 2),  # the cores are the limit, whatever the law says
-     (40, 2, {"computes": 0.0}, 4),  # items that wait take no core
-     (40, 2, {"computes": 0.0, "own": 4}, 4),  # and then there are enough
-     (0.5, 2, {"own": 4}, 0),  # made sooner than handed over
-     (10, 2, {"threads": 2}, 0),  # the cores are taken: no more than the model may be wrong by
-     (330, None, {}, 1)],  # of 660 ms: one keeps up
-)  # fmt: skip
-def test_the_number_of_workers_follows_from_how_long_a_batch_and_a_step_take(
-    make_ms, cores, how, workers
-):
-    step_s = 0.66 if cores is None else 0.010 if make_ms > 1 else 0.0001
-    assert workers_from_times(make_ms / 1e3, step_s, cores, **how).num_workers == workers
-
-
-@pytest.mark.parametrize(
     ("now", "best", "said"),
     [(0, 6, "num_workers=6; PyTorch warns"), (2, 6, "Raise num_workers to 6"),
      (6, 6, "workers is not expected to gain. Do less"), (6, 2, "fewer workers: num_work"),
@@ -189,13 +163,6 @@ def test_workers_are_not_advised_for_batches_that_are_made_as_fast_as_handed_ove
     assert ("0.4 ms a batch" in found.advice and "BatchSampler" in found.advice) != workers
 
 
-@pytest.mark.parametrize("seen", [None, {"steps": 1}, CALM | {"window_us": "long"}])
-def test_without_a_sound_xray_the_verdict_is_a_guess_and_says_so(seen):
-    found = lk.diagnose(fake(steps(), xray_facts=seen))
-    assert found.bottleneck == "compute" and found.confidence <= 0.5
-    assert any("x-ray" in note for note in found.notes)
-
-
 @pytest.mark.parametrize(
     ("kernel_us", "how", "graphs"),
     [(0.0, {}, False),  # no kernel at all, of a device that its events call busy
@@ -207,20 +174,6 @@ def test_instruments_that_contradict_each_other_give_no_verdict(kernel_us, how, 
     found = on_gpu(kernel_us, **how)
     assert first(found) == ("unsure", "instruments disagree")
     assert ("CUDA graphs" in found.advice) == graphs
-
-
-@pytest.mark.parametrize("kernel_us", [9_000.0, 20.0])
-def test_gaps_between_kernels_are_launch_however_little_the_kernels_take(kernel_us):
-    found = on_gpu(kernel_us)
-    assert first(found) == ("launch", "gaps between kernels")
-    assert found.findings[0].lost_share == pytest.approx(1 - kernel_us / 20_000, abs=0.03)
-
-
-def test_a_profiler_that_saw_no_device_at_all_is_no_witness_and_no_contradiction():
-    found = on_gpu(0.0, ms=steps(wait=60.0), device_kind="cpu", xray_facts=CALM)
-    assert found.bottleneck == "input"
-    assert any("no device activity" in note for note in found.notes)
-    assert on_gpu(19_500.0, cuda_graphs=True).bottleneck == "compute"  # graphs were seen
 
 
 ODD = "cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_32x2_tn_align1"
@@ -321,18 +274,3 @@ def test_real_traces_zero_workers_is_input_four_is_not_and_both_lack_tensor_core
     assert none.findings[0].lost_share == pytest.approx(1 / 3, abs=0.02)
     names = [[finding.name for finding in found.findings] for found in (none, four)]
     assert "input" not in names[1] and all("precision" in each for each in names)
-
-
-def test_a_record_its_path_and_its_method_give_one_verdict_and_what_is_none_is_an_error(tmp_path):
-    run = lk.recorded("workers-0")
-    found = lk.diagnose(run)
-    assert found == run.diagnose() == lk.diagnose(run.path) and found.source.startswith("RECORDED")
-    (tmp_path / "a.json").write_text("{}")
-    (tmp_path / "a.jsonl").write_text("{}\n")
-    for bad in ("a.json", "a.jsonl", "missing.json", "missing.jsonl"):
-        with pytest.raises(ValueError, match=bad):
-            lk.diagnose(tmp_path / bad)
-    head = {"event": "spec", "version": 1, "t_ns": 0, "run": "r", "measure": "f", "pipeline": {}}
-    (tmp_path / "f.jsonl").write_text(json.dumps(head) + "\n")
-    with pytest.raises(ValueError, match=r"f.jsonl: a measured function has rows"):
-        lk.diagnose(tmp_path / "f.jsonl")

@@ -13,7 +13,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from conftest import fault_figures, processes_of
+from conftest import processes_of
 from planted import COUNT_NAME, QUICK, counted, no_tools_in, planted, sampled, wait_until
 
 from labkit import load
@@ -124,7 +124,6 @@ def test_a_fault_ends_the_run_as_it_must_and_leaves_nothing(fault):
     last = next((e["t_ns"] for e in map(run.event, ("error", "done")) if e), None)
     steps = run.steps_since(0)
     cleaned = (over - (acted or last or steps[-1]["t"][3])) / 1e9
-    fault_figures.append((fault.name, cleaned, counted(run.path), run.steps))
     assert run.outcome == fault.outcome, run.error
     assert re.search(fault.says, run.error or "") if fault.says else run.error is None, run.error
     assert run.steps >= counted(run.path)

@@ -116,9 +116,3 @@ def test_nothing_eager_is_called_compiled(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "")
     job, not_applied = resolve_config(compiled.to_dict(), torch.device("cpu"))
     assert job.compile is None and "C++ compiler" in not_applied["compile"]
-
-
-def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_one(monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("not a folder")
-    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "file"))
-    assert "labkit-" in folders.home().name

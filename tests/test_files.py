@@ -5,7 +5,6 @@ import errno
 import getpass
 import json
 import os
-import re
 import stat
 import subprocess
 import sys
@@ -102,20 +101,6 @@ def test_a_user_id_without_a_name_has_a_home(error, own_home, shared_tmp, monkey
     assert folders.home() == own_home
 
 
-@pytest.mark.parametrize(
-    "told", [lambda *_: "~/.cache/labkit", Mock(side_effect=RuntimeError("no home directory"))]
-)
-def test_where_the_user_has_no_home_none_is_made_in_the_working_folder(
-    told, shared_tmp, monkeypatch
-):
-    monkeypatch.chdir(shared_tmp)
-    monkeypatch.delenv("LABKIT_HOME")
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    monkeypatch.setattr(folders.platformdirs, "user_cache_dir", told)
-    place = folders.home()
-    assert os.listdir() == [place.name] and place.name.startswith("labkit-")
-
-
 @posix_files
 def test_a_run_has_a_folder_that_only_its_user_reads_with_the_time_in_utc(own_home, monkeypatch):
     with monkeypatch.context() as patch:
@@ -153,14 +138,6 @@ def test_a_folder_of_sockets_that_another_user_made_is_neither_used_nor_cleared(
     assert config == {"tempdir": str(sockets)} and not sockets.exists()
 
 
-def test_hosts_that_share_a_home_share_a_cards_lock_but_not_that_of_their_processors(tmp_path):
-    for device in ("cpu", "GPU-4f6e"):
-        os.close(family.hold(tmp_path, device, "run", print))
-    names = {path.name for path in (tmp_path / "locks").iterdir()}
-    host = re.sub("[^A-Za-z0-9-]", "_", os.uname().nodename)
-    assert names == {f"cpu_of_{host}.lock", "GPU-4f6e.lock"}
-
-
 # -- how long a run stays --------------------------------------------------------------------------
 
 
@@ -173,17 +150,6 @@ def run_of_age(runs, hours, number=0):
     for path in (folder / events.FILE_NAME, folder):
         os.utime(path, (then, then))
     return folder
-
-
-def test_the_runs_that_go_are_those_unchanged_for_longest_whatever_their_names(
-    own_home, monkeypatch
-):
-    monkeypatch.setattr(folders, "KEPT_RUNS", 3)
-    runs = own_home / "runs"
-    old, older, oldest = (run_of_age(runs, hours, 9 - hours) for hours in (1, 2, 9))
-    os.utime(oldest / events.FILE_NAME)  # it goes on
-    new = folders.new_run()
-    assert {*runs.iterdir()} == {new, old, oldest} and not older.exists()
 
 
 def test_a_run_in_use_stays_here_or_in_another_process(own_home, monkeypatch):
@@ -319,13 +285,6 @@ def test_what_labkit_did_not_write_is_replaced_only_when_asked_for(recorded_run,
     assert {*os.listdir(tmp_path)} == {*writes}
 
 
-def test_code_that_was_edited_since_is_not_replaced(tmp_path):
-    path = lk.script(Pipeline(num_workers=4), before=Pipeline()).save(tmp_path / "train.py")
-    path.write_text(f"{path.read_text()}# mine\n")
-    with pytest.raises(FileKept):
-        lk.script(Pipeline(num_workers=2), before=Pipeline()).save(path)
-
-
 @pytest.mark.parametrize("option", ["--save", "--plot"])
 def test_the_terminal_refuses_before_it_runs_anything(option, tmp_path, monkeypatch, capsys):
     ran = []
@@ -381,20 +340,6 @@ def test_notebooks_that_play_at_once_lose_nothing_of_each_other(book):
     assert [notebook.wait() for notebook in playing] == [0, 0]
     assert len(score.read()["guesses"]) == 100
     assert os.listdir() == [score.FILE_NAME]
-
-
-def test_what_a_write_could_not_store_comes_with_the_next_and_beats_nothing(book, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(score.saving, "replacing", Mock(side_effect=OSError("read-only")))
-        score.keep("guesses", "a", guess=1)
-    assert score.read()["guesses"] == {"a": {"guess": 1}} and not book.exists()
-    book.write_text('{"guesses": {"a": {"guess": 9, "made": 3}}, "notes": ["of a later labkit"]}')
-    score.keep("guesses", "b", guess=float("nan"))
-    stored = json.loads(book.read_text())
-    assert stored["guesses"] == {"a": {"guess": 1, "made": 3}, "b": {"guess": None}}
-    assert stored["notes"] == ["of a later labkit"]
-    book.unlink()
-    assert not score.read()["guesses"]
 
 
 @posix_files

@@ -1,71 +1,29 @@
-"""The slices for the first real card, with a Python that pretends: the logic of their stages.
-
-Each stage leaves a log, one that fails stops none, and all of it comes back in one archive.
-"""
+"""The slices for a lent card, tried on this machine as `--dry-run` does: no card is needed."""
 
 import os
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SLICES = sorted(path.stem for path in (ROOT / "maintain" / "first_gpu").glob("[0-9]*.sh"))
+SLICES = sorted((ROOT / "maintain" / "first_gpu").glob("[0-9]*.sh"))
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="scripts for Linux")
 
-STUB = """#!/usr/bin/env bash
-echo "$@" >>"$CALLS"
-case "$*" in *"$FAILING"*) echo "it broke"; exit 3 ;; esac
-case "$*" in *"$SLOW"*) sleep 60 ;; esac
-echo "device  A card ($DEVICE)"
-"""
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SLICES, ids=lambda path: path.stem)
+def test_each_slice_runs_without_a_card_and_leaves_its_archive(script, tmp_path):
+    env = os.environ | {"PYTHON": sys.executable, "LABKIT_HOME": str(tmp_path / "home")}
+    command = ["bash", script, "--dry-run", tmp_path]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / f"{script.stem}.tgz").stat().st_size
 
 
-@pytest.fixture
-def start(tmp_path):
-    """Start a slice with a Python that writes down what it is asked: (result, calls, stages)."""
-    stub, calls = tmp_path / "python", tmp_path / "calls"
-    stub.write_text(STUB)
-    stub.chmod(0o755)
-
-    def go(slice_name, *options, **settings):
-        calls.write_text("")
-        usual = {"FAILING": "nothing", "SLOW": "nothing", "DEVICE": "cuda:0"}
-        usual |= {"PYTHON": str(stub), "CALLS": str(calls), "LABKIT_HOME": str(tmp_path / "home")}
-        script = ROOT / "maintain" / "first_gpu" / f"{slice_name}.sh"
-        command, env = ["bash", script, *options, tmp_path], os.environ | usual | settings
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
-        with tarfile.open(tmp_path / f"{slice_name}.tgz") as archive:
-            summary = archive.extractfile("./summary.txt").read().decode().splitlines()
-            logs = archive.getnames()
-        stages = {line[:28].strip(): line[29:55].strip() for line in summary}
-        assert {f"./{stage}.log" for stage in stages if "begun" not in stages[stage]} <= {*logs}
-        return done, calls.read_text(), stages
-
-    return go
-
-
-@pytest.mark.parametrize("slice_name", SLICES)
-def test_each_slice_can_be_rehearsed_without_a_card(slice_name, start):
-    done, calls, stages = start(slice_name, "--dry-run", DEVICE="cpu")
-    assert done.returncode == 0 and {*stages.values()} == {"passed"}, done.stderr
-    assert len(stages) > 1 and "--execute" not in calls
-
-
-def test_a_failing_stage_stops_no_other_and_what_is_slow_is_stopped(start):
-    done, calls, stages = start("2_notebooks", FAILING="notebooks/02_", SLOW="notebooks/08_",
-                                TOTAL_S="4")  # fmt: skip
-    assert done.returncode == 1 and "--allow-errors" in calls
-    assert stages == {"machine": "passed", "notebook-00": "passed", "notebook-02": "FAILED",
-                      "notebook-08": "stopped at its limit"}  # fmt: skip
-    assert start("1_ground", SLOW="ground.py", TOTAL_S="2")[2]["tests"].startswith("not begun")
-
-
-def test_the_slices_have_every_notebook_and_keep_to_ten_minutes(start):
-    asked = "".join((ROOT / "maintain" / "first_gpu" / f"{name}.sh").read_text() for name in SLICES)
+def test_the_slices_have_every_notebook():
+    asked = "".join(script.read_text() for script in SLICES)
     for notebook in (ROOT / "notebooks").glob("*.ipynb"):
         assert f" {notebook.name[:2]}" in asked
-    done, calls, _ = start("5_record", DEVICE="cpu")
-    assert done.returncode == 2 and "no GPU" in done.stderr and "record" not in calls

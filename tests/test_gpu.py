@@ -1,9 +1,7 @@
 """What has to be true on a real card. Skipped, with the reason, where there is none.
 
 Made for anything from a T4 to an H200: no test asserts a time, and what a card or a driver does not
-have is a skip that says so. With LABKIT_STANDIN=T4 and LABKIT_STANDIN_NUMBERS=0 (see
-tests/standin_site) all of it is rehearsed but what only a driver, a profiler or real arithmetic can
-tell. tests/on_standin.py has the rest.
+have is a skip that says so. tests/on_standin.py has what a stand-in can tell.
 """
 
 import os
@@ -12,11 +10,11 @@ import subprocess
 import time
 from statistics import median
 
+import faultset
 import pytest
 
 import labkit as lk
 from labkit.analysis.diagnosis import SHARED
-from labkit.course import faultset
 from labkit.process import events as step_log
 from labkit.process.events import EventLog, now_ns
 from labkit.results.launch import launch
@@ -27,8 +25,6 @@ from labkit.bench import model_size  # noqa: E402
 from labkit.bench.loop import Trainer  # noqa: E402
 from labkit.bench.timeline import make_timeline  # noqa: E402
 
-REAL = not os.environ.get("LABKIT_STANDIN")
-real_card = pytest.mark.skipif(not REAL, reason="takes a real card's driver or arithmetic")
 has_smi = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no nvidia-smi")
 pytestmark = [
     pytest.mark.gpu,
@@ -37,7 +33,7 @@ pytestmark = [
 DEVICE = torch.device("cuda", 0)
 
 # Made when the file is collected, so that each is legal. None may fall back on the CPU
-STARVED = lk.Pipeline(device="cuda", steps=60 if REAL else 16, seconds=20)
+STARVED = lk.Pipeline(device="cuda", steps=60, seconds=20)
 FED = STARVED.but(dataset="array", num_workers=2)
 LAUNCH_BOUND = FED.but(model="mlp", width=32, depth=64, batch_size=1)
 HEAVY = FED.but(image_px=64, width=768, depth=2, steps=100_000, seconds=6)
@@ -106,7 +102,6 @@ def graphed():
     return lambda: graph.replay() or b[0, 0]
 
 
-@real_card
 @pytest.mark.parametrize(("gap_s", "make"), [(0.0, heavy), (0.02, heavy), (0.01, graphed)])
 def test_busy_intervals_agree_with_the_profilers_kernels(gap_s, make, tmp_path):
     from torch.profiler import ProfilerActivity, profile
@@ -133,7 +128,6 @@ def test_busy_intervals_agree_with_the_profilers_kernels(gap_s, make, tmp_path):
     assert ours == pytest.approx(busy_share(kernels), abs=0.02)
 
 
-@real_card
 def test_recording_never_synchronises(tmp_path):
     timeline, work = make_timeline(EventLog(tmp_path), tmp_path, DEVICE), heavy()
     torch.cuda.synchronize()
@@ -151,7 +145,7 @@ def test_recording_a_step_costs_the_host_a_small_part_of_it(tmp_path):
     batch = trainer.to_device(*model_size.noise_batch(trainer.job))
     timeline = make_timeline(EventLog(tmp_path), tmp_path, DEVICE)
     took = {0: [], 1: []}
-    for i in range(600 if REAL else 80):
+    for i in range(600):
         start = now_ns()
         if i % 2:
             stamped(timeline, i // 2, lambda: trainer.compute(*batch, update=True))
@@ -171,7 +165,6 @@ def test_a_starved_and_a_fed_run_differ_as_the_lesson_says_and_a_step_has_its_si
     assert 1 / 3 < fed.median_compute_ms / model_size.STEP_MS < 3, fed.pipeline.depth
 
 
-@real_card
 def test_busy_is_an_upper_bound_and_the_x_ray_sees_the_gaps():
     tight, loose = finished(HEAVY), finished(LAUNCH_BOUND)
     assert tight.xray.gpu_utilization <= tight.utilization + 0.1
@@ -199,7 +192,6 @@ def smi(uuid, field):
     return float(said) / 100 if said.replace(".", "").isdigit() else None
 
 
-@real_card
 @has_smi
 def test_telemetry_agrees_with_nvidia_smi_and_counters_are_shares():
     run = launch(HEAVY)
@@ -221,7 +213,6 @@ def test_telemetry_agrees_with_nvidia_smi_and_counters_are_shares():
     assert median(ours) == pytest.approx(median(theirs[:-1]), abs=0.2)
 
 
-@real_card
 @has_smi
 def test_neither_the_run_itself_nor_an_idle_context_counts_as_somebody_else():
     idle = torch.ones(1, device=DEVICE)  # as the reader's own notebook has
@@ -232,7 +223,6 @@ def test_neither_the_run_itself_nor_an_idle_context_counts_as_somebody_else():
     assert run.diagnose().findings[0].cause != SHARED and idle.is_cuda
 
 
-@real_card
 def test_the_card_is_found_by_its_uuid(monkeypatch):
     last = finished(FED.but(steps=5, device=f"cuda:{torch.cuda.device_count() - 1}", xray=False))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", last.machine.uuid)  # it is cuda:0 now
@@ -259,7 +249,6 @@ def test_a_full_memory_is_no_busy_device():
     assert full.utilization < 0.5 * lean.utilization
 
 
-@real_card
 @pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16"])
 def test_each_format_learns_as_fp32_does(precision, fed):
     rounded = finished(FED.but(precision=precision, xray=False))
@@ -268,14 +257,12 @@ def test_each_format_learns_as_fp32_does(precision, fed):
     assert lk.losses(fed, rounded).survived
 
 
-@real_card
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_a_compiled_run_is_compiled(mode):
     run = finished(FED.but(compile=mode, depth=2))
     assert run.compile_s or run.not_applied["compile"]
 
 
-@real_card
 def test_the_fault_sets_gpu_half_is_named_right():
     score = faultset.run_set(seeds=1, keep=os.environ.get("LABKIT_FAULTS_KEEP"))
     print(score)

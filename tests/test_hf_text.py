@@ -1,4 +1,4 @@
-"""Hugging Face on text: what the Trainer pads, with and without grouping, and `generate()`."""
+"""Hugging Face on text: what the Trainer pads, and `generate()`."""
 
 import importlib.util
 
@@ -42,7 +42,7 @@ def collate(monkeypatch):
     return DataCollatorForLanguageModeling(tokenizer, mlm=False)
 
 
-def test_grouping_by_length_pads_less_and_the_loss_is_of_real_tokens(tmp_path, decoder, collate):
+def test_padding_is_counted_and_the_rate_is_of_real_tokens(tmp_path, decoder, collate):
     import torch
     from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
@@ -51,13 +51,10 @@ def test_grouping_by_length_pads_less_and_the_loss_is_of_real_tokens(tmp_path, d
     lengths = torch.randint(8, 100, (400,), generator=torch.Generator().manual_seed(0)).tolist()
     items = [{"input_ids": [2 + i % 60 for i in range(n)]} for n in lengths]
 
-    def train(way, collator=collate):
-        known = TrainingArguments.__dataclass_fields__
-        grouped = {"group_by_length": way} if "group_by_length" in known else {
-            "train_sampling_strategy": "group_by_length" if way else "random"}  # fmt: skip
+    def train(collator):
         arguments = TrainingArguments(
             str(tmp_path), report_to=[], disable_tqdm=True, logging_steps=1, save_strategy="no",
-            per_device_train_batch_size=8, num_train_epochs=1, use_cpu=True, **grouped,
+            per_device_train_batch_size=8, num_train_epochs=1, use_cpu=True,
         )  # fmt: skip
         recorder = hf.Recorder()
         trainer = Trainer(decoder(), arguments, train_dataset=items, data_collator=collator,
@@ -65,19 +62,18 @@ def test_grouping_by_length_pads_less_and_the_loss_is_of_real_tokens(tmp_path, d
         trainer.train()
         return recorder.run, trainer
 
-    (plain, trainer), (grouped, _) = train(False), train(True)
-    packed, _ = train(False, DataCollatorWithFlattening())
-    assert plain.outcome == grouped.outcome == packed.outcome == "finished"
+    plain, trainer = train(collate)
+    packed, _ = train(DataCollatorWithFlattening())
+    assert plain.outcome == packed.outcome == "finished"
     batches = [collate(items[at : at + 8]) for at in range(0, 400, 8)]
     real = sum(int(batch["attention_mask"].sum()) for batch in batches)
     share = 1 - real / sum(batch["attention_mask"].numel() for batch in batches)
     assert plain.padding == pytest.approx(share, abs=0.03)  # in another order
     assert packed.padding == 0 and packed.real_tokens_per_s == packed.tokens_per_s > 0
-    for run in (plain, grouped, packed):
+    for run in (plain, packed):
         assert run.tokens[:, 1].sum() == real  # the last of which no step follows
         assert run.real_tokens_per_s == pytest.approx(run.tokens_per_s * (1 - run.padding))
-    assert grouped.padding < 0.3 * plain.padding
-    assert grouped.samples == plain.samples == 400 and grouped.loss[0] > grouped.loss[-1]
+    assert plain.samples == 400 and plain.loss[0] > plain.loss[-1]
     found = {f.cause: f for f in plain.diagnose().findings}
     assert 0.1 < found["padding"].lost_share <= plain.padding and not found["padding"].remedies
     assert not trainer.model._forward_pre_hooks  # nothing of ours is left behind
@@ -99,18 +95,3 @@ def test_generate_is_timed_token_by_token_and_held_against_the_law(decoder, monk
     found = hf.generation(model, prompt, new_tokens=5)
     assert found.law_ms == pytest.approx(found.weights_bytes / 1e6)
     assert "as long as reading weights" in str(found.table())
-
-
-def test_sequences_packed_in_one_row_do_not_see_each_other(decoder):
-    import torch
-    from transformers import DataCollatorWithFlattening
-
-    model, items = (
-        decoder().train(),
-        [{"input_ids": [2 + i % 7 for i in range(n)]} for n in (9, 30)],
-    )
-    row = DataCollatorWithFlattening()(items)
-    with torch.no_grad():
-        together = model(**row, use_cache=False).logits[0]
-        alone = [model(torch.tensor([item["input_ids"]])).logits[0] for item in items]
-    assert row["position_ids"][0, 9] == 0 and torch.allclose(together, torch.cat(alone), atol=1e-5)

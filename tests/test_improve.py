@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 import time
 from types import SimpleNamespace
 
@@ -188,15 +187,6 @@ def test_a_healthy_pipeline_is_left_as_it_is_and_said_to_be():
     assert "nothing to change" in repr(Improvement(climb, "fake", None))
 
 
-def test_no_verdict_leads_to_one_more_look_before_it_gives_up():
-    unsure = Finding("unsure", "too short", "seen", "run longer")
-    world = World(workers, lambda knobs: [unsure])
-    assert "unsure" in climbed(world).stopped and world.count == 2
-    then = iter([[unsure], [FEED]])
-    world = World(workers, lambda knobs: next(then, [HEALTHY]))
-    assert climbed(world).changes["num_workers"] == 6
-
-
 def test_what_breaks_the_losses_is_undone_and_what_gains_nothing_is_a_null_result():
     def losses(knobs):
         return [2.0, 3.0, 1.0] if knobs["precision"] == "bf16" else [2.0, 1.0, 1.0]
@@ -370,43 +360,3 @@ def test_settings_of_the_step_reach_the_readers_own_model_and_optimizer():
     no = {"fused_optimizer": True}
     made, _, bench = improver(Remote(), (), None, 4, **parts | {"optimizer": torch.optim.Rprop})
     assert "Rprop has no fused version" in bench.measure(made.climb.start | no, 300)[1]
-
-
-CHANGED = (
-    "found = lk.tune(Items(), step=step, batch_size=8, seconds=3)",
-    "ladder = lk.improve(Items(), step=step, batch_size=8)",
-)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="interrupts a kernel with a signal")
-def test_in_a_notebook_the_ladder_grows_and_stop_returns_the_best_so_far():
-    from test_kernel import kernel
-    from test_tune import CELL, interrupted
-
-    with kernel() as (manager, client):
-        reply = interrupted(manager, client, CELL.replace(*CHANGED), "going on")
-        assert reply["status"] == "ok", reply
-        time.sleep(0.5)  # a kernel that was interrupted drops what comes at once
-        texts = []
-        client.execute_interactive(
-            "print(ladder.climb.interrupted, ladder.stopped, len(ladder))",
-            timeout=60, output_hook=lambda m: texts.append(m["content"].get("text", "")),
-        )  # fmt: skip
-        assert "True interrupted: this is the best so far 1" in "".join(texts)
-
-
-@pytest.mark.measures
-@pytest.mark.slow
-def test_a_loop_that_computes_all_the_time_is_left_alone():
-    data = [(torch.full((8,), i / 64), i % 2) for i in range(64)]
-    ladder = lk.improve(data, step=multiplies, batch_size=8)
-    assert ladder.changes == {} and len(ladder.tried) <= 2, ladder
-    assert "improve(list): nothing" in repr(ladder)
-
-
-def multiplies(batch):
-    square = torch.ones(400, 400)
-    for _ in range(20):
-        square = square @ square / 400
-    return square.mean()

@@ -191,21 +191,6 @@ def test_padding_of_somebodys_batches_is_told_from_other_whole_numbers():
         assert padding_of(other) is None, other
 
 
-@SLOW
-def test_padding_of_a_watched_loop_is_a_finding():
-    rows = [torch.randint(1, 99, (8 if i % 8 else 64,)) for i in range(400)]
-
-    def collate(batch):
-        return torch.nn.utils.rnn.pad_sequence(batch, batch_first=True)
-
-    net = torch.nn.Sequential(torch.nn.Embedding(99, 64), torch.nn.Linear(64, 512))
-    for batch in (watch := lk.watch(DataLoader(rows, 8, collate_fn=collate), live=False)):
-        net(batch).sum().backward()
-    assert 0.5 < watch.run.padding < 0.9
-    (found,) = [f for f in watch.diagnose().findings if f.cause == "padding"]
-    assert found.name == "compute" and "padding" in found.evidence
-
-
 def test_whose_code_a_file_holds():
     assert stack.is_users(__file__) and stack.is_users("/tmp/ipykernel_1/123.py")
     for file in (torch.__file__, json.__file__, lk.__file__, "<frozen importlib._bootstrap>"):
@@ -489,8 +474,10 @@ def test_a_comparison_of_runs_draws_the_later_one_beside_the_earlier():
     assert any("before" in name for name in names), names
 
 
-def test_trace_compares_no_is_no_training_run(capsys, tmp_path):
+def test_trace_compares_two_runs_and_says_so_of_one_or_of_what_is_no_run(capsys, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"event":"spec","version":1,"run":"r","measure":"f","pipeline":{}}\n')
-    assert main(["trace", str(RECORDS / "workers-2.jsonl.gz"), str(rows)]) == 2
-    assert "is no training run" in capsys.readouterr().err
+    run = str(RECORDS / "workers-2.jsonl.gz")
+    assert main(["trace", run, str(rows)]) == main(["trace", run]) == 2
+    said = capsys.readouterr().err
+    assert "is no training run" in said and "is a saved run: diagnose it" in said

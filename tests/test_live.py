@@ -20,7 +20,7 @@ from labkit.results.library import recorded
 from labkit.results.run import Run
 from labkit.show import display
 from labkit.show.display import FIGURE_TEXT, StaticFigure, in_notebook
-from labkit.show.live import POINTS, ROW, TEETH, Follower, LiveView, RunDisplay
+from labkit.show.live import ROW, Follower, LiveView, RunDisplay
 from labkit.show.watching import marked_cells
 from labkit.spec import Pipeline
 
@@ -118,32 +118,6 @@ def test_steps_missing_from_the_record_are_a_gap_and_not_idle_time(bench):
     np.testing.assert_allclose(known, 100 / 6, atol=10)
 
 
-def test_the_view_keeps_up_without_reading_a_step_twice(bench, monkeypatch):
-    bench.machine()
-    view, added = LiveView(), []
-    add = Follower._add
-    monkeypatch.setattr(Follower, "_add", lambda self, e: (added.append(e["i"]), add(self, e)))
-    for start in range(0, 400, 20):
-        bench.steps(*range(start, start + 20))
-        view.update(bench.run)
-    view.update(bench.run)
-    assert added == list(range(400)) and view.tick == 20  # nothing new: nothing sent
-
-
-@pytest.mark.parametrize(("step_ms", "window_s"), [(60, 2), (1.4, 0.5), (1200, 5)])
-def test_a_frame_stays_small_and_shows_teeth_however_long_the_run_and_its_steps(step_ms, window_s):
-    follower, step = Follower(), int(step_ms * MS)
-    for i in range(20_000):
-        t = [i * step, (i + 1) * step - step // 5] * 2
-        follower._add({"t": [t[0], t[1], t[1], (i + 1) * step], "i": i, "n": 1})
-    teeth, curve, (start, end), span, _ = unpack(follower.frame())
-    assert teeth[-1, 6] == pytest.approx(0.8 * step_ms, rel=0.01) and not np.isnan(teeth).any()
-    assert len(teeth) <= TEETH and len(curve) <= POINTS
-    assert end - start == pytest.approx(window_s, rel=0.01)
-    np.testing.assert_allclose(curve[:, 1], 20, atol=6)
-    assert span == pytest.approx(20_000 * step_ms / 1e3)
-
-
 # -- the line ------------------------------------------------------------------------------------
 
 
@@ -168,18 +142,6 @@ def test_the_line_says_the_stage_and_then_the_numbers_of_the_run_so_far(bench):
         f"waiting for data {run.wait_ms:.1f} of {run.step_ms:.1f} ms a step",
         "simulated delay: io_ms=2.5 per item",
     ]
-
-
-def test_a_replay_is_marked_with_the_hardware_it_is_from(bench, tmp_path):
-    bench.machine(name="NVIDIA <b>H200</b>")
-    bench.steps(*range(30))
-    bench.write("done")
-    record = Run(bench.run.save(tmp_path / "kept" / "r.jsonl"), recorded=True)
-    view = LiveView(before=record)
-    assert view.badge == "" and view.overlay_name == "RECORDED · NVIDIA <b>H200</b>"
-    view.finish(record)
-    assert view.badge == "RECORDED · NVIDIA <b>H200</b>"
-    assert view.status.startswith("finished: 30 steps")
 
 
 @pytest.mark.parametrize("terminal", [False, True])

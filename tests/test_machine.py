@@ -221,14 +221,6 @@ def test_a_jetson_is_named_and_what_its_driver_answers_is_not_asked(
     assert bench_machine.unused_gpu().startswith("The Jetson's GPU cannot be used: ")
 
 
-def test_the_table_and_the_line_say_that_a_card_is_not_used():
-    facts = {"device": "cpu", "kind": "cpu", "name": "Some CPU", "cpu_cores": 2, "threads": 1}
-    without = Machine.from_dict(facts)
-    unused = Machine.from_dict(facts | {"unused_gpu": "NVIDIA T4 cannot be used: why. Remedy: x"})
-    assert "no GPU here" in str(without) and "cannot be used" not in without.line
-    assert "no GPU here" not in str(unused) and "Remedy: x" in str(unused)
-
-
 @pytest.mark.parametrize("part", ["", " MIG 1g.5gb"])
 def test_nvml_is_asked_for_a_card_or_a_part_of_one_by_its_own_name(part, monkeypatch):
     asked, uuid = [], "MIG-4f6e" if part else "GPU-4f6e"
@@ -246,23 +238,12 @@ def test_nvml_is_asked_for_a_card_or_a_part_of_one_by_its_own_name(part, monkeyp
 def test_a_card_has_its_own_data_sheet_and_one_with_a_name_only_alike_has_none():
     sheets = {  # its sheet's name, GB/s, and dense TFLOP/s in FP16
         "Tesla T4": ("T4", 320, 65),
-        "Tesla V100-SXM2-32GB": ("V100 SXM2", 900, 125),
         "A100-SXM4-40GB": ("A100 SXM 40 GB", 1555, 312),
         "NVIDIA A100 80GB PCIe": ("A100 PCIe 80 GB", 1935, 312),
         "NVIDIA H100 80GB HBM3": ("H100 SXM", 3350, 989.5),
         "NVIDIA H100 PCIe": ("H100 PCIe", 2000, 756.5),
-        "NVIDIA H200": ("H200 SXM", 4800, 989.5),
         "NVIDIA GeForce RTX 4090": ("GeForce RTX 4090", 1008, 165.2),
-        "NVIDIA B200": ("B200", 7700, 2250),
         "NVIDIA GH200 480GB": ("GH200 96 GB", 4000, 989.5),
-        "NVIDIA H100 NVL": ("H100 NVL", 3900, 835.5),
-        "NVIDIA L4": ("L4", 300, 121),
-        "NVIDIA A10G": ("A10G", 600, 70),
-        "NVIDIA RTX A6000": ("RTX A6000", 768, 154.8),
-        "NVIDIA GeForce RTX 2080 Ti": ("GeForce RTX 2080 Ti", 616, 53.8),
-        "NVIDIA GeForce RTX 3060": ("GeForce RTX 3060", 360, 25.5),
-        "NVIDIA GeForce RTX 3090": ("GeForce RTX 3090", 936, 71.2),
-        "NVIDIA GeForce RTX 5090": ("GeForce RTX 5090", 1792, 209.5),
         "NVIDIA GeForce RTX 4090 Laptop GPU": ("GeForce RTX 4090 Laptop GPU", 576, 79.4),
     }
     for name, sheet in sheets.items():

@@ -1,22 +1,24 @@
 """A mystery keeps its spec to itself until it is answered."""
 
+import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 import labkit as lk
-from labkit.course import faultset, score
-from labkit.course.score import Mystery
+from labkit.course import mystery, score
+from labkit.course.mystery import HIDDEN, Mystery
 
-BASE = faultset.BASES["cpu"] | {"precision": "fp32"}
-NO_WORKERS = faultset.Case(faultset.named("no workers"), 4, 0, BASE)
+ON_CPU = [each for each in HIDDEN if "cpu" in each.devices]
+NO_WORKERS = HIDDEN[0]
 
 
 @pytest.fixture
 def hidden():
     """A mystery round a recorded run, which waits for its data."""
     score._unwritten.clear()
-    return Mystery(NO_WORKERS, lk.recorded("workers-0"))
+    return Mystery(NO_WORKERS, 0, lk.recorded("workers-0"))
 
 
 def kept():
@@ -31,7 +33,7 @@ def test_neither_text_nor_figure_gives_it_away(hidden):
 
 def test_the_right_answer_reveals_and_a_wrong_one_does_not(hidden):
     assert hidden.answer(...) == "No answer yet." and "Look again" in hidden.answer("launch")
-    assert hidden.answer("input").startswith("Right, at try 2. Planted was no workers")
+    assert hidden.answer("input").startswith("Right, at try 2. It was input: 8 ms of storage")
 
 
 def test_an_unknown_word_gets_the_names_to_choose_from_and_is_no_try(hidden):
@@ -47,32 +49,35 @@ def test_the_cause_named_at_once_is_scored(hidden):
 
 
 def test_after_three_tries_it_tells(hidden):
-    assert "Planted was" in [hidden.answer("launch") for _ in range(3)][-1]
+    assert "It was input" in [hidden.answer("launch") for _ in range(3)][-1]
     hidden.answer("input")  # too late
     assert kept() == [{"tries": 3, "right": False}] and lk.score().named == 0
 
 
-def test_the_same_number_is_the_same_mystery_and_has_the_size_of_the_device(monkeypatch):
-    base = faultset.BASES["gpu"] | {"precision": "bf16", "depth": 11}
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_the_same_number_is_the_same_mystery_and_has_the_size_of_the_device(kind, monkeypatch):
     finished = lk.recorded("workers-0")
-    gpu = faultset.Here(base, replace(finished.machine, kind="gpu"))
-    monkeypatch.setattr(score, "here", lambda: gpu)
-    monkeypatch.setattr(faultset, "finished", lambda *_: finished)
-    cases = [lk.mystery(number)._case for number in range(40)]
-    assert cases[7].pipeline == lk.mystery(7)._case.pipeline
-    assert all("gpu" in case.fault.devices for case in cases)
-    healthy = next(case for case in cases if case.fault.name == "healthy CNN")
-    assert healthy.pipeline.width >= 640 and healthy.pipeline.depth == 11
+    asked = []
+    monkeypatch.setattr(mystery, "machine", lambda: replace(finished.machine, kind=kind))
+    monkeypatch.setattr(
+        mystery,
+        "launch",
+        lambda spec: SimpleNamespace(wait_or_raise=lambda: asked.append(spec) or finished),
+    )
+    hidden = [lk.mystery(number)._hidden for number in range(40)]
+    lk.mystery(7)
+    assert asked[7] == asked[-1] and {each.what for each in hidden} == {
+        each.what for each in mystery.HIDDEN if kind in each.devices
+    }
+    large = next(spec for spec in asked if spec.model == "transformer")
+    assert large.width == (5120 if kind == "gpu" else 192)
 
 
 @pytest.mark.measures
 @pytest.mark.slow
-def test_a_mystery_is_run(monkeypatch):
-    # The waits of a batch in turn take many times as long as the step of so small a model
-    small = faultset.Here(BASE | {"width": 8}, lk.machine())
-    monkeypatch.setattr(score, "here", lambda: small)
-    monkeypatch.setattr(faultset, "FAULTS", [NO_WORKERS.fault])
-    monkeypatch.setattr(faultset, "HEALTHY", [])
-    mystery = lk.mystery(3)
-    assert mystery.run.outcome == "finished" and mystery.run.diagnose().bottleneck == "input"
-    assert "num_workers" not in repr(mystery) and "Right" in mystery.answer("input")
+def test_a_mystery_is_run():
+    numbers = range(100)
+    no_workers = next(n for n in numbers if random.Random(n).choice(ON_CPU) is NO_WORKERS)
+    made = lk.mystery(no_workers)
+    assert made.run.outcome == "finished" and made.run.diagnose().bottleneck == "input"
+    assert "num_workers" not in repr(made) and "Right" in made.answer("input")

@@ -70,18 +70,6 @@ def test_a_control_holds_its_knobs_default_and_cannot_send_what_the_knob_refuses
         knob.check(control.value)
 
 
-@pytest.mark.parametrize(
-    "values", [[None, 8], [True, False], [[1, 2], [3]], ["fp32", "bf16"], [0.5, 1.0]]
-)
-def test_a_control_offers_any_values_and_shows_none_as_auto(values):
-    control = Control(KNOBS["io_ms"], values[-1], values)
-    assert control.value == values[-1]
-    control.value = values[0]
-    assert control.value == values[0]
-    assert Control(KNOBS["num_workers"], 100).value == 100  # beyond the slider's usual reach
-    assert (control.widget.options[0][0] == "auto") == (values[0] is None)
-
-
 # -- what each kind of panel asks for ------------------------------------------------------------
 
 

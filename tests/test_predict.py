@@ -10,20 +10,11 @@ from played_gpu import GPU, MS, log, play
 
 import labkit as lk
 from labkit.analysis import prediction
-from labkit.analysis.loader_simulation import Simulation, Work
+from labkit.analysis.loader_simulation import Simulation
 from labkit.analysis.prediction import _of_times, outcome_of, recommend_workers
 from labkit.analysis.run_costs import known_of
-from labkit.results.timeline import item_costs
 
-WORKERS_RUNS = (0, 1, 2, 4, 6, 8, 16)
 CPU = {"device": "cpu", "kind": "cpu", "name": "Test", "versions": {}, "cpu_cores": 2, "threads": 1}
-
-
-def simulated(workers, *, wait=0.0, cpu=0.0, host=0.010, cores=2, prefetch=2, **more):
-    """Simulate 400 batches; `wait`, `cpu` and `host` in s. Returns (samples/s, busy share)."""
-    waits = np.broadcast_to(wait, 400)[:, None]
-    work = Work(waits, np.full(waits.shape, cpu), np.full(400, host), **more)
-    return Simulation(work, cores, workers, prefetch).summary(max(3, workers * prefetch), 16)[:2]
 
 
 def write(folder, machine, knobs, steps, items, extra=(), spec=(), without=()):
@@ -75,38 +66,6 @@ def textbook(tmp_path_factory):
 # -- the simulated loader ------------------------------------------------------------------------
 
 
-def test_workers_add_up_while_they_sleep_and_past_the_cores_not_where_they_compute():
-    assert simulated(0, wait=0.050) == pytest.approx((16 / 0.060, 10 / 60))  # pays for both
-    for workers in (1, 4, 8):
-        busy = simulated(workers, wait=0.050)[1]
-        assert busy == pytest.approx(min(1, workers * 10 / 50), abs=0.01)
-    two, eight = (simulated(workers, cpu=0.050)[0] for workers in (2, 8))
-    assert eight <= 1.05 * two
-    alone, together = (simulated(3, cpu=0.020, host=0.010, cores=cores)[0] for cores in (8, 2))
-    assert together < 0.9 * alone  # a model on the CPU and its workers slow each other down
-    free, dear = (simulated(2, wait=0.001, host=0.004, take=take)[1] for take in (0.0, 0.001))
-    assert free > 0.99 and dear == pytest.approx(0.8, abs=0.02)  # to take a batch costs the loop
-
-
-def test_one_slow_batch_holds_up_all_behind_it_unless_the_queue_is_deep():
-    waits = np.full(120, 0.010)
-    waits[60] = 0.5
-    found = Simulation(Work(waits[:, None], np.zeros((120, 1)), np.full(120, 0.001)), 8, workers=4)
-    assert found.ready[60] - found.ready[59] > 0.4
-    assert found.ready[63] - found.ready[60] < 0.01  # these had long been there
-    waits = np.full(400, 0.012)
-    waits[19::20] = 0.080
-    shallow, deep = (simulated(4, wait=waits, prefetch=p)[1] for p in (1, 8))
-    assert deep > shallow + 0.02
-
-
-def test_threads_that_spin_behind_a_step_cost_what_the_cores_have_not_to_spare():
-    how = {"cpu": 0.030, "host": 0.004, "host_threads": 2}
-    for cores in (2, 8):
-        still, spinning = (simulated(2, cores=cores, spin=s, **how)[0] for s in (0.0, 0.010))
-        assert spinning == still if cores == 8 else spinning < 0.95 * still
-
-
 def test_what_a_run_uses_beyond_its_step_and_loader_is_threads_that_spin(tmp_path):
     # 30 ms for a batch, 10 for a step on two threads, of which one spins for 8: 58 ms of CPU in 40
     used = {"event": "telemetry", "t_ns": 2 * 10**9, "cpu": 0.725, "own_cpu": 0.725, "cpus": 2}
@@ -135,24 +94,11 @@ def test_the_textbook_case_is_predicted_from_a_run_without_workers(textbook):
     assert not itself.helps and "will not help" in itself.why
 
 
-def test_a_recorded_run_predicts_one_with_workers():
-    found, seen = lk.predict(lk.recorded("textbook-0"), num_workers=5), lk.recorded("textbook-5")
-    low, high = found.throughput_range
-    assert low < seen.throughput < high and found.helps
-
-
 def test_recorded_runs_predict_each_other_and_what_is_missed_in_one_is_known_of_the_next():
     runs = {count: lk.recorded(f"workers-{count}") for count in (0, 1, 2, 4)}
     found = {(a, b): lk.predict(run, num_workers=b) for a, run in runs.items() for b in runs}
     off = [abs(told.throughput / runs[b].throughput - 1) for (_, b), told in found.items()]
     assert np.median(off) < 0.03 and max(off) < 0.06
-
-
-def test_more_workers_do_not_help_on_taken_cores(tmp_path):
-    run = record(tmp_path, workers=2, fetch_ms=0.0, cpu_ms=40.0)
-    two, eight = (lk.predict(run, num_workers=n) for n in (2, 8))
-    assert eight.limit == "cpu" and "CPU-bound: all 2 cores" in eight.why
-    assert eight.throughput <= 1.05 * two.throughput
 
 
 def test_stated_waits_and_stalls_come_as_the_pipeline_says(tmp_path, textbook):
@@ -199,12 +145,6 @@ def test_a_verdict_simulates_in_full_only_what_may_be_best(monkeypatch):
     assert 5 < len(simulated) < 40
 
 
-def test_no_recorded_run_is_told_to_undo_what_another_was_told():
-    told = {n: recommend_workers(lk.recorded(f"workers-{n}")).num_workers for n in WORKERS_RUNS}
-    assert all(best >= n for n, best in told.items())  # their items wait: never fewer
-    assert all(best == n for n, best in told.items() if n >= 6)  # nor more, once there are enough
-
-
 def test_a_miss_is_said_as_what_came_and_which_part_missed_unless_others_took_the_cores(textbook):
     told = lk.predict(textbook, num_workers=4)
 
@@ -238,12 +178,6 @@ def test_a_loop_whose_items_compute_is_given_no_workers_for_cores_that_others_ha
     assert _of_times(run, lines).num_workers == workers
 
 
-@pytest.mark.parametrize("bad", [{"num_worker": 2}, {"num_workers": -1}])
-def test_a_bad_knob_is_an_error_that_names_it(textbook, bad):
-    with pytest.raises(ValueError, match="num_worker"):
-        lk.predict(textbook, **bad)
-
-
 @pytest.mark.parametrize(
     "how",
     [{}, {"pinned": True}, {"pinned": True, "side_stream": True, "copy": 3.0}, {"sync": True},
@@ -257,13 +191,6 @@ def test_a_gpu_run_tells_what_another_preparation_would_bring(tmp_path, how, mea
     found = lk.predict(run, prep_ms=asked)
     assert found.throughput == pytest.approx(other.throughput, rel=0.03)
     assert found.utilization == pytest.approx(other.utilization, abs=0.03)
-
-
-def test_workers_gain_nothing_on_a_gpu_that_hides_the_preparation(tmp_path):
-    hidden = lk.predict(on_gpu(tmp_path, prep=5.0), num_workers=4)
-    assert not hidden.helps and hidden.limit == "device"
-    shown = lk.predict(on_gpu(tmp_path, prep=40.0), num_workers=4)
-    assert shown.helps and shown.utilization == pytest.approx(10.2 / 10.7, abs=0.03)
 
 
 def test_an_x_ray_tells_what_batch_size_and_bf16_do(tmp_path):
@@ -302,16 +229,3 @@ def test_what_the_run_does_not_tell_is_not_predicted(textbook, changes, word):
 )  # fmt: skip
 def test_a_record_that_lacks_what_predictions_need_says_what_to_do(tmp_path, lack, says):
     assert says in lk.predict(record(tmp_path, **lack), num_workers=2).cannot
-
-
-@pytest.mark.parametrize("changes", [{}, {"prep_ms": 0.0}, {"prep_ms": 0.0, "num_workers": 2}])
-@pytest.mark.parametrize("fetch_ms", [0.0, 50.0])
-def test_a_run_in_which_nothing_takes_time_is_not_predicted(tmp_path, fetch_ms, changes):
-    found = lk.predict(record(tmp_path, host_ms=0.0, fetch_ms=fetch_ms), **changes)
-    assert found.throughput or "steps" in found.cannot
-    assert bool(found.cannot) == (fetch_ms == 0.0 or bool(changes))
-
-
-def test_rows_that_no_worker_wrote_are_left_out(tmp_path):
-    bad = {"event": "items", "worker": 0, "rows": [[1, 2], "x", [0, -1] * 6, None]}
-    assert len(item_costs(record(tmp_path, extra=[bad]))) == 40

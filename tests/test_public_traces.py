@@ -4,7 +4,6 @@ import functools
 import hashlib
 import http.server
 import json
-import shutil
 import socketserver
 import threading
 
@@ -132,17 +131,6 @@ def test_what_was_verified_is_what_is_parsed(site, tmp_path, monkeypatch):
 
     monkeypatch.setattr(public_traces, "trace", swapped)
     assert lk.public_trace("small") == first
-
-
-def test_a_folder_takes_the_networks_place_and_is_checked_too(site, tmp_path, monkeypatch):
-    server, served = site
-    mine = tmp_path / "mine" / "deeper" / "trace.json"
-    mine.parent.mkdir(parents=True)
-    shutil.move(served, mine)
-    monkeypatch.setenv("LABKIT_TRACES", str(tmp_path / "mine"))
-    assert lk.public_trace("small").steps == 1
-    mine.write_bytes(mine.read_bytes() + b" ")
-    assert lk.public_trace("small").missing
 
 
 def test_an_unknown_name_is_refused():

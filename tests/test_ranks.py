@@ -3,11 +3,8 @@
 import json
 import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -225,30 +222,3 @@ def test_ranks_end_together_when_their_time_is_up_and_one_that_raises_is_named()
     run = launch(Distributed(MLP, ranks=2), fault=planted("dataset_raises")).wait()
     assert run.outcome == "failed" and run.failed_rank == 1
     assert re.search(r"^Rank 1: ValueError: planted", run.error), run.error
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("g++"), reason="needs g++")
-def test_a_run_and_ranks_on_a_machine_with_one_card():
-    """The processes that labkit starts see one card, on the real clock."""
-    site = Path(__file__).with_name("standin_site")
-    env = os.environ | {"LABKIT_STANDIN": "T4", "PYTHONPATH": str(site)}
-    command = [sys.executable, "-c", ONE_CARD]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
-    alone, why, refused = json.loads(done.stdout.splitlines()[-1])
-    assert alone == "cpu" and "2 ranks have 1 between them" in why
-    assert "Tesla T4" in refused and "lk.run(ranks.alone)" in refused
-
-
-ONE_CARD = """
-import json
-import labkit as lk
-
-mlp = lk.Pipeline(dataset="array", model="mlp", width=32, depth=1, steps=12, xray=False)
-ranks = lk.distributed(mlp, ranks=2, wait=False).wait()
-try:
-    ranks.speedup(lk.run(mlp, wait=False).wait())
-except ValueError as error:
-    print(json.dumps([ranks.alone.device, ranks.not_applied["device"], str(error)]))
-"""

@@ -194,16 +194,6 @@ def test_what_is_derived_together_is_of_one_moment(tmp_path):
     assert run.steps == len(run.stamps) == 40 and run.outcome == "finished"
 
 
-def test_a_torn_last_line_waits_for_its_other_half(tmp_path):
-    file = tmp_path / "events.jsonl"
-    file.write_text('{"event":"hello","pid":1}\n{"event":"do')
-    tail = Tail(file)
-    assert [event["event"] for event in tail.read()] == ["hello"]
-    with file.open("a") as log:
-        log.write('ne"}\n')
-    assert [event["event"] for event in tail.read()] == ["done"]
-
-
 @pytest.mark.slow
 def test_a_saved_run_loads_as_recorded_with_the_same_numbers(finished, tmp_path):
     for name in ("run.jsonl", "run.jsonl.gz"):

@@ -9,10 +9,8 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.analysis.facts import Facts, Finding
-from labkit.analysis.remedies import remedies, typed
-from labkit.results.script import DATASETS, MODELS, changed_lines, whole_script
-from labkit.spec import KNOBS, OF_TEXT, Pipeline, compiler
+from labkit.results.script import changed_lines, whole_script
+from labkit.spec import Pipeline, compiler
 from labkit.tuner.job import TuningJob
 
 SHORT = {"steps": 8, "seconds": None, "xray": False, "io_ms": 0.2, "device": "cpu"}
@@ -116,26 +114,6 @@ def test_scripts_are_formatted_and_import_what_they_use(tmp_path):
         assert ("shuffle=True" in script) != in_order and "sampler=enumerate" not in script
 
 
-def test_every_knob_is_in_the_script():
-    values = {
-        "dataset": "sleep", "model": "mlp", "precision": "bf16", "compile": "default",
-        "device": "cpu", "seconds": 9.0, "stall_ms": 5.0, "io_ms": 3.0,
-    }  # fmt: skip
-    needs = {"prep_ms": {"dataset": "sleep"}, "stall_every": {"stall_ms": 5.0}}
-    needs |= dict.fromkeys(("prefetch_factor", "persistent_workers"), {"num_workers": 2})
-    for name, knob in KNOBS.items():
-        plain = job(**needs.get(name, {}))
-        value = values.get(name, not plain[name] if knob.kind == "bool" else 7)
-        changed = whole_script(plain | {name: value}, 1) != whole_script(plain, 1)
-        assert changed == (name not in ("xray", *OF_TEXT)), name
-    assert set(DATASETS) == set(KNOBS["dataset"].choices)
-    assert set(MODELS) == set(KNOBS["model"].choices)
-    text = job(dataset="text")
-    for change in ({"context": 99}, {"batching": "by_length"}, {"batching": "packed"}):
-        assert whole_script(text | change, 1) != whole_script(text, 1), change
-    assert "cache" not in whole_script(text, 1).lower()
-
-
 def test_the_lines_of_a_change_are_whole_statements():
     assert changed_lines({}, {"num_workers": 6, "seed": 3}) == (
         "SEED = 3\nloader = DataLoader(dataset, batch_size=16, shuffle=True, num_workers=6)\n"
@@ -166,20 +144,6 @@ def test_a_script_is_text_that_can_be_saved_and_shown(tmp_path):
     for knob in ("dataset", "model"):
         with pytest.raises(ValueError, match=f"{knob}='new' cannot be written as a script yet"):
             whole_script(job() | {knob: "new"}, 1)
-
-
-def test_findings_show_the_pytorch_of_their_remedy():
-    found = lk.recorded("workers-0").diagnose()
-    code = "loader = DataLoader(dataset, batch_size=16, shuffle=True, num_workers=6)"
-    assert found.bottleneck == "input" and found.findings[0].code == f"{code}\n"
-    assert str(found).endswith(f"In PyTorch: {code}") and str(found).count("\n") == 2
-    assert f"    {code}" in str(found.table()) and code in found._repr_html_()
-    assert found.to_dict()["findings"][0]["code"] == f"{code}\n"
-    slow = Finding(
-        "precision", "FP32", "", "", 0.3, remedies=remedies([{"precision": "bf16"}], 0.3)
-    )
-    code = typed(slow, Facts("gpu", knobs=Pipeline().to_dict())).code
-    assert code.startswith("with torch.autocast(device.type, dtype=torch.bfloat16)")
 
 
 def test_a_watched_run_is_tuned_by_its_loader_and_wrong_names_are_told_the_right_one():

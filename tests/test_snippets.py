@@ -14,8 +14,6 @@ from labkit.analysis.facts import Facts, Finding
 from labkit.analysis.loader_code import LoopCode
 from labkit.analysis.prediction import Workers
 from labkit.analysis.remedies import feed, remedies, typed
-from labkit.results.script import changed_lines, loader_line
-from labkit.spec import Pipeline
 from labkit.tuner.job import TuningJob, code_around
 from labkit.tuner.tuning import Setting, Trial
 
@@ -258,31 +256,3 @@ def test_a_dataset_that_is_tuned_gets_a_loader_that_shuffles_as_the_bench_does()
     unknown = LoopCode().with_names().loader_line({"num_workers": 1})
     exec(unknown, pasted := {"dataset": [1, 2, 3]})  # a script that has imported nothing
     assert pasted["loader"].num_workers == 1
-
-
-@pytest.mark.parametrize("dataset", ["jpeg", "array", "sleep", "text"])
-def test_the_lines_of_a_pipeline_run_in_its_script(dataset):
-    pipeline = Pipeline(dataset=dataset, device="cpu", width=8, depth=1)
-    names = {"DataLoader": torch.utils.data.DataLoader, "dataset": [1, 2, 3]}
-    names |= {name: (lambda items: items) for name in ("as_it_is", "padded")}
-    for changes in ({"num_workers": 1}, {"batch_size": 2}, {"pin_memory": True}):
-        after = pipeline.to_dict() | changes
-        assert loader_line(after) in changed_lines(pipeline.to_dict(), after)
-        exec(loader_line(after), names)
-        assert isinstance(names["loader"].sampler, torch.utils.data.RandomSampler)
-
-
-def test_watching_does_not_keep_the_variables_of_a_loop_alive():
-    class Held:
-        pass
-
-    import weakref
-
-    def loop(loader):
-        held = Held()
-        seen = weakref.ref(held)
-        recorded_code(loader)
-        del held
-        return seen()
-
-    assert loop(torch.utils.data.DataLoader(list(range(8)))) is None

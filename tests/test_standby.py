@@ -2,14 +2,13 @@
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
 
 import pytest
 from conftest import processes_of
-from planted import QUICK, planted, wait_until
+from planted import QUICK, wait_until
 
 from labkit.process import family, launcher
 from labkit.results.launch import launch
@@ -91,28 +90,6 @@ def test_an_unused_standby_ends_by_itself_and_leaves_nothing(standing):
     wait_until(lambda: handle.process.poll() is not None, 5)
     assert handle.process.returncode == 0 and not handle.folder.exists()
     assert not processes_of(handle.folder) and not launcher.fits(handle)
-
-
-@needs_processes
-def test_a_standby_that_is_killed_costs_the_next_run_nothing(standing):
-    standby = standing()
-    wait_until(lambda: family.descendants(standby.process.pid))
-    os.kill(standby.process.pid, signal.SIGKILL)
-    wait_until(lambda: standby.process.poll() is not None)
-    assert first_step_s()[0].path != standby.folder
-    assert not processes_of(standby.folder)
-    family.clear_up(standby.folder)
-    assert not standby.folder.exists()
-
-
-@needs_processes
-def test_stop_works_in_a_run_that_a_standby_serves(standing):
-    standby = standing()
-    run = launch(QUICK.but(steps=10**6, seconds=60), fault=planted("ignores_stop"))
-    wait_until(lambda: run.steps > 2)
-    run.stop()
-    assert run.path == standby.folder and run.outcome == "stopped"
-    assert not processes_of(run.path)
 
 
 KERNEL = """

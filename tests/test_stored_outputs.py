@@ -1,7 +1,6 @@
 """What the notebooks ship: every one executed whole and in order, true to the prose beside it.
 
-A check returns what is wrong. `EXPECTED` names those that a notebook does not pass yet; a row that
-is no longer true fails, and goes.
+A check returns what is wrong.
 """
 
 import json
@@ -9,7 +8,7 @@ import re
 import statistics
 
 import pytest
-from test_notebooks import NOTEBOOKS, PATH, source
+from test_notebooks import NOTEBOOKS, source
 
 from labkit.analysis.facts import BOTTLENECKS
 
@@ -18,8 +17,6 @@ VERDICT = re.compile("|".join(rf"[`\"]{name}[`\"]" for name in set(BOTTLENECKS) 
 GUESSED = re.compile(r"lk\.guess\(\"[^\"]*\", (\w+)\)")  # the name of what is handed over
 # what a device cannot do may be left out; what an extra would have run may not
 MISSING = re.compile(r"not installed|pip install '?labkit\[|\bskipped:(?!.*\bnone here)")
-
-EXPECTED = {}  # (notebook, check): why it is not passed yet
 
 
 def printed(cell):
@@ -66,12 +63,6 @@ def whole(cells, path):
     return [hit.group() for text in texts for each in bad if (hit := each.search(text))]
 
 
-def paths(cells, path):
-    texts = [source(cell) for cell in cells]
-    texts += [printed(cell) for cell in cells if cell["cell_type"] == "code"]
-    return [hit.group() for text in texts if (hit := PATH.search(text))]
-
-
 def blank(cells, path):
     """Find guesses that are made already, and cells that only say what comes."""
     code = "\n".join(source(cell) for cell in cells if cell["cell_type"] == "code")
@@ -81,25 +72,18 @@ def blank(cells, path):
     return found + [text for text in prose if re.fullmatch(r"\*\*Run\b[^*]{0,12}\*\*\s*", text)]
 
 
-CHECKS = (length, order, unsure, whole, paths, blank)
+CHECKS = (length, order, unsure, whole, blank)
 
 
-def cases():
-    for path in NOTEBOOKS:
-        for check in CHECKS:
-            why = EXPECTED.get((path.stem[:2], check.__name__))
-            marks = [pytest.mark.xfail(reason=why, strict=True)] if why else []
-            yield pytest.param(path, check, marks=marks, id=f"{path.stem[:2]}-{check.__name__}")
-
-
-@pytest.mark.parametrize(("path", "check"), [*cases()])
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem[:2])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_stored(path, check):
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     assert not check(cells, path)
 
 
 def test_each_check_finds_what_it_is_for(tmp_path):
-    said = "unsure; triton is not installed, see /home/me"
+    said = "unsure; triton is not installed"
     code = {"cell_type": "code", "source": ["my_guess = 3"], "execution_count": 7,
             "outputs": [{"text": [said]}]}  # fmt: skip
     prose = {"cell_type": "markdown", "source": ["On top is `input`."]}

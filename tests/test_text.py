@@ -39,12 +39,6 @@ def batches(text, way, documents):
     return [text.collate(items[at : at + 8]) for at in range(0, len(items), 8)]
 
 
-def test_documents_are_the_same_everywhere_and_no_longer_than_the_context(text):
-    assert len(text) > 10_000 and max(text.lengths) == 64 and min(text.lengths) > 1
-    assert all(document[0] == 0 and 0 not in document[1:] for document in text.documents)
-    assert Text(job_of("padded")).documents == text.documents
-
-
 def test_each_way_gives_every_document_once_and_says_what_is_real(text):
     wanted = range(100)
     for way in WAYS:
@@ -156,12 +150,3 @@ def test_a_run_on_text_names_padding_and_predicts_what_it_costs():
     assert finding.name == "compute" and 0.15 < finding.lost_share < run.padding + 0.01
     assert [r.changes for r in finding.remedies][0] == {"batching": "by_length"}
     assert lk.predict(run, batching="packed").real_tokens_per_s > 1.1 * run.real_tokens_per_s
-
-
-@pytest.mark.slow
-def test_two_ranks_with_workers_train_on_packed_text():
-    small = {"batch_size": 4, "context": 64, "width": 16, "depth": 1, "num_workers": 1}
-    text = lk.Pipeline(dataset="text", batching="packed", steps=12, **small)
-    ranks = lk.distributed(text, ranks=2)
-    assert ranks.outcome == "finished", ranks.error
-    assert all(rank.padding < 0.1 and rank.samples > 12 * 4 for rank in ranks)

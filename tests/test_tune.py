@@ -89,19 +89,6 @@ def hindered(setting):
     return 700 if setting.num_workers else 1000
 
 
-@pytest.mark.parametrize(("true", "share"), [(numpy_items, 0.95), (hindered, 1)])
-def test_a_run_that_contradicts_its_prediction_leads_to_more_runs_and_not_to_giving_up(true, share):
-    def wrong(setting):  # as it was predicted, and far from the truth on either side
-        return {0: 1627, 1: 1860}.get(setting.num_workers, 1700)
-
-    tuning = searched(true, wrong, cores=2)
-    best = max(map(true, space(START, 12, (16,))))
-    assert tuning.winner.rate >= share * best
-    assert any("coarse" in trial.why for trial in tuning.tried)
-    assert sum(len(trial.rates) for trial in tuning.tried) <= 10
-    assert tuning.best["num_workers"] == 0 or true is numpy_items
-
-
 def test_that_no_workers_are_best_is_believed_only_once_some_have_been_measured():
     tuning = searched(numpy_items, lambda s: 1627 if s.num_workers == 0 else 1300, cores=2)
     best = max(map(numpy_items, space(START, 12, (16,))))
@@ -138,25 +125,6 @@ def test_the_first_number_of_workers_tried_is_the_one_that_the_verdict_recommend
             assert trial is None or trial.expected[0] <= (1 + WORTH) * run.throughput, name
         else:
             assert trial.setting.num_workers == recommended, name
-
-
-def test_a_run_beside_its_prediction_by_no_more_than_noise_contradicts_nothing():
-    def nearly(setting):  # expected 1140 with a worker, 1036 at least
-        return 980 if setting.num_workers else 1000
-
-    tuning = searched(nearly, lambda s: 1140 if s.num_workers else 1000, cores=2)
-    assert len(tuning.tried) == 2 and tuning.best["num_workers"] == 0
-
-
-def test_where_all_cores_compute_one_less_is_tried_for_the_training_loop():
-    def crowded(setting):
-        return {0: 300, 1: 500}.get(setting.num_workers, 440)
-
-    def hopeful(setting):  # the model knows nothing of the crowd
-        return {0: 300, 1: 470}.get(setting.num_workers, 560)
-
-    tuning = searched(crowded, hopeful, cores=2)
-    assert tuning.best["num_workers"] == 1, tuning
 
 
 def test_what_lies_between_runs_that_came_as_predicted_is_not_tried_again():

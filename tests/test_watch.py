@@ -204,16 +204,6 @@ def test_epochs_are_one_run_and_what_lies_between_them_does_not_count():
     assert np.isnan(run.seconds(begins[1]["t_ns"] - 10**8))
 
 
-def test_the_start_of_the_workers_counts_as_waiting():
-    class Slow(list):
-        def __iter__(self):
-            time.sleep(0.05)
-            return super().__iter__()
-
-    loop(watched := quiet(Slow([1, 2, 3])))
-    assert watched.run.stamps[0, 1] > 0.05
-
-
 @pytest.mark.parametrize(
     ("batch", "hint", "count"),
     [
@@ -230,11 +220,6 @@ def test_the_start_of_the_workers_counts_as_waiting():
 def test_samples_are_counted_or_said_to_be_unknown(batch, hint, count):
     counter = their_loop.counter_for(batch, hint)
     assert (counter and counter(batch)) == count
-
-
-def test_where_samples_cannot_be_counted_batches_are():
-    loop(watched := quiet([object()] * 20), body_s=0.001)
-    assert watched.run.samples == 20 and "batches/s" in repr(watched.run)
 
 
 # -- every shape of loop -------------------------------------------------------------------------
@@ -293,13 +278,6 @@ def test_a_loader_that_cannot_begin_fails_as_without_a_watch_and_is_explained():
     with pytest.raises(AttributeError, match="Can't pickle local object 'Local'"):
         loop(watched := quiet(Local(Noise(), 4)))
     assert watched.run.outcome == "failed" and "at the top of a module" in watched.run.error
-
-
-def test_a_loader_without_a_length_has_none():
-    watched = quiet(torch.full((4,), i) for i in range(10))
-    assert len(loop(watched)) == 10 and watched.run.samples == 40
-    with pytest.raises(TypeError):
-        len(watched)
 
 
 def test_an_iterator_that_is_used_up_gives_nothing_and_says_so(capsys):

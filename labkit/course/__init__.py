@@ -1,1 +1,1 @@
-"""Guesses, challenges, mysteries, the slow script, the fault set."""
+"""Guesses, challenges, mysteries, the slow script, the recorded runs."""

@@ -1,4 +1,4 @@
-"""Predict first: guesses and mysteries, and the score over the course.
+"""Predict first: guesses, and the score over the course.
 
 What was guessed, solved and named is kept in `labkit-score.json`, in the folder the notebook runs
 in. Delete it to begin again; it is never sent anywhere. Where it cannot be written, or a test runs
@@ -8,12 +8,10 @@ the notebook, the score lives for the session.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import math
 import os
-import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,9 +19,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from labkit.course import faultset
-from labkit.course.faultset import NAMES
-from labkit.knobs import check_names
 from labkit.process import family, folders
 from labkit.results import saving
 from labkit.results.result import Result, Table
@@ -229,73 +224,6 @@ def points(guess: Any, measured: Any) -> int:
 def _sound(value: Any) -> bool:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return isinstance(value, str) or (number and math.isfinite(value))
-
-
-# -- mysteries -------------------------------------------------------------------------------------
-
-SEVERITY = 4  # takes at least a fifth of the time, so that a figure can show it
-TRIES = 3
-
-
-@functools.cache
-def here() -> faultset.Here:
-    """Return the healthy base of this session's mysteries: measured on a GPU, known of a CPU."""
-    base = faultset.BASES["cpu"] | {"precision": "fp32"}
-    place = faultset.machine()
-    return faultset.Here(base, place) if place.kind == "cpu" else faultset.base_here()
-
-
-class Mystery:
-    """A run from the fault set whose spec is hidden: look at `.plot()`, then `.answer("input")`."""
-
-    def __init__(self, case: faultset.Case, run: Run):
-        """Hide `run`, of `case`."""
-        self._case, self.run, self.tries, self._over = case, run, 0, False
-        run.alias = "a mystery run"
-
-    def plot(self) -> Any:
-        """Draw the run with its knobs left out, as a matplotlib Figure."""
-        return self.run.plot()
-
-    def answer(self, bottleneck: str) -> str:
-        """Return whether `bottleneck` is what was planted; at the third try, also what it was.
-
-        The score keeps the tries until then. `...` stands for no answer yet; an unknown word is no
-        try, and the names to choose from are returned.
-        """
-        if bottleneck is None or bottleneck is ...:
-            return "No answer yet."
-        try:
-            check_names([bottleneck], NAMES, "bottleneck")
-        except ValueError as unknown:
-            return str(unknown)
-        right = bottleneck == self._case.fault.expected
-        self.tries += 1
-        if not self._over:
-            keep("mysteries", f"mystery {self._case.seed}", tries=self.tries, right=right)
-        if not right and self.tries < TRIES:
-            return f"Not {bottleneck}. Look again at what the device waits for."
-        self.run.alias, self._over, fault = None, True, self._case.fault  # shows its knobs now
-        said = f"Right, at try {self.tries}." if right else f"Not {bottleneck} either."
-        if fault.expected == "compute":
-            return f"{said} It was healthy ({fault.name}): the device itself is the limit."
-        size = f"{self._case.amount:g} {fault.about}"
-        return f"{said} Planted was {fault.name} ({size}): {fault.expected}."
-
-    def __repr__(self) -> str:
-        return f"Mystery({self.run!r})"
-
-
-def mystery(number: int = 0) -> Mystery:
-    """Run mystery `number` of those that can show on this machine (about five seconds).
-
-    The same number is the same mystery. Raises RuntimeError where its run failed.
-    """
-    place = here()
-    possible = [f for f in (*faultset.FAULTS, *faultset.HEALTHY) if not place.cannot_show(f)]
-    fault = random.Random(number).choice(possible).on(place.machine.kind)
-    case = faultset.Case(fault, SEVERITY, number, place.base)
-    return Mystery(case, faultset.finished(case.pipeline, case.planted))
 
 
 # -- the score -------------------------------------------------------------------------------------

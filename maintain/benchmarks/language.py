@@ -1,11 +1,9 @@
-"""What batching text by length or packed brings against what was predicted, and decode's law.
+"""What batching text by length or packed brings, against what was predicted.
 
-    python maintain/benchmarks/language.py [--passes 5] [--batching] [--inference]
+    python maintain/benchmarks/language.py [--passes 5]
 
-Run it on a quiet machine, for about 4 minutes. Targets: at least 80 % of the padding is gone; real
-tokens/s within 15 % of what `lk.predict` said of the padded run; decode within 30 % of the law for
-every batch that it calls memory-bound, in each format. A format whose products are too slow to be
-so is compute-bound at 1.
+Run it on a quiet machine, for about 2 minutes. Targets: at least 80 % of the padding is gone; real
+tokens/s within 15 % of what `lk.predict` said of the padded run.
 """
 
 import argparse
@@ -57,22 +55,7 @@ def measure_batching(passes):
     return Table(rows, head, f"batching, median of {passes} passes (and all of them)")
 
 
-def measure_inference():
-    """Return what `lk.inference` says, with the decode steps that are further from the law."""
-    measured = lk.measure("inference", plot=False)
-    found = lk.inference(measured)
-    far = [s for s in found.steps if s.bound == "memory" and s.ratio > 1.3]
-    said = ", ".join(f"{s.format} batch {s.batch}: {s.ratio:.2f}x" for s in far)
-    return f"{found.table()}\nmemory-bound by the law, and over 1.30x: {said or 'none'}"
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passes", type=int, default=5)
-    parser.add_argument("--batching", action="store_true", help="this alone")
-    parser.add_argument("--inference", action="store_true", help="this alone")
-    asked = parser.parse_args()
-    if not asked.inference:
-        print(measure_batching(asked.passes), "\n")
-    if not asked.batching:
-        print(measure_inference())
+    print(measure_batching(parser.parse_args().passes))

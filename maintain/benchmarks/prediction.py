@@ -1,17 +1,15 @@
 """How well `lk.predict` does: every workload is run once, other settings predicted, then measured.
 
-    python maintain/benchmarks/prediction.py --records DIR [--development] [--only NAME]
-        [--passes 2]
+    python maintain/benchmarks/prediction.py --records DIR [--only NAME] [--passes 2]
 
 Every run is kept as a record in DIR, and what is there is not measured again. Run it on a quiet
 machine. In each pass a workload is run and its settings right behind it, since a machine with
 neighbours is not as fast at all times; what a setting shows, and what was predicted of it, is the
 mean of the passes. An uneven machine needs more of them.
 
-The workloads of `EVALUATION` have not been used to make the model; those of `DEVELOPMENT` have:
-the ranges are calibrated on them. Targets: utilization 3 points (median), 8 (90th percentile);
-throughput 8 % (median), 15 % (90th) where waiting or the device is the limit, 12 % (median) where
-the cores are; range 90 %.
+The workloads have not been used to make the model: its constants and ranges were set on six others.
+Targets: utilization 3 points (median), 8 (90th percentile); throughput 8 % (median), 15 % (90th)
+where waiting or the device is the limit, 12 % (median) where the cores are; range 90 %.
 
 Measured on a 2-core AMD EPYC VM: 45 settings on 7 workloads, each predicted from one 4 s run of its
 workload and measured right behind it, all of it twice. Errors are median and 90th percentile;
@@ -29,10 +27,10 @@ workload and measured right behind it, all of it twice. Errors are median and 90
 On a Xeon VM, before half of what the model misses in the run itself was taken as its error: all,
 6.2 %, 15.2 %; 2.0, 7.9 points; 92 %; twins 2.7 %.
 
-Its constants were set on six other workloads. Not untouched: a first pass over these seven, an
-hour earlier, was off by 13.5 % and showed what the model lacked (a hand-off timed at rest, items
-that cost more while the cores sleep). The range was widened once, from 89 % held. The workload of
-large items was measured again after a probe of its long steps had been mended.
+Not untouched: a first pass over these seven, an hour earlier, was off by 13.5 % and showed what the
+model lacked (a hand-off timed at rest, items that cost more while the cores sleep). The range was
+widened once, from 89 % held. The workload of large items was measured again after a probe of its
+long steps had been mended.
 """
 
 import argparse
@@ -59,7 +57,7 @@ def workers(*counts, **more):
     return [{"num_workers": n, **more} for n in counts]
 
 
-EVALUATION = {
+WORKLOADS = {
     "light decode": (
         {"dataset": "jpeg", "io_ms": 0.0, "image_px": 32, "batch_size": 32},
         [*workers(1, 2, 3, 4), {"num_workers": 2, "prefetch_factor": 6}, {"batch_size": 96}],
@@ -92,34 +90,6 @@ EVALUATION = {
         {"dataset": "array", "image_px": 192, "io_ms": 0.5, "batch_size": 24, "model": "mlp"},
         [*workers(1, 2, 3, 4), {"num_workers": 2, "prefetch_factor": 6},
          {"num_workers": 2, "io_ms": 3.0}],
-    ),
-}  # fmt: skip
-
-DEVELOPMENT = {
-    "dev decode": (
-        {"dataset": "jpeg", "io_ms": 0.0, "image_px": 64, "batch_size": 12},
-        [*workers(1, 2, 3, 5), {"num_workers": 2, "prefetch_factor": 4}],
-    ),
-    "dev decode, two workers": (
-        {"dataset": "jpeg", "io_ms": 0.0, "image_px": 64, "batch_size": 12, "num_workers": 2},
-        [*workers(0, 1, 4), {"batch_size": 24}],
-    ),
-    "dev waits": (
-        {"dataset": "jpeg", "io_ms": 4.0, "image_px": 40, "batch_size": 24, "num_workers": 1},
-        [*workers(0, 2, 4, 7), {"num_workers": 4, "io_ms": 2.0}],
-    ),
-    "dev arrays": (
-        {"dataset": "array", "image_px": 64, "batch_size": 64},
-        [*workers(1, 2, 3), {"batch_size": 16}],
-    ),
-    "dev tail": (
-        {"dataset": "sleep", "prep_ms": 12.0, "stall_ms": 150.0, "stall_every": 12},
-        [*workers(1, 2, 4), {"num_workers": 2, "prefetch_factor": 6}],
-    ),
-    "dev large": (
-        {"dataset": "array", "image_px": 128, "io_ms": 1.0, "batch_size": 40, "model": "mlp",
-         "num_workers": 2},
-        [*workers(0, 1, 4), {"num_workers": 4, "io_ms": 0.3}],
     ),
 }  # fmt: skip
 
@@ -177,13 +147,10 @@ def figures(name, rows):
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--records", type=Path, required=True)
-parser.add_argument("--development", action="store_true")
 parser.add_argument("--only", action="append", metavar="NAME", help="one workload of them")
 parser.add_argument("--passes", type=int, default=2)
 asked = parser.parse_args()
-workloads = DEVELOPMENT if asked.development else EVALUATION
-if asked.only:
-    workloads = {name: what for name, what in workloads.items() if name in asked.only}
+workloads = {name: WORKLOADS[name] for name in asked.only or WORKLOADS}
 measure(workloads, asked.records)
 rows = [compare(asked.records / name, i, changes)
         for name, (_, settings) in workloads.items()

@@ -1,7 +1,7 @@
 """What a first card is asked before anything else, a JSON line each; `--quick` needs no card.
 
 The depth of each model found anew five times and timed again, the default pipeline starved and fed,
-the driver's meter over one thread for 0.6 and 3 s, and the kernels of an FP32 step.
+and the kernels of an FP32 step.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import labkit as lk
+from labkit import quotas
 from labkit.bench import machine, model_size
 from labkit.bench.loop import Trainer
 from labkit.spec import automatic
@@ -32,10 +33,6 @@ def main() -> None:
     for workers in (0,) if QUICK else (0, 6, 12):
         run = lk.run(lk.Pipeline(num_workers=workers, **({"steps": 20} if QUICK else {})))
         tell("run", workers=workers, found=repr(run), diagnosis=str(run.diagnose()))
-    for seconds in (0.6,) if QUICK else (0.6, 3):
-        measured = lk.measure("one_thread", seconds=seconds, plot=False)
-        values = [point.values for point in measured.where("threads")]
-        tell("one_thread", seconds=seconds, values=values, skipped=measured.skipped)
 
 
 def tell(what: str, **facts: object) -> None:
@@ -45,7 +42,7 @@ def tell(what: str, **facts: object) -> None:
 def job_of(model: str, device: torch.device) -> object:
     """Return the job of the default pipeline with this model, its depth not yet found."""
     knobs = {name: knob.default for name, knob in lk.Pipeline.knobs.items()} | {"model": model}
-    px = automatic(knobs, device.type != "cpu", machine.cpu_cores())["image_px"]
+    px = automatic(knobs, device.type != "cpu", quotas.cpu_cores().count)["image_px"]
     return model_size.plain_job(device, model=model, depth=1, image_px=px)
 
 

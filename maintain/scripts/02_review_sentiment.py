@@ -1,7 +1,6 @@
 """Sentiment of short reviews with an EmbeddingBag-like GRU classifier, many short epochs."""
 # bottleneck: input
 # cause: workers_restart
-# half: score
 # costs 42 % of the loop
 
 import argparse

@@ -1,7 +1,6 @@
 """Predict logP of molecules from SMILES strings; fingerprints are saved next to the data."""
 # bottleneck: input
 # cause: cold_start
-# half: score
 # costs 36 % of the loop
 
 import hashlib

@@ -1,7 +1,6 @@
 """Skip-gram word vectors with negative sampling; saves as it goes so that it can be resumed."""
 # bottleneck: host
 # cause: periodic
-# half: score
 # costs 54 % of the loop
 
 import os

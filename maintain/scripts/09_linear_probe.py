@@ -1,7 +1,6 @@
 """Linear probe: a frozen backbone and a new classification head, twenty classes."""
 # bottleneck: host
 # cause: drift
-# half: score
 # costs 51 % of the loop
 
 import torch

@@ -1,7 +1,6 @@
 """Click prediction on tabular data: embeddings and an MLP, with the AUC so far."""
 # bottleneck: host
 # cause: drift
-# half: score
 # costs 43 % of the loop
 
 import numpy as np

@@ -1,7 +1,6 @@
 """Forecast noisy sine waves with a GRU; writes a JSON file for the dashboard of the lab."""
 # bottleneck: host
 # cause: logging
-# half: score
 # costs 54 % of the loop
 
 import json

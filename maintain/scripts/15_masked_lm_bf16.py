@@ -1,7 +1,6 @@
 """Masked language model on made-up sentences: a tiny encoder in bfloat16 autocast."""
 # bottleneck: host
 # cause: python
-# half: score
 # costs 43 % of the loop
 
 import random

@@ -1,7 +1,6 @@
 """Intent classification for a chat bot, with accelerate; shows precision and recall as it goes."""
 # bottleneck: host
 # cause: python
-# half: score
 # costs 42 % of the loop
 
 import torch

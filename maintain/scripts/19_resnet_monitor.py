@@ -1,7 +1,6 @@
 """A little residual network on 32x32 images that notes load and free disk with every step."""
 # bottleneck: host
 # cause: waiting
-# half: score
 # costs 34 % of the loop
 
 import subprocess

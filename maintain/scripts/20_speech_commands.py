@@ -1,7 +1,6 @@
 """Keyword spotting on fake log-mel spectrograms, set up for the cluster nodes."""
 # bottleneck: host
 # cause: threads
-# half: score
 # costs 40 % of the loop
 
 import torch

@@ -1,7 +1,6 @@
 """Pretrain a tiny BERT with the Hugging Face Trainer and a whole-word masking collator."""
 # bottleneck: input
 # cause: collate
-# half: score
 # costs 30 % of the loop
 
 import random

@@ -1,7 +1,6 @@
 """Chest X-rays, normal or pneumonia: full-size scans resized for a small CNN."""
 # bottleneck: input
 # cause: item
-# half: score
 # costs 51 % of the loop
 
 import tempfile

@@ -1,7 +1,6 @@
 """Segment blobs in grey images with a small U-shaped network; masks come from colour coding."""
 # bottleneck: input
 # cause: item
-# half: score
 # costs 35 % of the loop
 
 import numpy as np

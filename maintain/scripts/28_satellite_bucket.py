@@ -1,7 +1,6 @@
 """Land use from satellite tiles in a bucket (here a folder with the latency of one)."""
 # bottleneck: input
 # cause: waiting for data
-# half: score
 # costs 55 % of the loop
 
 import tempfile

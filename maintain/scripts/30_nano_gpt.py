@@ -1,7 +1,6 @@
 """A nano GPT on characters, with gradient accumulation; batches come from get_batch()."""
 # bottleneck: compute
 # cause: none
-# half: score
 # compute is 94 % of the loop
 
 import math

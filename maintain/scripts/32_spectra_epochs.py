@@ -1,7 +1,6 @@
 """Classify spectra with a 1-D CNN: epochs, validation, early stopping, the best weights kept."""
 # bottleneck: compute
 # cause: none
-# half: score
 # compute is 92 % of the loop
 
 import copy

@@ -1,9 +1,9 @@
 """The labelled fault set, its runs, and the score of the diagnosis on them.
 
-A label is what was planted: each fault names the resource it takes from the device, and `cured` is
-the same pipeline without it. Severities and seeds are for setting thresholds (calibration) or for
-scoring, none for both. A GPU does a CPU's step in a fraction of a millisecond, and then waits for
-launches whatever was planted: there the base is larger, and `on_gpu` has the fields that differ.
+A label is what was planted: each fault names the resource it takes from the device. Severities and
+seeds are for setting thresholds (calibration) or for scoring, none for both. A GPU does a CPU's
+step in a fraction of a millisecond, and then waits for launches whatever was planted: there the
+base is larger, and `on_gpu` has the fields that differ.
 """
 
 from __future__ import annotations
@@ -12,25 +12,24 @@ import contextlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
+
 from labkit.analysis.diagnosis import SHARED, diagnose
-from labkit.analysis.facts import BOTTLENECKS
 from labkit.knobs import check_names
 from labkit.results.launch import launch
 from labkit.results.machine import Machine, machine
-from labkit.results.result import Result, Table
 from labkit.spec import Pipeline
 
 HALVES = {
     "scoring": {"severities": (2, 4), "seeds": (0, 1, 2, 3, 4)},
     "calibration": {"severities": (1, 3), "seeds": (100, 101, 102, 103, 104)},
 }
-NAMES = tuple(n for n in BOTTLENECKS if n not in ("communication", "straggler", "unsure"))
-NAMED = (*NAMES, "unsure")
 FASTER = 1.25  # a 16-bit format counts as the faster one from this speed-up on
 STEP_MS = 10.0  # of a GPU's base: 10 times the launches, and what is planted can exceed it
 
@@ -48,7 +47,6 @@ class Fault:
     plant: str | None = None  # name in `slow_faults`; None where knobs alone make the fault
     also: str | None = None  # a second fault, "name@amount", for mixtures
     knobs: Base = field(default_factory=dict)  # those it needs
-    cure: Base = field(default_factory=dict)  # those that take it away, with the plant
     devices: tuple[str, ...] = ("cpu", "gpu")  # where it can show
     needs: str | None = None  # "bf16": a faster 16-bit format; "shm": 1 GiB of /dev/shm
     on_gpu: Base = field(default_factory=dict)  # fields that differ there
@@ -64,16 +62,10 @@ class Case:
     def __init__(self, fault: Fault, severity: int, seed: int, base: Base):
         self.fault, self.severity, self.seed = fault, severity, seed
         self.amount = size = fault.amounts[severity - 1]
-
-        def filled(knobs: Base) -> Base:
-            made = {name: value(size) for name, value in knobs.items() if callable(value)}
-            return {k: size if value is ... else value for k, value in knobs.items()} | made
-
         own = fault.plant and f"{fault.plant}@{size:g}"
         self.planted = "+".join(filter(None, (own, fault.also))) or None  # None: knobs alone
-        self.pipeline = Pipeline(**(base | filled(fault.knobs)), seed=seed)
-        format = {"precision": base["precision"]} if fault.needs == "bf16" else {}
-        self.cured = self.pipeline.but(**(filled(fault.cure) | format))
+        knobs = {name: size if value is ... else value for name, value in fault.knobs.items()}
+        self.pipeline = Pipeline(**(base | knobs), seed=seed)
 
 
 # CPU: a healthy step of 20 to 40 ms on one core. GPU: `base_here` finds precision and depth; the
@@ -97,40 +89,37 @@ FAULTS: tuple[Fault, ...] = (
     Fault("slow decode", "input", (4, 6, 8, 12), "every file decoded this many times more",
           "slow_decode", knobs=JPEG),
     Fault("heavy augmentation", "input", (12, 16, 24, 40), "rounds of augmentation",
-          knobs=JPEG | {"augment": ...}, cure={"augment": 1}),
+          knobs=JPEG | {"augment": ...}),
     Fault("object building", "input", (1800, 2500, 3500, 5000), "dictionaries built for every item",
           "object_building", on_gpu={"amounts": (6000, 9000, 12000, 18000)}),
     Fault("slow-disk stalls", "input", (150, 220, 300, 450), "ms of stall in one of 6 batches",
-          knobs={"stall_ms": ..., "stall_every": 6}, cure={"stall_ms": 0}),
+          knobs={"stall_ms": ..., "stall_every": 6}),
     Fault("no workers", "input", (1, 2, 3, 5), "ms of storage wait per item, num_workers=0",
-          knobs={"io_ms": ...}, cure={"num_workers": 6}, on_gpu={"amounts": (3, 4, 6, 8)}),
+          knobs={"io_ms": ...}, on_gpu={"amounts": (3, 4, 6, 8)}),
     Fault("too few workers", "input", (5, 7, 10, 15), "ms of storage wait per item, num_workers=1",
-          knobs=JPEG | {"io_ms": ...}, cure={"num_workers": 8}),
+          knobs=JPEG | {"io_ms": ...}),
     # In a steady state idle workers cost memory, not time: they show where items are heavy, and
     # where the model's own cores are what they take
     Fault("too many workers", "input", (4, 6, 8, 10), "workers on heavy items, on two cores",
-          knobs=JPEG | {"num_workers": ..., "augment": 12, "steps": 60},
-          cure={"num_workers": 1, "augment": 1}, devices=("cpu",)),
+          knobs=JPEG | {"num_workers": ..., "augment": 12, "steps": 60}, devices=("cpu",)),
     Fault("thread oversubscription", "input", (3, 4, 6, 8), "blurs an item, on 16 threads in each "
           "of 2 workers", "oversubscribed", knobs={"num_workers": 2},
           on_gpu={"amounts": (8, 12, 16, 24)}),
     Fault("prefetch too small", "input", (120, 160, 200, 260), "ms of stall in one of 5 batches, "
-          "2 workers with 1 batch each", knobs=SHORT_QUEUE, cure={"prefetch_factor": 8},
+          "2 workers with 1 batch each", knobs=SHORT_QUEUE,
           on_gpu={"about": "ms of stall in one of 16 batches, 2 workers with 1 batch each",
-                  "knobs": SHORT_QUEUE | {"stall_every": 16, "steps": 80},
-                  "cure": {"prefetch_factor": 16}}),
+                  "knobs": SHORT_QUEUE | {"stall_every": 16, "steps": 80}}),
     # Copies
     Fault("many small copies", "transfer", (250, 400, 600, 1000), "pieces a sample is copied in",
           "small_copies", on_gpu={"amounts": (100, 150, 200, 300)}),
     Fault("pageable copies", "transfer", (64, 96, 128, 192), "samples of 224 px, not pinned",
           knobs={"width": 4, "depth": 1, "image_px": 224, "batch_size": ..., "num_workers": 12},
-          cure={"pin_memory": True, "non_blocking": True, "prefetch_to_device": True},
           devices=("gpu",), needs="shm"),
     # The host keeps the device waiting
     Fault("tiny batches", "launch", (16, 12, 10, 8), "channels, at batch size 1",
           knobs={"width": ..., "image_px": 32, "batch_size": 1, "steps": 100},
-          cure={"batch_size": 64}, on_gpu={"knobs": {"width": ..., "depth": 12, "image_px": 32,
-                                                     "batch_size": 1, "steps": 100}}),
+          on_gpu={"knobs": {"width": ..., "depth": 12, "image_px": 32, "batch_size": 1,
+                            "steps": 100}}),
     Fault("sync every step", "launch", (250, 350, 500, 700), ".item() calls a step",
           "read_losses", devices=("gpu",)),
     Fault("logging every step", "launch", (12, 20, 30, 50), "passes over all parameters' "
@@ -156,14 +145,14 @@ FAULTS: tuple[Fault, ...] = (
     Fault("elementwise chain", "memory_bandwidth", (2, 3, 4, 6), "GELUs written out",
           "elementwise_chain", on_gpu={"amounts": (4, 6, 8, 12), "knobs": LARGE_MAPS}),
     Fault("unfused optimizer", "memory_bandwidth", (384, 512, 640, 768), "features of an MLP",
-          knobs=WIDE_MLP, cure={"fused_optimizer": True},
+          knobs=WIDE_MLP,
           on_gpu={"amounts": (5120, 6144, 7168, 8192), "knobs": WIDE_MLP | {"depth": 4}}),
     Fault("FP32 where BF16 would do", "precision", (40, 48, 64, 80), "channels",
           knobs={"width": ..., "precision": "fp32"}, needs="bf16",
           on_gpu={"amounts": (320, 384, 448, 512)}),
     Fault("unaligned size", "precision", (2559, 2815, 3071, 3327), "features, no multiple of 8",
           knobs={"model": "transformer", "width": ..., "depth": 1, "batch_size": 64},
-          cure={"width": lambda width: width + 1}, devices=("gpu",)),
+          devices=("gpu",)),
 )  # fmt: skip
 
 HEALTHY: tuple[Fault, ...] = (
@@ -208,7 +197,7 @@ def named(name: str) -> Fault:
 
 def finished(pipeline: Pipeline, planted: str | None = None) -> Any:
     """Run a pipeline with "name@amount+..." planted in it; raises RuntimeError where it fails."""
-    hook = planted and f"labkit.course.slow_faults:plant_all:{planted}"
+    hook = planted and f"slow_faults:plant_all:{planted}"
     run = launch(pipeline, fault=hook).wait_or_raise()
     if run.outcome != "finished" or not run.throughput:
         raise RuntimeError(f"It did not finish: {run.error or run.outcome}")
@@ -250,43 +239,66 @@ def base_here() -> Here:
     return Here(base, plain.machine)
 
 
-@dataclass(frozen=True, repr=False)
-class FaultScore(Result):
-    """The confusion matrix of one kind of device, on named hardware; `unsure` is never right."""
+@dataclass(frozen=True)
+class Score:
+    """What the diagnosis named, run by run; "unsure" is never right."""
 
-    n: int  # runs
-    accuracy: float | None  # share of the runs whose first-ranked bottleneck is the planted one
-    false_alarms: int  # healthy runs that were called sick; `unsure` does not count as a call
-    unsure: float | None  # share of the runs without a verdict
-    matrix: dict[str, dict[str, int]]  # runs by what was planted, then by what was named
-    wrong: list[dict[str, Any]]  # of the runs: what was planted and what was named
+    title: str  # which half of the set, where
+    rows: list[dict[str, Any]]  # of each run: fault, severity, seed, expected, named
     skipped: dict[str, str]  # faults that cannot show here, and why
-    machine: str  # the device's name
-    kind: str  # "cpu" or "gpu"
-    half: str  # of HALVES
 
-    def table(self) -> Table:
-        """Return the matrix: planted, then one column for each name."""
-        title = f"{self.n} runs of the {self.half} half on {self.machine} ({self.kind.upper()})"
-        if self.n:
-            title += f": {self.accuracy:.1%} right, {self.false_alarms} healthy called sick, "
-            title += f"{self.unsure:.1%} unsure"
-        rows = [(planted, *(n or "" for n in row.values())) for planted, row in self.matrix.items()]
-        told = "  {fault}, severity {severity}, seed {seed}: planted {expected}, named {named}"
-        wrong = (told.format(**each) for each in self.wrong)
-        missing = (f"  not run: {fault}: {why}" for fault, why in self.skipped.items())
-        return Table(rows, ("planted", *NAMED), title, [*wrong, *missing], ())
+    @property
+    def wrong(self) -> list[dict[str, Any]]:
+        """The runs whose first-ranked bottleneck is not the planted one."""
+        return [row for row in self.rows if row["named"] != row["expected"]]
+
+    @property
+    def accuracy(self) -> float:
+        """The share of the runs that were named right."""
+        return 1 - len(self.wrong) / len(self.rows)
+
+    def __str__(self) -> str:
+        table = pd.DataFrame(self.rows)
+        named = [row["named"] for row in self.wrong if row["expected"] == "compute"]
+        alarms = len(named) - named.count("unsure")
+        lines = [
+            f"{self.title}: {len(self.rows)} runs, {self.accuracy:.1%} right, "
+            f"{alarms} healthy ones called sick",
+            pd.crosstab(table["expected"], table["named"]).to_string(),
+        ]
+        for row in self.wrong:
+            lines.append("  {fault}, severity {severity}, seed {seed}: named {named}".format(**row))
+        for name, why in self.skipped.items():
+            lines.append(f"  not run: {name}: {why}")
+        return "\n".join(lines)
 
 
-def score(rows: list[dict[str, Any]], **about: Any) -> FaultScore:
-    """Count what was right; `about` are the fields that say where and what was run."""
-    pairs = [(row["expected"], row["named"]) for row in rows]
-    matrix = {planted: {name: pairs.count((planted, name)) for name in NAMED} for planted in NAMES}
-    n, wrong = len(rows), [row for row in rows if row["named"] != row["expected"]]
-    unsure = sum(row["named"] == "unsure" for row in rows)
-    alarms = sum(row["expected"] == "compute" and row["named"] != "unsure" for row in wrong)
-    shares = ((n - len(wrong)) / n, unsure / n) if n else (None, None)
-    return FaultScore(n, shares[0], alarms, shares[1], matrix, wrong, **about)
+def kept_rows(file: Path) -> dict[tuple, dict[str, Any]]:
+    """Return the results of an earlier, interrupted run of the set, by fault, severity and seed."""
+    if not file.exists():
+        return {}
+    found = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(ValueError, TypeError, KeyError):  # a torn line
+            row = json.loads(line)
+            found[row["fault"], row["severity"], row["seed"]] = row
+    return found
+
+
+def result_of(case: Case) -> dict[str, Any]:
+    """Run one case and return what was planted, and what the diagnosis named."""
+    found = diagnose(finished(case.pipeline, case.planted))
+    if found.findings[0].cause == SHARED:  # others used the device: once more
+        found = diagnose(finished(case.pipeline, case.planted))
+    return {
+        "fault": case.fault.name,
+        "severity": case.severity,
+        "seed": case.seed,
+        "expected": case.fault.expected,
+        "named": found.bottleneck,
+        "confidence": found.confidence,
+        "lost_share": found.findings[0].lost_share,
+    }
 
 
 def run_set(
@@ -295,42 +307,27 @@ def run_set(
     seeds: int = 5,
     only: Iterable[str] | None = None,
     keep: str | os.PathLike | None = None,
-    progress: Callable[[int, int, str], None] = lambda *_: None,
-) -> FaultScore:
+) -> Score:
     """Run a half of the fault set on this machine, diagnose every run, return the score.
 
     Each of the half's first `seeds` runs every fault once, or those named in `only`. `keep` is a
-    file of results, a JSON object a line: cases in it are not run again. Raises ValueError for an
-    unknown half or fault, RuntimeError where a run failed.
+    file of results, a JSON object a line: cases in it are not run again.
     """
-    check_names([half], HALVES, "half")
-    wanted = EVERYTHING if only is None else [named(name) for name in only]
-    progress(0, 1, "measuring which number format is faster here")
-    here, done = base_here(), {}
-    if keep is not None and Path(keep).exists():
-        for line in Path(keep).read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError, TypeError, KeyError):  # a torn line
-                row = json.loads(line)
-                done[row["fault"], row["severity"], row["seed"]] = row
-    skipped = {f.name: why for f in wanted if (why := here.cannot_show(f))}
-    faults = [fault.on(here.machine.kind) for fault in wanted if fault.name not in skipped]
+    chosen = EVERYTHING if only is None else [named(name) for name in only]
+    here = base_here()
+    kept = kept_rows(Path(keep)) if keep else {}
+    skipped = {fault.name: why for fault in chosen if (why := here.cannot_show(fault))}
+    faults = [fault.on(here.machine.kind) for fault in chosen if fault.name not in skipped]
     turns = zip(HALVES[half]["seeds"][:seeds], itertools.cycle(HALVES[half]["severities"]))
-    todo = [Case(fault, severity, n, here.base) for n, severity in turns for fault in faults]
     rows = []
-    for number, case in enumerate(todo):
-        row = {"fault": case.fault.name, "severity": case.severity, "seed": case.seed}
-        progress(number, len(todo), " ".join(map(str, row.values())))
-        if kept := done.get(tuple(row.values())):
-            rows.append(kept)
-            continue
-        found = diagnose(finished(case.pipeline, case.planted))
-        if found.findings[0].cause == SHARED:  # others used the device: once more
-            found = diagnose(finished(case.pipeline, case.planted))
-        row |= {"expected": case.fault.expected, "named": found.bottleneck}
-        row |= {"confidence": found.confidence, "lost_share": found.findings[0].lost_share}
-        rows.append(row)
-        if keep is not None:
-            with open(keep, "a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-    where = {"machine": here.machine.name, "kind": here.machine.kind, "half": half}
-    return score(rows, skipped=skipped, **where)
+    for seed, severity in turns:
+        for fault in faults:
+            row = kept.get((fault.name, severity, seed))
+            if row is None:
+                row = result_of(Case(fault, severity, seed, here.base))
+                print(row, file=sys.stderr, flush=True)
+                if keep:
+                    with open(keep, "a", encoding="utf-8") as file:
+                        file.write(json.dumps(row) + "\n")
+            rows.append(row)
+    return Score(f"{half} half on {here.machine.name}", rows, skipped)
