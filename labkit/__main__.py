@@ -154,7 +154,7 @@ def record(options: argparse.Namespace) -> Any:
     Records go to DIR/<machine>/<name>.jsonl.gz, without host name, user name, paths or keys;
     lk.recorded(folder="DIR") lists them. Run it again to go on after an interrupt.
     """
-    from labkit.course.record import record
+    from labkit.course.recordings import record
 
     done = record(options.out, options.only)
     return done, {"code": 130 if done.interrupted else 0}
@@ -175,7 +175,7 @@ def watch(options: argparse.Namespace) -> Any:
       labkit watch -- python train.py --epochs 1
       labkit watch --json -- torchrun --nproc-per-node=2 train.py > verdict.json
     """
-    from labkit.show.script import watch_script
+    from labkit.view.watch_command import watch_script
 
     found, text = watch_script(options.script, options.json, options.outside)
     if not options.json:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from labkit.bench.lines import in_workers
-from labkit.bench.watch import Recorder
+from labkit.bench.sampler import in_workers
 from labkit.process import folders
 from labkit.process.events import now_ns
 from labkit.results.run import Run
+from labkit.watching.recorder import Recorder
 
 
 class StepRecorder:

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from labkit.bench import flops, machine
-from labkit.bench.their_loop import padding_of
-from labkit.bench.watch import LOOK_EVERY
+from labkit.bench.user_loop import padding_of
 from labkit.callbacks import StepRecorder
 from labkit.process.events import now_ns
 from labkit.results.result import Result, Table
+from labkit.watching.recorder import LOOK_EVERY
 
 try:
     import accelerate  # noqa: F401 -- the Trainer needs it, and says so late

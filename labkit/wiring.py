@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-ABOVE: dict[str, str] = {}  # {"Run.plot": "labkit.show.run_figure:draw"}: see labkit/__init__.py
+ABOVE: dict[str, str] = {}  # {"Run.plot": "labkit.view.run_figure:draw"}: see labkit/__init__.py
 
 
 def above(name: str) -> Callable[..., Any]:

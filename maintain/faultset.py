@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from labkit.analysis.diagnosis import SHARED, diagnose
+from labkit.diagnosis.diagnosis import SHARED, diagnose
 from labkit.knobs import check_names
+from labkit.results.hardware import Machine, machine
 from labkit.results.launch import launch
-from labkit.results.machine import Machine, machine
 from labkit.spec import Pipeline
 
 HALVES = {

@@ -16,16 +16,16 @@ from standin_run import run_on
 
 import labkit as lk
 from labkit import Pipeline
-from labkit.analysis import datasheets
-from labkit.bench import flops, machine, measure, model_size, their_loop
+from labkit.bench import flops, machine, measure, model_size, user_loop
 from labkit.bench import resolve_config as resolving
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch, plain_job
 from labkit.bench.rank import Communication, rank_timeline
 from labkit.bench.timeline import DeviceTimeline
 from labkit.course import mystery
-from labkit.course import record as course_records
+from labkit.course import recordings as course_records
 from labkit.course.task import all_tasks
+from labkit.diagnosis import datasheets
 from labkit.process.events import EventLog, recover
 from labkit.results.record import Tail
 
@@ -150,7 +150,7 @@ def test_an_exchange_of_ranks_is_stamped_when_it_runs_and_not_when_it_is_issued(
 
 @pytest.mark.parametrize("wait_ms", [0, 4])
 def test_a_watched_loop_has_the_intervals_of_the_card(wait_ms, cards, monkeypatch):
-    monkeypatch.setattr(their_loop, "DRIFT", 0.0)  # there is one clock here
+    monkeypatch.setattr(user_loop, "DRIFT", 0.0)  # there is one clock here
     gpu = cards("H200")
     a, truth = torch.empty(4096, 4096, device=DEVICE), []
     watched = lk.watch([torch.empty(4)] * 40, live=False)

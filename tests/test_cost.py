@@ -7,8 +7,8 @@ import pytest
 from played_gpu import MS, load
 
 import labkit as lk
-from labkit.analysis import cost as costs
-from labkit.results.machine import Machine
+from labkit.diagnosis import cost as costs
+from labkit.results.hardware import Machine
 
 START = 10**9
 

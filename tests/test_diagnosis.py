@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import labkit as lk
-from labkit.analysis import rules
-from labkit.analysis.card_formats import tensor_formats
-from labkit.analysis.facts import BOTTLENECKS, LESSONS, NOTEBOOKS, Facts
-from labkit.analysis.prediction import Workers
-from labkit.analysis.remedies import feed
-from labkit.analysis.thresholds import WORTH_NAMING
+from labkit.diagnosis import rules
+from labkit.diagnosis.card_formats import tensor_formats
+from labkit.diagnosis.facts import BOTTLENECKS, LESSONS, NOTEBOOKS, Facts
+from labkit.diagnosis.prediction import Workers
+from labkit.diagnosis.remedies import feed
+from labkit.diagnosis.thresholds import WORTH_NAMING
 
 NOTEBOOKS_FOLDER = Path(__file__).parents[1] / "notebooks"
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"

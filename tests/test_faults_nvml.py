@@ -17,9 +17,9 @@ import pytest
 from test_diagnosis import fake, steps
 
 from labkit import Pipeline
-from labkit.analysis.diagnosis import SHARED, diagnose
+from labkit.diagnosis.diagnosis import SHARED, diagnose
 from labkit.process.events import EventLog
-from labkit.results import launch, machine
+from labkit.results import hardware, launch
 
 try:
     files = importlib.metadata.files("nvidia-nvml-dev") or ()
@@ -325,10 +325,10 @@ def test_what_others_did_outside_the_measured_steps_is_not_held_against_them(sce
 
 @pytest.mark.nightly
 def test_a_card_that_torch_cannot_use_is_named_with_the_remedy(stub, monkeypatch):
-    if machine.machine().kind == "gpu":
+    if hardware.machine().kind == "gpu":
         pytest.skip("torch has a GPU of its own here")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(stub))
-    here = machine.machine.__wrapped__()
+    here = hardware.machine.__wrapped__()
     assert here.kind == "cpu" and "NVIDIA Stub cannot be used" in here.line
     assert "driver 550.54.14 runs CUDA up to 12.4" in str(here) and "Remedy: " in str(here)
     run = launch.launch(Pipeline(device="cuda", model="mlp", steps=20)).wait()

@@ -10,7 +10,7 @@ from faultset import BASES, EVERYTHING, FAULTS, HALVES, Case, Here, Score, run_s
 from torch import nn
 
 from labkit.course.mystery import NAMES
-from labkit.results.machine import Machine
+from labkit.results.hardware import Machine
 
 CPU = Here(BASES["cpu"] | {"precision": "fp32"}, Machine(kind="cpu"))
 GPU = Here(BASES["gpu"] | {"precision": "bf16", "depth": 11}, Machine(kind="gpu"))

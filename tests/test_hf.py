@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import labkit as lk
-from labkit.results.machine import Machine, training_arguments
+from labkit.results.hardware import Machine, training_arguments
 
 CPU = Machine(device="cpu", kind="cpu", name="Test", cpu_cores=2)
 HOPPER = Machine(device="cuda:0", kind="gpu", name="NVIDIA H200", compute_capability="9.0")

@@ -25,14 +25,14 @@ from hypothesis import strategies as st
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.analysis import trace_file
+from labkit.diagnosis import trace_file
 from labkit.process import family as processes
 from labkit.process import keys
 from labkit.results import record
 from labkit.results.launch import launch
 from labkit.results.run import Run
-from labkit.show.controls import Control
 from labkit.spec import KNOBS, Pipeline
+from labkit.view.controls import Control
 
 checks = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 quick = settings(max_examples=60, **checks)
@@ -266,11 +266,11 @@ def is_bare(part):
 # What the reader wrote in the notebook (a dataset, a step, an answer) goes to their own bench and
 # its workers: once, through a file in the run's folder that is deleted. Nothing comes back so.
 MAY_PICKLE = {
-    "tuner/trials.py",
+    "tuning/trials.py",
     "bench/user_dataset.py",
     "course/task.py",
     "bench/measure.py",
-    "show/measuring.py",
+    "view/measuring.py",
 }
 PICKLES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib", "yaml"}
 NEVER = {"eval", "exec", "compile", "__import__", "os.system"}

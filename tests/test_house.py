@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 import labkit as lk
-from labkit.analysis import rules
-from labkit.analysis.facts import BOTTLENECKS, Evidence, loss
 from labkit.bench.measure import Bench, call
+from labkit.diagnosis import rules
+from labkit.diagnosis.facts import BOTTLENECKS, Evidence, loss
 from labkit.knobs import declares_knobs, knob
-from labkit.show import controls
 from labkit.spec import Pipeline
+from labkit.view import controls
 
 ROOT = Path(__file__).parents[1]
 LOWEST = ("labkit.knobs", "labkit.quotas", "labkit.spec", "labkit.wiring")
-FLOORS = ("process", "bench", "results", "analysis", "tuner", "show", "course")
+FLOORS = ("process", "bench", "watching", "results", "diagnosis", "tuning", "view", "course")
 FILES = sorted((ROOT / "labkit").rglob("*.py"))
 
 

@@ -8,17 +8,17 @@ from types import SimpleNamespace
 import pytest
 
 import labkit as lk
-from labkit.analysis import rules
-from labkit.analysis.diagnosis import Diagnosis
-from labkit.analysis.facts import CLASSES, Evidence, Facts, Finding, loss
-from labkit.analysis.losses import agree
-from labkit.results.machine import Machine
-from labkit.show.ladder import Improvement
-from labkit.show.running import rung_line
-from labkit.tuner.improve import Improver, lacking
-from labkit.tuner.job import improver
-from labkit.tuner.search import Search
-from labkit.tuner.tuning import space
+from labkit.diagnosis import rules
+from labkit.diagnosis.diagnosis import Diagnosis
+from labkit.diagnosis.facts import CLASSES, Evidence, Facts, Finding, loss
+from labkit.diagnosis.losses import agree
+from labkit.results.hardware import Machine
+from labkit.tuning.improve import Improver, lacking
+from labkit.tuning.job import improver
+from labkit.tuning.search import Search
+from labkit.tuning.tuning import space
+from labkit.view.ladder import Improvement
+from labkit.view.running import rung_line
 
 IN_WORDS = {"compile": "torch.compile", "precision": "bf16", "batch_size": "larger batch"}
 
@@ -266,7 +266,7 @@ def test_twelve_runs_the_time_and_stop_end_it_with_the_best_so_far(monkeypatch):
     assert climbed(world).stopped == "12 runs are made" and world.count == 12
 
     now = iter(range(0, 10_000, 4))
-    monkeypatch.setattr("labkit.tuner.improve.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("labkit.tuning.improve.time.monotonic", lambda: next(now))
     climb = climbed(World(lambda knobs: 100, lambda knobs: pairs), seconds=50)
     assert climb.stopped == "the 50 s are used up" and 1 < len(climb.rungs) < 12
     assert climb.seconds < 60

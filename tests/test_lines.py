@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.analysis.lines import Line
 from labkit.bench import data, stack
-from labkit.bench.lines import Sampler
-from labkit.bench.their_loop import Growth, padding_of
-from labkit.show import watching
+from labkit.bench.sampler import Sampler
+from labkit.bench.user_loop import Growth, padding_of
+from labkit.diagnosis.hot_lines import Line
+from labkit.view import watch_live
 
 SLOW = pytest.mark.slow
 posix_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
@@ -37,7 +37,7 @@ def closed():
     torch.set_num_threads(1)  # else every operator waits for two cores
     yield
     torch.set_num_threads(threads)
-    watching.close_all()
+    watch_live.close_all()
 
 
 def burn(count):

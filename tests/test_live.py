@@ -18,11 +18,11 @@ from PIL import Image
 import labkit
 from labkit.results.library import recorded
 from labkit.results.run import Run
-from labkit.show import display
-from labkit.show.display import FIGURE_TEXT, StaticFigure, in_notebook
-from labkit.show.live import ROW, Follower, LiveView, RunDisplay
-from labkit.show.watching import marked_cells
 from labkit.spec import Pipeline
+from labkit.view import display
+from labkit.view.display import FIGURE_TEXT, StaticFigure, in_notebook
+from labkit.view.live import ROW, Follower, LiveView, RunDisplay
+from labkit.view.watch_live import marked_cells
 
 MS = 1_000_000
 
@@ -217,7 +217,7 @@ def test_the_canvas_and_the_figure_that_replaces_it_have_one_text(trained):
 
 
 def test_the_live_view_needs_no_torch():
-    code = "import labkit.show.live, labkit.show.panels, sys; sys.exit('torch' in sys.modules)"
+    code = "import labkit.view.live, labkit.view.panels, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -247,7 +247,7 @@ def colab(monkeypatch):
             return Handle if display_id else None
 
         monkeypatch.setattr("IPython.display.display", show)
-        monkeypatch.setattr("labkit.show.panel.display", show)
+        monkeypatch.setattr("labkit.view.panel.display", show)
         return shown
 
     return set_up

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from labkit import quotas
-from labkit.analysis.card_formats import tensor_formats
-from labkit.analysis.datasheets import card
-from labkit.analysis.facts import cores_used
 from labkit.bench import formats, model_size, telemetry, timeline
 from labkit.bench import machine as bench_machine
+from labkit.diagnosis.card_formats import tensor_formats
+from labkit.diagnosis.datasheets import card
+from labkit.diagnosis.facts import cores_used
 from labkit.results.event_log import with_remedy
-from labkit.results.machine import Machine, training_arguments
+from labkit.results.hardware import Machine, training_arguments
 from labkit.spec import Pipeline
-from labkit.tuner import trials
+from labkit.tuning import trials
 
 NONE = "No CUDA GPUs are available"
 INSTALL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"

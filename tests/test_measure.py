@@ -9,7 +9,7 @@ import pytest
 import labkit as lk
 from labkit.bench import measure as bench_measure
 from labkit.process.events import EventLog
-from labkit.show import measuring
+from labkit.view import measuring
 
 torch = pytest.importorskip("torch")
 FACTOR = 3  # of this "notebook"

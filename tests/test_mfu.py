@@ -17,9 +17,9 @@ from labkit.bench.model_size import plain_job
 from labkit.bench.text import Text
 from labkit.process.events import EventLog
 from labkit.results.record import Tail
-from labkit.show.live import Follower
-from labkit.show.run_header import message
-from labkit.show.wandb_log import summary
+from labkit.view.live import Follower
+from labkit.view.run_header import message
+from labkit.view.wandb_log import summary
 
 CPU = torch.device("cpu")
 

@@ -16,9 +16,9 @@ import labkit as lk
 from labkit.process import family
 from labkit.results.event_log import REMEDIES
 from labkit.results.library import play
-from labkit.show import controls
-from labkit.show.controls import Control
 from labkit.spec import KNOBS, Distributed, Pipeline
+from labkit.view import controls
+from labkit.view.controls import Control
 
 QUICK = Pipeline(dataset="sleep", prep_ms=10, steps=20, seconds=None)
 LONG = QUICK.but(steps=100_000)

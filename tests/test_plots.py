@@ -17,12 +17,12 @@ from played_gpu import GPU, MS
 from labkit.process.events import FILE_NAME
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
-from labkit.show.analysis_figures import curves
-from labkit.show.ladder import NO_GAIN, Ladder
-from labkit.show.run_figure import beside, draw, teeth_window
-from labkit.show.several_figures import draw_sweep
-from labkit.show.style import on_any_paper
 from labkit.spec import Pipeline
+from labkit.view.analysis_figures import curves
+from labkit.view.ladder import NO_GAIN, Ladder
+from labkit.view.run_figure import beside, draw, teeth_window
+from labkit.view.several_figures import draw_sweep
+from labkit.view.style import on_any_paper
 
 BEGIN = 1000 * MS
 CPU = {"device": "cpu", "kind": "cpu", "name": "Some CPU", "cpu_cores": 2, "threads": 1,

@@ -9,10 +9,10 @@ import pytest
 from played_gpu import GPU, MS, log, play
 
 import labkit as lk
-from labkit.analysis import prediction
-from labkit.analysis.loader_simulation import Simulation
-from labkit.analysis.prediction import _of_times, outcome_of, recommend_workers
-from labkit.analysis.run_costs import known_of
+from labkit.diagnosis import prediction
+from labkit.diagnosis.loader_simulation import Simulation
+from labkit.diagnosis.prediction import _of_times, outcome_of, recommend_workers
+from labkit.diagnosis.run_costs import known_of
 
 CPU = {"device": "cpu", "kind": "cpu", "name": "Test", "versions": {}, "cpu_cores": 2, "threads": 1}
 

@@ -10,10 +10,10 @@ import threading
 import pytest
 
 import labkit as lk
-from labkit.analysis import public_traces
-from labkit.analysis.diagnosis import diagnose
-from labkit.analysis.trace import trace
-from labkit.analysis.trace_file import TraceError
+from labkit.diagnosis import public_traces
+from labkit.diagnosis.diagnosis import diagnose
+from labkit.diagnosis.trace import trace
+from labkit.diagnosis.trace_file import TraceError
 from labkit.results import shipped
 
 

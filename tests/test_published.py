@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import labkit as lk
-from labkit.analysis.datasheets import CARDS
+from labkit.diagnosis.datasheets import CARDS
 from labkit.results.published import FOLDER
 from labkit.results.shipped import DATA
 

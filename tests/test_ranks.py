@@ -12,7 +12,7 @@ from conftest import processes_of, torch_segments
 from planted import planted, wait_until
 
 import labkit as lk
-from labkit.analysis.ranks import PARTS
+from labkit.diagnosis.rank_verdict import PARTS
 from labkit.results.launch import launch
 from labkit.results.ranks import Ranks
 from labkit.spec import Distributed, Pipeline

@@ -8,10 +8,10 @@ import platform
 import pytest
 
 import labkit as lk
-from labkit.course import record as recording
-from labkit.course.record import Wanted, wanted
+from labkit.course import recordings as recording
+from labkit.course.recordings import Wanted, wanted
 from labkit.results.library import NAME, play
-from labkit.show.live import Follower, LiveView
+from labkit.view.live import Follower, LiveView
 
 pytestmark = pytest.mark.slow  # all read one run that is made here
 

@@ -17,16 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import labkit as lk
-from labkit.analysis.facts import Evidence
-from labkit.analysis.thresholds import MOST_DRAWN
+from labkit.diagnosis.facts import Evidence
+from labkit.diagnosis.thresholds import MOST_DRAWN
 from labkit.process import events
 from labkit.results.launch import launch
 from labkit.results.record import Tail
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
-from labkit.show.run_figure import step_parts
-from labkit.show.style import PARTS
 from labkit.spec import Pipeline
+from labkit.view.run_figure import step_parts
+from labkit.view.style import PARTS
 
 MS = 1_000_000
 VERSION_1 = json.loads(Path(__file__).with_name("records_version_1.json").read_text())

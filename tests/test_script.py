@@ -11,7 +11,7 @@ import torch
 import labkit as lk
 from labkit.results.script import changed_lines, whole_script
 from labkit.spec import Pipeline, compiler
-from labkit.tuner.job import TuningJob
+from labkit.tuning.job import TuningJob
 
 SHORT = {"steps": 8, "seconds": None, "xray": False, "io_ms": 0.2, "device": "cpu"}
 TRAINED = {

@@ -9,13 +9,13 @@ import multiprocessing
 import pytest
 
 import labkit as lk
-from labkit.analysis import rules
-from labkit.analysis.facts import Facts, Finding
-from labkit.analysis.loader_code import LoopCode
-from labkit.analysis.prediction import Workers
-from labkit.analysis.remedies import feed, remedies, typed
-from labkit.tuner.job import TuningJob, code_around
-from labkit.tuner.tuning import Setting, Trial
+from labkit.diagnosis import rules
+from labkit.diagnosis.facts import Facts, Finding
+from labkit.diagnosis.loader_code import LoopCode
+from labkit.diagnosis.prediction import Workers
+from labkit.diagnosis.remedies import feed, remedies, typed
+from labkit.tuning.job import TuningJob, code_around
+from labkit.tuning.tuning import Setting, Trial
 
 torch = pytest.importorskip("torch")
 forks = pytest.mark.skipif(

@@ -13,8 +13,8 @@ import pytest
 import labkit as lk
 from labkit.__main__ import main
 from labkit.results.result import STEERS
-from labkit.show import display
 from labkit.terminal import COMMANDS, PARSER, progress
+from labkit.view import display
 
 slow = pytest.mark.slow
 QUICK = ("--set", "dataset=sleep", "--set", "prep_ms=2", "--set", "model=mlp", "--set", "steps=20")

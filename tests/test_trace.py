@@ -13,9 +13,9 @@ from test_plots import overflow
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.analysis import trace_file
-from labkit.analysis.trace import TraceError, trace
-from labkit.analysis.trace_events import uses_tensor_cores
+from labkit.diagnosis import trace_file
+from labkit.diagnosis.trace import TraceError, trace
+from labkit.diagnosis.trace_events import uses_tensor_cores
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 CLASSES = [

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.analysis import trace_file
-from labkit.analysis.trace import CLASSES, TraceError, trace
+from labkit.diagnosis import trace_file
+from labkit.diagnosis.trace import CLASSES, TraceError, trace
 
 KINDS = [  # in the order of the classes
     ("kernel", "k"), ("gpu_memcpy", "copy"), ("gpu_memset", "set"),

@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 
 import labkit as lk
-from labkit.analysis.prediction import WORTH, recommend_workers
 from labkit.bench import user_dataset
-from labkit.tuner import trials
-from labkit.tuner.job import Expectation
-from labkit.tuner.search import Search
-from labkit.tuner.tuning import Setting, Trial, Tuning, space
+from labkit.diagnosis.prediction import WORTH, recommend_workers
+from labkit.tuning import trials
+from labkit.tuning.job import Expectation
+from labkit.tuning.search import Search
+from labkit.tuning.tuning import Setting, Trial, Tuning, space
 
 torch = pytest.importorskip("torch")
 START = Setting(batch_size=16)
@@ -192,10 +192,10 @@ def test_an_interrupted_cell_returns_what_a_sweep_or_a_tuning_has(monkeypatch, c
     monkeypatch.setattr("labkit.results.sweep.Sweep.measure", pressed)
     with pytest.raises(KeyboardInterrupt):
         lk.sweep(num_workers=[0, 2])
-    monkeypatch.setattr("labkit.show.running.in_notebook", lambda: True)
+    monkeypatch.setattr("labkit.view.running.in_notebook", lambda: True)
     assert "(2 not run)" in str(lk.sweep(num_workers=[0, 2]))
     assert capsys.readouterr().out.startswith("stopped after 0 of 2 runs")
-    monkeypatch.setattr("labkit.tuner.trials.launch", pressed)
+    monkeypatch.setattr("labkit.tuning.trials.launch", pressed)
     assert "nothing measured" in lk.tune(lk.Pipeline()).headline
 
 

@@ -15,7 +15,7 @@ import pytest
 from planted import wait_until
 
 import labkit as lk
-from labkit.show import wandb_log
+from labkit.view import wandb_log
 
 pytest.importorskip("wandb")
 
@@ -59,7 +59,7 @@ def test_a_server_that_does_not_answer_costs_only_the_process_that_logs(
         listening.listen(64)
         port = listening.getsockname()[1] if state == "hanging" else 9
         settings = json.dumps({"project": "p", "mode": "online"})
-        code = "import labkit.show.wandb_log as log\nlog.PATIENCE_S = 4\n"
+        code = "import labkit.view.wandb_log as log\nlog.PATIENCE_S = 4\n"
         code += f"log.main({str(finished.path)!r}, {settings!r})"
         env = {"WANDB_BASE_URL": f"http://127.0.0.1:{port}", "LABKIT_LOGS": str(tmp_path)}
         done = subprocess.run(

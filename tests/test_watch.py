@@ -21,15 +21,15 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
-from labkit.analysis.outside_verdict import judge
-from labkit.bench import rank, telemetry, their_loop
-from labkit.bench import watch as recording
+from labkit.bench import rank, telemetry, user_loop
 from labkit.bench.telemetry import Sample
+from labkit.diagnosis.outside_verdict import judge
 from labkit.results import privacy
 from labkit.results.event_log import with_remedy
-from labkit.show import watching
-from labkit.show.script import watch_script
-from labkit.show.watching import watch
+from labkit.view import watch_live
+from labkit.view.watch_command import watch_script
+from labkit.view.watch_live import watch
+from labkit.watching import recorder as recording
 
 ROOT = Path(__file__).parents[1]
 posix_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
@@ -55,7 +55,7 @@ class Noise(Dataset):
 def closed():
     """Every test ends its watches."""
     yield
-    watching.close_all()
+    watch_live.close_all()
 
 
 def quiet(loader):
@@ -111,11 +111,11 @@ def test_what_fails_inside_the_recorder_or_while_drawing_never_reaches_the_loop(
     monkeypatch, capsys
 ):
     with monkeypatch.context() as broken:
-        broken.setattr(watching.Watch, "_show", lambda *_, **__: 1 / 0)
+        broken.setattr(watch_live.Watch, "_show", lambda *_, **__: 1 / 0)
         assert len(loop(watched := watch([[1]] * 30))) == 30 and watched.run.steps == 30
     monkeypatch.setattr(recording.Recorder, "take", lambda *_: 1 / 0)
     assert len(loop(quiet(range(10)))) == 10
-    monkeypatch.setattr(watching.folders, "new_run", lambda: open("/nowhere/at/all"))
+    monkeypatch.setattr(watch_live.folders, "new_run", lambda: open("/nowhere/at/all"))
     assert len(loop(quiet(range(10)))) == 10
     said = capsys.readouterr().err
     assert "display stopped: ZeroDivisionError" in said
@@ -149,7 +149,7 @@ def test_waiting_and_body_are_told_apart_and_the_rest_is_not_claimed(starved):
     # the sums behind the live line
     assert tally.busy / tally.wall == pytest.approx(run.utilization, abs=0.05)
     assert tally.samples / tally.wall * 1e9 == pytest.approx(run.throughput, rel=0.1)
-    assert "30/30" in watching.line(starved._recorder) and "so far: input" in watching.line(
+    assert "30/30" in watch_live.line(starved._recorder) and "so far: input" in watch_live.line(
         starved._recorder
     )
 
@@ -218,7 +218,7 @@ def test_epochs_are_one_run_and_what_lies_between_them_does_not_count():
     ],
 )
 def test_samples_are_counted_or_said_to_be_unknown(batch, hint, count):
-    counter = their_loop.counter_for(batch, hint)
+    counter = user_loop.counter_for(batch, hint)
     assert (counter and counter(batch)) == count
 
 
@@ -345,7 +345,7 @@ def test_a_run_of_days_keeps_a_bounded_log_and_many_generators_few_watches(monke
     assert watched.run.outcome == "finished"
     for _ in range(20):
         loop(quiet(i for i in range(3)))
-    assert len(watching._open) <= watching.OPEN_MOST
+    assert len(watch_live._open) <= watch_live.OPEN_MOST
 
 
 # -- a script, from start to end -----------------------------------------------------------------
@@ -369,7 +369,7 @@ def python(*arguments, home=os.environ["LABKIT_HOME"], **more):
 def test_the_telemetry_does_not_outlive_the_watch(tmp_path, end):
     code = f"""
 import time
-from labkit.show.watching import watch
+from labkit.view.watch_live import watch
 for i in watch(range(10**9)):
     time.sleep(0.01)
     t = watch.last._recorder.telemetry
@@ -398,7 +398,7 @@ time.sleep(60)
 
 SCRIPT = """
 import sys, time
-from labkit.show.watching import watch
+from labkit.view.watch_live import watch
 batches = list(range(20))
 for epoch in range(2):
     for i in watch(batches):
@@ -586,7 +586,7 @@ def test_a_script_is_run_by_our_python_where_it_cannot_run_by_itself(tmp_path, m
     found, text = watch_script([str(tmp_path / "train.py")])
     assert found["exit_code"] == 7 and found["command"][0] == sys.executable
     assert "failed (exit code 7) before a training step was seen" in text
-    monkeypatch.setattr("labkit.show.script._judged", lambda *_: 1 / 0)
+    monkeypatch.setattr("labkit.view.watch_command._judged", lambda *_: 1 / 0)
     found, text = watch_script([str(tmp_path / "train.py")])
     assert found["exit_code"] == 7 and "the verdict failed (ZeroDivisionError" in text
 
@@ -626,7 +626,7 @@ def test_the_verdict_from_outside_goes_as_far_as_the_evidence(seen, bottleneck, 
 
 CELL = """
 import time, sys
-from labkit.show.watching import watch
+from labkit.view.watch_live import watch
 watched = watch(list(range(60)))
 for i in watched: time.sleep(0.02)
 """

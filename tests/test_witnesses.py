@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from played_gpu import GPU, MS, load, log, play
 
 import labkit as lk
-from labkit.analysis.facts import CLASSES
-from labkit.analysis.instruments import witnesses
+from labkit.diagnosis.facts import CLASSES
+from labkit.diagnosis.instruments import witnesses
 from labkit.results.sweep import Sweep
-from labkit.show.panel import run_verdict
-from labkit.show.several_figures import draw_sweep
-from labkit.show.watching import verdict_so_far
+from labkit.view.panel import run_verdict
+from labkit.view.several_figures import draw_sweep
+from labkit.view.watch_live import verdict_so_far
 
 KNOBS = {"io_ms": 0.0, "xray": False}
 LAUNCH_BOUND = {"launch": 10.0, "compute": 1.0, "steps": 200}

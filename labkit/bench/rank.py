@@ -25,8 +25,8 @@ import labkit
 from labkit.bench import data, flops, machine, process, work
 from labkit.bench.loop import Trainer, train
 from labkit.bench.resolve_config import resolve_config
-from labkit.bench.their_loop import telemetry_beside
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
+from labkit.bench.user_loop import telemetry_beside
 from labkit.process.events import NO_DEVICE, NO_TOKENS, VERSION, EventLog, StepRing, line_of, now_ns
 
 VOTE_EVERY = 4  # steps, at least, between two votes on whether the time is up

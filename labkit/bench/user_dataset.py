@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from labkit.bench import data, their_loop
+from labkit.bench import data, user_loop
 from labkit.bench.formats import DTYPES
 from labkit.spec import STEP_KNOBS
 
@@ -114,7 +114,7 @@ class NamesTheItem(Dataset):
 def knobs_of(job: SimpleNamespace, order: dict[str, Any]) -> dict[str, Any]:
     """Return the knobs that act on the reader's parts."""
     of_step = STEP_KNOBS if "model" in order["parts"] else ()
-    return {name: getattr(job, name) for name in (*their_loop.READ, *of_step)}
+    return {name: getattr(job, name) for name in (*user_loop.READ, *of_step)}
 
 
 def own_step(
@@ -211,7 +211,7 @@ class Batches:
         if not self.taken:
             self.tensors = tuple(filter(torch.is_tensor, _leaves(batch)))
             if self.streams:  # their last batch may be short
-                self.count = their_loop.counter_for(batch, self.job.batch_size) or self.count
+                self.count = user_loop.counter_for(batch, self.job.batch_size) or self.count
         self.taken += 1
         # in place of the labels, which only the reader knows
         return batch, ONE.expand(self.count(batch))

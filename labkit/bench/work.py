@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from labkit.bench import data, lines, machine, process, profile, stack, user_dataset
+from labkit.bench import data, machine, process, profile, stack, user_dataset
 from labkit.bench.flops import write_work
 from labkit.bench.loop import Trainer, train
 from labkit.bench.resolve_config import resolve_config
+from labkit.bench.sampler import Sampler, in_workers
 from labkit.bench.timeline import make_timeline
 from labkit.process.events import EventLog
 from labkit.process.family import hold
@@ -89,9 +90,9 @@ def lines_of(batches: Any, folder: Path) -> Iterator[None]:
     """Sample the lines of the loop and its dataset, here and in the loader's workers."""
     loader = getattr(batches, "loader", batches)  # the reader's own comes with more
     collate = getattr(batches, "collate", None) or getattr(loader, "collate_fn", None)
-    sampler = lines.Sampler(folder, stack.place_of(collate))
+    sampler = Sampler(folder, stack.place_of(collate))
     sampler.loop = train.__code__
-    with lines.in_workers(loader, folder, until_gone=""):
+    with in_workers(loader, folder, until_gone=""):
         sampler.start()
         yield
     sampler.stop()

@@ -21,11 +21,11 @@ from typing import Any
 from labkit.course import score
 from labkit.course.task import Goal, Task, all_tasks
 from labkit.knobs import check_names
+from labkit.results.hardware import machine
 from labkit.results.launch import launch
-from labkit.results.machine import machine
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
-from labkit.show.display import StaticFigure
+from labkit.view.display import StaticFigure
 
 REPEATS = 3  # runs of a result that is close to its mark, baseline included
 TOO_NOISY = "Too noisy to judge: repeats lie on both sides of the mark. Run this cell again."

@@ -6,11 +6,11 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.analysis.facts import BOTTLENECKS
 from labkit.course.score import keep
+from labkit.diagnosis.facts import BOTTLENECKS
 from labkit.knobs import check_names
+from labkit.results.hardware import machine
 from labkit.results.launch import launch
-from labkit.results.machine import machine
 from labkit.results.run import Run
 from labkit.spec import Pipeline
 

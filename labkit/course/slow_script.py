@@ -16,13 +16,13 @@ from typing import Any
 
 from labkit.knobs import Spec, check_names, declares_knobs, knob
 from labkit.process.interrupts import held
+from labkit.results.hardware import machine
 from labkit.results.launch import launch
-from labkit.results.machine import machine
 from labkit.results.run import Run
 from labkit.spec import Pipeline
 from labkit.wiring import Later
 
-running, wandb_log = Later("labkit.show.running"), Later("labkit.show.wandb_log")
+running, wandb_log = Later("labkit.view.running"), Later("labkit.view.wandb_log")
 
 # In the order in which the bottleneck moves; the course's notebook 08 climbs them as a ladder
 FIXES = {

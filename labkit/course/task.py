@@ -22,8 +22,8 @@ import cloudpickle
 
 from labkit.results.launch import launch
 from labkit.results.measurements import Measurements
-from labkit.show.measuring import Sent
 from labkit.spec import KNOBS, Distributed, Grid, Pipeline
+from labkit.view.measuring import Sent
 
 FILES = ("nb00_03", "nb04_06", "nb07_09")
 MOST_MIB = 16  # of a pickled answer

@@ -18,7 +18,7 @@ from labkit.process.events import FILE_NAME
 from labkit.process.family import exit_name
 from labkit.process.interrupts import held, in_notebook
 from labkit.results import privacy, saving
-from labkit.results.machine import Machine
+from labkit.results.hardware import Machine
 from labkit.results.record import Tail, events_of, is_record, opened, record_file
 from labkit.wiring import above
 

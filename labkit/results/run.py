@@ -10,9 +10,9 @@ import numpy as np
 from labkit.results.event_log import EventLogResult, derived, fact, of_one_moment
 from labkit.results.record import Watched, pipeline_of
 from labkit.results.result import noise, percent
+from labkit.results.step_classes import Timeline, split_steps, unevenness
 from labkit.results.steps import Steps, Texts
 from labkit.results.sweep import Comparison
-from labkit.results.timeline import Timeline, split_steps, unevenness
 from labkit.spec import NOISY, PX, STEPS, Pipeline
 from labkit.wiring import above
 

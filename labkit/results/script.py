@@ -18,7 +18,7 @@ from typing import Any
 
 from labkit.process import folders
 from labkit.results import saving
-from labkit.results.machine import asked_of
+from labkit.results.hardware import asked_of
 from labkit.results.run import Run
 from labkit.spec import GRAPH_MODES, KNOBS, Pipeline
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from labkit.knobs import check_names
 from labkit.results.result import Result, Table, percent
-from labkit.results.timeline import CLASSES
+from labkit.results.step_classes import CLASSES
 from labkit.spec import KNOBS, Pipeline
 
 COMPARED = (

@@ -32,8 +32,8 @@ from torch.utils.data import DataLoader
 
 from labkit.course.slow_script import LADDER, SlowScript
 from labkit.results.launch import launch
-from labkit.tuner.job import improver
-from labkit.tuner.trials import ENDLESS
+from labkit.tuning.job import improver
+from labkit.tuning.trials import ENDLESS
 
 WORKERS = {"num_workers": 4, "prefetch_factor": 2}
 SGD = torch.optim.SGD

@@ -31,7 +31,7 @@ import numpy as np
 import labkit as lk
 from labkit.process.events import now_ns
 from labkit.results.launch import launch
-from labkit.show.live import RunDisplay
+from labkit.view.live import RunDisplay
 firsts = np.random.default_rng(0).integers(0, 2, {pairs})
 drawn = np.stack([firsts, 1 - firsts], axis=1).ravel()
 run = launch(lk.Pipeline(dataset="array", num_workers=0, steps=10**6, width=32, xray=False,

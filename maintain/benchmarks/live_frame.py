@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from test_live import MS, Bench
 
-from labkit.show.live import LiveView
+from labkit.view.live import LiveView
 
 STEPS, A_FRAME = 5_000, 47
 

@@ -25,8 +25,8 @@ import torch
 from labkit.bench import loop, timeline
 from labkit.process import launcher
 from labkit.process.events import now_ns
+from labkit.results.hardware import machine
 from labkit.results.launch import launch
-from labkit.results.machine import machine
 from labkit.results.result import Table
 from labkit.spec import Pipeline
 

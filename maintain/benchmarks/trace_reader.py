@@ -16,7 +16,7 @@ from pathlib import Path
 # VmHWM, not ru_maxrss: a new process inherits the latter from the one that started it.
 CHILD = """
 import json, pathlib, sys, time
-from labkit.analysis.trace import trace
+from labkit.diagnosis.trace import trace
 
 def peak_bytes():
     status = pathlib.Path("/proc/self/status").read_text().splitlines()

@@ -56,9 +56,9 @@ import held_out
 
 from labkit import Pipeline
 from labkit.results.result import Table
-from labkit.tuner.job import TuningJob, given
-from labkit.tuner.trials import Bench
-from labkit.tuner.tuning import Setting
+from labkit.tuning.job import TuningJob, given
+from labkit.tuning.trials import Bench
+from labkit.tuning.tuning import Setting
 
 WORKLOADS = {
     "light decode": Pipeline(io_ms=0, image_px=32, augment=0, batch_size=32),

@@ -25,10 +25,10 @@ import numpy as np
 from own_cost import STEP_MS, trainer_of
 from paired import median_95
 
-from labkit.bench import watch as recording
-from labkit.bench.watch import Recorder
-from labkit.show.display import Display
-from labkit.show.watching import watch
+from labkit.view.display import Display
+from labkit.view.watch_live import watch
+from labkit.watching import recorder as recording
+from labkit.watching.recorder import Recorder
 
 
 def beat_ms(watched):

@@ -1,0 +1,347 @@
+"""Which line costs the time: the stack of the main thread is noted 50 times a second.
+
+No system call of the user's is ever interrupted: C code that sleeps, polls or pauses would return
+early. So the main thread is signalled (SIGURG) by a timer on its *user-mode* CPU time only: the
+kernel sends it when a tick finds the thread computing, not in a system call. Python's handler runs
+in the main thread between two instructions. While the thread is off the core, or the system works
+for it, a thread of ours looks at its stack: such a call has let go of the GIL and stands still.
+
+A sample counts for the time of its own sort since the sample before: user-mode CPU time, CPU time
+in the system, or time off the core. The kernel's clocks tell these apart whenever a sample is due.
+
+A sample is [t_ns, weight_ns, place]. A place is written once: [kind, within, file, line, function,
+call, site]: the kind of work, whether it was within an "item" or a "collate" of the loader, the
+deepest line of the user's own code, what that line was calling, and where in the loop itself that
+was ([file, line, function], or null).
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import ctypes
+import functools
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import util
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from labkit.bench import stack
+from labkit.bench.user_loop import knobs_of
+from labkit.process.events import EventLog, now_ns
+
+PERIOD_S, EARLY_S = 0.02, 0.01  # between samples; and for the first EARLY of them, 5 s, so that
+EARLY = 500  # a short script has enough: of 400, a share of a half is known to 2.5 points
+MOST_SAMPLES = 100_000  # half an hour of them: 4 MB in the log
+LONGEST_NS = 2_000_000_000  # that a sample may stand for: a laptop that slept is no slow line
+LATE_NS = 1_000_000  # our thread waited for the GIL: the main thread had it, and has moved on
+MUCH_NS = 200_000_000  # of time without a sample, for which a late one is taken all the same
+LEAST_NS = 5_000_000  # in the system, that is looked for
+USER_TIME, OF_A_THREAD = 1, 4  # CPUCLOCK_VIRT and CPUCLOCK_PERTHREAD_MASK of Linux
+FLUSH_NS = 500_000_000  # a process that is killed loses no more
+WATCHED = "watched"  # a file in the run's folder, there while the run goes on
+OF_TORCHS_LOADER = "torch.utils.data._utils"
+NOT_THE_CAUSE = (OF_TORCHS_LOADER, "torch.utils.data.dataloader", "labkit.")
+
+
+class Timer:
+    """A POSIX timer on a CPU clock that signals the calling thread; no fork inherits it."""
+
+    def __init__(self, clock: int):
+        """Make it; raises OSError where the system has none."""
+        self.c = ctypes.CDLL(None, use_errno=True)
+        if not hasattr(self.c, "timer_create"):  # glibc before 2.34
+            self.c = ctypes.CDLL("librt.so.1", use_errno=True)
+        self.id, to_thread = ctypes.c_void_p(), 4
+        # struct sigevent: a value of two words, the signal, how, and the thread
+        event = (ctypes.c_int * 16)(0, 0, signal.SIGURG, to_thread, threading.get_native_id())
+        if self.c.timer_create(ctypes.c_int(clock), ctypes.byref(event), ctypes.byref(self.id)):
+            raise OSError(ctypes.get_errno(), "no POSIX timer")
+
+    def arm(self, after_s: float) -> None:
+        """Signal once, at the first tick after so long on the clock."""
+        after = (ctypes.c_long * 4)(0, 0, 0, max(1, int(after_s * 1e9)))
+        self.c.timer_settime(self.id, 0, ctypes.byref(after), None)
+
+    def delete(self) -> None:
+        """Stop it."""
+        self.c.timer_delete(self.id)
+
+
+class MainThread:
+    """The calling thread: what its time went to, and a timer that signals it while it computes."""
+
+    def __init__(self):
+        self.ident = threading.get_ident()
+        self.cpu_clock = time.pthread_getcpuclockid(self.ident)
+        self.user_clock = (~threading.get_native_id() << 3) | OF_A_THREAD | USER_TIME
+        self.timer = Timer(self.user_clock)
+        self.sampled = _thread.allocate_lock()  # held while it is: what waits for it wakes at once
+        self.sampled.acquire()
+
+    def spent_ns(self) -> dict[str, int]:
+        """Return its "user" and "system" CPU time, and that "off" the core (from any zero), ns."""
+        user = time.clock_gettime_ns(self.user_clock)
+        cpu = time.clock_gettime_ns(self.cpu_clock)
+        return {"user": user, "system": cpu - user, "off": now_ns() - cpu}
+
+    def is_off(self) -> bool:
+        """Whether it sleeps, or waits for a core."""
+        before = time.clock_gettime_ns(self.cpu_clock)
+        return time.clock_gettime_ns(self.cpu_clock) == before
+
+    def is_in_system(self, tick: Timer) -> bool:
+        """Wait for a tick on its core; whether it was in the system then, as the clocks say."""
+        before = time.clock_gettime_ns(self.user_clock)
+        tick.arm(0.0)
+        seen = signal.sigtimedwait([signal.SIGURG], EARLY_S)
+        return seen is not None and time.clock_gettime_ns(self.user_clock) == before
+
+
+class Sampler:
+    """Samples this process's main thread between `start` and `stop`; writes to the log itself."""
+
+    def __init__(self, folder: Any, collate: tuple[str, int] | None, until_gone: str = ""):
+        """`collate` is where the collate function stands; it stops once `until_gone` is deleted."""
+        self.log, self.collate, self.pid = EventLog(folder), collate, os.getpid()
+        self.mark = until_gone and os.path.join(folder, until_gone)
+        self.rows: list[tuple[int, int, int]] = []
+        self.places, self.met = {}, set()  # {what a stack was: its number}, and its code
+        self.fresh: dict[int, list] = {}  # places that were not written yet
+        self.loop: CodeType | None = None  # what iterates the loader: no deeper goes the stack
+        self.framed = False  # a package does, which the user's code called
+        self.missing, self.in_use = "", False  # why there are no samples; whether a loop goes on
+        self.thread: MainThread | None = None  # while it is sampled
+        self.random = random.Random(now_ns())  # our own: no number of the user's is drawn
+        self.lock = _thread.allocate_lock()  # of the rows and places
+        self.before: dict[str, int] = {}  # what the thread had spent when its time was last placed
+        self.taken = self.due = 0
+
+    def start(self) -> None:
+        """Begin to sample, unless that goes on; `missing` says why it could not be."""
+        if self.thread is not None or self.taken >= MOST_SAMPLES:
+            return
+        self.missing = self._why_not()
+        if not self.missing:
+            try:
+                signal.signal(signal.SIGURG, self._in_user_mode)
+                signal.siginterrupt(signal.SIGURG, False)
+                thread = MainThread()
+                self.before, self.due = thread.spent_ns(), now_ns() + FLUSH_NS
+                self.thread = thread
+                thread.timer.arm(self._period_s())
+                # not of `threading`: the user's list of threads stays as it is
+                _thread.start_new_thread(self._look_from_beside, (thread,))
+            except (OSError, RuntimeError) as error:
+                signal.signal(signal.SIGURG, signal.SIG_DFL)
+                self.thread = None
+                self.missing = str(error)
+
+    def _period_s(self) -> float:
+        """Return 0.5 to 1.5 periods: even ones would keep step with the scheduler."""
+        period = EARLY_S if self.taken < EARLY else PERIOD_S
+        return period * (0.5 + self.random.random())
+
+    def _why_not(self) -> str:
+        """Return why no stack can be sampled here and now; "" where it can."""
+        if sys.platform != "linux":
+            return "stacks are sampled on Linux only"
+        if threading.current_thread() is not threading.main_thread():
+            return "the loop does not run in the main thread"
+        there = signal.getsignal(signal.SIGURG)
+        other = getattr(there, "__self__", None)
+        if not isinstance(other, Sampler):
+            return "" if there == signal.SIG_DFL else "SIGURG is not free"
+        if other.pid == os.getpid() and other.in_use:
+            return "the loop around this one is sampled"
+        other.stop()  # of a loop that is over for now
+        return ""
+
+    def claim(self, frame: FrameType) -> None:
+        """Sample the loop around `frame`, which has its first batch; other loops are within it."""
+        if self.loop is None:
+            self.loop, self.framed = stack.loop_around(frame)
+        self.start()  # a loop within the first fetch may have had the signal
+        self.in_use = True
+
+    def stop(self) -> None:
+        """End the sampling, and let go of the signal."""
+        thread, self.thread = self.thread, None
+        if thread is not None and self.pid == os.getpid():
+            thread.timer.delete()
+            thread.sampled.release()
+            with contextlib.suppress(ValueError):  # in another thread
+                if signal.getsignal(signal.SIGURG) == self._in_user_mode:
+                    signal.signal(signal.SIGURG, signal.SIG_DFL)
+
+    def _in_user_mode(self, _signal: int, frame: FrameType) -> None:
+        """Note where the main thread computes; the kernel found it there."""
+        thread = self.thread
+        if thread is None or self.pid != os.getpid():
+            return
+        if self.lock.acquire(blocking=False):  # else its time goes to the next sample
+            try:
+                self._take(thread, "user", frame)
+            finally:
+                self.lock.release()
+        if self.thread is thread and self.taken < MOST_SAMPLES:
+            thread.timer.arm(self._period_s())  # only now: samples do not nest
+
+    def _look_from_beside(self, thread: MainThread) -> None:
+        """Note where the main thread is off the core or in the system; write what has gathered."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])
+        tick = Timer(thread.cpu_clock)
+        while self.thread is thread and self.taken < MOST_SAMPLES:
+            pause_s = self._period_s()
+            due = now_ns() + int(pause_s * 1e9)
+            if thread.sampled.acquire(timeout=pause_s):  # no time.sleep: programs replace it
+                break
+            late = now_ns() - due > LATE_NS
+            with contextlib.suppress(OSError):  # the thread has just ended
+                sort = self._sort(thread, tick, late)
+                with self.lock:
+                    frame = sys._current_frames().get(thread.ident) if sort else None
+                    if frame is not None and self.thread is thread:
+                        self._take(thread, sort, frame)
+                    del frame  # it would keep the user's variables
+            if now_ns() > self.due:
+                self.flush()
+                if self.mark and not os.path.exists(self.mark):
+                    self.stop()  # the run is over; workers that persist go on
+        tick.delete()
+
+    def _sort(self, thread: MainThread, tick: Timer, late: bool) -> str:
+        """Return which sort of time the main thread spends now; "" for the signal's, or unknown."""
+        spent = thread.spent_ns()
+        if thread.is_off():
+            much = spent["off"] - self.before["off"] > MUCH_NS
+            return "off" if much or not late else ""
+        system = spent["system"] - self.before["system"] > LEAST_NS
+        return "system" if system and thread.is_in_system(tick) else ""
+
+    def _take(self, thread: MainThread, sort: str, frame: FrameType) -> None:
+        """Place the time of a sort that passed since its last sample at the stack of `frame`."""
+        try:
+            spent = thread.spent_ns()[sort]
+            weight = min(spent - self.before[sort], LONGEST_NS)
+            if weight > 0:  # the kernel's clocks of user and system time go in ticks of 1 to 10 ms
+                self.before[sort] = spent
+                self.rows.append((now_ns(), weight, self._place(frame)))
+                self.taken += 1
+        except Exception as error:  # of the user's objects: no loop may end on our account
+            self.missing, self.taken = f"{type(error).__name__}: {error}", MOST_SAMPLES
+
+    def _place(self, top: FrameType) -> int:
+        """Return the number of the place where a stack is; described when first met."""
+        key, own, site = [], None, None
+        at: FrameType | None = top
+        while at is not None:
+            code = at.f_code
+            if own is None:
+                key += (id(code), at.f_lasti)  # to hash a code object takes microseconds
+                own = at if stack.is_users(code.co_filename) else None
+            if code is self.loop:
+                site = at.f_lineno
+                break
+            at = at.f_back
+        key = (*key, site, grad := stack.is_grad_on())
+        if key not in self.places:
+            self.places[key] = len(self.places)
+            self.fresh[self.places[key]] = self._described(top, own, site, grad)
+        return self.places[key]
+
+    def _described(
+        self, top: FrameType, own: FrameType | None, site: int | None, grad: bool
+    ) -> list[Any]:
+        frames, at = [], top  # inside the loop, the deepest first
+        while at is not None and at.f_code is not self.loop:
+            frames.append(at)
+            self.met.add(at.f_code)  # lest another gets its id
+            at = at.f_back
+        within = next(filter(None, map(self._within, frames)), "")
+        libraries = frames[: frames.index(own)] if own in frames else frames
+        if own is top:
+            kind, call = stack.kind_and_call(own)
+        else:
+            kind = stack.kind_of_calls(libraries)
+            call = stack.call_text(stack.expression(own)) if own is not None else ""
+            if kind in ("library", "io") and stack.SAVES.search(call):
+                kind = "logging"
+        modules = {stack.module_of_frame(frame) for frame in frames}
+        in_model = "torch.nn.modules.module" in modules and kind in ("forward", "torch", "library")
+        if in_model and not grad and "torch.utils.checkpoint" not in modules:
+            kind = "validation"
+        where = own
+        if own is None or (own.f_code is self.loop and (within or self.framed)):
+            loads = (n for n, frame in enumerate(frames) if self._within(frame))
+            below = frames[: next(loads, None)]  # what the loader called, or the loop
+            where, kind = _in_package(below) or top, stack.kind_of_calls(below) or kind
+            call = stack.call_text(stack.expression(where))
+        code, loop = where.f_code, self.loop
+        at = None if self.framed or not site else [loop.co_filename, site, stack.name_of(loop)]
+        name = stack.name_of(code)
+        if code.co_filename == stack.OPEN[0] and name.split(".")[0] in stack.CLOCKS:
+            kind = "labkit"  # a process is often put off a core in its system calls
+        return [kind, within, code.co_filename, stack.line_of(where), name, call, at]
+
+    def _within(self, frame: FrameType) -> str:
+        module = stack.module_of_frame(frame)
+        here = frame.f_code.co_filename, frame.f_code.co_firstlineno
+        if module == f"{OF_TORCHS_LOADER}.collate" or here == self.collate:
+            return "collate"
+        return "item" if module == f"{OF_TORCHS_LOADER}.fetch" else ""
+
+    def flush(self) -> None:
+        """Write what has gathered, if anything."""
+        if self.pid == os.getpid():  # in a fork the lock may be held for good
+            with self.lock:
+                self._write()
+
+    def _write(self) -> None:
+        self.due = now_ns() + FLUSH_NS
+        if self.rows:
+            self.log.write("lines", pid=self.pid, places=self.fresh, rows=self.rows)
+            self.rows, self.fresh = [], {}
+
+
+def _in_package(frames: list[FrameType]) -> FrameType | None:
+    """Return the deepest of the frames that is of the package called first; None without one."""
+    modules = [stack.module_of_frame(frame) for frame in frames]
+    called = [n for n, name in enumerate(modules) if not name.startswith(NOT_THE_CAUSE)]
+    package = modules[called[-1]].partition(".")[0] if called else ""
+    if package in ("", "torch"):
+        return frames[called[-1]] if called else None
+    inside = (frames[n] for n in called if modules[n].partition(".")[0] == package)
+    return next((f for f in inside if f.f_code.co_name != "__torch_function__"), None)
+
+
+@contextlib.contextmanager
+def in_workers(loader: Any, folder: Path, until_gone: str = WATCHED) -> Iterator[None]:
+    """Let the workers that a torch DataLoader starts within the block sample themselves."""
+    if not knobs_of(loader).get("num_workers"):
+        yield
+        return
+    own, how = loader.worker_init_fn, (str(folder), stack.place_of(loader.collate_fn), until_gone)
+    loader.worker_init_fn = functools.partial(_sample_worker, how, own)
+    try:
+        yield
+    finally:
+        loader.worker_init_fn = own
+
+
+def _sample_worker(how: tuple[Any, ...], own: Callable | None, worker: int) -> None:
+    """Start sampling in a loader's worker process, then do the loader's own `worker_init_fn`."""
+    with contextlib.suppress(Exception):
+        sampler = Sampler(*how)
+        sampler.loop = sys._getframe(1).f_code  # torch's own loop of a worker
+        sampler.start()
+        util.Finalize(None, sampler.flush, exitpriority=10)
+    if own is not None:
+        own(worker)

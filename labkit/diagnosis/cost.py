@@ -1,0 +1,200 @@
+"""The cost of a run: energy, money and carbon, per sample and epoch, and the idle part of it.
+
+Energy is the device's own, from its counter; None without one, as is all that follows from it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from labkit.results.result import Result, Table
+from labkit.results.step_classes import busy_until
+
+# What a device rents for at Amazon, USD/h. GPUs: "EC2 Capacity Blocks for ML", effective rate per
+# accelerator, list of the end of 2024; A10G: g5.xlarge on demand, us-east-1, June 2026. A CPU core:
+# half of m7g.large (two vCPUs), the same. Other cards have no default. A rent includes electricity.
+USD_PER_HOUR = {"H200": 5.408, "H100": 4.916, "A100": 1.844, "A10G": 1.006}
+USD_PER_CORE_HOUR = 0.0816 / 2
+# The world's average electricity in 2024, life cycle, CO2 equivalents (Ember, Global Electricity
+# Review 2025). Grids range from about 0.05 to 0.7
+KG_CO2_PER_KWH = 0.473
+SAMPLES_PER_EPOCH = 1_281_167  # the training images of ImageNet-1k (ILSVRC 2012)
+J_PER_KWH = 3.6e6
+PAUSE_S = 1e-3  # the run's clock stood still between two readings: a pause, of no interest here
+
+ROWS = (  # of the table: (what, attribute, unit)
+    ("time", "hours_per_epoch", "h"),
+    ("rent", "usd_per_epoch", "USD"),
+    ("  of it for an idle device", "idle_usd_per_epoch", "USD"),
+    ("energy", "kwh_per_epoch", "kWh"),
+    ("  of it while idle", "idle_kwh_per_epoch", "kWh"),
+    ("electricity", "electricity_usd_per_epoch", "USD"),
+    ("carbon", "kg_co2_per_epoch", "kg CO2e"),
+    ("energy of a sample", "joules_per_sample", "J"),
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Cost(Result):
+    """The cost of a run. Numbers that need something which was not measured or given are None."""
+
+    source: str  # the device, and whether it is of a record
+    unit: str  # "samples", or "batches" of a watched loop that hides its own
+    watts: float | None  # mean power while training, from the energy counter
+    # Of the energy. An upper bound where idle and busy alternate faster than the counter is read
+    # (0.2 s): an idle device draws less than a busy one
+    idle_energy_share: float | None
+    samples_per_epoch: int
+    usd_per_hour: float | None
+    usd_per_kwh: float | None
+    kg_co2_per_kwh: float
+    before: Cost | None  # of the run that this one is compared with
+    joules_per_sample: float | None
+    hours_per_epoch: float
+    kwh_per_epoch: float | None
+    usd_per_epoch: float | None  # rent
+    electricity_usd_per_epoch: float | None  # part of the rent where the device is rented
+    kg_co2_per_epoch: float | None
+    idle_usd_per_epoch: float | None  # rent paid for an idle device
+    idle_kwh_per_epoch: float | None
+
+    def table(self) -> Table:
+        """Return the costs of an epoch and a sample, beside those of the run before."""
+        rows = []
+        for label, name, unit in ROWS:
+            now, old = getattr(self, name), getattr(self.before, name, None)
+            if name.startswith(("idle", "electricity")) and now is None and old is None:
+                continue
+            ratio = _apart(now, old) if old and now else None
+            cells = (_text(old, unit), _text(now, unit), ratio)
+            rows.append((label, *(cells if self.before else cells[1:2])))
+        rent = _text(self.usd_per_hour, "USD/h") or "unknown: give usd_per_hour"
+        foot = f"rent {rent}; grid {self.kg_co2_per_kwh:g} kg CO2e/kWh"
+        if self.usd_per_kwh is not None:
+            foot += f"; electricity {self.usd_per_kwh:g} USD/kWh"
+        if self.watts is None:
+            foot += "; energy was not measured: no readable counter, so no joules and no carbon"
+        return Table(
+            rows,
+            head=("", "before", "now", "ratio") if self.before else ("", "now"),
+            title=f"An epoch of {self.samples_per_epoch:,} {self.unit}{self.source}",
+            foot=[self.verdict, foot],
+        )
+
+    @property
+    def verdict(self) -> str:
+        """What an epoch costs against before, and what to save next, in a sentence or two."""
+        now = _text(self.usd_per_epoch, "USD") or _text(self.hours_per_epoch, "h")
+        old = self.before and self.before.hours_per_epoch
+        apart = f"{_apart(self.hours_per_epoch, old)} than before: " if old else ""
+        said = f"An epoch costs {apart}{now}."
+        if self.usd_per_epoch:
+            said += f" {self.idle_usd_per_epoch / self.usd_per_epoch:.0%} of it is for an idle "
+            said += "device: what run.diagnose() names is what to save next."
+        return said
+
+
+def cost(
+    run: Any,
+    *,
+    usd_per_hour: float | None = None,
+    usd_per_kwh: float | None = None,
+    kg_co2_per_kwh: float | None = None,
+    samples_per_epoch: int | None = None,
+    before: Any = None,
+) -> Cost:
+    """Return what a run costs in energy, money and carbon: per sample, per epoch, and while idle.
+
+    Rent is by default `USD_PER_HOUR` of `labkit.diagnosis.cost`, the grid the world's average, an
+    epoch ImageNet's; electricity is left out without a price. `before` is a Run to compare with, at
+    the same prices. ValueError: a price below 0 or not finite, or a run without numbers.
+    """
+    given = {"usd_per_hour": usd_per_hour, "usd_per_kwh": usd_per_kwh,
+             "kg_co2_per_kwh": kg_co2_per_kwh, "samples_per_epoch": samples_per_epoch}  # fmt: skip
+    for name, value in given.items():
+        if value is not None and not 0 <= value < math.inf:
+            raise ValueError(f"{name}={value!r} is not allowed: use a number of 0 or more, or None")
+    if not run.throughput:
+        raise ValueError(f"{run!r}: a run without numbers has no cost.")
+    rent = usual_rent(run.machine) if usd_per_hour is None else usd_per_hour
+    grid = KG_CO2_PER_KWH if kg_co2_per_kwh is None else kg_co2_per_kwh
+    samples = SAMPLES_PER_EPOCH if samples_per_epoch is None else samples_per_epoch
+    watts, idle_energy_share = power(run)
+    seconds = 1 / run.throughput
+    hours, joules = samples * seconds / 3600, _times(watts, seconds)
+    kwh, usd = _times(joules, samples / J_PER_KWH), _times(hours, rent)
+    return Cost(
+        source=f"{', RECORDED' if run.recorded else ''} on {run.machine.name}",
+        unit=run.unit,
+        watts=watts,
+        idle_energy_share=idle_energy_share,
+        samples_per_epoch=samples,
+        usd_per_hour=rent,
+        usd_per_kwh=usd_per_kwh,
+        kg_co2_per_kwh=grid,
+        before=None if before is None else cost(before, **given),
+        joules_per_sample=joules,
+        hours_per_epoch=hours,
+        kwh_per_epoch=kwh,
+        usd_per_epoch=usd,
+        electricity_usd_per_epoch=_times(kwh, usd_per_kwh),
+        kg_co2_per_epoch=_times(kwh, grid),
+        idle_usd_per_epoch=_times(usd, 1 - run.utilization),
+        idle_kwh_per_epoch=_times(kwh, idle_energy_share),
+    )
+
+
+def usual_rent(machine: Any) -> float | None:
+    """Return the default rent of a device, USD/h; None for a card that is not in the list."""
+    if machine.kind == "cpu":
+        return machine.cpu_cores and USD_PER_CORE_HOUR * machine.cpu_cores
+    found = re.search(rf"\b({'|'.join(USD_PER_HOUR)})\b", machine.name)
+    return found and USD_PER_HOUR[found[1]]
+
+
+def power(run: Any) -> tuple[float | None, float | None]:
+    """Return mean power (W) behind the warm-up and its energy's idle share; None: hardly read."""
+    moments = run.seconds(np.array([sample["t_ns"] for sample in run.telemetry]))
+    counts = [
+        (sample["t_ns"] / 1e9, moment, sample.get("energy_j"))
+        for sample, moment in zip(run.telemetry, moments, strict=True)
+    ]
+    start, end = run.busy[max(run.warmup - 1, 0), 1], run.length_s
+    counts = [row for row in counts if row[2] is not None and start <= row[1] <= end]
+    if len(counts) < 2:
+        return None, None
+    clock, moment, joules = np.array(counts, float).T
+    seconds, spent = np.diff(moment), np.diff(joules)
+    sound = (seconds > 0) & (spent >= 0) & (np.diff(clock) - seconds < PAUSE_S)
+    total = float(spent[sound].sum())
+    if not total:
+        return None, None
+    worked = np.diff(busy_until(run.busy, moment))[sound]
+    idle = (1 - worked / seconds[sound]).clip(0, 1)
+    return total / float(seconds[sound].sum()), float((spent[sound] * idle).sum()) / total
+
+
+def joules_per_sample(run: Any) -> float | None:
+    """Return the device's energy for one sample, J; None where it was not measured."""
+    return _times(power(run)[0], 1 / run.throughput) if run.throughput else None
+
+
+def _times(value: float | None, by: float | None) -> float | None:
+    return None if None in (value, by) else value * by
+
+
+def _apart(now: float, old: float) -> str:
+    """Say how many times as much as `old` it is now: "4.9x less", "1.2x more"."""
+    return f"{old / now:.3g}x less" if now < old else f"{now / old:.3g}x more"
+
+
+def _text(value: float | None, unit: str) -> str | None:
+    if value is None:
+        return None
+    digits = max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0
+    return f"{value:,.{min(digits, 9)}f} {unit}"

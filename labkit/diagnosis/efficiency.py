@@ -1,0 +1,164 @@
+"""MFU and MBU: how much of what the device could do the model really needed.
+
+MFU: the FLOPs of the model's forward and backward pass over what the peak allows in the time
+(Chowdhery et al., "PaLM", JMLR 24, 2023, appendix B). MBU: the same of bytes, a lower bound of
+the traffic (both counted in `labkit.bench.flops`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.datasheets import card
+from labkit.diagnosis.facts import Facts, Finding
+from labkit.results.event_log import of_one_moment
+from labkit.results.result import percent
+
+NO_PEAK = 1.25  # 3x3 kernels on 8x8 pixels, an eighth of whose products are with padding, and 10 %
+LARGER = "Raise the batch or the width: more arithmetic for each launch and each byte."
+SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What a device can do: prints as "312 TFLOP/s in BF16, 1555 GB/s, data sheet of A100 ..."."""
+
+    flop_per_s: float  # dense, in `precision`
+    byte_per_s: float | None  # of its memory
+    precision: str
+    source: str  # a data sheet, or where and how it was measured
+
+    @property
+    def ridge(self) -> float | None:
+        """The FLOP/byte from which compute, not memory, is the limit; None without bandwidth."""
+        return self.byte_per_s and self.flop_per_s / self.byte_per_s
+
+    def __str__(self) -> str:
+        scale, unit = next((s for s in SCALES if self.flop_per_s >= s[0]), SCALES[-1])
+        rate = f"{self.flop_per_s / scale:.3g} {unit}FLOP/s"
+        memory = f", {self.byte_per_s / 1e9:.4g} GB/s" if self.byte_per_s else ""
+        return f"{rate} in {self.precision.upper()}{memory}, {self.source}"
+
+
+@of_one_moment
+def peak(run: Any) -> Peak | None:
+    """Return the peak of a run's device: a listed GPU's data sheet's, dense, in its precision.
+
+    Else the roof that `lk.measure("roofline")` had found there before the run began, or None.
+    """
+    work, machine = run.event("work"), run.machine
+    if work is None:
+        return None
+    kind, sheet = work["precision"], card(machine.name) if machine.kind == "gpu" else None
+    if sheet and kind in sheet.tflop_per_s:
+        rate, source = sheet.tflop_per_s[kind] * 1e12, f"data sheet of {sheet.name}"
+        return Peak(rate, sheet.gb_per_s * 1e9, kind, source)
+    roof, threads = work.get("roof") or {}, machine.threads if machine.kind == "cpu" else None
+    on = f", {threads} thread{'' if threads == 1 else 's'}" if threads else ""
+    source = f"measured {f'on {machine.name}' if run.recorded else 'here'} (roofline{on})"
+    return Peak(roof[kind], roof.get("bandwidth"), kind, source) if roof.get(kind) else None
+
+
+def mfu(run: Any) -> float | None:
+    """Return `run.mfu` against its own peak."""
+    return share(run, "flops", (found := run.peak) and found.flop_per_s)
+
+
+def mbu(run: Any) -> float | None:
+    """Return `run.mbu`; None also where all that a step touches fits into the cache."""
+    work = run.event("work")
+    if work is None or work["held_bytes"] <= (work.get("cache_bytes") or 0):
+        return None
+    return share(run, "bytes", (found := run.peak) and found.byte_per_s)
+
+
+def share(run: Any, what: str, per_s: float | None) -> float | None:
+    """Return the FLOPs or bytes of a run's samples, over what `per_s` allows: 0 to 1, or None."""
+    each, rate = per_sample(run, what), run.throughput
+    return of_peak(each * rate / per_s) if each and rate and per_s else None
+
+
+def of_peak(part: float) -> float | None:
+    """Return what was reached of a peak, 0 to 1; None where it is no peak.
+
+    The zeros of a convolution's padding are counted, and a good kernel leaves them out: what that
+    brings above 1 counts as 1. Far above, others used the machine while its peak was measured.
+    """
+    return None if part > NO_PEAK else min(part, 1.0)
+
+
+def per_sample(run: Any, what: str = "flops") -> float | None:
+    """Return the FLOPs (or "bytes") that a run's model needs for a sample; None if not counted."""
+    work = run.event("work")
+    return work[what] / work["samples"] if work and work["samples"] > 0 else None
+
+
+def mfu_against(run: Any, roof: Any) -> float | None:
+    """Return the MFU against `roof`: a `lk.roofline(...)`, its measurements, or FLOP/s.
+
+    ValueError: it is that of another device, of other threads, or lacks the run's precision.
+    """
+    if isinstance(roof, (int, float)):
+        return share(run, "flops", roof)
+    measured, kind = getattr(roof, "measured", roof), (run.event("work") or {}).get("precision")
+    there, here = (
+        f"{m.name} on {m.threads} threads" if m.kind == "cpu" else m.name
+        for m in (measured.machine, run.machine)
+    )
+    products = (p for p in measured.where(format=kind) if p.of != "convolution")
+    points = [p for p in products if p.flops and len(p.seconds)]
+    if there != here or (kind and not points):
+        raise ValueError(
+            f"the run is of {here} in {kind}, and the roof of {there} has no such product: "
+            f"lk.measure('roofline', threads={run.machine.threads}, formats={kind!r}) there."
+        )
+    return share(run, "flops", max((p.flops / p.seconds[0] for p in points), default=None))
+
+
+def with_low_mfu(run: Any, facts: Facts, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Add a finding where a busy device does little of what it could; last: no loss of its own."""
+    share, busy = getattr(run, "mfu", None), facts.shares["compute"]
+    own = busy - facts.taken_by_others - (facts.taken_by_workers or 0.0)  # of a CPU: with a core
+    if share is None or busy < limits.BUSY or share >= limits.LOW_MFU * own:
+        return found
+    reasons = dict(_reasons(run, facts)) or {"why was not seen": "Look inside: xray=True."}
+    seen = f"busy {busy:.0%} with an MFU of {percent(share)} (of {run.peak}): "
+    seen += f"{'; '.join(reasons)} (threshold {limits.LOW_MFU:.0%} of the busy time)."
+    low = Finding("compute", "low MFU", seen, " ".join(dict.fromkeys(reasons.values())))
+    if found[-1].cause == "the device is the limit":
+        return *found[:-1], replace(low, evidence=f"{seen} {found[-1].evidence}")
+    return *found, low
+
+
+def _reasons(run: Any, facts: Facts) -> Iterator[tuple[str, str]]:
+    """Yield each reason that was seen for a low MFU, with what to change."""
+    work, ridge, xray, trace = run.event("work"), run.peak.ridge, facts.xray, facts.trace
+    intensity = work["flops"] / max(work["bytes"], 1)
+    if ridge and run.mbu is not None and intensity < ridge:
+        yield (f"memory-bound, at most {intensity:.3g} FLOP for each byte that moves, and the "
+               f"ridge is at {ridge:.3g}", LARGER)  # fmt: skip
+    lost, window = 0.0, max(xray.get("window_us", 0.0), 1e-9)
+    if facts.kind == "cpu":
+        lost = (xray.get("gap_us", 0.0) + xray.get("tiny_us", 0.0)) / window
+    elif trace is not None and facts.compute_us:
+        lost = 1 - trace.kernel_us / facts.compute_us
+    if lost >= limits.WORTH_NAMING["launch"]:
+        yield f"launches, {lost:.0%} of the compute is gaps and tiny operators", LARGER
+    if (fixed := xray.get("fixed_share") or 0.0) >= limits.MOSTLY:
+        yield f"small sizes, {fixed:.0%} of a step does not grow with the batch", LARGER
+    heavy = min(1.0, xray.get("heavy_us", 0.0) / window)
+    said = f"products and convolutions take {heavy:.0%} of the compute"
+    if xray and heavy < limits.MOSTLY:
+        fuse = "Fuse the others: torch.compile, fused_optimizer=True."
+        yield f"memory-bound operators, {said}", fuse
+    elif xray:
+        reach = run.mfu / max(facts.shares["compute"] * heavy, 1e-9)
+        yield f"small sizes, {said} and reach {reach:.0%} of the peak", LARGER
+    names = ("tensor_core_eligible_share", "tensor_core_share")
+    could, used = (getattr(trace, name, None) or 0.0 for name in names)
+    if work["precision"] != "fp32" and could > 2 * used:
+        yield (f"Tensor Cores run for {used:.0%} of kernel time and could for {could:.0%}",
+               "Make sizes multiples of 8, better 64.")  # fmt: skip

@@ -1,0 +1,171 @@
+"""A change to a user's own loop as lines to paste: every argument that does not change is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from labkit.results.hardware import SETTINGS
+from labkit.results.script import call_lines
+
+# The arguments of a DataLoader, in the order of its signature
+ARGUMENTS = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers",
+             "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn",
+             "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers",
+             "pin_memory_device", "in_order")  # fmt: skip
+OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
+IMPORT = "from torch.utils.data import DataLoader\n\n"
+SAMPLERS = "from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler\n\n"
+REPLACE = "from dataclasses import replace\n\n"
+# What the sampler of whole batches takes the place of, and what does not go with one
+OF_BATCHES = ("batch_size", "shuffle", "sampler", "drop_last")
+NOT_OF_BATCHES = {"batch_sampler", "collate_fn"}
+# Arguments of Hugging Face's TrainingArguments for knobs that are the user's DataLoader elsewhere
+TRAINER = {knob: argument for argument, knob in SETTINGS.items()} | {
+    "persistent_workers": "dataloader_persistent_workers",
+    "fused_optimizer": "optim",
+}
+UNSAID = {"None", "False"}
+PYTORCH_PREFETCH = "2"
+DTYPES = {"bf16": "torch.bfloat16"}  # FP16 needs a GradScaler around backward: no line to paste
+
+
+@dataclass(frozen=True)
+class LoopCode:
+    """What a user's script calls its loader, its model and its optimizer; None where unknown.
+
+    `arguments` are those of the loader's `call`, {name: code}, PyTorch's defaults left out.
+    `training` is the variable with Hugging Face's TrainingArguments.
+    """
+
+    loader: str | None = None
+    model: str | None = None
+    optimizer: str | None = None
+    call: str | None = None
+    arguments: Mapping[str, str | None] | None = None
+    training: str | None = None
+    dataset_type: str | None = None
+
+    @classmethod
+    def of(cls, recorded: Any) -> LoopCode:
+        """Return what a record tells, and nothing of what is not of the right type."""
+        recorded = recorded if isinstance(recorded, Mapping) else {}
+        arguments = recorded.get("arguments")
+        known = {
+            field.name: recorded.get(field.name)
+            for field in fields(cls)
+            if isinstance(recorded.get(field.name), str)
+        }
+        if isinstance(arguments, Mapping) and set(arguments) <= set(ARGUMENTS):
+            known["arguments"] = arguments
+        return cls(**known)
+
+    def with_names(self) -> LoopCode:
+        """Return a copy in which everything has a name: "loader", "model", and the arguments'."""
+        arguments = {n: code or n for n, code in (self.arguments or {"dataset": None}).items()}
+        names = ("loader", "model", "optimizer")
+        named = {name: getattr(self, name) or name for name in names}
+        return LoopCode(**named, call=self.call or "", arguments=arguments)
+
+    def lines(self, changes: Mapping[str, Any]) -> str:
+        """Return the lines that make `changes`, {knob: value}.
+
+        "" where a part of the script has no name that is known, or where no line can be pasted.
+        """
+        of_loader = {name: value for name, value in changes.items() if name in ARGUMENTS}
+        found = [self.loader_line(of_loader)] if of_loader else []
+        for name, value in changes.items():
+            if name not in of_loader and (line := self._of_step(name, value)) is not None:
+                found.append(line)
+        return "".join(f"{line}\n" for line in found) if all(found) else ""
+
+    def loader_line(self, changes: Mapping[str, Any]) -> str:
+        """Return the statement that makes the loader with `changes`; "" where it is not known."""
+        arguments = dict(self.arguments or {})
+        if self.call is None or not all(map(_is_code, arguments.values())):
+            return ""
+        if "dataset" not in arguments:
+            return ""
+        if "batch_sampler" in arguments and "batch_size" in changes:
+            return ""
+        arguments |= {name: repr(value) for name, value in changes.items()}
+        unsaid = {n for n in changes if arguments[n] in UNSAID and n != "batch_size"}
+        if arguments.get("num_workers", "0") == "0":
+            unsaid |= set(OF_WORKERS)
+        if arguments.get("prefetch_factor") == PYTORCH_PREFETCH:
+            unsaid.add("prefetch_factor")
+        said = [name for name in ARGUMENTS if name in arguments and name not in unsaid]
+        written = [f"{name}={arguments[name]}" for name in said if name != "dataset"]
+        name = self.loader or "loader"
+        call = call_lines(self.call or "DataLoader", [arguments["dataset"], *written], len(name))
+        return f"{'' if self.call else IMPORT}{name} = {call}"
+
+    def batches_at_once(self) -> str:
+        """Return the statement that makes a loader which indexes its dataset a batch at a time.
+
+        "" where the dataset is not known to take a list of indices, or an argument of the loader
+        stands against it.
+        """
+        arguments = dict(self.arguments or {})
+        size = arguments.get("batch_size", "1")
+        known = self.dataset_type == "TensorDataset" and all(map(_is_code, arguments.values()))
+        if not known or size in ("1", "None") or NOT_OF_BATCHES & arguments.keys():
+            return ""
+        parts = {name: arguments.pop(name, None) for name in OF_BATCHES}
+        order = parts["sampler"]
+        if order is None:
+            kind = "RandomSampler" if parts["shuffle"] == "True" else "SequentialSampler"
+            seeded = kind == "RandomSampler" and "generator" in arguments
+            more = f", generator={arguments['generator']}" if seeded else ""
+            order = f"{kind}({arguments['dataset']}{more})"
+        drop_last = parts["drop_last"] or "False"
+        arguments["sampler"] = f"BatchSampler({order}, batch_size={size}, drop_last={drop_last})"
+        line = replace(self, arguments=arguments).loader_line({"batch_size": None})
+        return f"{SAMPLERS}{line}\n"
+
+    def trainer_lines(self, changes: Mapping[str, Any]) -> str:
+        """Return the lines that make `changes` in TrainingArguments; they go before the Trainer.
+
+        "" where a knob has no argument, or where the script has no name for the arguments.
+        """
+        if self.training is None or not changes.keys() <= TRAINER.keys() | {"compile"}:
+            return ""
+        arguments = {}
+        for knob, value in changes.items():
+            if knob == "precision":
+                arguments[value] = True
+            elif knob == "compile":
+                arguments["torch_compile"] = True
+            elif knob == "fused_optimizer":
+                arguments["optim"] = "adamw_torch_fused"
+            else:
+                arguments[TRAINER[knob]] = value
+        written = [f"{name}={value!r}" for name, value in arguments.items()]
+        call = call_lines("replace", [self.training, *written], len(self.training))
+        return f"{REPLACE}{self.training} = {call}\n"
+
+    def _of_step(self, name: str, value: Any) -> str | None:
+        """Return what changes the step; "" where it is not known, None where no line is needed."""
+        model = self.model
+        if name == "non_blocking":
+            return "# and in the loop: .to(device, non_blocking=True)"
+        if name == "fused_optimizer" and value and self.optimizer:
+            group = "for group in {0}.param_groups:\n    group.update(fused=True, foreach=False)"
+            return group.format(self.optimizer)
+        if name == "channels_last" and value and model:
+            return f"{model} = {model}.to(memory_format=torch.channels_last)"
+        if name == "compile" and value and model:
+            mode = "" if value == "default" else f"mode={value!r}"
+            return f"{model}.compile({mode})"
+        if name == "precision" and value in DTYPES and model:
+            device = f"next({model}.parameters()).device.type"
+            autocast = f"autocast = torch.autocast({device}, dtype={DTYPES[value]})"
+            return f"{autocast}\n{model}.forward = autocast({model}.forward)"
+        if name == "precision" and value == "tf32":
+            return 'torch.set_float32_matmul_precision("high")'
+        return None if value in (None, False) else ""
+
+
+def _is_code(text: Any) -> bool:
+    return isinstance(text, str) and bool(text)

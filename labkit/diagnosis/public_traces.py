@@ -1,0 +1,147 @@
+"""Profiler traces of real GPUs that others published, read live: `lk.public_trace()`.
+
+They lie in their authors' repositories, at a pinned commit; one is accepted with the SHA-256 that
+data/public_traces.json has for it, and kept in the cache. A folder may take the network's place:
+$LABKIT_TRACES. Without either there are the catalogue's reference numbers, marked as such.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import os
+import tempfile
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from labkit.diagnosis.trace import Breakdown, trace
+from labkit.diagnosis.trace_file import RankTraces, TraceError
+from labkit.process.folders import home
+from labkit.results.result import Result, Table, printable
+from labkit.results.shipped import Listing, entries, entry
+from labkit.wiring import above
+
+FILE = "public_traces.json"
+SITE = "https://raw.githubusercontent.com"
+TIMEOUT_S, MAX_BYTES = 20, 2**26
+COLUMNS = {"kernel_busy": "kernels", "any_gpu_busy": "with copies", "comm_busy": "collectives",
+           "idle": "idle", "dataloader_share": "DataLoader"}  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class PublicTrace(Result):
+    """What the catalogue says of a trace: reference numbers, found by others' tools than this."""
+
+    name: str
+    hardware: str
+    title: str
+    lesson: str
+    bottleneck: str
+    why: str
+    repository: str
+    commit: str
+    path: str
+    licence: str
+    file: str  # its name in $LABKIT_TRACES and in the cache
+    sha256: str
+    copies: list[str]  # SHA-256 of copies that lack only metadata
+    numbers: dict[str, dict[str, float | None]]  # of each rank; shares of `window_ms`, 0 to 1
+    missing: str = ""  # why the trace itself could not be read, and the remedy
+
+    mark = "PUBLISHED reference numbers, not read from the trace"
+    HEAD = ("name", "hardware", "what it shows", "lesson", "from", "")
+    row = property(lambda self: (self.name, self.hardware, self.title, self.lesson, self.repository,
+                                 "here" if _copy(self) else "to be fetched"))  # fmt: skip
+
+    def table(self) -> Table:
+        """Return the reference numbers, where they are from, and how to get the trace."""
+        head, rows = ("rank", "ms", *COLUMNS.values()), []
+        for rank, found in self.numbers.items():
+            shares = [found.get(key) for key in COLUMNS]
+            shares = [None if share is None else f"{share:.1%}" for share in shares]
+            rows.append((rank, f"{found['window_ms']:,.1f}", *shares))
+        source = f"{self.repository} @ {self.commit[:7]}"
+        foot = (f"{self.bottleneck}: {self.why}", source, self.missing)
+        return Table(rows, head, f"{self.mark}: {self.hardware}, {self.title}", foot)
+
+
+def public_trace(name: str | None = None) -> Breakdown | RankTraces | PublicTrace | Listing:
+    """List the public traces of real GPUs, or fetch the one called `name` and break it down.
+
+    Its source names hardware and repository. Where the trace is neither here nor can be fetched:
+    its PublicTrace, whose numbers say what they are. ValueError: an unknown name. TraceError: the
+    file that came is not the one that was published; it is not kept.
+    """
+    if name is None:
+        return Listing(PublicTrace(*each, **found) for *each, found in entries(FILE).items())
+    known = PublicTrace(name, **entry(FILE, name, "trace"))
+    try:
+        content = _copy(known) or _fetched(known)
+    except (OSError, http.client.HTTPException) as why:  # no network, among others
+        return replace(
+            known,
+            missing=f"The trace was not fetched ({_in_short(why)}): connect to the network, or set "
+            f"LABKIT_TRACES to a folder with {known.file!r} in it.",
+        )
+    with tempfile.TemporaryDirectory(prefix="labkit-") as folder:  # nobody else may write there
+        path = Path(folder) / known.file
+        path.write_bytes(content)  # what was verified is what is parsed
+        found = trace(path)
+    return replace(found, source=f"{name}: {known.hardware}, {known.repository}")
+
+
+def _in_short(why: Exception) -> str:
+    """Return a failure of the network in one line."""
+    if isinstance(why, http.client.HTTPException):
+        return f"the server's answer was not HTTP, or broke off ({type(why).__name__})"
+    told = why if isinstance(why, urllib.error.HTTPError) else getattr(why, "reason", why)
+    told = getattr(told, "strerror", None) or told
+    return printable(" ".join(str(told).split()))
+
+
+def _cached(known: PublicTrace) -> Path:
+    return home() / "traces" / f"{known.sha256[:12]}-{known.file}"
+
+
+def _copy(known: PublicTrace) -> bytes | None:
+    """Return the trace from the user's folder or the cache; None where no file there is it."""
+    folder = os.environ.get("LABKIT_TRACES")
+    found = Path(folder).rglob(known.file) if folder else ()
+    for path in (*found, _cached(known)):
+        with contextlib.suppress(OSError):
+            content = path.read_bytes()
+            if hashlib.sha256(content).hexdigest() in (known.sha256, *known.copies):
+                return content
+    return None
+
+
+def _fetched(known: PublicTrace) -> bytes:
+    """Fetch it, and keep it in the cache; a file that is not the one is not kept.
+
+    OSError or HTTPException where it cannot be fetched, TraceError where another file came.
+    """
+    url, path = f"{SITE}/{known.repository}/{known.commit}/{known.path}", _cached(known)
+    shown = above("Display")()
+    shown.line(f"fetching {known.name} from {known.repository}")
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as come:
+            content = come.read(MAX_BYTES)
+            if come.length and len(content) < MAX_BYTES:
+                raise http.client.IncompleteRead(content, come.length)
+    finally:
+        shown.final()
+    if content.lstrip()[:1] == b"<":
+        raise OSError("a web page came in its place: does this network ask for a login?")
+    if (digest := hashlib.sha256(content).hexdigest()) != known.sha256:
+        raise TraceError(
+            f"{url} is not the file that was published: its SHA-256 is {digest}, not "
+            f"{known.sha256}. Nothing was kept; try again, or get {known.file!r} from somebody you "
+            "trust and set LABKIT_TRACES to its folder."
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):  # one cut short by a full disk is not believed: see `_copy`
+        path.write_bytes(content)
+    return content

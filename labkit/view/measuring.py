@@ -1,0 +1,200 @@
+"""`lk.measure`: a notebook's own function, measured on the bench while its rows come in."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+
+from labkit.process.interrupts import held, in_notebook
+from labkit.results.launch import launch
+from labkit.results.measurements import Measurements
+from labkit.spec import TIMED, Grid
+from labkit.view.display import Display, StaticFigure, stage_line
+
+MOST_MIB = 64  # of a function with what it refers to
+PAYLOAD = "function.pkl"
+REDRAW_SECONDS = 1.0  # between two drawings of the rows so far
+BEST_FIRST = ("tflops", "gib_s", "ms")  # what is drawn while rows come in
+
+
+def measure(
+    function: Callable, *, device: str = "auto", wait: bool = True, **grid: Any
+) -> Measurements:
+    """Measure your own function for each combination of the given values, in its own process.
+
+    ```python
+    def matmul(bench, n, dtype):
+        a = torch.randn(n, n, device=bench.device, dtype=getattr(torch, dtype))
+        bench.time(lambda: a @ a, flops=2 * n**3)
+
+    products = lk.measure(matmul, n=[512, 1024], dtype=["float32", "bfloat16"])
+    ```
+
+    Args:
+        function: Called as `function(bench, **values)`. `bench.device` is the device,
+            `bench.time(work, flops=, bytes=)` times a call of `work` and adds a row,
+            `bench.compare(eager=f, compiled=g)` times several in turn, `bench.skip("needs CUDA")`
+            ends a row. A dict that it returns adds columns. It may use what its notebook defines.
+        device: "auto" (the accelerator where there is one), "cpu", "cuda", "cuda:1" or "mps".
+        wait: Show the rows as they come, until all are there; an interrupt keeps what is done.
+            False returns at once: `.rows`, `.stop()` and `.wait()` work meanwhile.
+        **grid: A list of values, or one value, for each argument.
+
+    A row that runs out of memory says so, and the next ones are measured in a fresh process.
+    Raises ValueError on a grid that does not fit the function, or a function that cannot be sent;
+    RuntimeError where every row failed.
+    """
+    spec, source = Grid(*signature_of(function), listed(grid), device), Sent(function)
+    with held():
+        started = measure.last = launch(spec, source=source)
+        if wait:
+            watch_rows(started)
+    if wait and len(started) and (failed := first_error_of_all(started)):
+        raise RuntimeError(f"{function.__name__}: {failed}")
+    return started
+
+
+def signature_of(function: Callable) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Return a function's name, its arguments after the bench, and those without a default."""
+    if not isinstance(function, FunctionType):
+        raise ValueError(f"{function!r} is not a function: give one that takes (bench, ...).")
+    bench, *others = inspect.signature(function).parameters.values() or [None]
+    if bench is None:
+        raise ValueError(f"{function.__name__}() takes no argument: the first is the bench.")
+    names = tuple(each.name for each in others)
+    needed = tuple(each.name for each in others if each.default is inspect.Parameter.empty)
+    return function.__name__, names, needed
+
+
+def listed(grid: dict[str, Any]) -> dict[str, list[Any]]:
+    """Return the grid with a list for each argument."""
+    several = (list, tuple, range)
+    return {name: list(v) if isinstance(v, several) else [v] for name, v in grid.items()}
+
+
+class Sent:
+    """A function on its way to the bench, as `launch` takes it for a `source`."""
+
+    def __init__(self, function: FunctionType):
+        self.function = function
+        self.refers_to = referred_to(function)
+        if names := [name for name, value in self.refers_to.items() if on_gpu(value)]:
+            raise ValueError(
+                f"{function.__name__} uses {names[0]}, a tensor on the GPU: make it inside, on "
+                "bench.device."
+            )
+        try:
+            self.pickled = cloudpickle.dumps(function)
+        except Exception as error:  # whatever the reader's objects raise
+            why = f"{self.culprit()} cannot be sent to another process: {error}"
+            raise ValueError(why) from None
+        if (mib := len(self.pickled) / 2**20) > MOST_MIB:
+            raise ValueError(
+                f"{function.__name__} takes {mib:.0f} MiB of data along (at most {MOST_MIB}): make "
+                "what is large inside."
+            )
+
+    def culprit(self) -> str:
+        """Name what cannot be sent: the first thing the function refers to that cannot."""
+        for name, value in self.refers_to.items():
+            try:
+                cloudpickle.dumps(value)
+            except Exception:
+                return f"{name}, which {self.function.__name__} uses,"
+        return self.function.__name__
+
+    def place(self, folder: Path) -> dict[str, Any]:
+        """Write the function into the run's folder, for its owner alone; return where it is."""
+        payload = folder / PAYLOAD
+        payload.touch(0o600, exist_ok=False)
+        payload.write_bytes(self.pickled)
+        functions = [self.function, *self.refers_to.values()]
+        code = {
+            each.__name__: linecache.getlines(each.__code__.co_filename)
+            for each in functions
+            if isinstance(each, FunctionType)
+        }
+        path = [os.path.abspath(place or ".") for place in sys.path]
+        return {"payload": PAYLOAD, "path": path, "code": code}
+
+    def described(self, spec: Grid) -> dict[str, Any]:
+        """Return what the run's first event tells."""
+        return spec.to_spec()
+
+
+def referred_to(function: FunctionType) -> dict[str, Any]:
+    """Return what a function uses of its notebook, by name; modules are left out."""
+    found = inspect.getclosurevars(function)
+    values = {**found.globals, **found.nonlocals}
+    return {name: value for name, value in values.items() if not isinstance(value, ModuleType)}
+
+
+def on_gpu(value: Any) -> bool:
+    """Return whether it is a tensor in a GPU's memory."""
+    return getattr(value, "device", None) is not None and getattr(value, "is_cuda", False) is True
+
+
+def watch_rows(measured: Measurements) -> None:
+    """Show the rows as they come: a line of progress, and in a notebook the figure so far."""
+    shown = Display()
+    began = time.monotonic()
+    drawn_at = began
+    drawn_rows = 0
+
+    def each(running: Measurements) -> None:
+        nonlocal drawn_at, drawn_rows
+        if not shown.due:
+            return
+        line = progress_line(running, time.monotonic() - began)
+        rows = len(running)
+        is_time = time.monotonic() - drawn_at > REDRAW_SECONDS
+        if in_notebook() and rows > max(1, drawn_rows) and is_time:
+            shown.line(line, figure_so_far(running, line))
+            drawn_at = time.monotonic()
+            drawn_rows = rows
+        elif not drawn_rows:
+            shown.line(line)
+
+    try:
+        measured.wait(each)
+    finally:
+        shown.final(f"{measured.name}: {measured.numbers} in {time.monotonic() - began:.1f} s")
+
+
+def progress_line(running: Measurements, seconds: float) -> str:
+    """Say which row is being measured, and how long the others may take."""
+    stage = running.stage
+    done, points = stage.get("done"), running.points
+    if not points or done is None or done >= len(points):
+        return stage_line(running)
+    values = ", ".join(f"{name}={value}" for name, value in points[done].items())
+    line = f"{running.name}({values}), {done + 1} of {len(points)}"
+    return f"{line}, about {seconds / done * (len(points) - done):.0f} s left" if done else line
+
+
+def figure_so_far(running: Measurements, title: str) -> Any:
+    """Return a figure of the rows so far, by their first two arguments that vary."""
+    rows = running.rows
+    arguments = [name for name in rows if name not in TIMED]
+    varying = [name for name in arguments if rows[name].nunique() > 1]
+    y = next((name for name in BEST_FIRST if name in rows and rows[name].notna().any()), None)
+    if y is None or not varying:
+        return None
+    by = varying[1] if len(varying) > 1 else None
+    return StaticFigure.drawn(running.plot(x=varying[0], y=y, by=by, title=title))
+
+
+def first_error_of_all(measured: Measurements) -> str | None:
+    """Return the first row's error where each row has one that is not a skip; else None."""
+    errors = list(measured.rows["error"])
+    mistakes = [e for e in errors if e and not e.startswith(("skipped:", "out of memory"))]
+    return mistakes[0] if len(mistakes) == len(errors) else None

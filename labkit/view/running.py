@@ -1,0 +1,292 @@
+"""Start a run, a sweep, ranks, a replay or a search, and let a person watch it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit.knobs import suggests
+from labkit.process.interrupts import held, in_notebook
+from labkit.results.launch import launch
+from labkit.results.library import Entry, play, recorded
+from labkit.results.ranks import Ranks
+from labkit.results.run import Run
+from labkit.results.sweep import Sweep
+from labkit.spec import Distributed, Pipeline
+from labkit.tuning.improve import Rung
+from labkit.tuning.job import TuningJob, code_around, improver
+from labkit.tuning.tuning import Tuning
+from labkit.view import wandb_log
+from labkit.view.display import RANKS_PX, SWEEP_PX, Display
+from labkit.view.ladder import Improvement
+from labkit.view.live import Follower, RunDisplay
+from labkit.view.run_header import said
+from labkit.view.watch_live import Watch
+
+
+def run(
+    pipeline: Pipeline | None = None,
+    *,
+    wait: bool = True,
+    wandb: bool | str | dict[str, Any] | None = None,
+    before: Run | None = None,
+    **knobs: Any,
+) -> Run:
+    """Measure a pipeline in its own process and return its Run.
+
+    Args:
+        pipeline: What to run; the default pipeline where it is left out.
+        wait: Block with a live view until it has ended; an interrupt stops the run, which a
+            notebook's cell returns all the same (a script has it in `lk.run.last`). False returns
+            at once: `run.stop()`, `run.wait()` and all statistics work meanwhile.
+        wandb: Log to Weights & Biases afterwards: True for an offline run in the run's folder, a
+            mode ("offline", "online", "disabled"), or a dict of any of `project`, `mode`, `name`.
+        before: A run to draw faintly behind this one.
+        **knobs: Changes to `pipeline`, as in `pipeline.but(...)`; a bad one is a ValueError.
+    """
+    asked = pipeline_with(pipeline, knobs)
+    with held():
+        run.last = started = launch(asked, after=wandb_log.command(wandb))
+        return follow(started, before) if wait else started
+
+
+def distributed(
+    pipeline: Pipeline | None = None,
+    *,
+    ranks: int = 2,
+    no_sync: bool = False,
+    starve: Mapping[int, Mapping[str, Any]] | None = None,
+    rendezvous: Mapping[str, Any] | None = None,
+    wait: bool = True,
+    **knobs: Any,
+) -> Ranks:
+    """Run a pipeline on several ranks under DistributedDataParallel and return its Ranks.
+
+    PyTorch's own launcher (torchrun) starts them: gloo on a CPU, nccl on GPUs.
+
+    Args:
+        pipeline: What every rank runs; its batch_size is each rank's own.
+        ranks: Processes on this machine.
+        no_sync: With accumulation_steps: exchange gradients only before an update.
+        starve: {rank: {knob: value}}: ranks with another loader, such as {1: {"io_ms": 10}}.
+        rendezvous: torchrun's options for several machines, such as {"nnodes": 2, "node_rank": 0,
+            "rdzv_backend": "c10d", "rdzv_endpoint": "host:29500"}; start it on every machine.
+        wait, **knobs: As in `lk.run`.
+    """
+    asked = pipeline_with(pipeline, knobs)
+    asked = Distributed(asked, ranks, no_sync, starve or {}, rendezvous or {})
+    with held():
+        distributed.last = started = launch(asked)
+        return follow(started) if wait else started
+
+
+def replay(
+    what: str | os.PathLike | Run, *, speed: float = 1.0, wait: bool = True,
+    before: Run | None = None,
+) -> Run:  # fmt: skip
+    """Play a recorded run (its name, Run or path) through the live view, at `speed` times its pace.
+
+    `wait` and `before` are as in `lk.run`. Raises ValueError for no such record, or a bad speed.
+    """
+    if not isinstance(what, (Run, Entry, os.PathLike)) and not os.path.exists(what):
+        what = recorded(what)
+    grown = play(Path(getattr(what, "path", what)), speed)
+    return follow(grown, before) if wait else grown
+
+
+def sweep(
+    pipeline: Pipeline | None = None, *, devices: Sequence[str] | None = None, **knobs: Any
+) -> Sweep:
+    """Run every combination of the given values, isolated, one at a time on a device.
+
+    `lk.sweep(pipeline, num_workers=[0, 2, 4])`. With `devices=["cuda:0", "cuda:1"]` each of them
+    takes the next setting whenever it is free; the cores are shared, so that settings that need
+    many of them disturb each other. Shows progress; an interrupt keeps what has been measured: a
+    notebook's cell returns it (a script has it in `lk.sweep.last`). Raises ValueError
+    on a bad value before anything runs.
+    """
+    swept = Sweep(pipeline or Pipeline(), knobs, devices)
+    shown = RunDisplay(height=SWEEP_PX)
+    sweep.last = swept  # what an interrupt leaves
+
+    def begun(setting: dict[str, Any]) -> None:
+        shown.next(f"run {len(swept.runs) + 1} of {len(swept.pipelines)} ({said(setting)}): ")
+
+    def each(run: Run) -> None:
+        if run is swept.runs[-1]:  # of several at once, the one that began last is shown
+            shown.update(run)
+
+    try:
+        swept.measure(launch, each, begun)
+    except KeyboardInterrupt:
+        if not in_notebook():
+            raise
+        print(f"stopped after {len(swept)} of {len(swept.pipelines)} runs; they are in this Sweep.")
+    finally:
+        shown.finish(swept)
+    return swept
+
+
+def follow(started: Run | Ranks, before: Run | None = None) -> Run | Ranks:
+    """Show a live run until it has ended: a canvas in a notebook, a line of text elsewhere."""
+    with held() as pressed:
+        shown = RunDisplay(before, RANKS_PX if isinstance(started, Ranks) else None)
+        try:
+            started.wait(each=shown.update)
+        finally:
+            shown.finish(started)
+        if in_notebook():
+            pressed.clear()  # it has ended: what is measured is not lost to a late press
+    return started
+
+
+def pipeline_with(pipeline: Pipeline | None, knobs: dict[str, Any]) -> Pipeline:
+    """Return `pipeline`, or the default one, with some knobs changed; ValueError on a bad one."""
+    if pipeline is not None and not isinstance(pipeline, Pipeline):
+        raise ValueError(f"pipeline={pipeline!r}: give a labkit.Pipeline, or knobs by name.")
+    return (pipeline or Pipeline()).but(**knobs)
+
+
+@suggests
+def tune(
+    dataset_or_pipeline: Any,
+    *,
+    collate_fn: Any = None,
+    step: Any = None,
+    batch_size: int | Sequence[int] | None = None,
+    baseline: dict[str, Any] | None = None,
+    max_workers: int | None = None,
+    seconds: float = 1.5,
+) -> Tuning:
+    """Find the cheapest DataLoader settings that are as fast as the fastest.
+
+    A prediction from each run says what to try next; isolated runs measure it, each for as long as
+    it tells something; a small gain is measured again. An interrupt keeps the best so far: a
+    notebook's cell returns it (a script has it in `lk.tune.last`).
+
+    Args:
+        dataset_or_pipeline: A `labkit.Pipeline`; or your own dataset or DataLoader, or the Run of
+            one that was watched; or "module:function", a function that returns the dataset.
+        collate_fn: Yours, as an object or "module:name".
+        step: What your loop does with one batch, a function of it, as an object or "module:name".
+            Without it nothing computes, and the loader's own throughput is what is raised.
+        batch_size: The batch size to tune for (else a dataset's is 32), or several to search among;
+            the first is where it starts. Another batch size is another training.
+        baseline: The settings you have now, such as `{"num_workers": 2}`; else the defaults, or
+            those of the pipeline or DataLoader given.
+        max_workers: The most workers to try; else 12, or twice the cores where that is more.
+        seconds: How long a setting is measured, s, at the most; its start comes on top.
+
+    Raises:
+        RuntimeError: The starting point cannot be measured, with the reason.
+    """
+    what = dataset_or_pipeline
+    if isinstance(what, Watch):
+        what = what.run if what._recorder else what.loader
+    job = TuningJob(
+        what, collate_fn=collate_fn, step=step, batch_size=batch_size,
+        baseline=baseline, max_workers=max_workers, seconds=seconds,
+    )  # fmt: skip
+    tune.last = tuning = job.tuning
+    display = Display()
+    try:
+        return job.run(
+            lambda: display.final(trial_line(tuning), tuning.table()), teller(display, tuning.table)
+        )
+    except KeyboardInterrupt:
+        if not in_notebook():
+            raise
+        return tuning
+    finally:
+        display.final(tuning.headline, tuning.table())
+
+
+def improve(
+    pipeline_or_dataset: Any = None,
+    *,
+    step: Any = None,
+    model: Any = None,
+    optimizer: Any = None,
+    collate_fn: Any = None,
+    batch_size: int | None = None,
+    may_change: Collection[str] = (),
+    seconds: float | None = None,
+) -> Improvement:
+    """Fix what is on top, measure, ask again, until nothing is worth it; show every step.
+
+    A change is kept only where it gains beyond the noise; one that changes the arithmetic, only
+    where the losses are no further apart than those of two unchanged runs. At most 12 runs. An
+    interrupt ends it: the best so far is returned.
+
+    Args:
+        pipeline_or_dataset: A `labkit.Pipeline`; or your own dataset or DataLoader; or
+            "module:function", a function that returns the dataset.
+        step: Your training step: `step(batch)`, or `step(model, optimizer, batch)`; it copies the
+            batch to its device, and returns the loss. As an object or "module:name", as all parts.
+        model: The step's model, or a function that makes it: for compile and channels_last.
+        optimizer: Its optimizer, or a function of the parameters that makes it.
+        collate_fn: Your own.
+        batch_size: Of a dataset (else 32).
+        may_change: Any of "batch_size" and "precision", which change what is trained.
+        seconds: Time budget: no run begins that would end later.
+
+    Raises:
+        ValueError: Something cannot be run, and why.
+        RuntimeError: The starting point cannot be measured, with the reason.
+    """
+    what = Pipeline() if pipeline_or_dataset is None else pipeline_or_dataset
+    parts = {"step": step, "model": model, "optimizer": optimizer, "collate_fn": collate_fn}
+    made, name, bench = improver(what, may_change, seconds, batch_size, **parts)
+    asked = what if isinstance(what, Pipeline) else None
+    code = code_around(what, model=model, optimizer=optimizer, collate_fn=collate_fn)
+    found = Improvement(made.climb, name, asked, code)
+    improve.last, display = found, Display()
+
+    def each() -> None:
+        found.grow()
+        display.final(rung_line(made.climb.rungs[-1]), found.table("going on"))
+
+    made.each, bench.bench.each = each, teller(display, found.table)
+    try:
+        made.run()
+        found.grow()
+        return found
+    finally:
+        display.final("", found.table())  # the headline is the table's own
+
+
+def teller(display: Display, table: Callable[[str], Any]) -> Callable[[Any], None]:
+    """Return what shows the run that is going on, below the table of those before it."""
+
+    def running(run: Any) -> None:
+        if display.due:
+            follower = Follower()
+            follower.read(run)
+            # without how many steps it might do: the clock ends it
+            now = follower.line(run).replace(f" of {follower.steps_asked}", "")
+            display.line(now, table(now))
+
+    return running
+
+
+def trial_line(tuning: Tuning) -> str:
+    """Say in one line what the last trial gave, what was expected of it, and why it was tried."""
+    trial = tuning.latest
+    rate = f"{trial.rates[-1]:,.0f} samples/s" if trial.rates and not trial.error else "failed"
+    hoped = f" (predicted {trial.predicted})" if trial.predicted else ""
+    again = f", run {len(trial.rates)}" if len(trial.rates) > 1 else f": {trial.why}"
+    what = tuning.verdict(trial)
+    return f"{trial.setting}: {rate}{hoped}{'; ' + what if what else ''}{again}"
+
+
+def rung_line(rung: Rung) -> str:
+    """Say in one line what was found, changed, expected and measured."""
+    rate = f"{rung.rate:,.0f} samples/s" if rung.rate else "no number"
+    if not rung.finding:
+        return f"start: {rate}"
+    expected = f"expected {rung.expected[0]:.2f}x" if rung.expected else "nothing predicts it"
+    gain = f"{rung.gain:.2f}x ({rate})" if rung.gain else rate
+    losses = "" if rung.losses is None else f", losses {rung.losses:+.1%}"
+    return f"{rung.finding} -> {rung.what}: {expected}, measured {gain}{losses}: {rung.said}"

@@ -1,0 +1,142 @@
+"""A finished run as a Weights & Biases run: numbers, true utilization timeline, diagnosis.
+
+With `lk.run(..., wandb=True)` a process of its own logs it when the run is over: a server that
+cannot be reached costs only that process its patience. Offline unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from labkit.process import folders
+from labkit.results.library import load
+from labkit.results.run import Run
+from labkit.results.step_classes import split_steps
+
+MODES = ("offline", "online", "disabled")
+PATIENCE_S = 120  # then this process gives up, whatever the server does
+POINTS = 500  # of the utilization timeline
+PARTS = ("wait_ms", "copy_ms", "compute_ms", "other_ms")
+NUMBERS = ("outcome", "error", "throughput", "utilization", "step_ms", *PARTS, "mfu", "mbu",
+           "peak_memory_gib", "energy_j", "noisy")  # fmt: skip
+
+
+def command(wandb: bool | str | dict[str, Any] | None) -> list[str] | None:
+    """Return the command that logs the run in its working folder, or None for no logging."""
+    if wandb in (None, False):
+        return None
+    given = wandb if isinstance(wandb, dict) else {"mode": wandb} if wandb is not True else {}
+    if set(given) - {"project", "mode", "name"}:
+        raise ValueError(f"wandb={wandb!r}: use the keys project, mode and name.")
+    settings = {"project": "labkit", "mode": "offline"} | given
+    _check_mode(settings["mode"])
+    if settings["mode"] == "online" and not os.environ.get("WANDB_API_KEY"):
+        raise ValueError("wandb mode 'online' needs WANDB_API_KEY set; 'offline' needs no key.")
+    return [sys.executable, "-m", "labkit.view.wandb_log", ".", json.dumps(settings)]
+
+
+def _check_mode(mode: Any) -> None:
+    if mode not in MODES:
+        raise ValueError(f"wandb mode {mode!r} is not allowed: use one of {MODES}.")
+
+
+def to_wandb(
+    what: Any, *, project: str = "labkit", mode: str = "offline",
+    folder: str | os.PathLike | None = None,
+) -> Path | None:  # fmt: skip
+    """Log finished runs (a Run, a Ladder or a dictionary of Runs) to Weights & Biases.
+
+    Into the W&B run that is active, where there is one: the numbers in its summary below "labkit/",
+    the timeline as a chart of its next step; None is returned. Otherwise each becomes a W&B run of
+    `project`; offline ones are kept in `folder`, or labkit's cache folder, which is returned, and
+    `wandb sync FOLDER/offline-run-*` uploads them.
+    """
+    try:
+        import wandb
+    except ImportError:
+        raise ImportError("wandb is not installed: pip install wandb") from None
+    _check_mode(mode)
+    named = {"": what} if isinstance(what, Run) else dict(getattr(what, "runs", what) or {})
+    if not named or not all(isinstance(run, Run) for run in named.values()):
+        raise ValueError(f"{what!r}: give a Run, a Ladder or a dictionary of Runs.")
+    folder = Path(folder or folders.home() / "wandb" / project)
+    for name, run in named.items():
+        if wandb.run is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            log(run, {"project": project, "mode": mode, "name": name}, folder)
+            continue
+        place = "/".join(filter(None, ("labkit", name)))
+        wandb.run.summary.update({f"{place}/{key}": value for key, value in summary(run).items()})
+        rows = np.column_stack(run.timeline(POINTS)).tolist()
+        table = wandb.Table(columns=["seconds", "utilization"], data=rows)
+        chart = wandb.plot.line(table, *table.columns, title=f"true utilization {name}")
+        wandb.run.log({f"{place}/utilization": chart}, commit=False)  # takes no step in it
+    return folder / "wandb" if wandb.run is None else None
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """Return the run's numbers and its diagnosis, as W&B's summary keeps them."""
+    found = {name: value for name, value in run.to_dict().items() if name in NUMBERS}
+    found |= {"recorded_on": run.machine.name} if run.recorded else {}
+    if run.utilization is not None:
+        verdict = run.diagnose()
+        names = ("bottleneck", "confidence", "evidence", "advice")
+        found |= {name: getattr(verdict, name) for name in names}
+    return found
+
+
+def log(run: Run, settings: dict[str, str], folder: Path) -> None:
+    """Write `run` as one W&B run below `folder`: steps, true utilization timeline, summary."""
+    import wandb
+
+    session = wandb.init(
+        **settings | {"name": settings.get("name") or run.id}, dir=str(folder),
+        config={"pipeline": run.pipeline.to_dict(), "machine": run.machine.to_dict()},
+        settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
+    )  # fmt: skip
+    session.define_metric("seconds")
+    session.define_metric("utilization", step_metric="seconds")
+    wait, copy, compute, *rest = 1e3 * split_steps(run.stamps).T  # of every step but the first
+    parts = zip(wait, copy, compute, sum(rest), strict=True)
+    for i, (loss, step) in enumerate(zip(run.loss, [(), *parts], strict=True)):
+        session.log({"loss": loss} | dict(zip(PARTS, step, strict=False)), step=i)
+    for second, share in np.column_stack(run.timeline(POINTS)).tolist():
+        session.log({"seconds": second, "utilization": share})
+    session.summary.update(summary(run))
+    session.finish()
+
+
+def main(folder: str, settings: str) -> None:
+    """Log the run in `folder`; give up after `PATIENCE_S`."""
+    os.environ.pop("WANDB_SERVICE", None)  # the kernel's own session of W&B is not ours to join
+    timer = threading.Timer(PATIENCE_S, give_up, (f"no answer in {PATIENCE_S} s",))
+    timer.daemon = True
+    timer.start()
+    run = load(folder)
+    run.recorded = False  # it was measured here, a moment ago
+    try:
+        log(run, json.loads(settings), Path(folder))
+    except Exception as error:
+        give_up(f"{type(error).__name__}: {error}")
+
+
+def give_up(why: str) -> None:
+    """Say why there is no W&B run, and end this process and what W&B started from it."""
+    print(f"labkit: W&B: {why}. The run itself is complete.", file=sys.stderr, flush=True)
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,296 @@
+"""`lk.watch(loader)`: your own training loop, with one line changed."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import html
+import linecache
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from labkit.bench.user_loop import Tally
+from labkit.diagnosis import thresholds
+from labkit.diagnosis.hot_lines import CELL, Line, Lines
+from labkit.knobs import suggests
+from labkit.process import folders, launcher
+from labkit.results.run import Run
+from labkit.view.display import Display, StaticFigure
+from labkit.watching.recorder import Recorder, say
+
+OPEN_MOST = 8  # watches kept open: the loop's, its validation's, and some for generators
+EMPTY = (
+    "watch: the loader gave no batch. If it is an iterator or a generator, it has been used up: "
+    "make a new one for each pass, or watch the loader itself, not iter(loader)."
+)
+
+_open: list[Watch] = []  # the oldest first; each is the one watch of its loader
+
+
+class Watch:
+    """A loader under watch: iterate it, or give it to a trainer, as you would the loader.
+
+    All passes over it are one Run, which ends with the notebook cell, the script or `close()`.
+    """
+
+    def __init__(self, loader: Any, live: bool = True, place: tuple = (), model: Any = None):
+        self.loader, self.live, self.place, self.model = loader, live, place, model
+        self._recorder: Recorder | None = None
+        self._run: Run | None = None
+        self._display: Display | None = None
+
+    def __iter__(self) -> Any:
+        try:
+            recorder = self._opened()
+        except Exception as error:
+            say(f"not recording: {type(error).__name__}: {error}")
+            return iter(self.loader)
+        return recorder.iterate(self.loader, lambda: iter(self.loader), self._beat)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __bool__(self) -> bool:
+        return bool(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "loader" not in self.__dict__:  # copying, pickling
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __reduce__(self) -> Any:
+        return Watch, (self.loader, self.live)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
+        self.close(error)
+
+    @property
+    def run(self) -> Run:
+        """The Run so far; raises RuntimeError before the first pass."""
+        if self._recorder is None:
+            raise RuntimeError("nothing has been watched yet: iterate the watch first.")
+        if not self._recorder.closed:
+            self._recorder.flush()
+        if self._run is None:
+            self._run = Run(self._recorder.folder, process=self._recorder)
+            self._run.loader = self.loader
+        return self._run
+
+    def count_flops_of(self, model: Any) -> None:
+        """Count the FLOPs of this model from now on, where it is another one; None changes nothing.
+
+        The next training call of the model is counted.
+        """
+        if model is not None and model is not self.model:
+            self.model = model
+            if _is_open(self._recorder):
+                self._recorder.count(model)
+
+    def diagnose(self) -> Any:
+        """Name what holds the loop back, with evidence and advice (a Diagnosis)."""
+        return self.run.diagnose()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End the Run and show its diagnosis; `error` is what ended the loop, where one did."""
+        recorder, shown = self._recorder, self._display
+        if not _is_open(recorder):
+            return
+        recorder.close(error)
+        self._display = None
+        if self in _open:
+            _open.remove(self)
+        if shown is not None:
+            _leave(shown, self.run)
+
+    def __repr__(self) -> str:
+        run = "" if self._recorder is None else f": {self.run!r}"
+        return f"Watch({type(self.loader).__name__}){run}"
+
+    def _opened(self) -> Recorder:
+        """Return the recorder of the open Run; begin a new one where there is none."""
+        if not _is_open(self._recorder):
+            launcher.end_standby()  # it might still be importing torch: this loop wants to be alone
+            self._recorder = Recorder(folders.new_run(), self.loader, self.model)
+            rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
+            self._run, self._display = None, Display() if self.live and rank == "0" else None
+            while len(_open) >= OPEN_MOST:
+                _open[0].close()
+            _open.append(self)
+            _end_with_the_cell()
+        return self._recorder
+
+    def _beat(self, now: int | None) -> None:
+        """Show how far the loop is; None says that a pass is over."""
+        going = [each for each in _open if each._recorder.current is not None or each is self]
+        if going[:1] != [self]:
+            return  # inside another watched loop: a validation loop draws nothing
+        self._recorder.beat(now)
+        try:
+            if self._display is not None:
+                self._show(over=now is None)
+        except Exception as error:  # a closed terminal must not end the recording
+            self._display = None
+            say(f"display stopped: {type(error).__name__}: {error}")
+
+    def _show(self, over: bool) -> None:
+        """Write a line from sums of bounded size: this is the training process itself."""
+        recorder = self._recorder
+        nothing = recorder.next == recorder.first_step and recorder.how == "exhausted"
+        if over:
+            self._display.final(EMPTY if nothing else line(recorder))
+        else:  # a line that wraps could not be written over
+            self._display.line(line(recorder)[: shutil.get_terminal_size().columns - 1])
+
+
+def _is_open(recorder: Recorder | None) -> bool:
+    """Whether it goes on, here and not in the process that this one was forked from."""
+    return recorder is not None and not recorder.closed and recorder.pid == os.getpid()
+
+
+@suggests
+def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
+    """Watch a training loop through its loader: `for batch in lk.watch(loader): ...`.
+
+    The same batches, in the same order; no device is synchronised and no random number drawn. It
+    measures how long the loop waits for each batch, and how long its body takes: on a GPU until
+    the device is through with it, copies to it included. Watching the same loader again, or one
+    made anew of the same dataset on the same line, continues its `.run`. The last is
+    `lk.watch.last`.
+
+    Args:
+        loader: Any iterable of batches: a DataLoader, a list, a generator (good for one pass).
+        live: Show a line while the loop runs and the diagnosis at its end; False only records.
+        model: The module that the loop trains, called once a batch: the FLOPs of its first training
+            call are counted, on a copy without numbers, for `.run.mfu`.
+    """
+    if isinstance(loader, Watch):
+        loader.count_flops_of(_module(model))
+        return loader
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        kind = type(loader).__name__
+        raise TypeError(f"lk.watch({kind}): give it an iterable of batches, such as a DataLoader.")
+    _module(model)
+    data = sys.modules.get("torch.utils.data")
+    if data and isinstance(loader, data.Dataset) and not isinstance(loader, data.IterableDataset):
+        raise TypeError(
+            f"lk.watch({type(loader).__name__}): a dataset gives single items. Watch its loader: "
+            "for batch in lk.watch(DataLoader(dataset, batch_size=32)): ..."
+        )
+    caller, dataset = sys._getframe(2), getattr(loader, "dataset", None)
+    place = (caller.f_code, caller.f_lineno, type(loader), id(dataset))
+    for each in _open:
+        anew = dataset is not None and each.place == place and each._recorder.current is None
+        if anew or each.loader is loader:
+            each.loader, watch.last = loader, each
+            each.count_flops_of(model)
+            return each
+    watch.last = Watch(loader, live, place, model)
+    return watch.last
+
+
+watch.last = None
+
+
+def _module(model: Any) -> Any:
+    """Return a module or None as it is; raise TypeError of anything else."""
+    if model is not None and not hasattr(model, "register_forward_pre_hook"):
+        raise TypeError(f"lk.watch(model={type(model).__name__}): give it the torch.nn.Module.")
+    return model
+
+
+def close_all(error: BaseException | None = None, going_on: bool = True) -> None:
+    """End open Runs, with the `error` that ended the cell; `going_on`: those iterated as well."""
+    for each in list(_open):
+        if going_on or each._recorder.current is None:
+            with contextlib.suppress(Exception):
+                each.close(error)
+
+
+@functools.cache  # once
+def _end_with_the_cell() -> None:
+    """See to it that open Runs end with the notebook cell, or else with the script."""
+    ipython = sys.modules.get("IPython")
+    if shell := ipython and ipython.get_ipython():
+        shell.events.register("post_run_cell", _after_cell)
+    atexit.register(lambda: close_all(getattr(sys, "last_value", None)))
+
+
+def _after_cell(result: Any) -> None:
+    error = getattr(result, "error_in_exec", None)
+    close_all(error, going_on=error is not None)
+
+
+def _leave(display: Display, run: Run) -> None:
+    """Leave the run and its diagnosis; in a notebook its figure, where the line was."""
+    found = run.diagnose() if run.utilization is not None else None
+    if display.handle is None:
+        said = ""
+        if found:
+            notes = [note for note in found.notes if note not in str(found)]
+            said = "\n".join([str(found), *notes])
+        lines = str(run.lines) if found and len(run.lines) else ""
+        display.final("\n".join(filter(None, [repr(run), said, lines])))
+        return
+    display.final(repr(run), StaticFigure.of(run) if found else None)
+    if found:
+        from IPython.display import HTML
+        from IPython.display import display as show
+
+        show(found)
+        for cell in marked_cells(run.lines):
+            show(HTML(cell))
+
+
+def marked_cells(lines: Lines) -> list[str]:
+    """Return the cells of the notebook that the time went to, as HTML.
+
+    The loop's own lines are marked too, with what was done under them: the `for`, a call.
+    """
+    marked = lines.lines + lines.sites(lines.phase < 3)
+    cells = dict.fromkeys(line.file for line in marked if CELL.search(line.file))
+    return [_marked_cell(file, marked) for file in cells]
+
+
+def _marked_cell(file: str, lines: Iterable[Line]) -> str:
+    """Return a cell of the notebook that the time went to, each line with its share, as HTML."""
+    known = sorted((x.share, x.line) for x in lines if x.file == file and x.share >= 0.01)
+    shares = {line: share for share, line in known}  # of one line named twice, the larger
+    rows = []
+    for number, text in enumerate(linecache.getlines(file), 1):
+        share = shares.get(number, 0.0)
+        mark, alpha = (f"{share:4.0%}", 0.1 + 0.5 * share) if share else (" " * 4, 0)
+        shade = f"background: rgba(213, 94, 0, {alpha:.2f})"
+        rows.append(f'<span style="{shade}">{mark}  {html.escape(text.rstrip())}</span>')
+    return f"<pre>{chr(10).join(rows)}</pre>"
+
+
+def line(recorder: Recorder) -> str:
+    """Say in one line how far a pass is and what has been measured."""
+    tally, length = recorder.tally, recorder.length
+    done = recorder.next - recorder.first_step
+    kind, of = recorder.kind, f"/{length}" if length else ""
+    parts = [f"epoch {recorder.epoch + 1}, step {done}{of}"]
+    if tally.wall:
+        most = "at most " if kind == "gpu" else ""  # gaps between kernels count as busy
+        parts += [
+            f"{tally.samples / tally.wall * 1e9:,.0f} {recorder.unit}/s",
+            f"{kind.upper()} busy {most}{tally.busy / tally.wall:.0%}, "
+            f"waiting for data {tally.wait / tally.wall:.0%}",
+            verdict_so_far(tally),
+        ]
+    return " · ".join(filter(None, parts))
+
+
+def verdict_so_far(tally: Tally) -> str:
+    """Say as much as sums tell; "" while there are too few steps."""
+    if tally.steps < thresholds.MIN_STEPS or not tally.wall:
+        return ""
+    waiting = tally.wait / tally.wall >= thresholds.WORTH_NAMING["input"]
+    return f"so far: {'input' if waiting else 'not input'}"  # what the body does is not in sums

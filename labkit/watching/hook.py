@@ -1,0 +1,184 @@
+"""Watches the loops of a script that knows nothing of it: in the script's own process.
+
+`labkit watch -- python train.py` has torch's DataLoader hooked when it is imported: each loader
+that the process iterates gets a run in $LABKIT_WATCHING, as `lk.watch` would give it. A script
+that feeds itself without one gets a run whose steps are those of its optimizer.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import itertools
+import os
+import secrets
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit.bench import stack
+from labkit.watching.recorder import Pass, Recorder
+
+MOST = 8  # loaders of a process that are recorded: training, validation, test, ...
+PATIENCE = 3  # steps of the optimizer without a loader, after which they are what is recorded
+
+_loops: list[Loop] = []
+_pid = os.getpid()
+_shown: list[Callable] = [sys.excepthook]  # how the script shows an error that ends it
+
+
+@dataclass
+class Loop:
+    """A loop that is recorded: known by its place in the script, if any, and by its dataset."""
+
+    recorder: Recorder
+    place: tuple[str, int] | None = None
+    dataset: int | None = None  # its id; None once it is gone, as another may get that
+
+    def feed_from(self, dataset: Any) -> None:
+        """Note which dataset it has now."""
+        self.dataset = id(dataset)
+        with contextlib.suppress(TypeError):  # a list
+            weakref.finalize(dataset, setattr, self, "dataset", None)
+
+
+class HookedPass(Pass):
+    """An iterator of a loader under watch, which answers for the loader's own."""
+
+    def __init__(self, recorder: Recorder, iterator: Any, *more: Any):
+        super().__init__(recorder, iterator, *more)
+        self.iterator = iterator
+
+    @property
+    def __class__(self) -> type:
+        """The loader's own class of iterators, which the script may ask for."""
+        return type(self.iterator)
+
+    def __len__(self) -> int:
+        return len(self.iterator)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "iterator"), name)
+
+
+def install(module: Any) -> None:
+    """Hook a module of DataLoaders, or torch's of optimizers, when it has just been loaded."""
+    if loaders := getattr(module, "DataLoader", None):
+        loaders.__iter__ = _recorded(loaders.__iter__)
+
+        def __init_subclass__(cls: type, **more: Any) -> None:
+            super(loaders, cls).__init_subclass__(**more)
+            codes = [each.__code__ for each in vars(cls).values() if hasattr(each, "__code__")]
+            if "__iter__" in vars(cls) and not any("__iter__" in c.co_names for c in codes):
+                cls.__iter__ = _recorded(cls.__iter__)  # it never calls the hooked one above
+
+        loaders.__init_subclass__ = classmethod(__init_subclass__)
+    else:
+        module.register_optimizer_step_post_hook(OptimizerSteps())
+    if sys.excepthook is not _error_shown:
+        _shown[:] = [sys.excepthook]
+        sys.excepthook = _error_shown
+    atexit.unregister(_close)
+    atexit.register(_close)
+
+
+def _error_shown(kind: type, error: BaseException, traceback: Any) -> None:
+    """Show an error that ends the script as without us: none of its frames is ours."""
+    with contextlib.suppress(Exception):
+        traceback, each = _without_ours(traceback), error
+        while each is not None:
+            each.__traceback__ = _without_ours(each.__traceback__)
+            each = each.__cause__ or each.__context__
+    _shown[-1](kind, error, traceback)
+
+
+def _without_ours(traceback: Any) -> Any:
+    """Return a traceback without the frames of labkit."""
+    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(stack.HOME):
+        traceback = traceback.tb_next
+    if traceback is not None:
+        traceback.tb_next = _without_ours(traceback.tb_next)
+    return traceback
+
+
+def _recorded(plain: Callable) -> Callable:
+    """Return a loader's `__iter__` that is recorded, and else does what the `plain` one does."""
+
+    @functools.wraps(plain)
+    def __iter__(self: Any) -> Any:
+        recorder = _recorder_of(self)
+        if recorder is None:
+            return plain(self)
+        return recorder.iterate(self, lambda: plain(self), kind=HookedPass)
+
+    return __iter__
+
+
+def _recorder_of(loader: Any) -> Recorder | None:
+    """Return the recorder of a loop; None in processes and of loops that are not recorded.
+
+    A loop that makes its loader anew for every epoch, or its dataset as well, continues its run; a
+    function that trains on one dataset and validates on another has two. Where all code is a
+    framework's, the dataset tells.
+    """
+    if os.getpid() != _pid:
+        return None  # a worker, or another process that was forked
+    frame = sys._getframe(2)
+    while frame is not None and not stack.is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    place = frame and (frame.f_code.co_filename, frame.f_lineno)
+    here = [loop for loop in _loops if loop.place == place]
+    for loop in here:
+        if loop.dataset == id(loader.dataset):
+            return loop.recorder
+    for loop in here if place else ():
+        if loop.dataset is None and loop.recorder.current is None:
+            loop.feed_from(loader.dataset)
+            return loop.recorder
+    return _begin(loader, place, loader.dataset)
+
+
+def _begin(loader: Any, place: tuple[str, int] | None, dataset: Any) -> Recorder | None:
+    """Begin a run, in a folder whose name begins with the process's rank; None if that fails."""
+    rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
+    folder = Path(os.environ["LABKIT_WATCHING"]) / f"{rank}-{_pid}-{secrets.token_hex(3)}"
+    with contextlib.suppress(Exception):
+        if len(_loops) < MOST:
+            folder.mkdir(parents=True)
+            _loops.append(Loop(Recorder(folder, loader), place))
+            _loops[-1].feed_from(dataset)
+            return _loops[-1].recorder
+    return None
+
+
+def _close() -> None:
+    error = getattr(sys, "last_value", None)
+    for loop in _loops:
+        with contextlib.suppress(Exception):
+            loop.recorder.close(error)
+
+
+class OptimizerSteps:
+    """The steps of a loop without a DataLoader: from one `optimizer.step()` to the next."""
+
+    def __init__(self):
+        self.seen, self.first = 0, None  # steps, and the optimizer that made the first
+        self.steps: Pass | None = None
+
+    def __call__(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """Note that an optimizer has made a step; torch calls this."""
+        self.first = self.first or id(optimizer)
+        others = _loops if self.steps is None else ()
+        if others or self.first != id(optimizer) or os.getpid() != _pid:
+            return  # a DataLoader says more; of several optimizers the first one counts
+        self.seen += 1
+        with contextlib.suppress(Exception):
+            if self.seen == PATIENCE:
+                recorder = _begin(self, None, self)
+                self.steps = Pass(recorder, itertools.repeat(None), 0, recorder.beat)
+            if self.steps is not None:
+                next(self.steps)
