@@ -3,89 +3,104 @@
     import labkit as lk
     run = lk.run(lk.Pipeline(num_workers=4))
 
-Every public name is loaded when it is first used, so that `import labkit` is quick and no torch
-comes with it: what is measured runs in a process of its own.
+A public name is imported when it is first used. So `import labkit` is quick and does not import
+torch: what is measured runs in a process of its own.
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from labkit.wiring import ABOVE
+if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Python
+    from labkit.course.challenge import challenge
+    from labkit.course.claims import check
+    from labkit.course.mystery import mystery
+    from labkit.course.score import guess, score
+    from labkit.course.slow_script import same_training, slow_script
+    from labkit.diagnosis.cost import cost
+    from labkit.diagnosis.diagnosis import diagnose
+    from labkit.diagnosis.instruments import instruments
+    from labkit.diagnosis.losses import losses
+    from labkit.diagnosis.prediction import predict
+    from labkit.diagnosis.public_traces import public_trace
+    from labkit.diagnosis.trace import trace
+    from labkit.results.hardware import machine, training_arguments
+    from labkit.results.library import load, recorded
+    from labkit.results.published import published
+    from labkit.results.ranks import Ranks
+    from labkit.results.record import RecordError
+    from labkit.results.run import Run
+    from labkit.results.script import script
+    from labkit.results.shipped import glossary
+    from labkit.spec import Pipeline
+    from labkit.view.drawings import anatomy, annotated
+    from labkit.view.ladder import Ladder, Scaling
+    from labkit.view.measuring import measure
+    from labkit.view.panels import cost_panel, panel, ranks_panel, replay_panel
+    from labkit.view.rows_figure import plot
+    from labkit.view.run_figure import beside
+    from labkit.view.running import distributed, improve, replay, run, sweep, tune
+    from labkit.view.wandb_log import to_wandb
+    from labkit.view.watch_live import watch
 
 __version__ = "0.1.0"
 
-_PUBLIC = {  # the public names, by the module of labkit that holds them
-    "diagnosis.cost": "cost",
-    "diagnosis.diagnosis": "diagnose",
-    "diagnosis.instruments": "instruments",
-    "diagnosis.losses": "losses",
-    "diagnosis.prediction": "predict",
-    "diagnosis.public_traces": "public_trace",
-    "diagnosis.trace": "trace",
-    "course.challenge": "challenge",
-    "course.claims": "check",
-    "course.mystery": "mystery",
-    "course.score": "guess score",
-    "course.slow_script": "same_training slow_script",
-    "results.library": "load recorded",
-    "results.hardware": "machine training_arguments",
-    "results.published": "published",
-    "results.ranks": "Ranks",
-    "results.record": "RecordError",
-    "results.run": "Run",
-    "results.script": "script",
-    "results.shipped": "glossary",
-    "view.drawings": "anatomy annotated",
-    "view.ladder": "Ladder Scaling",
-    "view.measuring": "measure",
-    "view.panels": "cost_panel panel ranks_panel replay_panel",
-    "view.rows_figure": "plot",
-    "view.run_figure": "beside",
-    "view.running": "distributed improve replay run sweep tune",
-    "view.wandb_log": "to_wandb",
-    "view.watch_live": "watch",
-    "spec": "Pipeline",
+_HOMES = {  # public name: the module that defines it
+    "anatomy": "labkit.view.drawings",
+    "annotated": "labkit.view.drawings",
+    "beside": "labkit.view.run_figure",
+    "challenge": "labkit.course.challenge",
+    "check": "labkit.course.claims",
+    "cost": "labkit.diagnosis.cost",
+    "cost_panel": "labkit.view.panels",
+    "diagnose": "labkit.diagnosis.diagnosis",
+    "distributed": "labkit.view.running",
+    "glossary": "labkit.results.shipped",
+    "guess": "labkit.course.score",
+    "improve": "labkit.view.running",
+    "instruments": "labkit.diagnosis.instruments",
+    "Ladder": "labkit.view.ladder",
+    "load": "labkit.results.library",
+    "losses": "labkit.diagnosis.losses",
+    "machine": "labkit.results.hardware",
+    "measure": "labkit.view.measuring",
+    "mystery": "labkit.course.mystery",
+    "panel": "labkit.view.panels",
+    "Pipeline": "labkit.spec",
+    "plot": "labkit.view.rows_figure",
+    "predict": "labkit.diagnosis.prediction",
+    "public_trace": "labkit.diagnosis.public_traces",
+    "published": "labkit.results.published",
+    "Ranks": "labkit.results.ranks",
+    "ranks_panel": "labkit.view.panels",
+    "recorded": "labkit.results.library",
+    "RecordError": "labkit.results.record",
+    "replay": "labkit.view.running",
+    "replay_panel": "labkit.view.panels",
+    "Run": "labkit.results.run",
+    "run": "labkit.view.running",
+    "same_training": "labkit.course.slow_script",
+    "Scaling": "labkit.view.ladder",
+    "score": "labkit.course.score",
+    "script": "labkit.results.script",
+    "slow_script": "labkit.course.slow_script",
+    "sweep": "labkit.view.running",
+    "to_wandb": "labkit.view.wandb_log",
+    "trace": "labkit.diagnosis.trace",
+    "training_arguments": "labkit.results.hardware",
+    "tune": "labkit.view.running",
+    "watch": "labkit.view.watch_live",
 }
-_MODULES = {name: f"labkit.{place}" for place, names in _PUBLIC.items() for name in names.split()}
-__all__ = list(_MODULES)
-
-# What a result of a lower floor can do with what is defined above it: see `labkit.wiring`
-ABOVE.update(
-    {
-        "Ranks.diagnose": "labkit.diagnosis.rank_verdict:diagnose",
-        "Ranks.plot": "labkit.view.several_figures:draw_ranks",
-        "Ranks.times": "labkit.diagnosis.rank_verdict:rank_times",
-        "RankRun.plot": "labkit.view.run_figure:draw",
-        "Run.breakdown": "labkit.diagnosis.facts:breakdown",
-        "Run.lines": "labkit.diagnosis.hot_lines:lines",
-        "Run.mbu": "labkit.diagnosis.efficiency:mbu",
-        "Run.mfu": "labkit.diagnosis.efficiency:mfu",
-        "Run.mfu_against": "labkit.diagnosis.efficiency:mfu_against",
-        "Run.peak": "labkit.diagnosis.efficiency:peak",
-        "Run.diagnose": "labkit.diagnosis.diagnosis:diagnose",
-        "Run.plot": "labkit.view.run_figure:draw",
-        "Run.xray": "labkit.diagnosis.trace:xray_of",
-        "Run.xray_event": "labkit.diagnosis.trace:xray_line",
-        "rows": "labkit.view.rows_figure:plot",
-        "Sweep.plot": "labkit.view.several_figures:draw_sweep",
-        "Breakdown.plot": "labkit.view.analysis_figures:draw_trace",
-        "TraceComparison.plot": "labkit.view.analysis_figures:draw_comparison",
-        "RankTraces.plot": "labkit.view.analysis_figures:draw_ranks",
-        "Lines.plot": "labkit.view.run_figure:draw_lines",
-        "Instruments.plot": "labkit.view.analysis_figures:draw_instruments",
-        "Display": "labkit.view.display:Display",
-        "PublicTrace.plot": "labkit.view.analysis_figures:draw_reference",
-        "Losses.plot": "labkit.view.analysis_figures:draw_losses",
-    }
-)
+__all__ = list(_HOMES)
 
 
-def __getattr__(name):
-    if name not in _MODULES:
+def __getattr__(name: str) -> object:
+    """Import a public name on its first use."""
+    if name not in _HOMES:
         raise AttributeError(f"module 'labkit' has no attribute {name!r}")
-    value = getattr(import_module(_MODULES[name]), name)
+    value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])

@@ -16,8 +16,9 @@ from labkit.spec import Pipeline
 from labkit.view import controls
 
 ROOT = Path(__file__).parents[1]
-LOWEST = ("labkit.knobs", "labkit.quotas", "labkit.spec", "labkit.wiring")
+LOWEST = ("labkit.knobs", "labkit.quotas", "labkit.spec")
 FLOORS = ("process", "bench", "watching", "results", "diagnosis", "tuning", "view", "course")
+ABOVE = {"results": ("diagnosis", "view"), "diagnosis": ("view",)}
 FILES = sorted((ROOT / "labkit").rglob("*.py"))
 
 
@@ -28,39 +29,66 @@ def name_of(path):
 MODULES = {name_of(path): path for path in FILES}
 
 
-def imports_of(path):
-    """Return the modules of labkit that a file imports, also inside its functions."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                found.add(full if full in MODULES else node.module)
-    return found & set(MODULES) - {name_of(path)}
+def is_for_type_checkers(node):
+    return isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
 
 
-IMPORTS = {name: imports_of(path) for name, path in MODULES.items()}
+def imports_of(node, lazy, inside=False):
+    """Yield what a module imports: when it is imported, or (`lazy`) when a function is called."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import) and inside == lazy:
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom) and child.module and inside == lazy:
+            for alias in child.names:
+                full = f"{child.module}.{alias.name}"
+                yield full if full in MODULES else child.module
+        elif not is_for_type_checkers(child):
+            is_function = isinstance(child, (ast.FunctionDef, ast.Lambda))
+            yield from imports_of(child, lazy, inside or is_function)
+
+
+def labkit_imports(lazy):
+    """Return {module: the modules of labkit that it imports}."""
+    found = {}
+    for name, path in MODULES.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        found[name] = set(imports_of(tree, lazy)) & set(MODULES) - {name, "labkit"}
+    return found
 
 
 def floor_of(module):
-    """Return how high a module stands: knobs and specs below all folders, the package above."""
+    """Return how high a module stands: knobs and specs below all rooms, the package above."""
     parts = module.split(".")
     if len(parts) > 1 and parts[1] in FLOORS:
         return FLOORS.index(parts[1])
     return -1 if module in LOWEST else len(FLOORS)
 
 
-def test_no_import_points_up_or_runs_in_a_circle_and_the_linter_has_no_doors_left_open():
-    settled, own = set(), {"labkit"}  # its version and folder: it has run before anything below it
-    for module, imported in IMPORTS.items():
-        assert not [name for name in imported - own if floor_of(name) > floor_of(module)], module
-    while free := {m for m, needs in IMPORTS.items() if needs - own <= settled} - settled:
+def test_no_module_imports_one_above_it_or_runs_in_a_circle():
+    imports = labkit_imports(lazy=False)
+    for module, imported in imports.items():
+        assert not [name for name in imported if floor_of(name) > floor_of(module)], module
+    settled = set()
+    while free := {module for module, needs in imports.items() if needs <= settled} - settled:
         settled |= free
     assert not set(MODULES) - settled
-    assert not [name for name, path in MODULES.items() if "noqa: TID251" in path.read_text()]
+    assert not [name for name, path in MODULES.items() if "noqa: TID25" in path.read_text()]
     assert all((ROOT / "labkit" / floor / "ruff.toml").exists() for floor in FLOORS)
+
+
+def test_only_results_import_from_above_in_their_methods_to_be_drawn_or_judged():
+    for module, imported in labkit_imports(lazy=True).items():
+        for name in imported:
+            if floor_of(name) > floor_of(module):
+                allowed = ABOVE.get(module.split(".")[1], ())
+                assert name.split(".")[1] in allowed, f"{module} imports {name}"
+
+
+def test_an_editor_finds_every_public_name_where_python_does():
+    tree = ast.parse(Path(lk.__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if is_for_type_checkers(node))
+    shown = {alias.name: node.module for node in block.body for alias in node.names}
+    assert shown == lk._HOMES
 
 
 def recipe(heading):

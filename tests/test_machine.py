@@ -17,7 +17,7 @@ from labkit.bench import machine as bench_machine
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.datasheets import card
 from labkit.diagnosis.facts import cores_used
-from labkit.results.event_log import with_remedy
+from labkit.results.failures import with_remedy
 from labkit.results.hardware import Machine, training_arguments
 from labkit.spec import Pipeline
 from labkit.tuning import trials

@@ -14,7 +14,7 @@ from conftest import ended, until
 
 import labkit as lk
 from labkit.process import family
-from labkit.results.event_log import REMEDIES
+from labkit.results.failures import REMEDIES
 from labkit.results.library import play
 from labkit.spec import KNOBS, Distributed, Pipeline
 from labkit.view import controls
@@ -48,7 +48,7 @@ def test_a_device_that_stays_busy_names_the_process_how_to_wait_and_how_to_end_i
     said = str(busy.value)
     assert f"in use by run run-1 (process {os.getpid()} on " in said
     assert "start again when it is over" in said and f"{family.KILL} {os.getpid()}" in said
-    assert not any(re.search(pattern, said) for pattern, _ in REMEDIES)  # which press buttons
+    assert not any(re.search(pattern, said) for pattern in REMEDIES)  # which press buttons
 
 
 # -- controls ------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from labkit.bench import rank, telemetry, user_loop
 from labkit.bench.telemetry import Sample
 from labkit.diagnosis.outside_verdict import judge
 from labkit.results import privacy
-from labkit.results.event_log import with_remedy
+from labkit.results.failures import with_remedy
 from labkit.view import watch_live
 from labkit.view.watch_command import watch_script
 from labkit.view.watch_live import watch

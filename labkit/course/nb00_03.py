@@ -8,9 +8,6 @@ from types import SimpleNamespace
 
 from labkit.course.task import Goal, KnobTask, Refused, code, counting, difference, faster, ratio
 from labkit.spec import Pipeline
-from labkit.wiring import Later
-
-torch = Later("torch")
 
 # -- Notebook 00, start here -----------------------------------------------------------------------
 
@@ -93,11 +90,15 @@ class OneCrossing:
     """
 
     def solution(pieces, send):
+        import torch
+
         block = send(torch.cat([piece.flatten() for piece in pieces]))
         parts = block.split([piece.numel() for piece in pieces])
         return [part.view(piece.shape) for part, piece in zip(parts, pieces, strict=True)]
 
     def check(answer):
+        import torch
+
         pieces = [torch.randn(1 + i % 7, 5) for i in range(300)]
         sent = []
 
@@ -126,12 +127,15 @@ class Batched:
     """
 
     def start(a, b):
+        import torch
+
         return torch.stack([x @ y for x, y in zip(a, b, strict=True)])
 
     def solution(a, b):
         return a @ b
 
     def check(answer):
+        import torch
         from torch.utils.flop_counter import FlopCounterMode
 
         a, b = torch.randn(2, 500, 24, 24)
@@ -253,6 +257,8 @@ class Slow:
         return len(json.loads(self.manifest))
 
     def __getitem__(self, index):
+        import torch
+
         record = [SimpleNamespace(**each) for each in json.loads(self.manifest)][index]
         px = record.px
         raw = self.pixels[record.at : record.at + 3 * px * px]
@@ -265,6 +271,8 @@ class Lean:
     """Parses once, and lets torch loop over the pixels: (3, px, px) FP32 in 0 to 1."""
 
     def __init__(self, manifest, pixels):
+        import torch
+
         self.records = json.loads(manifest)
         self.pixels = torch.frombuffer(bytearray(pixels), dtype=torch.uint8)
 

@@ -2,9 +2,6 @@
 
 from labkit.course.task import Goal, KnobTask, Refused, code, counting, difference, faster
 from labkit.spec import Pipeline
-from labkit.wiring import Later
-
-torch, F = Later("torch"), Later("torch.nn.functional")
 
 # -- Notebook 04, batch sizing ---------------------------------------------------------------------
 
@@ -54,15 +51,21 @@ class ByLength:
     """
 
     def start(lengths, batch_size):
+        import torch
+
         order = torch.randperm(len(lengths)).tolist()
         return [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
 
     def solution(lengths, batch_size):
+        import torch
+
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         batches = [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
         return [batches[place] for place in torch.randperm(len(batches)).tolist()]
 
     def check(answer):
+        import torch
+
         lengths = (5 + 500 * torch.rand(3000) ** 4).int().tolist()  # most are short
         batches = [list(batch) for batch in answer(list(lengths), 32)]
         if sorted(index for batch in batches for index in batch) != list(range(len(lengths))):
@@ -95,13 +98,19 @@ class SmallGradients:
     """
 
     def start(loss_of, weights):
+        import torch
+
         return torch.autograd.grad(loss_of(weights), weights)[0].float()
 
     def solution(loss_of, weights, scale=2.0**14):
+        import torch
+
         loss = loss_of(weights).float() * scale
         return torch.autograd.grad(loss, weights)[0].float() / scale  # in FP32 small numbers fit
 
     def check(answer):
+        import torch
+
         factors = ((torch.rand(400) + 0.5) * SMALL).half()
 
         def loss_of(weights):
@@ -125,6 +134,8 @@ class Skip:
     """
 
     def solution(weights, scale, lr):
+        import torch
+
         if not all(torch.isfinite(weight.grad).all() for weight in weights):
             return scale / 2
         with torch.no_grad():
@@ -133,6 +144,8 @@ class Skip:
         return scale
 
     def check(answer):
+        import torch
+
         errors = []
         for scale, spoiled in ((1024.0, None), (2.0**16, "inf"), (64.0, "nan"), (8.0, None)):
             weights = [torch.randn(5, requires_grad=True), torch.randn(3, 2, requires_grad=True)]
@@ -169,6 +182,8 @@ class Softmax:
         return powers / powers.sum(-1, keepdim=True)
 
     def check(answer):
+        import torch
+
         errors, rows = [], (torch.randn(8, 100) * 30, torch.zeros(1, 100_000))
         for scores in (*rows, torch.randn(4, 50) + 1000):
             scores = scores.half()
@@ -187,6 +202,9 @@ SAME = Goal("largest error, as a share", at_most=1e-6)
 
 def compared(answer, model, batches, x, y):
     """Compare the answer's gradients with that of the mean loss of all samples `x`, `y`."""
+    import torch
+    from torch.nn import functional as F
+
     F.cross_entropy(model(x), y).backward()
     right = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
@@ -212,6 +230,8 @@ class Loop:
     """
 
     def start(model, optimizer, batches, every):
+        from torch.nn import functional as F
+
         for i, (x, y) in enumerate(batches):
             (F.cross_entropy(model(x), y) / every).backward()
             if (i + 1) % every == 0:
@@ -219,6 +239,8 @@ class Loop:
                 optimizer.zero_grad()
 
     def solution(model, optimizer, batches, every):
+        from torch.nn import functional as F
+
         for at in range(0, len(batches), every):
             group = batches[at : at + every]
             samples = sum(len(y) for _, y in group)
@@ -228,6 +250,9 @@ class Loop:
             optimizer.step()
 
     def check(answer):
+        import torch
+        from torch.nn import functional as F
+
         nn, sizes, models = torch.nn, (8,) * 9 + (3,), []
         x, y = torch.randn(sum(sizes), 6).double(), torch.randint(0, 4, (sum(sizes),))
         for _ in range(2):
@@ -259,17 +284,23 @@ class Tokens:
     """
 
     def start(model, batches):
+        from torch.nn import functional as F
+
         for tokens, targets in batches:
             loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
             (loss / len(batches)).backward()
 
     def solution(model, batches):
+        from torch.nn import functional as F
+
         count = sum((targets != -100).sum() for _, targets in batches)
         for tokens, targets in batches:
             scores = model(tokens).flatten(0, 1)  # (B * L, words)
             (F.cross_entropy(scores, targets.flatten(), reduction="sum") / count).backward()
 
     def check(answer):
+        import torch
+
         model = torch.nn.Sequential(torch.nn.Embedding(20, 8), torch.nn.Linear(8, 20)).double()
         batches = [tuple(torch.randint(0, 20, (2, 4, length))) for length in (3, 12, 5, 30)]
         for _, targets in batches:
@@ -291,9 +322,14 @@ class Norm:
     """
 
     def solution(channels):
+        import torch
+
         return torch.nn.GroupNorm(2, channels)  # no other sample has a say
 
     def check(answer):
+        import torch
+        from torch.nn import functional as F
+
         nn, layer = torch.nn, answer(8)
         x, y = torch.randn(16, 3, 10, 10).double(), torch.randint(0, 4, (16,))
         if not isinstance(layer, nn.Module):

@@ -9,9 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from labkit.course.slow_script import SlowScript
 from labkit.course.task import Goal, KnobTask, Refused, code, counting, difference, faster, ratio
 from labkit.spec import Distributed, Pipeline
-from labkit.wiring import Later
-
-torch, F = Later("torch"), Later("torch.nn.functional")
 
 # -- Notebook 07, torch.compile and kernels --------------------------------------------------------
 
@@ -42,6 +39,8 @@ class GraphBreak:
         return y * 0.5
 
     def check(answer):
+        import torch
+
         for scale in (0.01, 1.0, 5.0, -1.0):  # both sides of the condition
             x = torch.randn(64, 32) * scale
             if not torch.allclose(answer(x.clone()), GraphBreak.start(x), atol=1e-6):
@@ -62,13 +61,19 @@ class Bytes:
     """
 
     def start(x):
+        import torch
+
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
         return 0.5 * x * (1 + torch.tanh(inner))
 
     def solution(x):
+        from torch.nn import functional as F
+
         return F.gelu(x, approximate="tanh")
 
     def check(answer):
+        import torch
+
         x, moved = torch.randn(256, 512) * 3, []
         for function in (Bytes.start, answer):
             given = x.clone()
@@ -94,10 +99,14 @@ class Buckets:
     """
 
     def solution(x):
+        from torch.nn import functional as F
+
         length = next(size for size in (16, 32, 48) if size >= x.shape[1])
         return F.pad(x, (0, length - x.shape[1]))
 
     def check(answer):
+        import torch
+
         longest, graphs = 48, []
 
         def backend(module, _inputs):
@@ -240,6 +249,8 @@ class AllReduce:
         return (mine + sum(receive(other) for other in others)) / ranks
 
     def solution(rank, ranks, mine, send, receive):
+        import torch
+
         parts = [part.clone() for part in mine.chunk(ranks)]
         after, before = (rank + 1) % ranks, (rank - 1) % ranks
         for step in range(ranks - 1):  # parts are summed on their way round
@@ -251,6 +262,8 @@ class AllReduce:
         return torch.cat(parts) / ranks
 
     def check(answer):
+        import torch
+
         errors, shares = [], []
         for ranks in (2, 3, 4, 8):
             gradients = [torch.randn(ranks * 100) for _ in range(ranks)]

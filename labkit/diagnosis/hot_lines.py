@@ -11,13 +11,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from labkit.results.event_log import of_one_moment
-from labkit.results.record import MOST
+from labkit.results.event_shapes import MOST
 from labkit.results.result import Result, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FEWEST = 30  # samples of a phase (0.3 s of it) that may speak for its lines
 CELL = re.compile(r"ipykernel_\d+|<ipython-input")  # in the name of a notebook cell's file
@@ -208,6 +211,12 @@ class Lines(Result):
         if rows[0].share >= SPREAD * whole or most[0].function == "<module>":
             return rows[:3]
         return (replace(most[0], share=whole, call=""), *rows[:2])
+
+    def plot(self) -> Figure:
+        """Draw the costliest lines as bars."""
+        from labkit.view.run_figure import draw_lines
+
+        return draw_lines(self)
 
     def table(self) -> Table:
         """Return the costliest lines, of the loop and then of its loader's workers."""

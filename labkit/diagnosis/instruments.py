@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cost import power
 from labkit.results.result import Result, Table
 from labkit.results.step_classes import busy_until
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COMPUTED = "computed from the true intervals"
 READ = "read during the run"
@@ -62,6 +65,12 @@ class Instruments(Result):
 
     def __iter__(self) -> Iterator[Reading]:
         return iter(self.readings)
+
+    def plot(self) -> Figure:
+        """Draw a row for each instrument."""
+        from labkit.view.analysis_figures import draw_instruments
+
+        return draw_instruments(self)
 
     def table(self) -> Table:
         """Return each instrument's source, readings, errors, and whether it shows the teeth."""

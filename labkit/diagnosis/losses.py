@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from labkit.results.result import Result, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TOLERANCE = 0.1  # of the mean loss; the losses of single batches differ by more than that
 # Knobs of a task
@@ -37,6 +40,12 @@ class Losses(Result):
 
     survived = property(lambda self: all(map(self.within, self.runs[1:])),
                         doc="Whether every run's loss is within the tolerance.")  # fmt: skip
+
+    def plot(self) -> Figure:
+        """Draw the loss curves, throughput and memory."""
+        from labkit.view.analysis_figures import draw_losses
+
+        return draw_losses(self)
 
     def table(self) -> Table:
         """Return the mean loss of every run, and how far it is from the first run's."""

@@ -16,13 +16,16 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labkit.diagnosis.trace import Breakdown, trace
 from labkit.diagnosis.trace_file import RankTraces, TraceError
 from labkit.process.folders import home
 from labkit.results.result import Result, Table, printable
 from labkit.results.shipped import Listing, entries, entry
-from labkit.wiring import above
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FILE = "public_traces.json"
 SITE = "https://raw.githubusercontent.com"
@@ -55,6 +58,12 @@ class PublicTrace(Result):
     HEAD = ("name", "hardware", "what it shows", "lesson", "from", "")
     row = property(lambda self: (self.name, self.hardware, self.title, self.lesson, self.repository,
                                  "here" if _copy(self) else "to be fetched"))  # fmt: skip
+
+    def plot(self) -> Figure:
+        """Draw the reference numbers as bars."""
+        from labkit.view.analysis_figures import draw_reference
+
+        return draw_reference(self)
 
     def table(self) -> Table:
         """Return the reference numbers, where they are from, and how to get the trace."""
@@ -124,7 +133,9 @@ def _fetched(known: PublicTrace) -> bytes:
     OSError or HTTPException where it cannot be fetched, TraceError where another file came.
     """
     url, path = f"{SITE}/{known.repository}/{known.commit}/{known.path}", _cached(known)
-    shown = above("Display")()
+    from labkit.view.display import Display
+
+    shown = Display()
     shown.line(f"fetching {known.name} from {known.repository}")
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as come:

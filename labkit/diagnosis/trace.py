@@ -12,7 +12,7 @@ import os
 import re
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from labkit.diagnosis.trace_events import join, read_events
 from labkit.diagnosis.trace_file import RankTraces, TraceError, TraceFile, packing, ranks_of
 from labkit.diagnosis.trace_steps import CLASSES, StepClock, TopKernel, length
 from labkit.results.result import Result, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LISTED = 6  # kernels and operators that changed most
 GRAPHS = "CUDA graphs were launched: some profilers miss the kernels inside them."  # a note
@@ -95,6 +98,12 @@ class Breakdown(Result):
                            "device computes: kernels, on a CPU operators.")
     # fmt: on
 
+    def plot(self) -> Figure:
+        """Draw the average step as bars."""
+        from labkit.view.analysis_figures import draw_trace
+
+        return draw_trace(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON-ready values, under the attributes' names."""
         return _recorded(self) | {"shares": self.shares, "utilization": self.utilization}
@@ -148,6 +157,12 @@ class TraceComparison(Result):
         times = f"{a.step_us / 1000:,.1f} -> {b.step_us / 1000:,.1f} ms"
         busy = f"{a.utilization:.1%} -> {b.utilization:.1%} busy"
         return f"step {times} ({b.step_us / a.step_us - 1:+.0%}), {busy}"
+
+    def plot(self) -> Figure:
+        """Draw what changed, as bars."""
+        from labkit.view.analysis_figures import draw_comparison
+
+        return draw_comparison(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return µs and shares of a step: of all classes, and of what changed most."""

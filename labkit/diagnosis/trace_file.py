@@ -20,10 +20,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from labkit.diagnosis.thresholds import WORTH_NAMING
 from labkit.results.result import Result, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MAX_SIZE = 2 * 2**30  # characters, unpacked: some 5 million events, a minute of reading
 # Characters of one event, or before or behind them all; real events, with shapes and stack, have
@@ -276,6 +279,12 @@ class RankTraces(Result):
             f"rank {late} is the straggler: it is in collectives for {own:,.1f} ms of a step, the "
             f"others, which wait for it, for {others:,.1f} ms (median)"
         )
+
+    def plot(self) -> Figure:
+        """Draw every rank's average step as bars."""
+        from labkit.view.analysis_figures import draw_ranks
+
+        return draw_ranks(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the straggler, and what each rank's `to_dict` returns."""

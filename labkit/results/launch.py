@@ -8,7 +8,8 @@ from typing import Any
 import labkit
 from labkit.process import folders, launcher
 from labkit.process.events import VERSION
-from labkit.results.event_log import EventLogResult, with_remedy
+from labkit.results.event_log import EventLogResult
+from labkit.results.failures import with_remedy
 from labkit.results.library import kind_of
 from labkit.spec import Distributed
 

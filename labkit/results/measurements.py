@@ -7,27 +7,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.process.launcher import Handle
-from labkit.results.event_log import EventLogResult, derived, fact
+from labkit.results.event_log import EventLogResult, Process, of_one_moment
+from labkit.results.record import Event
 from labkit.spec import NOISY, TIMED
-from labkit.wiring import above
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
 GIB = 2**30
 DIGITS = 3  # of a number in the table that is shown
+SHOWN = ("ms", "iqr_ms", "noisy", "error")  # columns that every table has
+
+Row = dict[str, Any]
+"""One row of the table: the function's arguments, what it returned, and what was measured."""
 
 
 class Measurements(EventLogResult):
     """The rows that `lk.measure` measured. Live or recorded, like a Run."""
 
-    def __init__(self, path: Path, process: Handle | None = None, recorded: bool = False):
+    def __init__(self, path: Path, process: Process | None = None, recorded: bool = False):
         """Read the log at `path`; the arguments are those of an `EventLogResult`."""
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[Row] = []
         super().__init__(path, process, recorded)
 
-    def _take(self, event: dict[str, Any]) -> None:
+    def _take(self, event: Event) -> None:
         kind = event["event"]
         if kind == "row":
             self._rows.append(row_of(event))
@@ -45,9 +49,13 @@ class Measurements(EventLogResult):
         spec = self.event("spec") or {}
         return spec.get("measure") or spec.get("experiment") or "unknown"
 
-    points = fact("spec", "points", "The arguments of each call, in order.", [])
+    @property
+    def points(self) -> list[dict[str, Any]]:
+        """The arguments of each call, in order."""
+        return self._fact("spec", "points", [])
 
-    @derived
+    @property
+    @of_one_moment
     def rows(self) -> pandas.DataFrame:
         """The rows as a pandas DataFrame, one for each time that was taken.
 
@@ -57,17 +65,18 @@ class Measurements(EventLogResult):
         """
         import pandas
 
-        first = list(dict.fromkeys(name for row in self._rows for name in row))
-        wanted = ("ms", "iqr_ms", "noisy", "error")
-        own = [name for name in first if name not in TIMED]
-        added = [name for name in TIMED if name in first or name in wanted]
+        found = list(dict.fromkeys(name for row in self._rows for name in row))
+        own = [name for name in found if name not in TIMED]
+        added = [name for name in TIMED if name in found or name in SHOWN]
         table = pandas.DataFrame(self._rows, columns=own + added)
         table["error"] = pandas.Series([row["error"] for row in self._rows], dtype=object)
         return table
 
-    def plot(self, x: str, y: str, by: str | None = None, **drawing: Any) -> Any:
+    def plot(self, x: str, y: str, by: str | None = None, **drawing: Any) -> Figure:
         """Draw column `y` over column `x`, a line for each value of column `by`; see `lk.plot`."""
-        return above("rows")(self, x, y, by, **drawing)
+        from labkit.view.rows_figure import plot
+
+        return plot(self, x, y, by, **drawing)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything measured, as JSON types."""
@@ -86,14 +95,18 @@ class Measurements(EventLogResult):
     def _what(self) -> str:
         return self.name
 
-    @derived
+    @property
+    @of_one_moment
     def numbers(self) -> str:
         """How much was measured, in a few words."""
-        rows = f"{len(self)} row{'' if len(self) == 1 else 's'}"
+        counts = [f"{len(self)} row{'' if len(self) == 1 else 's'}"]
         failed = sum(row.get("error") is not None for row in self._rows)
-        doubtful = sum(bool(row.get("noisy")) for row in self._rows)
-        more = [f"{failed} without numbers" * bool(failed), f"{doubtful} noisy" * bool(doubtful)]
-        return ", ".join(filter(None, [rows, *more]))
+        if failed:
+            counts.append(f"{failed} without numbers")
+        noisy = sum(bool(row.get("noisy")) for row in self._rows)
+        if noisy:
+            counts.append(f"{noisy} noisy")
+        return ", ".join(counts)
 
     @property
     def head(self) -> str:
@@ -123,7 +136,7 @@ class Measurements(EventLogResult):
         return f"<small>{head}</small>{self.shown().to_html(index=False, border=0)}"
 
 
-def row_of(event: dict[str, Any]) -> dict[str, Any]:
+def row_of(event: Event) -> Row:
     """Return one row of the table from its event in a log."""
     row = dict(event["values"]) if isinstance(event.get("values"), dict) else {}
     times = [each for each in event.get("seconds") or [] if is_positive(each)]

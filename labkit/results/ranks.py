@@ -1,25 +1,33 @@
 """The result of a distributed run: one Run for each rank, merged into one object.
 
-Each rank has a log, `rankN/events.jsonl` in the run's folder, whose own tells how it went. In a
-saved record, one file, a rank's lines carry its number.
+Each rank has a log, `rankN/events.jsonl` in the run's folder; the run's own log says how it went.
+In a saved record, which is one file, a rank's lines carry its number.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from labkit.process.events import FILE_NAME
-from labkit.results.event_log import EventLogResult, derived, fact, of_one_moment
-from labkit.results.record import Tail, pipeline_of
+from labkit.results.event_log import EventLogResult, Process, of_one_moment
+from labkit.results.record import Event, Tail, pipeline_of
 from labkit.results.result import noise
 from labkit.results.run import Run
+from labkit.results.run_log import ENDINGS
 from labkit.spec import NOISY, Pipeline
-from labkit.wiring import above
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from typing_extensions import Self
+
+    from labkit.diagnosis.diagnosis import Diagnosis
+    from labkit.diagnosis.rank_verdict import RankTimes
 
 FREE = ("steps", "seconds", "xray", "device")  # knobs in which a run and its ranks may differ
 NUMBERS = (
@@ -36,34 +44,41 @@ class RankRun(Run):
 
     def __init__(self, whole: Ranks, number: int):
         path = whole.path / f"rank{number}"
-        super().__init__(path, whole._process, whole.recorded, tail=whole)
-        self._whole, self._holds = whole, whole._holds  # every rank is seen at the same moment
+        super().__init__(path, whole._process, whole.recorded, tail=Tail(path / FILE_NAME))
+        self._whole = whole
+        self._holds = whole._holds  # every rank is seen at the same moment
 
-    _alive = property(lambda rank: rank._whole._alive)
+    def _is_alive(self) -> bool:
+        return self._whole._is_alive()
 
-    def refresh(self) -> RankRun:
+    def refresh(self) -> Self:
         """Read what has been written, by every rank."""
         self._whole.refresh()
         return self
 
-    # fmt: off
-    rank = derived(lambda run: run._fact("spec", "place", {}).get("rank", 0),
-                   "Its number among all ranks of the run, on every machine.")
-    world_size = derived(lambda run: run._fact("spec", "place", {}).get("world_size", 1),
-                         "Number of ranks of the run, on all machines together.")
-    # fmt: on
+    @property
+    def rank(self) -> int:
+        """Its number among all ranks of the run, on every machine."""
+        return self._fact("spec", "place", {}).get("rank", 0)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the run, on all machines together."""
+        return self._fact("spec", "place", {}).get("world_size", 1)
 
 
 class Ranks(EventLogResult):
     """A distributed run: `ranks[1]` is a Run, `len(ranks)` how many have begun on this machine."""
 
-    def __init__(self, path: Path, process: Any = None, recorded: bool = False):
+    def __init__(self, path: Path, process: Process | None = None, recorded: bool = False):
         """Read the run at `path`; the arguments are those of an `EventLogResult`."""
         self._ranks: dict[int, RankRun] = {}  # by their number on this machine
         self._tails: dict[int, Tail] = {}
         super().__init__(path, process, recorded)
 
-    def _take(self, event: dict[str, Any]) -> None:
+    # Reading the logs
+
+    def _take(self, event: Event) -> None:
         number = event.get("of_rank")
         if number is None:
             super()._take(event)
@@ -72,22 +87,26 @@ class Ranks(EventLogResult):
             self._ranks[number] = RankRun(self, number)
         self._ranks[number]._take(event)
 
-    def _absorb(self, events: Iterable[dict[str, Any]]) -> None:
+    def _absorb(self, events: Iterable[Event]) -> None:
         super()._absorb(events)
-        asked = self._fact("spec", "ranks", 0)
-        for number in range(asked) if self.path.is_dir() else ():
-            log = self.path / f"rank{number}" / FILE_NAME
-            for event in self._tails.setdefault(number, Tail(log)).read():
-                self._take({**event, "of_rank": number})
+        if self.path.is_dir():
+            for number in range(self._fact("spec", "ranks", 0)):
+                tail = self._tails.setdefault(number, Tail(self._log_of(number)))
+                for event in tail.read():
+                    self._take({**event, "of_rank": number})
         if "end" in self._kept:
             for rank in self._ranks.values():
-                if not {"done", "error", "end"} & set(rank._kept):
+                if rank._kept.keys().isdisjoint(ENDINGS):
                     rank._take(self._end_of(rank))
 
-    def _end_of(self, rank: RankRun) -> dict[str, Any]:
-        """Say how a rank ended that could not say it itself."""
-        codes, failed = self._fact("ranks_ended", "codes", {}), self.failed_rank
+    def _log_of(self, number: int) -> Path:
+        return self.path / f"rank{number}" / FILE_NAME
+
+    def _end_of(self, rank: RankRun) -> Event:
+        """Return how a rank ended that could not say it itself, as its `end` event."""
+        codes = self._fact("ranks_ended", "codes", {})
         end = {**self._kept["end"], "code": codes.get(str(rank.rank))}
+        failed = self.failed_rank
         if failed is not None and failed != rank.rank:
             end["why"] = f"ended by torchrun, because rank {failed} failed"
         elif end["code"] is None and not end.get("why"):
@@ -98,63 +117,127 @@ class Ranks(EventLogResult):
         return len(self._now()._ranks)
 
     def __iter__(self) -> Iterator[RankRun]:
-        return iter([rank for _, rank in sorted(self._now()._ranks.items())])
+        ranks = self._now()._ranks
+        return iter([ranks[number] for number in sorted(ranks)])
 
     def __getitem__(self, index: int) -> RankRun:
         return list(self)[index]
 
-    # fmt: off
-    asked = derived(lambda ranks: pipeline_of(ranks._fact("spec", "pipeline", {})),
-                    "The pipeline that was asked for; of a starved rank see its own Run.")
-    pipeline = derived(lambda ranks: ranks[0].pipeline if len(ranks) else ranks.asked,
-                       "The pipeline that rank 0 ran, with every automatic value filled in.")
-    not_applied = derived(lambda ranks: ranks[0].not_applied if len(ranks) else {},
-                          "{knob: why not}; of `device`, why the ranks did not use the GPU.")
-    world_size = derived(lambda log: max([r.world_size for r in log]
-                                         or [log._fact("spec", "ranks", 0)]),
-                         "Number of ranks that train together, on all machines.")
-    no_sync = fact("spec", "no_sync", "Whether gradients are exchanged for updates only.", False)
-    starve = derived(lambda log: {int(n): k for n, k in log._fact("spec", "starve", {}).items()},
-                     "{rank: {knob: value}} of the ranks whose loader was set otherwise.")
-    failed_rank = fact("error", "failed_rank", "The rank whose failure ended the run, or None.")
-    steps = derived(lambda ranks: min((rank.steps for rank in ranks), default=0),
-                    "Steps that every rank has done, warm-up included.")
-    loss = derived(lambda ranks: [float(np.mean(each)) for each in
-                                  zip(*(rank.loss for rank in ranks), strict=False)],
-                   "The mean loss over the ranks, per step: that of the joined batch.")
-    spread = derived(lambda log: max((r.spread for r in log if r.spread is not None), default=None),
-                     "Spread (IQR over median) of the least even rank's throughput.")
-    mfu = derived(lambda ranks: float(np.mean(shares)) if (shares := [rank.mfu for rank in ranks])
-                  and None not in shares else None,
-                  "The mean of the ranks' MFUs, each against a device's peak; None if unknown.")
-    noisy = derived(lambda ranks: (ranks.spread or 0.0) > NOISY,
-                    "True where `spread` is so large that small differences mean nothing.")
-    times = derived(lambda ranks: above("Ranks.times")(ranks),
-                    "Where every rank's time went (a RankTimes); None if too short.")
-    communication_share = derived(lambda ranks: (found := ranks.times) and
-                                  float(np.mean(found.communication)),
-                                  "Mean share of time from a rank's last gradient to all being "
-                                  "averaged: the transfer, and the wait for slower ranks.")
-    # fmt: on
+    # What ran
+
+    @property
+    def asked(self) -> Pipeline:
+        """The pipeline that was asked for; of a starved rank see its own Run."""
+        return pipeline_of(self._fact("spec", "pipeline", {}))
+
+    @property
+    @of_one_moment
+    def pipeline(self) -> Pipeline:
+        """The pipeline that rank 0 ran, with every automatic value filled in."""
+        return self[0].pipeline if len(self) else self.asked
 
     @property
     def alone(self) -> Pipeline:
         """The same pipeline for one process, on rank 0's device: `lk.run(ranks.alone)`."""
         return self.asked.but(device=self.pipeline.device)
 
-    @derived
+    @property
+    @of_one_moment
+    def not_applied(self) -> dict[str, str]:
+        """{knob: why not}; of `device`, why the ranks did not use the GPU."""
+        return self[0].not_applied if len(self) else {}
+
+    @property
+    @of_one_moment
+    def world_size(self) -> int:
+        """Number of ranks that train together, on all machines."""
+        sizes = [rank.world_size for rank in self]
+        return max(sizes) if sizes else self._fact("spec", "ranks", 0)
+
+    @property
+    def no_sync(self) -> bool:
+        """Whether gradients are exchanged for updates only."""
+        return self._fact("spec", "no_sync", False)
+
+    @property
+    def starve(self) -> dict[int, dict[str, Any]]:
+        """{rank: {knob: value}} of the ranks whose loader was set otherwise."""
+        starved = self._fact("spec", "starve", {})
+        return {int(number): knobs for number, knobs in starved.items()}
+
+    @property
+    def failed_rank(self) -> int | None:
+        """The rank whose failure ended the run."""
+        return self._fact("error", "failed_rank")
+
+    # What was measured
+
+    @property
+    @of_one_moment
+    def steps(self) -> int:
+        """Steps that every rank has done, warm-up included."""
+        return min((rank.steps for rank in self), default=0)
+
+    @property
+    @of_one_moment
+    def loss(self) -> list[float]:
+        """The mean loss over the ranks, per step: that of the joined batch."""
+        losses = zip(*(rank.loss for rank in self), strict=False)
+        return [float(np.mean(of_step)) for of_step in losses]
+
+    @property
+    @of_one_moment
     def throughput(self) -> float | None:
         """Samples per second of this machine's ranks together, warm-up excluded."""
         rates = [rank.throughput for rank in self]
         return sum(rates) if rates and all(rates) else None
 
+    @property
+    @of_one_moment
+    def spread(self) -> float | None:
+        """Spread (IQR over median) of the least even rank's throughput."""
+        known = [rank.spread for rank in self if rank.spread is not None]
+        return max(known, default=None)
+
+    @property
+    def noisy(self) -> bool:
+        """True where `spread` is so large that small differences mean nothing."""
+        return (self.spread or 0.0) > NOISY
+
+    @property
+    @of_one_moment
+    def mfu(self) -> float | None:
+        """The mean of the ranks' MFUs, each against a device's peak; None if unknown."""
+        shares = [rank.mfu for rank in self]
+        return float(np.mean(shares)) if shares and None not in shares else None
+
+    @property
+    @of_one_moment
+    def times(self) -> RankTimes | None:
+        """Where every rank's time went; None if too short."""
+        from labkit.diagnosis.rank_verdict import rank_times
+
+        return rank_times(self)
+
+    @property
+    @of_one_moment
+    def communication_share(self) -> float | None:
+        """Mean share of time from a rank's last gradient to all being averaged.
+
+        It is the transfer, and the wait for slower ranks.
+        """
+        times = self.times
+        return None if times is None else float(np.mean(times.communication))
+
+    @of_one_moment
     def speedup(self, one: Run) -> float | None:
         """Return samples/s over those of `one`, the same pipeline in one process.
 
         ValueError where it was another pipeline, or ran on other hardware.
         """
-        ours, theirs = self.asked.to_dict(), one.asked.to_dict()
-        differs = [n for n in ours if ours[n] != theirs.get(n) and n not in FREE]
+        ours = self.asked.to_dict()
+        theirs = one.asked.to_dict()
+        differs = [name for name in ours if ours[name] != theirs.get(name) and name not in FREE]
         if differs:
             raise ValueError(f"not the same pipeline: {', '.join(differs)} differ.")
         if (one.machine.kind, one.machine.name) != (self.machine.kind, self.machine.name):
@@ -166,24 +249,37 @@ class Ranks(EventLogResult):
             )
         return self.throughput / one.throughput if self.throughput and one.throughput else None
 
+    @of_one_moment
     def efficiency(self, one: Run) -> float | None:
         """Return the (weak) scaling efficiency, 0 to 1: the speed-up over `one` per rank."""
         speedup = self.speedup(one)
         return None if speedup is None else speedup / len(self)
 
     @of_one_moment
-    def diagnose(self) -> Any:
-        """Name what holds the ranks back, and which of them does (a Diagnosis)."""
-        return above("Ranks.diagnose")(self)
+    def diagnose(self) -> Diagnosis:
+        """Name what holds the ranks back, and which of them does."""
+        from labkit.diagnosis.rank_verdict import diagnose
+
+        return diagnose(self)
+
+    # As figure, text and JSON
+
+    @of_one_moment
+    def plot(self) -> Figure:
+        """Draw where each rank's time went."""
+        from labkit.view.several_figures import draw_ranks
+
+        return draw_ranks(self)
 
     @of_one_moment
     def to_dict(self) -> dict[str, Any]:
         """Return the run's statistics, and each rank's, as JSON types."""
-        times, diagnosis = self.times, self.diagnose() if self.steps else None
+        times = self.times
+        diagnosis = self.diagnose() if self.steps else None
         return {
             **{name: getattr(self, name) for name in NUMBERS},
             "starve": {str(rank): knobs for rank, knobs in self.starve.items()},
-            "loss": [None if np.isnan(loss) else loss for loss in self.loss],
+            "loss": [None if math.isnan(loss) else loss for loss in self.loss],
             "times": times and times.to_dict(),
             "diagnosis": diagnosis and diagnosis.to_dict(),
             "machine": self.machine.to_dict(),
@@ -192,13 +288,16 @@ class Ranks(EventLogResult):
         }
 
     def _extra_lines(self) -> list[str]:
-        return [
-            json.dumps({**event, "of_rank": number}, separators=(",", ":"))
-            for number in (sorted(self._ranks) if self.path.is_dir() else ())
-            for event in Tail(self.path / f"rank{number}" / FILE_NAME).read()
-        ]
+        if not self.path.is_dir():
+            return []
+        lines = []
+        for number in sorted(self._ranks):
+            for event in Tail(self._log_of(number)).read():
+                lines.append(json.dumps({**event, "of_rank": number}, separators=(",", ":")))
+        return lines
 
-    @derived
+    @property
+    @of_one_moment
     def numbers(self) -> str:
         """The measured numbers in one line."""
         times = self.times
@@ -209,12 +308,13 @@ class Ranks(EventLogResult):
             f"{np.mean(times.wait):.0%}, for each other {np.mean(times.others):.0%}, "
             f"exchanging gradients {np.mean(times.transfer):.0%}"
         )
-        return text + (f"; {noise(self.spread)}" if self.noisy else "")
+        return f"{text}; {noise(self.spread)}" if self.noisy else text
 
     def _what(self) -> str:
-        knobs = ", ".join(f"{name}={value!r}" for name, value in self.asked.changed().items())
-        settings = [
-            self._fact("spec", "ranks", 0), knobs, self.no_sync and "no_sync",
-            self.starve and f"starve={self.starve!r}",
-        ]  # fmt: skip
-        return ", ".join(str(each) for each in settings if each)
+        settings = [str(self._fact("spec", "ranks", 0))]
+        settings += [f"{name}={value!r}" for name, value in self.asked.changed().items()]
+        if self.no_sync:
+            settings.append("no_sync")
+        if self.starve:
+            settings.append(f"starve={self.starve!r}")
+        return ", ".join(settings)

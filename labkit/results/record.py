@@ -1,41 +1,43 @@
 """Reading an event log: as it grows, or from a record, checked before anything uses it.
 
 A record (a folder, a .jsonl or .jsonl.gz file) may come from anywhere: loading one runs no code,
-and what readers rely on is checked here (`SHAPES`).
+and what readers rely on is checked (`labkit.results.event_shapes`).
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any, NoReturn
 
 from labkit.process.events import FILE_NAME, VERSION
+from labkit.results.event_shapes import is_sound
 from labkit.results.result import printable
 from labkit.spec import KNOBS, Pipeline
+
+Event = dict[str, Any]
+"""One line of a log, as JSON types: its name under "event", and what `SHAPES` says of it."""
 
 # Bounds on a record. `MAX_BYTES` are of its text, unpacked: about 15 million steps. The numbers of
 # a real one pack to a fifth, a bomb to a thousandth; so small a text as `ROOM` may be either.
 MAX_BYTES = 2 * 2**30
 MAX_LINE = 2**20
-MAX_RATIO, ROOM = 50, 2**20
+MAX_RATIO = 50
+ROOM = 2**20
 MAX_EMPTY = 10_000  # lines that are empty or torn: a killed writer leaves one
 MAX_OTHERS = 1_000_000  # events that are not steps
 MAX_NAMES = 100  # of different events
-MAX_RANKS = 64  # of one machine
+MAX_LOADER = 80  # characters of the name of a loader's type
 NO_SPEC = "not a labkit record: it does not begin with a spec"
 HEAD = b'{"event":'
 # In a line of JSON: an escape, or bytes of UTF-8, either of which may be what `printable` replaces
 MAY_STEER = re.compile(rb"\\[ubfr]|[\x7f-\xff]")
-MOST = 2**62  # of a whole number: a time in ns, a size in bytes, a count
 BROKEN = (OSError, EOFError, gzip.zlib.error)  # a file that cannot be read to its end
 BODY_NOTE = (
     "A watched loop: busy is the whole loop body (copies, logging and all), since only the loader "
@@ -47,118 +49,7 @@ class RecordError(ValueError):
     """A record that cannot be used: the message names the file, what is wrong, and what to do."""
 
 
-def _whole(value: Any) -> bool:
-    return type(value) is int and abs(value) < MOST
-
-
-def _count(value: Any) -> bool:
-    return _whole(value) and value >= 0
-
-
-def _number(value: Any) -> bool:
-    return _whole(value) or (type(value) is float and math.isfinite(value))
-
-
-def _number_or_gap(value: Any) -> bool:
-    return value is None or _number(value)
-
-
-def _list_of(check: Callable, size: int | None = None) -> Callable[[Any], bool]:
-    return lambda x: isinstance(x, list) and size in (None, len(x)) and all(map(check, x))
-
-
-def _dict_of(check: Callable) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
-
-
-def _processes(value: Any) -> bool:
-    named = isinstance(value, list) and all(isinstance(each, dict) for each in value)
-    return named and all(
-        isinstance(each.get("name"), str)
-        and _count(each.get("pid"))
-        and _number(each.get("cores", 0))
-        for each in value
-    )
-
-
-# {event: [(a type or a check, the keys that it is for)]}; one with ? may be missing or null
-SHAPES: dict[str, list[tuple[Any, str]]] = {
-    "spec": [
-        (_whole, "version"), (str, "run utc? experiment? measure?"),
-        (dict, "pipeline watched? params?"),
-        (_list_of(lambda point: isinstance(point, dict)), "points?"),
-        (lambda value: _count(value) and value <= MAX_RANKS, "ranks?"), (bool, "no_sync?"),
-        (_dict_of(lambda knobs: isinstance(knobs, dict)), "starve?"), (_dict_of(_count), "place?"),
-    ],
-    "machine": [
-        (str, "device kind name cpu_name? os? uuid? compute_capability? driver? pcie? unused_gpu? "
-         "cores_limit?"),
-        (_number, "memory_gib? cpu_cores? host_cores? ram_gib? shm_gib? threads? sm_count?"),
-        (dict, "versions"),
-    ],
-    "job": [(dict, "pipeline not_applied"), (("samples", "batches").__contains__, "unit?")],
-    "text": [(_dict_of(_dict_of(_number)), "batchings")],
-    "stage": [(str, "name"), (_count, "done? total?")],
-    "begin": [(_count, "warmup")],
-    "epoch": [(_count, "step")],
-    "step": [
-        (_count, "i n cpu?"), (_list_of(_whole, 4), "t"), (_list_of(_whole, 2), "copy? busy?"),
-        (_list_of(_count, 2), "comm? tokens?"), (_number, "loss?"),
-    ],
-    "items": [(_whole, "worker"), (list, "rows")],
-    "suspended": [(lambda value: _number(value) and value >= 0, "seconds")],
-    "lines": [(_count, "pid"), (_dict_of(lambda p: isinstance(p, list)), "places"), (list, "rows")],
-    "no_lines": [(str, "why")],
-    "handoff": [(_whole, "bytes")],
-    "telemetry": [
-        (_whole, "t_ns"), (_list_of(_list_of(_number, 2)), "gpu?"),
-        (_dict_of(_number_or_gap), "gpm?"),
-    ],
-    "beside": [(_processes, "processes")],
-    "on_the_card": [(_processes, "processes")],
-    "measurement": [(str, "of"), (dict, "case"), (list, "seconds")],
-    "row": [(dict, "values"), (list, "seconds?"), (str, "error?")],
-    "skipped": [(str, "what why")],
-    "work": [
-        (_count, "flops bytes held_bytes parameters samples cache_bytes?"), (str, "precision"),
-        (_dict_of(_number), "roof?"),
-    ],
-    "memory": [(_count, "peak_bytes?")],
-    "clock": [(str, "why")],
-    "compiled": [(_number, "seconds?")],
-    "xray": [(_whole, "steps")],
-    "no_xray": [(str, "why")],
-    "ranks_ended": [(dict, "codes")],
-    "error": [
-        (str, "kind message traceback?"), (dict, "workers?"), (list, "files?"),
-        (_count, "failed_rank?"),
-    ],
-    "end": [(str, "stop? why?"), (_whole, "code?")],
-}  # fmt: skip
-RULES = {
-    event: [(key, rule) for rule, keys in shape for key in keys.split()]
-    for event, shape in SHAPES.items()
-}
-
-
-def _sound(event: Any) -> bool:
-    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-        return False
-    rest = dict(event)  # what no rule is about: its numbers are checked, nothing else
-    for key, rule in RULES.get(rest.pop("event"), ()):
-        value = rest.pop(key.rstrip("?"), None)
-        fits = isinstance(value, rule) if isinstance(rule, type) else rule(value)
-        if not fits and not (value is None and key.endswith("?")):
-            return False
-    if event["event"] == "telemetry":
-        return all(map(_number_or_gap, rest.values()))
-    rank = rest.pop("of_rank", 0)
-    if not (_count(rank) and rank < MAX_RANKS):
-        return False
-    return all(_number(value) for value in rest.values() if type(value) in (int, float))
-
-
-def _no_constant(text: str) -> None:
+def _no_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not valid JSON")
 
 
@@ -169,10 +60,12 @@ class Tail:
     """Follows a log that is still being written; a torn last line waits for its other half."""
 
     def __init__(self, path: Path):
-        self.path, self.place, self.torn = path, 0, b""
+        self.path = path
+        self.place = 0  # bytes read so far
+        self.torn = b""  # the beginning of a line
 
-    def read(self) -> list[dict[str, Any]]:
-        """Return the events that came since the last call; other lines are skipped."""
+    def read(self) -> list[Event]:
+        """Return the events since the last call; lines that are no event are skipped."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.place)
@@ -181,92 +74,107 @@ class Tail:
             return []
         self.place += len(data)
         *lines, self.torn = (self.torn + data).split(b"\n")
-        return [event for line in lines if (event := event_on(line)) is not None]
+        events = map(event_on, lines)
+        return [event for event in events if event is not None]
 
 
-def read_record(path: str | os.PathLike) -> list[dict[str, Any]]:
+def read_record(path: str | os.PathLike[str]) -> list[Event]:
     """Read and check a whole record; raise RecordError on anything that is not one."""
     return list(events_of(path))
 
 
-def events_of(path: str | os.PathLike) -> Iterator[dict[str, Any]]:
+def events_of(path: str | os.PathLike[str]) -> Iterator[Event]:
     """Yield the events of a record one by one; raise RecordError on anything that is not one.
 
-    However little the file is and whatever it unpacks to, the work ends at the bounds above.
+    However small the file is and whatever it unpacks to, the work ends at the bounds above.
     """
-    refuse = partial(_refuse, path)
-    names: Counter = Counter()  # of the events so far
-    empty = 0
+    reader = _Reader(path)
     try:
         with opened(path) as stream:
-            for number, line in enumerate(_lines_of(stream, refuse), 1):
+            for line in reader.lines(stream):
                 event = event_on(line)
                 if event is None:
-                    if line.strip() and not _is_torn(line):
-                        refuse("not an event of a labkit record", number)
-                    empty += 1
-                    if empty > MAX_EMPTY:
-                        refuse(f"more than {MAX_EMPTY:,} lines without an event", number)
-                    continue
-                if not names:
-                    _check_spec(event, refuse)
-                names[event["event"]] += 1
-                if names.total() - names["step"] > MAX_OTHERS:
-                    refuse(f"more than {MAX_OTHERS:,} events that are not steps", number)
-                if len(names) > MAX_NAMES:
-                    refuse(f"events of more than {MAX_NAMES} kinds", number)
-                yield event
+                    reader.skip(line)
+                else:
+                    reader.admit(event)
+                    yield event
     except FileNotFoundError:
         raise RecordError(f"{path}: no record here; give a folder or a .jsonl file.") from None
     except BROKEN as error:
         raise RecordError(f"{path}: cannot be read ({error}).") from None
-    if not names:
-        refuse(NO_SPEC)
+    if not reader.names:
+        reader.refuse(NO_SPEC)
 
 
-def _refuse(path: str | os.PathLike, what: str, number: int | None = None) -> None:
-    where = "" if number is None else f", line {number}"
-    raise RecordError(f"{path}{where}: {what}.")
+@dataclass
+class _Reader:
+    """Counts what a record holds, and refuses one beyond the bounds."""
+
+    path: str | os.PathLike[str]
+    names: Counter[str] = field(default_factory=Counter)  # of the events so far
+    empty: int = 0  # lines without an event
+    number: int = 0  # of the line that is read
+
+    def refuse(self, what: str, at_line: bool = False) -> NoReturn:
+        """Raise RecordError."""
+        where = f", line {self.number}" if at_line else ""
+        raise RecordError(f"{self.path}{where}: {what}.")
+
+    def lines(self, stream: IO[bytes]) -> Iterator[bytes]:
+        """Yield the whole lines; what follows the last of them is torn, or nothing."""
+        packed = getattr(stream, "fileobj", None)  # what a gzip stream unpacks
+        size = 0
+        checked = 0
+        line = stream.readline(MAX_LINE + 1)
+        while line.endswith(b"\n"):
+            size += len(line)
+            if size - checked > ROOM:
+                checked = size
+                if packed is not None and size > ROOM + MAX_RATIO * packed.tell():
+                    self.refuse(f"unpacks to more than {MAX_RATIO} times its size: no record does")
+            if size > MAX_BYTES:
+                self.refuse(f"cannot be read (larger than {MAX_BYTES // 2**20} MiB)")
+            self.number += 1
+            yield line[:-1]
+            line = stream.readline(MAX_LINE + 1)
+        if len(line) > MAX_LINE:
+            self.refuse(f"a line is longer than {MAX_LINE // 2**10} KiB")
+
+    def skip(self, line: bytes) -> None:
+        """Pass over a line without an event, which is torn or empty."""
+        if line.strip() and not _is_torn(line):
+            self.refuse("not an event of a labkit record", at_line=True)
+        self.empty += 1
+        if self.empty > MAX_EMPTY:
+            self.refuse(f"more than {MAX_EMPTY:,} lines without an event", at_line=True)
+
+    def admit(self, event: Event) -> None:
+        """Count an event; the first has to be the spec."""
+        if not self.names:
+            if event["event"] != "spec":
+                self.refuse(NO_SPEC)
+            if event["version"] > VERSION:
+                self.refuse(f"written by a newer labkit (format {event['version']})")
+        self.names[event["event"]] += 1
+        if self.names.total() - self.names["step"] > MAX_OTHERS:
+            self.refuse(f"more than {MAX_OTHERS:,} events that are not steps", at_line=True)
+        if len(self.names) > MAX_NAMES:
+            self.refuse(f"events of more than {MAX_NAMES} kinds", at_line=True)
 
 
-def _check_spec(event: dict[str, Any], refuse: Callable) -> None:
-    if event["event"] != "spec":
-        refuse(NO_SPEC)
-    if event["version"] > VERSION:
-        refuse(f"written by a newer labkit (format {event['version']})")
-
-
-def _lines_of(stream: Any, refuse: Callable) -> Iterator[bytes]:
-    """Yield the whole lines of a record; what follows the last of them is torn, or nothing."""
-    packed = getattr(stream, "fileobj", None)  # what a gzip stream unpacks
-    size = 0
-    checked = 0
-    while (line := stream.readline(MAX_LINE + 1)).endswith(b"\n"):
-        size += len(line)
-        if size - checked > ROOM:
-            checked = size
-            if packed is not None and size > ROOM + MAX_RATIO * packed.tell():
-                refuse(f"unpacks to more than {MAX_RATIO} times its size: no record does")
-        if size > MAX_BYTES:
-            refuse(f"cannot be read (larger than {MAX_BYTES // 2**20} MiB)")
-        yield line[:-1]
-    if len(line) > MAX_LINE:
-        refuse(f"a line is longer than {MAX_LINE // 2**10} KiB")
-
-
-def opened(path: str | os.PathLike) -> Any:
+def opened(path: str | os.PathLike[str]) -> IO[bytes]:
     """Open a record, a folder or a file, for reading bytes."""
     file = record_file(path)
     return gzip.open(file, "rb") if file.suffix == ".gz" else open(file, "rb")
 
 
-def record_file(path: str | os.PathLike) -> Path:
+def record_file(path: str | os.PathLike[str]) -> Path:
     """Return the file that holds a record: in a run's folder its log, else `path` itself."""
     return Path(path) / FILE_NAME if os.path.isdir(path) else Path(path)
 
 
-def is_record(path: str | os.PathLike) -> bool:
-    """Whether a file begins as a record does, whatever follows."""
+def is_record(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file begins as a record does, whatever follows."""
     try:
         with opened(path) as file:
             first = event_on(file.readline(MAX_LINE))
@@ -275,7 +183,7 @@ def is_record(path: str | os.PathLike) -> bool:
     return first is not None and first["event"] == "spec"
 
 
-def event_on(line: bytes) -> dict[str, Any] | None:
+def event_on(line: bytes) -> Event | None:
     """Return the event on `line`, past what a killed writer left before it; None if unsound."""
     if len(line) > MAX_LINE:
         return None
@@ -284,7 +192,7 @@ def event_on(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         torn = line.rfind(HEAD)  # within a JSON text its quotes would be escaped
         return event_on(line[torn:]) if torn > 0 else None
-    if not _sound(event):
+    if not is_sound(event):
         return None
     return _shown(event) if MAY_STEER.search(line) else event
 
@@ -300,7 +208,8 @@ def _shown(value: Any) -> Any:
     return value
 
 
-def _is_torn(line: bytes) -> bool:  # the front of an event whose writer was killed
+def _is_torn(line: bytes) -> bool:
+    """Return whether it is the front of an event whose writer was killed."""
     try:
         json.loads(line)
     except (ValueError, RecursionError):
@@ -310,22 +219,27 @@ def _is_torn(line: bytes) -> bool:  # the front of an event whose writer was kil
 
 def pipeline_of(knobs: dict[str, Any]) -> Pipeline:
     """Build a Pipeline from a record; raise RecordError where its values are not allowed."""
+    known = {name: value for name, value in knobs.items() if name in KNOBS}
     try:
-        return Pipeline(**{name: value for name, value in knobs.items() if name in KNOBS})
+        return Pipeline(**known)
     except ValueError as error:
         raise RecordError(f"The record's pipeline is not valid: {error}") from None
 
 
-class Watched(SimpleNamespace):
-    """Stands where a run has its Pipeline: the knobs read off a user's loader, None for others."""
+class Watched:
+    """Stands in for the Pipeline of a watched loop.
+
+    It has the settings of the user's loader under the names of the knobs; all other knobs are None.
+    """
 
     simulated_delay = ""
 
-    def __init__(self, loader: str, knobs: dict[str, Any]):
-        named = {n: v for n, v in knobs.items() if n in KNOBS}
-        plain = {n: v for n, v in named.items()
-                 if isinstance(v, (bool, int)) or v in (KNOBS[n].choices or ())}  # fmt: skip
-        super().__init__(loader=str(loader)[:80], **dict.fromkeys(KNOBS) | plain)
+    def __init__(self, loader: str, settings: dict[str, Any]):
+        self.loader = str(loader)[:MAX_LOADER]
+        for name, knob in KNOBS.items():
+            value = settings.get(name)
+            is_plain = isinstance(value, (bool, int)) or value in (knob.choices or ())
+            setattr(self, name, value if is_plain else None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return every knob of a Pipeline; None where this loop's value is not known."""
@@ -336,7 +250,7 @@ class Watched(SimpleNamespace):
         known = {name: value for name, value in self.to_dict().items() if value is not None}
         return {"watched": self.loader, **known}
 
-    def but(self, **changes: Any) -> Any:
+    def but(self, **changes: Any) -> NoReturn:
         """Raise ValueError: labkit holds neither the data nor the model of a watched loop."""
         raise ValueError(
             "this run was watched, not made by labkit: change your own loader and watch it again."

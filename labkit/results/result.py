@@ -9,8 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from labkit.wiring import above
-
 # What may steer a terminal, hide text or turn its direction, and what no terminal can show
 STEERS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -79,7 +77,7 @@ def _cell(value: Any) -> str:
 
 
 class Result:
-    """The base of what comes out: prints as its table; `labkit.wiring` has its figure."""
+    """The base of what comes out: it prints as its table."""
 
     def table(self) -> Table:
         """Return what is printed; every subclass has its own."""
@@ -88,10 +86,6 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """Return everything in it as JSON types: of a dataclass, its fields."""
         return asdict(self)
-
-    def plot(self, **drawing: Any) -> Any:
-        """Draw it as a matplotlib Figure; the options are those of its figure."""
-        return above(f"{type(self).__name__}.plot")(self, **drawing)
 
     def __repr__(self) -> str:
         return str(self.table())

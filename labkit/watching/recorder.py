@@ -24,9 +24,6 @@ from labkit.bench import sampler, stack, user_loop
 from labkit.process import folders
 from labkit.process.events import NO_TOKENS, VERSION, EventLog, line_of, now_ns
 from labkit.watching.loader_call import call_of
-from labkit.wiring import Later
-
-flops = Later("labkit.bench.flops")  # when the loop has imported torch
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
 TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
@@ -93,9 +90,11 @@ class Recorder:
 
     def count(self, model: Any) -> None:
         """Count the FLOPs of the next training call of `model`, and of no other one."""
+        from labkit.bench.flops import FirstCall  # the loop has imported torch by now
+
         if self.call is not None:
             self.call.hook.remove()
-        self.call = flops.FirstCall(model)
+        self.call = FirstCall(model)
 
     def alive(self) -> bool:
         """Whether more may follow."""

@@ -1,0 +1,298 @@
+"""What the log of a run says: its pipeline, its steps, what was seen beside them, and its clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from labkit.results.event_log import EventLogResult, of_one_moment
+from labkit.results.record import Event, Watched, pipeline_of
+from labkit.results.step_classes import Timeline
+from labkit.results.steps import Steps, Texts
+from labkit.spec import PX, STEPS, Pipeline
+
+CPU_VALUES = {"image_px": PX, "steps": STEPS}
+MOST_NAMED = 3  # of the programs beside it
+GIB = 2**30
+ENDINGS = ("done", "error", "end")  # events after which nothing follows
+
+
+class RunLog(EventLogResult):
+    """The log of one run, live or recorded. Its statistics are those of `Run`."""
+
+    SERIES = {
+        "step": Steps,
+        "items": Texts,
+        "lines": Texts,
+        "telemetry": list,
+        "epoch": list,
+        "suspended": list,
+        "beside": list,
+        "on_the_card": list,
+    }
+    _clock: Timeline | None = None
+    loader: Any = None  # that `lk.watch` looked at, while this process has it
+
+    def _take(self, event: Event) -> None:
+        super()._take(event)
+        if event["event"] == "epoch":  # a watched loop goes on: it has not ended after all
+            for name in ENDINGS:
+                self._kept.pop(name, None)
+
+    # What ran
+
+    @property
+    @of_one_moment
+    def asked(self) -> Pipeline | Watched:
+        """The pipeline that was asked for; of a watched loop, what is known of it."""
+        return self._pipeline("spec")
+
+    @property
+    @of_one_moment
+    def pipeline(self) -> Pipeline | Watched:
+        """The pipeline that ran, with every automatic value filled in."""
+        return self._pipeline("job" if self.event("job") else "spec")
+
+    def _pipeline(self, event: str) -> Pipeline | Watched:
+        knobs = self._fact(event, "pipeline", {})
+        if event == "spec" and self.machine.kind == "cpu":
+            for name, value in CPU_VALUES.items():
+                if knobs.get(name) == value:  # older logs have the number in place of None
+                    knobs = {**knobs, name: None}
+        return Watched(self.watched, knobs) if self.watched else pipeline_of(knobs)
+
+    @property
+    def watched(self) -> str | None:
+        """The type of the loader that `lk.watch` looked at; None for our own runs."""
+        return self._fact("spec", "watched", {}).get("loader")
+
+    @property
+    def loop_code(self) -> Any:
+        """How the user's script writes its loader; None of our own runs."""
+        return self._fact("spec", "watched", {}).get("code")
+
+    @property
+    def trainer(self) -> bool:
+        """Whether Hugging Face's Trainer runs the watched loop."""
+        return self._fact("spec", "watched", {}).get("trainer") is True
+
+    @property
+    def not_applied(self) -> dict[str, str]:
+        """{knob: why it could not act on this device}."""
+        return self._fact("job", "not_applied", {})
+
+    # Its steps
+
+    @property
+    def steps(self) -> int:
+        """Steps done, warm-up included."""
+        return len(self._steps)
+
+    @property
+    def unit(self) -> str:
+        """What is counted: "samples", or "batches" of a watched loop that hides its samples."""
+        return self._fact("job", "unit", "samples")
+
+    @property
+    def samples(self) -> int:
+        """Samples trained on, warm-up included."""
+        return int(self._steps.numbers("n").sum())
+
+    @property
+    def loss(self) -> list[float]:
+        """The loss of every step; NaN where it was not finite."""
+        return self._steps.numbers("loss").tolist()
+
+    @property
+    def thread_s(self) -> np.ndarray:
+        """CPU time of the computing thread per step (steps,), s; NaN if unknown."""
+        return self._steps.numbers("cpu") / 1e9
+
+    @property
+    @of_one_moment
+    def exchange_ns(self) -> np.ndarray:
+        """Of a rank (steps, 2), ns on the machine's clock: last gradient there, all averaged.
+
+        NaN where a step exchanged none.
+        """
+        return self._pair("complete", "averaged")
+
+    @property
+    @of_one_moment
+    def tokens(self) -> np.ndarray:
+        """Of text (steps, 2): the tokens computed, and the real ones; else NaN."""
+        return self._pair("tokens", "real")
+
+    @property
+    def _steps(self) -> Steps:
+        return self._events("step")
+
+    def _pair(self, *columns: str) -> np.ndarray:
+        return np.column_stack([self._steps.numbers(name) for name in columns])
+
+    def steps_since(self, start: int, stop: int | None = None) -> list[Event]:
+        """Return the step events from the `start`th on: what a reader has not seen yet."""
+        return self._steps[start:stop]
+
+    # What was seen beside them
+
+    @property
+    def peak_memory_gib(self) -> float | None:
+        """Most memory held: allocated on a CUDA GPU; resident on a CPU.
+
+        On Apple's GPU, which reports no peak, what its driver held in the end.
+        """
+        peak_bytes = self._fact("memory", "peak_bytes", 0)
+        return peak_bytes / GIB if peak_bytes else None
+
+    @property
+    def no_events(self) -> str | None:
+        """Why a device was timed on the host's clock, and the loop waited for each step.
+
+        None where the device's own events timed it, or on a CPU.
+        """
+        return self._fact("clock", "why")
+
+    @property
+    def suspended_s(self) -> float:
+        """Time the machine slept in mid-run, s: no part of any step; 0 if never."""
+        return sum(event["seconds"] for event in self._events("suspended"))
+
+    @property
+    def compile_s(self) -> float | None:
+        """Time torch.compile took, s; None for an eager run."""
+        return self._fact("compiled", "seconds")
+
+    @property
+    def telemetry(self) -> list[Event]:
+        """The instruments' samples, each with `t_ns`; gaps are None."""
+        return self._events("telemetry")
+
+    @property
+    def item_events(self) -> Texts:
+        """What the items cost to prepare, as the loader's processes wrote."""
+        return self._events("items")
+
+    @property
+    def samples_of_lines(self) -> Texts:
+        """The sampled stacks, as the loop's and the workers' samplers wrote."""
+        return self._events("lines")
+
+    @property
+    def no_lines(self) -> str | None:
+        """Why no stack was sampled; None where some were, or yet."""
+        return self._fact("no_lines", "why")
+
+    @property
+    def growth(self) -> list[Any]:
+        """Variables of a watched loop that grew, with their line."""
+        return self._fact("growth", "found", [])
+
+    @property
+    def xray_facts(self) -> Event | None:
+        """What a few profiled steps were made of."""
+        return self.event("xray")
+
+    @property
+    def no_xray(self) -> str | None:
+        """Why there is no x-ray; None where there is, or not yet."""
+        return self._fact("no_xray", "why")
+
+    @property
+    def beside(self) -> list[str]:
+        """The other programs that used most of the cores meanwhile, as "python (pid 123)"."""
+        cores: dict[str, float] = {}
+        for event in self._events("beside"):
+            for process in event["processes"]:
+                name = f"{process['name']} (pid {process['pid']})"
+                cores[name] = cores.get(name, 0.0) + process.get("cores", 0.0)
+        return sorted(cores, key=lambda name: -cores[name])[:MOST_NAMED]
+
+    @property
+    def on_the_card(self) -> list[str]:
+        """The other processes that were on the same GPU meanwhile, as "python (pid 123)"."""
+        names = {}
+        for event in self._events("on_the_card"):
+            for process in event["processes"]:
+                names[f"{process['name']} (pid {process['pid']})"] = None
+        return list(names)
+
+    @property
+    @of_one_moment
+    def energy_j(self) -> float | None:
+        """Energy the card used while training, from its own counter; None where it has none."""
+        if not self.steps:
+            return None
+        begin_ns = self._steps[0]["t"][0]
+        end_ns = self._steps[-1]["t"][3]
+        counts = []
+        for sample in self.telemetry:
+            joules = sample.get("energy_j")
+            if joules is not None and begin_ns <= sample["t_ns"] <= end_ns:
+                counts.append(joules)
+        return counts[-1] - counts[0] if len(counts) > 1 else None
+
+    # One clock: seconds since the first batch was asked for
+
+    @of_one_moment
+    def _timeline(self) -> Timeline:
+        steps = self._events("step")
+        epochs = self._events("epoch")
+        if self._clock is None or self._clock.size != (len(steps), len(epochs)):
+            self._clock = Timeline(steps, [event["step"] for event in epochs])
+        return self._clock
+
+    @property
+    def stamps(self) -> np.ndarray:
+        """Times (steps, 6), s: asked, ready, copy start and end, busy start and end.
+
+        On a CPU copy and compute are what the host did, else the device's own.
+        """
+        return self._timeline().stamps
+
+    @property
+    def busy(self) -> np.ndarray:
+        """The device's busy intervals (steps, 2): start and end, s."""
+        return self.stamps[:, 4:6]
+
+    @property
+    def issued(self) -> np.ndarray:
+        """Time at which the host had issued each step (steps,), s; early on a fed GPU."""
+        return self._timeline().issued
+
+    @property
+    @of_one_moment
+    def length_s(self) -> float:
+        """When the last step was over, s."""
+        return float(self._timeline().ends(self.steps - 1)[0]) if self.steps else 0.0
+
+    @property
+    @of_one_moment
+    def host_ns(self) -> np.ndarray:
+        """The host's stamps (steps, 4), ns on the machine's clock.
+
+        When it asked for data, had it, had issued the copy, and had issued the compute.
+        """
+        names = ("asked", "ready", "copied", "done")
+        return np.column_stack([self._steps.moments(name) for name in names])
+
+    def stretch(self, start: int, stop: int) -> np.ndarray:
+        """Return the `stamps` (n, 6) of the steps from `start` up to `stop` only."""
+        return self._timeline().part(start, stop)
+
+    def stamps_ns(self, rows: slice) -> np.ndarray:
+        """Return the `stamps` (n, 6) of some steps on the machine's own clock, ns."""
+        return self._steps.stamps(rows)
+
+    @of_one_moment
+    def seconds(self, t_ns: Any) -> Any:
+        """Return stamps of this run's clock (a number or an array, ns) in s.
+
+        NaN between passes over a watched loader.
+        """
+        return self._timeline().seconds(t_ns) if self.steps else np.zeros(np.shape(t_ns))[()]
+
+    def timeline(self, bins: int = 200) -> tuple[np.ndarray, np.ndarray]:
+        """Return utilization over the whole run, in equal stretches: (bins,) s, (bins,) 0 to 1."""
+        return self._timeline().utilization(bins)
