@@ -1,6 +1,8 @@
 """`lk.script`: plain PyTorch that trains as the pipeline does, and the lines of a change."""
 
 import os
+import re
+import runpy
 import subprocess
 import sys
 
@@ -9,81 +11,121 @@ import pytest
 import torch
 
 import labkit as lk
+from labkit.bench import data
+from labkit.course.slow_script import stages
 from labkit.results.script import changed_lines, whole_script
 from labkit.spec import Pipeline, compiler
 from labkit.tuning.job import TuningJob
 
-SHORT = {"steps": 8, "seconds": None, "xray": False, "io_ms": 0.2, "device": "cpu"}
-TRAINED = {
-    "default": {},
-    "sleep": {"dataset": "sleep", "prep_ms": 2, "seed": 7},
-    "workers": {"dataset": "array", "batch_size": 32, "io_ms": 0, "accumulation_steps": 3,
-                "num_workers": 2, "prefetch_factor": 3, "persistent_workers": True},
-    "bf16": {"precision": "bf16", "model": "transformer", "dataset": "array"},
+SHORT = {"steps": 6, "seconds": None, "xray": False, "device": "cpu", "width": 32, "depth": 2}
+SAME = {  # scripts whose losses are those of their run
+    "array": {"dataset": "array", "batch_size": 32, "accumulation_steps": 3, "num_workers": 2,
+              "prefetch_factor": 3, "persistent_workers": True, "model": "transformer",
+              "precision": "bf16"},
     "layout": {"channels_last": True, "fused_optimizer": True, "depth": 3, "augment": 0,
-               "image_px": 24},
-    "stalls": {"stall_ms": 3, "stall_every": 4, "num_workers": 2, "augment": 3, "model": "mlp",
-               "seed": 3},
-    "text": {"dataset": "text", "context": 64, "num_workers": 1},
-    "text by length": {"dataset": "text", "batching": "by_length", "stall_ms": 2, "seed": 5},
-    "packed text": {"dataset": "text", "batching": "packed", "accumulation_steps": 2},
-    "compiled": {"compile": "default", "dataset": "array", "model": "mlp"},
+               "image_px": 24, "io_ms": 0.2, "stall_ms": 3, "stall_every": 4, "seed": 3},
+    "text": {"dataset": "text", "context": 64},
 }  # fmt: skip
-GPU = {
-    "all": {"pin_memory": True, "non_blocking": True, "prefetch_to_device": True,
-            "precision": "fp16", "accumulation_steps": 4, "compile": "reduce-overhead",
-            "num_workers": 12, "prefetch_factor": 4, "persistent_workers": True,
-            "stall_ms": 80.0, "dataset": "array", "device": "cuda:1"},
-    "tf32": {"precision": "tf32", "dataset": "sleep", "io_ms": 1.0, "model": "transformer"},
+SLEEP = {"dataset": "sleep", "prep_ms": 1}
+SLOW_DISK = {"num_workers": 2, "io_ms": 0, "stall_ms": 3, "stall_every": 2}
+OVERLAP = {"pin_memory": True, "non_blocking": True, "prefetch_to_device": True}
+MLP = {"dataset": "array", "model": "mlp", "image_px": 32}
+TEXT = {"dataset": "text", "context": 512, "batch_size": 8}
+IN_NOTEBOOKS = {  # with their waits cut short, and two workers where there are more
+    "00 default": {},
+    "00 fast": {"num_workers": 2, "batch_size": 32},
+    "00 asked for a GPU": {**SLEEP, "pin_memory": True, "non_blocking": True, "precision": "tf32"},
+    "02 large": {**SLEEP, "batch_size": 4, "model": "mlp", "width": 768, "depth": 1},
+    "02 lonely": {"dataset": "sleep", "prep_ms": 0, "batch_size": 1},
+    "02 worst": {"batch_size": 32, "io_ms": 0.4},
+    "02 stalls": {**SLEEP, "num_workers": 1, "stall_ms": 10, "stall_every": 2},
+    "03 decoding": {"io_ms": 0, "augment": 6, "num_workers": 2},
+    "03 slow disk": {**SLOW_DISK, "prefetch_factor": 32},
+    "03 overlap": {"num_workers": 2, **OVERLAP},
+    "04 batch": {**SLEEP, "model": "mlp", "depth": 3, "batch_size": 512},
+    "04 padded": TEXT,
+    "04 by length": {**TEXT, "batching": "by_length"},
+    "04 packed": {**TEXT, "batching": "packed"},
+    "05 fp16": {**MLP, "width": 64, "depth": 3, "batch_size": 128, "precision": "fp16"},
+    "05 bf16": {**MLP, "width": 64, "depth": 3, "batch_size": 128, "precision": "bf16"},
+    "06 eights": {**SLEEP, "model": "mlp", "batch_size": 8, "accumulation_steps": 8, "steps": 24},
+}  # fmt: skip
+ON_GPU = {
+    "all": {**OVERLAP, "precision": "fp16", "accumulation_steps": 4, "compile": "reduce-overhead",
+            "num_workers": 12, "prefetch_factor": 4, "persistent_workers": True, "stall_ms": 80.0,
+            "dataset": "array", "device": "cuda:1"},
     "plain": {"fused_optimizer": True, "non_blocking": True, "pin_memory": True},
-    "text on a card": {"dataset": "text", "batching": "packed", "precision": "fp16", "io_ms": 2.0,
+    "text": {**TEXT, "batching": "packed", "precision": "fp16", "io_ms": 2.0,
              "prefetch_to_device": True, "compile": "default"},
-    "bare": {"augment": 0, "channels_last": True, "seconds": None, "precision": "bf16"},
+    "bare": {"augment": 0, "channels_last": True, "seconds": 4.0, "precision": "bf16"},
 }  # fmt: skip
+IN_TURN = "import runpy, sys; [runpy.run_path(file, run_name='__main__') for file in sys.argv[1:]]"
 
 
 def job(**knobs):
-    """Return a job as it is resolved on a GPU, which need not be here."""
-    filled = {"width": 32, "depth": 2, "prep_ms": 50.0, "io_ms": 0.0, "device": "cuda:0",
-              "image_px": 48, "steps": 80}  # fmt: skip
-    return Pipeline(dataset=knobs.get("dataset", "jpeg")).to_dict() | filled | knobs
+    """Return a job as it is resolved on a device, which need not be here."""
+    asked = Pipeline(dataset=knobs.get("dataset", "jpeg")).filled()
+    return asked | SHORT | {"device": "cuda:0"} | knobs
 
 
-@pytest.fixture(scope="module")
-def apart(tmp_path_factory):
-    """An environment in which labkit cannot be imported, with a temporary folder of its own."""
-    folder = tmp_path_factory.mktemp("apart")
+def written(folder, **knobs):
+    """Return the file with the script of a job, and its text."""
+    file = folder / "train.py"
+    file.write_text(whole_script(job(**knobs), 2, "A script."))
+    return file, file.read_text()
+
+
+def run_apart(folder, files):
+    """Run scripts where labkit cannot be imported, in one process; return the lines of each."""
     (folder / "labkit.py").write_text("raise ImportError('must not be needed')")
-    return {**os.environ, "PYTHONPATH": str(folder), "TMPDIR": str(folder)}
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, apart):
-    """{name: (run, its script as a process)}: a script trains while the next pipeline runs."""
-    started = {}
-    for name, knobs in TRAINED.items():
-        if "compile" in knobs and not compiler():
-            continue
-        run, folder = lk.run(Pipeline(**SHORT | knobs)), tmp_path_factory.mktemp("script")
-        file = lk.script(run).save(folder / "train.py")
-        command, pipe = [sys.executable, "-W", "error::UserWarning", file], subprocess.PIPE
-        how = {"cwd": folder, "env": apart, "stdout": pipe, "stderr": pipe, "text": True}
-        started[name] = run, subprocess.Popen(command, **how)
-    return started
+    env = {**os.environ, "PYTHONPATH": str(folder), "TMPDIR": str(folder)}
+    command = [sys.executable, "-W", "error::UserWarning", "-c", IN_TURN, *files]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 * len(files)
+    return list(zip(lines[::2], lines[1::2], strict=True))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TRAINED)
-def test_a_script_trains_the_same_losses_to_the_bit(name, trained):
-    if name not in trained:
-        pytest.skip("needs a C++ compiler")
-    run, process = trained[name]
-    said, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    losses, rate = said.splitlines()
-    theirs = np.array(losses.split()[1:], np.float32)
-    assert theirs.tolist() == np.array(run.loss, np.float32).tolist()
-    assert len(theirs) == 8 and rate.endswith("/s after the warm-up")
+def test_a_script_trains_to_the_losses_of_its_run(tmp_path):
+    runs = [lk.run(Pipeline(**SHORT | knobs)) for knobs in SAME.values()]
+    files = [lk.script(run).save(tmp_path / f"{run.id}.py") for run in runs]
+    for run, (losses, rate) in zip(runs, run_apart(tmp_path, files), strict=True):
+        first, last = map(float, re.findall(r"\d\.\d{4}", losses))
+        assert [first, last] == pytest.approx([run.loss[0], run.loss[-1]], rel=2e-3)
+        assert losses.endswith(f"at step {run.steps}")
+        assert re.fullmatch(r"[\d,]+ samples/s after the warm-up", rate)
+
+
+@pytest.mark.slow
+def test_the_script_of_every_pipeline_in_the_notebooks_runs(tmp_path):
+    pipelines = {name: job(**SHORT | knobs) for name, knobs in IN_NOTEBOOKS.items()}
+    pipelines |= {f"08 {stage}": stage.pipeline.filled() | SHORT for stage in stages()[::3]}
+    files = []
+    for name, knobs in pipelines.items():
+        knobs |= {"tf32": {"precision": "fp32"}}.get(knobs["precision"], {})
+        knobs |= dict.fromkeys(OVERLAP, False)  # as on a CPU
+        files.append(tmp_path / f"{name}.py")
+        files[-1].write_text(whole_script(knobs, 2, name))
+    for _, rate in run_apart(tmp_path, files):
+        assert re.fullmatch(r"[\d,]+ (samples|rows)/s after the warm-up", rate)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly  # half a minute in the C++ compiler
+@pytest.mark.skipif(compiler() is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_the_script_of_a_compiled_pipeline_runs(tmp_path):
+    file, text = written(tmp_path, dataset="array", compile="default", device="cpu")
+    assert "model = torch.compile(model)" in text
+    run_apart(tmp_path, [file])
+
+
+def test_a_scripts_images_are_the_benchs(tmp_path):
+    file, _ = written(tmp_path)
+    drawn = runpy.run_path(str(file))["draw_image"]
+    for index in (0, 7, 511):
+        assert np.array_equal(drawn(index, 96), data.draw_image(index, 96))
 
 
 @pytest.mark.slow
@@ -101,22 +143,35 @@ def test_a_pipelines_script_is_that_of_its_run_here():
 
 
 def test_scripts_are_formatted_and_import_what_they_use(tmp_path):
-    for name, knobs in (TRAINED | GPU).items():
-        (tmp_path / f"{name}.py").write_text(whole_script(job(**knobs), 2, "A script."))
+    every = SAME | IN_NOTEBOOKS | ON_GPU
+    for name, knobs in every.items():
+        text = whole_script(job(**knobs), 2, "A script.")
+        (tmp_path / f"{name}.py").write_text(text)
+        in_order = knobs.get("batching") in ("by_length", "packed")
+        assert "labkit" not in text
+        assert ("shuffle=True" in text) != in_order and "sampler=enumerate" not in text
     for how in (["format", "--check"], ["check", "--select", "E,F,I,B,UP,SIM"]):
         ruff = [sys.executable, "-m", "ruff", *how, "--isolated", "--line-length", "100", tmp_path]
         done = subprocess.run(ruff, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-    for name in TRAINED | GPU:
-        script = (tmp_path / f"{name}.py").read_text()
-        assert "labkit" not in script
-        in_order = "ordered(" in script  # of text, by length
-        assert ("shuffle=True" in script) != in_order and "sampler=enumerate" not in script
+
+
+def test_a_change_is_shown_as_a_diff():
+    plain = Pipeline(num_workers=2)
+    lines = lk.script(plain.but(num_workers=4, precision="bf16"), before=plain).splitlines()
+    assert lines[:2] == ["--- before/train.py", "+++ after/train.py"]
+    removed = [line[1:].strip() for line in lines[2:] if line.startswith("-")]
+    added = [line[1:].strip() for line in lines[2:] if line.startswith("+")]
+    assert removed[0].endswith("num_workers=2)") and added[0].endswith("num_workers=4)")
+    assert added[1] == "with torch.autocast(device.type, dtype=torch.bfloat16):"
+    assert len(added) == 3 and len(removed) == 2
+    assert lk.script(plain, before=plain) == "# nothing changed\n"
+    assert "not in the script" in lk.script(plain.but(xray=False), before=plain)
 
 
 def test_the_lines_of_a_change_are_whole_statements():
-    assert changed_lines({}, {"num_workers": 6, "seed": 3}) == (
-        "SEED = 3\nloader = DataLoader(dataset, batch_size=16, shuffle=True, num_workers=6)\n"
+    assert changed_lines({}, {"num_workers": 6}) == (
+        "loader = DataLoader(dataset, batch_size=16, shuffle=True, num_workers=6)\n"
     )
     assert changed_lines({}, {"precision": "bf16"}) == (
         "with torch.autocast(device.type, dtype=torch.bfloat16):\n"
@@ -127,11 +182,6 @@ def test_the_lines_of_a_change_are_whole_statements():
     assert "scaler.scale(loss / 4).backward()\nif step % 4 == 0:\n    scaler.step(" in loop
     for name, value in {"prefetch_to_device": True, "channels_last": True, "seed": 3}.items():
         assert 1 <= changed_lines({}, {name: value}).count("\n") <= 8
-    p = Pipeline(num_workers=2)
-    lines = lk.script(p.but(dataset="array", num_workers=4), before=p)
-    assert lines.startswith("dataset = Images(decoded(") and "num_workers=4" in lines
-    assert lk.script(p, before=p) == "# nothing changed\n"
-    assert "not in the script" in lk.script(p.but(xray=False), before=p)
 
 
 def test_a_script_is_text_that_can_be_saved_and_shown(tmp_path):
@@ -143,7 +193,7 @@ def test_a_script_is_text_that_can_be_saved_and_shown(tmp_path):
             lk.script(bad)
     for knob in ("dataset", "model"):
         with pytest.raises(ValueError, match=f"{knob}='new' cannot be written as a script yet"):
-            whole_script(job() | {knob: "new"}, 1)
+            whole_script(job() | {knob: "new"}, 1, "")
 
 
 def test_a_watched_run_is_tuned_by_its_loader_and_wrong_names_are_told_the_right_one():

@@ -1,66 +1,57 @@
-"""`lk.script(pipeline)`: what a pipeline does, in plain PyTorch: whole, or the lines knobs change.
+"""`lk.script(pipeline)`: what a pipeline does, in plain PyTorch; or the lines that knobs change.
 
-`script_template.txt` is the script with every knob in it. What stands below `#block a !b`, and a
-line that ends in `#if a !b`, stays where a is so and b is not; `<name>` is filled in. Models and
-images are the bench's own, read from its source.
+`labkit/data/train.py.jinja` is the script, with a place for every knob.
 """
 
 from __future__ import annotations
 
 import ast
+import difflib
 import functools
 import json
 import os
-import re
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.process import folders
 from labkit.results import saving
 from labkit.results.hardware import asked_of
 from labkit.results.run import Run
-from labkit.spec import GRAPH_MODES, KNOBS, Pipeline
+from labkit.results.shipped import DATA
+from labkit.spec import GRAPH_MODES, KNOBS, Pipeline, automatic
+
+if TYPE_CHECKING:
+    import jinja2
 
 CARD = "background:#f8f8f8; color:#222; padding:0.6em; overflow-x:auto; line-height:1.35"
-TEMPLATE = Path(__file__).with_name("script_template.txt")
-BENCH = Path(__file__).parents[1] / "bench"
-WIDTH, INDENT = 100, 4  # columns: of a line at most, and before the statements of main()
+TEMPLATE = "train.py.jinja"
+WIDTH = 100  # columns of a line at most
+INDENT = 4  # before the statements of main()
 PYTORCH_PREFETCH = 2  # its default
-DATASETS = {  # {name: what its Images are made of, as code}
-    "jpeg": "Images(image_files(2 * PX))",
-    "array": "Images(decoded(image_files(2 * PX)))",
-    "sleep": "Images(np.random.default_rng(SEED)"
-    ".integers(0, 256, (64, 3, PX, PX), dtype=np.uint8))",
+EPOCH = 51_200  # samples: an epoch is longer than most runs
+DATASETS = {  # {name: the code that makes it}
+    "jpeg": "Images(image_files())",
+    "array": "Images(decoded(image_files()))",
+    "sleep": "Images(noise())",
     "text": "Text()",
 }
-# Classes of bench/models.py
-MODELS = {"cnn": "CNN", "mlp": "MLP", "transformer": "Transformer", "gpt": "GPT"}
+COLLATE = {"jpeg": "default_collate", "text": "padded"}  # else "as_it_is"
+MODELS = {"cnn": "cnn", "mlp": "mlp", "transformer": "VisionTransformer", "gpt": "GPT"}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
-IMPORTS = (  # (module, its names); what a script does not use is left out
-    ("", "bisect, itertools, os, random, re, sysconfig, tempfile, time"), ("pathlib", "Path"),
-    ("", "numpy as np, torch"), ("PIL", "Image, ImageEnhance, ImageOps"), ("torch", "nn"),
-    ("torch.utils.data", "DataLoader, Dataset, default_collate, get_worker_info"),
-)  # fmt: skip
-UNUSED = (  # in training, of the models' source
-    (", _image_px: int", ""), (", cache: Cache | None = None", ""), (", cache: Cache | None", ""),
-    ("        if cache is not None:\n            k, v = cache.grown(self.place, k, v)\n", ""),
-    ('        attend = one_query if cache and cache.at and x.is_cpu else attention\n', ""),
-    ("seen = attend(", "seen = nn.functional.scaled_dot_product_attention("),
-    (" and (cache is None or not cache.at)", ""), ("(x, mask, cache)", "(x, mask)"),
-    ("start, mask = cache.at if cache else 0, None", "mask = None"),
-    ("(start, start + tokens.shape[1]", "(tokens.shape[1]"), (", place: int", ""),
-    ("        self.place = place\n", ""), ("(width, place) for place in", "(width) for _ in"),
-)  # fmt: skip
 LOADER = ("batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
 
 
 class Script(str):
     """Plain PyTorch code: a string that prints as code, here and in a notebook."""
 
-    text = property(str, doc="The code as a plain string.")
+    @property
+    def text(self) -> str:
+        """The code as a plain string."""
+        return str(self)
 
-    def save(self, path: str | os.PathLike, overwrite: bool = False) -> Path:
+    def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
         """Write the code to a file, such as "train.py"; return its path.
 
         A file with other code in it is replaced only with `overwrite`, else FileKept is raised.
@@ -82,57 +73,63 @@ class Script(str):
     def _repr_html_(self) -> str:
         from pygments import highlight  # it comes with IPython
         from pygments.formatters import HtmlFormatter
-        from pygments.lexers import PythonLexer
+        from pygments.lexers import DiffLexer, PythonLexer
 
-        return highlight(self, PythonLexer(), HtmlFormatter(noclasses=True, cssstyles=CARD))
+        lexer = DiffLexer() if self.startswith("---") else PythonLexer()
+        return highlight(self, lexer, HtmlFormatter(noclasses=True, cssstyles=CARD))
 
 
 def script(what: Pipeline | Run, *, before: Pipeline | Run | None = None) -> Script:
-    """Return a pipeline as a whole training script in plain PyTorch, with nothing of this kit.
+    """Return a pipeline as a training script in plain PyTorch, without labkit.
 
-    It trains on the same images, and on a CPU to the same losses, bit by bit; what cannot act on
-    the device is left out, and so is `xray`. The last lines print losses and throughput.
+    It trains the same model with the same optimizer on the same data. What cannot act on the device
+    is left out, and so is `xray`. It ends by printing the loss and the throughput.
 
     Args:
         what: A Pipeline, written for this machine (about 2 s); or a Run, for where it ran.
-        before: Return only the statements that differ from this one's, at once; they hold what
-            was asked for, whatever this machine can do.
+        before: Return the changed lines instead, as a unified diff from this one's script. They
+            hold what was asked for, whether this machine can do it or not.
 
     Raises:
         ValueError: It is neither, or a knob of it cannot be written: the message names it.
     """
-    for one in (what, before or what):
-        if not isinstance(getattr(one, "asked", one), Pipeline):
-            raise ValueError(
-                f"lk.script({type(one).__name__}): give a Pipeline, or the Run of one; for a "
-                "loader of your own, lk.tune(loader).script() writes its DataLoader."
-            )
-    asked = getattr(what, "asked", what)
+    asked = _asked(what)
     if before is not None:
-        old = getattr(before, "asked", before)
-        lines = changed_lines(old.to_dict(), asked.to_dict())
-        none = "nothing changed" if old == asked else "these knobs are not in the script"
-        return Script(lines or f"# {none}\n")
+        return _difference(_asked(before), asked)
     if isinstance(what, Run):
-        job, left_out = what.pipeline.to_dict(), what.not_applied
+        job = what.pipeline.to_dict()
+        left_out = what.not_applied
         threads = what.machine.threads if what.machine.kind == "cpu" else None
     else:
-        job, left_out, threads = _on_this_machine(asked)
+        found = _on_this_machine(asked)
+        job = found["job"]
+        left_out = found["not_applied"]
+        threads = found["threads"]
     about = f"What {asked!r} does on {job['device']}."
-    about += "".join(f" Left out: {name} ({why})." for name, why in left_out.items())
-    title = "A training script in plain PyTorch.\n\n"
-    return Script(whole_script(job, threads, title + textwrap.fill(about, 99) + "\n"))
+    for name, why in left_out.items():
+        about += f" Left out: {name} ({why})."
+    return Script(whole_script(job, threads, about))
+
+
+def _asked(what: Pipeline | Run) -> Pipeline:
+    """Return the Pipeline that was asked for; raise ValueError where there is none."""
+    asked = getattr(what, "asked", what)
+    if isinstance(asked, Pipeline):
+        return asked
+    raise ValueError(
+        f"lk.script({type(what).__name__}): give a Pipeline, or the Run of one; for a "
+        "loader of your own, lk.tune(loader).script() writes its DataLoader."
+    )
 
 
 @functools.lru_cache(64)
-def _on_this_machine(pipeline: Pipeline) -> tuple[dict[str, Any], dict[str, str], int | None]:
-    """Return the job that a pipeline is here, what was not applied and why, and a CPU's threads."""
+def _on_this_machine(pipeline: Pipeline) -> dict[str, Any]:
+    """Return the `job` that a pipeline is here, what is `not_applied`, and a CPU's `threads`."""
     asked = json.dumps(pipeline.to_dict())
-    found = asked_of("labkit.bench.resolve_config", str(folders.home()), asked)
-    return found["job"], found["not_applied"], found["threads"]
+    return asked_of("labkit.bench.resolve_config", str(folders.home()), asked)
 
 
-def whole_script(job: dict[str, Any], threads: int | None, title: str = "") -> str:
+def whole_script(job: Mapping[str, Any], threads: int | None, about: str) -> str:
     """Return the script of a `job`, every knob with the value that runs; `threads` on a CPU.
 
     ValueError names the knob that cannot be written.
@@ -147,33 +144,145 @@ def whole_script(job: dict[str, Any], threads: int | None, title: str = "") -> s
                 f"{name}=None is chosen by timing the device that the script is for: state width "
                 "and depth, or give lk.script a Run that was measured on it."
             )
-    body = _written(job, threads)
-    return f'"""{title}"""\n\n{_imports(body)}\n\n{body}'
+    return _filled(job, threads, _warmup(job), textwrap.fill(about, WIDTH - 1))
 
 
-def changed_lines(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """Return the statements of `after` that those of `before` lack or have otherwise.
+def _difference(before: Pipeline, after: Pipeline) -> Script:
+    """Return the lines that change, as a unified diff."""
+    old, new = _two_scripts(before.to_dict(), after.to_dict())
+    lines = difflib.unified_diff(
+        old.splitlines(), new.splitlines(), "before/train.py", "after/train.py", lineterm="", n=1
+    )
+    text = "\n".join(lines)
+    none = "nothing changed" if before == after else "these knobs are not in the script"
+    return Script(f"{text}\n" if text else f"# {none}\n")
 
-    Both are {knob: value} of a Pipeline, defaults left out.
+
+def changed_lines(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Return the statements of the script of `after` that the one of `before` does not have.
+
+    Both are {knob: value} of a Pipeline; knobs that are missing or None have their defaults.
     """
-    old = statements(before)
-    return "".join(f"{text}\n" for text in statements(after) if text not in old)
+    old, new = _two_scripts(before, after)
+    kept = _statements(old)
+    return "".join(f"{text}\n" for text in _statements(new) if text not in kept)
 
 
-def loader_line(knobs: dict[str, Any]) -> str:
+def loader_line(knobs: Mapping[str, Any]) -> str:
     """Return the statement that makes a pipeline's loader; `knobs` as in `changed_lines`."""
-    return next(text for text in statements(knobs) if text.startswith("loader = "))
+    text, _ = _two_scripts(knobs, knobs)
+    return next(text for text in _statements(text) if text.startswith("loader = "))
 
 
-def loader_call(knobs: dict[str, Any], **more: str) -> str:
+def _two_scripts(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, str]:
+    """Return two scripts, for a GPU or a CPU alike, that differ by their knobs alone."""
+    scripts = []
+    for knobs in (before, after):
+        job = {name: knob.default for name, knob in KNOBS.items()}
+        job |= {name: value for name, value in knobs.items() if value is not None}
+        for name, value in automatic(job).items():
+            if job[name] is None:
+                job[name] = value
+        scripts.append(_filled(job, None, warmup=3, about=""))
+    return scripts[0], scripts[1]
+
+
+def _statements(code: str) -> list[str]:
+    """Return what a script sets up, and what its loop does, statement by statement."""
+    lines = code.split("\n")
+    tree = ast.parse(code)
+    main = next(node for node in tree.body if getattr(node, "name", "") == "main")
+    loop = next(node for node in main.body if isinstance(node, ast.For))
+    found = [node for node in tree.body if isinstance(node, ast.Assign)]
+    found += main.body[: main.body.index(loop)] + loop.body
+    texts = ["\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in found]
+    return [textwrap.dedent(text) for text in texts]
+
+
+def _warmup(job: Mapping[str, Any]) -> int:
+    """Return the steps to leave out of the throughput: those of prefetched batches, or a third."""
+    prefetched = job["num_workers"] * (job["prefetch_factor"] or PYTORCH_PREFETCH)
+    return max(1, min(max(3, prefetched), job["steps"] // 3))
+
+
+def _filled(job: Mapping[str, Any], threads: int | None, warmup: int, about: str) -> str:
+    """Return the template, filled in for a job."""
+    is_text = job["dataset"] == "text"
+    is_sorted = is_text and job["batching"] != "padded"
+    is_cuda = str(job["device"]).startswith("cuda")
+    is_plain = job["precision"] == "fp32"
+    scaler = job["precision"] == "fp16"
+    update = "scaler.step(optimizer)\nscaler.update()\n" if scaler else "optimizer.step()\n"
+    facts = {
+        "about": about,
+        "text": is_text,
+        "packed": is_sorted and job["batching"] == "packed",
+        "batching": job["batching"] if is_text else "padded",
+        "files": job["dataset"] in ("jpeg", "array"),
+        "random_used": is_sorted or (job["dataset"] == "jpeg" and job["augment"] > 0),
+        "several_epochs": is_text or job["steps"] * job["batch_size"] > EPOCH,
+        "x": "rows" if is_text else "images",
+        "y": "lengths" if is_text else "labels",
+        "threads": threads,
+        "gpu": job["device"] not in ("cpu", "auto"),
+        "plain_convolutions": is_cuda and is_plain and job["model"] not in ("mlp", "gpt"),
+        "collate": COLLATE.get(job["dataset"], "as_it_is"),
+        "made_of": DATASETS[job["dataset"]],
+        "loader": loader_call(job, **_order_and_collate(job)),
+        "model_name": MODELS[job["model"]],
+        "width": job["width"] or "...",
+        "depth": job["depth"] or "...",
+        "overlap": ", non_blocking=True" if job["non_blocking"] else "",
+        "model_and_targets": "model(tokens).flatten(0, 1), targets.flatten()"
+        if is_text
+        else "model(images), labels",
+        "dtype": DTYPES.get(job["precision"]),
+        "update": update + "optimizer.zero_grad()",
+        "graphs": job["compile"] in GRAPH_MODES,
+        "warmup": warmup,
+    }
+    return _template().render({**job, **facts})
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    """Return the template; jinja2 comes with PyTorch."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # it is Python, not HTML
+    )
+    return environment.from_string((DATA / TEMPLATE).read_text(encoding="utf-8"))
+
+
+def _order_and_collate(job: Mapping[str, Any]) -> dict[str, str]:
+    """Return the arguments of the loader, as code, that say what is in a batch."""
+    arguments = {"shuffle": "True"}
+    if job["dataset"] == "text" and job["batching"] != "padded":
+        arguments = {"batch_sampler": f"ByLength(dataset.documents, {job['batch_size']})"}
+    if job["stall_ms"]:
+        arguments["collate_fn"] = "SlowDisk()"
+    elif job["dataset"] != "jpeg":
+        arguments["collate_fn"] = COLLATE.get(job["dataset"], "as_it_is")
+    return arguments
+
+
+def loader_call(knobs: Mapping[str, Any], **more: str) -> str:
     """Return the call of a DataLoader with these settings; `more` are other arguments, as code."""
-    values = {name: knobs.get(name) for name in LOADER}
-    if values["prefetch_factor"] == PYTORCH_PREFETCH:
-        values["prefetch_factor"] = None
-    shown = {n: repr(v) for n, v in values.items() if n == "num_workers" or v not in (None, False)}
-    code = {"batch_size": shown.pop("batch_size"), **more, **shown}
-    arguments = ["dataset", *(f"{name}={value}" for name, value in code.items())]
-    return call_lines("DataLoader", arguments, len("loader"))
+    arguments = {"batch_size": repr(knobs["batch_size"]), **more}
+    if "batch_sampler" in more:
+        del arguments["batch_size"]
+    for name in LOADER[1:]:
+        value = knobs.get(name)
+        is_default = value in (None, False) or (name, value) == ("prefetch_factor", 2)
+        if name == "num_workers" or not is_default:
+            arguments[name] = repr(value)
+    written = [f"{name}={code}" for name, code in arguments.items()]
+    return call_lines("DataLoader", ["dataset", *written], len("loader"))
 
 
 def call_lines(call: str, arguments: list[str], name: int) -> str:
@@ -181,146 +290,6 @@ def call_lines(call: str, arguments: list[str], name: int) -> str:
     line = f"{call}({', '.join(arguments)})"
     if len(line) <= WIDTH - INDENT - len(" = ") - name:
         return line
-    one = f"    {', '.join(arguments)}\n"
-    each = "".join(f"    {argument},\n" for argument in arguments)
-    return f"{call}(\n{one if len(one) <= WIDTH - INDENT else each})"
-
-
-def _written(job: dict[str, Any], threads: int | None) -> str:
-    """Return all of the script but its title and imports."""
-    dataset, model, precision, parts = (
-        job[name] for name in ("dataset", "model", "precision", "accumulation_steps")
-    )
-    cuda = str(job["device"]).startswith("cuda")
-    workers, overlap = job["num_workers"], ", non_blocking=True" if job["non_blocking"] else ""
-    text, packed = dataset == "text", dataset == "text" and job["batching"] == "packed"
-    in_order = text and job["batching"] != "padded"  # batches of a length, or packed rows
-    given = {"shuffle": "True"}
-    if in_order:
-        given = {"sampler": f"ordered(dataset.documents, batch_size={job['batch_size']})"}
-    steps = job["steps"]
-    several = isinstance(steps, int) and steps * job["batch_size"] > _constant("EPOCH")
-    epochs = (text or several) and not in_order  # whose sampler never ends
-    collate = {"jpeg": "default_collate", "text": "padded"}.get(dataset, "as_it_is")
-    if job["stall_ms"] or dataset != "jpeg":
-        given["collate_fn"] = "SlowDisk()" if job["stall_ms"] else collate
-    lifted = {name: _lifted("data", name) for name in ("draw_image", "augmented")}
-    lifted |= {name: _lifted("text", name) for name in ("paragraphs", "next_bytes")}
-    lifted |= {"pack": _lifted("text", "packed"), "model_source": _model(MODELS.get(model, ""))}
-    sizes = [f"{name}={job[name] or '...'}" for name in ("width", "depth")]
-    if model == "gpt":
-        sizes += [f"vocabulary={_constant('VOCABULARY')}", "context=CONTEXT"]
-        sizes += ["packed=True"] if packed else []
-    else:
-        sizes += ["classes=CLASSES"] + ["image_px=PX"] * ("image_px" in lifted["model_source"])
-    known = {
-        **job, **lifted, "count": _constant("COUNT"), "classes": _constant("CLASSES"),
-        "epoch": _constant("EPOCH"), "epochs": epochs, "batches": "batches" if epochs else "loader",
-        **{name: dataset == name for name in DATASETS}, "threads": threads, "collate": collate,
-        **{name: precision == name for name in ("tf32", "fp16")},
-        "other_card": cuda and job["device"] not in ("cuda", "cuda:0"),
-        "plain_convs": cuda and precision == "fp32" and model not in ("mlp", "gpt"),
-        "files": dataset in ("jpeg", "array"), "in_memory": dataset in ("array", "sleep"),
-        "packed": packed, "sorted": in_order,
-        "x": "rows" if text else "images", "y": "lengths" if text else "labels",
-        "unit": "rows" if packed else "samples",
-        "model_and_targets": "model(tokens).flatten(0, 1), targets.flatten()"
-        if text else "model(images), labels",
-        "gpu": job["device"] not in ("cpu", "auto"), "dtype": DTYPES.get(precision),
-        "made_of": DATASETS.get(dataset), "loader": loader_call(job, **given),
-        "model_call": f"{MODELS.get(model, model)}({', '.join(sizes)})",
-        "mode": job["compile"] not in (None, "default"), "graphs": job["compile"] in GRAPH_MODES,
-        "overlap": overlap, "own_copy": overlap or job["prefetch_to_device"],
-        "parts": parts if parts > 1 else None, "some_workers": max(1, workers),
-        "warmup": max(3, workers * (job["prefetch_factor"] or PYTORCH_PREFETCH)),
-    }  # fmt: skip
-    blocks = []
-    for block in TEMPLATE.read_text(encoding="utf-8").split("#block")[1:]:
-        needed, _, text = block.partition("\n")
-        blocks += [_filled(text, known)] if _holds(needed, known) else []
-    return "\n\n\n".join(blocks) + "\n"
-
-
-def _filled(text: str, known: dict[str, Any]) -> str:
-    """Return a block with the lines that stay, filled in."""
-    lines = []
-    for line in text.strip("\n").split("\n"):
-        line, _, needed = line.partition("#if ")
-        if _holds(needed, known):
-            indent = "\n" + " " * (len(line) - len(line.lstrip()))
-            names = re.findall(r"<(\w+)>", line)
-            code = {name: _as_code(known.get(name)).replace("\n", indent) for name in names}
-            lines.append(re.sub(r"<(\w+)>", lambda m, code=code: code[m[1]], line.rstrip()))
-    return re.sub(r"\n +(?=\n)", "\n", "\n".join(lines))
-
-
-def _as_code(value: Any) -> str:
-    return f"{value:.10g}" if isinstance(value, float) else str(value)
-
-
-def _holds(needed: str, known: dict[str, Any]) -> bool:
-    return all(bool(known[name.lstrip("!")]) != name.startswith("!") for name in needed.split())
-
-
-@functools.cache
-def _bench(module: str) -> tuple[str, dict[str, ast.stmt]]:
-    """Return the text of a module of the bench, and what it defines, by name."""
-    text = (BENCH / f"{module}.py").read_text(encoding="utf-8")
-    defined = {}
-    for node in ast.parse(text).body:
-        names = node.targets if isinstance(node, ast.Assign) else [node]
-        defined |= {getattr(n, "name", getattr(n, "id", "")): node for n in names}
-    return text, defined
-
-
-def _constant(name: str) -> int:
-    return ast.literal_eval(_bench("data")[1][name].value)
-
-
-@functools.cache
-def _lifted(module: str, name: str) -> str:
-    """Return the source of a function or class of the bench; "" where it has none of the name."""
-    text, defined = _bench(module)
-    source = ast.get_source_segment(text, defined[name]) if name in defined else ""
-    constant = r"(?<=\[)VERSION\b|\bMOST\b"  # these are written out
-    return re.sub(constant, lambda m: ast.get_source_segment(text, defined[m[0]].value), source)
-
-
-def _model(name: str) -> str:
-    """Return the source of a model without what only generating text needs."""
-    names = ("Block", name) if name == "GPT" else (name,)
-    source = "\n\n\n".join(_lifted("models", each) for each in names)
-    for old, new in UNUSED:
-        source = source.replace(old, new)
-    return re.sub(r"\n *# A token behind a cache.*", "", source)
-
-
-def statements(knobs: dict[str, Any]) -> list[str]:
-    """Return what a pipeline's script sets up, and what its loop does, statement by statement."""
-    plain = {name: knob.default for name, knob in KNOBS.items()}
-    plain |= {"image_px": "...", "steps": "..."}  # chosen for the device
-    told = {name: value for name, value in knobs.items() if value is not None}
-    body = _written(plain | told, None)
-    lines = body.split("\n")
-    tree = ast.parse(body).body
-    main = next(node for node in tree if getattr(node, "name", "") == "main").body
-    at = next(place for place, node in enumerate(main) if isinstance(node, ast.For))
-    found = [node for node in tree if isinstance(node, ast.Assign)] + main[:at] + main[at].body
-    texts = ("\n".join(lines[n.lineno - 1 : n.end_lineno]) for n in found)
-    return [textwrap.dedent(text) for text in texts if "warm" not in text]  # that only measures
-
-
-def _imports(body: str) -> str:
-    """Return the imports of a script: of each module, the names that it uses."""
-    lines = []
-    for module, names in IMPORTS:
-        after = "" if module else r"\."  # a module is used as `random.x`, and not as `np.random.x`
-        pattern = rf"(?<!\.)\b{{}}\b{after}"
-        used = [n for n in names.split(", ") if re.search(pattern.format(n.split()[-1]), body)]
-        if "numpy" in names:
-            lines.append("")  # what Python has itself stands above
-        if module and used:
-            lines.append(f"from {module} import {', '.join(used)}")
-        elif not module:
-            lines += [f"import {name}" for name in used]
-    return "\n".join(lines)
+    together = f"    {', '.join(arguments)}\n"
+    one_each = "".join(f"    {argument},\n" for argument in arguments)
+    return f"{call}(\n{together if len(together) <= WIDTH - INDENT else one_each})"
