@@ -24,7 +24,7 @@ class Table:
     a button for each text in `copies`, which puts it on the clipboard.
     """
 
-    rows: Sequence[Sequence[Any]]
+    rows: Sequence[Sequence[object]]
     head: Sequence[str] = ()
     title: str = ""
     foot: Sequence[str] = ()
@@ -33,46 +33,54 @@ class Table:
     copies: Mapping[str, str] = field(default_factory=dict)  # {"PyTorch": what to type}
 
     def __str__(self) -> str:
-        lines = [list(map(_cell, row)) for row in ([self.head] if self.head else []) + [*self.rows]]
-        widths = [max(map(len, column)) for column in itertools.zip_longest(*lines, fillvalue="")]
-        text = []
-        for line in lines:
-            cells = zip(range(len(line)), line, widths, strict=False)
-            aligned = (x.ljust(w) if c in self.left else x.rjust(w) for c, x, w in cells)
-            text.append("  ".join(aligned).rstrip())
-        return "\n".join([*filter(None, [self.title]), *text, *filter(None, self.foot)])
+        rows = [self.head, *self.rows] if self.head else list(self.rows)
+        lines = [[_cell(value) for value in row] for row in rows]
+        columns = itertools.zip_longest(*lines, fillvalue="")
+        widths = [max(map(len, column)) for column in columns]
+        above = [self.title] if self.title else []
+        below = [line for line in self.foot if line]
+        return "\n".join([*above, *(self._aligned(line, widths) for line in lines), *below])
+
+    def _aligned(self, line: Sequence[str], widths: Sequence[int]) -> str:
+        """Return the cells of one row, each as wide as its column."""
+        cells = []
+        for column, cell in enumerate(line):
+            is_left = column in self.left
+            cells.append(cell.ljust(widths[column]) if is_left else cell.rjust(widths[column]))
+        return "  ".join(cells).rstrip()
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        def row(cells: Sequence[Any], tag: str) -> str:
-            sides = ["left" if c in self.left else "right" for c in range(len(cells))]
-            shown = (
-                f"<{tag} style='text-align:{html.escape(side)}'>{html.escape(_cell(cell))}</{tag}>"
-                for side, cell in zip(sides, cells, strict=True)
-            )
-            return f"<tr>{''.join(shown)}</tr>"
-
-        lines = [row(self.head, "th")] if self.head else []
-        lines += [row(cells, "th" if n in self.bold else "td") for n, cells in enumerate(self.rows)]
+        rows = [self._html_row(self.head, "th")] if self.head else []
+        for number, row in enumerate(self.rows):
+            rows.append(self._html_row(row, "th" if number in self.bold else "td"))
         title = f"<b>{html.escape(self.title)}</b>" if self.title else ""
-        below = "".join(
-            f"<div style='white-space:pre-wrap'><small>{html.escape(line)}</small></div>"
-            for line in self.foot
-        )
-        return f"{title}<table>{''.join(lines)}</table>{below}{copy_buttons(self.copies)}"
+        below = ""
+        for line in self.foot:
+            text = html.escape(line)
+            below += f"<div style='white-space:pre-wrap'><small>{text}</small></div>"
+        return f"{title}<table>{''.join(rows)}</table>{below}{copy_buttons(self.copies)}"
+
+    def _html_row(self, row: Sequence[object], tag: str) -> str:
+        cells = ""
+        for column, value in enumerate(row):
+            side = "left" if column in self.left else "right"
+            cells += f"<{tag} style='text-align:{side}'>{html.escape(_cell(value))}</{tag}>"
+        return f"<tr>{cells}</tr>"
 
 
 def copy_buttons(copies: Mapping[str, str]) -> str:
     """Return the HTML of a button for each {what: text to copy}."""
-    return "".join(
-        f"<button data-text='{html.escape(text)}' onclick='{COPY}'>copy as {what}</button> "
-        for what, text in copies.items()
-        if text
-    )
+    buttons = ""
+    for what, text in copies.items():
+        if text:
+            attributes = f"data-text='{html.escape(text)}' onclick='{COPY}'"
+            buttons += f"<button {attributes}>copy as {what}</button> "
+    return buttons
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     return "-" if value is None else str(value)
 
 
@@ -109,12 +117,16 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     shown = list(names[:most])
     if len(names) > most:
         shown.append(f"{len(names) - most} more")
-    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
+    if len(shown) < 2:
+        return "".join(shown)
+    return f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def percent(share: float | None) -> str | None:
     """Return a share in two digits: 26%, 5.6%; None of None."""
-    return share if share is None else f"{share:.{0 if share >= 0.0995 else 1}%}"
+    if share is None:
+        return None
+    return f"{share:.0%}" if share >= 0.0995 else f"{share:.1%}"
 
 
 def noise(spread: float, what: str = "throughput") -> str:

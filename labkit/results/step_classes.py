@@ -6,11 +6,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.results.event_shapes import MOST
 from labkit.results.steps import Steps
+
+if TYPE_CHECKING:
+    from labkit.results.run_log import RunLog
 
 # The system's account of the time in line falls short: in runs on two cores whose items do not wait
 # at all, this much of it came on top as "waiting" (0.62 to 0.69 in 12 runs, Linux 6.18).
@@ -38,11 +42,11 @@ class Timeline:
         """`passes` holds the number of the first step of each pass over a watched loader."""
         self.steps = steps
         self.count = len(steps)  # those that follow are none of this one's
-        self.size = self.count, len(passes)
+        self.size = (self.count, len(passes))
         self._zero_ns = int(steps.moments("asked", slice(0, 1))[0]) if self.count else 0
-        first = sorted({i for i in passes if 0 < i < self.count})
-        start = np.array([self._ns(i - 1)[0, 5] for i in first], dtype=np.int64)
-        asked = np.array([self._ns(i)[0, 0] for i in first], dtype=np.int64)
+        firsts = sorted({number for number in passes if 0 < number < self.count})
+        start = np.array([self._ns(number - 1)[0, 5] for number in firsts], dtype=np.int64)
+        asked = np.array([self._ns(number)[0, 0] for number in firsts], dtype=np.int64)
         end = np.maximum(start, asked)
         gone = np.cumsum(end - start)
         # Both (2 * pauses,): start and end of each pause, and how long all had lasted by then, ns
@@ -140,8 +144,9 @@ def split_steps(stamps: np.ndarray) -> np.ndarray:
     if len(stamps) < 2:
         return np.zeros((0, 5))
     asked, ready, copy_start, copy_end, busy_start, busy_end = stamps.T
-    end = np.maximum.accumulate(busy_end)
-    begin, end = np.minimum(end[:-1], end[1:]), end[1:]  # each step's window
+    ends = np.maximum.accumulate(busy_end)
+    begin = ends[:-1]  # each step's window
+    end = ends[1:]
     start = np.clip(busy_start[1:], begin, end)
     first = np.clip(copy_start[1:], begin, start)
     last = np.clip(copy_end[1:], first, start)
@@ -149,13 +154,22 @@ def split_steps(stamps: np.ndarray) -> np.ndarray:
     # been at a later step's data by then, so it is asked by time, not by step number. When it had
     # issued a step is known exactly on a CPU, and bounded by what came next elsewhere.
     issued = np.maximum(ready, np.minimum(busy_end, np.append(asked[1:], np.inf)))
-    wait, launch = (
-        busy_until(host, first) - busy_until(host, begin)
-        + busy_until(host, start) - busy_until(host, last)
-        for host in (np.column_stack([asked, ready]), np.column_stack([ready, issued]))
-    )  # fmt: skip
+    wait = _within_gap(np.column_stack([asked, ready]), begin, first, last, start)
+    launch = _within_gap(np.column_stack([ready, issued]), begin, first, last, start)
     other = (first - begin) + (start - last) - wait - launch
     return np.column_stack([wait, last - first, end - start, launch, np.maximum(other, 0.0)])
+
+
+def _within_gap(
+    host: np.ndarray, begin: np.ndarray, first: np.ndarray, last: np.ndarray, start: np.ndarray
+) -> np.ndarray:
+    """Return how long the host was at something (n, 2), s, in each step's gap but for its copy.
+
+    The gap goes from `begin` to `start`, the copy in it from `first` to `last`: (steps,) s each.
+    """
+    before_copy = busy_until(host, first) - busy_until(host, begin)
+    after_copy = busy_until(host, start) - busy_until(host, last)
+    return before_copy + after_copy
 
 
 @dataclass(frozen=True)
@@ -178,34 +192,44 @@ class ItemCosts:
     def only(self, keep: np.ndarray) -> ItemCosts:
         """Return the batches where the mask `keep` is true."""
         rows = np.flatnonzero(keep)
-        return ItemCosts(*([column[row] for row in rows] if isinstance(column, list)
-                           else column[rows] for column in vars(self).values()))  # fmt: skip
+        kept = []
+        for column in vars(self).values():
+            is_list = isinstance(column, list)
+            kept.append([column[row] for row in rows] if is_list else column[rows])
+        return ItemCosts(*kept)
 
 
-def item_costs(run: Any) -> ItemCosts | None:
+def item_costs(run: RunLog) -> ItemCosts | None:
     """Read what `run` measured of its items; None where it measured nothing (an older record)."""
     rows = [row for event in run.item_events for row in event["rows"] if _is_sound(row)]
     if not rows:
         return None
     rows.sort(key=lambda row: row[1])
-    table = np.array([row[:NUMBERS] for row in rows], dtype=float).T
-    cpu, wait, line, collate_cpu, collate_wait, collate_line, between = table[3:] / 1e6
+    columns = np.array([row[:NUMBERS] for row in rows], dtype=float).T
+    number, start, _samples = columns[:3]
+    cpu, wait, line, collate_cpu, collate_wait, collate_line, between = columns[3:] / 1e6
     return ItemCosts(
-        table[0].astype(int),
-        run.seconds(table[1]),
-        cpu,
-        np.maximum(0.0, wait - LINE_MISSED * line),
-        collate_cpu,
-        np.maximum(0.0, collate_wait - LINE_MISSED * collate_line),
-        between,
-        *([np.array(row[place]) / 1e6 for row in rows] for place in (-2, -1)),
+        number=number.astype(int),
+        start=run.seconds(start),
+        cpu=cpu,
+        wait=np.maximum(0.0, wait - LINE_MISSED * line),
+        collate_cpu=collate_cpu,
+        collate_wait=np.maximum(0.0, collate_wait - LINE_MISSED * collate_line),
+        between=between,
+        item_cpu=[np.array(row[-2]) / 1e6 for row in rows],
+        item_wait=[np.array(row[-1]) / 1e6 for row in rows],
     )
 
 
-def _is_sound(row: Any) -> bool:
+def _is_sound(row: object) -> bool:
+    """Return whether a row of the item timer has the numbers that it should have."""
     if not isinstance(row, list) or len(row) != NUMBERS + 2:
         return False
     *numbers, cpus, waits = row
-    pair = isinstance(cpus, list) and isinstance(waits, list) and len(cpus) == len(waits)
-    flat = [*numbers, *cpus, *waits] if pair else [None]
-    return all(type(n) in (int, float) and 0 <= n < 2**62 for n in flat)
+    if not isinstance(cpus, list) or not isinstance(waits, list) or len(cpus) != len(waits):
+        return False
+    return all(_is_time(value) for value in [*numbers, *cpus, *waits])
+
+
+def _is_time(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < MOST
