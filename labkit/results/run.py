@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.results.comparison import Comparison
 from labkit.results.event_log import of_one_moment
 from labkit.results.result import noise, percent
 from labkit.results.run_log import RunLog
 from labkit.results.step_classes import split_steps, unevenness
-from labkit.results.sweep import Comparison
 from labkit.spec import NOISY
 
 if TYPE_CHECKING:
