@@ -46,7 +46,8 @@ class Machine(Result):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Machine:
         """Build from a `machine` event; keys of other versions are left out."""
-        return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in known})
 
     @property
     def cores_text(self) -> str:
@@ -58,40 +59,53 @@ class Machine(Result):
     @property
     def line(self) -> str:
         """The machine in one line: the stamp under every number."""
-        plural = "" if self.threads == 1 else "s"
-        threads = f", model on {self.threads} thread{plural}" if self.kind == "cpu" else ""
-        unused = ""
-        if self.unused_gpu:
-            unused = f"; {self.unused_gpu.split(':')[0]}"
-            if wheel := re.search(r"whl/(\w+)", self.unused_gpu):
-                unused += f": install torch's wheel {wheel[1]} (lk.machine() has the command)"
+        threads = ""
+        if self.kind == "cpu":
+            threads = f", model on {self.threads} thread{'' if self.threads == 1 else 's'}"
         return (
             f"{self.name} ({self.kind.upper()}{threads}), {self.cores_text} CPU cores, "
-            f"torch {self.versions.get('torch', 'unknown')}{unused}"
+            f"torch {self.versions.get('torch', 'unknown')}{self._unused_text()}"
         )
+
+    def _unused_text(self) -> str:
+        """Say in short that a card is here and not used; "" where none is."""
+        if not self.unused_gpu:
+            return ""
+        text = f"; {self.unused_gpu.split(':')[0]}"
+        wheel = re.search(r"whl/(\w+)", self.unused_gpu)
+        if wheel:
+            text += f": install torch's wheel {wheel[1]} (lk.machine() has the command)"
+        return text
 
     def table(self) -> Table:
         """Return what is known of it, a line each."""
-        cpu = self.kind == "cpu"
-        small = SMALL_SHM if (self.shm_gib or 0.0) < LEAST_SHM_GIB else ""
-        why = f": {'GPU not used' if self.unused_gpu else 'no GPU here'}, the CPU is the device"
-        found = {
-            "device": f"{self.name} ({self.device}){why if cpu else ''}",
-            "GPU not used": self.unused_gpu,
-            "device memory": self.memory_gib and f"{self.memory_gib:.1f} GiB",
-            "SMs": self.sm_count,
-            "compute capability": self.compute_capability,
-            "driver": self.driver,
-            "PCIe link": self.pcie,
-            "CPU": not cpu and self.cpu_name,
-            "CPU cores": self.cores_text,
-            "model threads": cpu and self.threads,
-            "RAM": not cpu and self.ram_gib and f"{self.ram_gib:.1f} GiB",
-            "/dev/shm": self.shm_gib is not None and f"{self.shm_gib:.2f} GiB{small}",
-            "system": self.os,
-            "versions": ", ".join(f"{k} {v}" for k, v in self.versions.items() if v),
-        }
-        return Table([row for row in found.items() if row[1]], left=(0, 1))
+        lines = {"device": f"{self.name} ({self.device})", "GPU not used": self.unused_gpu}
+        if self.kind == "cpu":
+            why = "GPU not used" if self.unused_gpu else "no GPU here"
+            lines["device"] += f": {why}, the CPU is the device"
+        lines["device memory"] = _gib(self.memory_gib, 1)
+        lines["SMs"] = self.sm_count
+        lines["compute capability"] = self.compute_capability
+        lines["driver"] = self.driver
+        lines["PCIe link"] = self.pcie
+        if self.kind != "cpu":
+            lines["CPU"] = self.cpu_name
+        lines["CPU cores"] = self.cores_text
+        if self.kind == "cpu":
+            lines["model threads"] = self.threads
+        else:
+            lines["RAM"] = _gib(self.ram_gib, 1)
+        lines["/dev/shm"] = _gib(self.shm_gib, 2)
+        if self.shm_gib is not None and self.shm_gib < LEAST_SHM_GIB:
+            lines["/dev/shm"] += SMALL_SHM
+        lines["system"] = self.os
+        known = [f"{name} {version}" for name, version in self.versions.items() if version]
+        lines["versions"] = ", ".join(known)
+        return Table([(name, text) for name, text in lines.items() if text], left=(0, 1))
+
+
+def _gib(amount: float | None, digits: int) -> str | None:
+    return None if amount is None else f"{amount:.{digits}f} GiB"
 
 
 @functools.cache
@@ -122,10 +136,12 @@ SETTINGS = {  # of TrainingArguments: the knob of the Pipeline that each stands 
     "dataloader_prefetch_factor": "prefetch_factor",
     "per_device_train_batch_size": "batch_size",
     "gradient_accumulation_steps": "accumulation_steps",
-    **dict.fromkeys(("bf16", "tf32"), "precision"),
+    "bf16": "precision",
+    "tf32": "precision",
     "torch_compile": "compile",
     "fp16": "precision",
 }
+FORMATS = ("bf16", "tf32", "fp16")  # each a setting of its own
 
 
 class TrainingSettings(Result, dict):
@@ -140,8 +156,11 @@ class TrainingSettings(Result, dict):
 
     def table(self) -> Table:
         """Return each setting, the knob it stands for, and what this machine makes of it."""
-        knobs = {name: f"{k}={getattr(self.pipeline, k)!r}" for name, k in SETTINGS.items()}
-        rows = [(n, repr(v), knobs.get(n, ""), self.notes.get(n, "")) for n, v in self.items()]
+        rows = []
+        for name, value in self.items():
+            knob = SETTINGS.get(name)
+            origin = "" if knob is None else f"{knob}={getattr(self.pipeline, knob)!r}"
+            rows.append((name, repr(value), origin, self.notes.get(name, "")))
         head = ("TrainingArguments", "value", "knob of the Pipeline", "on this machine")
         return Table(rows, head=head, left=range(4))
 
@@ -153,29 +172,50 @@ def training_arguments(pipeline: Pipeline, here: Machine | None = None) -> Train
     reason in `.notes`. Knobs such as `channels_last` have no counterpart.
     """
     here = here or machine()
-    gpu = here.kind == "gpu" and here.device.startswith("cuda")
-    generation = int((here.compute_capability or "0").partition(".")[0])  # 0: not told, as of AMD's
-    ampere = gpu and generation >= 8
-    cannot = {  # {setting: (whether this machine cannot honour it, why)}
-        "dataloader_pin_memory": (
-            not gpu, "there is no CUDA device to copy to: it would gain nothing"),
-        "fp16": (not gpu, "no use on a CPU: it is slower"),
-        "torch_compile": (
-            not gpu and compiler() is None, "needs a C++ compiler on a CPU and found none"),
-        "bf16": (gpu and 0 < generation < 8, "needs an Ampere card or later"),
-        "tf32": (not ampere, "needs NVIDIA's Tensor Cores, Ampere or later, else it is refused"),
-    }  # fmt: skip
     settings = TrainingSettings({name: getattr(pipeline, knob) for name, knob in SETTINGS.items()})
-    settings |= {name: pipeline.precision == name for name in ("bf16", "tf32", "fp16")}
+    settings.pipeline = pipeline
+    settings.notes = {}
+    for name in FORMATS:
+        settings[name] = pipeline.precision == name
     settings["torch_compile"] = pipeline.compile is not None
-    notes = {name: why for name, (here_not, why) in cannot.items() if here_not and settings[name]}
-    settings |= dict.fromkeys(notes, False)
-    if not ampere:
+    for name, why in _not_honoured(here).items():
+        if settings[name]:
+            settings[name] = False
+            settings.notes[name] = why
+    if not _is_ampere(here):
         settings["tf32"] = None  # even False is refused there
     if pipeline.precision != "fp16":
         del settings["fp16"]
     if here.kind == "cpu":
         settings["use_cpu"] = True
-        notes["use_cpu"] = "said outright: without a GPU, bf16=True is refused unless it is"
-    settings.pipeline, settings.notes = pipeline, notes
+        settings.notes["use_cpu"] = "stated, because without a GPU bf16=True is refused otherwise"
     return settings
+
+
+def _not_honoured(here: Machine) -> dict[str, str]:
+    """Return {setting: why} of the settings that a machine cannot honour."""
+    why = {}
+    if not _is_cuda(here):
+        why["dataloader_pin_memory"] = "there is no CUDA device to copy to: it would gain nothing"
+        why["fp16"] = "no use on a CPU: it is slower"
+        if compiler() is None:
+            why["torch_compile"] = "needs a C++ compiler on a CPU and found none"
+    elif 0 < _generation(here) < 8:
+        why["bf16"] = "needs an Ampere card or later"
+    if not _is_ampere(here):
+        why["tf32"] = "needs NVIDIA's Tensor Cores, Ampere or later, else it is refused"
+    return why
+
+
+def _is_cuda(here: Machine) -> bool:
+    return here.kind == "gpu" and here.device.startswith("cuda")
+
+
+def _generation(here: Machine) -> int:
+    """Return the major compute capability; 0 where it is not known, as of AMD's cards."""
+    return int((here.compute_capability or "0").partition(".")[0])
+
+
+def _is_ampere(here: Machine) -> bool:
+    """Return whether it has an NVIDIA card of the Ampere generation or later."""
+    return _is_cuda(here) and _generation(here) >= 8

@@ -1,39 +1,75 @@
-"""Start what a spec describes in processes of its own; return what tells of it."""
+"""Start what a spec describes in processes of its own; return its result."""
 
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import labkit
 from labkit.process import folders, launcher
 from labkit.process.events import VERSION
-from labkit.results.event_log import EventLogResult
 from labkit.results.failures import with_remedy
-from labkit.results.library import kind_of
+from labkit.results.library import Loaded, kind_of
 from labkit.spec import Distributed
 
 
-def launch(
-    spec: Any, *, fault: str | None = None, after: list[str] | None = None, source: Any = None
-) -> EventLogResult:
-    """Start a Pipeline, a Grid or Distributed ranks apart from the kernel; or raise OSError.
+class Source(Protocol):
+    """Data of the reader's own, or a function, that the bench is to use."""
 
-    `fault` is planted in the bench (`labkit.bench.process.planted`), `after` a command that the
-    supervisor starts when the run is over; `source` (a tuner's Source) feeds the reader's dataset.
+    def place(self, folder: Path) -> dict[str, Any]:
+        """Write it to a run's folder; return what tells the bench of it, as JSON types."""
+        ...
+
+    def described(self, spec: Launched) -> dict[str, Any]:
+        """Return what the log's first event says of a spec that uses it."""
+        ...
+
+
+class Launched(Protocol):
+    """A spec of something that can be run: a Pipeline, a Grid, Distributed ranks."""
+
+    def to_spec(self) -> dict[str, Any]:
+        """Return what the log's first event says of it."""
+        ...
+
+
+def launch(
+    spec: Launched,
+    *,
+    fault: str | None = None,
+    after: list[str] | None = None,
+    source: Source | None = None,
+) -> Loaded:
+    """Start what a spec describes apart from the kernel; return its Run, Measurements or Ranks.
+
+    Args:
+        spec: A Pipeline, a Grid, Distributed ranks.
+        fault: Planted in the bench (`labkit.bench.process.planted`).
+        after: A command that the supervisor starts when the run is over.
+        source: Feeds the reader's own dataset, or function.
+
+    Raises:
+        OSError: No process could be started.
     """
     kind = launcher.RANKS if isinstance(spec, Distributed) else launcher.BENCH
-    what = spec.to_spec()
+    described = spec.to_spec()
     try:
         with launcher.starting(kind, after) as handle:
             folder = handle.folder
-            order = {"run": folder.name, "cache": str(folders.home()), "fault": fault, **what}
+            order = {"run": folder.name, "cache": str(folders.home()), "fault": fault, **described}
             if source is not None:
                 order["source"] = source.place(folder)
-                what = source.described(spec)
-            now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-            head = {"event": "spec", "version": VERSION, "run": folder.name, "utc": now}
-            handle.begin(order, {**head, "labkit": labkit.__version__, **what})
+                described = source.described(spec)
+            head = {
+                "event": "spec",
+                "version": VERSION,
+                "run": folder.name,
+                "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                "labkit": labkit.__version__,
+                **described,
+            }
+            handle.begin(order, head)
     except OSError as error:
         raise OSError(with_remedy(f"No run could be started: {error}.")) from error
-    return kind_of(what)(folder, process=handle)
+    return kind_of(described)(folder, process=handle)

@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import labkit
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
-from labkit.results.record import BROKEN, RecordError, event_on, opened, read_record
+from labkit.results.record import BROKEN, Event, RecordError, event_on, opened, read_record
 from labkit.results.result import Table
 from labkit.results.run import Run
 from labkit.results.shipped import Listing
@@ -27,28 +26,37 @@ from labkit.results.shipped import Listing
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 HEAD_BYTES = 32 * 1024  # of a record, unpacked: its spec and its machine stand in it
 LEAD_NS = 300_000_000  # of a replay, before the first step: what came earlier is there at once
+SUFFIX = ".jsonl.gz"
+MAX_SPEED = 1e6  # of a replay
+EXAMPLES = 8  # records that a listing names
+
+Loaded = Run | Measurements | Ranks
 
 
-def load(path: str | os.PathLike) -> Run | Measurements | Ranks:
+def load(path: str | os.PathLike[str]) -> Loaded:
     """Load a saved or recorded run; raises RecordError (a ValueError) on anything else."""
     return kind_of(_head(path).get("spec", {}))(Path(path), recorded=True)
 
 
-def kind_of(spec: dict[str, Any]) -> type[Run] | type[Measurements] | type[Ranks]:
+def kind_of(spec: Event) -> type[Run] | type[Measurements] | type[Ranks]:
     """Return what reads a log whose first event holds `spec`."""
     if spec.get("measure") or spec.get("experiment"):
         return Measurements
     return Ranks if spec.get("ranks") else Run
 
 
-def _head(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
+def _head(path: str | os.PathLike[str]) -> dict[str, Event]:
     """Return the first event of each name in a record; {} where it cannot be read."""
     try:
         with opened(path) as file:
-            events = map(event_on, reversed(file.read(HEAD_BYTES).split(b"\n")[:-1]))
-            return {event["event"]: event for event in events if event}
+            lines = file.read(HEAD_BYTES).split(b"\n")[:-1]
     except BROKEN:
         return {}
+    found: dict[str, Event] = {}
+    for event in map(event_on, lines):
+        if event is not None:
+            found.setdefault(event["event"], event)
+    return found
 
 
 @dataclass(frozen=True)
@@ -65,9 +73,13 @@ class Entry:
     experiment: bool  # measurements rather than steps
 
     HEAD = ("name", "what it shows", "RECORDED on", "date", "torch")
-    row = property(lambda e: (e.name, e.title, e.hardware, e.date, e.torch))
 
-    def load(self) -> Run | Measurements | Ranks:
+    @property
+    def row(self) -> tuple[str, ...]:
+        """Its cells in a listing's table."""
+        return (self.name, self.title, self.hardware, self.date, self.torch)
+
+    def load(self) -> Loaded:
         """Load it; it is marked RECORDED wherever it shows."""
         return load(self.path)
 
@@ -79,9 +91,11 @@ class Library(Listing):
         if not self:
             return "no recorded runs here"
         machines = " and ".join(sorted({entry.hardware for entry in self}))
-        some = ", ".join(entry.name for entry in self[:: max(1, len(self) // 8)])
+        some = self[:: max(1, len(self) // EXAMPLES)]
+        names = ", ".join(entry.name for entry in some)
+        runs = "1 run" if len(self) == 1 else f"{len(self)} runs"
         return (
-            f"{len(self)} run{'s' * (len(self) != 1)} RECORDED on {machines}, such as\n{some}.\n"
+            f"{runs} RECORDED on {machines}, such as\n{names}.\n"
             "lk.recorded(name) loads one, lk.replay(name) plays it; .table() lists them all."
         )
 
@@ -94,60 +108,87 @@ class Library(Listing):
 
 
 def recorded(
-    name: str | None = None, folder: str | os.PathLike | None = None
-) -> Library | Run | Measurements | Ranks:
+    name: str | None = None, folder: str | os.PathLike[str] | None = None
+) -> Library | Loaded:
     """List the recorded runs, or load the one called `name`; ValueError where it is not there.
 
     Of several machines a GPU's comes first; `"<machine>/<name>"` asks for one. `folder` is what
     `labkit record --out FOLDER` wrote; None: what comes with the package.
     """
-    folder = Path(folder) if folder is not None else Path(labkit.__file__).parent / "records"
-    files = [*folder.glob("*.jsonl.gz"), *folder.glob("*/*.jsonl.gz")] if folder.is_dir() else []
-    entries = [entry for file in files if (entry := _entry(file))]
-    found = Library(sorted(entries, key=lambda e: (e.kind != "gpu", e.hardware, e.name)))
+    found = _library(Path(labkit.__file__).parent / "records" if folder is None else Path(folder))
     if name is None:
         return found
     machine, _, plain = str(name).rpartition("/")
     if not NAME.fullmatch(plain) or (machine and not NAME.fullmatch(machine)):
         raise ValueError(f"recorded({name!r}): a name has letters, digits, - and _ only.")
-    matching = [e for e in found if e.name == plain and machine in ("", e.path.parent.name)]
-    if not matching:
-        known = ", ".join(dict.fromkeys(e.name for e in found)) or "none"
-        raise ValueError(f"Unknown record {name!r}; available: {known}.")
-    return matching[0].load()
+    for entry in found:
+        if entry.name == plain and machine in ("", entry.path.parent.name):
+            return entry.load()
+    known = ", ".join(dict.fromkeys(entry.name for entry in found)) or "none"
+    raise ValueError(f"Unknown record {name!r}; available: {known}.")
+
+
+def _library(folder: Path) -> Library:
+    """Return the recorded runs in a folder and in the folders directly below it."""
+    entries = []
+    if folder.is_dir():
+        for file in [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*/*{SUFFIX}")]:
+            entry = _entry(file)
+            if entry is not None:
+                entries.append(entry)
+    entries.sort(key=lambda entry: (entry.kind != "gpu", entry.hardware, entry.name))
+    return Library(entries)
 
 
 def _entry(file: Path) -> Entry | None:
-    name, head = file.name.removesuffix(".jsonl.gz"), _head(file)
-    spec, machine = head.get("spec"), head.get("machine")
+    """Return a record's entry in a listing, from its first events; None where it has none."""
+    name = file.name.removesuffix(SUFFIX)
+    head = _head(file)
+    spec = head.get("spec")
+    machine = head.get("machine")
     if not NAME.fullmatch(name) or spec is None or machine is None:
         return None
-    title, date = str(spec.get("title", ""))[:100], str(spec.get("utc", "unknown"))[:10]
-    torch = str(machine["versions"].get("torch", "unknown"))[:20]
-    hardware, experiment = machine["name"][:60], "measure" in spec or "experiment" in spec
-    return Entry(name, title, hardware, machine["kind"], date, torch, file, experiment)
+    return Entry(
+        name=name,
+        title=str(spec.get("title", ""))[:100],
+        hardware=machine["name"][:60],
+        kind=machine["kind"],
+        date=str(spec.get("utc", "unknown"))[:10],
+        torch=str(machine["versions"].get("torch", "unknown"))[:20],
+        path=file,
+        experiment="measure" in spec or "experiment" in spec,
+    )
 
 
 class Playback:
-    """Stands where a live run has its process and the tail of its log: gives events when due."""
+    """Stands in for the process of a live run and the tail of its log: gives events when due."""
 
-    def __init__(self, events: list[dict[str, Any]], speed: float, clock: Callable[[], float]):
-        self.speed, self.clock, self.begun = speed, clock, None
-        begin = next(e for e in events if e["event"] == "step")["t"][0] - LEAD_NS
-        due = [_end_ns(event) - begin for event in events]
-        last = max(at for at, e in zip(due, events, strict=True) if e["event"] == "step")
+    def __init__(self, events: list[Event], speed: float, clock: Callable[[], float]):
+        self.speed = speed
+        self.clock = clock
+        self.begun: float | None = None  # when the first events were read
+        steps = [event for event in events if event["event"] == "step"]
+        begin_ns = steps[0]["t"][0] - LEAD_NS
+        last_ns = max(map(_end_ns, steps)) - begin_ns
         # What came before the beginning or behind the last step is due with it
-        timed = [(min(max(at, 0), last), e) for at, e in zip(due, events, strict=True)]
-        self.left = collections.deque(sorted(timed, key=lambda pair: pair[0]))  # stable
-        self.alive = lambda: bool(self.left)
-        self.join = lambda: None  # there is no process to wait for
+        timed = [(min(max(_end_ns(event) - begin_ns, 0), last_ns), event) for event in events]
+        timed.sort(key=lambda pair: pair[0])  # stable
+        self.left = collections.deque(timed)  # (when it is due, ns; the event)
 
-    def read(self) -> list[dict[str, Any]]:
+    def alive(self) -> bool:
+        """Return whether more events follow."""
+        return bool(self.left)
+
+    def join(self) -> None:
+        """There is no process to wait for."""
+
+    def read(self) -> list[Event]:
         """Return the events whose time has come since the last call."""
         if self.begun is None:
             self.begun = self.clock()
-        now, found = (self.clock() - self.begun) * 1e9 * self.speed, []
-        while self.left and self.left[0][0] <= now:
+        now_ns = (self.clock() - self.begun) * 1e9 * self.speed
+        found = []
+        while self.left and self.left[0][0] <= now_ns:
             found.append(self.left.popleft()[1])
         return found
 
@@ -158,18 +199,20 @@ class Playback:
             self.left = collections.deque([(0, end)])
 
 
-def _end_ns(event: dict[str, Any]) -> int:
+def _end_ns(event: Event) -> int:
     if event["event"] == "step":
         return max(event["t"][3], (event.get("busy") or (0, 0))[1])
     return int(event.get("t_ns") or 0)
 
 
-def play(path: str | Path, speed: float = 1.0, clock: Callable[[], float] = time.monotonic) -> Run:
+def play(
+    path: str | os.PathLike[str], speed: float = 1.0, clock: Callable[[], float] = time.monotonic
+) -> Run:
     """Return a Run that grows like the recorded one did, `speed` times as fast.
 
     Raises RecordError where `path` is no record of a run, ValueError on a bad speed.
     """
-    if not isinstance(speed, (int, float)) or not 0 < speed <= 1e6:
+    if not isinstance(speed, (int, float)) or not 0 < speed <= MAX_SPEED:
         raise ValueError(f"speed={speed!r} is not allowed: use 1 for the real pace, 10 for faster.")
     events = read_record(path)
     if not any(event["event"] == "step" for event in events):

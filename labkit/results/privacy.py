@@ -9,20 +9,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 MASK = "***"
-SECRET_WORDS = frozenset(
-    [
-        "key",
-        "apikey",
-        "token",
-        "secret",
-        "password",
-        "passwd",
-        "pwd",
-        "credential",
-        "credentials",
-        "auth",
-    ]
-)
+SECRET_WORDS = {
+    "key", "apikey", "token", "secret", "password", "passwd", "pwd", "credential", "credentials",
+    "auth",
+}  # fmt: skip
 LOOKS_LIKE_A_KEY = re.compile(  # of OpenAI, Hugging Face, GitHub, AWS, Slack; a JSON web token
     r"\b(sk-|hf_|gh[pousr]_|github_pat_|AKIA|xox[abprs]-|eyJ)[\w.\-]{8,}"
 )
@@ -74,13 +64,15 @@ def anonymous(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _scrubbed(value: Any, user: str, numbers: dict[int, int]) -> Any:
+    """Return a value of JSON without what `anonymous` leaves out."""
     if isinstance(value, dict):
-        return {
-            key: numbers.setdefault(each, len(numbers) + 1)
-            if key == "pid" and isinstance(each, int)
-            else _scrubbed(each, user, numbers)
-            for key, each in value.items()
-        }
+        scrubbed = {}
+        for key, each in value.items():
+            if key == "pid" and isinstance(each, int):
+                scrubbed[key] = numbers.setdefault(each, len(numbers) + 1)
+            else:
+                scrubbed[key] = _scrubbed(each, user, numbers)
+        return scrubbed
     if isinstance(value, list):
         return [_scrubbed(each, user, numbers) for each in value]
     if not isinstance(value, str):

@@ -8,7 +8,10 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # By a figure's suffix: matplotlib's key for the program that drew it, and what that writes
 MARKS = {
@@ -22,7 +25,9 @@ class FileKept(FileExistsError, ValueError):
     """A file that is not labkit's own is not replaced unasked; the message names the remedy."""
 
 
-def check(path: str | os.PathLike, ours: Callable[[Path], bool], overwrite: bool = False) -> None:
+def check(
+    path: str | os.PathLike[str], ours: Callable[[Path], bool], overwrite: bool = False
+) -> None:
     """Raise FileKept where `path` is a file that has something in it and is not `ours`."""
     path = Path(path)
     if overwrite or not path.is_file() or path.stat().st_size == 0 or ours(path):
@@ -34,7 +39,7 @@ def check(path: str | os.PathLike, ours: Callable[[Path], bool], overwrite: bool
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike) -> Iterator[IO[bytes]]:
+def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """Give a file to write to, which takes the place of `path` when the block ends without error.
 
     Otherwise, on a full disk or an interrupt, what was at `path` stays as it was. Raises OSError.
@@ -56,7 +61,7 @@ def replacing(path: str | os.PathLike) -> Iterator[IO[bytes]]:
         raise
 
 
-def save_figure(figure: Any, path: str | os.PathLike, overwrite: bool = False) -> Path:
+def save_figure(figure: Figure, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
     """Write a matplotlib Figure to `path`, in the format of its suffix; return the path.
 
     Raises FileKept where another program's file is there, ValueError on an unknown suffix.
@@ -64,13 +69,13 @@ def save_figure(figure: Any, path: str | os.PathLike, overwrite: bool = False) -
     path = Path(path)
     check(path, is_figure, overwrite)
     suffix = path.suffix.lower()
-    known = {"metadata": {MARKS[suffix][0]: "labkit"}} if suffix in MARKS else {}
+    metadata = {MARKS[suffix][0]: "labkit"} if suffix in MARKS else None
     with replacing(path) as file:
-        figure.savefig(file, format=suffix.lstrip(".") or "png", **known)
+        figure.savefig(file, format=suffix.lstrip(".") or "png", metadata=metadata)
     return path
 
 
 def is_figure(path: Path) -> bool:
-    """Whether `save_figure` wrote the file; False for formats that hold no mark of it."""
+    """Return whether `save_figure` wrote the file; False for formats that hold no mark of it."""
     suffix = path.suffix.lower()
     return suffix in MARKS and MARKS[suffix][1] in path.read_bytes()

@@ -1,4 +1,4 @@
-"""What the package knows from elsewhere: the files of `labkit/data`, as listings; the glossary."""
+"""The files of `labkit/data`, as listings; the glossary."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import html
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import labkit
 from labkit.results.result import Result, Table
@@ -20,7 +20,7 @@ def entries(file: str) -> dict[str, Any]:
     return json.loads((DATA / file).read_text(encoding="utf-8"))
 
 
-def entry(file: str, name: Any, what: str) -> Any:
+def entry(file: str, name: str, what: str) -> Any:
     """Return one entry; ValueError says which there are, of `what`."""
     found = entries(file)
     if name not in found:
@@ -46,18 +46,22 @@ class Term(Result):
     notebook: str
     aka: list[str]  # other names of it
 
-    HEAD = ("term", "what it means", "notebook")
-    row = property(lambda self: (self.term, self.text, self.notebook))
+    HEAD: ClassVar = ("term", "what it means", "notebook")
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """Its cells in a listing's table."""
+        return (self.term, self.text, self.notebook)
 
     def table(self) -> Table:
         """Return the meaning, the link and the notebook."""
         return Table([(self.text,)], title=self.term, foot=(self.link, f"notebook {self.notebook}"))
 
     def _repr_html_(self) -> str:
-        told = (self.term, self.text, self.link, self.link.split("/")[2], self.notebook)
-        term, text, link, site, notebook = map(html.escape, told)
-        where = f"<a href='{link}'>{site}</a>, notebook {notebook}"
-        return f"<b>{term}</b>: {text} <small>{where}</small>"
+        site = html.escape(self.link.split("/")[2])
+        link = f"<a href='{html.escape(self.link)}'>{site}</a>"
+        where = f"<small>{link}, notebook {html.escape(self.notebook)}</small>"
+        return f"<b>{html.escape(self.term)}</b>: {html.escape(self.text)} {where}"
 
 
 def glossary(term: str | None = None) -> Term | Listing:
@@ -65,9 +69,15 @@ def glossary(term: str | None = None) -> Term | Listing:
     terms = [Term(name, **entry) for name, entry in entries("glossary.json").items()]
     if term is None:
         return Listing(terms)
-    known = {name.lower(): each for each in terms for name in (*each.aka, each.term)}
-    if (asked := " ".join(str(term).lower().split())) in known:
+    known = {}
+    for each in terms:
+        for name in (each.term, *each.aka):
+            known[name.lower()] = each
+    asked = " ".join(str(term).lower().split())
+    if asked in known:
         return known[asked]
     near = dict.fromkeys(known[name].term for name in difflib.get_close_matches(asked, known))
-    said = f"did you mean {' or '.join(map(repr, near))}?" if near else "lk.glossary() lists all."
-    raise ValueError(f"Unknown term {term!r}; {said}")
+    hint = "lk.glossary() lists all."
+    if near:
+        hint = f"did you mean {' or '.join(map(repr, near))}?"
+    raise ValueError(f"Unknown term {term!r}; {hint}")
