@@ -11,11 +11,18 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-NO = object()  # a value that is not allowed
-WORDS = {"bool": "True or False", "dict": "a dict", "int": "a whole number", "float": "a number",
-         "str": "a text"}  # fmt: skip
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+WORDS = {
+    "bool": "True or False",
+    "dict": "a dict",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+}
 SWITCHES = dict.fromkeys(("true", "yes", "1", "on"), True)
 SWITCHES |= dict.fromkeys(("false", "no", "0", "off"), False)
 
@@ -50,35 +57,44 @@ class Knob:
         words += ", or a list of them" if self.each else ""
         return f"{words}, or None ({self.auto})" if self.auto else words
 
+    @property
+    def takes_none(self) -> bool:
+        """Whether None is a value of it: a choice, or left to the machine."""
+        return bool(self.auto) or None in (self.choices or ())
+
     def check(self, value: Any) -> Any:
         """Return `value` as this knob stores it; raise ValueError if it is not allowed."""
-        if value is None and self.auto:
+        if value is None and self.takes_none:
             return None
         if self.each and isinstance(value, (list, tuple)):
             if not value:
                 raise ValueError(f"{self.name}=[] is not allowed: use at least one value.")
             return [replace(self, each=False, auto="").check(one) for one in value]
-        if self.choices:
-            stored = value if any(value is one or value == one for one in self.choices) else NO
-        elif self.kind in ("int", "float"):
-            stored = _number(value, whole=self.kind == "int")
-            stored = NO if stored is None or not self.low <= stored <= self.high else stored
-        elif self.kind == "bool":
-            stored = bool(value) if isinstance(value, int) and value in (0, 1) else NO
-        elif self.kind == "dict":
-            stored = value if isinstance(value, Mapping) else NO
-        else:
-            fits = isinstance(value, str) and (not self.pattern or self.pattern.fullmatch(value))
-            stored = value if fits else NO
-        if stored is NO:
+        stored = self._stored(value)
+        if stored is None:
             raise ValueError(f"{self.name}={value!r} is not allowed: use {self.allowed}.")
         return stored
+
+    def _stored(self, value: Any) -> Any:
+        """Return `value` as this knob stores it; None where it is not allowed."""
+        if self.choices:
+            is_one = any(value is choice or value == choice for choice in self.choices)
+            return value if is_one else None
+        if self.kind in ("int", "float"):
+            number = _number(value, whole=self.kind == "int")
+            return number if number is not None and self.low <= number <= self.high else None
+        if self.kind == "bool":
+            return bool(value) if isinstance(value, int) and value in (0, 1) else None
+        if self.kind == "dict":
+            return value if isinstance(value, Mapping) else None
+        fits = isinstance(value, str) and (not self.pattern or self.pattern.fullmatch(value))
+        return value if fits else None
 
     def parse(self, text: str) -> Any:
         """Read the knob from the command line; raise ValueError as `check` does."""
         if text.lower() == "off" and self.kind == "float" and self.low == 0:
             return 0.0  # a delay; None would leave it to the machine
-        if text.lower() in ("none", "auto", "off") and (self.auto or None in (self.choices or ())):
+        if text.lower() in ("none", "auto", "off") and self.takes_none:
             return None
         if self.each and "," in text:
             return [replace(self, each=False).parse(one.strip()) for one in text.split(",")]
@@ -111,16 +127,16 @@ class Spec:
 
     knobs: ClassVar[dict[str, Knob]] = {}  # filled by `declares_knobs`
 
-    def __new__(cls, *args: Any, **values: Any) -> Any:
+    def __new__(cls, *args: Any, **values: Any) -> Self:
         """Refuse a name that is no knob with a ValueError that suggests the nearest one."""
-        check_names(values, {f.name for f in fields(cls)})
+        check_names(values, [each.name for each in fields(cls)])
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name, rule in self.knobs.items():
             object.__setattr__(self, name, rule.check(getattr(self, name)))
 
-    def but(self, **changes: Any) -> Any:
+    def but(self, **changes: Any) -> Self:
         """Return a copy with some knobs changed; raises ValueError on a bad one."""
         return replace(self, **changes)
 
@@ -130,17 +146,24 @@ class Spec:
 
     def changed(self) -> dict[str, Any]:
         """Return the knobs that differ from their defaults."""
-        return {n: v for n, v in self.to_dict().items() if v != self.knobs[n].default}
+        values = self.to_dict()
+        return {name: value for name, value in values.items() if value != self.knobs[name].default}
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.changed().items())
         return f"{type(self).__name__}({shown})"
 
 
-def declares_knobs(spec: type) -> type:
+SpecType = TypeVar("SpecType", bound=type[Spec])
+
+
+def declares_knobs(spec: SpecType) -> SpecType:
     """Collect the knobs among a spec's fields."""
-    declared = [f for f in fields(spec) if "help" in f.metadata]
-    spec.knobs = {f.name: Knob(name=f.name, default=f.default, **f.metadata) for f in declared}
+    spec.knobs = {
+        each.name: Knob(name=each.name, default=each.default, **each.metadata)
+        for each in fields(spec)
+        if "help" in each.metadata
+    }
     return spec
 
 

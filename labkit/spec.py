@@ -17,7 +17,9 @@ from labkit.knobs import Knob, Spec, check_names, declares_knobs, knob
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,2})?")
 STEP_KNOBS = ("precision", "compile", "channels_last", "fused_optimizer")  # of any training step
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: these record CUDA graphs
-OF_IMAGES, OF_TEXT = ("image_px", "augment", "channels_last"), ("context", "batching")
+OF_IMAGES = ("image_px", "augment", "channels_last")  # knobs without a meaning for text
+OF_TEXT = ("context", "batching")  # and for images
+OF_WORKERS = ("prefetch_factor", "persistent_workers")
 SIZE = {"kind": "int", "low": 1, "auto": "chosen for the device"}
 NOISY = 0.10  # IQR over median above which a measurement is noisy, as in torch.utils.benchmark
 
@@ -121,16 +123,20 @@ class Pipeline(Spec):
                 "and model='gpt' go together, and the other models take images."
             )
         needs = "images" if is_text else "dataset='text'"
-        why = f"is for {needs} and this is dataset={self.dataset!r}: leave"
-        useless = dict.fromkeys(OF_IMAGES if is_text else OF_TEXT, why)
+        for name in OF_IMAGES if is_text else OF_TEXT:
+            self._refuse_if_set(name, f"is for {needs} and this is dataset={self.dataset!r}: leave")
         if self.num_workers == 0:
             why = "needs loader workers and num_workers=0 has none: use num_workers of 1 or more, "
-            useless |= dict.fromkeys(("prefetch_factor", "persistent_workers"), f"{why}or leave")
-        for name, why in useless.items():
-            value, plain = getattr(self, name), KNOBS[name].default
-            filled_in = name == "image_px" and value == PX
-            if value != plain and not filled_in:
-                raise ValueError(f"{name}={value!r} {why} {name}={plain!r}.")
+            for name in OF_WORKERS:
+                self._refuse_if_set(name, f"{why}or leave")
+
+    def _refuse_if_set(self, name: str, why: str) -> None:
+        """Raise ValueError where a knob that has no use here is not left at its default."""
+        value = getattr(self, name)
+        default = KNOBS[name].default
+        is_filled_in = name == "image_px" and value == PX  # as in the record of a run
+        if value != default and not is_filled_in:
+            raise ValueError(f"{name}={value!r} {why} {name}={default!r}.")
 
     def to_spec(self) -> dict[str, Any]:
         """Return what the first event of its run's log says of it."""
@@ -140,7 +146,7 @@ class Pipeline(Spec):
         """Return every knob, with the values of `automatic` in place of None."""
         knobs = self.to_dict()
         known = automatic(knobs, gpu, cores)
-        return {n: known.get(n) if v is None else v for n, v in knobs.items()}
+        return {name: known.get(name) if value is None else value for name, value in knobs.items()}
 
     def __str__(self) -> str:
         """Return the knobs that were changed, and below them what it computes on which device."""
@@ -166,18 +172,21 @@ class Pipeline(Spec):
     @property
     def simulated_delay(self) -> str:
         """The sleeps that stand in for something slow, in words; "" without any."""
-        slept = [
-            self.dataset == "sleep" and self.prep_ms and f"prep_ms={self.prep_ms:g} per batch",
-            self.io_ms and f"io_ms={self.io_ms:g} per item",
-            self.stall_ms and f"stall_ms={self.stall_ms:g} every {self.stall_every} batches",
-        ]
-        return ", ".join(filter(None, slept))
+        slept = []
+        if self.dataset == "sleep" and self.prep_ms:
+            slept.append(f"prep_ms={self.prep_ms:g} per batch")
+        if self.io_ms:
+            slept.append(f"io_ms={self.io_ms:g} per item")
+        if self.stall_ms:
+            slept.append(f"stall_ms={self.stall_ms:g} every {self.stall_every} batches")
+        return ", ".join(slept)
 
 
 KNOBS: dict[str, Knob] = Pipeline.knobs
 
-
-PX, STEPS, STEPS_ON_GPU = 48, 80, 400
+PX = 48  # edge of the default's images on a CPU
+STEPS = 80
+STEPS_ON_GPU = 400
 # Edge of the default's images on a GPU, px, by the least number of CPU cores. A core prepares one
 # of 48 px in 0.5 ms, of 128 px in 2.5 ms and of 224 px in 7.3 ms (measured): 0.16 ms and 0.14 µs a
 # pixel. A batch of 16 takes longer than a step of 10 ms, and as many workers as cores keep up
@@ -202,17 +211,26 @@ def automatic(knobs: Mapping[str, Any], gpu: bool = False, cores: int = 0) -> di
 
 def parse_settings(settings: list[str]) -> dict[str, Any]:
     """Read `knob=value` strings from a command line; raise ValueError on a bad one."""
-    if bad := [setting for setting in settings if "=" not in setting]:
-        raise ValueError(f"{bad[0]!r} is not a setting: write knob=value.")
-    texts = dict(setting.split("=", 1) for setting in settings)
+    texts = {}
+    for setting in settings:
+        if "=" not in setting:
+            raise ValueError(f"{setting!r} is not a setting: write knob=value.")
+        name, text = setting.split("=", 1)
+        texts[name] = text
     check_names(texts, KNOBS)
     return {name: KNOBS[name].parse(text) for name, text in texts.items()}
 
 
 def compiler() -> str | None:
     """Return the path of the C++ compiler that torch.compile uses on a CPU; None without one."""
-    names = ("cl",) if sys.platform == "win32" else (os.environ.get("CXX", "g++"), "g++", "clang++")
-    return next(filter(None, map(shutil.which, names)), None)
+    names = [os.environ.get("CXX", "g++"), "g++", "clang++"]
+    if sys.platform == "win32":
+        names = ["cl"]
+    for name in names:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    return None
 
 
 TIMED = ("ms", "iqr_ms", "noisy", "tflops", "gib_s", "error")  # columns that the bench adds
@@ -231,14 +249,16 @@ class Grid:
     values: Mapping[str, list[Any]]
     device: str = "auto"  # as the knob of a Pipeline
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         KNOBS["device"].check(self.device)
         check_names(self.values, self.arguments, f"argument of {self.name}:")
-        if missing := [name for name in self.needed if name not in self.values]:
+        missing = [name for name in self.needed if name not in self.values]
+        if missing:
             give = ", ".join(f"{name}=[...]" for name in missing)
             raise ValueError(f"{self.name} takes {', '.join(missing)} too: give {give}.")
-        if empty := [name for name, values in self.values.items() if not values]:
-            raise ValueError(f"{empty[0]}=[] has no value: there is nothing to measure.")
+        for name, values in self.values.items():
+            if not values:
+                raise ValueError(f"{name}=[] has no value: there is nothing to measure.")
 
     @property
     def points(self) -> list[dict[str, Any]]:
@@ -278,7 +298,7 @@ class Distributed(Spec):
     starve: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # {rank: {knob: value}}
     rendezvous: Mapping[str, Any] = field(default_factory=dict)  # of several machines
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not isinstance(self.pipeline, Pipeline):
             raise ValueError(f"pipeline={self.pipeline!r}: give a labkit.Pipeline.")
         super().__post_init__()
@@ -287,26 +307,36 @@ class Distributed(Spec):
                 f"device={self.pipeline.device!r}: ranks have a device each; use 'auto', 'cpu' or "
                 "'cuda' (CUDA_VISIBLE_DEVICES chooses the cards)."
             )
-        check_names(self.rendezvous, RENDEZVOUS, "torchrun rendezvous option")
-        for name, value in self.rendezvous.items():
-            whole = name in ("nnodes", "node_rank", "master_port")
-            if not re.fullmatch(r"\d+" if whole else r"\S+", str(value)):
-                use = "use a whole number" if whole else RENDEZVOUS[name]
-                raise ValueError(f"{name}={value!r} is not allowed: {use}.")
-        several = int(self.rendezvous.get("nnodes", 1)) > 1
-        for rank, knobs in self.starve.items():
-            if not isinstance(rank, int) or rank < 0 or (rank >= self.ranks and not several):
-                raise ValueError(f"starve={{{rank!r}: ...}}: use ranks 0 to {self.ranks - 1}.")
-            check_names(knobs, STARVING, "knob of the loader's speed in starve:")
-            self.pipeline.but(**knobs)  # checks the values
+        self._check_rendezvous()
+        self._check_starve()
         if sys.platform == "win32":
             raise RuntimeError(
                 "Distributed runs need Linux or macOS: PyTorch's launcher (torchrun) does not "
                 "start on Windows as installed. Use WSL, or lk.run for one process."
             )
 
+    def _check_rendezvous(self) -> None:
+        check_names(self.rendezvous, RENDEZVOUS, "torchrun rendezvous option")
+        for name, value in self.rendezvous.items():
+            is_whole = name in ("nnodes", "node_rank", "master_port")
+            if not re.fullmatch(r"\d+" if is_whole else r"\S+", str(value)):
+                use = "use a whole number" if is_whole else RENDEZVOUS[name]
+                raise ValueError(f"{name}={value!r} is not allowed: {use}.")
+
+    def _check_starve(self) -> None:
+        several_machines = int(self.rendezvous.get("nnodes", 1)) > 1
+        for rank, knobs in self.starve.items():
+            is_rank = isinstance(rank, int) and rank >= 0
+            if not is_rank or (rank >= self.ranks and not several_machines):
+                raise ValueError(f"starve={{{rank!r}: ...}}: use ranks 0 to {self.ranks - 1}.")
+            check_names(knobs, STARVING, "knob of the loader's speed in starve:")
+            self.pipeline.but(**knobs)  # checks the values
+
     def to_spec(self) -> dict[str, Any]:
         """Return what the log's first event says of it."""
-        starve = {str(rank): dict(knobs) for rank, knobs in self.starve.items()}
-        more = {"starve": starve, "rendezvous": dict(self.rendezvous)}
-        return {"pipeline": self.pipeline.to_dict(), **self.to_dict(), **more}
+        return {
+            "pipeline": self.pipeline.to_dict(),
+            **self.to_dict(),
+            "starve": {str(rank): dict(knobs) for rank, knobs in self.starve.items()},
+            "rendezvous": dict(self.rendezvous),
+        }
