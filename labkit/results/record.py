@@ -241,6 +241,12 @@ class Watched:
             is_plain = isinstance(value, (bool, int)) or value in (knob.choices or ())
             setattr(self, name, value if is_plain else None)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Watched) and self.changed() == other.changed()
+
+    def __hash__(self) -> int:
+        return hash(repr(self.changed()))
+
     def to_dict(self) -> dict[str, Any]:
         """Return every knob of a Pipeline; None where this loop's value is not known."""
         return {name: getattr(self, name) for name in KNOBS}
