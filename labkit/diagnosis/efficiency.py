@@ -8,18 +8,24 @@ the traffic (both counted in `labkit.bench.flops`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.datasheets import card
 from labkit.diagnosis.facts import Facts, Finding
 from labkit.results.event_log import of_one_moment
-from labkit.results.result import percent
+from labkit.results.hardware import Machine
+from labkit.results.result import Result, Table, percent
+
+if TYPE_CHECKING:
+    from labkit.results.measurements import Measurements
 
 NO_PEAK = 1.25  # 3x3 kernels on 8x8 pixels, an eighth of whose products are with padding, and 10 %
 LARGER = "Raise the batch or the width: more arithmetic for each launch and each byte."
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+BANDWIDTH = "bandwidth"  # what `labkit.bench.peaks` calls memory's rate
+ROOFS = (BANDWIDTH, "fp32", "tf32", "fp16", "bf16")  # what `lk.peaks` measures
 
 
 @dataclass(frozen=True)
@@ -37,29 +43,82 @@ class Peak:
         return self.byte_per_s and self.flop_per_s / self.byte_per_s
 
     def __str__(self) -> str:
-        scale, unit = next((s for s in SCALES if self.flop_per_s >= s[0]), SCALES[-1])
-        rate = f"{self.flop_per_s / scale:.3g} {unit}FLOP/s"
         memory = f", {self.byte_per_s / 1e9:.4g} GB/s" if self.byte_per_s else ""
+        rate = in_words(self.flop_per_s)
         return f"{rate} in {self.precision.upper()}{memory}, {self.source}"
+
+
+def in_words(flop_per_s: float) -> str:
+    """Return a rate with its unit: "93.3 GFLOP/s"."""
+    scale, unit = next((each for each in SCALES if flop_per_s >= each[0]), SCALES[-1])
+    return f"{flop_per_s / scale:.3g} {unit}FLOP/s"
+
+
+@dataclass(frozen=True, repr=False)
+class Peaks(Result):
+    """What a device was measured to reach, on one day: of memory, and in each number format."""
+
+    machine: Machine
+    day: str
+    gb_per_s: float | None  # of its memory, 10^9 byte/s
+    tflop_per_s: dict[str, float]  # 10^12 FLOP/s by format, of large matrix products
+    missing: dict[str, str] = field(default_factory=dict)  # why a rate was not measured
+
+    @classmethod
+    def of(cls, measured: Measurements) -> Peaks:
+        """Build from the rows that `lk.peaks` measured."""
+        rows = measured.rows.drop_duplicates("of", keep="last").set_index("of")
+        known = rows[rows["error"].isna()]
+        rates = known["per_s"].astype(float).to_dict()
+        memory = rates.pop(BANDWIDTH, None)
+        return cls(
+            machine=replace(measured.machine, threads=int(known["threads"].iloc[0])),
+            day=known["day"].max(),
+            gb_per_s=memory and memory / 1e9,
+            tflop_per_s={name: rate / 1e12 for name, rate in rates.items()},
+            missing=dict(rows["error"].dropna().str.removeprefix("skipped: ")),
+        )
+
+    def ridge(self, precision: str = "fp32") -> float | None:
+        """Return the FLOP/byte from which compute, not memory, is the limit in a format."""
+        return self.gb_per_s and self.tflop_per_s[precision] * 1e3 / self.gb_per_s
+
+    def table(self) -> Table:
+        """Return a row for each rate, with the format's ridge."""
+        memory = self.gb_per_s and f"{self.gb_per_s:,.4g} GB/s"
+        rows = [("memory", memory, "")]
+        for name, rate in self.tflop_per_s.items():
+            ridge = self.gb_per_s and f"{self.ridge(name):,.3g} FLOP/byte"
+            rows.append((name, in_words(rate * 1e12), ridge))
+        return Table(
+            rows,
+            head=("", "measured", "ridge"),
+            title=f"{self.machine.line}, on {self.day}",
+            foot=[f"{name}: {why}" for name, why in self.missing.items()],
+        )
 
 
 @of_one_moment
 def peak(run: Any) -> Peak | None:
     """Return the peak of a run's device: a listed GPU's data sheet's, dense, in its precision.
 
-    Else the roof that `lk.measure("roofline")` had found there before the run began, or None.
+    Else what `lk.peaks()` had measured there, on as many threads, before the run ended; or None.
     """
-    work, machine = run.event("work"), run.machine
+    work = run.event("work")
+    machine = run.machine
     if work is None:
         return None
-    kind, sheet = work["precision"], card(machine.name) if machine.kind == "gpu" else None
+    kind = work["precision"]
+    sheet = card(machine.name) if machine.kind == "gpu" else None
     if sheet and kind in sheet.tflop_per_s:
-        rate, source = sheet.tflop_per_s[kind] * 1e12, f"data sheet of {sheet.name}"
-        return Peak(rate, sheet.gb_per_s * 1e9, kind, source)
-    roof, threads = work.get("roof") or {}, machine.threads if machine.kind == "cpu" else None
-    on = f", {threads} thread{'' if threads == 1 else 's'}" if threads else ""
-    source = f"measured {f'on {machine.name}' if run.recorded else 'here'} (roofline{on})"
-    return Peak(roof[kind], roof.get("bandwidth"), kind, source) if roof.get(kind) else None
+        rate = sheet.tflop_per_s[kind] * 1e12
+        return Peak(rate, sheet.gb_per_s * 1e9, kind, f"data sheet of {sheet.name}")
+    rates = work.get("roof") or {}
+    if not rates.get(kind):
+        return None
+    place = f"on {machine.name}" if run.recorded else "here"
+    source = f"measured {place}{on_threads(machine)}"
+    return Peak(rates[kind], rates.get(BANDWIDTH), kind, source)
 
 
 def mfu(run: Any) -> float | None:
@@ -96,26 +155,29 @@ def per_sample(run: Any, what: str = "flops") -> float | None:
     return work[what] / work["samples"] if work and work["samples"] > 0 else None
 
 
-def mfu_against(run: Any, roof: Any) -> float | None:
-    """Return the MFU against `roof`: a `lk.roofline(...)`, its measurements, or FLOP/s.
+def mfu_against(run: Any, against: Peaks | float) -> float | None:
+    """Return the MFU against what `lk.peaks()` measured, or against a rate in FLOP/s.
 
-    ValueError: it is that of another device, of other threads, or lacks the run's precision.
+    ValueError: the peaks are of another device, of other threads, or lack the run's precision.
     """
-    if isinstance(roof, (int, float)):
-        return share(run, "flops", roof)
-    measured, kind = getattr(roof, "measured", roof), (run.event("work") or {}).get("precision")
-    there, here = (
-        f"{m.name} on {m.threads} threads" if m.kind == "cpu" else m.name
-        for m in (measured.machine, run.machine)
-    )
-    products = (p for p in measured.where(format=kind) if p.of != "convolution")
-    points = [p for p in products if p.flops and len(p.seconds)]
-    if there != here or (kind and not points):
+    if isinstance(against, (int, float)):
+        return share(run, "flops", against)
+    kind = (run.event("work") or {}).get("precision")
+    here = f"{run.machine.name}{on_threads(run.machine)}"
+    there = f"{against.machine.name}{on_threads(against.machine)}"
+    if there != here or (kind and kind not in against.tflop_per_s):
         raise ValueError(
-            f"the run is of {here} in {kind}, and the roof of {there} has no such product: "
-            f"lk.measure('roofline', threads={run.machine.threads}, formats={kind!r}) there."
+            f"the run is of {here} in {kind}, and the peaks are of {there} in "
+            f"{', '.join(against.tflop_per_s)}: use lk.peaks(threads={run.machine.threads}) there."
         )
-    return share(run, "flops", max((p.flops / p.seconds[0] for p in points), default=None))
+    return share(run, "flops", kind and against.tflop_per_s[kind] * 1e12)
+
+
+def on_threads(machine: Machine) -> str:
+    """Return on how many threads a CPU computes: " on 2 threads"; "" for a GPU."""
+    if machine.kind != "cpu" or not machine.threads:
+        return ""
+    return f" on {machine.threads} thread{'' if machine.threads == 1 else 's'}"
 
 
 def with_low_mfu(run: Any, facts: Facts, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
