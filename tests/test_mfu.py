@@ -132,6 +132,7 @@ def test_what_is_unknown_is_none_and_where_it_stands_is_a_dash(tmp_path):
     found = Peaks(known.machine, "2026-01-01", 50.0, {"fp32": known.peak.flop_per_s * 2e-12})
     assert known.mfu_against(found) == pytest.approx(0.13)
     assert known.mfu_against(known.peak.flop_per_s * 2) == pytest.approx(0.13)
+    assert "noisy: fp32; on a quiet machine" in str(replace(found, varied=("fp32",)))
     with pytest.raises(ValueError, match=r"lk.peaks\(threads=1\)"):
         with_work("precision-fp32", tmp_path, precision="tf32").mfu_against(found)
     with pytest.raises(ValueError, match="on 2 threads"):
@@ -142,10 +143,14 @@ def test_a_peak_is_measured_once_a_day_or_again_when_asked(monkeypatch, tmp_path
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
     rates = iter([9.0, 8.0, 7.0])
     monkeypatch.setattr(peaks, "product_rate", lambda bench, of: next(rates))
+    bench = Bench(CPU)
+    bench.rows.append({"seconds": [1.0, 2.0, 3.0]})
 
     def asked_on(day, **how):
         monkeypatch.setattr(peaks, "date", SimpleNamespace(today=lambda: date(2026, 1, day)))
-        return peaks.measured(Bench(CPU), "fp32", **how)["per_s"]
+        found = peaks.measured(bench, "fp32", **how)
+        assert found["varied"]
+        return found["per_s"]
 
     assert peaks.kept(CPU) is None
     assert [asked_on(1), asked_on(1), asked_on(1, again=True), asked_on(2)] == [9, 9, 8, 7]

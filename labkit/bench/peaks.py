@@ -40,17 +40,20 @@ def measured(
 ) -> dict[str, object]:
     """Return the rate of memory (`BANDWIDTH`, byte/s) or of products in a format (FLOP/s).
 
-    Today's rate is returned as it was kept, unless `again`. `threads` of a CPU: None leaves those
-    that a run computes on.
+    With the day, and whether times `varied` as they do where others use the machine. Today's rate
+    is returned as it was kept, unless `again`. `threads` of a CPU: None leaves those of a run.
     """
+    from labkit.bench.measure import noisy  # which a run, that only reads what is kept, needs not
+
     if threads is not None:
         torch.set_num_threads(threads)
     today = date.today().isoformat()
-    rate, day = _rates(bench.device).get(of, (0.0, ""))
-    if again or day != today:
+    known = _peaks(bench.device)
+    if again or known.get(of, {}).get("day") != today:
         rate = memory_rate(bench) if of == BANDWIDTH else product_rate(bench, of)
-        keep(bench.device, of, rate, today)
-    return {"per_s": rate, "day": today, "threads": torch.get_num_threads()}
+        known[of] = {"per_s": rate, "day": today, "varied": noisy(bench.rows[-1]["seconds"])}
+        model_size.keep(_file_of(bench.device), json.dumps(known))
+    return {**known[of], "threads": torch.get_num_threads()}
 
 
 def memory_rate(bench: Bench) -> float:
@@ -103,22 +106,14 @@ def free_bytes(device: torch.device) -> int:
 
 def kept(device: torch.device) -> dict[str, float] | None:
     """Return {format: FLOP/s, "bandwidth": byte/s} as last measured here; None without any."""
-    rates = {name: rate for name, (rate, _) in _rates(device).items()}
+    rates = {of: peak["per_s"] for of, peak in _peaks(device).items()}
     return rates or None
 
 
-def keep(device: torch.device, of: str, rate: float, day: str) -> None:
-    """Keep one rate and its day, in place of the rate that was kept before."""
-    rates = _rates(device)
-    rates[of] = (rate, day)
-    model_size.keep(_file_of(device), json.dumps(rates))
-
-
-def _rates(device: torch.device) -> dict[str, tuple[float, str]]:
-    """Return {format or "bandwidth": (rate, the day it was measured)}; {} without any."""
-    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-        rates = json.loads(_file_of(device).read_text())
-        return {name: (rate, day) for name, (rate, day) in rates.items()}
+def _peaks(device: torch.device) -> dict[str, dict[str, object]]:
+    """Return {format or "bandwidth": what `measured` returned}; {} without any."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(_file_of(device).read_text())
     return {}
 
 

@@ -63,20 +63,23 @@ class Peaks(Result):
     gb_per_s: float | None  # of its memory, 10^9 byte/s
     tflop_per_s: dict[str, float]  # 10^12 FLOP/s by format, of large matrix products
     missing: dict[str, str] = field(default_factory=dict)  # why a rate was not measured
+    varied: tuple[str, ...] = ()  # rates that were measured while times varied by more than 10 %
 
     @classmethod
     def of(cls, measured: Measurements) -> Peaks:
         """Build from the rows that `lk.peaks` measured."""
         rows = measured.rows.drop_duplicates("of", keep="last").set_index("of")
+        rows = rows.rename(index={BANDWIDTH: "memory"})
         known = rows[rows["error"].isna()]
         rates = known["per_s"].astype(float).to_dict()
-        memory = rates.pop(BANDWIDTH, None)
+        memory = rates.pop("memory", None)
         return cls(
             machine=replace(measured.machine, threads=int(known["threads"].iloc[0])),
             day=known["day"].max(),
             gb_per_s=memory and memory / 1e9,
             tflop_per_s={name: rate / 1e12 for name, rate in rates.items()},
             missing=dict(rows["error"].dropna().str.removeprefix("skipped: ")),
+            varied=tuple(known.index[known["varied"].astype(bool)]),
         )
 
     def ridge(self, precision: str = "fp32") -> float | None:
@@ -90,11 +93,15 @@ class Peaks(Result):
         for name, rate in self.tflop_per_s.items():
             ridge = self.gb_per_s and f"{self.ridge(name):,.3g} FLOP/byte"
             rows.append((name, in_words(rate * 1e12), ridge))
+        notes = [f"{name}: {why}" for name, why in self.missing.items()]
+        if self.varied:
+            again = "on a quiet machine, measure again: lk.peaks(again=True)."
+            notes.append(f"noisy: {', '.join(self.varied)}; {again}")
         return Table(
             rows,
             head=("", "measured", "ridge"),
             title=f"{self.machine.line}, on {self.day}",
-            foot=[f"{name}: {why}" for name, why in self.missing.items()],
+            foot=notes,
         )
 
 
