@@ -32,9 +32,9 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from labkit.results.script import script
     from labkit.results.shipped import glossary
     from labkit.spec import Pipeline
-    from labkit.view.drawings import anatomy, annotated
+    from labkit.view.drawings import annotated
     from labkit.view.ladder import Ladder, Scaling
-    from labkit.view.measuring import measure
+    from labkit.view.measuring import measure, peaks
     from labkit.view.panels import cost_panel, panel, ranks_panel, replay_panel
     from labkit.view.rows_figure import plot
     from labkit.view.run_figure import beside
@@ -45,7 +45,6 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
 __version__ = "0.1.0"
 
 _HOMES = {  # public name: the module that defines it
-    "anatomy": "labkit.view.drawings",
     "annotated": "labkit.view.drawings",
     "beside": "labkit.view.run_figure",
     "challenge": "labkit.course.challenge",
@@ -65,6 +64,7 @@ _HOMES = {  # public name: the module that defines it
     "measure": "labkit.view.measuring",
     "mystery": "labkit.course.mystery",
     "panel": "labkit.view.panels",
+    "peaks": "labkit.view.measuring",
     "Pipeline": "labkit.spec",
     "plot": "labkit.view.rows_figure",
     "predict": "labkit.diagnosis.prediction",

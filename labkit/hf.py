@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.bench import flops, machine
+from labkit.bench import machine, peaks
 from labkit.bench.user_loop import padding_of
 from labkit.callbacks import StepRecorder
 from labkit.process.events import now_ns
@@ -132,8 +132,8 @@ class _Stamps(StoppingCriteria):
 def generation(model: Any, input_ids: torch.Tensor, new_tokens: int = 64) -> Generation:
     """Time `model.generate` on a prompt (B, T), greedily, for `new_tokens` (3 or more) each.
 
-    The law is that of `lk.inference`, here of the weights alone, against the bandwidth that
-    `lk.measure("roofline")` found on this device on as many threads.
+    The law: a token takes at least as long as reading the weights once, at the bandwidth that
+    `lk.peaks()` measured on this device with as many threads.
     """
     device = input_ids.device
     for tokens in (3, new_tokens):  # the first warms up
@@ -145,7 +145,7 @@ def generation(model: Any, input_ids: torch.Tensor, new_tokens: int = 64) -> Gen
         )  # fmt: skip
     first, *steps = np.diff(stamps.at) / 1e6
     weights = sum(p.nbytes for p in model.parameters())
-    bandwidth = (flops.kept_roof(device) or {}).get("bandwidth")
+    bandwidth = (peaks.kept(device) or {}).get(peaks.BANDWIDTH)
     p99 = float(np.percentile(steps, 99)) if len(steps) >= 100 else None
     median, rate = float(np.median(steps)), len(input_ids) * len(steps) / sum(steps) * 1e3
     law = weights / bandwidth * 1e3 if bandwidth else None

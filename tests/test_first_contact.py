@@ -1,6 +1,7 @@
 """What a first real GPU meets, told by functions, cells and logs: nothing here needs a card."""
 
 import json
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,14 +19,16 @@ def cell(notebook, name):
     return source
 
 
-def test_the_meter_of_notebook_01_says_that_a_part_of_a_card_has_none():
-    def utilization(_device):
+def test_one_thread_of_notebook_01_is_measured_where_a_part_of_a_card_has_no_meter():
+    def utilization():
         raise pynvml.NVMLError_NotSupported
 
-    card = SimpleNamespace(cuda=SimpleNamespace(utilization=utilization))
-    names = {"torch": card, "gpu": True, "device": None}
-    exec(cell("01_gpu_anatomy", "anatomy-meter"), names)
-    assert names["meter"] == "no meter here: Not Supported"
+    stub = Mock()
+    stub.cuda.utilization = utilization
+    names = {"torch": stub, "gpu": True}
+    function, _, _ = cell("01_gpu_anatomy", "anatomy-one-thread").partition("room =")
+    exec(function, names)
+    assert math.isnan(names["busy"](None, threads=1, seconds=0)["meter"])
 
 
 def test_the_kernel_of_notebook_07_says_what_its_compiler_lacks(monkeypatch, capsys):

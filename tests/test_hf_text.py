@@ -83,15 +83,15 @@ def test_generate_is_timed_token_by_token_and_held_against_the_law(decoder, monk
     import torch
 
     from labkit import hf
-    from labkit.bench import flops
+    from labkit.bench import peaks
 
     model, prompt = decoder().eval(), torch.randint(2, 64, (3, 10))
-    monkeypatch.setattr(flops, "kept_roof", lambda _device: None)
+    monkeypatch.setattr(peaks, "kept", lambda _device: None)
     found = hf.generation(model, prompt, new_tokens=12)
     assert found.batch == 3 and found.p99_ms is None and found.law_ms is None
     assert found.tokens_per_s == pytest.approx(3e3 / found.token_ms, rel=0.9)
     assert found.weights_bytes == sum(p.numel() * 4 for p in model.parameters())
-    monkeypatch.setattr(flops, "kept_roof", lambda _device: {"bandwidth": 1e9})
+    monkeypatch.setattr(peaks, "kept", lambda _device: {"bandwidth": 1e9})
     found = hf.generation(model, prompt, new_tokens=5)
     assert found.law_ms == pytest.approx(found.weights_bytes / 1e6)
     assert "as long as reading weights" in str(found.table())

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from datetime import date
 from types import SimpleNamespace
 
@@ -11,10 +12,12 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.bench import flops
+from labkit.bench import flops, peaks
 from labkit.bench.loop import Trainer
+from labkit.bench.measure import Bench, Skipped
 from labkit.bench.model_size import plain_job
 from labkit.bench.text import Text
+from labkit.diagnosis.efficiency import Peaks
 from labkit.process.events import EventLog
 from labkit.results.record import Tail
 from labkit.view.live import Follower
@@ -96,7 +99,8 @@ def test_a_busy_device_with_a_low_mfu_is_a_finding_with_its_reasons(tmp_path):
     found = run.diagnose()
     assert (found.bottleneck, found.findings[0].cause) == ("compute", "low MFU")
     assert "busy 95% with an MFU of 6.0% (of 23.4 GFLOP/s in FP32, 50 GB/s, " in found.evidence
-    assert "roofline" in found.evidence and "products and convolutions take" in found.evidence
+    assert "measured on " in found.evidence
+    assert "products and convolutions take" in found.evidence
     good = with_work("precision-fp32", tmp_path, mfu=0.5)
     assert good.diagnose().findings[0].cause == "the device is the limit"
     (starved, *rest) = with_work("workers-0", tmp_path, mfu=0.01).diagnose().findings
@@ -125,24 +129,38 @@ def test_what_is_unknown_is_none_and_where_it_stands_is_a_dash(tmp_path):
     )
     assert with_work("precision-fp32", tmp_path, mfu=1.2).mfu == 1  # zeros of padding
     assert with_work("precision-fp32", tmp_path, mfu=1.4).mfu is None  # no roof
-    with pytest.raises(ValueError, match="lk.measure..roofline."):
-        with_work("precision-fp32", tmp_path, precision="tf32").mfu_against(lk.recorded("roofline"))
-    assert 0 < known.mfu_against(lk.roofline(lk.recorded("roofline"))) < 1
+    found = Peaks(known.machine, "2026-01-01", 50.0, {"fp32": known.peak.flop_per_s * 2e-12})
+    assert known.mfu_against(found) == pytest.approx(0.13)
     assert known.mfu_against(known.peak.flop_per_s * 2) == pytest.approx(0.13)
+    assert "noisy: fp32; on a quiet machine" in str(replace(found, varied=("fp32",)))
+    with pytest.raises(ValueError, match=r"lk.peaks\(threads=1\)"):
+        with_work("precision-fp32", tmp_path, precision="tf32").mfu_against(found)
+    with pytest.raises(ValueError, match="on 2 threads"):
+        known.mfu_against(replace(found, machine=replace(known.machine, threads=2)))
 
 
-def test_a_roof_is_of_one_day_and_the_highest_of_it(monkeypatch, tmp_path):
+def test_a_peak_is_measured_once_a_day_or_again_when_asked(monkeypatch, tmp_path):
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
+    rates = iter([9.0, 8.0, 7.0])
+    monkeypatch.setattr(peaks, "product_rate", lambda bench, of: next(rates))
+    bench = Bench(CPU)
+    bench.rows.append({"seconds": [1.0, 2.0, 3.0]})
 
-    def measured_on(day, **rates):
-        monkeypatch.setattr(flops, "date", SimpleNamespace(today=lambda: date(2026, 1, day)))
-        flops.keep_roof(CPU, rates)
-        return flops.kept_roof(CPU)
+    def asked_on(day, **how):
+        monkeypatch.setattr(peaks, "date", SimpleNamespace(today=lambda: date(2026, 1, day)))
+        found = peaks.measured(bench, "fp32", **how)
+        assert found["varied"]
+        return found["per_s"]
 
-    assert flops.kept_roof(CPU) is None
-    assert measured_on(1, fp32=9.0, bf16=4.0) == {"fp32": 9.0, "bf16": 4.0}
-    assert measured_on(1, fp32=8.0)["fp32"] == 9.0
-    assert measured_on(2, fp32=8.0) == {"fp32": 8.0, "bf16": 4.0}
+    assert peaks.kept(CPU) is None
+    assert [asked_on(1), asked_on(1), asked_on(1, again=True), asked_on(2)] == [9, 9, 8, 7]
+    assert peaks.kept(CPU) == {"fp32": 7.0}
+
+
+def test_memory_is_not_measured_by_an_array_that_a_cache_holds(monkeypatch):
+    monkeypatch.setattr(peaks, "free_bytes", lambda device: 2**30)
+    with pytest.raises(Skipped, match="GiB of free memory, 1.0 are free"):
+        peaks.memory_rate(Bench(CPU))
 
 
 SETTINGS = {  # made one after another: what convolutions and products then run in
@@ -173,8 +191,8 @@ def test_a_large_product_comes_close_to_the_measured_roof_and_none_exceeds_it(
 ):
     """Close in the time that the thread had a core: others may be on this machine."""
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path))  # the roof of now, not of an hour ago
-    measured = lk.measure("roofline", formats=["fp32"], sizes=[256, 512], mib=64, threads=1)
-    assert measured.outcome == "finished", measured.error
+    found = lk.peaks(threads=1)
+    assert found.gb_per_s > 0 and "GB/s" in str(found) and "FLOP/byte" in str(found)
     threads, reached = torch.get_num_threads(), {}
     torch.set_num_threads(1)
     for n in (256, 1024, 1024, 1024, 1024):  # until a pass had the core's whole speed
@@ -187,13 +205,14 @@ def test_a_large_product_comes_close_to_the_measured_roof_and_none_exceeds_it(
         run, flops = watched.run, 2 * 2 * n**3
         assert run.event("work")["flops"] == flops and run.machine.threads == 1
         assert flops / n * run.throughput <= run.peak.flop_per_s, n
-        assert run.mfu_against(lk.roofline(measured)) == pytest.approx(run.mfu, rel=0.1)
+        assert run.mfu_against(found) == pytest.approx(run.mfu)
         reached[n] = flops / min(took) / run.peak.flop_per_s
         watched.close()
         if reached.get(1024, 0) > 0.8:
             break
     torch.set_num_threads(threads)
-    assert "measured here (roofline, 1 thread)" in str(run.peak)
+    assert "measured here on 1 thread" in str(run.peak)
+    assert lk.peaks(threads=1) == found  # the same all day
     assert reached[1024] > 0.8, reached
 
 

@@ -17,8 +17,6 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +24,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from labkit.bench import formats, machine, model_size
+from labkit.bench import formats, machine, model_size, peaks
 from labkit.bench.formats import DTYPES, FORMATS
 from labkit.bench.loop import Trainer
 from labkit.bench.text import Text
@@ -199,11 +197,11 @@ def count_model(trainer: Any) -> tuple[dict[str, int], dict[str, int], float]:
 
 
 def _write_or_why(log: EventLog, counted: Callable[[], tuple]) -> None:
-    """Write the `work` event, with the roof that it is under, or `no_work` and why."""
+    """Write the `work` event with the device's measured peaks, or `no_work` and why."""
     try:
         found, device = counted()
         cache = max(machine.cache_bytes(device).values(), default=0)
-        log.write("work", **found, cache_bytes=cache, roof=kept_roof(device))
+        log.write("work", **found, cache_bytes=cache, roof=peaks.kept(device))
     except Exception as error:  # a number is missing; the run is none the worse
         log.write("no_work", why=f"{type(error).__name__}: {str(error)[:300]}")
 
@@ -247,36 +245,3 @@ class FirstCall:
             return found | {"samples": samples or rows, "precision": kinds[most]}, device
 
         _write_or_why(log, counted)
-
-
-def _place_of(device: torch.device) -> Path:
-    name = f"{machine.cpu_name()} {device.type} {torch.get_num_threads()} threads"
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else name
-    return folders.home() / "roofs" / f"{name.replace('/', ' ')}.json"
-
-
-def kept_roof(device: torch.device) -> dict[str, float] | None:
-    """Return {format: FLOP/s, "bandwidth": byte/s} as measured here on as many threads, if so."""
-    rates = {name: rate for name, (rate, _) in _kept_rates(device).items()}
-    return rates or None
-
-
-def keep_roof(device: torch.device, rates: dict[str, float]) -> None:
-    """Keep the rates measured today, of several the highest; they replace those of earlier days.
-
-    A maximum of all time would hold on to one reading on a machine that was never so fast again.
-    """
-    today = date.today().isoformat()
-    kept = _kept_rates(device)
-    for name, rate in rates.items():
-        before, day = kept.get(name, (0.0, ""))
-        kept[name] = (max(rate, before) if day == today else rate, today)
-    model_size.keep(_place_of(device), json.dumps(kept))
-
-
-def _kept_rates(device: torch.device) -> dict[str, tuple[float, str]]:
-    """Return {format or "bandwidth": (rate, the day it was measured)}; {} without any."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        kept = json.loads(_place_of(device).read_text())
-        return {name: (rate, day) for name, (rate, day) in kept.items()}
-    return {}

@@ -8,18 +8,25 @@ the traffic (both counted in `labkit.bench.flops`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.datasheets import card
 from labkit.diagnosis.facts import Facts, Finding
 from labkit.results.event_log import of_one_moment
-from labkit.results.result import percent
+from labkit.results.hardware import Machine
+from labkit.results.result import Result, Table, percent
+
+if TYPE_CHECKING:
+    from labkit.results.measurements import Measurements
+    from labkit.results.run import Run
 
 NO_PEAK = 1.25  # 3x3 kernels on 8x8 pixels, an eighth of whose products are with padding, and 10 %
 LARGER = "Raise the batch or the width: more arithmetic for each launch and each byte."
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+BANDWIDTH = "bandwidth"  # what `labkit.bench.peaks` calls memory's rate
+ROOFS = (BANDWIDTH, "fp32", "tf32", "fp16", "bf16")  # what `lk.peaks` measures
 
 
 @dataclass(frozen=True)
@@ -37,48 +44,110 @@ class Peak:
         return self.byte_per_s and self.flop_per_s / self.byte_per_s
 
     def __str__(self) -> str:
-        scale, unit = next((s for s in SCALES if self.flop_per_s >= s[0]), SCALES[-1])
-        rate = f"{self.flop_per_s / scale:.3g} {unit}FLOP/s"
         memory = f", {self.byte_per_s / 1e9:.4g} GB/s" if self.byte_per_s else ""
+        rate = in_words(self.flop_per_s)
         return f"{rate} in {self.precision.upper()}{memory}, {self.source}"
 
 
+def in_words(flop_per_s: float) -> str:
+    """Return a rate with its unit: "93.3 GFLOP/s"."""
+    scale, unit = next((each for each in SCALES if flop_per_s >= each[0]), SCALES[-1])
+    return f"{flop_per_s / scale:.3g} {unit}FLOP/s"
+
+
+@dataclass(frozen=True, repr=False)
+class Peaks(Result):
+    """What a device was measured to reach, on one day: of memory, and in each number format."""
+
+    machine: Machine
+    day: str
+    gb_per_s: float | None  # of its memory, 10^9 byte/s
+    tflop_per_s: dict[str, float]  # 10^12 FLOP/s by format, of large matrix products
+    missing: dict[str, str] = field(default_factory=dict)  # why a rate was not measured
+    varied: tuple[str, ...] = ()  # rates that were measured while times varied by more than 10 %
+
+    @classmethod
+    def of(cls, measured: Measurements) -> Peaks:
+        """Build from the rows that `lk.peaks` measured."""
+        rows = measured.rows.drop_duplicates("of", keep="last").set_index("of")
+        rows = rows.rename(index={BANDWIDTH: "memory"})
+        known = rows[rows["error"].isna()]
+        rates = known["per_s"].astype(float).to_dict()
+        memory = rates.pop("memory", None)
+        return cls(
+            machine=replace(measured.machine, threads=int(known["threads"].iloc[0])),
+            day=known["day"].max(),
+            gb_per_s=memory and memory / 1e9,
+            tflop_per_s={name: rate / 1e12 for name, rate in rates.items()},
+            missing=dict(rows["error"].dropna().str.removeprefix("skipped: ")),
+            varied=tuple(known.index[known["varied"].astype(bool)]),
+        )
+
+    def ridge(self, precision: str = "fp32") -> float | None:
+        """Return the FLOP/byte from which compute, not memory, is the limit in a format."""
+        return self.gb_per_s and self.tflop_per_s[precision] * 1e3 / self.gb_per_s
+
+    def table(self) -> Table:
+        """Return a row for each rate, with the format's ridge."""
+        memory = self.gb_per_s and f"{self.gb_per_s:,.4g} GB/s"
+        rows = [("memory", memory, "")]
+        for name, rate in self.tflop_per_s.items():
+            ridge = self.gb_per_s and f"{self.ridge(name):,.3g} FLOP/byte"
+            rows.append((name, in_words(rate * 1e12), ridge))
+        notes = [f"{name}: {why}" for name, why in self.missing.items()]
+        if self.varied:
+            again = "on a quiet machine, measure again: lk.peaks(again=True)."
+            notes.append(f"noisy: {', '.join(self.varied)}; {again}")
+        return Table(
+            rows,
+            head=("", "measured", "ridge"),
+            title=f"{self.machine.line}, on {self.day}",
+            foot=notes,
+        )
+
+
 @of_one_moment
-def peak(run: Any) -> Peak | None:
+def peak(run: Run) -> Peak | None:
     """Return the peak of a run's device: a listed GPU's data sheet's, dense, in its precision.
 
-    Else the roof that `lk.measure("roofline")` had found there before the run began, or None.
+    Else what `lk.peaks()` had measured there, on as many threads, before the run ended; or None.
     """
-    work, machine = run.event("work"), run.machine
+    work = run.event("work")
+    machine = run.machine
     if work is None:
         return None
-    kind, sheet = work["precision"], card(machine.name) if machine.kind == "gpu" else None
+    kind = work["precision"]
+    sheet = card(machine.name) if machine.kind == "gpu" else None
     if sheet and kind in sheet.tflop_per_s:
-        rate, source = sheet.tflop_per_s[kind] * 1e12, f"data sheet of {sheet.name}"
-        return Peak(rate, sheet.gb_per_s * 1e9, kind, source)
-    roof, threads = work.get("roof") or {}, machine.threads if machine.kind == "cpu" else None
-    on = f", {threads} thread{'' if threads == 1 else 's'}" if threads else ""
-    source = f"measured {f'on {machine.name}' if run.recorded else 'here'} (roofline{on})"
-    return Peak(roof[kind], roof.get("bandwidth"), kind, source) if roof.get(kind) else None
+        rate = sheet.tflop_per_s[kind] * 1e12
+        return Peak(rate, sheet.gb_per_s * 1e9, kind, f"data sheet of {sheet.name}")
+    rates = work.get("roof") or {}
+    if not rates.get(kind):
+        return None
+    place = f"on {machine.name}" if run.recorded else "here"
+    source = f"measured {place}{on_threads(machine)}"
+    return Peak(rates[kind], rates.get(BANDWIDTH), kind, source)
 
 
-def mfu(run: Any) -> float | None:
+def mfu(run: Run) -> float | None:
     """Return `run.mfu` against its own peak."""
-    return share(run, "flops", (found := run.peak) and found.flop_per_s)
+    return share(run, "flops", run.peak and run.peak.flop_per_s)
 
 
-def mbu(run: Any) -> float | None:
+def mbu(run: Run) -> float | None:
     """Return `run.mbu`; None also where all that a step touches fits into the cache."""
     work = run.event("work")
     if work is None or work["held_bytes"] <= (work.get("cache_bytes") or 0):
         return None
-    return share(run, "bytes", (found := run.peak) and found.byte_per_s)
+    return share(run, "bytes", run.peak and run.peak.byte_per_s)
 
 
-def share(run: Any, what: str, per_s: float | None) -> float | None:
+def share(run: Run, what: str, per_s: float | None) -> float | None:
     """Return the FLOPs or bytes of a run's samples, over what `per_s` allows: 0 to 1, or None."""
-    each, rate = per_sample(run, what), run.throughput
-    return of_peak(each * rate / per_s) if each and rate and per_s else None
+    each = per_sample(run, what)
+    if not each or not run.throughput or not per_s:
+        return None
+    return of_peak(each * run.throughput / per_s)
 
 
 def of_peak(part: float) -> float | None:
@@ -90,42 +159,46 @@ def of_peak(part: float) -> float | None:
     return None if part > NO_PEAK else min(part, 1.0)
 
 
-def per_sample(run: Any, what: str = "flops") -> float | None:
+def per_sample(run: Run, what: str = "flops") -> float | None:
     """Return the FLOPs (or "bytes") that a run's model needs for a sample; None if not counted."""
     work = run.event("work")
     return work[what] / work["samples"] if work and work["samples"] > 0 else None
 
 
-def mfu_against(run: Any, roof: Any) -> float | None:
-    """Return the MFU against `roof`: a `lk.roofline(...)`, its measurements, or FLOP/s.
+def mfu_against(run: Run, against: Peaks | float) -> float | None:
+    """Return the MFU against what `lk.peaks()` measured, or against a rate in FLOP/s.
 
-    ValueError: it is that of another device, of other threads, or lacks the run's precision.
+    ValueError: the peaks are of another device, of other threads, or lack the run's precision.
     """
-    if isinstance(roof, (int, float)):
-        return share(run, "flops", roof)
-    measured, kind = getattr(roof, "measured", roof), (run.event("work") or {}).get("precision")
-    there, here = (
-        f"{m.name} on {m.threads} threads" if m.kind == "cpu" else m.name
-        for m in (measured.machine, run.machine)
-    )
-    products = (p for p in measured.where(format=kind) if p.of != "convolution")
-    points = [p for p in products if p.flops and len(p.seconds)]
-    if there != here or (kind and not points):
+    if isinstance(against, (int, float)):
+        return share(run, "flops", against)
+    kind = (run.event("work") or {}).get("precision")
+    here = f"{run.machine.name}{on_threads(run.machine)}"
+    there = f"{against.machine.name}{on_threads(against.machine)}"
+    if there != here or (kind and kind not in against.tflop_per_s):
         raise ValueError(
-            f"the run is of {here} in {kind}, and the roof of {there} has no such product: "
-            f"lk.measure('roofline', threads={run.machine.threads}, formats={kind!r}) there."
+            f"the run is of {here} in {kind}, and the peaks are of {there} in "
+            f"{', '.join(against.tflop_per_s)}: use lk.peaks(threads={run.machine.threads}) there."
         )
-    return share(run, "flops", max((p.flops / p.seconds[0] for p in points), default=None))
+    return share(run, "flops", kind and against.tflop_per_s[kind] * 1e12)
 
 
-def with_low_mfu(run: Any, facts: Facts, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
+def on_threads(machine: Machine) -> str:
+    """Return on how many threads a CPU computes: " on 2 threads"; "" for a GPU."""
+    if machine.kind != "cpu" or not machine.threads:
+        return ""
+    return f" on {machine.threads} thread{'' if machine.threads == 1 else 's'}"
+
+
+def with_low_mfu(run: Run, facts: Facts, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """Add a finding where a busy device does little of what it could; last: no loss of its own."""
-    share, busy = getattr(run, "mfu", None), facts.shares["compute"]
+    reached = getattr(run, "mfu", None)
+    busy = facts.shares["compute"]
     own = busy - facts.taken_by_others - (facts.taken_by_workers or 0.0)  # of a CPU: with a core
-    if share is None or busy < limits.BUSY or share >= limits.LOW_MFU * own:
+    if reached is None or busy < limits.BUSY or reached >= limits.LOW_MFU * own:
         return found
     reasons = dict(_reasons(run, facts)) or {"why was not seen": "Look inside: xray=True."}
-    seen = f"busy {busy:.0%} with an MFU of {percent(share)} (of {run.peak}): "
+    seen = f"busy {busy:.0%} with an MFU of {percent(reached)} (of {run.peak}): "
     seen += f"{'; '.join(reasons)} (threshold {limits.LOW_MFU:.0%} of the busy time)."
     low = Finding("compute", "low MFU", seen, " ".join(dict.fromkeys(reasons.values())))
     if found[-1].cause == "the device is the limit":
@@ -133,32 +206,49 @@ def with_low_mfu(run: Any, facts: Facts, found: tuple[Finding, ...]) -> tuple[Fi
     return *found, low
 
 
-def _reasons(run: Any, facts: Facts) -> Iterator[tuple[str, str]]:
+def _reasons(run: Run, facts: Facts) -> Iterator[tuple[str, str]]:
     """Yield each reason that was seen for a low MFU, with what to change."""
-    work, ridge, xray, trace = run.event("work"), run.peak.ridge, facts.xray, facts.trace
+    work = run.event("work")
+    ridge = run.peak.ridge
     intensity = work["flops"] / max(work["bytes"], 1)
     if ridge and run.mbu is not None and intensity < ridge:
-        yield (f"memory-bound, at most {intensity:.3g} FLOP for each byte that moves, and the "
-               f"ridge is at {ridge:.3g}", LARGER)  # fmt: skip
-    lost, window = 0.0, max(xray.get("window_us", 0.0), 1e-9)
-    if facts.kind == "cpu":
-        lost = (xray.get("gap_us", 0.0) + xray.get("tiny_us", 0.0)) / window
-    elif trace is not None and facts.compute_us:
-        lost = 1 - trace.kernel_us / facts.compute_us
+        most = f"at most {intensity:.3g} FLOP for each byte that moves"
+        yield f"memory-bound, {most}, and the ridge is at {ridge:.3g}", LARGER
+    lost = _launch_share(facts)
     if lost >= limits.WORTH_NAMING["launch"]:
         yield f"launches, {lost:.0%} of the compute is gaps and tiny operators", LARGER
-    if (fixed := xray.get("fixed_share") or 0.0) >= limits.MOSTLY:
+    fixed = facts.xray.get("fixed_share") or 0.0
+    if fixed >= limits.MOSTLY:
         yield f"small sizes, {fixed:.0%} of a step does not grow with the batch", LARGER
-    heavy = min(1.0, xray.get("heavy_us", 0.0) / window)
-    said = f"products and convolutions take {heavy:.0%} of the compute"
-    if xray and heavy < limits.MOSTLY:
-        fuse = "Fuse the others: torch.compile, fused_optimizer=True."
-        yield f"memory-bound operators, {said}", fuse
-    elif xray:
-        reach = run.mfu / max(facts.shares["compute"] * heavy, 1e-9)
-        yield f"small sizes, {said} and reach {reach:.0%} of the peak", LARGER
-    names = ("tensor_core_eligible_share", "tensor_core_share")
-    could, used = (getattr(trace, name, None) or 0.0 for name in names)
+    if facts.xray:
+        yield _by_operators(run, facts)
+    could = getattr(facts.trace, "tensor_core_eligible_share", None) or 0.0
+    used = getattr(facts.trace, "tensor_core_share", None) or 0.0
     if work["precision"] != "fp32" and could > 2 * used:
-        yield (f"Tensor Cores run for {used:.0%} of kernel time and could for {could:.0%}",
-               "Make sizes multiples of 8, better 64.")  # fmt: skip
+        seen = f"Tensor Cores run for {used:.0%} of kernel time and could for {could:.0%}"
+        yield seen, "Make sizes multiples of 8, better 64."
+
+
+def _launch_share(facts: Facts) -> float:
+    """Return the share of the compute in which the device computes nothing, or tiny operators."""
+    if facts.kind == "cpu":
+        lost_us = facts.xray.get("gap_us", 0.0) + facts.xray.get("tiny_us", 0.0)
+        return lost_us / _window_us(facts)
+    if facts.trace is not None and facts.compute_us:
+        return 1 - facts.trace.kernel_us / facts.compute_us
+    return 0.0
+
+
+def _by_operators(run: Run, facts: Facts) -> tuple[str, str]:
+    """Return the reason that the kinds of operators give, and what to change."""
+    heavy = min(1.0, facts.xray.get("heavy_us", 0.0) / _window_us(facts))
+    said = f"products and convolutions take {heavy:.0%} of the compute"
+    if heavy < limits.MOSTLY:
+        fuse = "Fuse the others: torch.compile, fused_optimizer=True."
+        return f"memory-bound operators, {said}", fuse
+    reach = run.mfu / max(facts.shares["compute"] * heavy, 1e-9)
+    return f"small sizes, {said} and reach {reach:.0%} of the peak", LARGER
+
+
+def _window_us(facts: Facts) -> float:
+    return max(facts.xray.get("window_us", 0.0), 1e-9)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from labkit.diagnosis.diagnosis import Diagnosis
-    from labkit.diagnosis.efficiency import Peak
+    from labkit.diagnosis.efficiency import Peak, Peaks
     from labkit.diagnosis.facts import StepBreakdown
     from labkit.diagnosis.hot_lines import Lines
     from labkit.diagnosis.trace import Breakdown
@@ -275,11 +275,11 @@ class Run(RunLog):
 
         return mbu(self)
 
-    def mfu_against(self, roof: Any) -> float | None:
-        """Return the MFU against a `lk.roofline(...)` of this device, or a rate in FLOP/s."""
+    def mfu_against(self, peak: Peaks | float) -> float | None:
+        """Return the MFU against `lk.peaks()` of this device, or against a rate in FLOP/s."""
         from labkit.diagnosis.efficiency import mfu_against
 
-        return mfu_against(self, roof)
+        return mfu_against(self, peak)
 
     @property
     @of_one_moment

@@ -14,6 +14,7 @@ from typing import Any
 
 import cloudpickle
 
+from labkit.diagnosis.efficiency import ROOFS, Peaks
 from labkit.process.interrupts import held, in_notebook
 from labkit.results.launch import launch
 from labkit.results.measurements import Measurements
@@ -61,6 +62,27 @@ def measure(
     if wait and len(started) and (failed := first_error_of_all(started)):
         raise RuntimeError(f"{function.__name__}: {failed}")
     return started
+
+
+def peaks(*, again: bool = False, threads: int | None = None, device: str = "auto") -> Peaks:
+    """Measure what this device reaches: its memory, and matrix products in each number format.
+
+    The roofs of the roofline, and what `run.mfu` and `run.mbu` are held against from then on. They
+    are measured once a day, so that all that is said in a day has the same measure.
+
+    Args:
+        again: Measure anew, in place of today's values.
+        threads: Of a CPU; None: those that the model computes on in a run. A loop that `lk.watch`
+            watches computes on `torch.get_num_threads()`.
+        device: As of `lk.measure`.
+    """
+
+    def peak(bench: object, of: str) -> dict[str, object]:
+        from labkit.bench.peaks import measured  # in the bench: this process needs no torch
+
+        return measured(bench, of, again=again, threads=threads)
+
+    return Peaks.of(measure(peak, device=device, of=list(ROOFS)))
 
 
 def signature_of(function: Callable) -> tuple[str, tuple[str, ...], tuple[str, ...]]:

@@ -1,0 +1,125 @@
+"""What this device was measured to reach: bytes a second of its memory, FLOP/s in each format.
+
+A rate is kept for the day on which it was measured, so that all notebooks of a day agree. It is the
+rate of the fastest block of calls: whatever else runs on the machine only makes a block slower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from labkit import quotas
+from labkit.bench import formats, machine, model_size
+from labkit.process import folders
+
+if TYPE_CHECKING:
+    from labkit.bench.measure import Bench
+
+BANDWIDTH = "bandwidth"  # the name of memory's rate, beside those of the formats
+SECONDS = 0.5  # of timing for each rate
+# An array is so many times the last-level cache, and never smaller than 1 GiB: a large CPU has
+# several such caches. A GPU's L2 does not drop what was used longest ago, so that twice its size
+# would still find a part there (Mei and Chu, IEEE TPDS 28(1), 2017)
+TIMES_CACHE = 4
+LEAST_BYTES = 2**30
+SHARE_OF_FREE = 1 / 4  # of the free memory, at the most, for that array
+SIDES = (1024, 2048, 4096, 8192)  # of square matrices
+LONG_ENOUGH = 0.01  # seconds of a product: a larger one would reach no more
+
+
+def measured(
+    bench: Bench, of: str, *, again: bool = False, threads: int | None = None
+) -> dict[str, object]:
+    """Return the rate of memory (`BANDWIDTH`, byte/s) or of products in a format (FLOP/s).
+
+    With the day, and whether times `varied` as they do where others use the machine. Today's rate
+    is returned as it was kept, unless `again`. `threads` of a CPU: None leaves those of a run.
+    """
+    from labkit.bench.measure import noisy  # which a run, that only reads what is kept, needs not
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    today = date.today().isoformat()
+    known = _peaks(bench.device)
+    if again or known.get(of, {}).get("day") != today:
+        rate = memory_rate(bench) if of == BANDWIDTH else product_rate(bench, of)
+        known[of] = {"per_s": rate, "day": today, "varied": noisy(bench.rows[-1]["seconds"])}
+        model_size.keep(_file_of(bench.device), json.dumps(known))
+    return {**known[of], "threads": torch.get_num_threads()}
+
+
+def memory_rate(bench: Bench) -> float:
+    """Return byte/s of an array that is scaled in place: each number is read once, written once.
+
+    A copy would read its target too before a CPU overwrites it, which nobody counts.
+    """
+    free = free_bytes(bench.device)
+    cache = max(machine.cache_bytes(bench.device).values(), default=0)
+    wanted = max(LEAST_BYTES, TIMES_CACHE * cache)
+    if wanted > SHARE_OF_FREE * free:
+        need = wanted / SHARE_OF_FREE / 2**30
+        bench.skip(f"needs {need:.1f} GiB of free memory, {free / 2**30:.1f} are free")
+    array = torch.ones(wanted // 4, device=bench.device)
+    return fastest(bench, lambda: array.mul_(0.9999), 2 * array.nbytes)
+
+
+def product_rate(bench: Bench, name: str) -> float:
+    """Return FLOP/s of products of square matrices in a format, at the best of several sizes."""
+    if why := formats.why_not(name, bench.device):
+        bench.skip(why)
+    rates = []
+    with formats.using(name) as dtype:
+        for side in SIDES:
+            left = torch.randn(side, side, device=bench.device).to(dtype)
+            right = torch.randn(side, side, device=bench.device).to(dtype)
+            out = torch.empty_like(left)
+            flops = 2 * side**3
+            rates.append(fastest(bench, partial(torch.mm, left, right, out=out), flops))
+            if flops / rates[-1] > LONG_ENOUGH:
+                break
+    return max(rates)
+
+
+def fastest(bench: Bench, work: Callable[[], object], amount: float) -> float:
+    """Return how much of `amount` a second `work` does in its fastest block of calls."""
+    bench.time(work, seconds=SECONDS)
+    return amount / min(bench.rows[-1]["seconds"])
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the memory that is free on the device; of a CPU or an Apple GPU, in RAM."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return quotas.free_ram_bytes()
+
+
+# -- what was measured, in a file for each device, number of threads and version of torch ----------
+
+
+def kept(device: torch.device) -> dict[str, float] | None:
+    """Return {format: FLOP/s, "bandwidth": byte/s} as last measured here; None without any."""
+    rates = {of: peak["per_s"] for of, peak in _peaks(device).items()}
+    return rates or None
+
+
+def _peaks(device: torch.device) -> dict[str, dict[str, object]]:
+    """Return {format or "bandwidth": what `measured` returned}; {} without any."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(_file_of(device).read_text())
+    return {}
+
+
+def _file_of(device: torch.device) -> Path:
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"{machine.cpu_name()} {device.type} {torch.get_num_threads()} threads"
+    return folders.home() / "peaks" / f"{name} torch {torch.__version__}.json".replace("/", " ")
