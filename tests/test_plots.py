@@ -100,7 +100,7 @@ def test_a_run_before_is_named_and_the_title_says_what_the_change_brought(record
     shown = texts(figure)
     assert "num_workers=4: 5.4x the throughput, CPU busy 90%" in shown
     assert "waiting for data 50.0 → 1.0 ms" in shown
-    assert "before (grey): num_workers=0" in shown
+    assert "before: num_workers=0" in shown
     there = record(machine=GPU, recorded=True)
     shown = texts(there.plot(before=there))
     assert shown.count("RECORDED on NVIDIA H200") == 2

@@ -153,8 +153,10 @@ class Comparison(Result):
         return step.slower and step.change_ms > limit * step.before_ms
 
     def plot(self) -> Figure:
-        """Draw the later run beside the earlier one, as a matplotlib Figure."""
-        return self.after.plot(before=self.before)
+        """Draw both runs on one time scale, the earlier one above, as a matplotlib Figure."""
+        from labkit.view.pair_figure import draw_pair
+
+        return draw_pair(self.before, self.after)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON types."""

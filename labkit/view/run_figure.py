@@ -67,7 +67,7 @@ def draw(run: Run, before: Run | None = None) -> Figure:
     window = teeth_window(run)
     _draw_teeth(teeth, run, window)
     _draw_whole(whole, run, before, window)
-    _draw_steps(step, run, before)
+    draw_mean_steps(step, run, before)
     if bars:
         _draw_lines(rest, run.lines, bars)
     return figure
@@ -202,7 +202,7 @@ def step_parts(run: Run) -> dict[str, float]:
     return {part: getattr(run, f"{part}_ms") or 0.0 for part in PARTS}
 
 
-def _draw_steps(axes: Axes, run: Run, before: Run | None) -> None:
+def draw_mean_steps(axes: Axes, run: Run, before: Run | None) -> None:
     """A stacked bar of the mean step; every number is in the legend, the wide ones inside too."""
     rows, named, what = [("this run", step_parts(run))], {}, "step"
     if before:

@@ -118,7 +118,7 @@ def _before(run: Run, before: Run) -> str:
     knobs = f"{f'{before.mark}, ' if before.recorded else ''}{_apart(run, before)[:KNOBS]}"
     if before.utilization is None:
         return f"before: {knobs}: {before.outcome}, without numbers to draw"
-    text, other = f"before (grey): {knobs}: {message(before)}", delays_of([before])
+    text, other = f"before: {knobs}: {message(before)}", delays_of([before])
     return text if other == delays_of([run]) else f"{text}; {other or 'no simulated delay'}"
 
 
