@@ -31,6 +31,7 @@ def site(tmp_path, monkeypatch):
     data = tmp_path / "data"
     data.mkdir()
     (data / "public_traces.json").write_text(json.dumps({"small": known}))
+    (data / "trace_lanes.json").write_text("{}")
     served = tmp_path / "site" / "someone" / "traces" / "abc1234" / "a" / "trace.json"
     served.parent.mkdir(parents=True)
     served.write_bytes(content)
@@ -94,6 +95,20 @@ def test_without_network_the_published_numbers_say_what_they_are(site, tmp_path)
     assert (verdict.bottleneck, verdict.confidence) == ("launch", 0.0)
     assert verdict.source.startswith("PUBLISHED")
     assert kept(tmp_path) == []
+
+
+def test_without_network_a_picture_is_drawn_from_the_stored_excerpt_and_two_traces_compared(
+    site, tmp_path
+):
+    _, served = site
+    served.unlink()
+    found = lk.public_trace("small")
+    assert "PUBLISHED" in found.timeline().texts[0].get_text()  # no excerpt of it is stored
+    excerpt = {"small": {"kernels": [[1.0, 2.0], [3.0, 5.0]]}}
+    (tmp_path / "data" / "trace_lanes.json").write_text(json.dumps(excerpt))
+    assert "STORED EXCERPT" in found.timeline(0.0, 9.0).texts[0].get_text()
+    assert found.lanes["kernels"].tolist() == excerpt["small"]["kernels"]
+    assert "80.0%" in repr(found.compare(found))
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,7 @@ def test_ranks_are_read_from_a_folder_or_an_archive(tmp_path, kind, capsys):
     assert "rank 1 is the straggler" in str(found) and "config.json is not a profiler" in str(found)
     assert (verdict.bottleneck, verdict.rank) == ("communication", 1)
     if kind == "folder":
-        assert overflow(found.plot()) == []
+        assert overflow(found.plot()) == [] == overflow(found.timeline())
         assert main(["trace", str(path), "--json"]) == 0
         values = json.loads(capsys.readouterr().out)
         assert (values["straggler"], values["ranks"][2]["busy"]["exposed_comm"]) == (1, 0.55)
@@ -326,6 +326,21 @@ def test_a_comparison_says_what_changed(tmp_path, capsys):
     found = trace(paths[0]).compare(paths[1])
     assert "(-20%)" in found.headline and "kernel k" in str(found)
     assert figure.stat().st_size and overflow(found.plot()) == []
+
+
+def test_lanes_are_when_each_kind_of_work_was_active_and_a_picture_shows_a_part_of_them(read):
+    first = [step(1, 1000, 100), launch(1, 1010), kernel(1, 1020, 30), kernel(1, 1050, 20)]
+    found = read(
+        [*first, step(2, 1100, 100), launch(2, 1110), kernel(2, 1120, 60), kernel(2, 1190, 5)]
+    )
+    assert found.lanes["steps"].tolist() == [[0, 0.1], [0.1, 0.2]]
+    kernels = [[0.02, 0.07], [0.12, 0.18], [0.19, 0.195]]  # the first are two that touch
+    assert found.lanes["kernels"].tolist() == kernels
+    assert "DataLoader" not in found.lanes
+    (axes,) = found.timeline(0.05).axes
+    assert axes.get_xlim() == (0.05, 0.2)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["CUDA calls", "kernels"]
+    assert overflow(found.timeline()) == []
 
 
 # -- what is no trace -----------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.diagnosis import trace_file
-from labkit.diagnosis.trace import CLASSES, TraceError, trace
+from labkit.diagnosis.trace import TraceError, trace
+from labkit.diagnosis.trace_steps import CLASSES
 
 KINDS = [  # in the order of the classes
     ("kernel", "k"), ("gpu_memcpy", "copy"), ("gpu_memset", "set"),

@@ -12,7 +12,7 @@ import torch
 from torch.nn import BatchNorm2d, Identity
 from torch.nn.functional import cross_entropy, gelu, pad
 
-from labkit.course import nb00_03
+from labkit.course import nb00_03, nb10_12
 
 KNOBS = {
     "00-first": {
@@ -86,6 +86,18 @@ def own_order(count, ranks, rank, epoch):
     return (mine + mine[: -count % ranks])[rank::ranks]
 
 
+def always_the_loader(lanes):
+    return nb10_12.Gap.solution(lanes)[0], "DataLoader"
+
+
+def least_busy(traces):
+    return min(range(4), key=lambda number: sum(b - a for a, b in traces[number]["kernels"]))
+
+
+def waits_most(collectives):
+    return max(collectives, key=lambda rank: sum(b - a for a, b in collectives[rank]))
+
+
 CODE = {
     "00-stopwatch": {
         "cheat": lambda work, wait, clock: 10.0 + 0 * len([work() for _ in range(20)])
@@ -134,4 +146,11 @@ CODE = {
         "own orders": own_order, "cheat: everything": lambda n, _, rank, e: own_order(n, 1, 0, e),
         "not filled": lambda n, ranks, rank, e: own_order(n, 1, 0, e)[rank::ranks],
     },
+    "10-gap": {"cheat: always the loader": always_the_loader},
+    "10-starved": {"least busy": least_busy, "cheat: always the first": lambda traces: 0},
+    "10-exposed": {
+        "hidden ones too": lambda _, sent: sum(end - start for start, end in sent),
+        "cheat": lambda *_: 0.0,
+    },
+    "10-straggler": {"waits most": waits_most, "cheat: always rank 0": lambda collectives: 0},
 }  # fmt: skip

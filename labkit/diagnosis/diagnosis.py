@@ -21,8 +21,7 @@ from labkit.diagnosis.instruments import Witness, deciding
 from labkit.diagnosis.prediction import WORTH, predict
 from labkit.diagnosis.public_traces import PublicTrace
 from labkit.diagnosis.remedies import typed
-from labkit.diagnosis.trace import Breakdown, trace
-from labkit.diagnosis.trace_file import RankTraces
+from labkit.diagnosis.trace import Breakdown, RankTraces, trace
 from labkit.process.events import FILE_NAME
 from labkit.results.event_log import of_one_moment
 from labkit.results.library import load

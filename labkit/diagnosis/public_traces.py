@@ -18,8 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.diagnosis.trace import Breakdown, trace
-from labkit.diagnosis.trace_file import RankTraces, TraceError
+import numpy as np
+
+from labkit.diagnosis.trace import trace
+from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces
+from labkit.diagnosis.trace_file import TraceError
 from labkit.process.folders import home
 from labkit.results.result import Result, Table, printable
 from labkit.results.shipped import Listing, entries, entry
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FILE = "public_traces.json"
+LANES_FILE = "trace_lanes.json"  # made by maintain/trace_lanes.py
 SITE = "https://raw.githubusercontent.com"
 TIMEOUT_S, MAX_BYTES = 20, 2**26
 COLUMNS = {"kernel_busy": "kernels", "any_gpu_busy": "with copies", "comm_busy": "collectives",
@@ -59,11 +63,30 @@ class PublicTrace(Result):
     row = property(lambda self: (self.name, self.hardware, self.title, self.lesson, self.repository,
                                  "here" if _copy(self) else "to be fetched"))  # fmt: skip
 
+    @property
+    def lanes(self) -> dict[str, np.ndarray]:
+        """A stored excerpt of the trace's lanes, (n, 2) starts and ends in ms; {} without one."""
+        stored = entries(LANES_FILE).get(self.name, {})
+        return {name: np.array(each, dtype=float) for name, each in stored.items()}
+
+    def timeline(self, start_ms: float | None = None, end_ms: float | None = None) -> Figure:
+        """Draw the stored excerpt, whatever part was asked for; without one, the numbers."""
+        if not self.lanes:
+            return self.plot()
+        from labkit.view.analysis_figures import draw_timeline
+
+        return draw_timeline(f"{self.name}, STORED EXCERPT. {self.missing}", self.lanes)
+
     def plot(self) -> Figure:
         """Draw the reference numbers as bars."""
         from labkit.view.analysis_figures import draw_reference
 
         return draw_reference(self)
+
+    def compare(self, after: PublicTrace) -> PublicTrace:
+        """Return the reference numbers of both, since neither trace could be read."""
+        numbers = {self.name: self.numbers["all"], after.name: after.numbers["all"]}
+        return replace(self, numbers=numbers)
 
     def table(self) -> Table:
         """Return the reference numbers, where they are from, and how to get the trace."""

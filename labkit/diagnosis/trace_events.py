@@ -10,33 +10,49 @@ import re
 from array import array
 from dataclasses import dataclass
 from decimal import Decimal
+from enum import IntEnum
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from labkit.diagnosis.trace_file import NotATrace, TraceFile
+from labkit.diagnosis.trace_file import Json, NotATrace, TraceFile
 
-# The kinds of events that count. The first seven are the classes of a step, in their priority.
-KERNEL, MEMCPY, MEMSET, COMMUNICATION, RUNTIME, DATALOADER, CPU_OP = range(7)
-ELIGIBLE_OP, GRAPH_LAUNCH, COMMUNICATION_KERNEL, STEP, ANNOTATION, PYTHON = range(7, 13)
-NAMED = {DATALOADER, KERNEL, CPU_OP, ELIGIBLE_OP, ANNOTATION, PYTHON}  # whose names are kept
-ON_DEVICE = KERNEL, MEMCPY, MEMSET, COMMUNICATION_KERNEL
-ISSUED = RUNTIME, GRAPH_LAUNCH  # calls of the host into the device's runtime
-HOST = COMMUNICATION, DATALOADER, CPU_OP, ELIGIBLE_OP  # the host's other work
 
-_OF_KIND = {
-    KERNEL: "kernel mtia_ccp_events",
-    MEMCPY: "memcpy gpu_memcpy",
-    MEMSET: "memset gpu_memset",
-    COMMUNICATION: "collective_comm",
-    RUNTIME: "runtime cuda_runtime cuda_driver hip_runtime hip_driver xpu_runtime xpu_driver "
+class Kind(IntEnum):
+    """The kinds of events that count; the first seven are the classes of a step, by priority."""
+
+    KERNEL = 0
+    MEMCPY = 1
+    MEMSET = 2
+    COMMUNICATION = 3  # a collective, as the host issues it
+    RUNTIME = 4  # a call of the host into the device's runtime
+    DATALOADER = 5
+    CPU_OP = 6
+    COLLECTIVE_KERNEL = 7
+    STEP = 8
+    ANNOTATION = 9
+    PYTHON = 10
+
+
+ON_DEVICE = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.COLLECTIVE_KERNEL)
+KERNELS = (Kind.KERNEL, Kind.COLLECTIVE_KERNEL)
+HOST_WORK = (Kind.COMMUNICATION, Kind.DATALOADER, Kind.CPU_OP)
+
+_CATEGORIES = {
+    Kind.KERNEL: "kernel mtia_ccp_events",
+    Kind.MEMCPY: "memcpy gpu_memcpy",
+    Kind.MEMSET: "memset gpu_memset",
+    Kind.COMMUNICATION: "collective_comm",
+    Kind.RUNTIME: "runtime cuda_runtime cuda_driver hip_runtime hip_driver xpu_runtime xpu_driver "
     "mtia_runtime glow_runtime hpu_op privateuse1_runtime privateuse1_driver",
-    CPU_OP: "operator cpu_op python",
-    ANNOTATION: "user_annotation",
-    PYTHON: "python_function",
+    Kind.CPU_OP: "operator cpu_op python",
+    Kind.ANNOTATION: "user_annotation",
+    Kind.PYTHON: "python_function",
 }
-CATEGORIES = {name: kind for kind, names in _OF_KIND.items() for name in names.split()}
+_KIND_OF_CATEGORY = {name: kind for kind, names in _CATEGORIES.items() for name in names.split()}
+_LOADERS = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
+_BACKENDS = ("nccl:", "gloo:", "ucc:", "mpi:", "xccl:", "hccl:")
 
 # Operators whose kernels can run on Tensor Cores: autocast's list as the plugin had it, and the
 # names that newer versions of torch use for the same work; then nodes of the backward pass.
@@ -65,29 +81,28 @@ _COLLECTIVE_KERNEL = re.compile(
     r"(?i)^(?:void )?(?:\w+::)*(?:nccl|rccl|msccl|oneccl|hccl)|cross_device_reduce|nvshmem|deep_ep"
     r"|(?:one|two)_?shot_?all_?reduce|multimem_\w*(?:reduce|gather)|all_?reduce_?fusion"
 )
-_collective = lru_cache(maxsize=4096)(_COLLECTIVE_KERNEL.search)
 
 MAX_DEVICES = 256  # beyond, a file is a mistake, or an attack on the reader's time
 _MOST_NS = 2**61  # the year 2043 in ns since 1970: sums of two stay inside 64 bits
 _LONGEST_NAME = 1000  # characters kept; C++ templates run to several thousand
+_MOST_MALFORMED = 0.01  # of the events
+_COLUMNS = 7
 
 
 class Intervals(NamedTuple):
-    """Starts and ends of stretches of time, in ns, in no particular order."""
+    """Starts and ends of stretches of time, in ns."""
 
     start: np.ndarray
     end: np.ndarray
 
-    def only(self, which: np.ndarray) -> Intervals:
+    @property
+    def length(self) -> np.ndarray:
+        """How long each is, in ns."""
+        return self.end - self.start
+
+    def only(self, which: np.ndarray | slice) -> Intervals:
         """Return some of them, by index or mask."""
         return Intervals(self.start[which], self.end[which])
-
-    length = property(lambda self: self.end - self.start)  # ns
-
-
-def join(*several: Intervals) -> Intervals:
-    """Put intervals side by side in one."""
-    return Intervals(*map(np.concatenate, zip(*several, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -95,20 +110,24 @@ class Events:
     """The events of one trace, sorted by start, with device work tied to its launch."""
 
     span: Intervals  # when it was; for each event:
-    kind: np.ndarray  # KERNEL, MEMCPY, ...
+    kind: np.ndarray  # a Kind
     place: np.ndarray  # the number of its device or, on the host, of its thread
-    name: np.ndarray  # index into `names`, -1 where it is not kept
-    tied: np.ndarray  # whether it is device work of which it is known what launched it
-    launched: Intervals  # that call
-    eligible: np.ndarray  # whether it is of an operator that can use Tensor Cores
+    name: np.ndarray  # index into `names`
+    launch: np.ndarray  # index of the call that launched this device work, -1 where it is not known
+    can_use_tensor_cores: np.ndarray  # whether it is of an operator that can
     names: tuple[str, ...]
     devices: tuple[str, ...]  # as the trace numbers them
 
-    def of(self, *kinds: int) -> Intervals:
-        """Return those of these kinds."""
-        return self.span.only(np.isin(self.kind, kinds))
+    def are(self, *kinds: Kind) -> np.ndarray:
+        """Return whether each event is of one of these kinds."""
+        return np.isin(self.kind, kinds)
+
+    def of(self, *kinds: Kind) -> Intervals:
+        """Return when those of these kinds were."""
+        return self.span.only(self.are(*kinds))
 
 
+@lru_cache(maxsize=4096)
 def uses_tensor_cores(kernel: str) -> bool:
     """Tell from its name whether a kernel computes on Tensor Cores (sources in this module)."""
     return bool(_TENSOR_CORE.search(kernel)) and not _NO_TENSOR_CORE.search(kernel)
@@ -119,124 +138,135 @@ def read_events(file: TraceFile) -> Events:
     rows = array("q")  # of each event start, end, correlation, external id, name, place, kind
     names: dict[str, int] = {}
     places: dict[tuple[bool, str], int] = {}  # devices (True) and threads
-    ranks: set[str] = set()  # the processes with ProfilerStep marks
-    bad, first = 0, ""
+    ranks: set[str] = set()  # the processes with marks of steps
+    malformed: list[str] = []
     for number, event in enumerate(file, 1):  # about 3 µs each: most of the time of a reading
         try:
-            if type(event) is not dict:
-                raise ValueError("it is not an object")
-            # flows, marks, counters and names carry no duration
-            if event.get("ph") != "X" or (kind := _kind_of(event)) is None:
+            kind = _kind_of(event)
+            if kind is None:
                 continue
-            start, length = _nanoseconds(event.get("ts")), _nanoseconds(event.get("dur"))
-            if start is None or length is None or length < 0:
-                raise ValueError("its 'ts' or 'dur' is not a time in µs")
-            args, process = event.get("args") or {}, event.get("pid")
-            if type(args) is not dict or isinstance(process, (dict, list)):
+            start = _nanoseconds(event.get("ts"))
+            end = start + _nanoseconds(event.get("dur"), least=0)
+            arguments = event.get("args") or {}
+            process = event.get("pid")
+            if type(arguments) is not dict or isinstance(process, (dict, list)):
                 raise ValueError("its 'args' or 'pid' has the wrong type")
         except ValueError as error:
-            bad += 1
-            first = first or f"in event {number:,} {error}"
+            malformed.append(f"in event {number:,} {error}")
             continue
-        index = -1
-        if kind in NAMED:
-            name = event["name"]
-            index = names.setdefault(name[:_LONGEST_NAME], len(names))
-            if kind == KERNEL and _collective(name):
-                kind = COMMUNICATION_KERNEL
         on_device = kind in ON_DEVICE
-        where = str(process if on_device else event.get("tid"))[:100]
-        place = places.setdefault((on_device, where), len(places))
-        if kind == STEP:
+        where = process if on_device else event.get("tid")
+        if kind == Kind.STEP:
             ranks.add(str(process)[:100])
-        correlation = external = 0
-        if kind < STEP:
-            correlation = _identifier(args.get("correlation"))
-            external = _identifier(args.get("External id") or args.get("external id"))
-        rows.extend((start, start + length, correlation, external, index, place, kind))
-
-    table = np.frombuffer(rows, np.int64).reshape(-1, 7)
-    good, devices = len(table), tuple(text for on_device, text in places if on_device)
-    if bad > 0.01 * (good + bad):
-        raise file.error(f"has malformed events ({bad:,} beside {good:,} usable ones; {first})")
-    if np.isin(table[:, 6], (ANNOTATION, PYTHON)).all():
+        external = arguments.get("External id") or arguments.get("external id")
+        rows.extend(
+            (
+                start,
+                end,
+                _identifier(arguments.get("correlation")),
+                _identifier(external),
+                names.setdefault(event["name"][:_LONGEST_NAME], len(names)),
+                places.setdefault((on_device, str(where)[:100]), len(places)),
+                kind,
+            )
+        )
+    table = np.frombuffer(rows, np.int64).reshape(-1, _COLUMNS)
+    devices = tuple(place for on_device, place in places if on_device)
+    _refuse(file, len(table), malformed, ranks)
+    if np.isin(table[:, -1], (Kind.ANNOTATION, Kind.PYTHON)).all():
         raise file.error("has no timed event of torch.profiler", kind=NotATrace)
+    if len(devices) > MAX_DEVICES:
+        raise file.error(f"has work on more than {MAX_DEVICES} devices", "give one rank's file")
+    return _tied(table, tuple(names), devices)
+
+
+def _refuse(file: TraceFile, good: int, malformed: list[str], ranks: set[str]) -> None:
+    """Refuse a file with many malformed events or several ranks; note a few malformed ones."""
+    bad = len(malformed)
+    if bad > _MOST_MALFORMED * (good + bad):
+        what = f"has malformed events ({bad:,} beside {good:,} usable ones; {malformed[0]})"
+        raise file.error(what)
     if bad:
-        file.notes.append(f"{bad:,} malformed events of {good + bad:,} were left out; {first}.")
+        note = f"{bad:,} malformed events of {good + bad:,} were left out; {malformed[0]}."
+        file.notes.append(note)
     if len(ranks) > 1:
         raise file.error(
             f"has the steps of {len(ranks)} ranks (processes {', '.join(sorted(ranks)[:4])})",
             "write one file per rank, as torch.profiler.tensorboard_trace_handler(folder, "
             "f'rank{rank}') does, and give the folder",
         )
-    if len(devices) > MAX_DEVICES:
-        raise file.error(f"has work on more than {MAX_DEVICES} devices", "give one rank's file")
-    return _tied(table, tuple(names), devices)
 
 
 def _tied(table: np.ndarray, names: tuple[str, ...], devices: tuple[str, ...]) -> Events:
     """Tie device work to its launches and operators."""
     table = table[np.argsort(table[:, 0], kind="stable")]
     start, end, correlation, external, name, place, kind = table.T
-    span, calls = Intervals(start, end), np.flatnonzero(np.isin(kind, ISSUED))
-    by_id = dict(zip(correlation[calls].tolist(), calls.tolist(), strict=True)) | {0: -1}
-    work, launch = np.isin(kind, ON_DEVICE), np.full(len(kind), -1)
-    launch[work] = [by_id.get(number, -1) for number in correlation[work].tolist()]
-    tied = launch >= 0
+    calls = np.flatnonzero(kind == Kind.RUNTIME)
+    call_of = dict(zip(correlation[calls].tolist(), calls.tolist(), strict=True))
+    call_of[0] = -1
+    work = np.isin(kind, ON_DEVICE)
+    launch = np.full(len(kind), -1)
+    launch[work] = [call_of.get(number, -1) for number in correlation[work].tolist()]
     # Some versions give the operator's id to the launch only.
-    operator = np.where(tied & (external == 0), external[launch], external)
+    operator = np.where((launch >= 0) & (external == 0), external[launch], external)
 
-    def is_of(kinds: int) -> np.ndarray:
-        ids = external[kind == kinds]
+    def is_of(operators: np.ndarray) -> np.ndarray:
+        ids = external[operators]
         return np.isin(operator, ids[ids > 0])
 
-    kind[(kind == KERNEL) & is_of(COMMUNICATION)] = COMMUNICATION_KERNEL
-    launched, eligible = span.only(launch), is_of(ELIGIBLE_OP)
-    return Events(span, kind, place, name, tied, launched, eligible, names, devices)
+    eligible_name = np.array([bool(_ELIGIBLE.fullmatch(each)) for each in names], dtype=bool)
+    eligible = is_of((kind == Kind.CPU_OP) & eligible_name[name])
+    kind[(kind == Kind.KERNEL) & is_of(kind == Kind.COMMUNICATION)] = Kind.COLLECTIVE_KERNEL
+    return Events(Intervals(start, end), kind, place, name, launch, eligible, names, devices)
 
 
-def _kind_of(event: dict[str, Any]) -> int | None:
-    """Return what kind of event it is, None where it does not count; ValueError if not text."""
-    category, name = event.get("cat"), event.get("name")
-    if category is None:
+def _kind_of(event: Json) -> Kind | None:
+    """Return the kind of an event, None where it does not count; ValueError if it is malformed."""
+    if type(event) is not dict:
+        raise ValueError("it is not an object")
+    category = event.get("cat")
+    # flows, marks, counters and names carry no duration
+    if event.get("ph") != "X" or category is None:
         return None
     if category == "python_function" and str(event.get("dur"))[1:2] in ".":
         return None  # there may be 20 to an operator, and those under 10 µs name no long wait
-    if type(category) is not str or (type(name) is not str and category.lower() in CATEGORIES):
-        raise ValueError("its category or name is not text")
-    return _kind(category, name) if type(name) is str else None
+    name = event.get("name")
+    if type(category) is str and type(name) is str:
+        return _kind(category.lower(), name)
+    if type(category) is str and category.lower() not in _KIND_OF_CATEGORY:
+        return None
+    raise ValueError("its category or name is not text")
 
 
 @lru_cache(maxsize=4096)
-def _kind(category: str, name: str) -> int | None:
-    kind = CATEGORIES.get(category.lower())
-    if kind == RUNTIME and "GraphLaunch" in name:
-        return GRAPH_LAUNCH
-    if kind not in (CPU_OP, ANNOTATION):
+def _kind(category: str, name: str) -> Kind | None:
+    kind = _KIND_OF_CATEGORY.get(category)
+    if kind == Kind.KERNEL and _COLLECTIVE_KERNEL.search(name):
+        return Kind.COLLECTIVE_KERNEL
+    if kind not in (Kind.CPU_OP, Kind.ANNOTATION):
         return kind
     if name.startswith("ProfilerStep#"):
-        return STEP
-    if name.startswith(("enumerate(DataLoader)#", "enumerate(DataPipe)#")):
-        return DATALOADER
-    if name.startswith(("nccl:", "gloo:", "ucc:", "mpi:", "xccl:", "hccl:")):
-        return COMMUNICATION
-    if kind == ANNOTATION:
-        # A person's label spans waiting too; the optimizer's, which torch writes, is work.
-        return CPU_OP if name.startswith("Optimizer.") else ANNOTATION
-    return ELIGIBLE_OP if _ELIGIBLE.fullmatch(name) else CPU_OP
+        return Kind.STEP
+    if name.startswith(_LOADERS):
+        return Kind.DATALOADER
+    if name.startswith(_BACKENDS):
+        return Kind.COMMUNICATION
+    # A person's label spans waiting too; the optimizer's, which torch writes, is work.
+    return Kind.CPU_OP if name.startswith("Optimizer.") else kind
 
 
-def _nanoseconds(micros: Any) -> int | None:
-    """Convert the text of a number of µs to whole ns; None unless a number within ±2**61 ns."""
-    if type(micros) is not str:
-        return None
-    try:  # exact, where a float of µs since 1970 would be good to 0.25 µs
-        ns = Decimal(micros[:99]).scaleb(3)
-        return round(ns) if abs(ns) < _MOST_NS else None
-    except ArithmeticError:
-        return None
+def _nanoseconds(micros: Json, least: int = -_MOST_NS) -> int:
+    """Convert the text of a number of µs to whole ns, from `least` to 2**61."""
+    if type(micros) is str:
+        try:  # exact, where a float of µs since 1970 would be good to 0.25 µs
+            nanoseconds = Decimal(micros[:99]).scaleb(3)
+            if least <= nanoseconds < _MOST_NS:
+                return round(nanoseconds)
+        except ArithmeticError:
+            pass
+    raise ValueError("its 'ts' or 'dur' is not a time in µs")
 
 
-def _identifier(text: Any) -> int:
+def _identifier(text: Json) -> int:
     """Return a correlation or external id, 0 where there is none."""
     return int(text) if type(text) is str and len(text) <= 18 and text.isdecimal() else 0

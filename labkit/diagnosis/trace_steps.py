@@ -1,25 +1,35 @@
 """Where the time of a step goes: every ns of it in one class, and device idle time by cause.
 
 The rules are those of PyTorch's TensorBoard plugin (torch-tb-profiler 0.4.3, overall_parser.py and
-event_parser.py): a stretch of time belongs to the first of `CLASSES` that is active in it.
+event_parser.py): a stretch of time belongs to the first class that is active in it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 
-from labkit.diagnosis import trace_events as kinds
-from labkit.diagnosis.trace_events import Events, Intervals, join, uses_tensor_cores
+from labkit.diagnosis.trace_events import (
+    HOST_WORK,
+    KERNELS,
+    ON_DEVICE,
+    Events,
+    Intervals,
+    Kind,
+    uses_tensor_cores,
+)
 
 CLASSES = ("kernel", "memcpy", "memset", "communication", "runtime", "dataloader", "cpu_exec")
-# What else counts as a class, by its number
-ALSO = {
-    kinds.COMMUNICATION: kinds.COMMUNICATION_KERNEL,
-    kinds.RUNTIME: kinds.GRAPH_LAUNCH,
-    kinds.CPU_OP: kinds.ELIGIBLE_OP,
+IDLE_CAUSES = ("host_wait", "host", "kernel_wait", "other")  # of a device's gaps
+LANES = {  # rows of a picture of the trace
+    "CPU operators": (Kind.CPU_OP,),
+    "DataLoader": (Kind.DATALOADER,),
+    "CUDA calls": (Kind.RUNTIME,),
+    "kernels": (Kind.KERNEL,),
+    "collectives": (Kind.COLLECTIVE_KERNEL,),
+    "copies": (Kind.MEMCPY, Kind.MEMSET),
 }
 
 TOP = 10  # kernels listed
@@ -30,43 +40,48 @@ SHORT_GAP_NS = 10_000
 # Python between two operators that takes no longer than this, or a tenth of the step, only issues
 # them. In traces of eager models (RTX 2080 Ti, V100, A100, H100) its median is 3 to 22 µs, also
 # where stacks were recorded.
-GLUE_NS, GLUE_SHARE = 50_000, 0.1
+GLUE_NS = 50_000
+GLUE_SHARE = 0.1
+BUILT_IN = "<built-in "  # a function of C, as the profiler writes it: no line of anybody's
+COMPLETE = 0.8  # of the kernels of the step before: the plugin's mark of a whole last step
 
 
-def union(intervals: Intervals) -> Intervals:
-    """Merge overlapping and touching intervals; the result is sorted and free of empty ones."""
-    some = intervals.only(intervals.end > intervals.start)
-    start, end = some.only(np.argsort(some.start, kind="stable"))
+def merge(intervals: Intervals) -> Intervals:
+    """Merge overlapping and touching intervals, sorted by start; the empty ones go."""
+    start, end = intervals.only(intervals.length > 0)
     reach = np.maximum.accumulate(end)
     first = np.ones(len(start), dtype=bool)
     first[1:] = start[1:] > reach[:-1]
-    return Intervals(start[first], reach[np.append(first[1:], True)] if len(start) else reach)
+    last = np.ones(len(start), dtype=bool)
+    last[:-1] = first[1:]
+    return Intervals(start[first], reach[last])
 
 
-def length(intervals: Intervals) -> int:
+def covered(intervals: Intervals) -> int:
     """Return the time that at least one interval covers, in ns."""
-    return int(union(intervals).length.sum())
+    return int(merge(intervals).length.sum())
 
 
-class StepClock:
-    """A clock that runs only inside the steps, which are sorted and without overlap."""
+class Clock:
+    """A clock that runs only inside some stretches, which are sorted and do not overlap."""
 
-    def __init__(self, steps: Intervals):
-        self.steps = steps
-        self.total = int(steps.length.sum())
-        self._before = np.cumsum(steps.length) - steps.length
+    def __init__(self, stretches: Intervals):
+        self.stretches = stretches
+        self.total = int(stretches.length.sum())
+        self._before = np.cumsum(stretches.length) - stretches.length
 
     def at(self, time: np.ndarray) -> np.ndarray:
-        """Return the ns of steps that had passed at each `time`."""
-        if not len(self.steps.start):
+        """Return the ns of stretches that had passed at each `time`."""
+        start, end = self.stretches
+        if not len(start):
             return np.zeros_like(time)
-        step = np.searchsorted(self.steps.start, time, side="right") - 1
-        index = np.maximum(step, 0)
-        into = np.minimum(time, self.steps.end[index]) - self.steps.start[index]
-        return np.where(step < 0, 0, self._before[index] + np.maximum(into, 0))
+        number = np.searchsorted(start, time, side="right") - 1
+        index = np.maximum(number, 0)
+        into = np.minimum(time, end[index]) - start[index]
+        return np.where(number < 0, 0, self._before[index] + np.maximum(into, 0))
 
     def inside(self, intervals: Intervals) -> Intervals:
-        """Return the intervals on this clock; what lies outside the steps has no length."""
+        """Return the intervals on this clock; what lies outside the stretches has no length."""
         return Intervals(self.at(intervals.start), self.at(intervals.end))
 
 
@@ -77,160 +92,54 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
     launched in it have ended. The last are dropped where the profiler stopped before their kernels
     were recorded (fewer than 80% of those of the step before, as the plugin had it).
     """
-    notes, marks = [], events.of(kinds.STEP)
+    notes = []
+    marks = events.of(Kind.STEP)
     if not marks.length.any():
         notes.append("No ProfilerStep marks (call prof.step()): the whole span is one step.")
-        work = events.of(*kinds.HOST, kinds.STEP)
-        only_cuda = events.of(*kinds.ISSUED, *kinds.ON_DEVICE)
-        marks = _hull(work if len(work.start) else only_cuda)
-    start, end = marks = marks.only(marks.end > marks.start)
+        host = events.are(*HOST_WORK, Kind.STEP)
+        only_device = events.are(Kind.RUNTIME, *ON_DEVICE)
+        marks = _hull(events.span.only(host if host.any() else only_device))
+    marks = marks.only(marks.length > 0)
+    start, end = marks
     if not len(start):
         return marks, notes
 
-    # The step in whose mark each piece of device work was launched, -1 for none
-    step = np.searchsorted(start, events.launched.start, side="right") - 1
-    known = events.tied & (step >= 0) & (events.launched.end <= end[step])
-    step[~known] = -1
-    count = np.bincount(step[known], minlength=len(start))
+    # The step in whose mark each piece of device work was launched
+    launched = events.span.only(events.launch)
+    step = np.searchsorted(start, launched.start, side="right") - 1
+    known = (events.launch >= 0) & (step >= 0) & (launched.end <= end[step])
+    launches = np.bincount(step[known], minlength=len(start))
     before = start[0]
     np.maximum.at(end, step[known], events.span.end[known])
-    if count[0]:
+    if launches[0]:
         # Work launched before the first mark delays the first step's own.
-        early = events.span.end[np.isin(events.kind, kinds.ON_DEVICE) & ~known]
-        early = early[early < events.span.start[step == 0].min()]
-        before = max(before, early.max(initial=before))
+        early = events.span.end[events.are(*ON_DEVICE) & ~known]
+        first = events.span.start[known & (step == 0)].min()
+        before = max(before, early[early < first].max(initial=before))
     end = np.maximum.accumulate(np.maximum(np.maximum(start, end), before))
     start = np.maximum(start, np.append(before, end[:-1]))
 
     keep = end > start
     if known.any():
-        last = int(np.flatnonzero(count)[-1])
-        complete = last if last > 0 and count[last] < 0.8 * count[last - 1] else last + 1
-        if complete < len(count):
-            steps = "step" if (cut := len(count) - complete) == 1 else f"{cut} steps"
+        complete = int(np.flatnonzero(launches)[-1]) + 1
+        if complete > 1 and launches[complete - 1] < COMPLETE * launches[complete - 2]:
+            complete -= 1
+        dropped = len(launches) - complete
+        if dropped:
+            steps = "step" if dropped == 1 else f"{dropped} steps"
             notes.append(f"Dropped the last {steps}: their kernels are missing.")
             keep[complete:] = False
-    return Intervals(start[keep], end[keep]), notes
+    return Intervals(start, end).only(keep), notes
 
 
-def find_window(events: Events) -> StepClock:
-    """Return a clock of the whole window: from the first mark to the last, else of all events."""
-    marks = events.of(kinds.STEP)
-    return StepClock(_hull(marks if marks.length.any() else events.span))
+def find_window(events: Events) -> Intervals:
+    """Return the whole window: from the first mark to the last, else of all events."""
+    marks = events.of(Kind.STEP)
+    return _hull(marks if marks.length.any() else events.span)
 
 
 def _hull(spans: Intervals) -> Intervals:
     return Intervals(spans.start.min(keepdims=True), spans.end.max(keepdims=True))
-
-
-def split_by_class(events: Events, clock: StepClock) -> dict[str, int]:
-    """Return the ns of all steps that each class and `other` add to the union of those before."""
-    times, covered, so_far = {}, events.span.only(slice(0)), 0
-    for role, name in enumerate(CLASSES):
-        own = clock.inside(events.of(role, ALSO.get(role, role)))
-        covered = union(join(covered, own))
-        times[name], so_far = length(covered) - so_far, length(covered)
-    return times | {"other": clock.total - so_far}
-
-
-def device_shares(events: Events, devices: np.ndarray, clock: StepClock) -> dict[str, float]:
-    """Return shares (0 to 1) of the clock's time, averages over `devices`.
-
-    In `kernel_busy` a kernel runs, in `any_gpu_busy` that or a copy or memset, in `compute_busy` a
-    kernel that computes, in `comm_busy` a collective, in `exposed_comm` nothing but collectives; in
-    `dataloader_share` the host waits for the DataLoader, whatever the device does.
-    """
-    inside, total = clock.inside(events.span), max(clock.total, 1)
-    compute, collective = events.kind == kinds.KERNEL, events.kind == kinds.COMMUNICATION_KERNEL
-
-    def share(some: np.ndarray) -> float:
-        each = (length(inside.only(some & (events.place == device))) for device in devices)
-        return sum(each) / (max(len(devices), 1) * total)
-
-    busy = share(events.kind >= 0)
-    return {
-        "kernel_busy": share(compute | collective),
-        "any_gpu_busy": busy,
-        "compute_busy": share(compute),
-        "comm_busy": share(collective),
-        "exposed_comm": max(busy - share(~collective), 0.0),
-        "idle": max(1 - busy, 0.0),
-        "dataloader_share": length(clock.inside(events.of(kinds.DATALOADER))) / total,
-    }
-
-
-def host_outside(events: Events, clock: StepClock) -> Intervals:
-    """Return when, on the steps' clock, the host is in nothing that the profiler knows."""
-    inside = union(clock.inside(events.of(*kinds.HOST, *kinds.ISSUED)))
-    free = Intervals(np.append(0, inside.end), np.append(inside.start, clock.total))
-    # Recorded without ProfilerActivity.CPU, nobody knows where the host was
-    return free if len(events.of(*kinds.HOST, kinds.STEP).start) else free.only(slice(0))
-
-
-def where(events: Events, clock: StepClock, stretches: Intervals) -> tuple[str, ...]:
-    """Name the annotation and Python function that are the shortest to cover half of `stretches`.
-
-    On the thread of the steps' marks, or of most operators: others may only wait.
-    """
-    marked, found = events.kind == kinds.STEP, []
-    marked = marked if marked.any() else np.isin(events.kind, (*kinds.HOST, *kinds.ISSUED))
-    half = 0.5 * int(stretches.length.sum())
-    if not half or not marked.any():
-        return ()
-    own = events.place == np.bincount(events.place[marked]).argmax()
-    for kind in (kinds.ANNOTATION, kinds.PYTHON):
-        some = own & (events.kind == kind)
-        inside, name = clock.inside(events.span.only(some)), events.name[some]
-        covers = np.bincount(name, StepClock(stretches).inside(inside).length)
-        if len(most := np.flatnonzero(covers >= half)):
-            found.append(events.names[most[np.bincount(name, inside.length)[most].argmin()]])
-    return tuple(found)
-
-
-def self_times(span: Intervals, thread: np.ndarray) -> np.ndarray:
-    """Return the ns of each of the calls without those inside it on its thread."""
-    order = np.lexsort((-span.end, span.start, thread))
-    own, around = span.length, []
-    ends, threads, whole, rest = map(memoryview, (span.end, thread, span.length, own))  # no copies
-    for call in memoryview(order):
-        while around and (ends[around[-1]] < ends[call] or threads[around[-1]] != threads[call]):
-            around.pop()
-        if around:
-            rest[around[-1]] -= whole[call]
-        around.append(call)
-    return np.maximum(own, 0)
-
-
-def split_idle(events: Events, device: int, clock: StepClock, outside: Intervals) -> dict[str, int]:
-    """Return the ns of all steps in which `device` ran nothing, by cause.
-
-    The rule is Holistic Trace Analysis' (MIT, breakdown_analysis.py), for the device as a whole. A
-    gap is `host_wait` if the work that ends it was launched after the gap began, else `kernel_wait`
-    if short, the hardware's hand-over, else `other`: it waited for another stream or memory, or its
-    launch is unknown. What the host spent `outside` is `host`, unless it was launched already.
-    """
-    work = events.span
-    own = np.flatnonzero((events.place == device) & (work.end > work.start))
-    busy = union(work.only(own))
-    # Events are sorted by start: the first of a busy stretch is what ended the gap before.
-    opener = own[np.searchsorted(work.start[own], busy.start)]
-    gap = Intervals(
-        np.concatenate([clock.steps.start[:1], busy.end]),
-        np.concatenate([busy.start, clock.steps.end[-1:]]),
-    )
-    inside = clock.inside(gap)
-    # After the last work nothing is queued: the host's doing, if launches are known at all.
-    known = np.append(events.tied[opener], events.tied.any())
-    queued = known & np.append(events.launched.start[opener] <= gap.start[:-1], False)
-    short = queued & (gap.length <= SHORT_GAP_NS)
-    host = np.where(queued, 0, np.maximum(StepClock(outside).inside(inside).length, 0))
-    rest = np.maximum(inside.length, 0) - host
-    return {
-        "host_wait": int(rest[known & ~queued].sum()),
-        "host": int(host.sum()),
-        "kernel_wait": int(rest[short].sum()),
-        "other": int(rest[(~known | queued) & ~short].sum()),
-    }
 
 
 @dataclass(frozen=True)
@@ -243,21 +152,231 @@ class TopKernel:
     tensor_core: bool
 
 
-def top_kernels(events: Events, inside: Intervals, is_kernel: np.ndarray) -> dict[str, Any]:
-    """Return the top kernels, and the shares of kernel time on Tensor Cores and able to be."""
-    counted = is_kernel & (inside.length > 0)
-    ns, eligible = inside.length[counted].astype(float), events.eligible[counted]
-    kernels, which, calls = np.unique(events.name[counted], return_inverse=True, return_counts=True)
-    names, times = [events.names[kernel] for kernel in kernels], np.bincount(which, ns)
-    on_cores = np.array([uses_tensor_cores(name) for name in names], dtype=bool)
-    uses, total = on_cores[which], ns.sum()
-    # As in the plugin, an operator that was seen to use Tensor Cores is one that can.
-    can = uses | eligible
-    return {
-        "tensor_core_share": float(ns[uses].sum() / total) if total else None,
-        "tensor_core_eligible_share": float(ns[can].sum() / total) if total else None,
-        "top_kernels": tuple(
-            TopKernel(names[k], float(times[k]) / 1000, int(calls[k]), bool(on_cores[k]))
-            for k in np.argsort(-times, kind="stable")[:TOP]
-        ),
-    }
+class Timeline:
+    """The events of a trace on a clock, that of its steps or of the whole window; times in ns."""
+
+    def __init__(self, events: Events, stretches: Intervals):
+        self.events = events
+        self.clock = Clock(stretches)
+        self.total = self.clock.total
+        self.inside = self.clock.inside(events.span)
+
+    def covered(self, which: np.ndarray) -> int:
+        """Return the time in which at least one of these events, a mask, is active."""
+        return covered(self.inside.only(which))
+
+    @cached_property
+    def devices(self) -> np.ndarray:
+        """The places of the devices that ran kernels; else of those that ran anything."""
+        kernels = self.events.are(*KERNELS)
+        ran = kernels if kernels.any() else self.events.are(*ON_DEVICE)
+        return np.unique(self.events.place[ran])
+
+    def by_class(self) -> dict[str, int]:
+        """Return the time that each class, and `other`, adds to the union of those before."""
+        times = {}
+        so_far = 0
+        active = np.zeros(len(self.events.kind), dtype=bool)
+        for kind, name in enumerate(CLASSES):
+            active |= self.events.kind == kind
+            if kind == Kind.COMMUNICATION:
+                active |= self.events.kind == Kind.COLLECTIVE_KERNEL
+            reached = self.covered(active)
+            times[name] = reached - so_far
+            so_far = reached
+        times["other"] = self.total - so_far
+        return times
+
+    def device_shares(self) -> dict[str, float]:
+        """Return shares (0 to 1) of the time, averages over the devices.
+
+        In `kernel_busy` a kernel runs, in `any_gpu_busy` that or a copy or memset, in
+        `compute_busy` a kernel that computes, in `comm_busy` a collective, in `exposed_comm`
+        nothing but collectives; in `dataloader_share` the host waits for the DataLoader, whatever
+        the device does.
+        """
+        total = max(self.total, 1)
+        places = [self.events.place == device for device in self.devices]
+        collective = self.events.are(Kind.COLLECTIVE_KERNEL)
+
+        def share(which: np.ndarray) -> float:
+            times = [self.covered(which & place) for place in places]
+            return sum(times) / (max(len(places), 1) * total)
+
+        busy = share(self.events.kind >= 0)
+        return {
+            "kernel_busy": share(self.events.are(*KERNELS)),
+            "any_gpu_busy": busy,
+            "compute_busy": share(self.events.are(Kind.KERNEL)),
+            "comm_busy": share(collective),
+            "exposed_comm": max(busy - share(~collective), 0.0),
+            "idle": max(1 - busy, 0.0),
+            "dataloader_share": self.covered(self.events.are(Kind.DATALOADER)) / total,
+        }
+
+    def host_shares(self) -> dict[str, float]:
+        """Return the shares of a CPU's collectives (Gloo), and of those with no operator beside."""
+        sent = self.events.are(Kind.COMMUNICATION)
+        operators = self.events.are(Kind.CPU_OP)
+        exposed = self.covered(sent | operators) - self.covered(operators)
+        return {"comm_busy": self.covered(sent) / self.total, "exposed_comm": exposed / self.total}
+
+    def copy_overlap(self) -> float | None:
+        """Return the share of copy time during which a kernel ran; None without copies."""
+        copies = self.events.are(Kind.MEMCPY)
+        kernels = self.events.are(*KERNELS)
+        copied = self.covered(copies)
+        both = copied + self.covered(kernels) - self.covered(copies | kernels)
+        return both / copied if copied else None
+
+    @cached_property
+    def host_outside(self) -> Intervals:
+        """When, on the clock, the host is in nothing that the profiler knows."""
+        known = merge(self.inside.only(self.events.are(*HOST_WORK, Kind.RUNTIME)))
+        free = Intervals(np.append(0, known.end), np.append(known.start, self.total))
+        host = self.events.are(*HOST_WORK, Kind.STEP)
+        # Recorded without ProfilerActivity.CPU, nobody knows where the host was
+        return free if host.any() else free.only(slice(0))
+
+    @cached_property
+    def host_work(self) -> Intervals:
+        """Of `host_outside`, what is more than Python that issues the next operator."""
+        glue = min(GLUE_NS, GLUE_SHARE * self.total / len(self.clock.stretches.start))
+        return self.host_outside.only(self.host_outside.length > glue)
+
+    def host_where(self) -> tuple[str, ...]:
+        """Name the annotation and Python function that are the shortest to cover half of that.
+
+        On the thread of the steps' marks, or of most operators: others may only wait.
+        """
+        half = 0.5 * int(self.host_work.length.sum())
+        marked = self.events.are(Kind.STEP)
+        if not marked.any():
+            marked = self.events.are(*HOST_WORK, Kind.RUNTIME)
+        if not half or not marked.any():
+            return ()
+        thread = np.bincount(self.events.place[marked]).argmax()
+        clock = Clock(self.host_work)
+        found = []
+        for kind in (Kind.ANNOTATION, Kind.PYTHON):
+            which = self.events.are(kind) & (self.events.place == thread)
+            spans = self.inside.only(which)
+            covers = self._by_name(which, clock.inside(spans).length)
+            known = [name for name in covers if not name.startswith(BUILT_IN)]
+            enough = [name for name in known if covers[name] >= half]
+            if enough:
+                lengths = self._by_name(which, spans.length)
+                found.append(min(enough, key=lambda name: lengths[name]))
+        return tuple(found)
+
+    def idle(self) -> dict[str, float]:
+        """Return the time in which a device ran nothing, by cause: an average over the devices."""
+        each = [self._idle_of(device) for device in self.devices]
+        return {cause: float(np.mean([idle[cause] for idle in each])) for cause in each[0]}
+
+    def _idle_of(self, device: int) -> dict[str, int]:
+        """Return the time in which `device` ran nothing, by cause.
+
+        The rule is Holistic Trace Analysis' (MIT, breakdown_analysis.py), for the device as a
+        whole. A gap is `host_wait` if the work that ends it was launched after the gap began, else
+        `kernel_wait` if short, the hardware's hand-over, else `other`: it waited for another stream
+        or memory, or its launch is unknown. What the host spent outside of all that is known is
+        `host`, unless it was launched already; of that, `host_work` is long.
+        """
+        work = self.events.span
+        own = np.flatnonzero((self.events.place == device) & (work.length > 0))
+        busy = merge(work.only(own))
+        steps = self.clock.stretches
+        gap = Intervals(np.append(steps.start[:1], busy.end), np.append(busy.start, steps.end[-1:]))
+        inside = self.clock.inside(gap)
+        # Events are sorted by start: the first of a busy stretch is what ended the gap before.
+        launch = self.events.launch[own[np.searchsorted(work.start[own], busy.start)]]
+        # After the last work nothing is queued: the host's doing, if launches are known at all.
+        known = np.append(launch >= 0, (self.events.launch >= 0).any())
+        queued = known & np.append(work.start[launch] <= gap.start[:-1], False)
+        short = queued & (gap.length <= SHORT_GAP_NS)
+
+        def while_in(stretches: Intervals) -> np.ndarray:
+            return np.where(queued, 0, Clock(stretches).inside(inside).length)
+
+        host = while_in(self.host_outside)
+        rest = inside.length - host
+        return {
+            "host_wait": int(rest[known & ~queued].sum()),
+            "host": int(host.sum()),
+            "kernel_wait": int(rest[short].sum()),
+            "other": int(rest[(~known | queued) & ~short].sum()),
+            "host_work": int(while_in(self.host_work).sum()),
+        }
+
+    @cached_property
+    def kernels(self) -> np.ndarray:
+        """Indexes of the kernels that run inside the clock's stretches."""
+        return np.flatnonzero(self.events.are(*KERNELS) & (self.inside.length > 0))
+
+    def _by_name(self, which: np.ndarray, amount: np.ndarray) -> dict[str, float]:
+        """Return the sum of an amount of each of these events, by their names."""
+        total = np.bincount(self.events.name[which], amount)
+        return {self.events.names[number]: total[number] for number in np.flatnonzero(total)}
+
+    def kernel_times(self) -> dict[str, float]:
+        """Return the time of every kernel, by name."""
+        return self._by_name(self.kernels, self.inside.length[self.kernels])
+
+    def lanes(self) -> dict[str, np.ndarray]:
+        """Return the steps and when each lane is active: (n, 2) starts and ends, in ms.
+
+        They count from the first step; what overlaps or touches in a lane is one.
+        """
+        steps = self.clock.stretches
+        found = {"steps": steps}
+        for name, kinds in LANES.items():
+            active = merge(self.events.of(*kinds))
+            if len(active.start):
+                found[name] = active
+        began = steps.start[0]
+        return {name: (np.stack(each, axis=1) - began) / 1e6 for name, each in found.items()}
+
+    def top_kernels(self) -> tuple[TopKernel, ...]:
+        """Return the kernels that took most time."""
+        times = self.kernel_times()
+        calls = self._by_name(self.kernels, np.ones(len(self.kernels)))
+        longest = sorted(times, key=lambda name: times[name], reverse=True)[:TOP]
+        return tuple(
+            TopKernel(name, float(times[name]) / 1000, int(calls[name]), uses_tensor_cores(name))
+            for name in longest
+        )
+
+    def tensor_core_shares(self) -> tuple[float | None, float | None]:
+        """Return the shares of kernel time on Tensor Cores, and of operators that can use them."""
+        times = self.kernel_times()
+        if not times:
+            return None, None
+        able = self.kernels[self.events.can_use_tensor_cores[self.kernels]]
+        used = 0.0
+        possible = 0.0  # beside that
+        for name, time in times.items():
+            used += time * uses_tensor_cores(name)
+        # As in the plugin, an operator that was seen to use Tensor Cores is one that can.
+        for name, time in self._by_name(able, self.inside.length[able]).items():
+            possible += time * (not uses_tensor_cores(name))
+        total = sum(times.values())
+        return used / total, (used + possible) / total
+
+    def operator_times(self) -> dict[str, float]:
+        """Return the time of every operator without those inside it on its thread, by name."""
+        operators = np.flatnonzero(self.events.are(Kind.CPU_OP))
+        start, end = self.inside.only(operators)
+        thread = self.events.place[operators]
+        own = end - start
+        whole = own.copy()
+        around: list[int] = []  # the operators that the next one may be inside of
+        for number in np.lexsort((-end, start, thread)).tolist():
+            while around and (
+                end[around[-1]] < end[number] or thread[around[-1]] != thread[number]
+            ):
+                around.pop()
+            if around:
+                own[around[-1]] -= whole[number]
+            around.append(number)
+        return self._by_name(operators, np.maximum(own, 0))

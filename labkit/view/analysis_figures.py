@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from labkit.diagnosis.instruments import Instruments, Reading, driver_samples, samples
 from labkit.diagnosis.losses import Losses, name_of
 from labkit.diagnosis.public_traces import PublicTrace
-from labkit.diagnosis.trace import Breakdown, TraceComparison
-from labkit.diagnosis.trace_file import RankTraces
+from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces, TraceComparison
 from labkit.results.run import Run
 from labkit.view import style
 from labkit.view.primitives import Bar, Series, hbars, lines, rows_in, stack
@@ -119,6 +118,15 @@ CAUSES = {
     "kernel_wait_us": "kernel wait (short gaps)",
     "other_us": "other",
 }
+LANES = {  # rows of a picture of a trace: the classes that they show
+    "CPU operators": "cpu_exec",
+    "DataLoader": "dataloader",
+    "CUDA calls": "runtime",
+    "kernels": "kernel",
+    "collectives": "communication",
+    "copies": "memcpy",
+}
+LANE_IN = 0.26  # inches that a lane is high
 KERNELS, NAME_LENGTH = 6, 46  # listed; characters of a kernel's name
 
 
@@ -152,6 +160,41 @@ def draw_trace(breakdown: Breakdown) -> Figure:
         f"step{'s' * (steps > 1)} of {_ms(step_us)} on average"
     )
     return _bars(header, panels)
+
+
+@our_style
+def draw_timeline(
+    source: str,
+    lanes: dict[str, np.ndarray],
+    start_ms: float | None = None,
+    end_ms: float | None = None,
+) -> Figure:
+    """Draw when each lane of a trace was active; lines mark the steps.
+
+    Args:
+        source: What it is a trace of.
+        lanes: (n, 2) starts and ends in ms of each lane, and of the `steps`.
+        start_ms: Where the picture begins: with the first step, else with the first activity.
+        end_ms: Where it ends: with the second step, else with the last activity.
+    """
+    rows = [name for name in lanes if name != "steps"]
+    marks = lanes.get("steps", np.concatenate([lanes[name] for name in rows]))
+    shown = marks[:2] if "steps" in lanes else marks
+    start = float(shown.min()) if start_ms is None else start_ms
+    end = float(shown.max()) if end_ms is None else end_ms
+    header = [(drawable(source, 200), BOLD)]
+    figure, (axes,) = page(header, [(0.1, LANE_IN * len(rows))], left_in=1.6)
+    for row, name in enumerate(rows):
+        spans = lanes[name]
+        seen = spans[(spans[:, 1] > start) & (spans[:, 0] < end)]
+        colour = CLASSES[LANES[name.split(": ")[-1]]][1]
+        widths = np.stack([seen[:, 0], seen[:, 1] - seen[:, 0]], axis=1)
+        axes.broken_barh(widths, (row - 0.36, 0.72), color=colour, linewidth=0)
+    if "steps" in lanes:
+        axes.vlines(marks[:, 0], -0.5, len(rows) - 0.5, color="black", linewidth=0.8)
+    axes.set(xlim=(start, end), ylim=(len(rows) - 0.5, -0.5))
+    axes.set(yticks=range(len(rows)), yticklabels=rows, xlabel="ms")
+    return figure
 
 
 @our_style
