@@ -17,7 +17,6 @@ _PUBLIC = {  # the public names, by the module of labkit that holds them
     "diagnosis.cost": "cost",
     "diagnosis.diagnosis": "diagnose",
     "diagnosis.instruments": "instruments",
-    "diagnosis.losses": "losses",
     "diagnosis.prediction": "predict",
     "diagnosis.public_traces": "public_trace",
     "diagnosis.trace": "trace",
@@ -74,7 +73,6 @@ ABOVE.update(
         "Instruments.plot": "labkit.view.analysis_figures:draw_instruments",
         "Display": "labkit.view.display:Display",
         "PublicTrace.plot": "labkit.view.analysis_figures:draw_reference",
-        "Losses.plot": "labkit.view.analysis_figures:draw_losses",
     }
 )
 
