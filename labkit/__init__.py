@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from labkit.diagnosis.cost import cost
     from labkit.diagnosis.diagnosis import diagnose
     from labkit.diagnosis.instruments import instruments
-    from labkit.diagnosis.losses import losses
     from labkit.diagnosis.prediction import predict
     from labkit.diagnosis.public_traces import public_trace
     from labkit.diagnosis.trace import trace
@@ -59,7 +58,6 @@ _HOMES = {  # public name: the module that defines it
     "instruments": "labkit.diagnosis.instruments",
     "Ladder": "labkit.view.ladder",
     "load": "labkit.results.library",
-    "losses": "labkit.diagnosis.losses",
     "machine": "labkit.results.hardware",
     "measure": "labkit.view.measuring",
     "mystery": "labkit.course.mystery",

@@ -1,4 +1,4 @@
-"""The figures of `lk.trace`, `lk.instruments` and `lk.losses`."""
+"""The figures of `lk.trace` and `lk.instruments`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from labkit.diagnosis.instruments import Instruments, Reading, driver_samples, samples
-from labkit.diagnosis.losses import Losses, name_of
 from labkit.diagnosis.public_traces import PublicTrace
 from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces, TraceComparison
 from labkit.results.run import Run
 from labkit.view import style
-from labkit.view.primitives import Bar, Series, hbars, lines, rows_in, stack
-from labkit.view.run_header import BOLD, run_header, several_header
-from labkit.view.style import LINES, drawable, our_style, page, percent
+from labkit.view.primitives import Bar, hbars, rows_in, stack
+from labkit.view.run_header import BOLD, run_header
+from labkit.view.style import drawable, our_style, page, percent
 
 MANY = 100  # readings of the telemetry, from which on their dots would make one band
 DOTS = {"marker": ".", "markersize": 5, "linestyle": "none", "color": "#0072B2", "zorder": 3}
 LINE = {"marker": ".", "markersize": 3, "linewidth": 1.0, "color": style.INSTRUMENT, "zorder": 3}
-SMOOTH = 5  # steps: the losses of single batches differ more than those of formats do
 
 # One curve: (label, seconds (n,), shares 0 to 1 (n,) with NaN where a sample is missing, style)
 Curve = tuple[str, np.ndarray, np.ndarray, dict[str, Any]]
@@ -73,32 +71,6 @@ def draw_instruments(instruments: Instruments) -> Figure:
         axes.set(xlim=(0, end), ylim=(0, 1.05), yticks=[0, 1], yticklabels=["0%", "100%"])
         axes.tick_params(labelbottom=axes is panels[-1])
     panels[-1].set_xlabel("seconds since the first batch was asked for")
-    return figure
-
-
-@our_style
-def draw_losses(losses: Losses) -> Figure:
-    """Draw the loss of each run, smoothed over a few steps, then samples/s and peak memory."""
-    runs = losses.runs
-    alike = len({(run.recorded, run.machine.name) for run in runs}) == 1  # the header says it
-    names = [run.pipeline.precision if alike else name_of(run) for run in runs]
-    word = "all within" if losses.survived else "NOT all within"
-    title = f"Losses in {', '.join(names)}: {word} {losses.tolerance:.0%} of {names[0]}'s"
-    header = several_header(title, ["mean losses; the same run, the same batches"], runs)
-    tall = rows_in(len(runs))
-    figure, (upper, *below) = page(header, [(0.36, 1.7), (0.66, tall), (0.6, tall)])
-    looks, smooth = zip(runs, names, LINES, ("-", "--", ":", "-.") * 2, strict=False), []
-    for run, name, colour, dash in looks:
-        curve = losses.curve(run)
-        width = min(SMOOTH, len(curve))
-        mean = np.convolve(curve, np.ones(width) / width, mode="valid")
-        smooth.append(Series(name, np.arange(len(mean)) + width // 2, mean, colour, dash, ""))
-    lines(upper, smooth, "step", f"loss, mean of {SMOOTH} steps")
-    numbers = ("samples/s", "throughput", ",.0f"), ("peak memory, GiB", "peak_memory_gib", ".2f")
-    for axes, (label, number, form) in zip(below, numbers, strict=True):
-        values = [getattr(run, number) for run in runs]
-        known = [f"{value:{form}}" if value else "unknown" for value in values]
-        hbars(axes, [Bar(*bar) for bar in zip(names, values, known, LINES, strict=False)], label)
     return figure
 
 

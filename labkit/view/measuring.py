@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
@@ -20,6 +20,9 @@ from labkit.results.launch import launch
 from labkit.results.measurements import Measurements
 from labkit.spec import TIMED, Grid
 from labkit.view.display import Display, StaticFigure, stage_line
+
+if TYPE_CHECKING:
+    import pandas
 
 MOST_MIB = 64  # of a function with what it refers to
 PAYLOAD = "function.pkl"
@@ -206,13 +209,18 @@ def progress_line(running: Measurements, seconds: float) -> str:
 def figure_so_far(running: Measurements, title: str) -> Any:
     """Return a figure of the rows so far, by their first two arguments that vary."""
     rows = running.rows
-    arguments = [name for name in rows if name not in TIMED]
+    arguments = [name for name in rows if name not in TIMED and not has_lists(rows[name])]
     varying = [name for name in arguments if rows[name].nunique() > 1]
     y = next((name for name in BEST_FIRST if name in rows and rows[name].notna().any()), None)
     if y is None or not varying:
         return None
     by = varying[1] if len(varying) > 1 else None
     return StaticFigure.drawn(running.plot(x=varying[0], y=y, by=by, title=title))
+
+
+def has_lists(column: pandas.Series) -> bool:
+    """Return whether a function returned lists in this column, such as the loss of each step."""
+    return any(isinstance(value, (list, dict)) for value in column)
 
 
 def first_error_of_all(measured: Measurements) -> str | None:
