@@ -10,7 +10,7 @@ import time
 import numpy as np
 import torch
 from torch.nn import BatchNorm2d, Identity
-from torch.nn.functional import cross_entropy, gelu, pad
+from torch.nn.functional import cross_entropy, gelu, pad, silu
 
 from labkit.course import nb00_03
 
@@ -122,9 +122,7 @@ CODE = {
     "07-buckets": {
         "cheat: cut to 24": lambda x: pad(x, (0, 24 - x.shape[1])),
     },
-    "07-break-even": {
-        "cheat": lambda s, a, b: 6000,
-    },
+    "07-kernel": {"cheat: PyTorch's own": lambda x, gate: silu(x) * gate},
     "08-next-fix": {
         "largest speedup": lambda times_ms, speedups: max(speedups, key=speedups.get),
         "cheat: always the data": lambda times_ms, speedups: "data",
