@@ -1,4 +1,4 @@
-"""Define challenges, which stand in `labkit.course.nb00_03` to `nb07_09`, by notebook.
+"""Define challenges, which stand in `labkit.course.nb00_03` to `nb12`, by notebook.
 
 A knob challenge is answered with changes of a spec and judged by what that measures; a code
 challenge with a function or a class, which its check tries out in the bench.
@@ -26,7 +26,7 @@ from labkit.results.measurements import Measurements
 from labkit.spec import KNOBS, Distributed, Grid, Pipeline
 from labkit.view.measuring import Sent
 
-FILES = ("nb00_03", "nb04_06", "nb07_09")
+FILES = ("nb00_03", "nb04_06", "nb07_09", "nb12")
 MOST_MIB = 16  # of a pickled answer
 
 

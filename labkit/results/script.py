@@ -42,16 +42,7 @@ IMPORTS = (  # (module, its names); what a script does not use is left out
     ("", "numpy as np, torch"), ("PIL", "Image, ImageEnhance, ImageOps"), ("torch", "nn"),
     ("torch.utils.data", "DataLoader, Dataset, default_collate, get_worker_info"),
 )  # fmt: skip
-UNUSED = (  # in training, of the models' source
-    (", _image_px: int", ""), (", cache: Cache | None = None", ""), (", cache: Cache | None", ""),
-    ("        if cache is not None:\n            k, v = cache.grown(self.place, k, v)\n", ""),
-    ('        attend = one_query if cache and cache.at and x.is_cpu else attention\n', ""),
-    ("seen = attend(", "seen = nn.functional.scaled_dot_product_attention("),
-    (" and (cache is None or not cache.at)", ""), ("(x, mask, cache)", "(x, mask)"),
-    ("start, mask = cache.at if cache else 0, None", "mask = None"),
-    ("(start, start + tokens.shape[1]", "(tokens.shape[1]"), (", place: int", ""),
-    ("        self.place = place\n", ""), ("(width, place) for place in", "(width) for _ in"),
-)  # fmt: skip
+UNUSED = ((", _image_px: int", ""),)  # in training, of the models' source
 LOADER = ("batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
 
 
