@@ -3,6 +3,8 @@
 import os
 import time
 from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import cloudpickle
@@ -34,9 +36,11 @@ def all_code():
     """Every (key, name) of answers in code; those that compile are slow."""
     for key, task in TASKS.items():
         if isinstance(task, CodeTask):
-            slow = [pytest.mark.slow] if key in COMPILED else []
+            marks = [pytest.mark.slow] if key in COMPILED else []
+            if key == "07-kernel":
+                marks = [pytest.mark.skipif(not find_spec("triton"), reason="needs Triton")]
             for name in ("solution", *WRONG[key], *(["start"] if task.base else [])):
-                yield pytest.param(key, name, marks=slow, id=f"{key} {name}")
+                yield pytest.param(key, name, marks=marks, id=f"{key} {name}")
 
 
 def judged(key, name):
@@ -85,7 +89,8 @@ def test_a_cheat_with_knobs_changes_the_work_and_is_refused_unless_a_goal_tells(
 
 def test_every_notebook_has_two_to_four_challenges_each_with_hints_cheats_and_a_solution():
     numbers = Counter(key[:2] for key in TASKS)
-    assert sorted(numbers) == [f"{n:02}" for n in range(len(numbers))] and len(TASKS) >= 28
+    notebooks = Path(__file__).parents[1] / "notebooks"
+    assert sorted(numbers) == sorted(path.name[:2] for path in notebooks.glob("*.ipynb"))
     assert all(2 <= count <= 4 for count in numbers.values())
     for key, task in TASKS.items():
         assert task.title and task.text and task.hints and task.goals, key
@@ -97,6 +102,12 @@ def test_every_notebook_has_two_to_four_challenges_each_with_hints_cheats_and_a_
             assert posed.solution().startswith(("def ", "class "))
     with pytest.raises(ValueError, match="Unknown challenge 'nothing'; available: 00-first"):
         lk.challenge("nothing")
+
+
+def test_the_kernel_puzzle_says_what_is_missing_where_there_is_no_triton(here, monkeypatch):
+    monkeypatch.setattr(nb07_09.importlib.util, "find_spec", lambda _name: None)
+    verdict = lk.challenge("07-kernel").check(WRONG["07-kernel"]["cheat: PyTorch's own"])
+    assert not verdict and "Triton is missing here" in verdict.why, verdict
 
 
 def heavy(data):

@@ -1,6 +1,7 @@
 """`lk.measure`: a function of one's own on the bench, row by row."""
 
 import json
+import linecache
 import threading
 from functools import partial
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 
 import labkit as lk
 from labkit.bench import measure as bench_measure
+from labkit.bench import triton_kernels
 from labkit.process.events import EventLog
 from labkit.view import measuring
 
@@ -162,3 +164,29 @@ def test_a_record_of_an_experiment_of_version_1_still_loads(tmp_path):
     rows = lk.load(path).rows
     assert list(rows["of"]) == ["copy", "bf16"] and rows["gib_s"][0] == 2
     assert rows["error"][1] == "skipped: needs a card"
+
+
+CELL = """
+def double(x, out, BLOCK: tl.constexpr):
+    place = tl.arange(0, BLOCK)
+    tl.store(out + place, 2 * tl.load(x + place))
+"""
+
+
+def test_a_triton_kernel_of_a_notebook_travels_with_its_source(monkeypatch):
+    triton = pytest.importorskip("triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    cell = {"tl": triton.language, "__name__": "__main__"}
+    lines = CELL.splitlines(keepends=True)
+    monkeypatch.setitem(linecache.cache, "<cell>", (len(CELL), None, lines, "<cell>"))
+    exec(compile(CELL, "<cell>", "exec"), cell)
+    triton_kernels.allow()
+    packed = cloudpickle.dumps(triton.jit(cell["double"]))
+    del linecache.cache["<cell>"]  # the bench has not seen the cell
+    assert "2 * tl.load(x + place)" in cloudpickle.loads(packed).src
+
+
+def test_a_row_that_needs_a_compiler_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr("labkit.bench.resolve_config.compiler", lambda: None)
+    with pytest.raises(bench_measure.Skipped, match="needs a C\\+\\+ compiler"):
+        bench_measure.Bench(CPU).needs_compiler()

@@ -10,7 +10,7 @@ import labkit as lk
 from labkit.bench.data import make_loader
 from labkit.bench.loop import Trainer
 from labkit.bench.model_size import plain_job
-from labkit.bench.models import GPT, Cache
+from labkit.bench.models import GPT
 from labkit.bench.text import Text, counted, next_bytes, packed
 
 WAYS = lk.Pipeline.knobs["batching"].choices
@@ -112,16 +112,6 @@ def test_no_token_sees_a_later_one_and_packed_documents_not_each_other():
     other[0, 12:] = 7
     assert torch.allclose(plain(rows)[:, :12], plain(other)[:, :12], atol=1e-5)
     assert not torch.allclose(plain(rows)[:, 10:], plain(rows[:, 10:]), atol=1e-3)
-
-
-def test_a_cache_gives_what_the_whole_sequence_gives():
-    model = GPT(128, 2, 256, 32).eval()
-    tokens = torch.randint(1, 256, (3, 20))
-    cache, got = Cache(model, 3, 20), []
-    for part in (tokens[:, :12], *tokens[:, 12:].split(1, dim=1)):
-        got.append(model(part, cache))
-        cache.at += part.shape[1]
-    assert torch.allclose(torch.cat(got, 1), model(tokens), atol=1e-5)
 
 
 @pytest.mark.parametrize(("knobs", "said"), [

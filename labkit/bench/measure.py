@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.utils.benchmark import Timer
 
-from labkit.bench import machine, model_size
+from labkit.bench import machine, model_size, resolve_config
 from labkit.process.events import EventLog
 from labkit.spec import NOISY, TIMED, quick_run
 
@@ -102,6 +102,11 @@ class Bench:
     def skip(self, why: str) -> None:
         """End this row, which cannot be measured here: `bench.skip("needs CUDA")`."""
         raise Skipped(why)
+
+    def needs_compiler(self) -> None:
+        """End this row where `torch.compile`, or Triton, lacks what it needs, and say what."""
+        if lacking := resolve_config.compile_lacks(self.device):
+            self.skip(lacking)
 
     def synchronize(self) -> None:
         """Wait until the device has done what it was given."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 import torch
 from torch import nn
-
-attention = nn.functional.scaled_dot_product_attention
 
 
 class CNN(nn.Module):
@@ -65,50 +62,23 @@ class Transformer(nn.Module):
         return self.head(self.encoder(x + self.place).mean(dim=1))
 
 
-class Cache:
-    """Keys and values of the tokens so far, per block; room for `length` tokens is made at once."""
-
-    def __init__(self, model: GPT, batch: int, length: int):
-        heads, weight = model.blocks[0].heads, model.bytes.weight
-        shape = len(model.blocks), 2, batch, heads, length, model.width // heads
-        self.kept = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
-        self.at = 0  # tokens that are in it: the next ones' place
-
-    def grown(self, block: int, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Keep the keys and values (B, H, T, D) of one block; return (2, B, H, at + T, D)."""
-        end = self.at + keys.shape[2]
-        self.kept[block, 0, :, :, self.at : end] = keys
-        self.kept[block, 1, :, :, self.at : end] = values
-        return self.kept[block, :, :, :, :end]
-
-
-def one_query(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any):
-    """Attend to all keys: a CPU's fused kernel takes 2.5 times as long for one query in BF16."""
-    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
-
-
 class Block(nn.Module):
     """Causal self-attention and an MLP, each behind a layer norm and beside a residual path."""
 
-    def __init__(self, width: int, place: int):
+    def __init__(self, width: int):
         super().__init__()
-        self.place = place
         self.heads = width // 64 if width % 64 == 0 else 1  # of 64 numbers each, as in GPT-2
         self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor | None, cache: Cache | None):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Map (B, T, width) to the same shape; `mask` (B, 1, T, T) says who sees whom."""
         batch, length, width = x.shape
         parts = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.heads, -1)
         q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)  # (B, H, T, D) each
-        if cache is not None:
-            k, v = cache.grown(self.place, k, v)
-        # A token behind a cache sees all of it. (The length is no constant to torch.compile)
-        causal = mask is None and (cache is None or not cache.at)
-        attend = one_query if cache and cache.at and x.is_cpu else attention
-        seen = attend(q, k, v, mask, is_causal=causal)
+        causal = mask is None
+        seen = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
         x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(nn.functional.gelu(self.up(self.mlp_norm(x))))
 
@@ -122,15 +92,15 @@ class GPT(nn.Module):
 
     def __init__(self, width: int, depth: int, vocabulary: int, context: int, packed: bool = False):
         super().__init__()
-        self.width, self.packed = width, packed
+        self.packed = packed
         self.bytes, self.places = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, place) for place in range(depth))
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
 
-    def forward(self, tokens: torch.Tensor, cache: Cache | None = None) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Map bytes (B, T) int64 to logits of the next ones (B, T, vocabulary)."""
-        start, mask = cache.at if cache else 0, None
-        places = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+        mask = None
+        places = torch.arange(tokens.shape[1], device=tokens.device)
         if self.packed:
             begins = tokens == 0
             document = begins.cumsum(1)  # (B, T)
@@ -139,31 +109,8 @@ class GPT(nn.Module):
             places = places - (places * begins).cummax(1).values
         x = self.bytes(tokens) + self.places(places)
         for block in self.blocks:
-            x = block(x, mask, cache)
+            x = block(x, mask)
         return self.head(self.norm(x))
-
-
-def packed(layer: nn.Linear, weights: str, on_cpu: bool) -> nn.Linear:
-    """Return a layer with its `weights` (int8, or as they are) as the fastest kernel reads them."""
-    weight, bias = layer.weight.data, layer.bias.data
-    if weights == "int8":
-        scale = weight.abs().amax(1) / 127  # one for each output
-        whole = (weight / scale[:, None]).round().to(torch.int8)
-
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            product = torch._weight_int8pack_mm(x.flatten(0, -2), whole, scale)
-            # CUDA's kernel returns FP32 whatever it is given; attention needs one format
-            return product.to(x.dtype).unflatten(0, x.shape[:-1]) + bias
-
-        layer.forward = forward
-    elif on_cpu and torch.backends.mkldnn.is_available():
-        onednn = torch.ops.mkldnn
-        blocked = onednn._reorder_linear_weight(weight, None)
-        layer.forward = lambda x: onednn._linear_pointwise(x, blocked, bias, "none", [], "")
-    else:
-        return layer
-    layer.weight = None  # what it was is not kept as well
-    return layer
 
 
 def make_model(name: str, *sizes: int) -> nn.Module:

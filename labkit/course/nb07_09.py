@@ -1,10 +1,12 @@
 """The challenges of notebooks 07 to 09."""
 
-import math
+import importlib.util
+import os
 import queue
 import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 from labkit.course.slow_script import SlowScript
 from labkit.course.task import Goal, KnobTask, Refused, code, counting, difference, faster, ratio
@@ -127,23 +129,84 @@ class Buckets:
         return {"graphs": len(graphs), "work": padded / real}
 
 
-@code("07-break-even",
-      "Each step saves eager_ms - compiled_ms; what if that is nothing, or less?",
-      wrong=Goal("wrong results", at_most=0))  # fmt: skip
-class BreakEven:
-    """when a compilation has paid.
+@code("07-kernel",
+      "Load x and gate once each, compute in FP32, store once; the mask is that of section 7.",
+      "x / (1 + tl.exp(-x)) * gate, and a grid of triton.cdiv(x.numel(), BLOCK) instances.",
+      error=Goal("largest error, as a share", at_most=1e-5),
+      launches=Goal("launches of Triton kernels, each time", at_least=1, at_most=1),
+      others=Goal("PyTorch's own arithmetic", at_most=0))  # fmt: skip
+class GatedKernel:
+    """a fused kernel.
 
-    Write a function of (compile_s, eager_ms, compiled_ms) that returns the smallest number of steps
-    after which the compiled run is no later than the eager one, or None: 6000 for (30, 20, 15).
+    Write a Triton kernel of out = x / (1 + exp(-x)) * gate, and a function of (x, gate), two FP32
+    vectors of any length, that launches it once and returns out.
     """
 
-    def solution(compile_s, eager_ms, compiled_ms):
-        saved_ms = eager_ms - compiled_ms
-        return math.ceil(1000 * compile_s / saved_ms) if saved_ms > 0 else None
+    def solution(x, gate):
+        global tl  # Triton looks its language up among a kernel's globals
+        import triton
+        import triton.language as tl
+
+        @triton.jit
+        def gated(x, gate, out, n, BLOCK: tl.constexpr):
+            place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+            inside = place < n
+            value = tl.load(x + place, inside)
+            value = value / (1 + tl.exp(-value)) * tl.load(gate + place, inside)
+            tl.store(out + place, value, inside)
+
+        out = torch.empty_like(x)
+        gated[(triton.cdiv(x.numel(), 256),)](x, gate, out, x.numel(), BLOCK=256)
+        return out
 
     def check(answer):
-        cases = (30, 20, 15), (1, 7, 4), (10, 12, 12), (10, 12, 15), (0, 10, 5)
-        return {"wrong": sum(answer(*case) != BreakEven.solution(*case) for case in cases)}
+        if importlib.util.find_spec("triton") is None:
+            raise Refused("Triton is missing here. On Linux: pip install 'labkit[kernels]'")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cuda":
+            from labkit.bench.resolve_config import compile_lacks
+
+            if lacking := compile_lacks(torch.device(device)):
+                raise Refused(lacking)
+        errors, launches, others = [], [], 0
+        for length in (1, 255, 256, 1000, 5000):
+            x, gate = (torch.randn(length, device=device) for _ in range(2))
+            right = F.silu(x) * gate
+            with launched() as grids, counting() as counted:
+                found = answer(x.clone(), gate.clone())
+            errors.append(difference(found, right))
+            launches.append(len(grids))
+            others += sum(not name.startswith(MOVES) for name in counted.names)
+        odd = max(launches, key=lambda count: abs(count - 1))
+        return {"error": max(errors), "launches": odd, "others": others}
+
+
+# What allocates or copies: the interpreter does, for Triton, and so may an answer
+MOVES = ("aten.empty", "aten.new_empty", "aten.set_", "aten.copy_", "aten._to_copy", "aten.clone")
+
+
+@contextmanager
+def launched():
+    """Yield a list that the grid of every Triton kernel launched in the block is added to.
+
+    Without a GPU the kernels are interpreted.
+    """
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
+    from triton.runtime.jit import KernelInterface
+
+    grids = []
+    of_grid = KernelInterface.__getitem__
+
+    def counted(kernel, grid):
+        grids.append(grid)
+        return of_grid(kernel, grid)
+
+    KernelInterface.__getitem__ = counted
+    try:
+        yield grids
+    finally:
+        KernelInterface.__getitem__ = of_grid
 
 
 # -- Notebook 08, the capstone ---------------------------------------------------------------------

@@ -164,6 +164,8 @@ class Guess(Result):
         if isinstance(measured, Run):
             self.late = bool(measured.utc) and measured.utc < self.made  # both UTC, to the second
             measured = getattr(measured, of)
+        if isinstance(measured, float) and math.isnan(measured):
+            measured = None  # a row that has no number
         self.measured, self.predicted = measured, getattr(predicted, of, predicted)
         if self.points is not None:
             values = {"measured": measured, "predicted": self.predicted}

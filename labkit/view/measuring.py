@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from labkit.bench import triton_kernels
 from labkit.diagnosis.efficiency import ROOFS, Peaks
 from labkit.process.interrupts import held, in_notebook
 from labkit.results.launch import launch
@@ -110,6 +111,7 @@ class Sent:
     """A function on its way to the bench, as `launch` takes it for a `source`."""
 
     def __init__(self, function: FunctionType):
+        triton_kernels.allow()
         self.function = function
         self.refers_to = referred_to(function)
         if names := [name for name, value in self.refers_to.items() if on_gpu(value)]:
