@@ -137,4 +137,5 @@ def test_a_notebook_is_a_file_that_the_tests_find():
     from test_notebooks import NOTEBOOKS
 
     numbered = [path for path in NOTEBOOKS if re.fullmatch(r"\d\d_[a-z_]+", path.stem)]
-    assert [path.name[:2] for path in numbered] == [f"{n:02}" for n in range(len(numbered))]
+    numbers = [path.name[:2] for path in numbered]
+    assert len(numbered) == len(NOTEBOOKS) and len(set(numbers)) == len(numbers)

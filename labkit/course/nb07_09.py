@@ -144,6 +144,7 @@ class GatedKernel:
 
     def solution(x, gate):
         global tl  # Triton looks its language up among a kernel's globals
+        import torch
         import triton
         import triton.language as tl
 
@@ -160,6 +161,9 @@ class GatedKernel:
         return out
 
     def check(answer):
+        import torch
+        from torch.nn import functional as F
+
         if importlib.util.find_spec("triton") is None:
             raise Refused("Triton is missing here. On Linux: pip install 'labkit[kernels]'")
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -191,6 +195,8 @@ def launched():
 
     Without a GPU the kernels are interpreted.
     """
+    import torch
+
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
     from triton.runtime.jit import KernelInterface
