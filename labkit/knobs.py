@@ -117,7 +117,8 @@ def _number(value: Any, whole: bool) -> int | float | None:
 def knob(default: Any, help: str, *, kind: str = "", **rules: Any) -> Any:
     """Declare a knob as a dataclass field; one whose default is a list takes lists."""
     if isinstance(default, list):
-        kind, rules["each"] = kind or type(default[0]).__name__, True
+        kind = kind or type(default[0]).__name__
+        rules["each"] = True
     kind = kind or type(default).__name__
     return field(default=default, metadata={"kind": kind, "help": help, **rules})
 

@@ -94,9 +94,11 @@ def _groups(controller: str) -> Iterator[tuple[Path, int]]:
             before, _, after = line.partition(" - ")
             kind, _, options = after.split(maxsplit=2)
             if kind == "cgroup2":
-                path, version = own.get(""), 2
+                version = 2
+                path = own.get("")
             elif kind == "cgroup" and controller in options.split(","):
-                path, version = own.get(controller), 1
+                version = 1
+                path = own.get(controller)
             else:
                 continue
             if path is not None:
