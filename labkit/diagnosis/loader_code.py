@@ -80,8 +80,11 @@ class LoopCode:
                 found.append(line)
         return "".join(f"{line}\n" for line in found) if all(found) else ""
 
-    def loader_line(self, changes: Mapping[str, Any]) -> str:
-        """Return the statement that makes the loader with `changes`; "" where it is not known."""
+    def loader_line(self, changes: Mapping[str, Any], code: Mapping[str, str] | None = None) -> str:
+        """Return the statement that makes the loader with `changes`; "" where it is not known.
+
+        `code` are other arguments that change, as they are to be written.
+        """
         arguments = dict(self.arguments or {})
         if self.call is None or not all(map(_is_code, arguments.values())):
             return ""
@@ -91,6 +94,7 @@ class LoopCode:
             return ""
         arguments |= {name: repr(value) for name, value in changes.items()}
         unsaid = {n for n in changes if arguments[n] in UNSAID and n != "batch_size"}
+        arguments |= code or {}
         if arguments.get("num_workers", "0") == "0":
             unsaid |= set(OF_WORKERS)
         if arguments.get("prefetch_factor") == PYTORCH_PREFETCH:

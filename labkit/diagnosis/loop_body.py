@@ -11,21 +11,13 @@ import numpy as np
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import Line, Lines
 
-IN_WORDS = {
-    "python": ("Python", "Vectorise it, do it in tensor operations, or take it out of the loop."),
-    "logging": (
-        "logging and files",
-        "Do it in every 50th step or less, buffered and without fsync, or in a thread of its own.",
-    ),
-    "waiting": (
-        "waiting: for a sleep, a lock, a network or another program",
-        "Do it in a thread of its own, or between epochs.",
-    ),
-    "validation": (
-        "passes without gradients (validation, a policy's rollouts, a teacher)",
-        "Validate less often, on fewer, larger batches; roll out several environments at once.",
-    ),
+IN_WORDS = {  # what a body that is no training does, by the part of it
+    "python": "Python",
+    "logging": "logging and files",
+    "waiting": "waiting: for a sleep, a lock, a network or another program",
+    "validation": "passes without gradients (validation, a policy's rollouts, a teacher)",
 }
+COLLATE = "collate"
 ITEMS = ("__getitem__", "__getitems__", "__iter__", "__next__")  # where all of it is, anyway
 
 
@@ -36,6 +28,16 @@ class Drift:
     growth: float  # of the last fifth of the steps over the first
     share: float  # of wall time beyond what the first fifth took
     mask: np.ndarray  # (samples,) of the lines that grew
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a part of the loop does, and the lines that it does it in."""
+
+    cause: str
+    lines: tuple[Line, ...]
+    share: float = 0.0  # of that part, in the first of the lines
+    when: str = ""  # in which steps, where they are few or regular
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Loop:
     passes: int
     cold: float  # by which the first pass was slower than the later ones
     first_pass: int  # its steps
-    _groups: dict[str, tuple] = field(default_factory=dict, repr=False)  # once a diagnosis
+    groups: dict[str, Work] = field(default_factory=dict, repr=False)  # found once
 
     def shares(self, all_of_it: float, *groups: float) -> dict[str, float]:
         """Return the part (0 to 1) of a body that each group takes, from their summed shares."""
@@ -61,15 +63,9 @@ class Loop:
             name: float(share / all_of_it) for name, share in zip(IN_WORDS, groups, strict=True)
         }
 
-    def of_group(self, group: str) -> tuple[str, str, tuple[Line, ...]]:
-        """Return the cause, where and when it is, in words, and the lines of a group's work."""
-        if group not in self._groups:
-            self._groups[group] = _of_group(self, group)
-        return self._groups[group]
-
     @cached_property
-    def loading(self) -> tuple[str, str, str, tuple[Line, ...]] | None:
-        """What stands out in preparing items: the last four results of `why_it_waits`."""
+    def loading(self) -> Work | None:
+        """What stands out in preparing items."""
         return _of_loading(self.lines)
 
 
@@ -135,28 +131,24 @@ def _passes(
 # -- what the rules of the diagnosis make of it ----------------------------------------------------
 
 
-def in_the_body(loop: Loop, group: str, lost: float) -> tuple[str, str, str, tuple[Line, ...]]:
-    """Return the cause, what was seen, the remedy and the lines of a group's loss."""
-    words, change = IN_WORDS[group]
-    cause, where, lines = loop.of_group(group)
-    seen = f"{lost:.0%} of the time the body of the loop is not training but {words}{where}"
-    return cause, seen, change, lines
+def group_of(loop: Loop, group: str) -> Work:
+    """Return what a part of the body that is no training does; a key of `IN_WORDS`."""
+    if group not in loop.groups:
+        loop.groups[group] = _group_of(loop, group)
+    return loop.groups[group]
 
 
-def _of_group(loop: Loop, group: str) -> tuple[str, str, tuple[Line, ...]]:
+def _group_of(loop: Loop, group: str) -> Work:
     mask = loop.lines.of_part(group)
     lines = loop.lines.worst(mask)
     when = stalls(loop, mask)
+    body = float(loop.lines.share[loop.lines.phase == 1].sum())
     cause = group
-    end = ""
     if when and (group != "validation" or "every" in when):
         cause = "periodic"
-        end = f", {when}"
         lines = (*loop.lines.sites(mask)[:1], *lines)  # it is known by the line that begins it
-    if not lines:
-        return cause, end, lines
-    part = lines[0].share / max(float(loop.lines.share[loop.lines.phase == 1].sum()), 1e-9)
-    return cause, f": {part:.0%} of the body is in {lines[0].what}{end}", lines
+    share = lines[0].share / max(body, 1e-9) if lines else 0.0
+    return Work(cause, lines, share, when if cause == "periodic" else "")
 
 
 def synchronises(loop: Loop) -> tuple[float, tuple[Line, ...]] | None:
@@ -183,42 +175,23 @@ def stalls(loop: Loop, mask: np.ndarray) -> str:
     return f"in {len(steps)} single steps" if few else ""
 
 
-def why_it_waits(loop: Loop, lost: float) -> tuple[str, str, str, tuple[Line, ...]] | None:
-    """Return what waiting for data comes from, as far as lines and passes show: as above."""
-    lines, worth = loop.lines, max(lost, 1e-9) / 2
-    if loop.restart >= worth:
-        seen = f"{loop.restart:.0%} of the time goes to the first batches of {loop.passes - 1} "
-        seen += "later passes, for which the workers start anew"
-        at_loop = lines.worst(lines.mask("waiting"))[:1]
-        return "workers_restart", seen, "Set persistent_workers=True.", at_loop
-    if loop.cold >= worth:
-        seen = f"the first pass took longer than the later ones, by {loop.cold:.0%} of the time"
-        change = "Build what it builds, and read what it reads, once before training."
-        early = (lines.step < loop.first_pass) | (lines.phase == 3)
-        return "cold_start", seen, change, lines.worst(_loading(lines) & early)[:1]
-    return loop.loading
-
-
-def _of_loading(lines: Lines) -> tuple[str, str, str, tuple[Line, ...]] | None:
-    work = _loading(lines)
+def _of_loading(lines: Lines) -> Work | None:
+    work = loading_mask(lines)
     whole = float(lines.share[work].sum())
     if whole <= 0:
         return None
-    collates = work & (lines.within == "collate")
+    collates = work & (lines.within == COLLATE)
     part = float(lines.share[collates].sum()) / whole
     if part >= limits.MOST_OF_LOADING:
-        found = lines.worst(collates)
-        seen = f"{part:.0%} of what the loader does is collating: {found[0].what}"
-        change = "Let collate_fn stack arrays of one size, and do the rest per item or offline."
-        return "collate", seen, change, found
-    seen, found = _stands_out(lines, work & ~collates, whole)
-    change = "Make that line cheaper: do it once and keep the result, or before training."
-    return ("item", seen, change, found) if found else None
+        return Work(COLLATE, lines.worst(collates), part)
+    return _stands_out(lines, work & ~collates, whole)
 
 
-def _stands_out(lines: Lines, mask: np.ndarray, whole: float) -> tuple[str, tuple[Line, ...]]:
-    """Return the line, helper function or Python code with most of the `whole`, and say so."""
-    rows, most, least = lines.rows(mask), lines.worst(mask), limits.MOST_OF_LOADING * whole
+def _stands_out(lines: Lines, mask: np.ndarray, whole: float) -> Work | None:
+    """Return the line, helper function or Python code that has most of the `whole`."""
+    rows = lines.rows(mask)
+    most = lines.worst(mask)
+    least = limits.MOST_OF_LOADING * whole
     python = [line for line in rows if line.kind == "python"]
     if rows and rows[0].share >= least:
         found = rows[:3]
@@ -227,24 +200,23 @@ def _stands_out(lines: Lines, mask: np.ndarray, whole: float) -> tuple[str, tupl
     elif python and sum(line.share for line in python) >= least:
         found = tuple(python[:3])
     else:
-        return "", ()
-    part = found[0].share / max(whole, 1e-9)
-    return f"{part:.0%} of preparing an item is {found[0].what}", found
+        return None
+    return Work("item", found, found[0].share / max(whole, 1e-9))
 
 
 def loads(run: Any) -> str:
     """Say what most of preparing an item of `run` is, with the line; "" where none stands out."""
-    work = _loading(run.lines)
-    whole = float(run.lines.share[work].sum())
-    return _stands_out(run.lines, work, whole)[0]
+    mask = loading_mask(run.lines)
+    found = _stands_out(run.lines, mask, float(run.lines.share[mask].sum()))
+    return f"{found.share:.0%} of preparing an item is {found.lines[0].what}" if found else ""
 
 
 def costliest_of_loading(lines: Lines) -> tuple[Line, ...]:
     """Return the costliest lines of preparing items, where enough of it was sampled."""
-    return lines.rows(_loading(lines))[:3]
+    return lines.rows(loading_mask(lines))[:3]
 
 
-def _loading(lines: Lines) -> np.ndarray:
+def loading_mask(lines: Lines) -> np.ndarray:
     """Return the mask of samples in which the loader worked, in workers or in the loop itself.
 
     It is empty where there are too few of them.
