@@ -330,6 +330,26 @@ def test_what_the_workers_show_names_the_cause_and_the_remedy(workers, cause, sa
     assert ("num_workers=" in found.advice) == bool(more)
 
 
+@pytest.mark.parametrize("seen", [{"waiting_threads": 9.0}, {"own_cores": 1.9}])
+def test_full_cores_are_the_libraries_threads_only_where_more_are_in_line_than_there_are_workers(
+    seen,
+):
+    found = diagnosed({"cpu_shares": (0.5,) * 4, "cores": 2, "idle_share": 0.0}, **seen)
+    assert found.cause == ("threads" if "waiting_threads" in seen else "cores")
+
+
+def test_workers_that_are_enough_are_not_called_too_few():
+    enough = Workers(2, 1.0, (1.0, 1.0))
+    assert diagnosed(BUSY | {"cores": 8}, advised=enough).cause == "waiting for data"
+
+
+def test_validation_that_outweighs_the_training_loop_comes_before_its_loader():
+    found = diagnosed(BUSY, loop_share=0.2, elsewhere={"validation": 0.7, "checkpoints": 0.1})
+    assert (found.name, found.cause) == ("host", "validation")
+    assert "70% of the whole time" in found.evidence
+    assert diagnosed(BUSY, loop_share=0.7, elsewhere={"validation": 0.2}).name == "input"
+
+
 def test_a_step_that_fills_the_cores_is_named_and_made_cheaper_where_it_is_known():
     line = SimpleNamespace(call="Image.open()", function="__getitem__", share=0.8,
                            what="`Image.open()` in __getitem__() (train.py:9)")  # fmt: skip

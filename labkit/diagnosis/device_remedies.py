@@ -20,11 +20,6 @@ def on_cpu(evidence: Evidence) -> Values | None:
     return {} if evidence.kind == "cpu" else None
 
 
-def on_gpu(evidence: Evidence) -> Values | None:
-    """Fit a model that a GPU computes."""
-    return {} if evidence.kind == "gpu" else None
-
-
 def unpinned(evidence: Evidence) -> Values | None:
     """Fit batches that a GPU gets from pageable memory."""
     if evidence.kind != "gpu" or evidence.knobs.get("pin_memory"):
@@ -195,6 +190,16 @@ VALIDATE_LESS = Remedy(
     "Validate less often, on fewer, larger batches; roll out several environments at once.",
     "lines",
 )
+SAVE_LESS = Remedy(
+    "save_less",
+    "Save checkpoints less often, or in a thread of its own from a copy on the CPU.",
+    "lines",
+)
+LESS_BETWEEN = Remedy(
+    "less_between",
+    "Look at what runs between two epochs: metrics, plots, a loader that is built anew.",
+    "lines",
+)
 KEEP_LESS = Remedy(
     "keep_less",
     "Something is kept from step to step, such as a list that grows: empty it now and then, or "
@@ -288,13 +293,7 @@ FUSE = Remedy(
     check=ROUNDED,
     price=2,
 )
-FUSED_UPDATE = Remedy(
-    "fused_update",
-    "Use a fused optimizer (fused_optimizer=True).",
-    "fusion",
-    trains,
-    ("fused_optimizer",),
-)
+FUSED_UPDATE = replace(FUSED_OPTIMIZER, lesson="fusion")
 
 
 def of_our_text(evidence: Evidence) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from labkit.diagnosis import thresholds as limits
@@ -63,8 +64,11 @@ class WorkerEvidence:
     idle_share: float | None = None  # time in which the average worker had no batch to make
     late_share: float | None = None  # of the batches: the loop had to wait for them
     hand_over_ms: float | None = None  # from a batch that is ready to the loop that has it
-    slowest_ratio: float | None = None  # time of the slowest items over that of the median one
-    slow_items: tuple[int, ...] = ()  # their indices in the dataset
+    slowest_ratio: float | None = None  # time of the slowest item over the mean
+    slow_batch_ratio: float | None = (
+        None  # time of the slowest hundredth of batches over the median
+    )
+    slow_items: tuple[int | str, ...] = ()  # their indices in the dataset
     busiest_over_mean: float | None = None  # time at work of the busiest worker over the mean
     first_epoch_ratio: float | None = None  # time of a batch in the first epoch over later ones
     epoch_start_ms: float | None = None  # from the start of a later epoch to its first batch
@@ -72,7 +76,7 @@ class WorkerEvidence:
     memory_growth_gib: float | None = None  # of all workers, from the first epoch's end
     stalled_s: float | None = None  # since a worker that has work last finished an item
     stalled_worker: int | None = None
-    stalled_item: int | None = None
+    stalled_item: int | str | None = None
     item_cpu_ms: float | None = None
     item_wait_ms: float | None = None
     wait_over_alone: float | None = None  # an item's wait over that with a single worker
@@ -87,11 +91,44 @@ class WorkerEvidence:
         """The mean over the workers; above 1 where several threads of one compute."""
         return sum(self.cpu_shares) / len(self.cpu_shares)
 
+    @property
+    def wanted_cores(self) -> float:
+        """The cores that they compute on, on average."""
+        return sum(self.cpu_shares) * (1 - (self.idle_share or 0.0))
+
     @classmethod
     def of(cls, run: Run) -> WorkerEvidence | None:
-        """Return what a run recorded of its workers; None where it recorded nothing."""
+        """Return what a run recorded of its workers; None where it recorded nothing, or has none.
+
+        `run.workers` is a `labkit.results.workers.LoaderWorkers`.
+        """
         seen = getattr(run, "workers", None)
-        return cls(**seen) if isinstance(seen, Mapping) and seen.get("cpu_shares") else None
+        workers = [worker for worker in seen or () if worker.worker >= 0]
+        if not workers:
+            return None
+        starts = seen.epoch_start_ms[1:]
+        first, *later = seen.epoch_item_ms or [0.0]
+        slowest = max(workers, key=lambda worker: worker.slowest_ratio)
+        hang = seen.hang or {}
+        uneven = seen.uneven_share
+        return cls(
+            cpu_shares=tuple(worker.cpu_share for worker in workers),
+            cores=run.machine.cpu_cores,
+            idle_share=seen.idle_share,
+            hand_over_ms=seen.handover_ms,
+            slowest_ratio=slowest.slowest_ratio,
+            slow_batch_ratio=max(worker.p99_ms / max(worker.p50_ms, 1e-6) for worker in workers),
+            slow_items=tuple(dict.fromkeys(item.index for item in seen.slowest)),
+            busiest_over_mean=None if uneven is None else 1 + uneven * len(workers),
+            first_epoch_ratio=first / fmean(later) if later and fmean(later) else None,
+            epoch_start_ms=fmean(starts) if starts else None,
+            epoch_start_share=sum(starts) / 1e3 / run.length_s if starts else None,
+            stalled_s=hang.get("seconds"),
+            stalled_worker=hang.get("worker"),
+            stalled_item=hang.get("index"),
+            item_cpu_ms=fmean(worker.item_cpu_ms for worker in workers),
+            item_wait_ms=fmean(max(0.0, w.item_ms - w.item_cpu_ms) for w in workers),
+        )
 
 
 @dataclass(frozen=True)
@@ -159,6 +196,9 @@ class Evidence:
     early_gib: float | None = None  # that the processes held, where this rose to the end
     late_gib: float | None = None
     workers: WorkerEvidence | None = None
+    # Of a script's whole time, 0 to 1: its training loop, and the other parts by their name
+    loop_share: float | None = None
+    elsewhere: Mapping[str, float] = field(default_factory=dict)
     outside: OutsideEvidence | None = None
 
     # The settings, and what the simulation makes of them

@@ -19,22 +19,22 @@ Gain = tuple[float, float, float]  # times the throughput: value, low, high
 def with_gains(finding: Finding, evidence: Evidence, run: Run | None) -> Finding:
     """Return a finding with its remedies filled in for a run, and what the first should bring.
 
-    A remedy whose gain can be told goes before the others; one that is told to gain no more than
+    A remedy that is sure to gain goes before the others; one that is told to gain no more than
     noise is left out.
     """
-    told = []
-    untold = []
+    sure = []
+    others = []
     for remedy in finding.remedies:
         filled = remedy.for_run(evidence, rank=finding.rank)
         if filled is None:
             continue
         gain = _gain(filled, finding, evidence, run)
-        if gain is None:
-            untold.append(filled)
-        elif gain[0] > 1 + WORTH:
-            told.append((filled, gain))
-    remedies = (*(remedy for remedy, _ in told), *untold)
-    return replace(finding, remedies=remedies, expected=told[0][1] if told else None)
+        if gain is not None and gain[0] <= 1 + WORTH:
+            continue
+        (sure if gain is not None and gain[1] > 1 else others).append((filled, gain))
+    kept = sure + others
+    expected = kept[0][1] if kept else None
+    return replace(finding, remedies=tuple(remedy for remedy, _ in kept), expected=expected)
 
 
 def _gain(remedy: Remedy, finding: Finding, evidence: Evidence, run: Run | None) -> Gain | None:

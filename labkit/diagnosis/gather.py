@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.diagnosis import rules
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.evidence import Evidence, Kernels, WorkerEvidence, Xray
@@ -69,6 +70,7 @@ class StepTable:
         parts = loop.lines.body.keys() if loop else ()
         others, came = others_on_gpu(run) if on_gpu else (None, 0)
         held = throttled(run) if on_gpu else None
+        loop_share, elsewhere = _whole_time(run)
         early, late = _swelling(run) if run.watched else (None, None)
         capability = getattr(run.machine, "compute_capability", None)
         return Evidence(
@@ -97,6 +99,8 @@ class StepTable:
             early_gib=early,
             late_gib=late,
             workers=WorkerEvidence.of(run),
+            loop_share=loop_share,
+            elsewhere=elsewhere,
             knobs=run.pipeline.to_dict(),
             code=LoopCode.of(run.loop_code) if run.watched else None,
             trainer=bool(run.watched and run.trainer),
@@ -233,6 +237,16 @@ def _named_share(trace: Breakdown, names: list[tuple[str, float]], pattern: str)
         return None
     spent = sum(time_us for name, time_us in names if re.search(pattern, name))
     return min(1.0, spent / trace.steps / max(trace.kernel_us, 1e-9))
+
+
+def _whole_time(run: Run) -> tuple[float | None, dict[str, float]]:
+    """Return the share of a script's time in its training loop, and those of its other parts."""
+    seen = getattr(run, "wall_shares", None)
+    if not seen:
+        return None, {}
+    names = {part.part for part in seen.parts}
+    loop = seen.share("training loop") + seen.share("loop")
+    return loop, {name: seen.share(name) for name in rules.ELSEWHERE.keys() & names}
 
 
 def _swelling(run: Run) -> tuple[float | None, float | None]:

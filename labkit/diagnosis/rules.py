@@ -29,6 +29,11 @@ PREPARES = re.compile(
     r"|(?:load|get|next|fetch|read|prepare|make|wait_for)_?\w*(?:batch|data)"
 )
 SCHEDSTAT = "time in line, Linux's schedstat"
+ELSEWHERE = {  # parts of a script's time that are no training: cause, remedy
+    "validation": ("validation", cures.VALIDATE_LESS),
+    "checkpoints": ("checkpoints", cures.SAVE_LESS),
+    "between epochs": ("between_epochs", cures.LESS_BETWEEN),
+}
 
 # -- the device has nothing to compute ------------------------------------------------------------
 
@@ -392,6 +397,21 @@ def validation_in_the_body(evidence: Evidence) -> Finding | None:
     return _in_the_body(evidence, "validation", cures.VALIDATE_LESS)
 
 
+def elsewhere(evidence: Evidence) -> Finding | None:
+    """More of a script's time goes to validation or checkpoints than to its training loop."""
+    parts = evidence.elsewhere
+    loop = evidence.loop_share
+    part = max(parts, key=parts.__getitem__, default="")
+    if loop is None or not part or parts[part] <= loop:
+        return None
+    cause, remedy = ELSEWHERE[part]
+    measured = (
+        Measured(f"of the whole time is {part}", parts[part], by="a script's whole time"),
+        Measured("of it is the training loop", loop),
+    )
+    return Finding("host", cause, parts[part], measured, (remedy,))
+
+
 def longer_and_longer(evidence: Evidence) -> Finding | None:
     """A watched loop's steps take longer and longer."""
     drift = evidence.loop.drift if evidence.loop else None
@@ -462,6 +482,7 @@ RULES = (
     logging_in_the_body,
     waiting_in_the_body,
     validation_in_the_body,
+    elsewhere,
     longer_and_longer,
     too_many_threads,
     outside_pytorch,

@@ -55,7 +55,10 @@ def workers_restart(evidence: Evidence) -> Finding | None:
 def cold_start(evidence: Evidence) -> Finding | None:
     """The first epoch is slower than the later ones: the page cache was cold."""
     ratio = evidence.workers.first_epoch_ratio
+    loop = evidence.loop
     if ratio is None or ratio < limits.COLD:
+        return None
+    if loop and loop.cold < evidence.wait_share / 2:  # it was slow, and most waiting came later
         return None
     seen = "is the time of a batch in the first epoch over the later ones"
     measured = (Measured(seen, ratio, "times", TIMED),)
@@ -68,7 +71,9 @@ def slow_items(evidence: Evidence) -> Finding | None:
     ratio = workers.slowest_ratio
     if ratio is None or ratio < limits.SLOW_ITEM:
         return None
-    seen = "is the time of the slowest items over the median one"
+    if workers.slow_batch_ratio is not None and workers.slow_batch_ratio < limits.SLOW_BATCH:
+        return None  # too few of them to hold a batch up now and then
+    seen = "is the time of the slowest item over the mean one"
     if workers.slow_items:
         seen += f": items {', '.join(map(str, workers.slow_items[:5]))}"
     measured = [Measured(seen, ratio, "times", TIMED)]
@@ -111,18 +116,30 @@ def hand_over(evidence: Evidence) -> Finding | None:
 
 def threads(evidence: Evidence) -> Finding | None:
     """Libraries in the workers compute with several threads each."""
-    if evidence.workers.cpu_share < limits.SEVERAL_THREADS:
+    workers = evidence.workers
+    # Where the cores are full, they stand in line: more of them than processes of one thread
+    single = workers.workers + (evidence.threads or 1)
+    in_line = evidence.waiting_threads
+    crowd = in_line is not None and in_line > single
+    if workers.cpu_share < limits.SEVERAL_THREADS and not crowd:
         return None
+    measured = [_cpu(workers)]
+    if crowd:
+        seen = f"threads in line for a core, where {single} processes and threads are known"
+        measured.append(Measured(seen, in_line, "number", "Linux's schedstat"))
+    measured += _steps(evidence)
     remedies = (cures.ONE_THREAD, cures.ONE_THREAD_EVERYWHERE)
-    measured = (_cpu(evidence.workers), *_steps(evidence))
-    return Finding("input", "threads", measured=measured, remedies=remedies)
+    return Finding("input", "threads", measured=tuple(measured), remedies=remedies)
 
 
 def cores(evidence: Evidence) -> Finding | None:
     """The workers compute all the time, and there is no core for another one."""
     workers = evidence.workers
-    full = workers.cores is not None and workers.workers >= workers.cores
-    if workers.cpu_share < limits.COMPUTES or not full:
+    if workers.cores is None or workers.workers < workers.cores:
+        return None
+    full = workers.wanted_cores >= limits.COMPUTES * workers.cores
+    full = full or (evidence.own_cores or 0.0) >= limits.CORES_BUSY * workers.cores
+    if workers.cpu_share < limits.COMPUTES and not full:
         return None
     measured = (
         _cpu(workers),
@@ -136,7 +153,9 @@ def cores(evidence: Evidence) -> Finding | None:
 def too_few_workers(evidence: Evidence) -> Finding | None:
     """The workers compute all the time, and there are cores for more of them."""
     workers = evidence.workers
-    if workers.cpu_share < limits.COMPUTES:
+    advised = evidence.advised
+    more = advised is None or advised.num_workers > workers.workers
+    if workers.cpu_share < limits.COMPUTES or evidence.stalls or not more:
         return None
     measured = [_cpu(workers)]
     if workers.cores is not None:
@@ -159,7 +178,7 @@ def shared_supply(evidence: Evidence) -> Finding | None:
 def storage_latency(evidence: Evidence) -> Finding | None:
     """The workers wait for storage or a network, each for itself."""
     workers = evidence.workers
-    if workers.cpu_share >= limits.MOSTLY_WAITS:
+    if workers.cpu_share >= limits.MOSTLY_WAITS or evidence.stalls:
         return None
     measured = [_cpu(workers)]
     if workers.item_wait_ms is not None:
