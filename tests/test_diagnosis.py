@@ -16,7 +16,7 @@ from labkit.diagnosis.evidence import Evidence, Kernels, WorkerEvidence
 from labkit.diagnosis.findings import BOTTLENECKS
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.prediction import Workers
+from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.remedies import LESSONS, NOTEBOOKS, Remedy
 from labkit.diagnosis.thresholds import WORTH_NAMING
 from labkit.diagnosis.wording import worded

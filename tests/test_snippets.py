@@ -13,7 +13,7 @@ from labkit.diagnosis import rules
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.prediction import Workers
+from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.wording import worded
 from labkit.tuning.job import TuningJob, code_around
 from labkit.tuning.tuning import Setting, Trial

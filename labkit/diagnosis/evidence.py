@@ -15,7 +15,7 @@ from labkit.diagnosis.hot_lines import Line, Lines
 from labkit.diagnosis.instruments import Witness
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.loop_body import Loop, costliest_of_loading
-from labkit.diagnosis.prediction import Workers
+from labkit.diagnosis.recommendation import Workers
 
 if TYPE_CHECKING:
     from labkit.results.run import Run

@@ -17,12 +17,12 @@ from labkit.diagnosis.evidence import Evidence, Kernels, WorkerEvidence, Xray
 from labkit.diagnosis.instruments import throttled, witnesses
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.loop_body import of_run
-from labkit.diagnosis.prediction import (
+from labkit.diagnosis.recommendation import (
     recommend_prefetch,
     recommend_workers,
     workers_from_times,
 )
-from labkit.diagnosis.run_costs import cores_used, launchers_in_line
+from labkit.diagnosis.run_costs import cores_used, launchers_in_line, readings
 from labkit.diagnosis.trace import Breakdown
 from labkit.diagnosis.trace_file import RankTraces
 from labkit.results.step_classes import CLASSES, split_steps
@@ -268,8 +268,7 @@ def others_on_gpu(run: Run) -> tuple[float | None, int]:
     has a context there slows nobody down; where no share is known, one counts that came after the
     warm-up.
     """
-    moments = run.seconds(np.array([sample["t_ns"] for sample in run.telemetry]))
-    timed = list(zip(moments, run.telemetry, strict=True))
+    timed = readings(run)
     start = run.stamps[max(run.warmup - 1, 0), 5]
     end = run.stamps[-1, 5]
     shares = [

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import Line, Lines
+
+if TYPE_CHECKING:
+    from labkit.results.run import Run
 
 IN_WORDS = {  # what a body that is no training does, by the part of it
     "python": "Python",
@@ -69,63 +72,78 @@ class Loop:
         return _of_loading(self.lines)
 
 
-def of_run(run: Any) -> Loop | None:
+def of_run(run: Run) -> Loop | None:
     """Return what the loop of a watched run shows; None of other runs."""
     if not run.watched or run.steps < limits.MIN_STEPS:
         return None
-    found, first, stamps = run.lines, max(run.warmup, 1), run.stamps
+    found = run.lines
+    first = max(run.warmup, 1)
+    stamps = run.stamps
+    spent = stamps[:, 5] - stamps[:, 1]  # (steps,) s, in the body
+    wall = max(float(stamps[-1, 5] - stamps[first - 1, 5]), 1e-9)
     measured = (found.phase == 1) & (found.step >= first)
 
     def per_step(mask: np.ndarray) -> np.ndarray:
         some = measured & mask
         return np.bincount(found.step[some] - first, found.share[some], run.steps - first)
 
-    body = np.stack([per_step(found.of_part(part)) for part in IN_WORDS], axis=1)
-    wall = max(float(stamps[-1, 5] - stamps[first - 1, 5]), 1e-9)
-    spent = stamps[:, 5] - stamps[:, 1]  # (steps,) s, in the body
     begun = {0, *(event["step"] for event in run._series["epoch"])}
     starts = sorted(start for start in begun if start < run.steps)
+    workers = bool(run.pipeline.to_dict().get("num_workers"))
     return Loop(
-        found, body, per_step(measured), spent,
-        _drift(spent[first:], first, wall, found),
-        *_passes(stamps, starts, wall, bool(run.pipeline.to_dict().get("num_workers"))),
-    )  # fmt: skip
+        lines=found,
+        body=np.stack([per_step(found.of_part(part)) for part in IN_WORDS], axis=1),
+        sampled=per_step(measured),
+        spent=spent,
+        drift=_drift(spent[first:], first, wall, found),
+        restart=_restarts(stamps, starts) / wall if workers else 0.0,
+        passes=len(starts),
+        cold=_cold(stamps, starts) / wall,
+        first_pass=[*starts[1:], len(stamps)][0],
+    )
 
 
 def _drift(spent: np.ndarray, first: int, wall: float, found: Lines) -> Drift | None:
+    """Return how the steps grow, and the line that does; None where they do not."""
     if len(spent) < 5 * limits.MIN_STEPS:
         return None
     fifths = np.array_split(np.arange(len(spent)), 5)
     middle = np.array([np.median(spent[part]) for part in fifths])
     growth = float(middle[-1] / max(middle[0], 1e-9))
-    rises = (np.diff(middle) > -0.1 * middle[:-1]).all() and (np.diff(middle) > 0).sum() >= 3
+    steps_up = np.diff(middle)
+    rises = (steps_up > -0.1 * middle[:-1]).all() and (steps_up > 0).sum() >= 3
     share = float(np.clip(spent - middle[0], 0, None).sum() / wall)
     if not rises or growth < limits.DRIFT or share < limits.WORTH_NAMING["host"] / 2:
         return None
-    by_place = []  # (places,) the share of each, early and late
-    for part in (fifths[0], fifths[-1]):
-        some = (found.phase == 1) & np.isin(found.step, part + first)
-        by_place.append(np.bincount(found.place[some], found.share[some], len(found.places) + 1))
-    grew = np.argmax(by_place[1] - by_place[0])
-    return Drift(growth, share, (found.phase == 1) & (found.place == grew))
+    in_body = found.phase == 1
+
+    def by_place(steps: np.ndarray) -> np.ndarray:
+        some = in_body & np.isin(found.step, steps + first)
+        return np.bincount(found.place[some], found.share[some], len(found.places) + 1)
+
+    grew = np.argmax(by_place(fifths[-1]) - by_place(fifths[0]))
+    return Drift(growth, share, in_body & (found.place == grew))
 
 
-def _passes(
-    stamps: np.ndarray, starts: list[int], wall: float, workers: bool
-) -> tuple[float, int, float, int]:
-    """Return the last four fields of a `Loop`; the first of the `starts` is step 0."""
-    wait, step = stamps[:, 1] - stamps[:, 0], np.diff(stamps[:, 5], prepend=0.0)
-    ends, restart, cold = [*starts[1:], len(stamps)], 0.0, 0.0
-    if workers:
-        more = wait[starts[1:]] - np.median(wait)
-        restart = float(np.clip(more, 0, None).sum() / wall)
-    if len(starts) > 1 and ends[0] >= limits.MIN_STEPS:
-        first, *others = (np.median(step[start + 1 : end]) if end - start > 1 else 0.0
-                          for start, end in zip(starts, ends, strict=True))  # fmt: skip
-        rest = float(np.median(others))
-        if rest > 0 and first > limits.COLD * rest:
-            cold = float((first - rest) * ends[0] / wall)
-    return restart, len(starts), cold, ends[0]
+def _restarts(stamps: np.ndarray, starts: list[int]) -> float:
+    """Return the time (s) for which the first batches of later passes made the loop wait."""
+    wait = stamps[:, 1] - stamps[:, 0]
+    return float(np.clip(wait[starts[1:]] - np.median(wait), 0, None).sum())
+
+
+def _cold(stamps: np.ndarray, starts: list[int]) -> float:
+    """Return the time (s) that the first pass took more than a later one; `starts` are steps."""
+    step = np.diff(stamps[:, 5], prepend=0.0)
+    ends = [*starts[1:], len(stamps)]
+    if len(starts) < 2 or ends[0] < limits.MIN_STEPS:
+        return 0.0
+    medians = [
+        float(np.median(step[start + 1 : end])) if end - start > 1 else 0.0
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    rest = float(np.median(medians[1:]))
+    slower = rest > 0 and medians[0] > limits.COLD * rest
+    return (medians[0] - rest) * ends[0] if slower else 0.0
 
 
 # -- what the rules of the diagnosis make of it ----------------------------------------------------
@@ -161,7 +179,8 @@ def synchronises(loop: Loop) -> tuple[float, tuple[Line, ...]] | None:
 def stalls(loop: Loop, mask: np.ndarray) -> str:
     """Say when the work of the masked samples comes, where it makes steps stall; else ""."""
     usual = float(np.median(loop.spent))
-    step, share = loop.lines.step[mask], loop.lines.share[mask]
+    step = loop.lines.step[mask]
+    share = loop.lines.share[mask]
     long = loop.spent[step] > limits.STALL * usual
     steps = np.unique(step[long])
     if share[long].sum() < limits.IN_STALLS * share.sum() or len(steps) < 2:
@@ -204,7 +223,7 @@ def _stands_out(lines: Lines, mask: np.ndarray, whole: float) -> Work | None:
     return Work("item", found, found[0].share / max(whole, 1e-9))
 
 
-def loads(run: Any) -> str:
+def loads(run: Run) -> str:
     """Say what most of preparing an item of `run` is, with the line; "" where none stands out."""
     mask = loading_mask(run.lines)
     found = _stands_out(run.lines, mask, float(run.lines.share[mask].sum()))
