@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import Line, Lines
 from labkit.diagnosis.instruments import Witness
-from labkit.diagnosis.loader_code import LoopCode
+from labkit.diagnosis.loader_code import LoopCode, Setting
 from labkit.diagnosis.loop_body import Loop, costliest_of_loading
 from labkit.diagnosis.recommendation import Workers
 
 if TYPE_CHECKING:
     from labkit.results.run import Run
-
-Setting = bool | int | float | str | None  # of a knob
 
 
 @dataclass(frozen=True)
@@ -153,7 +151,7 @@ class Evidence:
     source: str = ""  # where the shares come from, in words
     inside: str = "x-ray"  # what looked into the compute, in words
 
-    # A step, by what was going on; these add up to 1
+    # A step, by what was going on: these add up to 1, of a trace nearly so
     wait_share: float = 0.0  # the loop waits for its next batch
     copy_share: float = 0.0  # the device waits for a copy
     compute_share: float = 0.0  # the device computes
@@ -161,7 +159,6 @@ class Evidence:
     other_share: float = 0.0  # the host does something else between two steps
     communication_share: float = 0.0  # only collectives run (a trace)
     outside_share: float = 0.0  # the host is busy outside of PyTorch (a trace)
-    hand_over_share: float = 0.0  # the hardware goes from kernel to kernel (a trace)
 
     pause_share: float = 0.0  # compute beyond that of ordinary steps, in single ones
     stall_share: float = 0.0  # of the waiting: in the worst tenth of the steps

@@ -312,7 +312,6 @@ def of_trace(breakdown: Breakdown) -> Evidence:
         launch_share=waits - hand_over,
         communication_share=exposed,
         outside_share=host,
-        hand_over_share=hand_over,
         compute_us=step_us * compute,
         kernels=_kernels(breakdown),
         code=LoopCode(),
@@ -325,7 +324,7 @@ def of_trace(breakdown: Breakdown) -> Evidence:
     )
 
 
-SHARES = ("wait", "copy", "launch", "communication", "compute", "outside", "hand_over")
+SHARES = ("wait", "copy", "launch", "communication", "compute", "outside")
 
 
 def of_traces(ranks: RankTraces) -> Evidence:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.diagnosis.loader_code import Setting
 from labkit.diagnosis.loader_simulation import CannotPredict, Simulation
 from labkit.diagnosis.run_costs import RunCosts, cores_used, known_of
 from labkit.diagnosis.thresholds import FOREIGN_LOAD
@@ -21,7 +22,6 @@ from labkit.spec import KNOBS, Pipeline
 if TYPE_CHECKING:
     from labkit.results.run import Run
 
-Setting = bool | int | float | str | None  # of a knob
 DRAWS = 5  # simulated runs, each from its own bootstrap sample of what was measured
 STEPS = 240  # of a simulated run at the most
 # What the model may be wrong by, in the range beside the bootstrap's two standard errors: set so

@@ -24,8 +24,13 @@ from labkit.results.result import Result, Table
 if TYPE_CHECKING:
     from labkit.results.ranks import Ranks
 
-PARTS = {"wait": "data", "compute": "compute", "others": "others", "transfer": "exchange",
-         "other": "other"}  # fmt: skip
+PARTS = {
+    "wait": "data",
+    "compute": "compute",
+    "others": "others",
+    "transfer": "exchange",
+    "other": "other",
+}
 STAMPS = "stamps in DDP's communication hook"
 ALONE = Remedy(
     "alone", "Look into one rank alone, as a run of one process: lk.run(ranks.alone).diagnose()."
@@ -42,11 +47,14 @@ class RankTimes(Result):
     """
 
     def __init__(self, ranks: tuple[int, ...], seconds: dict[str, np.ndarray], late: np.ndarray):
-        self.ranks, self.seconds, self.late = ranks, seconds, late
+        self.ranks = ranks
+        self.seconds = seconds
+        self.late = late
         wall = seconds["step"].sum(axis=1)
-        self.wait, self.compute, self.others, self.transfer = (
-            seconds[part].sum(axis=1) / wall for part in ("wait", "compute", "others", "transfer")
-        )
+        self.wait = seconds["wait"].sum(axis=1) / wall
+        self.compute = seconds["compute"].sum(axis=1) / wall
+        self.others = seconds["others"].sum(axis=1) / wall
+        self.transfer = seconds["transfer"].sum(axis=1) / wall
         self.communication = self.others + self.transfer
         self.other = np.clip(1 - (self.wait + self.compute + self.communication), 0, 1)
 
