@@ -314,9 +314,9 @@ def diagnosed(workers, **more):
      (WAITING | {"wait_over_alone": 3.0}, "shared_supply", "fewer bytes", "copytree"),
      (IDLE, "hand_over", "uint8", "div_(255)"),
      (IDLE | {"busiest_over_mean": 1.6}, "uneven_shards", "1.6x the throughput at most", "=8)"),
-     (IDLE | {"slowest_ratio": 30.0, "slow_items": (7,)}, "slow_items", "items 7", "in_order=Fals"),
+     (IDLE | {"slowest_ratio": 30.0, "slow_items": (7,)}, "slow_items", "take: 7", "in_order=Fals"),
      (BUSY | {"epoch_start_share": 0.4}, "workers_restart", "persistent", "persistent_workers=Tr"),
-     (BUSY | {"first_epoch_ratio": 4.0}, "cold_start", "later ones", ""),
+     (BUSY | {"first_epoch_ratio": 4.0}, "cold_start", "later epochs", ""),
      (BUSY | {"stalled_s": 90.0, "stalled_worker": 1}, "hang", "worker 1", "timeout=90")],
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
 )  # fmt: skip
@@ -336,6 +336,13 @@ def test_full_cores_are_the_libraries_threads_only_where_more_are_in_line_than_t
 ):
     found = diagnosed({"cpu_shares": (0.5,) * 4, "cores": 2, "idle_share": 0.0}, **seen)
     assert found.cause == ("threads" if "waiting_threads" in seen else "cores")
+
+
+def test_workers_whose_cores_others_have_are_not_said_to_wait_for_storage():
+    beside = {"foreign_cores": 1.5, "waiting_threads": 1.4, "cores": 2}
+    for workers in ({"cpu_shares": (0.25, 0.25), "cores": 2}, WAITING):
+        found = diagnosed(workers, **beside if workers is not WAITING else {})
+        assert found.cause == ("storage_latency" if workers is WAITING else "cores")
 
 
 def test_workers_that_are_enough_are_not_called_too_few():

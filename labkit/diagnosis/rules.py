@@ -418,7 +418,7 @@ def longer_and_longer(evidence: Evidence) -> Finding | None:
     if drift is None:
         return None
     lines = evidence.loop.lines.worst(drift.mask)
-    seen = "is how much longer the last steps take than the first"
+    seen = "as long as the first steps is what the last ones take"
     measured = [Measured(seen, drift.growth, "times", by=evidence.source)]
     if lines:
         measured.append(Measured(f"what grows is {lines[0].what}"))

@@ -73,7 +73,9 @@ def _expectation(finding: Finding) -> str:
         return f"Expect {value:.1f}x the throughput ({low:.1f}x to {high:.1f}x)."
     if finding.at_most:
         return f"Expect {finding.at_most:.1f}x the throughput at most."
-    how = "`labkit tune`" if finding.name == "input" else "a run before and after"
+    remedy = finding.remedies[0]
+    settings = finding.name == "input" and not remedy.code and not remedy.arguments
+    how = "`labkit tune`" if settings else "a run before and after"
     return f"What it brings is unknown: measure it with {how}."
 
 

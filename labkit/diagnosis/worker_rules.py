@@ -14,10 +14,23 @@ from labkit.diagnosis.loop_body import COLLATE, loading_mask
 TIMED = "timed in the workers"
 
 
+def _computing(evidence: Evidence) -> float:
+    """Return the share of its time in which a worker computes, or would if it had a core.
+
+    Where other programs take the cores, time in line for one is no waiting for storage.
+    """
+    workers = evidence.workers
+    share = workers.cpu_share
+    if evidence.crowded_by <= limits.FOREIGN_LOAD:
+        return share
+    in_line = (evidence.waiting_threads or 0.0) / workers.workers
+    return max(share, min(1.0, share + in_line))
+
+
 def _cpu(workers: WorkerEvidence) -> Measured:
     """Return the CPU time of the workers over the time in which they prepare items."""
-    seen = f"CPU time over wall time in each of {workers.workers} workers"
-    return Measured(seen, workers.cpu_share, "number", TIMED)
+    seen = f"CPU in each of {workers.workers} workers while it prepares items"
+    return Measured(seen, workers.cpu_share, by=TIMED)
 
 
 def _steps(evidence: Evidence) -> tuple[Measured, ...]:
@@ -60,7 +73,7 @@ def cold_start(evidence: Evidence) -> Finding | None:
         return None
     if loop and loop.cold < evidence.wait_share / 2:  # it was slow, and most waiting came later
         return None
-    seen = "is the time of a batch in the first epoch over the later ones"
+    seen = "the time of the later epochs is what an item of the first one takes"
     measured = (Measured(seen, ratio, "times", TIMED),)
     return Finding("input", "cold_start", measured=measured, remedies=(cures.READ_ONCE,))
 
@@ -73,9 +86,9 @@ def slow_items(evidence: Evidence) -> Finding | None:
         return None
     if workers.slow_batch_ratio is not None and workers.slow_batch_ratio < limits.SLOW_BATCH:
         return None  # too few of them to hold a batch up now and then
-    seen = "is the time of the slowest item over the mean one"
+    seen = "the mean time is what the slowest items take"
     if workers.slow_items:
-        seen += f": items {', '.join(map(str, workers.slow_items[:5]))}"
+        seen += f": {', '.join(map(str, workers.slow_items[:5]))}"
     measured = [Measured(seen, ratio, "times", TIMED)]
     if workers.idle_share is not None:
         measured.append(
@@ -90,7 +103,7 @@ def uneven_shards(evidence: Evidence) -> Finding | None:
     uneven = evidence.workers.busiest_over_mean
     if uneven is None or uneven < limits.UNEVEN:
         return None
-    seen = "is the work of the busiest worker over the mean"
+    seen = "the mean is the work of the busiest worker"
     fed = 1 / max(1 - evidence.wait_share, 0.01)  # the device alone would allow no more
     return Finding(
         name="input",
@@ -125,7 +138,7 @@ def threads(evidence: Evidence) -> Finding | None:
         return None
     measured = [_cpu(workers)]
     if crowd:
-        seen = f"threads in line for a core, where {single} processes and threads are known"
+        seen = f"threads stand in line for a core, more than the {single} of the workers and model"
         measured.append(Measured(seen, in_line, "number", "Linux's schedstat"))
     measured += _steps(evidence)
     remedies = (cures.ONE_THREAD, cures.ONE_THREAD_EVERYWHERE)
@@ -139,7 +152,7 @@ def cores(evidence: Evidence) -> Finding | None:
         return None
     full = workers.wanted_cores >= limits.COMPUTES * workers.cores
     full = full or (evidence.own_cores or 0.0) >= limits.CORES_BUSY * workers.cores
-    if workers.cpu_share < limits.COMPUTES and not full:
+    if _computing(evidence) < limits.COMPUTES and not full:
         return None
     measured = (
         _cpu(workers),
@@ -155,7 +168,7 @@ def too_few_workers(evidence: Evidence) -> Finding | None:
     workers = evidence.workers
     advised = evidence.advised
     more = advised is None or advised.num_workers > workers.workers
-    if workers.cpu_share < limits.COMPUTES or evidence.stalls or not more:
+    if _computing(evidence) < limits.COMPUTES or evidence.stalls or not more:
         return None
     measured = [_cpu(workers)]
     if workers.cores is not None:
@@ -168,9 +181,9 @@ def shared_supply(evidence: Evidence) -> Finding | None:
     """The workers wait, and the longer the more of them there are."""
     workers = evidence.workers
     slower = workers.wait_over_alone
-    if workers.cpu_share >= limits.MOSTLY_WAITS or slower is None or slower < limits.SHARED:
+    if _computing(evidence) >= limits.MOSTLY_WAITS or slower is None or slower < limits.SHARED:
         return None
-    seen = "is an item's wait over that with a single worker"
+    seen = "as long as with a single worker is what each item waits"
     measured = (_cpu(workers), Measured(seen, slower, "times", TIMED))
     return Finding("input", "shared_supply", measured=measured, remedies=(cures.FEWER_BYTES,))
 
@@ -178,7 +191,7 @@ def shared_supply(evidence: Evidence) -> Finding | None:
 def storage_latency(evidence: Evidence) -> Finding | None:
     """The workers wait for storage or a network, each for itself."""
     workers = evidence.workers
-    if workers.cpu_share >= limits.MOSTLY_WAITS or evidence.stalls:
+    if _computing(evidence) >= limits.MOSTLY_WAITS or evidence.stalls:
         return None
     measured = [_cpu(workers)]
     if workers.item_wait_ms is not None:
