@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 OTHERS = "Other programs"  # what a note on the machine's other load begins with
 SHOWN = 4  # findings of the details
-Diagnosable = "Run | Ranks | Breakdown | RankTraces | PublicTrace | str | os.PathLike[str]"
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,7 +157,9 @@ class Diagnosis(Result):
         return f"{text}{copy_buttons(details.copies)}{folded}"
 
 
-def diagnose(what: Diagnosable) -> Diagnosis:
+def diagnose(
+    what: Run | Ranks | Breakdown | RankTraces | PublicTrace | str | os.PathLike[str],
+) -> Diagnosis:
     """Name the bottleneck of a Run, Ranks, a record's path (.jsonl, .jsonl.gz or a run's folder).
 
     Or of a torch.profiler trace (.json, .json.gz), a folder or archive of one for each rank, or

@@ -14,10 +14,12 @@ from labkit.diagnosis import rules
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.evidence import Evidence, Kernels, WorkerEvidence, Xray
+from labkit.diagnosis.hot_lines import Lines
 from labkit.diagnosis.instruments import throttled, witnesses
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.loop_body import of_run
 from labkit.diagnosis.recommendation import (
+    Workers,
     recommend_prefetch,
     recommend_workers,
     workers_from_times,
@@ -110,7 +112,7 @@ class StepTable:
             deeper_queue=deeper,
         )
 
-    def _advice(self, run: Run, launchers: float | None) -> tuple[Any, int | None]:
+    def _advice(self, run: Run, launchers: float | None) -> tuple[Workers | None, int | None]:
         """Return the recommended workers and queue, where waiting or full cores call for them."""
         worth = WORTH_A_LOOK * self.matrix.sum()
         waits = self.wait.sum() > worth
@@ -204,7 +206,7 @@ class StepTable:
         )
 
 
-def _lines(run: Run) -> Any:
+def _lines(run: Run) -> Lines | None:
     return run.lines if getattr(run, "samples_of_lines", None) else None
 
 
