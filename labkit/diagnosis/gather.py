@@ -270,6 +270,8 @@ def others_on_gpu(run: Run) -> tuple[float | None, int]:
     has a context there slows nobody down; where no share is known, one counts that came after the
     warm-up.
     """
+    if not run.steps:
+        return None, 0
     timed = readings(run)
     start = run.stamps[max(run.warmup - 1, 0), 5]
     end = run.stamps[-1, 5]

@@ -6,7 +6,7 @@ Nobody outside knows when the loop waits: so confidence is low or medium, or it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -115,19 +115,16 @@ def judge(samples: Sequence[Sample]) -> dict[str, Any]:
     measured = _measured(seen) if seen.samples >= MIN_SAMPLES else ()
     reason = (Measured(SAID[found.cause]),) if found.cause in SAID else ()
     found = worded(replace(found, measured=(*measured, *reason)), evidence)
+    numbers = {
+        name: round(value, 3) if isinstance(value, float) else value
+        for name, value in asdict(seen).items()
+    }
     return {
         "bottleneck": found.name,
         "confidence": SURE.get(found.cause, "low"),
         "evidence": found.evidence,
         "advice": f"{found.advice} {SETTLE}".strip(),
-        "main_cores": round(seen.main_cores, 3),
-        "main_runs": round(seen.main_share, 3),
-        "workers": seen.workers,
-        "worker_cores": round(seen.worker_cores, 3),
-        "workers_run": round(seen.workers_share, 3),
-        "foreign_cores": round(seen.foreign_cores, 3),
-        "gpu_utilization": seen.gpu_share and round(seen.gpu_share, 3),
-        "samples": seen.samples,
+        **numbers,
     }
 
 
