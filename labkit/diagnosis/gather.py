@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.diagnosis import rules
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.evidence import Evidence, Kernels, WorkerEvidence, Xray
@@ -18,6 +17,7 @@ from labkit.diagnosis.hot_lines import Lines
 from labkit.diagnosis.instruments import throttled, witnesses
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.loop_body import of_run
+from labkit.diagnosis.loop_rules import ELSEWHERE
 from labkit.diagnosis.recommendation import (
     Workers,
     recommend_prefetch,
@@ -248,7 +248,7 @@ def _whole_time(run: Run) -> tuple[float | None, dict[str, float]]:
         return None, {}
     names = {part.part for part in seen.parts}
     loop = seen.share("training loop") + seen.share("loop")
-    return loop, {name: seen.share(name) for name in rules.ELSEWHERE.keys() & names}
+    return loop, {name: seen.share(name) for name in ELSEWHERE.keys() & names}
 
 
 def _swelling(run: Run) -> tuple[float | None, float | None]:
