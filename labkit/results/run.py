@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from labkit.diagnosis.diagnosis import Diagnosis
     from labkit.diagnosis.efficiency import Peak, Peaks
-    from labkit.diagnosis.step_breakdown import StepBreakdown
     from labkit.diagnosis.hot_lines import Lines
+    from labkit.diagnosis.step_breakdown import StepBreakdown
     from labkit.diagnosis.trace import Breakdown
 
 SLOW_START_S = 1.0  # a shorter start of the workers needs no word
