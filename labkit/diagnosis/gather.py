@@ -25,8 +25,7 @@ from labkit.diagnosis.recommendation import (
     workers_from_times,
 )
 from labkit.diagnosis.run_costs import cores_used, launchers_in_line, readings
-from labkit.diagnosis.trace import Breakdown
-from labkit.diagnosis.trace_file import RankTraces
+from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces
 from labkit.results.step_classes import CLASSES, split_steps
 
 if TYPE_CHECKING:
