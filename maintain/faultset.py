@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from labkit.diagnosis.diagnosis import SHARED, diagnose
+from labkit.diagnosis.diagnosis import diagnose
+from labkit.diagnosis.doubts import SHARED
 from labkit.knobs import check_names
 from labkit.results.hardware import Machine, machine
 from labkit.results.launch import launch

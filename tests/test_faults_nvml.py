@@ -17,7 +17,8 @@ import pytest
 from test_diagnosis import fake, steps
 
 from labkit import Pipeline
-from labkit.diagnosis.diagnosis import SHARED, diagnose
+from labkit.diagnosis.diagnosis import diagnose
+from labkit.diagnosis.doubts import SHARED
 from labkit.process.events import EventLog
 from labkit.results import hardware, launch
 

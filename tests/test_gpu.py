@@ -14,7 +14,7 @@ import faultset
 import pytest
 
 import labkit as lk
-from labkit.diagnosis.diagnosis import SHARED
+from labkit.diagnosis.doubts import SHARED
 from labkit.diagnosis.losses import TOLERANCE, agree
 from labkit.process import events as step_log
 from labkit.process.events import EventLog, now_ns

@@ -9,8 +9,11 @@ import pytest
 
 import labkit as lk
 from labkit.bench.measure import Bench, call
-from labkit.diagnosis import rules
-from labkit.diagnosis.facts import BOTTLENECKS, Evidence, loss
+from labkit.diagnosis import ranking, rules
+from labkit.diagnosis.findings import BOTTLENECKS, Finding, Measured
+from labkit.diagnosis.gather import StepTable
+from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.wording import worded
 from labkit.knobs import declares_knobs, knob
 from labkit.spec import Pipeline
 from labkit.view import controls
@@ -123,11 +126,12 @@ def test_a_knob_is_one_line():
         Changed(drop_last=2)
 
 
-def test_a_finding_is_yielded_by_a_rule(monkeypatch):
-    exec(recipe("A finding"), {"loss": loss}, names := {})
+def test_a_finding_is_returned_by_a_rule(monkeypatch):
+    known = {"Finding": Finding, "Measured": Measured, "Remedy": Remedy}
+    exec(recipe("A finding"), known, names := {})
     monkeypatch.setattr(rules, "RULES", (names["without_workers"],))
     run = lk.recorded("workers-0")
-    [finding] = rules.rank(Evidence(run).facts())
+    [finding] = map(worded, ranking.rank(StepTable(run).evidence()))
     assert finding.lost_share == pytest.approx(run.wait_ms / run.step_ms, rel=0.05)
     assert finding.advice.startswith("Try num_workers=4. What it brings is unknown")
     assert finding.name in BOTTLENECKS

@@ -8,10 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 import labkit as lk
-from labkit.diagnosis import rules
+from labkit.diagnosis import ranking
 from labkit.diagnosis.diagnosis import Diagnosis
-from labkit.diagnosis.facts import CLASSES, Evidence, Facts, Finding, loss
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.findings import Finding
+from labkit.diagnosis.gains import with_gains
+from labkit.diagnosis.gather import StepTable
 from labkit.diagnosis.losses import agree
+from labkit.diagnosis.remedies import Remedy
 from labkit.results.hardware import Machine
 from labkit.tuning.improve import Improver, lacking
 from labkit.tuning.job import improver
@@ -20,34 +24,33 @@ from labkit.tuning.tuning import space
 from labkit.view.ladder import Improvement
 from labkit.view.running import rung_line
 
-IN_WORDS = {"compile": "torch.compile", "precision": "bf16", "batch_size": "larger batch"}
+IN_WORDS = {"compile": "torch.compile", "precision": "bf16"}
 
 
-def every_finding():
-    """Yield what every rule says of a run of each kind, and of a few made-up facts of a GPU."""
+def every_remedy():
+    """Yield the remedies of what every rule says of some runs, and of made-up ones on a GPU."""
     names = [entry.name for entry in lk.recorded() if not entry.experiment]
-    for name in {name.partition("-")[0]: name for name in names}.values():
-        run = lk.recorded(name)
-        if run.steps > 2:
-            yield from rules.losses(Evidence(run).facts())[0]
-    shares = dict.fromkeys(CLASSES, 0.2)
+    some = [lk.recorded(name) for name in {name.partition("-")[0]: name for name in names}.values()]
+    known = [StepTable(run).evidence() for run in some if run.steps > 2]
+    shares = {"wait_share": 0.4, "copy_share": 0.2, "compute_share": 0.4, "stall_share": 0.9}
     for knobs in ({}, {"num_workers": 0}, {"num_workers": 2, "pin_memory": True}):
-        yield from rules.losses(Facts("gpu", shares=shares, knobs=knobs, stalls=0.9))[0]
+        known.append(Evidence("gpu", knobs=knobs, **shares))
+    for evidence in known:
+        for finding in ranking.losses(evidence)[0]:
+            yield from with_gains(finding, evidence, None).remedies
 
 
-def test_what_a_finding_advises_and_what_a_program_would_change_are_the_same():
-    found = [finding for finding in every_finding() if finding.remedies]
-    knobs = {knob for finding in found for remedy in finding.remedies for knob in remedy.changes}
+def test_what_a_remedy_says_and_what_a_program_would_change_are_the_same():
+    found = list(every_remedy())
+    knobs = {knob for remedy in found for knob in remedy.changes}
     assert knobs >= {"num_workers", "compile", "pin_memory", "batch_size", "fused_optimizer"}
-    for finding in found:
-        for remedy in finding.remedies:
-            for knob, value in remedy.changes.items():
-                if value is None or value is False:
-                    continue  # what goes with num_workers=0
-                assert IN_WORDS.get(knob, knob) in finding.advice
-            assert 1 <= remedy.gain[0] <= remedy.gain[1]
-            lk.Pipeline(num_workers=1).but(**remedy.changes)  # each is a knob, and allowed
-        assert json.dumps(finding.to_dict()["remedies"])
+    for remedy in found:
+        for knob, value in remedy.changes.items():
+            if value is None or value is False:
+                continue  # what goes with num_workers=0
+            assert IN_WORDS.get(knob, knob) in remedy.text
+        lk.Pipeline(num_workers=1).but(**remedy.changes)  # each is a knob, and allowed
+        assert json.dumps(remedy.to_dict())
 
 
 # -- the climb, on a made-up machine ---------------------------------------------------------------
@@ -56,11 +59,18 @@ torch = pytest.importorskip("torch")
 START = {"num_workers": 0, "prefetch_factor": None, "pin_memory": False, "batch_size": 16,
          "persistent_workers": False, "precision": "fp32", "fused_optimizer": False,
          "compile": None}  # fmt: skip
-HEALTHY = Finding("compute", "the device is the limit", "seen", "nothing")
-FEED = loss("input", "no workers", 0.6, "", "", "num_workers", changes=[{"num_workers": 4}])
-HALF = loss("precision", "FP32", 0.3, "", "", "bf16", changes=[{"precision": "bf16"}])
-FUSE = loss("launch", "tiny operators", 0.2, "", "", "fused_optimizer",
-            changes=[{"fused_optimizer": True}, {"compile": "default"}])  # fmt: skip
+
+
+def loss(name, lost, *changes, price=1):
+    """A finding whose remedies make these changes."""
+    remedies = tuple(Remedy("", "", price=price, changes=change) for change in changes)
+    return Finding(name, name, lost, remedies=remedies)
+
+
+HEALTHY = Finding("compute", "the device is the limit")
+FEED = loss("input", 0.6, {"num_workers": 4})
+HALF = loss("precision", 0.3, {"precision": "bf16"}, price=2)
+FUSE = loss("launch", 0.2, {"fused_optimizer": True}, {"compile": "default"})
 
 
 class World:
@@ -138,13 +148,13 @@ def test_what_gains_is_kept_one_after_the_other_until_the_device_is_the_limit():
 
 def test_what_is_advised_beside_the_search_is_tried_with_the_settings_own_expectation():
     crowded = START | {"num_workers": 12, "prefetch_factor": 2}
-    six = loss("input", "", 0.6, "", "", "num_workers", changes=[{"num_workers": 6}])
+    six = loss("input", 0.6, {"num_workers": 6})
     world = World(lambda k: 180 if k["num_workers"] == 6 else 100,
                   lambda k: [six] if k["num_workers"] > 6 else [HEALTHY])  # fmt: skip
     climb = climbed(world, crowded)
     assert climb.changes == {"num_workers": 6} and world.count == 2
     assert climb.rungs[1].expected == pytest.approx((1.0, 1 / 1.3, 1.3))  # not the finding's 2.5
-    four = loss("input", "", 0.6, "", "", "num_workers", changes=[{"num_workers": 4}])
+    four = loss("input", 0.6, {"num_workers": 4})
     world = World(lambda k: 100, lambda k: [four])  # predicted to be slower in all of its range
     climb = climbed(world, crowded)
     assert climb.changes == {} and world.count == 1
@@ -258,10 +268,7 @@ def test_a_failure_is_reported_and_a_contradicted_prediction_leads_to_a_coarse_l
 
 
 def test_twelve_runs_the_time_and_stop_end_it_with_the_best_so_far(monkeypatch):
-    pairs = [
-        loss("launch", "x", 0.3, "", "", "", changes=[{"prefetch_to_device": n + 1}])
-        for n in range(20)
-    ]
+    pairs = [loss("launch", 0.3, {"prefetch_to_device": n + 1}) for n in range(20)]
     world = World(lambda knobs: 100, lambda knobs: pairs)
     assert climbed(world).stopped == "12 runs are made" and world.count == 12
 

@@ -16,7 +16,7 @@ from labkit.bench import formats, model_size, telemetry, timeline
 from labkit.bench import machine as bench_machine
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.datasheets import card
-from labkit.diagnosis.facts import cores_used
+from labkit.diagnosis.run_costs import cores_used
 from labkit.results.failures import with_remedy
 from labkit.results.hardware import Machine, training_arguments
 from labkit.spec import Pipeline

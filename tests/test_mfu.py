@@ -98,7 +98,7 @@ def test_a_busy_device_with_a_low_mfu_is_a_finding_with_its_reasons(tmp_path):
     assert run.mfu == pytest.approx(0.06) and run.mfu_text == "MFU 6.0%, MBU 2.8%"
     found = run.diagnose()
     assert (found.bottleneck, found.findings[0].cause) == ("compute", "low MFU")
-    assert "busy 95% with an MFU of 6.0% (of 23.4 GFLOP/s in FP32, 50 GB/s, " in found.evidence
+    assert "busy, with an MFU of 6.0% (of 23.4 GFLOP/s in FP32, 50 GB/s, " in found.evidence
     assert "measured on " in found.evidence
     assert "products and convolutions take" in found.evidence
     good = with_work("precision-fp32", tmp_path, mfu=0.5)

@@ -11,7 +11,8 @@ from played_gpu import GPU, MS, log, play
 import labkit as lk
 from labkit.diagnosis import prediction
 from labkit.diagnosis.loader_simulation import Simulation
-from labkit.diagnosis.prediction import _of_times, outcome_of, recommend_workers
+from labkit.diagnosis.prediction import outcome_of
+from labkit.diagnosis.recommendation import _of_times, recommend_workers
 from labkit.diagnosis.run_costs import known_of
 
 CPU = {"device": "cpu", "kind": "cpu", "name": "Test", "versions": {}, "cpu_cores": 2, "threads": 1}

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import labkit as lk
-from labkit.diagnosis.facts import Evidence
+from labkit.diagnosis.gather import StepTable
 from labkit.diagnosis.thresholds import MOST_DRAWN
 from labkit.process import events
 from labkit.results.launch import launch
@@ -264,8 +264,8 @@ def test_a_diagnosis_of_ten_times_the_samples_calls_hardly_more_and_draws_no_mor
     few, many = calls_of(2_000), calls_of(20_000)
     assert many < 1.5 * few
     run = lk.load(write_record(tmp_path / "long.jsonl", steps=20_000))
-    assert len(Evidence(run).sums) <= MOST_DRAWN
-    assert Evidence(run).facts().shares["wait"] == pytest.approx(5 / 6)
+    assert len(StepTable(run).sums) <= MOST_DRAWN
+    assert StepTable(run).evidence().wait_share == pytest.approx(5 / 6)
 
 
 # -- side by side --------------------------------------------------------------------------------

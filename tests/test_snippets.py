@@ -10,10 +10,11 @@ import pytest
 
 import labkit as lk
 from labkit.diagnosis import rules
-from labkit.diagnosis.facts import Facts, Finding
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.prediction import Workers
-from labkit.diagnosis.remedies import feed, remedies, typed
+from labkit.diagnosis.recommendation import Workers
+from labkit.diagnosis.wording import worded
 from labkit.tuning.job import TuningJob, code_around
 from labkit.tuning.tuning import Setting, Trial
 
@@ -141,6 +142,13 @@ def test_what_a_watched_loop_is_told_to_type_keeps_every_argument_that_does_not_
     assert next(iter(names["train_loader"])) is not None
 
 
+def fed(**known):
+    """Return what is found of a loop that waits half of the time for a loader without workers."""
+    known = {"wait_share": 0.5, "compute_share": 0.5, "knobs": {"num_workers": 0}} | known
+    evidence = Evidence("cpu", **known)
+    return worded(with_gains(rules.waiting_for_data(evidence), evidence, None), evidence)
+
+
 def recorded_code(loader):
     """Return what a watch of `loader` records of the script around it."""
     with lk.watch(loader, live=False) as watched:
@@ -152,9 +160,7 @@ def recorded_code(loader):
 def test_the_advice_for_a_watched_loop_is_in_the_names_of_its_script():
     names = user_script("DataLoader(data, 8, shuffle=True, collate_fn=pad_together)")
     code = LoopCode.of(in_script(names, "watching(train_loader)", watching=recorded_code))
-    facts = Facts("cpu", code=code)
-    advised = Finding("input", "", "", "", 0.5, remedies=remedies([{"num_workers": 4}], 0.5))
-    assert typed(advised, facts).code == (
+    assert fed(code=code, advised=Workers(4, 2.0, (1.5, 2.5))).code == (
         "train_loader = DataLoader(\n"
         "    data, batch_size=8, shuffle=True, num_workers=4, collate_fn=pad_together\n"
         ")\n"
@@ -187,9 +193,7 @@ def test_a_loader_that_fetches_a_batch_at_once_gives_the_same_batches_in_the_sam
         names = user_script(made)
         recorded = in_script(names, "watching(train_loader)", watching=recorded_code)
         code = LoopCode.of(recorded)
-        facts = Facts("cpu", code=code, wait_us=100.0, knobs={"num_workers": 0})
-        finding = Finding("input", "", "", feed(facts, stalls=False)[0], 0.5)
-        line = typed(finding, facts).code
+        line = fed(code=code, wait_us=100.0).code
         without = ("collate_fn", "stream", "batches_of_4", "(data)")
         assert bool(line) != any(part in made for part in without), made
         if line:
@@ -212,14 +216,12 @@ def test_a_trainers_user_is_given_a_line_that_changes_their_training_arguments()
         dataloader_num_workers: int = 0
         bf16: bool = False
 
-    facts = Facts("cpu", cores=2, trainer=True, knobs={"num_workers": 0}, shares={"wait": 0.5},
-                  workers=Workers(2, 2.0, (1.5, 2.5)), code=LoopCode(training="args"))  # fmt: skip
-    [finding] = rules.waiting_for_data(facts)
-    finding = typed(finding, facts)
+    code = LoopCode(training="args")
+    finding = fed(cores=2, trainer=True, advised=Workers(2, 2.0, (1.5, 2.5)), code=code)
     assert "dataloader_num_workers=2" in finding.advice
     exec(finding.code, names := {"args": TrainingArguments(0.1)})
     assert names["args"] == TrainingArguments(0.1, dataloader_num_workers=2)
-    exec(facts.code.trainer_lines({"precision": "bf16"}), names)
+    exec(code.trainer_lines({"precision": "bf16"}), names)
     assert names["args"].bf16 and names["args"].dataloader_num_workers == 2
     assert LoopCode().trainer_lines({"num_workers": 2}) == ""  # no name to be written by
 

@@ -10,7 +10,7 @@ import statistics
 import pytest
 from test_notebooks import NOTEBOOKS, source
 
-from labkit.diagnosis.facts import BOTTLENECKS
+from labkit.diagnosis.findings import BOTTLENECKS
 
 MOST_CELLS, MOST_BYTES, MEDIAN_CELL = 70, 450_000, 4
 VERDICT = re.compile("|".join(rf"[`\"]{name}[`\"]" for name in set(BOTTLENECKS) - {"unsure"}))

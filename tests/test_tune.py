@@ -20,7 +20,8 @@ import pytest
 
 import labkit as lk
 from labkit.bench import user_dataset
-from labkit.diagnosis.prediction import WORTH, recommend_workers
+from labkit.diagnosis.prediction import WORTH
+from labkit.diagnosis.recommendation import recommend_workers
 from labkit.tuning import trials
 from labkit.tuning.job import Expectation
 from labkit.tuning.search import Search

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from played_gpu import GPU, MS, load, log, play
 
 import labkit as lk
-from labkit.diagnosis.facts import CLASSES
 from labkit.diagnosis.instruments import witnesses
+from labkit.results.step_classes import CLASSES
 from labkit.results.sweep import Sweep
 from labkit.view.panel import run_verdict
 from labkit.view.several_figures import draw_sweep

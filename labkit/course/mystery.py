@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.course.score import keep
-from labkit.diagnosis.facts import BOTTLENECKS
+from labkit.diagnosis.findings import BOTTLENECKS
 from labkit.knobs import check_names
 from labkit.results.hardware import machine
 from labkit.results.launch import launch

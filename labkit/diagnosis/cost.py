@@ -8,12 +8,17 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.diagnosis.run_costs import readings
 from labkit.results.result import Result, Table
 from labkit.results.step_classes import busy_until
+
+if TYPE_CHECKING:
+    from labkit.results.hardware import Machine
+    from labkit.results.run import Run
 
 # What a device rents for at Amazon, USD/h. GPUs: "EC2 Capacity Blocks for ML", effective rate per
 # accelerator, list of the end of 2024; A10G: g5.xlarge on demand, us-east-1, June 2026. A CPU core:
@@ -67,7 +72,8 @@ class Cost(Result):
         """Return the costs of an epoch and a sample, beside those of the run before."""
         rows = []
         for label, name, unit in ROWS:
-            now, old = getattr(self, name), getattr(self.before, name, None)
+            now = getattr(self, name)
+            old = getattr(self.before, name, None)
             if name.startswith(("idle", "electricity")) and now is None and old is None:
                 continue
             ratio = _apart(now, old) if old and now else None
@@ -90,7 +96,7 @@ class Cost(Result):
     def verdict(self) -> str:
         """What an epoch costs against before, and what to save next, in a sentence or two."""
         now = _text(self.usd_per_epoch, "USD") or _text(self.hours_per_epoch, "h")
-        old = self.before and self.before.hours_per_epoch
+        old = self.before.hours_per_epoch if self.before else None
         apart = f"{_apart(self.hours_per_epoch, old)} than before: " if old else ""
         said = f"An epoch costs {apart}{now}."
         if self.usd_per_epoch:
@@ -100,13 +106,13 @@ class Cost(Result):
 
 
 def cost(
-    run: Any,
+    run: Run,
     *,
     usd_per_hour: float | None = None,
     usd_per_kwh: float | None = None,
     kg_co2_per_kwh: float | None = None,
     samples_per_epoch: int | None = None,
-    before: Any = None,
+    before: Run | None = None,
 ) -> Cost:
     """Return what a run costs in energy, money and carbon: per sample, per epoch, and while idle.
 
@@ -114,8 +120,12 @@ def cost(
     epoch ImageNet's; electricity is left out without a price. `before` is a Run to compare with, at
     the same prices. ValueError: a price below 0 or not finite, or a run without numbers.
     """
-    given = {"usd_per_hour": usd_per_hour, "usd_per_kwh": usd_per_kwh,
-             "kg_co2_per_kwh": kg_co2_per_kwh, "samples_per_epoch": samples_per_epoch}  # fmt: skip
+    given = {
+        "usd_per_hour": usd_per_hour,
+        "usd_per_kwh": usd_per_kwh,
+        "kg_co2_per_kwh": kg_co2_per_kwh,
+        "samples_per_epoch": samples_per_epoch,
+    }
     for name, value in given.items():
         if value is not None and not 0 <= value < math.inf:
             raise ValueError(f"{name}={value!r} is not allowed: use a number of 0 or more, or None")
@@ -126,8 +136,10 @@ def cost(
     samples = SAMPLES_PER_EPOCH if samples_per_epoch is None else samples_per_epoch
     watts, idle_energy_share = power(run)
     seconds = 1 / run.throughput
-    hours, joules = samples * seconds / 3600, _times(watts, seconds)
-    kwh, usd = _times(joules, samples / J_PER_KWH), _times(hours, rent)
+    hours = samples * seconds / 3600
+    joules = _times(watts, seconds)
+    kwh = _times(joules, samples / J_PER_KWH)
+    usd = _times(hours, rent)
     return Cost(
         source=f"{', RECORDED' if run.recorded else ''} on {run.machine.name}",
         unit=run.unit,
@@ -149,7 +161,7 @@ def cost(
     )
 
 
-def usual_rent(machine: Any) -> float | None:
+def usual_rent(machine: Machine) -> float | None:
     """Return the default rent of a device, USD/h; None for a card that is not in the list."""
     if machine.kind == "cpu":
         return machine.cpu_cores and USD_PER_CORE_HOUR * machine.cpu_cores
@@ -157,19 +169,19 @@ def usual_rent(machine: Any) -> float | None:
     return found and USD_PER_HOUR[found[1]]
 
 
-def power(run: Any) -> tuple[float | None, float | None]:
+def power(run: Run) -> tuple[float | None, float | None]:
     """Return mean power (W) behind the warm-up and its energy's idle share; None: hardly read."""
-    moments = run.seconds(np.array([sample["t_ns"] for sample in run.telemetry]))
+    start = run.busy[max(run.warmup - 1, 0), 1]
     counts = [
-        (sample["t_ns"] / 1e9, moment, sample.get("energy_j"))
-        for sample, moment in zip(run.telemetry, moments, strict=True)
+        (sample["t_ns"] / 1e9, moment, sample["energy_j"])
+        for moment, sample in readings(run)
+        if sample.get("energy_j") is not None and start <= moment <= run.length_s
     ]
-    start, end = run.busy[max(run.warmup - 1, 0), 1], run.length_s
-    counts = [row for row in counts if row[2] is not None and start <= row[1] <= end]
     if len(counts) < 2:
         return None, None
     clock, moment, joules = np.array(counts, float).T
-    seconds, spent = np.diff(moment), np.diff(joules)
+    seconds = np.diff(moment)
+    spent = np.diff(joules)
     sound = (seconds > 0) & (spent >= 0) & (np.diff(clock) - seconds < PAUSE_S)
     total = float(spent[sound].sum())
     if not total:
@@ -179,7 +191,7 @@ def power(run: Any) -> tuple[float | None, float | None]:
     return total / float(seconds[sound].sum()), float((spent[sound] * idle).sum()) / total
 
 
-def joules_per_sample(run: Any) -> float | None:
+def joules_per_sample(run: Run) -> float | None:
     """Return the device's energy for one sample, J; None where it was not measured."""
     return _times(power(run)[0], 1 / run.throughput) if run.throughput else None
 

@@ -7,13 +7,14 @@ the traffic (both counted in `labkit.bench.flops`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.datasheets import card
-from labkit.diagnosis.facts import Facts, Finding
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.findings import Finding, Measured
+from labkit.diagnosis.remedies import Remedy
 from labkit.results.event_log import of_one_moment
 from labkit.results.hardware import Machine
 from labkit.results.result import Result, Table, percent
@@ -23,7 +24,12 @@ if TYPE_CHECKING:
     from labkit.results.run import Run
 
 NO_PEAK = 1.25  # 3x3 kernels on 8x8 pixels, an eighth of whose products are with padding, and 10 %
-LARGER = "Raise the batch or the width: more arithmetic for each launch and each byte."
+LARGER = Remedy(
+    "larger", "Raise the batch or the width: more arithmetic for each launch and each byte."
+)
+FUSE_OTHERS = Remedy("fuse_others", "Fuse the others: torch.compile, fused_optimizer=True.")
+ALIGN = Remedy("align", "Make sizes multiples of 8, better 64.")
+LOOK_INSIDE = Remedy("look_inside", "Look inside: xray=True.")
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 BANDWIDTH = "bandwidth"  # what `labkit.bench.peaks` calls memory's rate
 ROOFS = (BANDWIDTH, "fp32", "tf32", "fp16", "bf16")  # what `lk.peaks` measures
@@ -190,65 +196,57 @@ def on_threads(machine: Machine) -> str:
     return f" on {machine.threads} thread{'' if machine.threads == 1 else 's'}"
 
 
-def with_low_mfu(run: Run, facts: Facts, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
+def with_low_mfu(run: Run, evidence: Evidence, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """Add a finding where a busy device does little of what it could; last: no loss of its own."""
     reached = getattr(run, "mfu", None)
-    busy = facts.shares["compute"]
-    own = busy - facts.taken_by_others - (facts.taken_by_workers or 0.0)  # of a CPU: with a core
-    if reached is None or busy < limits.BUSY or reached >= limits.LOW_MFU * own:
+    busy = evidence.compute_share
+    taken = evidence.stolen_by_others + (evidence.stolen_by_workers or 0.0)  # of a CPU's core
+    if reached is None or busy < limits.BUSY or reached >= limits.LOW_MFU * (busy - taken):
         return found
-    reasons = dict(_reasons(run, facts)) or {"why was not seen": "Look inside: xray=True."}
-    seen = f"busy {busy:.0%} with an MFU of {percent(reached)} (of {run.peak}): "
-    seen += f"{'; '.join(reasons)} (threshold {limits.LOW_MFU:.0%} of the busy time)."
-    low = Finding("compute", "low MFU", seen, " ".join(dict.fromkeys(reasons.values())))
+    reasons = _reasons(run, evidence)
+    said = [reason for reason, _ in reasons] or ["why was not seen"]
+    remedies = {remedy.key: remedy for _, remedy in reasons}
+    low = Finding(
+        name="compute",
+        cause="low MFU",
+        measured=(
+            Measured(f"of the time busy, with an MFU of {percent(reached)} (of {run.peak})", busy),
+            Measured("; ".join(said), by=f"threshold {limits.LOW_MFU:.0%} of the busy time"),
+        ),
+        remedies=tuple(remedies.values()) or (LOOK_INSIDE,),
+    )
     if found[-1].cause == "the device is the limit":
-        return *found[:-1], replace(low, evidence=f"{seen} {found[-1].evidence}")
+        return *found[:-1], replace(low, measured=low.measured + found[-1].measured)
     return *found, low
 
 
-def _reasons(run: Run, facts: Facts) -> Iterator[tuple[str, str]]:
-    """Yield each reason that was seen for a low MFU, with what to change."""
+def _reasons(run: Run, evidence: Evidence) -> list[tuple[str, Remedy]]:
+    """Return each reason that was seen for a low MFU, with what to change."""
     work = run.event("work")
     ridge = run.peak.ridge
+    xray = evidence.xray
+    kernels = evidence.kernels
     intensity = work["flops"] / max(work["bytes"], 1)
+    found = []
     if ridge and run.mbu is not None and intensity < ridge:
-        most = f"at most {intensity:.3g} FLOP for each byte that moves"
-        yield f"memory-bound, {most}, and the ridge is at {ridge:.3g}", LARGER
-    lost = _launch_share(facts)
+        moves = f"memory-bound, at most {intensity:.3g} FLOP for each byte that moves"
+        found.append((f"{moves}, and the ridge is at {ridge:.3g}", LARGER))
+    lost = evidence.dispatch_share if evidence.kind == "cpu" else evidence.gap_share
     if lost >= limits.WORTH_NAMING["launch"]:
-        yield f"launches, {lost:.0%} of the compute is gaps and tiny operators", LARGER
-    fixed = facts.xray.get("fixed_share") or 0.0
+        found.append((f"launches, {lost:.0%} of the compute is gaps and tiny operators", LARGER))
+    fixed = (xray and xray.fixed_share) or 0.0
     if fixed >= limits.MOSTLY:
-        yield f"small sizes, {fixed:.0%} of a step does not grow with the batch", LARGER
-    if facts.xray:
-        yield _by_operators(run, facts)
-    could = getattr(facts.trace, "tensor_core_eligible_share", None) or 0.0
-    used = getattr(facts.trace, "tensor_core_share", None) or 0.0
+        found.append((f"small sizes, {fixed:.0%} of a step does not grow with the batch", LARGER))
+    if xray:
+        heavy = xray.share(xray.heavy_us or 0.0)
+        said = f"products and convolutions take {heavy:.0%} of the compute"
+        reach = run.mfu / max(evidence.compute_share * heavy, 1e-9)
+        small = (f"small sizes, {said} and reach {reach:.0%} of the peak", LARGER)
+        fewer = (f"memory-bound operators, {said}", FUSE_OTHERS)
+        found.append(fewer if heavy < limits.MOSTLY else small)
+    could = (kernels and kernels.eligible_share) or 0.0
+    used = kernels.tensor_core_share if kernels else 0.0
     if work["precision"] != "fp32" and could > 2 * used:
         seen = f"Tensor Cores run for {used:.0%} of kernel time and could for {could:.0%}"
-        yield seen, "Make sizes multiples of 8, better 64."
-
-
-def _launch_share(facts: Facts) -> float:
-    """Return the share of the compute in which the device computes nothing, or tiny operators."""
-    if facts.kind == "cpu":
-        lost_us = facts.xray.get("gap_us", 0.0) + facts.xray.get("tiny_us", 0.0)
-        return lost_us / _window_us(facts)
-    if facts.trace is not None and facts.compute_us:
-        return 1 - facts.trace.kernel_us / facts.compute_us
-    return 0.0
-
-
-def _by_operators(run: Run, facts: Facts) -> tuple[str, str]:
-    """Return the reason that the kinds of operators give, and what to change."""
-    heavy = min(1.0, facts.xray.get("heavy_us", 0.0) / _window_us(facts))
-    said = f"products and convolutions take {heavy:.0%} of the compute"
-    if heavy < limits.MOSTLY:
-        fuse = "Fuse the others: torch.compile, fused_optimizer=True."
-        return f"memory-bound operators, {said}", fuse
-    reach = run.mfu / max(facts.shares["compute"] * heavy, 1e-9)
-    return f"small sizes, {said} and reach {reach:.0%} of the peak", LARGER
-
-
-def _window_us(facts: Facts) -> float:
-    return max(facts.xray.get("window_us", 0.0), 1e-9)
+        found.append((seen, ALIGN))
+    return found

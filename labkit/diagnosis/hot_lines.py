@@ -22,18 +22,33 @@ from labkit.results.result import Result, Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from labkit.results.run import Run
+
 FEWEST = 30  # samples of a phase (0.3 s of it) that may speak for its lines
+Site = tuple[str, int, str]  # file, line, function
+Place = dict[str, Any]  # with the keys `PLACE`
 CELL = re.compile(r"ipykernel_\d+|<ipython-input")  # in the name of a notebook cell's file
 PHASES = ("waiting", "body", "between", "worker")
 PLACE = ("kind", "within", "file", "line", "function", "call", "site")
 SHOWN = 12  # rows of the table
 BODY = {  # the parts of a loop's body, by the kinds of work they are made of
-    **{kind: kind for kind in ("forward", "backward", "optimizer", "sync", "validation")},
-    **dict.fromkeys(("torch", "copy", "exchange"), "torch"),
-    **dict.fromkeys(("python", "library", "collect"), "python"),
-    **dict.fromkeys(("logging", "io", "checkpoint"), "logging"),
-    "wait": "waiting", "loader": "validation",  # a loader in a loop's body
-}  # fmt: skip
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "sync": "sync",
+    "validation": "validation",
+    "loader": "validation",  # a loader in a loop's body
+    "torch": "torch",
+    "copy": "torch",
+    "exchange": "torch",
+    "python": "python",
+    "library": "python",
+    "collect": "python",
+    "logging": "logging",
+    "io": "logging",
+    "checkpoint": "logging",
+    "wait": "waiting",
+}
 SECOND = 0.25  # of a line's time, that names a call of another kind there: `a.backward(); b.step()`
 SPREAD = 0.5  # a function whose costliest line has less of it than this is named as a whole
 
@@ -49,7 +64,7 @@ class Line:
     phase: str  # of `PHASES`: "between" two passes over the loader, in a "worker" of it
     kind: str  # of work: "forward", "python", "logging", "io", "wait", ...
     call: str = ""  # what it called, as it stands in the source; "" where that is not known
-    site: tuple[str, int, str] | None = None  # where in the loop that was; None in a worker
+    site: Site | None = None  # where in the loop that was; None in a worker
 
     @property
     def place(self) -> str:
@@ -82,46 +97,49 @@ class Lines(Result):
     and of the place `kind` and `within`. Workers took `made_us` to make a batch, None if unknown.
     """
 
-    def __init__(self, run: Any):
+    def __init__(self, run: Run):
         """Join the samples of `run` with its steps, warm-up excluded."""
         self._rows: dict[bytes, tuple[Line, ...]] = {}
         self._parts: dict[str, np.ndarray] = {}
         self.places, rows = _read(run.samples_of_lines)
-        pid, at_ns, weight, self.place = rows.T
-        self.kind, self.within = (
-            np.array([place[name] for place in self.places], object)[self.place]
-            for name in ("kind", "within")
-        )
+        pid, at_ns, weight, place = rows.T
+        kind = self._of_places("kind", place)
+        within = self._of_places("within", place)
         at_s = run.seconds(at_ns)
-        stamps, first = run.stamps, max(run.warmup - 1, 0)
-        start, end = (stamps[first, 5], stamps[-1, 5]) if len(stamps) > first else (0.0, 0.0)
+        stamps = run.stamps
+        first = max(run.warmup - 1, 0)
+        known = len(stamps) > first
+        start, end = (stamps[first, 5], stamps[-1, 5]) if known else (0.0, 0.0)
         in_loop = pid == run._fact("hello", "pid", 0)
         outside = np.isnan(at_s)
         step = np.searchsorted(stamps[:, 0], np.nan_to_num(at_s), side="right") - 1
         waits = at_s < stamps[np.clip(step, 0, None), 1] if len(stamps) else at_s < 0
-        self.phase = np.where(in_loop, np.where(outside, 2, np.where(waits, 0, 1)), 3)
+        in_main = np.where(outside, 2, np.where(waits, 0, 1))
+        phase = np.where(in_loop, in_main, 3)
         keep = np.where(outside, in_loop, (at_s > start) & (at_s <= end))
         # not: the clock that times the items; a worker that waits for work, or hands it over
-        keep &= (self.kind != "labkit") & ((self.phase != 3) | (self.within != ""))
-        self.step = np.where(self.phase < 2, step, -1)
-        self.share = np.zeros(len(rows))
-        wait = float(np.clip(stamps[:, 1] - stamps[:, 0], 0, None)[first + 1 :].sum())
+        keep &= (kind != "labkit") & ((phase != 3) | (within != ""))
+        waited = np.clip(stamps[:, 1] - stamps[:, 0], 0, None)[first + 1 :]
         wall = max(end - start, 1e-9)
-        known = {0: wait / wall, 1: 1 - wait / wall, 3: 1.0}
-        for phase in range(len(PHASES)):
-            mine = keep & (self.phase == phase)
-            total = weight[mine].sum()
-            scale = known.get(phase, total / 1e9 / wall) / total if total else 0.0
-            self.share[mine] = weight[mine] * scale
-        made = weight[keep & (self.phase == 3)]  # ns
-        enough = len(made) >= FEWEST and len(stamps) - first > 1
-        self.made_us = float(made.sum()) / 1e3 / (len(stamps) - first - 1) if enough else None
-        for name in ("phase", "step", "share", "place", "kind", "within"):
-            setattr(self, name, getattr(self, name)[keep])
+        share = _shares(phase, weight, keep, float(waited.sum()) / wall, wall)
+        made = weight[keep & (phase == 3)]  # ns
+        steps = len(stamps) - first - 1
+        enough = len(made) >= FEWEST and steps > 0
+        self.made_us = float(made.sum()) / 1e3 / steps if enough else None
+        self.phase = phase[keep]
+        self.step = np.where(phase < 2, step, -1)[keep]
+        self.share = share[keep]
+        self.place = place[keep]
+        self.kind = kind[keep]
+        self.within = within[keep]
         self.samples = int(keep.sum())
         self.refused = bool(run.no_lines) and not self.samples  # more steps bring none either
         nothing = run.no_lines or "no stack was sampled behind the warm-up"
         self.missing = "" if self.samples else nothing
+
+    def _of_places(self, name: str, place: np.ndarray) -> np.ndarray:
+        """Return what the places (samples,) have under a name of `PLACE`."""
+        return np.array([each[name] for each in self.places], object)[place]
 
     def __len__(self) -> int:
         return self.samples
@@ -141,7 +159,7 @@ class Lines(Result):
             self._parts[part] = self.mask("body") & np.isin(self.kind, kinds)
         return self._parts[part]
 
-    def _sampled(self, mask: np.ndarray) -> Iterator[tuple[dict[str, Any], int, float]]:
+    def _sampled(self, mask: np.ndarray) -> Iterator[tuple[Place, int, float]]:
         """Yield place, phase and share of the samples of `mask`, those of one place together."""
         both = self.place[mask] * len(PHASES) + self.phase[mask]
         shares = np.bincount(both, self.share[mask])
@@ -159,7 +177,8 @@ class Lines(Result):
     @property
     def body(self) -> dict[str, float]:
         """The parts of the loop's body, which add up to 1; {} where too few samples fell in it."""
-        parts, kinds = Counter(), self.kinds("body") if self.enough("body") else {}
+        parts: Counter = Counter()
+        kinds = self.kinds("body") if self.enough("body") else {}
         whole = max(sum(kinds.values()), 1e-9)
         for kind, share in kinds.items():
             parts[BODY.get(kind, "python")] += share / whole
@@ -167,24 +186,29 @@ class Lines(Result):
 
     def rows(self, mask: np.ndarray) -> tuple[Line, ...]:
         """Return the lines that the samples of `mask` fell on, the costliest first."""
-        if (known := self._rows.get(mask.tobytes())) is not None:  # a diagnosis asks 60 times
-            return known
+        key = mask.tobytes()
+        if key not in self._rows:  # a diagnosis asks 60 times
+            self._rows[key] = self._sorted_rows(mask)
+        return self._rows[key]
+
+    def _sorted_rows(self, mask: np.ndarray) -> tuple[Line, ...]:
         found: dict[tuple, Counter] = defaultdict(Counter)
         for place, phase, share in self._sampled(mask):
             line = place["file"], place["line"], place["function"], PHASES[phase]
             found[line][place["kind"], place["call"], place["site"]] += share
-        lines = (
+        lines = [
             Line(*place, shares.total(), phase, *_named(shares))
             for (*place, phase), shares in found.items()
-        )
-        rows = tuple(sorted(lines, key=lambda line: -line.share))
-        return self._rows.setdefault(mask.tobytes(), rows)
+        ]
+        return tuple(sorted(lines, key=lambda line: -line.share))
 
     def sites(self, mask: np.ndarray) -> tuple[Line, ...]:
         """Return the lines of the loop itself that the samples of `mask` were under."""
-        found, kinds = Counter(), {}
+        found: Counter = Counter()
+        kinds: dict[Site, str] = {}
         for place, _, share in self._sampled(mask):
-            if site := place["site"]:
+            site = place["site"]
+            if site:
                 found[site] += share
                 kinds.setdefault(site, place["kind"])
         return tuple(Line(*at, share, "body", kinds[at]) for at, share in found.most_common())
@@ -201,7 +225,8 @@ class Lines(Result):
         The first has the share of the whole function where no line has half of it; then come
         single lines.
         """
-        rows, functions = self.rows(mask), defaultdict(list)
+        rows = self.rows(mask)
+        functions = defaultdict(list)
         for line in rows:
             functions[line.file, line.function, line.phase].append(line)
         if not rows:
@@ -226,14 +251,16 @@ class Lines(Result):
             for line in self.rows(np.isin(self.phase, phases))[:SHOWN]
             if line.share >= 0.005
         ]
-        foot = f"{self.samples} stacks sampled in this process and its loader's workers; "
-        foot += "shares of wall time, of workers their working time"
-        parts = (f"{share:.0%} {part}" for part, share in self.body.items() if share >= 0.005)
-        body = f"the loop's body: {', '.join(parts)}" if self.body else ""
+        sampled = f"{self.samples} stacks sampled in this process and its loader's workers; "
+        sampled += "shares of wall time, of workers their working time"
+        parts = [f"{share:.0%} {part}" for part, share in self.body.items() if share >= 0.005]
+        body = f"the loop's body: {', '.join(parts)}" if parts else ""
         return Table(
-            rows, ("time", "phase", "where", "kind", "call"), left=(1, 2, 3, 4),
-            foot=tuple(filter(None, (body, self.missing or foot))),
-        )  # fmt: skip
+            rows,
+            head=("time", "phase", "where", "kind", "call"),
+            left=(1, 2, 3, 4),
+            foot=tuple(filter(None, (body, self.missing or sampled))),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the lines as JSON types."""
@@ -241,9 +268,27 @@ class Lines(Result):
         return {"samples": self.samples, "missing": self.missing, "body": self.body, "lines": lines}
 
 
-def _named(shares: Counter) -> tuple:
+def _shares(
+    phase: np.ndarray, weight: np.ndarray, keep: np.ndarray, waited: float, wall: float
+) -> np.ndarray:
+    """Return the share of each sample, scaled to what the stamps measured of its phase.
+
+    `waited` is the share of the `wall` time (s) in which the loop waited for data.
+    """
+    share = np.zeros(len(phase))
+    known = {0: waited, 1: 1 - waited, 3: 1.0}
+    for number in range(len(PHASES)):
+        mine = keep & (phase == number)
+        total = weight[mine].sum()
+        if total:
+            share[mine] = weight[mine] * (known.get(number, total / 1e9 / wall) / total)
+    return share
+
+
+def _named(shares: Counter) -> tuple[str, str, Site | None]:
     """Return the kind and site of most of a line's time, and the calls of each kind with much."""
-    calls, kinds = {}, set()
+    calls: dict[str, str] = {}
+    kinds = set()
     for (kind, call, _), share in shares.most_common():
         if call and kind not in kinds and (not calls or share >= SECOND * shares.total()):
             kinds.add(kind)
@@ -252,9 +297,9 @@ def _named(shares: Counter) -> tuple:
     return kind, ", ".join(calls.values()), site
 
 
-def _read(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], np.ndarray]:
+def _read(events: list[dict[str, Any]]) -> tuple[list[Place], np.ndarray]:
     """Return the places, and the samples (n, 4): pid, moment in ns, weight in ns, place."""
-    places: list[dict[str, Any]] = []
+    places: list[Place] = []
     numbers: dict[tuple[int, str], int] = {}
     tables = [np.empty((0, 4), np.int64)]
     for event in events:
@@ -293,7 +338,7 @@ def _is_place(place: list[Any]) -> bool:
 
 
 @of_one_moment
-def lines(run: Any) -> Lines:
+def lines(run: Run) -> Lines:
     """Return where in the user's code the time of `run` went."""
     version = run.steps, len(run.samples_of_lines), run.event("begin"), run.no_lines
     if run._lines is None or run._lines[0] != version:  # a diagnosis asks several times

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 from labkit.results.hardware import SETTINGS
 from labkit.results.script import call_lines
 
 # The arguments of a DataLoader, in the order of its signature
-ARGUMENTS = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers",
-             "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn",
-             "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers",
-             "pin_memory_device", "in_order")  # fmt: skip
+ARGUMENTS = (
+    "dataset",
+    "batch_size",
+    "shuffle",
+    "sampler",
+    "batch_sampler",
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "drop_last",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory_device",
+    "in_order",
+)
+Setting = bool | int | float | str | None  # of a knob
 OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 IMPORT = "from torch.utils.data import DataLoader\n\n"
 SAMPLERS = "from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler\n\n"
@@ -48,7 +63,7 @@ class LoopCode:
     dataset_type: str | None = None
 
     @classmethod
-    def of(cls, recorded: Any) -> LoopCode:
+    def of(cls, recorded: object) -> LoopCode:
         """Return what a record tells, and nothing of what is not of the right type."""
         recorded = recorded if isinstance(recorded, Mapping) else {}
         arguments = recorded.get("arguments")
@@ -68,7 +83,7 @@ class LoopCode:
         named = {name: getattr(self, name) or name for name in names}
         return LoopCode(**named, call=self.call or "", arguments=arguments)
 
-    def lines(self, changes: Mapping[str, Any]) -> str:
+    def lines(self, changes: Mapping[str, Setting]) -> str:
         """Return the lines that make `changes`, {knob: value}.
 
         "" where a part of the script has no name that is known, or where no line can be pasted.
@@ -80,8 +95,13 @@ class LoopCode:
                 found.append(line)
         return "".join(f"{line}\n" for line in found) if all(found) else ""
 
-    def loader_line(self, changes: Mapping[str, Any]) -> str:
-        """Return the statement that makes the loader with `changes`; "" where it is not known."""
+    def loader_line(
+        self, changes: Mapping[str, Setting], code: Mapping[str, str] | None = None
+    ) -> str:
+        """Return the statement that makes the loader with `changes`; "" where it is not known.
+
+        `code` are other arguments that change, as they are to be written.
+        """
         arguments = dict(self.arguments or {})
         if self.call is None or not all(map(_is_code, arguments.values())):
             return ""
@@ -91,6 +111,7 @@ class LoopCode:
             return ""
         arguments |= {name: repr(value) for name, value in changes.items()}
         unsaid = {n for n in changes if arguments[n] in UNSAID and n != "batch_size"}
+        arguments |= code or {}
         if arguments.get("num_workers", "0") == "0":
             unsaid |= set(OF_WORKERS)
         if arguments.get("prefetch_factor") == PYTORCH_PREFETCH:
@@ -124,7 +145,7 @@ class LoopCode:
         line = replace(self, arguments=arguments).loader_line({"batch_size": None})
         return f"{SAMPLERS}{line}\n"
 
-    def trainer_lines(self, changes: Mapping[str, Any]) -> str:
+    def trainer_lines(self, changes: Mapping[str, Setting]) -> str:
         """Return the lines that make `changes` in TrainingArguments; they go before the Trainer.
 
         "" where a knob has no argument, or where the script has no name for the arguments.
@@ -145,7 +166,7 @@ class LoopCode:
         call = call_lines("replace", [self.training, *written], len(self.training))
         return f"{REPLACE}{self.training} = {call}\n"
 
-    def _of_step(self, name: str, value: Any) -> str | None:
+    def _of_step(self, name: str, value: Setting) -> str | None:
         """Return what changes the step; "" where it is not known, None where no line is needed."""
         model = self.model
         if name == "non_blocking":
@@ -167,5 +188,5 @@ class LoopCode:
         return None if value in (None, False) else ""
 
 
-def _is_code(text: Any) -> bool:
+def _is_code(text: object) -> bool:
     return isinstance(text, str) and bool(text)

@@ -11,7 +11,6 @@ import heapq
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -52,7 +51,7 @@ class Work:
     spin: float = 0.0
 
 
-def coldness(waited: Any) -> Any:
+def coldness(waited: float | np.ndarray) -> np.ndarray:
     """Return how much of the cost of a cold start is due (0 to 1) after so many s of waiting."""
     return 1 - np.exp(-((np.asarray(waited) / COOLS_S) ** 2))
 
@@ -74,7 +73,10 @@ class Simulation:
         seconds: float | None = None,
     ):
         self.work, self.cores, self.workers, self.prefetch = work, cores, workers, prefetch
-        self.asked, self.ready, self.begin, self.end = [], [], [], []
+        self.asked: list[float] = []
+        self.ready: list[float] = []
+        self.begin: list[float] = []
+        self.end: list[float] = []
         self.host = work.host.tolist()
         self.parts = [
             [(wait, cpu, 1) for wait, cpu in zip(waits, cpus, strict=True)]
@@ -82,10 +84,15 @@ class Simulation:
         ]
         lump = 1.0 if work.waits.shape[1] <= 2 else ONE_BY_ONE
         self.idle = (lump * work.waits.sum(axis=1)).tolist()  # of a loop that waits by itself
-        self.now = self.virtual = self.core_time = self.step_work = self.copied = 0.0
+        self.now = 0.0
+        self.virtual = 0.0
+        self.core_time = 0.0  # of all cores together
+        self.step_work = 0.0  # CPU time of the steps so far
+        self.copied = 0.0  # when the last copy to the device ends
         self.timers: list[tuple] = []  # (when, order, process, CPU time that follows, threads)
         self.computing: list[tuple] = []  # (virtual when done, order, process, threads)
-        self.running = self.order = 0
+        self.running = 0
+        self.order = 0
         self.queues: list[deque] = [deque() for _ in range(workers)]
         self.arrived: deque[int] = deque()
         self.asleep: set[int] = set()
@@ -157,7 +164,8 @@ class Simulation:
             self._go_on(process)
 
     def _worker(self, index: int) -> Iterator[tuple | None]:
-        queue, put = self.queues[index], self.work.put
+        queue = self.queues[index]
+        put = self.work.put
         while True:
             while not queue:
                 yield None
@@ -170,7 +178,8 @@ class Simulation:
 
     def _loop(self) -> Iterator[tuple | None]:
         """Take each batch from the workers, or prepare it, and train on it."""
-        ahead, there = self.workers * self.prefetch, set()
+        ahead = self.workers * self.prefetch
+        there: set[int] = set()
         for batch in range(ahead):
             self._ask(batch)
         for batch, parts in enumerate(self.parts):
@@ -198,7 +207,8 @@ class Simulation:
 
     def _step(self, batch: int) -> Iterator[tuple]:
         """Compute on the cores, or have a device compute, which may still be at earlier steps."""
-        work, end = self.work, self.end
+        work = self.work
+        end = self.end
         self.ready.append(self.now)
         if work.around:
             yield 0.0, work.around, 1

@@ -6,19 +6,35 @@ before the last rank has all its gradients: what they wait up to then is waiting
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.diagnosis import Diagnosis, gaps_hidden, resampled, source_of, too_short
-from labkit.diagnosis.facts import Finding, loss
+from labkit.diagnosis.diagnosis import Diagnosis, resampled, source_of
+from labkit.diagnosis.doubts import gaps_hidden, too_short
+from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.instruments import deciding, witnesses
+from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.wording import worded
 from labkit.results.result import Result, Table
 
-PARTS = {"wait": "data", "compute": "compute", "others": "others", "transfer": "exchange",
-         "other": "other"}  # fmt: skip
-ALONE = "Look into one rank alone, as a run of one process: lk.run(ranks.alone).diagnose()."
+if TYPE_CHECKING:
+    from labkit.results.ranks import Ranks
+
+PARTS = {
+    "wait": "data",
+    "compute": "compute",
+    "others": "others",
+    "transfer": "exchange",
+    "other": "other",
+}
+STAMPS = "stamps in DDP's communication hook"
+ALONE = Remedy(
+    "alone", "Look into one rank alone, as a run of one process: lk.run(ranks.alone).diagnose()."
+)
 
 
 class RankTimes(Result):
@@ -31,11 +47,14 @@ class RankTimes(Result):
     """
 
     def __init__(self, ranks: tuple[int, ...], seconds: dict[str, np.ndarray], late: np.ndarray):
-        self.ranks, self.seconds, self.late = ranks, seconds, late
+        self.ranks = ranks
+        self.seconds = seconds
+        self.late = late
         wall = seconds["step"].sum(axis=1)
-        self.wait, self.compute, self.others, self.transfer = (
-            seconds[part].sum(axis=1) / wall for part in ("wait", "compute", "others", "transfer")
-        )
+        self.wait = seconds["wait"].sum(axis=1) / wall
+        self.compute = seconds["compute"].sum(axis=1) / wall
+        self.others = seconds["others"].sum(axis=1) / wall
+        self.transfer = seconds["transfer"].sum(axis=1) / wall
         self.communication = self.others + self.transfer
         self.other = np.clip(1 - (self.wait + self.compute + self.communication), 0, 1)
 
@@ -59,7 +78,7 @@ class RankTimes(Result):
         return Table(rows, ("rank", *PARTS.values()), left=())
 
 
-def rank_times(ranks: Any) -> RankTimes | None:
+def rank_times(ranks: Ranks) -> RankTimes | None:
     """Return where the ranks' time went, in steps that all have, without warm-up; None if short."""
     runs = [run for run in ranks if run.steps]
     count = min((run.steps for run in runs), default=0)
@@ -88,68 +107,106 @@ def rank_times(ranks: Any) -> RankTimes | None:
     return RankTimes(tuple(run.rank for run in runs), seconds, late)
 
 
-def diagnose(ranks: Any) -> Diagnosis:
+def diagnose(ranks: Ranks) -> Diagnosis:
     """Name what holds a distributed run back, and which rank."""
-    source, times, notes = source_of(ranks), ranks.times, ()
-    if doubt := too_short(0 if times is None else len(times)):
-        return Diagnosis((doubt,), 0.0, source)
-    findings = _rank(times, ranks)
+    source = source_of(ranks)
+    times = ranks.times
+    short = too_short(0 if times is None else len(times))
+    if short:
+        return Diagnosis((worded(short),), 0.0, source)
+    notes = ()
     if ranks.world_size > len(ranks):
         notes = ("Only the ranks of this machine were looked at: those of others log there.",)
-    if findings[0].name == "compute":  # a GPU's busy time may be gaps between kernels
-        for rank in ranks:
-            word = deciding(told := witnesses(rank))
-            if rank.machine.kind == "gpu" and not (word and word.works):
-                doubt = gaps_hidden(rank.utilization or 0.0, told, ALONE)
-                return Diagnosis((doubt, *findings), 0.0, source, notes)
-    again = resampled(len(times), lambda rows: _rank(times.take(rows), ranks), findings)
-    return Diagnosis(*again, source, notes)
+    findings = _rank(times, ranks)
+    hidden = _hidden(ranks) if findings[0].name == "compute" else None
+    confidence = 0.0
+    if hidden:
+        findings = (hidden, *findings)
+    else:
+        findings, confidence = resampled(
+            len(times), lambda rows: _rank(times.take(rows), ranks), findings
+        )
+    return Diagnosis(tuple(map(_told, findings)), confidence, source, notes)
 
 
-def _rank(times: RankTimes, ranks: Any) -> tuple[Finding, ...]:
+def _told(finding: Finding) -> Finding:
+    """Return a finding in words, its remedies filled in with the rank to blame."""
+    filled = (remedy.filled(rank=finding.rank) for remedy in finding.remedies)
+    return worded(replace(finding, remedies=tuple(filled)))
+
+
+def _hidden(ranks: Ranks) -> Finding | None:
+    """Return a doubt where a GPU's busy time may be gaps between kernels."""
+    for rank in ranks:
+        seen = witnesses(rank)
+        witness = deciding(seen)
+        if rank.machine.kind == "gpu" and not (witness and witness.works):
+            return gaps_hidden(rank.utilization or 0.0, seen, ALONE)
+    return None
+
+
+def _rank(times: RankTimes, ranks: Ranks) -> tuple[Finding, ...]:
     """Return what costs time, the costliest first."""
-    fed, transfer = float(times.wait.min()), float(times.transfer.mean())
-    seen = f"every rank waits for data at least {fed:.0%} of the time"
-    change = "Prepare batches in other processes: num_workers."
-    starved = loss("input", "all ranks are short of data", fed, seen, "step stamps", change)
-    change = "Exchange less often (accumulation_steps with no_sync=True) or use a larger batch."
-    if ranks.pipeline.accumulation_steps > 1 and not ranks.no_sync:
-        change = "Exchange only before an update (no_sync=True)."
-    here = " of this machine" if ranks.world_size > len(ranks) else ""
-    cause, seen = "the exchange is not hidden", f"ranks wait {transfer:.0%} of the time for "
-    seen += f"gradients that every rank{here} has computed"
-    source = "not overlapped; stamps in DDP's communication hook"
-    exchange = loss("communication", cause, transfer, seen, source, change)
-    found = (_late(times), starved, exchange)
-    worth = [f for f in found if f and f.lost_share >= limits.WORTH_NAMING[f.name]]
+    found = (one_is_late(times), all_wait(times), exchange(times, ranks))
+    limit = limits.WORTH_NAMING
+    worth = [finding for finding in found if finding and finding.lost_share >= limit[finding.name]]
     if worth:
         return tuple(sorted(worth, key=lambda finding: -finding.lost_share))
     seen = (
-        f"the ranks compute for {times.compute.mean():.0%} of the time; the waits for data, for "
-        f"another rank or for the exchange are below {limits.WORTH_NAMING['input']:.0%} each."
+        "of the time the ranks compute; the waits for data, for another rank or for the exchange "
     )
-    return (Finding("compute", "the devices are the limit", seen, ALONE),)
+    measured = Measured(f"{seen}are below {limit['input']:.0%} each", float(times.compute.mean()))
+    return (
+        Finding("compute", "the devices are the limit", measured=(measured,), remedies=(ALONE,)),
+    )
 
 
-def _late(times: RankTimes) -> Finding | None:
+def all_wait(times: RankTimes) -> Finding:
+    """Every rank waits for its data."""
+    fed = float(times.wait.min())
+    seen = "of the time, at least, every rank waits for data"
+    measured = (Measured(seen, fed, by="step stamps"),)
+    return Finding("input", "all ranks are short of data", fed, measured, (cures.FEED_ALL,))
+
+
+def exchange(times: RankTimes, ranks: Ranks) -> Finding:
+    """Ranks wait for gradients that all of them have computed."""
+    transfer = float(times.transfer.mean())
+    here = " of this machine" if ranks.world_size > len(ranks) else ""
+    seen = f"of the time ranks wait for gradients that every rank{here} has computed"
+    rarely = ranks.pipeline.accumulation_steps > 1 and not ranks.no_sync
+    remedy = cures.NO_SYNC if rarely else cures.EXCHANGE_LESS
+    measured = (Measured(seen, transfer, by=f"not overlapped; {STAMPS}"),)
+    return Finding("communication", "the exchange is not hidden", transfer, measured, (remedy,))
+
+
+def one_is_late(times: RankTimes) -> Finding | None:
     """One rank is last in nearly all steps: by its own wait for data, or otherwise."""
     exchanged = times.late[times.late >= 0]
     if len(times.ranks) < 2 or not len(exchanged):
         return None
     counts = np.bincount(exchanged, minlength=len(times.ranks))
-    who = int(counts.argmax())
-    if counts[who] < limits.SAME_RANK * len(exchanged):
+    late = int(counts.argmax())
+    if counts[late] < limits.SAME_RANK * len(exchanged):
         return None
-    rank, rest = times.ranks[who], np.arange(len(times.ranks)) != who
-    lost, fed = float(times.others[rest].mean()), times.wait[rest].mean()
-    seen = (
-        f"rank {rank}'s gradients came last in {counts[who]} of {len(exchanged)} steps; the others "
-        f"waited for them {lost:.0%} of the time, seemingly busy, in the all-reduce"
+    rank = times.ranks[late]
+    rest = np.arange(len(times.ranks)) != late
+    lost = float(times.others[rest].mean())
+    own_wait = float(times.wait[late])
+    others_wait = float(times.wait[rest].mean())
+    short = own_wait - others_wait >= limits.OWN_WAIT * lost
+    last = f"rank {rank}'s gradients came last in {counts[late]} of {len(exchanged)} steps"
+    waited = "of the time the others waited for them, seemingly busy, in the all-reduce"
+    return Finding(
+        name="input" if short else "straggler",
+        cause="one rank is short of data" if short else "one rank is slower",
+        lost_share=lost,
+        measured=(
+            Measured(last, by=STAMPS),
+            Measured(waited, lost),
+            Measured("of the time it waited for data itself", own_wait),
+            Measured("of the time the others did", others_wait),
+        ),
+        remedies=(cures.FEED_RANK if short else cures.SLOW_RANK,),
+        rank=rank,
     )
-    if float(times.wait[who] - fed) >= limits.OWN_WAIT * lost:
-        seen += f"; it waited for data {times.wait[who]:.0%} of the time, the others {fed:.0%}"
-        change = f"Feed rank {rank}: its disk, its share of the files, its num_workers."
-        return loss("input", "one rank is short of data", lost, seen, "stamps", change, rank)
-    seen += "; it waited for data no more than they did"
-    change = f"Look at what else runs where rank {rank} does, its clock and its batches' sizes."
-    return loss("straggler", "one rank is slower", lost, seen, "stamps", change, rank)

@@ -37,7 +37,9 @@ FOREIGN_LOAD = 0.20
 # A step holds a pause where its compute exceeds PAUSE ordinary ones; ORDINARY is their quantile
 PAUSE, ORDINARY = 1.5, 0.25
 # Waiting comes in stalls where the worst tenth of the steps has more than this of it
-WORST_STEPS, STALLS = 0.1, 0.6
+WORST_STEPS = 0.1
+STALLS = 0.6
+STALLS_FROM = 0.02  # of the time: less waiting is not looked at
 # The run itself uses this share of the cores: none is left for another worker that computes
 CORES_BUSY = 0.9
 # Below this a worker's batch costs the loop what making it would: handing over 16 small images
@@ -58,10 +60,23 @@ CROWDED = 1.5  # threads in line and at work, for each core: more of them than c
 MOST_OF_LOADING = 0.5  # share of the loader's work at one place that makes this place the cause
 FEWEST_LINES = 20  # samples, of loading, that may speak for lines
 
+# == what the workers show; from public reports, not calibrated ==
+COMPUTES = 0.8  # CPU time over wall time of a worker that hardly ever waits
+MOSTLY_WAITS = 0.5  # and below this it is said to wait
+SEVERAL_THREADS = 1.3  # above it more than one thread of a worker computes
+WORKERS_REST = 0.5  # of the time without work, while the loop waits
+SLOW_ITEM = 10.0  # times the mean item (pytorch/pytorch#105203, #135409)
+SLOW_BATCH = 2.0  # the slowest hundredth of the batches over the median one
+UNEVEN = 1.5  # the busiest worker's work over the mean
+SHARED = 1.5  # an item's wait over that with one worker: they share what they wait for
+HANGS_S = 30.0  # without progress; SPDL's case studies have reads of several seconds
+WORKERS_GREW_GIB = 0.5
+
 # == inside the compute ==
 # What 16-bit formats gain on Tensor Cores at the least (PyTorch and NVIDIA mixed-precision guides:
 # 2x to 8x). Only for traces, where nothing can be measured.
 TENSOR_CORE_GAIN = 2.0
+HALF_SAVED = 1 - 1 / TENSOR_CORE_GAIN  # of the time of what then runs there
 # What fusing saves of the time in elementwise kernels, at the least: two passes made one. Only
 # where kernels are known by name alone; on a CPU the chains are counted.
 FUSION_SAVES = 0.5

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from labkit.diagnosis.diagnosis import Diagnosis
     from labkit.diagnosis.efficiency import Peak, Peaks
-    from labkit.diagnosis.facts import StepBreakdown
     from labkit.diagnosis.hot_lines import Lines
+    from labkit.diagnosis.step_breakdown import StepBreakdown
     from labkit.diagnosis.trace import Breakdown
 
 SLOW_START_S = 1.0  # a shorter start of the workers needs no word
@@ -236,7 +236,7 @@ class Run(RunLog):
     @property
     def breakdown(self) -> StepBreakdown | None:
         """The average step by class; None if the run is too short."""
-        from labkit.diagnosis.facts import breakdown
+        from labkit.diagnosis.step_breakdown import breakdown
 
         return breakdown(self)
 

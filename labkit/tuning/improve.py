@@ -187,9 +187,12 @@ class Improver:
         climb, searched = self.climb, False
         run = climb.best.runs[-1]
         for finding, remedy in ((f, remedy) for f in verdict.findings for remedy in f.remedies):
-            name, changes = f"{finding.name}: {finding.cause}", remedy.changes
+            name, changes = f"{finding.name}: {finding.cause}", dict(remedy.changes)
+            hope = 1 / (1 - min(finding.lost_share, 0.98) / 2)  # half of the loss is gone
+            if not changes:  # words alone: nothing that a program can try
+                continue
             if set(changes) & set(LOADER):
-                if not searched and (rung := self._loader(name, remedy)):
+                if not searched and (rung := self._loader(name, remedy, hope)):
                     searched = True
                     yield rung
             elif climb.knobs | changes in self.tried or changes in self.banned:
@@ -197,7 +200,8 @@ class Improver:
             elif why := self._refused(changes, run):
                 climb.left_out[Rung("", changes).what] = why
             else:
-                yield self._rung(name, changes, self.forecast(run, climb.knobs, changes), remedy)
+                predicted = self.forecast(run, climb.knobs, changes)
+                yield self._rung(name, changes, predicted, remedy, hope)
 
     def _refused(self, changes: dict[str, Any], run: Any) -> str | None:
         """Return why a change is not to be tried here."""
@@ -207,7 +211,7 @@ class Improver:
             return "the step returns no loss, so nothing could tell whether it holds"
         return self.lacks(changes, run, self.climb.knobs)
 
-    def _loader(self, name: str, remedy: Any) -> Rung | None:
+    def _loader(self, name: str, remedy: Any, hope: float) -> Rung | None:
         """Return what the tuner's search would measure next; after that, what was advised."""
         best, here = self.climb.best, Setting.of(self.climb.knobs)
         if self.search is None:
@@ -218,24 +222,30 @@ class Improver:
         then = trial.setting if trial else Setting.of(self.climb.knobs | remedy.changes)
         changes = {k: v for k, v in then.to_dict().items() if v != getattr(here, k)}
         if trial:
-            return self._rung(name, changes, trial.expected, remedy, trial)
+            return self._rung(name, changes, trial.expected, remedy, hope, trial)
         search = self.search
         known = self.climb.knobs | changes in self.tried
         if known or then not in search.settings or not search.may_run(then):
             return None
         predicted = search.expected(then)
-        rung = self._rung(name, changes, predicted, remedy)
+        rung = self._rung(name, changes, predicted, remedy, hope)
         if rung.expected and rung.expected[2] < 1 + WORTH:
             return None
         rung.hope = 1 + WORTH  # comes last
         return rung
 
     def _rung(
-        self, name: str, changes: dict, predicted: Expected | None, remedy: Any, trial: Any = None
+        self,
+        name: str,
+        changes: dict[str, Any],
+        predicted: Expected | None,
+        remedy: Any,
+        hope: float,
+        trial: Any = None,
     ) -> Rung:
-        """Return what may be tried; where nothing predicts it, half of the loss is hoped for."""
+        """Return what may be tried; where nothing predicts it, with what is hoped for."""
         if predicted is None:
-            return Rung(name, changes, None, remedy.gain[0], remedy.price, trial)
+            return Rung(name, changes, None, hope, remedy.price, trial)
         times = tuple(part / self.climb.best.rate for part in predicted)
         return Rung(name, changes, times, times[0], remedy.price, trial)
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from labkit.bench.user_loop import knobs_of
 from labkit.diagnosis.loader_code import LoopCode
+from labkit.diagnosis.loader_remedies import too_many
 from labkit.diagnosis.loop_body import loads
-from labkit.diagnosis.prediction import LEAST_MAX_WORKERS, predict
-from labkit.diagnosis.remedies import too_many
+from labkit.diagnosis.prediction import predict
+from labkit.diagnosis.recommendation import LEAST_MAX_WORKERS
 from labkit.process import launcher
 from labkit.results.hardware import machine
 from labkit.results.run import Run

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from labkit.diagnosis.prediction import TIE as AS_GOOD
+from labkit.diagnosis.recommendation import TIE as AS_GOOD
 from labkit.tuning.tuning import PYTORCH_PREFETCH, TIE, Setting, Trial, Tuning
 
 MOST_TRIED = 4  # settings measured, the baseline included

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.prediction import WORKERS
+from labkit.diagnosis.recommendation import WORKERS
 from labkit.results.result import Result, Table, but
 from labkit.results.script import PYTORCH_PREFETCH, Script, loader_line, script
 from labkit.spec import Pipeline

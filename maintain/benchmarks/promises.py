@@ -87,9 +87,9 @@ def promised_and_brought(name: str, seconds: float, rounds: int) -> dict[str, An
            "cause": first.cause, "confidence": round(verdict.confidence, 2),
            "advice": first.advice}  # fmt: skip
     remedy = next(iter(first.remedies), None)
-    if remedy is None or not set(remedy.changes) <= set(LOADER):
+    if remedy is None or not remedy.changes or not set(remedy.changes) <= set(LOADER):
         return row
-    changed = loader_of(dataset, knobs | remedy.changes)
+    changed = loader_of(dataset, {**knobs, **remedy.changes})
     before, after = [], []
     for _ in range(rounds):
         before.append(rate(loader_of(dataset, knobs), step, seconds))

@@ -1,0 +1,399 @@
+"""Remedies for what is not the loader: copies, launches, the loop's body, formats, ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.remedies import ANOTHER_TRAINING, ROUNDED, Remedy, Values, unset
+
+FORMATS = {"bf16": "BF16", "fp16": "FP16 with a GradScaler"}
+# Of the cores, at the most, while a GPU trains (facebookresearch/spdl f43e287,
+# docs/source/optimization_guide/noisy_neighbour.rst)
+QUIET = "SPDL's authors advise at most 40% of the CPU while a GPU trains"
+
+# -- copies and launches ---------------------------------------------------------------------------
+
+
+def on_cpu(evidence: Evidence) -> Values | None:
+    """Fit a model that the CPU computes."""
+    return {} if evidence.kind == "cpu" else None
+
+
+def unpinned(evidence: Evidence) -> Values | None:
+    """Fit batches that a GPU gets from pageable memory."""
+    if evidence.kind != "gpu" or evidence.knobs.get("pin_memory"):
+        return None
+    return {"pin_memory": True, "non_blocking": True}
+
+
+def overlapped(evidence: Evidence) -> Values | None:
+    """Fit copies from pinned memory that the compute does not hide."""
+    if evidence.kind != "gpu" or not evidence.knobs.get("pin_memory"):
+        return None
+    return unset(evidence, prefetch_to_device=True)
+
+
+def compiled(evidence: Evidence) -> Values | None:
+    """Fit a model that is not compiled."""
+    return unset(evidence, compile="reduce-overhead" if evidence.kind == "gpu" else "default")
+
+
+def fusible(evidence: Evidence) -> Values | None:
+    """Fit a model that is not compiled, for its memory traffic."""
+    return unset(evidence, compile="default")
+
+
+def trains(evidence: Evidence) -> Values | None:
+    """Fit a step with an optimizer that is not fused; inference has none."""
+    return unset(evidence, fused_optimizer=True) if evidence.trains else None
+
+
+def larger_batch(evidence: Evidence) -> Values | None:
+    """Fit a loop whose batch size is known."""
+    size = evidence.knobs.get("batch_size")
+    return {"batch_size": 4 * int(size)} if size else None
+
+
+def twice_the_batch(evidence: Evidence) -> Values | None:
+    """Fit a loop whose batch size is known."""
+    size = evidence.knobs.get("batch_size")
+    return {"batch_size": 2 * int(size)} if size else None
+
+
+ONE_BLOCK = Remedy("one_block", "Send one contiguous block per batch.", "copies", on_cpu)
+PINNED = Remedy(
+    "pinned",
+    "Send one contiguous block per batch from pinned memory: pin_memory=True, then "
+    "non_blocking=True.",
+    "copies",
+    unpinned,
+    ("pin_memory", "non_blocking"),
+    cost="locked host memory for the batches kept ready",
+)
+OVERLAPPED = Remedy(
+    "overlapped",
+    "Copy the next batch under the compute of this one (prefetch_to_device=True).",
+    "copies",
+    overlapped,
+    ("prefetch_to_device",),
+    cost="device memory for one more batch",
+)
+MORE_PER_CALL = Remedy(
+    "more_per_call",
+    "Give the device more work per call: a larger batch, batched operations instead of Python "
+    "loops in forward, or torch.compile.",
+    "launches",
+    on_cpu,
+)
+COMPILE = Remedy(
+    "compile",
+    "Launch fewer and larger kernels: torch.compile (reduce-overhead uses CUDA graphs), a larger "
+    "batch, no .item() in the step.",
+    "launches",
+    compiled,
+    ("compile",),
+    cost="compiling at the start, and again for each new shape",
+    check=ROUNDED,
+    price=2,
+)
+FUSED_OPTIMIZER = Remedy(
+    "fused_optimizer",
+    "Use a fused optimizer (fused_optimizer=True).",
+    "launches",
+    trains,
+    ("fused_optimizer",),
+)
+LARGER_BATCH = Remedy(
+    "larger_batch",
+    "Use a larger batch: batch_size={batch_size}.",
+    "batch",
+    larger_batch,
+    ("batch_size",),
+    cost="memory, and another training: tune the learning rate",
+    check=ANOTHER_TRAINING,
+    price=3,
+)
+TWICE_THE_BATCH = replace(LARGER_BATCH, fits=twice_the_batch)
+FEWER_LAUNCHES = (MORE_PER_CALL, COMPILE, FUSED_OPTIMIZER, LARGER_BATCH, TWICE_THE_BATCH)
+
+
+def foreign_load(evidence: Evidence) -> Values | None:
+    """Fit cores that other programs fill."""
+    return {} if (evidence.foreign_cores or 0.0) > (evidence.own_cores or 0.0) else None
+
+
+def own_load(evidence: Evidence) -> Values | None:
+    """Fit cores that the run's own workers fill."""
+    if foreign_load(evidence) is not None:
+        return None
+    fewer = evidence.advised and evidence.advised.num_workers
+    if not evidence.num_workers or fewer is None or fewer >= evidence.num_workers:
+        return {"how": ""}
+    return {"how": f" num_workers={fewer} should do.", "num_workers": fewer}
+
+
+QUIETER = Remedy(
+    "quieter",
+    f"Use fewer workers, or cheaper items: {QUIET}.{{how}}",
+    "workers",
+    own_load,
+    ("num_workers",),
+)
+ALONE = Remedy(
+    "alone",
+    f"Stop the other programs, or give this one cores of its own: {QUIET}.",
+    "workers",
+    foreign_load,
+)
+
+# -- the loop's body -------------------------------------------------------------------------------
+
+OUT_OF_THE_LOOP = Remedy(
+    "out_of_the_loop",
+    "Take logging, checkpoints, evaluation and .item() out of the loop, or do them rarely; where "
+    "there is none, launch fewer and larger kernels.",
+    "launches",
+)
+NO_SYNCHRONISING = Remedy(
+    "no_synchronising",
+    "Do not wait for the device in every step: collect losses on it, and read them rarely.",
+    "launches",
+    code="total += loss.detach()  # and only now and then: total.item()\n",
+)
+NOW_AND_THEN = Remedy(
+    "now_and_then",
+    "Look for what runs now and then: garbage collection, recompiles, checkpoints.",
+    "launches",
+)
+IN_ANOTHER_PROCESS = Remedy(
+    "in_another_process",
+    "Take it out of the loop, or do it rarely or in another process: logging, checkpoints, "
+    "evaluation, preparing data; with_stack=True records where it is.",
+    "lines",
+)
+VECTORISE = Remedy(
+    "vectorise",
+    "Vectorise it, do it in tensor operations, or take it out of the loop.",
+    "lines",
+)
+LOG_RARELY = Remedy(
+    "log_rarely",
+    "Do it in every 50th step or less, buffered and without fsync, or in a thread of its own.",
+    "lines",
+)
+WAIT_ELSEWHERE = Remedy(
+    "wait_elsewhere", "Do it in a thread of its own, or between epochs.", "lines"
+)
+VALIDATE_LESS = Remedy(
+    "validate_less",
+    "Validate less often, on fewer, larger batches; roll out several environments at once.",
+    "lines",
+)
+SAVE_LESS = Remedy(
+    "save_less",
+    "Save checkpoints less often, or in a thread of its own from a copy on the CPU.",
+    "lines",
+)
+LESS_BETWEEN = Remedy(
+    "less_between",
+    "Look at what runs between two epochs: metrics, plots, a loader that is built anew.",
+    "lines",
+)
+KEEP_LESS = Remedy(
+    "keep_less",
+    "Something is kept from step to step, such as a list that grows: empty it now and then, or "
+    "memory runs out some time.",
+    "lines",
+)
+KEEP_NUMBERS = Remedy(
+    "keep_numbers",
+    "Keep numbers instead of tensors with the graphs that made them.",
+    "lines",
+    code="total += loss.item()  # or: losses.append(loss.detach())\n",
+)
+
+
+def one_thread_a_core(evidence: Evidence) -> Values | None:
+    """Fit a model with more threads than cores."""
+    return {"cores": evidence.cores}
+
+
+THREADS = Remedy(
+    "threads",
+    "Let torch compute with as many threads as there are cores.",
+    "lines",
+    one_thread_a_core,
+    code="torch.set_num_threads({cores})  # or OMP_NUM_THREADS={cores} in the environment\n",
+)
+
+# -- formats and memory traffic --------------------------------------------------------------------
+
+
+def bf16(evidence: Evidence) -> Values | None:
+    """Fit a step that was measured in BF16."""
+    return {"precision": "bf16"}
+
+
+def sixteen_bits(evidence: Evidence) -> Values | None:
+    """Fit a card whose formats are known: BF16 before FP16."""
+    if not evidence.formats:
+        return None
+    best = evidence.formats[0]
+    lacks = "" if best == "bf16" else " (this card has no BF16)"
+    return {"precision": best, "format": FORMATS[best] + lacks}
+
+
+def unknown_card(evidence: Evidence) -> Values | None:
+    """Fit a card of which nothing tells what its Tensor Cores can do."""
+    return {} if evidence.formats is None else None
+
+
+BF16 = Remedy(
+    "bf16",
+    "Set precision='bf16' and compare the losses.",
+    "formats",
+    bf16,
+    ("precision",),
+    cost="accuracy: fewer digits",
+    check="losses within 16-bit rounding, and the metric",
+    price=2,
+)
+SIXTEEN_BITS = Remedy(
+    "sixteen_bits",
+    "Use autocast to {format}, sizes in multiples of 8.",
+    "formats",
+    sixteen_bits,
+    ("precision",),
+    cost="accuracy: fewer digits",
+    check="losses within 16-bit rounding, and the metric",
+    price=2,
+)
+SOME_16_BITS = Remedy(
+    "some_16_bits",
+    "Use 16-bit autocast: BF16 on Ampere and later cards, FP16 with a GradScaler before; sizes in "
+    "multiples of 8.",
+    "formats",
+    unknown_card,
+)
+ALIGNED = Remedy(
+    "aligned",
+    "Round layers, vocabulary and batch to multiples of 8, better 64.",
+    "formats",
+    cost="a few more weights",
+    check=ANOTHER_TRAINING,
+)
+FUSE = Remedy(
+    "fuse",
+    "Fuse elementwise operators: torch.compile, or a fused kernel.",
+    "fusion",
+    fusible,
+    ("compile",),
+    cost="compiling at the start, and again for each new shape",
+    check=ROUNDED,
+    price=2,
+)
+FUSED_UPDATE = replace(FUSED_OPTIMIZER, lesson="fusion")
+
+
+def of_our_text(evidence: Evidence) -> bool:
+    """Return whether the batches are those of the kit's own text."""
+    return evidence.knobs.get("dataset") == "text"
+
+
+def by_length(evidence: Evidence) -> Values | None:
+    """Fit the kit's own text."""
+    return {"batching": "by_length"} if of_our_text(evidence) else None
+
+
+def packed(evidence: Evidence) -> Values | None:
+    """Fit the kit's own text."""
+    return {"batching": "packed"} if of_our_text(evidence) else None
+
+
+def users_text(evidence: Evidence) -> Values | None:
+    """Fit a user's own text."""
+    return None if of_our_text(evidence) else {}
+
+
+BUCKET_BY_LENGTH = Remedy(
+    "bucket_by_length",
+    "Batch sequences of a length together (batching='by_length').",
+    "padding",
+    by_length,
+    ("batching",),
+    cost="sequences of a batch are alike in length",
+    check=ANOTHER_TRAINING,
+    price=2,
+)
+PACK = Remedy(
+    "pack",
+    "Put several sequences into a row of the full context, each for itself (batching='packed').",
+    "padding",
+    packed,
+    ("batching",),
+    cost="sequences share a row",
+    check=ANOTHER_TRAINING,
+    price=2,
+)
+PAD_LESS = Remedy(
+    "pad_less",
+    "Batch sequences of a length together, pad to the longest of a batch, or pack several in a "
+    "row.",
+    "padding",
+    users_text,
+)
+
+# -- the machine, and several ranks ----------------------------------------------------------------
+
+COOLER = Remedy(
+    "cooler",
+    "Check its cooling (airflow, dust, a hot card beside it), or lower its power limit.",
+    "batch",
+)
+LARGER_MODEL = Remedy(
+    "larger_model",
+    "Nothing in the pipeline holds the device back: what is left is a larger batch (notebook 04 "
+    "Batch sizing), a smaller model or a faster device.",
+)
+
+
+def none_late(evidence: Evidence) -> Values | None:
+    """Fit traces of several ranks of which none is late."""
+    return {} if evidence.late_rank is None else None
+
+
+def late(evidence: Evidence) -> Values | None:
+    """Fit traces of several ranks of which one is late."""
+    return None if evidence.late_rank is None else {"late": evidence.late_rank}
+
+
+LATE_TRACE = Remedy(
+    "late_trace",
+    "Look into the trace of rank {late} first: the others wait for it.",
+    "exchange",
+    late,
+)
+OVERLAP_EXCHANGE = Remedy(
+    "overlap_exchange",
+    "Overlap or thin out the exchange: larger buckets, no_sync(), a larger batch.",
+    "exchange",
+    none_late,
+)
+EXCHANGE_LESS = Remedy(
+    "exchange_less",
+    "Exchange less often (accumulation_steps with no_sync=True) or use a larger batch.",
+    "exchange",
+)
+NO_SYNC = Remedy("no_sync", "Exchange only before an update (no_sync=True).", "exchange")
+FEED_ALL = Remedy("feed_all", "Prepare batches in other processes: num_workers.", "workers")
+FEED_RANK = Remedy(
+    "feed_rank",
+    "Feed rank {rank}: its disk, its share of the files, its num_workers.",
+    "workers",
+)
+SLOW_RANK = Remedy(
+    "slow_rank",
+    "Look at what else runs where rank {rank} does, its clock and its batches' sizes.",
+    "ranks",
+)

@@ -1,0 +1,142 @@
+"""Why a run gets no verdict: too short, instruments that disagree, a device that others use."""
+
+from __future__ import annotations
+
+from labkit.diagnosis import ranking
+from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.findings import Finding, Measured
+from labkit.diagnosis.instruments import Witness
+from labkit.diagnosis.remedies import Remedy
+from labkit.spec import GRAPH_MODES
+
+SHARED = "neighbour"  # the cause of a verdict withheld: others used the device
+RUN_LONGER = Remedy("run_longer", "Run longer (more steps), on a quiet machine.")
+STOP_OTHERS = Remedy("stop_others", "Stop the other work and run again.")
+LOOK_INSIDE = Remedy(
+    "look_inside", "Look inside a few steps: run it with xray=True and 20 steps or more."
+)
+PROFILE = Remedy(
+    "profile", "Record a few steps with torch.profiler, and give the trace to lk.diagnose."
+)
+SOME_SECONDS = Remedy("some_seconds", "Let it run for some seconds more.")
+NSIGHT = Remedy("nsight", "Look with Nsight Systems.")
+WITHOUT_GRAPHS = Remedy(
+    "without_graphs",
+    "CUDA graphs hide kernels from some profilers: run without compile='reduce-overhead'. Look "
+    "with Nsight Systems.",
+)
+
+
+def doubt(cause: str, *measured: Measured, remedy: Remedy) -> Finding:
+    """Return a finding that says why there is no verdict."""
+    return Finding("unsure", cause, measured=measured, remedies=(remedy,))
+
+
+def too_short(steps: int) -> Finding | None:
+    """Too few steps were measured."""
+    missing = limits.MIN_STEPS - steps
+    if missing <= 0:
+        return None
+    more = f"Run {missing} more step{'s' if missing > 1 else ''}."
+    seen = f"steps were measured after the warm-up; a verdict needs {limits.MIN_STEPS}"
+    return doubt("too short", Measured(seen, steps, "count"), remedy=Remedy("run_on", more))
+
+
+def too_close(confidence: float, names: list[str]) -> Finding:
+    """The resampled runs do not agree."""
+    seen = f"of the resampled runs give the same verdict (threshold {limits.MIN_CONFIDENCE:.0%}); "
+    seen += f"the candidates are {' and '.join(names[:2])}"
+    return doubt("too close to call", Measured(seen, confidence), remedy=RUN_LONGER)
+
+
+def gaps_hidden(busy: float, seen: tuple[Witness, ...], remedy: Remedy) -> Finding:
+    """A GPU is busy by its events, and nothing can tell how much of that is gaps."""
+    return doubt(
+        "busy is an upper bound",
+        Measured(
+            "of the time, at most, the device is busy: a step counts from its first kernel to its "
+            "last, and whether gaps between them are waits for the host was not seen",
+            busy,
+        ),
+        *(Measured(witness.said) for witness in seen),
+        remedy=remedy,
+    )
+
+
+def body_unseen(evidence: Evidence) -> Finding:
+    """A watched loop's body takes the time, and too few samples tell what it does."""
+    lines = evidence.loop.lines
+    missing = lines.missing or "too few stacks were sampled"
+    seen = "of the time is the loop's body; whether that is training was not seen"
+    return doubt(
+        "body not seen",
+        Measured(f"{seen}: {missing}", evidence.compute_share),
+        remedy=PROFILE if lines.refused else SOME_SECONDS,
+    )
+
+
+def contradiction(evidence: Evidence) -> Finding | None:
+    """The x-ray's kernels and the run's own events cannot both be right (a GPU)."""
+    kernels = evidence.kernels
+    if evidence.kind != "gpu" or kernels is None or not evidence.compute_us:
+        return None
+    ratio = kernels.kernel_us / evidence.compute_us
+    graphs = kernels.cuda_graphs or evidence.knobs.get("compile") in GRAPH_MODES
+    missing = ratio == 0 or (graphs and ratio < limits.GRAPH_KERNELS)
+    if not missing and ratio <= limits.DISAGREE_OVER:
+        return None
+    return doubt(
+        "instruments disagree",
+        Measured("of kernels in a step, by the x-ray", kernels.kernel_us / 1e3, "ms"),
+        Measured("of a busy device, by the run's own events", evidence.compute_us / 1e3, "ms"),
+        remedy=WITHOUT_GRAPHS if graphs else NSIGHT,
+    )
+
+
+def device_shared(evidence: Evidence, watched: bool, first: Finding) -> Finding | None:
+    """Others worked on the device: a GPU's other processes, or what took the CPU's core."""
+    if evidence.kind == "gpu":
+        return _gpu_shared(evidence)
+    limit = limits.FOREIGN_LOAD
+    taken = evidence.stolen_by_others
+    of_cores = f"of {evidence.cores} were used by other programs"
+    cores = Measured(of_cores, evidence.foreign_cores, "cores", "psutil")
+    known = (cores,) if evidence.foreign_cores is not None else ()
+    # Who takes the CPU's core makes all that the host does longer in proportion, so its shares
+    # stand. But that starves loader workers, which is then no fault of the pipeline, and a device
+    # that others use is not the limit.
+    starved = first.name == "input" and evidence.num_workers
+    starved = starved and ranking.losses(evidence)[1]["input"] <= taken
+    if taken > limit and (first.name == "compute" or starved):
+        seen = "of the time another program had the core that the model's thread needed"
+        by = f"thread CPU time; threshold {limit:.0%}"
+        return doubt(SHARED, Measured(seen, taken, by=by), *known, remedy=STOP_OTHERS)
+    foreign = (evidence.foreign_cores or 0.0) > limit * (evidence.cores or 1)
+    if watched and foreign and _may_be_others(evidence, first):
+        seen = "a watched loop cannot tell how much longer that made its steps"
+        return doubt(SHARED, *known, Measured(seen), remedy=STOP_OTHERS)
+    return None
+
+
+def _may_be_others(evidence: Evidence, first: Finding) -> bool:
+    """Return whether others may have made a watched loop's steps long: its thread is not timed."""
+    changes = first.cause == "cold_start" or (first.cause == "drift" and not evidence.growth)
+    slow = first.name in ("compute", "launch") and first.cause != "padding"
+    in_line = evidence.waiting_threads
+    return (slow or changes) and (in_line is None or in_line > limits.FOREIGN_LOAD)
+
+
+def _gpu_shared(evidence: Evidence) -> Finding | None:
+    limit = limits.FOREIGN_LOAD
+    share = evidence.others_on_gpu
+    if share is None:
+        if not evidence.came_onto_gpu:
+            return None
+        came = Measured("other processes came onto the same GPU", evidence.came_onto_gpu, "count")
+        return doubt(SHARED, came, remedy=STOP_OTHERS)
+    if share <= limit:
+        return None
+    seen = "of the time kernels of other processes ran on the same GPU"
+    ran = Measured(seen, share, by=f"NVML; threshold {limit:.0%}")
+    return doubt(SHARED, ran, remedy=STOP_OTHERS)

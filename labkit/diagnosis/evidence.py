@@ -1,0 +1,249 @@
+"""What is known of a run, as numbers: the rules of the diagnosis look at nothing else.
+
+A share is a part of the wall time, 0 to 1, unless its comment says of what. None: not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.hot_lines import Line, Lines
+from labkit.diagnosis.instruments import Witness
+from labkit.diagnosis.loader_code import LoopCode, Setting
+from labkit.diagnosis.loop_body import Loop, costliest_of_loading
+from labkit.diagnosis.recommendation import Workers
+
+if TYPE_CHECKING:
+    from labkit.results.run import Run
+
+
+@dataclass(frozen=True)
+class Xray:
+    """The compute of a few steps as the bench's own profiling saw it; times are for one step."""
+
+    steps: float
+    window_us: float  # from the first operator to the last
+    gap_us: float  # between operators: Python
+    tiny_us: float  # in operators of under 10 µs
+    tiny_ops: float
+    elementwise_us: float
+    fusible_us: float  # of these, what one fused pass would save
+    heavy_us: float | None = None  # in products and convolutions
+    fixed_share: float | None = None  # of a step, that does not grow with the batch
+    bf16_speedup: float | None = None  # of the same compute, measured
+
+    def share(self, time_us: float) -> float:
+        """Return the share of the compute that so many µs are."""
+        return min(1.0, time_us / max(self.window_us, 1e-9))
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What a profiler saw run on a GPU. Shares are of kernel time."""
+
+    kernel_us: float  # of the average step
+    cuda_graphs: bool = False  # these hide kernels from some profilers
+    tensor_core_share: float = 0.0
+    eligible_share: float | None = None  # in operators that could use Tensor Cores
+    unaligned_share: float | None = None  # in products of sizes that are no multiple of 8
+    moving_share: float | None = None  # in elementwise kernels, which only move data
+
+
+@dataclass(frozen=True)
+class WorkerEvidence:
+    """What the loader's workers did while the loop ran."""
+
+    cpu_shares: tuple[float, ...]  # of each worker: CPU time over the time it prepares items
+    cores: float | None = None  # that the run may use
+    idle_share: float | None = None  # time in which the average worker had no batch to make
+    late_share: float | None = None  # of the batches: the loop had to wait for them
+    hand_over_ms: float | None = None  # from a batch that is ready to the loop that has it
+    slowest_ratio: float | None = None  # time of the slowest item over the mean
+    slow_batch_ratio: float | None = (
+        None  # time of the slowest hundredth of batches over the median
+    )
+    slow_items: tuple[int | str, ...] = ()  # their indices in the dataset
+    busiest_over_mean: float | None = None  # time at work of the busiest worker over the mean
+    first_epoch_ratio: float | None = None  # time of a batch in the first epoch over later ones
+    epoch_start_ms: float | None = None  # from the start of a later epoch to its first batch
+    epoch_start_share: float | None = None  # and what all of these take
+    memory_growth_gib: float | None = None  # of all workers, from the first epoch's end
+    stalled_s: float | None = None  # since a worker that has work last finished an item
+    stalled_worker: int | None = None
+    stalled_item: int | str | None = None
+    item_cpu_ms: float | None = None
+    item_wait_ms: float | None = None
+    wait_over_alone: float | None = None  # an item's wait over that with a single worker
+
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+        return len(self.cpu_shares)
+
+    @property
+    def cpu_share(self) -> float:
+        """The mean over the workers; above 1 where several threads of one compute."""
+        return sum(self.cpu_shares) / len(self.cpu_shares)
+
+    @property
+    def wanted_cores(self) -> float:
+        """The cores that they compute on, on average."""
+        return sum(self.cpu_shares) * (1 - (self.idle_share or 0.0))
+
+    @classmethod
+    def of(cls, run: Run) -> WorkerEvidence | None:
+        """Return what a run recorded of its workers; None where it recorded nothing, or has none.
+
+        `run.workers` is a `labkit.results.workers.LoaderWorkers`.
+        """
+        seen = getattr(run, "workers", None)
+        workers = [worker for worker in seen or () if worker.worker >= 0]
+        if not workers:
+            return None
+        starts = seen.epoch_start_ms[1:]
+        first, *later = seen.epoch_item_ms or [0.0]
+        slowest = max(workers, key=lambda worker: worker.slowest_ratio)
+        hang = seen.hang or {}
+        uneven = seen.uneven_share
+        return cls(
+            cpu_shares=tuple(worker.cpu_share for worker in workers),
+            cores=run.machine.cpu_cores,
+            idle_share=seen.idle_share,
+            hand_over_ms=seen.handover_ms,
+            slowest_ratio=slowest.slowest_ratio,
+            slow_batch_ratio=max(worker.p99_ms / max(worker.p50_ms, 1e-6) for worker in workers),
+            slow_items=tuple(dict.fromkeys(item.index for item in seen.slowest)),
+            busiest_over_mean=None if uneven is None else 1 + uneven * len(workers),
+            first_epoch_ratio=first / fmean(later) if later and fmean(later) else None,
+            epoch_start_ms=fmean(starts) if starts else None,
+            epoch_start_share=sum(starts) / 1e3 / run.length_s if starts else None,
+            stalled_s=hang.get("seconds"),
+            stalled_worker=hang.get("worker"),
+            stalled_item=hang.get("index"),
+            item_cpu_ms=fmean(worker.item_cpu_ms for worker in workers),
+            item_wait_ms=fmean(max(0.0, w.item_ms - w.item_cpu_ms) for w in workers),
+        )
+
+
+@dataclass(frozen=True)
+class OutsideEvidence:
+    """What the processes of a script show to who looks at them from outside, start-up left out."""
+
+    samples: int = 0  # four a second
+    main_cores: float = 0.0
+    main_share: float = 0.0  # in which the main process had work
+    workers: int = 0
+    worker_cores: float = 0.0
+    workers_share: float = 0.0  # in which they had work
+    foreign_cores: float = 0.0  # of other programs
+    gpu_share: float | None = None  # in which NVML saw a kernel run; None: no GPU in use
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One run, one trace, or one script seen from outside, in numbers."""
+
+    kind: str  # "cpu" or "gpu": what the device is
+    source: str = ""  # where the shares come from, in words
+    inside: str = "x-ray"  # what looked into the compute, in words
+
+    # A step, by what was going on: these add up to 1, of a trace nearly so
+    wait_share: float = 0.0  # the loop waits for its next batch
+    copy_share: float = 0.0  # the device waits for a copy
+    compute_share: float = 0.0  # the device computes
+    launch_share: float = 0.0  # the device waits for what the host issues
+    other_share: float = 0.0  # the host does something else between two steps
+    communication_share: float = 0.0  # only collectives run (a trace)
+    outside_share: float = 0.0  # the host is busy outside of PyTorch (a trace)
+
+    pause_share: float = 0.0  # compute beyond that of ordinary steps, in single ones
+    stall_share: float = 0.0  # of the waiting: in the worst tenth of the steps
+    padding_share: float | None = None  # of the tokens computed
+    wait_us: float | None = None  # of the average step
+    compute_us: float | None = None  # of the average step
+    queued_ms: float | None = None  # from issuing a step's compute to its start on a GPU
+    ahead_share: float = 0.0  # a GPU works on what had been issued in full
+
+    # The machine, and who else uses it
+    cores: int | None = None  # that the run may use
+    own_cores: float | None = None  # that it used
+    foreign_cores: float | None = None  # that other programs used
+    waiting_threads: float | None = None  # of the run, on average in line for a core
+    threads: int | None = None  # that torch computes an operator with, on a CPU
+    stolen_by_workers: float | None = None  # our workers had the core that the model needed
+    stolen_by_others: float = 0.0  # other programs had it
+    launchers_share: float | None = None  # threads that launch kernels had no core
+    others_on_gpu: float | None = None  # other processes' kernels ran on the same GPU
+    came_onto_gpu: int = 0  # other processes that came there after the warm-up
+    throttled_share: float = 0.0  # of the readings: heat held the clock down
+    throttled_by: float | None = None  # and by how much of its highest, 0 to 1
+
+    # What looked inside
+    xray: Xray | None = None
+    kernels: Kernels | None = None
+    witnesses: tuple[Witness, ...] = ()  # what can tell whether a busy GPU works
+    lines: Lines | None = None
+    loop: Loop | None = None  # of a watched loop
+    body: Mapping[str, float] = field(default_factory=dict)  # of its body: no training
+    growth: tuple[dict[str, Any], ...] = ()  # variables of a watched loop that grew
+    early_gib: float | None = None  # that the processes held, where this rose to the end
+    late_gib: float | None = None
+    workers: WorkerEvidence | None = None
+    # Of a script's whole time, 0 to 1: its training loop, and the other parts by their name
+    loop_share: float | None = None
+    elsewhere: Mapping[str, float] = field(default_factory=dict)
+    outside: OutsideEvidence | None = None
+
+    # The settings, and what the simulation makes of them
+    knobs: Mapping[str, Setting] = field(default_factory=dict)
+    code: LoopCode | None = None  # how a user's script writes its loop; None: a Pipeline's script
+    trainer: bool = False  # whether the loop is that of Hugging Face's Trainer
+    trains: bool = True  # rather than only infers
+    formats: tuple[str, ...] | None = None  # of 16 bits, on Tensor Cores; None: card unknown
+    advised: Workers | None = None  # the recommended number of workers
+    deeper_queue: int | None = None  # a prefetch_factor that helps against stalls
+
+    # A profiler's trace
+    from_trace: bool = False
+    loader_workers: bool | None = None  # whether its loader has workers
+    outside_where: tuple[str, ...] = ()  # functions in which the host was busy
+    late_rank: int | None = None  # of several, the one that the others wait for
+    late_said: str = ""
+
+    @property
+    def num_workers(self) -> int | None:
+        """Of the loader; None where it has none to set."""
+        count = self.knobs.get("num_workers")
+        return None if count is None else int(count)
+
+    @property
+    def crowded_by(self) -> float:
+        """The larger of the shares of the cores and of the model's core that others had."""
+        return max((self.foreign_cores or 0.0) / (self.cores or 1), self.stolen_by_others)
+
+    @property
+    def stalls(self) -> bool:
+        """Whether the loop waits seldom and long."""
+        return self.stall_share > limits.STALLS and self.wait_share > limits.STALLS_FROM
+
+    @property
+    def dispatch_share(self) -> float:
+        """Of the compute on a CPU: Python, and dispatching tiny operators."""
+        # The profiler's own cost (1 to 2 µs an operator) is in it; the threshold was calibrated so
+        return self.xray.share(self.xray.gap_us + self.xray.tiny_us) if self.xray else 0.0
+
+    @property
+    def gap_share(self) -> float:
+        """Of the compute on a GPU: no kernel runs."""
+        if self.kernels is None or not self.compute_us:
+            return 0.0
+        return max(0.0, 1 - self.kernels.kernel_us / self.compute_us)
+
+    @property
+    def loading_lines(self) -> tuple[Line, ...]:
+        """The costliest lines of preparing items."""
+        return costliest_of_loading(self.lines) if self.lines else ()

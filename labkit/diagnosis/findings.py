@@ -1,0 +1,90 @@
+"""What the diagnosis finds, as data: `wording` puts it into words."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from labkit.diagnosis.hot_lines import Line
+from labkit.diagnosis.remedies import LESSONS, NOTEBOOKS, Remedy
+
+BOTTLENECKS = {  # every name that a diagnosis can give
+    "input": "waiting for data",
+    "transfer": "copies to the device",
+    "launch": "the host: the device waits for its next piece of work",
+    "host": "the loop body: Python, files or waiting",
+    "memory_bandwidth": "memory traffic",
+    "precision": "number format",
+    "communication": "exchanging gradients",
+    "straggler": "one rank is slower than the others",
+    "compute": "the device itself",
+    "unsure": "no verdict",
+}
+AT_MOST = 2.0  # a larger gain that only the lost share bounds is not stated: it seldom comes
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One number of a run, and what it is: "50%" "of the tokens are padding"."""
+
+    what: str  # the words that follow the number
+    value: float | None = None  # None: words alone, such as where in the code it was
+    unit: str = "share"  # a key of `wording.FORMATS`
+    by: str = ""  # which instrument measured it
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that costs device time, or the reason why no verdict is given."""
+
+    name: str  # the bottleneck, one of `BOTTLENECKS`
+    cause: str  # what the rule that found it is about
+    lost_share: float = 0.0  # of wall time (0 to 1), that would be saved if it were gone
+    measured: tuple[Measured, ...] = ()
+    remedies: tuple[Remedy, ...] = ()  # the one to try first in front
+    lines: tuple[Line, ...] = ()  # of the user's code, the costliest first
+    rank: int | None = None  # of several ranks, the one to blame
+    at_most: float | None = None  # times the throughput, whatever is done against it
+    # Of the first remedy: times the throughput, and from where to where; None: not known
+    expected: tuple[float, float, float] | None = None
+    # Put into words by `wording.worded`
+    evidence: str = ""
+    advice: str = ""
+    code: str = ""  # what to type for the first remedy
+
+    @property
+    def lesson(self) -> tuple[str, str] | None:
+        """The notebook's file and the heading of the section that teaches the first remedy."""
+        if not self.remedies or not self.lost_share or not self.remedies[0].lesson:
+            return None
+        number, heading = LESSONS[self.remedies[0].lesson]
+        return NOTEBOOKS[number], heading
+
+    @property
+    def link(self) -> str:
+        """The section as an address in the folder of the notebooks; "" without one."""
+        return f"{self.lesson[0]}#{self.lesson[1].replace(' ', '-')}" if self.lesson else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the finding as JSON types."""
+        return {
+            "name": self.name,
+            "cause": self.cause,
+            "lost_share": round(self.lost_share, 4),
+            "evidence": self.evidence,
+            "advice": self.advice,
+            "measured": [asdict(each) for each in self.measured],
+            "rank": self.rank,
+            "lines": [line.to_dict() for line in self.lines],
+            "remedies": [remedy.to_dict() for remedy in self.remedies],
+            "expected": self.expected,
+            "at_most": self.at_most,
+            "code": self.code,
+            "lesson": self.link,
+        }
+
+
+def bound(lost_share: float) -> float | None:
+    """Return the gain where all of a loss goes and no more; None where that says too little."""
+    most = 1 / (1 - min(lost_share, 0.98))
+    return most if most <= AT_MOST else None

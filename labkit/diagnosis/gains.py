@@ -1,0 +1,71 @@
+"""What a finding's remedies should bring, from the one estimator: the simulation of the loader."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.findings import Finding
+from labkit.diagnosis.prediction import WORTH, predict
+from labkit.diagnosis.remedies import Remedy
+
+if TYPE_CHECKING:
+    from labkit.results.run import Run
+
+Gain = tuple[float, float, float]  # times the throughput: value, low, high
+
+
+def with_gains(finding: Finding, evidence: Evidence, run: Run | None) -> Finding:
+    """Return a finding with its remedies filled in for a run, and what the first should bring.
+
+    A remedy that is sure to gain goes before the others; one that is told to gain no more than
+    noise is left out.
+    """
+    sure = []
+    others = []
+    for remedy in finding.remedies:
+        filled = remedy.for_run(evidence, rank=finding.rank)
+        if filled is None:
+            continue
+        gain = _gain(filled, finding, evidence, run)
+        if gain is not None and gain[0] <= 1 + WORTH:
+            continue
+        (sure if gain is not None and gain[1] > 1 else others).append((filled, gain))
+    kept = sure + others
+    expected = kept[0][1] if kept else None
+    return replace(finding, remedies=tuple(remedy for remedy, _ in kept), expected=expected)
+
+
+def _gain(remedy: Remedy, finding: Finding, evidence: Evidence, run: Run | None) -> Gain | None:
+    """Return the gain of a remedy's settings; None where nothing tells it."""
+    changes = remedy.changes
+    advised = evidence.advised
+    if not changes:
+        return None
+    now = evidence.num_workers or 0
+    count = int(changes.get("num_workers", now))
+    fewer = count < now  # that also gives a model on the CPU its cores back
+    if advised is not None and "num_workers" in changes and count == advised.num_workers:
+        gain = (advised.gain, *advised.gain_range)
+        return gain if fewer else _within_the_device(gain, evidence)
+    restart = evidence.loop.restart if evidence.loop else 0.0
+    if finding.cause == "workers_restart" and restart:
+        most = 1 / (1 - min(restart, 0.9))
+        return most, (1 + most) / 2, most
+    if run is None or run.watched or not run.throughput:
+        return None
+    found = predict(run, **changes)
+    if not found.throughput or found.throughput_range is None:
+        return None
+    low, high = found.throughput_range
+    gain = (found.throughput / run.throughput, low / run.throughput, high / run.throughput)
+    fed = finding.name == "input" and not fewer
+    return _within_the_device(gain, evidence) if fed else gain
+
+
+def _within_the_device(gain: Gain, evidence: Evidence) -> Gain:
+    """Return a gain no larger than that of a loader for which the device never waits."""
+    most = 1 / max(evidence.compute_share, 0.01)
+    value, low, high = gain
+    return min(value, most), min(low, most), min(high, most)

@@ -1,0 +1,384 @@
+"""Remedies for a loop that waits for data: how many workers, how deep a queue, cheaper items."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.remedies import LESS_WAITING, Remedy, Values
+
+DEEPEST = 16  # a deeper queue than this takes memory and hides what is wrong
+IN_THE_LOOP = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
+
+# -- conditions ------------------------------------------------------------------------------------
+
+
+def _made_us(evidence: Evidence) -> float:
+    """Return the time to make a batch on a core of its own, µs; infinite where it is not known."""
+    count = evidence.num_workers
+    if not count:
+        return evidence.wait_us or math.inf
+    made = evidence.lines and evidence.lines.made_us or math.inf
+    return made * min(1, (evidence.cores or math.inf) / (count + 1))
+
+
+def quickly_made(evidence: Evidence) -> bool:
+    """Return whether a batch is made as fast as a worker hands one over."""
+    return _made_us(evidence) < limits.HANDOFF_US and evidence.loader_workers is None
+
+
+def fetched_at_once(evidence: Evidence) -> Values | None:
+    """Fit batches that are made as fast as handed over: no worker brings anything."""
+    if not quickly_made(evidence):
+        return None
+    how = (
+        "fetch a batch at once. Index the tensors with a batch of indices; where dataset[[0, 1]] "
+        "works, a BatchSampler as the DataLoader's sampler does so"
+    )
+    if evidence.knobs.get("batch_size", 1) is None:  # that is done, as far as a loader goes
+        how = "use larger batches, or index the tensors without a DataLoader"
+    return {"ms": round(_made_us(evidence) / 1e3, 1), "how": how}
+
+
+def made_in_the_loop(evidence: Evidence) -> Values | None:
+    """Fit a loader whose workers cost more than they save."""
+    advised = evidence.advised and evidence.advised.num_workers == 0
+    slower = quickly_made(evidence) or advised
+    return IN_THE_LOOP if evidence.num_workers and slower else None
+
+
+def deeper_queue(evidence: Evidence) -> Values | None:
+    """Fit workers that are fast enough on average, and not in the worst steps."""
+    count = evidence.num_workers
+    if not count or not evidence.stalls or quickly_made(evidence):
+        return None
+    ready = int(evidence.knobs.get("prefetch_factor") or 2)
+    deeper = evidence.deeper_queue
+    if deeper is None and evidence.advised is None and 4 * ready <= DEEPEST:
+        deeper = 4 * ready
+    return None if deeper is None else {"prefetch_factor": deeper, "batches": count * ready}
+
+
+def other_workers(evidence: Evidence) -> Values | None:
+    """Fit a loader for which the one recommended number is another one, and not 0."""
+    advised = evidence.advised
+    now = evidence.num_workers or 0
+    if advised is None or advised.num_workers in (0, now) or quickly_made(evidence):
+        return None
+    count = advised.num_workers
+    how = "Use fewer workers:" if count < now else "Use more workers:"
+    if not now:
+        how = "Prepare batches in other processes:"
+    return {"num_workers": count, "how": how, "warned": too_many(count, evidence.cores)}
+
+
+def too_many(workers: int, cores: int | None) -> str:
+    """Say why PyTorch warns of so many workers, to end a sentence with; "" where it does not."""
+    if not cores or workers <= cores:
+        return ""
+    return f"; PyTorch warns above your {cores} cores, but workers waiting on I/O use none"
+
+
+def some_workers(evidence: Evidence) -> Values | None:
+    """Fit a loop that has no loader to set, and of which no number is known."""
+    unknown = evidence.advised is None and evidence.num_workers is None
+    fits = unknown and not evidence.loader_workers and not quickly_made(evidence)
+    return {} if fits else None
+
+
+def behind(evidence: Evidence) -> Values | None:
+    """Fit a trace whose loader has workers, of which it tells no more."""
+    return {} if evidence.loader_workers else None
+
+
+def cheaper_items(evidence: Evidence) -> Values | None:
+    """Fit a loader to which no number of workers brings anything."""
+    count = evidence.num_workers
+    if quickly_made(evidence) or other_workers(evidence) or evidence.loader_workers:
+        return None
+    if evidence.advised is None:
+        return {"why": ""} if count is None else {"why": "Try other numbers of workers. "}
+    busy = (evidence.own_cores or 0.0) >= limits.CORES_BUSY * (evidence.cores or math.inf)
+    if busy:
+        return {"why": "All cores are busy, so more workers gain nothing. "}
+    return {"why": "Another number of workers is not expected to gain. "}
+
+
+FETCH_AT_ONCE = Remedy(
+    "fetch_at_once",
+    "{ms} ms a batch is no more than handing one over from a worker takes, so workers gain "
+    "nothing: {how}.",
+    "workers",
+    fetched_at_once,
+)
+IN_LOOP = Remedy(
+    "in_the_loop",
+    "Make batches in the loop (num_workers=0): handing them over costs more than it saves.",
+    "workers",
+    made_in_the_loop,
+    tuple(IN_THE_LOOP),
+    cost="the loop waits while it makes a batch",
+)
+DEEPER_QUEUE = Remedy(
+    "deeper_queue",
+    "Raise prefetch_factor to {prefetch_factor}: a queue of {batches} batches does not ride out "
+    "the stalls.",
+    "queue",
+    deeper_queue,
+    ("prefetch_factor",),
+    cost="memory for the batches kept ready",
+    check=LESS_WAITING,
+)
+WORKERS = Remedy(
+    "workers",
+    "{how} num_workers={num_workers}{warned}.",
+    "workers",
+    other_workers,
+    ("num_workers",),
+    cost="a process with its memory for each worker, and their start",
+    check=LESS_WAITING,
+)
+SOME_WORKERS = Remedy(
+    "some_workers",
+    "Prepare batches in other processes: a DataLoader with workers.",
+    "workers",
+    some_workers,
+)
+BEHIND = Remedy(
+    "workers_behind",
+    "The loader's workers do not keep up: do less work per item, or do it once before training; "
+    "where CPU cores are idle, try more workers.",
+    "workers",
+    behind,
+)
+CHEAPER_ITEMS = Remedy(
+    "cheaper_items",
+    "{why}Do less work per item, or do it once before training.",
+    "workers",
+    cheaper_items,
+    check=LESS_WAITING,
+)
+FEED = (IN_LOOP, FETCH_AT_ONCE, DEEPER_QUEUE, WORKERS, SOME_WORKERS, BEHIND, CHEAPER_ITEMS)
+
+# -- cheaper items ---------------------------------------------------------------------------------
+
+STEPS = {  # what the costliest line of preparing an item may be, by its names
+    "decode": re.compile(r"(?i)open|decode|convert|imread|load_image|read_image|\bload\b"),
+    "augment": re.compile(r"(?i)transform|augment|jitter|rotat|resiz|crop|flip|blur|normaliz"),
+}
+
+
+def _item_is(step: str, evidence: Evidence) -> Values | None:
+    named = [f"{line.call} {line.function}" for line in evidence.loading_lines[:1]]
+    return {} if any(STEPS[step].search(name) for name in named) else None
+
+
+def decodes(evidence: Evidence) -> Values | None:
+    """Fit items most of whose time goes to decoding."""
+    return _item_is("decode", evidence)
+
+
+def augments(evidence: Evidence) -> Values | None:
+    """Fit items most of whose time goes to transforming them."""
+    return _item_is("augment", evidence)
+
+
+def single_items(evidence: Evidence) -> Values | None:
+    """Fit items that are fetched one by one: of a quick batch that is no longer so."""
+    return None if quickly_made(evidence) else {}
+
+
+LEANER_ITEMS = Remedy(
+    "leaner_items",
+    "Do less work per item, or do it once before training.",
+    "items",
+    check=LESS_WAITING,
+)
+DECODE_SMALLER = Remedy(
+    "decode_smaller",
+    "Decode less: let the JPEG decoder scale the image down, or store the images at the size that "
+    "the model takes.",
+    "items",
+    decodes,
+    code="image = Image.open(path)\nimage.draft('RGB', (size, size))  # at 1/2, 1/4 or 1/8\n",
+    cost="pixels that are rounded otherwise",
+    check="the metric, and a smaller share of waiting",
+)
+AUGMENT_ON_DEVICE = Remedy(
+    "augment_on_device",
+    "Augment the batch on the device instead of each item in a worker.",
+    "items",
+    augments,
+    code="from torchvision.transforms import v2\n\n"
+    "augment = v2.Compose([...])  # the transforms that the dataset has now\n"
+    "images = augment(images.to(device, non_blocking=True))  # in the loop\n",
+    cost="device time; one draw for the whole batch, unless the transform draws per image",
+    check="the metric, and a smaller share of waiting",
+)
+CHEAPER_LINE = Remedy(
+    "cheaper_line",
+    "Make that line cheaper: do it once and keep the result, or before training.",
+    "items",
+    single_items,
+    check=LESS_WAITING,
+)
+LEANER_COLLATE = Remedy(
+    "leaner_collate",
+    "Let collate_fn stack arrays of one size, and do the rest per item or offline.",
+    "items",
+    single_items,
+    check=LESS_WAITING,
+)
+
+# -- what the workers show -------------------------------------------------------------------------
+
+
+def kept_workers(evidence: Evidence) -> Values | None:
+    """Fit a loader that starts its workers anew for every epoch."""
+    return {"persistent_workers": True}
+
+
+def own_init(evidence: Evidence) -> Values | None:
+    """Fit a loader without a worker_init_fn of its own, which this one would replace."""
+    arguments = (evidence.code and evidence.code.arguments) or {}
+    return None if "worker_init_fn" in arguments else {}
+
+
+def reshardable(evidence: Evidence) -> Values | None:
+    """Fit a loader whose workers were seen: that many shards, or a multiple of it."""
+    workers = evidence.workers
+    return None if workers is None else {"workers": workers.workers, "shards": 4 * workers.workers}
+
+
+def unpredicted(evidence: Evidence) -> Values | None:
+    """Fit a loader whose best number of workers nothing predicts."""
+    return {} if evidence.advised is None else None
+
+
+def stuck(evidence: Evidence) -> Values | None:
+    """Fit a worker that has made no progress for long."""
+    workers = evidence.workers
+    if workers is None or workers.stalled_s is None:
+        return None
+    return {"seconds": max(60, round(workers.stalled_s))}
+
+
+PERSISTENT = Remedy(
+    "persistent_workers",
+    "Keep the workers between epochs: persistent_workers=True.",
+    "epochs",
+    kept_workers,
+    ("persistent_workers",),
+    cost="the workers' memory between epochs",
+)
+READ_ONCE = Remedy(
+    "read_once",
+    "Build what the first epoch builds, and read what it reads, once before training. Where the "
+    "page cache did it, time later epochs only, or copy the data to a local disk first.",
+    "epochs",
+    cost="disk space",
+)
+ONE_THREAD = Remedy(
+    "one_thread_a_worker",
+    "Let the libraries in each worker compute with one thread; PyTorch limits only its own.",
+    "workers",
+    own_init,
+    arguments={"worker_init_fn": "one_thread"},
+    code="def one_thread(worker):  # pip install threadpoolctl\n"
+    "    import threadpoolctl\n\n"
+    "    threadpoolctl.threadpool_limits(1)  # OpenBLAS, MKL and OpenMP\n"
+    "    # cv2.setNumThreads(0)  # where the dataset uses OpenCV\n\n",
+    check="CPU time over wall time near 1 in each worker",
+)
+ONE_THREAD_EVERYWHERE = Remedy(
+    "one_thread_everywhere",
+    "Limit the libraries to one thread before NumPy is imported, and OpenCV with "
+    "cv2.setNumThreads(0).",
+    "workers",
+    code="import os\n\n"
+    'for library in ("OMP", "OPENBLAS", "MKL"):  # above all other imports\n'
+    '    os.environ[f"{{library}}_NUM_THREADS"] = "1"\n',
+    cost="a model on the CPU has one thread, too, until torch.set_num_threads",
+    check="CPU time over wall time near 1 in each worker",
+)
+MORE_WORKERS = Remedy(
+    "more_workers",
+    "Try more workers, up to the number of cores: `labkit tune` finds how many.",
+    "workers",
+    unpredicted,
+    check=LESS_WAITING,
+)
+LARGER_READS = Remedy(
+    "larger_reads",
+    "Read less often and more at a time: shards (tar, Parquet) instead of a file for each item, "
+    "or several reads in flight.",
+    "workers",
+    check=LESS_WAITING,
+)
+FEWER_BYTES = Remedy(
+    "fewer_bytes",
+    "More workers bring nothing, since they share one supply: read fewer bytes (smaller images, "
+    "compressed shards), copy the data to a local disk, or keep it in memory.",
+    "items",
+    code="shutil.copytree(remote, local, dirs_exist_ok=True)  # once, before training\n",
+    cost="disk space",
+    check=LESS_WAITING,
+)
+UINT8_BATCHES = Remedy(
+    "uint8_batches",
+    "Hand over less: uint8 tensors instead of float32, tensors instead of lists, smaller batches; "
+    "and compare pin_memory on and off.",
+    "items",
+    code="# the dataset returns uint8 tensors; in the loop:\n"
+    "images = images.to(device, non_blocking=True).float().div_(255)\n",
+    check=LESS_WAITING,
+)
+RESHARD = Remedy(
+    "reshard",
+    "Cut the data into shards of one size, a multiple of the {workers} workers: {shards}, say.",
+    "items",
+    reshardable,
+    code="dataset = dataset.to_iterable_dataset(num_shards={shards})  # Hugging Face datasets\n",
+    cost="writing the data once more",
+    check="every worker is as busy as the next one",
+)
+OUT_OF_ORDER = Remedy(
+    "out_of_order",
+    "Hand batches out as they are ready: in_order=False (torch 2.6). The order then differs from "
+    "run to run.",
+    "queue",
+    arguments={"in_order": "False"},
+    cost="batches in an order that is not reproducible",
+    check=LESS_WAITING,
+)
+SLOW_ITEMS_OFFLINE = Remedy(
+    "slow_items_offline",
+    "Treat these items before training: shrink them, convert them or leave them out.",
+    "items",
+    check=LESS_WAITING,
+)
+GIVE_UP_WAITING = Remedy(
+    "timeout",
+    "Have the loader raise an error instead of waiting for ever, and start workers anew instead "
+    "of forking: OpenCV, HDF5 and tokenizers may deadlock behind a fork (cv2.setNumThreads(0)).",
+    "lines",
+    stuck,
+    arguments={"timeout": "{seconds}", "multiprocessing_context": "'spawn'"},
+    check="the loop goes on, or the error names the worker",
+)
+ARRAYS = Remedy(
+    "arrays",
+    "Keep the dataset's index in one NumPy array or Arrow table instead of Python lists: each "
+    "object that a worker touches is copied to it.",
+    "items",
+    code="self.paths = np.array(self.paths)  # in the dataset's __init__\n",
+    check="the workers' memory stays level",
+)
+INTO_A_DATASET = Remedy(
+    "into_a_dataset",
+    "Do it in a Dataset, and read that with a DataLoader that has workers.",
+    "workers",
+    check=LESS_WAITING,
+)

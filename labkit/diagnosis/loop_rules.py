@@ -1,0 +1,136 @@
+"""Rules for somebody's own loop: what its body does besides training, and what it keeps."""
+
+from __future__ import annotations
+
+from labkit.diagnosis import device_remedies as cures
+from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.findings import Finding, Measured, bound
+from labkit.diagnosis.hot_lines import Line
+from labkit.diagnosis.loop_body import IN_WORDS, group_of
+from labkit.diagnosis.remedies import Remedy
+
+SCHEDSTAT = "time in line, Linux's schedstat"
+ELSEWHERE = {  # parts of a script's time that are no training: cause, remedy
+    "validation": ("validation", cures.VALIDATE_LESS),
+    "checkpoints": ("checkpoints", cures.SAVE_LESS),
+    "between epochs": ("between_epochs", cures.LESS_BETWEEN),
+}
+
+
+def _in_the_body(evidence: Evidence, group: str, remedy: Remedy) -> Finding | None:
+    """Return what a group of a watched loop's work costs, see `loop_body.IN_WORDS`."""
+    loop = evidence.loop
+    lost = evidence.body.get(group, 0.0) * evidence.compute_share
+    if loop is None or group not in evidence.body:
+        return None
+    drift = loop.drift
+    grows = drift is not None and drift.share > lost / 2
+    if grows and (loop.lines.of_part(group) & drift.mask).any():
+        return None  # it is what makes the steps longer and longer: said there
+    work = group_of(loop, group)
+    if group == "validation" and work.cause != "periodic":
+        return None
+    seen = f"of the time the body of the loop is not training but {IN_WORDS[group]}"
+    by = f"{loop.lines.samples} sampled stacks, {evidence.source}"
+    measured = [Measured(seen, lost, by=by)]
+    when = f", {work.when}" if work.when else ""
+    if work.lines:
+        measured.append(Measured(f"of the body is in {work.lines[0].what}{when}", work.share))
+    most = None if group == "validation" else bound(lost)
+    return Finding("host", work.cause, lost, tuple(measured), (remedy,), work.lines, at_most=most)
+
+
+def python_in_the_body(evidence: Evidence) -> Finding | None:
+    """The loop's body runs Python that is no training."""
+    return _in_the_body(evidence, "python", cures.VECTORISE)
+
+
+def logging_in_the_body(evidence: Evidence) -> Finding | None:
+    """The loop's body writes logs or files."""
+    return _in_the_body(evidence, "logging", cures.LOG_RARELY)
+
+
+def waiting_in_the_body(evidence: Evidence) -> Finding | None:
+    """The loop's body sleeps, or waits for a lock, a network or another program."""
+    return _in_the_body(evidence, "waiting", cures.WAIT_ELSEWHERE)
+
+
+def validation_in_the_body(evidence: Evidence) -> Finding | None:
+    """The loop's body validates now and then."""
+    return _in_the_body(evidence, "validation", cures.VALIDATE_LESS)
+
+
+def elsewhere(evidence: Evidence) -> Finding | None:
+    """More of a script's time goes to validation or checkpoints than to its training loop."""
+    parts = evidence.elsewhere
+    loop = evidence.loop_share
+    part = max(parts, key=parts.__getitem__, default="")
+    if loop is None or not part or parts[part] <= loop:
+        return None
+    cause, remedy = ELSEWHERE[part]
+    measured = (
+        Measured(f"of the whole time is {part}", parts[part], by="a script's whole time"),
+        Measured("of it is the training loop", loop),
+    )
+    return Finding("host", cause, parts[part], measured, (remedy,))
+
+
+def longer_and_longer(evidence: Evidence) -> Finding | None:
+    """A watched loop's steps take longer and longer."""
+    drift = evidence.loop.drift if evidence.loop else None
+    if drift is None:
+        return None
+    lines = evidence.loop.lines.worst(drift.mask)
+    seen = "as long as the first steps is what the last ones take"
+    measured = [Measured(seen, drift.growth, "times", by=evidence.source)]
+    if lines:
+        measured.append(Measured(f"what grows is {lines[0].what}"))
+    remedies = (cures.KEEP_LESS,)
+    grown = kept(evidence)
+    if grown:
+        measured += grown.measured
+        remedies = grown.remedies
+        lines = grown.lines + lines
+    return Finding("host", "drift", drift.share, tuple(measured), remedies, lines)
+
+
+def too_many_threads(evidence: Evidence) -> Finding | None:
+    """Torch computes with more threads than there are cores: each waits for the others."""
+    cores = evidence.cores or 0
+    threads = evidence.threads or 0
+    foreign = evidence.foreign_cores or 0.0
+    wanted = (evidence.own_cores or 0.0) + (evidence.waiting_threads or 0.0)
+    crowded = threads > cores > 0 and wanted > limits.CROWDED * cores
+    if not crowded or foreign >= limits.FOREIGN_LOAD * cores:
+        return None
+    lost = (1 - cores / wanted) * evidence.compute_share
+    seen = f"torch computes with {threads} threads on {cores} cores: on average {wanted:.1f} "
+    seen += "threads of this program had work"
+    measured = (Measured(seen, by=SCHEDSTAT),)
+    return Finding("host", "threads", lost, measured, (cures.THREADS,))
+
+
+def kept(evidence: Evidence) -> Finding | None:
+    """Something grows from step to step: it may cost no time, but ends in want of memory."""
+    rose = evidence.late_gib is not None
+    gained = (evidence.late_gib or 0.0) - (evidence.early_gib or 0.0)
+    least = limits.BLAMED * gained * 2**30  # bytes that explain why the memory rose
+    graphs = [each for each in evidence.growth if each["graph"]]
+    large = [each for each in evidence.growth if rose and (each.get("bytes") or 0) >= least]
+    grown = graphs or large
+    if not grown:
+        return None
+    line = max(grown, key=lambda each: (each.get("bytes") or 0, each["after"]))
+    name = line["name"]
+    where = Line(line["file"], line["line"], line["function"], 0.0, "body", "python", name)
+    seen = f"`{name}` in {where.address} grew from {line['before']} to {line['after']} while the "
+    measured = [Measured(f"{seen}loop was watched")]
+    if rose:
+        held = f"{evidence.early_gib:.2g} to {evidence.late_gib:.2g} GiB"
+        measured.append(Measured(f"the program's memory rose from {held}"))
+    remedy = cures.KEEP_LESS
+    if graphs:
+        measured.append(Measured("it keeps tensors with the graphs that made them"))
+        remedy = cures.KEEP_NUMBERS
+    return Finding("host", "drift", measured=tuple(measured), remedies=(remedy,), lines=(where,))

@@ -1,0 +1,82 @@
+"""Which of the losses that the rules find are worth a name, and which comes first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from labkit.diagnosis import rules
+from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.device_remedies import LARGER_MODEL
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.findings import Finding, Measured
+
+
+def losses(evidence: Evidence) -> tuple[list[Finding], dict[str, float]]:
+    """Return what every rule finds, however small, and each bottleneck's loss: causes add up."""
+    every = [rule(evidence) for rule in rules.RULES]
+    found = _each_once([finding for finding in every if finding])
+    total: dict[str, float] = {}
+    for finding in found:
+        total[finding.name] = total.get(finding.name, 0.0) + finding.lost_share
+    return found, total
+
+
+def _each_once(found: list[Finding]) -> list[Finding]:
+    """Take what a neighbour makes of the launches' time out of what else tells of launches."""
+    launches = [finding for finding in found if finding.name == "launch"]
+    lost = sum(f.lost_share for f in launches if f.cause == rules.NEIGHBOUR)
+    total = sum(f.lost_share for f in launches) - lost
+    if not lost or total <= 0:
+        return found
+    left = max(total - lost, 0.0) / total
+    return [
+        replace(finding, lost_share=finding.lost_share * left)
+        if finding.name == "launch" and finding.cause != rules.NEIGHBOUR
+        else finding
+        for finding in found
+    ]
+
+
+def rank(evidence: Evidence) -> tuple[Finding, ...]:
+    """Return the losses worth a name, the costliest bottleneck first; `compute` without any."""
+    found, total = losses(evidence)
+    limit = limits.WORTH_NAMING
+    named = [f for f in found if total[f.name] >= limit[f.name]]
+    named = [f for f in named if f.lost_share >= limit[f.name] / 2] or named
+    named.sort(key=lambda finding: (-total[finding.name], -finding.lost_share))
+    causes = {finding.cause for finding in named}
+    warned = [rule(evidence) for rule in rules.WARNINGS]
+    named += [finding for finding in warned if finding and finding.cause not in causes]
+    return tuple(named) or (_healthy(evidence, total),)
+
+
+def _healthy(evidence: Evidence, total: dict[str, float]) -> Finding:
+    """Return the verdict that no loss is worth a name."""
+    limit = limits.WORTH_NAMING
+    name = max(total, key=lambda each: total[each] / limit[each])
+    near = f"of the time is {name}, the nearest loss, with a threshold of {limit[name]:.0%}"
+    measured = [
+        Measured(
+            "of the time the device computes, and no loss reaches its threshold",
+            evidence.compute_share,
+            by=evidence.source,
+        ),
+        Measured(near, total[name]),
+    ]
+    validating = evidence.body.get("validation", 0.0) * evidence.compute_share
+    if validating >= limit["host"]:
+        seen = "of the time goes to passes without gradients: if they validate, do it less often"
+        measured.append(Measured(seen, validating))
+    return Finding(
+        "compute", "the device is the limit", measured=tuple(measured), remedies=(LARGER_MODEL,)
+    )
+
+
+def lead(evidence: Evidence) -> float:
+    """Return how far the first loss is ahead of the second and of its threshold, 0 to 1."""
+    _, total = losses(evidence)
+    nearest = max(loss / limits.WORTH_NAMING[name] for name, loss in total.items())
+    if nearest < 1:
+        return 1 - nearest
+    first, *rest = sorted(total.values(), reverse=True)
+    return 1 - max([1 / nearest, *(loss / first for loss in rest[:1])])

@@ -1,0 +1,211 @@
+"""The one rule for the number of a loader's workers, and for the depth of their queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from labkit.diagnosis.loader_simulation import Simulation, Work
+from labkit.diagnosis.prediction import (
+    DRAWS,
+    MODEL_ERROR,
+    STEPS,
+    WORTH,
+    Prediction,
+    predict,
+    predict_from,
+)
+from labkit.diagnosis.run_costs import cores_used
+from labkit.diagnosis.thresholds import FOREIGN_LOAD, HANDOFF_US
+from labkit.results.event_log import of_one_moment
+
+if TYPE_CHECKING:
+    from labkit.diagnosis.hot_lines import Lines
+    from labkit.results.run import Run
+
+RANKING_DRAWS = 1  # simulated runs, to find the settings that may be best: those are drawn in full
+MAY_BE_BEST = 0.06  # so far below the best of that ranking
+# Numbers of workers among which one is recommended; those above the cores help items that wait
+WORKERS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+PREFETCH = (2, 4, 8, 16)  # batches that a worker prepares ahead, to choose from
+LEAST_MAX_WORKERS = 12  # considered even on few cores, for items that wait
+HANDOFF_S = HANDOFF_US / 1e6  # of a batch from a worker, where it was not measured
+GAINS = 0.01  # what a larger number of workers must gain,
+LEVEL = 3  # or after so many of them no larger one is looked at
+TIE = 0.03  # a throughput this close to the best is as good: then fewer workers are
+
+
+@dataclass(frozen=True)
+class Workers:
+    """A recommended number of loader workers, and what the simulation expects of it."""
+
+    num_workers: int
+    gain: float  # the throughput with them over the run's own; 1.0 where the run has them
+    gain_range: tuple[float, float]  # low, high
+    limit: str | None = None  # what then holds the run back, as in a `Prediction`
+
+
+@of_one_moment
+def recommend_workers(run: Run, lines: Lines | None = None) -> Workers | None:
+    """Return how many loader workers `run` should have, or None where nothing can be predicted.
+
+    This is the one rule for that number: the fewest workers whose simulated throughput comes within
+    `TIE` of the best one. The run's own number stays unless another one gains more than `WORTH`.
+    The machine's cores are part of the simulation, so items that compute get no more workers than
+    there are cores; items that wait may get up to the larger of `LEAST_MAX_WORKERS` and twice the
+    cores.
+
+    Args:
+        run: A Run with two measured steps or more; a watched loop needs a torch DataLoader.
+        lines: The run's `lines`, where they are known already; they tell of a watched loop which
+            part of the loading waits. Without them the range reaches from all of it to none.
+    """
+    own = run.pipeline.num_workers
+
+    def rate(count: int, draws: int = RANKING_DRAWS) -> float:
+        return predict_from(run, {"num_workers": count}, draws).throughput or 0.0
+
+    if own is None or not rate(own, DRAWS):
+        return _of_times(run, lines)
+    roughly = _rates(own, run.machine.cpu_cores, rate)
+    least = (1 - MAY_BE_BEST) * max(roughly.values())
+    near = [count for count, value in roughly.items() if value >= least]
+    chosen = _fewest(own, {count: rate(count, DRAWS) for count in (own, *near)})
+    found = predict(run, num_workers=chosen)
+    if chosen == own:
+        return Workers(own, 1.0, (1.0, 1.0), found.limit)
+    low, high = (rate / run.throughput for rate in found.throughput_range)
+    return Workers(chosen, found.throughput / run.throughput, (low, high), found.limit)
+
+
+def workers_from_times(
+    make_s: float | np.ndarray,
+    step_s: float | np.ndarray,
+    cores: float | None,
+    *,
+    own: int = 0,
+    computes: float | None = None,
+    threads: int = 1,
+) -> Workers:
+    """Return the recommended number of workers from times alone, as `recommend_workers` does.
+
+    What an item takes of a core and what handing a batch over takes was not measured, so another
+    number than the run's own has to gain more than the model may be wrong by.
+
+    Args:
+        make_s: Time to make a batch in one process, s: a number, or one for each of some batches.
+        step_s: Time of the loop's body for a batch, s, likewise.
+        cores: Cores that the loop and its workers can have; None where that is not known.
+        own: The workers that there are now.
+        computes: Share (0 to 1) of `make_s` that takes a core, the rest waits. None: not known. The
+            number is then the one for items that compute, and the range covers both.
+        threads: Cores that the body takes.
+    """
+    most = cores or max(WORKERS)
+    error = MODEL_ERROR["input"]
+    draws = np.random.default_rng(0)
+    made = draws.choice(np.atleast_1d(make_s), (STEPS, 1))
+    body = draws.choice(np.atleast_1d(step_s), STEPS)
+
+    def rates(share: float) -> dict[int, float]:
+        work = Work(
+            waits=made * (1 - share),
+            cpus=made * share,
+            host=body,
+            put=HANDOFF_S / 2,
+            take=HANDOFF_S / 2,
+            host_threads=threads,
+        )
+
+        def rate(count: int) -> float:
+            return Simulation(work, most, count, 2).summary(max(3, 2 * count), 1)[0]
+
+        return _rates(own, cores, rate)
+
+    known = rates(1.0 if computes is None else computes)
+    chosen = _fewest(own, known, error)
+    gain = known[chosen] / known[own]
+    if chosen == own:
+        return Workers(own, 1.0, (1.0, 1.0))
+    others = [known, rates(0.0)] if computes is None else [known]
+    gains = [each[chosen] / each[own] for each in others if chosen in each]
+    return Workers(chosen, gain, (min(gains) / (1 + error), max(gains) * (1 + error)))
+
+
+def _of_times(run: Run, lines: Lines | None) -> Workers | None:
+    """Return what stamps and sampled stacks say of the workers, where no item was timed."""
+    own = run.pipeline.num_workers
+    stamps = run.stamps[run.warmup :]
+    if own is None or len(stamps) < 2:
+        return None
+    cores = run.machine.cpu_cores
+    others = cores_used(run)[1] or 0.0
+    if cores and others > FOREIGN_LOAD * cores:  # what other programs take, no worker has
+        cores = max(1.0, cores - others)
+    wait_s = stamps[:, 1] - stamps[:, 0]
+    body_s = stamps[:, 5] - stamps[:, 1]
+    made_s = wait_s
+    if own:  # workers that never rest make a batch in a step's time each
+        mean_s = float(np.mean(wait_s + body_s))
+        made_s = lines.made_us / 1e6 if lines and lines.made_us else own * mean_s
+    if np.mean(made_s) <= 0 or np.mean(body_s) <= 0:
+        return None
+    phase = "worker" if own else "waiting"
+    computes = None
+    if lines is not None and lines.enough(phase):
+        kinds = lines.kinds(phase)
+        rests = kinds.get("io", 0.0) + kinds.get("wait", 0.0)
+        computes = 1 - rests / max(sum(kinds.values()), 1e-9)
+    threads = getattr(run.machine, "threads", None) if run.machine.kind == "cpu" else None
+    threads = max(1, int(min(threads or 1, cores or 1)))
+    return workers_from_times(made_s, body_s, cores, own=own, computes=computes, threads=threads)
+
+
+def _rates(own: int, cores: float | None, rate: Callable[[int], float]) -> dict[int, float]:
+    """Return the rates with several numbers of workers, as many as still gain, and with `own`."""
+    most = max(LEAST_MAX_WORKERS, 2 * (cores or 1))
+    found = {own: rate(own)}
+    best = found[own]
+    gained_nothing = 0
+    for count in WORKERS:
+        if count > most or gained_nothing == LEVEL:
+            break
+        if count not in found:
+            found[count] = rate(count)
+        if found[count] > (1 + GAINS) * best:
+            best = found[count]
+            gained_nothing = 0
+        elif count > own:
+            gained_nothing += 1
+    return found
+
+
+def _fewest(own: int | None, rates: dict[int, float], worth: float = WORTH) -> int:
+    """Return the fewest workers that are as good as the best; `own` where that gains too little."""
+    own = own or 0
+    best = max(rates.values())
+    if best <= (1 + worth) * rates[own]:
+        return own
+    return min(count for count, rate in rates.items() if rate >= (1 - TIE) * best)
+
+
+@of_one_moment
+def recommend_prefetch(run: Run) -> tuple[int, Prediction] | None:
+    """Return the smallest prefetch_factor that is as good as the best, and what it would bring.
+
+    None where none gains more than `WORTH`, or where nothing can be predicted.
+    """
+    now = run.pipeline.prefetch_factor or 2
+    found = {}
+    for factor in PREFETCH:
+        if factor > now:
+            found[factor] = predict_from(run, {"prefetch_factor": factor}, RANKING_DRAWS)
+    found = {factor: each for factor, each in found.items() if each.throughput and each.helps}
+    if not found:
+        return None
+    best = max(each.throughput for each in found.values())
+    factor = min(f for f, each in found.items() if each.throughput >= (1 - TIE) * best)
+    return factor, predict(run, prefetch_factor=factor)

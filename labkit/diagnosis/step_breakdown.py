@@ -1,0 +1,47 @@
+"""The average step of a run by class: `run.breakdown()`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from labkit.results.result import Result, Table
+from labkit.results.step_classes import CLASSES
+
+if TYPE_CHECKING:
+    from labkit.results.run import Run
+
+
+@dataclass(frozen=True, repr=False)
+class StepBreakdown(Result):
+    """The average step of a run by class, ms; the five add up to `step_ms`."""
+
+    step_ms: float
+    wait_ms: float
+    copy_ms: float
+    compute_ms: float  # with what only an x-ray sees: Python, dispatch, gaps between kernels
+    launch_ms: float
+    other_ms: float
+    steps: int
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share (0 to 1) of wall time in each class."""
+        return {name: getattr(self, f"{name}_ms") / self.step_ms for name in CLASSES}
+
+    def table(self) -> Table:
+        """Return a row for each class, and the step they add up to."""
+        rows = [
+            (CLASSES[name], f"{part * self.step_ms:.1f}", f"{part:.0%}")
+            for name, part in self.shares.items()
+        ]
+        total = (f"average of {self.steps} steps", f"{self.step_ms:.1f}", "100%")
+        return Table([*rows, total], ("class", "ms per step", "share"))
+
+
+def breakdown(run: Run) -> StepBreakdown | None:
+    """Break down the average step of `run`, warm-up excluded; None before two measured steps."""
+    mean = run.mean_ms
+    if mean is None or not mean.any():
+        return None
+    return StepBreakdown(float(mean.sum()), *mean.tolist(), run.steps - run.warmup)

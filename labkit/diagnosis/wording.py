@@ -1,0 +1,111 @@
+"""The one place where findings are put into words: what holds a run back, why, and what to do."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.findings import Finding, Measured
+from labkit.diagnosis.remedies import LESSONS, TRY_FIRST, Remedy
+from labkit.results.script import changed_lines
+
+FORMATS = {
+    "share": "{:.0%}",
+    "ms": "{:.1f} ms",
+    "s": "{:.0f} s",
+    "times": "{:.1f}x",
+    "cores": "{:.1f} cores",
+    "GiB": "{:.1f} GiB",
+    "number": "{:.2g}",
+    "count": "{:.0f}",
+}
+OF_LOADER = re.compile(r"\b(num_workers|prefetch_factor|persistent_workers|pin_memory)\b")
+
+
+def worded(finding: Finding, evidence: Evidence | None = None) -> Finding:
+    """Return a finding with its evidence, its advice and the code to paste, in words.
+
+    Without evidence there are no settings to fill in, and no code.
+    """
+    advice = _advice(finding)
+    if evidence is not None and evidence.trainer:
+        advice = OF_LOADER.sub(r"dataloader_\1", advice)
+    code = "" if evidence is None else _code(finding, evidence)
+    return replace(finding, evidence=why(finding), advice=advice, code=code)
+
+
+def said(measured: Measured) -> str:
+    """Return one number and what it is."""
+    if measured.value is None:
+        return measured.what
+    return f"{FORMATS[measured.unit].format(measured.value)} {measured.what}"
+
+
+def why(finding: Finding) -> str:
+    """Return the numbers of a finding, with the instrument and the threshold."""
+    text = "; ".join(said(each) for each in finding.measured)
+    behind = [each.by for each in finding.measured if each.by]
+    if finding.lost_share:
+        behind.append(f"threshold {limits.WORTH_NAMING[finding.name]:.0%}")
+    text += f" ({'; '.join(behind)})" if behind else ""
+    return f"{text}." if text else ""
+
+
+def _advice(finding: Finding) -> str:
+    """Return what to change first, what to expect of it, and which section teaches it."""
+    if not finding.remedies:
+        return ""
+    parts = [finding.remedies[0].text, _expectation(finding)]
+    if finding.lesson:
+        number, heading = LESSONS[finding.remedies[0].lesson]
+        parts.append(f"See notebook {number}, section {heading.rstrip('?')}.")
+    return " ".join(filter(None, parts))
+
+
+def _expectation(finding: Finding) -> str:
+    """Return what the first remedy should bring, as far as that is known."""
+    if not finding.lost_share:
+        return ""
+    if finding.expected:
+        value, low, high = finding.expected
+        return f"Expect {value:.1f}x the throughput ({low:.1f}x to {high:.1f}x)."
+    if finding.at_most:
+        return f"Expect {finding.at_most:.1f}x the throughput at most."
+    remedy = finding.remedies[0]
+    settings = finding.name == "input" and not remedy.code and not remedy.arguments
+    how = "`labkit tune`" if settings else "a run before and after"
+    return f"What it brings is unknown: measure it with {how}."
+
+
+def _code(finding: Finding, evidence: Evidence) -> str:
+    """Return what to type for the first remedy, in plain PyTorch or for a Trainer.
+
+    "" for a remedy of words alone, and on a CPU for one that may as well make it slower, which
+    nothing has measured.
+    """
+    if not finding.remedies:
+        return ""
+    remedy = finding.remedies[0]
+    unproven = evidence.kind == "cpu" and TRY_FIRST & remedy.changes.keys()
+    if unproven and not finding.expected:
+        return ""
+    return remedy.code + _changed(remedy, evidence)
+
+
+def _changed(remedy: Remedy, evidence: Evidence) -> str:
+    """Return the lines that make the settings of a remedy, with the user's own arguments kept."""
+    code = evidence.code
+    if code is None:
+        if not remedy.changes:
+            return ""
+        return changed_lines(dict(evidence.knobs), {**evidence.knobs, **remedy.changes})
+    if remedy.key == "fetch_at_once":
+        return code.batches_at_once()
+    if evidence.trainer:
+        return code.trainer_lines(remedy.changes) if remedy.changes else ""
+    if remedy.arguments:
+        line = code.loader_line({}, remedy.arguments)
+        return f"{line}\n" if line else ""
+    return code.lines(remedy.changes) if remedy.changes else ""

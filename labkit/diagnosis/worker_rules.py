@@ -1,0 +1,284 @@
+"""Why the loop waits for data: by what its loader's workers did, else by the lines it spent it in.
+
+Each rule looks for one cause in the `WorkerEvidence`; the first that finds its own speaks.
+"""
+
+from __future__ import annotations
+
+from labkit.diagnosis import loader_remedies as cures
+from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.evidence import Evidence, WorkerEvidence
+from labkit.diagnosis.findings import Finding, Measured
+from labkit.diagnosis.loop_body import COLLATE, loading_mask
+
+TIMED = "timed in the workers"
+
+
+def _computing(evidence: Evidence) -> float:
+    """Return the share of its time in which a worker computes, or would if it had a core.
+
+    Where other programs take the cores, time in line for one is no waiting for storage.
+    """
+    workers = evidence.workers
+    share = workers.cpu_share
+    if evidence.crowded_by <= limits.FOREIGN_LOAD:
+        return share
+    in_line = (evidence.waiting_threads or 0.0) / workers.workers
+    return max(share, min(1.0, share + in_line))
+
+
+def _cpu(workers: WorkerEvidence) -> Measured:
+    """Return the CPU time of the workers over the time in which they prepare items."""
+    seen = f"CPU in each of {workers.workers} workers while it prepares items"
+    return Measured(seen, workers.cpu_share, by=TIMED)
+
+
+def _steps(evidence: Evidence) -> tuple[Measured, ...]:
+    """Return the costliest step of preparing an item, by its line."""
+    first = evidence.loading_lines[:1]
+    return tuple(Measured(f"of the workers' time is in {line.what}", line.share) for line in first)
+
+
+def hang(evidence: Evidence) -> Finding | None:
+    """A worker that has an item to make has made no progress for long."""
+    workers = evidence.workers
+    if workers.stalled_s is None or workers.stalled_s < limits.HANGS_S:
+        return None
+    where = f"since worker {workers.stalled_worker} last made progress"
+    if workers.stalled_item is not None:
+        where += f"; it is at item {workers.stalled_item}"
+    measured = (Measured(where, workers.stalled_s, "s", TIMED), *_steps(evidence))
+    remedies = (cures.GIVE_UP_WAITING,)
+    return Finding("input", "hang", measured=measured, remedies=remedies)
+
+
+def workers_restart(evidence: Evidence) -> Finding | None:
+    """The first batch of every epoch waits for workers that start anew."""
+    workers = evidence.workers
+    share = workers.epoch_start_share or 0.0
+    if share < evidence.wait_share / 2 or not share:
+        return None
+    measured = [Measured("of the time is the start of later epochs", share, by=TIMED)]
+    if workers.epoch_start_ms is not None:
+        measured.append(Measured("to an epoch's first batch", workers.epoch_start_ms, "ms"))
+    remedies = (cures.PERSISTENT,)
+    return Finding("input", "workers_restart", measured=tuple(measured), remedies=remedies)
+
+
+def cold_start(evidence: Evidence) -> Finding | None:
+    """The first epoch is slower than the later ones: the page cache was cold."""
+    ratio = evidence.workers.first_epoch_ratio
+    loop = evidence.loop
+    if ratio is None or ratio < limits.COLD:
+        return None
+    if loop and loop.cold < evidence.wait_share / 2:  # it was slow, and most waiting came later
+        return None
+    seen = "the time of the later epochs is what an item of the first one takes"
+    measured = (Measured(seen, ratio, "times", TIMED),)
+    return Finding("input", "cold_start", measured=measured, remedies=(cures.READ_ONCE,))
+
+
+def slow_items(evidence: Evidence) -> Finding | None:
+    """A few items take far longer than the others, and the next batch in order waits for them."""
+    workers = evidence.workers
+    ratio = workers.slowest_ratio
+    if ratio is None or ratio < limits.SLOW_ITEM:
+        return None
+    if workers.slow_batch_ratio is not None and workers.slow_batch_ratio < limits.SLOW_BATCH:
+        return None  # too few of them to hold a batch up now and then
+    seen = "the mean time is what the slowest items take"
+    if workers.slow_items:
+        seen += f": {', '.join(map(str, workers.slow_items[:5]))}"
+    measured = [Measured(seen, ratio, "times", TIMED)]
+    if workers.idle_share is not None:
+        measured.append(
+            Measured("of the time the other workers have nothing to do", workers.idle_share)
+        )
+    remedies = (cures.OUT_OF_ORDER, cures.SLOW_ITEMS_OFFLINE)
+    return Finding("input", "slow_items", measured=tuple(measured), remedies=remedies)
+
+
+def uneven_shards(evidence: Evidence) -> Finding | None:
+    """One worker has most of the work: the gain is bounded by it."""
+    uneven = evidence.workers.busiest_over_mean
+    if uneven is None or uneven < limits.UNEVEN:
+        return None
+    seen = "the mean is the work of the busiest worker"
+    fed = 1 / max(1 - evidence.wait_share, 0.01)  # the device alone would allow no more
+    return Finding(
+        name="input",
+        cause="uneven_shards",
+        measured=(Measured(seen, uneven, "times", TIMED),),
+        remedies=(cures.RESHARD,),
+        at_most=min(uneven, fed),
+    )
+
+
+def hand_over(evidence: Evidence) -> Finding | None:
+    """The workers rest while the loop waits: batches are late on their way."""
+    workers = evidence.workers
+    if workers.idle_share is None or workers.idle_share < limits.WORKERS_REST:
+        return None
+    seen = "of the time the workers have nothing to do while the loop waits"
+    measured = [Measured(seen, workers.idle_share, by=TIMED)]
+    if workers.hand_over_ms is not None:
+        measured.append(Measured("to hand a batch over", workers.hand_over_ms, "ms"))
+    remedies = (cures.UINT8_BATCHES,)
+    return Finding("input", "hand_over", measured=tuple(measured), remedies=remedies)
+
+
+def threads(evidence: Evidence) -> Finding | None:
+    """Libraries in the workers compute with several threads each."""
+    workers = evidence.workers
+    # Where the cores are full, they stand in line: more of them than processes of one thread
+    single = workers.workers + (evidence.threads or 1)
+    in_line = evidence.waiting_threads
+    crowd = in_line is not None and in_line > single
+    if workers.cpu_share < limits.SEVERAL_THREADS and not crowd:
+        return None
+    measured = [_cpu(workers)]
+    if crowd:
+        seen = f"threads stand in line for a core, more than the {single} of the workers and model"
+        measured.append(Measured(seen, in_line, "number", "Linux's schedstat"))
+    measured += _steps(evidence)
+    remedies = (cures.ONE_THREAD, cures.ONE_THREAD_EVERYWHERE)
+    return Finding("input", "threads", measured=tuple(measured), remedies=remedies)
+
+
+def cores(evidence: Evidence) -> Finding | None:
+    """The workers compute all the time, and there is no core for another one."""
+    workers = evidence.workers
+    if workers.cores is None or workers.workers < workers.cores:
+        return None
+    full = workers.wanted_cores >= limits.COMPUTES * workers.cores
+    full = full or (evidence.own_cores or 0.0) >= limits.CORES_BUSY * workers.cores
+    if _computing(evidence) < limits.COMPUTES and not full:
+        return None
+    measured = (
+        _cpu(workers),
+        Measured(f"{workers.workers} workers on {workers.cores:g} cores"),
+        *_steps(evidence),
+    )
+    remedies = (cures.DECODE_SMALLER, cures.AUGMENT_ON_DEVICE, cures.LEANER_ITEMS)
+    return Finding("input", "cores", measured=measured, remedies=remedies)
+
+
+def too_few_workers(evidence: Evidence) -> Finding | None:
+    """The workers compute all the time, and there are cores for more of them."""
+    workers = evidence.workers
+    advised = evidence.advised
+    more = advised is None or advised.num_workers > workers.workers
+    if _computing(evidence) < limits.COMPUTES or evidence.stalls or not more:
+        return None
+    measured = [_cpu(workers)]
+    if workers.cores is not None:
+        measured.append(Measured(f"{workers.workers} workers on {workers.cores:g} cores"))
+    remedies = (cures.WORKERS, cures.MORE_WORKERS)
+    return Finding("input", "too_few_workers", measured=tuple(measured), remedies=remedies)
+
+
+def shared_supply(evidence: Evidence) -> Finding | None:
+    """The workers wait, and the longer the more of them there are."""
+    workers = evidence.workers
+    slower = workers.wait_over_alone
+    if _computing(evidence) >= limits.MOSTLY_WAITS or slower is None or slower < limits.SHARED:
+        return None
+    seen = "as long as with a single worker is what each item waits"
+    measured = (_cpu(workers), Measured(seen, slower, "times", TIMED))
+    return Finding("input", "shared_supply", measured=measured, remedies=(cures.FEWER_BYTES,))
+
+
+def storage_latency(evidence: Evidence) -> Finding | None:
+    """The workers wait for storage or a network, each for itself."""
+    workers = evidence.workers
+    if _computing(evidence) >= limits.MOSTLY_WAITS or evidence.stalls:
+        return None
+    measured = [_cpu(workers)]
+    if workers.item_wait_ms is not None:
+        measured.append(Measured("of waiting for each item", workers.item_wait_ms, "ms"))
+    remedies = (cures.WORKERS, cures.LARGER_READS)
+    return Finding("input", "storage_latency", measured=tuple(measured), remedies=remedies)
+
+
+WORKER_RULES = (
+    hang,
+    workers_restart,
+    cold_start,
+    slow_items,
+    uneven_shards,
+    hand_over,
+    threads,
+    cores,
+    too_few_workers,
+    shared_supply,
+    storage_latency,
+)
+
+
+def why_workers_are_late(evidence: Evidence) -> Finding | None:
+    """Return the cause that the workers show; None where they were not seen, or show none."""
+    if evidence.workers is None:
+        return None
+    found = (rule(evidence) for rule in WORKER_RULES)
+    return next(filter(None, found), None)
+
+
+def memory_growth(evidence: Evidence) -> Finding | None:
+    """The workers hold more and more memory: said whatever time it costs."""
+    gained = evidence.workers.memory_growth_gib if evidence.workers else None
+    if gained is None or gained < limits.WORKERS_GREW_GIB:
+        return None
+    measured = (Measured("more is held by the workers than after the first epoch", gained, "GiB"),)
+    return Finding("host", "memory_growth", measured=measured, remedies=(cures.ARRAYS,))
+
+
+# -- a watched loop whose workers were not timed: its passes and its lines ------------------------
+
+
+def why_it_waits(evidence: Evidence) -> Finding | None:
+    """Return the cause that the passes and the lines of a watched loop show; None for none."""
+    loop = evidence.loop
+    if loop is None:
+        return None
+    lines = loop.lines
+    worth = max(evidence.wait_share, 1e-9) / 2
+    if loop.restart >= worth:
+        seen = (
+            f"of the time goes to the first batches of {loop.passes - 1} later passes, for which "
+        )
+        seen += "the workers start anew"
+        return Finding(
+            name="input",
+            cause="workers_restart",
+            measured=(Measured(seen, loop.restart),),
+            remedies=(cures.PERSISTENT, *cures.FEED),
+            lines=lines.worst(lines.mask("waiting"))[:1],
+        )
+    if loop.cold >= worth:
+        seen = "of the time is what the first pass took longer than the later ones"
+        early = (lines.step < loop.first_pass) | (lines.phase == 3)
+        return Finding(
+            name="input",
+            cause="cold_start",
+            measured=(Measured(seen, loop.cold),),
+            remedies=(cures.READ_ONCE, *cures.FEED),
+            lines=lines.worst(loading_mask(lines) & early)[:1],
+        )
+    return _by_the_lines(evidence)
+
+
+def _by_the_lines(evidence: Evidence) -> Finding | None:
+    """Return what stands out in preparing items."""
+    found = evidence.loop.loading
+    if found is None:
+        return None
+    words = "of what the loader does is collating:" if found.cause == COLLATE else ""
+    words = words or "of preparing an item is"
+    cure = cures.LEANER_COLLATE if found.cause == COLLATE else cures.CHEAPER_LINE
+    return Finding(
+        name="input",
+        cause=found.cause,
+        measured=(Measured(f"{words} {found.lines[0].what}", found.share),),
+        remedies=(cure, *cures.FEED),
+        lines=found.lines,
+    )
