@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Python
     from labkit.course.challenge import challenge
     from labkit.course.claims import check
-    from labkit.course.mystery import mystery
     from labkit.course.score import guess, score
     from labkit.course.slow_script import same_training, slow_script
     from labkit.diagnosis.cost import cost
     from labkit.diagnosis.diagnosis import diagnose
-    from labkit.diagnosis.instruments import instruments
     from labkit.diagnosis.prediction import predict
     from labkit.diagnosis.public_traces import public_trace
     from labkit.diagnosis.trace import trace
@@ -31,12 +29,10 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from labkit.results.script import script
     from labkit.results.shipped import glossary
     from labkit.spec import Pipeline
-    from labkit.view.drawings import annotated
     from labkit.view.ladder import Ladder, Scaling
     from labkit.view.measuring import measure, peaks
     from labkit.view.panels import cost_panel, panel, ranks_panel, replay_panel
     from labkit.view.rows_figure import plot
-    from labkit.view.run_figure import beside
     from labkit.view.running import distributed, improve, replay, run, sweep, tune
     from labkit.view.wandb_log import to_wandb
     from labkit.view.watch_live import watch
@@ -44,8 +40,6 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
 __version__ = "0.1.0"
 
 _HOMES = {  # public name: the module that defines it
-    "annotated": "labkit.view.drawings",
-    "beside": "labkit.view.run_figure",
     "challenge": "labkit.course.challenge",
     "check": "labkit.course.claims",
     "cost": "labkit.diagnosis.cost",
@@ -55,12 +49,10 @@ _HOMES = {  # public name: the module that defines it
     "glossary": "labkit.results.shipped",
     "guess": "labkit.course.score",
     "improve": "labkit.view.running",
-    "instruments": "labkit.diagnosis.instruments",
     "Ladder": "labkit.view.ladder",
     "load": "labkit.results.library",
     "machine": "labkit.results.hardware",
     "measure": "labkit.view.measuring",
-    "mystery": "labkit.course.mystery",
     "panel": "labkit.view.panels",
     "peaks": "labkit.view.measuring",
     "Pipeline": "labkit.spec",

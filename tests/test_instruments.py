@@ -10,8 +10,8 @@ import numpy as np
 import psutil
 import pytest
 
-import labkit as lk
 from labkit.bench.telemetry import CpuMeter
+from labkit.diagnosis.instruments import instruments
 
 
 def by_name(part, period_s=0.06, busy_s=0.01, telemetry=()):
@@ -22,7 +22,7 @@ def by_name(part, period_s=0.06, busy_s=0.01, telemetry=()):
         xray=None,
         seconds=lambda t_ns: t_ns / 1e9, machine=SimpleNamespace(kind="gpu"),
     )  # fmt: skip
-    return next(reading for reading in lk.instruments(run) if part in reading.name)
+    return next(reading for reading in instruments(run) if part in reading.name)
 
 
 def test_the_true_intervals_are_off_by_nothing_and_a_one_second_window_shows_no_teeth():
@@ -43,7 +43,7 @@ def test_a_metric_that_was_not_read_is_missing_and_buffered_samples_have_their_o
     reading = by_name("driver's own samples", telemetry=buffered)
     assert reading.times_s.tolist() == [2, 3] and reading.shares.tolist() == [0.5, 0.25]
     with pytest.raises(ValueError, match="0 steps"):
-        lk.instruments(SimpleNamespace(busy=np.empty((0, 2))))
+        instruments(SimpleNamespace(busy=np.empty((0, 2))))
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from labkit.results.sweep import Sweep
 from labkit.spec import Pipeline
 from labkit.view.analysis_figures import curves
 from labkit.view.ladder import NO_GAIN, Ladder
-from labkit.view.run_figure import beside, draw, teeth_window
+from labkit.view.run_figure import draw, teeth_window
 from labkit.view.several_figures import draw_sweep
 from labkit.view.style import on_any_paper
 
@@ -192,7 +192,6 @@ def test_no_figure_is_too_wide_too_heavy_or_cut_off(record):
     grid = swept(*runs, *runs, num_workers=[0, 1, 2], precision=["fp32", "bf16"])
     for figure in (
         gpu.plot(before=runs[0]), failed(record).plot(), draw_sweep(grid), ladder.plot(),
-        beside(gpu, *runs),
     ):  # fmt: skip
         assert overflow(figure) == []
         assert png(figure).width <= 900

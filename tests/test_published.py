@@ -1,6 +1,5 @@
 """Other people's numbers, each with its card and source; the glossary; views."""
 
-import json
 import re
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 
 import labkit as lk
 from labkit.results.published import FOLDER
-from labkit.results.shipped import DATA
 
 TABLES = lk.published()
 
@@ -82,23 +80,3 @@ def test_a_word_is_found_by_its_other_names_and_an_unknown_one_gets_the_nearest(
         lk.glossary("kernal")
     with pytest.raises(ValueError, match=r"Unknown term 'xyzzy'; lk.glossary\(\) lists all"):
         lk.glossary("xyzzy")
-
-
-# -- what the instruments print --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["nvidia-smi", "profiler", "nsys", "wandb"])
-def test_an_instruments_output_is_explained_part_by_part_and_says_where_it_is_from(name):
-    view = json.loads((DATA / "annotated.json").read_text())[name]
-    figure = lk.annotated(name)
-    header = " ".join(text.get_text() for text in figure.texts)
-    assert ("RECORDED on" if name == "wandb" else "PUBLISHED") in header
-    parts = view.get("notes") or view["lanes"]
-    assert len(parts) >= 3
-    for n, (part, *_) in enumerate(parts, 1):
-        assert f"{n} {part}" in re.sub(" +", " ", header)
-
-
-def test_an_unknown_view_is_refused():
-    with pytest.raises(ValueError, match="Unknown view 'htop'; available: nvidia-smi, profiler"):
-        lk.annotated("htop")

@@ -1,1 +1,1 @@
-"""Guesses, challenges, mysteries, the slow script, the recorded runs."""
+"""Guesses, challenges, claims, the slow script, the recorded runs."""

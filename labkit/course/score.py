@@ -1,6 +1,6 @@
 """Predict first: guesses, and the score over the course.
 
-What was guessed, solved and named is kept in `labkit-score.json`, in the folder the notebook runs
+What was guessed and solved is kept in `labkit-score.json`, in the folder the notebook runs
 in. Delete it to begin again; it is never sent anywhere. Where it cannot be written, or a test runs
 the notebook, the score lives for the session.
 """
@@ -25,7 +25,7 @@ from labkit.results.result import Result, Table
 from labkit.results.run import Run
 
 FILE_NAME = "labkit-score.json"
-KINDS = ("guesses", "challenges", "mysteries")
+KINDS = ("guesses", "challenges")
 QUIET = ("PYTEST_CURRENT_TEST", "LABKIT_NO_SCORE")  # set where nobody is playing
 
 LOCK_WAIT_S = 2.0  # for another notebook that writes; longer than that it cannot take
@@ -38,7 +38,7 @@ class BrokenScore(ValueError):
 
 
 def keep(kind: str, name: str, **values: Any) -> None:
-    """Remember `values` of one guess, challenge or mystery; never raises.
+    """Remember `values` of one guess or challenge; never raises.
 
     What other notebooks wrote meanwhile stays. A file that cannot be read is renamed, to end in
     ".bad", and a new one begun.
@@ -239,28 +239,26 @@ class Score(Result):
     guesses: int  # that were settled
     solved: int  # challenges passed
     challenges: int
-    named: int  # mysteries whose cause was named at the first try
-    mysteries: int
 
     def table(self) -> Table:
-        """Return the points, challenges and mysteries so far."""
+        """Return the points and the challenges so far."""
         most = 3 * self.guesses
         rows = [
             ("guesses", f"{self.guess_points} of {most} points for {self.guesses} guesses"),
             ("challenges", f"{self.solved} passed, {self.challenges} tried"),
-            ("mysteries", f"{self.named} named at once, {self.mysteries} tried"),
         ]
         return Table(rows, left=(0, 1))
 
 
 def score() -> Score:
     """Return the score so far."""
-    guesses, challenges, mysteries = read().values()
+    guesses, challenges = read().values()
     pairs = [(made.get("guess"), made.get("measured")) for made in guesses.values()]
     settled = [pair for pair in pairs if all(map(_sound, pair))]
     solved = sum(each.get("passed") is True for each in challenges.values())
-    named = [(each.get("tries"), each.get("right")) for each in mysteries.values()]
     return Score(
-        sum(points(*pair) for pair in settled), len(settled),
-        solved, len(challenges), named.count((1, True)), len(mysteries),
-    )  # fmt: skip
+        guess_points=sum(points(*pair) for pair in settled),
+        guesses=len(settled),
+        solved=solved,
+        challenges=len(challenges),
+    )

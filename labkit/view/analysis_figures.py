@@ -1,4 +1,4 @@
-"""The figures of `lk.trace` and `lk.instruments`."""
+"""The figures of `lk.trace` and `run.instruments()`."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from labkit.diagnosis.run_costs import cores_used
@@ -90,15 +90,10 @@ def delays_of(runs: Iterable[Any], varied: Iterable[str] = ()) -> str:
     return f"simulated delay: {' / '.join(text or 'none' for text in found)}" if any(found) else ""
 
 
-def knobs_of(run: Run, among: Sequence[Run] = ()) -> str:
-    """Return the knobs that were asked for and are not the defaults, or the run's alias.
-
-    `among` several runs, those that are the same in all are left out.
-    """
-    fixes, others = _fixes(run), [other.asked.changed() for other in among]
-    changed = run.asked.changed().items()
-    own = {k: v for k, v in changed if not others or any(other.get(k) != v for other in others)}
-    text = f"the slow script, {fixes}" if fixes else said(own)
+def knobs_of(run: Run) -> str:
+    """Return the knobs that were asked for and are not the defaults, or the run's alias."""
+    fixes = _fixes(run)
+    text = f"the slow script, {fixes}" if fixes else said(run.asked.changed())
     return (run.alias or text or "the default pipeline")[:KNOBS]
 
 
