@@ -28,7 +28,6 @@ WINDOWS = (
     ("driver window of 1/6 s", 1 / 6, 1 / 6),
     ("driver window of 1 s (nvidia-smi -l 1)", 1.0, 1.0),
     ("1 s window every 2 s (watch nvidia-smi)", 1.0, 2.0),
-    ("1 s window every 10 s", 1.0, 10.0),
     ("1 s window every 15 s (W&B's default)", 1.0, 15.0),
 )
 COUNTERS = (("sm", "GPM: SM activity"), ("tensor", "GPM: tensor activity"), ("dram", "GPM: DRAM"))

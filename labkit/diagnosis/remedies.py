@@ -27,7 +27,7 @@ LESSONS = {  # the section that teaches a remedy: notebook, heading
     "items": ("03", "6. A lean `__getitem__`"),
     "copies": ("03", "7. Pinned memory, and what it costs"),
     "launches": ("07", "3. Hundreds of tiny kernels"),
-    "lines": ("02", "8. Which line costs the time?"),
+    "lines": ("02", "7. Which line costs the time?"),
     "fusion": ("07", "1. Count the bytes"),
     "formats": ("05", "3. A training step in each format"),
     "exchange": ("09", "3. `no_sync`: do not exchange what nobody uses"),
