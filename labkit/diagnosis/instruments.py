@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cost import power
 from labkit.results.result import Result, Table
+from labkit.results.run import Run
 from labkit.results.step_classes import busy_until
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 COMPUTED = "computed from the true intervals"
 READ = "read during the run"
-# (name, averaging window in s, polling period in s). NVML documents its utilization window as 1/6
-# to 1 s by product; `nvidia-smi -l 1` and `watch` (2 s) poll it; W&B samples every 15 s by default
+# Name, averaging window (s), polling period (s). NVML documents its utilization window as 1/6 to
+# 1 s by product; `nvidia-smi -l 1` and `watch` (2 s) poll it; W&B samples every 15 s by default.
 WINDOWS = (
     ("driver window of 1/6 s", 1 / 6, 1 / 6),
     ("driver window of 1 s (nvidia-smi -l 1)", 1.0, 1.0),
@@ -31,6 +32,7 @@ WINDOWS = (
     ("1 s window every 15 s (W&B's default)", 1.0, 15.0),
 )
 COUNTERS = (("sm", "GPM: SM activity"), ("tensor", "GPM: tensor activity"), ("dram", "GPM: DRAM"))
+Samples = tuple[np.ndarray, np.ndarray]  # seconds (n,), values 0 to 1 (n,) with NaN for gaps
 TEETH = 0.5  # readings that swing over half of the scale show that the device stops and starts
 POWER_LAGS_S = 1.0  # NVML's power is the mean of the last second (nvmlDeviceGetPowerUsage, Ampere)
 
@@ -59,7 +61,7 @@ class Reading:
 class Instruments(Result):
     """Every instrument's view of one run, a Reading each."""
 
-    run: Any
+    run: Run
     readings: list[Reading]
 
     def __iter__(self) -> Iterator[Reading]:
@@ -75,74 +77,88 @@ class Instruments(Result):
         """Return each instrument's source, readings, errors, and whether it shows the teeth."""
         rows = []
         for reading in self.readings:
-            mean, off = reading.mean_error_pp, reading.distance_pp
-            rows.append((
-                reading.name, reading.source, len(reading.shares) or "none in this run",
-                None if mean is None else f"{mean:+.1f} pp",
-                None if off is None else f"{off:.1f} pp",
-                {True: "yes", False: "no", None: None}[reading.shows_teeth],
-            ))  # fmt: skip
+            row = [reading.name, reading.source, len(reading.shares) or "none in this run"]
+            row.append(points(reading.mean_error_pp, "+.1f"))
+            row.append(points(reading.distance_pp, ".1f"))
+            row.append({True: "yes", False: "no", None: None}[reading.shows_teeth])
+            rows.append(row)
         head = ("instrument", "", "readings", "mean error", "off by", "shows the teeth")
         return Table(rows, head=head, left=(0, 1, 5))
 
 
-def instruments(run: Any) -> Instruments:
-    """Return what every instrument showed of `run`, or would have; ValueError without two steps."""
+def points(value: float | None, digits: str) -> str | None:
+    """Return percentage points as text; None where there are none."""
+    return None if value is None else f"{value:{digits}} pp"
+
+
+def instruments(run: Run) -> Instruments:
+    """Return what every instrument showed of `run`, or would have shown.
+
+    Raises ValueError where the run has fewer than two steps.
+    """
     busy = run.busy
     if len(busy) < 2:
         raise ValueError(f"The run has {len(busy)} steps: an instrument needs two at least.")
     teeth = np.tile([1.0, 0.0], len(busy))
-    seen = [("step timing: the true intervals", READ, busy.ravel(), teeth)]
-    read = [("psutil: all CPU cores, loader included", samples(run, "cpu"))]
-    if run.machine.kind == "gpu":
-        read = [
-            ("nvidia-smi, as NVML tells it", samples(run, "gpu_now")),
-            ("NVML: the driver's own samples", driver_samples(run)),
-        ]
-        read += [(name, samples(run, key)) for key, name in COUNTERS]
-    for name, (times, shares) in read:
+    readings = [judged(busy, "step timing: the true intervals", READ, busy.ravel(), teeth)]
+    for name, (times, shares) in read_during(run).items():
         known = np.isfinite(shares)
-        seen.append((name, READ, times[known], shares[known]))
+        readings.append(judged(busy, name, READ, times[known], shares[known]))
     if run.xray is not None:  # one number: it looked at a few steps only
         share = np.array([run.xray.utilization])
-        seen.append(("PyTorch Profiler: a few steps", READ, busy[-1:, 1], share))
+        readings.append(judged(busy, "PyTorch Profiler: a few steps", READ, busy[-1:, 1], share))
     for name, window_s, period_s in WINDOWS:
         times = np.arange(window_s, busy[-1, 1] + 1e-9, period_s)
-        shares = (busy_until(busy, times) - busy_until(busy, times - window_s)) / window_s
-        seen.append((name, COMPUTED, times, shares))
-    return Instruments(run, [_judged(busy, *each) for each in seen])
+        worked = busy_until(busy, times) - busy_until(busy, times - window_s)
+        readings.append(judged(busy, name, COMPUTED, times, worked / window_s))
+    return Instruments(run, readings)
 
 
-def samples(run: Any, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return a metric read once per telemetry event, GPM's too: (seconds, values, NaN for gaps)."""
-    flat = (event | (event.get("gpm") or {}) for event in run.telemetry)
-    return _during(run, [(event["t_ns"], event.get(key)) for event in flat])
+def read_during(run: Run) -> dict[str, Samples]:
+    """Return the samples of each instrument that was read during the run, by its name."""
+    if run.machine.kind != "gpu":
+        return {"psutil: all CPU cores, loader included": samples(run, "cpu")}
+    found = {
+        "nvidia-smi, as NVML tells it": samples(run, "gpu_now"),
+        "NVML: the driver's own samples": driver_samples(run),
+    }
+    return found | {name: samples(run, key) for key, name in COUNTERS}
 
 
-def driver_samples(run: Any) -> tuple[np.ndarray, np.ndarray]:
+def samples(run: Run, key: str) -> Samples:
+    """Return a metric that was read once per telemetry event, GPM's too."""
+    pairs = []
+    for event in run.telemetry:
+        counters = event.get("gpm") or {}
+        pairs.append((event["t_ns"], counters.get(key, event.get(key))))
+    return while_training(run, pairs)
+
+
+def driver_samples(run: Run) -> Samples:
     """Return the samples that the driver had buffered, each with a stamp of its own."""
-    pairs: list[Any] = []
+    pairs: list[tuple[int, float | None]] = []
     for event in run.telemetry:
         buffered = event.get("gpu")
         pairs += [(event["t_ns"], None)] if buffered is None else buffered
-    return _during(run, pairs)
+    return while_training(run, pairs)
 
 
-def _during(run: Any, pairs: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Turn (t_ns, share or None) into arrays, of the time in which the run trained."""
+def while_training(run: Run, pairs: list[tuple[int, float | None]]) -> Samples:
+    """Return the (t_ns, share or None) of the time in which the run trained, as arrays."""
     seconds = run.seconds(np.array([t_ns for t_ns, _ in pairs]))
     shares = np.array([share for _, share in pairs], dtype=float)  # None becomes NaN
     inside = (seconds >= 0) & (seconds <= run.length_s)
     return seconds[inside], shares[inside]
 
 
-def _judged(
+def judged(
     busy: np.ndarray, name: str, source: str, times: np.ndarray, shares: np.ndarray
 ) -> Reading:
     """Return a Reading with its errors, its line held from each value to the next."""
     end = busy[-1, 1]
     edges = np.append(times[times < end], end)
-    held, lengths = shares[: len(edges) - 1], np.diff(edges)
+    lengths = np.diff(edges)
+    held = shares[: len(lengths)]
     if lengths.sum() <= 0:
         return Reading(name, source, times, shares)
     worked = np.diff(busy_until(busy, edges))
@@ -171,23 +187,26 @@ class Witness:
     share: float = 1.0  # of the busy time in which it worked, 0 to 1, where it says "not"
 
 
-def throttled(run: Any) -> tuple[float, float | None] | None:
+def throttled(run: Run) -> tuple[float, float | None] | None:
     """Return the share of samples in which heat held a GPU's clock down, and how far (0 to 1).
 
-    The power limit does not count: a card that works hard is held to it. None: never, or not told.
+    The power limit does not count: a card that works hard is held to it. None: never, or not known.
     """
     if not run.steps:
         return None
-    reasons, mhz = samples(run, "clock_reasons")[1], samples(run, "sm_mhz")[1]
-    told, held = np.isfinite(reasons), np.nan_to_num(reasons).astype(int) & HEAT > 0
-    if not held.any():
+    _, reasons = samples(run, "clock_reasons")
+    _, mhz = samples(run, "sm_mhz")
+    known = np.isfinite(reasons)
+    is_hot = np.nan_to_num(reasons).astype(int) & HEAT > 0
+    if not is_hot.any():
         return None
-    known = np.isfinite(mhz[held]).any()
-    slower = 1 - float(np.nanmean(mhz[held]) / np.nanmax(mhz[told])) if known else None
-    return float(held.sum() / told.sum()), slower
+    share = float(is_hot.sum() / known.sum())
+    if not np.isfinite(mhz[is_hot]).any():
+        return share, None
+    return share, 1 - float(np.nanmean(mhz[is_hot]) / np.nanmax(mhz[known]))
 
 
-def witnesses(run: Any) -> tuple[Witness, ...]:
+def witnesses(run: Run) -> tuple[Witness, ...]:
     """Return what there is on a GPU run; () on a CPU, where busy is exact."""
     if run.machine.kind != "gpu" or run.utilization is None:
         return ()
@@ -197,8 +216,9 @@ def witnesses(run: Any) -> tuple[Witness, ...]:
         f"issued in full (stamps; threshold {limit:.0%})",
         works=run.utilization - run.busy_at_least < limits.WORTH_NAMING["launch"] or None,
     )
-    span = float(run.busy[max(run.warmup - 1, 0), 1]), float(run.length_s)  # measured, s
-    found = ahead, _sm_activity(run, *span), _power(run, *span)
+    start = float(run.busy[max(run.warmup - 1, 0), 1])
+    end = float(run.length_s)
+    found = [ahead, sm_activity(run, start, end), power_drawn(run, start, end)]
     return tuple(witness for witness in found if witness is not None)
 
 
@@ -207,39 +227,49 @@ def deciding(seen: tuple[Witness, ...]) -> Witness | None:
     return next((witness for witness in seen if witness.works is not None), None)
 
 
-def _sm_activity(run: Any, start: float, end: float) -> Witness | None:
+def sm_activity(run: Run, start: float, end: float) -> Witness | None:
     """GPM counts SM cycles with at least one warp: few also where kernels fill few SMs."""
     times = run.seconds(np.array([sample["t_ns"] for sample in run.telemetry]))
-    shares = [(sample.get("gpm") or {}).get("sm") for sample in run.telemetry]
-    shares = np.array(shares, float)  # None, not read, becomes NaN
-    length = np.diff(times)  # each reading is the mean since the one before
-    kept = (times[:-1] >= start) & (times[1:] <= end) & (length > 0) & np.isfinite(shares[1:])
-    busy = np.diff(busy_until(run.busy, np.nan_to_num(times)))[kept].sum()
-    if kept.sum() < limits.MIN_READINGS or busy <= 0:
+    counters = [sample.get("gpm") or {} for sample in run.telemetry]
+    shares = np.array([each.get("sm") for each in counters], float)  # None, not read, becomes NaN
+    lengths = np.diff(times)  # each reading is the mean since the one before
+    is_measured = (times[:-1] >= start) & (times[1:] <= end)
+    kept = is_measured & (lengths > 0) & np.isfinite(shares[1:])
+    busy_s = np.diff(busy_until(run.busy, np.nan_to_num(times)))[kept].sum()
+    if kept.sum() < limits.MIN_READINGS or busy_s <= 0:
         return None
-    share = float((shares[1:] * length)[kept].sum() / busy)
+    share = float((shares[1:] * lengths)[kept].sum() / busy_s)
     said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that counts as busy (GPM"
-    return _word(said, share, share, limits.SMS_WORK, limits.SMS_REST)
+    return word(said, share, share, limits.SMS_WORK, limits.SMS_REST)
 
 
-def _power(run: Any, start: float, end: float) -> Witness | None:
+def power_drawn(run: Run, start: float, end: float) -> Witness | None:
     """A card that waits draws little. So do kernels that use little of it."""
-    caps = [cap for s in run.telemetry if (cap := s.get("power_limit_w") or 0) > 0]
-    watts = power(run)[0]
+    caps = [sample.get("power_limit_w") or 0 for sample in run.telemetry]
+    caps = [cap for cap in caps if cap > 0]
+    watts, _ = power(run)
     if not watts:  # a card without an energy counter: its power readings
-        inside = [s for s in run.telemetry if start + POWER_LAGS_S <= run.seconds(s["t_ns"]) <= end]
-        read = [s["power_w"] for s in inside if s.get("power_w") is not None]
-        watts = float(np.mean(read)) if len(read) >= limits.MIN_READINGS else None
+        watts = mean_reading(run, start + POWER_LAGS_S, end)
     if not caps or watts is None or run.utilization <= 0:
         return None
     drawn = watts / float(np.median(caps))
     said = f"the card drew {drawn:.0%} of its power limit ({watts:.0f} W; NVML"
     # While busy it drew at least the mean, and at most what it is if nothing was drawn while idle
     most = drawn / run.utilization
-    return _word(said, drawn, most, limits.POWER_WORKS, limits.POWER_RESTS)
+    return word(said, drawn, most, limits.POWER_WORKS, limits.POWER_RESTS)
 
 
-def _word(said: str, least: float, most: float, works: float, rests: float) -> Witness:
+def mean_reading(run: Run, start: float, end: float) -> float | None:
+    """Return the mean of the power that was read (W) from `start` to `end`; None: too seldom."""
+    watts = [
+        sample["power_w"]
+        for sample in run.telemetry
+        if sample.get("power_w") is not None and start <= run.seconds(sample["t_ns"]) <= end
+    ]
+    return float(np.mean(watts)) if len(watts) >= limits.MIN_READINGS else None
+
+
+def word(said: str, least: float, most: float, works: float, rests: float) -> Witness:
     """Judge a reading that lies between `least` and `most`."""
     if least >= works:
         return Witness(f"{said}; threshold {works:.0%})", True)
