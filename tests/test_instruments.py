@@ -10,6 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
+import labkit as lk
 from labkit.bench.telemetry import CpuMeter
 from labkit.diagnosis.instruments import instruments
 
@@ -33,6 +34,12 @@ def test_the_true_intervals_are_off_by_nothing_and_a_one_second_window_shows_no_
     assert window.shows_teeth is False and window.source.startswith("computed")
     assert by_name("nvidia-smi -l 1", period_s=8.0, busy_s=4.0).shows_teeth
     assert len(by_name("W&B").shares) == 3  # every 15 s: a few unrelated points
+
+
+def test_a_run_tells_what_its_instruments_showed():
+    views = lk.recorded("stall-2").instruments()
+    assert [view.shows_teeth for view in views if "true intervals" in view.name] == [True]
+    assert "nvidia-smi -l 1" in repr(views)
 
 
 def test_a_metric_that_was_not_read_is_missing_and_buffered_samples_have_their_own_stamps():
