@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from labkit.view.running import distributed, improve, replay, run, sweep, tune
     from labkit.view.wandb_log import to_wandb
     from labkit.view.watch_live import watch
+    from labkit.watching.headroom import headroom
 
 __version__ = "0.1.0"
 
@@ -48,6 +49,7 @@ _HOMES = {  # public name: the module that defines it
     "distributed": "labkit.view.running",
     "glossary": "labkit.results.shipped",
     "guess": "labkit.course.score",
+    "headroom": "labkit.watching.headroom",
     "improve": "labkit.view.running",
     "Ladder": "labkit.view.ladder",
     "load": "labkit.results.library",

@@ -162,8 +162,10 @@ def record(options: argparse.Namespace) -> Any:
 
 @command(
     option("--outside", action="store_true", help="look from outside only"),
+    option("--headroom", action="store_true",
+           help="replay some batches, to tell how fast a perfect loader would be"),
     option("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run"),
-)
+)  # fmt: skip
 def watch(options: argparse.Namespace) -> Any:
     """Run a script unchanged, and say what held its training loop back, down to the line.
 
@@ -173,11 +175,12 @@ def watch(options: argparse.Namespace) -> Any:
 
     examples:
       labkit watch -- python train.py --epochs 1
+      labkit watch --headroom -- python train.py
       labkit watch --json -- torchrun --nproc-per-node=2 train.py > verdict.json
     """
     from labkit.view.watch_command import watch_script
 
-    found, text = watch_script(options.script, options.json, options.outside)
+    found, text = watch_script(options.script, options.json, options.outside, options.headroom)
     if not options.json:
         say(f"labkit watch: {text}")
         return found["exit_code"]

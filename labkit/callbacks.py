@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from labkit.bench.sampler import in_workers
 from labkit.process import folders
 from labkit.process.events import now_ns
 from labkit.results.run import Run
+from labkit.watching.hangs import HangWatch
 from labkit.watching.recorder import Recorder
 
 
@@ -24,9 +24,10 @@ class StepRecorder:
     def __init__(self):
         self._recording: Recorder | None = None
         self._run: Run | None = None
-        self._workers = contextlib.ExitStack()
+        self._open = contextlib.ExitStack()  # what ends with the record
         self._row: tuple | None = None
-        self._going, self._asked = False, 0
+        self._going = False
+        self._asked = 0  # ns: when the batches of the next step were asked for
 
     @property
     def run(self) -> Run:
@@ -40,16 +41,18 @@ class StepRecorder:
         self.close()
         self._recording = Recorder(folders.new_run(), loader, model)
         self._run = Run(self._recording.folder, process=self._recording)
-        self._going, self._row = True, None
-        self._workers.enter_context(in_workers(loader, self._recording.folder))
+        self._going = True
+        self._row = None
+        self._open.enter_context(self._recording.recording(loader))
+        self._open.enter_context(HangWatch([self._recording.folder]))
         self._recording.start_telemetry()
         self._asked = now_ns()
 
     def epoch(self, *_args: Any, **_more: Any) -> None:
         """Begin a pass over the data."""
         if self._going:
-            self._settle()
-            self._recording.begin_epoch()
+            self._end_epoch()
+            self._recording.begin_epoch(now_ns())
             self._asked = now_ns()
 
     def ready(self, *_args: Any, **_more: Any) -> None:
@@ -57,14 +60,18 @@ class StepRecorder:
         if self._going:
             self._settle()
             clock = self._recording.clock
-            self._step = self._asked, now_ns(), clock and clock.mark()
+            start = None if clock is None else clock.mark()
+            self._step = self._asked, now_ns(), start
+            self._recording.in_body(self._step[1])
 
     def issued(self, samples: int) -> None:
         """A step of so many samples has been issued."""
         if self._going:
-            (asked, ready, start), self._asked = self._step, now_ns()
+            asked, ready, start = self._step
+            self._asked = now_ns()
             end = None if start is None else self._recording.clock.mark()
             self._row = asked, ready, samples, start, end
+            self._recording.waits(self._asked)
 
     def over(self, *_args: Any, loss: float | None = None) -> None:
         """Something that follows a step is done, such as logging its loss."""
@@ -75,13 +82,21 @@ class StepRecorder:
     def close(self, how: str = "left early", error: BaseException | None = None) -> None:
         """End the record; only needed after a training that an exception ended: `error`."""
         if self._going:
-            self._settle()
-            self._workers.close()
+            self._end_epoch()
+            self._open.close()
             self._recording.end_pass("failed" if error else how, error)
             self._recording.close()
             self._going = False
 
+    def _end_epoch(self) -> None:
+        self._settle()
+        if self._recording.epoch >= 0:
+            self._recording.trains = True
+            self._recording.write_pass(self._asked)
+
     def _settle(self) -> None:
+        """Record the step that is over."""
         if self._row is not None:
-            (asked, ready, samples, start, end), self._row = self._row, None
+            asked, ready, samples, start, end = self._row
+            self._row = None
             self._recording.take([(asked, ready, self._asked, samples, start, end)])

@@ -158,7 +158,7 @@ def test_the_diagnosis_names_the_input_and_says_what_busy_means(starved, monkeyp
     diagnosis = starved.diagnose()
     assert diagnosis.bottleneck == "input" and "num_workers" in diagnosis.advice
     assert any("loop body" in note for note in diagnosis.notes)
-    monkeypatch.setattr(recording.sampler.Sampler, "_why_not", lambda _: "no timer here")
+    monkeypatch.setattr(recording.Sampler, "_why_not", lambda _: "no timer here")
     loop(unseen := quiet([torch.zeros(4)] * 24), body_s=0.03)
     found = unseen.diagnose().findings[0]
     assert (found.name, found.cause) == ("unsure", "body not seen")

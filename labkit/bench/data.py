@@ -1,8 +1,7 @@
-"""The bench's datasets (images as uint8), their files, their loader, and its items' times."""
+"""The bench's datasets (images as uint8), their files and their loader."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import tempfile
@@ -18,22 +17,12 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from labkit.bench.process import worker_dies_with_bench
 from labkit.bench.text import EndlessShuffle, Text, in_shared_memory
-from labkit.process.events import EventLog, now_ns
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
 
 COUNT = 512  # distinct images: above what two workers hold in flight, below a second to make
 EPOCH = 51_200  # samples, each of one of the images: an epoch is longer than most runs
 CLASSES = 10
 VOCABULARY = 256  # bytes: the tokens of text
 VERSION = 1  # part of the folder's name: a new recipe never meets old files
-
-GATHER_NS = 100_000_000
-MOST_ROWS = 2_000  # in the log, of all workers together, about 0.5 MB: a run of days stays small
-ITEMS = 16  # of a batch whose times are kept one by one; of the others, what they add up to
 
 
 class JpegFiles(Dataset):
@@ -124,8 +113,8 @@ def make_dataset(job: Any, cache: Path, progress: Callable[[int, int], None]) ->
     return Batched(job, file)
 
 
-def make_loader(dataset: Dataset, job: Any, times: ItemTimes | None = None) -> DataLoader:
-    """Build the DataLoader the job asks for; with `times` its items are timed where prepared."""
+def make_loader(dataset: Dataset, job: Any) -> DataLoader:
+    """Build the DataLoader the job asks for."""
     by_batch = hasattr(dataset, "__getitems__")
     collate = in_shared_memory if by_batch else torch.utils.data.default_collate
     collate, shard = getattr(dataset, "collate", collate), getattr(job, "shard", ())
@@ -135,8 +124,6 @@ def make_loader(dataset: Dataset, job: Any, times: ItemTimes | None = None) -> D
         sampler = dataset.sampler(job, *shard)
     else:
         sampler = EndlessShuffle(len(dataset), job.seed, *shard)
-    if times is not None:
-        dataset, collate = TimedDataset(dataset, collate, times), collated
     return DataLoader(dataset, sampler=sampler, collate_fn=collate, **loader_settings(job))
 
 
@@ -159,100 +146,6 @@ def loader_settings(job: Any) -> dict[str, Any]:
         # a worker that hangs fails the run instead of waiting forever
         care = {"worker_init_fn": worker_dies_with_bench, "timeout": 120}
     return {name: getattr(job, name) for name in names} | care
-
-
-class ItemTimes:
-    """Tells CPU time, true waiting and standing in line for a core apart, in any one process."""
-
-    def __init__(self, folder: Path, workers: int):
-        self.folder, self.room, self.pid = folder, MOST_ROWS // max(1, workers), 0
-
-    def begin(self) -> bool:
-        """Begin a batch; return whether it is to be timed: not once there are rows enough."""
-        if self.pid != os.getpid():  # the first time in this process
-            self.pid, self.rows, self.due, self.seen = os.getpid(), [], 0, 0
-            self.log, self.lap = EventLog(self.folder), stopwatch()
-            worker = get_worker_info()
-            self.worker = -1 if worker is None else worker.id  # -1: the training loop itself
-            self.process_ns = time.process_time_ns()
-        if self.seen >= self.room:
-            return False
-        self.between_ns = time.process_time_ns() - self.process_ns
-        self.start_ns = now_ns()
-        self.lap()
-        return True
-
-    def end(self, count: int, items: list[tuple], collate: tuple) -> None:
-        """End a batch of `count` samples: laps of each, or one of all, and one of the collating."""
-        self.process_ns = time.process_time_ns()
-        number, self.seen = self.seen, self.seen + 1
-        sums = [sum(column) for column in zip(*items, strict=True)]
-        kept = items[:: -(-len(items) // ITEMS)] if len(items) > 1 else []
-        row = [number, self.start_ns, count, *map(_us, (*sums, *collate, self.between_ns))]
-        self.rows.append([*row, [_us(i[0]) for i in kept], [_us(i[1]) for i in kept]])
-        if self.start_ns > self.due or self.seen == self.room:
-            self.due = self.start_ns + GATHER_NS
-            self.log.write("items", worker=self.worker, rows=self.rows)
-            self.rows = []
-
-
-def stopwatch() -> Callable[[], tuple[int, int, int]]:
-    """Return `lap()`: this thread's ns of CPU time, waiting and standing in line; takes 1.7 µs."""
-    queue = None
-    if resource is not None:
-        with contextlib.suppress(OSError):  # Linux; elsewhere standing in line looks like waiting
-            queue = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-
-    def read() -> tuple[int, int, int, int]:
-        line_ns, gave_up = 0, 0
-        if queue is not None:
-            line_ns = int(os.pread(queue, 64, 0).split()[1])
-            gave_up = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
-        return time.thread_time_ns(), line_ns, gave_up, now_ns()
-
-    def lap() -> tuple[int, int, int]:
-        nonlocal last
-        before, last = last, read()
-        cpu, line, gave_up, wall = (b - a for a, b in zip(before, last, strict=True))
-        if queue is not None and not gave_up:
-            line = max(0, wall - cpu)
-        return cpu, max(0, wall - cpu - line), line
-
-    last = read()
-    return lap
-
-
-class TimedDataset(Dataset):
-    """A dataset that hands on collated batches, timed; the same samples in the same order."""
-
-    def __init__(self, dataset: Any, collate: Callable, times: ItemTimes):
-        self.dataset, self.collate, self.times = dataset, collate, times
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitems__(self, tickets: list) -> Any:
-        lap = self.times.lap if (timed := self.times.begin()) else lambda: ()
-        if hasattr(self.dataset, "__getitems__"):
-            samples, items = self.dataset.__getitems__(tickets), [lap()]
-        else:
-            samples, items = [], []
-            for ticket in tickets:
-                samples.append(self.dataset[ticket])
-                items.append(lap())
-        batch = self.collate(samples)
-        if timed:
-            self.times.end(len(tickets), items, lap())
-        return batch
-
-
-def collated(batch: Any) -> Any:
-    """Return the batch: the collate step of a TimedDataset, which has done it."""
-    return batch
-
-
-def _us(ns: int) -> float:
-    return round(ns / 1e3, 1)
 
 
 def draw_image(index: int, px: int) -> np.ndarray:

@@ -34,6 +34,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 from labkit.bench import stack
+from labkit.bench.loader_hook import hook_fetchers
+from labkit.bench.loader_work import LoaderWork
 from labkit.bench.user_loop import knobs_of
 from labkit.process.events import EventLog, now_ns
 
@@ -287,7 +289,7 @@ class Sampler:
         code, loop = where.f_code, self.loop
         at = None if self.framed or not site else [loop.co_filename, site, stack.name_of(loop)]
         name = stack.name_of(code)
-        if code.co_filename == stack.OPEN[0] and name.split(".")[0] in stack.CLOCKS:
+        if code.co_filename in stack.CLOCKS:
             kind = "labkit"  # a process is often put off a core in its system calls
         return [kind, within, code.co_filename, stack.line_of(where), name, call, at]
 
@@ -323,25 +325,44 @@ def _in_package(frames: list[FrameType]) -> FrameType | None:
 
 
 @contextlib.contextmanager
-def in_workers(loader: Any, folder: Path, until_gone: str = WATCHED) -> Iterator[None]:
-    """Let the workers that a torch DataLoader starts within the block sample themselves."""
-    if not knobs_of(loader).get("num_workers"):
+def in_workers(
+    loader: Any, folder: Path, until_gone: str = WATCHED, work: LoaderWork | None = None
+) -> Iterator[None]:
+    """Let the workers that a torch DataLoader starts within the block record themselves.
+
+    Of a loader without workers, `work` records what the main process does for its batches.
+    """
+    workers = knobs_of(loader).get("num_workers")
+    if workers:
+        own = loader.worker_init_fn
+        how = (str(folder), stack.place_of(loader.collate_fn), until_gone)
+        loader.worker_init_fn = functools.partial(_record_worker, how, workers, own)
+        try:
+            yield
+        finally:
+            loader.worker_init_fn = own
+    elif work is not None:
+        dataset = loader.dataset
+        unhook = hook_fetchers(work, lambda each: each is dataset)
+        try:
+            yield
+        finally:
+            unhook()
+    else:
         yield
-        return
-    own, how = loader.worker_init_fn, (str(folder), stack.place_of(loader.collate_fn), until_gone)
-    loader.worker_init_fn = functools.partial(_sample_worker, how, own)
-    try:
-        yield
-    finally:
-        loader.worker_init_fn = own
 
 
-def _sample_worker(how: tuple[Any, ...], own: Callable | None, worker: int) -> None:
-    """Start sampling in a loader's worker process, then do the loader's own `worker_init_fn`."""
+def _record_worker(how: tuple[Any, ...], workers: int, own: Callable | None, worker: int) -> None:
+    """Start to record in a loader's worker process, then do the loader's own `worker_init_fn`."""
     with contextlib.suppress(Exception):
+        folder, _, until_gone = how
+        torch_loop = sys._getframe(1).f_code
         sampler = Sampler(*how)
-        sampler.loop = sys._getframe(1).f_code  # torch's own loop of a worker
+        sampler.loop = torch_loop
         sampler.start()
+        work = LoaderWork(sampler.log, worker, workers, folder, until_gone)
+        hook_fetchers(work, lambda _dataset: sys._getframe(2).f_code is torch_loop)
         util.Finalize(None, sampler.flush, exitpriority=10)
+        util.Finalize(None, work.flush, exitpriority=10)
     if own is not None:
         own(worker)

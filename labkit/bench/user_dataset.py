@@ -42,9 +42,7 @@ def prepare(order: dict[str, Any], job: SimpleNamespace, folder: Path) -> tuple[
     trainer = own_step(parts, job, lambda: collate(list(itertools.islice(items, job.batch_size))))
     if not streams:
         more["sampler"] = data.EndlessShuffle(len(dataset), job.seed)
-        times = data.ItemTimes(folder, job.num_workers)
-        dataset = data.TimedDataset(NamesTheItem(dataset), collate, times)
-        collate = data.collated
+        dataset = NamesTheItem(dataset)
     if job.num_workers and torch.multiprocessing.get_start_method() != "fork":
         dataset = (StreamByValue if streams else ByValue)(dataset)
         collate = ByValue(collate)

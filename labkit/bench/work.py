@@ -12,6 +12,7 @@ from typing import Any
 
 from labkit.bench import data, machine, process, profile, stack, user_dataset
 from labkit.bench.flops import write_work
+from labkit.bench.loader_work import LoaderWork
 from labkit.bench.loop import Trainer, train
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.sampler import Sampler, in_workers
@@ -63,7 +64,7 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog) -> None:
         dataset = process.planted(spec.get("fault"), dataset, trainer)
         if job.dataset == "text":
             log.write("text", batchings=dataset.survey(job))
-        loader = data.make_loader(dataset, job, data.ItemTimes(folder, job.num_workers))
+        loader = data.make_loader(dataset, job)
     timeline = make_timeline(log, folder, device)
     with lines_of(loader, folder):
         iterator = begun(loader, job, log)
@@ -92,11 +93,13 @@ def lines_of(batches: Any, folder: Path) -> Iterator[None]:
     collate = getattr(batches, "collate", None) or getattr(loader, "collate_fn", None)
     sampler = Sampler(folder, stack.place_of(collate))
     sampler.loop = train.__code__
-    with in_workers(loader, folder, until_gone=""):
+    work = LoaderWork(sampler.log, -1, 1, folder, until_gone="")
+    with in_workers(loader, folder, until_gone="", work=work):
         sampler.start()
         yield
     sampler.stop()
     sampler.flush()
+    work.close()
 
 
 def built(make: Callable[[], Trainer], log: EventLog) -> Trainer:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from labkit.bench.data import CLASSES, COUNT, ItemTimes, JpegFiles, jpeg_folder, make_loader
+from labkit.bench.data import CLASSES, COUNT, JpegFiles, jpeg_folder, make_loader
 from labkit.bench.loop import Trainer
 from labkit.bench.models import AdamW
 from labkit.process.events import EventLog
@@ -137,4 +137,4 @@ def prepare(
     made = jpeg_folder(cache, 2 * job.image_px, lambda *done: stage("making images", *done))
     stage("building the model")
     trainer = SlowTrainer(job, device, fixes, log)
-    return trainer, make_loader(Files(made, job, fixes), job, ItemTimes(folder, job.num_workers))
+    return trainer, make_loader(Files(made, job, fixes), job)

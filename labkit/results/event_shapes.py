@@ -105,7 +105,10 @@ SHAPES: dict[str, list[tuple[Check, str]]] = {
     "text": [(_dict_of(_dict_of(_is_number)), "batchings")],
     "stage": [(_is_text, "name"), (_is_count, "done? total?")],
     "begin": [(_is_count, "warmup")],
-    "epoch": [(_is_count, "step")],
+    "epoch": [(_is_count, "step n? began?")],
+    "pass": [(_is_count, "n began ended"), (_is_switch, "trains?")],
+    "saved": [(_is_count, "began ended")],
+    "hang": [(_is_duration, "seconds"), (_is_count, "pid"), (_is_text, "text line?")],
     "step": [
         (_is_count, "i n cpu?"), (_list_of(_is_whole, 4), "t"),
         (_list_of(_is_whole, 2), "copy? busy?"),

@@ -12,6 +12,8 @@ from labkit.results.event_log import of_one_moment
 from labkit.results.result import noise, percent
 from labkit.results.run_log import RunLog
 from labkit.results.step_classes import split_steps, unevenness
+from labkit.results.wall_shares import WallShares, stored, wall_shares
+from labkit.results.workers import LoaderWorkers
 from labkit.spec import NOISY
 
 if TYPE_CHECKING:
@@ -231,6 +233,20 @@ class Run(RunLog):
     def noisy(self) -> bool:
         """True where `spread` is so large that small differences mean nothing."""
         return (self.spread or 0.0) > NOISY
+
+    # The loader, and the whole time
+
+    @property
+    @of_one_moment
+    def workers(self) -> LoaderWorkers:
+        """What the loader did, worker by worker; falsy where nothing was recorded of it."""
+        return LoaderWorkers(self)
+
+    @property
+    @of_one_moment
+    def wall_shares(self) -> WallShares | None:
+        """Where the whole time of a watched loop or script went; None of runs of the bench."""
+        return stored(self.event("wall")) or wall_shares([self])
 
     # What it means: from the rooms above
 

@@ -27,6 +27,8 @@ class RunLog(EventLogResult):
         "lines": Texts,
         "telemetry": list,
         "epoch": list,
+        "pass": list,
+        "saved": list,
         "suspended": list,
         "beside": list,
         "on_the_card": list,
@@ -173,6 +175,21 @@ class RunLog(EventLogResult):
     def item_events(self) -> Texts:
         """What the items cost to prepare, as the loader's processes wrote."""
         return self._events("items")
+
+    @property
+    def epochs(self) -> list[Event]:
+        """The passes over a watched loader as they began: `n`, `step` and `began` (ns)."""
+        return self._events("epoch")
+
+    @property
+    def passes(self) -> list[Event]:
+        """And as they ended: `n`, `began`, `ended` (ns), and whether one `trains`."""
+        return self._events("pass")
+
+    @property
+    def saves(self) -> list[Event]:
+        """The checkpoints that a watched script wrote: `began`, `ended` (ns)."""
+        return self._events("saved")
 
     @property
     def samples_of_lines(self) -> Texts:

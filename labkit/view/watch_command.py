@@ -11,30 +11,47 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from labkit.bench.telemetry import Outside
+from labkit.bench.telemetry import Outside, Sample
 from labkit.diagnosis.outside_verdict import judge
 from labkit.process import folders
+from labkit.process.events import EventLog, now_ns
 from labkit.results import privacy
 from labkit.results.run import Run
+from labkit.results.wall_shares import WallShares, wall_shares
+from labkit.watching.hangs import HangWatch
 
-PASSED_ON = (
-    "SIGINT",
-    "SIGTERM",
-    "SIGHUP",
-    "SIGUSR1",
-    "SIGUSR2",
-)  # what a scheduler sends to its child
+# What a scheduler sends to its child
+PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 SITE = Path(__file__).parents[1] / "watching" / "site"
 GROUP_S = 0.3  # in which a signal reaches every process of a group
 SURE = ((0.9, "high"), (0.6, "medium"), (0.01, "low"))
+NOT_TRAINED = "headroom: not measured, as no optimizer made a step within a DataLoader's loop."
+
+
+@dataclass
+class Ended:
+    """A script that has run to its end."""
+
+    folder: Path  # of its runs
+    exit_code: int  # for a signal 128 and its number, as in a shell
+    start_ns: int
+    end_ns: int
+    samples: list[Sample]  # seen from outside
+    hangs: HangWatch
+    outside: bool  # it was to be looked at from there only
+    headroom: bool
 
 
 def watch_script(
-    command: list[str], quiet_stdout: bool = False, outside: bool = False
+    command: list[str],
+    quiet_stdout: bool = False,
+    outside: bool = False,
+    headroom: bool = False,
 ) -> tuple[dict[str, Any], str]:
     """Run `command` (a first "--" is left out) in our place; return what was found, and a text.
 
@@ -42,8 +59,9 @@ def watch_script(
 
     The dict has `exit_code` (for a signal 128 and its number, as in a shell), `bottleneck`,
     `confidence`, `evidence`, `advice`, `seen` ("inside" or "outside") and what else is known.
-    `quiet_stdout` sends the script's stdout to stderr, `outside` looks from there only. Raises
-    ValueError where there is no command, or it cannot be started.
+    `quiet_stdout` sends the script's stdout to stderr, `outside` looks from there only, `headroom`
+    replays some batches of its training loops. Raises ValueError where there is no command, or it
+    cannot be started.
     """
     command = command[1:] if command[:1] == ["--"] else command
     if not command:
@@ -55,37 +73,139 @@ def watch_script(
     if not outside:
         paths = filter(None, [str(SITE), env.get("PYTHONPATH")])
         env |= {"LABKIT_WATCHING": str(folder), "PYTHONPATH": os.pathsep.join(paths)}
-    start = time.monotonic()
-    code, samples = _run(command, env, quiet_stdout)
-    found = {"command": privacy.masked(command), "exit_code": 128 - code if code < 0 else code}
-    found |= {"seconds": round(time.monotonic() - start, 3), "seen": "outside"}
+        env |= {"LABKIT_HEADROOM": "1"} if headroom else {}
+    hangs = HangWatch(lambda: _folders_in(folder), _say)
+    start_ns = now_ns()
+    with hangs:
+        code, samples = _run(command, env, quiet_stdout)
+    code = 128 - code if code < 0 else code
+    ended = Ended(folder, code, start_ns, now_ns(), samples, hangs, outside, headroom)
+    seconds = round((ended.end_ns - start_ns) / 1e9, 3)
+    found = {"command": privacy.masked(command), "exit_code": code}
+    found |= {"seconds": seconds, "seen": "outside"}
     try:
-        return _judged(found, folder, samples, outside)
+        return _judged(found, ended)
     except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
         told = f"the verdict failed ({type(error).__name__}: {error}); the script ran to its end."
         return found | judge([]) | {"evidence": told, "advice": ""}, told
 
 
-def _judged(
-    found: dict[str, Any], folder: Path, samples: list[Any], outside: bool
-) -> tuple[dict[str, Any], str]:
-    """Judge a script that has ended by its runs in `folder`, or else from outside."""
-    runs = []
-    for each in sorted(folder.iterdir()):
+def _say(text: str) -> None:
+    with contextlib.suppress(Exception):
+        print(f"labkit watch: {text}", file=sys.stderr, flush=True)
+
+
+def _judged(found: dict[str, Any], ended: Ended) -> tuple[dict[str, Any], str]:
+    """Judge a script that has ended by its runs, or else from outside."""
+    hang = ended.hangs.last
+    if hang is not None:
+        found["hang"] = {
+            "seconds": hang.seconds,
+            "over": not ended.hangs.hanging,
+            "worker": hang.worker,
+            "index": hang.index,
+            "line": hang.line,
+            "text": hang.text,
+        }
+    runs = _runs_in(ended.folder)
+    if runs:
+        return _from_inside(found, runs, ended)
+    found |= judge(ended.samples)
+    if hang is not None:
+        told = f"before the first step was over, {hang.text}"
+        found |= {"evidence": told, "record": str(hang.folder)}
+        return found, f"{told}\nrecord: {hang.folder}"
+    shutil.rmtree(ended.folder, ignore_errors=True)
+    if 0 < ended.exit_code < 128 and not ended.outside:
+        told = f"the script failed (exit code {ended.exit_code}) before a training step was seen."
+        found |= judge([]) | {"evidence": told, "advice": ""}
+    sure = "" if found["confidence"] == "none" else f" ({found['confidence']} confidence)"
+    return found, (
+        f"bottleneck {found['bottleneck']}{sure}, seen from outside: {found['evidence']} "
+        f"{found['advice']}".rstrip()
+    )
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.iterdir() if each.is_dir())
+
+
+def _runs_in(folder: Path) -> list[Run]:
+    """Return the runs that have steps."""
+    found = []
+    for each in _folders_in(folder):
         with contextlib.suppress(ValueError, OSError):
-            runs += [run] if (run := Run(each)).steps else []
-    if not runs:
-        shutil.rmtree(folder, ignore_errors=True)
-        found |= judge(samples)
-        if 0 < (code := found["exit_code"]) < 128 and not outside:
-            told = f"the script failed (exit code {code}) before a training step was seen."
-            found |= judge([]) | {"evidence": told, "advice": ""}
-        sure = "" if found["confidence"] == "none" else f" ({found['confidence']} confidence)"
-        return found, (
-            f"bottleneck {found['bottleneck']}{sure}, seen from outside: {found['evidence']} "
-            f"{found['advice']}".rstrip()
-        )
-    return _from_inside(found, runs)
+            run = Run(each)
+            if run.steps:
+                found.append(run)
+    return found
+
+
+def _from_inside(
+    found: dict[str, Any], runs: list[Run], ended: Ended
+) -> tuple[dict[str, Any], str]:
+    """Judge the loop that took most of the time; of several ranks, each one's."""
+    runs = sorted(runs, key=_loop_s)
+    longest = {run.path.name.split("-")[0]: run for run in runs}
+    verdicts = {rank: longest[rank].diagnose() for rank in sorted(longest)}
+    rank = min(verdicts, key=_rank_number)
+    run = longest[rank]
+    verdict = verdicts[rank]
+    shares = _whole_time(run, runs, ended)
+    sure = next((word for least, word in SURE if verdict.confidence >= least), "none")
+    found |= verdict.to_dict()
+    found |= {"seen": "inside", "confidence": sure, "evidence": verdict.evidence}
+    found |= {"advice": verdict.advice, "record": str(run.path)}
+    found["lines"] = run.lines.to_dict()["lines"][:20]
+    found["ranks"] = {rank: each.bottleneck for rank, each in verdicts.items()}
+    found["run"] = {name: value for name, value in run.to_dict().items() if name != "loss"}
+    found["workers"] = run.workers.to_dict()
+    texts = [run.numbers, str(verdict)]
+    if shares is not None:
+        found["wall_shares"] = shares.to_dict()
+        texts.append(f"whole time: {shares}")
+    if ended.headroom:
+        found["headroom"] = _headroom_of(runs)
+        texts.append(found["headroom"]["text"] if found["headroom"] else NOT_TRAINED)
+    if "hang" in found:
+        texts.append(f"a hang: {found['hang']['text']}")
+    if len(run.lines):
+        texts.append(str(run.lines))
+    if len(verdicts) > 1:
+        named = ", ".join(f"{number} {each.headline}" for number, each in verdicts.items())
+        texts.append(f"ranks: {named}")
+    texts.append(f"record: {run.path} (lk.load, labkit diagnose)")
+    return found, "\n".join(texts)
+
+
+def _loop_s(run: Run) -> float:
+    """Return how long a run's loop went on, s."""
+    return float(run.stamps[-1, 5])
+
+
+def _rank_number(rank: str) -> int:
+    return int(rank) if rank.isdigit() else 0
+
+
+def _whole_time(run: Run, runs: list[Run], ended: Ended) -> WallShares | None:
+    """Share out the time of the script among the loops of a run's process, and keep that in it."""
+    process = run.path.name.rpartition("-")[0]
+    of_process = [each for each in runs if each.path.name.rpartition("-")[0] == process]
+    shares = wall_shares(of_process, ended.start_ns, ended.end_ns)
+    if shares is not None:
+        log = EventLog(run.path)
+        log.write("wall", **shares.to_dict())
+        log.close()
+    return shares
+
+
+def _headroom_of(runs: list[Run]) -> dict[str, Any] | None:
+    """Return what replay found of the longest loop that was replayed; None where none was."""
+    events = [run.event("headroom") for run in runs]
+    known = [event for event in events if event is not None]
+    if not known:
+        return None
+    return {name: value for name, value in known[-1].items() if name not in ("event", "t_ns")}
 
 
 class Group:
@@ -126,12 +246,12 @@ class Group:
             self.other = None
 
 
-def _run(command: list[str], env: dict[str, str], quiet_stdout: bool) -> tuple[int, list[Any]]:
+def _run(command: list[str], env: dict[str, str], quiet_stdout: bool) -> tuple[int, list[Sample]]:
     """Run the command to its end; return its exit code, and what was seen from outside."""
     started: list[subprocess.Popen] = []
     group = Group()
 
-    def send(number: int, _frame: Any) -> None:
+    def send(number: int, _frame: FrameType | None) -> None:
         if group.had_it_too():  # as by Ctrl-C in a terminal: the script decides, and we report
             return
         for child in started:
@@ -158,26 +278,3 @@ def _run(command: list[str], env: dict[str, str], quiet_stdout: bool) -> tuple[i
         for number, handler in before.items():
             signal.signal(number, handler)
         group.end()
-
-
-def _from_inside(found: dict[str, Any], runs: list[Run]) -> tuple[dict[str, Any], str]:
-    """Judge the loop that took most of the time; of several ranks, each one's."""
-    runs = sorted(runs, key=lambda run: run.stamps[-1, 5])  # s that its loop went on
-    longest = {run.path.name.split("-")[0]: run for run in runs}
-    verdicts = {rank: longest[rank].diagnose() for rank in sorted(longest)}
-    rank = min(verdicts, key=lambda rank: int(rank) if rank.isdigit() else 0)
-    run, verdict = longest[rank], verdicts[rank]
-    sure = next((word for least, word in SURE if verdict.confidence >= least), "none")
-    found |= verdict.to_dict() | {
-        "seen": "inside", "confidence": sure, "evidence": verdict.evidence,
-        "advice": verdict.advice, "record": str(run.path),
-        "lines": run.lines.to_dict()["lines"][:20],
-        "ranks": {rank: each.bottleneck for rank, each in verdicts.items()},
-        "run": {name: value for name, value in run.to_dict().items() if name != "loss"},
-    }  # fmt: skip
-    text = f"{run.numbers}\n{verdict}"
-    if len(run.lines):
-        text += f"\n{run.lines}"
-    if len(verdicts) > 1:
-        text += "\nranks: " + ", ".join(f"{n} {each.headline}" for n, each in verdicts.items())
-    return found, f"{text}\nrecord: {run.path} (lk.load, labkit diagnose)"

@@ -20,7 +20,9 @@ from labkit.knobs import suggests
 from labkit.process import folders, launcher
 from labkit.results.run import Run
 from labkit.view.display import Display, StaticFigure
-from labkit.watching.recorder import Recorder, say
+from labkit.watching.hangs import HangWatch
+from labkit.watching.passes import say
+from labkit.watching.recorder import Recorder
 
 OPEN_MOST = 8  # watches kept open: the loop's, its validation's, and some for generators
 EMPTY = (
@@ -38,7 +40,11 @@ class Watch:
     """
 
     def __init__(self, loader: Any, live: bool = True, place: tuple = (), model: Any = None):
-        self.loader, self.live, self.place, self.model = loader, live, place, model
+        self.loader = loader
+        self.live = live
+        self.place = place
+        self.model = model
+        self._hangs: HangWatch | None = None
         self._recorder: Recorder | None = None
         self._run: Run | None = None
         self._display: Display | None = None
@@ -99,10 +105,14 @@ class Watch:
 
     def close(self, error: BaseException | None = None) -> None:
         """End the Run and show its diagnosis; `error` is what ended the loop, where one did."""
-        recorder, shown = self._recorder, self._display
+        recorder = self._recorder
+        shown = self._display
         if not _is_open(recorder):
             return
         recorder.close(error)
+        if self._hangs is not None:
+            self._hangs.__exit__()
+            self._hangs = None
         self._display = None
         if self in _open:
             _open.remove(self)
@@ -119,7 +129,10 @@ class Watch:
             launcher.end_standby()  # it might still be importing torch: this loop wants to be alone
             self._recorder = Recorder(folders.new_run(), self.loader, self.model)
             rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
-            self._run, self._display = None, Display() if self.live and rank == "0" else None
+            self._run = None
+            self._display = Display() if self.live and rank == "0" else None
+            self._hangs = HangWatch([self._recorder.folder])
+            self._hangs.__enter__()
             while len(_open) >= OPEN_MOST:
                 _open[0].close()
             _open.append(self)
@@ -183,12 +196,14 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
             f"lk.watch({type(loader).__name__}): a dataset gives single items. Watch its loader: "
             "for batch in lk.watch(DataLoader(dataset, batch_size=32)): ..."
         )
-    caller, dataset = sys._getframe(2), getattr(loader, "dataset", None)
+    caller = sys._getframe(2)
+    dataset = getattr(loader, "dataset", None)
     place = (caller.f_code, caller.f_lineno, type(loader), id(dataset))
     for each in _open:
         anew = dataset is not None and each.place == place and each._recorder.current is None
         if anew or each.loader is loader:
-            each.loader, watch.last = loader, each
+            each.loader = loader
+            watch.last = each
             each.count_flops_of(model)
             return each
     watch.last = Watch(loader, live, place, model)
@@ -265,7 +280,8 @@ def _marked_cell(file: str, lines: Iterable[Line]) -> str:
     rows = []
     for number, text in enumerate(linecache.getlines(file), 1):
         share = shares.get(number, 0.0)
-        mark, alpha = (f"{share:4.0%}", 0.1 + 0.5 * share) if share else (" " * 4, 0)
+        mark = f"{share:4.0%}" if share else " " * 4
+        alpha = 0.1 + 0.5 * share if share else 0
         shade = f"background: rgba(213, 94, 0, {alpha:.2f})"
         rows.append(f'<span style="{shade}">{mark}  {html.escape(text.rstrip())}</span>')
     return f"<pre>{chr(10).join(rows)}</pre>"
@@ -273,9 +289,10 @@ def _marked_cell(file: str, lines: Iterable[Line]) -> str:
 
 def line(recorder: Recorder) -> str:
     """Say in one line how far a pass is and what has been measured."""
-    tally, length = recorder.tally, recorder.length
+    tally = recorder.tally
+    kind = recorder.kind
     done = recorder.next - recorder.first_step
-    kind, of = recorder.kind, f"/{length}" if length else ""
+    of = f"/{recorder.length}" if recorder.length else ""
     parts = [f"epoch {recorder.epoch + 1}, step {done}{of}"]
     if tally.wall:
         most = "at most " if kind == "gpu" else ""  # gaps between kernels count as busy

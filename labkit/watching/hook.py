@@ -15,13 +15,17 @@ import os
 import secrets
 import sys
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType, TracebackType
 from typing import Any
 
 from labkit.bench import stack
-from labkit.watching.recorder import Pass, Recorder
+from labkit.process.events import now_ns
+from labkit.watching.headroom import Blocks, HeadroomPass, in_flight_of
+from labkit.watching.passes import Pass
+from labkit.watching.recorder import Recorder
 
 MOST = 8  # loaders of a process that are recorded: training, validation, test, ...
 PATIENCE = 3  # steps of the optimizer without a loader, after which they are what is recorded
@@ -38,6 +42,8 @@ class Loop:
     recorder: Recorder
     place: tuple[str, int] | None = None
     dataset: int | None = None  # its id; None once it is gone, as another may get that
+    blocks: Blocks | None = None  # where its headroom is measured
+    has_trained: bool = False
 
     def feed_from(self, dataset: Any) -> None:
         """Note which dataset it has now."""
@@ -45,12 +51,22 @@ class Loop:
         with contextlib.suppress(TypeError):  # a list
             weakref.finalize(dataset, setattr, self, "dataset", None)
 
+    def may_replay(self) -> bool:
+        """Whether its batches may come again: those of a validation may not."""
+        return self.has_trained
+
+    def write_headroom(self) -> None:
+        """Write what its blocks say."""
+        if self.blocks is not None and self.has_trained:
+            found = self.blocks.found()
+            self.recorder.log.write("headroom", **asdict(found), text=found.text)
+
 
 class HookedPass(Pass):
     """An iterator of a loader under watch, which answers for the loader's own."""
 
-    def __init__(self, recorder: Recorder, iterator: Any, *more: Any):
-        super().__init__(recorder, iterator, *more)
+    def __init__(self, recorder: Recorder, iterator: Iterator[Any], iter_ns: int, beat: Callable):
+        super().__init__(recorder, iterator, iter_ns, beat)
         self.iterator = iterator
 
     @property
@@ -65,20 +81,13 @@ class HookedPass(Pass):
         return getattr(object.__getattribute__(self, "iterator"), name)
 
 
-def install(module: Any) -> None:
+def install(module: ModuleType) -> None:
     """Hook a module of DataLoaders, or torch's of optimizers, when it has just been loaded."""
-    if loaders := getattr(module, "DataLoader", None):
-        loaders.__iter__ = _recorded(loaders.__iter__)
-
-        def __init_subclass__(cls: type, **more: Any) -> None:
-            super(loaders, cls).__init_subclass__(**more)
-            codes = [each.__code__ for each in vars(cls).values() if hasattr(each, "__code__")]
-            if "__iter__" in vars(cls) and not any("__iter__" in c.co_names for c in codes):
-                cls.__iter__ = _recorded(cls.__iter__)  # it never calls the hooked one above
-
-        loaders.__init_subclass__ = classmethod(__init_subclass__)
-    else:
+    loaders = getattr(module, "DataLoader", None)
+    if loaders is None:
         module.register_optimizer_step_post_hook(OptimizerSteps())
+    else:
+        _hook_loaders(loaders)
     if sys.excepthook is not _error_shown:
         _shown[:] = [sys.excepthook]
         sys.excepthook = _error_shown
@@ -86,17 +95,53 @@ def install(module: Any) -> None:
     atexit.register(_close)
 
 
-def _error_shown(kind: type, error: BaseException, traceback: Any) -> None:
+def _hook_loaders(loaders: type) -> None:
+    """Record the iterators of a class of loaders, and of its subclasses that have their own."""
+    loaders.__iter__ = _recorded(loaders.__iter__)
+
+    def __init_subclass__(cls: type, **more: Any) -> None:
+        super(loaders, cls).__init_subclass__(**more)
+        codes = [each.__code__ for each in vars(cls).values() if hasattr(each, "__code__")]
+        if "__iter__" in vars(cls) and not any("__iter__" in code.co_names for code in codes):
+            cls.__iter__ = _recorded(cls.__iter__)  # it never calls the hooked one above
+
+    loaders.__init_subclass__ = classmethod(__init_subclass__)
+
+
+def _hook_saving() -> None:
+    """Time the calls of `torch.save`, once there is a loop."""
+    torch = sys.modules.get("torch")
+    plain = getattr(torch, "save", None)
+    if plain is None or getattr(plain, "_labkit", False):
+        return
+
+    @functools.wraps(plain)
+    def save(*args: Any, **more: Any) -> Any:
+        began = now_ns()
+        try:
+            return plain(*args, **more)
+        finally:
+            with contextlib.suppress(Exception):
+                _loops[0].recorder.write_save(began, now_ns())
+
+    save._labkit = True
+    torch.save = save
+
+
+def _error_shown(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
     """Show an error that ends the script as without us: none of its frames is ours."""
     with contextlib.suppress(Exception):
-        traceback, each = _without_ours(traceback), error
+        traceback = _without_ours(traceback)
+        each = error
         while each is not None:
             each.__traceback__ = _without_ours(each.__traceback__)
             each = each.__cause__ or each.__context__
     _shown[-1](kind, error, traceback)
 
 
-def _without_ours(traceback: Any) -> Any:
+def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
     """Return a traceback without the frames of labkit."""
     while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(stack.HOME):
         traceback = traceback.tb_next
@@ -110,16 +155,19 @@ def _recorded(plain: Callable) -> Callable:
 
     @functools.wraps(plain)
     def __iter__(self: Any) -> Any:
-        recorder = _recorder_of(self)
-        if recorder is None:
+        loop = _loop_of(self)
+        if loop is None:
             return plain(self)
-        return recorder.iterate(self, lambda: plain(self), kind=HookedPass)
+        iterator = loop.recorder.iterate(self, lambda: plain(self), kind=HookedPass)
+        if loop.blocks is None:
+            return iterator
+        return HeadroomPass(loop.blocks, iterator, self, loop.may_replay)
 
     return __iter__
 
 
-def _recorder_of(loader: Any) -> Recorder | None:
-    """Return the recorder of a loop; None in processes and of loops that are not recorded.
+def _loop_of(loader: Any) -> Loop | None:
+    """Return what records a loop; None in processes and of loops that are not recorded.
 
     A loop that makes its loader anew for every epoch, or its dataset as well, continues its run; a
     function that trains on one dataset and validates on another has two. Where all code is a
@@ -130,28 +178,32 @@ def _recorder_of(loader: Any) -> Recorder | None:
     frame = sys._getframe(2)
     while frame is not None and not stack.is_users(frame.f_code.co_filename):
         frame = frame.f_back
-    place = frame and (frame.f_code.co_filename, frame.f_lineno)
+    place = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
     here = [loop for loop in _loops if loop.place == place]
     for loop in here:
         if loop.dataset == id(loader.dataset):
-            return loop.recorder
+            return loop
     for loop in here if place else ():
         if loop.dataset is None and loop.recorder.current is None:
             loop.feed_from(loader.dataset)
-            return loop.recorder
+            return loop
     return _begin(loader, place, loader.dataset)
 
 
-def _begin(loader: Any, place: tuple[str, int] | None, dataset: Any) -> Recorder | None:
+def _begin(loader: Any, place: tuple[str, int] | None, dataset: Any) -> Loop | None:
     """Begin a run, in a folder whose name begins with the process's rank; None if that fails."""
     rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
     folder = Path(os.environ["LABKIT_WATCHING"]) / f"{rank}-{_pid}-{secrets.token_hex(3)}"
     with contextlib.suppress(Exception):
         if len(_loops) < MOST:
             folder.mkdir(parents=True)
-            _loops.append(Loop(Recorder(folder, loader), place))
-            _loops[-1].feed_from(dataset)
-            return _loops[-1].recorder
+            loop = Loop(Recorder(folder, loader, place=place), place)
+            _loops.append(loop)
+            loop.feed_from(dataset)
+            if os.environ.get("LABKIT_HEADROOM"):
+                loop.blocks = Blocks(in_flight_of(loader))
+            _hook_saving()
+            return loop
     return None
 
 
@@ -159,26 +211,43 @@ def _close() -> None:
     error = getattr(sys, "last_value", None)
     for loop in _loops:
         with contextlib.suppress(Exception):
+            loop.write_headroom()
             loop.recorder.close(error)
 
 
 class OptimizerSteps:
-    """The steps of a loop without a DataLoader: from one `optimizer.step()` to the next."""
+    """The steps of a loop without a DataLoader: from one `optimizer.step()` to the next.
+
+    It also tells which of the loops with one train.
+    """
 
     def __init__(self):
-        self.seen, self.first = 0, None  # steps, and the optimizer that made the first
+        self.seen = 0  # steps
+        self.first: int | None = None  # the id of the optimizer that made the first
         self.steps: Pass | None = None
 
     def __call__(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """Note that an optimizer has made a step; torch calls this."""
+        if _loops and self.steps is None:
+            _note_training()
+            return  # a DataLoader says more
         self.first = self.first or id(optimizer)
-        others = _loops if self.steps is None else ()
-        if others or self.first != id(optimizer) or os.getpid() != _pid:
-            return  # a DataLoader says more; of several optimizers the first one counts
+        if self.first != id(optimizer) or os.getpid() != _pid:
+            return  # of several optimizers the first one counts
         self.seen += 1
         with contextlib.suppress(Exception):
             if self.seen == PATIENCE:
-                recorder = _begin(self, None, self)
+                recorder = _begin(self, None, self).recorder
+                recorder.trains = True
                 self.steps = Pass(recorder, itertools.repeat(None), 0, recorder.beat)
             if self.steps is not None:
                 next(self.steps)
+
+
+def _note_training() -> None:
+    """Note that the innermost loop trains: the one that last got a batch."""
+    going = [loop for loop in _loops if loop.recorder.current is not None]
+    if going:
+        loop = max(going, key=lambda each: each.recorder.began_ns)
+        loop.recorder.trains = True
+        loop.has_trained = True

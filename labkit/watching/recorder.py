@@ -3,7 +3,8 @@
 It uses torch only where the process has imported it, synchronises no device and draws no random
 number; a failure of its own ends the recording, never the loop. The log is that of any run. What
 differs: there is one stamp for "ready" and "copied", since the copy is inside the body; a step is
-over when the loop asks for the next batch; and `epoch` marks the first step of each pass.
+over when the loop asks for the next batch; `epoch` marks the first step of each pass, and `pass` is
+written when a pass is over.
 """
 
 from __future__ import annotations
@@ -12,31 +13,28 @@ import contextlib
 import itertools
 import math
 import os
+import subprocess
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import labkit
-from labkit.bench import sampler, stack, user_loop
+from labkit.bench import stack, user_loop
+from labkit.bench.loader_clocks import PROGRESS, SINCE, STATE, USUAL, Progress, no_words
+from labkit.bench.loader_work import LoaderWork
+from labkit.bench.sampler import WATCHED, Sampler, in_workers
 from labkit.process import folders
 from labkit.process.events import NO_TOKENS, VERSION, EventLog, line_of, now_ns
 from labkit.watching.loader_call import call_of
+from labkit.watching.passes import IN_BODY, WAITING, Pass, say
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
 TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
+MOST_SAVES = 10_000  # checkpoints whose times are written
 LOOK_EVERY = 16  # batches, for their padding
-BEAT_NS = 500_000_000  # two live updates a second: they run in the training process itself
-GATHER_NS = 100_000_000  # steps are written ten times a second,
-MOST_ROWS = 512  # or sooner where they are so short that memory would grow with their rate
-
-
-def say(text: str) -> None:
-    """Say something on stderr; stdout is the script's."""
-    with contextlib.suppress(Exception):  # it may be closed
-        print(f"labkit.watch: {text}", file=sys.stderr)
 
 
 def _in_trainer() -> bool:
@@ -52,9 +50,20 @@ def _in_trainer() -> bool:
 class Recorder:
     """Writes the run of one watched loader into `folder`. Also the process of its `Run`."""
 
-    def __init__(self, folder: Path, loader: Any, model: Any = None):
-        """`model`, where it is known, is what the loop trains: its first call is counted."""
-        self.folder, self.pid, self.log = Path(folder), os.getpid(), EventLog(folder)
+    def __init__(
+        self,
+        folder: Path,
+        loader: Any,
+        model: Any = None,
+        place: tuple[str, int] | None = None,
+    ):
+        """`model`, where it is known, is what the loop trains: its first call is counted.
+
+        `place` is the file and line of the loop.
+        """
+        self.folder = Path(folder)
+        self.pid = os.getpid()
+        self.log = EventLog(folder)
         folders.in_use[self] = self.folder.absolute()
         self.lines: list[str] = []  # of steps, on their way to the log
         self.losses: dict[int, float] = {}  # of steps, where a framework tells them
@@ -63,30 +72,53 @@ class Recorder:
         self.length: int | None = None  # batches of a pass, where the loader can tell
         with contextlib.suppress(TypeError, NotImplementedError, AttributeError):
             self.length = len(loader)
-        self.tally, self.kind, self.unit = user_loop.Tally(), "", "samples"
+        self.tally = user_loop.Tally()
+        self.kind = ""  # of the device; known when the first body has run
+        self.unit = "samples"
         self.clock: user_loop.DeviceClock | None = None
-        self.telemetry: Any = None  # its process
-        self.sampler = sampler.Sampler(folder, stack.place_of(getattr(loader, "collate_fn", None)))
+        self.telemetry: subprocess.Popen | None = None
+        self.sampler = Sampler(folder, stack.place_of(getattr(loader, "collate_fn", None)))
         self.growth = user_loop.Growth()
         self.padding: list[float] = []  # of the batches that were looked at, the share of it
-        self.epoch, self.next, self.first_step, self.warmup = -1, 0, 0, 3
-        self._current: Callable[[], Any] = lambda: None  # a reference to the `Pass`
+        self.epoch = -1
+        self.next = 0  # step
+        self.first_step = 0
+        self.warmup = 3
+        self.began_ns = 0  # the pass that goes on
+        self.trains = False  # whether an optimizer has made a step within it
+        self.saves = 0  # checkpoints
+        self._current: Callable[[], Pass | None] = _nothing  # a weak reference
         self.told = ""  # why no stack was sampled, as the log has it
-        self.how, self.failed, self.closed, self.opened_ns = "", None, False, now_ns()
+        self.how = ""  # how the last pass ended
+        self.failed: BaseException | None = None
+        self.closed = False
+        self.opened_ns = now_ns()
         self.call: Any = None  # of the model, whose FLOPs are counted
         if model is not None:
             self.count(model)
         code = None  # of the call that makes the loader
         with contextlib.suppress(Exception):
             code = call_of(loader, model)
+        watched = {"loader": type(loader).__name__, "length": self.length}
+        watched |= {"trainer": _in_trainer(), "code": code, "place": place and list(place)}
+        utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self.log.write(
-            "spec", version=VERSION, run=self.folder.name, labkit=labkit.__version__,
-            utc=datetime.now(timezone.utc).isoformat(timespec="seconds"), pipeline=self.knobs,
-            watched={"loader": type(loader).__name__, "length": self.length,
-                     "trainer": _in_trainer(), "code": code},
-        )  # fmt: skip
+            "spec",
+            version=VERSION,
+            run=self.folder.name,
+            labkit=labkit.__version__,
+            utc=utc,
+            pipeline=self.knobs,
+            watched=watched,
+        )
         self.log.write("hello", pid=self.pid)
-        (self.folder / sampler.WATCHED).touch()
+        (self.folder / WATCHED).touch()
+        self.words = no_words()
+        with contextlib.suppress(OSError):
+            self.words = Progress(self.folder, "loop").words
+        self.work: LoaderWork | None = None  # of this process, where the loader has no workers
+        if self.knobs.get("num_workers") == 0:
+            self.work = LoaderWork(self.log, -1, 1, self.folder, WATCHED)
 
     def count(self, model: Any) -> None:
         """Count the FLOPs of the next training call of `model`, and of no other one."""
@@ -107,38 +139,67 @@ class Recorder:
     def join(self) -> None:
         """There is no process to wait for."""
 
-    def iterate(self, loader: Any, start: Callable[[], Any], beat: Any = None, kind: Any = None):
+    def recording(self, loader: Any) -> contextlib.AbstractContextManager[None]:
+        """Let the processes that prepare the batches, begun within the block, record themselves."""
+        return in_workers(loader, self.folder, work=self.work)
+
+    def iterate(
+        self,
+        loader: Iterable[Any],
+        start: Callable[[], Iterator[Any]],
+        beat: Callable[[int | None], None] | None = None,
+        kind: type[Pass] = Pass,
+    ) -> Iterator[Any]:
         """Return what hands on the batches of the iterator that `start` makes of `loader`."""
         asked = now_ns()
         try:
-            with sampler.in_workers(loader, self.folder):
+            with self.recording(loader):
                 iterator = start()  # here, as without us: draws a seed, starts workers
         except BaseException as error:
             with contextlib.suppress(Exception):
                 self.fail(error)
             raise
         try:
-            return (kind or Pass)(self, iterator, now_ns() - asked, beat or self.beat)
+            return kind(self, iterator, now_ns() - asked, beat or self.beat)
         except Exception as error:
             say(f"not recording: {type(error).__name__}: {error}")
             return iterator
 
-    def begin_pass(self, current: Any) -> None:
+    def begin_pass(self, current: Pass, began_ns: int) -> None:
         """Begin a pass, and stop recording any older one that is not over."""
-        if (older := self.current) is not None:
+        older = self.current
+        if older is not None:
             older.stop()
         self._current = weakref.ref(current)  # its end is seen by its being dropped
-        self.begin_epoch()
+        self.begin_epoch(began_ns)
 
-    def begin_epoch(self) -> None:
-        """Write that the steps which follow are of another pass, and sample their lines."""
-        self.epoch += 1
-        self.how, self.tally.end, self.first_step = "", None, self.next
-        self.log.write("epoch", n=self.epoch, step=self.next)  # goes on, whatever was said before
+    def begin_epoch(self, began_ns: int, counts: bool = True) -> None:
+        """Write that the steps which follow are of another pass, and sample their lines.
+
+        It is no new one where it does not count: an old one goes on after a pause.
+        """
+        self.epoch += counts
+        if counts:
+            self.began_ns = began_ns
+        self.how = ""
+        self.tally.end = None
+        self.first_step = self.next
+        # goes on, whatever was said before
+        self.log.write("epoch", n=self.epoch, step=self.next, began=began_ns)
         self.sampler.start()
 
+    def waits(self, now: int) -> None:
+        """The loop asks for a batch."""
+        self.words[SINCE] = now
+        self.words[STATE] = WAITING
+
+    def in_body(self, now: int) -> None:
+        """The loop has its batch."""
+        self.words[SINCE] = now
+        self.words[STATE] = IN_BODY
+
     @property
-    def current(self) -> Any:
+    def current(self) -> Pass | None:
         """The pass that is being recorded, while it goes on."""
         found = self._current()
         return found if found is not None and found.on else None
@@ -152,7 +213,8 @@ class Recorder:
         """Return what counts the samples of a batch like this one; 1 a batch where unknown."""
         known = user_loop.counter_for(batch, self.knobs.get("batch_size"))
         self.unit = "samples" if known else "batches"
-        count, batches = known or (lambda _batch: 1), itertools.count()
+        count = known or _one
+        batches = itertools.count()
 
         def looks(batch: Any) -> int:  # now and then, how much of it is padding
             if next(batches) % LOOK_EVERY == 0:
@@ -168,16 +230,20 @@ class Recorder:
         if rows and not self.kind:
             self._begin()
         for asked, ready, done, samples, start, end in rows:
-            t, i, self.next = (asked, ready, ready, done), self.next, self.next + 1
+            stamps = (asked, ready, ready, done)
+            number = self.next
+            self.next += 1
             if end is None:
-                self._add(i, t, samples)
+                self._add(number, stamps, samples)
             else:
-                self.clock.add(i, t, samples, start, end)
+                self.clock.add(number, stamps, samples, start, end)
         if self.clock is not None:
             self.clock.collect()
         if rows and self.call is not None and self.call.given:
             self.call.write(self.log, None if self.unit == "samples" else 1)
             self.call = None
+        if self.tally.steps:
+            self.words[USUAL] = self.tally.wall // self.tally.steps
         self._write()
 
     def _begin(self) -> None:
@@ -190,15 +256,18 @@ class Recorder:
         self.log.write("job", pipeline=self.knobs, not_applied={}, unit=self.unit)
         self.log.write("begin", warmup=self.warmup)
 
-    def _add(self, i: int, t: tuple, samples: int, busy: tuple = ()) -> None:
-        if i == self.warmup:
+    def _add(self, number: int, stamps: tuple, samples: int, busy: tuple = ()) -> None:
+        if number == self.warmup:
             self.tally = user_loop.Tally(self.tally.end)  # without the warm-up
-        self.tally.add(t, samples, busy or t[2:])
-        loss, tokens = self.losses.pop(i, math.nan), self.tokens.pop(i, NO_TOKENS)
-        if i < KEEP_STEPS:
+        self.tally.add(stamps, samples, busy or stamps[2:])
+        loss = self.losses.pop(number, math.nan)
+        tokens = self.tokens.pop(number, NO_TOKENS)
+        if number < KEEP_STEPS:
             start, end = busy or (0, 0)
-            device = start, start, start, end  # the copy is inside
-            self.lines.append(line_of((*device, i + 1, *t, samples, 0, loss, *tokens, i + 1)))
+            device = (start, start, start, end)  # the copy is inside
+            place = number + 1
+            slot = (*device, place, *stamps, samples, 0, loss, *tokens, place)
+            self.lines.append(line_of(slot))
 
     def _write(self) -> None:
         if self.lines:
@@ -209,7 +278,9 @@ class Recorder:
         """Write how a pass ended: "exhausted", "left early", or "failed" with an `error`."""
         if os.getpid() != self.pid:
             return  # a fork of the loop's process: not ours to say
-        self.how, self.sampler.in_use = how, False
+        self.how = how
+        self.sampler.in_use = False
+        self.write_pass(now_ns())
         if how == "failed":
             self.fail(error)
         elif how == "exhausted":
@@ -217,6 +288,21 @@ class Recorder:
             self.log.write("end", stop=None, code=0)
         else:
             self.log.write("end", stop=how, code=None)
+
+    def write_pass(self, ended_ns: int) -> None:
+        """Write when the pass that is over began and ended; nothing where that is known."""
+        if self.began_ns:
+            self.log.write(
+                "pass", n=self.epoch, began=self.began_ns, ended=ended_ns, trains=self.trains
+            )
+        self.began_ns = 0
+        self.trains = False
+
+    def write_save(self, began_ns: int, ended_ns: int) -> None:
+        """Write when a checkpoint was written."""
+        self.saves += 1
+        if self.saves <= MOST_SAVES:
+            self.log.write("saved", began=began_ns, ended=ended_ns)
 
     def fail(self, error: BaseException) -> None:
         """Write the exception that ended the loop; an interrupt is a stop, not a failure."""
@@ -232,13 +318,17 @@ class Recorder:
     def flush(self) -> None:
         """Write what has gathered, and give the device a moment for its last steps."""
         with contextlib.suppress(Exception):  # a device that was lost
-            if (current := self.current) is not None:
+            current = self.current
+            if current is not None:
                 current.hand_over()
             if self.clock is not None:
                 self.clock.finish()
         self._write()
         self.sampler.flush()
-        if (why := self.sampler.missing) != self.told and not self.sampler.taken:
+        if self.work is not None:
+            self.work.flush()
+        why = self.sampler.missing
+        if why != self.told and not self.sampler.taken:
             self.told = why
             self.log.write("no_lines", why=why)
         if self.growth.found:
@@ -253,14 +343,19 @@ class Recorder:
             return
         if error is not None and self.how != "exhausted":
             self.fail(error)
-        if (current := self.current) is not None:  # somebody still holds the iterator
+        current = self.current
+        if current is not None:  # somebody still holds the iterator
             current.stop()
             self.end_pass("left early")
         self.sampler.stop()
         self.flush()
         if self.call is not None:
             self.call.hook.remove()
-        (self.folder / sampler.WATCHED).unlink(missing_ok=True)
+        if self.work is not None:
+            self.work.close()
+        (self.folder / WATCHED).unlink(missing_ok=True)
+        for left in self.folder.glob(f"{PROGRESS}-*"):
+            left.unlink(missing_ok=True)
         if self.telemetry is not None:
             self.telemetry.kill()
             self.telemetry.wait()
@@ -273,102 +368,9 @@ class Recorder:
         self.telemetry = self.telemetry or user_loop.telemetry_beside(self.folder)
 
 
-class Pass:
-    """One pass over the loader: hands its batches on, and stamps when, a row of a list for each.
+def _nothing() -> None:
+    return None
 
-    What is more waits until `_gathered`, when a hundred rows share the cost of cold caches.
-    """
 
-    def __init__(self, recorder: Recorder, iterator: Any, iter_ns: int, beat: Callable):
-        """`iter_ns` is what iter(loader) took; `beat(now)` is called now and then."""
-        self.recorder, self.fetch, self.beat, self.on = recorder, iterator.__next__, beat, True
-        self.lead_ns = iter_ns  # counts as waiting for the first batch: workers were started
-        self.rows: list[tuple] = []
-        self.due = self.beat_at = self.asked = self.samples = 0
-        self.ready = 0  # 0 while there is no body whose end could be stamped
-        self.count, self.start, self.clock = self._first_count, None, recorder.clock
-        recorder.begin_pass(self)
-
-    def __iter__(self) -> Pass:
-        return self
-
-    def __next__(self) -> Any:
-        now = now_ns()
-        if self.ready:
-            end = None if self.start is None else self.clock.mark()
-            self.rows.append((self.asked, self.ready, now, self.samples, self.start, end))
-            self.ready = 0
-            if now > self.due or len(self.rows) >= MOST_ROWS:
-                now = self._gathered(now)
-        try:
-            batch = self.fetch()
-        except BaseException as error:
-            self._end("exhausted" if isinstance(error, StopIteration) else "failed", error)
-            raise
-        ready = now_ns()
-        self.asked = now
-        try:
-            self.samples = self.count(batch)
-            if self.clock is not None:
-                self.start = self.clock.mark()
-        except Exception as error:
-            self._give_up(error)
-        self.ready = ready
-        return batch
-
-    def _first_count(self, batch: Any) -> int:
-        """Learn how to count samples; set the clock back to before iter(loader)."""
-        if not self.on:  # the loader failed and was asked again: the loop skips what it cannot read
-            self.recorder.begin_pass(self)
-            self.on = True
-        self.asked, self.lead_ns = self.asked - self.lead_ns, 0
-        self.count = self.recorder.counter(batch)
-        self.recorder.sampler.claim(sys._getframe(2))
-        return self.count(batch)
-
-    def _gathered(self, now: int) -> int:
-        """Hand over what has gathered; return when the next batch is asked for."""
-        self.due = now + GATHER_NS
-        try:
-            self.hand_over()
-            if not self.on:
-                return now
-            self.clock = self.recorder.clock  # known only when the first body has run
-            if now > self.beat_at:
-                self.beat_at = now + BEAT_NS
-                self.recorder.growth.look(sys._getframe(2), self.recorder.sampler.loop)
-                self.beat(now)
-        except Exception as error:
-            self._give_up(error)
-        return now_ns()  # what this took is neither waiting nor body
-
-    def hand_over(self) -> None:
-        """Give the recorder what has gathered; once stopped, forget it."""
-        rows, self.rows = self.rows, []
-        if self.on:
-            self.recorder.take(rows)
-
-    def stop(self) -> None:
-        """Hand over what has gathered, and stop recording."""
-        try:
-            self.hand_over()
-        finally:
-            self.on, self.start, self.clock = False, None, None
-
-    def _end(self, how: str, error: BaseException | None = None) -> None:
-        if self.on:
-            with contextlib.suppress(Exception):
-                self.stop()
-                self.recorder.end_pass(how, error)
-                if how == "failed":
-                    self.count = self._first_count
-                self.beat(None)
-
-    def _give_up(self, error: Exception) -> None:
-        """Stop recording; the loop goes on."""
-        self.on, self.start, self.clock, self.count = False, None, None, lambda _batch: 0
-        say(f"recording stopped: {type(error).__name__}: {error}")
-
-    def __del__(self) -> None:
-        if hasattr(self, "on"):
-            self._end("left early")  # a break, a return or an exception in the body
+def _one(_batch: Any) -> int:
+    return 1

@@ -6,7 +6,8 @@ and a step's time is that thread's CPU time: where others want the core, wall ti
 doing. The slowest 1 % of the steps are left out of both means. Only half of the steps are recorded,
 so they are written half as often: as many to a write as in a real loop. What happens twice a second
 (the live line) is timed by itself. Sampling the stack goes by the clock: it is switched on and off
-for half a second at a time, in pairs whose order a coin decides.
+for half a second at a time, in pairs whose order a coin decides. What timing a loader's items costs
+is shown by batches of which a coin lets every second one be timed.
 """
 
 import contextlib
@@ -21,14 +22,23 @@ import time
 
 os.environ.setdefault("LABKIT_HOME", tempfile.mkdtemp(prefix="labkit-watch-cost-"))
 
+from pathlib import Path
+
 import numpy as np
+import torch
 from own_cost import STEP_MS, trainer_of
 from paired import median_95
 
+from labkit.bench.loader_hook import watched as watched_fetcher
+from labkit.bench.loader_work import LoaderWork
+from labkit.bench.sampler import WATCHED
+from labkit.process.events import EventLog
 from labkit.view.display import Display
 from labkit.view.watch_live import watch
-from labkit.watching import recorder as recording
+from labkit.watching import passes
 from labkit.watching.recorder import Recorder
+
+ITEMS = 32  # in a batch of the loader whose timing is measured
 
 
 def beat_ms(watched):
@@ -40,6 +50,48 @@ def beat_ms(watched):
         for _ in range(100):
             watched._show(over=False)
         return 1e3 * (time.thread_time() - start) / 100
+
+
+def loader_cost(batches):
+    """Return what timing a loader's items adds to one, µs, its 95 % interval, and its share.
+
+    An item makes a tensor of 3 x 64 x 64 numbers. A coin decides for every batch whether its
+    fetcher is watched, as in a worker, with its progress written.
+    """
+    folder = tempfile.mkdtemp()
+    Path(folder, WATCHED).touch()
+    work = LoaderWork(EventLog(folder), -1, 1, folder, WATCHED)
+    kinds = torch.utils.data._DatasetKind
+    collate = torch.utils.data.default_collate
+    fetchers = [kinds.create_fetcher(0, Noise(), True, collate, False) for _ in range(2)]
+    fetchers[1] = watched_fetcher(fetchers[1], work)
+    coin = random.Random(2)
+    took = ([], [])
+    for _ in range(batches):
+        seen = coin.random() < 0.5
+        start = time.thread_time_ns()
+        fetchers[seen].fetch(list(range(ITEMS)))
+        took[seen].append((time.thread_time_ns() - start) / ITEMS / 1e3)
+    plain, timed = (np.sort(side)[: -len(side) // 100] for side in took)
+    rng = np.random.default_rng(0)
+    draws = [[rng.choice(side, len(side)).mean() for side in (plain, timed)] for _ in range(400)]
+    interval = np.percentile(np.diff(draws, axis=1), [2.5, 97.5])
+    return {
+        "item_us": plain.mean(),
+        "loader_us_an_item": timed.mean() - plain.mean(),
+        "loader_us_95": interval.round(3).tolist(),
+        "loader_share": timed.mean() / plain.mean() - 1,
+    }
+
+
+class Noise(torch.utils.data.Dataset):
+    """Items that cost about as much as a small image does once it is decoded."""
+
+    def __len__(self):
+        return ITEMS
+
+    def __getitem__(self, index):
+        return torch.randn(3, 64, 64), index
 
 
 def sampling_share(steps):
@@ -64,7 +116,7 @@ def sampling_share(steps):
 
 
 trainer, images, labels = trainer_of(STEP_MS)
-recording.GATHER_NS *= 2
+passes.GATHER_NS *= 2
 plain = itertools.repeat((images, labels))
 watched = watch(plain, live=False)
 fetches = plain.__next__, iter(watched).__next__
@@ -85,7 +137,8 @@ found = {
     "step_ms": straight.mean() / 1e3,
     "recording_share": through.mean() / straight.mean() - 1,
     "recording_us_95": np.percentile(costs, [2.5, 97.5]).round(2).tolist(),
-    "line_share": line_ms * 1e6 / recording.BEAT_NS, "line_ms": line_ms,
+    "line_share": line_ms * 1e6 / passes.BEAT_NS, "line_ms": line_ms,
+    **loader_cost(int((sys.argv[1:] or [10_000])[0]) // 10),
     "sampling_share": sampling, "sampling_share_95": sampling_95,
 }  # fmt: skip
 print(json.dumps(found, indent=1))

@@ -1,0 +1,131 @@
+"""What a loader's process is timed with, and the small file that says what it is busy with."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import time
+from numbers import Integral
+from pathlib import Path
+
+from labkit.process.events import now_ns, private
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
+INDEX_CHARACTERS = 60  # of an index that is not a whole number
+PROGRESS = "progress"  # the files' names begin so; one for each process of the loader
+IDLE, FETCHING, COLLATING = range(3)  # what a process is busy with
+NO_INDEX = -(2**63)
+STATE, SINCE, BATCH, INDEX, PID, USUAL = range(6)  # words of a progress file
+WORDS, TEXT_BYTES = 6, 64
+PROGRESS_BYTES = WORDS * 8 + TEXT_BYTES
+
+
+class Progress:
+    """What this process is busy with, in a small file that others can read while it hangs."""
+
+    def __init__(self, folder: str | Path, worker: int | str):
+        """`worker` is its number, or "loop" for the loop that takes the batches."""
+        path = os.path.join(folder, f"{PROGRESS}-{worker}")
+        descriptor = private(path, os.O_RDWR | os.O_CREAT)
+        try:
+            os.write(descriptor, bytes(PROGRESS_BYTES))
+            self.memory = mmap.mmap(descriptor, PROGRESS_BYTES)
+        finally:
+            os.close(descriptor)
+        self.words = memoryview(self.memory)[: WORDS * 8].cast("q")
+        self.words[INDEX] = NO_INDEX
+        self.words[PID] = os.getpid()
+        self.words[SINCE] = now_ns()
+
+    def name_item(self, index: object) -> None:
+        """Note the index of the item that is being fetched."""
+        if type(index) is int and abs(index) < 2**62:
+            self.words[INDEX] = index
+            return
+        self.words[INDEX] = NO_INDEX
+        text = str(plain_index(index)).encode()[:TEXT_BYTES]
+        self.memory[WORDS * 8 :] = text.ljust(TEXT_BYTES, b"\0")
+
+
+def no_words() -> memoryview:
+    """Return what stands for the words of a progress file where there is none."""
+    return memoryview(bytearray(WORDS * 8)).cast("q")
+
+
+def plain_index(index: object) -> int | str:
+    """Return an index as a whole number, or as text of bounded length.
+
+    Of a batch that is fetched at once it names the first.
+    """
+    if isinstance(index, Integral):
+        return int(index)
+    if isinstance(index, list):
+        return f"{plain_index(index[0])} and {len(index) - 1} more" if index else "none"
+    with contextlib.suppress(Exception):  # a key's own __repr__
+        return repr(index)[:INDEX_CHARACTERS]
+    return type(index).__name__
+
+
+class Stopwatch:
+    """This thread's time, from lap to lap. A lap takes 1.7 µs."""
+
+    def __init__(self):
+        self.queue = None
+        if resource is not None:
+            with contextlib.suppress(OSError):  # Linux; elsewhere the line looks like waiting
+                self.queue = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        self.before = self._read()
+
+    def _read(self) -> tuple[int, int, int, int]:
+        in_line_ns = 0
+        gave_up = 0
+        if self.queue is not None:
+            in_line_ns = int(os.pread(self.queue, 64, 0).split()[1])
+            gave_up = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        return time.thread_time_ns(), in_line_ns, gave_up, now_ns()
+
+    def lap(self) -> tuple[int, int, int]:
+        """Return the CPU time, the waiting and the standing in line for a core since, ns."""
+        before, self.before = self.before, self._read()
+        cpu, in_line, gave_up, wall = (
+            new - old for old, new in zip(before, self.before, strict=True)
+        )
+        if self.queue is not None and not gave_up:
+            in_line = max(0, wall - cpu)
+        return cpu, max(0, wall - cpu - in_line), in_line
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self.queue is not None:
+            os.close(self.queue)
+            self.queue = None
+
+
+class BytesRead:
+    """The bytes that this process has read so far, and those of them that came from storage."""
+
+    def __init__(self):
+        self.counts = None
+        with contextlib.suppress(OSError):
+            self.counts = os.open("/proc/self/io", os.O_RDONLY)
+
+    def now(self) -> tuple[int, int]:
+        """Return both; (0, 0) where the system does not tell.
+
+        What is read through memory maps counts as coming from storage only.
+        """
+        if self.counts is None:
+            return 0, 0
+        words = os.pread(self.counts, 256, 0).split()
+        return int(words[1]), int(words[9])
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self.counts is not None:
+            os.close(self.counts)
+            self.counts = None

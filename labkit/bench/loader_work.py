@@ -1,0 +1,207 @@
+"""What a DataLoader's process does for each batch: how long it takes, on what, and since when.
+
+`labkit.bench.loader_hook` calls it. Rows of batches are written ten times a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from labkit.bench.loader_clocks import (
+    BATCH,
+    COLLATING,
+    FETCHING,
+    IDLE,
+    INDEX,
+    NO_INDEX,
+    SINCE,
+    STATE,
+    BytesRead,
+    Progress,
+    Stopwatch,
+    no_words,
+    plain_index,
+)
+from labkit.process.events import EventLog, now_ns
+
+GATHER_NS = 100_000_000  # between two writes of a process
+MOST_ROWS = 2_000  # of all workers together, 0.7 MB; then every second batch, every fourth, ...
+KEPT_ITEMS = 16  # of a batch whose times are written one by one; of the others, the sum
+SLOWEST = 5  # items of a process that are named
+
+
+class LoaderWork:
+    """Times the batches of one process of a loader, and writes them into the run's log.
+
+    What is not needed at once waits until `flush`, as a batch leaves the caches cold: a step of
+    Python then takes several times as long.
+    """
+
+    def __init__(
+        self, log: EventLog, worker: int, workers: int, folder: str | Path, until_gone: str
+    ):
+        """Begin in this process; `worker` is -1 in the main one.
+
+        It ends once the file `until_gone` of `folder` is deleted. Where that is "" the run is one
+        of the bench's: it ends at no time, writes no progress, and has its items timed one by one.
+        """
+        self.log = log
+        self.worker = worker
+        self.workers = max(1, workers)
+        self.pid = os.getpid()
+        self.mark = until_gone and os.path.join(folder, until_gone)
+        self.over = False
+        self.progress = None
+        if self.mark:
+            with contextlib.suppress(OSError):
+                self.progress = Progress(folder, "main" if worker < 0 else worker)
+        self.words = self.progress.words if self.progress else no_words()
+        self.stopwatch = None if self.mark else Stopwatch()
+        self.bytes_read = BytesRead()
+        self.streams = False
+        self.passes = -1
+        self.in_pass = 0  # batches
+        self.done = 0
+        self.keep_every = 1
+        self.room = MOST_ROWS // self.workers
+        self.due = 0
+        self.gathered: list[tuple] = []  # of each batch since the last write
+        self.laps: list[list[Any]] = []  # and of those whose items are timed one by one
+        self.totals = {"batches": 0, "items": 0, "busy_ns": 0, "cpu_ns": 0, "bytes": 0, "disk": 0}
+        self.slowest: list[tuple[int, int | str, int]] = []
+        self.process_ns = time.process_time_ns()
+        self.read_before = self.bytes_read.now()
+
+    def begin_pass(self, streams: bool) -> None:
+        """Begin a pass over the dataset, which `streams` its samples where it is iterable."""
+        self.passes += 1
+        self.in_pass = 0
+        self.streams = streams
+
+    def begin(self, number: int | None, count: int) -> None:
+        """Begin batch `number` of the pass, of `count` items; of a stream, none so far."""
+        if number is None:
+            number = self.in_pass * self.workers + max(0, self.worker)
+        self.batch = number
+        self.count = count
+        self.slow_ns = -1
+        self.slow_index: object = None
+        self.singly = self.stopwatch is not None and self.done % self.keep_every == 0
+        if self.singly:
+            self.items: list[tuple[int, int, int]] = []
+            self.stopwatch.lap()
+        self.cpu_ns = time.process_time_ns()
+        words = self.words
+        words[BATCH] = number
+        words[STATE] = FETCHING
+        self.start = self.fetched = now_ns()
+        words[SINCE] = self.start
+
+    def name_item(self, index: object) -> None:
+        """Note an index that is no whole number."""
+        if self.progress is not None:
+            self.progress.name_item(index)
+
+    def time_item(self) -> None:
+        """An item is here, of a batch whose items are timed one by one."""
+        self.items.append(self.stopwatch.lap())
+        self.words[SINCE] = now_ns()
+
+    def begin_collate(self) -> None:
+        """All items are here."""
+        self.fetched = now_ns()
+        self.words[SINCE] = self.fetched
+        self.words[STATE] = COLLATING
+
+    def end(self) -> None:
+        """The batch is ready."""
+        collate = self.stopwatch.lap() if self.singly else None
+        ready = now_ns()
+        cpu_ns = time.process_time_ns()
+        self.idle(ready)
+        between_ns = self.cpu_ns - self.process_ns
+        self.process_ns = cpu_ns
+        self.gathered.append(
+            (self.done, self.batch, self.passes, self.start, self.fetched, ready,
+             cpu_ns - self.cpu_ns, self.count, self.slow_ns, self.slow_index)
+        )  # fmt: skip
+        if collate is not None and not self.streams:
+            self.laps.append(self._laps_row(collate, between_ns))
+        self.in_pass += 1
+        self.done += 1
+        if ready > self.due:
+            self.due = ready + GATHER_NS
+            self.flush()
+
+    def _laps_row(self, collate: tuple[int, int, int], between_ns: int) -> list[Any]:
+        """Return the row of a batch that predictions are made from, in µs."""
+        items = self.items
+        sums = [sum(column) for column in zip(*items, strict=True)] or [0, 0, 0]
+        kept = items[:: -(-len(items) // KEPT_ITEMS)] if len(items) > 1 else []
+        times = [_microseconds(value) for value in (*sums, *collate, between_ns)]
+        cpu = [_microseconds(each[0]) for each in kept]
+        wait = [_microseconds(each[1]) for each in kept]
+        return [self.done, self.start, self.count, *times, cpu, wait]
+
+    def idle(self, now: int) -> None:
+        """This process is busy with nothing that is the user's."""
+        self.words[SINCE] = now
+        self.words[INDEX] = NO_INDEX
+        self.words[STATE] = IDLE
+
+    def flush(self) -> None:
+        """Write what has gathered."""
+        if self.gathered and self.pid == os.getpid():
+            batches = self._summed_up()
+            self.log.write(
+                "items",
+                worker=self.worker,
+                pid=self.pid,
+                rows=self.laps,
+                batches=batches,
+                totals=self.totals,
+                slowest=self.slowest,
+            )
+            self.laps = []
+        if self.mark and not os.path.exists(self.mark):
+            self.over = True  # a worker that persists goes on without us
+
+    def _summed_up(self) -> list[list[Any]]:
+        """Add what has gathered to the totals; return the rows of the batches that are kept."""
+        gathered, self.gathered = self.gathered, []
+        kept = []
+        totals = self.totals
+        for row in gathered:
+            done, batch, _, start, _, ready, cpu_ns, count, slow_ns, slow_index = row
+            totals["batches"] += 1
+            totals["items"] += count
+            totals["busy_ns"] += ready - start
+            totals["cpu_ns"] += cpu_ns
+            index = plain_index(slow_index)
+            self.slowest.append((slow_ns, index, batch))
+            if done >= self.room * self.keep_every:
+                self.keep_every *= 2
+            if done % self.keep_every == 0:
+                kept.append([*row[:-1], index])
+        self.slowest.sort(key=lambda each: each[0], reverse=True)
+        del self.slowest[SLOWEST:]
+        before, self.read_before = self.read_before, self.bytes_read.now()
+        totals["bytes"] += self.read_before[0] - before[0]
+        totals["disk"] += self.read_before[1] - before[1]
+        return kept
+
+    def close(self) -> None:
+        """Write what is left, and let go of the files."""
+        self.flush()
+        self.over = True
+        if self.stopwatch is not None:
+            self.stopwatch.close()
+        self.bytes_read.close()
+
+
+def _microseconds(ns: int) -> float:
+    return round(ns / 1e3, 1)

@@ -1,0 +1,404 @@
+"""Inside a loader: what each worker does is recorded, and no batch is another for it."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, get_worker_info
+
+import labkit as lk
+from labkit.bench.loader_clocks import plain_index
+from labkit.process.events import now_ns
+from labkit.results.wall_shares import wall_shares
+from labkit.view import watch_live
+from labkit.watching import hangs, headroom
+
+slow = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    """Every test ends its watches, and computes in one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    watch_live.close_all()
+
+
+class Samples(Dataset):
+    """Random samples; each says whether the worker's info has this very dataset."""
+
+    def __init__(self, size=40):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        info = get_worker_info()
+        return torch.randn(3), index, info is None or info.dataset is self
+
+
+class AtOnce(Samples):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for index in range(first, 37, step):
+            yield torch.randn(3), index, info is None or info.dataset is self
+
+
+def joined(samples):
+    values, indices, own = zip(*samples, strict=True)
+    return {"values": torch.stack(values), "indices": list(indices), "own": all(own)}
+
+
+def made(kind, workers):
+    """Return a loader of a kind."""
+    more = {"num_workers": workers, "collate_fn": joined}
+    if kind == "stream":
+        return DataLoader(Stream(), 4, **more)
+    if kind == "batch sampler":
+        batches = BatchSampler(range(39, -1, -1), 4, drop_last=False)
+        return DataLoader(Samples(), batch_sampler=batches, **more)
+    if kind == "no batches":
+        return DataLoader(Samples(), None, num_workers=workers)
+    if kind == "persistent":
+        return DataLoader(Samples(), 4, shuffle=True, persistent_workers=True, **more)
+    return DataLoader(AtOnce() if kind == "at once" else Samples(), 4, shuffle=True, **more)
+
+
+def two_epochs(loader):
+    torch.manual_seed(0)
+    batches = [batch for _ in range(2) for batch in loader]
+    return batches, torch.get_rng_state()
+
+
+def is_same(first, second):
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return all(is_same(first[name], second[name]) for name in first.keys() | second.keys())
+    if isinstance(first, (list, tuple)):
+        same_length = len(first) == len(second)
+        return same_length and all(map(is_same, first, second))
+    return first == second
+
+
+KINDS = ("plain", "stream", "batch sampler", "at once", "no batches")
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        *[(kind, 0) for kind in KINDS],
+        *[(kind, 2) for kind in (*KINDS, "persistent")],
+    ],
+)
+def test_batches_are_the_same_to_the_bit_and_all_are_counted(kind, workers):
+    plain, state = two_epochs(made(kind, workers))
+    loader = made(kind, workers)
+    dataset = loader.dataset
+    seen, state_watched = two_epochs(watched := lk.watch(loader, live=False))
+    assert is_same(plain, seen) and torch.equal(state, state_watched)
+    assert loader.dataset is dataset and loader.worker_init_fn is None
+    if kind != "no batches":
+        assert all(batch["own"] for batch in seen)
+    del loader
+    run = watched.run
+    watched.close()
+    recorded = run.workers
+    assert len(recorded) == max(1, workers)
+    assert len(seen) == run.steps
+    if kind != "persistent":  # whose workers go on, and keep the rows of their last moment
+        assert sum(each.batches for each in recorded) == run.steps
+        assert sum(each.items for each in recorded) == (74 if kind == "stream" else 80)
+    rows = recorded.batches
+    assert (rows.start <= rows.fetched).all() and (rows.fetched <= rows.ready).all()
+    if workers and kind != "stream":  # each was ready before the loop had it
+        assert (rows.ready <= rows.taken).all()
+
+
+@slow
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_a_worker_that_is_started_anew_is_recorded_and_gives_the_same_batches(context):
+    def batches(context, wrap):
+        torch.manual_seed(0)
+        loader = DataLoader(
+            Samples(), 4, num_workers=1, collate_fn=joined, multiprocessing_context=context
+        )
+        return list(wrap(loader))
+
+    plain = batches("fork", iter)
+    seen = batches(context, lambda loader: lk.watch(loader, live=False))
+    assert is_same(plain, seen) and all(batch["own"] for batch in seen)
+    lk.watch.last.close()
+    assert lk.watch.last.run.workers[0].items == 40
+
+
+def test_an_error_of_a_worker_reads_as_without_a_watch():
+    class Broken(Samples):
+        def __getitem__(self, index):
+            if index == 9:
+                raise KeyError("item 9 is lost")
+            return index
+
+    def said(wrap):
+        with pytest.raises(KeyError) as caught:
+            list(wrap(DataLoader(Broken(), 4, num_workers=1)))
+        return str(caught.value)
+
+    def watch(loader):
+        return lk.watch(loader, live=False)
+
+    text = said(watch)
+    assert "item 9 is lost" in text
+    if sys.version_info >= (3, 11):
+        assert text == said(iter)
+
+
+class Uneven(Dataset):
+    """Items that sleep or compute; one of them takes long."""
+
+    def __init__(self, computes, slow_index=None):
+        self.computes = computes
+        self.slow_index = slow_index
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        seconds = 0.2 if index == self.slow_index else 0.004
+        if not self.computes:
+            time.sleep(seconds)
+        spent = time.process_time() + seconds
+        while self.computes and time.process_time() < spent:
+            pass
+        return index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_slow_item_is_named_and_waiting_is_told_from_computing(workers):
+    shares = {}
+    for computes in (True, False):
+        loader = DataLoader(Uneven(computes, slow_index=37), 4, num_workers=workers)
+        for _ in (watched := lk.watch(loader, live=False)):
+            pass
+        watched.close()
+        recorded = watched.run.workers
+        assert recorded.slowest[0].index == 37 and recorded.slowest[0].batch == 9
+        assert recorded[0].slowest_ratio > 5
+        shares[computes] = recorded.cpu_share
+    assert shares[False] < 0.5 * shares[True] and shares[False] < 0.5
+    assert "37 (" in repr(recorded) and recorded.rows.loc[recorded[0].worker, "items"] == 60
+    saved = watched.run.path / "copy.jsonl"
+    watched.run.save(saved)
+    assert lk.load(saved).workers[0] == recorded[0]
+    assert recorded.plot(seconds=0.5).axes
+
+
+def test_rows_of_a_damaged_record_are_left_out(tmp_path):
+    for _ in (watched := lk.watch(DataLoader(list(range(40)), 4), live=False)):
+        pass
+    watched.close()
+    path = tmp_path / "run.jsonl"
+    watched.run.save(path)
+    event = next(each for each in map(json.loads, path.read_text().splitlines()) if
+                 each["event"] == "items")  # fmt: skip
+    broken = [
+        event | {"batches": [[1, 2]]},
+        event | {"slowest": 3},
+        event | {"totals": {}},
+        event | {"pid": "x"},
+    ]
+    whole = lk.load(path).workers[0]
+    with open(path, "a") as file:
+        file.writelines(json.dumps(each) + "\n" for each in broken)
+    assert lk.load(path).workers[0] == whole
+
+
+def test_indices_of_any_kind_are_written_as_numbers_or_short_texts():
+    assert plain_index(np.int64(3)) == 3 and plain_index("a" * 99) == repr("a" * 99)[:60]
+    assert plain_index([5, 6, 7]) == "5 and 2 more" and plain_index([]) == "none"
+
+
+# -- the whole time ------------------------------------------------------------------------------
+
+SCRIPT = """
+import time, torch
+from torch.utils.data import DataLoader
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+train, test = DataLoader(torch.randn(160, 4), 4), DataLoader(torch.randn(80, 4), 4)
+for epoch in range(3):
+    for batch in train:
+        model(batch).mean().backward()
+        optimizer.step()
+        time.sleep(0.002)
+    for batch in test:
+        time.sleep(0.02)
+    torch.save(model.state_dict(), FILE)
+    time.sleep(0.1)
+"""
+
+
+@slow
+def test_the_whole_time_of_a_script_is_shared_out_by_loops_and_adds_up_to_one(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.replace("FILE", repr(str(tmp_path / "model.pt"))))
+    command = [sys.executable, "-m", "labkit", "watch", "--json", "--", sys.executable, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    found = json.loads(done.stdout)
+    parts = found["wall_shares"]["parts"]
+    assert sum(part["share"] for part in parts) == pytest.approx(1)
+    share = {part["part"]: part for part in parts}
+    assert share["validation"]["share"] > share["training loop"]["share"]
+    assert (share["training loop"]["place"], share["validation"]["place"]) == (
+        "train.py:8",
+        "train.py:12",
+    )
+    assert {"before the first batch", "between epochs", "checkpoints"} <= share.keys()
+    assert lk.load(found["record"]).wall_shares.to_dict() == found["wall_shares"]
+
+
+def test_time_in_a_loop_within_another_counts_once():
+    def run(place, passes, trains):
+        watched = {"place": [place, 1]}
+        return type("Stub", (), {
+            "passes": [{"n": n, "began": began, "ended": ended, "trains": trains}
+                       for n, (began, ended) in enumerate(passes)],
+            "epochs": [], "saves": [], "steps": 9,
+            "event": lambda self, _name: {"watched": watched},
+        })()  # fmt: skip
+
+    training = run("a.py", [(100, 600), (700, 900)], True)
+    inner = run("b.py", [(200, 400)], False)
+    shares = wall_shares([training, inner], 0, 1000)
+    assert {part.part: part.share for part in shares.parts} == pytest.approx({
+        "training loop": 0.5, "validation": 0.2, "before the first batch": 0.1,
+        "between epochs": 0.1, "after the last epoch": 0.1,
+    })  # fmt: skip
+
+
+# -- headroom ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short_blocks(monkeypatch):
+    monkeypatch.setattr(headroom, "BLOCK_NS", 60_000_000)
+
+
+class Sleeping(Dataset):
+    def __init__(self, seconds, size=1600):
+        self.seconds = seconds
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return torch.full((8,), float(index))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_starved_loop_has_headroom_and_one_that_computes_has_none(short_blocks, workers):
+    rooms = []
+    for item_s, body_s, steps in ((0.01, 0.004, 300), (0.0, 0.02, 100)):
+        loader = DataLoader(Sleeping(item_s, 4 * steps), 4, num_workers=workers)
+        room = lk.headroom(loader)
+        rooms.append(room)
+        done = 0
+        for _batch in room:
+            time.sleep(body_s)
+            done += 1
+        assert done == len(room) == steps
+    starved, computes = rooms
+    assert starved.factor > 1.5 and starved.low > 1.2 and "at most" in repr(starved)
+    assert computes.factor < 1.4 and 2 * computes.factor < starved.factor, rooms
+
+
+def test_a_loop_too_short_for_a_factor_says_so_and_gets_every_batch():
+    loader = DataLoader(Sleeping(0.0, 40), 4)
+    seen = torch.cat(list(room := lk.headroom(loader)))
+    assert torch.equal(seen[:, 0], torch.arange(40.0))
+    assert room.factor is None and "too soon" in repr(room)
+
+
+def test_a_loop_that_takes_its_batches_apart_can_be_replayed(short_blocks):
+    loader = [{"x": torch.ones(4), "more": [1, 2]} for _ in range(400)]
+    room = lk.headroom(loader)
+    for batch in room:
+        time.sleep(0.002)
+        assert batch.pop("x").add_(1).shape == (4,)
+        assert batch["more"].pop() == 2
+    assert room.factor is not None and headroom.IN_PLACE in room.found.notes
+
+
+def test_a_watch_records_no_replayed_step(short_blocks):
+    watched = lk.watch(DataLoader(Sleeping(0.002, 800), 4), live=False)
+    for _ in (room := lk.headroom(watched)):
+        time.sleep(0.001)
+    watched.close()
+    run = watched.run
+    assert room.factor > 1.5 and 10 < run.steps < 190
+    assert run.wait_ms > 2 * run.compute_ms  # as of a loop without replay
+
+
+# -- hangs ---------------------------------------------------------------------------------------
+
+
+class Stuck(Sleeping):
+    def __getitem__(self, index):
+        time.sleep(1.5 if index == 21 else 0.0)
+        return index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_hang_is_named_with_its_worker_item_and_line(workers, capsys):
+    loader = DataLoader(Stuck(0, 40), 4, num_workers=workers)
+    watched = lk.watch(loader, live=False)
+    said = []
+
+    def look():
+        watch = hangs.HangWatch([watched._recorder.folder], said.append)
+        for later_s in (0, 1_000, 1_001):  # as if so much time had passed
+            watch.look(now_ns() + int(later_s * 1e9))
+
+    timer = threading.Timer(1.0, look)
+    for step, _ in enumerate(watched):
+        if step == 3:
+            timer.start()
+    timer.join()
+    watched.close()
+    assert len(said) == 1, said
+    who = "worker 1" if workers else "the main process"
+    assert who in said[0] and "item 21 of batch 5" in said[0] and "timeout=60" in said[0]
+    if sys.platform == "linux":
+        assert "test_workers.py" in said[0] and "time.sleep()" in said[0]
+    hang = watched.run.workers.hang
+    assert hang["index"] == 21 and hang["worker"] == (1 if workers else None)
+    assert not list(Path(watched.run.path).glob("progress-*"))
+
+
+def test_a_loop_that_moves_is_no_hang(tmp_path):
+    watched = lk.watch(DataLoader(Sleeping(0.0, 40), 4), live=False)
+    for _ in watched:
+        folder = watched._recorder.folder
+        assert hangs.hang_in([folder], now_ns()) is None
+        later = now_ns() + int(20e9)  # in its body, it may validate
+        assert hangs.hang_in([folder], later) is None
+    with contextlib.closing(watched):
+        assert hangs.hang_in([folder], now_ns() + int(1e12)) is None  # it is over
