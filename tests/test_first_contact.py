@@ -2,9 +2,7 @@
 
 import json
 import math
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pynvml
@@ -29,15 +27,3 @@ def test_one_thread_of_notebook_01_is_measured_where_a_part_of_a_card_has_no_met
     function, _, _ = cell("01_gpu_anatomy", "anatomy-one-thread").partition("room =")
     exec(function, names)
     assert math.isnan(names["busy"](None, threads=1, seconds=0)["meter"])
-
-
-def test_the_kernel_of_notebook_07_says_what_its_compiler_lacks(monkeypatch, capsys):
-    def no_compiler(*_, **__):
-        raise RuntimeError("Failed to find C compiler.")
-
-    for name in ("triton", "triton.language"):
-        monkeypatch.setitem(sys.modules, name, Mock())
-    cuda = SimpleNamespace(is_available=lambda: True)
-    torch = SimpleNamespace(cuda=cuda, randn=no_compiler)  # as at the first launch of a kernel
-    exec(cell("07_compile_and_kernels", "compile-40"), {"torch": torch})
-    assert capsys.readouterr().out.startswith("skipped: ")
