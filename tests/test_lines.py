@@ -100,7 +100,7 @@ def slow_collate(batch):
     ("loader", "cause", "function"),
     [
         (lambda: DataLoader(Items(), 8), "item", "Items.__getitem__"),
-        (lambda: DataLoader(Items(), 8, num_workers=2), "item", "Items.__getitem__"),
+        (lambda: DataLoader(Items(), 8, num_workers=2), "storage_latency", "Items.__getitem__"),
         (lambda: DataLoader(Items(), 4, num_workers=1, collate_fn=slow_collate), "collate",
          "slow_collate"),
     ],

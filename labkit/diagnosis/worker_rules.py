@@ -193,11 +193,20 @@ def storage_latency(evidence: Evidence) -> Finding | None:
     workers = evidence.workers
     if _computing(evidence) >= limits.MOSTLY_WAITS or evidence.stalls:
         return None
+    loading = evidence.loop.loading if evidence.loop else None
+    if loading is not None and loading.cause == COLLATE:
+        return None  # it is the collate function that waits
     measured = [_cpu(workers)]
     if workers.item_wait_ms is not None:
         measured.append(Measured("of waiting for each item", workers.item_wait_ms, "ms"))
     remedies = (cures.WORKERS, cures.LARGER_READS)
-    return Finding("input", "storage_latency", measured=tuple(measured), remedies=remedies)
+    return Finding(
+        name="input",
+        cause="storage_latency",
+        measured=tuple(measured),
+        remedies=remedies,
+        lines=loading.lines if loading is not None else (),
+    )
 
 
 WORKER_RULES = (
