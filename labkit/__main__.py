@@ -162,6 +162,9 @@ def record(options: argparse.Namespace) -> Any:
 
 @command(
     option("--outside", action="store_true", help="look from outside only"),
+    option("--html", metavar="FILE", help="write the verdict, the pictures and the settings as one "
+           "self-contained page"),
+    option("--markdown", metavar="FILE", help="write the verdict for an issue or a pull request"),
     option("--headroom", action="store_true",
            help="replay some batches, to tell how fast a perfect loader would be"),
     option("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run"),
@@ -176,11 +179,13 @@ def watch(options: argparse.Namespace) -> Any:
     examples:
       labkit watch -- python train.py --epochs 1
       labkit watch --headroom -- python train.py
+      labkit watch --html report.html -- python train.py
       labkit watch --json -- torchrun --nproc-per-node=2 train.py > verdict.json
     """
-    from labkit.view.watch_command import watch_script
+    from labkit.view.watch_command import watch_script, write_reports
 
     found, text = watch_script(options.script, options.json, options.outside, options.headroom)
+    write_reports(found, text, [options.html, options.markdown])
     if not options.json:
         say(f"labkit watch: {text}")
         return found["exit_code"]

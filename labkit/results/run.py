@@ -17,6 +17,10 @@ from labkit.results.workers import LoaderWorkers
 from labkit.spec import NOISY
 
 if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
+    import pandas as pd
     from matplotlib.figure import Figure
 
     from labkit.diagnosis.diagnosis import Diagnosis
@@ -169,6 +173,24 @@ class Run(RunLog):
         if self.tokens_per_s:
             return 1 - self.real_tokens_per_s / self.tokens_per_s
         return self._fact("padding", "share")
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The measured steps as a DataFrame: when each ended (s), its parts (ms), its loss."""
+        import pandas as pd
+
+        first = self.warmup
+        parts = self.steps_ms
+        columns = {
+            "end_s": self.stamps[first:, 5],
+            "step_ms": parts.sum(axis=1),
+            "wait_ms": parts[:, 0],
+            "copy_ms": parts[:, 1],
+            "compute_ms": parts[:, 2],
+            "other_ms": parts[:, 3:].sum(axis=1),
+            "loss": self.loss[first:],
+        }
+        return pd.DataFrame(columns, index=pd.RangeIndex(first, self.steps, name="step"))
 
     # Where the time of a step went
 
@@ -332,6 +354,15 @@ class Run(RunLog):
         return Comparison(other, self)
 
     @of_one_moment
+    def export(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
+        """Write the run as .html, .md, .csv, .png, .svg or .pdf; return the path.
+
+        Raises ValueError on another suffix, and where a file that labkit did not write is there.
+        """
+        from labkit.view.report import export
+
+        return export(self, path, overwrite)
+
     def plot(self, before: Run | None = None) -> Figure:
         """Draw the run; the utilization and the mean step of `before` beside it, where given."""
         from labkit.view.run_figure import draw

@@ -23,6 +23,7 @@ from labkit.process.events import EventLog, now_ns
 from labkit.results import privacy
 from labkit.results.run import Run
 from labkit.results.wall_shares import WallShares, wall_shares
+from labkit.view.report import write_report
 from labkit.watching.hangs import HangWatch
 
 # What a scheduler sends to its child
@@ -88,6 +89,21 @@ def watch_script(
     except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
         told = f"the verdict failed ({type(error).__name__}: {error}); the script ran to its end."
         return found | judge([]) | {"evidence": told, "advice": ""}, told
+
+
+def write_reports(found: dict[str, Any], text: str, paths: list[str | None]) -> None:
+    """Write what was found to each path that is given: a page (.html) or Markdown (.md).
+
+    The script has run: what cannot be written is said, and changes neither verdict nor exit code.
+    """
+    for path in filter(None, paths):
+        if "record" not in found or "run" not in found:
+            _say(f"{path} is not written: no training step was seen from inside.")
+            continue
+        try:
+            write_report(Run(Path(found["record"])), path, text)
+        except (OSError, ValueError) as error:
+            _say(f"{path} is not written: {error}")
 
 
 def _say(text: str) -> None:
