@@ -70,7 +70,7 @@ class Index:
       "Numbers of shape (B, 1, 1, 1) are broadcast over the images of a batch.",
       "torch.where chooses between images.flip(-1) and images.",
       error=Goal("largest error, as a share", at_most=1e-5),
-      operations=Goal("operations on tensors", at_least=2, at_most=8))  # fmt: skip
+      operations=Goal("operations on tensors", at_most=8))  # fmt: skip
 class Augment:
     """augment without a loop.
 
@@ -107,9 +107,10 @@ class Augment:
             with counting() as counted:
                 found = answer(images.clone(), flips.clone(), brightness.clone())
             errors.append(difference(found, right))
+            if counted.bytes < 2 * right.nbytes:  # a multiplication and a clamp move three times it
+                raise Refused("It computes where nobody counts: use PyTorch's operations.")
             operations.append(len(counted.names))
-        most = max(operations)
-        return {"error": max(errors), "operations": most if min(operations) >= 2 else 0}
+        return {"error": max(errors), "operations": max(operations)}
 
 
 @code("11-choose",
