@@ -26,7 +26,7 @@ from labkit.results.measurements import Measurements
 from labkit.spec import KNOBS, Distributed, Grid, Pipeline
 from labkit.view.measuring import Sent
 
-FILES = ("nb00_03", "nb04_06", "nb07_09", "nb10", "nb12")
+FILES = ("nb00_03", "nb04_06", "nb07_09", "nb10", "nb11", "nb12")
 MOST_MIB = 16  # of a pickled answer
 
 
