@@ -23,7 +23,7 @@ from labkit.view import style
 from labkit.view.analysis_figures import curves
 from labkit.view.display import FIGURE_PX
 from labkit.view.primitives import Bar, hbars, rows_in, stack
-from labkit.view.run_header import BOLD, GREY, LOUD, device_of, knobs_of, run_header, several_header
+from labkit.view.run_header import BOLD, GREY, LOUD, device_of, run_header
 from labkit.view.style import BEFORE, COMPUTE, COPY, PARTS, WAIT, ms, our_style, page
 
 TEETH, MAX_TEETH = 10, 24  # steps in the window: two rounds of the workers where they are many
@@ -70,34 +70,6 @@ def draw(run: Run, before: Run | None = None) -> Figure:
     draw_mean_steps(step, run, before)
     if bars:
         _draw_lines(rest, run.lines, bars)
-    return figure
-
-
-@our_style
-def beside(*runs: Run) -> Figure:
-    """Draw runs of different machines, live or recorded, one bar each: shares of the mean step.
-
-    Machines differ by orders of magnitude in ms, so the bars are shares; the ms stand at the end.
-    Raises ValueError where a run has no numbers, or none is given.
-    """
-    if not runs or any(not isinstance(run, Run) or run.utilization is None for run in runs):
-        raise ValueError(f"beside(): give runs that have steps to draw, not {runs!r}.")
-    low, high = (f"{pick(run.utilization for run in runs):.0%}" for pick in (min, max))
-    each = "on each machine" if len({run.machine.name for run in runs}) > 1 else "of each run"
-    title = f"The mean step {each}: busy " + (low if low == high else f"{low} to {high}")
-    panel = (0.32, 0.62 * len(runs))  # a name has three lines
-    figure, (axes,) = page(several_header(title, [], runs), [panel], left_in=2.6)
-    rows = []
-    for run in runs:
-        parts, where = step_parts(run), "RECORDED" if run.recorded else "here"
-        total = sum(parts.values())
-        busy = f"{device_of(run)} busy {run.busy_text}"
-        name = f"{where}: {run.machine.name[:30]}\n{knobs_of(run, runs)[:36]}\n{busy}"
-        shares = {part: value / total for part, value in parts.items()}
-        rows.append((name, shares, f"{ms(total)} ms, {run.throughput:,.0f}/s"))
-    stack(axes, rows, PARTS, "share of the mean step (warm-up left out)", inside=share_text)
-    axes.xaxis.set_major_formatter(PercentFormatter(1))
-    axes.set_xticks(np.linspace(0, 1, 6))
     return figure
 
 
