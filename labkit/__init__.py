@@ -14,13 +14,12 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from labkit.course.challenge import challenge
     from labkit.course.claims import check
     from labkit.course.score import guess, score
-    from labkit.course.slow_script import same_training, slow_script
     from labkit.diagnosis.cost import cost
     from labkit.diagnosis.diagnosis import diagnose
     from labkit.diagnosis.prediction import predict
     from labkit.diagnosis.public_traces import public_trace
     from labkit.diagnosis.trace import trace
-    from labkit.results.hardware import machine, training_arguments
+    from labkit.results.hardware import machine
     from labkit.results.library import load, recorded
     from labkit.results.published import published
     from labkit.results.ranks import Ranks
@@ -29,11 +28,10 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from labkit.results.script import script
     from labkit.results.shipped import glossary
     from labkit.spec import Pipeline
-    from labkit.view.ladder import Ladder, Scaling
     from labkit.view.measuring import measure, peaks
-    from labkit.view.panels import cost_panel, panel, ranks_panel, replay_panel
+    from labkit.view.panels import panel
     from labkit.view.rows_figure import plot
-    from labkit.view.running import distributed, improve, replay, run, sweep, tune
+    from labkit.view.running import distributed, improve, run, sweep, tune
     from labkit.view.wandb_log import to_wandb
     from labkit.view.watch_live import watch
     from labkit.watching.headroom import headroom
@@ -44,14 +42,12 @@ _HOMES = {  # public name: the module that defines it
     "challenge": "labkit.course.challenge",
     "check": "labkit.course.claims",
     "cost": "labkit.diagnosis.cost",
-    "cost_panel": "labkit.view.panels",
     "diagnose": "labkit.diagnosis.diagnosis",
     "distributed": "labkit.view.running",
     "glossary": "labkit.results.shipped",
     "guess": "labkit.course.score",
     "headroom": "labkit.watching.headroom",
     "improve": "labkit.view.running",
-    "Ladder": "labkit.view.ladder",
     "load": "labkit.results.library",
     "machine": "labkit.results.hardware",
     "measure": "labkit.view.measuring",
@@ -63,22 +59,15 @@ _HOMES = {  # public name: the module that defines it
     "public_trace": "labkit.diagnosis.public_traces",
     "published": "labkit.results.published",
     "Ranks": "labkit.results.ranks",
-    "ranks_panel": "labkit.view.panels",
     "recorded": "labkit.results.library",
     "RecordError": "labkit.results.record",
-    "replay": "labkit.view.running",
-    "replay_panel": "labkit.view.panels",
     "Run": "labkit.results.run",
     "run": "labkit.view.running",
-    "same_training": "labkit.course.slow_script",
-    "Scaling": "labkit.view.ladder",
     "score": "labkit.course.score",
     "script": "labkit.results.script",
-    "slow_script": "labkit.course.slow_script",
     "sweep": "labkit.view.running",
     "to_wandb": "labkit.view.wandb_log",
     "trace": "labkit.diagnosis.trace",
-    "training_arguments": "labkit.results.hardware",
     "tune": "labkit.view.running",
     "watch": "labkit.view.watch_live",
 }

@@ -1,6 +1,6 @@
 """Hugging Face's Trainer as a Run: `Trainer(..., callbacks=[hf.Recorder()])`.
 
-Needs the extra `labkit[hf]`; `lk.training_arguments(pipeline)` does not.
+Needs the extra `labkit[hf]`.
 """
 
 from __future__ import annotations

@@ -292,10 +292,10 @@ def test_by_keyboard_and_by_touch_on_a_narrow_dark_page_a_slider_predicts_and_ru
 def test_every_kind_of_panel_works_and_a_cell_keeps_the_final_figure_and_no_widget(lab, page):
     opened(
         page, lab, "kinds",
-        "import labkit as lk\n"
-        "lk.ranks_panel(dataset='sleep', prep_ms=2, model='mlp', width=32, depth=1, steps=30)",
-        "lk.replay_panel('workers-0', 'workers-6')",
-        "lk.cost_panel(lk.recorded('workers-6'), before=lk.recorded('workers-0'))",
+        "import labkit as lk\nfrom labkit.spec import Distributed\n"
+        "one = lk.Pipeline(dataset='sleep', prep_ms=2, model='mlp', width=32, depth=1, steps=30)\n"
+        "lk.panel(Distributed(one))",
+        "lk.panel(['workers-0', 'workers-6'])",
         "lk.recorded('workers-0').diagnose()",
         f"run = lk.run({PIPELINE}, steps=60))",
     )  # fmt: skip

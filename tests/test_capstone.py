@@ -1,13 +1,15 @@
 """The slow script: each fix does the same work in another way; runs of it are runs like others."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 import labkit as lk
 from labkit.course import slow_script as script
-from labkit.course.slow_script import SlowScript, same_training, stages
+from labkit.course.slow_script import SlowScript, changed_code, other_work, slow_script, stages
 from labkit.results.launch import launch
+from labkit.view.wandb_log import to_wandb
 
 
 def test_the_stages_add_one_fix_at_a_time_and_a_wrong_one_is_refused():
@@ -16,7 +18,7 @@ def test_the_stages_add_one_fix_at_a_time_and_a_wrong_one_is_refused():
     assert all(now[:-1] == before for before, now in zip(fixes, fixes[1:], strict=False))
     assert SlowScript(("memory", "data")).fixes == ("data", "memory")
     with pytest.raises(ValueError, match="Unknown fix 'worker'; available: data, items"):
-        lk.slow_script("worker")
+        slow_script("worker")
     with pytest.raises(ValueError, match="steps"):
         SlowScript(steps=0)
 
@@ -43,30 +45,48 @@ def with_losses(losses, precision, folder):
 
 def test_the_same_training_is_told_from_another(tmp_path):
     slow = lk.recorded("capstone-0")
-    same_training(lk.recorded("capstone-6"), slow)
-    with pytest.raises(AssertionError, match="another loss in step 5"):
-        off = [loss * (1.03 if step == 5 else 1) for step, loss in enumerate(slow.loss)]
-        same_training(with_losses(off, "fp32", tmp_path), slow)
-    with pytest.raises(AssertionError, match="not a finished run of the slow script"):
-        same_training(lk.recorded("workers-0"), slow)
+    assert other_work(lk.recorded("capstone-6"), slow) is None
+    off = [loss * (1.03 if step == 5 else 1) for step, loss in enumerate(slow.loss)]
+    assert "another loss in step 5" in other_work(with_losses(off, "fp32", tmp_path), slow)
+    assert "not a finished run of the slow script" in other_work(lk.recorded("workers-0"), slow)
 
 
 def test_sixteen_bits_are_judged_by_the_mean_loss(tmp_path):
     slow = lk.recorded("capstone-0")
     rounded = [loss * (1.06 if step % 2 else 0.97) for step, loss in enumerate(slow.loss)]
-    same_training(with_losses(rounded, "bf16", tmp_path), slow)  # as on cards since Ampere
+    bf16 = with_losses(rounded, "bf16", tmp_path)  # as on cards since Ampere
     skipped = [slow.loss[0], *slow.loss[:-1]]  # FP16's scaler skips the first update, as on a T4
-    same_training(with_losses(skipped, "fp16", tmp_path), slow)
+    fp16 = with_losses(skipped, "fp16", tmp_path)
+    assert other_work(bf16, slow) is other_work(fp16, slow) is None
     for apart in ([loss * 1.15 for loss in slow.loss], [None] * slow.steps):  # None: not a number
-        with pytest.raises(AssertionError, match="another mean loss"):
-            same_training(with_losses(apart, "bf16", tmp_path), slow)
+        said = other_work(with_losses(apart, "bf16", tmp_path), slow)
+        assert said.startswith("another mean loss")
+
+
+@pytest.mark.parametrize(
+    ("fix", "slow_line", "fixed_line"),
+    [
+        ("data", "num_workers=0)", "num_workers=2)"),
+        ("items", "json.loads(manifest)]", "return pixels, labels[index]"),
+        ("launches", "row[label.item()])  # .item() waits for the device",
+         "return nn.functional.cross_entropy(logits, labels)"),
+        ("memory", "return x * (1.0 / (1.0 + torch.exp(-x)))", "return nn.functional.silu(x)"),
+    ],
+)  # fmt: skip
+def test_a_fix_is_shown_as_the_lines_that_it_changes(fix, slow_line, fixed_line, monkeypatch):
+    monkeypatch.setattr(script, "machine", lambda: SimpleNamespace(
+        kind="cpu", compute_capability=None, cpu_cores=2
+    ))  # fmt: skip
+    lines = changed_code(fix).splitlines()
+    assert any(line.startswith("-") and line.endswith(slow_line) for line in lines)
+    assert any(line.startswith("+") and line.endswith(fixed_line) for line in lines)
 
 
 @pytest.mark.measures
 @pytest.mark.slow
 def test_everything_fixed_is_the_same_training_and_at_least_twice_as_fast():
     slow, fast = (launch(SlowScript(fixes, steps=6)).wait() for fixes in ((), script.LADDER))
-    same_training(fast, slow)
+    assert other_work(fast, slow) is None
     assert fast.throughput > 2 * slow.throughput and slow.event("samples")["batches"] == 3
     assert slow.event("spec")["script"] == {"fixes": []}
 
@@ -75,18 +95,17 @@ def test_everything_fixed_is_the_same_training_and_at_least_twice_as_fast():
 
 
 @pytest.mark.slow
-def test_a_ladder_is_one_offline_project_and_an_active_run_is_used_as_it_is(tmp_path, monkeypatch):
+def test_runs_are_one_offline_project_and_an_active_run_is_used_as_it_is(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_MODE", raising=False)
     runs = {"before": lk.recorded("capstone-0"), "after": lk.recorded("capstone-6")}
-    ladder = lk.Ladder().add("slow", runs["before"]).add("fast", runs["after"])
-    folder = lk.to_wandb(ladder, project="capstone", folder=tmp_path)
+    folder = to_wandb(runs, project="capstone", folder=tmp_path)
     assert len(list(folder.glob("offline-run-*/*.wandb"))) == 2
     settings = wandb.Settings(console="off", silent=True, x_disable_stats=True)
     mine = wandb.init(mode="offline", dir=str(tmp_path / "mine"), settings=settings)
     try:
         mine.log({"loss": 1.0})
-        assert lk.to_wandb(runs) is None
+        assert to_wandb(runs) is None
         assert wandb.run is mine and mine.step == 1  # no step of the script's own was taken
         assert mine.summary["labkit/after/utilization"] == runs["after"].utilization
         assert mine.summary["labkit/before/bottleneck"] == runs["before"].diagnose().bottleneck

@@ -1,4 +1,4 @@
-"""Hugging Face: a pipeline's settings as TrainingArguments, and a Trainer's run as a Run."""
+"""Hugging Face: a Trainer's run as a Run."""
 
 import importlib.util
 import subprocess
@@ -8,36 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-import labkit as lk
-from labkit.results.hardware import Machine, training_arguments
-
-CPU = Machine(device="cpu", kind="cpu", name="Test", cpu_cores=2)
-HOPPER = Machine(device="cuda:0", kind="gpu", name="NVIDIA H200", compute_capability="9.0")
-TURING = Machine(device="cuda:0", kind="gpu", name="Tesla T4", compute_capability="7.5")
-fast = lk.Pipeline(
-    num_workers=4, prefetch_factor=3, pin_memory=True, batch_size=64, accumulation_steps=2,
-    precision="bf16", compile="default",
-)  # fmt: skip
 installed = all(map(importlib.util.find_spec, ("transformers", "accelerate")))
-
-
-def test_the_eight_settings_come_from_the_pipeline_and_what_cannot_be_honoured_is_explained():
-    settings = training_arguments(fast, HOPPER)
-    assert settings == {
-        "dataloader_num_workers": 4, "dataloader_pin_memory": True,
-        "dataloader_prefetch_factor": 3, "per_device_train_batch_size": 64,
-        "gradient_accumulation_steps": 2, "bf16": True, "tf32": False, "torch_compile": True,
-    }  # fmt: skip
-    assert not settings.notes
-    assert training_arguments(fast.but(precision="tf32"), HOPPER)["tf32"] is True
-    on_cpu = training_arguments(fast.but(precision="tf32"), CPU)
-    assert on_cpu["tf32"] is None and on_cpu["dataloader_pin_memory"] is False
-    assert on_cpu["use_cpu"] and {"tf32", "dataloader_pin_memory"} <= set(on_cpu.notes)
-    assert "Tensor Cores" in repr(on_cpu) and "Tensor Cores" in on_cpu._repr_html_()
-    assert training_arguments(fast, CPU)["bf16"] is True  # a CPU runs it, asked outright
-    on_turing = training_arguments(fast, TURING)
-    assert on_turing["bf16"] is False and "Ampere" in on_turing.notes["bf16"]
-    assert training_arguments(fast.but(precision="fp16"), TURING)["fp16"] is True
 
 
 @pytest.mark.slow
@@ -86,7 +57,7 @@ def test_a_trainer_is_recorded_as_a_run_and_a_slow_dataset_shows(tmp_path, monke
         arguments = TrainingArguments(
             str(tmp_path), report_to=[], disable_tqdm=True, logging_steps=1, save_strategy="no",
             num_train_epochs=2,
-            **lk.training_arguments(lk.Pipeline(batch_size=4, accumulation_steps=2)),
+            per_device_train_batch_size=4, gradient_accumulation_steps=2, use_cpu=True,
         )  # fmt: skip
         trainer = Trainer(LlamaForCausalLM(config), arguments, train_dataset=data(items))
         for callback in callbacks:

@@ -21,7 +21,7 @@ from labkit.tuning.improve import Improver, lacking
 from labkit.tuning.job import improver
 from labkit.tuning.search import Search
 from labkit.tuning.tuning import space
-from labkit.view.ladder import Improvement
+from labkit.view.ladder import Ladder
 from labkit.view.running import rung_line
 
 IN_WORDS = {"compile": "torch.compile", "precision": "bf16"}
@@ -139,7 +139,7 @@ def test_what_gains_is_kept_one_after_the_other_until_the_device_is_the_limit():
     assert climb.changes == {"num_workers": 6, "prefetch_factor": 2, "precision": "bf16"}
     assert climb.speedup == pytest.approx(8.4) and world.count == 3
     assert climb.stopped == "the device is the limit (compute)" and not climb.interrupted
-    shown = Improvement(climb, "fake", None)
+    shown = Ladder(climb, "fake", None)
     assert "(dataset, batch_size=16, num_workers=6)" in shown.snippet
     assert "\nmodel.forward = autocast(model.forward)" in shown.snippet
     assert shown.script().text == f"{shown.snippet}\n"
@@ -165,7 +165,7 @@ def test_what_no_run_has_measured_is_promised_nothing_and_tried_all_the_same():
     world = World(lambda k: 65 if k["fused_optimizer"] else 100, lambda k: [FUSE])
     climb = climbed(world, lacks=no_compiler)
     assert climb.rungs[1].expected is None and climb.changes == {}
-    shown = Improvement(climb, "fake", None)
+    shown = Ladder(climb, "fake", None)
     assert "not predicted" in repr(shown) and shown.to_dict()["rungs"][1]["expected"] is None
     assert "nothing predicts it, measured 0.65x" in rung_line(climb.rungs[1])
 
@@ -194,7 +194,7 @@ def test_a_healthy_pipeline_is_left_as_it_is_and_said_to_be():
     world = World(workers, lambda knobs: [HEALTHY])
     climb = climbed(world)
     assert climb.changes == {} and climb.speedup == 1.0 and world.count == 1
-    assert "nothing to change" in repr(Improvement(climb, "fake", None))
+    assert "nothing to change" in repr(Ladder(climb, "fake", None))
 
 
 def test_what_breaks_the_losses_is_undone_and_what_gains_nothing_is_a_null_result():
@@ -210,7 +210,7 @@ def test_what_breaks_the_losses_is_undone_and_what_gains_nothing_is_a_null_resul
     assert said(climb)["fused_optimizer=True"] == "no gain"  # expected by what is lost: 1.11x
     assert not any(knobs["compile"] for knobs in world.asked)  # expected to gain 2 %
     assert climb.changes == {} and "no setting is expected to gain" in climb.stopped
-    assert "nothing was changed" in repr(Improvement(climb, "fake", None))
+    assert "nothing was changed" in repr(Ladder(climb, "fake", None))
     assert len(climb.rungs) == 3  # neither is tried again
     world = World(rate, lambda k: [HALF], lambda k: [math.nan if k["precision"] != "fp32" else 1.0])
     climb = climbed(world, may_change=["precision"])
@@ -286,7 +286,7 @@ def test_twelve_runs_the_time_and_stop_end_it_with_the_best_so_far(monkeypatch):
 
     climb = climbed(World(stopped, feed_then(FUSE)), hopes={"compile": 1.0})
     assert climb.interrupted and climb.speedup == 6 and len(climb.rungs) == 2
-    assert "interrupted" in repr(Improvement(climb, "fake", None))
+    assert "interrupted" in repr(Ladder(climb, "fake", None))
 
 
 def test_a_start_that_was_only_cold_is_found_out():
@@ -344,7 +344,7 @@ def test_a_loop_of_ones_own_is_cured_where_workers_cure_it_and_its_losses_are_th
     parts = {"model": torch.nn.Linear(8, 2), "optimizer": sgd}
     ladder = lk.improve(Remote(), step=step, batch_size=8, seconds=25, **parts)
     assert ladder.changes["num_workers"] >= 2 and ladder.speedup > 1.5, ladder
-    assert isinstance(ladder, lk.Ladder) and len(ladder) == sum(r.kept for r in ladder.tried) >= 2
+    assert isinstance(ladder, Ladder) and len(ladder) == sum(r.kept for r in ladder.tried) >= 2
     first, best = ladder.tried[0].runs[0], ladder.climb.best.runs[-1]
     count = min(first.steps, best.steps)
     assert best.loss[:count] == pytest.approx(first.loss[:count], rel=1e-4)

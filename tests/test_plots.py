@@ -4,7 +4,6 @@ import io
 import itertools
 import math
 import warnings
-from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
@@ -14,12 +13,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 from played_gpu import GPU, MS
 
-from labkit.process.events import FILE_NAME
-from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.spec import Pipeline
 from labkit.view.analysis_figures import curves
-from labkit.view.ladder import NO_GAIN, Ladder
 from labkit.view.run_figure import draw, teeth_window
 from labkit.view.several_figures import draw_sweep
 from labkit.view.style import on_any_paper
@@ -187,11 +183,9 @@ def test_no_figure_is_too_wide_too_heavy_or_cut_off(record):
     knobs = {"num_workers": 6, "prefetch_factor": 4, "pin_memory": True, "precision": "bf16"}
     gpu = record(machine=GPU, recorded=True, telemetry=samples, **knobs)
     runs = [record(wait=w, num_workers=n) for n, w in enumerate((50.0, 20.0, 1000.0))]
-    ladder = Ladder().add("a name that is far too long for the left margin of it", runs[0])
-    ladder.add("other", runs[1]).add("no", failed(record))
     grid = swept(*runs, *runs, num_workers=[0, 1, 2], precision=["fp32", "bf16"])
     for figure in (
-        gpu.plot(before=runs[0]), failed(record).plot(), draw_sweep(grid), ladder.plot(),
+        gpu.plot(before=runs[0]), failed(record).plot(), draw_sweep(grid),
     ):  # fmt: skip
         assert overflow(figure) == []
         assert png(figure).width <= 900
@@ -267,42 +261,6 @@ def test_runs_that_failed_or_were_not_run_are_gaps(record):
     shown = texts(figure)
     assert "1 not run" in shown and "× no numbers: num_workers=2: RuntimeError" in shown
     png(draw_sweep(swept(num_workers=[0, 2])))
-
-
-# -- the ladder ----------------------------------------------------------------------------------
-
-
-def test_each_rung_is_compared_with_the_one_before_and_with_the_first(record):
-    ladder = Ladder().add("start", record(wait=99)).add("start", record(wait=30))  # run again
-    ladder.add("two", record(wait=10)).add("broken", failed(record)).add("three", record(wait=0))
-    gains = [rung.gain and round(rung.gain, 1) for rung in ladder.rungs]
-    assert gains == [None, 2.0, None, 2.0]  # what failed breaks no chain
-    assert round(ladder.rungs[3].total, 1) == 4.0
-    row = ladder.table().rows[2]
-    assert row[2:7] == [None] * 5 and row[-1] == "failed: RuntimeError: no $device$ <here>."
-    assert "&lt;here&gt;" in ladder._repr_html_() and "<here>" not in ladder._repr_html_()
-    assert "three: 4.0x the throughput of the first step" in texts(ladder.plot())
-    ladder = Ladder().add("drive", record()).add("pin", record(pin_memory=True))
-    assert NO_GAIN in ladder.table().rows[1][-1]
-    ladder.add("local", record(io_ms=0.0, wait=1))
-    assert "simulated delay: io_ms=2.5 per item / none" in repr(ladder)
-    # the hardware's gain is not the change's
-    ladder.add("there", record(machine=GPU, recorded=True))
-    assert ladder.rungs[3].gain is None
-    assert "RECORDED on NVIDIA H200" in ladder.table().rows[3][-1]
-
-
-def test_what_is_no_ended_run_is_refused_by_name_and_an_empty_ladder_says_so(record, tmp_path):
-    (tmp_path / FILE_NAME).write_bytes(record(end=()).path.read_bytes())
-    going = Run(tmp_path, process=SimpleNamespace(alive=lambda: True))
-    for name, run, says in (
-        ("more workers", "run", "'more workers': str is not a Run"),
-        ("more workers", going, "'more workers' is still running"),
-        ("", going, "name=''"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            Ladder().add(name, run)
-    assert "no steps yet" in repr(Ladder()) and "no steps yet" in texts(Ladder().plot())
 
 
 def test_a_notebooks_figure_reads_on_a_light_page_as_drawn_and_on_a_dark_one_too(record):

@@ -96,7 +96,6 @@ def test_a_launch_bound_loop_looks_busy_and_all_that_shows_it_says_at_most(tmp_p
     assert f"GPU busy at most {run.utilization:.0%}" in repr(run)
     assert "at most" in run_verdict(run) and "device is the limit" not in run_verdict(run)
     assert "GPU busy at most" in texts(run.plot())
-    assert "at most" in repr(lk.Ladder().add("a run", run))
     swept = Sweep(lk.Pipeline(), {"batch_size": [8, 64]})
     swept.runs = [run, record(tmp_path, **FED)[0]]
     assert "GPU busy, at most" in texts(draw_sweep(swept))

@@ -3,11 +3,14 @@
     python -m labkit.course.slow_script                    as slow as it comes
     python -m labkit.course.slow_script data items copies  the same, three things fixed
 
-Here are its spec and settings, without torch; `labkit.course.slow_script_train` trains.
+Here are its spec and settings; `slow_script_train.py` trains, with the lines of `slow_step.py` and
+`fixed_step.py`.
 """
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import statistics
 import sys
 from collections.abc import Sequence
@@ -19,6 +22,7 @@ from labkit.process.interrupts import held
 from labkit.results.hardware import machine
 from labkit.results.launch import launch
 from labkit.results.run import Run
+from labkit.results.script import Script, script
 from labkit.spec import Pipeline
 
 # In the order in which the bottleneck moves; the course's notebook 08 climbs them as a ladder
@@ -31,6 +35,12 @@ FIXES = {
     "memory": "a fused SiLU and optimizer, channels-last layout: fewer passes over memory",
 }
 LADDER = tuple(FIXES)
+FUNCTIONS = {  # of slow_step.py and fixed_step.py, that a fix changes
+    "items": ("open_manifest", "load_item"),
+    "copies": ("packed", "to_device"),
+    "launches": ("normalized", "cross_entropy", "count_hits", "log_norms"),
+    "memory": ("Activation",),
+}
 PREFETCH = 2
 SAME_LOSS = 0.02  # relative difference of a step's loss, in FP32
 SAME_MEAN_LOSS = 0.10  # of the mean loss, in 16 bits
@@ -93,29 +103,54 @@ def stages() -> list[SlowScript]:
     return [SlowScript(LADDER[:count]) for count in range(len(LADDER) + 1)]
 
 
-def same_training(run: Any, first: Any) -> None:
-    """Raise AssertionError unless two runs of the script did the same work.
+def other_work(run: Run, first: Run) -> str | None:
+    """Say in what two runs of the script did not do the same work; None where they did.
 
-    As many samples in the same order (by a checksum of the first batches' pixels), and the same
-    losses: in FP32 those of every step, to SAME_LOSS. Rounding in 16 bits parts two trainings step
-    by step, and FP16's loss scaler skips updates until its scale fits: there the mean loss counts,
-    to SAME_MEAN_LOSS.
+    The same is: as many samples in the same order (by a checksum of the first batches' pixels), and
+    the same losses, in FP32 those of every step, to SAME_LOSS. Rounding in 16 bits parts two
+    trainings step by step, and FP16's loss scaler skips updates until its scale fits: there the
+    mean loss counts, to SAME_MEAN_LOSS.
     """
     for each in (run, first):
         if each.outcome != "finished" or not each.event("samples"):
-            raise AssertionError(f"not a finished run of the slow script: {each!r}")
-    pixels = [each.event("samples").get("crc32") for each in (run, first)]
-    if pixels[0] != pixels[1] or run.samples != first.samples:
-        raise AssertionError("not the same samples in the same order")
+            return f"not a finished run of the slow script: {each!r}"
+    pixels = run.event("samples").get("crc32")
+    if pixels != first.event("samples").get("crc32") or run.samples != first.samples:
+        return "not the same samples in the same order"
     if any(each.pipeline.precision in ("fp16", "bf16") for each in (run, first)):
         mean = statistics.fmean(run.loss)
         mean_before = statistics.fmean(first.loss)
         if not abs(mean - mean_before) <= SAME_MEAN_LOSS * abs(mean_before):
-            raise AssertionError(f"another mean loss: {mean:.4f}, it was {mean_before:.4f}")
-        return
+            return f"another mean loss: {mean:.4f}, it was {mean_before:.4f}"
+        return None
     for step, (now, before) in enumerate(zip(run.loss, first.loss, strict=True)):
         if not abs(now - before) <= SAME_LOSS * abs(before):
-            raise AssertionError(f"another loss in step {step}: {now:.4f}, it was {before:.4f}")
+            return f"another loss in step {step}: {now:.4f}, it was {before:.4f}"
+    return None
+
+
+def changed_code(fix: str) -> Script:
+    """Return what a fix changes, as a unified diff in plain PyTorch.
+
+    First the functions of `slow_step.py` against those of `fixed_step.py`, then what the knobs
+    change in the training script that `lk.script` writes.
+    """
+    from labkit.course import fixed_step, slow_step  # they import torch
+
+    check_names([fix], FIXES, "fix")
+    diffs = []
+    for name in FUNCTIONS.get(fix, ()):
+        slow, fixed = (
+            inspect.getsource(getattr(module, name)).splitlines()
+            for module in (slow_step, fixed_step)
+        )
+        diffs += difflib.unified_diff(slow, fixed, "slow_step.py", "fixed_step.py", lineterm="")
+    below = LADDER[: LADDER.index(fix)]
+    before = SlowScript(below).pipeline.but(steps=STEPS)
+    after = SlowScript((*below, fix)).pipeline.but(steps=STEPS)
+    knobs = script(after, before=before)
+    text = "\n".join([*diffs, *([str(knobs)] if knobs.startswith("---") else [])])
+    return Script(f"{text.rstrip()}\n")
 
 
 def settings(

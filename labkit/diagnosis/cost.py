@@ -191,11 +191,6 @@ def power(run: Run) -> tuple[float | None, float | None]:
     return total / float(seconds[sound].sum()), float((spent[sound] * idle).sum()) / total
 
 
-def joules_per_sample(run: Run) -> float | None:
-    """Return the device's energy for one sample, J; None where it was not measured."""
-    return _times(power(run)[0], 1 / run.throughput) if run.throughput else None
-
-
 def _times(value: float | None, by: float | None) -> float | None:
     return None if None in (value, by) else value * by
 

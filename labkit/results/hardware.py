@@ -12,7 +12,6 @@ from typing import Any
 
 from labkit.process import launcher
 from labkit.results.result import Result, Table
-from labkit.spec import Pipeline, compiler
 
 LEAST_SHM_GIB = 0.25  # Docker's default is 64 MiB
 SMALL_SHM = ": small for loader workers; start the container with --shm-size=2g"
@@ -141,81 +140,3 @@ SETTINGS = {  # of TrainingArguments: the knob of the Pipeline that each stands 
     "torch_compile": "compile",
     "fp16": "precision",
 }
-FORMATS = ("bf16", "tf32", "fp16")  # each a setting of its own
-
-
-class TrainingSettings(Result, dict):
-    """Settings for `TrainingArguments(output_dir=..., **settings)`; prints what became of each."""
-
-    pipeline: Pipeline  # where they come from
-    notes: dict[str, str]  # {setting: why this machine cannot honour it, or what it needs here}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings alone."""
-        return dict(self)
-
-    def table(self) -> Table:
-        """Return each setting, the knob it stands for, and what this machine makes of it."""
-        rows = []
-        for name, value in self.items():
-            knob = SETTINGS.get(name)
-            origin = "" if knob is None else f"{knob}={getattr(self.pipeline, knob)!r}"
-            rows.append((name, repr(value), origin, self.notes.get(name, "")))
-        head = ("TrainingArguments", "value", "knob of the Pipeline", "on this machine")
-        return Table(rows, head=head, left=range(4))
-
-
-def training_arguments(pipeline: Pipeline, here: Machine | None = None) -> TrainingSettings:
-    """Return a pipeline's settings as keywords for Hugging Face's `TrainingArguments`.
-
-    Needs no transformers. What `here` (this machine) cannot honour is left at what it can, with the
-    reason in `.notes`. Knobs such as `channels_last` have no counterpart.
-    """
-    here = here or machine()
-    settings = TrainingSettings({name: getattr(pipeline, knob) for name, knob in SETTINGS.items()})
-    settings.pipeline = pipeline
-    settings.notes = {}
-    for name in FORMATS:
-        settings[name] = pipeline.precision == name
-    settings["torch_compile"] = pipeline.compile is not None
-    for name, why in _not_honoured(here).items():
-        if settings[name]:
-            settings[name] = False
-            settings.notes[name] = why
-    if not _is_ampere(here):
-        settings["tf32"] = None  # even False is refused there
-    if pipeline.precision != "fp16":
-        del settings["fp16"]
-    if here.kind == "cpu":
-        settings["use_cpu"] = True
-        settings.notes["use_cpu"] = "stated, because without a GPU bf16=True is refused otherwise"
-    return settings
-
-
-def _not_honoured(here: Machine) -> dict[str, str]:
-    """Return {setting: why} of the settings that a machine cannot honour."""
-    why = {}
-    if not _is_cuda(here):
-        why["dataloader_pin_memory"] = "there is no CUDA device to copy to: it would gain nothing"
-        why["fp16"] = "no use on a CPU: it is slower"
-        if compiler() is None:
-            why["torch_compile"] = "needs a C++ compiler on a CPU and found none"
-    elif 0 < _generation(here) < 8:
-        why["bf16"] = "needs an Ampere card or later"
-    if not _is_ampere(here):
-        why["tf32"] = "needs NVIDIA's Tensor Cores, Ampere or later, else it is refused"
-    return why
-
-
-def _is_cuda(here: Machine) -> bool:
-    return here.kind == "gpu" and here.device.startswith("cuda")
-
-
-def _generation(here: Machine) -> int:
-    """Return the major compute capability; 0 where it is not known, as of AMD's cards."""
-    return int((here.compute_capability or "0").partition(".")[0])
-
-
-def _is_ampere(here: Machine) -> bool:
-    """Return whether it has an NVIDIA card of the Ampere generation or later."""
-    return _is_cuda(here) and _generation(here) >= 8

@@ -96,7 +96,7 @@ class Library(Listing):
         runs = "1 run" if len(self) == 1 else f"{len(self)} runs"
         return (
             f"{runs} RECORDED on {machines}, such as\n{names}.\n"
-            "lk.recorded(name) loads one, lk.replay(name) plays it; .table() lists them all."
+            "lk.recorded(name) loads one, lk.panel(name) plays it; .table() lists them all."
         )
 
     def _repr_html_(self) -> str:

@@ -1,4 +1,4 @@
-"""`lk.panel`: one panel for a pipeline, several ranks, recorded runs or a cost."""
+"""`lk.panel`: one panel for a pipeline, several ranks or recorded runs."""
 
 from __future__ import annotations
 
@@ -7,43 +7,31 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import ipywidgets as widgets
-
-from labkit.diagnosis.cost import cost
 from labkit.knobs import Knob, check_names
 from labkit.results.hardware import machine
 from labkit.results.library import play, recorded
-from labkit.results.run import Run
 from labkit.results.script import script
 from labkit.spec import KNOBS, Distributed, Pipeline, automatic
-from labkit.view.controls import Control, History, expected
+from labkit.view.controls import Control, expected
 from labkit.view.display import StaticFigure
-from labkit.view.panel import Kind, Panel, TextBox
+from labkit.view.panel import Kind, Panel
 
 USUAL_KNOBS = ("num_workers", "prefetch_factor", "batch_size", "io_ms")
 SPEEDS = {f"{speed:g}x": speed for speed in (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)}
 STARVED = "io_ms of rank 1"
 MOST_LINES = 8  # of a comparison
-PRICES = (
-    Knob("usd_per_hour", "float", 0, "rent of the device", "USD", 0, 10**12),
-    Knob("usd_per_kwh", "float", 0, "price of electricity", "USD", 0, 10**12),
-    Knob("kg_co2_per_kwh", "float", 0, "of the grid", "kg CO2e", 0, 10**12),
-    Knob("samples_per_epoch", "int", 0, "an epoch", "samples", 0, 10**12),
-)
 
 
 def panel(what: Any = None, knobs: Sequence[str] = USUAL_KNOBS, **settings: Any) -> Any:
     """Return widgets to set something up, run it, watch it and compare it with the run before.
 
     Args:
-        what: A Pipeline (the default one where it is left out), a Distributed, the name or names
-            of recorded runs, or a Run, whose cost is shown.
+        what: A Pipeline (the default one where it is left out), a Distributed, or the name or
+            names of recorded runs.
         knobs: Of a pipeline: the names of the knobs to show.
-        **settings: Of a pipeline: changes to it, as in `pipeline.but(...)`. Else what
-            `replay_panel` or `cost_panel` takes.
+        **settings: Of a pipeline: changes to it, as in `pipeline.but(...)`. Of
+            recorded runs: `folder`, where `labkit record` wrote them.
     """
-    if isinstance(what, Run):
-        return cost_panel(what, **settings)
     if isinstance(what, Distributed):
         return ranks_panel(what)
     if isinstance(what, (str, list, tuple)):
@@ -73,13 +61,8 @@ def device_of(pipeline: Pipeline) -> tuple[bool, int]:
     return here.kind == "gpu", here.cpu_cores or 1
 
 
-def ranks_panel(pipeline: Pipeline | Distributed | None = None, **knobs: Any) -> Panel:
-    """Return widgets to run a pipeline on several ranks: how many, their batches, one starved.
-
-    Raises ValueError on a bad knob.
-    """
-    if not isinstance(base := pipeline, Distributed):
-        base = Distributed((base or Pipeline(dataset="sleep", prep_ms=0)).but(**knobs))
+def ranks_panel(base: Distributed) -> Panel:
+    """Return widgets to run a pipeline on several ranks: how many, their batches, one starved."""
     shared = ("batch_size", "accumulation_steps")
     controls = {name: Control(Distributed.knobs[name], getattr(base, name)) for name in base.knobs}
     controls |= {name: Control(KNOBS[name], getattr(base.pipeline, name)) for name in shared}
@@ -121,33 +104,9 @@ def replay_panel(*names: str, folder: str | os.PathLike | None = None) -> Panel:
     return Panel(Kind(
         what=f"of {len(chosen)} recorded runs",
         hint="Nothing here is measured: these runs were RECORDED. Choose one and press Play.",
-        terminal="labkit.replay()",
+        terminal="labkit.recorded()",
         controls={"recorded run": which, "speed": Control(pace, 1.0, SPEEDS)},
         asked=lambda values: (chosen[values["recorded run"]].path, values["speed"]),
         start=lambda asked: play(*asked),
         button="Play",
     ))  # fmt: skip
-
-
-def cost_panel(run: Run, *, before: Run | None = None) -> TextBox:
-    """Return boxes for price, grid and epoch above the `.cost` that follows from them.
-
-    `before` is the Run to compare it with. Raises ValueError for a run without numbers.
-    """
-    first, table = cost(run, before=before), widgets.HTML()
-    defaults = {knob.name: getattr(first, knob.name) for knob in PRICES}
-    controls = {knob.name: Control(knob, defaults[knob.name] or 0) for knob in PRICES}
-    row = widgets.HBox(list(controls.values()), layout=widgets.Layout(flex_flow="row wrap"))
-    panel = TextBox("", [row, table, History(lambda: None, {})])  # that names the boxes
-    panel.add_class("labkit-panel")
-
-    def show(_change: Any = None) -> None:
-        prices = {name: control.value for name, control in controls.items()}
-        unset = {name: None for name in prices if not prices[name] and defaults[name] is None}
-        panel.cost = cost(run, before=before, **prices | unset)
-        panel.text, table.value = repr(panel.cost), panel.cost._repr_html_()
-
-    for control in controls.values():
-        control.widget.observe(show, "value")
-    show()
-    return panel

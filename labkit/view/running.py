@@ -1,16 +1,13 @@
-"""Start a run, a sweep, ranks, a replay or a search, and let a person watch it."""
+"""Start a run, a sweep, ranks or a search, and let a person watch it."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from labkit.knobs import suggests
 from labkit.process.interrupts import held, in_notebook
 from labkit.results.launch import launch
-from labkit.results.library import Entry, play, recorded
 from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
@@ -20,7 +17,7 @@ from labkit.tuning.job import TuningJob, code_around, improver
 from labkit.tuning.tuning import Tuning
 from labkit.view import wandb_log
 from labkit.view.display import RANKS_PX, SWEEP_PX, Display
-from labkit.view.ladder import Improvement
+from labkit.view.ladder import Ladder
 from labkit.view.live import Follower, RunDisplay
 from labkit.view.run_header import said
 from labkit.view.watch_live import Watch
@@ -80,20 +77,6 @@ def distributed(
     with held():
         distributed.last = started = launch(asked)
         return follow(started) if wait else started
-
-
-def replay(
-    what: str | os.PathLike | Run, *, speed: float = 1.0, wait: bool = True,
-    before: Run | None = None,
-) -> Run:  # fmt: skip
-    """Play a recorded run (its name, Run or path) through the live view, at `speed` times its pace.
-
-    `wait` and `before` are as in `lk.run`. Raises ValueError for no such record, or a bad speed.
-    """
-    if not isinstance(what, (Run, Entry, os.PathLike)) and not os.path.exists(what):
-        what = recorded(what)
-    grown = play(Path(getattr(what, "path", what)), speed)
-    return follow(grown, before) if wait else grown
 
 
 def sweep(
@@ -213,7 +196,7 @@ def improve(
     batch_size: int | None = None,
     may_change: Collection[str] = (),
     seconds: float | None = None,
-) -> Improvement:
+) -> Ladder:
     """Fix what is on top, measure, ask again, until nothing is worth it; show every step.
 
     A change is kept only where it gains beyond the noise; one that changes the arithmetic, only
@@ -241,7 +224,7 @@ def improve(
     made, name, bench = improver(what, may_change, seconds, batch_size, **parts)
     asked = what if isinstance(what, Pipeline) else None
     code = code_around(what, model=model, optimizer=optimizer, collate_fn=collate_fn)
-    found = Improvement(made.climb, name, asked, code)
+    found = Ladder(made.climb, name, asked, code)
     improve.last, display = found, Display()
 
     def each() -> None:

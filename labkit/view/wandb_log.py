@@ -53,7 +53,7 @@ def to_wandb(
     what: Any, *, project: str = "labkit", mode: str = "offline",
     folder: str | os.PathLike | None = None,
 ) -> Path | None:  # fmt: skip
-    """Log finished runs (a Run, a Ladder or a dictionary of Runs) to Weights & Biases.
+    """Log finished runs (a Run or a dictionary of Runs) to Weights & Biases.
 
     Into the W&B run that is active, where there is one: the numbers in its summary below "labkit/",
     the timeline as a chart of its next step; None is returned. Otherwise each becomes a W&B run of
@@ -67,7 +67,7 @@ def to_wandb(
     _check_mode(mode)
     named = {"": what} if isinstance(what, Run) else dict(getattr(what, "runs", what) or {})
     if not named or not all(isinstance(run, Run) for run in named.values()):
-        raise ValueError(f"{what!r}: give a Run, a Ladder or a dictionary of Runs.")
+        raise ValueError(f"{what!r}: give a Run or a dictionary of Runs.")
     folder = Path(folder or folders.home() / "wandb" / project)
     for name, run in named.items():
         if wandb.run is None:

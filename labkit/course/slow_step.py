@@ -1,0 +1,92 @@
+"""The slow script's own lines, with everything wrong with them.
+
+`fixed_step.py` has the same functions, fixed. Both are plain PyTorch.
+"""
+
+import json
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+CLASSES = 10
+
+# -- the dataset -----------------------------------------------------------------------------------
+
+
+def open_manifest(text):
+    """Return what `load_item` needs of the manifest, the JSON list of files and labels."""
+    return text
+
+
+def load_item(pixels, index, manifest):
+    """Return a decoded image as uint8 (3, px, px), and its label."""
+    records = [SimpleNamespace(**record) for record in json.loads(manifest)]
+    rows = pixels.permute(1, 2, 0).tolist()
+    channels = [[[pixel[c] for pixel in row] for row in rows] for c in range(3)]
+    return torch.tensor(channels, dtype=torch.uint8), records[index].label
+
+
+def packed(image):
+    """Return an image as it travels to the device."""
+    return image.float() / 255
+
+
+# -- the step --------------------------------------------------------------------------------------
+
+
+def to_device(images, device):
+    """Copy a batch of images (B, 3, px, px) to the device."""
+    on_device = torch.empty_like(images, device=device)
+    for line, place in zip(images.flatten(0, 2), on_device.flatten(0, 2), strict=True):
+        place.copy_(torch.tensor(line.tolist(), device=device))
+    return on_device
+
+
+def normalized(images, mean, std):
+    """Return images in 0 to 1, less the channels' mean, over their deviation (3, 1, 1)."""
+    full = 255 if images.dtype == torch.uint8 else 1
+    scales = (1 / (full * std)).flatten().tolist()
+    shifts = (mean / std).flatten().tolist()
+    batch = []
+    for image in images:
+        channels = []
+        for lines, scale, shift in zip(image.tolist(), scales, shifts, strict=True):
+            channels.append([[x * scale - shift for x in line] for line in lines])
+        batch.append(channels)
+    return torch.tensor(batch, device=images.device)
+
+
+def cross_entropy(logits, labels):
+    """Return the mean loss of logits (B, classes)."""
+    losses = []
+    for row, label in zip(logits, labels, strict=True):
+        row = row - row.max()
+        total = sum(torch.exp(row[c]) for c in range(CLASSES))
+        losses.append(torch.log(total) - row[label.item()])  # .item() waits for the device
+    return torch.stack(losses).mean()
+
+
+def count_hits(confusion, logits, labels):
+    """Add a batch to the confusion matrix (classes * classes,)."""
+    guesses = logits.argmax(dim=1)
+    for true in range(CLASSES):
+        for said in range(CLASSES):
+            hits = ((labels == true) & (guesses == said)).sum().item()
+            confusion[true * CLASSES + said] += hits
+
+
+def log_norms(model):
+    """Return the norm of every parameter, for a log that nobody reads."""
+    return [parameter.detach().norm().item() for parameter in model.parameters()]
+
+
+# -- the model -------------------------------------------------------------------------------------
+
+
+class Activation(nn.Module):
+    """SiLU as its formula is written: each operator reads and writes all of its data."""
+
+    def forward(self, x):
+        """Return x times its sigmoid."""
+        return x * (1.0 / (1.0 + torch.exp(-x)))
