@@ -14,7 +14,9 @@ RUNS = re.compile(r"lk\.(run|sweep)\(")
 LONGEST_CELL, MEDIAN_CELL = 30, 5  # lines of code
 LARGEST_OUTPUT = 300_000  # bytes, as stored
 STAMP_WITHIN = 2  # code cells
-PATH = re.compile(r"""(?<![\w.:/])/(home|root|Users|tmp|work|usr|opt|var|mnt)/|[A-Za-z]:\\\w""")
+PATH = re.compile(  # in JSON, where a backslash is two
+    r"""(?<![\w.:/])/(home|root|Users|tmp|work|usr|opt|var|mnt)/|[A-Za-z]:\\\\\w"""
+)
 LINK = re.compile(r"\]\((?!https?://|#)([^)\s]+)\)")
 
 
