@@ -249,7 +249,9 @@ def test_advice_from_a_trace_fits_the_loader_the_card_and_inference(file, says, 
     [("Tesla V100-SXM2-32GB", None, ("fp16",)), ("Tesla T4", "7.5", ("fp16",)),
      ("Tesla P100-PCIE-16GB", None, ()), ("NVIDIA GeForce GTX 1080 Ti", "6.1", ()),
      ("NVIDIA A100-SXM4-80GB", None, ("bf16", "fp16")), ("new", "12.0", ("bf16", "fp16")),
-     ("NVIDIA GeForce RTX 2080 Ti", None, ("fp16",)), ("new", None, None)],
+     ("NVIDIA GeForce RTX 2080 Ti", None, ("fp16",)), ("new", None, None),
+     ("NVIDIA RTX 6000 Ada Generation", "8.9", ("bf16", "fp16")),
+     ("NVIDIA T1000", "7.5", ()), ("NVIDIA GeForce MX450", "7.5", ())],
 )  # fmt: skip
 def test_a_card_is_advised_a_16_bit_format_that_its_tensor_cores_have(name, capability, formats):
     assert tensor_formats(name, capability) == formats

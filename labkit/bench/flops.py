@@ -175,7 +175,10 @@ def count_model(trainer: Any) -> tuple[dict[str, int], dict[str, int], float]:
     What a fault or a slow script adds to the step is not needed, nor are padding and rows of
     several documents: text is counted at the length of the document that an average token is in.
     """
-    job, shadow, documents = copy.copy(trainer.job), copy.copy(trainer), 1.0
+    job = copy.copy(trainer.job)
+    shadow = object.__new__(Trainer)  # what a slow script adds to the step stays out
+    vars(shadow).update(vars(trainer))
+    documents = 1.0
     shadow.scaler = torch.amp.GradScaler(enabled=False)  # the real one would look at the loss
     job.batch_size = 1
     one = model_size.noise_batch(job)

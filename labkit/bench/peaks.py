@@ -63,7 +63,8 @@ def memory_rate(bench: Bench) -> float:
     """
     free = free_bytes(bench.device)
     cache = max(machine.cache_bytes(bench.device).values(), default=0)
-    wanted = max(LEAST_BYTES, TIMES_CACHE * cache)
+    enough = int(min(LEAST_BYTES, SHARE_OF_FREE * free))  # a small card has less to give
+    wanted = max(enough, TIMES_CACHE * cache)
     if wanted > SHARE_OF_FREE * free:
         need = wanted / SHARE_OF_FREE / 2**30
         bench.skip(f"needs {need:.1f} GiB of free memory, {free / 2**30:.1f} are free")

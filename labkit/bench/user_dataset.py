@@ -135,7 +135,7 @@ def own_step(
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
             loss = step(*given, batch)
         if torch.is_tensor(loss) and loss.numel() == 1:
-            return loss.detach().float()
+            return loss.detach().float().reshape(())  # as (1,) it would not fit the recorder's slot
         return torch.tensor(float(loss)) if isinstance(loss, (int, float)) else NO_LOSS
 
     if model is not None:

@@ -210,7 +210,9 @@ def ship(source: Path, target: Path, *, name: str, title: str) -> None:
 def _kept(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the events that are shipped, in order: the first steps, samples and rows of items."""
     steps = sum(event["event"] == "step" for event in events)
-    rows, seen = 0, Counter()
+    rows = 0
+    seen = Counter()
+    processes: dict[int, int] = {}  # of loader workers, numbered in place of their pids
     for event in events:
         kind = event["event"]
         seen[kind] += 1
@@ -220,6 +222,8 @@ def _kept(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         if kind == "step" and seen[kind] == MOST_STEPS + 1:
             yield {"event": "thinned", "t_ns": event["t"][0], "steps": steps}
         if kind == "items":
+            if "pid" in event:
+                event["pid"] = processes.setdefault(event["pid"], len(processes) + 1)
             event = {**event, "rows": event["rows"][: max(0, MOST_ITEM_ROWS - rows)]}
             rows += len(event["rows"])
         most = {"step": MOST_STEPS, "telemetry": MOST_TELEMETRY}.get(kind, math.inf)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 # Cards whose Tensor Cores compute in FP16 alone, and cards without Tensor Cores
-FP16_ONLY = re.compile(r"V100|TITAN V|T4\b|TITAN RTX|RTX (?:20\d\d|[3-8]000\b)")
-NO_TENSOR_CORES = re.compile(r"P100|P40|P4\b|GTX|TITAN X|K80|K40|M40|M60")
+FP16_ONLY = re.compile(r"V100|TITAN V|T4\b|TITAN RTX|RTX (?:20\d\d|[3-8]000\b(?! Ada))")
+NO_TENSOR_CORES = re.compile(r"P100|P40|P4\b|GTX|TITAN X|K80|K40|M40|M60|\bT\d{3,4}\b|MX\d{3}")
 # Their matrix units are not Tensor Cores, and their capabilities are numbers of another kind
 NOT_NVIDIA = re.compile(r"AMD|Radeon|Instinct|Intel|Apple")
 BOTH = re.compile(r"A100|A800|A10\b|A30|A40|RTX (?:[345]0\d\d|A\d000)|[HB]\d00|L4|L40|GB\d00")
@@ -30,6 +30,8 @@ def tensor_formats(name: str | None, capability: str | None) -> tuple[str, ...] 
         or (version is not None and version < 7)
     ):
         return ()
-    if FP16_ONLY.search(name) or (version is not None and version < 8):
+    if version is None and FP16_ONLY.search(name):
+        return ("fp16",)
+    if version is not None and version < 8:
         return ("fp16",)
     return ("bf16", "fp16") if version is not None or BOTH.search(name) else None
