@@ -17,7 +17,7 @@ STAMP_WITHIN = 2  # code cells
 PATH = re.compile(  # in JSON, where a backslash is two
     r"""(?<![\w.:/])/(home|root|Users|tmp|work|usr|opt|var|mnt)/|[A-Za-z]:\\\\\w"""
 )
-LINK = re.compile(r"\]\((?!https?://|#)([^)\s]+)\)")
+LINK = re.compile(r"\]\((?!https?://|#|attachment:)([^)\s]+)\)")
 
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
