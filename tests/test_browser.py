@@ -290,6 +290,7 @@ def test_by_keyboard_and_by_touch_on_a_narrow_dark_page_a_slider_predicts_and_ru
     screenshot(panel, "panel-dark")
 
 
+@pytest.mark.nightly  # too long, beside the other tests, on two cores
 def test_every_kind_of_panel_works_and_a_cell_keeps_the_final_figure_and_no_widget(lab, page):
     opened(
         page, lab, "kinds",
