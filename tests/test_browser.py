@@ -21,10 +21,12 @@ SOON, LATE = 60_000, 240_000  # ms: waits end on a condition, these only bound a
 sync_api.expect.set_options(timeout=SOON)
 expect = sync_api.expect
 
+# At night: once beside the other tests a press of Stop came to nothing, and held up all others
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH"),
+    pytest.mark.nightly,
 ]
 
 # What JupyterLab says of a kernel or a file that is gone: no widget's doing
@@ -211,7 +213,6 @@ def screenshot(target, name):
         target.screenshot(path=Path(folder) / f"{name}.png")
 
 
-@pytest.mark.nightly  # once in three runs beside the other tests Stop's key press came to nothing
 def test_a_panel_runs_compares_draws_stops_and_takes_rough_hands(lab, page):
     panel = opened(page, lab, "panels", LONG, SHORT)
     page.wait_for_function("() => window.hasRun", timeout=LATE)
@@ -290,7 +291,6 @@ def test_by_keyboard_and_by_touch_on_a_narrow_dark_page_a_slider_predicts_and_ru
     screenshot(panel, "panel-dark")
 
 
-@pytest.mark.nightly  # too long, beside the other tests, on two cores
 def test_every_kind_of_panel_works_and_a_cell_keeps_the_final_figure_and_no_widget(lab, page):
     opened(
         page, lab, "kinds",
