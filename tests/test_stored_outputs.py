@@ -36,7 +36,8 @@ def beside(cells, number):
 
 
 def length(cells, path):
-    lines = [len(source(cell).splitlines()) for cell in cells if cell["cell_type"] == "code"]
+    own = [cell for cell in cells if cell.get("id") != "colab-install"]
+    lines = [len(source(cell).splitlines()) for cell in own if cell["cell_type"] == "code"]
     found = [f"{len(cells)} cells"] * (len(cells) > MOST_CELLS)
     found += [f"{path.stat().st_size:,} bytes"] * (path.stat().st_size > MOST_BYTES)
     return found + ["median code cell"] * (statistics.median(lines) > MEDIAN_CELL)
