@@ -266,7 +266,7 @@ def is_bare(part):
 # What the reader wrote in the notebook (a dataset, a step, an answer) goes to their own bench and
 # its workers: once, through a file in the run's folder that is deleted. Nothing comes back so.
 MAY_PICKLE = {
-    "tuning/trials.py",
+    "tuning/source.py",
     "bench/user_dataset.py",
     "course/task.py",
     "bench/measure.py",

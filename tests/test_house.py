@@ -21,7 +21,7 @@ from labkit.view import controls
 ROOT = Path(__file__).parents[1]
 LOWEST = ("labkit.knobs", "labkit.quotas", "labkit.spec")
 FLOORS = ("process", "bench", "watching", "results", "diagnosis", "tuning", "view", "course")
-ABOVE = {"results": ("diagnosis", "view"), "diagnosis": ("view",)}
+ABOVE = {"results": ("diagnosis", "view"), "diagnosis": ("view",), "tuning": ("view",)}
 FILES = sorted((ROOT / "labkit").rglob("*.py"))
 
 

@@ -19,9 +19,10 @@ from labkit.diagnosis.remedies import Remedy
 from labkit.results.hardware import Machine
 from labkit.tuning.improve import Improver, lacking
 from labkit.tuning.job import improver
-from labkit.tuning.search import Search
-from labkit.tuning.tuning import space
-from labkit.view.ladder import Ladder
+from labkit.tuning.proposals import LoaderProposals
+from labkit.tuning.result import Ladder
+from labkit.tuning.settings import settings_around
+from labkit.tuning.trial import Expected, Measured
 from labkit.view.running import rung_line
 
 IN_WORDS = {"compile": "torch.compile", "precision": "bf16"}
@@ -85,13 +86,13 @@ class World:
         self.asked.append(dict(knobs))
         rate = self.rate(knobs)
         if isinstance(rate, str):
-            return None, rate, None
+            return Measured(None, rate, None)
         found = Diagnosis(tuple(self.found(knobs)), 1.0, "fake")
         run = SimpleNamespace(
             throughput=rate, spread=self.spread, loss=self.losses(knobs), not_applied={},
             machine=Machine("cpu", "cpu"), diagnose=lambda: found, telemetry=[],
         )  # fmt: skip
-        return rate, None, run
+        return Measured(rate, None, run)
 
 
 def workers(knobs):
@@ -99,20 +100,22 @@ def workers(knobs):
 
 
 def climbed(world, start=START, hopes=None, lacks=lambda *_: None, **more):
-    """Return the climb; `hopes` are {knob: times the throughput} that prediction knows of."""
+    """Return the ladder; `hopes` are {knob: times the throughput} that prediction knows of."""
 
     def expect(run, here, setting):
         value = workers(setting.to_dict()) * run.throughput / workers(here.to_dict())
-        return value, value / 1.3, value * 1.3
+        return Expected(value, value / 1.3, value * 1.3)
 
-    def search(tuning):
-        return Search(tuning, space(tuning.start, 12, [16]), None, expect, cores=2)
+    def proposals(tried):
+        settings = settings_around(tried[0].setting, 12, [16])
+        return LoaderProposals(tried, settings, expect, cores=2)
 
     def forecast(run, knobs, changes):
         hope = (hopes or {}).get(next(iter(changes)))
-        return hope and tuple(run.throughput * hope * part for part in (1, 0.9, 1.1))
+        return hope and Expected(1, 0.9, 1.1).times(run.throughput * hope)
 
-    return Improver(start, world, forecast, search, lacks=lacks, **more).run()
+    ladder = Ladder("fake", dict(start))
+    return Improver(ladder, world, forecast, proposals, lacks=lacks, **more).run()
 
 
 def feed_then(*then):
@@ -124,7 +127,7 @@ def no_compiler(changes, *_):
 
 
 def said(climb):
-    return {rung.what: rung.said for rung in climb.rungs}
+    return {rung.what: rung.said for rung in climb.tried}
 
 
 def test_what_gains_is_kept_one_after_the_other_until_the_device_is_the_limit():
@@ -139,7 +142,7 @@ def test_what_gains_is_kept_one_after_the_other_until_the_device_is_the_limit():
     assert climb.changes == {"num_workers": 6, "prefetch_factor": 2, "precision": "bf16"}
     assert climb.speedup == pytest.approx(8.4) and world.count == 3
     assert climb.stopped == "the device is the limit (compute)" and not climb.interrupted
-    shown = Ladder(climb, "fake", None)
+    shown = climb
     assert "(dataset, batch_size=16, num_workers=6)" in shown.snippet
     assert "\nmodel.forward = autocast(model.forward)" in shown.snippet
     assert shown.script().text == f"{shown.snippet}\n"
@@ -153,7 +156,7 @@ def test_what_is_advised_beside_the_search_is_tried_with_the_settings_own_expect
                   lambda k: [six] if k["num_workers"] > 6 else [HEALTHY])  # fmt: skip
     climb = climbed(world, crowded)
     assert climb.changes == {"num_workers": 6} and world.count == 2
-    assert climb.rungs[1].expected == pytest.approx((1.0, 1 / 1.3, 1.3))  # not the finding's 2.5
+    assert climb.tried[1].expected == pytest.approx((100, 100 / 1.3, 130))  # not the finding's 2.5
     four = loss("input", 0.6, {"num_workers": 4})
     world = World(lambda k: 100, lambda k: [four])  # predicted to be slower in all of its range
     climb = climbed(world, crowded)
@@ -164,10 +167,9 @@ def test_what_is_advised_beside_the_search_is_tried_with_the_settings_own_expect
 def test_what_no_run_has_measured_is_promised_nothing_and_tried_all_the_same():
     world = World(lambda k: 65 if k["fused_optimizer"] else 100, lambda k: [FUSE])
     climb = climbed(world, lacks=no_compiler)
-    assert climb.rungs[1].expected is None and climb.changes == {}
-    shown = Ladder(climb, "fake", None)
-    assert "not predicted" in repr(shown) and shown.to_dict()["rungs"][1]["expected"] is None
-    assert "nothing predicts it, measured 0.65x" in rung_line(climb.rungs[1])
+    assert climb.tried[1].expected is None and climb.changes == {}
+    assert "not predicted" in repr(climb) and climb.to_dict()["trials"][1]["predicted"] is None
+    assert "nothing predicts it, measured 0.65x" in rung_line(climb.tried[1])
 
 
 def test_losses_that_augmentation_parts_undo_no_change_of_the_loader_and_judge_the_others():
@@ -176,12 +178,12 @@ def test_losses_that_augmentation_parts_undo_no_change_of_the_loader_and_judge_t
         return lambda knobs: (1.0 + next(drawn) + torch.tensor([1.0, 0.0, 0.0])).tolist()
 
     climb = climbed(World(workers, feed_then(HEALTHY), augmented()))
-    assert climb.changes["num_workers"] == 6 and abs(climb.rungs[1].losses) > 0.02
+    assert climb.changes["num_workers"] == 6 and abs(climb.tried[1].loss_change) > 0.02
 
     world = World(lambda k: 130 if k["fused_optimizer"] else 100, lambda k: [FUSE], augmented())
     climb = climbed(world, lacks=no_compiler)
     assert climb.changes == {"fused_optimizer": True}  # no further apart than two unchanged runs
-    assert len(climb.rungs[0].runs) == 2
+    assert len(climb.tried[0].runs) == 2
 
     def broken(knobs):
         return [3.0, 2.0, 2.0] if knobs["fused_optimizer"] else [2.0, 1.0, 1.0]
@@ -194,7 +196,7 @@ def test_a_healthy_pipeline_is_left_as_it_is_and_said_to_be():
     world = World(workers, lambda knobs: [HEALTHY])
     climb = climbed(world)
     assert climb.changes == {} and climb.speedup == 1.0 and world.count == 1
-    assert "nothing to change" in repr(Ladder(climb, "fake", None))
+    assert "nothing to change" in repr(climb)
 
 
 def test_what_breaks_the_losses_is_undone_and_what_gains_nothing_is_a_null_result():
@@ -210,8 +212,8 @@ def test_what_breaks_the_losses_is_undone_and_what_gains_nothing_is_a_null_resul
     assert said(climb)["fused_optimizer=True"] == "no gain"  # expected by what is lost: 1.11x
     assert not any(knobs["compile"] for knobs in world.asked)  # expected to gain 2 %
     assert climb.changes == {} and "no setting is expected to gain" in climb.stopped
-    assert "nothing was changed" in repr(Ladder(climb, "fake", None))
-    assert len(climb.rungs) == 3  # neither is tried again
+    assert "nothing was changed" in repr(climb)
+    assert len(climb.tried) == 3  # neither is tried again
     world = World(rate, lambda k: [HALF], lambda k: [math.nan if k["precision"] != "fp32" else 1.0])
     climb = climbed(world, may_change=["precision"])
     assert said(climb)["precision='bf16'"] == "undone: the losses are not finite"
@@ -233,8 +235,8 @@ def test_what_is_trained_and_what_the_device_cannot_do_is_never_changed():
     world = World(workers, lambda knobs: [HALF, FUSE])
     no = "no compiler"
     climb = climbed(world, lacks=lambda changes, *_: no if "compile" in changes else None)
-    assert "may_change={'precision'}" in climb.left_out["precision='bf16'"]
-    assert climb.left_out["compile='default'"] == no
+    assert "may_change={'precision'}" in climb.reasons["precision='bf16'"]
+    assert no in climb.reasons["compile='default'"]
     assert {(k["precision"], k["compile"], k["batch_size"]) for k in world.asked} == {
         ("fp32", None, 16)
     }
@@ -275,7 +277,7 @@ def test_twelve_runs_the_time_and_stop_end_it_with_the_best_so_far(monkeypatch):
     now = iter(range(0, 10_000, 4))
     monkeypatch.setattr("labkit.tuning.improve.time.monotonic", lambda: next(now))
     climb = climbed(World(lambda knobs: 100, lambda knobs: pairs), seconds=50)
-    assert climb.stopped == "the 50 s are used up" and 1 < len(climb.rungs) < 12
+    assert climb.stopped == "the 50 s are used up" and 1 < len(climb.tried) < 12
     assert climb.seconds < 60
     monkeypatch.undo()
 
@@ -285,15 +287,15 @@ def test_twelve_runs_the_time_and_stop_end_it_with_the_best_so_far(monkeypatch):
         return workers(knobs)
 
     climb = climbed(World(stopped, feed_then(FUSE)), hopes={"compile": 1.0})
-    assert climb.interrupted and climb.speedup == 6 and len(climb.rungs) == 2
-    assert "interrupted" in repr(Ladder(climb, "fake", None))
+    assert climb.interrupted and climb.speedup == 6 and len(climb.tried) == 2
+    assert "interrupted" in repr(climb)
 
 
 def test_a_start_that_was_only_cold_is_found_out():
     rates = iter([100, 200, 198])
     world = World(lambda knobs: next(rates), lambda k: [HEALTHY] if k["num_workers"] else [FEED])
     climb = climbed(world, check_start=True)
-    assert climb.changes == {} and "measured again" in climb.rungs[1].said
+    assert climb.changes == {} and "measured again" in climb.tried[1].said
 
 
 # -- in earnest ------------------------------------------------------------------------------------
@@ -305,7 +307,7 @@ def test_a_start_that_was_only_cold_is_found_out():
 def test_the_default_pipeline_is_fed_in_a_few_runs_with_the_same_losses():
     found = lk.improve(lk.Pipeline(), seconds=35).to_dict()
     assert found["speedup"] >= 2 and found["runs"] <= 12 and found["best"]["num_workers"]
-    kept = [rung for rung in found["rungs"] if rung["kept"]][1:]
+    kept = [rung for rung in found["trials"] if rung["kept"]][1:]
     assert kept and all(abs(rung["losses"]) < 0.02 for rung in kept)
     assert "num_workers=" in found["snippet"]
 
@@ -345,7 +347,7 @@ def test_a_loop_of_ones_own_is_cured_where_workers_cure_it_and_its_losses_are_th
     ladder = lk.improve(Remote(), step=step, batch_size=8, seconds=25, **parts)
     assert ladder.changes["num_workers"] >= 2 and ladder.speedup > 1.5, ladder
     assert isinstance(ladder, Ladder) and len(ladder) == sum(r.kept for r in ladder.tried) >= 2
-    first, best = ladder.tried[0].runs[0], ladder.climb.best.runs[-1]
+    first, best = ladder.tried[0].runs[0], ladder.winner.runs[-1]
     count = min(first.steps, best.steps)
     assert best.loss[:count] == pytest.approx(first.loss[:count], rel=1e-4)
     with pytest.raises(RuntimeError, match="did not call the model"):
@@ -356,14 +358,14 @@ def test_a_loop_of_ones_own_is_cured_where_workers_cure_it_and_its_losses_are_th
 def test_settings_of_the_step_reach_the_readers_own_model_and_optimizer():
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
     parts = {"step": step, "model": model, "optimizer": torch.optim.AdamW(model.parameters())}
-    made, _, bench = improver(Remote(), (), None, 4, **parts)
-    knobs = made.climb.start | {"num_workers": 4, "prefetch_factor": 2}
-    _, _, plain = bench.measure(knobs, 300)
+    made = improver(Remote(), (), None, 4, **parts)
+    knobs = made.found.start | {"num_workers": 4, "prefetch_factor": 2}
+    _, _, plain = made.bench.measure(knobs, 300)
     changed = {"fused_optimizer": True, "channels_last": True, "precision": "bf16"}
-    rate, error, run = bench.measure(knobs | changed, 300)
+    rate, error, run = made.bench.measure(knobs | changed, 300)
     assert rate and not error and {k: getattr(run.pipeline, k) for k in changed} == changed
     assert run.loss[:20] == pytest.approx(plain.loss[:20], rel=0.05) and run.loss != plain.loss
     assert run.xray_facts["fixed_share"] is not None
     no = {"fused_optimizer": True}
-    made, _, bench = improver(Remote(), (), None, 4, **parts | {"optimizer": torch.optim.Rprop})
-    assert "Rprop has no fused version" in bench.measure(made.climb.start | no, 300)[1]
+    made = improver(Remote(), (), None, 4, **parts | {"optimizer": torch.optim.Rprop})
+    assert "Rprop has no fused version" in made.bench.measure(made.found.start | no, 300)[1]

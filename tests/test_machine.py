@@ -19,7 +19,7 @@ from labkit.diagnosis.datasheets import card
 from labkit.diagnosis.run_costs import cores_used
 from labkit.results.failures import with_remedy
 from labkit.results.hardware import Machine
-from labkit.tuning import trials
+from labkit.tuning import memory
 
 NONE = "No CUDA GPUs are available"
 INSTALL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
@@ -361,7 +361,7 @@ def test_a_quota_is_what_the_machine_the_model_and_the_tuner_go_by(machine_with,
     here = Machine.from_dict(bench_machine.describe(torch.device("cpu")))
     assert here.cpu_cores == 8 and here.cores_text == "8 of 64 (quota)"
     assert "8 of 64 (quota) CPU cores" in here.line and "8 of 64 (quota)" in str(here)
-    assert trials.free_memory()[0] == 250
+    assert memory.free_memory()[0] == 250
 
 
 def test_what_others_do_on_cores_that_a_run_may_not_use_takes_nothing_from_it():

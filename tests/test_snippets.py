@@ -16,7 +16,8 @@ from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.wording import worded
 from labkit.tuning.job import TuningJob, code_around
-from labkit.tuning.tuning import Setting, Trial
+from labkit.tuning.settings import LoaderSetting
+from labkit.tuning.trial import Trial
 
 torch = pytest.importorskip("torch")
 forks = pytest.mark.skipif(
@@ -243,8 +244,10 @@ def tuned(what, **more):
     """Return a search's result in which one worker was best, without running it."""
     tuning = TuningJob(what, seconds=1, **more).tuning
     for workers, rate in ((0, 100.0), (1, 300.0)):
-        setting = tuning.start.but(num_workers=workers, prefetch_factor=workers and 2 or None)
-        tuning.tried.append(Trial(setting, "", rates=[rate]))
+        setting = LoaderSetting.of(tuning.start).but(
+            num_workers=workers, prefetch_factor=workers and 2 or None
+        )
+        tuning.tried.append(Trial(setting.to_dict(), rates=[rate]))
     return tuning
 
 
@@ -252,7 +255,7 @@ def tuned(what, **more):
 def test_a_dataset_that_is_tuned_gets_a_loader_that_shuffles_as_the_bench_does():
     names = user_script("None")
     code = in_script(names, "around(data, collate_fn=pad_together)", around=code_around)
-    exec(code.loader_line(Setting(num_workers=1, batch_size=4).to_dict()), names)
+    exec(code.loader_line(LoaderSetting(num_workers=1, batch_size=4).to_dict()), names)
     assert isinstance(names["loader"].sampler, torch.utils.data.RandomSampler)
     assert next(iter(names["loader"]))[1] == "together"
     unknown = LoopCode().with_names().loader_line({"num_workers": 1})

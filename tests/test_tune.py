@@ -22,13 +22,16 @@ import labkit as lk
 from labkit.bench import user_dataset
 from labkit.diagnosis.prediction import WORTH
 from labkit.diagnosis.recommendation import recommend_workers
-from labkit.tuning import trials
-from labkit.tuning.job import Expectation
-from labkit.tuning.search import Search
-from labkit.tuning.tuning import Setting, Trial, Tuning, space
+from labkit.tuning import memory, source, trial_bench
+from labkit.tuning.forecast import Forecast
+from labkit.tuning.proposals import LoaderProposals, nothing_refused
+from labkit.tuning.result import Tuning
+from labkit.tuning.search import LoaderSearch
+from labkit.tuning.settings import LoaderSetting, settings_around
+from labkit.tuning.trial import Expected, Measured, Trial
 
 torch = pytest.importorskip("torch")
-START = Setting(batch_size=16)
+START = LoaderSetting(batch_size=16)
 
 
 def waiting(setting):
@@ -36,18 +39,25 @@ def waiting(setting):
     return min(1000, 200 * max(1, setting.num_workers))
 
 
-def searched(true, predicted=waiting, start=START, sizes=(16,), tuning=None, spread=0.0, **more):
+def searched(
+    true, predicted=waiting, start=START, sizes=(16,), tuning=None, spread=0.0,
+    refuse=nothing_refused, variants=(), cores=1,
+):  # fmt: skip
     """Return the tuning of a whole search on a machine whose samples/s are `true(setting)`."""
 
-    def measure(setting, rate):
-        rate, run = true(setting), SimpleNamespace(telemetry=[], spread=spread)
-        return (None, rate, run) if isinstance(rate, str) else (rate, None, run)
+    def measure(knobs, _expected):
+        rate = true(LoaderSetting.of(knobs))
+        run = SimpleNamespace(telemetry=[], spread=spread)
+        return Measured(None, rate, run) if isinstance(rate, str) else Measured(rate, None, run)
 
-    def expect(run, here, setting):
-        return predicted(setting), predicted(setting) / 1.1, predicted(setting) * 1.1
+    def forecast(run, here, setting):
+        return Expected(predicted(setting), predicted(setting) / 1.1, predicted(setting) * 1.1)
 
-    settings = [s for s in space(start, 12, sizes) if s != start]
-    return Search(tuning or Tuning("fake", start), settings, measure, expect, **more).run()
+    settings = [setting for setting in settings_around(start, 12, sizes) if setting != start]
+    tuning = tuning or Tuning("fake", start.to_dict())
+    proposals = LoaderProposals(tuning.tried, settings, forecast, refuse, cores)
+    bench = SimpleNamespace(count=0, measure=measure)
+    return LoaderSearch(tuning, bench, proposals, variants).run()
 
 
 def fails(setting):
@@ -92,7 +102,7 @@ def hindered(setting):
 
 def test_that_no_workers_are_best_is_believed_only_once_some_have_been_measured():
     tuning = searched(numpy_items, lambda s: 1627 if s.num_workers == 0 else 1300, cores=2)
-    best = max(map(numpy_items, space(START, 12, (16,))))
+    best = max(map(numpy_items, settings_around(START, 12, (16,))))
     assert tuning.winner.rate >= 0.95 * best, tuning
     tuning = searched(hindered, lambda s: 1000 if s.num_workers == 0 else 700, cores=2)
     assert tuning.best["num_workers"] == 0 and len(tuning.tried) == 2
@@ -115,12 +125,12 @@ def test_the_first_number_of_workers_tried_is_the_one_that_the_verdict_recommend
     assert names
     for name in names:
         run = lk.recorded(name)
-        start = Setting.of(run.pipeline.to_dict())
-        tuning = Tuning(name, start)
-        tuning.tried.append(Trial(start, "", rates=[run.throughput], runs=[run]))
-        settings = space(start, 12, [start.batch_size])
-        search = Search(tuning, settings, None, Expectation(), cores=run.machine.cpu_cores)
-        trial = search.next(save=False)
+        start = LoaderSetting.of(run.pipeline.to_dict())
+        tried = [Trial(start.to_dict(), rates=[run.throughput], runs=[run])]
+        settings = settings_around(start, 12, [start.batch_size])
+        forecast = Forecast().of_loader
+        proposals = LoaderProposals(tried, settings, forecast, cores=run.machine.cpu_cores)
+        trial = proposals.faster()
         recommended = recommend_workers(run).num_workers
         if recommended == start.num_workers:  # it may try what the verdict finds too little
             assert trial is None or trial.expected[0] <= (1 + WORTH) * run.throughput, name
@@ -177,7 +187,7 @@ def test_an_interrupt_keeps_the_best_so_far_and_a_start_without_numbers_gives_it
             raise KeyboardInterrupt
         return waiting(setting)
 
-    tuning = Tuning("fake", START)
+    tuning = Tuning("fake", START.to_dict())
     with pytest.raises(KeyboardInterrupt):
         searched(interrupted, lambda s: waiting(s) * (1.15 if s.num_workers else 1), tuning=tuning)
     assert tuning.interrupted and tuning.best["num_workers"] == 6
@@ -196,18 +206,18 @@ def test_an_interrupted_cell_returns_what_a_sweep_or_a_tuning_has(monkeypatch, c
     monkeypatch.setattr("labkit.view.running.in_notebook", lambda: True)
     assert "(2 not run)" in str(lk.sweep(num_workers=[0, 2]))
     assert capsys.readouterr().out.startswith("stopped after 0 of 2 runs")
-    monkeypatch.setattr("labkit.tuning.trials.launch", pressed)
+    monkeypatch.setattr("labkit.tuning.trial_bench.launch", pressed)
     assert "nothing measured" in lk.tune(lk.Pipeline()).headline
 
 
 def test_a_trial_is_over_once_its_rate_is_known_or_below_the_best():
-    bench, many = trials.Bench(lk.Pipeline(), None, 1.0), START.but(num_workers=2)
+    bench, many = trial_bench.TrialBench(lk.Pipeline(), None, 1.0), START.but(num_workers=2)
 
     def decided(steps, stall=0.0, every=5, fastest=0.0):
         step_s = np.full(steps, 0.02) + stall * (np.arange(steps) % every == 0)
         stamps = np.repeat(np.cumsum(step_s)[:, None], 6, 1)
         bench.fastest = fastest
-        return bench._decided(SimpleNamespace(steps=steps, stamps=stamps, warmup=4), many)
+        return bench._is_decided(SimpleNamespace(steps=steps, stamps=stamps, warmup=4), many)
 
     assert decided(40) and not decided(20)  # 800 samples/s, too few steps to say so
     assert not decided(40, stall=0.2, every=12)
@@ -217,12 +227,12 @@ def test_a_trial_is_over_once_its_rate_is_known_or_below_the_best():
 def test_what_may_not_fit_in_memory_is_left_out_with_the_numbers():
     gib = 2**30
     run = SimpleNamespace(telemetry=[{"rss_gib": 2.0}], event=lambda name: {"bytes": gib})
-    tried = [Trial(START, "", rates=[100.0], runs=[run])]  # 1 GiB a batch, 2 GiB a process
+    tried = [Trial(START.to_dict(), rates=[100.0], runs=[run])]  # 1 GiB a batch, 2 GiB a process
     small = START.but(num_workers=1, prefetch_factor=1)
     deep, many = small.but(prefetch_factor=8), small.but(num_workers=16)
-    assert trials.refusal(small, tried, 32 * gib, 8 * gib) is None
-    assert "/dev/shm" in trials.refusal(deep, tried, 32 * gib, 8 * gib)
-    assert "RAM" in trials.refusal(many, tried, 32 * gib, None)
+    assert memory.refusal(small, tried, 32 * gib, 8 * gib) is None
+    assert "/dev/shm" in memory.refusal(deep, tried, 32 * gib, 8 * gib)
+    assert "RAM" in memory.refusal(many, tried, 32 * gib, None)
     tuning = searched(waiting, refuse=lambda s, tried: "no memory" if s.num_workers > 2 else None)
     assert tuning.best["num_workers"] == 2 and "no memory" in tuning.notes[0]
 
@@ -266,8 +276,8 @@ def batches(tmp_path, monkeypatch):
     def taken_in(dataset, **knobs):
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
         job = SimpleNamespace(**lk.Pipeline(batch_size=8, device="cpu").but(**knobs).to_dict())
-        _, loader = user_dataset.prepare(trials.of(dataset).place(folder), job, folder)
-        assert not (folder / trials.PAYLOAD).exists()
+        _, loader = user_dataset.prepare(source.source_of(dataset).place(folder), job, folder)
+        assert not (folder / source.PAYLOAD).exists()
         taken.append(iter(loader))
         return taken[-1]
 
@@ -342,9 +352,9 @@ def test_what_is_sent_may_come_from_a_notebook_and_a_loader_brings_its_settings(
     sent = user_dataset.ByValue(user_dataset.NamesTheItem(scope["Here"]()))
     assert [pickle.loads(pickle.dumps(sent))[0, i] for i in range(3)] == [0, 1, 2]
     loader = torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=2, prefetch_factor=3)
-    found, knobs = trials.of_loader(loader)
+    found, knobs = source.source_of_loader(loader)
     assert found.name == "Numbers" and "collate_fn" in found.parts
-    assert Setting.of(knobs) == Setting(num_workers=2, prefetch_factor=3, batch_size=4)
+    assert LoaderSetting.of(knobs) == LoaderSetting(num_workers=2, prefetch_factor=3, batch_size=4)
 
 
 CELL = """

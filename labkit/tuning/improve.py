@@ -1,332 +1,329 @@
-"""The autopilot: fix what is on top, measure, ask again, until nothing is worth another run.
-
-It only decides: prediction chooses what to try, and a run decides what is kept. What runs, predicts
-and refuses is given to it, so that a test can give it others.
-"""
+"""The autopilot: fix what is on top, measure, ask again, until nothing is worth another run."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from statistics import median
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 
+from labkit.diagnosis.diagnosis import Diagnosis
+from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.losses import TOLERANCE, agree
+from labkit.diagnosis.remedies import Remedy
 from labkit.results.hardware import Machine
+from labkit.results.run import Run
 from labkit.spec import compiler
-from labkit.tuning.search import Expected, Search
-from labkit.tuning.tuning import Setting, Trial, Tuning
+from labkit.tuning.proposals import LoaderProposals
+from labkit.tuning.result import Ladder
+from labkit.tuning.search import SURE, Runner, Search
+from labkit.tuning.settings import Knobs, LoaderSetting
+from labkit.tuning.trial import Expected, Trial
 
 MOST_RUNS = 12
 LOOKS = 2  # at a setting whose run gave no verdict
 WORTH = 0.03  # an expected or measured gain below this is none
-SURE = 0.10  # a gain above this, and above the runs' unevenness, needs no second measurement
+HIGHEST_LOSS = 0.98  # of the time; more would promise an absurd gain
 TRAINING = ("batch_size", "precision")  # knobs that change what is trained
-LOADER = ("num_workers", "prefetch_factor")  # knobs that the tuner's search chooses
+LOADER = ("num_workers", "prefetch_factor")  # knobs that the loader's proposals choose
 ROUNDS_OFF = ("precision", "compile", "channels_last")  # change the arithmetic, and so the losses
+TO_DEVICE = ("pin_memory", "non_blocking", "prefetch_to_device")
 # Change when a batch is there, and neither the samples in it (every run draws the same ones) nor
 # what is computed of them: random augmentation may part the losses, and nothing else can
-FEEDS = {"num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "non_blocking",
-         "prefetch_to_device"}  # fmt: skip
+FEEDS = {*LOADER, *TO_DEVICE, "persistent_workers"}
 UNCHANGED = 2.0  # times the difference of two unchanged runs' losses, that a change may make
 EXACT = 0.02  # relative difference of mean losses where nothing but the order of additions differs
+BF16_CAPABILITY = 8.0  # compute capability of the first cards with BF16 units
 
 
-@dataclass
-class Rung:
-    """One step of the climb: what was found, changed, expected and measured."""
+@dataclass(frozen=True)
+class Candidate:
+    """A trial that may be made, and what orders it among others."""
 
-    finding: str  # the bottleneck and its cause, in words
-    changes: dict[str, Any]
-    # Times the throughput before, as predicted (value, low, high); None where nothing predicts it
-    expected: Expected | None = None
-    hope: float = 1.0  # times the throughput before, for choosing what to try first
-    price: int = 1
-    trial: Trial | None = field(default=None, repr=False)  # of the loader's search
-    runs: list[Any] = field(default_factory=list, repr=False)
-    rates: list[float] = field(default_factory=list)  # samples/s, one for each run
-    gain: float | None = None  # measured, times the throughput before
-    losses: float | None = None  # relative difference of the mean loss to the start's
-    said: str = ""  # what became of it
-    kept: bool = False
-
-    rate = property(lambda rung: median(rung.rates) if rung.rates else None, doc="samples/s.")
-    what = property(lambda rung: ", ".join(f"{k}={v!r}" for k, v in rung.changes.items()) or
-                    "start", doc="The change in words.")  # fmt: skip
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the rung as JSON types."""
-        names = ("finding", "changes", "gain", "losses", "said", "kept")
-        more = {"throughput": self.rate, "throughputs": self.rates, "expected": self.expected}
-        return {name: getattr(self, name) for name in names} | more
+    trial: Trial
+    hope: float  # times the throughput before, as predicted or hoped for
+    price: int
 
 
-@dataclass
-class Climb:
-    """What the autopilot did: every rung, and why it ended."""
-
-    start: dict[str, Any]  # knobs
-    rungs: list[Rung] = field(default_factory=list)  # in the order tried, the start first
-    knobs: dict[str, Any] = field(default_factory=dict)  # of the best
-    verdict: Any = None  # the last Diagnosis
-    left_out: dict[str, str] = field(default_factory=dict)  # {change: why it was not tried}
-    stopped: str = ""  # why it ended
-    interrupted: bool = False
-    seconds: float = 0.0
-
-    best = property(lambda climb: climb.kept[-1], doc="The last rung that was kept.")
-    kept = property(lambda climb: [r for r in climb.rungs if r.kept], doc="From the start on.")
-
-    @property
-    def changes(self) -> dict[str, Any]:
-        """The knobs of the best that are not the start's."""
-        return {k: v for k, v in self.knobs.items() if v != self.start.get(k)}
-
-    @property
-    def speedup(self) -> float | None:
-        """Throughput of the best over the start's best measurement."""
-        if not self.kept or not self.best.rate:
-            return None
-        return self.best.rate / max(self.rungs[0].rates) if self.changes else 1.0
-
-
-class Improver:
-    """Climbs from `start`, a dict of knobs; `climb` is filled as it goes."""
+class Improver(Search[Ladder]):
+    """Climbs from the start, one change after the other; the ladder is filled as it goes."""
 
     def __init__(
         self,
-        start: dict[str, Any],
-        bench: Any,
-        forecast: Callable[[Any, dict, dict], Expected | None],
-        search: Callable[[Tuning], Search],
+        found: Ladder,
+        bench: Runner,
+        forecast: Callable[[Run, Knobs, Knobs], Expected | None],
+        proposals: Callable[[list[Trial]], LoaderProposals],
         *,
-        lacks: Callable[[dict, Any, dict], str | None],
-        may_change: Any = (),
+        lacks: Callable[[Knobs, Run, Knobs], str | None],
+        may_change: Collection[str] = (),
         seconds: float | None = None,
         check_start: bool = False,
     ):
         """Set up a climb; nothing runs yet.
 
-        `bench` has measure(knobs, samples/s expected) -> (samples/s, error, run) and counts its
-        runs in `count`; `forecast(run, knobs, changes)` predicts samples/s as (value, low, high);
-        `search` makes the loader's search from a Tuning; `check_start` measures the start again in
-        the end, when caches are warm; `lacks(changes, run, knobs)` says why one cannot act here.
+        `forecast(run, knobs, changes)` predicts samples/s; `proposals` proposes loader settings
+        from trials; `lacks(changes, run, knobs)` says why changes cannot act here; `check_start`
+        measures the start again in the end, when caches are warm.
         """
+        super().__init__(found, bench)
         if seconds is not None and not seconds > 0:
             raise ValueError(f"seconds={seconds!r}: give a time budget above 0, or None.")
         if unknown := set(may_change) - set(TRAINING):
             raise ValueError(f"may_change={sorted(unknown)}: allow any of {', '.join(TRAINING)}.")
-        self.bench, self.forecast, self.make_search, self.lacks = bench, forecast, search, lacks
-        self.may_change, self.seconds, self.check_start = set(may_change), seconds, check_start
-        self.climb, self.search, self.longest = Climb(dict(start), knobs=dict(start)), None, 0.0
-        self.tried: list[dict[str, Any]] = []  # all the knobs of what was run
-        self.banned: list[dict[str, Any]] = []  # changes that failed, or broke the losses
-        self.each: Callable[[], None] = lambda: None  # called when a rung has been measured
+        self.forecast = forecast
+        self.proposals = proposals
+        self.lacks = lacks
+        self.may_change = set(may_change)
+        self.budget_s = seconds
+        self.check_start = check_start
+        self.began_s = 0.0
+        self.longest_s = 0.0  # of a run
+        self.banned: list[Knobs] = []  # changes that failed, or broke the losses
 
-    def run(self) -> Climb:
+    @property
+    def best(self) -> Trial:
+        """The last trial that was kept."""
+        return self.found.kept[-1]
+
+    def run(self) -> Ladder:
         """Climb to the end; RuntimeError where the start cannot be measured, and why."""
-        climb, self.begun = self.climb, time.monotonic()
-        first = Rung("", {}, said="the starting point", kept=True)
-        climb.rungs.append(first)
+        self.began_s = time.monotonic()
+        found = self.found
         try:
-            if (error := self._measure(first, climb.start)) or not first.rate:
-                raise RuntimeError(f"The starting point cannot be measured: {error}")
-            self.each()
-            while not climb.stopped:
-                climb.stopped = self._step()
-            if self.check_start and climb.changes and self._room():
-                self._check_start(first)
+            super().run()
         except KeyboardInterrupt:
-            if not first.rates:
+            if not found.tried[0].rates:
                 raise
-            climb.interrupted, climb.stopped = True, "interrupted: this is the best so far"
-            climb.rungs = [rung for rung in climb.rungs if rung.said]
-        finally:
-            climb.seconds = time.monotonic() - self.begun
-        return climb
+            found.stopped = "interrupted: this is the best so far"
+            found.tried = [trial for trial in found.tried if trial.said or trial is found.tried[0]]
+        found.notes = self._notes()
+        return found
 
-    def _room(self) -> bool:
-        late = self.seconds and time.monotonic() - self.begun + self.longest > self.seconds
-        return self.bench.count < MOST_RUNS and not late
+    def measure(self, trial: Trial, rate: float | None = None) -> None:
+        """Run a trial once (more), and remember how long that takes."""
+        begun = time.monotonic()
+        runs_before = self.bench.count
+        super().measure(trial, rate)
+        runs = max(1, self.bench.count - runs_before)  # a short one is run again
+        self.longest_s = max(self.longest_s, (time.monotonic() - begun) / runs)
 
-    def _measure(self, rung: Rung, knobs: dict[str, Any], rate: float | None = None) -> str | None:
-        """Run `knobs` once (more); return why there is no number."""
-        begun, made = time.monotonic(), self.bench.count
-        rate, error, run = self.bench.measure(knobs, rung.rate or rate)
-        took = (time.monotonic() - begun) / max(1, self.bench.count - made)  # a short one is rerun
-        self.longest = max(self.longest, took)
-        self.tried.append(knobs)
-        if rate:
-            rung.rates.append(rate)
-            rung.runs.append(run)
-        return None if rate else error or "no number"
+    def propose(self) -> Trial | None:
+        """Return the most promising change; None where the climb ends, which `stopped` explains."""
+        while True:
+            verdict = self.best.runs[-1].diagnose()
+            self.found.verdict = verdict
+            self.found.stopped = self._end(verdict)
+            if self.found.stopped:
+                return None
+            candidates = [each for each in self._candidates(verdict) if each.hope >= 1 + WORTH]
+            if candidates:
+                first = max(candidates, key=lambda each: (each.hope - 1) / each.price)
+                return first.trial
+            if verdict.bottleneck != "unsure" or len(self.best.runs) >= LOOKS:
+                self.found.stopped = (
+                    f"on top is {verdict.headline}, and no setting is expected to gain {WORTH:.0%}"
+                )
+                return None
+            self.measure(self.best)  # another run may tell
 
-    def _step(self) -> str:
-        """Try the most promising change; return why the climb ends, or "" where it goes on."""
-        climb = self.climb
-        climb.verdict = verdict = climb.best.runs[-1].diagnose()
+    def judge(self, trial: Trial) -> None:
+        """Keep a trial that gains, measured again where it is close, or say why not."""
+        trial.said = f"failed: {trial.error}" if trial.error else self._judgement(trial)
+        trial.kept = trial.said == "kept"
+        if trial.said not in ("kept", "no gain"):
+            self.banned.append(trial.changes)
+
+    def finish(self) -> None:
+        """Measure the start again, now that caches are warm: the gain must be more than that."""
+        found = self.found
+        if not (self.check_start and found.changes and self._has_room()):
+            return
+        start = found.tried[0]
+        self.measure(start)
+        if self.best.speed < (1 + WORTH) * max(start.rates):
+            for trial in found.kept[1:]:
+                trial.kept = False
+                trial.said = "no gain: the start was as fast, measured again"
+
+    def _has_room(self) -> bool:
+        """Whether another run may begin."""
+        if self.bench.count >= MOST_RUNS:
+            return False
+        would_end_s = time.monotonic() - self.began_s + self.longest_s
+        return self.budget_s is None or would_end_s <= self.budget_s
+
+    def _end(self, verdict: Diagnosis) -> str:
+        """Return why no other change is tried; "" where one may be."""
         if verdict.bottleneck == "compute":
             return "the device is the limit (compute)"
         if self.bench.count >= MOST_RUNS:
             return f"{MOST_RUNS} runs are made"
-        if not self._room():
-            return f"the {self.seconds:g} s are used up"
-        hopes = [rung for rung in self._hopes(verdict) if rung.hope >= 1 + WORTH]
-        if not hopes and verdict.bottleneck == "unsure" and len(climb.best.runs) < LOOKS:
-            self._measure(climb.best, climb.knobs)
-            return ""  # another run may tell
-        if not hopes:
-            return f"on top is {verdict.headline}, and no setting is expected to gain {WORTH:.0%}"
-        self._try(max(hopes, key=lambda rung: (rung.hope - 1) / rung.price))
-        return ""
+        return "" if self._has_room() else f"the {self.budget_s:g} s are used up"
 
-    def _hopes(self, verdict: Any) -> Iterator[Rung]:
-        """Yield what may be tried against what was found, with what is expected of it."""
-        climb, searched = self.climb, False
-        run = climb.best.runs[-1]
-        for finding, remedy in ((f, remedy) for f in verdict.findings for remedy in f.remedies):
-            name, changes = f"{finding.name}: {finding.cause}", dict(remedy.changes)
-            hope = 1 / (1 - min(finding.lost_share, 0.98) / 2)  # half of the loss is gone
-            if not changes:  # words alone: nothing that a program can try
-                continue
-            if set(changes) & set(LOADER):
-                if not searched and (rung := self._loader(name, remedy, hope)):
-                    searched = True
-                    yield rung
-            elif climb.knobs | changes in self.tried or changes in self.banned:
-                continue
-            elif why := self._refused(changes, run):
-                climb.left_out[Rung("", changes).what] = why
-            else:
-                predicted = self.forecast(run, climb.knobs, changes)
-                yield self._rung(name, changes, predicted, remedy, hope)
+    def _notes(self) -> list[str]:
+        """Return what is left, and what the climb took."""
+        verdict = self.found.verdict
+        left = []
+        if verdict is not None and verdict.bottleneck != "compute":
+            left.append(f"left: {verdict.advice}")
+        return [*left, f"{self.bench.count} runs, {self.found.seconds:.0f} s"]
 
-    def _refused(self, changes: dict[str, Any], run: Any) -> str | None:
+    def _candidates(self, verdict: Diagnosis) -> Iterator[Candidate]:
+        """Yield what may be tried against what was found."""
+        has_loader = False
+        for finding in verdict.findings:
+            for remedy in finding.remedies:
+                if not remedy.changes:  # words alone: nothing that a program can try
+                    continue
+                if set(remedy.changes) & set(LOADER):
+                    candidate = None if has_loader else self._of_loader(finding, remedy)
+                    has_loader = has_loader or candidate is not None
+                else:
+                    candidate = self._of_step(finding, remedy)
+                if candidate is not None:
+                    yield candidate
+
+    def _of_step(self, finding: Finding, remedy: Remedy) -> Candidate | None:
+        """Return the candidate of a remedy that changes the step; None where it is not tried."""
+        changes = dict(remedy.changes)
+        knobs = self.best.knobs | changes
+        if self._is_tried(knobs) or changes in self.banned:
+            return None
+        run = self.best.runs[-1]
+        trial = Trial(knobs, _name(finding), changes)
+        why = self._refused(changes, run)
+        if why:
+            self.found.reasons[trial.what] = f"not tried: {why}"
+            return None
+        trial.expected = self.forecast(run, self.best.knobs, changes)
+        return self._candidate(trial, finding, remedy)
+
+    def _of_loader(self, finding: Finding, remedy: Remedy) -> Candidate | None:
+        """Return what the loader's proposals would measure next; after that, what was advised."""
+        proposals = self.proposals(self._with_other_loaders())
+        proposed = proposals.faster()
+        if proposed is not None:
+            trial = self._of_best(proposed.setting, finding, proposed.expected)
+            return self._candidate(trial, finding, remedy)
+        setting = LoaderSetting.of(self.best.knobs | dict(remedy.changes))
+        allowed = setting in proposals.settings and proposals.may_run(setting)
+        trial = self._of_best(setting, finding, proposals.expected(setting) if allowed else None)
+        if not allowed or self._is_tried(trial.knobs):
+            return None
+        if trial.expected and trial.expected.high < (1 + WORTH) * self.best.speed:
+            return None
+        return Candidate(trial, 1 + WORTH, remedy.price)  # comes last
+
+    def _with_other_loaders(self) -> list[Trial]:
+        """Return the trials that differ from the best in the loader alone; the first is the start.
+
+        What was expected of the first is not a loader's prediction.
+        """
+        best = _without_loader(self.best.knobs)
+        first, *others = (
+            trial for trial in self.found.tried if _without_loader(trial.knobs) == best
+        )
+        return [replace(first, expected=None), *others]
+
+    def _of_best(
+        self, setting: LoaderSetting, finding: Finding, expected: Expected | None
+    ) -> Trial:
+        """Return the trial of the best with another loader."""
+        knobs = self.best.knobs | setting.to_dict()
+        changes = {
+            name: value for name, value in knobs.items() if value != self.best.knobs.get(name)
+        }
+        return Trial(knobs, _name(finding), changes, expected)
+
+    def _candidate(self, trial: Trial, finding: Finding, remedy: Remedy) -> Candidate:
+        """Return a trial with its hope: as predicted, else that half of the loss is gone."""
+        hope = 1 / (1 - min(finding.lost_share, HIGHEST_LOSS) / 2)
+        if trial.expected is not None:
+            hope = trial.expected.value / self.best.speed
+        return Candidate(trial, hope, remedy.price)
+
+    def _is_tried(self, knobs: Knobs) -> bool:
+        return any(trial.knobs == knobs for trial in self.found.tried)
+
+    def _refused(self, changes: Knobs, run: Run) -> str | None:
         """Return why a change is not to be tried here."""
         if changed := set(changes) & set(TRAINING) - self.may_change:
             return f"it changes what is trained; may_change={changed} allows it"
         if "precision" in changes and not any(map(math.isfinite, run.loss)):
             return "the step returns no loss, so nothing could tell whether it holds"
-        return self.lacks(changes, run, self.climb.knobs)
+        return self.lacks(changes, run, self.best.knobs)
 
-    def _loader(self, name: str, remedy: Any, hope: float) -> Rung | None:
-        """Return what the tuner's search would measure next; after that, what was advised."""
-        best, here = self.climb.best, Setting.of(self.climb.knobs)
-        if self.search is None:
-            tuning = Tuning("", here)
-            tuning.tried.append(Trial(here, "", rates=list(best.rates), runs=list(best.runs)))
-            self.search = self.make_search(tuning)
-        trial = self.search.next(save=False)
-        then = trial.setting if trial else Setting.of(self.climb.knobs | remedy.changes)
-        changes = {k: v for k, v in then.to_dict().items() if v != getattr(here, k)}
-        if trial:
-            return self._rung(name, changes, trial.expected, remedy, hope, trial)
-        search = self.search
-        known = self.climb.knobs | changes in self.tried
-        if known or then not in search.settings or not search.may_run(then):
-            return None
-        predicted = search.expected(then)
-        rung = self._rung(name, changes, predicted, remedy, hope)
-        if rung.expected and rung.expected[2] < 1 + WORTH:
-            return None
-        rung.hope = 1 + WORTH  # comes last
-        return rung
-
-    def _rung(
-        self,
-        name: str,
-        changes: dict[str, Any],
-        predicted: Expected | None,
-        remedy: Any,
-        hope: float,
-        trial: Any = None,
-    ) -> Rung:
-        """Return what may be tried; where nothing predicts it, with what is hoped for."""
-        if predicted is None:
-            return Rung(name, changes, None, hope, remedy.price, trial)
-        times = tuple(part / self.climb.best.rate for part in predicted)
-        return Rung(name, changes, times, times[0], remedy.price, trial)
-
-    def _try(self, rung: Rung) -> None:
-        """Measure a change, again where it is close, and keep it or not."""
-        climb, before = self.climb, self.climb.best
-        knobs = climb.knobs | rung.changes
-        climb.rungs.append(rung)
-        error = self._measure(rung, knobs, before.rate * rung.hope)
-        if rung.trial:
-            self.search.tuning.tried.append(rung.trial)
-            rung.trial.rates, rung.trial.runs, rung.trial.error = rung.rates, rung.runs, error
-        rung.said = f"failed: {error}" if error else self._judged(rung, before, knobs)
-        rung.kept = rung.said == "kept"
-        if rung.kept:
-            climb.knobs = knobs
-            self.search = self.search if rung.trial else None  # another step: another search
-        elif rung.said != "no gain":
-            self.banned.append(rung.changes)
-        self.each()
-
-    def _judged(self, rung: Rung, before: Rung, knobs: dict[str, Any]) -> str:
+    def _judgement(self, trial: Trial) -> str:
         """Return "kept", or why it is not."""
-        run = rung.runs[-1]
-        for name in set(rung.changes) & set(getattr(run, "not_applied", ())):
-            return f"cannot act here: {run.not_applied[name]}"
-        if "batch_size" not in rung.changes and (why := self._losses_differ(rung, before)):
-            return why
-        rung.gain = rung.rate / before.rate
+        run = trial.runs[-1]
+        before = self.best
+        for name in trial.changes:
+            if name in run.not_applied:
+                return f"cannot act here: {run.not_applied[name]}"
+        if "batch_size" not in trial.changes:
+            broken = self._losses_differ(trial, before)
+            if broken:
+                return broken
+        trial.gain = trial.speed / before.speed
         noise = max(SURE, run.spread or 0.0, before.runs[-1].spread or 0.0)
-        if rung.gain <= 1 or rung.gain > 1 + noise or not self._room():
-            sure = WORTH if rung.gain > 1 + noise else max(WORTH, noise)
-            return "kept" if rung.gain > 1 + sure else "no gain"
-        self._measure(before, self.climb.knobs)
-        self._measure(rung, knobs)
-        rung.gain = rung.rate / before.rate
-        apart = min(rung.rates) > max(before.rates)
-        return "kept" if rung.gain > 1 + WORTH and apart else "no gain"
+        if trial.gain > 1 + noise:
+            return "kept"
+        if trial.gain <= 1 or not self._has_room():
+            return "no gain"
+        self.measure(before)
+        self.measure(trial)
+        trial.gain = trial.speed / before.speed
+        is_apart = min(trial.rates) > max(before.rates)
+        return "kept" if trial.gain > 1 + WORTH and is_apart else "no gain"
 
-    def _losses_differ(self, rung: Rung, before: Rung) -> str:
+    def _losses_differ(self, trial: Trial, before: Trial) -> str:
         """Return why a change is undone for its losses, or "" where they hold.
 
         The losses of a change to the arithmetic may be as far apart as `TOLERANCE` allows, or as
         those of two unchanged runs; one to the loader is not judged, only shown.
         """
-        climb = self.climb
-        larger = [kept for kept in climb.kept if "batch_size" in kept.changes]  # other batches
-        same = (larger or climb.rungs)[-1 if larger else 0].runs[0]
-        rough = set(climb.changes | rung.changes) & set(ROUNDS_OFF)
-        tolerance = TOLERANCE if rough else EXACT
-        holds, rung.losses = agree(same.loss, rung.runs[-1].loss, tolerance)
-        if holds or rung.changes.keys() <= FEEDS:
+        reference = self._reference().runs[0].loss
+        losses = trial.runs[-1].loss
+        is_rough = set(self.found.changes | trial.changes) & set(ROUNDS_OFF)
+        tolerance = TOLERANCE if is_rough else EXACT
+        holds, trial.loss_change = agree(reference, losses, tolerance)
+        if holds or trial.changes.keys() <= FEEDS:
             return ""
-        if rung.losses is not None and len(before.runs) < 2 and self._room():
-            self._measure(before, climb.knobs)
-        if rung.losses is not None and len(before.runs) > 1:
-            first, *_, again = before.runs
-            _, apart = agree(first.loss, again.loss, EXACT)
+        if trial.loss_change is None:
+            return "undone: the losses are not finite"
+        if len(before.runs) < 2 and self._has_room():
+            self.measure(before)
+        if len(before.runs) > 1:
+            _, apart = agree(before.runs[0].loss, before.runs[-1].loss, EXACT)
             spread = UNCHANGED * abs(apart or 0.0)
-            holds, _ = agree(same.loss, rung.runs[-1].loss, max(tolerance, spread))
-        far = "are not finite" if rung.losses is None else f"differ by {rung.losses:+.1%}"
-        return "" if holds else f"undone: the losses {far}"
+            holds, _ = agree(reference, losses, max(tolerance, spread))
+        return "" if holds else f"undone: the losses differ by {trial.loss_change:+.1%}"
 
-    def _check_start(self, first: Rung) -> None:
-        """Measure the start again, now that caches are warm: the gain must be no more than that."""
-        climb = self.climb
-        self._measure(first, climb.start)
-        if climb.best.rate < (1 + WORTH) * max(first.rates):
-            for rung in climb.kept[1:]:
-                rung.kept, rung.said = False, "no gain: the start was as fast, measured again"
-            climb.knobs = dict(climb.start)
+    def _reference(self) -> Trial:
+        """Return the trial whose losses are compared with: the last one with other batches."""
+        kept = self.found.kept
+        other_batches = [trial for trial in kept if "batch_size" in trial.changes]
+        return other_batches[-1] if other_batches else kept[0]
 
 
-def lacking(changes: dict[str, Any], machine: Machine, knobs: dict[str, Any]) -> str | None:
+def _name(finding: Finding) -> str:
+    return f"{finding.name}: {finding.cause}"
+
+
+def _without_loader(knobs: Knobs) -> Knobs:
+    return {name: value for name, value in knobs.items() if name not in LOADER}
+
+
+def lacking(changes: Knobs, machine: Machine, knobs: Knobs) -> str | None:
     """Return what this device, or the model, lacks for a change; None where nothing is known."""
-    cuda = machine.device.startswith("cuda")
-    if not cuda and {"pin_memory", "non_blocking", "prefetch_to_device"} & set(changes):
+    is_cuda = machine.device.startswith("cuda")
+    if not is_cuda and not changes.keys().isdisjoint(TO_DEVICE):
         return "there is no CUDA device to copy to"
-    if cuda and changes.get("precision") == "bf16" and float(machine.compute_capability or 9) < 8:
+    capability = float(machine.compute_capability or BF16_CAPABILITY)
+    if is_cuda and changes.get("precision") == "bf16" and capability < BF16_CAPABILITY:
         return f"BF16 needs compute capability 8.0; this card has {machine.compute_capability}"
-    if changes.get("compile") and not cuda and (machine.device == "mps" or not compiler()):
+    if changes.get("compile") and not is_cuda and (machine.device == "mps" or not compiler()):
         return "torch.compile finds no compiler for this device"
     if changes.get("channels_last") and knobs.get("model", "cnn") != "cnn":
         return "the model has no convolutions"

@@ -12,12 +12,11 @@ from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.spec import Distributed, Pipeline
-from labkit.tuning.improve import Rung
-from labkit.tuning.job import TuningJob, code_around, improver
-from labkit.tuning.tuning import Tuning
+from labkit.tuning.job import TuningJob, improver
+from labkit.tuning.result import Found, Ladder, Tuning
+from labkit.tuning.trial import Trial
 from labkit.view import wandb_log
 from labkit.view.display import RANKS_PX, SWEEP_PX, Display
-from labkit.view.ladder import Ladder
 from labkit.view.live import Follower, RunDisplay
 from labkit.view.run_header import said
 from labkit.view.watch_live import Watch
@@ -169,21 +168,28 @@ def tune(
     if isinstance(what, Watch):
         what = what.run if what._recorder else what.loader
     job = TuningJob(
-        what, collate_fn=collate_fn, step=step, batch_size=batch_size,
-        baseline=baseline, max_workers=max_workers, seconds=seconds,
-    )  # fmt: skip
-    tune.last = tuning = job.tuning
+        what,
+        collate_fn=collate_fn,
+        step=step,
+        batch_size=batch_size,
+        baseline=baseline,
+        max_workers=max_workers,
+        seconds=seconds,
+    )
+    tune.last = job.tuning
     display = Display()
+
+    def each() -> None:
+        display.final(trial_line(job.tuning), job.tuning.table())
+
     try:
-        return job.run(
-            lambda: display.final(trial_line(tuning), tuning.table()), teller(display, tuning.table)
-        )
+        return job.run(each, teller(display, job.tuning))
     except KeyboardInterrupt:
         if not in_notebook():
             raise
-        return tuning
+        return job.tuning
     finally:
-        display.final(tuning.headline, tuning.table())
+        display.final(job.tuning.headline, job.tuning.table())
 
 
 def improve(
@@ -221,35 +227,31 @@ def improve(
     """
     what = Pipeline() if pipeline_or_dataset is None else pipeline_or_dataset
     parts = {"step": step, "model": model, "optimizer": optimizer, "collate_fn": collate_fn}
-    made, name, bench = improver(what, may_change, seconds, batch_size, **parts)
-    asked = what if isinstance(what, Pipeline) else None
-    code = code_around(what, model=model, optimizer=optimizer, collate_fn=collate_fn)
-    found = Ladder(made.climb, name, asked, code)
-    improve.last, display = found, Display()
+    search = improver(what, may_change, seconds, batch_size, **parts)
+    improve.last = ladder = search.found
+    display = Display()
 
     def each() -> None:
-        found.grow()
-        display.final(rung_line(made.climb.rungs[-1]), found.table("going on"))
+        display.final(rung_line(ladder.tried[-1]), ladder.table("going on"))
 
-    made.each, bench.bench.each = each, teller(display, found.table)
+    search.each = each
+    search.bench.each = teller(display, ladder)
     try:
-        made.run()
-        found.grow()
-        return found
+        return search.run()
     finally:
-        display.final("", found.table())  # the headline is the table's own
+        display.final("", ladder.table())  # the headline is the table's own
 
 
-def teller(display: Display, table: Callable[[str], Any]) -> Callable[[Any], None]:
+def teller(display: Display, found: Found) -> Callable[[Run], None]:
     """Return what shows the run that is going on, below the table of those before it."""
 
-    def running(run: Any) -> None:
+    def running(run: Run) -> None:
         if display.due:
             follower = Follower()
             follower.read(run)
             # without how many steps it might do: the clock ends it
             now = follower.line(run).replace(f" of {follower.steps_asked}", "")
-            display.line(now, table(now))
+            display.line(now, found.table(now))
 
     return running
 
@@ -257,19 +259,23 @@ def teller(display: Display, table: Callable[[str], Any]) -> Callable[[Any], Non
 def trial_line(tuning: Tuning) -> str:
     """Say in one line what the last trial gave, what was expected of it, and why it was tried."""
     trial = tuning.latest
-    rate = f"{trial.rates[-1]:,.0f} samples/s" if trial.rates and not trial.error else "failed"
-    hoped = f" (predicted {trial.predicted})" if trial.predicted else ""
+    if trial is None:
+        return tuning.headline
+    failed = trial.error or not trial.rates
+    rate = "failed" if failed else f"{trial.rates[-1]:,.0f} samples/s"
+    hoped = f" (predicted {trial.expected})" if trial.expected else ""
     again = f", run {len(trial.rates)}" if len(trial.rates) > 1 else f": {trial.why}"
-    what = tuning.verdict(trial)
-    return f"{trial.setting}: {rate}{hoped}{'; ' + what if what else ''}{again}"
+    verdict = tuning.verdict_on(trial)
+    said = f"; {verdict}" if verdict else ""
+    return f"{trial.setting}: {rate}{hoped}{said}{again}"
 
 
-def rung_line(rung: Rung) -> str:
+def rung_line(trial: Trial) -> str:
     """Say in one line what was found, changed, expected and measured."""
-    rate = f"{rung.rate:,.0f} samples/s" if rung.rate else "no number"
-    if not rung.finding:
+    rate = f"{trial.rate:,.0f} samples/s" if trial.rate else "no number"
+    if not trial.changes:
         return f"start: {rate}"
-    expected = f"expected {rung.expected[0]:.2f}x" if rung.expected else "nothing predicts it"
-    gain = f"{rung.gain:.2f}x ({rate})" if rung.gain else rate
-    losses = "" if rung.losses is None else f", losses {rung.losses:+.1%}"
-    return f"{rung.finding} -> {rung.what}: {expected}, measured {gain}{losses}: {rung.said}"
+    expected = f"expected {trial.expected} samples/s" if trial.expected else "nothing predicts it"
+    gain = f"{trial.gain:.2f}x ({rate})" if trial.gain else rate
+    losses = "" if trial.loss_change is None else f", losses {trial.loss_change:+.1%}"
+    return f"{trial.why} -> {trial.what}: {expected}, measured {gain}{losses}: {trial.said}"

@@ -33,7 +33,8 @@ from torch.utils.data import DataLoader
 from labkit.course.slow_script import LADDER, SlowScript
 from labkit.results.launch import launch
 from labkit.tuning.job import improver
-from labkit.tuning.trials import ENDLESS
+from labkit.tuning.trial import Measured
+from labkit.tuning.trial_bench import ENDLESS
 
 WORKERS = {"num_workers": 4, "prefetch_factor": 2}
 SGD = torch.optim.SGD
@@ -151,7 +152,7 @@ class StageBench:
         seconds = max(4.5, 24 * 16 / expected) if expected else 8.0
         self.knobs = knobs | {"steps": ENDLESS, "seconds": seconds, "xray": True}
         run = launch(self).wait_or_raise()
-        return run.throughput, run.error, run
+        return Measured(run.throughput, run.error, run)
 
     def to_spec(self):
         return self.spec | {"pipeline": self.spec["pipeline"] | self.knobs}
@@ -161,10 +162,10 @@ def measured(name, made, known):
     """Climb, print what came out; return whether it was cured, and its share of the known."""
     climb = made.run()
     runs = made.bench.count
-    rate = made.bench.measure(climb.start | known, climb.best.rate)[0]
-    share = climb.best.rate / rate if rate else 0.0
+    rate = made.bench.measure(climb.start | known, climb.winner.rate)[0]
+    share = climb.winner.rate / rate if rate else 0.0
     cured = bool(set(climb.changes) & set(known)) and climb.speedup >= 1.15
-    if not cured and rate and rate < 1.15 * climb.rungs[0].rate:
+    if not cured and rate and rate < 1.15 * climb.tried[0].rate:
         cured = None  # nor does the known cure
     changed = ", ".join(f"{k}={v}" for k, v in climb.changes.items()) or "nothing"
     print(f"{name}: {changed}; {runs} runs in {climb.seconds:.0f} s, {climb.speedup:.2f}x, "
@@ -180,16 +181,16 @@ if __name__ == "__main__":
     cures, shares = [], []
     for name, what, parts, may_change, known in loops():
         if options.only in name:
-            made = improver(what, may_change, options.seconds, **parts)[0]
+            made = improver(what, may_change, options.seconds, **parts)
             cures.append(measured(name, made, known)[0])
     best = SlowScript(LADDER).pipeline.to_dict()
     for count in range(len(LADDER) + 1):
         name = f"slow script, {count} fixes"
         if options.only in name:
             stage = SlowScript(LADDER[:count])
-            made = improver(stage.pipeline, {"precision"}, 3 * options.seconds)[0]
+            made = improver(stage.pipeline, {"precision"}, 3 * options.seconds)
             made.bench = StageBench(stage.fixes)
-            start = made.climb.start
+            start = made.found.start
             known = {knob: value for knob, value in best.items() if value != start.get(knob)}
             shares.append(measured(name, made, known)[1])
     curable = [cured for cured in cures if cured is not None]

@@ -57,8 +57,8 @@ import held_out
 from labkit import Pipeline
 from labkit.results.result import Table
 from labkit.tuning.job import TuningJob, given
-from labkit.tuning.trials import Bench
-from labkit.tuning.tuning import Setting
+from labkit.tuning.settings import LoaderSetting
+from labkit.tuning.trial_bench import TrialBench
 
 WORKLOADS = {
     "light decode": Pipeline(io_ms=0, image_px=32, augment=0, batch_size=32),
@@ -79,10 +79,10 @@ def bench_of(name):
     """Return the bench of a workload, and the setting without workers."""
     what = EVERY[name]
     if isinstance(what, Pipeline):
-        return Bench(what, None, SECONDS), Setting(batch_size=what.batch_size)
+        return TrialBench(what, None, SECONDS), LoaderSetting(batch_size=what.batch_size)
     dataset, step, size = what
-    pipeline, own, _ = given(dataset, step=step)
-    return Bench(pipeline, own, SECONDS), Setting(batch_size=size)
+    asked = given(dataset, step=step)
+    return TrialBench(asked.pipeline, asked.source, SECONDS), LoaderSetting(batch_size=size)
 
 
 def measure_grid(name, _):
@@ -93,7 +93,7 @@ def measure_grid(name, _):
     known = None
     for workers, prefetch in [(0, None), *itertools.product(WORKERS, PREFETCH)]:
         setting = start.but(num_workers=workers, prefetch_factor=prefetch)
-        rate = bench.measure(setting, known)[0]
+        rate = bench.measure(setting.to_dict(), known).rate
         known = max(filter(None, [rate, known]), default=None)
         rows.append({"setting": setting.to_dict(), "rate": rate})
     # runs that were too short were made again: not the grid's time
@@ -121,12 +121,14 @@ def measure_again(name, kept):
     rows = sorted(filter(lambda row: row["rate"], kept["grid"]["rows"]), key=lambda r: -r["rate"])
     named = {f"grid {i}": row["setting"] for i, row in enumerate(rows[:WINNERS], 1)}
     named["tune"] = kept["tune"]["best"]
-    settings = {who: Setting.of(best).but(persistent_workers=False) for who, best in named.items()}
+    settings = {
+        who: LoaderSetting.of(best).but(persistent_workers=False) for who, best in named.items()
+    }
     bench, _ = bench_of(name)
     rates = {setting: [] for setting in settings.values()}
     for _ in range(2 * AGAIN):
         for setting, found in rates.items():
-            tries = (bench.measure(setting, rows[0]["rate"])[0] for _ in range(TRIES))
+            tries = (bench.measure(setting.to_dict(), rows[0]["rate"])[0] for _ in range(TRIES))
             found.append(next(filter(None, tries)))
     return {who: rates[setting] for who, setting in settings.items()}
 
@@ -143,7 +145,13 @@ def table(workloads):
     reached = [share_of_best(row["again"]) for row in workloads.values()]
     times = [row["tune"]["seconds"] / row["grid"]["seconds"] for row in workloads.values()]
     cells = [
-        (name, Setting.of(row["tune"]["best"]), f"{share:.1%}", f"{took:.0%}", row["tune"]["runs"])
+        (
+            name,
+            LoaderSetting.of(row["tune"]["best"]),
+            f"{share:.1%}",
+            f"{took:.0%}",
+            row["tune"]["runs"],
+        )
         for (name, row), share, took in zip(workloads.items(), reached, times, strict=True)
     ]
     print(Table(cells, ("workload", "tuner chose", "of grid best", "of its time", "runs")))

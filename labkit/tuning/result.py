@@ -1,0 +1,283 @@
+"""What a search found: one table of its trials, the best knobs, and the code to paste."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from labkit.diagnosis.diagnosis import Diagnosis
+from labkit.diagnosis.loader_code import LoopCode
+from labkit.results.result import Result, Table, but
+from labkit.results.run import Run
+from labkit.results.script import Script, changed_lines, loader_line, script
+from labkit.spec import Pipeline
+from labkit.tuning.settings import Knobs, LoaderSetting
+from labkit.tuning.trial import Trial, cheapest_of_fastest, is_tie
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CELL = 90  # characters of a cell: errors can be long
+HEAD = ("change", "predicted", "samples/s", "gain", "losses", "", "why it was tried")
+LEFT = (0, 1, 5, 6)  # columns
+
+
+@dataclass(repr=False)
+class Found(Result):
+    """The result of a search over knobs, also of one that goes on or was interrupted."""
+
+    name: str  # what was searched
+    start: Knobs
+    asked: Pipeline | None = None  # that was searched; None for data of the reader's own
+    code: LoopCode = field(default_factory=LoopCode)  # how the reader's script makes the loader
+    line: str = ""  # the machine
+    tried: list[Trial] = field(default_factory=list)  # in the order of their first runs
+    latest: Trial | None = None  # run last, or running
+    reasons: dict[str, str] = field(default_factory=dict)  # {knob that was not tried: why}
+    notes: list[str] = field(default_factory=list)  # what limits the result
+    interrupted: bool = False
+    done: bool = False
+    seconds: float = 0.0  # it took
+
+    @property
+    def baseline(self) -> Trial | None:
+        """The trial of the start."""
+        return self.tried[0] if self.tried else None
+
+    @property
+    def winner(self) -> Trial | None:
+        """The trial to take."""
+        raise NotImplementedError
+
+    @property
+    def best(self) -> Knobs:
+        """The knobs to take (at worst the start's)."""
+        return dict(self.winner.knobs if self.winner else self.start)
+
+    @property
+    def changes(self) -> Knobs:
+        """The best knobs that differ from the start's."""
+        best = self.best
+        return {name: value for name, value in best.items() if value != self.start.get(name)}
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The best pipeline; None for data of the reader's own."""
+        return self.asked.but(**self.best) if self.asked else None
+
+    @property
+    def speedup(self) -> float | None:
+        """Throughput of the best over that of the start, both measured here."""
+        if not self.winner or not self.baseline or not self.baseline.rate:
+            return None
+        return self.winner.speed / self.baseline.rate
+
+    @property
+    def snippet(self) -> str:
+        """What to change, as PyTorch to paste."""
+        raise NotImplementedError
+
+    @property
+    def headline(self) -> str:
+        """The result in one line."""
+        raise NotImplementedError
+
+    def verdict_on(self, trial: Trial) -> str:
+        """Say in a few words what became of a trial."""
+        raise NotImplementedError
+
+    def script(self) -> Script:
+        """Return the best pipeline as a whole script; for data of your own, the lines to change."""
+        return script(self.pipeline) if self.pipeline else Script(f"{self.snippet}\n")
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the result as JSON types."""
+        names = ("best", "changes", "speedup", "seconds", "interrupted", "reasons", "notes")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "source": self.name,
+            "machine": self.line,
+            "snippet": self.snippet,
+            "baseline": self.start,
+            "baseline_throughput": self.baseline.rate if self.baseline else None,
+            "best_throughput": self.winner.rate if self.winner else None,
+            "trials": [trial.to_dict() for trial in self.tried],
+            "runs": sum(len(trial.runs) for trial in self.tried),
+        }
+
+    def table(self, now: str = "") -> Table:
+        """Return every trial; below, once it is done, reasons and code; `now` is what goes on."""
+        foot = [now or "starting"]
+        copies = {}
+        if self.done and not now:
+            reasons = [f"{name}: {reason}" for name, reason in self.reasons.items()]
+            foot = [*reasons, *self.notes, *self.snippet.split("\n")]
+            copies["PyTorch"] = self.snippet
+            copies["labkit"] = but(self.changes) if self.asked and self.changes else ""
+        if self.line:
+            foot.append(f"measured on {self.line}")
+        return Table(
+            [self._row(trial) for trial in self.tried],
+            HEAD,
+            self.headline,
+            foot,
+            left=LEFT,
+            bold=[place for place, trial in enumerate(self.tried) if self._stands_out(trial)],
+            copies=copies,
+        )
+
+    def _stands_out(self, trial: Trial) -> bool:
+        return trial is self.winner
+
+    def _row(self, trial: Trial) -> tuple[str | None, ...]:
+        """Return the cells of one trial."""
+        predicted = str(trial.expected) if trial.expected else "not predicted"
+        again = f" ({len(trial.rates)} runs)" if len(trial.rates) > 1 else ""
+        return (
+            self.label(trial),
+            None if trial is self.baseline else predicted,
+            f"{trial.rate:,.0f}{again}" if trial.rate else None,
+            f"{trial.gain:.2f}x" if trial.gain else None,
+            None if trial.loss_change is None else f"{trial.loss_change:+.1%}",
+            self.verdict_on(trial)[:CELL],
+            trial.why,
+        )
+
+    def label(self, trial: Trial) -> str:
+        """Return what was tried, in words."""
+        return trial.what
+
+
+@dataclass(repr=False)
+class Tuning(Found):
+    """The result of a search over the loader's arguments."""
+
+    extra: Knobs = field(default_factory=dict)  # arguments found without a search
+    loader_alone: bool = False  # whether no step was given: the speed-up is not that of training
+    chosen: Trial | None = None  # to take, where the search has ended
+
+    @property
+    def winner(self) -> Trial | None:
+        """The trial to take: while it goes on, the cheapest of those that tie with the fastest."""
+        return self.chosen or cheapest_of_fastest(self.tried)
+
+    @property
+    def best(self) -> Knobs:
+        """The setting to take (at worst the start's): arguments of a DataLoader or a Pipeline."""
+        setting = self.winner.setting if self.winner else LoaderSetting.of(self.start)
+        return setting.but(**self.extra).to_dict() if setting.num_workers else setting.to_dict()
+
+    @property
+    def snippet(self) -> str:
+        """The loader with the best setting, as code to paste."""
+        if self.pipeline:
+            return loader_line(self.pipeline.to_dict())
+        return self.code.with_names().loader_line(self.best)
+
+    @property
+    def headline(self) -> str:
+        """The result in one line."""
+        state = " (interrupted: the best so far)" if self.interrupted else ""
+        if not self.winner:
+            return f"Tuning({self.name}): nothing measured{'' if state else ' yet'}"
+        alone = " (the loader alone: no step was given)" if self.loader_alone else ""
+        rate = f"{self.winner.rate:,.0f} samples/s, {self.speedup:.2f}x the baseline{alone}"
+        took = f", found in {self.seconds:.0f} s" if self.done else ""
+        return f"Tuning({self.name}){state}: {self.winner.setting}: {rate}{took}"
+
+    def label(self, trial: Trial) -> str:
+        """Return the loader's arguments in words."""
+        batch_size = trial.setting.batch_size
+        other = batch_size != self.start["batch_size"]
+        return f"{trial.setting}, batch {batch_size}" if other else str(trial.setting)
+
+    def verdict_on(self, trial: Trial) -> str:
+        """Say in a few words what became of a trial."""
+        if trial.error:
+            return f"then failed: {trial.error}" if trial.rates else trial.error
+        words = ["baseline"] if trial is self.baseline else []
+        if trial is self.winner:
+            words.append("best" if self.done else "best so far")
+        elif self.winner and trial.rates and is_tie(trial, self.winner):
+            words.append("a tie")
+        return ", ".join(words)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the result as JSON types."""
+        return super().to_dict() | {"loader_alone": self.loader_alone}
+
+
+@dataclass(repr=False)
+class Ladder(Found):
+    """The result of the autopilot: the changes that it kept, one after the other."""
+
+    verdict: Diagnosis | None = None  # of the best
+    stopped: str = ""  # why it ended
+
+    @property
+    def kept(self) -> list[Trial]:
+        """The trials that were kept, from the start on."""
+        return [trial for trial in self.tried if trial.kept]
+
+    @property
+    def winner(self) -> Trial | None:
+        """The last trial that was kept."""
+        return self.kept[-1] if self.kept else None
+
+    @property
+    def runs(self) -> dict[str, Run]:
+        """The last run of every step that was kept, by the change in words."""
+        return {trial.what: trial.runs[-1] for trial in self.kept if trial.runs}
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    @property
+    def speedup(self) -> float | None:
+        """Throughput of the best over the start's best measurement."""
+        if not self.winner or not self.winner.rate:
+            return None
+        return self.winner.rate / max(self.tried[0].rates) if self.changes else 1.0
+
+    @property
+    def snippet(self) -> str:
+        """The changes as plain PyTorch."""
+        if self.asked:
+            lines = changed_lines(self.start, self.best).rstrip("\n")
+            return lines or loader_line(self.start)
+        changes = {"batch_size": self.start["batch_size"], **self.changes}
+        return self.code.with_names().lines(changes).rstrip("\n")
+
+    @property
+    def headline(self) -> str:
+        """The result in one line."""
+        if not self.winner or not self.winner.rate:
+            return f"improve({self.name}): nothing measured yet"
+        if self.changes:
+            said = f"{self.speedup:.2f}x the start"
+        elif self.verdict and self.verdict.bottleneck == "compute":
+            said = "nothing to change"
+        else:
+            said = "nothing was changed"
+        state = self.stopped or "going on"
+        return f"improve({self.name}): {said}, {self.winner.rate:,.0f} samples/s; {state}"
+
+    def _stands_out(self, trial: Trial) -> bool:
+        return trial.kept
+
+    def verdict_on(self, trial: Trial) -> str:
+        """Say in a few words what became of a trial."""
+        return trial.said
+
+    def plot(self) -> Figure:
+        """Draw a bar of samples/s for each step that was kept."""
+        from labkit.view.ladder import draw_ladder
+
+        return draw_ladder(self)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the result as JSON types."""
+        return super().to_dict() | {
+            "stopped": self.stopped,
+            "diagnosis": self.verdict.to_dict() if self.verdict else None,
+        }

@@ -1,0 +1,90 @@
+"""The arguments of a DataLoader that are searched."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+
+from labkit.diagnosis.loader_code import Setting
+from labkit.diagnosis.recommendation import WORKERS
+from labkit.results.script import PYTORCH_PREFETCH
+
+Knobs = dict[str, Setting]
+
+# Batches per worker; with one, workers wait for the loop between batches
+PREFETCH_FACTORS = (2, 4, 8)
+DEPTH_WEIGHT = 0.3  # a doubled prefetch_factor changes a run less than doubled workers
+
+
+@dataclass(frozen=True)
+class LoaderSetting:
+    """The arguments of a DataLoader that are tuned, under their own names."""
+
+    num_workers: int = 0
+    prefetch_factor: int | None = None
+    pin_memory: bool = False
+    persistent_workers: bool = False
+    batch_size: int = 16
+
+    @classmethod
+    def of(cls, knobs: Mapping[str, Setting]) -> LoaderSetting:
+        """Make one from {knob: value}; with workers, prefetch_factor becomes PyTorch's default."""
+        setting = replace(cls(), **{name: knobs[name] for name in LOADER_KNOBS if name in knobs})
+        if setting.num_workers and setting.prefetch_factor is None:
+            return replace(setting, prefetch_factor=PYTORCH_PREFETCH)
+        return setting
+
+    def to_dict(self) -> Knobs:
+        """Return the arguments: `DataLoader(dataset, **setting.to_dict())`."""
+        return asdict(self)
+
+    def but(self, **changes: Setting) -> LoaderSetting:
+        """Return a changed copy; without workers, the arguments that need them are dropped."""
+        setting = replace(self, **changes)
+        if setting.num_workers:
+            return setting
+        return replace(setting, prefetch_factor=None, persistent_workers=False)
+
+    @property
+    def in_flight(self) -> int:
+        """Batches that may wait in the loader's queues."""
+        return self.num_workers * (self.prefetch_factor or 0)
+
+    @property
+    def cost(self) -> tuple[int, int, bool]:
+        """Sorts settings from cheap to dear: by workers, then by samples that wait in RAM."""
+        return self.num_workers, self.in_flight * self.batch_size, self.pin_memory
+
+    def __str__(self) -> str:
+        text = "no workers"
+        if self.num_workers:
+            workers = "1 worker" if self.num_workers == 1 else f"{self.num_workers} workers"
+            text = f"{workers}, prefetch {self.prefetch_factor}"
+        return f"{text}, pinned" if self.pin_memory else text
+
+
+LOADER_KNOBS = tuple(field.name for field in fields(LoaderSetting))
+
+
+def settings_around(
+    baseline: LoaderSetting, max_workers: int, batch_sizes: Iterable[int]
+) -> list[LoaderSetting]:
+    """Return what may be tried: the baseline's other arguments with other workers and prefetch."""
+    counts = [count for count in WORKERS if count <= max_workers]
+    settings = {
+        baseline.but(num_workers=workers, prefetch_factor=prefetch, batch_size=batch_size)
+        for workers, prefetch, batch_size in itertools.product(
+            counts, PREFETCH_FACTORS, batch_sizes
+        )
+    }
+    return sorted(settings, key=lambda setting: (setting.batch_size, setting.cost))
+
+
+def distance(one: LoaderSetting, other: LoaderSetting) -> float:
+    """Return how far two settings are apart, for choosing which run predicts which."""
+    workers = math.log2((1 + one.num_workers) / (1 + other.num_workers))
+    depth = math.log2((one.prefetch_factor or 1) / (other.prefetch_factor or 1))
+    batch = math.log2(one.batch_size / other.batch_size)
+    return abs(workers) + DEPTH_WEIGHT * abs(depth) + abs(batch)

@@ -1,0 +1,140 @@
+"""The reader's own data, ready to be sent to a bench.
+
+What is given as "module:name" is imported there. Objects travel as a file in the run's folder,
+written by the user's kernel, read and deleted by its own child; no record ever holds one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from labkit.bench.user_loop import knobs_of
+from labkit.results.launch import Launched
+from labkit.spec import STEP_KNOBS
+from labkit.tuning.settings import LOADER_KNOBS, Knobs
+
+NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+PAYLOAD = "source.pkl"
+PARTS = {
+    "collate_fn": "a function of a list of items",
+    "step": "a function of one batch",
+    "model": "an nn.Module, or a function that makes one",
+    "optimizer": "a torch optimizer, or a function of the parameters that makes one",
+}
+MAX_PAYLOAD = 512 * 2**20  # bytes; a larger data set is better made where it is used
+
+
+class TorchLoader(Protocol):
+    """A torch DataLoader; torch itself is not imported here."""
+
+    batch_size: int | None
+    dataset: object
+    collate_fn: object
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset, and the collate_fn and step that go with it, ready to be sent."""
+
+    name: str  # what tables and snippets call the dataset
+    imports: dict[str, str]  # {"dataset", "collate_fn" or "step": "module:name"}
+    payload: bytes | None = field(repr=False)  # the parts given as objects, pickled by value
+    parts: tuple[str, ...]  # the names of all parts that were given
+
+    def place(self, folder: Path) -> dict[str, object]:
+        """Write the payload into a run's folder, for its owner alone; return the bench's order."""
+        here = os.getcwd()
+        if self.payload is not None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+            with open(os.open(folder / PAYLOAD, flags, 0o600), "wb") as file:
+                file.write(self.payload)
+        return {
+            "imports": self.imports,
+            "payload": None if self.payload is None else PAYLOAD,
+            "cwd": here,
+            "path": [here, *(os.path.abspath(place or here) for place in sys.path)],
+            "parts": list(self.parts),
+        }
+
+    def described(self, spec: Launched) -> dict[str, object]:
+        """Return what the run's first event tells: the settings, and whose data it is."""
+        names = [*LOADER_KNOBS, *(STEP_KNOBS if "model" in self.parts else ())]
+        knobs = {name: getattr(spec, name) for name in names}
+        return {"pipeline": knobs, "watched": {"loader": f"DataLoader({self.name})"}}
+
+
+def source_of(dataset: object, **parts: object) -> Source:
+    """Make a Source; raises ValueError on what cannot be sent or loaded, saying why.
+
+    `parts` may have the `collate_fn` and the `step`, and the step's `model` and `optimizer` or
+    functions that make them; None stands for a part that is not given.
+    """
+    given = {"dataset": dataset, **parts}
+    given = {name: part for name, part in given.items() if part is not None}
+    imports = {name: part for name, part in given.items() if isinstance(part, str)}
+    objects = {name: part for name, part in given.items() if name not in imports}
+    for name, text in imports.items():
+        if not NAMED.fullmatch(text):
+            raise ValueError(f"{name}={text!r}: write module:function, as in 'train:make_dataset'.")
+    for name, part in objects.items():
+        if name != "dataset" and not callable(part) and not hasattr(part, "param_groups"):
+            raise ValueError(f"{name}={part!r}: give {PARTS[name]}.")
+    if "dataset" in objects:
+        _check_dataset(dataset)
+    payload = _pickled(objects) if objects else None
+    name = imports.get("dataset") or type(dataset).__name__
+    return Source(name, imports, payload, tuple(given))
+
+
+def source_of_loader(loader: TorchLoader, **parts: object) -> tuple[Source, Knobs]:
+    """Return the Source of a DataLoader and its settings as {knob: value}."""
+    if loader.batch_size is None:
+        raise ValueError(
+            "this DataLoader has a batch_sampler of its own (or none): give its dataset, and "
+            "batch_size=..., collate_fn=... instead."
+        )
+    knobs: Knobs = {"prefetch_factor": None, **knobs_of(loader)}
+    if not knobs["num_workers"]:
+        knobs |= {"prefetch_factor": None, "persistent_workers": False}
+    return source_of(loader.dataset, collate_fn=loader.collate_fn, **parts), knobs
+
+
+def _check_dataset(dataset: object) -> None:
+    """Raise ValueError where an object cannot be read as a dataset, again and again."""
+    kind = type(dataset).__name__
+    if hasattr(dataset, "__next__"):
+        raise ValueError(
+            f"{kind} is a one-shot iterator: it can be read once, by one process. Pass a "
+            "dataset with __len__ and __getitem__, or an IterableDataset."
+        )
+    is_readable = hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
+    if isinstance(dataset, type) or not is_readable:
+        made = " Pass an instance, not the class or function." if callable(dataset) else ""
+        raise ValueError(f"{kind} is not a dataset: it needs __len__ and __getitem__.{made}")
+
+
+def _pickled(objects: Mapping[str, object]) -> bytes:
+    """Return the objects as bytes; raise ValueError naming the one that cannot be sent."""
+    import cloudpickle  # plain pickle cannot carry what is defined in a notebook
+
+    instead = "give 'module:function' that makes it"
+    for name, part in objects.items():
+        try:
+            cloudpickle.dumps(part)
+        except Exception as error:
+            raise ValueError(
+                f"{name} ({type(part).__name__}) cannot be sent to a process of its own: "
+                f"{type(error).__name__}: {error}. Open files and locks when they are first used, "
+                f"or {instead}."
+            ) from None
+    payload = cloudpickle.dumps(objects)
+    if len(payload) > MAX_PAYLOAD:
+        size = f"{len(payload) / 2**20:.0f} MiB (at most {MAX_PAYLOAD // 2**20})"
+        raise ValueError(f"the dataset holds {size}, to be sent to every run: {instead}.")
+    return payload

@@ -1,0 +1,112 @@
+"""A trial: knobs that were run, what was expected of them, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+from labkit.results.run import Run
+from labkit.tuning.settings import Knobs, LoaderSetting
+
+TIE = 0.015  # throughputs closer than this are the same: repeats of one run differ by more
+NOISE = 0.08  # a run repeated on two busy cores differs by so much (median of 60 x 10 runs: 7 %)
+
+
+class Expected(NamedTuple):
+    """A predicted throughput, samples/s."""
+
+    value: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> Expected:
+        """Return the prediction scaled by a factor."""
+        return Expected(self.value * factor, self.low * factor, self.high * factor)
+
+    def __str__(self) -> str:
+        return f"{self.low:,.0f} to {self.high:,.0f}"
+
+
+class Measured(NamedTuple):
+    """The outcome of one run."""
+
+    rate: float | None  # samples/s
+    error: str | None  # why there is no number
+    run: Run | None
+
+
+@dataclass(eq=False)
+class Trial:
+    """Knobs that were tried, and what became of them."""
+
+    knobs: Knobs
+    why: str = ""  # the finding that it acts against, or what its prediction promised
+    changes: Knobs = field(default_factory=dict)  # the knobs that differ from those before it
+    expected: Expected | None = None  # None: nothing predicts it
+    rates: list[float] = field(default_factory=list)  # samples/s, one for each run
+    runs: list[Run] = field(default_factory=list, repr=False)
+    error: str | None = None  # why the last run gave no number
+    gain: float | None = None  # measured, times the throughput before
+    loss_change: float | None = None  # relative difference of the mean loss to the start's
+    said: str = ""  # what became of it
+    kept: bool = False
+
+    @property
+    def setting(self) -> LoaderSetting:
+        """The loader's arguments among the knobs."""
+        return LoaderSetting.of(self.knobs)
+
+    @property
+    def rate(self) -> float | None:
+        """Median throughput, samples/s; None where no run gave a number."""
+        return median(self.rates) if self.rates else None
+
+    @property
+    def speed(self) -> float:
+        """The throughput, samples/s; 0 where no run gave a number."""
+        return self.rate or 0.0
+
+    @property
+    def what(self) -> str:
+        """The change in words."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.changes.items()) or "start"
+
+    @property
+    def came_as_predicted(self) -> bool:
+        """Whether it came out in its predicted range, give or take the noise of a run.
+
+        True where nothing was predicted.
+        """
+        if self.expected is None or not self.rates:
+            return True
+        return (1 - NOISE) * self.expected.low <= self.speed <= (1 + NOISE) * self.expected.high
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the trial as JSON types."""
+        names = ("why", "changes", "error", "gain", "said", "kept")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "setting": self.setting.to_dict(),
+            "throughput": self.rate,
+            "throughputs": self.rates,
+            "predicted": self.expected.value if self.expected else None,
+            "predicted_range": self.expected[1:] if self.expected else None,
+            "losses": self.loss_change,
+        }
+
+
+def is_tie(trial: Trial, fastest: Trial) -> bool:
+    """Return whether a trial is as fast as the fastest one."""
+    return trial.speed >= (1 - TIE) * fastest.speed
+
+
+def cheapest_of_fastest(trials: Iterable[Trial]) -> Trial | None:
+    """Return the cheapest of the trials that tie with the fastest; None where none has a number."""
+    measured = [trial for trial in trials if trial.rates and not trial.error]
+    if not measured:
+        return None
+    fastest = max(measured, key=lambda trial: trial.speed)
+    tied = [trial for trial in measured if is_tie(trial, fastest)]
+    return min(tied, key=lambda trial: trial.setting.cost)
