@@ -22,10 +22,9 @@ from labkit.view import controls
 ROOT = Path(__file__).parents[1]
 LOWEST = ("labkit.knobs", "labkit.quotas", "labkit.spec")
 FLOORS = ("process", "bench", "watching", "results", "diagnosis", "tuning", "view", "course")
-TOP = set(
-    ".ci .github .gitignore CONTRIBUTING.md LICENSE README.md environment.yml labkit maintain "
-    "notebooks pyproject.toml requirements.txt tests".split()
-)
+TOP = {".ci", ".github", ".gitignore", "labkit", "maintain", "notebooks", "tests"}
+TOP |= {"CONTRIBUTING.md", "LICENSE", "README.md"}
+TOP |= {"environment.yml", "pyproject.toml", "requirements.txt"}
 ABOVE = {"results": ("diagnosis", "view"), "diagnosis": ("view",)}
 FILES = sorted((ROOT / "labkit").rglob("*.py"))
 
