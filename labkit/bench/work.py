@@ -21,8 +21,8 @@ from labkit.process.events import EventLog
 from labkit.process.family import hold
 from labkit.spec import quick_run
 
-QUICK_SHARE = 0.5  # of its time limit that a quick run takes
-QUICK_S = 1.0  # and at least so many seconds
+QUICK_SHARE = 0.25  # of its time limit that a quick run takes
+QUICK_S = 0.5  # and at least so many seconds
 
 
 def do(spec: dict, folder: Path, log: EventLog) -> None:
@@ -80,7 +80,7 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog) -> None:
 
 
 def shorten(job: Any, not_applied: dict[str, str]) -> None:
-    """Halve the time limit of a run, but for a second of it: LABKIT_QUICK=1 asks for that."""
+    """Cut the time limit of a run to a quarter, but not below half a second (LABKIT_QUICK=1)."""
     if job.seconds is not None and job.seconds > QUICK_S:
         job.seconds = max(QUICK_S, job.seconds * QUICK_SHARE)
         not_applied["seconds"] = f"LABKIT_QUICK=1: {job.seconds:g} s"
