@@ -256,6 +256,24 @@ def test_ten_presses_of_run_start_one_run_stop_ends_it_and_the_kernel_stays_free
     asyncio.run(scenario())
 
 
+def test_a_press_that_arrives_in_another_thread_is_done_in_the_panels_own():
+    """JupyterLab delivers presses in a subshell's thread, but early ones in the main thread."""
+
+    async def scenario():
+        shown = played()
+        workers = shown.controls["num_workers"].widget
+        await asyncio.to_thread(setattr, workers, "value", 3)
+        await asyncio.to_thread(shown.run_button.click)
+        await until(lambda: shown.view.tick >= 3)
+        assert shown._task.get_loop() is asyncio.get_running_loop()
+        await asyncio.to_thread(shown.stop_button.click)
+        await ended(shown)
+        assert [run.outcome for run in shown.runs] == ["stopped"]
+        assert not shown.run_button.disabled and shown.stop_button.disabled
+
+    asyncio.run(scenario(), debug=True)  # in which a loop refuses what is not thread-safe
+
+
 @pytest.mark.parametrize("how", ["drawing breaks", "the panel is closed"])
 def test_no_run_is_left_behind_when(how, monkeypatch):
     async def scenario():
