@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from labkit import quotas
-from labkit.bench import formats, model_size, telemetry, timeline
+from labkit.bench import formats, model_size, telemetry, timeline, user_loop
 from labkit.bench import machine as bench_machine
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.datasheets import card
@@ -175,6 +175,23 @@ def test_an_accelerator_that_the_kit_does_not_know_is_named_where_the_cpu_is_use
     monkeypatch.setattr(torch, "get_device_module", lambda _: Mock(get_device_name=lambda: "Arc"))
     assert bench_machine.find_device("auto").type == "cpu"
     assert bench_machine.unused_gpu().startswith("Arc (XPU) cannot be used: ")
+
+
+@pytest.mark.parametrize(("held_bytes", "kind"), [(4096, "gpu"), (0, "cpu")])
+def test_a_loop_watched_on_an_accelerator_that_the_kit_does_not_know_is_not_called_the_cpus(
+    held_bytes, kind, monkeypatch
+):
+    other = torch.device("xpu")
+    module = SimpleNamespace(
+        is_available=lambda: True,
+        memory_allocated=lambda: held_bytes,
+        get_device_name=lambda: "Arc",
+    )
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: other)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    facts, clock = user_loop.machine_and_clock(Mock())
+    assert facts["kind"] == kind and clock is None
+    assert (facts["name"] == "Arc (XPU)") == (kind == "gpu")
 
 
 def test_amds_numbers_are_not_read_as_nvidias(monkeypatch):
