@@ -365,7 +365,7 @@ MACHINES = {  # (the process's groups, what is mounted, files): cores, why, all 
 def test_a_process_has_the_cores_and_the_memory_that_its_container_leaves_it(name, machine_with):
     files, (cores, limit, memory, free) = MACHINES[name]
     machine_with(*files)
-    assert quotas.cpu_cores() == (cores, 64, limit)
+    assert quotas.cpu_cores() == quotas.Cores(cores, 64, limit)
     assert (quotas.ram_bytes(), quotas.free_ram_bytes()) == (memory, free)
 
 
