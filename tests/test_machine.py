@@ -1,6 +1,7 @@
 """What is said of a machine: its cards, those that torch cannot use, and their data sheets."""
 
 import os
+import shutil
 import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -11,8 +12,8 @@ import pynvml
 import pytest
 import torch
 
-from labkit import quotas
-from labkit.bench import formats, model_size, telemetry, timeline, user_loop
+from labkit import quotas, spec
+from labkit.bench import formats, model_size, resolve_config, telemetry, timeline, user_loop
 from labkit.bench import machine as bench_machine
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.datasheets import card
@@ -436,3 +437,23 @@ def test_a_device_whose_events_are_wrong_is_timed_on_the_hosts_clock(
     steps.computing()
     assert steps.step(0, copied, copied, copied, 4, torch.tensor(1.0)) >= copied
     assert waited.call_count == 2
+
+
+def test_where_the_system_refuses_no_memory_a_limit_is_looked_at_after_each_step(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(bench_machine, "peak_bytes", Mock(side_effect=[100, 150, 201]))
+    limit = bench_machine.impose(torch.device("cpu"), 100)
+    limit.check()
+    with pytest.raises(MemoryError, match="101 bytes used: over the limit of 100"):
+        limit.check()
+
+
+def test_windows_has_another_compiler_and_no_launcher_of_ranks(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == "cl" else None)
+    assert spec.compiler() == "cl"
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    lacks = resolve_config.compile_lacks(torch.device("cpu"))
+    assert lacks is not None and lacks.endswith("install Visual C++ (cl)")
+    with pytest.raises(RuntimeError, match="need Linux or macOS.*Use WSL"):
+        spec.Distributed(spec.Pipeline(), ranks=2)
