@@ -41,7 +41,7 @@ class Recorder(StepRecorder, Callback):
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """A step has been issued."""
-        if self._going:
+        if self._recording is not None:
             self._count = self._count or self._recording.counter(batch)
             self.issued(self._count(batch))
 

@@ -1,6 +1,7 @@
 """What is said of a machine: its cards, those that torch cannot use, and their data sheets."""
 
 import os
+import shutil
 import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -11,8 +12,8 @@ import pynvml
 import pytest
 import torch
 
-from labkit import quotas
-from labkit.bench import formats, model_size, telemetry, timeline
+from labkit import quotas, spec
+from labkit.bench import formats, model_size, resolve_config, telemetry, timeline, user_loop
 from labkit.bench import machine as bench_machine
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.datasheets import card
@@ -175,6 +176,23 @@ def test_an_accelerator_that_the_kit_does_not_know_is_named_where_the_cpu_is_use
     monkeypatch.setattr(torch, "get_device_module", lambda _: Mock(get_device_name=lambda: "Arc"))
     assert bench_machine.find_device("auto").type == "cpu"
     assert bench_machine.unused_gpu().startswith("Arc (XPU) cannot be used: ")
+
+
+@pytest.mark.parametrize(("held_bytes", "kind"), [(4096, "gpu"), (0, "cpu")])
+def test_a_loop_watched_on_an_accelerator_that_the_kit_does_not_know_is_not_called_the_cpus(
+    held_bytes, kind, monkeypatch
+):
+    other = torch.device("xpu")
+    module = SimpleNamespace(
+        is_available=lambda: True,
+        memory_allocated=lambda: held_bytes,
+        get_device_name=lambda: "Arc",
+    )
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: other)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    facts, clock = user_loop.machine_and_clock(Mock())
+    assert facts["kind"] == kind and clock is None
+    assert (facts["name"] == "Arc (XPU)") == (kind == "gpu")
 
 
 def test_amds_numbers_are_not_read_as_nvidias(monkeypatch):
@@ -348,7 +366,7 @@ MACHINES = {  # (the process's groups, what is mounted, files): cores, why, all 
 def test_a_process_has_the_cores_and_the_memory_that_its_container_leaves_it(name, machine_with):
     files, (cores, limit, memory, free) = MACHINES[name]
     machine_with(*files)
-    assert quotas.cpu_cores() == (cores, 64, limit)
+    assert quotas.cpu_cores() == quotas.Cores(cores, 64, limit)
     assert (quotas.ram_bytes(), quotas.free_ram_bytes()) == (memory, free)
 
 
@@ -419,3 +437,23 @@ def test_a_device_whose_events_are_wrong_is_timed_on_the_hosts_clock(
     steps.computing()
     assert steps.step(0, copied, copied, copied, 4, torch.tensor(1.0)) >= copied
     assert waited.call_count == 2
+
+
+def test_where_the_system_refuses_no_memory_a_limit_is_looked_at_after_each_step(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(bench_machine, "peak_bytes", Mock(side_effect=[100, 150, 201]))
+    limit = bench_machine.impose(torch.device("cpu"), 100)
+    limit.check()
+    with pytest.raises(MemoryError, match="101 bytes used: over the limit of 100"):
+        limit.check()
+
+
+def test_windows_has_another_compiler_and_no_launcher_of_ranks(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == "cl" else None)
+    assert spec.compiler() == "cl"
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    lacks = resolve_config.compile_lacks(torch.device("cpu"))
+    assert lacks is not None and lacks.endswith("install Visual C++ (cl)")
+    with pytest.raises(RuntimeError, match="need Linux or macOS.*Use WSL"):
+        spec.Distributed(spec.Pipeline(), ranks=2)

@@ -140,9 +140,7 @@ def unused_gpu() -> str | None:
     """Say which card is here and not used, why, and the remedy; None if none."""
     other = torch.accelerator.current_accelerator(check_available=True)
     if other is not None and other.type not in KNOWN:
-        name = other.type.upper()
-        with contextlib.suppress(Exception):  # whatever its module lacks, it has a type
-            name = f"{torch.get_device_module(other).get_device_name()} ({name})"
+        name = name_of_other(other)
         why = "labkit measures on CUDA, ROCm, Apple's GPU and the CPU only"
         return f"{name} cannot be used: {why}. Remedy: none here; the numbers are the CPU's"
     if torch.cuda.is_available():
@@ -182,6 +180,14 @@ def unused_gpu() -> str | None:
     return f"{name} cannot be used: {why} ({facts}). Remedy: {remedy}"
 
 
+def name_of_other(device: torch.device) -> str:
+    """Return the name of an accelerator that labkit does not know, such as "Arc (XPU)"."""
+    kind = device.type.upper()
+    with contextlib.suppress(Exception):  # whatever its module lacks, it has a type
+        return f"{torch.get_device_module(device).get_device_name()} ({kind})"
+    return kind
+
+
 def card_uuid(device: torch.device | int) -> str:
     """Return NVML's name of a CUDA device, or of a MIG instance: torch leaves out its kind."""
     card = torch.cuda.get_device_properties(device)
@@ -216,6 +222,8 @@ def describe(device: torch.device) -> dict[str, Any]:
         found["shm_gib"] = _gib(shutil.disk_usage("/dev/shm").total)
     if device.type == "mps":
         found["name"] = f"Apple GPU ({cpu})"
+    elif device.type not in ("cpu", *KNOWN):  # of a loop that is watched
+        found["name"] = name_of_other(device)
     if device.type == "cuda":
         card, uuid = torch.cuda.get_device_properties(device), card_uuid(device)
         found["versions"]["cuda"] = torch.version.cuda

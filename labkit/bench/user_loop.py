@@ -203,8 +203,12 @@ def find_device(torch: Any) -> Any:
         if any(held):
             current = torch.cuda.current_device()
             return torch.device("cuda", current if held[current] else held.index(max(held)))
-    mps = torch.backends.mps.is_available() and torch.mps.current_allocated_memory()
-    return torch.device("mps" if mps else "cpu")
+    other = torch.accelerator.current_accelerator()
+    if other is None or other.type == "cuda":
+        return torch.device("cpu")
+    module = torch.get_device_module(other)
+    held_bytes = module.current_allocated_memory if other.type == "mps" else module.memory_allocated
+    return other if module.is_available() and held_bytes() else torch.device("cpu")
 
 
 class Growth:

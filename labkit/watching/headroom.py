@@ -57,7 +57,7 @@ class Found:
     @property
     def text(self) -> str:
         """The finding as a sentence."""
-        if self.factor is None:
+        if self.factor is None or self.low is None:
             return (
                 "headroom: the loop ended too soon to tell: it takes two pairs of blocks of "
                 f"{BLOCK_STEPS} steps and {BLOCK_NS / 1e9:g} s each. Train for longer."
@@ -89,7 +89,7 @@ class Blocks:
         self.steps = 0
         self.samples = 0
         self.spent = 0  # ns
-        self.live: tuple[float, float] | None = None  # samples a second, s a step
+        self.live_rate = 0.0  # samples a second, in the last block of live steps
         self.pairs: list[tuple[float, float]] = []  # samples a second: live, replayed
         self.changed = False  # a kept batch was, in place
         self.unit = "samples"
@@ -106,11 +106,11 @@ class Blocks:
                 return
             rate = self.samples / self.spent * 1e9
             if self.phase == LIVE:
-                self.live = rate, self.spent / self.steps
-                self.until = now + int(self.in_flight * self.live[1])
+                self.live_rate = rate
+                self.until = now + int(self.in_flight * self.spent / self.steps)
                 self._begin(FILLING)
             else:
-                self.pairs.append((self.live[0], rate))
+                self.pairs.append((self.live_rate, rate))
                 self.left = self.in_flight
                 self._begin(DRAINING if self.in_flight else LIVE)
         elif self.phase == FILLING:
