@@ -242,6 +242,7 @@ def test_a_panel_runs_compares_draws_stops_and_takes_rough_hands(lab, page):
 NARROW = {"viewport": {"width": 620, "height": 1400}, "has_touch": True}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", [NARROW], indirect=True)
 def test_by_keyboard_and_by_touch_on_a_narrow_dark_page_a_slider_predicts_and_runs_are_kept(
     lab, page
