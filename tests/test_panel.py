@@ -47,7 +47,9 @@ def test_a_device_that_stays_busy_names_the_process_how_to_wait_and_how_to_end_i
     os.close(held)
     said = str(busy.value)
     assert f"in use by run run-1 (process {os.getpid()} on " in said
-    assert "start again when it is over" in said and f"{family.KILL} {os.getpid()}" in said
+    assert (
+        "start again when it is over" in said and f"in a terminal with kill {os.getpid()}" in said
+    )
     assert not any(re.search(pattern, said) for pattern in REMEDIES)  # which press buttons
 
 
