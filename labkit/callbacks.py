@@ -71,8 +71,9 @@ class StepRecorder:
         if recording is not None and self._step is not None:
             asked, ready, start = self._step
             self._asked = now_ns()
-            timed = start is not None and recording.clock is not None
-            end = recording.clock.mark() if timed else None
+            end = None
+            if start is not None and recording.clock is not None:
+                end = recording.clock.mark()
             self._row = (asked, ready, samples, start, end)
             recording.waits(self._asked)
 

@@ -5,19 +5,22 @@ Needs the extra `labkit[lightning]`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.callbacks import StepRecorder
 
-try:
+if TYPE_CHECKING:
     from lightning.pytorch import Callback
-except ImportError as error:
+else:
     try:
-        from pytorch_lightning import Callback
-    except ImportError:
-        raise ImportError(
-            f"labkit.lightning needs lightning ({error}): pip install 'labkit[lightning]'"
-        ) from None
+        from lightning.pytorch import Callback
+    except ImportError as error:
+        try:
+            from pytorch_lightning import Callback
+        except ImportError:
+            raise ImportError(
+                f"labkit.lightning needs lightning ({error}): pip install 'labkit[lightning]'"
+            ) from None
 
 
 class Recorder(StepRecorder, Callback):

@@ -26,11 +26,8 @@ from labkit.process.locks import try_lock
 
 # Whether the system tells of its processes in /proc, and has pidfds. Elsewhere psutil is asked
 LINUX = sys.platform == "linux" and hasattr(os, "pidfd_open")
-# For Popen: a Ctrl-C in the terminal is the kernel's alone
-OWN_GROUP = {
-    "start_new_session": True,
-    "creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-}
+# Windows' counterpart of `start_new_session`: a Ctrl-C in the terminal is the kernel's alone
+OWN_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 PLAN_NAME = "launch.json"
 PATIENCE_S = 20.0  # how long a run waits for another one's device before it gives up
 PAYLOADS = "*.pkl"  # the reader's own objects, on their way to a bench that ended before

@@ -77,9 +77,14 @@ class Handle:
         isolated = ["-I", "-S"] if family.LINUX else []
         with open(self.folder / "supervisor.stderr", "wb", opener=private) as errors:
             self._process = subprocess.Popen(
-                [sys.executable, *isolated, "-c", code], stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL, stderr=errors, env=env, **family.OWN_GROUP,
-            )  # fmt: skip
+                [sys.executable, *isolated, "-c", code],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env=env,
+                start_new_session=True,
+                creationflags=family.OWN_GROUP,
+            )
 
     def begin(self, order: dict[str, Any], head: dict[str, Any]) -> None:
         """Have the bench do what `order` says; `head` is the log's first event. Raises OSError."""
