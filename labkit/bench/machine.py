@@ -20,7 +20,7 @@ import torch
 
 from labkit import quotas
 from labkit.bench import models
-from labkit.bench.telemetry import TEGRA
+from labkit.bench.gpu_meter import TEGRA
 
 # PyTorch's builds by CUDA's major version. A driver runs all builds of the versions it knows: CUDA
 # 12 from driver 525 on, CUDA 13 from 580 on (docs.nvidia.com/deploy/cuda-compatibility).
