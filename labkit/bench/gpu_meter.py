@@ -93,11 +93,11 @@ class GpuMeter:
 
     def _utilization(self) -> float:
         rates = pynvml.nvmlDeviceGetUtilizationRates(self.card)
-        return int(rates.gpu) / 100  # pynvml's structures have no types
+        return float(rates.gpu) / 100  # pynvml's structures have no types
 
     def _memory_gib(self) -> float:
         memory = pynvml.nvmlDeviceGetMemoryInfo(self.card)
-        return round(int(memory.used) / 2**30, 3)
+        return round(float(memory.used) / 2**30, 3)
 
     def _power_w(self) -> float:
         return pynvml.nvmlDeviceGetPowerUsage(self.card) / 1e3
