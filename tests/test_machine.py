@@ -18,7 +18,6 @@ from labkit.bench import (
     gpu_meter,
     model_size,
     resolve_config,
-    telemetry,
     timeline,
     user_loop,
 )
