@@ -13,7 +13,14 @@ import pytest
 import torch
 
 from labkit import quotas, spec
-from labkit.bench import formats, model_size, resolve_config, telemetry, timeline, user_loop
+from labkit.bench import (
+    formats,
+    gpu_meter,
+    model_size,
+    resolve_config,
+    timeline,
+    user_loop,
+)
 from labkit.bench import machine as bench_machine
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.datasheets import card
@@ -216,7 +223,7 @@ def test_a_jetson_is_named_and_what_its_driver_answers_is_not_asked(
     here = tmp_path / "nv_tegra_release"
     here.write_text("# R36 (release), REVISION: 4.0")
     monkeypatch.setattr(bench_machine, "TEGRA", here)
-    monkeypatch.setattr(telemetry, "TEGRA", here)
+    monkeypatch.setattr(gpu_meter, "TEGRA", here)
     torch_built_for(["sm_80", "sm_90"], (8, 7))  # as PyPI's wheel; it has no kernel for an Orin
     why = bench_machine.unused_gpu()
     assert "no kernels for its compute capability 8.7" in why and "PyTorch for Jetson" in why
@@ -231,7 +238,7 @@ def test_a_jetson_is_named_and_what_its_driver_answers_is_not_asked(
     assert described.line.startswith("Orin (Jetson, its memory is the CPU's) (GPU)")
     assert described.driver is None and described.pcie is None
     with pytest.raises(RuntimeError, match="has little of NVML"):
-        telemetry.GpuMeter("GPU-1", 1)
+        gpu_meter.GpuMeter("GPU-1", 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert bench_machine.unused_gpu().startswith("The Jetson's GPU cannot be used: ")
 

@@ -269,17 +269,18 @@ def said(error: BaseException, function: Callable, code: dict[str, list[str]]) -
     own = function.__code__.co_filename  # the same for all that came along
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
     if frames:
-        number = frames[-1].lineno
+        number = frames[-1].lineno or 0
         lines = code.get(frames[-1].name) or code[function.__name__]
-        line = lines[number - 1].strip() if number <= len(lines) else ""
+        line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
         text += f" (line {number}: {line})"
     return text
 
 
 def plain(values: dict[str, object]) -> dict[str, object]:
     """Return values as JSON has them: a tensor of one number is that number, NaN is None."""
-    numbers = {
-        name: value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
-        for name, value in values.items()
-    }
+    numbers = {}
+    for name, value in values.items():
+        if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) and value.ndim == 0:
+            value = value.item()
+        numbers[name] = value
     return json.loads(json.dumps(numbers, default=str), parse_constant=lambda _: None)

@@ -18,7 +18,7 @@ from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.wording import worded
 
 if TYPE_CHECKING:
-    from labkit.bench.telemetry import Sample
+    from labkit.bench.outside import CardReading, Sample
 
 START_SHARE = 0.2  # of the script is start-up: imports, the model, workers,
 START_S = 3.0  # or these seconds, if they are more
@@ -180,7 +180,7 @@ def _own_card(samples: Sequence[Sample]) -> str | None:
     return max(grown, key=lambda uuid: grown[uuid], default=None)
 
 
-def _gpu_busy(seen: dict[str, Any]) -> float | None:
+def _gpu_busy(seen: CardReading) -> float | None:
     """Return NVML's utilization in a sample: its buffered samples, or what nvidia-smi prints."""
     buffered = _mean([share for _, share in seen["gpu"] or ()])
     return seen["gpu_now"] if buffered is None else buffered
