@@ -87,13 +87,17 @@ def trace(options: argparse.Namespace) -> Any:
     return found.compare(options.after) if options.after else found
 
 
+def training_run(path: str) -> lk.Run:
+    """Load a saved run; raises ValueError where it is another record."""
+    run = lk.load(path)
+    if not isinstance(run, lk.Run):
+        raise ValueError(f"{path} is no training run: two runs are compared.")
+    return run
+
+
 def compared_runs(options: argparse.Namespace) -> Any:
     """Say which part of a step got slower, beyond the noise of both."""
-    before, after = lk.load(options.path), lk.load(options.after)
-    for run in (before, after):
-        if not hasattr(run, "compare"):
-            raise ValueError(f"{run.path} is no training run: two runs are compared.")
-    found = after.compare(before)
+    found = training_run(options.after).compare(training_run(options.path))
     slower = options.limit is not None and found.slower_by(options.limit)
     return found, {"code": int(slower), "values": found.to_dict() | {"failed": slower}}
 

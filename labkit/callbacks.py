@@ -22,11 +22,11 @@ class StepRecorder:
     """
 
     def __init__(self):
-        self._recording: Recorder | None = None
+        self._recording: Recorder | None = None  # while the training goes on
         self._run: Run | None = None
         self._open = contextlib.ExitStack()  # what ends with the record
-        self._row: tuple | None = None
-        self._going = False
+        self._step: tuple[int, int, Any] | None = None  # asked, ready (ns), the device's event
+        self._row: tuple[int, int, int, Any, Any] | None = None  # a step that has been issued
         self._asked = 0  # ns: when the batches of the next step were asked for
 
     @property
@@ -39,64 +39,69 @@ class StepRecorder:
     def begin(self, loader: Any, model: Any = None) -> None:
         """Begin a record, before the first batch is asked for; `model` is who trains on it."""
         self.close()
-        self._recording = Recorder(folders.new_run(), loader, model)
-        self._run = Run(self._recording.folder, process=self._recording)
-        self._going = True
+        recording = Recorder(folders.new_run(), loader, model)
+        self._recording = recording
+        self._run = Run(recording.folder, process=recording)
         self._row = None
-        self._open.enter_context(self._recording.recording(loader))
-        self._open.enter_context(HangWatch([self._recording.folder]))
-        self._recording.start_telemetry()
+        self._open.enter_context(recording.recording(loader))
+        self._open.enter_context(HangWatch([recording.folder]))
+        recording.start_telemetry()
         self._asked = now_ns()
 
     def epoch(self, *_args: Any, **_more: Any) -> None:
         """Begin a pass over the data."""
-        if self._going:
-            self._end_epoch()
+        if self._recording is not None:
+            self._end_epoch(self._recording)
             self._recording.begin_epoch(now_ns())
             self._asked = now_ns()
 
     def ready(self, *_args: Any, **_more: Any) -> None:
         """The batches of a step are here: what came before it is over."""
-        if self._going:
-            self._settle()
-            clock = self._recording.clock
-            start = None if clock is None else clock.mark()
-            self._step = self._asked, now_ns(), start
-            self._recording.in_body(self._step[1])
+        recording = self._recording
+        if recording is not None:
+            self._settle(recording)
+            start = None if recording.clock is None else recording.clock.mark()
+            ready = now_ns()
+            self._step = (self._asked, ready, start)
+            recording.in_body(ready)
 
     def issued(self, samples: int) -> None:
         """A step of so many samples has been issued."""
-        if self._going:
+        recording = self._recording
+        if recording is not None and self._step is not None:
             asked, ready, start = self._step
             self._asked = now_ns()
-            end = None if start is None else self._recording.clock.mark()
-            self._row = asked, ready, samples, start, end
-            self._recording.waits(self._asked)
+            end = None
+            if start is not None and recording.clock is not None:
+                end = recording.clock.mark()
+            self._row = (asked, ready, samples, start, end)
+            recording.waits(self._asked)
 
     def over(self, *_args: Any, loss: float | None = None) -> None:
         """Something that follows a step is done, such as logging its loss."""
-        if self._row is not None and loss is not None:
+        if self._recording is not None and self._row is not None and loss is not None:
             self._recording.losses[self._recording.next] = float(loss)
         self._asked = now_ns()
 
     def close(self, how: str = "left early", error: BaseException | None = None) -> None:
         """End the record; only needed after a training that an exception ended: `error`."""
-        if self._going:
-            self._end_epoch()
+        recording = self._recording
+        if recording is not None:
+            self._end_epoch(recording)
             self._open.close()
-            self._recording.end_pass("failed" if error else how, error)
-            self._recording.close()
-            self._going = False
+            recording.end_pass("failed" if error else how, error)
+            recording.close()
+            self._recording = None
 
-    def _end_epoch(self) -> None:
-        self._settle()
-        if self._recording.epoch >= 0:
-            self._recording.trains = True
-            self._recording.write_pass(self._asked)
+    def _end_epoch(self, recording: Recorder) -> None:
+        self._settle(recording)
+        if recording.epoch >= 0:
+            recording.trains = True
+            recording.write_pass(self._asked)
 
-    def _settle(self) -> None:
+    def _settle(self, recording: Recorder) -> None:
         """Record the step that is over."""
         if self._row is not None:
             asked, ready, samples, start, end = self._row
             self._row = None
-            self._recording.take([(asked, ready, self._asked, samples, start, end)])
+            recording.take([(asked, ready, self._asked, samples, start, end)])

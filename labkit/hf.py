@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,10 @@ class Recorder(StepRecorder, TrainerCallback):
     """
 
     _hook, _tokens = None, np.zeros(2)
-    on_step_begin = StepRecorder.ready
+
+    def on_step_begin(self, *_args: Any, **_more: Any) -> None:
+        """The batches of a step are here."""
+        self.ready()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Begin a record, before the first batch is asked for."""
@@ -46,8 +50,9 @@ class Recorder(StepRecorder, TrainerCallback):
             loader = more.get("train_dataloader")
             self._count = args.train_batch_size * args.gradient_accumulation_steps
             data = getattr(loader, "dataset", None)
-            self._samples = len(data) if hasattr(data, "__len__") else math.inf
-            self.begin(loader, model := more.get("model"))
+            self._samples = len(data) if isinstance(data, Sized) else math.inf
+            model = more.get("model")
+            self.begin(loader, model)
             if model is not None:
                 self._calls, self._tokens, self._share = itertools.count(), np.zeros(2), 0.0
                 self._hook = model.register_forward_pre_hook(self._look, with_kwargs=True)
@@ -65,13 +70,13 @@ class Recorder(StepRecorder, TrainerCallback):
 
     def on_epoch_begin(self, *_args: Any, **_more: Any) -> None:
         """Begin a pass over the data."""
-        if self._going:
+        if self._recording is not None:
             self._left = self._samples
             self.epoch()
 
     def on_step_end(self, *_args: Any, **_more: Any) -> None:
         """A step has been issued; keep it until it is known whether its loss is logged."""
-        if self._going:
+        if self._recording is not None:
             count = min(self._count, self._left)
             self._left -= count
             if self._tokens.any():
@@ -123,10 +128,12 @@ class _Stamps(StoppingCriteria):
     def __init__(self, device: torch.device):
         self.device, self.at = device, [now_ns()]
 
-    def __call__(self, ids: torch.Tensor, _scores: Any, **_more: Any) -> torch.Tensor:
+    def __call__(
+        self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any
+    ) -> torch.BoolTensor:
         machine.finish(self.device)
         self.at.append(now_ns())
-        return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 def generation(model: Any, input_ids: torch.Tensor, new_tokens: int = 64) -> Generation:

@@ -5,19 +5,22 @@ Needs the extra `labkit[lightning]`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.callbacks import StepRecorder
 
-try:
+if TYPE_CHECKING:
     from lightning.pytorch import Callback
-except ImportError as error:
+else:
     try:
-        from pytorch_lightning import Callback
-    except ImportError:
-        raise ImportError(
-            f"labkit.lightning needs lightning ({error}): pip install 'labkit[lightning]'"
-        ) from None
+        from lightning.pytorch import Callback
+    except ImportError as error:
+        try:
+            from pytorch_lightning import Callback
+        except ImportError:
+            raise ImportError(
+                f"labkit.lightning needs lightning ({error}): pip install 'labkit[lightning]'"
+            ) from None
 
 
 class Recorder(StepRecorder, Callback):
@@ -41,7 +44,7 @@ class Recorder(StepRecorder, Callback):
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """A step has been issued."""
-        if self._going:
+        if self._recording is not None:
             self._count = self._count or self._recording.counter(batch)
             self.issued(self._count(batch))
 

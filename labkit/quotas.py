@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 ROOT = Path("/")
 
 
-class Cores(NamedTuple):
+@dataclass(frozen=True)
+class Cores:
     """How many cores this process may use, of how many; `limit` is "quota", "affinity" or None."""
 
     count: int

@@ -26,9 +26,11 @@ start here:
 Results go to stdout (--json: one JSON object), progress and errors to stderr. The exit code is 0,
 1 where a run failed, 2 where the input was bad, 130 where you interrupted it.
 """
-HOW = {"formatter_class": argparse.RawDescriptionHelpFormatter}
 PARSER = argparse.ArgumentParser(
-    "labkit", description="Why is my GPU idle, and what do I change?", epilog=START_HERE, **HOW
+    "labkit",
+    description="Why is my GPU idle, and what do I change?",
+    epilog=START_HERE,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
 )
 COMMANDS = PARSER.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
@@ -40,13 +42,19 @@ def command(*options: Any) -> Callable:
     """
 
     def register(run: Callable[[argparse.Namespace], Any]) -> Callable:
-        help, _, more = inspect.getdoc(run).partition(".\n\n")
-        help = help[0].lower() + help[1:].removesuffix(".")
+        summary, _, more = (inspect.getdoc(run) or run.__name__).partition(".\n\n")
+        summary = summary[0].lower() + summary[1:].removesuffix(".")
         if SET in options:
             knobs = [f"  {k.name}={k.default}: {k.help}\n      {k.allowed}" for k in KNOBS.values()]
             more = "\n".join([more, "", "knobs (--set KNOB=VALUE):", *knobs])
         name = run.__name__.replace("_", "-")
-        sub = COMMANDS.add_parser(name, help=help, description=help, epilog=more, **HOW)
+        sub = COMMANDS.add_parser(
+            name,
+            help=summary,
+            description=summary,
+            epilog=more,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         sub.add_argument("--json", action="store_true", help="print one JSON object on stdout")
         sub.set_defaults(command=run)
         if any(flags[0] in WRITES and rules["metavar"] == "FILE" for flags, rules in options):

@@ -1,7 +1,8 @@
 """Tests run in a cache of their own: none of the user's runs, and nothing left behind.
 
-With `-n 2` two tests run at a time. One that compares measured times (`measures`; every cell of a
-notebook does) waits until the others are through, and they wait for it.
+With `-n 2` two tests run at a time. One that compares measured times (`measures`) waits until the
+others are through, and they wait for it. Notebooks run side by side: a quick run judges no claim
+that needs the whole machine. At full length (LABKIT_QUICK=0) their cells run alone.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,9 @@ settings.register_profile("nightly", print_blob=True, max_examples=300, **usual)
 settings.load_profile("nightly" if NIGHTLY else "usual")
 # Claims that do not hold are errors; `LABKIT_QUICK=0 pytest notebooks` runs them at full length
 IN_NOTEBOOKS = {"LABKIT_STRICT": "1", "LABKIT_QUICK": os.environ.get("LABKIT_QUICK", "1")}
+QUICK = IN_NOTEBOOKS["LABKIT_QUICK"] == "1"
+if QUICK:  # a core each: more threads would spin on the core that the other notebook needs
+    IN_NOTEBOOKS["OMP_NUM_THREADS"] = "1"
 # A run's bench finds the faults that break it in tests/, those that cost time in maintain/
 FAULTS = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "maintain")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *FAULTS]))
@@ -43,11 +48,18 @@ for name in ("WANDB_API_KEY", "WANDB_MODE"):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Mark the cells of notebooks, and leave the nightly tests out."""
+    """Mark the cells of notebooks, put the longest files first, and leave the nightly tests out."""
     for item in items:
         if item.path.suffix == ".ipynb":
             item.add_marker("slow")
-            item.add_marker("measures")
+            if not QUICK:
+                item.add_marker("measures")
+    slow_tests = Counter(item.path for item in items if item.get_closest_marker("slow"))
+
+    def length(item: pytest.Item) -> tuple[bool, int]:
+        return item.path.suffix == ".ipynb", slow_tests[item.path]
+
+    items.sort(key=length, reverse=True)  # stable: a file's tests stay together, in their order
     if NIGHTLY:
         return
     nightly = [item for item in items if item.get_closest_marker("nightly")]

@@ -21,12 +21,10 @@ SOON, LATE = 60_000, 240_000  # ms: waits end on a condition, these only bound a
 sync_api.expect.set_options(timeout=SOON)
 expect = sync_api.expect
 
-# At night: once beside the other tests a press of Stop came to nothing, and held up all others
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH"),
-    pytest.mark.nightly,
 ]
 
 # What JupyterLab says of a kernel or a file that is gone: no widget's doing
@@ -244,6 +242,7 @@ def test_a_panel_runs_compares_draws_stops_and_takes_rough_hands(lab, page):
 NARROW = {"viewport": {"width": 620, "height": 1400}, "has_touch": True}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", [NARROW], indirect=True)
 def test_by_keyboard_and_by_touch_on_a_narrow_dark_page_a_slider_predicts_and_runs_are_kept(
     lab, page
@@ -291,6 +290,7 @@ def test_by_keyboard_and_by_touch_on_a_narrow_dark_page_a_slider_predicts_and_ru
     screenshot(panel, "panel-dark")
 
 
+@pytest.mark.nightly
 def test_every_kind_of_panel_works_and_a_cell_keeps_the_final_figure_and_no_widget(lab, page):
     opened(
         page, lab, "kinds",
@@ -317,13 +317,9 @@ def test_every_kind_of_panel_works_and_a_cell_keeps_the_final_figure_and_no_widg
     verdict = page.locator(".jp-OutputArea-output", has_text="Bottleneck")
     button(verdict, "copy as PyTorch").click()
     expect(button(verdict, "copied")).to_be_visible()
-    cost = page.locator(".jp-OutputArea-output", has=page.locator(".labkit-knob-usd_per_kwh"))
-    box = cost.locator(".labkit-knob-samples_per_epoch input")
-    box.fill("2000000")
-    box.press("Enter")
-    expect(cost).to_contain_text("2,000,000")
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_through_a_reload_and_a_kernel_that_is_busy_or_gone_is_named(lab, page):
     panel = opened(page, lab, "rough", LONG)
     expect(button(panel, "Run")).to_be_visible()
@@ -367,6 +363,7 @@ def test_a_run_goes_on_through_a_reload_and_a_kernel_that_is_busy_or_gone_is_nam
     expect(page.locator(".jp-OutputArea").first).to_contain_text("run this cell", ignore_case=True)
 
 
+@pytest.mark.nightly
 def test_the_canvas_has_the_final_height_from_the_start_and_tells_and_zooms_by_itself(lab, page):
     run = f"import labkit as lk\nrun = lk.run({PIPELINE}, steps=400, seconds=12))"
     opened(page, lab, "canvas", run)

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from labkit.view import controls
 ROOT = Path(__file__).parents[1]
 LOWEST = ("labkit.knobs", "labkit.quotas", "labkit.spec")
 FLOORS = ("process", "bench", "watching", "results", "diagnosis", "tuning", "view", "course")
+TOP = {".ci", ".github", ".gitignore", "labkit", "maintain", "notebooks", "tests"}
+TOP |= {"CONTRIBUTING.md", "LICENSE", "README.md"}
+TOP |= {"environment.yml", "pyproject.toml", "requirements.txt"}
 ABOVE = {"results": ("diagnosis", "view"), "diagnosis": ("view",), "tuning": ("view",)}
 FILES = sorted((ROOT / "labkit").rglob("*.py"))
 
@@ -65,6 +69,13 @@ def floor_of(module):
     if len(parts) > 1 and parts[1] in FLOORS:
         return FLOORS.index(parts[1])
     return -1 if module in LOWEST else len(FLOORS)
+
+
+def test_the_top_level_holds_what_the_readme_names_and_nothing_else():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a checkout of git")
+    assert {name.split("/")[0] for name in listed.stdout.splitlines()} <= TOP
 
 
 def test_no_module_imports_one_above_it_or_runs_in_a_circle():

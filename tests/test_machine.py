@@ -1,6 +1,7 @@
 """What is said of a machine: its cards, those that torch cannot use, and their data sheets."""
 
 import os
+import shutil
 import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -11,8 +12,15 @@ import pynvml
 import pytest
 import torch
 
-from labkit import quotas
-from labkit.bench import formats, model_size, telemetry, timeline
+from labkit import quotas, spec
+from labkit.bench import (
+    formats,
+    gpu_meter,
+    model_size,
+    resolve_config,
+    timeline,
+    user_loop,
+)
 from labkit.bench import machine as bench_machine
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.datasheets import card
@@ -177,6 +185,23 @@ def test_an_accelerator_that_the_kit_does_not_know_is_named_where_the_cpu_is_use
     assert bench_machine.unused_gpu().startswith("Arc (XPU) cannot be used: ")
 
 
+@pytest.mark.parametrize(("held_bytes", "kind"), [(4096, "gpu"), (0, "cpu")])
+def test_a_loop_watched_on_an_accelerator_that_the_kit_does_not_know_is_not_called_the_cpus(
+    held_bytes, kind, monkeypatch
+):
+    other = torch.device("xpu")
+    module = SimpleNamespace(
+        is_available=lambda: True,
+        memory_allocated=lambda: held_bytes,
+        get_device_name=lambda: "Arc",
+    )
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: other)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    facts, clock = user_loop.machine_and_clock(Mock())
+    assert facts["kind"] == kind and clock is None
+    assert (facts["name"] == "Arc (XPU)") == (kind == "gpu")
+
+
 def test_amds_numbers_are_not_read_as_nvidias(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 4))
@@ -198,7 +223,7 @@ def test_a_jetson_is_named_and_what_its_driver_answers_is_not_asked(
     here = tmp_path / "nv_tegra_release"
     here.write_text("# R36 (release), REVISION: 4.0")
     monkeypatch.setattr(bench_machine, "TEGRA", here)
-    monkeypatch.setattr(telemetry, "TEGRA", here)
+    monkeypatch.setattr(gpu_meter, "TEGRA", here)
     torch_built_for(["sm_80", "sm_90"], (8, 7))  # as PyPI's wheel; it has no kernel for an Orin
     why = bench_machine.unused_gpu()
     assert "no kernels for its compute capability 8.7" in why and "PyTorch for Jetson" in why
@@ -213,7 +238,7 @@ def test_a_jetson_is_named_and_what_its_driver_answers_is_not_asked(
     assert described.line.startswith("Orin (Jetson, its memory is the CPU's) (GPU)")
     assert described.driver is None and described.pcie is None
     with pytest.raises(RuntimeError, match="has little of NVML"):
-        telemetry.GpuMeter("GPU-1", 1)
+        gpu_meter.GpuMeter("GPU-1", 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert bench_machine.unused_gpu().startswith("The Jetson's GPU cannot be used: ")
 
@@ -348,7 +373,7 @@ MACHINES = {  # (the process's groups, what is mounted, files): cores, why, all 
 def test_a_process_has_the_cores_and_the_memory_that_its_container_leaves_it(name, machine_with):
     files, (cores, limit, memory, free) = MACHINES[name]
     machine_with(*files)
-    assert quotas.cpu_cores() == (cores, 64, limit)
+    assert quotas.cpu_cores() == quotas.Cores(cores, 64, limit)
     assert (quotas.ram_bytes(), quotas.free_ram_bytes()) == (memory, free)
 
 
@@ -419,3 +444,14 @@ def test_a_device_whose_events_are_wrong_is_timed_on_the_hosts_clock(
     steps.computing()
     assert steps.step(0, copied, copied, copied, 4, torch.tensor(1.0)) >= copied
     assert waited.call_count == 2
+
+
+def test_windows_has_another_compiler_and_no_launcher_of_ranks(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == "cl" else None)
+    assert spec.compiler() == "cl"
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    lacks = resolve_config.compile_lacks(torch.device("cpu"))
+    assert lacks is not None and lacks.endswith("install Visual C++ (cl)")
+    with pytest.raises(RuntimeError, match="need Linux or macOS.*Use WSL"):
+        spec.Distributed(spec.Pipeline(), ranks=2)

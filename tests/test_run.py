@@ -153,10 +153,10 @@ def test_a_step_that_is_finished_while_it_is_read_is_left_for_the_next_look(tmp_
 
 
 @pytest.mark.slow
-def test_unguarded_optimizers_are_torchs_to_the_bit_and_import_no_compiler():
+def test_our_adamw_is_torchs_to_the_bit_and_imports_no_compiler():
     code = """
 import sys, torch
-from labkit.bench.models import SGD, Adam, AdamW
+from labkit.bench.models import AdamW
 
 def trained(kind, fused):
     torch.manual_seed(0)
@@ -168,11 +168,10 @@ def trained(kind, fused):
         optimizer.zero_grad()
     return weights
 
-cases = [(kind, fused) for kind in (AdamW, Adam, SGD) for fused in (None, True)]
-ours = [trained(kind, fused) for kind, fused in cases]
+ours = [trained(AdamW, fused) for fused in (None, True)]
 assert "torch._dynamo" not in sys.modules
-for own, (kind, fused) in zip(ours, cases):
-    assert torch.equal(own, trained(getattr(torch.optim, kind.__name__), fused))
+for own, fused in zip(ours, (None, True)):
+    assert torch.equal(own, trained(torch.optim.AdamW, fused))
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 

@@ -158,6 +158,7 @@ def recorded_code(loader):
     return watched.run.loop_code
 
 
+@pytest.mark.slow
 def test_the_advice_for_a_watched_loop_is_in_the_names_of_its_script():
     names = user_script("DataLoader(data, 8, shuffle=True, collate_fn=pad_together)")
     code = LoopCode.of(in_script(names, "watching(train_loader)", watching=recorded_code))

@@ -33,12 +33,12 @@ METHODS = [  # fork is what every other test runs under on Linux
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_dataset_of_a_notebooks_cell_is_measured_tuned_improved_and_watched(method):
-    check("--start", method, "runs", "tune", "improve", "panel", "watch")
+    check("--start", method, "runs", "measure", "sweep", "tune", "improve", "panel", "watch")
 
 
 @pytest.mark.slow
 def test_runs_measure_stop_and_leave_nobody_without_the_names_that_windows_lacks():
-    check("--start", "spawn", "--without-posix", "runs", "stop", "kill")
+    check("--start", "spawn", "--without-posix", "runs", "measure", "stop", "kill")
 
 
 def test_processes_that_append_to_one_log_lose_no_line_even_where_appending_is_two_calls():

@@ -196,6 +196,7 @@ def test_an_interrupt_keeps_the_best_so_far_and_a_start_without_numbers_gives_it
         searched(lambda setting: "dataset[7] failed")
 
 
+@pytest.mark.slow
 def test_an_interrupted_cell_returns_what_a_sweep_or_a_tuning_has(monkeypatch, capsys):
     def pressed(*_how, **_more):
         raise KeyboardInterrupt

@@ -21,8 +21,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
-from labkit.bench import rank, telemetry, user_loop
-from labkit.bench.telemetry import Sample
+from labkit.bench import gpu_meter, outside, rank, telemetry, user_loop
+from labkit.bench.outside import Sample
 from labkit.diagnosis.outside_verdict import judge
 from labkit.results import privacy
 from labkit.results.failures import with_remedy
@@ -485,19 +485,19 @@ def test_samples_of_a_run_of_days_stay_few(monkeypatch):
         age_s += telemetry.period_s(age_s)
         count += 1
     assert count < 2 * 3_600 / telemetry.PERIOD_S + 10
-    monkeypatch.setattr(telemetry, "MOST_OUTSIDE", 8)
-    outside = telemetry.Outside.__new__(telemetry.Outside)
-    outside.samples, outside.period_s = [], telemetry.SAMPLE_S
+    monkeypatch.setattr(outside, "MOST_SAMPLES", 8)
+    watched = outside.Outside.__new__(outside.Outside)
+    watched.samples, watched.period_s = [], outside.SAMPLE_S
     for number in range(100):
-        outside._keep(number)
-    assert len(outside.samples) < 8 and outside.period_s > 8 * telemetry.SAMPLE_S
+        watched._keep(number)
+    assert len(watched.samples) < 8 and watched.period_s > 8 * outside.SAMPLE_S
 
 
 def test_other_processes_on_the_card_are_named(monkeypatch):
     own, other = os.getpid(), os.getppid()
     running = [SimpleNamespace(pid=own), SimpleNamespace(pid=other)]
-    monkeypatch.setattr(telemetry.pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: running)
-    meter = telemetry.GpuMeter.__new__(telemetry.GpuMeter)
+    monkeypatch.setattr(gpu_meter.pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: running)
+    meter = gpu_meter.GpuMeter.__new__(gpu_meter.GpuMeter)
     meter.card, meter.own_pid = None, own
     assert meter.named_others() == [{"pid": other, "name": psutil.Process(other).name()}]
     assert meter._others() == 1
@@ -514,7 +514,7 @@ def test_the_programs_that_use_most_of_the_cores_are_named_and_none_of_the_run(m
                 ppid=lambda pid=pid: started_by[pid], oneshot=contextlib.nullcontext)  # fmt: skip
 
     monkeypatch.setattr(telemetry.psutil, "process_iter", processes)
-    monkeypatch.setattr(telemetry, "_name_of", {60: "chrome", 61: "python"}.get)
+    monkeypatch.setattr(telemetry, "name_of", {60: "chrome", 61: "python"}.get)
     programs = telemetry.OtherPrograms({50})
     programs.read_at -= 10
     spent_s |= {1: 0.5, 51: 10.0, 60: 4.0, 61: 9.0}

@@ -189,6 +189,7 @@ class Uneven(Dataset):
         return index
 
 
+@slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_slow_item_is_named_and_waiting_is_told_from_computing(workers):
     shares = {}
@@ -313,6 +314,7 @@ class Sleeping(Dataset):
         return torch.full((8,), float(index))
 
 
+@slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_starved_loop_has_headroom_and_one_that_computes_has_none(short_blocks, workers):
     rooms = []

@@ -6,7 +6,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from labkit.bench.job import Job
 from labkit.bench.process import worker_dies_with_bench
 from labkit.bench.text import EndlessShuffle, Text, in_shared_memory
 
@@ -22,15 +23,18 @@ COUNT = 512  # distinct images: above what two workers hold in flight, below a s
 EPOCH = 51_200  # samples, each of one of the images: an epoch is longer than most runs
 CLASSES = 10
 VOCABULARY = 256  # bytes: the tokens of text
+NOISE_IMAGES = 64  # of dataset="sleep"
+PATIENCE_S = 120  # with a worker: one that hangs fails the run instead of waiting forever
+Collate = Callable[[Any], Any]
 VERSION = 1  # part of the folder's name: a new recipe never meets old files
 
 
 class JpegFiles(Dataset):
     """Real JPEG files, decoded with Pillow; fetched, as in all datasets here, by (draw, index)."""
 
-    def __init__(self, folder: Path, job: Any):
+    def __init__(self, folder: Path, job: Job):
         self.job = job
-        self.files = [str(folder / f"{i:05d}.jpg") for i in range(COUNT)]
+        self.files = [str(folder / f"{number:05d}.jpg") for number in range(COUNT)]
 
     def __len__(self) -> int:
         return EPOCH
@@ -54,9 +58,11 @@ def augmented(image: Image.Image, rng: random.Random) -> Image.Image:
     """Return `image` after a random crop of at least four fifths, a flip and a colour change."""
     width, height = image.size
     share = rng.uniform(0.8, 1.0)
-    w, h = int(width * share), int(height * share)
-    left, top = rng.randint(0, width - w), rng.randint(0, height - h)
-    image = image.crop((left, top, left + w, top + h)).resize((width, height))
+    kept_width = int(width * share)
+    kept_height = int(height * share)
+    left = rng.randint(0, width - kept_width)
+    top = rng.randint(0, height - kept_height)
+    image = image.crop((left, top, left + kept_width, top + kept_height)).resize((width, height))
     if rng.random() < 0.5:
         image = ImageOps.mirror(image)
     image = ImageEnhance.Brightness(image).enhance(rng.uniform(0.8, 1.2))
@@ -66,34 +72,48 @@ def augmented(image: Image.Image, rng: random.Random) -> Image.Image:
 class Batched(Dataset):
     """Images of an array: decoded once ("array"), or noise and `prep_ms` a batch ("sleep")."""
 
-    def __init__(self, job: Any, file: Path | None = None):
-        self.file, self.array = file, None
-        self.batch_s, self.item_s = (0.0 if file else job.prep_ms / 1e3), job.io_ms / 1e3
+    def __init__(self, job: Job, file: Path | None = None):
+        self.file = file
+        self.array: np.ndarray | None = None
+        self.item_s = job.io_ms / 1e3
+        self.batch_s = 0.0
         if file is None:
-            shape = (64, 3, job.image_px, job.image_px)
+            self.batch_s = job.prep_ms / 1e3
+            shape = (NOISE_IMAGES, 3, job.image_px, job.image_px)
             self.array = np.random.default_rng(job.seed).integers(0, 256, shape, dtype=np.uint8)
 
     def __len__(self) -> int:
         return EPOCH
 
     def __getitems__(self, tickets: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.array is None:  # opened in the worker: a map is not copied between processes
-            self.array = np.load(self.file, mmap_mode="r", allow_pickle=False)
-        if seconds := self.batch_s + self.item_s * len(tickets):
+        images = self._images()
+        seconds = self.batch_s + self.item_s * len(tickets)
+        if seconds:
             time.sleep(seconds)
-        indices = np.array([index % len(self.array) for _, index in tickets])
-        batch = torch.from_numpy(self.array[indices])  # (B, 3, px, px) uint8, copied by the index
+        indices = np.array([index % len(images) for _, index in tickets])
+        batch = torch.from_numpy(images[indices])  # (B, 3, px, px) uint8, copied by the index
         return batch, torch.from_numpy(indices % CLASSES)  # (B,) int64
+
+    def _images(self) -> np.ndarray:
+        """Return the array; a file's is opened in the worker: no map is copied to a process."""
+        images = self.array
+        if images is None:
+            images = np.load(str(self.file), mmap_mode="r", allow_pickle=False)
+            self.array = images
+        return images
 
 
 class Stalling:
     """A collate step that sleeps `stall_ms` in one of `stall_every` batches: a slow-disk spike."""
 
-    def __init__(self, collate: Callable, job: Any):
-        self.collate, self.every, self.stall_s = collate, job.stall_every, job.stall_ms / 1e3
-        self.workers, self.seen = max(1, job.num_workers), 0
+    def __init__(self, collate: Collate, job: Job):
+        self.collate = collate
+        self.every = job.stall_every
+        self.stall_s = job.stall_ms / 1e3
+        self.workers = max(1, job.num_workers)
+        self.seen = 0  # batches of this worker
 
-    def __call__(self, samples: Any) -> Any:
+    def __call__(self, samples: list[Any]) -> Any:
         """Collate one batch, after the stall where one is due."""
         worker = get_worker_info()
         batch = self.seen * self.workers + (worker.id if worker else 0)
@@ -103,7 +123,7 @@ class Stalling:
         return self.collate(samples)
 
 
-def make_dataset(job: Any, cache: Path, progress: Callable[[int, int], None]) -> Dataset:
+def make_dataset(job: Job, cache: Path, progress: Callable[[int, int], None]) -> Dataset:
     """Build the job's dataset, making its files first where they are missing."""
     if job.dataset == "text":
         return Text(job)
@@ -115,19 +135,28 @@ def make_dataset(job: Any, cache: Path, progress: Callable[[int, int], None]) ->
 
 def make_loader(dataset: Dataset, job: Any) -> DataLoader:
     """Build the DataLoader the job asks for."""
-    by_batch = hasattr(dataset, "__getitems__")
-    collate = in_shared_memory if by_batch else torch.utils.data.default_collate
-    collate, shard = getattr(dataset, "collate", collate), getattr(job, "shard", ())
+    collate: Collate = torch.utils.data.default_collate
+    if hasattr(dataset, "__getitems__"):
+        collate = in_shared_memory
+    collate = getattr(dataset, "collate", collate)
     if job.stall_ms:
         collate = Stalling(collate, job)
-    if job.dataset == "text":
+    shard = getattr(job, "shard", ())
+    if isinstance(dataset, Text):
         sampler = dataset.sampler(job, *shard)
     else:
-        sampler = EndlessShuffle(len(dataset), job.seed, *shard)
+        sampler = EndlessShuffle(size_of(dataset), job.seed, *shard)
     return DataLoader(dataset, sampler=sampler, collate_fn=collate, **loader_settings(job))
 
 
-def noise_batch(job: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def size_of(dataset: Dataset) -> int:
+    """Return the number of items; torch does not declare the length of a Dataset."""
+    if not isinstance(dataset, Sized):
+        raise TypeError(f"{type(dataset).__name__} has no length: it needs __len__.")
+    return len(dataset)
+
+
+def noise_batch(job: Job) -> tuple[torch.Tensor, torch.Tensor]:
     """Return random images (B, 3, px, px) uint8 and labels (B,) on the host; or rows of `Text`."""
     if job.model == "gpt":
         rows = torch.randint(1, VOCABULARY, (job.batch_size, job.context + 1), dtype=torch.uint8)
@@ -137,27 +166,34 @@ def noise_batch(job: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randint(0, 256, shape, dtype=torch.uint8), torch.randint(0, CLASSES, shape[:1])
 
 
-def loader_settings(job: Any) -> dict[str, Any]:
-    """Return what every DataLoader of the bench is told: the job's knobs, and care for workers."""
-    names = ["batch_size", "num_workers", "pin_memory"]
-    care = {}
+def loader_settings(job: Job) -> dict[str, Any]:
+    """Return every DataLoader's arguments in the bench: the job's knobs, and care for workers."""
+    settings: dict[str, Any] = {
+        "batch_size": job.batch_size,
+        "num_workers": job.num_workers,
+        "pin_memory": job.pin_memory,
+    }
     if job.num_workers:
-        names += ["prefetch_factor", "persistent_workers"]
-        # a worker that hangs fails the run instead of waiting forever
-        care = {"worker_init_fn": worker_dies_with_bench, "timeout": 120}
-    return {name: getattr(job, name) for name in names} | care
+        settings["prefetch_factor"] = job.prefetch_factor
+        settings["persistent_workers"] = job.persistent_workers
+        settings["worker_init_fn"] = worker_dies_with_bench
+        settings["timeout"] = PATIENCE_S
+    return settings
 
 
 def draw_image(index: int, px: int) -> np.ndarray:
     """Return image `index`, (px, px, 3) uint8: a grating of its class, a blob, and film grain."""
     label = index % CLASSES
     rng = np.random.default_rng([VERSION, index, px])
-    y, x = np.mgrid[0:px, 0:px] / px
+    rows, columns = np.mgrid[0:px, 0:px] / px
     angle = np.pi * label / CLASSES
-    phase, frequency = rng.uniform(0, 2 * np.pi), rng.uniform(5, 8)
-    wave = np.sin(2 * np.pi * frequency * (x * np.cos(angle) + y * np.sin(angle)) + phase)
-    cx, cy, size = rng.uniform(0.2, 0.8, 2).tolist() + [rng.uniform(0.05, 0.2)]
-    blob = np.exp(-((x - cx) ** 2 + (y - cy) ** 2) / (2 * size**2))
+    phase = rng.uniform(0, 2 * np.pi)
+    frequency = rng.uniform(5, 8)
+    along = columns * np.cos(angle) + rows * np.sin(angle)
+    wave = np.sin(2 * np.pi * frequency * along + phase)
+    column, row = rng.uniform(0.2, 0.8, 2)
+    size = rng.uniform(0.05, 0.2)
+    blob = np.exp(-((columns - column) ** 2 + (rows - row) ** 2) / (2 * size**2))
     tint = 0.5 + 0.4 * np.cos(2 * np.pi * (label / CLASSES + np.arange(3) / 3))
     image = (0.5 + 0.3 * wave)[..., None] * tint + 0.3 * blob[..., None]
     image += rng.normal(0, 0.06, (px, px, 3))
@@ -180,8 +216,9 @@ def array_file(cache: Path, px: int, progress: Callable[[int, int], None]) -> Pa
     """Return the same images decoded and resized to `px`: one .npy of (COUNT, 3, px, px) uint8."""
 
     def make(folder: Path) -> None:
-        size, place = (COUNT, 3, px, px), folder / "images.npy"
-        array = np.lib.format.open_memmap(place, mode="w+", dtype=np.uint8, shape=size)
+        array = np.lib.format.open_memmap(
+            folder / "images.npy", mode="w+", dtype=np.uint8, shape=(COUNT, 3, px, px)
+        )
         for index, file in enumerate(sorted(jpeg_folder(cache, 2 * px, progress).iterdir())):
             with Image.open(file) as image:
                 array[index] = np.asarray(image.resize((px, px))).transpose(2, 0, 1)

@@ -17,7 +17,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from labkit.bench import formats, machine, model_size, peaks
 from labkit.bench.formats import DTYPES, FORMATS
-from labkit.bench.loop import Trainer
+from labkit.bench.loop import Trainer, Trains
 from labkit.bench.text import Text
 from labkit.process import folders
 from labkit.process.events import EventLog
@@ -46,13 +46,17 @@ class Yes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 @contextlib.contextmanager
 def fused_attention(kept: dict[int, int]) -> Iterator[None]:
     """Let attention keep what its fused kernels do, and no matrix of scores, in `kept`."""
-    plain, itself = functional.scaled_dot_product_attention, lambda tensor: tensor
+    plain = functional.scaled_dot_product_attention
 
     def fused(*args: Any, **kwargs: Any) -> torch.Tensor:
-        with torch.autograd.graph.saved_tensors_hooks(itself, itself):
+        with torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged):
             out = plain(*args, **kwargs)
         kept.update(storages(filter(torch.is_tensor, args[:3])))
         kept[-1 - len(kept)] = 4 * out.numel() // out.shape[-1]  # a logsumexp for each row
@@ -65,35 +69,45 @@ def fused_attention(kept: dict[int, int]) -> Iterator[None]:
         functional.scaled_dot_product_attention = plain
 
 
-def count(model: torch.nn.Module, train: Callable[[Any], Any]) -> dict[str, int]:
+def count(model: torch.nn.Module, train: Callable[[torch.nn.Module], None]) -> dict[str, int]:
     """Count what `train(model)`, a forward and a backward pass, takes on a copy without numbers."""
     from torch.utils.flop_counter import FlopCounterMode  # a tenth of a second, for Triton
 
     model = unwrapped(model)
-    empty = {id(p): torch.nn.Parameter(_empty(p), p.requires_grad) for p in model.parameters()}
-    empty |= {id(b): _empty(b) for b in model.buffers()}
-    # a recorder's hooks, with all they hold
-    empty |= {id(getattr(model, name)): OrderedDict() for name in HOOKS}
-    meta = copy.deepcopy(model, empty)  # what is in there already is not copied
-    alone, counter = torch.random.fork_rng([]), FlopCounterMode(display=False)
+    stand_ins: dict[int, Any] = {}  # by the id of what they stand for in the copy
+    for weights in model.parameters():
+        stand_ins[id(weights)] = torch.nn.Parameter(_empty(weights), weights.requires_grad)
+    for buffer in model.buffers():
+        stand_ins[id(buffer)] = _empty(buffer)
+    for name in HOOKS:  # a recorder's hooks, with all they hold
+        stand_ins[id(getattr(model, name))] = OrderedDict()
+    meta = copy.deepcopy(model, stand_ins)
+    alone = torch.random.fork_rng([])
+    counter = FlopCounterMode(display=False)
     with alone, Yes(), counter, kept_for_backward(meta) as kept, fused_attention(kept):
         train(meta)
-    by_operator = counter.get_flop_counts().get("Global", {})
-    convolutions = sum(n for operator, n in by_operator.items() if "convolution" in str(operator))
+    convolutions = 0
+    for operator, flops in counter.get_flop_counts().get("Global", {}).items():
+        if "convolution" in str(operator):
+            convolutions += flops
+    parameters = list(meta.parameters())
     return {
         "flops": counter.get_total_flops(),
         "convolution_flops": convolutions,
         "activations": sum(kept.values()),
-        "weights": sum(p.nbytes for p in meta.parameters()),
-        "trained": sum(p.nbytes for p in meta.parameters() if p.requires_grad),
-        "parameters": sum(p.numel() for p in meta.parameters()),
+        "weights": sum(each.nbytes for each in parameters),
+        "trained": sum(each.nbytes for each in parameters if each.requires_grad),
+        "parameters": sum(each.numel() for each in parameters),
     }
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     """Return the model inside what compiles it, or trains it on several devices."""
     while type(model).__name__ in WRAPPERS:
-        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+        inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
+        if not isinstance(inner, torch.nn.Module):
+            break
+        model = inner
     return model
 
 
@@ -105,7 +119,8 @@ def work_of(
     `state`: the optimizer's numbers for each weight; `every`: passes to an update; `half`: whether
     autocast, which the meta device does not do, halves the activations.
     """
-    weights, trained = counted["weights"], counted["trained"]
+    weights = counted["weights"]
+    trained = counted["trained"]
     activations = counted["activations"] // (2 if half else 1)
     update = (2 + 1 + 2 * state) * trained  # weights, gradients, state
     return {
@@ -116,6 +131,10 @@ def work_of(
     }
 
 
+def _without_numbers(value: object) -> object:
+    return _empty(value) if isinstance(value, torch.Tensor) else value
+
+
 def _empty(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
@@ -123,14 +142,15 @@ def _empty(tensor: torch.Tensor) -> torch.Tensor:
 @contextlib.contextmanager
 def kept_for_backward(model: torch.nn.Module) -> Iterator[dict[int, int]]:
     """Collect {storage: bytes} of what autograd keeps meanwhile, but the model's own storages."""
-    own, kept = storages([*model.parameters(), *model.buffers()]), {}
+    own = storages([*model.parameters(), *model.buffers()])
+    kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         found = storages([tensor])  # alive until the backward pass: no storage comes twice
         kept.update({place: size for place, size in found.items() if place not in own})
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(pack, _unchanged):
         yield kept
 
 
@@ -140,7 +160,7 @@ def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     return {storage._cdata: storage.nbytes() for storage in found}
 
 
-def write_work(trainer: Any, log: EventLog, only_known: bool = False) -> bool:
+def write_work(trainer: Trains, log: EventLog, only_known: bool = False) -> bool:
     """Write the `work` event: what a step takes; return False where it would have to be counted.
 
     Counting imports the compiler, a second: so it is done when a first run is over. Later ones of
@@ -148,28 +168,30 @@ def write_work(trainer: Any, log: EventLog, only_known: bool = False) -> bool:
     """
     job = trainer.job
     packed = job.batching == "packed"  # attention within documents has a mask
-    told = unwrapped(trainer.model), job.image_px, job.context, packed, trainer.device.type
-    name = hashlib.sha1(repr((*told, COUNTED, torch.__version__)).encode()).hexdigest()
+    sizes = (job.image_px, job.context, packed, trainer.device.type, COUNTED, torch.__version__)
+    name = hashlib.sha1(repr((unwrapped(trainer.model), *sizes)).encode()).hexdigest()
     place = folders.home() / "work" / f"{name}.json"
     if only_known and not place.exists():
         return False
 
-    def counted() -> tuple:
+    def counted() -> Work:
         if not only_known:
             model_size.keep(place, json.dumps(count_model(trainer)))
         fewer, more, documents = json.loads(place.read_text())
         beyond = (job.batch_size - COUNTED[0]) / (COUNTED[1] - COUNTED[0])
-        line = {name: round(n + beyond * (more[name] - n)) for name, n in fewer.items()}
-        half = job.precision in DTYPES
-        found = work_of(line, state=ADAM, every=job.accumulation_steps, half=half)
+        line = {}
+        for name, least in fewer.items():
+            line[name] = round(least + beyond * (more[name] - least))
+        is_half = job.precision in DTYPES
+        found = work_of(line, state=ADAM, every=job.accumulation_steps, half=is_half)
         samples = round(documents * job.batch_size)
-        return found | {"samples": samples, "precision": job.precision}, trainer.device
+        return Work(found, samples, job.precision, trainer.device)
 
     _write_or_why(log, counted)
     return True
 
 
-def count_model(trainer: Any) -> tuple[dict[str, int], dict[str, int], float]:
+def count_model(trainer: Trains) -> tuple[dict[str, int], dict[str, int], float]:
     """Count a plain step of `trainer`'s model with few samples and with more; documents in a row.
 
     What a fault or a slow script adds to the step is not needed, nor are padding and rows of
@@ -184,67 +206,102 @@ def count_model(trainer: Any) -> tuple[dict[str, int], dict[str, int], float]:
     one = model_size.noise_batch(job)
     if job.model == "gpt":
         length, mean = Text(job).typical()
-        one, documents = (one[0][:, : length + 1], one[1]), length / mean
+        one = (one[0][:, : length + 1], one[1])
+        documents = length / mean
 
     def counted(samples: int) -> dict[str, int]:
-        batch = [x.to("meta").expand(samples, *x.shape[1:]).clone() for x in one]
+        images, labels = (part.to("meta").expand(samples, *part.shape[1:]).clone() for part in one)
 
         def train(model: torch.nn.Module) -> None:
             shadow.model = model
-            Trainer.compute(shadow, *batch, update=False)
+            Trainer.compute(shadow, images, labels, update=False)
 
         return count(trainer.model, train)
 
-    fewer, more = map(counted, COUNTED)
-    return fewer, more, documents
+    return counted(COUNTED[0]), counted(COUNTED[1]), documents
 
 
-def _write_or_why(log: EventLog, counted: Callable[[], tuple]) -> None:
+class Work(NamedTuple):
+    """What a step takes, as the `work` event holds it."""
+
+    found: dict[str, int]  # what `work_of` returns
+    samples: int
+    precision: str  # the number format that most of it runs in
+    device: torch.device
+
+
+def _write_or_why(log: EventLog, counted: Callable[[], Work]) -> None:
     """Write the `work` event with the device's measured peaks, or `no_work` and why."""
     try:
-        found, device = counted()
-        cache = max(machine.cache_bytes(device).values(), default=0)
-        log.write("work", **found, cache_bytes=cache, roof=peaks.kept(device))
+        work = counted()
+        cache = max(machine.cache_bytes(work.device).values(), default=0)
+        log.write(
+            "work",
+            **work.found,
+            samples=work.samples,
+            precision=work.precision,
+            cache_bytes=cache,
+            roof=peaks.kept(work.device),
+        )
     except Exception as error:  # a number is missing; the run is none the worse
         log.write("no_work", why=f"{type(error).__name__}: {str(error)[:300]}")
+
+
+class FirstArguments(NamedTuple):
+    """The arguments of a model's first training call, tensors without their numbers."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    autocasts: bool
+    formats: dict[str, str]  # {"convolution" or "product": the number format it runs in}
+    device: torch.device
+    rows: int  # of the first argument
 
 
 class FirstCall:
     """Sees the shapes of a user's model's first training call; counts on a copy what it takes."""
 
     def __init__(self, model: torch.nn.Module):
-        self.model, self.given = model, None
+        self.model = model
+        self.given: FirstArguments | None = None
         self.hook = model.register_forward_pre_hook(self._look, with_kwargs=True)
 
-    def _look(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+    def _look(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not (module.training and torch.is_grad_enabled()):
             return
         self.hook.remove()
         with contextlib.suppress(Exception):
-            device = next(module.parameters()).device
-            cast = torch.is_autocast_enabled(device.type)
-            first, dtype = tree_leaves((args, kwargs))[0], next(module.parameters()).dtype
-            dtype = torch.get_autocast_dtype(device.type) if cast else dtype
+            weights = next(module.parameters())
+            device = weights.device
+            autocasts = torch.is_autocast_enabled(device.type)
+            dtype = torch.get_autocast_dtype(device.type) if autocasts else weights.dtype
             kind = next(name for name, (known, _) in FORMATS.items() if known is dtype)
             # as they are set now: convolutions and matrix products have a setting each
-            kinds = dict.fromkeys(("convolution", "product"), kind)
+            kinds = {"convolution": kind, "product": kind}
             if kind == "fp32":
-                kinds = {work: formats.fp32_runs_in(work, device) for work in kinds}
-            call = tree_map(lambda x: _empty(x) if torch.is_tensor(x) else x, (args, kwargs))
-            self.given = call, cast, kinds, device, len(first)
+                for work in kinds:
+                    kinds[work] = formats.fp32_runs_in(work, device)
+            rows = len(tree_leaves((args, kwargs))[0])
+            args, kwargs = tree_map(_without_numbers, (args, kwargs))
+            self.given = FirstArguments(args, kwargs, autocasts, kinds, device, rows)
 
     def write(self, log: EventLog, samples: int | None) -> None:
         """Write the `work` event of a batch of `samples`; None: as many as the call has rows."""
-        (args, kwargs), cast, kinds, device, rows = self.given
+        given = self.given
+        if given is None:
+            return
 
         def train(model: torch.nn.Module) -> None:
-            made = filter(torch.is_tensor, tree_leaves(model(*args, **kwargs)))
-            sum(x.sum() for x in made if x.requires_grad).backward()
+            total = torch.zeros((), device="meta")
+            for made in tree_leaves(model(*given.args, **given.kwargs)):
+                if torch.is_tensor(made) and made.requires_grad:
+                    total = total + made.sum()
+            total.backward()
 
-        def counted() -> tuple:
+        def counted() -> Work:
             took = count(self.model, train)
             most = "convolution" if 2 * took["convolution_flops"] > took["flops"] else "product"
-            found = work_of(took, half=cast)
-            return found | {"samples": samples or rows, "precision": kinds[most]}, device
+            found = work_of(took, half=given.autocasts)
+            return Work(found, samples or given.rows, given.formats[most], given.device)
 
         _write_or_why(log, counted)

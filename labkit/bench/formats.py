@@ -54,10 +54,11 @@ def fp32_runs_in(work: str, device: torch.device) -> str:
     if lacks("tf32", device):
         return "fp32"
     convolution = work == "convolution"
-    if hasattr(torch.backends.cudnn, "conv"):
+    newer = getattr(torch.backends.cudnn, "conv", None)
+    if newer is not None:
         # PyTorch 2.9 and later: set under either name it is here, and the older names raise an
         # error once the newer ones have been used
-        backend = torch.backends.cudnn.conv if convolution else torch.backends.cuda.matmul
+        backend = newer if convolution else torch.backends.cuda.matmul
         allowed = backend.fp32_precision == "tf32"
     elif convolution:
         allowed = torch.backends.cudnn.allow_tf32
@@ -98,10 +99,10 @@ def probe_s(name: str, device: torch.device) -> float:
     """Time one small product, s: the fastest of three, after one that warms up."""
     times = []
     with using(name) as dtype:
-        a, b = torch.rand(2, PROBE, PROBE, device=device).to(dtype)
+        left, right = torch.rand(2, PROBE, PROBE, device=device).to(dtype)
         for _ in range(4):
             started = time.perf_counter()
-            a @ b
+            left @ right
             machine.finish(device)
             times.append(time.perf_counter() - started)
     return min(times[1:])

@@ -84,7 +84,7 @@ class Stopwatch:
     def _read(self) -> tuple[int, int, int, int]:
         in_line_ns = 0
         gave_up = 0
-        if self.queue is not None:
+        if self.queue is not None and resource is not None:
             in_line_ns = int(os.pread(self.queue, 64, 0).split()[1])
             gave_up = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
         return time.thread_time_ns(), in_line_ns, gave_up, now_ns()

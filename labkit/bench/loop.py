@@ -5,26 +5,94 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from labkit.bench.data import CLASSES, VOCABULARY, noise_batch
 from labkit.bench.formats import DTYPES, use_tf32
-from labkit.bench.models import AdamW, make_model
+from labkit.bench.job import Job
+from labkit.bench.models import AdamW, make_model, set_layout
 from labkit.bench.text import counted, next_bytes
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
 from labkit.process.events import NO_TOKENS, now_ns
 
 STARTING_NS = 120_000_000_000  # what workers get to start in, at the most
+UNLIMITED_S = 1e9
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""Images (B, 3, px, px) uint8 and labels (B,) int64; or rows and lengths, as `Text` collates."""
+
+
+class CopyStream:
+    """A stream for copies beside the one that computes, so that both overlap: use it as `with`."""
+
+    def __init__(self, device: torch.device):
+        self.side = torch.Stream(device)
+        self.main = torch.accelerator.current_stream(device)
+
+    def __enter__(self) -> None:
+        self.side.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.side.__exit__(kind, error, trace)
+        self.main.wait_stream(self.side)  # the GPU waits; the host goes on
+
+
+class Trains(Protocol):
+    """What the loop needs of whatever trains: our own `Trainer`, or a step that a reader wrote."""
+
+    @property
+    def job(self) -> Job:
+        """The knobs."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where it trains."""
+        ...
+
+    @property
+    def model(self) -> nn.Module:
+        """What is trained."""
+        ...
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """What updates the model; None where a reader's step has its own, or none."""
+        ...
+
+    @property
+    def side_stream(self) -> CopyStream | None:
+        """The stream of copies that overlap the compute; None where they do not."""
+        ...
+
+    def to_device(self, images: Any, labels: torch.Tensor, /) -> tuple[Any, torch.Tensor]:
+        """Issue the copy of one batch from the host to the device."""
+        ...
+
+    def compute(self, images: Any, labels: torch.Tensor, /, update: bool) -> torch.Tensor:
+        """Issue one step on a batch of the device; return its loss."""
+        ...
+
+    def after_step(self) -> bool | None:
+        """Follow each step; True ends the loop."""
+        ...
 
 
 class Trainer:
     """A model and what it takes to train it on one device, as the job's knobs say."""
 
-    def __init__(self, job: Any, device: torch.device):
-        self.job, self.device = job, device
+    def __init__(self, job: Job, device: torch.device):
+        self.job = job
+        self.device = device
         self.reads = job.model == "gpt"  # text: the other models see images
         torch.manual_seed(job.seed)
         use_tf32(job.precision == "tf32")
@@ -34,37 +102,31 @@ class Trainer:
                 sizes = (VOCABULARY, job.context, job.batching == "packed")
             model = make_model(job.model, job.width, job.depth, *sizes)
         self.layout = torch.channels_last if job.channels_last else torch.contiguous_format
-        model = model.to(device, memory_format=self.layout)
+        set_layout(model.to(device), self.layout)
         # fused=False would switch off PyTorch's own default, which updates all at once on a GPU
         fused = job.fused_optimizer or None
         kind = torch.optim.AdamW if job.compile else AdamW
         self.optimizer = kind(model.parameters(), lr=1e-3, fused=fused)
-        self.model = torch.compile(model, mode=job.compile) if job.compile else model
+        self.model = model
+        if job.compile:
+            compiled = torch.compile(model, mode=job.compile)
+            assert isinstance(compiled, nn.Module)  # its annotations say "a function"
+            self.model = compiled
         # FP16 gradients underflow; the scaler multiplies the loss so that they do not. Its step
         # asks the device whether any is infinite, and waits; a fused optimizer asks there itself
         self.scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")
-        self.side_stream = torch.Stream(device) if job.prefetch_to_device else None
-        self.main_stream = torch.accelerator.current_stream(device) if self.side_stream else None
+        self.side_stream = CopyStream(device) if job.prefetch_to_device else None
 
-    def to_device(self, images: torch.Tensor, labels: torch.Tensor) -> tuple:
-        """Issue the copy of one batch: (B, 3, px, px) uint8 and (B,) int64; or of `Text`'s."""
-        on_device = tuple(
-            tensor.to(self.device, non_blocking=self.job.non_blocking)  # host-to-device copy
-            for tensor in (images, labels)
-        )
-        if self.side_stream:
-            for tensor in on_device:  # its memory is not reused before the compute is through
-                tensor.record_stream(self.main_stream)
-        return on_device
+    def to_device(self, images: torch.Tensor, labels: torch.Tensor) -> Batch:
+        """Issue the copy of one batch from the host to the device."""
+        images = images.to(self.device, non_blocking=self.job.non_blocking)
+        labels = labels.to(self.device, non_blocking=self.job.non_blocking)
+        if self.side_stream is not None:  # no memory is reused before the compute is through
+            images.record_stream(self.side_stream.main)
+            labels.record_stream(self.side_stream.main)
+        return images, labels
 
-    @contextlib.contextmanager
-    def on_side_stream(self):
-        """Run a copy on its own stream, so that it overlaps the compute still in the queue."""
-        with self.side_stream:
-            yield
-        self.main_stream.wait_stream(self.side_stream)  # the GPU waits; the host goes on
-
-    def inputs(self, images: torch.Tensor, labels: torch.Tensor) -> tuple:
+    def inputs(self, images: torch.Tensor, labels: torch.Tensor) -> Batch:
         """Return the inputs and targets of the model, from a batch on the device."""
         if self.reads:
             return next_bytes(images, labels)  # (B, T) each
@@ -73,7 +135,7 @@ class Trainer:
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean cross entropy of logits (B, classes) or, of text, (B, T, classes)."""
         if self.reads:
-            logits, targets = logits.flatten(0, 1), targets.flatten()
+            return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         return nn.functional.cross_entropy(logits, targets)
 
     def compute(self, images: torch.Tensor, labels: torch.Tensor, update: bool) -> torch.Tensor:
@@ -108,32 +170,33 @@ class Trainer:
 
 
 def train(
-    trainer: Trainer, batches: Iterator, timeline: HostTimeline | DeviceTimeline, job: Any
+    trainer: Trains, batches: Iterator[Batch], timeline: HostTimeline | DeviceTimeline, job: Job
 ) -> int:
     """Train until `steps` or `seconds` is reached, stamping every step; return the steps done.
 
     The seconds count from when every worker has given its first batch: to start is not to train.
     """
     trainer.model.train()
-    place = trainer.on_side_stream if trainer.side_stream else contextlib.nullcontext
-    limit_ns = int((job.seconds or 1e9) * 1e9)
+    copying = trainer.side_stream or contextlib.nullcontext()
+    limit_ns = int((job.seconds or UNLIMITED_S) * 1e9)
     deadline_ns = now_ns() + STARTING_NS + limit_ns
     last_to_start = max(0, job.num_workers - 1)  # the step whose batch the last worker prepared
     reads = job.model == "gpt"
-    for i in range(job.steps):
+    step = -1
+    for step in range(job.steps):
         asked = now_ns()
         images, labels = next(batches)  # the host waits here for data, and gives the old batch back
         samples, tokens = counted(images, labels) if reads else (labels.numel(), NO_TOKENS)
-        with place():
+        with copying:
             ready = timeline.copying()
             images, labels = trainer.to_device(images, labels)
             copied = timeline.copied()
-        if i == last_to_start:
+        if step == last_to_start:
             deadline_ns = ready + limit_ns
         timeline.computing()
-        loss = trainer.compute(images, labels, update=(i + 1) % job.accumulation_steps == 0)
-        done = timeline.step(i, asked, ready, copied, samples, loss, tokens)
+        loss = trainer.compute(images, labels, update=(step + 1) % job.accumulation_steps == 0)
+        done = timeline.step(step, asked, ready, copied, samples, loss, tokens)
         if trainer.after_step() or done > deadline_ns:
             break
     timeline.finish()
-    return i + 1
+    return step + 1

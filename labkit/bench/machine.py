@@ -1,4 +1,4 @@
-"""Describe what is here (`python -m labkit.bench.machine`), and the memory a run may take."""
+"""Describe what is here (`python -m labkit.bench.machine`), and why a GPU cannot be used."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 import pynvml
 import torch
 
 from labkit import quotas
-from labkit.bench import models
-from labkit.bench.telemetry import TEGRA
+from labkit.bench.gpu_meter import TEGRA
 
 # PyTorch's builds by CUDA's major version. A driver runs all builds of the versions it knows: CUDA
 # 12 from driver 525 on, CUDA 13 from 580 on (docs.nvidia.com/deploy/cuda-compatibility).
@@ -81,8 +79,11 @@ def lacks_kernels(index: int) -> str | None:
     if not any(known):  # of another maker, or a build that does not tell
         return None
     card = torch.cuda.get_device_capability(index)
-    for kind, major, minor in (match.groups() for match in known if match):
-        kernel = (int(major), int(minor))
+    for match in known:
+        if match is None:
+            continue
+        kind = match[1]
+        kernel = (int(match[2]), int(match[3]))
         # a binary runs on later cards of its generation, intermediate code (PTX) on all later ones;
         # between a Jetson and other cards no binary does (CUDA's programming guide)
         as_binary = kernel == card if TEGRA.exists() else kernel[0] == card[0]
@@ -131,8 +132,9 @@ def busy_with_others(index: int) -> float:
         pynvml.nvmlInit()
         card = pynvml.nvmlDeviceGetHandleByUUID(card_uuid(index))
         memory = pynvml.nvmlDeviceGetMemoryInfo(card)
-        if memory.used > IDLE_MEMORY * memory.total:
-            return pynvml.nvmlDeviceGetUtilizationRates(card).gpu / 100
+        # pynvml's structures have no types
+        if float(memory.used) > IDLE_MEMORY * float(memory.total):
+            return float(pynvml.nvmlDeviceGetUtilizationRates(card).gpu) / 100
     return 0.0
 
 
@@ -140,9 +142,7 @@ def unused_gpu() -> str | None:
     """Say which card is here and not used, why, and the remedy; None if none."""
     other = torch.accelerator.current_accelerator(check_available=True)
     if other is not None and other.type not in KNOWN:
-        name = other.type.upper()
-        with contextlib.suppress(Exception):  # whatever its module lacks, it has a type
-            name = f"{torch.get_device_module(other).get_device_name()} ({name})"
+        name = name_of_other(other)
         why = "labkit measures on CUDA, ROCm, Apple's GPU and the CPU only"
         return f"{name} cannot be used: {why}. Remedy: none here; the numbers are the CPU's"
     if torch.cuda.is_available():
@@ -151,35 +151,57 @@ def unused_gpu() -> str | None:
     if TEGRA.exists():
         why = f"torch {torch.__version__} sees no CUDA device"
         return f"The Jetson's GPU cannot be used: {why}. Remedy: {FOR_JETSON}"
+    return _why_torch_sees_no_card()
+
+
+def _why_torch_sees_no_card() -> str | None:
+    """Say why torch has no CUDA device where the driver has one; None without a driver."""
     try:
         pynvml.nvmlInit()
         card = pynvml.nvmlDeviceGetHandleByIndex(0)
         name = pynvml.nvmlDeviceGetName(card)
-        capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(card))
-        driver, runs = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion()
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(card)
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        newest = pynvml.nvmlSystemGetCudaDriverVersion()
     except pynvml.NVMLError:
         return None
-    built, major, minor = torch.version.cuda, runs // 1000, runs % 1000 // 10
-    remedy = build_for(capability, major)
+    built = torch.version.cuda
+    driver_major = newest // 1000
+    remedy = build_for((major, minor), driver_major)
     if built is None:
         why = "this torch is built without CUDA"
-    elif int(built.split(".")[0]) > major:
+    elif int(built.split(".")[0]) > driver_major:
         why = "its driver is too old for this torch"
-        remedy += ", or install a newer driver" if major >= 12 else ""
-    else:  # they would fit: in torch's own words
-        words, hidden = "torch gives no reason", os.environ.get("CUDA_VISIBLE_DEVICES")
-        try:
-            torch.cuda.init()
-        except Exception as error:
-            words = str(error).strip().split("\n")[0].rstrip(".")
-        why, remedy = f"CUDA does not start: {words}", f"see whether nvidia-smi works; {CONTAINER}"
-        if hidden is not None and "No CUDA GPUs" in words:
-            why, remedy = f"CUDA_VISIBLE_DEVICES={hidden!r} hides it", "unset CUDA_VISIBLE_DEVICES"
-    if major < 12:
+        if driver_major >= 12:
+            remedy += ", or install a newer driver"
+    else:
+        why, remedy = _why_cuda_does_not_start()
+    if driver_major < 12:
         remedy = f"install driver 525 or newer, then {remedy}"
     torch_is = f"torch {torch.__version__} is built for {f'CUDA {built}' if built else 'the CPU'}"
-    facts = f"driver {driver} runs CUDA up to {major}.{minor}, {torch_is}"
+    facts = f"driver {driver} runs CUDA up to {driver_major}.{newest % 1000 // 10}, {torch_is}"
     return f"{name} cannot be used: {why} ({facts}). Remedy: {remedy}"
+
+
+def name_of_other(device: torch.device) -> str:
+    """Return the name of an accelerator that labkit does not know, such as "Arc (XPU)"."""
+    kind = device.type.upper()
+    with contextlib.suppress(Exception):  # whatever its module lacks, it has a type
+        return f"{torch.get_device_module(device).get_device_name()} ({kind})"
+    return kind
+
+
+def _why_cuda_does_not_start() -> tuple[str, str]:
+    """Return why, in torch's own words, and the remedy: driver and torch would fit."""
+    words = "torch gives no reason"
+    try:
+        torch.cuda.init()
+    except Exception as error:
+        words = str(error).strip().split("\n")[0].rstrip(".")
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden is not None and "No CUDA GPUs" in words:
+        return f"CUDA_VISIBLE_DEVICES={hidden!r} hides it", "unset CUDA_VISIBLE_DEVICES"
+    return f"CUDA does not start: {words}", f"see whether nvidia-smi works; {CONTAINER}"
 
 
 def card_uuid(device: torch.device | int) -> str:
@@ -204,36 +226,58 @@ def describe(device: torch.device) -> dict[str, Any]:
     """Describe the machine as seen from `device`, as JSON types."""
     cpu = cpu_name()
     cores = quotas.cpu_cores()
-    ram = _gib(quotas.ram_bytes())
-    found = {
-        "device": str(device), "kind": "cpu" if device.type == "cpu" else "gpu", "name": cpu,
-        "memory_gib": ram, "cpu_name": cpu, "cpu_cores": cores.count, "host_cores": cores.of,
-        "cores_limit": cores.limit, "ram_gib": ram, "shm_gib": None,
-        "threads": torch.get_num_threads(), "os": f"{platform.system()} {platform.release()}",
+    ram_gib = _gib(quotas.ram_bytes())
+    found: dict[str, Any] = {
+        "device": str(device),
+        "kind": "cpu" if device.type == "cpu" else "gpu",
+        "name": cpu,
+        "memory_gib": ram_gib,
+        "cpu_name": cpu,
+        "cpu_cores": cores.count,
+        "host_cores": cores.of,
+        "cores_limit": cores.limit,
+        "ram_gib": ram_gib,
+        "shm_gib": None,
+        "threads": torch.get_num_threads(),
+        "os": f"{platform.system()} {platform.release()}",
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-    }  # fmt: skip
+    }
     with contextlib.suppress(OSError):
         found["shm_gib"] = _gib(shutil.disk_usage("/dev/shm").total)
     if device.type == "mps":
         found["name"] = f"Apple GPU ({cpu})"
+    elif device.type not in ("cpu", *KNOWN):  # of a loop that is watched
+        found["name"] = name_of_other(device)
     if device.type == "cuda":
-        card, uuid = torch.cuda.get_device_properties(device), card_uuid(device)
         found["versions"]["cuda"] = torch.version.cuda
-        found |= {
-            "name": card.name, "memory_gib": _gib(card.total_memory), "uuid": uuid,
-            "sm_count": card.multi_processor_count, "driver": None, "pcie": None,
-            "compute_capability": f"{card.major}.{card.minor}",
-        }  # fmt: skip
-        if torch.version.hip:  # AMD's numbers are not NVIDIA's: 9.4 there is not after Ampere
-            found["compute_capability"] = None
+        if torch.version.hip:
             found["versions"]["hip"] = torch.version.hip
-        if TEGRA.exists():
-            found["name"] = f"{card.name} (Jetson, its memory is the CPU's)"
-            return found
-        with contextlib.suppress(pynvml.NVMLError):  # what only the driver tells
-            pynvml.nvmlInit()
-            found["driver"] = pynvml.nvmlSystemGetDriverVersion()
-            found["pcie"] = pcie_link(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        found |= _describe_card(device)
+    return found
+
+
+def _describe_card(device: torch.device) -> dict[str, Any]:
+    """Return what `describe` adds, or says otherwise, of a CUDA device."""
+    card = torch.cuda.get_device_properties(device)
+    uuid = card_uuid(device)
+    found: dict[str, Any] = {
+        "name": card.name,
+        "memory_gib": _gib(card.total_memory),
+        "uuid": uuid,
+        "sm_count": card.multi_processor_count,
+        "driver": None,
+        "pcie": None,
+        "compute_capability": f"{card.major}.{card.minor}",
+    }
+    if torch.version.hip:  # AMD's numbers are not NVIDIA's: 9.4 there is not after Ampere
+        found["compute_capability"] = None
+    if TEGRA.exists():
+        found["name"] = f"{card.name} (Jetson, its memory is the CPU's)"
+        return found
+    with contextlib.suppress(pynvml.NVMLError):  # what only the driver tells
+        pynvml.nvmlInit()
+        found["driver"] = pynvml.nvmlSystemGetDriverVersion()
+        found["pcie"] = pcie_link(pynvml.nvmlDeviceGetHandleByUUID(uuid))
     return found
 
 
@@ -279,12 +323,14 @@ def cache_bytes(device: torch.device) -> dict[str, int]:
     """Return each data cache's size in bytes by name ("L1d", "L2"); {} where nobody tells."""
     if device.type == "cuda":
         return {"L2": torch.cuda.get_device_properties(device).L2_cache_size}
+    if device.type != "cpu":
+        return {}
     found = {}
-    for folder in sorted(CACHES.glob("index*")) if device.type == "cpu" else ():
+    for folder in sorted(CACHES.glob("index*")):
         with contextlib.suppress(OSError, ValueError, KeyError):
-            kind, level, size = (
-                (folder / name).read_text().strip() for name in ("type", "level", "size")
-            )
+            kind = (folder / "type").read_text().strip()
+            level = (folder / "level").read_text().strip()
+            size = (folder / "size").read_text().strip()
             if kind != "Instruction":
                 name = f"L{level}d" if kind == "Data" else f"L{level}"
                 found[name] = int(size[:-1]) * UNITS[size[-1]]
@@ -324,76 +370,6 @@ REFUSED = re.compile(
 def refused(error: BaseException) -> bool:
     """Whether `error` means that memory ran out, as against any other failure."""
     return isinstance(error, MemoryError) or bool(REFUSED.search(str(error)))
-
-
-def in_words(error: BaseException) -> str:
-    """Return the error's first line, without where in PyTorch's sources it was raised."""
-    first = str(error).partition("\n")[0].removesuffix("Error code 12 (Cannot allocate memory)")
-    said = re.sub(r"^\[enforce fail at [^\]]*\] err == 0\. ", "", first).strip()
-    return said[:200] or type(error).__name__
-
-
-class Limit(NamedTuple):
-    """A limit in words (`how`); `used` returns the most bytes taken since, `lift` ends it."""
-
-    how: str
-    used: Callable[[], int]
-    lift: Callable[[], None]
-    most: int | None = None  # bytes, where nothing refuses what goes beyond
-
-    def check(self) -> None:
-        """Raise MemoryError where the limit was passed and nothing refused it."""
-        if self.most is not None and (used := self.used()) > self.most:
-            raise MemoryError(f"{used:,} bytes used: over the limit of {self.most:,}")
-
-
-def impose(device: torch.device, limit_bytes: int) -> Limit:
-    """Limit what this process may take from now on: "does it fit?" is then nobody else's harm."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # what the process used before is not its training's
-        torch.cuda.reset_peak_memory_stats(device)
-        total = torch.cuda.get_device_properties(device).total_memory
-        allow = torch.cuda.set_per_process_memory_fraction
-        allow(min(1.0, limit_bytes / total), device)
-        return Limit(
-            "memory of PyTorch's caching allocator on the card",  # the CUDA context is not in it
-            lambda: torch.cuda.max_memory_reserved(device),
-            lambda: allow(1.0, device),
-        )
-    # The threads and pools that PyTorch makes on first use are none of the training's
-    torch.randn(1 << 20).exp_()
-    conv, head = torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(72, 4)
-    model = torch.nn.Sequential(conv, torch.nn.BatchNorm2d(8), torch.nn.Flatten(), head)
-    model(torch.randn(8, 3, 5, 5)).sum().backward()
-    models.AdamW(model.parameters()).step()
-    if sys.platform != "linux":
-        how = "resident memory beyond PyTorch's own, looked at after each step"
-        before = peak_bytes(device)
-        return Limit(how, lambda: peak_bytes(device) - before, lambda: None, limit_bytes)
-    import resource
-
-    # RLIMIT_AS would count gigabytes that PyTorch reserves untouched
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts over
-    resident, old = _status_bytes("VmRSS"), resource.getrlimit(resource.RLIMIT_DATA)
-    wanted, hard = _status_bytes("VmData") + limit_bytes, old[1]
-    soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-    return Limit(
-        "private memory of the training process beyond PyTorch's own (RLIMIT_DATA)",
-        lambda: max(0, _status_bytes("VmHWM") - resident),
-        lambda: resource.setrlimit(resource.RLIMIT_DATA, old),
-    )
-
-
-def default_limit_bytes(device: torch.device) -> int:
-    """What is free on the card; on a CPU a stated 0.5 GiB, since filling its RAM harms others."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 2**29
-
-
-def _status_bytes(name: str) -> int:
-    """Read a line of /proc/self/status, bytes."""
-    return int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 
 
 if __name__ == "__main__":

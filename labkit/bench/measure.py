@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import multiprocessing.reduction
 import os
 import pickle
 import re
@@ -18,8 +19,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from types import FunctionType
+from typing import IO
 
+import cloudpickle
 import numpy as np
 import torch
 from torch.utils.benchmark import Timer
@@ -29,7 +34,7 @@ from labkit.process.events import EventLog
 from labkit.spec import NOISY, TIMED, quick_run
 
 MIN_SECONDS = 0.1  # of timing for a row
-QUICK_PART = 3  # with LABKIT_QUICK=1 a row takes one part in so many
+QUICK_PART = 10  # with LABKIT_QUICK=1 a row takes one part in so many, whatever its noise
 MOST_TIMES = 4  # the least time, at the most: for times that do not settle
 BLOCK_SECONDS = 2e-3  # a block of calls takes as long, on a CPU
 WARM_SECONDS = 0.05  # of work before CUDA is timed: until then its clocks may be low
@@ -38,6 +43,7 @@ QUICK_ROUNDS = 3
 MOST_KEPT = 200  # times kept of one row
 MOST_TEXT = 300  # characters of an error
 OUT_OF_MEMORY = "out of memory"
+EXEC_KEEPS_THE_PROCESS = hasattr(os, "fork")  # Windows starts another, which nobody waits for
 # Of a card that has failed in mid-kernel: whatever this process asks of it from then on fails too
 CARD_FAILED = re.compile(r"\b(CUDA|HIP) error")
 
@@ -46,6 +52,21 @@ Work = Callable[[], object]
 
 class Skipped(Exception):
     """Raised by `bench.skip`: this row cannot be measured here, and why."""
+
+
+class ByValue(ForkingPickler):
+    """Pickles what workers are sent that are started anew: a notebook's own classes by value."""
+
+    def reducer_override(self, what: object) -> tuple[Callable, tuple[bytes]]:
+        """Return how a class or function of a notebook is made again."""
+        if isinstance(what, type | FunctionType) and what.__module__ == "__main__":
+            return pickle.loads, (cloudpickle.dumps(what),)
+        return NotImplemented
+
+
+def send_by_value(what: object, file: IO[bytes], protocol: int | None = None) -> None:
+    """Take the place of `multiprocessing.reduction.dump`, which knows modules' classes only."""
+    ByValue(file, protocol).dump(what)
 
 
 class Bench:
@@ -123,7 +144,7 @@ class Bench:
         more = self._blocks_of(work, seconds)
         times = more()
         spent = seconds
-        while noisy(times) and spent < MOST_TIMES * seconds:
+        while noisy(times) and spent < MOST_TIMES * seconds and not quick_run():
             times += more()
             spent += seconds
         return times
@@ -189,6 +210,7 @@ def perform(order: dict, device: torch.device, folder: Path, log: EventLog) -> N
     sys.path += [place for place in order["source"]["path"] if place not in sys.path]
     progress = folder / "next_point"
     first = int(progress.read_text()) if progress.exists() else 0
+    multiprocessing.reduction.dump = send_by_value
     function = pickle.loads(payload.read_bytes())  # of the reader's own kernel
     gc.enable()
     points = order["points"]
@@ -208,7 +230,7 @@ def perform(order: dict, device: torch.device, folder: Path, log: EventLog) -> N
         for row in bench.rows or [{}]:
             values = plain(points[number] | row.get("values", {}) | bench.returned)
             log.write("row", **{**row, "values": values, "error": error})
-        if is_spoilt and number + 1 < len(points) and os.name != "nt":
+        if is_spoilt and number + 1 < len(points) and EXEC_KEEPS_THE_PROCESS:
             os.execv(sys.executable, sys.orig_argv)
     payload.unlink()
     progress.unlink()
@@ -247,17 +269,18 @@ def said(error: BaseException, function: Callable, code: dict[str, list[str]]) -
     own = function.__code__.co_filename  # the same for all that came along
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
     if frames:
-        number = frames[-1].lineno
+        number = frames[-1].lineno or 0
         lines = code.get(frames[-1].name) or code[function.__name__]
-        line = lines[number - 1].strip() if number <= len(lines) else ""
+        line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
         text += f" (line {number}: {line})"
     return text
 
 
 def plain(values: dict[str, object]) -> dict[str, object]:
     """Return values as JSON has them: a tensor of one number is that number, NaN is None."""
-    numbers = {
-        name: value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
-        for name, value in values.items()
-    }
+    numbers = {}
+    for name, value in values.items():
+        if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) and value.ndim == 0:
+            value = value.item()
+        numbers[name] = value
     return json.loads(json.dumps(numbers, default=str), parse_constant=lambda _: None)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from labkit.bench import machine
 from labkit.bench.data import noise_batch
+from labkit.bench.job import Job
 from labkit.bench.loop import Trainer
 from labkit.process import folders
 from labkit.process.events import now_ns
@@ -35,16 +35,20 @@ OFF = 0.3  # a depth whose own time is so far from STEP_MS is looked for again
 TRIES = 3
 DESKTOP = 0.1  # of a card's time: what drawing a desktop takes at the most
 LOAD_SIDE = 2048  # rows of the products of the load
-WARMUP, STEPS, ROUNDS = 3, 3, 3
+WARMUP = 3  # steps, before any is timed
+STEPS = 3  # in a round
+ROUNDS = 3
 
 
-def fill(job: Any, device: torch.device) -> None:
+def fill(job: Job, device: torch.device) -> None:
     """Set `job.width` and `job.depth` where they are None; of images too, if nobody has."""
     job.image_px = job.image_px or PX
     if device.type == "cpu":
         width, depth = ON_CPU[job.model]
-        depth *= TEXTBOOK if job.dataset == "sleep" else 1
-        job.width, job.depth = job.width or width, job.depth or depth
+        if job.dataset == "sleep":
+            depth *= TEXTBOOK
+        job.width = job.width or width
+        job.depth = job.depth or depth
         return
     if job.width is None:
         job.width = WIDTH_ON_GPU[job.model]
@@ -91,6 +95,7 @@ def place_of_depth(model: str, width: int, size: int, device: torch.device) -> P
 def find_depth(model: str, width: int, size: int, device: torch.device) -> int:
     """Return the depth at which a step takes about `STEP_MS`, with the card's clocks up."""
     load(device)
+    depth = PROBED[0]
     for _ in range(TRIES):
         few, more = (time_step(model, width, depth, size, device) for depth in PROBED)
         a_layer = max((more - few) / (PROBED[1] - PROBED[0]), 1e-3)
@@ -104,11 +109,11 @@ def find_depth(model: str, width: int, size: int, device: torch.device) -> int:
 
 def load(device: torch.device, seconds: float = WARM_S) -> None:
     """Keep the device busy for `seconds`."""
-    a = torch.ones(LOAD_SIDE, LOAD_SIDE, device=device)
+    square = torch.ones(LOAD_SIDE, LOAD_SIDE, device=device)
     until = now_ns() + int(seconds * 1e9)
     while now_ns() < until:
         for _ in range(10):
-            a @ a
+            square @ square
         machine.finish(device)
 
 
@@ -123,20 +128,22 @@ def keep(path: Path, text: str) -> None:
 def time_step(model: str, width: int, depth: int, size: int, device: torch.device) -> float:
     """Return the time of one training step with its batch on the device, ms, host ahead."""
     job = plain_job(device, model=model, width=width, depth=depth, image_px=size, context=size)
-    trainer, took = Trainer(job, device), []
-    batch = trainer.to_device(*noise_batch(job))
+    trainer = Trainer(job, device)
+    images, labels = trainer.to_device(*noise_batch(job))
+    took = []
     for steps in (WARMUP, *[STEPS] * ROUNDS):
         machine.finish(device)
         start = now_ns()
         for _ in range(steps):
-            trainer.compute(*batch, update=True)
+            trainer.compute(images, labels, update=True)
         machine.finish(device)
         took.append((now_ns() - start) / 1e6 / steps)
     return median(took[1:])
 
 
-def plain_job(device: torch.device, **knobs: Any) -> SimpleNamespace:
+def plain_job(device: torch.device, **knobs: Any) -> Job:
     """Return a job with every knob at its default, plain FP32 training, but for `knobs`."""
-    job = SimpleNamespace(**{name: knob.default for name, knob in KNOBS.items()} | knobs)
+    defaults = {name: knob.default for name, knob in KNOBS.items()}
+    job = Job(**defaults | knobs)
     fill(job, device)
     return job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -16,14 +17,14 @@ class CNN(nn.Module):
         self.stem = nn.Conv2d(3, width, 3, stride=2, padding=1)
         convs = [nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(depth)]
         self.blocks = nn.Sequential(
-            *[nn.Sequential(c, nn.BatchNorm2d(width), nn.ReLU(inplace=True)) for c in convs]
+            *[nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU(inplace=True)) for conv in convs]
         )
         self.head = nn.Linear(width, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map images (B, 3, px, px) to logits (B, classes)."""
-        x = torch.relu(self.stem(images))  # (B, width, px/2, px/2)
-        return self.head(self.blocks(x).mean(dim=(2, 3)))
+        features = torch.relu(self.stem(images))  # (B, width, px/2, px/2)
+        return self.head(self.blocks(features).mean(dim=(2, 3)))
 
 
 class MLP(nn.Module):
@@ -47,7 +48,8 @@ class Transformer(nn.Module):
 
     def __init__(self, width: int, depth: int, classes: int, image_px: int):
         super().__init__()
-        patch, heads = 8, next(n for n in (8, 4, 2, 1) if width % n == 0)
+        patch = 8
+        heads = next(count for count in (8, 4, 2, 1) if width % count == 0)
         self.patches = nn.Conv2d(3, width, patch, stride=patch)
         self.place = nn.Parameter(torch.zeros(1, (image_px // patch) ** 2, width))
         layer = nn.TransformerEncoderLayer(
@@ -58,8 +60,8 @@ class Transformer(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map images (B, 3, px, px) to logits (B, classes)."""
-        x = self.patches(images).flatten(2).transpose(1, 2)  # (B, T, width)
-        return self.head(self.encoder(x + self.place).mean(dim=1))
+        tokens = self.patches(images).flatten(2).transpose(1, 2)  # (B, T, width)
+        return self.head(self.encoder(tokens + self.place).mean(dim=1))
 
 
 class Block(nn.Module):
@@ -68,19 +70,23 @@ class Block(nn.Module):
     def __init__(self, width: int):
         super().__init__()
         self.heads = width // 64 if width % 64 == 0 else 1  # of 64 numbers each, as in GPT-2
-        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.attention_norm = nn.LayerNorm(width)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Map (B, T, width) to the same shape; `mask` (B, 1, T, T) says who sees whom."""
-        batch, length, width = x.shape
-        parts = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.heads, -1)
-        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)  # (B, H, T, D) each
-        causal = mask is None
-        seen = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(nn.functional.gelu(self.up(self.mlp_norm(x))))
+        batch, length, width = tokens.shape
+        parts = self.qkv(self.attention_norm(tokens)).view(batch, length, 3, self.heads, -1)
+        query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)  # (B, H, T, D) each
+        seen = nn.functional.scaled_dot_product_attention(
+            query, key, value, mask, is_causal=mask is None
+        )
+        tokens = tokens + self.out(seen.transpose(1, 2).reshape(batch, length, width))
+        return tokens + self.down(nn.functional.gelu(self.up(self.mlp_norm(tokens))))
 
 
 class GPT(nn.Module):
@@ -93,9 +99,11 @@ class GPT(nn.Module):
     def __init__(self, width: int, depth: int, vocabulary: int, context: int, packed: bool = False):
         super().__init__()
         self.packed = packed
-        self.bytes, self.places = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.bytes = nn.Embedding(vocabulary, width)
+        self.places = nn.Embedding(context, width)
         self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Map bytes (B, T) int64 to logits of the next ones (B, T, vocabulary)."""
@@ -107,25 +115,32 @@ class GPT(nn.Module):
             mask = document[:, None, :, None] == document[:, None, None, :]
             mask = mask & (places[:, None] >= places)  # (B, 1, T, T)
             places = places - (places * begins).cummax(1).values
-        x = self.bytes(tokens) + self.places(places)
+        features = self.bytes(tokens) + self.places(places)
         for block in self.blocks:
-            x = block(x, mask)
-        return self.head(self.norm(x))
+            features = block(features, mask)
+        return self.head(self.norm(features))
+
+
+MODELS = {"cnn": CNN, "mlp": MLP, "transformer": Transformer, "gpt": GPT}
 
 
 def make_model(name: str, *sizes: int) -> nn.Module:
     """Build a model by its knob's name; `sizes` are width, depth, and what goes in and out."""
-    return {"cnn": CNN, "mlp": MLP, "transformer": Transformer, "gpt": GPT}[name](*sizes)
+    return MODELS[name](*sizes)
 
 
-def unguarded(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """Return the optimizer `kind` without the guards that import torch.compile, which take 0.9 s.
+def set_layout(model: nn.Module, layout: torch.memory_format) -> None:
+    """Store the weights of convolutions in this layout."""
+    convert: Callable[..., nn.Module] = model.to  # its annotations lack memory_format
+    convert(memory_format=layout)
 
-    Its arithmetic is the same, and its name, which profiler traces have.
+
+class AdamW(torch.optim.AdamW):
+    """PyTorch's AdamW without the guards that import torch.compile, which take 0.9 s.
+
+    Its arithmetic is the same, and so is its name, which profiler traces have.
     """
-    plain = {name: inspect.unwrap(getattr(kind, name)) for name in ("zero_grad", "add_param_group")}
-    plain["step"] = torch.no_grad()(inspect.unwrap(kind.step))
-    return type(kind.__name__, (kind,), plain)
 
-
-AdamW, Adam, SGD = map(unguarded, (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD))
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)

@@ -107,7 +107,11 @@ def free_bytes(device: torch.device) -> int:
 
 def kept(device: torch.device) -> dict[str, float] | None:
     """Return {format: FLOP/s, "bandwidth": byte/s} as last measured here; None without any."""
-    rates = {of: peak["per_s"] for of, peak in _peaks(device).items()}
+    rates: dict[str, float] = {}
+    for name, peak in _peaks(device).items():
+        per_s = peak["per_s"]
+        if isinstance(per_s, (int, float)):
+            rates[name] = per_s
     return rates or None
 
 

@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,14 @@ from labkit.process.family import LINUX, is_ours, socket_folder
 
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 FEW_FILES = 6
+INTERRUPTED = 130  # exit code of Ctrl-C, as in a shell
+STOPPING = ("SIGINT", "SIGBREAK")  # the second is Windows', for a process in a group of its own
 MAX_TRACEBACK = 8_000  # characters kept of a traceback
 
-workers: list[Any] = []  # the loader's processes
-held: list[Any] = []  # what would wait, when let go of, up to 5 s for each worker that is not idle
+workers: list[BaseProcess] = []  # the loader's processes
+held: list[
+    object
+] = []  # what would wait, when let go of, up to 5 s for each worker that is not idle
 
 
 def die_with(parent: int) -> None:
@@ -54,7 +59,7 @@ def wait_for_run() -> None:
         os.close(nothing)
 
 
-def serve(work: Callable[[dict, Path, EventLog], int | None], place: str = "") -> None:
+def serve(work: Callable[[dict[str, Any], Path, EventLog], int | None], place: str = "") -> None:
     """Do `work(spec, folder, log)`, write how it ended in `place`; exit with its code, or 0.
 
     The command line has the run's folder, and the process that this one is not to outlive.
@@ -63,19 +68,18 @@ def serve(work: Callable[[dict, Path, EventLog], int | None], place: str = "") -
     die_with(int(sys.argv[2]))
     faulthandler.enable()
     (folder / place).mkdir(exist_ok=True)
-    log, code = EventLog(folder / place), 1
+    log = EventLog(folder / place)
+    code = 1
 
     def leave(*_: object) -> None:  # at once: every finished step is in the log already
         log.write("stopped")
-        os._exit(130)
+        os._exit(INTERRUPTED)
 
-    for name in (
-        "SIGINT",
-        "SIGBREAK",
-    ):  # the second is Windows' for a process in a group of its own
+    for name in STOPPING:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), leave)
-    use_sockets(socket_folder(folder, os.getpid()), multiprocessing.current_process()._config)
+    config = getattr(multiprocessing.current_process(), "_config", {})
+    use_sockets(socket_folder(folder, os.getpid()), config)
     try:
         try:
             ended = work(json.loads((folder / SPEC_NAME).read_text()), folder, log)
@@ -106,13 +110,16 @@ def fail(log: EventLog, error: BaseException) -> None:
     if hasattr(signal, "SIGCHLD"):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise in here too
     text = "".join(traceback.format_exception(error))[-MAX_TRACEBACK:]
-    files = short_of_files([os.getpid(), *(worker.pid for worker in workers)])
+    files = short_of_files([os.getpid(), *(worker.pid for worker in workers if worker.pid)])
     time.sleep(0.05)  # a connection to a worker breaks a moment before the worker can be waited for
     log.write(
-        "error", kind=type(error).__name__, message=str(error)[:MAX_TRACEBACK], traceback=text,
+        "error",
+        kind=type(error).__name__,
+        message=str(error)[:MAX_TRACEBACK],
+        traceback=text,
         workers={worker.pid: worker.exitcode for worker in workers if worker.exitcode},
         files=files,
-    )  # fmt: skip
+    )
     sys.stderr.write(text)
 
 
@@ -144,19 +151,28 @@ def worker_dies_with_bench(_worker_id: int) -> None:
     Its queue also reports a batch that cannot be pickled or put into shared memory. Python's own
     prints the error and drops the batch, and the loop waits for it until the loader's time is up.
     """
+    bench = multiprocessing.parent_process()
     # A fork server is its workers' parent; it ends when the bench does
     by_server = multiprocessing.get_start_method() == "forkserver"
-    die_with(os.getppid() if by_server else multiprocessing.parent_process().pid)
-    start = multiprocessing.queues.Queue._start_thread
+    if by_server or bench is None or bench.pid is None:
+        die_with(os.getppid())
+    else:
+        die_with(bench.pid)
+    _report_errors_of(multiprocessing.queues.Queue)
 
-    def start_reporting(queue: multiprocessing.queues.Queue) -> None:
+
+def _report_errors_of(queues: Any) -> None:
+    """Have each queue of this class send on what its thread failed at: Python's own methods."""
+    start = queues._start_thread
+
+    def start_reporting(queue: Any) -> None:
         queue._on_queue_feeder_error = functools.partial(_send_error, queue)
         start(queue)
 
-    multiprocessing.queues.Queue._start_thread = start_reporting
+    queues._start_thread = start_reporting
 
 
-def _send_error(queue: multiprocessing.queues.Queue, error: Exception, batch: Any) -> None:
+def _send_error(queue: Any, error: Exception, batch: Any) -> None:
     """Put the error in the place of `batch`; called by the queue's thread while handling it."""
     from torch._utils import ExceptionWrapper
 

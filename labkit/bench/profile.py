@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
+from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile as profiler
 from torch.autograd.profiler import record_function
 
@@ -128,7 +129,7 @@ class Op(NamedTuple):
 
 def summarise(events: list, window: str) -> dict[str, Any]:
     """Summarise profiler events inside the shortest of the marks named `window`; µs a step."""
-    cpu = torch.autograd.DeviceType.CPU
+    cpu = DeviceType.CPU
     on_host = [e for e in events if e.device_type() == cpu]
     windows = [(e.start_ns(), e.end_ns()) for e in on_host if e.name() == window]
     if not windows:
@@ -202,8 +203,9 @@ def other_settings(trainer: Any, images: Any, labels: torch.Tensor) -> dict[str,
     """
     asked, batch = trainer.job.precision, (images, labels)
     kinds = {"plain": (*batch, asked)}
+    sizes = [1]
+    rows = 0  # of the other batch
     if not (trainer.job.compile or hasattr(trainer.model, "_orig_mod")):  # it would compile anew
-        sizes = [1]
         mapped(batch, lambda part: sizes.append(rows_of(part)))
         # A quarter is quick, and least disturbed; but to a GPU it may be as much work as the whole
         quick = trainer.device.type == "cpu" and max(sizes) >= FEW_ROWS

@@ -13,40 +13,55 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
 
 import labkit
 from labkit.bench import data, flops, machine, process, work
-from labkit.bench.loop import Trainer, train
+from labkit.bench.job import Job
+from labkit.bench.loop import UNLIMITED_S, Trainer, train
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
 from labkit.bench.user_loop import telemetry_beside
 from labkit.process.events import NO_DEVICE, NO_TOKENS, VERSION, EventLog, StepRing, line_of, now_ns
 
+Resolved = tuple[Job, dict[str, str]]
+"""The job, and {knob: why it was not applied}."""
+
 VOTE_EVERY = 4  # steps, at least, between two votes on whether the time is up
 
 
-def run(spec: dict, folder: Path, log: EventLog) -> None:
+class Place(NamedTuple):
+    """Where a rank stands in its run, as torchrun says."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+
+
+def run(spec: dict[str, Any], folder: Path, log: EventLog) -> None:
     """Join the other ranks, train with them, and write what this one did."""
-    place = {name: int(os.environ[name.upper()]) for name in ("rank", "local_rank", "world_size")}
-    place = SimpleNamespace(**place)
+    place = Place(
+        int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
+    )
     pipeline = spec["pipeline"] | spec["starve"].get(str(place.rank), {}) | {"xray": False}
-    name, utc = f"{spec['run']}-rank{place.rank}", datetime.now(timezone.utc)
-    log.write("spec", version=VERSION, run=name, utc=utc.isoformat(timespec="seconds"),
-              labkit=labkit.__version__, pipeline=pipeline, place=vars(place))  # fmt: skip
+    log.write(
+        "spec",
+        version=VERSION,
+        run=f"{spec['run']}-rank{place.rank}",
+        utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        labkit=labkit.__version__,
+        pipeline=pipeline,
+        place=place._asdict(),
+    )
     log.write("hello", pid=os.getpid())
     machine.use_fixed_threads()
-    kind, not_the_gpu = device_kind(pipeline["device"], spec["ranks"])
-    device = torch.device(kind)
-    if device.type == "cuda":
-        device = card_of(place.local_rank)
-        machine.use(device)
+    device, not_the_gpu = take_device(pipeline["device"], spec["ranks"], place.local_rank)
     facts = machine.describe(device)
     log.write("machine", **facts)
     watch_card(device, folder, place.local_rank)
@@ -54,17 +69,14 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
         EventLog(folder).write("machine", **facts | {"uuid": None})
     log.stage("waiting for the other ranks")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    job, not_applied = same_model(place.rank, lambda **n: resolve_config(pipeline | n, device))
+    job, not_applied = same_model(
+        place.rank, lambda **sizes: resolve_config(pipeline | sizes, device)
+    )
     if not_the_gpu:
         not_applied["device"] = not_the_gpu
     log.write("job", pipeline=vars(job), not_applied=not_applied)
     job.shard = (place.rank, place.world_size)
-    if place.local_rank:
-        dist.barrier()  # the machine's first makes missing files
-    cache = Path(spec["cache"]) / "data"
-    items = data.make_dataset(job, cache, lambda *n: log.stage("making images", *n))
-    if not place.local_rank:
-        dist.barrier()
+    items = first_makes_files(place.local_rank, job, Path(spec["cache"]) / "data", log)
     trainer = work.built(lambda: DistributedTrainer(job, device, spec["no_sync"]), log)
     if place.rank == place.world_size - 1:  # for tests: one rank breaks, the others do not
         items = process.planted(spec.get("fault"), items, trainer)
@@ -72,7 +84,8 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
     iterator = work.begun(data.make_loader(items, job), job, log)
     counted = flops.write_work(trainer, log, only_known=True)
     dist.barrier()  # or the first step would wait for whoever started last
-    trainer.after_step = shared_end = SharedEnd(job.seconds, job.accumulation_steps)
+    shared_end = SharedEnd(job.seconds, job.accumulation_steps)
+    trainer.after_step = shared_end
     job.seconds = None
     train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=machine.peak_bytes(device))
@@ -80,6 +93,28 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
         flops.write_work(trainer, log)
     shared_end.wait()
     dist.barrier()  # nobody closes a connection that another one still uses
+
+
+def take_device(wanted: str, ranks: int, local_rank: int) -> tuple[torch.device, str | None]:
+    """Make a rank's device the current one; return it, and why it is no GPU, if so."""
+    kind, not_the_gpu = device_kind(wanted, ranks)
+    device = torch.device(kind)
+    if device.type == "cuda":
+        device = card_of(local_rank)
+        machine.use(device)
+    return device, not_the_gpu
+
+
+def first_makes_files(local_rank: int, job: Job, cache: Path, log: EventLog) -> Dataset:
+    """Return the dataset; the machine's first rank makes missing files, while the others wait."""
+    if local_rank:
+        dist.barrier()
+    items = data.make_dataset(
+        job, cache, lambda done, total: log.stage("making images", done, total)
+    )
+    if not local_rank:
+        dist.barrier()
+    return items
 
 
 def card_of(local_rank: int) -> torch.device:
@@ -93,12 +128,16 @@ def watch_card(device: torch.device, folder: Path, local_rank: int) -> None:
         telemetry_beside(folder / f"rank{local_rank}")
 
 
-def same_model(rank: int, resolve: Callable) -> Any:
+def same_model(rank: int, resolve: Callable[..., Resolved]) -> Resolved:
     """Resolve the job with rank 0's size of model: cards that are timed may come to another one."""
-    resolved = resolve() if rank == 0 else None
-    size = [resolved and {"width": resolved[0].width, "depth": resolved[0].depth}]
-    dist.broadcast_object_list(size)
-    return resolved or resolve(**size[0])
+    if rank == 0:
+        resolved = resolve()
+        sizes = {"width": resolved[0].width, "depth": resolved[0].depth}
+        dist.broadcast_object_list([sizes])
+        return resolved
+    received: list[dict[str, int]] = [{}]
+    dist.broadcast_object_list(received)
+    return resolve(**received[0])
 
 
 def device_kind(wanted: str, ranks: int) -> tuple[str, str | None]:
@@ -116,12 +155,15 @@ def device_kind(wanted: str, ranks: int) -> tuple[str, str | None]:
     return "cpu", f"{why}: all train on the CPU" if on_gpu else None
 
 
+Mark = int | torch.Event  # when something was: ns on a CPU, an event of a GPU
+
+
 class Communication:
     """The stamps of one step: the last gradient is there; all gradients are averaged."""
 
     def __init__(self):
-        self.stamp: Callable[[], Any] = now_ns
-        self.marks: list[Any] = []
+        self.stamp: Callable[[], Mark] = now_ns
+        self.marks: list[Mark] = []
 
     def started(self) -> None:
         """Note that the gradients are complete: from now on, this waits for others and the wire."""
@@ -132,29 +174,34 @@ class Communication:
         if len(self.marks) == 1:
             self.marks.append(self.stamp())
 
-    def take(self) -> list[Any]:
+    def take(self) -> list[Mark]:
         """Return the step's two marks, or [] where nothing was sent, and forget them."""
-        marks, self.marks = self.marks, []
+        marks = self.marks
+        self.marks = []
         return marks if len(marks) == 2 else []
 
 
 class DistributedTrainer(Trainer):
     """A Trainer whose gradients are averaged over all ranks; buffers stay each rank's own."""
 
-    def __init__(self, job: Any, device: torch.device, no_sync: bool):
+    def __init__(self, job: Job, device: torch.device, no_sync: bool):
         super().__init__(job, device)
-        self.no_sync, self.comm = no_sync, Communication()
-        place = [device.index] if device.type == "cuda" else None
-        self.model = DistributedDataParallel(
-            self.model, device_ids=place, broadcast_buffers=False, gradient_as_bucket_view=True
+        self.no_sync = no_sync
+        self.comm = Communication()
+        self.parallel = DistributedDataParallel(
+            self.model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
         )
-        self.model.register_comm_hook(self.comm, exchange)
+        self.parallel.register_comm_hook(self.comm, exchange)
+        self.model = self.parallel
         self.optimizer.register_step_pre_hook(lambda *_: self.comm.ended())
 
     def compute(self, images: torch.Tensor, labels: torch.Tensor, update: bool) -> torch.Tensor:
         """Compute as a Trainer does; with `no_sync`, exchange only right before an update."""
-        quiet = self.no_sync and not update
-        with self.model.no_sync() if quiet else contextlib.nullcontext():
+        is_quiet = self.no_sync and not update
+        with self.parallel.no_sync() if is_quiet else contextlib.nullcontext():
             loss = super().compute(images, labels, update)
         self.comm.ended()  # a micro-batch that is exchanged without an update ends here
         return loss
@@ -164,18 +211,23 @@ def exchange(comm, bucket):  # DDP refuses annotations that are text, as all are
     """Average a bucket as DDP's own hook does; stamp the last: then no gradient is missing."""
     if bucket.is_last():
         comm.started()
-    return allreduce_hook(None, bucket)
+    group = dist.group.WORLD
+    if group is None:
+        raise RuntimeError("gradients are exchanged within a process group, and there is none")
+    return allreduce_hook(group, bucket)
 
 
 class SharedEnd:
     """Ends all ranks after the same step, by votes over gloo that are read one vote later."""
 
     def __init__(self, seconds: float | None, accumulation_steps: int):
-        self.deadline_ns = now_ns() + int((seconds or 1e9) * 1e9)
+        self.deadline_ns = now_ns() + int((seconds or UNLIMITED_S) * 1e9)
         # right behind an exchange of gradients: there the ranks are in step anyway
         self.every = accumulation_steps * math.ceil(VOTE_EVERY / accumulation_steps)
         self.group = dist.new_group(backend="gloo")
-        self.steps, self.vote, self.sent = 0, torch.zeros(1), None
+        self.steps = 0
+        self.vote = torch.zeros(1)
+        self.sent: dist.Work | None = None
 
     def __call__(self) -> bool:
         """Count a step; return whether it was the last one for everybody."""
@@ -198,15 +250,32 @@ class SharedEnd:
 class DirectSteps(StepRing):
     """Writes every step as it ends, with its communication: 10 to 25 µs, little beside it."""
 
-    as_ns = staticmethod(int)  # a mark as ns on the host's clock
+    log: EventLog
+    comm: Communication
 
-    def __init__(self, _folder: Any):
-        self.exchanged: dict[int, list[Any]] = {}  # marks of the steps that are not written yet
+    def __init__(self, _folder: str | Path):
+        self.exchanged: dict[int, list[Mark]] = {}  # marks of the steps that are not written yet
 
-    def add(self, i, t, samples, loss, device=NO_DEVICE, tokens=NO_TOKENS, cpu_ns=0) -> None:
+    def as_ns(self, mark: Mark) -> int:
+        """Return when a mark was made, ns on the host's clock."""
+        if not isinstance(mark, int):
+            raise TypeError("an event of a device needs the timeline of that device")
+        return mark
+
+    def add(
+        self,
+        i: int,
+        t: tuple[int, ...],
+        samples: int,
+        loss: float,
+        device: tuple[int, ...] = NO_DEVICE,
+        tokens: tuple[int, ...] = NO_TOKENS,
+        cpu_ns: int = 0,
+    ) -> None:
         """Write step `i`; the arguments are a StepRing's, and the CPU time of its compute."""
         line = line_of((*device, i + 1, *t, samples, cpu_ns, loss, *tokens, i + 1))
-        if marks := self.exchanged.pop(i, None):
+        marks = self.exchanged.pop(i, None)
+        if marks:
             start, end = map(self.as_ns, marks)
             line = f'{line[:-1]},"comm":[{start},{end}]}}'
         self.log.write_line(line)
@@ -215,30 +284,53 @@ class DirectSteps(StepRing):
 class RankHostTimeline(HostTimeline, DirectSteps):
     """The timeline of a rank whose device is the CPU."""
 
-    def step(self, i, asked, ready, copied, samples, loss, tokens=NO_TOKENS) -> int:
-        """Record step `i`, as a HostTimeline does; its CPU time in every step."""
+    def step(
+        self,
+        number: int,
+        asked: int,
+        ready: int,
+        copied: int,
+        samples: int,
+        loss: torch.Tensor,
+        tokens: tuple[int, int] = NO_TOKENS,
+    ) -> int:
+        """Record a step, as a HostTimeline does; its CPU time in every step."""
         done = now_ns()
-        self.exchanged[i] = self.comm.take()
+        self.exchanged[number] = self.comm.take()
         spent = time.thread_time_ns() - self.cpu_ns
-        self.add(i, (asked, ready, copied, done), samples, loss.item(), tokens=tokens, cpu_ns=spent)
+        stamps = (asked, ready, copied, done)
+        self.add(number, stamps, samples, loss.item(), tokens=tokens, cpu_ns=spent)
         return done
 
 
 class RankDeviceTimeline(DeviceTimeline, DirectSteps):
     """The timeline of a rank on a GPU: its communication is stamped by events in the queue."""
 
-    def step(self, i, *stamps: Any) -> int:
-        """Keep step `i` until the device has finished it."""
-        self.exchanged[i] = self.comm.take()
-        return super().step(i, *stamps)
+    def step(
+        self,
+        number: int,
+        asked: int,
+        ready: int,
+        copied: int,
+        samples: int,
+        loss: torch.Tensor,
+        tokens: tuple[int, int] = NO_TOKENS,
+    ) -> int:
+        """Keep a step until the device has finished it."""
+        self.exchanged[number] = self.comm.take()
+        return super().step(number, asked, ready, copied, samples, loss, tokens)
 
-    def as_ns(self, mark: Any) -> int:
+    def as_ns(self, mark: Mark) -> int:
         """Return an event of the step being written as ns on the host's clock; it is read once."""
+        if isinstance(mark, int):
+            return mark
         self.events.idle.append(mark)
         return self.host_ns(mark)
 
 
-def rank_timeline(log: EventLog, folder: Any, device: torch.device, comm: Communication) -> Any:
+def rank_timeline(
+    log: EventLog, folder: Path, device: torch.device, comm: Communication
+) -> RankHostTimeline | RankDeviceTimeline:
     """Return the timeline that fits `device`."""
     if device.type == "cpu":
         timeline = RankHostTimeline(folder)

@@ -10,22 +10,22 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from labkit import quotas
 from labkit.bench import formats, machine, model_size
+from labkit.bench.job import Job
 from labkit.process.family import hold
 from labkit.spec import GRAPH_MODES, automatic, compiler
 
 
 def resolve_config(
     asked: dict[str, Any], device: torch.device, own_model: bool = True, here: bool = True
-) -> tuple[SimpleNamespace, dict[str, str]]:
+) -> tuple[Job, dict[str, str]]:
     """Return the job (every knob's final value) and {knob: why it was not applied}."""
-    job = SimpleNamespace(**asked)
+    job = Job(**asked)
     job.device = str(device)
     for name, value in automatic(asked, device.type != "cpu", quotas.cpu_cores().count).items():
         if getattr(job, name) is None:
@@ -44,7 +44,7 @@ def resolve_config(
     return job, dropped
 
 
-def _inapplicable(job: SimpleNamespace, device: torch.device) -> Iterator[tuple[str, Any, str]]:
+def _inapplicable(job: Job, device: torch.device) -> Iterator[tuple[str, Any, str]]:
     """Yield (knob, what runs instead, why) for what this device or job cannot honour."""
     if device.type != "cuda":
         bus = "there is no CUDA device to copy to"
@@ -95,9 +95,11 @@ def resolve_elsewhere(asked: dict[str, Any], cache: Path) -> dict[str, Any]:
     """Return the job of a pipeline that is not run, what is not applied, and a CPU's threads."""
     machine.use_fixed_threads()
     try:
-        device, here = machine.find_device(asked["device"]), True
+        device = machine.find_device(asked["device"])
+        here = True
     except RuntimeError:  # the card of another machine
-        device, here = torch.device(asked["device"]), False
+        device = torch.device(asked["device"])
+        here = False
     sized = device.type == "cpu" or None not in (asked["width"], asked["depth"])
     if here and not sized:  # it may have to be timed
         uuid = machine.describe(device).get("uuid") or device.type

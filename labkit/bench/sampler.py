@@ -46,7 +46,8 @@ LONGEST_NS = 2_000_000_000  # that a sample may stand for: a laptop that slept i
 LATE_NS = 1_000_000  # our thread waited for the GIL: the main thread had it, and has moved on
 MUCH_NS = 200_000_000  # of time without a sample, for which a late one is taken all the same
 LEAST_NS = 5_000_000  # in the system, that is looked for
-USER_TIME, OF_A_THREAD = 1, 4  # CPUCLOCK_VIRT and CPUCLOCK_PERTHREAD_MASK of Linux
+USER_TIME = 1  # Linux's CPUCLOCK_VIRT
+OF_A_THREAD = 4  # and its CPUCLOCK_PERTHREAD_MASK
 FLUSH_NS = 500_000_000  # a process that is killed loses no more
 WATCHED = "watched"  # a file in the run's folder, there while the run goes on
 OF_TORCHS_LOADER = "torch.utils.data._utils"
@@ -112,19 +113,24 @@ class Sampler:
 
     def __init__(self, folder: Any, collate: tuple[str, int] | None, until_gone: str = ""):
         """`collate` is where the collate function stands; it stops once `until_gone` is deleted."""
-        self.log, self.collate, self.pid = EventLog(folder), collate, os.getpid()
+        self.log = EventLog(folder)
+        self.collate = collate
+        self.pid = os.getpid()
         self.mark = until_gone and os.path.join(folder, until_gone)
         self.rows: list[tuple[int, int, int]] = []
-        self.places, self.met = {}, set()  # {what a stack was: its number}, and its code
+        self.places: dict[tuple[object, ...], int] = {}  # {what a stack was: its number}
+        self.met: set[CodeType] = set()  # and its code
         self.fresh: dict[int, list] = {}  # places that were not written yet
         self.loop: CodeType | None = None  # what iterates the loader: no deeper goes the stack
         self.framed = False  # a package does, which the user's code called
-        self.missing, self.in_use = "", False  # why there are no samples; whether a loop goes on
+        self.missing = ""  # why there are no samples
+        self.in_use = False  # whether a loop goes on
         self.thread: MainThread | None = None  # while it is sampled
         self.random = random.Random(now_ns())  # our own: no number of the user's is drawn
         self.lock = _thread.allocate_lock()  # of the rows and places
         self.before: dict[str, int] = {}  # what the thread had spent when its time was last placed
-        self.taken = self.due = 0
+        self.taken = 0
+        self.due = 0
 
     def start(self) -> None:
         """Begin to sample, unless that goes on; `missing` says why it could not be."""
@@ -136,7 +142,8 @@ class Sampler:
                 signal.signal(signal.SIGURG, self._in_user_mode)
                 signal.siginterrupt(signal.SIGURG, False)
                 thread = MainThread()
-                self.before, self.due = thread.spent_ns(), now_ns() + FLUSH_NS
+                self.before = thread.spent_ns()
+                self.due = now_ns() + FLUSH_NS
                 self.thread = thread
                 thread.timer.arm(self._period_s())
                 # not of `threading`: the user's list of threads stays as it is
@@ -183,10 +190,10 @@ class Sampler:
                 if signal.getsignal(signal.SIGURG) == self._in_user_mode:
                     signal.signal(signal.SIGURG, signal.SIG_DFL)
 
-    def _in_user_mode(self, _signal: int, frame: FrameType) -> None:
+    def _in_user_mode(self, _signal: int, frame: FrameType | None) -> None:
         """Note where the main thread computes; the kernel found it there."""
         thread = self.thread
-        if thread is None or self.pid != os.getpid():
+        if thread is None or frame is None or self.pid != os.getpid():
             return
         if self.lock.acquire(blocking=False):  # else its time goes to the next sample
             try:
@@ -238,7 +245,8 @@ class Sampler:
                 self.rows.append((now_ns(), weight, self._place(frame)))
                 self.taken += 1
         except Exception as error:  # of the user's objects: no loop may end on our account
-            self.missing, self.taken = f"{type(error).__name__}: {error}", MOST_SAMPLES
+            self.missing = f"{type(error).__name__}: {error}"
+            self.taken = MOST_SAMPLES
 
     def _place(self, top: FrameType) -> int:
         """Return the number of the place where a stack is; described when first met."""
@@ -262,15 +270,16 @@ class Sampler:
     def _described(
         self, top: FrameType, own: FrameType | None, site: int | None, grad: bool
     ) -> list[Any]:
-        frames, at = [], top  # inside the loop, the deepest first
+        frames: list[FrameType] = []  # inside the loop, the deepest first
+        at: FrameType | None = top
         while at is not None and at.f_code is not self.loop:
             frames.append(at)
             self.met.add(at.f_code)  # lest another gets its id
             at = at.f_back
         within = next(filter(None, map(self._within, frames)), "")
-        libraries = frames[: frames.index(own)] if own in frames else frames
+        libraries = frames[: frames.index(own)] if own is not None and own in frames else frames
         if own is top:
-            kind, call = stack.kind_and_call(own)
+            kind, call = stack.kind_and_call(top)
         else:
             kind = stack.kind_of_calls(libraries)
             call = stack.call_text(stack.expression(own)) if own is not None else ""
@@ -280,18 +289,22 @@ class Sampler:
         in_model = "torch.nn.modules.module" in modules and kind in ("forward", "torch", "library")
         if in_model and not grad and "torch.utils.checkpoint" not in modules:
             kind = "validation"
-        where = own
+        where = own or top
         if own is None or (own.f_code is self.loop and (within or self.framed)):
             loads = (n for n, frame in enumerate(frames) if self._within(frame))
             below = frames[: next(loads, None)]  # what the loader called, or the loop
-            where, kind = _in_package(below) or top, stack.kind_of_calls(below) or kind
+            where = _in_package(below) or top
+            kind = stack.kind_of_calls(below) or kind
             call = stack.call_text(stack.expression(where))
-        code, loop = where.f_code, self.loop
-        at = None if self.framed or not site else [loop.co_filename, site, stack.name_of(loop)]
+        code = where.f_code
+        loop = self.loop
+        in_loop = None
+        if loop is not None and site and not self.framed:
+            in_loop = [loop.co_filename, site, stack.name_of(loop)]
         name = stack.name_of(code)
         if code.co_filename in stack.CLOCKS:
             kind = "labkit"  # a process is often put off a core in its system calls
-        return [kind, within, code.co_filename, stack.line_of(where), name, call, at]
+        return [kind, within, code.co_filename, stack.line_of(where), name, call, in_loop]
 
     def _within(self, frame: FrameType) -> str:
         module = stack.module_of_frame(frame)
@@ -310,7 +323,8 @@ class Sampler:
         self.due = now_ns() + FLUSH_NS
         if self.rows:
             self.log.write("lines", pid=self.pid, places=self.fresh, rows=self.rows)
-            self.rows, self.fresh = [], {}
+            self.rows = []
+            self.fresh = {}
 
 
 def _in_package(frames: list[FrameType]) -> FrameType | None:

@@ -14,7 +14,7 @@ import re
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -43,9 +43,13 @@ KINDS = {  # of work, by the modules that do it; the longest prefix of a module'
 KIND_OF = {module: kind for kind, modules in KINDS.items() for module in modules.split()}
 SYNC = ("item", "tolist", "cpu", "numpy", "synchronize", "nonzero")
 OF_TORCH = {
-    **dict.fromkeys(SYNC, "sync"), "backward": "backward", "save": "checkpoint",
-    "to": "copy", "cuda": "copy", "load": "io",
-}  # fmt: skip
+    **dict.fromkeys(SYNC, "sync"),
+    "backward": "backward",
+    "save": "checkpoint",
+    "to": "copy",
+    "cuda": "copy",
+    "load": "io",
+}
 SAVES = re.compile(  # a call of a package that writes, by its name
     r"(^|[._])(save|savefig|imsave|imwrite|dump|to_(csv|json|parquet|pickle)|write\w*|add_(scalar|"
     r"image|histogram|figure|text)s?|log_(metric|artifact)s?)\(\)$"
@@ -72,7 +76,8 @@ def loop_around(frame: FrameType | None) -> tuple[CodeType | None, bool]:
     """
     framed = False
     while frame is not None:
-        code, module = frame.f_code, module_of_frame(frame)
+        code = frame.f_code
+        module = module_of_frame(frame)
         hands_on = code.co_flags & inspect.CO_GENERATOR or code.co_name == "__next__"
         if is_users(code.co_filename) and not code.co_flags & inspect.CO_GENERATOR:
             return code, framed
@@ -112,8 +117,10 @@ def locals_of(frame: FrameType) -> Mapping[str, Any]:
 @functools.lru_cache(4096)
 def _uses_its_snapshot(code: CodeType) -> bool:
     """Return whether a function calls `locals()` or alike; `model.eval()` is not alike."""
-    loaded = (step for step in dis.get_instructions(code) if step.opname.startswith("LOAD_GLOBAL"))
-    return any(step.argval in SNAPSHOTS for step in loaded)
+    for step in dis.get_instructions(code):
+        if step.opname.startswith("LOAD_GLOBAL") and step.argval in SNAPSHOTS:
+            return True
+    return False
 
 
 def module_of_frame(frame: FrameType) -> str:
@@ -169,35 +176,46 @@ def expression(frame: FrameType) -> ast.expr | None:
 
 @functools.lru_cache(4096)
 def _parsed(code: CodeType, instruction: int, line_now: int | None) -> ast.expr | None:
-    line, last, column, end = _positions(code, instruction)
-    if None in (line, last, column, end):
-        if hasattr(code, "co_positions") or line_now is None:
-            return None  # a loop's jump back
-        line = last = line_now  # Python 3.10 knows lines only
-    lines = linecache.getlines(code.co_filename)[line - 1 : last]
-    if lines and end is not None:  # bytes, not characters
-        lines[-1] = lines[-1].encode()[:end].decode(errors="ignore")
-        lines[0] = lines[0].encode()[column:].decode(errors="ignore")
-    text = "".join(lines).strip().rstrip(":")
+    text = _source_of(code, instruction, line_now)
     with contextlib.suppress(SyntaxError, ValueError):
-        walk = ast.walk(ast.parse(f"({text})", mode="eval"))
-        return next((n for n in walk if isinstance(n, (ast.Call, ast.BinOp))), None)
+        for node in ast.walk(ast.parse(f"({text})", mode="eval")):
+            if isinstance(node, (ast.Call, ast.BinOp)):
+                return node
     return None
+
+
+def _source_of(code: CodeType, instruction: int, line_now: int | None) -> str:
+    """Return the text that an instruction was compiled from; "" at a loop's jump back."""
+    line, last, column, end = _positions(code, instruction)
+    if line is not None and last is not None and column is not None and end is not None:
+        lines = linecache.getlines(code.co_filename)[line - 1 : last]
+        if lines:  # columns are of bytes, not of characters
+            lines[-1] = lines[-1].encode()[:end].decode(errors="ignore")
+            lines[0] = lines[0].encode()[column:].decode(errors="ignore")
+    elif hasattr(code, "co_positions") or line_now is None:
+        lines = []
+    else:  # Python 3.10 knows lines only
+        lines = linecache.getlines(code.co_filename)[line_now - 1 : line_now]
+    return "".join(lines).strip().rstrip(":")
 
 
 def _owner(node: ast.expr, frame: FrameType) -> str:
     """Return the module that what `node` evaluates to belongs to; "" where that is not known."""
     found = _looked_up(node, frame)
     if found is not None:
-        named = isinstance(found, ModuleType) or callable(found)
-        own = found if named and not hasattr(type(found), "forward") else type(found)
+        is_named = isinstance(found, ModuleType) or callable(found)
+        own = found if is_named and not hasattr(type(found), "forward") else type(found)
         name = getattr(own, "__module__", None) or getattr(own, "__name__", "")
         return name if isinstance(name, str) else ""
-    parts = {
-        ast.Attribute: ("value",), ast.Call: ("func",), ast.BinOp: ("left", "right"),
-        ast.Subscript: ("value",), ast.UnaryOp: ("operand",),
-    }.get(type(node), ())  # fmt: skip
-    return next(filter(None, (_owner(getattr(node, part), frame) for part in parts)), "")
+    if isinstance(node, (ast.Attribute, ast.Subscript)):
+        return _owner(node.value, frame)
+    if isinstance(node, ast.Call):
+        return _owner(node.func, frame)
+    if isinstance(node, ast.UnaryOp):
+        return _owner(node.operand, frame)
+    if isinstance(node, ast.BinOp):
+        return _owner(node.left, frame) or _owner(node.right, frame)
+    return ""
 
 
 def _looked_up(node: ast.expr, frame: FrameType) -> Any:
@@ -213,10 +231,16 @@ def _looked_up(node: ast.expr, frame: FrameType) -> Any:
     return None
 
 
-def _positions(code: CodeType, instruction: int) -> tuple[int | None, ...]:
+Position = tuple[int | None, int | None, int | None, int | None]
+NOWHERE: Position = (None, None, None, None)
+
+
+def _positions(code: CodeType, instruction: int) -> Position:
     """Return (line, last line, column, last column) of an instruction, as far as Python knows."""
-    known = code.co_positions() if hasattr(code, "co_positions") else ()  # Python 3.11
-    return next(itertools.islice(known, instruction // 2, None), (None,) * 4)
+    positions: Callable[[], Iterator[Position]] | None = getattr(code, "co_positions", None)
+    if positions is None:  # Python 3.10
+        return NOWHERE
+    return next(itertools.islice(positions(), instruction // 2, None), NOWHERE)
 
 
 def line_of(frame: FrameType) -> int:
@@ -226,12 +250,15 @@ def line_of(frame: FrameType) -> int:
         return frame.f_lineno
     steps = list(dis.get_instructions(code))
     jump = next((step for step in steps if step.offset == frame.f_lasti), None)
-    count: Counter[int | None] = Counter()
+    count: Counter[int] = Counter()
     if jump is not None and "JUMP" in jump.opname and isinstance(jump.argval, int):
-        within = (step.offset for step in steps if jump.argval < step.offset < jump.offset)
-        count.update(_positions(code, offset)[0] for offset in within)
-        del count[None]
-    return max(count, key=count.get) if count else frame.f_lineno or code.co_firstlineno
+        for step in steps:
+            line = _positions(code, step.offset)[0]
+            if line is not None and jump.argval < step.offset < jump.offset:
+                count[line] += 1
+    if count:
+        return count.most_common(1)[0][0]
+    return frame.f_lineno or code.co_firstlineno
 
 
 def name_of(code: CodeType) -> str:
@@ -244,7 +271,8 @@ def place_of(function: Any) -> tuple[str, int] | None:
     while isinstance(function, functools.partial):
         function = function.func
     for each in (function, getattr(type(function), "__call__", None)):  # noqa: B004
-        if code := getattr(each, "__code__", None):
+        code = getattr(each, "__code__", None)
+        if code:
             return code.co_filename, code.co_firstlineno
     return None
 

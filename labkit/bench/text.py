@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
+from labkit.bench.job import Job
 from labkit.spec import KNOBS
 
 MOST = 3 * 2**20  # bytes that are read
@@ -32,11 +33,14 @@ SURVEYED = 2 * POOL  # batches by which the ways of batching are compared
 @functools.lru_cache(1)
 def paragraphs() -> list[bytes]:
     """Return the paragraphs of the standard library's modules, in the order of their names."""
-    folder, found, size = Path(sysconfig.get_paths()["stdlib"]), [], 0
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    found: list[bytes] = []
+    size = 0
     for file in sorted(folder.glob("*.py")):
         text = file.read_bytes().replace(b"\0", b"")
         found += [part for part in re.split(rb"\n\s*\n", text) if part.strip()]
-        if (size := size + len(text)) > MOST:
+        size += len(text)
+        if size > MOST:
             break
     if not found:
         raise RuntimeError(
@@ -49,11 +53,15 @@ def paragraphs() -> list[bytes]:
 class Text(Dataset):
     """Documents of bytes; fetched by (draw, index), or packed by (draw, [index, ...])."""
 
-    def __init__(self, job: Any):
-        self.item_s, self.batching, self.context = job.io_ms / 1e3, job.batching, job.context
+    def __init__(self, job: Job):
+        self.item_s = job.io_ms / 1e3
+        self.batching = job.batching
+        self.context = job.context
         room = job.context - 1  # the 0 in front is a token, too
-        pieces = (p[at : at + room] for p in paragraphs() for at in range(0, len(p), room))
-        self.documents = [b"\0" + piece for piece in pieces]
+        self.documents: list[bytes] = []
+        for paragraph in paragraphs():
+            for start in range(0, len(paragraph), room):
+                self.documents.append(b"\0" + paragraph[start : start + room])
         self.lengths = [len(document) for document in self.documents]
 
     def __len__(self) -> int:
@@ -66,7 +74,7 @@ class Text(Dataset):
         joined = bytearray().join(self.documents[index] for index in indices)
         return torch.frombuffer(joined, dtype=torch.uint8)  # (tokens,)
 
-    def sampler(self, job: Any, *shard: int) -> EndlessShuffle:
+    def sampler(self, job: Job, *shard: int) -> EndlessShuffle:
         """Return what orders the documents as `batching` says; `shard` is a rank and the ranks."""
         if self.batching == "padded":
             return EndlessShuffle(len(self), job.seed, *shard)
@@ -77,22 +85,23 @@ class Text(Dataset):
         lengths = np.array(self.lengths, float)
         return round((lengths**2).sum() / lengths.sum()), lengths.mean()
 
-    def survey(self, job: Any) -> dict[str, dict[str, float]]:
+    def survey(self, job: Job) -> dict[str, dict[str, float]]:
         """Return what an average batch of each way of batching holds, from the lengths alone."""
-        found, lengths = {}, self.lengths
-        for batching in KNOBS["batching"].choices:
-            way = copy.copy(self)
-            way.batching, count = batching, SURVEYED * job.batch_size
-            rows = (row for _, row in itertools.islice(way.sampler(job), count))
-            rows = [row if isinstance(row, list) else [row] for row in rows]
-            sizes = [sum(lengths[index] for index in row) for row in rows]
-            sizes = np.array(sizes, float).reshape(SURVEYED, -1)  # (batches, rows)
-            wide = np.full(SURVEYED, self.context) if batching == "packed" else sizes.max(1)
-            tokens, squares = (float((wide**n).mean() * job.batch_size) for n in (1, 2))
+        found = {}
+        for batching in KNOBS["batching"].choices or ():
+            other = copy.copy(self)
+            other.batching = batching
+            tickets = itertools.islice(other.sampler(job), SURVEYED * job.batch_size)
+            rows = [row if isinstance(row, list) else [row] for _, row in tickets]
+            lengths = [sum(self.lengths[index] for index in row) for row in rows]
+            sizes = np.array(lengths, float).reshape(SURVEYED, -1)  # (batches, rows)
+            widths = np.full(SURVEYED, self.context) if batching == "packed" else sizes.max(1)
             found[batching] = {
-                "documents": sum(map(len, rows)) / SURVEYED, "tokens": tokens,
-                "real": float(sizes.sum(1).mean()), "squares": squares,
-            }  # fmt: skip
+                "documents": sum(map(len, rows)) / SURVEYED,
+                "tokens": float(widths.mean() * job.batch_size),
+                "real": float(sizes.sum(1).mean()),
+                "squares": float((widths**2).mean() * job.batch_size),
+            }
         return found
 
     def collate(self, rows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,7 +111,8 @@ class Text(Dataset):
         batch = torch.zeros(len(rows), longest + 1, dtype=torch.uint8)
         for row, into in zip(rows, batch, strict=True):
             into[: len(row)] = row
-        return in_shared_memory((batch, torch.tensor(lengths)))  # (B, T + 1), (B,) int64
+        tokens, counts = in_shared_memory((batch, torch.tensor(lengths)))
+        return tokens, counts  # (B, T + 1), (B,) int64
 
 
 class EndlessShuffle(Sampler):
@@ -112,7 +122,10 @@ class EndlessShuffle(Sampler):
     """
 
     def __init__(self, count: int, seed: int, rank: int = 0, ranks: int = 1):
-        self.count, self.seed, self.rank, self.ranks = count, seed, rank, ranks
+        self.count = count
+        self.seed = seed
+        self.rank = rank
+        self.ranks = ranks
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         return itertools.islice(enumerate(self._rows()), self.rank, None, self.ranks)
@@ -136,14 +149,16 @@ def shuffled(count: int, seed: int) -> Iterator[int]:
 class Ordered(EndlessShuffle):
     """The shuffled documents, a pool of batches at a time, grouped by length or packed in rows."""
 
-    def __init__(self, text: Text, job: Any, *shard: int):
+    def __init__(self, text: Text, job: Job, *shard: int):
         super().__init__(len(text), job.seed, *shard)
-        self.text, self.size = text, job.batch_size * self.ranks
+        self.text = text
+        self.size = job.batch_size * self.ranks
 
     def _rows(self) -> Iterator[Any]:
         documents = shuffled(self.count, self.seed)
         size = self.size
-        lengths, packs = self.text.lengths, self.text.batching == "packed"
+        lengths = self.text.lengths
+        packs = self.text.batching == "packed"
         for turn in itertools.count():
             pool = list(itertools.islice(documents, POOL * size))
             pool.sort(key=lengths.__getitem__)
@@ -158,9 +173,12 @@ class Ordered(EndlessShuffle):
 
 def packed(pool: list[int], lengths: list[int], context: int) -> list[list[int]]:
     """Return rows of whole documents of a sorted `pool`: the longest left, then what else fits."""
-    left, sizes, rows = list(pool), [lengths[index] for index in pool], []
+    left = list(pool)
+    sizes = [lengths[index] for index in pool]
+    rows = []
     while left:
-        row, room = [], context
+        row = []
+        room = context
         while place := bisect.bisect_right(sizes, room):
             room -= sizes.pop(place - 1)
             row.append(left.pop(place - 1))
@@ -170,12 +188,15 @@ def packed(pool: list[int], lengths: list[int], context: int) -> list[list[int]]
 
 def in_shared_memory(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """Share a batch here: with /dev/shm full, the queue's own thread would drop it in silence."""
-    return batch if get_worker_info() is None else tuple(t.share_memory_() for t in batch)
+    if get_worker_info() is None:
+        return batch
+    return tuple(tensor.share_memory_() for tensor in batch)
 
 
 def counted(tokens: torch.Tensor, lengths: torch.Tensor) -> tuple[int, tuple[int, int]]:
     """Return a batch's documents, its tokens that are computed, and the real ones of them."""
-    inputs, real = tokens[:, :-1], int(lengths.sum())
+    inputs = tokens[:, :-1]
+    real = int(lengths.sum())
     zeros = inputs.numel() - int(inputs.count_nonzero())  # before each document, and the padding
     return zeros - (inputs.numel() - real), (inputs.numel(), real)
 

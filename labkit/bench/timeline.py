@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
@@ -19,16 +20,19 @@ from labkit.process.events import NO_TOKENS, SLOTS, WORDS, EventLog, StepRing, n
 # So it is read in every step that takes a few milliseconds, and in one of many shorter ones.
 LONG_NS = 4_000_000
 SHORT_STEPS = 32
+CHECKS = 3  # pairs of events, before a run trusts them
+EVENT_PATIENCE_S = 5.0  # the first operation on a device may have to be compiled
 
 
 class EventPool:
     """Timing events of one device; those read belong into `idle`, since making one costs more."""
 
     def __init__(self, device: torch.device):
-        self.device, self.idle = device, []
+        self.device = device
+        self.idle: list[torch.Event] = []
         self.alone = torch.accelerator.device_count() == 1
 
-    def record(self) -> Any:
+    def record(self) -> torch.Event:
         """Record an event on the device's current stream; return it."""
         event = self.idle.pop() if self.idle else torch.Event(self.device, enable_timing=True)
         if self.alone:  # to ask for the stream takes 1 µs
@@ -36,10 +40,6 @@ class EventPool:
         else:
             event.record(torch.accelerator.current_stream(self.device))
         return event
-
-
-CHECKS = 3  # pairs of events, before a run trusts them
-EVENT_PATIENCE_S = 5.0  # the first operation on a device may have to be compiled
 
 
 def why_no_events(device: torch.device) -> str | None:
@@ -68,22 +68,33 @@ def why_no_events(device: torch.device) -> str | None:
 class HostTimeline(StepRing):
     """Steps of a device that runs while the host waits: the CPU."""
 
-    cpu_ns, until_read = 0, 0
+    cpu_ns = 0
+    until_read = 0  # steps in which the thread's CPU clock is not read
     # A copy to the CPU is over when it is issued. Just the clock: a method costs cold caches 4 µs
-    copying = copied = staticmethod(now_ns)
+    copying = staticmethod(now_ns)
+    copied = staticmethod(now_ns)
 
     def __init__(self, folder: str | Path):
         super().__init__(folder)
-        self.computing = self.read_cpu
+        self.computing: Callable[[], object] = self.read_cpu
 
     def read_cpu(self) -> None:
-        """Note the thread's CPU time; this is `computing` in a step that tells its own."""
+        """Note the thread's CPU time; this is `computing` in a step that records its own."""
         self.cpu_ns = time.thread_time_ns()
 
-    def step(self, i: int, asked: int, ready: int, copied: int, samples: int, loss: Any,
-             tokens: tuple = NO_TOKENS) -> int:  # fmt: skip
-        """Record step `i`, over now, with its other stamps; return its end, in ns."""
-        done, spent = now_ns(), 0  # 0: not read
+    def step(
+        self,
+        number: int,
+        asked: int,
+        ready: int,
+        copied: int,
+        samples: int,
+        loss: torch.Tensor,
+        tokens: tuple[int, int] = NO_TOKENS,
+    ) -> int:
+        """Record a step, over now, with its other stamps; return its end, in ns."""
+        done = now_ns()
+        spent = 0  # not read
         if self.until_read:
             self.until_read -= 1
             if not self.until_read:
@@ -91,13 +102,22 @@ class HostTimeline(StepRing):
         else:
             spent = time.thread_time_ns() - self.cpu_ns
             if spent < LONG_NS:
-                self.until_read, self.computing = SHORT_STEPS - 1, now_ns
-        words, at = self.words, i % SLOTS * WORDS  # as `add` does: a call would cost 4 µs
-        words[at + 4], words[at + 5], words[at + 6] = i + 1, asked, ready
-        words[at + 7], words[at + 8], words[at + 9] = copied, done, samples
+                self.until_read = SHORT_STEPS - 1
+                self.computing = now_ns
+        # As `add` does: a call would cost 4 µs. The number comes first, and once more last
+        words = self.words
+        start = number % SLOTS * WORDS
+        words[start + 4] = number + 1
+        words[start + 5] = asked
+        words[start + 6] = ready
+        words[start + 7] = copied
+        words[start + 8] = done
+        words[start + 9] = samples
         if tokens is not NO_TOKENS:
-            words[at + 12], words[at + 13] = tokens
-        words[at + 10], self.reals[at + 11], words[at + 14] = spent, loss.item(), i + 1
+            words[start + 12], words[start + 13] = tokens
+        words[start + 10] = spent
+        self.reals[start + 11] = loss.item()
+        words[start + 14] = number + 1
         return done
 
     def finish(self) -> None:
@@ -118,10 +138,30 @@ class WaitingTimeline(HostTimeline):
         torch.accelerator.synchronize(self.device)
         return now_ns()
 
-    def step(self, *stamps: Any) -> int:
+    def step(
+        self,
+        number: int,
+        asked: int,
+        ready: int,
+        copied: int,
+        samples: int,
+        loss: torch.Tensor,
+        tokens: tuple[int, int] = NO_TOKENS,
+    ) -> int:
         """Wait for the step, and record it."""
         torch.accelerator.synchronize(self.device)
-        return super().step(*stamps)
+        return super().step(number, asked, ready, copied, samples, loss, tokens)
+
+
+class Issued(NamedTuple):
+    """A step that the host has issued and the device is not through with."""
+
+    number: int
+    stamps: tuple[int, int, int, int]  # asked, ready, copied, done; ns
+    samples: int
+    loss: torch.Tensor  # page-locked, there once the last mark has passed
+    tokens: tuple[int, int]
+    marks: list[torch.Event]  # start and end of the copy, start and end of the compute
 
 
 class DeviceTimeline(StepRing):
@@ -136,14 +176,20 @@ class DeviceTimeline(StepRing):
 
     def __init__(self, folder: Path, log: EventLog, device: torch.device):
         super().__init__(folder)
-        self.log, self.device, self.events = log, device, EventPool(device)
-        cuda, self.in_flight = device.type == "cuda", deque()
-        self.losses = list(torch.zeros(self.LOSSES, pin_memory=cuda))
-        nothing, nvtx = lambda *_: None, torch.cuda.nvtx  # ranges for `nsys profile`
-        self.push, self.pop = (nvtx.range_push, nvtx.range_pop) if cuda else (nothing, nothing)
+        self.log = log
+        self.device = device
+        self.events = EventPool(device)
+        self.in_flight: deque[Issued] = deque()
+        self.marks: list[torch.Event] = []
+        is_cuda = device.type == "cuda"
+        self.losses = list(torch.zeros(self.LOSSES, pin_memory=is_cuda))
+        # Ranges for `nsys profile`
+        self.push: Callable[[str], object] = torch.cuda.nvtx.range_push if is_cuda else _no_push
+        self.pop: Callable[[], object] = torch.cuda.nvtx.range_pop if is_cuda else _no_pop
         torch.accelerator.synchronize(device)
         # The first event of the step that was written last, and when it was on the host's clock
-        self.first, self.first_ns = self.events.record(), now_ns()
+        self.first = self.events.record()
+        self.first_ns = now_ns()
 
     def copying(self) -> int:
         """Mark the start of the copy on the stream it is issued to; return the host's time."""
@@ -163,40 +209,51 @@ class DeviceTimeline(StepRing):
         self.push("compute")
         self.marks.append(self.events.record())
 
-    def step(self, i: int, asked: int, ready: int, copied: int, samples: int, loss: Any,
-             tokens: tuple = NO_TOKENS) -> int:  # fmt: skip
-        """Keep step `i`, issued by now (ns, returned), until the device is through with it."""
+    def step(
+        self,
+        number: int,
+        asked: int,
+        ready: int,
+        copied: int,
+        samples: int,
+        loss: torch.Tensor,
+        tokens: tuple[int, int] = NO_TOKENS,
+    ) -> int:
+        """Keep a step, issued by now (ns, returned), until the device is through with it."""
         done = now_ns()
-        slot = self.losses[i % self.LOSSES]
+        slot = self.losses[number % self.LOSSES]
         slot.copy_(loss.detach(), non_blocking=True)  # queued behind the step, not waited for
         self.marks.append(self.events.record())  # where it has passed, the loss is there too
         self.pop()
-        self.in_flight.append((i, (asked, ready, copied, done), samples, slot, tokens, self.marks))
-        while self.in_flight and self.in_flight[0][-1][-1].query():
+        stamps = (asked, ready, copied, done)
+        self.in_flight.append(Issued(number, stamps, samples, slot, tokens, self.marks))
+        while self.in_flight and self.in_flight[0].marks[-1].query():
             self._write_next()
         return done
 
     def _write_next(self) -> None:
-        i, t, samples, slot, tokens, marks = self.in_flight.popleft()
-        self._move_to(marks[0])
-        # start and end of the copy, and of the compute
-        self.add(i, t, samples, slot.item(), tuple(map(self.host_ns, marks)), tokens)
-        self.events.idle += marks[1:]
+        step = self.in_flight.popleft()
+        self._move_to(step.marks[0])
+        start, copied, computing, end = map(self.host_ns, step.marks)
+        device = (start, copied, computing, end)
+        self.add(step.number, step.stamps, step.samples, step.loss.item(), device, step.tokens)
+        self.events.idle += step.marks[1:]
 
-    def _move_to(self, first: Any) -> None:
+    def _move_to(self, first: torch.Event) -> None:
         """Make a step's first event the one that the others are timed from."""
         self.first_ns = self.host_ns(first)
         self.events.idle.append(self.first)
         self.first = first
 
-    def host_ns(self, event: Any) -> int:
+    def host_ns(self, event: torch.Event) -> int:
         """Return an event of the step being written as ns on the host's clock."""
         return self.first_ns + round(self.first.elapsed_time(event) * 1e6)
 
     def finish(self) -> None:
         """Wait for the device (the run is over), write what was in flight, report the drift."""
         torch.accelerator.synchronize(self.device)
-        end, end_ns = self.events.record(), now_ns()
+        end = self.events.record()
+        end_ns = now_ns()
         torch.accelerator.synchronize(self.device)
         while self.in_flight:
             self._write_next()
@@ -204,11 +261,22 @@ class DeviceTimeline(StepRing):
         self.log.write("drift", drift_us=(self.first_ns - end_ns) / 1e3)
 
 
-def make_timeline(log: EventLog, folder: Path, device: torch.device) -> Any:
+def _no_push(_name: str) -> None:
+    """Begin no range: there is no profiler for them on this device."""
+
+
+def _no_pop() -> None:
+    """End no range."""
+
+
+def make_timeline(
+    log: EventLog, folder: Path, device: torch.device
+) -> HostTimeline | DeviceTimeline:
     """Return the timeline that fits `device`, writing to the run in `folder`."""
     if device.type == "cpu":
         return HostTimeline(folder)
-    if device.type != "cuda" and (why := why_no_events(device)):
+    why = None if device.type == "cuda" else why_no_events(device)
+    if why is not None:
         log.write("clock", why=why)
         return WaitingTimeline(folder, device)
     return DeviceTimeline(folder, log, device)

@@ -26,7 +26,7 @@ def allow() -> None:
 
 def taken_apart(kernel: JITFunction) -> tuple[Callable, tuple]:
     """Return what makes a kernel again: a function and its arguments, as pickle wants them."""
-    name = inspect.getsourcefile(kernel.fn)
+    name = inspect.getsourcefile(kernel.fn) or kernel.fn.__code__.co_filename
     return compiled_from, (kernel.fn, linecache.getlines(name), kernel.do_not_specialize)
 
 
@@ -38,4 +38,5 @@ def compiled_from(
 
     name = function.__code__.co_filename
     linecache.cache[name] = (len("".join(lines)), None, lines, name)  # None: there is no such file
-    return triton.jit(function, do_not_specialize=do_not_specialize)
+    make: Callable[..., JITFunction] = triton.jit  # its annotations lack lists of arguments
+    return make(function, do_not_specialize=do_not_specialize)

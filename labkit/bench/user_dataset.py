@@ -25,27 +25,36 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from labkit.bench import data, user_loop
 from labkit.bench.formats import DTYPES
+from labkit.bench.job import Job
+from labkit.bench.models import set_layout
 from labkit.spec import STEP_KNOBS
 
+PARTS = ("dataset", "collate_fn", "step", "model", "optimizer")
 ONE = torch.empty(1)  # expanded, it counts samples and holds none
 NO_LOSS = torch.tensor(float("nan"))
 
 
-def prepare(order: dict[str, Any], job: SimpleNamespace, folder: Path) -> tuple[Any, Batches]:
+def prepare(order: dict[str, Any], job: Job, folder: Path) -> tuple[Any, Batches]:
     """Return what trains, and the loader that feeds it; raise where the reader's parts do not."""
     torch.manual_seed(job.seed)
     parts = _fetch(order, folder)
     dataset = _checked(parts["dataset"])
     collate = parts["collate_fn"] or torch.utils.data.default_collate
-    streams, more = isinstance(dataset, IterableDataset), {}
+    streams = isinstance(dataset, IterableDataset)
+    more: dict[str, Any] = {}
     items = dataset if streams else (dataset[i % len(dataset)] for i in itertools.count())
-    trainer = own_step(parts, job, lambda: collate(list(itertools.islice(items, job.batch_size))))
+    put_together = collate
+
+    def one_batch() -> Any:
+        return put_together(list(itertools.islice(items, job.batch_size)))
+
+    trainer = own_step(parts, job, one_batch)
     if not streams:
         more["sampler"] = data.EndlessShuffle(len(dataset), job.seed)
         dataset = NamesTheItem(dataset)
     if job.num_workers and torch.multiprocessing.get_start_method() != "fork":
         dataset = (StreamByValue if streams else ByValue)(dataset)
-        collate = ByValue(collate)
+        collate = CollateByValue(collate)
     loader = DataLoader(dataset, collate_fn=collate, **data.loader_settings(job), **more)
     return trainer, Batches(loader, job, parts["collate_fn"])
 
@@ -54,7 +63,7 @@ def _fetch(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return {part: object or None}; the payload is deleted as soon as it has been read."""
     os.chdir(order["cwd"])  # the reader's relative paths
     sys.path += [place for place in order["path"] if place not in sys.path]
-    parts = dict.fromkeys(("dataset", "collate_fn", "step", "model", "optimizer"))
+    parts: dict[str, Any] = dict.fromkeys(PARTS)
     for name, text in order["imports"].items():  # "module:name"
         parts[name] = pkgutil.resolve_name(text)
     made = parts["dataset"]  # a dataset already, or the function or class that makes one
@@ -109,22 +118,24 @@ class NamesTheItem(Dataset):
             raise RuntimeError(f"{call} failed: {type(error).__name__}: {error}") from error
 
 
-def knobs_of(job: SimpleNamespace, order: dict[str, Any]) -> dict[str, Any]:
+def knobs_of(job: Job, order: dict[str, Any]) -> dict[str, Any]:
     """Return the knobs that act on the reader's parts."""
     of_step = STEP_KNOBS if "model" in order["parts"] else ()
     return {name: getattr(job, name) for name in (*user_loop.READ, *of_step)}
 
 
-def own_step(
-    parts: dict[str, Any], job: SimpleNamespace, batch: Callable[[], Any]
-) -> SimpleNamespace:
+def own_step(parts: dict[str, Any], job: Job, batch: Callable[[], Any]) -> SimpleNamespace:
     """Return what stands where the bench has its Trainer: the reader's step, or nothing."""
-    device, step = torch.device(job.device), parts["step"]
-    model, optimizer = parts["model"], parts["optimizer"]
+    device = torch.device(job.device)
+    step = parts["step"]
+    model = parts["model"]
+    optimizer = parts["optimizer"]
     job.xray = job.xray and step is not None
     if model is not None and not isinstance(model, nn.Module):
         model = model().to(device)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        if model is None:
+            raise ValueError("optimizer updates a model's parameters: give model too.")
         optimizer = optimizer(model.parameters())
     given = (model, optimizer) if step is not None and _takes(step) > 1 else ()
 
@@ -140,8 +151,8 @@ def own_step(
 
     if model is not None:
         if job.channels_last:
-            model.to(memory_format=torch.channels_last)
-        for group in optimizer.param_groups if job.fused_optimizer else ():
+            set_layout(model, torch.channels_last)
+        for group in optimizer.param_groups if optimizer and job.fused_optimizer else ():
             if "fused" not in group:
                 raise ValueError(f"{type(optimizer).__name__} has no fused version.")
             group.update(fused=True, foreach=False)
@@ -163,7 +174,7 @@ def _takes(step: Callable) -> int:
 
 
 def _check_and_compile(
-    compute: Callable, model: nn.Module, optimizer: Any, job: SimpleNamespace, batch: Callable
+    compute: Callable, model: nn.Module, optimizer: Any, job: Job, batch: Callable
 ) -> None:
     """Do a step to see that the model is in it, compiled where the job says so; undo it."""
     kept = copy.deepcopy((model.state_dict(), optimizer and optimizer.state_dict()))
@@ -189,7 +200,7 @@ def _check_and_compile(
 class Batches:
     """The loader's batches without end, each with how many samples it holds."""
 
-    def __init__(self, loader: DataLoader, job: SimpleNamespace, collate: Any):
+    def __init__(self, loader: DataLoader, job: Job, collate: Any):
         self.loader, self.job, self.collate = loader, job, collate
         self.streams = isinstance(loader.dataset, IterableDataset)
         self.taken, self.marks, self.tensors = 0, [], ()
@@ -265,6 +276,14 @@ class ByValue(Dataset):
         import cloudpickle
 
         return pickle.loads, (cloudpickle.dumps(self.what),)
+
+
+class CollateByValue(ByValue):
+    """A collate function, sent by value."""
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Collate a batch."""
+        return self.what(samples)
 
 
 class StreamByValue(ByValue, IterableDataset):

@@ -109,6 +109,10 @@ class Tally:
         self.steps, self.samples, self.end = self.steps + 1, self.samples + samples, end
 
 
+Mark = tuple[Any, int]  # an event, and the host's time before it was recorded, ns
+InFlight = tuple[int, tuple[int, ...], int, Mark, Mark]  # number, stamps, samples, start and end
+
+
 class DeviceClock:
     """Turns pairs of events into busy intervals on the host's clock, once the device is through.
 
@@ -119,16 +123,21 @@ class DeviceClock:
 
     def __init__(self, events: Any, write: Callable[..., None]):
         """`events` is an EventPool; `write(i, t, n, interval)` takes finished steps."""
-        self.events, self.write, self.in_flight = events, write, deque()
+        self.events = events
+        self.write = write
+        self.in_flight: deque[InFlight] = deque()
         self.last: Any = None  # the event at `place_ns` on the device's clock
-        self.place_ns, self.zero_ns = 0.0, 0.0  # zero: the host's time at place 0
+        self.place_ns = 0.0
+        self.zero_ns = 0.0  # the host's time at place 0
 
     def mark(self) -> tuple[Any, int]:
         """Record an event on the current stream: (event, the host's time before it)."""
         before = now_ns()
         return self.events.record(), before
 
-    def add(self, i: int, t: tuple, samples: int, start: tuple, end: tuple) -> None:
+    def add(
+        self, i: int, t: tuple[int, ...], samples: int, start: tuple[Any, int], end: tuple[Any, int]
+    ) -> None:
         """Keep step `i`, whose body has been issued, until the device is through with it."""
         self.in_flight.append((i, t, samples, start, end))
 
@@ -137,7 +146,7 @@ class DeviceClock:
         while self.in_flight and self.in_flight[0][-1][0].query():
             seen = now_ns()
             i, t, samples, start, end = self.in_flight.popleft()
-            places = [self._place(*mark, seen) for mark in (start, end)]
+            places = [self._place(event, before, seen) for event, before in (start, end)]
             self.write(i, t, samples, tuple(int(self.zero_ns + place) for place in places))
 
     def _place(self, event: Any, issued_ns: int, seen_ns: int) -> float:
@@ -203,8 +212,12 @@ def find_device(torch: Any) -> Any:
         if any(held):
             current = torch.cuda.current_device()
             return torch.device("cuda", current if held[current] else held.index(max(held)))
-    mps = torch.backends.mps.is_available() and torch.mps.current_allocated_memory()
-    return torch.device("mps" if mps else "cpu")
+    other = torch.accelerator.current_accelerator()
+    if other is None or other.type == "cuda":
+        return torch.device("cpu")
+    module = torch.get_device_module(other)
+    held_bytes = module.current_allocated_memory if other.type == "mps" else module.memory_allocated
+    return other if module.is_available() and held_bytes() else torch.device("cpu")
 
 
 class Growth:
@@ -218,7 +231,9 @@ class Growth:
         """Look at the frame of the code `loop`, which called what `frame` runs."""
         while frame is not None and frame.f_code is not loop:
             frame = frame.f_back
-        names = dict(stack.locals_of(frame)) if frame is not None else {}
+        if frame is None or loop is None:
+            return
+        names = dict(stack.locals_of(frame))
         if hasattr(owner := names.get("self"), "__dict__"):
             names |= {f"self.{name}": value for name, value in vars(owner).items()}
         for name, value in names.items():
@@ -233,11 +248,15 @@ class Growth:
             self.seen[name] = first, size, rises
             if rises >= RISES and size >= max(LEAST, 2 * first):
                 self.found[name] = {
-                    "name": name, "graph": kind == "graph", "before": first, "after": size,
+                    "name": name,
+                    "graph": kind == "graph",
+                    "before": first,
+                    "after": size,
                     "bytes": _bytes_of(value),
-                    "file": loop.co_filename, "function": loop.co_name,
+                    "file": loop.co_filename,
+                    "function": loop.co_name,
                     "line": _line_of(name, loop),
-                }  # fmt: skip
+                }
 
 
 def _size(value: Any) -> tuple[str, int]:
@@ -245,8 +264,9 @@ def _size(value: Any) -> tuple[str, int]:
     if type(value) in SIZED:
         last = value[-1] if type(value) in (list, deque) and value else None
         return "list" if _graph_of(last) is None else "graph", len(value)
-    node, depth = _graph_of(value), 0
-    while type(node).__name__.startswith("AddBackward") and depth < DEEP:
+    node = _graph_of(value)
+    depth = 0
+    while node is not None and type(node).__name__.startswith("AddBackward") and depth < DEEP:
         depth += 1
         before = [each for each, _ in node.next_functions]
         node = next((n for n in before if type(n).__name__.startswith("AddBackward")), None)

@@ -8,24 +8,33 @@ import importlib
 import multiprocessing
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import DataLoader
 
 from labkit.bench import data, machine, process, profile, stack, user_dataset
 from labkit.bench.flops import write_work
+from labkit.bench.job import Job
 from labkit.bench.loader_work import LoaderWork
-from labkit.bench.loop import Trainer, train
+from labkit.bench.loop import Trainer, Trains, train
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.sampler import Sampler, in_workers
+from labkit.bench.text import Text
 from labkit.bench.timeline import make_timeline
 from labkit.process.events import EventLog
 from labkit.process.family import hold
 from labkit.spec import quick_run
 
-QUICK_SHARE = 0.5  # of its time limit that a quick run takes
-QUICK_S = 1.0  # and at least so many seconds
+QUICK_SHARE = 0.25  # of its time limit that a quick run takes
+QUICK_S = 0.5  # and at least so many seconds
+LEAST_WARMUP = 3  # steps left out of the statistics, where no more batches are prefetched
+
+TrainerType = TypeVar("TrainerType", bound=Trainer)
+Loader = DataLoader[Any] | user_dataset.Batches
 
 
-def do(spec: dict, folder: Path, log: EventLog) -> None:
+def do(spec: dict[str, Any], folder: Path, log: EventLog) -> None:
     """Take the device, do what `spec` describes on it, and write what it took."""
     if "source" not in spec or "measure" in spec:  # a reader's own step keeps its threads
         machine.use_fixed_threads()
@@ -43,7 +52,7 @@ def do(spec: dict, folder: Path, log: EventLog) -> None:
         run_pipeline(spec, device, folder, log)
 
 
-def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog) -> None:
+def run_pipeline(spec: dict[str, Any], device: torch.device, folder: Path, log: EventLog) -> None:
     """Set up the pipeline that `spec` describes, and train."""
     own = "source" in spec
     job, not_applied = resolve_config(spec["pipeline"], device, own_model=not own)
@@ -51,20 +60,7 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog) -> None:
         shorten(job, not_applied)
     knobs = user_dataset.knobs_of(job, spec["source"]) if own else vars(job)
     log.write("job", pipeline=knobs, not_applied=not_applied)
-    if own:
-        log.stage("loading your dataset")
-        trainer, loader = user_dataset.prepare(spec["source"], job, folder)
-    elif "module" in spec:
-        made = importlib.import_module(spec["module"])
-        trainer, loader = made.prepare(spec, job, device, folder, log, log.stage)
-    else:
-        cache = Path(spec["cache"]) / "data"
-        dataset = data.make_dataset(job, cache, lambda *n: log.stage("making images", *n))
-        trainer = built(lambda: Trainer(job, device), log)
-        dataset = process.planted(spec.get("fault"), dataset, trainer)
-        if job.dataset == "text":
-            log.write("text", batchings=dataset.survey(job))
-        loader = data.make_loader(dataset, job)
+    trainer, loader = prepare(spec, job, device, folder, log)
     timeline = make_timeline(log, folder, device)
     with lines_of(loader, folder):
         iterator = begun(loader, job, log)
@@ -73,24 +69,51 @@ def run_pipeline(spec: dict, device: Any, folder: Path, log: EventLog) -> None:
         steps = train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=machine.peak_bytes(device))
     profile.look(trainer, iterator, job, steps, folder, log)
-    batch = iterator.tensors if own else data.noise_batch(job)
-    profile.hand_over(batch, steps, log, None if own else trainer)
+    if isinstance(loader, user_dataset.Batches):
+        profile.hand_over(loader.tensors, steps, log, None)
+    else:
+        profile.hand_over(data.noise_batch(job), steps, log, trainer)
     if not counted:
         write_work(trainer, log)
 
 
-def shorten(job: Any, not_applied: dict[str, str]) -> None:
-    """Halve the time limit of a run, but for a second of it: LABKIT_QUICK=1 asks for that."""
+def prepare(
+    spec: dict[str, Any], job: Job, device: torch.device, folder: Path, log: EventLog
+) -> tuple[Trains, Loader]:
+    """Return what trains, and the loader that feeds it."""
+    if "source" in spec:
+        log.stage("loading your dataset")
+        return user_dataset.prepare(spec["source"], job, folder)
+    if "module" in spec:
+        made = importlib.import_module(spec["module"])
+        return made.prepare(spec, job, device, folder, log, log.stage)
+    cache = Path(spec["cache"]) / "data"
+    dataset = data.make_dataset(
+        job, cache, lambda done, total: log.stage("making images", done, total)
+    )
+    trainer = built(lambda: Trainer(job, device), log)
+    if isinstance(dataset, Text):
+        log.write("text", batchings=dataset.survey(job))
+    dataset = process.planted(spec.get("fault"), dataset, trainer)
+    return trainer, data.make_loader(dataset, job)
+
+
+def shorten(job: Job, not_applied: dict[str, str]) -> None:
+    """Cut the time limit of a run to a quarter, but not below half a second (LABKIT_QUICK=1)."""
     if job.seconds is not None and job.seconds > QUICK_S:
         job.seconds = max(QUICK_S, job.seconds * QUICK_SHARE)
         not_applied["seconds"] = f"LABKIT_QUICK=1: {job.seconds:g} s"
 
 
 @contextlib.contextmanager
-def lines_of(batches: Any, folder: Path) -> Iterator[None]:
+def lines_of(batches: Loader, folder: Path) -> Iterator[None]:
     """Sample the lines of the loop and its dataset, here and in the loader's workers."""
-    loader = getattr(batches, "loader", batches)  # the reader's own comes with more
-    collate = getattr(batches, "collate", None) or getattr(loader, "collate_fn", None)
+    loader = batches
+    collate = None
+    if isinstance(batches, user_dataset.Batches):
+        loader = batches.loader
+        collate = batches.collate
+    collate = collate or getattr(loader, "collate_fn", None)
     sampler = Sampler(folder, stack.place_of(collate))
     sampler.loop = train.__code__
     work = LoaderWork(sampler.log, -1, 1, folder, until_gone="")
@@ -102,7 +125,7 @@ def lines_of(batches: Any, folder: Path) -> Iterator[None]:
     work.close()
 
 
-def built(make: Callable[[], Trainer], log: EventLog) -> Trainer:
+def built(make: Callable[[], TrainerType], log: EventLog) -> TrainerType:
     """Return the trainer that `make` gives, compiled where its job says so."""
     log.stage("building the model")
     trainer = make()
@@ -112,10 +135,10 @@ def built(make: Callable[[], Trainer], log: EventLog) -> Trainer:
     return trainer
 
 
-def begun(loader: Any, job: Any, log: EventLog) -> Iterator:
+def begun(loader: Loader, job: Job, log: EventLog) -> Iterator[Any]:
     """Begin to measure: start the loader's workers, and write who they are."""
     gc.enable()  # from here on, all is as in anybody's training
-    log.write("begin", warmup=max(3, job.num_workers * (job.prefetch_factor or 0)))
+    log.write("begin", warmup=max(LEAST_WARMUP, job.num_workers * (job.prefetch_factor or 0)))
     if job.num_workers:
         log.stage(f"starting {job.num_workers} loader workers")
     iterator = iter(loader)

@@ -26,7 +26,7 @@ from labkit.diagnosis.trace import Breakdown, RankTraces, trace
 from labkit.diagnosis.wording import worded
 from labkit.process.events import FILE_NAME
 from labkit.results.event_log import of_one_moment
-from labkit.results.library import load
+from labkit.results.library import Loaded, load
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
 from labkit.results.record import BODY_NOTE, RecordError
@@ -158,7 +158,7 @@ class Diagnosis(Result):
 
 
 def diagnose(
-    what: Run | Ranks | Breakdown | RankTraces | PublicTrace | str | os.PathLike[str],
+    what: Loaded | Breakdown | RankTraces | PublicTrace | str | os.PathLike[str],
 ) -> Diagnosis:
     """Name the bottleneck of a Run, Ranks, a record's path (.jsonl, .jsonl.gz or a run's folder).
 
@@ -168,8 +168,8 @@ def diagnose(
     """
     if isinstance(what, (str, os.PathLike)):
         path = Path(what)
-        record = path.name.endswith((".jsonl", ".jsonl.gz")) or (path / FILE_NAME).exists()
-        what = load(path) if record else trace(path)
+        is_record = path.name.endswith((".jsonl", ".jsonl.gz")) or (path / FILE_NAME).exists()
+        return diagnose(load(path) if is_record else trace(path))
     if isinstance(what, (Breakdown, RankTraces)):
         evidence = of_trace(what) if isinstance(what, Breakdown) else of_traces(what)
         found = Diagnosis(ranking.rank(evidence), ranking.lead(evidence), what.source)
@@ -201,7 +201,7 @@ def _of_run(run: Run) -> Diagnosis:
     evidence = table.evidence()
     findings = ranking.rank(evidence)
     confidence = 0.0
-    withheld = doubts.device_shared(evidence, run.watched, findings[0])
+    withheld = doubts.device_shared(evidence, bool(run.watched), findings[0])
     withheld = withheld or doubts.contradiction(evidence)
     if withheld:
         findings = (withheld, *(f for f in findings if f.name != "compute" or f.lost_share))

@@ -17,6 +17,7 @@ from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.remedies import Remedy
 from labkit.results.event_log import of_one_moment
 from labkit.results.hardware import Machine
+from labkit.results.record import Event
 from labkit.results.result import Result, Table, percent
 
 if TYPE_CHECKING:
@@ -78,14 +79,15 @@ class Peaks(Result):
         rows = measured.rows.drop_duplicates("of", keep="last").set_index("of")
         rows = rows.rename(index={BANDWIDTH: "memory"})
         known = rows[rows["error"].isna()]
-        rates = known["per_s"].astype(float).to_dict()
+        rates = {name: float(rate) for name, rate in zip(known.index, known["per_s"], strict=True)}
         memory = rates.pop("memory", None)
+        failed = zip(rows.index, rows["error"], strict=True)
         return cls(
-            machine=replace(measured.machine, threads=int(known["threads"].iloc[0])),
+            machine=replace(measured.machine, threads=int(known["threads"].max())),
             day=known["day"].max(),
             gb_per_s=memory and memory / 1e9,
             tflop_per_s={name: rate / 1e12 for name, rate in rates.items()},
-            missing=dict(rows["error"].dropna().str.removeprefix("skipped: ")),
+            missing={name: why.removeprefix("skipped: ") for name, why in failed if why},
             varied=tuple(known.index[known["varied"].astype(bool)]),
         )
 
@@ -95,11 +97,12 @@ class Peaks(Result):
 
     def table(self) -> Table:
         """Return a row for each rate, with the format's ridge."""
-        memory = self.gb_per_s and f"{self.gb_per_s:,.4g} GB/s"
-        rows = [("memory", memory, "")]
+        memory = f"{self.gb_per_s:,.4g} GB/s" if self.gb_per_s else None
+        rows: list[tuple[str, str | None, str | None]] = [("memory", memory, "")]
         for name, rate in self.tflop_per_s.items():
-            ridge = self.gb_per_s and f"{self.ridge(name):,.3g} FLOP/byte"
-            rows.append((name, in_words(rate * 1e12), ridge))
+            ridge = self.ridge(name)
+            ridge_text = f"{ridge:,.3g} FLOP/byte" if ridge else None
+            rows.append((name, in_words(rate * 1e12), ridge_text))
         notes = [f"{name}: {why}" for name, why in self.missing.items()]
         if self.varied:
             again = "on a quiet machine, measure again: lk.peaks(again=True)."
@@ -198,19 +201,28 @@ def on_threads(machine: Machine) -> str:
 
 def with_low_mfu(run: Run, evidence: Evidence, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """Add a finding where a busy device does little of what it could; last: no loss of its own."""
-    reached = getattr(run, "mfu", None)
+    reached = run.mfu
+    reference = run.peak
+    work = run.event("work")
     busy = evidence.compute_share
     taken = evidence.stolen_by_others + (evidence.stolen_by_workers or 0.0)  # of a CPU's core
-    if reached is None or busy < limits.BUSY or reached >= limits.LOW_MFU * (busy - taken):
+    if reached is None or reference is None or work is None:
         return found
-    reasons = _reasons(run, evidence)
+    if busy < limits.BUSY or reached >= limits.LOW_MFU * (busy - taken):
+        return found
+    reasons = [
+        *_by_intensity(work, reference, run.mbu),
+        *_by_launches(evidence),
+        *_by_operators(evidence, reached),
+        *_by_tensor_cores(work, evidence),
+    ]
     said = [reason for reason, _ in reasons] or ["why was not seen"]
     remedies = {remedy.key: remedy for _, remedy in reasons}
     low = Finding(
         name="compute",
         cause="low MFU",
         measured=(
-            Measured(f"of the time busy, with an MFU of {percent(reached)} (of {run.peak})", busy),
+            Measured(f"of the time busy, with an MFU of {percent(reached)} (of {reference})", busy),
             Measured("; ".join(said), by=f"threshold {limits.LOW_MFU:.0%} of the busy time"),
         ),
         remedies=tuple(remedies.values()) or (LOOK_INSIDE,),
@@ -220,33 +232,51 @@ def with_low_mfu(run: Run, evidence: Evidence, found: tuple[Finding, ...]) -> tu
     return *found, low
 
 
-def _reasons(run: Run, evidence: Evidence) -> list[tuple[str, Remedy]]:
-    """Return each reason that was seen for a low MFU, with what to change."""
-    work = run.event("work")
-    ridge = run.peak.ridge
-    xray = evidence.xray
-    kernels = evidence.kernels
+Reason = tuple[str, Remedy]  # why the MFU is low, and what to change
+
+
+def _by_intensity(work: Event, reference: Peak, mbu: float | None) -> list[Reason]:
+    """Return whether memory is the limit: too little arithmetic for each byte."""
+    ridge = reference.ridge
     intensity = work["flops"] / max(work["bytes"], 1)
+    if not ridge or mbu is None or intensity >= ridge:
+        return []
+    moves = f"memory-bound, at most {intensity:.3g} FLOP for each byte that moves"
+    return [(f"{moves}, and the ridge is at {ridge:.3g}", LARGER)]
+
+
+def _by_launches(evidence: Evidence) -> list[Reason]:
+    """Return what of the compute is gaps, tiny operators, or does not grow with the batch."""
     found = []
-    if ridge and run.mbu is not None and intensity < ridge:
-        moves = f"memory-bound, at most {intensity:.3g} FLOP for each byte that moves"
-        found.append((f"{moves}, and the ridge is at {ridge:.3g}", LARGER))
     lost = evidence.dispatch_share if evidence.kind == "cpu" else evidence.gap_share
     if lost >= limits.WORTH_NAMING["launch"]:
         found.append((f"launches, {lost:.0%} of the compute is gaps and tiny operators", LARGER))
-    fixed = (xray and xray.fixed_share) or 0.0
+    fixed = (evidence.xray and evidence.xray.fixed_share) or 0.0
     if fixed >= limits.MOSTLY:
         found.append((f"small sizes, {fixed:.0%} of a step does not grow with the batch", LARGER))
-    if xray:
-        heavy = xray.share(xray.heavy_us or 0.0)
-        said = f"products and convolutions take {heavy:.0%} of the compute"
-        reach = run.mfu / max(evidence.compute_share * heavy, 1e-9)
-        small = (f"small sizes, {said} and reach {reach:.0%} of the peak", LARGER)
-        fewer = (f"memory-bound operators, {said}", FUSE_OTHERS)
-        found.append(fewer if heavy < limits.MOSTLY else small)
-    could = (kernels and kernels.eligible_share) or 0.0
-    used = kernels.tensor_core_share if kernels else 0.0
-    if work["precision"] != "fp32" and could > 2 * used:
-        seen = f"Tensor Cores run for {used:.0%} of kernel time and could for {could:.0%}"
-        found.append((seen, ALIGN))
     return found
+
+
+def _by_operators(evidence: Evidence, reached: float) -> list[Reason]:
+    """Return whether products are small, or rare; `reached` is the MFU."""
+    xray = evidence.xray
+    if xray is None:
+        return []
+    heavy = xray.share(xray.heavy_us or 0.0)
+    said = f"products and convolutions take {heavy:.0%} of the compute"
+    if heavy < limits.MOSTLY:
+        return [(f"memory-bound operators, {said}", FUSE_OTHERS)]
+    of_peak_there = reached / max(evidence.compute_share * heavy, 1e-9)
+    return [(f"small sizes, {said} and reach {of_peak_there:.0%} of the peak", LARGER)]
+
+
+def _by_tensor_cores(work: Event, evidence: Evidence) -> list[Reason]:
+    """Return whether Tensor Cores run for less than half of the time in which they could."""
+    kernels = evidence.kernels
+    if kernels is None or work["precision"] == "fp32":
+        return []
+    could = kernels.eligible_share or 0.0
+    used = kernels.tensor_core_share
+    if could <= 2 * used:
+        return []
+    return [(f"Tensor Cores run for {used:.0%} of kernel time and could for {could:.0%}", ALIGN)]

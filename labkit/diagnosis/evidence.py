@@ -100,8 +100,8 @@ class WorkerEvidence:
 
         `run.workers` is a `labkit.results.workers.LoaderWorkers`.
         """
-        seen = getattr(run, "workers", None)
-        workers = [worker for worker in seen or () if worker.worker >= 0]
+        seen = run.workers
+        workers = [worker for worker in seen if worker.worker >= 0]
         if not workers:
             return None
         starts = seen.epoch_start_ms[1:]

@@ -116,10 +116,11 @@ class StepTable:
         worth = WORTH_A_LOOK * self.matrix.sum()
         waits = self.wait.sum() > worth
         stolen = np.nansum(self.compute - np.fmin(self.compute, self.own))
-        crowded = run.pipeline.num_workers and run.machine.kind == "cpu" and stolen > worth
+        has_workers = bool(run.pipeline.to_dict()["num_workers"])
+        crowded = has_workers and run.machine.kind == "cpu" and stolen > worth
         crowded = crowded or (launchers or 0.0) > limits.WORTH_NAMING["launch"] / 2
         advised = recommend_workers(run, _lines(run)) if waits or crowded else None
-        found = recommend_prefetch(run) if waits and run.pipeline.num_workers else None
+        found = recommend_prefetch(run) if waits and has_workers else None
         return advised, found[0] if found else None
 
     def _blame(self) -> float:
@@ -131,7 +132,7 @@ class StepTable:
             return 1.0
         stolen = self._stolen(self.sums.sum(axis=0)) or 0.0
         running = (1 - stolen) * self.compute.sum() / self.matrix.sum()
-        workers = max(0.0, known.own_cores - float(running))
+        workers = max(0.0, (known.own_cores or 0.0) - float(running))
         return workers / max(workers + known.foreign_cores, 1e-9)
 
     def _stalls(self) -> float:
@@ -211,10 +212,11 @@ def _lines(run: Run) -> Lines | None:
 
 def _xray(seen: Mapping[str, Any] | None) -> Xray | None:
     """Return the x-ray's numbers where all that the rules need is among them."""
-    numbers = {name: n for name, n in (seen or {}).items() if type(n) in (int, float)}
-    known = {field.name: numbers.get(field.name) for field in fields(Xray)}
-    needed = [field.name for field in fields(Xray) if field.default is not None]
-    return None if any(known[name] is None for name in needed) else Xray(**known)
+    names = {field.name for field in fields(Xray)}
+    numbers = {n: value for n, value in (seen or {}).items() if type(value) in (int, float)}
+    known = {name: value for name, value in numbers.items() if name in names}
+    needed = {field.name for field in fields(Xray) if field.default is not None}
+    return Xray(**known) if needed <= known.keys() else None
 
 
 def _kernels(trace: Breakdown | None) -> Kernels | None:
@@ -225,7 +227,7 @@ def _kernels(trace: Breakdown | None) -> Kernels | None:
     return Kernels(
         kernel_us=trace.kernel_us,
         cuda_graphs=trace.cuda_graphs,
-        tensor_core_share=trace.tensor_core_share,
+        tensor_core_share=trace.tensor_core_share or 0.0,
         eligible_share=trace.tensor_core_eligible_share,
         unaligned_share=_named_share(trace, names, UNALIGNED),
         moving_share=_named_share(trace, names, PASSES),

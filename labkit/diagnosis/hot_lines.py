@@ -7,16 +7,17 @@ two: their weights are scaled to what the stamps measured.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 from labkit.results.event_log import of_one_moment
 from labkit.results.event_shapes import MOST
+from labkit.results.record import Event
 from labkit.results.result import Result, Table
 
 if TYPE_CHECKING:
@@ -24,12 +25,26 @@ if TYPE_CHECKING:
 
     from labkit.results.run import Run
 
+Key = TypeVar("Key")
 FEWEST = 30  # samples of a phase (0.3 s of it) that may speak for its lines
+
 Site = tuple[str, int, str]  # file, line, function
-Place = dict[str, Any]  # with the keys `PLACE`
+
+
+class Place(NamedTuple):
+    """What a sampled stack was in: the user's line, and what it called."""
+
+    kind: str  # of work: "forward", "python", "logging", "io", "wait", ...
+    within: str  # what a worker was busy with; "" where it waited for work
+    file: str
+    line: int
+    function: str
+    call: str
+    site: Site | None  # the line of the loop itself that this was under
+
+
 CELL = re.compile(r"ipykernel_\d+|<ipython-input")  # in the name of a notebook cell's file
 PHASES = ("waiting", "body", "between", "worker")
-PLACE = ("kind", "within", "file", "line", "function", "call", "site")
 SHOWN = 12  # rows of the table
 BODY = {  # the parts of a loop's body, by the kinds of work they are made of
     "forward": "forward",
@@ -83,9 +98,9 @@ class Line:
         """What is done there, and where: "`json.dumps()` in log() (train.py:42)"."""
         return f"`{self.call}` in {self.address}" if self.call else self.address
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the line as JSON types."""
-        return asdict(self) | {"share": round(self.share, 4)}
+        return {**asdict(self), "share": round(self.share, 4)}
 
 
 class Lines(Result):
@@ -93,8 +108,8 @@ class Lines(Result):
 
     There are `samples` stacks behind the warm-up; `missing` says why none. Of each, as arrays:
     `phase` (an index into `PHASES`), `step` (-1 in workers and between passes), `share` (0 to 1 of
-    wall time, or of the workers' work), `place` (an index into `places`, dicts with keys `PLACE`),
-    and of the place `kind` and `within`. Workers took `made_us` to make a batch, None if unknown.
+    wall time, or of the workers' work), `place` (an index into `places`), and of the place `kind`
+    and `within`. Workers took `made_us` to make a batch, None if unknown.
     """
 
     def __init__(self, run: Run):
@@ -103,8 +118,8 @@ class Lines(Result):
         self._parts: dict[str, np.ndarray] = {}
         self.places, rows = _read(run.samples_of_lines)
         pid, at_ns, weight, place = rows.T
-        kind = self._of_places("kind", place)
-        within = self._of_places("within", place)
+        kind = np.array([each.kind for each in self.places], object)[place]
+        within = np.array([each.within for each in self.places], object)[place]
         at_s = run.seconds(at_ns)
         stamps = run.stamps
         first = max(run.warmup - 1, 0)
@@ -137,10 +152,6 @@ class Lines(Result):
         nothing = run.no_lines or "no stack was sampled behind the warm-up"
         self.missing = "" if self.samples else nothing
 
-    def _of_places(self, name: str, place: np.ndarray) -> np.ndarray:
-        """Return what the places (samples,) have under a name of `PLACE`."""
-        return np.array([each[name] for each in self.places], object)[place]
-
     def __len__(self) -> int:
         return self.samples
 
@@ -169,20 +180,20 @@ class Lines(Result):
 
     def kinds(self, phase: str) -> dict[str, float]:
         """Return the share of each kind of work in a phase, the largest first."""
-        total: Counter = Counter()
+        total: dict[str, float] = defaultdict(float)
         for place, _, share in self._sampled(self.mask(phase)):
-            total[place["kind"]] += share
-        return dict(total.most_common())
+            total[place.kind] += share
+        return _largest_first(total)
 
     @property
     def body(self) -> dict[str, float]:
         """The parts of the loop's body, which add up to 1; {} where too few samples fell in it."""
-        parts: Counter = Counter()
+        parts: dict[str, float] = defaultdict(float)
         kinds = self.kinds("body") if self.enough("body") else {}
         whole = max(sum(kinds.values()), 1e-9)
         for kind, share in kinds.items():
             parts[BODY.get(kind, "python")] += share / whole
-        return dict(parts.most_common())
+        return _largest_first(parts)
 
     def rows(self, mask: np.ndarray) -> tuple[Line, ...]:
         """Return the lines that the samples of `mask` fell on, the costliest first."""
@@ -192,26 +203,26 @@ class Lines(Result):
         return self._rows[key]
 
     def _sorted_rows(self, mask: np.ndarray) -> tuple[Line, ...]:
-        found: dict[tuple, Counter] = defaultdict(Counter)
+        found: dict[tuple[str, int, str, int], dict[Place, float]] = defaultdict(dict)
         for place, phase, share in self._sampled(mask):
-            line = place["file"], place["line"], place["function"], PHASES[phase]
-            found[line][place["kind"], place["call"], place["site"]] += share
-        lines = [
-            Line(*place, shares.total(), phase, *_named(shares))
-            for (*place, phase), shares in found.items()
-        ]
+            line = (place.file, place.line, place.function, phase)
+            place = place._replace(within="")  # wherever in a worker it is one line
+            found[line][place] = found[line].get(place, 0.0) + share
+        lines = [_line_of(shares, PHASES[phase]) for (*_, phase), shares in found.items()]
         return tuple(sorted(lines, key=lambda line: -line.share))
 
     def sites(self, mask: np.ndarray) -> tuple[Line, ...]:
         """Return the lines of the loop itself that the samples of `mask` were under."""
-        found: Counter = Counter()
+        found: dict[Site, float] = defaultdict(float)
         kinds: dict[Site, str] = {}
         for place, _, share in self._sampled(mask):
-            site = place["site"]
-            if site:
-                found[site] += share
-                kinds.setdefault(site, place["kind"])
-        return tuple(Line(*at, share, "body", kinds[at]) for at, share in found.most_common())
+            if place.site:
+                found[place.site] += share
+                kinds.setdefault(place.site, place.kind)
+        return tuple(
+            Line(*site, share=share, phase="body", kind=kinds[site])
+            for site, share in _largest_first(found).items()
+        )
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -262,10 +273,18 @@ class Lines(Result):
             foot=tuple(filter(None, (body, self.missing or sampled))),
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the lines as JSON types."""
-        lines = [line.to_dict() for line in self.lines]
-        return {"samples": self.samples, "missing": self.missing, "body": self.body, "lines": lines}
+        return {
+            "samples": self.samples,
+            "missing": self.missing,
+            "body": self.body,
+            "lines": [line.to_dict() for line in self.lines],
+        }
+
+
+def _largest_first(shares: dict[Key, float]) -> dict[Key, float]:
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
 def _shares(
@@ -285,30 +304,45 @@ def _shares(
     return share
 
 
-def _named(shares: Counter) -> tuple[str, str, Site | None]:
-    """Return the kind and site of most of a line's time, and the calls of each kind with much."""
+def _line_of(shares: dict[Place, float], phase: str) -> Line:
+    """Return one line of code from the places in it, and their shares.
+
+    It has the kind and the site of most of its time, and the calls of each kind with much of it.
+    """
+    total = sum(shares.values())
+    ordered = _largest_first(shares)
     calls: dict[str, str] = {}
     kinds = set()
-    for (kind, call, _), share in shares.most_common():
-        if call and kind not in kinds and (not calls or share >= SECOND * shares.total()):
-            kinds.add(kind)
-            calls.setdefault(call.partition("(")[0], call)
-    kind, _, site = max(shares, key=shares.get)
-    return kind, ", ".join(calls.values()), site
+    for place, share in ordered.items():
+        is_much = not calls or share >= SECOND * total
+        if place.call and place.kind not in kinds and is_much:
+            kinds.add(place.kind)
+            calls.setdefault(place.call.partition("(")[0], place.call)
+    most = next(iter(ordered))
+    return Line(
+        file=most.file,
+        line=most.line,
+        function=most.function,
+        share=total,
+        phase=phase,
+        kind=most.kind,
+        call=", ".join(calls.values()),
+        site=most.site,
+    )
 
 
-def _read(events: list[dict[str, Any]]) -> tuple[list[Place], np.ndarray]:
+def _read(events: Iterable[Event]) -> tuple[list[Place], np.ndarray]:
     """Return the places, and the samples (n, 4): pid, moment in ns, weight in ns, place."""
     places: list[Place] = []
     numbers: dict[tuple[int, str], int] = {}
     tables = [np.empty((0, 4), np.int64)]
     for event in events:
         pid = event["pid"]
-        for number, place in event["places"].items():
-            if _is_place(place):
+        for number, described in event["places"].items():
+            place = _place_of(described)
+            if place is not None:
                 numbers[pid, number] = len(places)
-                site = place[6] and tuple(place[6])
-                places.append(dict(zip(PLACE, (*place[:6], site), strict=True)))
+                places.append(place)
         table = _whole_rows(event["rows"])
         written, which = np.unique(table[:, 2], return_inverse=True)
         place = np.array([numbers.get((pid, str(n)), -1) for n in written], np.int64)[which]
@@ -317,30 +351,43 @@ def _read(events: list[dict[str, Any]]) -> tuple[list[Place], np.ndarray]:
     return places, np.concatenate(tables)
 
 
-def _whole_rows(rows: list[Any]) -> np.ndarray:
+def _whole_rows(rows: list[object]) -> np.ndarray:
     """Return those of an event's samples that are three whole numbers, (n, 3) int64."""
     try:
         table = np.array(rows)
     except ValueError:  # of different lengths
         table = np.empty(0)
-    if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != 3:
+    if table.dtype != np.int64 or table.shape != (len(rows), 3):
         lists = [row for row in rows if isinstance(row, list) and len(row) == 3]
-        sound = [row for row in lists if all(type(n) is int and abs(n) < MOST for n in row)]
+        sound = [row for row in lists if all(_is_whole(number) for number in row)]
         table = np.array(sound, np.int64).reshape(-1, 3)
     return table[(np.abs(table) < MOST).all(axis=1)]
 
 
-def _is_place(place: list[Any]) -> bool:
-    """Return whether a place of a record has the shape that the sampler writes."""
-    *plain, site = place or [None]
-    known = site is None or (type(site) is list and list(map(type, site)) == [str, int, str])
-    return known and list(map(type, plain)) == [str, str, str, int, str, str]
+def _is_whole(number: object) -> bool:
+    return type(number) is int and abs(number) < MOST
+
+
+def _place_of(described: list[object]) -> Place | None:
+    """Return a place of a record; None where it has not the shape that the sampler writes."""
+    match described:
+        case [str(kind), str(within), str(file), int(line), str(function), str(call), site]:
+            pass
+        case _:
+            return None
+    match site:
+        case None:
+            return Place(kind, within, file, line, function, call, None)
+        case [str(site_file), int(site_line), str(site_function)]:
+            where = (site_file, site_line, site_function)
+            return Place(kind, within, file, line, function, call, where)
+    return None
 
 
 @of_one_moment
 def lines(run: Run) -> Lines:
     """Return where in the user's code the time of `run` went."""
-    version = run.steps, len(run.samples_of_lines), run.event("begin"), run.no_lines
+    version = (run.steps, len(run.samples_of_lines), run.event("begin"), run.no_lines)
     if run._lines is None or run._lines[0] != version:  # a diagnosis asks several times
-        run._lines = version, Lines(run)
+        run._lines = (version, Lines(run))
     return run._lines[1]

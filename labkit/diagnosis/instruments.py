@@ -211,10 +211,11 @@ def witnesses(run: Run) -> tuple[Witness, ...]:
     if run.machine.kind != "gpu" or run.utilization is None:
         return ()
     limit = max(run.utilization - limits.WORTH_NAMING["launch"], 0)
+    at_least = run.busy_at_least or 0.0
     ahead = Witness(
-        f"for {run.busy_at_least:.0%} of the time the device worked on a step that the host had "
+        f"for {at_least:.0%} of the time the device worked on a step that the host had "
         f"issued in full (stamps; threshold {limit:.0%})",
-        works=run.utilization - run.busy_at_least < limits.WORTH_NAMING["launch"] or None,
+        works=run.utilization - at_least < limits.WORTH_NAMING["launch"] or None,
     )
     start = float(run.busy[max(run.warmup - 1, 0), 1])
     end = float(run.length_s)
@@ -250,7 +251,7 @@ def power_drawn(run: Run, start: float, end: float) -> Witness | None:
     watts, _ = power(run)
     if not watts:  # a card without an energy counter: its power readings
         watts = mean_reading(run, start + POWER_LAGS_S, end)
-    if not caps or watts is None or run.utilization <= 0:
+    if not caps or watts is None or not run.utilization:
         return None
     drawn = watts / float(np.median(caps))
     said = f"the card drew {drawn:.0%} of its power limit ({watts:.0f} W; NVML"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.wording import worded
 
 if TYPE_CHECKING:
-    from labkit.bench.telemetry import Sample
+    from labkit.bench.outside import CardReading, Sample
 
 START_SHARE = 0.2  # of the script is start-up: imports, the model, workers,
 START_S = 3.0  # or these seconds, if they are more
@@ -110,7 +111,7 @@ def judge(samples: Sequence[Sample]) -> dict[str, Any]:
     shares of time in which the script and its workers had work.
     """
     evidence = of_samples(samples)
-    seen = evidence.outside
+    seen = evidence.outside or OutsideEvidence()
     found = next(filter(None, (rule(seen) for rule in RULES)))
     measured = _measured(seen) if seen.samples >= MIN_SAMPLES else ()
     reason = (Measured(SAID[found.cause]),) if found.cause in SAID else ()
@@ -149,17 +150,17 @@ def of_samples(samples: Sequence[Sample]) -> Evidence:
     if not kept:
         return Evidence("cpu", outside=OutsideEvidence())
     card = _own_card(samples)
-    main = _mean([sample.main for sample in kept])
-    workers = _mean([sample.workers for sample in kept])
-    others = _mean([sample.others for sample in kept])
-    machine = _mean([sample.machine for sample in kept])
+    main = fmean(sample.main for sample in kept)
+    workers = fmean(sample.workers for sample in kept)
+    others = fmean(sample.others for sample in kept)
+    machine = fmean(sample.machine for sample in kept)
     outside = OutsideEvidence(
         samples=len(kept),
         main_cores=main,
-        main_share=_mean([sample.main_runs for sample in kept]),
+        main_share=fmean(sample.main_runs for sample in kept),
         workers=int(np.median([sample.worker_count for sample in kept])),
         worker_cores=workers,
-        workers_share=_mean([sample.workers_run for sample in kept]),
+        workers_share=fmean(sample.workers_run for sample in kept),
         foreign_cores=max(0.0, machine - main - workers - others),
         gpu_share=_mean([_gpu_busy(sample.gpus[card]) for sample in kept]) if card else None,
     )
@@ -168,7 +169,7 @@ def of_samples(samples: Sequence[Sample]) -> Evidence:
 
 def _own_card(samples: Sequence[Sample]) -> str | None:
     """Return the UUID of the GPU that the script used, by its processes or by memory it took."""
-    grown = {}  # in a container the driver's process ids are the host's
+    grown: dict[str, float] = {}  # in a container the driver's process ids are the host's
     for uuid in samples[0].gpus:
         seen = [sample.gpus[uuid] for sample in samples]
         if any(gpu["own"] for gpu in seen):
@@ -176,10 +177,10 @@ def _own_card(samples: Sequence[Sample]) -> str | None:
         held = [gpu["memory_gib"] for gpu in seen if gpu["memory_gib"] is not None]
         if held and max(held) - held[0] > GROWN_GIB:
             grown[uuid] = max(held) - held[0]
-    return max(grown, key=grown.get, default=None)
+    return max(grown, key=lambda uuid: grown[uuid], default=None)
 
 
-def _gpu_busy(seen: dict[str, Any]) -> float | None:
+def _gpu_busy(seen: CardReading) -> float | None:
     """Return NVML's utilization in a sample: its buffered samples, or what nvidia-smi prints."""
     buffered = _mean([share for _, share in seen["gpu"] or ()])
     return seen["gpu_now"] if buffered is None else buffered
@@ -187,4 +188,4 @@ def _gpu_busy(seen: dict[str, Any]) -> float | None:
 
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
+    return fmean(known) if known else None

@@ -33,9 +33,15 @@ if TYPE_CHECKING:
 FILE = "public_traces.json"
 LANES_FILE = "trace_lanes.json"  # made by maintain/trace_lanes.py
 SITE = "https://raw.githubusercontent.com"
-TIMEOUT_S, MAX_BYTES = 20, 2**26
-COLUMNS = {"kernel_busy": "kernels", "any_gpu_busy": "with copies", "comm_busy": "collectives",
-           "idle": "idle", "dataloader_share": "DataLoader"}  # fmt: skip
+TIMEOUT_S = 20
+MAX_BYTES = 2**26
+COLUMNS = {
+    "kernel_busy": "kernels",
+    "any_gpu_busy": "with copies",
+    "comm_busy": "collectives",
+    "idle": "idle",
+    "dataloader_share": "DataLoader",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,8 +66,12 @@ class PublicTrace(Result):
 
     mark = "PUBLISHED reference numbers, not read from the trace"
     HEAD = ("name", "hardware", "what it shows", "lesson", "from", "")
-    row = property(lambda self: (self.name, self.hardware, self.title, self.lesson, self.repository,
-                                 "here" if _copy(self) else "to be fetched"))  # fmt: skip
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """Its cells in a listing's table."""
+        place = "here" if _copy(self) else "to be fetched"
+        return (self.name, self.hardware, self.title, self.lesson, self.repository, place)
 
     @property
     def lanes(self) -> dict[str, np.ndarray]:
@@ -90,11 +100,12 @@ class PublicTrace(Result):
 
     def table(self) -> Table:
         """Return the reference numbers, where they are from, and how to get the trace."""
-        head, rows = ("rank", "ms", *COLUMNS.values()), []
+        head = ("rank", "ms", *COLUMNS.values())
+        rows = []
         for rank, found in self.numbers.items():
             shares = [found.get(key) for key in COLUMNS]
-            shares = [None if share is None else f"{share:.1%}" for share in shares]
-            rows.append((rank, f"{found['window_ms']:,.1f}", *shares))
+            texts = [None if share is None else f"{share:.1%}" for share in shares]
+            rows.append((rank, f"{found['window_ms']:,.1f}", *texts))
         source = f"{self.repository} @ {self.commit[:7]}"
         foot = (f"{self.bottleneck}: {self.why}", source, self.missing)
         return Table(rows, head, f"{self.mark}: {self.hardware}, {self.title}", foot)
@@ -108,7 +119,7 @@ def public_trace(name: str | None = None) -> Breakdown | RankTraces | PublicTrac
     file that came is not the one that was published; it is not kept.
     """
     if name is None:
-        return Listing(PublicTrace(*each, **found) for *each, found in entries(FILE).items())
+        return Listing(PublicTrace(name, **found) for name, found in entries(FILE).items())
     known = PublicTrace(name, **entry(FILE, name, "trace"))
     try:
         content = _copy(known) or _fetched(known)
@@ -155,21 +166,24 @@ def _fetched(known: PublicTrace) -> bytes:
 
     OSError or HTTPException where it cannot be fetched, TraceError where another file came.
     """
-    url, path = f"{SITE}/{known.repository}/{known.commit}/{known.path}", _cached(known)
     from labkit.view.display import Display
+
+    url = f"{SITE}/{known.repository}/{known.commit}/{known.path}"
+    path = _cached(known)
 
     shown = Display()
     shown.line(f"fetching {known.name} from {known.repository}")
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as come:
-            content = come.read(MAX_BYTES)
-            if come.length and len(content) < MAX_BYTES:
-                raise http.client.IncompleteRead(content, come.length)
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+            content = answer.read(MAX_BYTES)
+            if answer.length and len(content) < MAX_BYTES:
+                raise http.client.IncompleteRead(content, answer.length)
     finally:
         shown.final()
     if content.lstrip()[:1] == b"<":
         raise OSError("a web page came in its place: does this network ask for a login?")
-    if (digest := hashlib.sha256(content).hexdigest()) != known.sha256:
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != known.sha256:
         raise TraceError(
             f"{url} is not the file that was published: its SHA-256 is {digest}, not "
             f"{known.sha256}. Nothing was kept; try again, or get {known.file!r} from somebody you "

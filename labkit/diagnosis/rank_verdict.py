@@ -7,7 +7,7 @@ before the last rank has all its gradients: what they wait up to then is waiting
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -66,9 +66,9 @@ class RankTimes(Result):
         some = {part: each[:, steps] for part, each in self.seconds.items()}
         return RankTimes(self.ranks, some, self.late[steps])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the shares of each rank as JSON types."""
-        shares = {part: [round(float(x), 4) for x in getattr(self, part)] for part in PARTS}
+        shares = {part: np.round(getattr(self, part), 4).tolist() for part in PARTS}
         return {"ranks": list(self.ranks), "steps": len(self), **shares}
 
     def table(self) -> Table:
@@ -91,8 +91,10 @@ def rank_times(ranks: Ranks) -> RankTimes | None:
     exchange = np.stack([run.exchange_ns[first:count] for run in runs])  # (ranks, steps, 2)
     asked, ready, _, _, start, end = np.moveaxis(stamps[:, 1:], 2, 0)
     before = stamps[:, :-1, 5]  # the end of the step before
-    none = np.isnan(exchange).any(axis=(0, 2))  # (steps,): nothing was exchanged
-    complete, averaged = np.where(none[:, None], 0.0, exchange).transpose(2, 0, 1)
+    none = np.any(np.isnan(exchange), axis=(0, 2))  # (steps,): nothing was exchanged
+    known = np.where(np.expand_dims(none, 1), 0.0, exchange)
+    complete = known[:, :, 0]
+    averaged = known[:, :, 1]
     exposed = np.clip(averaged - complete, 0, None)
     others = np.clip(complete.max(axis=0) - complete, 0, exposed)
     ns = {
@@ -112,8 +114,9 @@ def diagnose(ranks: Ranks) -> Diagnosis:
     source = source_of(ranks)
     times = ranks.times
     short = too_short(0 if times is None else len(times))
-    if short:
+    if short is not None:
         return Diagnosis((worded(short),), 0.0, source)
+    assert times is not None  # or it was too short
     notes = ()
     if ranks.world_size > len(ranks):
         notes = ("Only the ranks of this machine were looked at: those of others log there.",)

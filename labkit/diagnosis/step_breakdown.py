@@ -44,4 +44,13 @@ def breakdown(run: Run) -> StepBreakdown | None:
     mean = run.mean_ms
     if mean is None or not mean.any():
         return None
-    return StepBreakdown(float(mean.sum()), *mean.tolist(), run.steps - run.warmup)
+    wait, copy, compute, launch, other = mean.tolist()
+    return StepBreakdown(
+        step_ms=float(mean.sum()),
+        wait_ms=wait,
+        copy_ms=copy,
+        compute_ms=compute,
+        launch_ms=launch,
+        other_ms=other,
+        steps=run.steps - run.warmup,
+    )

@@ -10,7 +10,7 @@ import functools
 import json
 import os
 import re
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from labkit.diagnosis.trace_breakdown import GRAPHS, Breakdown, RankTraces
 from labkit.diagnosis.trace_events import KERNELS, Events, Kind, read_events
 from labkit.diagnosis.trace_file import (
     ONE_PER_RANK,
-    Json,
+    JsonObject,
     NotATrace,
     TraceError,
     TraceFile,
@@ -34,6 +34,7 @@ from labkit.diagnosis.trace_steps import (
     find_steps,
     find_window,
 )
+from labkit.results.record import Event
 
 if TYPE_CHECKING:
     from labkit.results.run import Run
@@ -69,21 +70,34 @@ def _of_one(file: TraceFile) -> Breakdown:
     busy = timeline.device_shares() if on_gpu else timeline.host_shares()
     # Per device: a process with two idle GPUs waits once, not twice.
     idle = timeline.idle() if on_gpu else {}
+    host_work_ns = idle["host_work"] if on_gpu else float(timeline.host_work.length.sum())
     used, possible = timeline.tensor_core_shares()
     doubts = _doubts(events, timeline, used)
     window = Timeline(events, find_window(events))
+    told = _said_by_the_file(file.meta, events.devices)
 
     def per_step(nanoseconds: float) -> float:
         return float(nanoseconds) / len(steps.start) / 1000
 
+    class_us = {name: per_step(time) for name, time in timeline.by_class().items()}
+
     return Breakdown(
         source=os.path.basename(file.path),
         device_kind="gpu" if on_gpu else "cpu",
-        **_said_by_the_file(file.meta, events.devices),
+        device_name=told.device_name,
+        rank=told.rank,
+        compute_capability=told.compute_capability,
         loader_workers=_loader_workers(events),
         steps=len(steps.start),
         step_us=timeline.total / len(steps.start) / 1000,
-        **{f"{name}_us": per_step(time) for name, time in timeline.by_class().items()},
+        kernel_us=class_us["kernel"],
+        memcpy_us=class_us["memcpy"],
+        memset_us=class_us["memset"],
+        communication_us=class_us["communication"],
+        runtime_us=class_us["runtime"],
+        dataloader_us=class_us["dataloader"],
+        cpu_exec_us=class_us["cpu_exec"],
+        other_us=class_us["other"],
         gpu_utilization=busy.get("kernel_busy"),
         idle={f"{cause}_us": per_step(idle[cause]) if idle else None for cause in IDLE_CAUSES},
         copy_overlap_share=timeline.copy_overlap(),
@@ -95,7 +109,7 @@ def _of_one(file: TraceFile) -> Breakdown:
             "profiler_steps": int(events.are(Kind.STEP).sum()),
             **window.device_shares(),
         },
-        host_work_us=per_step(idle.get("host_work", timeline.host_work.length.sum())),
+        host_work_us=per_step(host_work_ns),
         host_where=timeline.host_where(),
         top_kernels=timeline.top_kernels(),
         tensor_core_share=used,
@@ -131,12 +145,17 @@ def _doubts(events: Events, timeline: Timeline, tensor_core_share: float | None)
     return notes
 
 
-def _said_by_the_file(meta: dict[str, Json], devices: tuple[str, ...]) -> dict[str, object]:
-    """Return the rank, the device's name and its compute capability ("7.0"), where they are told.
+@dataclass(frozen=True)
+class SaidByTheFile:
+    """What a file says beside its events; None where it does not, or its devices differ."""
 
-    None each where the file does not tell, or its devices differ; they need not be numbered there
-    as in its events.
-    """
+    rank: int | None
+    device_name: str | None
+    compute_capability: str | None  # "7.0"
+
+
+def _said_by_the_file(meta: JsonObject, devices: tuple[str, ...]) -> SaidByTheFile:
+    """Return what the file says; devices need not be numbered there as in its events."""
     info = meta.get("distributedInfo")
     rank = str(info.get("rank")) if isinstance(info, dict) else ""
     listed = meta.get("deviceProperties") if devices else None
@@ -145,11 +164,11 @@ def _said_by_the_file(meta: dict[str, Json], devices: tuple[str, ...]) -> dict[s
     names = {str(each["name"]) for each in own if each.get("name")}
     versions = {f"{each.get('computeMajor')}.{each.get('computeMinor')}" for each in own}
     version = versions.pop() if len(versions) == 1 else ""
-    return {
-        "rank": int(rank) if re.fullmatch("[0-9]{1,7}", rank) else None,
-        "device_name": names.pop()[:100] if len(names) == 1 else None,
-        "compute_capability": version if re.fullmatch(r"\d{1,3}\.\d{1,3}", version) else None,
-    }
+    return SaidByTheFile(
+        rank=int(rank) if re.fullmatch("[0-9]{1,7}", rank) else None,
+        device_name=names.pop()[:100] if len(names) == 1 else None,
+        compute_capability=version if re.fullmatch(r"\d{1,3}\.\d{1,3}", version) else None,
+    )
 
 
 def _loader_workers(events: Events) -> bool | None:
@@ -176,12 +195,12 @@ def _of_ranks(path: str | os.PathLike, kind: str) -> RankTraces:
     if any(one.rank is None for one in found):
         notes.append("Not every file says its rank: they are numbered in the order of their names.")
         found = [replace(one, rank=number) for number, one in enumerate(found)]
-    ranks: dict[int | None, Breakdown] = {}
+    ranks: dict[int, Breakdown] = {}
     for one in found:
-        if one.rank in ranks:
-            earlier = ranks[one.rank].source
-            notes.append(f"Rank {one.rank} has several traces: left out {earlier}.")
-        ranks[one.rank] = one
+        number = one.rank or 0
+        if number in ranks:
+            notes.append(f"Rank {number} has several traces: left out {ranks[number].source}.")
+        ranks[number] = one
     source = os.path.basename(os.path.abspath(os.fsdecode(path)))
     return RankTraces(source, tuple(ranks[rank] for rank in sorted(ranks)), tuple(notes))
 
@@ -212,7 +231,7 @@ def _of_file(path: Path) -> Breakdown | None:
         return None
 
 
-def _of_event(event: dict[str, Json]) -> Breakdown | None:
+def _of_event(event: Event) -> Breakdown | None:
     """Rebuild a Breakdown from a record, which may be anybody's: None unless all of it fits."""
     try:
         values = {each.name: event[each.name] for each in fields(Breakdown) if each.name in event}

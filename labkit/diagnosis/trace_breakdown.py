@@ -155,7 +155,8 @@ class Breakdown(Result):
             exposed = f"{self.busy['exposed_comm']:.1%} exposed, with nothing else running"
             foot.append(f"collectives: {self.busy['comm_busy']:.1%} of the time, {exposed}")
         if self.gpu_utilization is not None:
-            idle = [f"{_words(cause)} {us / 1000:,.1f} ms" for cause, us in self.idle.items()]
+            known = {cause: us for cause, us in self.idle.items() if us is not None}
+            idle = [f"{_words(cause)} {us / 1000:,.1f} ms" for cause, us in known.items()]
             foot.append(f"device idle: {', '.join(idle)}")
         if self.host_where and self.host_work_us > 0.05 * self.step_us:
             foot.append(f"host work outside operators is mostly in {', '.join(self.host_where)}")

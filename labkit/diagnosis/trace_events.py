@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit.diagnosis.trace_file import Json, NotATrace, TraceFile
+from labkit.diagnosis.trace_file import Json, JsonObject, NotATrace, TraceFile
 
 
 class Kind(IntEnum):
@@ -142,6 +142,8 @@ def read_events(file: TraceFile) -> Events:
     malformed: list[str] = []
     for number, event in enumerate(file, 1):  # about 3 µs each: most of the time of a reading
         try:
+            if not isinstance(event, dict):
+                raise ValueError("it is not an object")
             kind = _kind_of(event)
             if kind is None:
                 continue
@@ -149,7 +151,7 @@ def read_events(file: TraceFile) -> Events:
             end = start + _nanoseconds(event.get("dur"), least=0)
             arguments = event.get("args") or {}
             process = event.get("pid")
-            if type(arguments) is not dict or isinstance(process, (dict, list)):
+            if not isinstance(arguments, dict) or isinstance(process, (dict, list)):
                 raise ValueError("its 'args' or 'pid' has the wrong type")
         except ValueError as error:
             malformed.append(f"in event {number:,} {error}")
@@ -165,7 +167,7 @@ def read_events(file: TraceFile) -> Events:
                 end,
                 _identifier(arguments.get("correlation")),
                 _identifier(external),
-                names.setdefault(event["name"][:_LONGEST_NAME], len(names)),
+                names.setdefault(str(event["name"])[:_LONGEST_NAME], len(names)),
                 places.setdefault((on_device, str(where)[:100]), len(places)),
                 kind,
             )
@@ -220,10 +222,8 @@ def _tied(table: np.ndarray, names: tuple[str, ...], devices: tuple[str, ...]) -
     return Events(Intervals(start, end), kind, place, name, launch, eligible, names, devices)
 
 
-def _kind_of(event: Json) -> Kind | None:
+def _kind_of(event: JsonObject) -> Kind | None:
     """Return the kind of an event, None where it does not count; ValueError if it is malformed."""
-    if type(event) is not dict:
-        raise ValueError("it is not an object")
     category = event.get("cat")
     # flows, marks, counters and names carry no duration
     if event.get("ph") != "X" or category is None:
@@ -231,9 +231,9 @@ def _kind_of(event: Json) -> Kind | None:
     if category == "python_function" and str(event.get("dur"))[1:2] in ".":
         return None  # there may be 20 to an operator, and those under 10 µs name no long wait
     name = event.get("name")
-    if type(category) is str and type(name) is str:
+    if isinstance(category, str) and isinstance(name, str):
         return _kind(category.lower(), name)
-    if type(category) is str and category.lower() not in _KIND_OF_CATEGORY:
+    if isinstance(category, str) and category.lower() not in _KIND_OF_CATEGORY:
         return None
     raise ValueError("its category or name is not text")
 
@@ -257,7 +257,7 @@ def _kind(category: str, name: str) -> Kind | None:
 
 def _nanoseconds(micros: Json, least: int = -_MOST_NS) -> int:
     """Convert the text of a number of µs to whole ns, from `least` to 2**61."""
-    if type(micros) is str:
+    if isinstance(micros, str):
         try:  # exact, where a float of µs since 1970 would be good to 0.25 µs
             nanoseconds = Decimal(micros[:99]).scaleb(3)
             if least <= nanoseconds < _MOST_NS:
@@ -269,4 +269,6 @@ def _nanoseconds(micros: Json, least: int = -_MOST_NS) -> int:
 
 def _identifier(text: Json) -> int:
     """Return a correlation or external id, 0 where there is none."""
-    return int(text) if type(text) is str and len(text) <= 18 and text.isdecimal() else 0
+    if not isinstance(text, str) or len(text) > 18 or not text.isdecimal():
+        return 0
+    return int(text)

@@ -37,7 +37,8 @@ TAR_BLOCK = 512  # bytes: the header of a member
 
 # A JSON value. Numbers stay text: the few that are used are converted with a bound on their size,
 # and a timestamp in µs since 1970 with three decimals does not fit a float.
-Json: TypeAlias = "dict[str, Json] | list[Json] | str | bool | None"
+Json: TypeAlias = "JsonObject | list[Json] | str | bool | None"
+JsonObject: TypeAlias = "dict[str, Json]"
 _JSON = json.JSONDecoder(strict=False, parse_int=str, parse_float=str, parse_constant=str)
 _HEAD = re.compile(r'\s*(?:\[|\{.*?"traceEvents"\s*:\s*\[)', re.DOTALL)  # up to the first event
 _BETWEEN = re.compile(r"[ \t\n\r,]*")
@@ -96,7 +97,8 @@ class TraceFile:
                 # a pipe or a device would block, or never end
                 raise self.error("is not a regular file", "give the path of a trace file")
             with self._member() if self._member else open(self.path, "rb") as raw:
-                packed = raw.peek(2)[:2] == b"\x1f\x8b"  # the name may lie, these bytes do not
+                packed = raw.read(2) == b"\x1f\x8b"  # the name may lie, these bytes do not
+                raw.seek(0)
                 self._packed = raw if packed else None
                 plain = gzip.GzipFile(fileobj=raw) if packed else raw
                 self._stream = io.TextIOWrapper(plain, "utf-8-sig", errors="replace", newline="")
@@ -132,7 +134,8 @@ class TraceFile:
         """Decode one event after the other, up to the end of their list."""
         count = 0
         while True:
-            self._position = _BETWEEN.match(self._text, self._position).end()
+            between = _BETWEEN.match(self._text, self._position)
+            self._position = between.end() if between else self._position
             if self._text.startswith("]", self._position):
                 return
             try:
@@ -247,5 +250,10 @@ def _in_tar(path: Path) -> Iterator[tuple[TraceFile, int]]:
     with tarfile.open(path) as archive:
         for member in archive:  # in its order: to go back is to unpack it again
             name = member.name if member.isfile() else ""
-            file = TraceFile(path / name, partial(archive.extractfile, member))
+            file = TraceFile(path / name, partial(_opened, archive, member))
             yield file, TAR_BLOCK + member.size
+
+
+def _opened(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+    content = archive.extractfile(member)
+    return io.BytesIO() if content is None else content  # a folder or a device has no content

@@ -26,13 +26,9 @@ from labkit.process.locks import try_lock
 
 # Whether the system tells of its processes in /proc, and has pidfds. Elsewhere psutil is asked
 LINUX = sys.platform == "linux" and hasattr(os, "pidfd_open")
-# For Popen: a Ctrl-C in the terminal is the kernel's alone
-OWN_GROUP = {
-    "start_new_session": True,
-    "creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-}
+# Windows' counterpart of `start_new_session`: a Ctrl-C in the terminal is the kernel's alone
+OWN_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 PLAN_NAME = "launch.json"
-KILL = "taskkill /F /PID" if sys.platform == "win32" else "kill"
 PATIENCE_S = 20.0  # how long a run waits for another one's device before it gives up
 PAYLOADS = "*.pkl"  # the reader's own objects, on their way to a bench that ended before
 LONGEST_PATH = 103  # bytes of a Unix socket's path on macOS; 107 on Linux
@@ -287,7 +283,7 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
         with contextlib.suppress(OSError, ValueError, KeyError):  # it has only just taken it
             who = json.loads(path.read_text())
             other = f"run {who['run']} (process {who['pid']} on {who['host']}, {who['since']})"
-            end += f", in a terminal with {KILL} {who['pid']}"
+            end += f", in a terminal with kill {who['pid']} (Windows: taskkill /F /PID)"
         text = f"device {device} is in use by {other}"
         if time.monotonic() > deadline:
             raise DeviceBusy(f"{text}: start again when it is over, or end it {end}.")

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from types import FrameType
 
 PATIENCE_S = 10.0  # after that long without an answer a press interrupts whatever goes on
 
@@ -31,14 +31,17 @@ def held() -> Iterator[list[float]]:
     """
     global _pressed
     mine: list[float] = []
-    in_main = threading.current_thread() is threading.main_thread()
-    inside = in_main and _pressed is not None  # a block within a block
-    ours = in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if inside or not ours:
-        yield _pressed if inside else mine
+    if threading.current_thread() is not threading.main_thread():
+        yield mine
+        return
+    if _pressed is not None:  # a block within a block
+        yield _pressed
+        return
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield mine
         return
 
-    def press(_number: int, _frame: Any) -> None:
+    def press(_number: int, _frame: FrameType | None) -> None:
         mine.append(time.monotonic())
         if mine[-1] - mine[0] > PATIENCE_S:
             raise KeyboardInterrupt

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from labkit.process import family, folders
 from labkit.process.events import RESERVE_BYTES, RESERVE_NAME, SPEC_NAME, EventLog, private
@@ -40,8 +40,21 @@ class Handle:
         """Make the run's folder. `module` measures; `after` is a command to start in the end."""
         self.folder, self.after = folders.new_run(), after
         self.bench = bench_command(module, self.folder)
-        self.process: subprocess.Popen | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self.checked = False
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The supervisor; raises RuntimeError before it was started."""
+        if self._process is None:
+            raise RuntimeError(f"the supervisor of {self.folder} was not started.")
+        return self._process
+
+    @property
+    def _pipe(self) -> IO[bytes]:
+        """What the supervisor reads."""
+        assert self.process.stdin is not None  # `start` asks for a pipe
+        return self.process.stdin
 
     def start(self, idle_s: float | None = None) -> None:
         """Start the supervisor, which starts the others; with `idle_s` as a standby."""
@@ -63,10 +76,15 @@ class Handle:
         # Alone on Linux, where it needs the standard library only; elsewhere psutil too
         isolated = ["-I", "-S"] if family.LINUX else []
         with open(self.folder / "supervisor.stderr", "wb", opener=private) as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, *isolated, "-c", code], stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL, stderr=errors, env=env, **family.OWN_GROUP,
-            )  # fmt: skip
+            self._process = subprocess.Popen(
+                [sys.executable, *isolated, "-c", code],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env=env,
+                start_new_session=True,
+                creationflags=family.OWN_GROUP,
+            )
 
     def begin(self, order: dict[str, Any], head: dict[str, Any]) -> None:
         """Have the bench do what `order` says; `head` is the log's first event. Raises OSError."""
@@ -75,7 +93,7 @@ class Handle:
         log.write(**head)
         log.close()
         self._write(SPEC_NAME, json.dumps(order))
-        if self.process is None:
+        if self._process is None:
             self.start()
         else:
             self._say(b"go\n")
@@ -87,15 +105,15 @@ class Handle:
 
     def _say(self, line: bytes) -> None:
         with contextlib.suppress(OSError, ValueError):  # the supervisor is gone
-            self.process.stdin.write(line)
-            self.process.stdin.flush()
+            self._pipe.write(line)
+            self._pipe.flush()
 
     def discard(self) -> None:
         """End a standby, or give up a run that could not be started: nothing of it stays."""
-        if self.process is None:
+        if self._process is None:
             shutil.rmtree(self.folder, ignore_errors=True)
         else:
-            self.process.stdin.close()
+            self._pipe.close()
             runs.append(self)  # until it has ended
 
     def alive(self) -> bool:
@@ -110,7 +128,7 @@ class Handle:
             if code:
                 family.clear_up(self.folder, stop=None, code=None, why=why)
             with contextlib.suppress(OSError):
-                self.process.stdin.close()
+                self._pipe.close()
             stand_by()
         return code is None
 

@@ -181,7 +181,14 @@ class Supervisor:
 
     def _popen(self, argv: list[str], out: Any, env: dict | None, stdin: int) -> subprocess.Popen:
         child = subprocess.Popen(
-            argv, stdin=stdin, stdout=out, stderr=out, env=env, cwd=self.folder, **family.OWN_GROUP
+            argv,
+            stdin=stdin,
+            stdout=out,
+            stderr=out,
+            env=env,
+            cwd=self.folder,
+            start_new_session=True,
+            creationflags=family.OWN_GROUP,
         )
         self.children.append(child)
         if child.stdin is not None:

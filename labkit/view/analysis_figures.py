@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from labkit.diagnosis.instruments import Instruments, Reading, driver_samples, samples
 from labkit.diagnosis.public_traces import PublicTrace
-from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces, TraceComparison
+from labkit.diagnosis.trace_breakdown import Breakdown, Change, RankTraces, TraceComparison
 from labkit.results.run import Run
 from labkit.view import style
 from labkit.view.primitives import Bar, hbars, rows_in, stack
@@ -27,15 +27,19 @@ Curve = tuple[str, np.ndarray, np.ndarray, dict[str, Any]]
 def curves(run: Run) -> list[Curve]:
     """Return the utilization curves that the run's telemetry has; none where it has none."""
     if run.machine.kind == "cpu":
-        found = [("all CPU cores (psutil)", *samples(run, "cpu"), LINE)]
+        found = [("all CPU cores (psutil)", samples(run, "cpu"), LINE)]
     else:
-        smi = LINE | {"drawstyle": "steps-post"}
+        steps = LINE | {"drawstyle": "steps-post"}
         found = [
-            ("NVML's samples", *driver_samples(run), DOTS),
-            ("nvidia-smi", *samples(run, "gpu_now"), smi),
+            ("NVML's samples", driver_samples(run), DOTS),
+            ("nvidia-smi", samples(run, "gpu_now"), steps),
         ]
     thin = {"markersize": 1.5, "alpha": 0.6} if len(run.telemetry) > MANY else {}
-    return [(*curve, look | thin) for *curve, look in found if np.isfinite(curve[2]).any()]
+    return [
+        (label, seconds, shares, look | thin)
+        for label, (seconds, shares), look in found
+        if np.isfinite(shares).any()
+    ]
 
 
 @our_style
@@ -105,14 +109,16 @@ KERNELS, NAME_LENGTH = 6, 46  # listed; characters of a kernel's name
 @our_style
 def draw_trace(breakdown: Breakdown) -> Figure:
     """Draw the average step of a trace as bars; one without device activity has no idle gaps."""
-    step_us, steps, bars = breakdown.step_us, breakdown.steps, []
+    step_us = breakdown.step_us
+    steps = breakdown.steps
+    bars = []
     for key, (name, colour) in CLASSES.items():
         if share := breakdown.shares[key]:
             text = f"{_ms(share * step_us)} ({percent(share)})"
             bars.append(Bar(name, share * step_us, text, colour))
     panels = [("the average step by class: sums, not a timeline", bars)]
     if breakdown.gpu_utilization is not None:
-        gaps = {name: breakdown.idle.get(cause, 0.0) for cause, name in CAUSES.items()}
+        gaps = {name: breakdown.idle.get(cause) or 0.0 for cause, name in CAUSES.items()}
         idle = sum(gaps.values())
         bars = [Bar(name, gap, _ms(gap), "#777777") for name, gap in gaps.items()]
         panels.append((f"device idle: {_ms(idle)} a step ({percent(idle / step_us)})", bars))
@@ -160,8 +166,8 @@ def draw_timeline(
         spans = lanes[name]
         seen = spans[(spans[:, 1] > start) & (spans[:, 0] < end)]
         colour = CLASSES[LANES[name.split(": ")[-1]]][1]
-        widths = np.stack([seen[:, 0], seen[:, 1] - seen[:, 0]], axis=1)
-        axes.broken_barh(widths, (row - 0.36, 0.72), color=colour, linewidth=0)
+        stretches = [(begin, stop - begin) for begin, stop in seen]
+        axes.broken_barh(stretches, (row - 0.36, 0.72), color=colour, linewidth=0)
     if "steps" in lanes:
         axes.vlines(marks[:, 0], -0.5, len(rows) - 0.5, color="black", linewidth=0.8)
     axes.set(xlim=(start, end), ylim=(len(rows) - 0.5, -0.5))
@@ -172,28 +178,37 @@ def draw_timeline(
 @our_style
 def draw_comparison(comparison: TraceComparison) -> Figure:
     """Draw the average step of two traces by class, and the kernels and operators that changed."""
-    found, grey = comparison.to_dict(), "grey line: before"
-    titles = {"classes": f"{grey}; a step by class", "kernels": "kernels that changed most",
-              "operators": "operators that changed most: host time"}  # fmt: skip
+    titles = {
+        "classes": "the average step by class (grey line: before)",
+        "kernels": "kernels that changed most",
+        "operators": "operators that changed most: host time",
+    }
     panels = []
-    for what, title in titles.items():
-        bars = []
-        for row in found[what]:
-            old, new = row["before_us"], row["after_us"]
-            name, colour = CLASSES.get(row["name"], (_short(row["name"]), style.COMPUTE))
-            change = f"{_ms(new)} ({'-' if new < old else '+'}{_ms(abs(new - old))})"
-            bars += [Bar(name, new, change, colour, before=old)] if old or new else []
-        panels += [(title, bars)] if bars else []
+    for what, changes in comparison.changes().items():
+        bars = [_changed_bar(change) for change in changes if change.before_us or change.after_us]
+        if bars:
+            panels.append((titles[what], bars))
     names = (drawable(each.source, 40) for each in (comparison.before, comparison.after))
     return _bars(f"{' -> '.join(names)}: {comparison.headline}", panels)
+
+
+def _changed_bar(change: Change) -> Bar:
+    name, colour = CLASSES.get(change.name, (_short(change.name), style.COMPUTE))
+    sign = "-" if change.change_us < 0 else "+"
+    text = f"{_ms(change.after_us)} ({sign}{_ms(abs(change.change_us))})"
+    return Bar(name, change.after_us, text, colour, before=change.before_us)
 
 
 @our_style
 def draw_ranks(ranks: RankTraces) -> Figure:
     """Draw where the average step of every rank went: who waits in collectives, and for whom."""
-    parts = {"compute_busy": CLASSES["kernel"], "exposed_comm": CLASSES["communication"],
-             "idle": ("device idle", style.OTHER)}  # fmt: skip
-    rows, late = [], ranks.straggler
+    parts = {
+        "compute_busy": CLASSES["kernel"],
+        "exposed_comm": CLASSES["communication"],
+        "idle": ("device idle", style.OTHER),
+    }
+    rows = []
+    late = ranks.straggler
     for each in ranks:
         spent = {part: each.busy.get(part, 0.0) * each.step_us / 1000 for part in parts}
         said = ", the straggler" if each.rank == late else ""
@@ -208,10 +223,15 @@ def draw_ranks(ranks: RankTraces) -> Figure:
 @our_style
 def draw_reference(known: PublicTrace) -> Figure:
     """Draw the reference numbers of a trace that could not be read: what each rank's time was."""
-    parts, rows = {"kernel": CLASSES["kernel"], "exposed": CLASSES["communication"],
-                   "none": ("no kernel", style.OTHER)}, []  # fmt: skip
+    parts = {
+        "kernel": CLASSES["kernel"],
+        "exposed": CLASSES["communication"],
+        "none": ("no kernel", style.OTHER),
+    }
+    rows = []
     for rank, found in known.numbers.items():
-        busy, exposed = found["kernel_busy"], found.get("exposed_comm") or 0.0
+        busy = found["kernel_busy"] or 0.0
+        exposed = found.get("exposed_comm") or 0.0
         spent = {"kernel": busy - exposed, "exposed": exposed, "none": 1 - busy}
         rows.append((rank, spent, f"of {found['window_ms']:,.1f} ms"))
     header = [(f"{known.mark}: {known.hardware}", BOLD), (f"{known.bottleneck}: {known.why}", {})]

@@ -19,6 +19,7 @@ from labkit.knobs import Knob
 from labkit.results.event_log import EventLogResult
 from labkit.results.run import Run
 from labkit.spec import Pipeline
+from labkit.view.home_thread import HomeThread
 
 MOST_ON_A_SLIDER = 300  # whole numbers that a slider of 200 px still lets one hit
 # The stops of a slider with "auto": round numbers, and for whole ones powers of two and between
@@ -132,12 +133,17 @@ class History(anywidget.AnyWidget):
     rows = traitlets.List().tag(sync=True)  # dicts: key, name, numbers, verdict, pinned, note
     copies = traitlets.List().tag(sync=True)  # what there is to copy
 
-    def __init__(self, pinned: Callable[[], None], texts: dict[str, Callable[[], str]]):
+    def __init__(
+        self,
+        pinned: Callable[[], None],
+        texts: dict[str, Callable[[], str]],
+        home: HomeThread,
+    ):
         """Call `pinned` when another run is; `texts` says what there is to copy, and makes it."""
         super().__init__(copies=list(texts))
         self.runs: dict[int, EventLogResult] = {}  # by the key of its row
         self.texts, self.when_pinned = texts, pinned
-        self.on_msg(lambda _self, asked, _buffers: self.handle(**asked))
+        self.on_msg(lambda _self, asked, _buffers: home.call(self.handle, **asked))
 
     @property
     def pinned(self) -> EventLogResult | None:

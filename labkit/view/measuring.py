@@ -25,6 +25,8 @@ from labkit.view.display import Display, StaticFigure, stage_line
 if TYPE_CHECKING:
     import pandas
 
+    from labkit.bench.measure import Bench
+
 MOST_MIB = 64  # of a function with what it refers to
 PAYLOAD = "function.pkl"
 REDRAW_SECONDS = 1.0  # between two drawings of the rows so far
@@ -58,9 +60,11 @@ def measure(
     Raises ValueError on a grid that does not fit the function, or a function that cannot be sent;
     RuntimeError where every row failed.
     """
-    spec, source = Grid(*signature_of(function), listed(grid), device), Sent(function)
+    spec = Grid(*signature_of(function), listed(grid), device)
+    source = Sent(function)
     with held():
-        started = measure.last = launch(spec, source=source)
+        started = launch(spec, source=source)
+        assert isinstance(started, Measurements)  # what a Grid gives
         if wait:
             watch_rows(started)
     if wait and len(started) and (failed := first_error_of_all(started)):
@@ -81,7 +85,7 @@ def peaks(*, again: bool = False, threads: int | None = None, device: str = "aut
         device: As of `lk.measure`.
     """
 
-    def peak(bench: object, of: str) -> dict[str, object]:
+    def peak(bench: Bench, of: str) -> dict[str, object]:
         from labkit.bench.peaks import measured  # in the bench: this process needs no torch
 
         return measured(bench, of, again=again, threads=threads)
@@ -93,9 +97,10 @@ def signature_of(function: Callable) -> tuple[str, tuple[str, ...], tuple[str, .
     """Return a function's name, its arguments after the bench, and those without a default."""
     if not isinstance(function, FunctionType):
         raise ValueError(f"{function!r} is not a function: give one that takes (bench, ...).")
-    bench, *others = inspect.signature(function).parameters.values() or [None]
-    if bench is None:
+    arguments = list(inspect.signature(function).parameters.values())
+    if not arguments:
         raise ValueError(f"{function.__name__}() takes no argument: the first is the bench.")
+    others = arguments[1:]  # behind the bench
     names = tuple(each.name for each in others)
     needed = tuple(each.name for each in others if each.default is inspect.Parameter.empty)
     return function.__name__, names, needed

@@ -29,7 +29,7 @@ def draw_pair(before: Run, after: Run) -> Figure:
         return after.plot(before=before)
     panels = [(0.34, TEETH_INCHES), (0.42, TEETH_INCHES), (0.80, rows_in(2))]
     figure, (earlier, later, steps) = page(run_header(after, before), panels)
-    length_s = SLOW_STEPS * max(before.step_ms, after.step_ms) / 1e3
+    length_s = SLOW_STEPS * max(before.step_ms or 0.0, after.step_ms or 0.0) / 1e3
     length_s = min(length_s, _measured_s(before), _measured_s(after))
     for axes, run, name in ((earlier, before, "before"), (later, after, "this run")):
         _draw_stretch(axes, run, length_s)

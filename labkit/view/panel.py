@@ -1,6 +1,7 @@
 """The panel: controls generated from knobs, Run, Stop, the live view, a verdict, a comparison.
 
 Nothing here blocks the kernel: an asyncio task follows the run, and a thread waits for processes.
+All handlers run in the thread that made the panel: see home_thread.py.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from labkit.results.launch import launch
 from labkit.results.run import Run
 from labkit.view.controls import Control, Ghost, History, in_words, shown
 from labkit.view.display import StaticFigure, why_no_widgets
+from labkit.view.home_thread import HomeThread
 from labkit.view.live import LiveView
 from labkit.view.run_header import busy_of
 
@@ -76,7 +78,7 @@ class Kind:
     figure: Callable[[Any, Any], StaticFigure | None] = lambda _run, _before: None
     start: Callable[[Any], Any] = lambda asked: launch(asked)  # -> the run that has begun
     measured: Callable[[Any], bool] = lambda run: run.throughput is not None
-    view: widgets.Widget = field(default_factory=LiveView)
+    view: LiveView = field(default_factory=LiveView)
     hint: str = "Set the knobs and press Run."  # said before the first run
     button: str = "Run"
 
@@ -93,8 +95,8 @@ class TextBox(widgets.VBox):
         return self.text
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        shown = {} if self.missing else super()._repr_mimebundle_(**kwargs)
-        return shown | {"text/plain": self.text}
+        shown = None if self.missing else super()._repr_mimebundle_(**kwargs)
+        return (shown or {}) | {"text/plain": self.text}
 
 
 class Panel(TextBox):
@@ -112,15 +114,16 @@ class Panel(TextBox):
         self.run_button = widgets.Button(description=kind.button, icon="play")
         self.stop_button = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.run_button.button_style = "primary"
-        self.run_button.on_click(lambda _button: self.start())
-        self.stop_button.on_click(lambda _button: self.stop())
+        self.home = HomeThread()
+        self.run_button.on_click(lambda _button: self.home.call(self.start))
+        self.stop_button.on_click(lambda _button: self.home.call(self.stop))
         self.ghost, self.verdict, self.comparison = Ghost(), widgets.HTML(), widgets.HTML()
         self.figure = widgets.Image(format="png", layout=Layout(max_width="100%", display="none"))
         texts = {
             name: lambda of=of: of(self.asked, self._measured(self.asked))
             for name, of in kind.copies.items()
         }
-        self.history = History(self._pinned, texts)
+        self.history = History(self._pinned, texts, self.home)
         grid = Layout(grid_template_columns=GRID, grid_gap="6px 16px", overflow="hidden")
         knobs = widgets.GridBox(list(kind.controls.values()), layout=grid)
         buttons = widgets.HBox([self.run_button, self.stop_button])
@@ -131,7 +134,7 @@ class Panel(TextBox):
         super().__init__(text, [knobs, buttons, *ghost, self.view, *said])
         self.add_class("labkit-panel")
         for control in self.controls.values():
-            control.widget.observe(self._changed, "value")
+            control.widget.observe(lambda _change: self.home.call(self._changed), "value")
         self.say(kind.hint)
         self._changed()
 
@@ -263,7 +266,7 @@ class Panel(TextBox):
         measured = self.kind.measured(run)
         ended = run.error or f"{run.outcome.capitalize()}: too short to tell."
         self.say(self.kind.verdict(run) if measured and not run.error else ended, not run.error)
-        self._compare(run, before if measured else None)
+        self._say_difference(run, before if measured else None)
         drawn = self.kind.figure(run, before) if measured else None
         if drawn:
             self.figure.value, self.figure.layout.width = drawn.png, f"{drawn.width}px"
@@ -277,10 +280,12 @@ class Panel(TextBox):
         elif not self._refused:
             self._forecast(self.asked)
 
-    def _compare(self, run: Any, before: Any) -> None:
+    def _say_difference(self, run: Any, before: Any) -> None:
         """Say what `before` and `run` have apart."""
-        pinned = before is not None and before is self.history.pinned
-        name = [f"the pinned run ({self.history.name(before)})"] if pinned else []
+        pinned = self.history.pinned
+        name = []
+        if pinned is not None and before is pinned:
+            name = [f"the pinned run ({self.history.name(pinned)})"]
         lines = map(html.escape, self.kind.against(run, before, *name))
         self.comparison.value = f"<div style='line-height:1.45'>{'<br>'.join(lines)}</div>"
 
@@ -289,18 +294,21 @@ class Panel(TextBox):
         pinned, run = self.history.pinned, self._measured()
         self.view.show_before(pinned)
         if run is not None and run is not pinned and not self.running:
-            self._compare(run, pinned)
+            self._say_difference(run, pinned)
 
     def _busy(self, busy: bool) -> None:
         self.run_button.disabled, self.stop_button.disabled = busy or self._refused, not busy
         for old in (self.verdict, self.comparison, self.figure):  # faint: not this run's own
             (old.add_class if busy else old.remove_class)("labkit-old")
 
-    def _changed(self, _change: Any = None) -> None:
+    def _changed(self) -> None:
         """Say at once what the controls would bring, or where they do not go together."""
         if self._telling:
             return
-        self._telling, refused, said = True, self._refused, ""
+        refused = self._refused
+        said = ""
+        asked = None
+        self._telling = True
         automatic = self.kind.auto(self.values)
         for name in automatic.keys() & self.controls.keys():
             self.controls[name].tell_auto(automatic[name])

@@ -8,6 +8,8 @@ import io
 import os
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from labkit.results import saving
 from labkit.results.run import Run
 
@@ -92,7 +94,7 @@ def _headline(run: Run) -> str:
     return f"{recorded}{run.diagnose().headline}"
 
 
-def _image(figure: object, text: str) -> str:
+def _image(figure: Figure, text: str) -> str:
     """Return a figure as an image within the page."""
     file = io.BytesIO()
     figure.savefig(file, format="png")

@@ -12,6 +12,7 @@ import numpy as np
 import pandas
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
@@ -36,8 +37,13 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X")  # the first is for the reader's o
 LEAST_RANGE = 8  # powers of two over such a range are drawn at equal distances
 MOST_TICKS = 13
 LONGEST_NAME = 80
-PANEL_IN, BAR_IN, NOTE_IN, TITLE_IN = 3.0, 0.2, 0.14, 0.25
-NOTE = {"fontsize": 7.5, "color": "#555555"}
+PANEL_IN = 3.0
+BAR_IN = 0.2
+NOTE_IN = 0.14
+TITLE_IN = 0.25
+GREY = "#555555"
+NOTE_SIZE = 7.5  # points
+NOTE = {"fontsize": NOTE_SIZE, "color": GREY}
 GRID = {"color": "#E6E6E6", "linewidth": 0.8}
 
 
@@ -47,6 +53,7 @@ class HasRows(Protocol):
     @property
     def rows(self) -> pandas.DataFrame:
         """The rows as a table."""
+        ...
 
 
 Table = pandas.DataFrame | HasRows
@@ -99,21 +106,24 @@ def plot(
     if beside is not None:
         series += series_of(beside, x, y, by, colours)
     as_lines = all(is_numeric(each.rows[x]) for each in series)
-    figure = Picture(dpi=DPI, facecolor="white", layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)
+    figure = Picture(dpi=DPI, facecolor="white", layout=layout)
     axes = figure.subplots()
     if as_lines:
         draw_lines(axes, series, x, y, log)
     else:
         draw_bars(axes, series, x, y, log or "")
     height = PANEL_IN if as_lines else BAR_IN * sum(len(each.rows) for each in series) + 0.7
-    handles, _ = axes.get_legend_handles_labels()
+    handles, labels = axes.get_legend_handles_labels()
     if any((each.noisy & ~np.isnan(each.values)).any() for each in series):
         label = f"hollow: noisy, spread above {NOISY:.0%} of the median"
-        hollow = {"marker": "o" if as_lines else "s", "markerfacecolor": "white", "linestyle": ""}
-        handles.append(Line2D([], [], color=NOTE["color"], label=label, **hollow))
+        labels.append(label)
+        marker = "o" if as_lines else "s"
+        hollow = Line2D([], [], color=GREY, label=label, marker=marker, linestyle="")
+        hollow.set_markerfacecolor("white")
+        handles.append(hollow)
     if handles:
-        columns = legend_columns([handle.get_label() for handle in handles])
+        columns = legend_columns(labels)
         legend_above(axes, handles, columns)
         height += LEGEND_ROW_IN * math.ceil(len(handles) / columns)
     left = {"x": 0.01, "ha": "left", "parse_math": False}
@@ -151,7 +161,7 @@ def series_of(
     by_card = "card" if is_beside and "card" not in (x, by) else None
     for number, (card, of_card) in enumerate(groups_of(frame, by_card)):
         for value, group in groups_of(of_card, by):
-            label = value or own_name
+            label = value or own_name or ""
             if is_beside:
                 label = ", ".join(filter(None, [card, value, origin_of(table, group)])) or "beside"
             key = value or f"{is_beside} {card}"
@@ -192,16 +202,17 @@ def groups_of(
     if column is None or column not in frame:
         yield "", frame
         return
-    words = frame[column].map(word)
+    words = pandas.Series([word(value) for value in frame[column]], frame.index, dtype=object)
     is_name = frame[column].dtype != bool and not is_numeric(frame[column])
     for value in words.unique():
-        yield value if is_name else f"{column.replace('_', ' ')} {value}", frame[words == value]
+        name = value if is_name else f"{column.replace('_', ' ')} {value}"
+        yield name, frame.loc[words == value]
 
 
 def numbers(rows: pandas.DataFrame, column: str) -> np.ndarray:
     """Return a column as numbers, NaN where there is none."""
     try:
-        return pandas.to_numeric(rows[column]).to_numpy(float, na_value=np.nan, copy=True)
+        return pandas.Series(pandas.to_numeric(rows[column])).to_numpy(float, copy=True)
     except (ValueError, TypeError):
         raise ValueError(f"Column {column!r} holds no numbers: choose another one.") from None
 
@@ -257,7 +268,7 @@ def notes_of(table: Table, series: list[Series], x: str, y: str) -> list[str]:
 
 def mixed(rows: pandas.DataFrame, x: str, y: str) -> str:
     """Say in which columns rows with the same x differ; "" where they differ in none."""
-    same = rows[rows.duplicated(x, keep=False)]
+    same = rows.loc[rows.duplicated(x, keep=False)]
     known = (x, y, "source", "error", "noisy")
     cases = [c for c in same if c not in known and not pandas.api.types.is_float_dtype(same[c])]
     differ = [name for name in cases if same[name].map(word).groupby(same[x]).nunique().max() > 1]
@@ -366,12 +377,18 @@ def draw_bars(axes: Axes, series: list[Series], x: str, y: str, log: str) -> Non
 
 def draw_group(axes: Axes, series: Series, at: np.ndarray, thickness: float) -> None:
     """Draw the bars of one series: filled, or hatched and dashed if beside; noisy ones hollow."""
-    look = {"edgecolor": series.colour, "facecolor": series.colour}
-    if series.is_beside:
-        look |= {"facecolor": "white", "hatch": "////", "linestyle": "--"}
-    axes.barh(at, series.values, thickness, label=series.label or None, **look)
-    look |= {"facecolor": "white", "hatch": ""}
-    axes.barh(at[series.noisy], series.values[series.noisy], thickness, **look)
+    axes.barh(
+        at,
+        series.values,
+        thickness,
+        label=series.label or None,
+        edgecolor=series.colour,
+        facecolor="white" if series.is_beside else series.colour,
+        hatch="////" if series.is_beside else None,
+        linestyle="--" if series.is_beside else "-",
+    )
+    values = series.values[series.noisy]
+    axes.barh(at[series.noisy], values, thickness, edgecolor=series.colour, facecolor="white")
     if series.spread.any():
         spread = {"fmt": "none", "ecolor": NOTE["color"], "capsize": 2.5}
         axes.errorbar(series.values, at, xerr=series.spread, **spread)

@@ -26,10 +26,13 @@ from labkit.view.primitives import Bar, hbars, rows_in, stack
 from labkit.view.run_header import BOLD, GREY, LOUD, device_of, run_header
 from labkit.view.style import BEFORE, COMPUTE, COPY, PARTS, WAIT, ms, our_style, page
 
-TEETH, MAX_TEETH = 10, 24  # steps in the window: two rounds of the workers where they are many
-STEPS_A_BIN, MAX_BINS = 3, 120  # of the utilization: finer bins would show single teeth, aliased
+TEETH = 10  # steps in the window
+MAX_TEETH = 24  # two rounds of the workers, where they are many
+STEPS_A_BIN = 3  # of the utilization: finer bins would show single teeth, aliased
+MAX_BINS = 120
 LABELLED = 0.07  # a part at least this wide has its number written in
-MOST, LEAST = 6, 0.02  # lines that are drawn, of workers half as many; and their share
+MOST = 6  # lines that are drawn, of workers half as many
+LEAST = 0.02  # their share
 COLOURS = {"waiting": WAIT, "worker": WAIT, "between": BEFORE}  # of lines, by their phase
 BODY = {  # of a loop's body: (name, colour), by `Lines.body`
     "forward": ("forward", "#009E73"),
@@ -89,7 +92,7 @@ def teeth_window(run: Run) -> tuple[int, float, float]:
 def _window_steps(run: Run) -> tuple[int, int]:
     """Return the first step of that window, and how many it has."""
     first = max(run.warmup, 1)
-    wanted = min(max(TEETH, 2 * (run.pipeline.num_workers or 0)), MAX_TEETH)
+    wanted = min(max(TEETH, 2 * (run.pipeline.to_dict()["num_workers"] or 0)), MAX_TEETH)
     count = min(wanted, run.steps - first)
     return first + (run.steps - first - count) // 2, count
 
@@ -100,7 +103,8 @@ def _draw_teeth(axes: Axes, run: Run, window: tuple[int, float, float]) -> None:
     device = device_of(run)
     lanes = [("loop waits for data", (0, 1), 0.6, WAIT), ("copy", (2, 3), 0.6, COPY)]
     lanes = [*(lanes[:1] if run.watched else lanes), (f"{device} busy", (4, 5), 2.0, COMPUTE)]
-    bottom, ticks = 0.0, []
+    bottom = 0.0
+    ticks = []
     first, steps = _window_steps(run)
     near = run.stretch(max(0, first - AHEAD), first + steps + AHEAD)  # the host may be ahead
     for _, columns, tall, colour in lanes:
@@ -123,7 +127,9 @@ def _draw_teeth(axes: Axes, run: Run, window: tuple[int, float, float]) -> None:
 
 def _draw_whole(axes: Axes, run: Run, before: Run | None, window: tuple[int, float, float]) -> None:
     """Utilization from the true intervals, the instruments' own samples, warm-up and mean."""
-    end, mean, bound = run.length_s, run.utilization, run.utilization_is_upper_bound
+    end = run.length_s
+    mean = run.utilization or 0.0
+    bound = run.utilization_is_upper_bound
     handles = []
     if run.warmup:
         axes.axvspan(0, _end_of(run, run.warmup), color="#EEEEEE", linewidth=0, zorder=0)
@@ -145,9 +151,15 @@ def _draw_whole(axes: Axes, run: Run, before: Run | None, window: tuple[int, flo
     axes.axhline(mean, color="black", linestyle=":", linewidth=0.5)  # leads on to its number
     at_most = "\n≤" if bound else ""  # one line would be too long
     axes.annotate(
-        f"mean{at_most} {mean:.0%}", (1, mean), (5, 0), xycoords=("axes fraction", "data"),
-        textcoords="offset points", va="center", fontweight="bold", annotation_clip=False,
-    )  # fmt: skip
+        f"mean{at_most} {mean:.0%}",
+        (1, mean),
+        (5, 0),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        va="center",
+        fontweight="bold",
+        annotation_clip=False,
+    )
     axes.set(xlim=(0, max(end, before.length_s if before else 0)), ylim=(0, 1.03))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
@@ -176,17 +188,22 @@ def step_parts(run: Run) -> dict[str, float]:
 
 def draw_mean_steps(axes: Axes, run: Run, before: Run | None) -> None:
     """A stacked bar of the mean step; every number is in the legend, the wide ones inside too."""
-    rows, named, what = [("this run", step_parts(run))], {}, "step"
+    rows = [("this run", step_parts(run))]
+    named = {}
+    what = "step"
     if before:
         rows.append(("before", step_parts(before)))
-        micro = [one.pipeline.accumulation_steps or 1 for one in (run, before)]
+        micro = [one.pipeline.to_dict()["accumulation_steps"] or 1 for one in (run, before)]
         if micro[0] != micro[1]:  # a micro-batch beside a whole batch compares nothing
             what = f"update ({micro[0]} micro-batches, {micro[1]} before)"
-            rows = [(name, {part: value * count for part, value in parts.items()})
-                    for (name, parts), count in zip(rows, micro, strict=True)]  # fmt: skip
+            rows = [
+                (name, {part: value * count for part, value in parts.items()})
+                for (name, parts), count in zip(rows, micro, strict=True)
+            ]
     totals = [sum(parts.values()) for _, parts in rows]
     for part, (name, colour) in PARTS.items():
-        now, old = rows[0][1][part], rows[-1][1][part]
+        now = rows[0][1][part]
+        old = rows[-1][1][part]
         if run.watched and part == "copy":
             continue  # somewhere inside the loop's body
         name = "loop body" if run.watched and part == "compute" else name
@@ -237,9 +254,10 @@ def line_bars(lines: Lines) -> list[Bar]:
     found = lines.lines
     loop = [line for line in found if line.phase != "worker"][:MOST]
     workers = [line for line in found if line.phase == "worker"][: MOST // 2]
-    return [
-        Bar(line.place[-20:], line.share,
-            f"{line.share:.0%} {line.phase}, {line.function}(): {line.call or line.kind}"[:64],
-            COLOURS.get(line.phase, COMPUTE))
-        for line in [*loop, *workers] if line.share >= LEAST
-    ]  # fmt: skip
+    bars = []
+    for line in [*loop, *workers]:
+        if line.share >= LEAST:
+            text = f"{line.share:.0%} {line.phase}, {line.function}(): {line.call or line.kind}"
+            colour = COLOURS.get(line.phase, COMPUTE)
+            bars.append(Bar(line.place[-20:], line.share, text[:64], colour))
+    return bars

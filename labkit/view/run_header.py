@@ -7,6 +7,7 @@ from typing import Any
 
 from labkit.diagnosis.run_costs import cores_used
 from labkit.diagnosis.thresholds import FOREIGN_LOAD
+from labkit.results.ranks import Ranks
 from labkit.results.result import noise
 from labkit.results.run import Run
 from labkit.view.style import ALARM, BEFORE
@@ -40,26 +41,26 @@ def message(run: Run, before: Run | None = None) -> str:
     if run.utilization is None:
         return run.alias or "No numbers"
     busy = busy_of(run)
-    if before is None or not before.throughput:
+    if before is None or not before.throughput or run.throughput is None:
         return f"{run.throughput:,.0f} {run.unit}/s, {busy}"
     changed = run.alias or _apart(before, run)
     return f"{changed[:TITLE]}: {run.throughput / before.throughput:.1f}x the throughput, {busy}"
 
 
-def several_header(title: str, texts: list[str], runs: Iterable[Run]) -> list[Line]:
+def several_header(title: str, texts: list[str], runs: Iterable[Run | Ranks]) -> list[Line]:
     """Return the header of a figure of several runs; empty texts are left out."""
     runs = list(runs)
     lines = [(text, {}) for text in texts if text]
     return [*recorded_line(runs), (title, BOLD), *lines, *machine_lines(runs)]
 
 
-def recorded_line(runs: Iterable[Run]) -> list[Line]:
+def recorded_line(runs: Iterable[Run | Ranks]) -> list[Line]:
     """Return the line that says what was not measured here; none where all was."""
     names = sorted({run.machine.name for run in runs if run.recorded})
     return [(f"RECORDED on {', '.join(names)}", LOUD | {"fontsize": 10})] if names else []
 
 
-def machine_lines(runs: Iterable[Run]) -> list[Line]:
+def machine_lines(runs: Iterable[Run | Ranks]) -> list[Line]:
     """Return a line for each machine that the runs are from."""
     known = dict.fromkeys(run.machine.line for run in runs if run.machine.kind != "unknown")
     return [(line, GREY) for line in known]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -26,7 +25,8 @@ MARKERS = "osD^vPX"
 SPAN = 20  # times as large as the smallest value is the largest: from there on, logarithmic
 VALUES_SHOWN = 10  # points of one line that still have room for their numbers
 TEETH = 6  # steps in the window
-EXCHANGE, OTHERS = "#0072B2", "#56B4E9"
+EXCHANGE = "#0072B2"
+OTHERS = "#56B4E9"
 PARTS = {  # part of RankTimes: (name, colour), as stacked
     "wait": ("waiting for data", WAIT),
     "compute": ("compute", COMPUTE),
@@ -45,7 +45,8 @@ def draw_sweep(sweep: Sweep) -> Figure:
     throughput are the run's own unevenness (`Run.spread`). A run without numbers is a gap, marked.
     """
     knob, *others = sweep.knobs
-    values, found = sweep.knobs[knob], {}  # {name of a line: its run at each value, or None}
+    values = sweep.knobs[knob]
+    found: dict[str, list[Run | None]] = {}  # a line's runs at each value, by its name
     for setting, run in itertools.zip_longest(sweep.settings, sweep.runs):
         line = found.setdefault(said({n: setting[n] for n in others}), [None] * len(values))
         line[values.index(setting[knob])] = run
@@ -80,22 +81,31 @@ def _message(sweep: Sweep) -> str:
     rates = [run.throughput for run in sweep.runs if run.throughput]
     if len(rates) < 2:
         return f"sweep of {', '.join(sweep.knobs)}"
-    best = sweep.settings[sweep.runs.index(sweep.best)]
+    best = sweep.settings[max(range(len(sweep)), key=lambda i: sweep.runs[i].throughput or 0.0)]
     gain = max(rates) / min(rates)
     return f"{said(best)}: {gain:.1f}x the throughput of the slowest setting"
 
 
 def _draw(
-    axes: Axes, found: dict[str, list[Run | None]], places: Sequence[float], name: str,
-    ylabel: str, say: Any, log: str,
-) -> None:  # fmt: skip
+    axes: Axes,
+    found: dict[str, list[Run | None]],
+    places: Sequence[float],
+    name: str,
+    ylabel: str,
+    say: Callable[[float], str],
+    log: str,
+) -> None:
     """Draw one number of the runs, with the spread of the throughput, and crosses for gaps."""
-    series, reach = [], []  # and how high the bars of spread go
+    series = []
+    reach = []  # how high the bars of spread go
     for index, (label, line) in enumerate(found.items()):
         values = np.array([getattr(run, name) if run else None for run in line], float)
-        colour, dash = LINES[index % len(LINES)], "-" if index < len(LINES) else "--"
-        dash = "" if isinstance(places, range) else dash  # nothing lies between two categories
-        marker, named = MARKERS[index % len(MARKERS)], label if name == "throughput" else ""
+        colour = LINES[index % len(LINES)]
+        dash = "-" if index < len(LINES) else "--"
+        if isinstance(places, range):
+            dash = ""  # nothing lies between two categories
+        marker = MARKERS[index % len(MARKERS)]
+        named = label if name == "throughput" else ""
         series.append(Series(named, places, values, colour, dash, marker))
         if name == "throughput":  # half the IQR to either side
             half = np.nan_to_num(values) * [(run.spread or 0) / 2 if run else 0 for run in line]
@@ -106,8 +116,8 @@ def _draw(
         if gaps:
             place = axes.get_xaxis_transform()
             axes.plot(gaps, [0.03] * len(gaps), "x", color=ALARM, markersize=7, transform=place)
-    few = len(found) == 1 and len(values) <= VALUES_SHOWN
-    lines(axes, series, ylabel=ylabel, say=say if few else None, log=log)
+    few = len(found) == 1 and len(places) <= VALUES_SHOWN
+    lines(axes, series, ylabel, log, say if few else None)
     if reach and "y" not in log:
         axes.set_ylim(0, max(axes.get_ylim()[1], 1.05 * max(reach)))
 
@@ -125,7 +135,8 @@ def _left_out(sweep: Sweep) -> str:
 @our_style
 def draw_ranks(ranks: Ranks) -> Figure:
     """Draw `ranks`; a run too short for numbers gets a figure that says so."""
-    times, count = ranks.times, f"{ranks.world_size} rank{'s' * (ranks.world_size > 1)}"
+    times = ranks.times
+    count = f"{ranks.world_size} rank{'s' * (ranks.world_size > 1)}"
     knobs = said(ranks.asked.changed() | ({"no_sync": True} if ranks.no_sync else {}))[:240]
     if times is None:
         why = ranks.error or f"{ranks.outcome} after {ranks.steps} steps: too few to measure"
@@ -143,7 +154,7 @@ def draw_ranks(ranks: Ranks) -> Figure:
         for row, rank in enumerate(times.ranks)
     ]
     stack(shares, rows, PARTS, "share of wall time, warm-up left out", inside=share_text)
-    shares.get_legend().remove()  # the lanes have it
+    shares.legend(handles=[], frameon=False)  # the lanes have it
     shares.set_xlim(0, 1)
     shares.xaxis.set_major_formatter(PercentFormatter(1))
     return figure
@@ -159,7 +170,8 @@ def _delays(ranks: Ranks) -> str:
 
 def _draw_lanes(axes: Axes, runs: list[RankRun]) -> None:
     """Draw the true intervals of a few steps in the middle of the run."""
-    count, first = min(run.steps for run in runs), max(run.warmup for run in runs)
+    count = min(run.steps for run in runs)
+    first = max(run.warmup for run in runs)
     start = min(max(first, count // 2 - TEETH // 2), max(0, count - TEETH))
     stop = min(start + TEETH, count)
     zero = min(run.host_ns[start, 0] for run in runs)

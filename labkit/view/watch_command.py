@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from labkit.bench.telemetry import Outside, Sample
+from labkit.bench.outside import Outside, Sample
 from labkit.diagnosis.outside_verdict import judge
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns

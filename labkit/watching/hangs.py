@@ -201,7 +201,7 @@ class HangWatch:
         folders = self.folders() if callable(self.folders) else self.folders
         found = hang_in(folders, now)
         if found is None:
-            if self.hanging:
+            if self.hanging and self.last is not None:
                 self.say(f"it moves again, after more than {self.last.seconds:.0f} s.")
             self.hanging = False
             self.due_s = 0.0

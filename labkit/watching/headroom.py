@@ -18,6 +18,7 @@ from typing import Any
 
 from labkit.bench.user_loop import counter_for, find_device, knobs_of
 from labkit.process.events import now_ns
+from labkit.watching.passes import Pass, length_of
 
 KEPT = 8  # batches, at most
 KEPT_BYTES = 256 * 2**20  # and as many as fit; at least one
@@ -57,7 +58,7 @@ class Found:
     @property
     def text(self) -> str:
         """The finding as a sentence."""
-        if self.factor is None:
+        if self.factor is None or self.low is None:
             return (
                 "headroom: the loop ended too soon to tell: it takes two pairs of blocks of "
                 f"{BLOCK_STEPS} steps and {BLOCK_NS / 1e9:g} s each. Train for longer."
@@ -89,11 +90,12 @@ class Blocks:
         self.steps = 0
         self.samples = 0
         self.spent = 0  # ns
-        self.live: tuple[float, float] | None = None  # samples a second, s a step
+        self.live_rate = 0.0  # samples a second, in the last block of live steps
         self.pairs: list[tuple[float, float]] = []  # samples a second: live, replayed
         self.changed = False  # a kept batch was, in place
         self.unit = "samples"
-        self.count: Callable[[Any], int] | None = None
+        self.has_unit = False  # known from the first batch on
+        self.count: Callable[[Any], int] = _one
         self.on_cpu = True
 
     def end_step(self, took_ns: int, samples: int, now: int) -> None:
@@ -106,11 +108,11 @@ class Blocks:
                 return
             rate = self.samples / self.spent * 1e9
             if self.phase == LIVE:
-                self.live = rate, self.spent / self.steps
-                self.until = now + int(self.in_flight * self.live[1])
+                self.live_rate = rate
+                self.until = now + int(self.in_flight * self.spent / self.steps)
                 self._begin(FILLING)
             else:
-                self.pairs.append((self.live[0], rate))
+                self.pairs.append((self.live_rate, rate))
                 self.left = self.in_flight
                 self._begin(DRAINING if self.in_flight else LIVE)
         elif self.phase == FILLING:
@@ -248,7 +250,7 @@ class HeadroomPass:
         return self
 
     def __len__(self) -> int:
-        return len(self.iterator)
+        return length_of(self.iterator)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "iterator"), name)
@@ -267,24 +269,23 @@ class HeadroomPass:
         return batch
 
     def _replayed(self) -> Any:
-        pause = getattr(self.iterator, "pause", None)
-        if not self.is_paused and pause is not None:
-            pause()
+        if not self.is_paused and isinstance(self.iterator, Pass):
+            self.iterator.pause()
         self.is_paused = True
         batch = self.blocks.replay()
         self.samples = self.blocks.count(batch)
         return batch
 
     def _live(self) -> Any:
-        watched = hasattr(self.iterator, "pause")
-        if self.is_paused and watched and self.blocks.phase == DRAINING:
-            batch = self.iterator.skip()
+        watched = self.iterator if self.is_paused and isinstance(self.iterator, Pass) else None
+        if watched is not None and self.blocks.phase == DRAINING:
+            batch = watched.skip()
         else:
-            if self.is_paused and watched:
-                self.iterator.resume()
+            if watched is not None:
+                watched.resume()
             self.is_paused = False
             batch = next(self.iterator)
-        if self.blocks.count is None:
+        if not self.blocks.has_unit:
             self._learn(batch)
         self.blocks.keep(batch)
         self.samples = self.blocks.count(batch)
@@ -293,6 +294,7 @@ class HeadroomPass:
     def _learn(self, batch: Any) -> None:
         known = counter_for(batch, self.batch_size)
         self.blocks.unit = "samples" if known else "batches"
+        self.blocks.has_unit = True
         self.blocks.count = known or _one
         torch = sys.modules.get("torch")
         self.blocks.on_cpu = torch is None or find_device(torch).type == "cpu"
@@ -324,7 +326,7 @@ class Headroom:
         return HeadroomPass(self.blocks, iter(self.loader), self.loader, _always)
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return length_of(self.loader)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "loader" not in self.__dict__:  # copying, pickling

@@ -24,7 +24,7 @@ from typing import Any
 from labkit.bench import stack
 from labkit.process.events import now_ns
 from labkit.watching.headroom import Blocks, HeadroomPass, in_flight_of
-from labkit.watching.passes import Pass
+from labkit.watching.passes import Pass, length_of
 from labkit.watching.recorder import Recorder
 
 MOST = 8  # loaders of a process that are recorded: training, validation, test, ...
@@ -75,7 +75,7 @@ class HookedPass(Pass):
         return type(self.iterator)
 
     def __len__(self) -> int:
-        return len(self.iterator)
+        return length_of(self.iterator)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "iterator"), name)
@@ -237,7 +237,10 @@ class OptimizerSteps:
         self.seen += 1
         with contextlib.suppress(Exception):
             if self.seen == PATIENCE:
-                recorder = _begin(self, None, self).recorder
+                loop = _begin(self, None, self)
+                if loop is None:
+                    return
+                recorder = loop.recorder
                 recorder.trains = True
                 self.steps = Pass(recorder, itertools.repeat(None), 0, recorder.beat)
             if self.steps is not None:

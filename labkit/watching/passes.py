@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from typing import TYPE_CHECKING, Any
 
 from labkit.bench.loader_clocks import IDLE, SINCE, STATE
@@ -23,6 +23,13 @@ def say(text: str) -> None:
     """Say something on stderr; stdout is the script's."""
     with contextlib.suppress(Exception):  # it may be closed
         print(f"labkit.watch: {text}", file=sys.stderr)
+
+
+def length_of(batches: object) -> int:
+    """Return len(batches); raises TypeError where it has none, as `len` does."""
+    if not isinstance(batches, Sized):
+        raise TypeError(f"object of type {type(batches).__name__!r} has no len()")
+    return len(batches)
 
 
 class Pass:
@@ -56,7 +63,7 @@ class Pass:
     def __next__(self) -> Any:
         now = now_ns()
         if self.ready:
-            end = None if self.start is None else self.clock.mark()
+            end = None if self.start is None or self.clock is None else self.clock.mark()
             self.rows.append((self.asked, self.ready, now, self.samples, self.start, end))
             self.ready = 0
             if now > self.due or len(self.rows) >= MOST_ROWS:
@@ -118,7 +125,7 @@ class Pass:
     def pause(self) -> None:
         """End the step that goes on, and record nothing until `resume`."""
         if self.ready:
-            end = None if self.start is None else self.clock.mark()
+            end = None if self.start is None or self.clock is None else self.clock.mark()
             self.rows.append((self.asked, self.ready, now_ns(), self.samples, self.start, end))
             self.ready = 0
         self.words[STATE] = IDLE

@@ -233,7 +233,7 @@ class Recorder:
             stamps = (asked, ready, ready, done)
             number = self.next
             self.next += 1
-            if end is None:
+            if end is None or self.clock is None:
                 self._add(number, stamps, samples)
             else:
                 self.clock.add(number, stamps, samples, start, end)
@@ -281,7 +281,7 @@ class Recorder:
         self.how = how
         self.sampler.in_use = False
         self.write_pass(now_ns())
-        if how == "failed":
+        if how == "failed" and error is not None:
             self.fail(error)
         elif how == "exhausted":
             self.log.write("done")

@@ -48,6 +48,21 @@ sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
 ladder = lk.improve(Images(), step=step, model=model, optimizer=sgd, batch_size=8, seconds=10)
 assert ladder.tried and ladder.tried[0].runs[0].steps > 3, ladder
 """
+MEASURE = """
+def epoch(bench, workers):
+    if workers == 0:
+        raise MemoryError("out of memory")
+    batches = torch.utils.data.DataLoader(Images(), batch_size=8, num_workers=workers)
+    return {"batches": len(list(batches))}
+
+rows = lk.measure(epoch, workers=[0, 1]).rows
+assert "out of memory" in rows.error[0] and rows.batches[1] == 8, rows.to_string()
+"""
+SWEEP = """
+pipeline = lk.Pipeline(seconds=1, xray=False)
+sweep = lk.sweep(pipeline, num_workers=[0, 2])
+assert [run.outcome for run in sweep] == ["finished"] * 2 and all(run.throughput for run in sweep)
+"""
 PANEL = """
 async def press():
     shown = lk.panel(lk.Pipeline(num_workers=2, seconds=0.5, xray=False))
@@ -115,6 +130,19 @@ def runs():
         log = Path(os.environ["LABKIT_HOME"], "runs", run["id"], "events.jsonl")
         events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
         assert sum(event["event"] == "step" for event in events) == run["steps"]
+
+
+def measure():
+    """A cell's own function is measured; its DataLoader's workers know the cell's dataset.
+
+    A row that ends out of memory leaves the next one a fresh process, or this one.
+    """
+    python("-c", DATASET + MEASURE)
+
+
+def sweep():
+    """A sweep over the number of workers measures each setting."""
+    python("-c", DATASET + SWEEP)
 
 
 def tune():
@@ -204,7 +232,7 @@ def append():
         assert len(events) == len(wanted)
 
 
-ALL = (machine, runs, tune, improve, panel, watch, stop, kill, append)
+ALL = (machine, runs, measure, sweep, tune, improve, panel, watch, stop, kill, append)
 STEPS = {step.__name__: step for step in ALL}
 
 

@@ -41,6 +41,8 @@ def hook(module):
             spec = importlib.util.spec_from_file_location(
                 "labkit", os.path.join(root, "__init__.py"), submodule_search_locations=[root]
             )
+            if spec is None or spec.loader is None:
+                raise ImportError(f"no package in {root}")
             sys.modules["labkit"] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(sys.modules["labkit"])
         from labkit.watching.hook import install
@@ -57,4 +59,5 @@ ours = sys.modules.pop("sitecustomize", None)
 try:  # the one that would have been imported without us
     import sitecustomize  # noqa: F401
 except ImportError:
-    sys.modules["sitecustomize"] = ours
+    if ours is not None:
+        sys.modules["sitecustomize"] = ours
