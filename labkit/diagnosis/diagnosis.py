@@ -213,6 +213,8 @@ def _of_run(run: Run) -> Diagnosis:
     of_pipeline = evidence.loop is None
     found = Diagnosis(findings, confidence, source, of_pipeline=of_pipeline)
     found = _beside_others(found, evidence, run)
+    if run.watched:
+        found = _of_a_short_loop(found, len(table) * (run.step_ms or 0.0) / 1e3)
     return _told(_looked_inside(found, evidence), evidence, run)
 
 
@@ -253,6 +255,15 @@ def _beside_others(found: Diagnosis, evidence: Evidence, run: Run) -> Diagnosis:
         share = evidence.others_on_gpu
         confidence = min(confidence, limits.UNSEEN if share is None else 1 - share)
     return replace(found, notes=tuple(notes), confidence=confidence)
+
+
+def _of_a_short_loop(found: Diagnosis, measured_s: float) -> Diagnosis:
+    """Return a diagnosis that is less sure of a watched loop measured for a moment only."""
+    if measured_s >= limits.LONG_ENOUGH_S:
+        return found
+    note = f"Only {measured_s:.1f} s were measured: let the loop run for longer to be surer."
+    confidence = found.confidence * measured_s / limits.LONG_ENOUGH_S
+    return replace(found, notes=(*found.notes, note), confidence=confidence)
 
 
 def _looked_inside(found: Diagnosis, evidence: Evidence) -> Diagnosis:

@@ -28,6 +28,9 @@ MIN_STEPS = 12  # measured, warm-up excluded: the bootstrap needs a distribution
 MIN_CONFIDENCE = 0.60
 RESAMPLES = 60  # resolve a confidence of 0.60 to within 0.06 (binomial standard error)
 MOST_DRAWN = 5_000  # rows to draw from: a longer run is drawn in blocks of steps
+# Seconds of a watched loop: the machine is looked at four times a second, and fewer than
+# eight looks may miss a program that takes turns with the loop
+LONG_ENOUGH_S = 2.0
 UNSEEN = 0.5  # confidence in "healthy" where nothing looked inside the compute: a coin toss
 # Share of time in which other programs had the core of the model's thread, or computed on its GPU
 # (NVML, per process). Above it nothing is called healthy, and no loader with workers slow.
