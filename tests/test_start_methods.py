@@ -25,7 +25,7 @@ def check(*arguments):
 
 
 METHODS = [  # fork is what every other test runs under on Linux
-    pytest.param(name, marks=pytest.mark.nightly if name == "fork" else ())
+    pytest.param(name, marks=() if name == "forkserver" else pytest.mark.nightly)
     for name in multiprocessing.get_all_start_methods()
 ]
 
