@@ -1,7 +1,9 @@
 """Execute notebooks and store their outputs: `python maintain/execute.py [NOTEBOOK ...]`.
 
-On a quiet machine, one at a time, in the notebook's folder. A cell that raises leaves the file as
-it was. `LABKIT_QUICK` is not set: the stored outputs are those of runs of full length.
+On a quiet machine, one at a time, in the notebook's folder. A cell begins when the machine rests: a
+reader pauses between cells too, and what the cell before left running (the W&B log of its run) is
+not to be measured along. A cell that raises leaves the file as it was. `LABKIT_QUICK` is not set:
+the stored outputs are those of runs of full length.
 """
 
 import json
@@ -11,10 +13,20 @@ import tempfile
 from pathlib import Path
 
 import nbformat
+import psutil
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 LONGEST_CELL_S = 300
+RESTING = 10.0  # percent of all cores
+LONGEST_REST_S = 20
+
+
+def rest(**_cell: object) -> None:
+    """Wait until nothing else computes, but no longer than `LONGEST_REST_S`."""
+    for _second in range(LONGEST_REST_S):
+        if psutil.cpu_percent(interval=1) < RESTING:
+            return
 
 
 def execute(path: Path) -> None:
@@ -25,6 +37,7 @@ def execute(path: Path) -> None:
         timeout=LONGEST_CELL_S,
         kernel_name="python3",
         store_widget_state=False,
+        on_cell_start=rest,
         resources={"metadata": {"path": str(path.parent)}},
     )
     metadata = json.loads(json.dumps(notebook.metadata))
