@@ -1,9 +1,9 @@
 """Execute notebooks and store their outputs: `python maintain/execute.py [NOTEBOOK ...]`.
 
-On a quiet machine, one at a time, in the notebook's folder. A cell begins when the machine rests: a
-reader pauses between cells too, and what the cell before left running (the W&B log of its run) is
-not to be measured along. A cell that raises leaves the file as it was. `LABKIT_QUICK` is not set:
-the stored outputs are those of runs of full length.
+On a quiet machine, one at a time, in the notebook's folder. Each cell starts once the machine is
+idle: a reader pauses between cells too, and what the previous cell left running (its run's W&B
+logger, say) must not be measured with it. A cell that raises leaves the file as it was.
+`LABKIT_QUICK` is not set: the stored outputs are those of runs of full length.
 """
 
 import json
@@ -23,7 +23,7 @@ LONGEST_REST_S = 20
 
 
 def rest(**_cell: object) -> None:
-    """Wait until nothing else computes, but no longer than `LONGEST_REST_S`."""
+    """Wait until the machine is idle, but no longer than `LONGEST_REST_S`."""
     for _second in range(LONGEST_REST_S):
         if psutil.cpu_percent(interval=1) < RESTING:
             return

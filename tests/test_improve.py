@@ -22,7 +22,7 @@ from labkit.tuning.job import improver
 from labkit.tuning.proposals import LoaderProposals
 from labkit.tuning.result import Ladder
 from labkit.tuning.settings import settings_around
-from labkit.tuning.trial import Expected, Measured
+from labkit.tuning.trial import Expected, Outcome
 from labkit.view.running import rung_line
 
 IN_WORDS = {"compile": "torch.compile", "precision": "bf16"}
@@ -86,13 +86,14 @@ class World:
         self.asked.append(dict(knobs))
         rate = self.rate(knobs)
         if isinstance(rate, str):
-            return Measured(None, rate, None)
+            return Outcome(None, rate, None)
         found = Diagnosis(tuple(self.found(knobs)), 1.0, "fake")
         run = SimpleNamespace(
             throughput=rate, spread=self.spread, loss=self.losses(knobs), not_applied={},
             machine=Machine("cpu", "cpu"), diagnose=lambda: found, telemetry=[],
+            pipeline=SimpleNamespace(simulated_delay="io_ms=4 per item"),
         )  # fmt: skip
-        return Measured(rate, None, run)
+        return Outcome(rate, None, run)
 
 
 def workers(knobs):
@@ -114,7 +115,7 @@ def climbed(world, start=START, hopes=None, lacks=lambda *_: None, **more):
         hope = (hopes or {}).get(next(iter(changes)))
         return hope and Expected(1, 0.9, 1.1).times(run.throughput * hope)
 
-    ladder = Ladder("fake", dict(start))
+    ladder = Ladder("fake", dict(start), line="a CPU")
     return Improver(ladder, world, forecast, proposals, lacks=lacks, **more).run()
 
 
@@ -142,11 +143,11 @@ def test_what_gains_is_kept_one_after_the_other_until_the_device_is_the_limit():
     assert climb.changes == {"num_workers": 6, "prefetch_factor": 2, "precision": "bf16"}
     assert climb.speedup == pytest.approx(8.4) and world.count == 3
     assert climb.stopped == "the device is the limit (compute)" and not climb.interrupted
-    shown = climb
-    assert "(dataset, batch_size=16, num_workers=6)" in shown.snippet
-    assert "\nmodel.forward = autocast(model.forward)" in shown.snippet
-    assert shown.script().text == f"{shown.snippet}\n"
-    assert "8.40x the start" in repr(shown) and json.dumps(shown.to_dict())
+    assert "(dataset, batch_size=16, num_workers=6)" in climb.snippet
+    assert "\nmodel.forward = autocast(model.forward)" in climb.snippet
+    assert climb.script().text == f"{climb.snippet}\n"
+    assert "8.40x the start" in repr(climb) and json.dumps(climb.to_dict())
+    assert "measured on a CPU" in repr(climb) and "simulated delay: io_ms=4" in repr(climb)
 
 
 def test_what_is_advised_beside_the_search_is_tried_with_the_settings_own_expectation():

@@ -16,7 +16,7 @@ def test_on_a_stand_in_gpu():
     file = Path(__file__).with_name("on_standin.py")
     seconds = 2400 if ALL else 300  # every card and claim
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", file]
-    # As no worker's: it would wait for those who wait for this test to end
+    # Not as an xdist worker: it would wait for its turn, which this very test holds
     alone = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=alone)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -4,6 +4,7 @@ The search itself is tested on a made-up machine whose throughputs are known, th
 where the bench takes it in; a few real runs show that all of it arrives where it is measured.
 """
 
+import io
 import json
 import os
 import pickle
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 
 import labkit as lk
-from labkit.bench import user_dataset
+from labkit.bench import by_value, user_dataset
 from labkit.diagnosis.prediction import WORTH
 from labkit.diagnosis.recommendation import recommend_workers
 from labkit.tuning import memory, source, trial_bench
@@ -28,7 +29,7 @@ from labkit.tuning.proposals import LoaderProposals, nothing_refused
 from labkit.tuning.result import Tuning
 from labkit.tuning.search import LoaderSearch
 from labkit.tuning.settings import LoaderSetting, settings_around
-from labkit.tuning.trial import Expected, Measured, Trial
+from labkit.tuning.trial import Expected, Outcome, Trial
 
 torch = pytest.importorskip("torch")
 START = LoaderSetting(batch_size=16)
@@ -48,7 +49,7 @@ def searched(
     def measure(knobs, _expected):
         rate = true(LoaderSetting.of(knobs))
         run = SimpleNamespace(telemetry=[], spread=spread)
-        return Measured(None, rate, run) if isinstance(rate, str) else Measured(rate, None, run)
+        return Outcome(None, rate, run) if isinstance(rate, str) else Outcome(rate, None, run)
 
     def forecast(run, here, setting):
         return Expected(predicted(setting), predicted(setting) / 1.1, predicted(setting) * 1.1)
@@ -350,8 +351,9 @@ def test_what_cannot_be_tuned_is_refused_before_anything_runs(bad, knobs, messag
 def test_what_is_sent_may_come_from_a_notebook_and_a_loader_brings_its_settings():
     code = "class Here:\n def __len__(self): return 3\n def __getitem__(self, i): return i"
     exec(code, scope := {"__name__": "__main__"})
-    sent = user_dataset.ByValue(user_dataset.NamesTheItem(scope["Here"]()))
-    assert [pickle.loads(pickle.dumps(sent))[0, i] for i in range(3)] == [0, 1, 2]
+    sent = io.BytesIO()
+    by_value.dump(user_dataset.NamesTheItem(scope["Here"]()), sent)
+    assert [pickle.loads(sent.getvalue())[0, i] for i in range(3)] == [0, 1, 2]
     loader = torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=2, prefetch_factor=3)
     found, knobs = source.source_of_loader(loader)
     assert found.name == "Numbers" and "collate_fn" in found.parts

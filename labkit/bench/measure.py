@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import json
 import math
-import multiprocessing.reduction
 import os
 import pickle
 import re
@@ -19,17 +18,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from types import FunctionType
-from typing import IO
 
-import cloudpickle
 import numpy as np
 import torch
 from torch.utils.benchmark import Timer
 
 from labkit.bench import machine, model_size, resolve_config
+from labkit.bench.by_value import send_by_value
 from labkit.process.events import EventLog
 from labkit.spec import NOISY, TIMED, quick_run
 
@@ -52,21 +48,6 @@ Work = Callable[[], object]
 
 class Skipped(Exception):
     """Raised by `bench.skip`: this row cannot be measured here, and why."""
-
-
-class ByValue(ForkingPickler):
-    """Pickles what workers are sent that are started anew: a notebook's own classes by value."""
-
-    def reducer_override(self, what: object) -> tuple[Callable, tuple[bytes]]:
-        """Return how a class or function of a notebook is made again."""
-        if isinstance(what, type | FunctionType) and what.__module__ == "__main__":
-            return pickle.loads, (cloudpickle.dumps(what),)
-        return NotImplemented
-
-
-def send_by_value(what: object, file: IO[bytes], protocol: int | None = None) -> None:
-    """Take the place of `multiprocessing.reduction.dump`, which knows modules' classes only."""
-    ByValue(file, protocol).dump(what)
 
 
 class Bench:
@@ -210,7 +191,7 @@ def perform(order: dict, device: torch.device, folder: Path, log: EventLog) -> N
     sys.path += [place for place in order["source"]["path"] if place not in sys.path]
     progress = folder / "next_point"
     first = int(progress.read_text()) if progress.exists() else 0
-    multiprocessing.reduction.dump = send_by_value
+    send_by_value()
     function = pickle.loads(payload.read_bytes())  # of the reader's own kernel
     gc.enable()
     points = order["points"]

@@ -14,7 +14,7 @@ import os
 import pickle
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from labkit.bench import data, user_loop
+from labkit.bench.by_value import send_by_value
 from labkit.bench.formats import DTYPES
 from labkit.bench.job import Job
 from labkit.bench.models import set_layout
@@ -43,18 +44,15 @@ def prepare(order: dict[str, Any], job: Job, folder: Path) -> tuple[Any, Batches
     streams = isinstance(dataset, IterableDataset)
     more: dict[str, Any] = {}
     items = dataset if streams else (dataset[i % len(dataset)] for i in itertools.count())
-    put_together = collate
 
     def one_batch() -> Any:
-        return put_together(list(itertools.islice(items, job.batch_size)))
+        return collate(list(itertools.islice(items, job.batch_size)))
 
     trainer = own_step(parts, job, one_batch)
     if not streams:
         more["sampler"] = data.EndlessShuffle(len(dataset), job.seed)
         dataset = NamesTheItem(dataset)
-    if job.num_workers and torch.multiprocessing.get_start_method() != "fork":
-        dataset = (StreamByValue if streams else ByValue)(dataset)
-        collate = CollateByValue(collate)
+    send_by_value()
     loader = DataLoader(dataset, collate_fn=collate, **data.loader_settings(job), **more)
     return trainer, Batches(loader, job, parts["collate_fn"])
 
@@ -264,30 +262,3 @@ def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
 def _leaves(batch: Any) -> list[Any]:
     mapped(batch, (found := []).append)
     return found
-
-
-class ByValue(Dataset):
-    """Wraps what a spawned worker is sent; there it is itself again, even if from a notebook."""
-
-    def __init__(self, what: Any):
-        self.what = what
-
-    def __reduce__(self) -> tuple:
-        import cloudpickle
-
-        return pickle.loads, (cloudpickle.dumps(self.what),)
-
-
-class CollateByValue(ByValue):
-    """A collate function, sent by value."""
-
-    def __call__(self, samples: list[Any]) -> Any:
-        """Collate a batch."""
-        return self.what(samples)
-
-
-class StreamByValue(ByValue, IterableDataset):
-    """A stream, sent by value."""
-
-    def __iter__(self) -> Iterator:
-        return iter(self.what)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from labkit.results.run import Run
 
 OTHERS = "Other programs"  # what a note on the machine's other load begins with
+SHORT = "A short look"  # and one on a loop that was measured for a moment
 SHOWN = 4  # findings of the details
 
 
@@ -98,7 +99,7 @@ class Diagnosis(Result):
         if first.lost_share:
             what += f": {first.lost_share:.0%} of the time"
         what += f"; confidence {self.confidence:.0%}" if self.confidence else ""
-        what += "".join(f". {note}" for note in self.notes if note.startswith(OTHERS))
+        what += "".join(f". {note}" for note in self.notes if note.startswith((OTHERS, SHORT)))
         code = first.code.strip()
         if "\n" in code:
             code = "".join(f"\n    {line}" for line in code.splitlines())
@@ -261,7 +262,7 @@ def _of_a_short_loop(found: Diagnosis, measured_s: float) -> Diagnosis:
     """Return a diagnosis that is less sure of a watched loop measured for a moment only."""
     if measured_s >= limits.LONG_ENOUGH_S:
         return found
-    note = f"Only {measured_s:.1f} s were measured: let the loop run for longer to be surer."
+    note = f"{SHORT}: {measured_s:.1f} s were measured, and a longer run gives a surer verdict."
     confidence = found.confidence * measured_s / limits.LONG_ENOUGH_S
     return replace(found, notes=(*found.notes, note), confidence=confidence)
 

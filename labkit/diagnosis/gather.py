@@ -116,11 +116,10 @@ class StepTable:
         worth = WORTH_A_LOOK * self.matrix.sum()
         waits = self.wait.sum() > worth
         stolen = np.nansum(self.compute - np.fmin(self.compute, self.own))
-        has_workers = bool(run.pipeline.to_dict()["num_workers"])
-        crowded = has_workers and run.machine.kind == "cpu" and stolen > worth
+        crowded = run.pipeline.num_workers and run.machine.kind == "cpu" and stolen > worth
         crowded = crowded or (launchers or 0.0) > limits.WORTH_NAMING["launch"] / 2
         advised = recommend_workers(run, _lines(run)) if waits or crowded else None
-        found = recommend_prefetch(run) if waits and has_workers else None
+        found = recommend_prefetch(run) if waits and run.pipeline.num_workers else None
         return advised, found[0] if found else None
 
     def _blame(self) -> float:

@@ -283,7 +283,8 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
         with contextlib.suppress(OSError, ValueError, KeyError):  # it has only just taken it
             who = json.loads(path.read_text())
             other = f"run {who['run']} (process {who['pid']} on {who['host']}, {who['since']})"
-            end += f", in a terminal with kill {who['pid']} (Windows: taskkill /F /PID)"
+            pid = who["pid"]
+            end += f", in a terminal with kill {pid} (on Windows: taskkill /F /PID {pid})"
         text = f"device {device} is in use by {other}"
         if time.monotonic() > deadline:
             raise DeviceBusy(f"{text}: start again when it is over, or end it {end}.")

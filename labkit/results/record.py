@@ -233,6 +233,8 @@ class Watched:
     """
 
     simulated_delay = ""
+    num_workers: int | None  # as every knob; these are asked for by name
+    accumulation_steps: int | None
 
     def __init__(self, loader: str, settings: dict[str, Any]):
         self.loader = str(loader)[:MAX_LOADER]

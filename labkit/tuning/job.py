@@ -140,7 +140,7 @@ class TuningJob:
         )
         cap = f"Up to {most} workers were tried (max_workers)"
         self.tuning.notes.append(f"{cap}{too_many(most, here.cpu_cores)}.")
-        self._explain_pinning(here)
+        self._say_what_is_left_out(here)
         variants: list[Knobs] = []
         if not self.tuning.reasons:
             variants.append({"pin_memory": not start.pin_memory})
@@ -171,8 +171,8 @@ class TuningJob:
             if self.tuning.winner:
                 self._explain(self.tuning.winner)
 
-    def _explain_pinning(self, here: Machine) -> None:
-        """Say why page-locked memory is not tried, and what a search without a step is of."""
+    def _say_what_is_left_out(self, here: Machine) -> None:
+        """Say why page-locked memory is not tried, and what a search without a step measures."""
         tuning = self.tuning
         if not here.device.startswith("cuda"):
             why = "no CUDA device to copy to: page-locked memory gains nothing"
@@ -281,7 +281,13 @@ def improver(
 
     names = {name: part for name, part in parts.items() if name != "step"}
     return Improver(
-        Ladder(asked.name, knobs | start.to_dict(), asked.asked, code_around(what, **names)),
+        Ladder(
+            asked.name,
+            knobs | start.to_dict(),
+            asked.asked,
+            code_around(what, **names),
+            here.line,
+        ),
         TrialBench(asked.pipeline, asked.source, IMPROVE_S, look=True),
         forecast.of_changes,
         proposals,

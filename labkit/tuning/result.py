@@ -114,8 +114,7 @@ class Found(Result):
             foot = [*reasons, *self.notes, *self.snippet.split("\n")]
             copies["PyTorch"] = self.snippet
             copies["labkit"] = but(self.changes) if self.asked and self.changes else ""
-        if self.line:
-            foot.append(f"measured on {self.line}")
+        foot += self._where_from()
         return Table(
             [self._row(trial) for trial in self.tried],
             HEAD,
@@ -125,6 +124,10 @@ class Found(Result):
             bold=[place for place, trial in enumerate(self.tried) if self._stands_out(trial)],
             copies=copies,
         )
+
+    def _where_from(self) -> list[str]:
+        """Return where the numbers were measured."""
+        return [f"measured on {self.line}"] if self.line else []
 
     def _stands_out(self, trial: Trial) -> bool:
         return trial is self.winner
@@ -261,6 +264,13 @@ class Ladder(Found):
             said = "nothing was changed"
         state = self.stopped or "going on"
         return f"improve({self.name}): {said}, {self.winner.rate:,.0f} samples/s; {state}"
+
+    def _where_from(self) -> list[str]:
+        """Return the machine, and the simulated delays that are behind the numbers."""
+        from labkit.view.run_header import delays_of
+
+        delays = delays_of(self.runs.values())
+        return [*super()._where_from(), *([delays] if delays else [])]
 
     def _stands_out(self, trial: Trial) -> bool:
         return trial.kept

@@ -13,7 +13,7 @@ from labkit.results.run import Run
 from labkit.tuning.proposals import CLOSE, LoaderProposals
 from labkit.tuning.result import Found, Tuning
 from labkit.tuning.settings import Knobs
-from labkit.tuning.trial import Measured, Trial
+from labkit.tuning.trial import Outcome, Trial
 
 MOST_TRIED = 4  # loader settings measured, the baseline included
 MORE = 2  # trials on top, where one has contradicted its prediction
@@ -30,7 +30,7 @@ class Runner(Protocol):
     count: int  # runs that were made
     each: Callable[[Run], object] | None  # called with the run that is going on
 
-    def measure(self, knobs: Knobs, rate: float | None) -> Measured:
+    def measure(self, knobs: Knobs, rate: float | None) -> Outcome:
         """Run knobs; `rate` are the samples/s that are expected."""
         ...
 

@@ -29,7 +29,7 @@ class Expected(NamedTuple):
         return f"{self.low:,.0f} to {self.high:,.0f}"
 
 
-class Measured(NamedTuple):
+class Outcome(NamedTuple):
     """The outcome of one run."""
 
     rate: float | None  # samples/s

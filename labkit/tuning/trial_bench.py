@@ -18,7 +18,7 @@ from labkit.spec import Pipeline
 from labkit.tuning.proposals import CLOSE
 from labkit.tuning.settings import Knobs, LoaderSetting
 from labkit.tuning.source import Source
-from labkit.tuning.trial import Measured
+from labkit.tuning.trial import Outcome
 
 FEWEST_STEPS = 24  # behind the warm-up; with fewer, throughput is a guess
 FEWEST_FIRST = 6  # of the first run, which is there to predict from
@@ -46,19 +46,19 @@ class TrialBench:
         self.disturbed: list[float] = []  # the share of the cores that others took, where much
         self.each: Callable[[Run], object] | None = None  # called with the run that is going on
 
-    def measure(self, knobs: Knobs, rate: float | None) -> Measured:
+    def measure(self, knobs: Knobs, rate: float | None) -> Outcome:
         """Run knobs; once more, and longer, where a run of unknown rate was too short."""
         run = self._run(knobs, rate)
         is_short = run.steps < FEWEST_FIRST + LoaderSetting.of(knobs).in_flight
         if run.outcome == "finished" and rate is None and is_short:
             run = self._run(knobs, run.throughput or run.samples / self.seconds or 1.0)
         if run.outcome != "finished" and not (run.outcome == "stopped" and run.throughput):
-            return Measured(None, run.error or run.outcome, run)
+            return Outcome(None, run.error or run.outcome, run)
         if not run.throughput:
             slow = f"only {run.steps} batches in {LONGEST_S:.0f} s: too slow to measure"
-            return Measured(None, slow, run)
+            return Outcome(None, slow, run)
         self.fastest = max(self.fastest, run.throughput)
-        return Measured(run.throughput, None, run)
+        return Outcome(run.throughput, None, run)
 
     def _run(self, knobs: Knobs, rate: float | None) -> Run:
         """Run knobs once."""

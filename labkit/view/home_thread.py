@@ -1,8 +1,8 @@
 """The thread in which a widget was made, and how to get back to it.
 
 JupyterLab 4.4 and later hand the page's messages to a subshell of the kernel (ipykernel 7): a
-thread of its own, with an event loop of its own, which ends when the page is reloaded. Which of two
-presses comes there and which to the main thread depends on when that thread was ready.
+thread with an event loop of its own, which ends when the page is reloaded. A press that arrives
+before the subshell is ready is handled in the main thread instead.
 """
 
 from __future__ import annotations

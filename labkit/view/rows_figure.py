@@ -212,7 +212,8 @@ def groups_of(
 def numbers(rows: pandas.DataFrame, column: str) -> np.ndarray:
     """Return a column as numbers, NaN where there is none."""
     try:
-        return pandas.Series(pandas.to_numeric(rows[column])).to_numpy(float, copy=True)
+        values = pandas.Series(pandas.to_numeric(rows[column]))
+        return values.to_numpy(float, copy=True, na_value=np.nan)
     except (ValueError, TypeError):
         raise ValueError(f"Column {column!r} holds no numbers: choose another one.") from None
 

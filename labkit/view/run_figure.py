@@ -92,7 +92,7 @@ def teeth_window(run: Run) -> tuple[int, float, float]:
 def _window_steps(run: Run) -> tuple[int, int]:
     """Return the first step of that window, and how many it has."""
     first = max(run.warmup, 1)
-    wanted = min(max(TEETH, 2 * (run.pipeline.to_dict()["num_workers"] or 0)), MAX_TEETH)
+    wanted = min(max(TEETH, 2 * (run.pipeline.num_workers or 0)), MAX_TEETH)
     count = min(wanted, run.steps - first)
     return first + (run.steps - first - count) // 2, count
 
@@ -193,7 +193,7 @@ def draw_mean_steps(axes: Axes, run: Run, before: Run | None) -> None:
     what = "step"
     if before:
         rows.append(("before", step_parts(before)))
-        micro = [one.pipeline.to_dict()["accumulation_steps"] or 1 for one in (run, before)]
+        micro = [one.pipeline.accumulation_steps or 1 for one in (run, before)]
         if micro[0] != micro[1]:  # a micro-batch beside a whole batch compares nothing
             what = f"update ({micro[0]} micro-batches, {micro[1]} before)"
             rows = [

@@ -79,11 +79,12 @@ def draw_sweep(sweep: Sweep) -> Figure:
 def _message(sweep: Sweep) -> str:
     """Return the title: the best setting, and what it brings over the slowest."""
     rates = [run.throughput for run in sweep.runs if run.throughput]
-    if len(rates) < 2:
+    best = sweep.best
+    if best is None or len(rates) < 2:
         return f"sweep of {', '.join(sweep.knobs)}"
-    best = sweep.settings[max(range(len(sweep)), key=lambda i: sweep.runs[i].throughput or 0.0)]
+    setting = sweep.settings[sweep.runs.index(best)]
     gain = max(rates) / min(rates)
-    return f"{said(best)}: {gain:.1f}x the throughput of the slowest setting"
+    return f"{said(setting)}: {gain:.1f}x the throughput of the slowest setting"
 
 
 def _draw(
@@ -154,7 +155,8 @@ def draw_ranks(ranks: Ranks) -> Figure:
         for row, rank in enumerate(times.ranks)
     ]
     stack(shares, rows, PARTS, "share of wall time, warm-up left out", inside=share_text)
-    shares.legend(handles=[], frameon=False)  # the lanes have it
+    if legend := shares.get_legend():  # the lanes have it
+        legend.remove()
     shares.set_xlim(0, 1)
     shares.xaxis.set_major_formatter(PercentFormatter(1))
     return figure

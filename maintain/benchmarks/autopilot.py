@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader
 from labkit.course.slow_script import LADDER, SlowScript
 from labkit.results.launch import launch
 from labkit.tuning.job import improver
-from labkit.tuning.trial import Measured
+from labkit.tuning.trial import Outcome
 from labkit.tuning.trial_bench import ENDLESS
 
 WORKERS = {"num_workers": 4, "prefetch_factor": 2}
@@ -152,7 +152,7 @@ class StageBench:
         seconds = max(4.5, 24 * 16 / expected) if expected else 8.0
         self.knobs = knobs | {"steps": ENDLESS, "seconds": seconds, "xray": True}
         run = launch(self).wait_or_raise()
-        return Measured(run.throughput, run.error, run)
+        return Outcome(run.throughput, run.error, run)
 
     def to_spec(self):
         return self.spec | {"pipeline": self.spec["pipeline"] | self.knobs}
