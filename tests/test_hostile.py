@@ -267,6 +267,7 @@ def is_bare(part):
 # its workers: once, through a file in the run's folder that is deleted. Nothing comes back so.
 MAY_PICKLE = {
     "tuning/source.py",
+    "bench/by_value.py",  # only writes, to workers that this process starts
     "bench/user_dataset.py",
     "course/task.py",
     "bench/measure.py",
