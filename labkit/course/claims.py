@@ -15,8 +15,9 @@ def check(claim: str, condition: bool, *, exact: bool = False) -> None:
     Args:
         claim: A sentence, such as "BF16 loses digits, not range".
         condition: Whether the numbers at hand bear it out.
-        exact: The claim is about values, not about times: it holds on every machine. A claim about
-            times that fails in a quick run (LABKIT_QUICK=1: short runs, side by side) is not judged.
+        exact: The claim is about values, not about times: it holds on every machine. One about
+            times that fails in a quick run (LABKIT_QUICK=1: short runs, side by side) is not
+            judged.
 
     Raises:
         AssertionError: The claim does not hold although it was judged, and LABKIT_STRICT=1 is set,
