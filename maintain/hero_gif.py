@@ -16,10 +16,10 @@ from types import SimpleNamespace
 
 from PIL import Image
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import test_browser as browser
 
+ROOT = Path(__file__).parents[1]
 CELL = """import labkit as lk
 lk.panel(lk.Pipeline(seconds=4, steps=400, xray=False), ["num_workers"])"""
 WORKERS = 6
