@@ -18,7 +18,7 @@ DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,2})?")
 STEP_KNOBS = ("precision", "compile", "channels_last", "fused_optimizer")  # of any training step
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: these record CUDA graphs
 OF_IMAGES = ("image_px", "augment", "channels_last")  # knobs without a meaning for text
-OF_TEXT = ("context", "batching")  # and for images
+OF_TEXT = ("context",)  # and for images
 OF_WORKERS = ("prefetch_factor", "persistent_workers")
 SIZE = {"kind": "int", "low": 1, "auto": "chosen for the device"}
 NOISY = 0.10  # IQR over median above which a measurement is noisy, as in torch.utils.benchmark
@@ -63,10 +63,6 @@ class Pipeline(Spec):
     context: int = knob(
         256, "most tokens (bytes) in a sequence, for dataset='text'", unit="tokens", low=8,
         high=16_384, reach=1024)
-    batching: str = knob(
-        "padded", "padded: as they come, filled up to the batch's longest; by_length: those of a "
-        "length together; packed: whole ones side by side in rows of `context`, none of which sees "
-        "another; for dataset='text'", choices=("padded", "by_length", "packed"))
     # The loader: torch.utils.data.DataLoader's own names
     batch_size: int = knob(
         16, "samples in a batch", unit="samples", low=1, high=16_384, reach=256)

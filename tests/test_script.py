@@ -44,8 +44,6 @@ IN_NOTEBOOKS = {  # with their waits cut short, and two workers where there are 
     "03 overlap": {"num_workers": 2, **OVERLAP},
     "04 batch": {**SLEEP, "model": "mlp", "depth": 3, "batch_size": 512},
     "04 padded": TEXT,
-    "04 by length": {**TEXT, "batching": "by_length"},
-    "04 packed": {**TEXT, "batching": "packed"},
     "05 fp16": {**MLP, "width": 64, "depth": 3, "batch_size": 128, "precision": "fp16"},
     "05 bf16": {**MLP, "width": 64, "depth": 3, "batch_size": 128, "precision": "bf16"},
     "06 eights": {**SLEEP, "model": "mlp", "batch_size": 8, "accumulation_steps": 2},
@@ -55,7 +53,7 @@ ON_GPU = {
             "num_workers": 12, "prefetch_factor": 4, "persistent_workers": True, "stall_ms": 80.0,
             "dataset": "array", "device": "cuda:1"},
     "plain": {"fused_optimizer": True, "non_blocking": True, "pin_memory": True},
-    "text": {**TEXT, "batching": "packed", "precision": "fp16", "io_ms": 2.0,
+    "text": {**TEXT, "precision": "fp16", "io_ms": 2.0,
              "prefetch_to_device": True, "compile": "default"},
     "bare": {"augment": 0, "channels_last": True, "seconds": 4.0, "precision": "bf16"},
 }  # fmt: skip
@@ -147,9 +145,9 @@ def test_scripts_are_formatted_and_import_what_they_use(tmp_path):
     for name, knobs in every.items():
         text = whole_script(job(**knobs), 2, "A script.")
         (tmp_path / f"{name}.py").write_text(text)
-        in_order = knobs.get("batching") in ("by_length", "packed")
         assert "labkit" not in text
-        assert ("shuffle=True" in text) != in_order and "sampler=enumerate" not in text
+        assert "shuffle=True" in text
+        assert "sampler=enumerate" not in text
     for how in (["format", "--check"], ["check", "--select", "E,F,I,B,UP,SIM"]):
         ruff = [sys.executable, "-m", "ruff", *how, "--isolated", "--line-length", "100", tmp_path]
         done = subprocess.run(ruff, capture_output=True, text=True)

@@ -167,8 +167,7 @@ def write_work(trainer: Trains, log: EventLog, only_known: bool = False) -> bool
     the same model, with a batch of any size, ask for what is `only_known`. Never ends the run.
     """
     job = trainer.job
-    packed = job.batching == "packed"  # attention within documents has a mask
-    sizes = (job.image_px, job.context, packed, trainer.device.type, COUNTED, torch.__version__)
+    sizes = (job.image_px, job.context, trainer.device.type, COUNTED, torch.__version__)
     name = hashlib.sha1(repr((unwrapped(trainer.model), *sizes)).encode()).hexdigest()
     place = folders.home() / "work" / f"{name}.json"
     if only_known and not place.exists():

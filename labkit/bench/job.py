@@ -16,7 +16,6 @@ class Job(SimpleNamespace):
     image_px: int
     augment: int
     context: int
-    batching: str
     batch_size: int
     num_workers: int
     pin_memory: bool

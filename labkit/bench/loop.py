@@ -99,7 +99,7 @@ class Trainer:
         with device:  # a large model's weights are drawn where they are needed: seconds on a CPU
             sizes = (CLASSES, job.image_px)
             if self.reads:
-                sizes = (VOCABULARY, job.context, job.batching == "packed")
+                sizes = (VOCABULARY, job.context)
             model = make_model(job.model, job.width, job.depth, *sizes)
         self.layout = torch.channels_last if job.channels_last else torch.contiguous_format
         set_layout(model.to(device), self.layout)
@@ -157,7 +157,7 @@ class Trainer:
         kept = copy.deepcopy(self.model.state_dict())
         noise, labels = noise_batch(self.job)
         for call in range(3):  # CUDA graphs are recorded in the second and replayed in the third
-            if self.reads and self.job.batching != "packed" and call:
+            if self.reads and call:
                 noise = noise[:, : -(self.job.context // 4)]  # lengths differ: one graph for all
                 labels = labels.clamp(max=noise.shape[1] - 1)
             self.compute(*self.to_device(noise, labels), update=False)

@@ -77,14 +77,12 @@ class Block(nn.Module):
         self.up = nn.Linear(width, 4 * width)
         self.down = nn.Linear(4 * width, width)
 
-    def forward(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Map (B, T, width) to the same shape; `mask` (B, 1, T, T) says who sees whom."""
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Map (B, T, width) to the same shape."""
         batch, length, width = tokens.shape
         parts = self.qkv(self.attention_norm(tokens)).view(batch, length, 3, self.heads, -1)
         query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)  # (B, H, T, D) each
-        seen = nn.functional.scaled_dot_product_attention(
-            query, key, value, mask, is_causal=mask is None
-        )
+        seen = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         tokens = tokens + self.out(seen.transpose(1, 2).reshape(batch, length, width))
         return tokens + self.down(nn.functional.gelu(self.up(self.mlp_norm(tokens))))
 
@@ -92,13 +90,11 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A decoder over bytes: `depth` blocks of `width`; byte 0 begins a document.
 
-    With `packed` a row holds several documents: attention stays inside each, and positions begin
-    anew at each 0. Else a row is one document, and causal attention keeps its padding out.
+    A row is one document: causal attention keeps its padding out.
     """
 
-    def __init__(self, width: int, depth: int, vocabulary: int, context: int, packed: bool = False):
+    def __init__(self, width: int, depth: int, vocabulary: int, context: int):
         super().__init__()
-        self.packed = packed
         self.bytes = nn.Embedding(vocabulary, width)
         self.places = nn.Embedding(context, width)
         self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
@@ -107,17 +103,10 @@ class GPT(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Map bytes (B, T) int64 to logits of the next ones (B, T, vocabulary)."""
-        mask = None
         places = torch.arange(tokens.shape[1], device=tokens.device)
-        if self.packed:
-            begins = tokens == 0
-            document = begins.cumsum(1)  # (B, T)
-            mask = document[:, None, :, None] == document[:, None, None, :]
-            mask = mask & (places[:, None] >= places)  # (B, 1, T, T)
-            places = places - (places * begins).cummax(1).values
         features = self.bytes(tokens) + self.places(places)
         for block in self.blocks:
-            features = block(features, mask)
+            features = block(features)
         return self.head(self.norm(features))
 
 

@@ -1,33 +1,26 @@
 """Text that every machine has: the source of Python's standard library, as bytes, and its order.
 
 A document is a paragraph, in pieces where it is longer than the model's context, and byte 0 in
-front. A row of a batch holds one document, or, packed, as many whole ones as fit its context.
+front. A row of a batch holds one document.
 """
 
 from __future__ import annotations
 
-import bisect
-import copy
 import functools
 import itertools
-import random
 import re
 import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
 from labkit.bench.job import Job
-from labkit.spec import KNOBS
 
 MOST = 3 * 2**20  # bytes that are read
-POOL = 64  # batches whose documents are sorted, or packed, together
-SURVEYED = 2 * POOL  # batches by which the ways of batching are compared
 
 
 @functools.lru_cache(1)
@@ -51,11 +44,10 @@ def paragraphs() -> list[bytes]:
 
 
 class Text(Dataset):
-    """Documents of bytes; fetched by (draw, index), or packed by (draw, [index, ...])."""
+    """Documents of bytes, fetched by (draw, index)."""
 
     def __init__(self, job: Job):
         self.item_s = job.io_ms / 1e3
-        self.batching = job.batching
         self.context = job.context
         room = job.context - 1  # the 0 in front is a token, too
         self.documents: list[bytes] = []
@@ -67,48 +59,25 @@ class Text(Dataset):
     def __len__(self) -> int:
         return len(self.documents)
 
-    def __getitem__(self, ticket: tuple[int, Any]) -> torch.Tensor:
-        indices = ticket[1] if isinstance(ticket[1], list) else [ticket[1]]
+    def __getitem__(self, ticket: tuple[int, int]) -> torch.Tensor:
         if self.item_s:
-            time.sleep(self.item_s * len(indices))
-        joined = bytearray().join(self.documents[index] for index in indices)
-        return torch.frombuffer(joined, dtype=torch.uint8)  # (tokens,)
+            time.sleep(self.item_s)
+        document = bytearray(self.documents[ticket[1]])
+        return torch.frombuffer(document, dtype=torch.uint8)  # (tokens,)
 
     def sampler(self, job: Job, *shard: int) -> EndlessShuffle:
-        """Return what orders the documents as `batching` says; `shard` is a rank and the ranks."""
-        if self.batching == "padded":
-            return EndlessShuffle(len(self), job.seed, *shard)
-        return Ordered(self, job, *shard)
+        """Return what orders the documents; `shard` is a rank and the ranks."""
+        return EndlessShuffle(len(self), job.seed, *shard)
 
     def typical(self) -> tuple[int, float]:
         """Return the length of the document that an average token is in, and documents' mean."""
         lengths = np.array(self.lengths, float)
         return round((lengths**2).sum() / lengths.sum()), lengths.mean()
 
-    def survey(self, job: Job) -> dict[str, dict[str, float]]:
-        """Return what an average batch of each way of batching holds, from the lengths alone."""
-        found = {}
-        for batching in KNOBS["batching"].choices or ():
-            other = copy.copy(self)
-            other.batching = batching
-            tickets = itertools.islice(other.sampler(job), SURVEYED * job.batch_size)
-            rows = [row if isinstance(row, list) else [row] for _, row in tickets]
-            lengths = [sum(self.lengths[index] for index in row) for row in rows]
-            sizes = np.array(lengths, float).reshape(SURVEYED, -1)  # (batches, rows)
-            widths = np.full(SURVEYED, self.context) if batching == "packed" else sizes.max(1)
-            found[batching] = {
-                "documents": sum(map(len, rows)) / SURVEYED,
-                "tokens": float(widths.mean() * job.batch_size),
-                "real": float(sizes.sum(1).mean()),
-                "squares": float((widths**2).mean() * job.batch_size),
-            }
-        return found
-
     def collate(self, rows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Pad the rows to (B, T + 1) uint8, the last token a target only; with their lengths."""
         lengths = [len(row) for row in rows]
-        longest = self.context if self.batching == "packed" else max(lengths)
-        batch = torch.zeros(len(rows), longest + 1, dtype=torch.uint8)
+        batch = torch.zeros(len(rows), max(lengths) + 1, dtype=torch.uint8)
         for row, into in zip(rows, batch, strict=True):
             into[: len(row)] = row
         tokens, counts = in_shared_memory((batch, torch.tensor(lengths)))
@@ -127,63 +96,16 @@ class EndlessShuffle(Sampler):
         self.rank = rank
         self.ranks = ranks
 
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
-        return itertools.islice(enumerate(self._rows()), self.rank, None, self.ranks)
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return itertools.islice(enumerate(self._indices()), self.rank, None, self.ranks)
 
-    def _rows(self) -> Iterator[Any]:
+    def _indices(self) -> Iterator[int]:
         drawn = torch.Generator().manual_seed(self.seed)
         while True:  # a loader draws a seed for its workers, then RandomSampler one for its order
             _seed_of_workers = torch.empty((), dtype=torch.int64).random_(generator=drawn)
             seed = torch.empty((), dtype=torch.int64).random_(generator=drawn)
             order = torch.Generator().manual_seed(int(seed))
             yield from torch.randperm(self.count, generator=order).tolist()
-
-
-def shuffled(count: int, seed: int) -> Iterator[int]:
-    """Yield the indices below `count` in random order, epoch after epoch without end."""
-    rng = random.Random(seed)
-    while True:
-        yield from rng.sample(range(count), count)
-
-
-class Ordered(EndlessShuffle):
-    """The shuffled documents, a pool of batches at a time, grouped by length or packed in rows."""
-
-    def __init__(self, text: Text, job: Job, *shard: int):
-        super().__init__(len(text), job.seed, *shard)
-        self.text = text
-        self.size = job.batch_size * self.ranks
-
-    def _rows(self) -> Iterator[Any]:
-        documents = shuffled(self.count, self.seed)
-        size = self.size
-        lengths = self.text.lengths
-        packs = self.text.batching == "packed"
-        for turn in itertools.count():
-            pool = list(itertools.islice(documents, POOL * size))
-            pool.sort(key=lengths.__getitem__)
-            rows = packed(pool, lengths, self.text.context) if packs else pool
-            # Packed rows are as good as equal; documents of a length stay together in their batch
-            some = 1 if packs else size
-            batches = [rows[at : at + some] for at in range(0, len(rows), some)]
-            order = np.random.default_rng([self.seed, turn]).permutation(len(batches))
-            for place in order:
-                yield from batches[place]
-
-
-def packed(pool: list[int], lengths: list[int], context: int) -> list[list[int]]:
-    """Return rows of whole documents of a sorted `pool`: the longest left, then what else fits."""
-    left = list(pool)
-    sizes = [lengths[index] for index in pool]
-    rows = []
-    while left:
-        row = []
-        room = context
-        while place := bisect.bisect_right(sizes, room):
-            room -= sizes.pop(place - 1)
-            row.append(left.pop(place - 1))
-        rows.append(row)
-    return rows
 
 
 def in_shared_memory(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

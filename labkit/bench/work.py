@@ -20,7 +20,6 @@ from labkit.bench.loader_work import LoaderWork
 from labkit.bench.loop import Trainer, Trains, train
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.sampler import Sampler, in_workers
-from labkit.bench.text import Text
 from labkit.bench.timeline import make_timeline
 from labkit.process.events import EventLog
 from labkit.process.family import hold
@@ -92,8 +91,6 @@ def prepare(
         job, cache, lambda done, total: log.stage("making images", done, total)
     )
     trainer = built(lambda: Trainer(job, device), log)
-    if isinstance(dataset, Text):
-        log.write("text", batchings=dataset.survey(job))
     dataset = process.planted(spec.get("fault"), dataset, trainer)
     return trainer, data.make_loader(dataset, job)
 

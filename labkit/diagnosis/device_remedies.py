@@ -294,54 +294,11 @@ FUSE = Remedy(
     price=2,
 )
 FUSED_UPDATE = replace(FUSED_OPTIMIZER, lesson="fusion")
-
-
-def of_our_text(evidence: Evidence) -> bool:
-    """Return whether the batches are those of the kit's own text."""
-    return evidence.knobs.get("dataset") == "text"
-
-
-def by_length(evidence: Evidence) -> Values | None:
-    """Fit the kit's own text."""
-    return {"batching": "by_length"} if of_our_text(evidence) else None
-
-
-def packed(evidence: Evidence) -> Values | None:
-    """Fit the kit's own text."""
-    return {"batching": "packed"} if of_our_text(evidence) else None
-
-
-def users_text(evidence: Evidence) -> Values | None:
-    """Fit a user's own text."""
-    return None if of_our_text(evidence) else {}
-
-
-BUCKET_BY_LENGTH = Remedy(
-    "bucket_by_length",
-    "Batch sequences of a length together (batching='by_length').",
-    "padding",
-    by_length,
-    ("batching",),
-    cost="sequences of a batch are alike in length",
-    check=ANOTHER_TRAINING,
-    price=2,
-)
-PACK = Remedy(
-    "pack",
-    "Put several sequences into a row of the full context, each for itself (batching='packed').",
-    "padding",
-    packed,
-    ("batching",),
-    cost="sequences share a row",
-    check=ANOTHER_TRAINING,
-    price=2,
-)
 PAD_LESS = Remedy(
     "pad_less",
     "Batch sequences of a length together, pad to the longest of a batch, or pack several in a "
     "row.",
     "padding",
-    users_text,
 )
 
 # -- the machine, and several ranks ----------------------------------------------------------------

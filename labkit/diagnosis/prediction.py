@@ -46,9 +46,6 @@ FREE = {
     "seed",
     "xray",
 }
-# A packed row's mask is made and added for each pair of tokens and block, in the time of so many
-# FLOPs: so set that on a quiet CPU a step of width 32 takes 1.13 times the padded one's
-MASK_FLOPS = 40
 BATCH_FACTOR = 4  # the step's time at other batch sizes is a straight line only so far
 NOT_COMPARABLE = "not comparable"  # what came with what was predicted
 
@@ -105,8 +102,8 @@ def predict_from(run: Run, changes: dict[str, Setting], draws: int) -> Predictio
         rates, shares, cores, stretches = _simulated(known, target, step, draws)
         if known.missed is None:  # what the model misses in the run itself; half of it stays
             itself = np.median(_simulated(known, run.pipeline, 1.0, DRAWS)[0])
-            known.missed = np.sqrt(run.throughput / (itself * _documents(run, run.pipeline)))
-        rates = rates * _documents(run, target) * known.missed
+            known.missed = np.sqrt(run.throughput / itself)
+        rates = rates * known.missed
         shares = np.minimum(1.0, shares * known.missed)
     except CannotPredict as why:
         return Prediction(changes, cannot=f"cannot predict: {why}.", why=str(why))
@@ -213,8 +210,6 @@ def _step(run: Run, target: Pipeline) -> tuple[float, list[str]]:
             continue
         if name == "batch_size":
             times, note = _larger_batch(run, value)
-        elif name == "batching" and _batchings(run):
-            times, note = _other_batching(run, value)
         elif name == "precision":
             times, note = _sixteen_bits(run, value), ""
         elif name == "persistent_workers":
@@ -250,18 +245,6 @@ def _larger_batch(run: Run, size: int) -> tuple[float, str]:
     return fixed + (1 - fixed) * size / old, note
 
 
-def _other_batching(run: Run, batching: str) -> tuple[float, str]:
-    """Return the time of a step with other batches of text over the measured one's, and on what."""
-    ways = _batchings(run)
-    old = run.pipeline
-    now = _flops(old.batching, ways[old.batching], old)
-    then = _flops(batching, ways[batching], old)
-    fixed = (run.xray_facts or {}).get("fixed_share") or 0.0
-    padding = 1 - ways[batching]["real"] / ways[batching]["tokens"]
-    note = f"by the sequences' lengths, {padding:.0%} of the tokens are padding"
-    return fixed + (1 - fixed) * then / now, note
-
-
 def _sixteen_bits(run: Run, precision: str) -> float:
     """Return the time of a step in BF16 over that of the measured one."""
     speedup = (run.xray_facts or {}).get("bf16_speedup")
@@ -269,30 +252,3 @@ def _sixteen_bits(run: Run, precision: str) -> float:
         why = _unmeasured("precision", precision)
         raise CannotPredict(f"{why} (the x-ray of an fp32 run times bf16)")
     return 1 / speedup
-
-
-def _batchings(run: Run) -> dict[str, dict[str, float]]:
-    """Return what an average batch holds by way of batching, as `Text.survey`; {} for images."""
-    found = run._fact("text", "batchings", {})
-    keys = ("documents", "tokens", "real", "squares")
-    sound = all(way.get(key, 0) > 0 for way in found.values() for key in keys)
-    return found if sound and set(found) == set(KNOBS["batching"].choices) else {}
-
-
-def _documents(run: Run, target: Pipeline) -> float:
-    """Return how many samples of `target` are in a row of its batches: one, unless packed."""
-    way = _batchings(run).get(target.batching)
-    return way["documents"] / run.pipeline.batch_size if way else 1.0
-
-
-def _flops(name: str, way: dict[str, float], pipeline: Pipeline) -> float:
-    """Return the forward FLOPs of an average batch: 24 w^2 a token and block, 4 w a pair of them.
-
-    Those of matrix products, as in Kaplan et al., "Scaling laws for neural language models", 2020;
-    packed, with what its mask takes.
-    """
-    width = pipeline.width
-    depth = pipeline.depth
-    mask = MASK_FLOPS if name == "packed" else 0
-    of_token = 24 * width**2 * depth + 2 * 256 * width
-    return of_token * way["tokens"] + (4 * width + mask) * depth * way["squares"]

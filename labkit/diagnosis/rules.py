@@ -330,7 +330,7 @@ def padding(evidence: Evidence) -> Finding | None:
             Measured("of the tokens are padding", evidence.padding_share, by=lengths),
             Measured("of the time is spent on it", lost),
         ),
-        remedies=(cures.BUCKET_BY_LENGTH, cures.PACK, cures.PAD_LESS),
+        remedies=(cures.PAD_LESS,),
     )
 
 

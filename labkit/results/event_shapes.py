@@ -102,7 +102,6 @@ SHAPES: dict[str, list[tuple[Check, str]]] = {
         (_is_dict, "versions"),
     ],
     "job": [(_is_dict, "pipeline not_applied"), (_is_unit, "unit?")],
-    "text": [(_dict_of(_dict_of(_is_number)), "batchings")],
     "stage": [(_is_text, "name"), (_is_count, "done? total?")],
     "begin": [(_is_count, "warmup")],
     "epoch": [(_is_count, "step n? began?")],

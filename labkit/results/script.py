@@ -208,7 +208,6 @@ def _warmup(job: Mapping[str, Any]) -> int:
 def _filled(job: Mapping[str, Any], threads: int | None, warmup: int, about: str) -> str:
     """Return the template, filled in for a job."""
     is_text = job["dataset"] == "text"
-    is_sorted = is_text and job["batching"] != "padded"
     is_cuda = str(job["device"]).startswith("cuda")
     is_plain = job["precision"] == "fp32"
     scaler = job["precision"] == "fp16"
@@ -216,10 +215,8 @@ def _filled(job: Mapping[str, Any], threads: int | None, warmup: int, about: str
     facts = {
         "about": about,
         "text": is_text,
-        "packed": is_sorted and job["batching"] == "packed",
-        "batching": job["batching"] if is_text else "padded",
         "files": job["dataset"] in ("jpeg", "array"),
-        "random_used": is_sorted or (job["dataset"] == "jpeg" and job["augment"] > 0),
+        "random_used": job["dataset"] == "jpeg" and job["augment"] > 0,
         "several_epochs": is_text or job["steps"] * job["batch_size"] > EPOCH,
         "x": "rows" if is_text else "images",
         "y": "lengths" if is_text else "labels",
@@ -262,8 +259,6 @@ def _template() -> jinja2.Template:
 def _order_and_collate(job: Mapping[str, Any]) -> dict[str, str]:
     """Return the arguments of the loader, as code, that say what is in a batch."""
     arguments = {"shuffle": "True"}
-    if job["dataset"] == "text" and job["batching"] != "padded":
-        arguments = {"batch_sampler": f"ByLength(dataset.documents, {job['batch_size']})"}
     if job["stall_ms"]:
         arguments["collate_fn"] = "SlowDisk()"
     elif job["dataset"] != "jpeg":
@@ -274,8 +269,6 @@ def _order_and_collate(job: Mapping[str, Any]) -> dict[str, str]:
 def loader_call(knobs: Mapping[str, Any], **more: str) -> str:
     """Return the call of a DataLoader with these settings; `more` are other arguments, as code."""
     arguments = {"batch_size": repr(knobs["batch_size"]), **more}
-    if "batch_sampler" in more:
-        del arguments["batch_size"]
     for name in LOADER[1:]:
         value = knobs.get(name)
         is_default = value in (None, False) or (name, value) == ("prefetch_factor", 2)
