@@ -12,7 +12,8 @@ from test_notebooks import NOTEBOOKS, source
 
 from labkit.diagnosis.findings import BOTTLENECKS
 
-MOST_CELLS, MOST_BYTES, MEDIAN_CELL = 70, 450_000, 5
+MOST_CELLS, MOST_BYTES = 70, 450_000
+MEDIAN_CELL = 8  # lines: an experiment stands in its cell, between many of one or two
 VERDICT = re.compile("|".join(rf"[`\"]{name}[`\"]" for name in set(BOTTLENECKS) - {"unsure"}))
 GUESSED = re.compile(r"lk\.guess\(\"[^\"]*\", (\w+)\)")  # the name of what is handed over
 # what a device cannot do may be left out; what an extra would have run may not
