@@ -10,8 +10,12 @@ from unittest.mock import MagicMock, Mock
 import pandas as pd
 import pynvml
 import pytest
+import torch
 
+import labkit as lk
 from labkit import course
+from labkit.bench import model_size, user_loop
+from labkit.watching import recorder
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -106,3 +110,44 @@ def test_notebook_08_trains_in_a_format_that_the_device_has(device, capability, 
     }
     assert {name for name, value in asked.items() if value} == on
     assert asked["tf32"] in (True, None)  # False would be set, too
+
+
+class Shard(torch.nn.Parameter):
+    """A part of a model that rests on the CPU, as with FSDP's offloading."""
+
+
+@pytest.mark.parametrize("weights", [torch.nn.Parameter, Shard, torch.Tensor])
+@pytest.mark.parametrize("known_by", ["model", "optimizer"])
+def test_a_watched_loop_is_on_the_device_of_what_it_trains_and_not_of_any_tensor_on_a_card(
+    weights, known_by, tmp_path, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(
+        user_loop, "find_device", lambda _: asked.append(1) or torch.device("cpu")
+    )  # by the memory that the process holds on a card
+    trained = [weights(torch.ones(2))]
+    model = Mock(parameters=lambda: iter(trained)) if known_by == "model" else None
+    monkeypatch.setattr(recorder.Recorder, "count", lambda self, model: setattr(self, "call", None))
+    recording = recorder.Recorder(tmp_path, [1], model)
+    if known_by == "model":
+        recording.call = Mock(model=model, given=None)
+    else:
+        recording.trained_by(Mock(param_groups=[{"params": trained}]))
+    recording.take([(1, 2, 3, 1, None, None)])
+    assert recording.kind == "cpu" and len(asked) == (weights is not torch.nn.Parameter)
+    recording.close()
+
+
+def test_weights_on_a_card_tell_which_one():
+    on_second = Mock(device=torch.device("cuda", 1))
+    assert user_loop.device_of([on_second]) == torch.device("cuda", 1)
+    assert user_loop.device_of([]) is None
+
+
+@pytest.mark.parametrize("cores", [2, 4, 8, 64])
+def test_without_a_simulated_delay_a_gpu_waits_for_the_default_longer_than_it_computes(cores):
+    knobs = lk.Pipeline().filled(gpu=True, cores=cores)
+    image_ms = 0.16 + 0.14e-3 * knobs["image_px"] ** 2  # on the core that it was measured on
+    on_a_faster_core_ms = knobs["batch_size"] * image_ms / 1.5
+    assert knobs["io_ms"] == 0
+    assert on_a_faster_core_ms - model_size.STEP_MS > model_size.STEP_MS  # as notebook 00 checks
