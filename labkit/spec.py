@@ -50,7 +50,7 @@ class Pipeline(Spec):
     io_ms: float | None = knob(
         None, "simulated storage latency per item, as of a network drive (a sleep)",
         kind="float", unit="ms", low=0, high=1_000, reach=20,
-        auto="2.5 ms for 'jpeg', but none on a GPU with images of 72 px or more; else 0")
+        auto="2.5 ms for 'jpeg', but none on a GPU with images of 112 px or more; else 0")
     stall_ms: float = knob(
         0.0, "simulated slow-disk stall (a sleep)", unit="ms", low=0, high=10_000, reach=1000)
     stall_every: int = knob(
@@ -185,8 +185,10 @@ STEPS = 80
 STEPS_ON_GPU = 400
 # Edge of the default's images on a GPU, px, by the least number of CPU cores. A core prepares one
 # of 48 px in 0.5 ms, of 128 px in 2.5 ms and of 224 px in 7.3 ms (measured): 0.16 ms and 0.14 µs a
-# pixel. A batch of 16 takes longer than a step of 10 ms, and as many workers as cores keep up
-PX_ON_GPU = {8: 128, 4: 112, 2: 72}
+# pixel. A batch of 16 takes three or four steps of 10 ms, so that a GPU waits longer than it
+# computes, also where a core is half as fast again. As many workers as cores keep up with it on 4
+# cores or more, and on 2 cores they bring two thirds of what it can take
+PX_ON_GPU = {8: 128, 2: 112}
 STARVES_PX = min(PX_ON_GPU.values())  # a GPU waits for such images without a simulated delay
 
 

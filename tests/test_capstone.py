@@ -48,6 +48,10 @@ def test_the_same_training_is_told_from_another(tmp_path):
     assert other_work(lk.recorded("capstone-6"), slow) is None
     off = [loss * (1.03 if step == 5 else 1) for step, loss in enumerate(slow.loss)]
     assert "another loss in step 5" in other_work(with_losses(off, "fp32", tmp_path), slow)
+    low = [0.01 if step == 9 else loss for step, loss in enumerate(slow.loss)]
+    rounded = [0.015 if step == 9 else loss for step, loss in enumerate(slow.loss)]
+    before, now = (with_losses(each, "fp32", tmp_path) for each in (low, rounded))
+    assert other_work(now, before) is None  # rounding, beside a loss that has become small
     assert "not a finished run of the slow script" in other_work(lk.recorded("workers-0"), slow)
 
 

@@ -1,11 +1,21 @@
 """What a first real GPU meets, told by functions, cells and logs: nothing here needs a card."""
 
+import ast
 import json
 import math
 from pathlib import Path
-from unittest.mock import Mock
+from types import SimpleNamespace
+from unittest.mock import MagicMock, Mock
 
+import pandas as pd
 import pynvml
+import pytest
+import torch
+
+import labkit as lk
+from labkit import course
+from labkit.bench import model_size, user_loop
+from labkit.watching import recorder
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -27,3 +37,117 @@ def test_one_thread_of_notebook_01_is_measured_where_a_part_of_a_card_has_no_met
     function, _, _ = cell("01_gpu_anatomy", "anatomy-one-thread").partition("room =")
     exec(function, names)
     assert math.isnan(names["busy"](None, threads=1, seconds=0)["meter"])
+
+
+def asks_torch_for_a_card(source):
+    """Return the calls of a cell that hear of cards for which torch may have no kernels."""
+    python = "\n".join(line for line in source.splitlines() if not line.lstrip().startswith("%"))
+    calls = [node.func for node in ast.walk(ast.parse(python)) if isinstance(node, ast.Call)]
+    names = [getattr(call, "attr", getattr(call, "id", "")) for call in calls]
+    return [name for name in names if name in ("is_available", "current_accelerator")]
+
+
+def test_no_notebook_or_challenge_takes_a_card_that_torch_sees_for_one_that_it_can_use():
+    asks = {
+        f"{path.stem} {each['id']}": asks_torch_for_a_card("".join(each["source"]))
+        for path in NOTEBOOKS.glob("*.ipynb")
+        for each in json.loads(path.read_text(encoding="utf-8"))["cells"]
+        if each["cell_type"] == "code"
+    }
+    asks |= {
+        path.stem: asks_torch_for_a_card(path.read_text(encoding="utf-8"))
+        for path in Path(course.__file__).parent.glob("*.py")
+    }
+    assert {place: names for place, names in asks.items() if names} == {}
+    assert asks_torch_for_a_card("%pip\nx = torch.cuda.is_available()") == ["is_available"]
+
+
+@pytest.mark.parametrize("lacks", [pynvml.NVMLError_NotSupported, ModuleNotFoundError("amdsmi")])
+def test_notebook_02_measures_a_card_without_a_meter_as_a_part_of_one_or_amds(lacks):
+    names = {}
+    exec(cell("02_sawtooth_diagnosis", "sawtooth-08"), names)
+    torch = MagicMock()
+    torch.cuda.utilization.side_effect = lacks
+    torch.cuda.memory_reserved.return_value = 2**30
+    clock = Mock(perf_counter=Mock(side_effect=[0, 4]), process_time=lambda: 0)
+    names |= {"torch": torch, "time": clock}
+    bench = Mock(device=SimpleNamespace(type="cuda"))
+    found = names["two_meters"](bench, "hold 1 GiB")
+    assert math.isnan(found["busy %"]) and found["memory GiB"] == 1
+
+    works = ["hold 1 GiB", "one thread", "multiply matrices"]
+    rows = pd.DataFrame({"work": works, "busy %": None, "memory GiB": 1.0, "TFLOP/s": 1.0})
+    kit = MagicMock()
+    kit.measure.return_value.rows = rows
+    exec(cell("02_sawtooth_diagnosis", "sawtooth-12"), names | {"lk": kit})
+    kit.check.assert_not_called()  # of numbers that nobody measured
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "on"),
+    [
+        ("cuda:0", "7.5", {"fp16"}),
+        ("cuda:1", "9.0", {"bf16", "tf32"}),
+        ("cuda:0", None, {"bf16"}),  # ROCm
+        ("mps", None, {"bf16", "use_cpu"}),
+        ("cpu", None, {"bf16", "use_cpu"}),
+    ],
+)
+def test_notebook_08_trains_in_a_format_that_the_device_has(device, capability, on):
+    kit = Mock()
+    kit.machine.return_value = SimpleNamespace(device=device, compute_capability=capability)
+    names = {"lk": kit, "torch": MagicMock()}
+    exec(cell("08_capstone", "cap-data"), names)
+    [call] = [
+        node
+        for node in ast.walk(ast.parse(cell("08_capstone", "cap-47")))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "TrainingArguments"
+    ]
+    asked = {
+        each.arg: eval(ast.unparse(each.value), names)
+        for each in call.keywords
+        if each.arg in ("bf16", "fp16", "tf32", "use_cpu")
+    }
+    assert {name for name, value in asked.items() if value} == on
+    assert asked["tf32"] in (True, None)  # False would be set, too
+
+
+class Shard(torch.nn.Parameter):
+    """A part of a model that rests on the CPU, as with FSDP's offloading."""
+
+
+@pytest.mark.parametrize("weights", [torch.nn.Parameter, Shard, torch.Tensor])
+@pytest.mark.parametrize("known_by", ["model", "optimizer"])
+def test_a_watched_loop_is_on_the_device_of_what_it_trains_and_not_of_any_tensor_on_a_card(
+    weights, known_by, tmp_path, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(
+        user_loop, "find_device", lambda _: asked.append(1) or torch.device("cpu")
+    )  # by the memory that the process holds on a card
+    trained = [weights(torch.ones(2))]
+    model = Mock(parameters=lambda: iter(trained)) if known_by == "model" else None
+    monkeypatch.setattr(recorder.Recorder, "count", lambda self, model: setattr(self, "call", None))
+    recording = recorder.Recorder(tmp_path, [1], model)
+    if known_by == "model":
+        recording.call = Mock(model=model, given=None)
+    else:
+        recording.trained_by(Mock(param_groups=[{"params": trained}]))
+    recording.take([(1, 2, 3, 1, None, None)])
+    assert recording.kind == "cpu" and len(asked) == (weights is not torch.nn.Parameter)
+    recording.close()
+
+
+def test_weights_on_a_card_tell_which_one():
+    on_second = Mock(device=torch.device("cuda", 1))
+    assert user_loop.device_of([on_second]) == torch.device("cuda", 1)
+    assert user_loop.device_of([]) is None
+
+
+@pytest.mark.parametrize("cores", [2, 4, 8, 64])
+def test_without_a_simulated_delay_a_gpu_waits_for_the_default_longer_than_it_computes(cores):
+    knobs = lk.Pipeline().filled(gpu=True, cores=cores)
+    image_ms = 0.16 + 0.14e-3 * knobs["image_px"] ** 2  # on the core that it was measured on
+    on_a_faster_core_ms = knobs["batch_size"] * image_ms / 1.5
+    assert knobs["io_ms"] == 0
+    assert on_a_faster_core_ms - model_size.STEP_MS > model_size.STEP_MS  # as notebook 00 checks

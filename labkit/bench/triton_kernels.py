@@ -15,6 +15,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from triton.runtime.jit import JITFunction
 
 
@@ -40,3 +41,13 @@ def compiled_from(
     linecache.cache[name] = (len("".join(lines)), None, lines, name)  # None: there is no such file
     make: Callable[..., JITFunction] = triton.jit  # its annotations lack lists of arguments
     return make(function, do_not_specialize=do_not_specialize)
+
+
+def device() -> torch.device:
+    """Return what kernels run on: a card that torch has kernels for itself, else the CPU."""
+    import torch
+
+    from labkit.bench.machine import find_device
+
+    found = find_device()
+    return found if found.type == "cuda" else torch.device("cpu")

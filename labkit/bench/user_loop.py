@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType
@@ -170,12 +170,19 @@ class DeviceClock:
             self.collect()
 
 
-def machine_and_clock(write: Callable[..., None]) -> tuple[dict[str, Any], DeviceClock | None]:
-    """Describe the machine, without torch as far as Python knows it, and return a GPU's clock."""
+def machine_and_clock(
+    write: Callable[..., None], device: Any = None
+) -> tuple[dict[str, Any], DeviceClock | None]:
+    """Describe the machine, without torch as far as Python knows it, and return a GPU's clock.
+
+    `device` is the one that is trained on, where that is known.
+    """
     if torch := sys.modules.get("torch"):
         from labkit.bench import machine
 
-        device, clock = find_device(torch), None
+        clock = None
+        if device is None:
+            device = find_device(torch)
         if device.type == "cuda":
             from labkit.bench.timeline import EventPool
 
@@ -202,6 +209,20 @@ def telemetry_beside(folder: Path) -> subprocess.Popen | None:
                 stdin=none, stdout=none, stderr=none, cwd=folder,
                 env={**os.environ, "PYTHONPATH": path}, start_new_session=True,  # no Ctrl-C
             )  # fmt: skip
+    return None
+
+
+def device_of(trained: Iterable[Any]) -> Any:
+    """Return the device of the first of some weights; None where they do not tell.
+
+    Weights on the CPU tell only where they are plain parameters: shards, and copies that an
+    optimizer has offloaded, rest there while the model computes on a card.
+    """
+    torch = sys.modules["torch"]
+    for weights in trained:
+        kind = weights.device.type
+        is_plain = type(weights) is torch.nn.Parameter and kind != "meta"
+        return weights.device if is_plain or kind not in ("cpu", "meta") else None
     return None
 
 

@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+from labkit.bench import triton_kernels
 from labkit.course.slow_script import SlowScript
 from labkit.course.task import Goal, KnobTask, Refused, code, counting, difference, faster, ratio
 from labkit.spec import Distributed, Pipeline
@@ -166,11 +167,11 @@ class GatedKernel:
 
         if importlib.util.find_spec("triton") is None:
             raise Refused("Triton is missing here. On Linux: pip install 'labkit[kernels]'")
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        if device == "cuda":
+        device = triton_kernels.device()
+        if device.type == "cuda":
             from labkit.bench.resolve_config import compile_lacks
 
-            if lacking := compile_lacks(torch.device(device)):
+            if lacking := compile_lacks(device):
                 raise Refused(lacking)
         errors, launches, others = [], [], 0
         for length in (1, 255, 256, 1000, 5000):
@@ -195,9 +196,7 @@ def launched():
 
     Without a GPU the kernels are interpreted.
     """
-    import torch
-
-    if not torch.cuda.is_available():
+    if triton_kernels.device().type == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
     from triton.runtime.jit import KernelInterface
 

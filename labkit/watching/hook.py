@@ -229,7 +229,7 @@ class OptimizerSteps:
     def __call__(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """Note that an optimizer has made a step; torch calls this."""
         if _loops and self.steps is None:
-            _note_training()
+            _note_training(optimizer)
             return  # a DataLoader says more
         self.first = self.first or id(optimizer)
         if self.first != id(optimizer) or os.getpid() != _pid:
@@ -241,16 +241,16 @@ class OptimizerSteps:
                 if loop is None:
                     return
                 recorder = loop.recorder
-                recorder.trains = True
+                recorder.trained_by(optimizer)
                 self.steps = Pass(recorder, itertools.repeat(None), 0, recorder.beat)
             if self.steps is not None:
                 next(self.steps)
 
 
-def _note_training() -> None:
+def _note_training(optimizer: Any) -> None:
     """Note that the innermost loop trains: the one that last got a batch."""
     going = [loop for loop in _loops if loop.recorder.current is not None]
     if going:
         loop = max(going, key=lambda each: each.recorder.began_ns)
-        loop.recorder.trains = True
+        loop.recorder.trained_by(optimizer)
         loop.has_trained = True

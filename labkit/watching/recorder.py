@@ -74,6 +74,7 @@ class Recorder:
             self.length = len(loader)
         self.tally = user_loop.Tally()
         self.kind = ""  # of the device; known when the first body has run
+        self.device: Any = None  # of what an optimizer trains, where one has been seen
         self.unit = "samples"
         self.clock: user_loop.DeviceClock | None = None
         self.telemetry: subprocess.Popen | None = None
@@ -127,6 +128,13 @@ class Recorder:
         if self.call is not None:
             self.call.hook.remove()
         self.call = FirstCall(model)
+
+    def trained_by(self, optimizer: Any) -> None:
+        """Note that an optimizer has made a step; at first, where its weights are."""
+        self.trains = True
+        if not self.kind and self.device is None:
+            with contextlib.suppress(Exception):
+                self.device = user_loop.device_of(optimizer.param_groups[0]["params"])
 
     def alive(self) -> bool:
         """Whether more may follow."""
@@ -248,7 +256,10 @@ class Recorder:
 
     def _begin(self) -> None:
         """Say what this is: known only when the first body has run, and used the device."""
-        machine, self.clock = user_loop.machine_and_clock(self._add)
+        device = self.device
+        if self.call is not None:
+            device = user_loop.device_of(self.call.model.parameters()) or device
+        machine, self.clock = user_loop.machine_and_clock(self._add, device)
         self.kind = machine["kind"]
         in_flight = self.knobs.get("num_workers", 0) * self.knobs.get("prefetch_factor", 0)
         self.warmup = max(3, in_flight)

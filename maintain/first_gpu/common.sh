@@ -42,13 +42,12 @@ stage() { # NAME LIMIT_S COMMAND...
 }
 
 notebooks() { # LIMIT_S NUMBER...: execute them; a cell that fails shows its error, and it goes on
-    local limit=$1 number
+    local limit=$1 number quick=()
     shift
+    $dry_run && quick=(--quick)
     for number in "$@"; do
-        local how=(--execute --allow-errors --ExecutePreprocessor.timeout=120)
-        $dry_run && how=()
-        stage "notebook-$number" "$limit" "$python" -m nbconvert --to notebook \
-            ${how[@]+"${how[@]}"} --output-dir "$logs" notebooks/"$number"_*.ipynb
+        stage "notebook-$number" "$limit" "$python" maintain/first_gpu/notebook.py \
+            ${quick[@]+"${quick[@]}"} notebooks/"$number"_*.ipynb "$logs"
     done
 }
 
