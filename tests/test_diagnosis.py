@@ -372,6 +372,20 @@ def test_a_step_that_fills_the_cores_is_named_and_made_cheaper_where_it_is_known
         assert code in found.code and bool(code) == bool(found.code)
 
 
+def test_a_hang_after_which_the_loop_went_on_is_a_warning_and_not_the_verdict():
+    over = {"stalled_s": 90.0, "stalled_worker": 1, "stalled_item": 7, "stall_is_over": True}
+    evidence = Evidence("gpu", wait_share=0.5, workers=WorkerEvidence(**BUSY | over))
+    verdict, *warnings = ranking.rank(evidence)
+    assert verdict.cause == "cores"
+    told_last = told(warnings[-1], evidence)
+    assert "90 s" in told_last.evidence and "item 7" in told_last.evidence
+    healthy = dataclasses.replace(evidence, wait_share=0.0, compute_share=1.0)
+    assert [found.cause for found in ranking.rank(healthy)] == [
+        "the device is the limit",
+        "hang that ended",
+    ]
+
+
 def test_memory_of_the_workers_that_grows_is_said_whatever_it_costs():
     found = diagnosed(BUSY | {"cores": 8, "memory_growth_gib": 2.0}, wait_share=0.0)
     assert (found.name, found.cause, found.lost_share) == ("host", "memory_growth", 0.0)

@@ -184,7 +184,8 @@ def _from_inside(
         found["headroom"] = _headroom_of(runs)
         texts.append(found["headroom"]["text"] if found["headroom"] else NOT_TRAINED)
     if "hang" in found:
-        texts.append(f"a hang: {found['hang']['text']}")
+        after = " It moved again afterwards." if found["hang"]["over"] else ""
+        texts.append(f"a hang: {found['hang']['text']}{after}")
     if len(run.lines):
         texts.append(str(run.lines))
     if len(verdicts) > 1:
