@@ -357,6 +357,9 @@ def test_a_watch_records_no_replayed_step(short_blocks):
     run = watched.run
     assert room.factor > 1.5 and 10 < run.steps < 190
     assert run.wait_ms > 2 * run.compute_ms  # as of a loop without replay
+    assert run.event("headroom")["factor"] == room.factor
+    first = run.diagnose().findings[0]
+    assert first.name == "input" and (first.at_most or first.expected[0]) <= room.factor
 
 
 # -- hangs ---------------------------------------------------------------------------------------

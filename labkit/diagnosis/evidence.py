@@ -210,6 +210,8 @@ class Evidence:
     formats: tuple[str, ...] | None = None  # of 16 bits, on Tensor Cores; None: card unknown
     advised: Workers | None = None  # the recommended number of workers
     deeper_queue: int | None = None  # a prefetch_factor that helps against stalls
+    # Times the throughput with a perfect loader, by replay within a pass: value, low, high
+    headroom: tuple[float, float, float] | None = None
 
     # A profiler's trace
     from_trace: bool = False

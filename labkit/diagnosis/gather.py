@@ -109,6 +109,7 @@ class StepTable:
             formats=tensor_formats(run.machine.name, capability) if on_gpu else None,
             advised=advised,
             deeper_queue=deeper,
+            headroom=_headroom(run),
         )
 
     def _advice(self, run: Run, launchers: float | None) -> tuple[Workers | None, int | None]:
@@ -239,6 +240,14 @@ def _named_share(trace: Breakdown, names: list[tuple[str, float]], pattern: str)
         return None
     spent = sum(time_us for name, time_us in names if re.search(pattern, name))
     return min(1.0, spent / trace.steps / max(trace.kernel_us, 1e-9))
+
+
+def _headroom(run: Run) -> tuple[float, float, float] | None:
+    """Return what replay measured of a perfect loader, with its range; None where it did not."""
+    seen = run.event("headroom") or {}
+    ends = [seen.get(name) for name in ("factor", "low", "high")]
+    value, low, high = (None if each is None else max(1.0, each) for each in ends)
+    return None if value is None or low is None or high is None else (value, low, high)
 
 
 def _whole_time(run: Run) -> tuple[float | None, dict[str, float]]:

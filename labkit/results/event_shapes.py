@@ -111,6 +111,7 @@ SHAPES: dict[str, list[tuple[Check, str]]] = {
     "hang": [
         (_is_duration, "seconds"), (_is_count, "pid t_ns worker?"), (_is_text, "text line?"),
     ],
+    "headroom": [(_is_number, "factor? low? high?")],
     "step": [
         (_is_count, "i n cpu?"), (_list_of(_is_whole, 4), "t"),
         (_list_of(_is_whole, 2), "copy? busy?"),
