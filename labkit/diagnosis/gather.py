@@ -44,7 +44,9 @@ PAUSES, TIMED, LOST, STEPS, SAMPLED = range(len(CLASSES), len(CLASSES) + 5)
 class StepTable:
     """The measured steps of a run: evidence can be drawn from all of them, and from resamples."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: Run, ranks_cores: float = 0.0):
+        """Other ranks of the same job used `ranks_cores`: they are no other programs."""
+        self.ranks_cores = ranks_cores
         first = max(run.warmup - 1, 0)
         self.matrix = split_steps(run.stamps[first:])  # (steps, classes), s
         self.wait, _, self.compute, *_ = self.matrix.T
@@ -63,6 +65,7 @@ class StepTable:
         kind = run.machine.kind
         on_gpu = kind == "gpu"
         used, foreign, in_line = cores_used(run)
+        foreign = None if foreign is None else max(0.0, foreign - self.ranks_cores)
         launchers = launchers_in_line(run) if on_gpu else None
         advised, deeper = self._advice(run, launchers)
         xray = _xray(run.xray_facts)
