@@ -372,6 +372,37 @@ def test_a_step_that_fills_the_cores_is_named_and_made_cheaper_where_it_is_known
         assert code in found.code and bool(code) == bool(found.code)
 
 
+@pytest.mark.parametrize(("headroom", "expected"), [(None, 1.8), ((1.3, 1.2, 1.5), 1.3)])
+def test_no_advice_for_the_input_promises_more_than_the_measured_headroom(headroom, expected):
+    advised = Workers(6, 1.8, (1.4, 2.2))
+    found = diagnosed(BUSY | {"cores": 8}, advised=advised, headroom=headroom)
+    assert found.expected[0] == expected and f"{expected}x the throughput" in found.advice
+    uneven = diagnosed(IDLE | {"busiest_over_mean": 1.6}, headroom=headroom)
+    assert uneven.at_most == (1.3 if headroom else 1.6)
+    if headroom is None:
+        return
+    assert found.expected == (1.3, 1.2, 1.5)
+    assert "1.3x the throughput at most" in diagnosed(BUSY, headroom=headroom).advice
+    anew = diagnosed(BUSY | {"epoch_start_share": 0.4}, headroom=headroom)
+    assert anew.at_most is None  # no replay saw the start of an epoch
+    nothing = diagnosed(BUSY | {"cores": 8}, advised=advised, headroom=(1.0, 1.0, 1.1))
+    assert "num_workers" not in nothing.advice
+
+
+def test_a_hang_after_which_the_loop_went_on_is_a_warning_and_not_the_verdict():
+    over = {"stalled_s": 90.0, "stalled_worker": 1, "stalled_item": 7, "stall_is_over": True}
+    evidence = Evidence("gpu", wait_share=0.5, workers=WorkerEvidence(**BUSY | over))
+    verdict, *warnings = ranking.rank(evidence)
+    assert verdict.cause == "cores"
+    told_last = told(warnings[-1], evidence)
+    assert "90 s" in told_last.evidence and "item 7" in told_last.evidence
+    healthy = dataclasses.replace(evidence, wait_share=0.0, compute_share=1.0)
+    assert [found.cause for found in ranking.rank(healthy)] == [
+        "the device is the limit",
+        "hang that ended",
+    ]
+
+
 def test_memory_of_the_workers_that_grows_is_said_whatever_it_costs():
     found = diagnosed(BUSY | {"cores": 8, "memory_growth_gib": 2.0}, wait_share=0.0)
     assert (found.name, found.cause, found.lost_share) == ("host", "memory_growth", 0.0)

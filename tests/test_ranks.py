@@ -12,9 +12,11 @@ from conftest import processes_of, torch_segments
 from planted import planted, wait_until
 
 import labkit as lk
+from labkit.diagnosis import watched_ranks
 from labkit.diagnosis.rank_verdict import PARTS
 from labkit.results.launch import launch
 from labkit.results.ranks import Ranks
+from labkit.results.run import Run
 from labkit.spec import Distributed, Pipeline
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -100,6 +102,84 @@ def test_a_record_says_so_steps_without_exchange_are_gaps_and_a_hostile_one_is_r
     ranks.path.write_text(re.sub(r'"comm": \[\d+, ', '"comm": ["x", ', whole))
     with pytest.raises(lk.RecordError, match="not an event"):
         lk.load(ranks.path)
+
+
+# -- the ranks of a script under `labkit watch`, by hand -----------------------------------------
+
+PLACES = {
+    0: ["backward", "", "train.py", 9, "<module>", "loss.backward()", None],
+    1: ["python", "", "train.py", 8, "metrics", "json.dumps()", None],
+    2: ["forward", "", "train.py", 7, "<module>", "model()", None],
+}
+
+
+def watched_rank(folder, rank, parts, steps=60, apart_ms=0):
+    """Write the run of one rank: `parts(step)` are its wait, Python, forward and backward, ms."""
+    path = folder / f"{rank}-1-abc"
+    path.mkdir()
+    lines = [
+        head("r", watched={"loader": "DataLoader", "place": ["train.py", 6]}),
+        {"event": "hello", "pid": rank},
+        machine(),
+        {"event": "job", "pipeline": {}, "not_applied": {}, "unit": "samples"},
+        {"event": "begin", "warmup": 3},
+        {"event": "epoch", "n": 0, "step": 0, "began": 1000 * MS},
+    ]
+    now = apart_ms
+    samples = []
+    for i in range(steps):
+        wait, python, forward, backward = parts(i)
+        ready = now + wait
+        end = ready + python + forward + backward
+        lines.append(step(i, now, ready, ready, end))
+        for place, start, ms in ((1, ready, python), (2, ready + python, forward)):
+            samples.append([(1000 + start) * MS + 1, ms * MS, place])
+        samples.append([(1000 + end) * MS - 1, backward * MS, 0])
+        now = end
+    lines.append({"event": "lines", "pid": rank, "places": PLACES, "rows": samples})
+    text = "".join(json.dumps(line) + "\n" for line in [*lines, *END])
+    (path / "events.jsonl").write_text(text)
+    return Run(path)
+
+
+def evenly(*parts):
+    return lambda _step: parts
+
+
+@pytest.mark.parametrize(
+    ("ranks", "bottleneck", "rank", "says"),
+    [
+        ((evenly(1, 0, 5, 34), evenly(30, 0, 5, 5)), "input", 1, "was ready last in 57 of 57"),
+        ((evenly(1, 20, 5, 5), evenly(1, 0, 5, 25)), "straggler", 0, "20.0 ms of a step longer"),
+        ((evenly(1, 0, 25, 5), evenly(1, 0, 5, 25)), "straggler", 0, "is `model()` in (train.py:7"),
+        (
+            (lambda i: (20 * (i % 2), 0, 5, 30 - 20 * (i % 2)),
+             lambda i: (20 * ((i + 1) % 2), 0, 5, 30 - 20 * ((i + 1) % 2))),
+            "input", None, "no rank is the late one",
+        ),
+        ((evenly(1, 0, 9, 20), evenly(1, 0, 9, 20)), "compute", None, "computes"),
+        ((evenly(1, 20, 5, 5), evenly(1, 20, 5, 5)), "host", None, "json.dumps()"),
+    ],
+)  # fmt: skip
+def test_a_watched_script_has_one_verdict_for_all_ranks(tmp_path, ranks, bottleneck, rank, says):
+    runs = {n: watched_rank(tmp_path, n, parts) for n, parts in enumerate(ranks)}
+    judged = watched_ranks.diagnose(runs)
+    found = judged.verdict
+    assert (found.bottleneck, found.rank) == (bottleneck, rank), repr(found)
+    assert says in found.evidence
+    assert set(judged.own) == {0, 1}
+    if rank is not None:
+        assert judged.rank == rank and f"on rank {rank}" in found.headline
+
+
+def test_ranks_that_are_not_in_step_are_judged_alone(tmp_path):
+    runs = {
+        0: watched_rank(tmp_path, 0, evenly(1, 0, 9, 20)),
+        1: watched_rank(tmp_path, 1, evenly(40, 0, 9, 20), apart_ms=400),
+    }
+    judged = watched_ranks.diagnose(runs)
+    assert judged.verdict.rank is None and "not in step" in judged.verdict.notes[-1]
+    assert judged.own[1].bottleneck == "input"
 
 
 @pytest.mark.parametrize(

@@ -357,6 +357,9 @@ def test_a_watch_records_no_replayed_step(short_blocks):
     run = watched.run
     assert room.factor > 1.5 and 10 < run.steps < 190
     assert run.wait_ms > 2 * run.compute_ms  # as of a loop without replay
+    assert run.event("headroom")["factor"] == room.factor
+    first = run.diagnose().findings[0]
+    assert first.name == "input" and (first.at_most or first.expected[0]) <= room.factor
 
 
 # -- hangs ---------------------------------------------------------------------------------------
@@ -369,7 +372,7 @@ class Stuck(Sleeping):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_hang_is_named_with_its_worker_item_and_line(workers, capsys):
+def test_a_hang_is_named_with_its_worker_item_and_line(workers, tmp_path):
     loader = DataLoader(Stuck(0, 40), 4, num_workers=workers)
     watched = lk.watch(loader, live=False)
     said = []
@@ -392,6 +395,16 @@ def test_a_hang_is_named_with_its_worker_item_and_line(workers, capsys):
         assert "test_workers.py" in said[0] and "time.sleep()" in said[0]
     hang = watched.run.workers.hang
     assert hang["index"] == 21 and hang["worker"] == (1 if workers else None)
+    assert hang["over"] and hang["seconds"] > 1_000
+    without_the_rest = [
+        line
+        for line in (watched.run.path / "events.jsonl").read_text().splitlines()
+        if '"done"' not in line.partition(",")[0]
+        and not ('"step"' in line.partition(",")[0] and json.loads(line)["t"][1] > hang["t_ns"])
+    ]
+    still = tmp_path / "still.jsonl"
+    still.write_text("\n".join(without_the_rest) + "\n")
+    assert not lk.load(still).workers.hang["over"]  # as of a loop that somebody interrupted
     assert not list(Path(watched.run.path).glob("progress-*"))
 
 

@@ -187,15 +187,20 @@ def diagnose(
             f"{what.path}: a measured function has rows and no training steps, so there "
             "is nothing to diagnose: lk.load(path) shows its numbers; diagnose a training run."
         )
-    found = _of_run(what)
-    unseen = what.watched and not what.lines.body
-    return replace(found, notes=(BODY_NOTE, *found.notes)) if unseen else found
+    return of_run(what)
 
 
 @of_one_moment
-def _of_run(run: Run) -> Diagnosis:
+def of_run(run: Run, ranks_cores: float = 0.0) -> Diagnosis:
+    """Diagnose one run, beside which other ranks of the same job used so many cores."""
+    found = _of_run(run, ranks_cores)
+    unseen = run.watched and not run.lines.body
+    return replace(found, notes=(BODY_NOTE, *found.notes)) if unseen else found
+
+
+def _of_run(run: Run, ranks_cores: float) -> Diagnosis:
     source = source_of(run)
-    table = StepTable(run)
+    table = StepTable(run, ranks_cores)
     short = doubts.too_short(len(table))
     if short:
         return Diagnosis((worded(short),), 0.0, source)

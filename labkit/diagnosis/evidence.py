@@ -72,7 +72,8 @@ class WorkerEvidence:
     epoch_start_ms: float | None = None  # from the start of a later epoch to its first batch
     epoch_start_share: float | None = None  # and what all of these take
     memory_growth_gib: float | None = None  # of all workers, from the first epoch's end
-    stalled_s: float | None = None  # since a worker that has work last finished an item
+    stalled_s: float | None = None  # for which a worker that had work finished no item
+    stall_is_over: bool = False  # the loop went on afterwards
     stalled_worker: int | None = None
     stalled_item: int | str | None = None
     item_cpu_ms: float | None = None
@@ -108,6 +109,8 @@ class WorkerEvidence:
         first, *later = seen.epoch_item_ms or [0.0]
         slowest = max(workers, key=lambda worker: worker.slowest_ratio)
         hang = seen.hang or {}
+        if hang.get("worker") is None:  # the body of the loop took long, or the hand-over
+            hang = {}
         uneven = seen.uneven_share
         return cls(
             cpu_shares=tuple(worker.cpu_share for worker in workers),
@@ -122,6 +125,7 @@ class WorkerEvidence:
             epoch_start_ms=fmean(starts) if starts else None,
             epoch_start_share=sum(starts) / 1e3 / run.length_s if starts else None,
             stalled_s=hang.get("seconds"),
+            stall_is_over=hang.get("over", False),
             stalled_worker=hang.get("worker"),
             stalled_item=hang.get("index"),
             item_cpu_ms=fmean(worker.item_cpu_ms for worker in workers),
@@ -206,6 +210,8 @@ class Evidence:
     formats: tuple[str, ...] | None = None  # of 16 bits, on Tensor Cores; None: card unknown
     advised: Workers | None = None  # the recommended number of workers
     deeper_queue: int | None = None  # a prefetch_factor that helps against stalls
+    # Times the throughput with a perfect loader, by replay within a pass: value, low, high
+    headroom: tuple[float, float, float] | None = None
 
     # A profiler's trace
     from_trace: bool = False

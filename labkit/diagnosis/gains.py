@@ -19,9 +19,10 @@ Gain = tuple[float, float, float]  # times the throughput: value, low, high
 def with_gains(finding: Finding, evidence: Evidence, run: Run | None) -> Finding:
     """Return a finding with its remedies filled in for a run, and what the first should bring.
 
-    A remedy that is sure to gain goes before the others; one that is told to gain no more than
-    noise is left out.
+    A remedy that is sure to gain goes before the others; one that would gain no more than noise is
+    left out. None promises more than the measured headroom, where there is one.
     """
+    ceiling = _ceiling(finding, evidence)
     sure = []
     others = []
     for remedy in finding.remedies:
@@ -29,12 +30,32 @@ def with_gains(finding: Finding, evidence: Evidence, run: Run | None) -> Finding
         if filled is None:
             continue
         gain = _gain(filled, finding, evidence, run)
+        if gain is not None and ceiling is not None:
+            gain = _no_more_than(gain, ceiling)
         if gain is not None and gain[0] <= 1 + WORTH:
             continue
         (sure if gain is not None and gain[1] > 1 else others).append((filled, gain))
     kept = sure + others
     expected = kept[0][1] if kept else None
-    return replace(finding, remedies=tuple(remedy for remedy, _ in kept), expected=expected)
+    at_most = finding.at_most
+    if ceiling is not None:
+        at_most = min(at_most or ceiling[0], ceiling[0])
+    remedies = tuple(remedy for remedy, _ in kept)
+    return replace(finding, remedies=remedies, expected=expected, at_most=at_most)
+
+
+def _ceiling(finding: Finding, evidence: Evidence) -> Gain | None:
+    """Return the gain of a perfect loader; None where it was not measured, or bounds nothing here.
+
+    Replay leaves out the start of a pass, for which workers that start anew make a loop wait.
+    """
+    bounded = finding.name == "input" and finding.cause != "workers_restart"
+    return evidence.headroom if bounded else None
+
+
+def _no_more_than(gain: Gain, most: Gain) -> Gain:
+    value, low, high = (min(each, limit) for each, limit in zip(gain, most, strict=True))
+    return value, low, high
 
 
 def _gain(remedy: Remedy, finding: Finding, evidence: Evidence, run: Run | None) -> Gain | None:
@@ -67,5 +88,4 @@ def _gain(remedy: Remedy, finding: Finding, evidence: Evidence, run: Run | None)
 def _within_the_device(gain: Gain, evidence: Evidence) -> Gain:
     """Return a gain no larger than that of a loader for which the device never waits."""
     most = 1 / max(evidence.compute_share, 0.01)
-    value, low, high = gain
-    return min(value, most), min(low, most), min(high, most)
+    return _no_more_than(gain, (most, most, most))

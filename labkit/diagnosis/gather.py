@@ -44,7 +44,9 @@ PAUSES, TIMED, LOST, STEPS, SAMPLED = range(len(CLASSES), len(CLASSES) + 5)
 class StepTable:
     """The measured steps of a run: evidence can be drawn from all of them, and from resamples."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: Run, ranks_cores: float = 0.0):
+        """Other ranks of the same job used `ranks_cores`: they are no other programs."""
+        self.ranks_cores = ranks_cores
         first = max(run.warmup - 1, 0)
         self.matrix = split_steps(run.stamps[first:])  # (steps, classes), s
         self.wait, _, self.compute, *_ = self.matrix.T
@@ -63,6 +65,7 @@ class StepTable:
         kind = run.machine.kind
         on_gpu = kind == "gpu"
         used, foreign, in_line = cores_used(run)
+        foreign = None if foreign is None else max(0.0, foreign - self.ranks_cores)
         launchers = launchers_in_line(run) if on_gpu else None
         advised, deeper = self._advice(run, launchers)
         xray = _xray(run.xray_facts)
@@ -109,6 +112,7 @@ class StepTable:
             formats=tensor_formats(run.machine.name, capability) if on_gpu else None,
             advised=advised,
             deeper_queue=deeper,
+            headroom=_headroom(run),
         )
 
     def _advice(self, run: Run, launchers: float | None) -> tuple[Workers | None, int | None]:
@@ -239,6 +243,14 @@ def _named_share(trace: Breakdown, names: list[tuple[str, float]], pattern: str)
         return None
     spent = sum(time_us for name, time_us in names if re.search(pattern, name))
     return min(1.0, spent / trace.steps / max(trace.kernel_us, 1e-9))
+
+
+def _headroom(run: Run) -> tuple[float, float, float] | None:
+    """Return what replay measured of a perfect loader, with its range; None where it did not."""
+    seen = run.event("headroom") or {}
+    ends = [seen.get(name) for name in ("factor", "low", "high")]
+    value, low, high = (None if each is None else max(1.0, each) for each in ends)
+    return None if value is None or low is None or high is None else (value, low, high)
 
 
 def _whole_time(run: Run) -> tuple[float | None, dict[str, float]]:

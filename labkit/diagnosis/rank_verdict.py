@@ -183,7 +183,9 @@ def exchange(times: RankTimes, ranks: Ranks) -> Finding:
     return Finding("communication", "the exchange is not hidden", transfer, measured, (remedy,))
 
 
-def one_is_late(times: RankTimes) -> Finding | None:
+def one_is_late(
+    times: RankTimes, came_last: str = "gradients came", by: str = STAMPS
+) -> Finding | None:
     """One rank is last in nearly all steps: by its own wait for data, or otherwise."""
     exchanged = times.late[times.late >= 0]
     if len(times.ranks) < 2 or not len(exchanged):
@@ -198,14 +200,14 @@ def one_is_late(times: RankTimes) -> Finding | None:
     own_wait = float(times.wait[late])
     others_wait = float(times.wait[rest].mean())
     short = own_wait - others_wait >= limits.OWN_WAIT * lost
-    last = f"rank {rank}'s gradients came last in {counts[late]} of {len(exchanged)} steps"
-    waited = "of the time the others waited for them, seemingly busy, in the all-reduce"
+    last = f"rank {rank}'s {came_last} last in {counts[late]} of {len(exchanged)} steps"
+    waited = "of the time the others waited for that, seemingly busy, in the all-reduce"
     return Finding(
         name="input" if short else "straggler",
         cause="one rank is short of data" if short else "one rank is slower",
         lost_share=lost,
         measured=(
-            Measured(last, by=STAMPS),
+            Measured(last, by=by),
             Measured(waited, lost),
             Measured("of the time it waited for data itself", own_wait),
             Measured("of the time the others did", others_wait),

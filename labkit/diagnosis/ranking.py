@@ -9,6 +9,7 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.device_remedies import LARGER_MODEL
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured
+from labkit.diagnosis.worker_rules import hang_that_ended
 
 
 def losses(evidence: Evidence) -> tuple[list[Finding], dict[str, float]]:
@@ -47,7 +48,9 @@ def rank(evidence: Evidence) -> tuple[Finding, ...]:
     causes = {finding.cause for finding in named}
     warned = [rule(evidence) for rule in rules.WARNINGS]
     named += [finding for finding in warned if finding and finding.cause not in causes]
-    return tuple(named) or (_healthy(evidence, total),)
+    verdict = tuple(named) or (_healthy(evidence, total),)
+    past = hang_that_ended(evidence)
+    return verdict if past is None else (*verdict, past)
 
 
 def _healthy(evidence: Evidence, total: dict[str, float]) -> Finding:

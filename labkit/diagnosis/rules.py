@@ -47,6 +47,9 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     if evidence.stalls:
         worst = "of that falls into a tenth of the steps: stalls"
         waits.append(Measured(worst, evidence.stall_share))
+    if evidence.headroom is not None:
+        perfect = "the throughput is what a perfect loader would give"
+        waits.append(Measured(perfect, evidence.headroom[0], "times", "replayed batches"))
     measured = (*waits, *found.measured)
     return replace(found, lost_share=evidence.wait_share, measured=measured)
 

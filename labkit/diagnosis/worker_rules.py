@@ -40,16 +40,31 @@ def _steps(evidence: Evidence) -> tuple[Measured, ...]:
 
 
 def hang(evidence: Evidence) -> Finding | None:
-    """A worker that has an item to make has made no progress for long."""
+    """A worker that has an item to make made no progress to the end of the record."""
     workers = evidence.workers
-    if workers.stalled_s is None or workers.stalled_s < limits.HANGS_S:
+    stuck = workers.stalled_s is not None and not workers.stall_is_over
+    if not stuck or workers.stalled_s < limits.HANGS_S:
         return None
-    where = f"since worker {workers.stalled_worker} last made progress"
-    if workers.stalled_item is not None:
-        where += f"; it is at item {workers.stalled_item}"
+    where = f"since worker {workers.stalled_worker} last made progress{_at_item(workers)}"
     measured = (Measured(where, workers.stalled_s, "s", TIMED), *_steps(evidence))
     remedies = (cures.GIVE_UP_WAITING,)
     return Finding("input", "hang", measured=measured, remedies=remedies)
+
+
+def hang_that_ended(evidence: Evidence) -> Finding | None:
+    """A worker made no progress for long, and then the loop went on: worth a word, no more."""
+    workers = evidence.workers
+    if workers is None or workers.stalled_s is None or not workers.stall_is_over:
+        return None
+    where = f"passed without progress of worker {workers.stalled_worker}{_at_item(workers)}; "
+    measured = (Measured(f"{where}then the loop went on", workers.stalled_s, "s", TIMED),)
+    remedies = (cures.GIVE_UP_WAITING,)
+    return Finding("input", "hang that ended", measured=measured, remedies=remedies)
+
+
+def _at_item(workers: WorkerEvidence) -> str:
+    item = workers.stalled_item
+    return "" if item is None else f", at item {item}"
 
 
 def workers_restart(evidence: Evidence) -> Finding | None:

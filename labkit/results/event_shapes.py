@@ -107,7 +107,10 @@ SHAPES: dict[str, list[tuple[Check, str]]] = {
     "epoch": [(_is_count, "step n? began?")],
     "pass": [(_is_count, "n began ended"), (_is_switch, "trains?")],
     "saved": [(_is_count, "began ended")],
-    "hang": [(_is_duration, "seconds"), (_is_count, "pid"), (_is_text, "text line?")],
+    "hang": [
+        (_is_duration, "seconds"), (_is_count, "pid t_ns worker?"), (_is_text, "text line?"),
+    ],
+    "headroom": [(_is_number, "factor? low? high?")],
     "step": [
         (_is_count, "i n cpu?"), (_list_of(_is_whole, 4), "t"),
         (_list_of(_is_whole, 2), "copy? busy?"),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 10  # of a batch's row in an `items` event; the last is its slowest item's index
 NUMBER, BATCH, PASS, START, FETCHED, READY, CPU, ITEMS, SLOWEST = range(9)
+STEP_READY, STEP_DONE = 1, 3  # columns of a run's `host_ns`
 TOTALS = ("batches", "items", "busy_ns", "cpu_ns", "bytes", "disk")
 MAIN = -1  # in place of a worker's number: the main process, of a loader without workers
 
@@ -238,10 +239,32 @@ class LoaderWorkers:
         items = [item for worker in self.workers for item in worker.slowest]
         return sorted(items, key=lambda item: -item.ms)[:5]
 
-    @property
+    @cached_property
     def hang(self) -> dict[str, Any] | None:
-        """The last hang that was seen: `worker`, `index`, `line`, `seconds`, `text`; or None."""
-        return self.run.event("hang")
+        """The last hang that was seen; None without one.
+
+        `worker`, `index`, `line` and `text` are those of the moment when it was seen, `over` is
+        whether the loop went on afterwards, `seconds` how long it lasted, as far as is known.
+        """
+        hang = self.run.event("hang")
+        if hang is None:
+            return None
+        moved_ns = self._moved_again_ns(hang)
+        end_ns = (self.run.event("end") or hang)["t_ns"]
+        last_ns = max(hang["t_ns"], end_ns) if moved_ns is None else moved_ns
+        seconds = hang["seconds"] + (last_ns - hang["t_ns"]) / 1e9
+        return {**hang, "over": moved_ns is not None, "seconds": seconds}
+
+    def _moved_again_ns(self, hang: dict[str, Any]) -> int | None:
+        """Return when the loop went on after a hang was seen; None where it never did."""
+        seen_ns = hang["t_ns"]
+        stamp = STEP_DONE if hang.get("worker") is None else STEP_READY
+        stamps = self.run.host_ns[:, stamp]
+        moments = stamps[stamps > seen_ns][:1].astype(int).tolist()
+        exhausted_ns = (self.run.event("done") or hang)["t_ns"]
+        if exhausted_ns > seen_ns:
+            moments.append(exhausted_ns)
+        return min(moments, default=None)
 
     @cached_property
     def rows(self) -> pandas.DataFrame:

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from labkit.bench.outside import Outside, Sample
+from labkit.diagnosis import watched_ranks
 from labkit.diagnosis.outside_verdict import judge
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
@@ -160,20 +161,20 @@ def _runs_in(folder: Path) -> list[Run]:
 def _from_inside(
     found: dict[str, Any], runs: list[Run], ended: Ended
 ) -> tuple[dict[str, Any], str]:
-    """Judge the loop that took most of the time; of several ranks, each one's."""
+    """Judge the loop that took most of the time; of several ranks, that of all of them."""
     runs = sorted(runs, key=_loop_s)
-    longest = {run.path.name.split("-")[0]: run for run in runs}
-    verdicts = {rank: longest[rank].diagnose() for rank in sorted(longest)}
-    rank = min(verdicts, key=_rank_number)
-    run = longest[rank]
-    verdict = verdicts[rank]
+    longest = {_rank_of(run): run for run in runs}
+    longest |= {_rank_of(run): run for run in runs if _place_of(run) == _place_of(runs[-1])}
+    judged = watched_ranks.diagnose(longest)
+    run = longest[judged.rank]
+    verdict = judged.verdict
     shares = _whole_time(run, runs, ended)
     sure = next((word for least, word in SURE if verdict.confidence >= least), "none")
     found |= verdict.to_dict()
     found |= {"seen": "inside", "confidence": sure, "evidence": verdict.evidence}
     found |= {"advice": verdict.advice, "record": str(run.path)}
     found["lines"] = run.lines.to_dict()["lines"][:20]
-    found["ranks"] = {rank: each.bottleneck for rank, each in verdicts.items()}
+    found["ranks"] = {str(rank): each.bottleneck for rank, each in judged.own.items()}
     found["run"] = {name: value for name, value in run.to_dict().items() if name != "loss"}
     found["workers"] = run.workers.to_dict()
     texts = [run.numbers, str(verdict)]
@@ -184,12 +185,13 @@ def _from_inside(
         found["headroom"] = _headroom_of(runs)
         texts.append(found["headroom"]["text"] if found["headroom"] else NOT_TRAINED)
     if "hang" in found:
-        texts.append(f"a hang: {found['hang']['text']}")
+        after = " It moved again afterwards." if found["hang"]["over"] else ""
+        texts.append(f"a hang: {found['hang']['text']}{after}")
     if len(run.lines):
         texts.append(str(run.lines))
-    if len(verdicts) > 1:
-        named = ", ".join(f"{number} {each.headline}" for number, each in verdicts.items())
-        texts.append(f"ranks: {named}")
+    if len(judged.own) > 1:
+        named = ", ".join(f"{rank} {each.headline}" for rank, each in sorted(judged.own.items()))
+        texts.append(f"ranks, each judged alone: {named}")
     texts.append(f"record: {run.path} (lk.load, labkit diagnose)")
     return found, "\n".join(texts)
 
@@ -199,8 +201,15 @@ def _loop_s(run: Run) -> float:
     return float(run.stamps[-1, 5])
 
 
-def _rank_number(rank: str) -> int:
+def _rank_of(run: Run) -> int:
+    """Return the rank of a run's process, by its folder's name."""
+    rank = run.path.name.split("-")[0]
     return int(rank) if rank.isdigit() else 0
+
+
+def _place_of(run: Run) -> list[Any]:
+    """Return the file and the line of a run's loop; [] where its code is a framework's."""
+    return (run.event("spec") or {}).get("watched", {}).get("place") or []
 
 
 def _whole_time(run: Run, runs: list[Run], ended: Ended) -> WallShares | None:

@@ -13,11 +13,11 @@ import statistics
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from labkit.bench.user_loop import counter_for, find_device, knobs_of
-from labkit.process.events import now_ns
+from labkit.process.events import EventLog, now_ns
 from labkit.watching.passes import Pass, length_of
 
 KEPT = 8  # batches, at most
@@ -148,6 +148,11 @@ class Blocks:
         self.replayed += 1
         self.changed = self.changed or kept.is_changed()
         return kept.handed_out()
+
+    def write(self, log: EventLog) -> None:
+        """Write what is known by now into the log of the loop's run."""
+        found = self.found()
+        log.write("headroom", **asdict(found), text=found.text)
 
     def found(self) -> Found:
         """Return what is known by now."""
@@ -304,6 +309,8 @@ class HeadroomPass:
         finish = getattr(self.iterator, "finish", None)
         if finish is not None:
             finish()
+        if isinstance(self.iterator, Pass) and self.may_replay():
+            self.blocks.write(self.iterator.recorder.log)
         self.left = 0
         raise StopIteration
 

@@ -16,7 +16,7 @@ import secrets
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -58,8 +58,7 @@ class Loop:
     def write_headroom(self) -> None:
         """Write what its blocks say."""
         if self.blocks is not None and self.has_trained:
-            found = self.blocks.found()
-            self.recorder.log.write("headroom", **asdict(found), text=found.text)
+            self.blocks.write(self.recorder.log)
 
 
 class HookedPass(Pass):

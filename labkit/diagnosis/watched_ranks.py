@@ -1,0 +1,243 @@
+"""One verdict for the ranks of a watched script: which of them is late, and why.
+
+Ranks that train together meet once a step, in the exchange of their gradients. No stamp tells when
+a rank gets there, as the bench's own ranks do, so two things stand in for it. On a clock that all
+processes of a machine share, a rank that has its batch last comes last. And of ranks that take the
+same time for a step, the late one spends the least of it where the others wait: in `backward()`,
+and in reading a value from the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from labkit.diagnosis import device_remedies as cures
+from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.diagnosis import Diagnosis, of_run, resampled
+from labkit.diagnosis.findings import Finding, Measured, bound
+from labkit.diagnosis.rank_verdict import RankTimes, one_is_late
+from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.run_costs import cores_used
+from labkit.diagnosis.wording import worded
+
+if TYPE_CHECKING:
+    from labkit.results.run import Run
+
+MEETING = ("backward", "sync", "exchange")  # kinds of work in which a rank waits for the others
+STAMPS = "step stamps of all ranks"
+STACKS = "stacks sampled in all ranks"
+ON_ONE_RANK = Remedy(
+    "on_one_rank",
+    "Take that out of rank {rank}'s step, or do it less often: all ranks wait for what one does "
+    "alone.",
+    "lines",
+)
+ALIKE = Finding("compute", "the ranks are alike")
+APART = (
+    "The ranks are not in step with each other, so each was judged alone: this is the verdict of "
+    "rank {rank}."
+)
+
+
+@dataclass(frozen=True)
+class RanksVerdict:
+    """What holds a script of several ranks back."""
+
+    rank: int  # the one whose record says why
+    verdict: Diagnosis
+    own: Mapping[int, Diagnosis]  # of each rank, judged alone
+
+
+def diagnose(runs: Mapping[int, Run]) -> RanksVerdict:
+    """Name what holds the ranks of a watched script back, from the run of each rank's loop."""
+    cores = {rank: cores_used(run) for rank, run in runs.items()}
+    used = sum(each[0] or 0.0 for each in cores.values())
+    own = {rank: of_run(run, used - (cores[rank][0] or 0.0)) for rank, run in runs.items()}
+    first = min(runs)
+    if len(runs) == 1:
+        return RanksVerdict(first, own[first], own)
+    times = watched_times(runs)
+    if times is None:
+        note = APART.format(rank=first)
+        verdict = replace(own[first], notes=(*own[first].notes, note))
+        return RanksVerdict(first, verdict, own)
+    findings, confidence = resampled(
+        len(times), lambda steps: (_found(times.take(steps)),), (_found(times),)
+    )
+    found = findings[-1]
+    if found is ALIKE:
+        return _all_alike(own)
+    blamed = _shortest_of_data(times) if found.rank is None else found.rank
+    longer = _longer_line(runs, blamed) if found.name == "straggler" else None
+    told = _told(found, own[blamed], longer)
+    told = (*(worded(doubt) for doubt in findings[:-1]), told)
+    rest = tuple(each for each in own[blamed].findings if each.lost_share)
+    by_others = (cores[blamed][0] or 0.0) + (cores[blamed][1] or 0.0) - used
+    crowded = by_others / (runs[blamed].machine.cpu_cores or 1)
+    if crowded > limits.FOREIGN_LOAD / 2:  # alone it need not come out the same
+        confidence *= 1 - min(crowded, 1.0)
+    verdict = replace(own[blamed], findings=(*told, *rest), confidence=confidence)
+    return RanksVerdict(blamed, verdict, own)
+
+
+def watched_times(runs: Mapping[int, Run]) -> RankTimes | None:
+    """Return where the ranks' steps went; None where they are few, or the ranks not in step.
+
+    `seconds` also has "meeting" (ranks, steps): the time in the kinds of work of `MEETING`, NaN
+    where too few stacks were sampled.
+    """
+    ranks = sorted(runs)
+    count = min(runs[rank].steps for rank in ranks)
+    first = max(runs[rank].warmup for rank in ranks)
+    if first < 1 or count - first < limits.MIN_STEPS:
+        return None
+    rows = slice(first - 1, count)
+    # (ranks, steps, 6) on the machine's own clock, which all ranks share
+    stamps = np.stack([runs[rank].stamps_ns(rows).astype(float) for rank in ranks])
+    asked, ready, _, _, start, end = np.moveaxis(stamps[:, 1:], 2, 0)
+    before = stamps[:, :-1, 5]  # the end of the step before
+    step = np.maximum(end - before, 1)
+    apart = np.ptp(end, axis=0)
+    if np.median(apart) > np.median(step):
+        return None
+    others = np.clip(start.max(axis=0) - start, 0, np.maximum(end - start, 0))
+    ns = {
+        "step": step,
+        "wait": np.clip(np.minimum(ready, start) - np.maximum(asked, before), 0, None),
+        "compute": np.clip(end - start - others, 0, None),
+        "others": others,
+        "transfer": np.zeros_like(step),
+    }
+    seconds = {part: each / 1e9 for part, each in ns.items()}
+    seconds["meeting"] = np.stack([_meeting_s(runs[rank])[first:count] for rank in ranks])
+    return RankTimes(tuple(ranks), seconds, start.argmax(axis=0))
+
+
+def _meeting_s(run: Run) -> np.ndarray:
+    """Return the sampled time of each step (steps,) in which the rank may wait for others, s."""
+    lines = run.lines
+    if not lines.enough("body"):
+        return np.full(run.steps, np.nan)
+    meets = lines.mask("body") & np.isin(lines.kind, MEETING)
+    return np.bincount(lines.step[meets], _seconds_of(run, lines.share[meets]), run.steps)
+
+
+def _seconds_of(run: Run, shares: np.ndarray) -> np.ndarray:
+    """Return shares of a run's measured time as s."""
+    ends = run.stamps[:, 5]
+    return shares * float(ends[-1] - ends[max(run.warmup - 1, 0)])
+
+
+# -- what is found ---------------------------------------------------------------------------------
+
+
+def _found(times: RankTimes) -> Finding:
+    """Return what costs the ranks time; `ALIKE` where nothing sets one of them apart."""
+    late = one_is_late(times, "batch was ready", STAMPS)
+    for finding in (late, _one_meets_the_others_late(times), _some_rank_waits(times)):
+        if finding and finding.lost_share >= limits.WORTH_NAMING[finding.name]:
+            return finding
+    return ALIKE
+
+
+def _one_meets_the_others_late(times: RankTimes) -> Finding | None:
+    """One rank spends less time than the others where ranks wait for each other."""
+    meeting = times.seconds["meeting"].mean(axis=1)
+    if np.isnan(meeting).any():
+        return None
+    late = int(meeting.argmin())
+    rest = np.delete(meeting, late)
+    lost = float((rest - meeting[late]).mean() / times.seconds["step"].mean())
+    rank = times.ranks[late]
+    seen = f"of a step rank {rank} is in backward() or reads from the device, where ranks wait for "
+    seen += "each other"
+    return Finding(
+        name="straggler",
+        cause="one rank is slower",
+        lost_share=lost,
+        measured=(
+            Measured(seen, float(meeting[late]) * 1e3, "ms", STACKS),
+            Measured("is what the others are", float(rest.mean()) * 1e3, "ms"),
+        ),
+        remedies=(cures.SLOW_RANK,),
+        rank=rank,
+    )
+
+
+def _some_rank_waits(times: RankTimes) -> Finding:
+    """In each step some rank has its batch late, now this one, now another."""
+    lost = float(times.seconds["wait"].max(axis=0).mean() / times.seconds["step"].mean())
+    seen = "of the time some rank waits for its batch, and no rank is the late one in most steps"
+    measured = (Measured(seen, lost, by=STAMPS),)
+    return Finding("input", "all ranks are short of data", lost, measured, (cures.FEED_ALL,))
+
+
+# -- why -------------------------------------------------------------------------------------------
+
+
+def _shortest_of_data(times: RankTimes) -> int:
+    return times.ranks[int(times.wait.argmax())]
+
+
+def _all_alike(own: Mapping[int, Diagnosis]) -> RanksVerdict:
+    """Return the verdict of the rank that loses most: nothing sets one apart."""
+    rank = max(own, key=lambda each: own[each].findings[0].lost_share)
+    note = f"The {len(own)} ranks are alike: this is the verdict of rank {rank}."
+    return RanksVerdict(rank, replace(own[rank], notes=(*own[rank].notes, note)), own)
+
+
+def _longer_line(runs: Mapping[int, Run], rank: int) -> Measured | None:
+    """Return the line that takes more of a step on one rank than on the others."""
+    took = {each: _line_ms(run) for each, run in runs.items()}
+    others = [lines for each, lines in took.items() if each != rank]
+    most = ""
+    most_ms = 0.0
+    for line, ms in took[rank].items():
+        longer_ms = ms - sum(lines.get(line, 0.0) for lines in others) / len(others)
+        if longer_ms > most_ms:
+            most = line
+            most_ms = longer_ms
+    run = runs[rank]
+    step_ms = _seconds_of(run, np.ones(1)).item() * 1e3 / max(run.steps - run.warmup, 1)
+    if most_ms < limits.WORTH_NAMING["straggler"] / 2 * step_ms:
+        return None
+    return Measured(f"of a step longer than on the other ranks is {most}", most_ms, "ms", STACKS)
+
+
+def _line_ms(run: Run) -> dict[str, float]:
+    """Return how long each line of the body takes in a step, ms, where no rank waits in it."""
+    lines = run.lines
+    rows = lines.rows(lines.mask("body") & ~np.isin(lines.kind, MEETING))
+    shares = np.array([line.share for line in rows])
+    measured = max(run.steps - run.warmup, 1)
+    times_ms = _seconds_of(run, shares) * 1e3 / measured
+    return dict(zip((line.what for line in rows), times_ms.tolist(), strict=True))
+
+
+def _told(found: Finding, own: Diagnosis, longer: Measured | None) -> Finding:
+    """Return a finding in words, with what the rank to blame shows when it is judged alone."""
+    measured = found.measured
+    remedies = found.remedies
+    cause = None
+    if found.name == "input":
+        cause = next((each for each in own.findings if each.name == "input"), None)
+    if longer is not None:
+        measured = (*measured, longer)
+        remedies = (ON_ONE_RANK, *remedies)
+    remedies = tuple(remedy.filled(rank=found.rank) for remedy in remedies)
+    at_most = bound(found.lost_share)  # what a rank gains alone is not what all gain
+    told = replace(found, measured=measured, remedies=remedies, at_most=at_most)
+    if cause is None:
+        return worded(told)
+    told = replace(
+        told,
+        cause=cause.cause,
+        measured=(*measured, *cause.measured[1:]),  # without the share of its own waiting
+        remedies=(*cause.remedies, *remedies),
+        lines=cause.lines,
+    )
+    return replace(worded(told), code=cause.code)
