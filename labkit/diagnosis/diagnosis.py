@@ -147,10 +147,11 @@ class Diagnosis(Result):
 
     def _repr_html_(self) -> str:
         what, why, do = (html.escape(line) for line in self.three_lines)
-        link = self.findings[0].link
-        if link:
-            section = f"See notebook {link[:2]}"
-            do = do.replace(section, f"<a href='{html.escape(link)}'>{section}</a>", 1)
+        first = self.findings[0]
+        section = f"notebook {first.link[:2]}, section"
+        for link, words in ((first.link, section), (first.page, first.page)):
+            if link:
+                do = do.replace(words, f"<a href='{html.escape(link)}'>{words}</a>", 1)
         text = f"<b>{what}</b><div>{why}</div><div style='white-space:pre-wrap'>{do}</div>"
         details = self.details
         more = replace(details, copies={})._repr_html_()

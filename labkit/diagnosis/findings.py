@@ -7,6 +7,7 @@ from typing import Any
 
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.remedies import LESSONS, NOTEBOOKS, Remedy
+from labkit.diagnosis.symptoms import page_of
 
 BOTTLENECKS = {  # every name that a diagnosis can give
     "input": "waiting for data",
@@ -65,6 +66,11 @@ class Finding:
         """The section as an address in the folder of the notebooks; "" without one."""
         return f"{self.lesson[0]}#{self.lesson[1].replace(' ', '-')}" if self.lesson else ""
 
+    @property
+    def page(self) -> str:
+        """The page that explains the cause, in the folder of the notebooks; "" without one."""
+        return page_of(self.cause)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as JSON types."""
         return {
@@ -81,6 +87,7 @@ class Finding:
             "at_most": self.at_most,
             "code": self.code,
             "lesson": self.link,
+            "page": self.page,
         }
 
 

@@ -54,14 +54,22 @@ def why(finding: Finding) -> str:
 
 
 def _advice(finding: Finding) -> str:
-    """Return what to change first, what to expect of it, and which section teaches it."""
+    """Return what to change first, what to expect of it, and where that is explained."""
     if not finding.remedies:
         return ""
-    parts = [finding.remedies[0].text, _expectation(finding)]
+    parts = [finding.remedies[0].text, _expectation(finding), _where_to_read(finding)]
+    return " ".join(filter(None, parts))
+
+
+def _where_to_read(finding: Finding) -> str:
+    """Return the section that teaches the first remedy, and the page of the cause."""
+    places = []
     if finding.lesson:
         number, heading = LESSONS[finding.remedies[0].lesson]
-        parts.append(f"See notebook {number}, section {heading.rstrip('?')}.")
-    return " ".join(filter(None, parts))
+        places.append(f"notebook {number}, section {heading.rstrip('?')}")
+    if finding.page:
+        places.append(finding.page)
+    return f"See {', and '.join(places)}." if places else ""
 
 
 def _expectation(finding: Finding) -> str:

@@ -1,0 +1,86 @@
+"""The pages of notebooks/symptoms: one for every cause, whose code and links hold."""
+
+import ast
+import re
+
+import pytest
+from test_house import ROOT
+
+import labkit as lk
+from labkit.diagnosis.loop_body import COLLATE, IN_WORDS
+from labkit.diagnosis.loop_rules import ELSEWHERE
+from labkit.diagnosis.rules import NEIGHBOUR
+from labkit.diagnosis.symptoms import PAGE_OF, PAGES, page_of
+
+DIAGNOSIS = ROOT / "labkit" / "diagnosis"
+FOLDER = ROOT / "notebooks" / "symptoms"
+RULES = ("rules", "loop_rules", "worker_rules", "rank_verdict", "ranking", "efficiency")
+CAUSE_AT = {"Finding": 1, "Work": 0}  # the place of the cause among the arguments
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+PAGE_FILES = sorted(FOLDER.glob("*.md"))
+
+
+def said_in(node):
+    return {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+
+
+def causes_in(tree):
+    """Yield the expressions that become the cause of a finding."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield from (each.value for each in node.keywords if each.arg == "cause")
+            place = CAUSE_AT.get(getattr(node.func, "id", ""), len(node.args))
+            yield from node.args[place : place + 1]
+        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "cause":
+            yield node.value
+
+
+def causes():
+    """Return every cause that a rule can name."""
+    found = {cause for cause, _ in ELSEWHERE.values()} | {COLLATE, NEIGHBOUR, *IN_WORDS}
+    for name in (*RULES, "loop_body"):
+        for expression in causes_in(ast.parse((DIAGNOSIS / f"{name}.py").read_text())):
+            found |= said_in(expression)
+    return {cause for cause in found if isinstance(cause, str)}
+
+
+def test_every_cause_that_a_rule_can_give_has_a_page_that_says_its_name():
+    found = causes()
+    assert {"slow_items", "periodic", "collate", "one rank is slower", "low MFU"} <= found
+    for cause in found:
+        assert cause in PAGE_OF, f"give {cause!r} a page in labkit/diagnosis/symptoms.py"
+        page = FOLDER / f"{PAGE_OF[cause]}.md"
+        assert f"`{cause}`" in page.read_text(encoding="utf-8"), f"{page.name}: name {cause!r}"
+
+
+def test_the_index_leads_to_every_page_and_every_page_has_a_cause():
+    index = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert {path.stem for path in PAGE_FILES} - {"README"} == set(PAGES)
+    assert set(LINK.findall(index)) == {f"{page}.md" for page in PAGES}
+
+
+@pytest.mark.parametrize("path", PAGE_FILES, ids=[path.stem for path in PAGE_FILES])
+def test_the_code_of_a_page_compiles_and_its_links_resolve(path):
+    text = path.read_text(encoding="utf-8")
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        compile(code, path.name, "exec")
+    for link in LINK.findall(text):
+        assert link.startswith("https://") or (FOLDER / link).is_file(), f"{path.name}: {link}"
+    for name in re.findall(r'lk\.recorded\("([^"]+)"\)', text):
+        assert lk.recorded(name).recorded
+    for name in re.findall(r'lk\.published\("([^"]+)"\)', text):
+        assert len(lk.published(name))
+
+
+def test_every_picture_is_on_a_page():
+    shown = {link for path in PAGE_FILES for link in LINK.findall(path.read_text(encoding="utf-8"))}
+    assert {f"img/{path.name}" for path in (FOLDER / "img").iterdir()} <= shown
+
+
+def test_a_verdict_links_to_its_page_in_words_and_in_a_notebook():
+    found = lk.recorded("stall-2").diagnose()
+    page = page_of(found.findings[0].cause)
+    assert page == "symptoms/slow-items.md"
+    assert found.advice.endswith(f"and {page}.")
+    assert f"<a href='{page}'>{page}</a>" in found._repr_html_()
+    assert found.to_dict()["findings"][0]["page"] == page
