@@ -13,7 +13,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from conftest import processes_of
+from helpers import processes_of
 from planted import COUNT_NAME, QUICK, counted, no_tools_in, planted, sampled, wait_until
 
 from labkit import load

@@ -12,7 +12,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from conftest import processes_of
+from helpers import processes_of
 from planted import QUICK, TOOLS, no_tools_in, sampled
 
 from labkit.process import folders, launcher

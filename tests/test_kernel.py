@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import processes_of
+from helpers import processes_of
 from jupyter_client import KernelManager
 from planted import ALL, wait_until
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from conftest import ended, until
+from helpers import ended, until
 
 import labkit as lk
 from labkit.process import family

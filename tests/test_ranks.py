@@ -8,7 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from conftest import processes_of, torch_segments
+from helpers import processes_of, torch_segments
 from planted import planted, wait_until
 
 import labkit as lk

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from conftest import processes_of
+from helpers import processes_of
 from planted import QUICK, wait_until
 
 from labkit.process import family, launcher
