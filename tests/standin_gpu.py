@@ -39,6 +39,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from labkit.diagnosis import datasheets
+
 SOURCE = Path(__file__).with_suffix(".cpp")
 LAUNCH_US = 6.0  # host time of one operator's launch from eager PyTorch
 VIEW_US = 1.0  # host time of an operator that launches nothing
@@ -53,11 +55,10 @@ BLOCKING_COPY = 64 * 2**10  # bytes: a smaller copy from pageable memory is stag
 
 
 class Card(NamedTuple):
-    """A card as its data sheet has it: dense TFLOP/s by format, memory and bus in 10^9 byte/s."""
+    """What the data sheet says of a card, and what CUDA says of it; its bus in 10^9 byte/s."""
 
+    sheet: datasheets.Card
     name: str
-    tflops: dict[str, float]
-    gb_per_s: float
     memory_gib: float
     sms: int
     capability: tuple[int, int]
@@ -66,16 +67,18 @@ class Card(NamedTuple):
     threads_per_sm: int = 2048
 
 
-_HOPPER = {"fp64": 34, "fp32": 67, "tf32": 494, "fp16": 989, "bf16": 989}
-_AMPERE = {"fp64": 9.7, "fp32": 19.5, "tf32": 156, "fp16": 312, "bf16": 312}
+def card(name: str, *more: Any) -> Card:
+    sheet = datasheets.card(name)
+    assert sheet is not None
+    return Card(sheet, name, *more)
+
+
 CARDS = {
-    "T4": Card("Tesla T4", {"fp64": 0.25, "fp32": 8.1, "fp16": 65, "bf16": 4}, 320, 14.6, 40,
-               (7, 5), 4, 12.0, 1024),
-    "RTX4090": Card("NVIDIA GeForce RTX 4090", {"fp64": 1.3, "fp32": 82.6, "tf32": 82.6,
-                    "fp16": 165.2, "bf16": 165.2}, 1008, 23.5, 128, (8, 9), 72, 25.0, 1536),
-    "A100": Card("NVIDIA A100-SXM4-40GB", _AMPERE, 1555, 39.4, 108, (8, 0), 40),
-    "H200": Card("NVIDIA H200", _HOPPER, 4800, 139.8, 132, (9, 0), 60, 50.0),
-}  # fmt: skip
+    "T4": card("Tesla T4", 14.6, 40, (7, 5), 4, 12.0, 1024),
+    "RTX4090": card("NVIDIA GeForce RTX 4090", 23.5, 128, (8, 9), 72, 25.0, 1536),
+    "A100": card("NVIDIA A100-SXM4-40GB", 39.4, 108, (8, 0), 40),
+    "H200": card("NVIDIA H200", 139.8, 132, (9, 0), 60, 50.0),
+}
 
 
 class Kernel(NamedTuple):
@@ -272,8 +275,9 @@ class StandIn:
     @staticmethod
     def kernel_us(card: Card, flops: float, bytes_: float, kind: str = "fp32") -> float:
         """Return what a good kernel takes on the card, µs: the slower of its FLOPs and bytes."""
-        rate = card.tflops.get(kind, card.tflops["fp32"]) * 1e6 * REACHED
-        moved = card.gb_per_s * 1e3 * BANDWIDTH_REACHED
+        peaks = card.sheet.tflop_per_s
+        rate = peaks.get(kind, peaks["fp32"]) * 1e6 * REACHED
+        moved = card.sheet.gb_per_s * 1e3 * BANDWIDTH_REACHED
         return max(SHORTEST_KERNEL_US, flops / rate, bytes_ / moved)
 
     @staticmethod

@@ -67,7 +67,6 @@ def test_a_sync_every_step_waits_as_often_as_it_says_and_evaluates_in_the_traini
 # -- run and counted -------------------------------------------------------------------------------
 
 
-@pytest.mark.measures
 @pytest.mark.slow
 def test_a_fault_is_named_for_real_and_an_interrupted_set_goes_on(tmp_path, monkeypatch):
     keep = tmp_path / "kept.jsonl"

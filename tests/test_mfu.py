@@ -183,6 +183,7 @@ def test_the_format_of_fp32_work_is_each_backends_own_setting():
 
 
 @pytest.mark.measures
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_large_product_comes_close_to_the_measured_roof_and_none_exceeds_it(
     monkeypatch, tmp_path

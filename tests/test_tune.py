@@ -414,7 +414,6 @@ def test_objects_of_a_notebook_are_tuned_the_table_grows_and_an_interrupt_keeps_
         assert " 0 8 None\nleft: []" in said
 
 
-@pytest.mark.measures
 @pytest.mark.slow
 def test_a_module_and_function_in_the_current_folder_is_found_from_a_terminal(
     tmp_path, monkeypatch, labkit_command
