@@ -1,6 +1,6 @@
 """The notebooks as tests: their runs are short, and a claim that does not hold is an error.
 
-`LABKIT_QUICK=0 pytest notebooks` runs them at full length, as a reader does.
+`LABKIT_QUICK=0 pytest -n0 notebooks` runs them at full length and one by one, as a reader does.
 """
 
 import os
@@ -8,18 +8,17 @@ import os
 import pytest
 
 SETTINGS = {"LABKIT_STRICT": "1", "LABKIT_QUICK": os.environ.get("LABKIT_QUICK", "1")}
-QUICK = SETTINGS["LABKIT_QUICK"] == "1"
-if QUICK:  # a core each: more threads would spin on the core that the other notebook needs
+if (
+    SETTINGS["LABKIT_QUICK"] == "1"
+):  # a core each: more threads would spin on the core that the other notebook needs
     SETTINGS["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_collection_modifyitems(items):
-    """Mark the cells: at full length, they measure."""
+    """Mark the cells as slow."""
     for item in items:
         if item.path.suffix == ".ipynb":
             item.add_marker("slow")
-            if not QUICK:
-                item.add_marker("measures")
 
 
 @pytest.hookimpl(wrapper=True)

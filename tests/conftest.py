@@ -2,7 +2,7 @@
 
 With `-n 2` two tests run at a time. One that compares measured times (`measures`) waits until the
 others are through, and they wait for it. Notebooks run side by side: a quick run judges no claim
-that needs the whole machine. At full length (LABKIT_QUICK=0) their cells run alone.
+that needs the whole machine.
 """
 
 import contextlib

@@ -22,7 +22,6 @@ from labkit.process.events import SLOT, now_ns
 from labkit.results.launch import launch
 
 pytestmark = [
-    pytest.mark.faults,
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]

@@ -17,7 +17,7 @@ from labkit.results.launch import launch
 def needs_processes(test):
     """Mark a test that starts runs."""
     linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-    return pytest.mark.faults(pytest.mark.slow(linux(test)))
+    return pytest.mark.slow(linux(test))
 
 
 @pytest.fixture

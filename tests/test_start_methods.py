@@ -57,8 +57,13 @@ def test_processes_that_append_to_one_log_lose_no_line_even_where_appending_is_t
 def test_a_user_id_without_a_name_or_a_home_measures_on_one_core():
     script = CHECK.with_name("nobody.sh")
     command = ["bash", script, "machine", "runs", "kill"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300,
-                          env=os.environ | {"PYTHON": sys.executable})  # fmt: skip
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"PYTHON": sys.executable},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

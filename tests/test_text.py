@@ -31,7 +31,8 @@ def text():
 
 def batches(text, way, documents):
     """Return the batches that hold these documents, each once."""
-    text.batching, rows = way, [[index] for index in documents]
+    text.batching = way
+    rows = [[index] for index in documents]
     if way != "padded":
         by_length = sorted(documents, key=text.lengths.__getitem__)
         rows = packed(by_length, text.lengths, 64) if way == "packed" else [[i] for i in by_length]
@@ -42,7 +43,9 @@ def batches(text, way, documents):
 def test_each_way_gives_every_document_once_and_says_what_is_real(text):
     wanted = range(100)
     for way in WAYS:
-        made, found, said = batches(text, way, wanted), [], []
+        made = batches(text, way, wanted)
+        found = []
+        said = []
         for rows, lengths in made:
             said.append(counted(rows, lengths))
             for row, length in zip(rows, lengths, strict=True):
@@ -58,7 +61,8 @@ def test_the_loss_of_a_real_token_does_not_depend_on_the_batching(text):
     for way in WAYS:
         torch.manual_seed(0)
         model = GPT(32, 2, 256, 64, packed=way == "packed")
-        total, count = 0.0, 0
+        total = 0.0
+        count = 0
         for batch in batches(text, way, range(24)):
             inputs, targets = next_bytes(*batch)
             logits = model(inputs).flatten(0, 1)
