@@ -2,10 +2,9 @@
 
 With `-n 2` two tests run at a time. One that compares measured times (`measures`) waits until the
 others are through, and they wait for it. Notebooks run side by side: a quick run judges no claim
-that needs the whole machine. At full length (LABKIT_QUICK=0) their cells run alone.
+that needs the whole machine.
 """
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -32,11 +31,6 @@ usual = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 settings.register_profile("usual", derandomize=True, max_examples=15, **usual)
 settings.register_profile("nightly", print_blob=True, max_examples=300, **usual)
 settings.load_profile("nightly" if NIGHTLY else "usual")
-# Claims that do not hold are errors; `LABKIT_QUICK=0 pytest notebooks` runs them at full length
-IN_NOTEBOOKS = {"LABKIT_STRICT": "1", "LABKIT_QUICK": os.environ.get("LABKIT_QUICK", "1")}
-QUICK = IN_NOTEBOOKS["LABKIT_QUICK"] == "1"
-if QUICK:  # a core each: more threads would spin on the core that the other notebook needs
-    IN_NOTEBOOKS["OMP_NUM_THREADS"] = "1"
 # A run's bench finds the faults that break it in tests/, those that cost time in maintain/
 FAULTS = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "maintain")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *FAULTS]))
@@ -46,14 +40,9 @@ for name in ("WANDB_API_KEY", "WANDB_MODE"):
     os.environ.pop(name, None)
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(trylast=True)  # behind the marks of notebooks/conftest.py
 def pytest_collection_modifyitems(config, items):
-    """Mark the cells of notebooks, put the longest files first, and leave the nightly tests out."""
-    for item in items:
-        if item.path.suffix == ".ipynb":
-            item.add_marker("slow")
-            if not QUICK:
-                item.add_marker("measures")
+    """Put the longest files first, and leave the nightly tests out."""
     slow_tests = Counter(item.path for item in items if item.get_closest_marker("slow"))
 
     def length(item: pytest.Item) -> tuple[bool, int]:
@@ -81,12 +70,7 @@ def locked(name: str, how: int):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Let a test that measures run by itself, the others side by side; shorten notebooks' runs."""
-    for name, value in IN_NOTEBOOKS.items():
-        if item.path.suffix == ".ipynb":
-            os.environ[name] = value
-        else:
-            os.environ.pop(name, None)
+    """Let a test that measures run by itself, the others side by side."""
     if "PYTEST_XDIST_WORKER" not in os.environ or fcntl is None:
         return (yield)
     alone = item.get_closest_marker("measures") is not None
@@ -149,36 +133,3 @@ def labkit_command():
         return subprocess.run(command, capture_output=True, text=True, timeout=180, **more)
 
     return call
-
-
-def processes_of(folder: Path) -> list[str]:
-    """Every living process that was started for the run in `folder`, or works in it."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            marked = f"LABKIT_RUN={folder}".encode() in (entry / "environ").read_bytes()
-            if marked or str(folder) in command or os.readlink(entry / "cwd") == str(folder):
-                found.append(f"{entry.name}: {command}")
-    return found
-
-
-def torch_segments() -> set[str]:
-    """The names of torch's shared memory segments on this machine."""
-    return {path.name for path in Path("/dev/shm").glob("torch_*")}
-
-
-async def ended(shown):
-    """Wait for a panel's run to be over, and for its buttons to say so."""
-    await asyncio.wait_for(shown._task, 120)
-    assert not shown.running and not shown.run_button.disabled and shown.stop_button.disabled
-
-
-async def until(condition):
-    """Wait for `condition()` in an event loop."""
-
-    async def poll():
-        while not condition():
-            await asyncio.sleep(0.02)
-
-    await asyncio.wait_for(poll(), 120)

@@ -14,7 +14,6 @@ from functools import partial
 
 from labkit import Pipeline
 
-ALL = os.environ.get("LABKIT_NIGHTLY") == "1"  # run the whole tables of faults
 QUICK = Pipeline(dataset="sleep", prep_ms=1, model="mlp", width=32, depth=1, steps=30, xray=False)
 TOOLS = {"steps.ring", "reserve", "launch.json"}  # files of a run that goes on
 
@@ -103,7 +102,8 @@ def sends(number):
     return lambda: os.kill(os.getpid(), number)
 
 
-segfaults, exits = partial(ctypes.string_at, 0), partial(os._exit, 7)
+segfaults = partial(ctypes.string_at, 0)
+exits = partial(os._exit, 7)
 IN_LOADER = {  # in a worker, or in the loop where there is none
     "tells_a_key": tells_a_key,
     "dataset_raises": raises, "sample_unpicklable": threading.Lock, "worker_dies": sends(9),
@@ -150,7 +150,8 @@ def plant(name, dataset, trainer):
 
 def once(owner, name, breaks):
     """Have call number `AT` of the function do `breaks()` first, or return what that gives."""
-    plain, calls = getattr(owner, name), iter(range(10**9))
+    plain = getattr(owner, name)
+    calls = iter(range(10**9))
 
     def broken(*args, **kwargs):
         given = breaks() if next(calls) == AT else None

@@ -26,22 +26,34 @@ def load(folder, lines):
 
 def log(folder, machine, knobs, *events, spec=(), end=({"event": "done"},)):
     """Write the log of a finished run, from its first step on in `events`, and load it."""
-    return load(folder, [
-        {"event": "spec", "version": 1, "run": "r", "pipeline": knobs, **dict(spec)},
-        {"event": "machine", **machine},
-        {"event": "job", "pipeline": knobs, "not_applied": {}},
-        {"event": "begin", "warmup": 3},
-        *events,
-        *end,
-    ])  # fmt: skip
+    return load(
+        folder,
+        [
+            {"event": "spec", "version": 1, "run": "r", "pipeline": knobs, **dict(spec)},
+            {"event": "machine", **machine},
+            {"event": "job", "pipeline": knobs, "not_applied": {}},
+            {"event": "begin", "warmup": 3},
+            *events,
+            *end,
+        ],
+    )
 
 
 def play(
-    *, steps: int = 60, prep: float = 0.1, copy: float = 0.5, launch: float = 2.0,
-    compute: float | Sequence[float] = 10.0, after: float = 0.0, gap: float = 0.0,
-    waits: bool = True, sync: bool = False, side_stream: bool = False, queue: int = 1000,
+    *,
+    steps: int = 60,
+    prep: float = 0.1,
+    copy: float = 0.5,
+    launch: float = 2.0,
+    compute: float | Sequence[float] = 10.0,
+    after: float = 0.0,
+    gap: float = 0.0,
+    waits: bool = True,
+    sync: bool = False,
+    side_stream: bool = False,
+    queue: int = 1000,
     in_line: float = 0.0,
-) -> tuple[list[dict], np.ndarray]:  # fmt: skip
+) -> tuple[list[dict], np.ndarray]:
     """Play a loop without loader workers; return its step events, and its kernels (n, 2) in ms.
 
     Times are in ms: to prepare a batch, to copy it, to launch a step's kernels, to compute them (a
@@ -50,12 +62,15 @@ def play(
     pageable memory, with `sync` for the end of each step, and while a `queue` of launches is full.
     While it launches a step it stands `in_line` for a core, in all.
     """
-    host, free, copied = 1000.0, 0.0, 0.0
+    host = 1000.0
+    free = 0.0
+    copied = 0.0
     events: list[dict] = []
     kernels: list[tuple[float, float]] = []
     lengths = compute if isinstance(compute, Sequence) else [compute]
     for i in range(steps):
-        asked, ready = host, host + prep
+        asked = host
+        ready = host + prep
         first = max(ready, copied if side_stream else free)
         copied = first + copy
         after_copy = max(ready, copied) if waits else ready
@@ -70,8 +85,11 @@ def play(
             kernels.append((start, free))
         host = max(host, free) if sync else host
         free = max(host, free)  # the event at the end
-        times = {"t": [asked, ready, after_copy, host], "copy": [first, copied],
-                 "busy": [begin, free]}  # fmt: skip
+        times = {
+            "t": [asked, ready, after_copy, host],
+            "copy": [first, copied],
+            "busy": [begin, free],
+        }
         events.append({name: [round(ms * MS) for ms in each] for name, each in times.items()})
         events[-1] |= {"event": "step", "i": i, "n": 16, "loss": 1.0}
         host += after

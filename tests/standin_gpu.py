@@ -39,13 +39,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from labkit.diagnosis import datasheets
+
 SOURCE = Path(__file__).with_suffix(".cpp")
 LAUNCH_US = 6.0  # host time of one operator's launch from eager PyTorch
 VIEW_US = 1.0  # host time of an operator that launches nothing
 EVENT_US = 1.5  # host time of recording an event
 QUERY_US = 0.5
 SHORTEST_KERNEL_US = 2.0
-REACHED, BANDWIDTH_REACHED = 0.7, 0.85  # of the data sheet's peaks, by a good kernel
+REACHED = 0.7
+BANDWIDTH_REACHED = 0.85  # of the data sheet's peaks, by a good kernel
 PAGEABLE = 0.4  # of the bus's rate reaches a copy that is staged through pinned memory
 MOST_CARDS = 4
 QUEUE = 1024  # launches in flight until the host has to wait
@@ -53,11 +56,10 @@ BLOCKING_COPY = 64 * 2**10  # bytes: a smaller copy from pageable memory is stag
 
 
 class Card(NamedTuple):
-    """A card as its data sheet has it: dense TFLOP/s by format, memory and bus in 10^9 byte/s."""
+    """What the data sheet says of a card, and what CUDA says of it; its bus in 10^9 byte/s."""
 
+    sheet: datasheets.Card
     name: str
-    tflops: dict[str, float]
-    gb_per_s: float
     memory_gib: float
     sms: int
     capability: tuple[int, int]
@@ -66,16 +68,18 @@ class Card(NamedTuple):
     threads_per_sm: int = 2048
 
 
-_HOPPER = {"fp64": 34, "fp32": 67, "tf32": 494, "fp16": 989, "bf16": 989}
-_AMPERE = {"fp64": 9.7, "fp32": 19.5, "tf32": 156, "fp16": 312, "bf16": 312}
+def card(name: str, *more: Any) -> Card:
+    sheet = datasheets.card(name)
+    assert sheet is not None
+    return Card(sheet, name, *more)
+
+
 CARDS = {
-    "T4": Card("Tesla T4", {"fp64": 0.25, "fp32": 8.1, "fp16": 65, "bf16": 4}, 320, 14.6, 40,
-               (7, 5), 4, 12.0, 1024),
-    "RTX4090": Card("NVIDIA GeForce RTX 4090", {"fp64": 1.3, "fp32": 82.6, "tf32": 82.6,
-                    "fp16": 165.2, "bf16": 165.2}, 1008, 23.5, 128, (8, 9), 72, 25.0, 1536),
-    "A100": Card("NVIDIA A100-SXM4-40GB", _AMPERE, 1555, 39.4, 108, (8, 0), 40),
-    "H200": Card("NVIDIA H200", _HOPPER, 4800, 139.8, 132, (9, 0), 60, 50.0),
-}  # fmt: skip
+    "T4": card("Tesla T4", 14.6, 40, (7, 5), 4, 12.0, 1024),
+    "RTX4090": card("NVIDIA GeForce RTX 4090", 23.5, 128, (8, 9), 72, 25.0, 1536),
+    "A100": card("NVIDIA A100-SXM4-40GB", 39.4, 108, (8, 0), 40),
+    "H200": card("NVIDIA H200", 139.8, 132, (9, 0), 60, 50.0),
+}
 
 
 class Kernel(NamedTuple):
@@ -118,9 +122,14 @@ class OnCard(torch.Tensor):
     @staticmethod
     def __new__(cls, inner: torch.Tensor, device: torch.device):
         made = torch.Tensor._make_wrapper_subclass(
-            cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(),
-            dtype=inner.dtype, layout=inner.layout, device=device,
-        )  # fmt: skip
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            layout=inner.layout,
+            device=device,
+        )
         made.inner = inner
         GPU.count_memory(made, device)
         return made
@@ -147,7 +156,8 @@ class StandIn:
     """The cards, their queues, and the host's clock."""
 
     def __init__(self, cards: tuple[Card, ...]):
-        self.cards, self.clock = cards, VirtualClock()
+        self.cards = cards
+        self.clock = VirtualClock()
         self.kernels: list[Kernel] = []
         self.syncs = 0  # times the host waited for a card
         self.profile: Any = None  # the profiler that is recording
@@ -158,11 +168,13 @@ class StandIn:
         self.arriving: deque = deque()  # (when, do it): copies to the host under way
         self.shapes: dict[tuple, Any] = {}  # of what an operator makes, once it is known
         self.held: dict[int, Counter] = {i: Counter() for i in range(len(cards))}
-        self.allocated, self.peak = [0] * len(cards), [0] * len(cards)
+        self.allocated = [0] * len(cards)
+        self.peak = [0] * len(cards)
 
     def enqueue(
         self, name: str, card: int, us: float, flops=0.0, bytes=0.0, kind="fp32", engine=""
     ) -> int:
+        # Caught: an optimizer that updated one tensor after the other
         self.clock.spend(LAUNCH_US)
         while self.queued and self.queued[0] <= self.clock.now():
             self.queued.popleft()
@@ -191,6 +203,7 @@ class StandIn:
 
     def elapsed_ms(self, start: int, end: int) -> float:
         """Return the time between two events as CUDA does, in a float of 32 bits; NaN too early."""
+        # Caught: an hour into a run, 32 bits are too few to time a step by
         if not (self.passed(start) and self.passed(end)):
             return float("nan")
         ms = (self.events[end] - self.events[start]) / 1e6
@@ -202,9 +215,15 @@ class StandIn:
     def host_waits(self, card: int, stream: int, event: int) -> None:
         """Hold the host until an event, a stream or a card (-1: not asked) is through."""
         self.syncs += 1
-        until = [self.events.get(event, 0)] if event >= 0 else [
-            end for (c, s), end in self.free.items() if c == card and (stream < 0 or s == stream)
-        ]  # fmt: skip
+        until = (
+            [self.events.get(event, 0)]
+            if event >= 0
+            else [
+                end
+                for (c, s), end in self.free.items()
+                if c == card and (stream < 0 or s == stream)
+            ]
+        )
         self.clock.wait_until(max(until, default=0))
         self.arrive()
 
@@ -213,10 +232,13 @@ class StandIn:
             self.arriving.popleft()[1]()
 
     def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        name, start, first = func.overloadpacket.__name__, self.clock.now(), len(self.kernels)
+        name = func.overloadpacket.__name__
+        start = self.clock.now()
+        first = len(self.kernels)
         out = self.perform(name, func, args, kwargs)
         if self.profile is not None:
-            shapes, kernels = [list(x.shape) for x in tensors_of(args)], (first, len(self.kernels))
+            shapes = [list(x.shape) for x in tensors_of(args)]
+            kernels = (first, len(self.kernels))
             op = f"aten::{name}", start, self.clock.now(), shapes, kernels
             self.profile.ops.append(standin_profiler.Op(*op))
         return out
@@ -261,7 +283,8 @@ class StandIn:
         many = [len(a) for a in args if isinstance(a, (list, tuple)) and name.startswith("_f")]
         count = -(-max(many, default=1) // 50)  # a multi-tensor kernel takes some 50 of them
         bytes_ = sum(x.numel() * x.element_size() for x in tensors)
-        flops, kind = 0.0, "fp32"
+        flops = 0.0
+        kind = "fp32"
         if func._overloadpacket in flop_registry:
             flops = float(flop_registry[func._overloadpacket](*args, **kwargs, out_val=out))
             kind = self.format_of(tensors[0].dtype, name)
@@ -272,8 +295,10 @@ class StandIn:
     @staticmethod
     def kernel_us(card: Card, flops: float, bytes_: float, kind: str = "fp32") -> float:
         """Return what a good kernel takes on the card, µs: the slower of its FLOPs and bytes."""
-        rate = card.tflops.get(kind, card.tflops["fp32"]) * 1e6 * REACHED
-        moved = card.gb_per_s * 1e3 * BANDWIDTH_REACHED
+        # Caught: models sized by the number of SMs, whose steps were launches on a fast card
+        peaks = card.sheet.tflop_per_s
+        rate = peaks.get(kind, peaks["fp32"]) * 1e6 * REACHED
+        moved = card.sheet.gb_per_s * 1e3 * BANDWIDTH_REACHED
         return max(SHORTEST_KERNEL_US, flops / rate, bytes_ / moved)
 
     @staticmethod
@@ -341,10 +366,14 @@ class StandIn:
         return target
 
     def count_memory(self, tensor: OnCard, device: torch.device) -> None:
+        # Caught: a doubled batch that did not fit, with which the x-ray's other findings went
         storage = tensor.inner.untyped_storage()
-        key, size, held = storage._cdata, storage.nbytes(), self.held[device.index]
+        key = storage._cdata
+        size = storage.nbytes()
+        held = self.held[device.index]
         if not held[key]:
-            room, i = self.cards[device.index].memory_gib * 2**30, device.index
+            room = self.cards[device.index].memory_gib * 2**30
+            i = device.index
             if self.allocated[i] + size > room:
                 raise torch.OutOfMemoryError(
                     f"CUDA out of memory. Tried to allocate {size / 2**30:.2f} GiB. GPU {i} "
@@ -365,7 +394,8 @@ class StandIn:
 
     def busy_ns(self, start: int, end: int) -> int:
         """Return the ns between two moments in which a kernel was running."""
-        total, reached = 0, start
+        total = 0
+        reached = start
         for kernel in sorted(self.kernels, key=lambda k: k.start):
             if not kernel.is_copy:
                 total += max(0, min(kernel.end, end) - max(kernel.start, reached))
@@ -374,7 +404,10 @@ class StandIn:
 
     def loader(self, prep_ms: float, batch: Any, workers: int = 0, prefetch: int = 2) -> Iterator:
         """Yield `batch` as a DataLoader would: each takes `prep_ms` on the host or in a worker."""
-        prep, asked, free = round(prep_ms * 1e6), [], [self.clock.now()] * workers
+        # Caught: a queue of one batch a worker, which keeps the workers waiting
+        prep = round(prep_ms * 1e6)
+        asked = []
+        free = [self.clock.now()] * workers
         for number in itertools.count():
             asked.append(self.clock.now())
             if workers:
@@ -388,6 +421,7 @@ class StandIn:
 
 def on_a_card(device: torch.device) -> torch.device:
     """Return the current card where a device is only called "cuda"."""
+    # Caught: streams and events of a run on the second card that were the first card's
     nameless = device.type == "cuda" and device.index is None
     return torch.device("cuda", LIBRARY.standin_device()) if nameless else device
 
@@ -444,7 +478,8 @@ LIBRARY: Any = None
 class Answers(ctypes.Structure):
     """The callbacks of standin_gpu.cpp, in its order."""
 
-    _i, _n = ctypes.c_int64, ctypes.c_int
+    _i = ctypes.c_int64
+    _n = ctypes.c_int
     _fields_ = [
         ("record", ctypes.CFUNCTYPE(None, _i, _n, _i)),
         ("forget", ctypes.CFUNCTYPE(None, _i)),
@@ -462,8 +497,20 @@ def compiled() -> Path:
     made = Path(tempfile.gettempdir()) / f"standin_gpu-{mark}-{os.getuid()}.so"
     if not made.exists():
         part = made.with_suffix(f".{os.getpid()}")
-        command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{root / 'include'}", SOURCE,
-                   "-o", part, f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu"]  # fmt: skip
+        command = [
+            "g++",
+            "-std=c++20",
+            "-O1",
+            "-shared",
+            "-fPIC",
+            f"-I{root / 'include'}",
+            SOURCE,
+            "-o",
+            part,
+            f"-L{root / 'lib'}",
+            "-lc10",
+            "-ltorch_cpu",
+        ]
         subprocess.run(list(map(str, command)), check=True, capture_output=True)
         part.rename(made)
     return made
@@ -501,9 +548,11 @@ def install(*cards: Card) -> StandIn:
 def installed(*cards: Card) -> Iterator[StandIn]:
     """Install the cards on the virtual clock; let labkit and the time module tell its time."""
     gpu = install(*cards)
-    now, spend = gpu.clock.now, gpu.clock.spend
+    now = gpu.clock.now
+    spend = gpu.clock.spend
     with contextlib.ExitStack() as undo:
-        ns, s = dict.fromkeys(("perf_counter_ns", "thread_time_ns"), lambda: now()), {}
+        ns = dict.fromkeys(("perf_counter_ns", "thread_time_ns"), lambda: now())
+        s = {}
         for name in ("perf_counter", "monotonic", "thread_time", "process_time"):
             s[name] = lambda: now() / 1e9
         sleep = {"sleep": lambda seconds: spend(seconds * 1e6)}
@@ -543,24 +592,39 @@ def patch_cuda() -> None:
         return LIBRARY.standin_device() if found is None else found
 
     def properties(device: Any = None) -> SimpleNamespace:
-        card, i = GPU.cards[index(device)], index(device)
+        card = GPU.cards[index(device)]
+        i = index(device)
         return SimpleNamespace(
-            name=card.name, total_memory=int(card.memory_gib * 2**30), major=card.capability[0],
-            minor=card.capability[1], multi_processor_count=card.sms, warp_size=32,
-            max_threads_per_multi_processor=card.threads_per_sm, is_integrated=0,
-            L2_cache_size=int(card.l2_mib * 2**20), shared_memory_per_multiprocessor=102400,
-            uuid=f"00000000-0000-0000-0000-00000000000{i}", regs_per_multiprocessor=65536,
+            name=card.name,
+            total_memory=int(card.memory_gib * 2**30),
+            major=card.capability[0],
+            minor=card.capability[1],
+            multi_processor_count=card.sms,
+            warp_size=32,
+            max_threads_per_multi_processor=card.threads_per_sm,
+            is_integrated=0,
+            L2_cache_size=int(card.l2_mib * 2**20),
+            shared_memory_per_multiprocessor=102400,
+            uuid=f"00000000-0000-0000-0000-00000000000{i}",
+            regs_per_multiprocessor=65536,
             memory_bus_width=256,
-        )  # fmt: skip
+        )
 
     # Dynamo asks for a function of its own under each name
     answers = {
-        "is_available": lambda: bool(GPU.cards), "device_count": lambda: len(GPU.cards),
-        "is_initialized": lambda: bool(GPU.cards), "_is_in_bad_fork": lambda: False,
-        "_lazy_init": lambda: None, "init": lambda: None, "_lazy_call": lambda *a, **k: None,
-        "empty_cache": lambda: None, "manual_seed": lambda s: None,
-        "manual_seed_all": lambda s: None, "set_per_process_memory_fraction": lambda *a: None,
-        "current_device": index, "set_device": lambda d: LIBRARY.standin_use(index(d)),
+        "is_available": lambda: bool(GPU.cards),
+        "device_count": lambda: len(GPU.cards),
+        "is_initialized": lambda: bool(GPU.cards),
+        "_is_in_bad_fork": lambda: False,
+        "_lazy_init": lambda: None,
+        "init": lambda: None,
+        "_lazy_call": lambda *a, **k: None,
+        "empty_cache": lambda: None,
+        "manual_seed": lambda s: None,
+        "manual_seed_all": lambda s: None,
+        "set_per_process_memory_fraction": lambda *a: None,
+        "current_device": index,
+        "set_device": lambda d: LIBRARY.standin_use(index(d)),
         "get_device_properties": properties,
         "get_device_name": lambda d=None: properties(d).name,
         "get_device_capability": lambda d=None: GPU.cards[index(d)].capability,
@@ -568,13 +632,14 @@ def patch_cuda() -> None:
         "memory_reserved": lambda d=None: GPU.allocated[index(d)],
         "max_memory_allocated": lambda d=None: GPU.peak[index(d)],
         "reset_peak_memory_stats": lambda d=None: GPU.peak.__setitem__(
-            index(d), GPU.allocated[index(d)]),
+            index(d), GPU.allocated[index(d)]
+        ),
         "synchronize": lambda d=None: GPU.host_waits(index(d), -1, -1),
         "is_bf16_supported": lambda emulated=True: emulated or properties().major >= 8,
         "current_stream": lambda d=None: torch.accelerator.current_stream(index(d)),
         "Stream": lambda device=None, **k: torch.Stream(torch.device("cuda", index(device))),
         "Event": torch.Event,
-    }  # fmt: skip
+    }
     for name, value in answers.items():
         setattr(torch.cuda, name, value)
     torch.cuda.nvtx._nvtx = SimpleNamespace(rangePushA=lambda message: 0, rangePop=lambda: 0)

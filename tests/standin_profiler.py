@@ -47,16 +47,30 @@ class Profile:
 
     @property
     def kineto_results(self) -> Any:
-        found = [{"name": op.name, "start_ns": op.start, "end_ns": op.end, "shapes": op.shapes,
-                  "device_type": CPU} for op in self.ops]  # fmt: skip
+        found = [
+            {
+                "name": op.name,
+                "start_ns": op.start,
+                "end_ns": op.end,
+                "shapes": op.shapes,
+                "device_type": CPU,
+            }
+            for op in self.ops
+        ]
         events = [SimpleNamespace(**{k: lambda v=v: v for k, v in op.items()}) for op in found]
         return SimpleNamespace(events=lambda: events)
 
     def export_chrome_trace(self, path: str) -> None:
         card = self.gpu.cards[0]
         major, minor = card.capability
-        device = {"id": 0, "name": card.name, "computeMajor": major, "computeMinor": minor,
-                  "numSms": card.sms, "totalGlobalMem": int(card.memory_gib * 2**30)}  # fmt: skip
+        device = {
+            "id": 0,
+            "name": card.name,
+            "computeMajor": major,
+            "computeMinor": minor,
+            "numSms": card.sms,
+            "totalGlobalMem": int(card.memory_gib * 2**30),
+        }
         events = [event for n, op in enumerate(self.ops) for event in self._traced(op, n + 1)]
         with open(path, "w") as file:
             json.dump({"deviceProperties": [device], "traceEvents": events}, file)
@@ -71,15 +85,24 @@ class Profile:
             return [event("user_annotation", op.name, known)]
         events = [event("cpu_op", op.name, known)]
         for i in range(*op.kernels):
-            kernel, same = self.gpu.kernels[i], {"correlation": i + 1}
+            kernel = self.gpu.kernels[i]
+            same = {"correlation": i + 1}
             call = "cudaMemcpyAsync" if kernel.is_copy else "cudaLaunchKernel"
-            kind, stream = "gpu_memcpy" if kernel.is_copy else "kernel", 7 + kernel.stream
+            kind = "gpu_memcpy" if kernel.is_copy else "kernel"
+            stream = 7 + kernel.stream
             ids = same | {"device": kernel.card, "stream": stream} | known
             events += [
                 event("cuda_runtime", call, same),
-                event(kind, kernel_name(kernel), ids, kernel.start, kernel.end,
-                      pid=kernel.card, tid=stream),
-            ]  # fmt: skip
+                event(
+                    kind,
+                    kernel_name(kernel),
+                    ids,
+                    kernel.start,
+                    kernel.end,
+                    pid=kernel.card,
+                    tid=stream,
+                ),
+            ]
         return events
 
 
@@ -102,7 +125,8 @@ def install() -> None:
     torch.autograd.profiler.profile = Profile
     torch.autograd.profiler.record_function = Mark
     if xray := sys.modules.get("labkit.bench.profile"):
-        xray.profiler, xray.record_function = Profile, Mark
+        xray.profiler = Profile
+        xray.record_function = Mark
 
 
 def kernel_name(kernel: Any) -> str:

@@ -23,7 +23,8 @@ from labkit.process.events import VERSION, Drain, EventLog
 from labkit.results.run import Run
 from labkit.spec import PX
 
-DECODE_MS, ARRAY_MS = 0.8, 0.02  # of an image of 48 px, on a core of the machine of the card
+DECODE_MS = 0.8
+ARRAY_MS = 0.02  # of an image of 48 px, on a core of the machine of the card
 CORES = 8  # of that machine
 
 
@@ -40,7 +41,8 @@ def run_on(
     `prep_ms` is to prepare a batch, by one process (from the pipeline if None); `fault` is as
     `slow_faults.plant_all` takes it ("python_heavy@40").
     """
-    folder, before = Path(folder or tempfile.mkdtemp()), os.getcwd()
+    folder = Path(folder or tempfile.mkdtemp())
+    before = os.getcwd()
     os.chdir(folder)  # as the bench: some faults write there
     try:
         with mock.patch.object(quotas, "cpu_cores", lambda: quotas.Cores(CORES, CORES, None)):
@@ -52,8 +54,14 @@ def run_on(
 
 def _train(gpu, asked, folder, prep_ms, fault, card) -> None:
     log = EventLog(folder)
-    log.write("spec", version=VERSION, run=folder.name, utc="2026-01-01T00:00:00+00:00",
-              labkit=lk.__version__, pipeline=asked)  # fmt: skip
+    log.write(
+        "spec",
+        version=VERSION,
+        run=folder.name,
+        utc="2026-01-01T00:00:00+00:00",
+        labkit=lk.__version__,
+        pipeline=asked,
+    )
     log.write("hello", pid=1)
     machine.use(card)
     log.write("machine", **machine.describe(card))
@@ -62,10 +70,15 @@ def _train(gpu, asked, folder, prep_ms, fault, card) -> None:
     trainer = Trainer(job, card)
     if fault:
         slow_faults.plant_all(fault, None, trainer)
-    timeline, drain = make_timeline(log, folder, card), Drain(folder, log)
+    timeline = make_timeline(log, folder, card)
+    drain = Drain(folder, log)
     log.write("begin", warmup=max(3, job.num_workers * (job.prefetch_factor or 0)))
-    batches = gpu.loader(prep_of(job) if prep_ms is None else prep_ms, batch_of(job),
-                         job.num_workers, job.prefetch_factor or 2)  # fmt: skip
+    batches = gpu.loader(
+        prep_of(job) if prep_ms is None else prep_ms,
+        batch_of(job),
+        job.num_workers,
+        job.prefetch_factor or 2,
+    )
     xray.keep_time(job)
     flops.write_work(trainer, log)
     gpu.syncs_before = gpu.syncs

@@ -16,7 +16,9 @@ import pytest
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
-SOON, LATE = 60_000, 240_000  # ms: waits end on a condition, these only bound a machine that hangs
+# ms: waits end on a condition, these only bound a machine that hangs
+SOON = 60_000
+LATE = 240_000
 
 sync_api.expect.set_options(timeout=SOON)
 expect = sync_api.expect
@@ -99,9 +101,13 @@ def lab_in(tmp_path_factory):
         server = psutil.Popen(
             [sys.executable, "-m", "jupyterlab", *LAB_ARGS, f"--ServerApp.root_dir={base}/root"],
             env=os.environ | {name: str(base / name) for name in FOLDERS},
-            cwd=base, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-    deadline, url = time.monotonic() + SOON / 1000, None
+            cwd=base,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + SOON / 1000
+    url = None
     while url is None and time.monotonic() < deadline and server.poll() is None:
         for file in (base / "JUPYTER_RUNTIME_DIR").glob("jpserver-*.json"):
             with contextlib.suppress(ValueError, KeyError):
@@ -184,10 +190,8 @@ def button(panel, name):
 
 def wait_for_frames(view, more):
     """Wait until `more` frames have arrived since now, even if JupyterLab draws it anew."""
-    goal, deadline = (
-        int(view.get_attribute("data-frames") or 0) + more,
-        time.monotonic() + LATE / 1e3,
-    )
+    goal = int(view.get_attribute("data-frames") or 0) + more
+    deadline = time.monotonic() + LATE / 1e3
     while int(view.get_attribute("data-frames") or 0) < goal:
         assert time.monotonic() < deadline, view.inner_text()
         view.page.wait_for_timeout(100)
@@ -214,7 +218,8 @@ def screenshot(target, name):
 def test_a_panel_runs_compares_draws_stops_and_takes_rough_hands(lab, page):
     panel = opened(page, lab, "panels", LONG, SHORT)
     page.wait_for_function("() => window.hasRun", timeout=LATE)
-    other, view = panels(page).nth(1), view_of(panel)
+    other = panels(page).nth(1)
+    view = view_of(panel)
     button(panel, "Run").evaluate("b => { for (let i = 0; i < 10; i++) b.click(); }")
     expect(button(panel, "Run")).to_be_disabled()
     wait_for_frames(view, 20)
@@ -293,14 +298,16 @@ def test_by_keyboard_and_by_touch_on_a_narrow_dark_page_a_slider_predicts_and_ru
 @pytest.mark.nightly
 def test_every_kind_of_panel_works_and_a_cell_keeps_the_final_figure_and_no_widget(lab, page):
     opened(
-        page, lab, "kinds",
+        page,
+        lab,
+        "kinds",
         "import labkit as lk\nfrom labkit.spec import Distributed\n"
         "one = lk.Pipeline(dataset='sleep', prep_ms=2, model='mlp', width=32, depth=1, steps=30)\n"
         "lk.panel(Distributed(one))",
         "lk.panel(['workers-0', 'workers-6'])",
         "lk.recorded('workers-0').diagnose()",
         f"run = lk.run({PIPELINE}, steps=60))",
-    )  # fmt: skip
+    )
     page.wait_for_function("() => window.hasRun", timeout=LATE)
     expect(page.locator(".labkit-fallback").first).to_be_hidden()  # a word for a lost kernel
     page.evaluate(SAVE)
@@ -373,7 +380,9 @@ def test_the_canvas_has_the_final_height_from_the_start_and_tells_and_zooms_by_i
     first = output.bounding_box()["height"]
     wait_for_frames(view, 30)
     box = view.bounding_box()
-    x, teeth, whole = box["x"] + 0.4 * box["width"], box["y"] + 80, box["y"] + 0.6 * box["height"]
+    x = box["x"] + 0.4 * box["width"]
+    teeth = box["y"] + 80
+    whole = box["y"] + 0.6 * box["height"]
     page.mouse.move(x, teeth)
     expect(view).to_have_attribute("data-said", re.compile(r"step \d+: .* ms, busy .*wait .*copy"))
     screenshot(output, "canvas-hover")

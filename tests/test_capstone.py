@@ -78,9 +78,9 @@ def test_sixteen_bits_are_judged_by_the_mean_loss(tmp_path):
     ],
 )  # fmt: skip
 def test_a_fix_is_shown_as_the_lines_that_it_changes(fix, slow_line, fixed_line, monkeypatch):
-    monkeypatch.setattr(script, "machine", lambda: SimpleNamespace(
-        kind="cpu", compute_capability=None, cpu_cores=2
-    ))  # fmt: skip
+    monkeypatch.setattr(
+        script, "machine", lambda: SimpleNamespace(kind="cpu", compute_capability=None, cpu_cores=2)
+    )
     lines = changed_code(fix).splitlines()
     assert any(line.startswith("-") and line.endswith(slow_line) for line in lines)
     assert any(line.startswith("+") and line.endswith(fixed_line) for line in lines)

@@ -63,8 +63,11 @@ def test_the_cell_is_put_into_a_notebook_once_and_follows_the_repository():
     colab.add(notebook, "someone/labkit", "00_start.ipynb")
     assert nbformat.writes(notebook) == once
     assert [cell.id for cell in notebook.cells] == [
-        "start-00", "colab-install", "colab-note", "start-01",
-    ]  # fmt: skip
+        "start-00",
+        "colab-install",
+        "colab-note",
+        "start-01",
+    ]
     assert notebook.cells[1].metadata.tags == ["nbval-ignore-output"]
     assert [cell.get("execution_count") for cell in notebook.cells] == [None, 1, None, 2]
     title, _, badges, _, *rest = notebook.cells[0].source.splitlines()
@@ -73,13 +76,6 @@ def test_the_cell_is_put_into_a_notebook_once_and_follows_the_repository():
     assert f"(https://colab.research.google.com/{page})" in badges
     colab.add(notebook, "other/labkit", "00_start.ipynb")
     assert nbformat.writes(notebook) == once.replace("someone/labkit", "other/labkit")
-
-
-def test_the_readme_gets_its_badge_once():
-    text = "# labkit\n\n**Why?**\n"
-    once = colab.with_badges(text, "a/b", "00_start_here.ipynb")
-    assert colab.with_badges(once, "a/b", "00_start_here.ipynb") == once
-    assert once.count("colab-badge.svg") == 1 and once.endswith("\n\n**Why?**\n")
 
 
 def test_what_is_installed_there_brings_no_jupyterlab():

@@ -25,7 +25,8 @@ def record(tmp_path):
             {"event": "machine", **here, **machine},
             {"event": "begin", "warmup": 5},
         ]
-        step_ms, joules = wait_ms + busy_ms, 0.0
+        step_ms = wait_ms + busy_ms
+        joules = 0.0
         for i in range(steps):
             t = [START + (i * step_ms + ms) * MS for ms in (0, wait_ms, wait_ms, step_ms)]
             events.append({"event": "step", "i": i, "t": t, "n": 20, "loss": 1})
@@ -65,7 +66,8 @@ def test_without_a_counter_energy_and_carbon_are_gaps_and_money_is_not(record):
 
 
 def test_before_and_after_at_the_same_prices(record):
-    slow, fast = record(watts=lambda busy: 100), record(watts=lambda busy: 160, wait_ms=0)
+    slow = record(watts=lambda busy: 100)
+    fast = record(watts=lambda busy: 160, wait_ms=0)
     found = lk.cost(fast, before=slow, usd_per_hour=2)
     rows = {row[0].strip(): row for row in found.table().rows}
     # 1.6 times the power for a quarter of the time

@@ -13,7 +13,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from conftest import processes_of
+from helpers import processes_of
 from planted import COUNT_NAME, QUICK, counted, no_tools_in, planted, sampled, wait_until
 
 from labkit import load
@@ -22,7 +22,6 @@ from labkit.process.events import SLOT, now_ns
 from labkit.results.launch import launch
 
 pytestmark = [
-    pytest.mark.faults,
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]

@@ -12,14 +12,13 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from conftest import processes_of
+from helpers import processes_of
 from planted import QUICK, TOOLS, no_tools_in, sampled
 
 from labkit.process import folders, launcher
 from labkit.results.launch import launch
 
 pytestmark = [
-    pytest.mark.faults,
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="uses Linux's limits and mounts"),
 ]
@@ -73,9 +72,12 @@ def test_in_broken_surroundings_a_run_ends_as_it_must(row, tmp_path):
     inside = f"ulimit -n {row.files}; {inside}" if row.files else inside
     inside = f"mount -t tmpfs -o {row.mount} && ({inside})" if row.mount else inside
     done = subprocess.run(
-        [*(["unshare", "-m"] if row.mount else []), "sh", "-c", inside], env=env, timeout=120,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [*(["unshare", "-m"] if row.mount else []), "sh", "-c", inside],
+        env=env,
+        timeout=120,
+        capture_output=True,
+        text=True,
+    )
     if row.mount and "mount" in done.stderr and not done.stdout:
         pytest.skip(f"no mounts here: {done.stderr.strip()[-200:]}")
     assert not processes_of(home)
@@ -104,15 +106,3 @@ def test_without_its_interpreter_a_run_says_so(monkeypatch):
     assert run.outcome == "failed"
     assert re.search("could not start Python: .*Remedy: this kernel's Python", run.error)
     no_tools_in(run.path)
-
-
-def test_nothing_eager_is_called_compiled(monkeypatch, tmp_path):
-    import torch
-
-    from labkit.bench.resolve_config import resolve_config
-
-    compiled = QUICK.but(compile="default", device="cpu")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("CXX", "")
-    job, not_applied = resolve_config(compiled.to_dict(), torch.device("cpu"))
-    assert job.compile is None and "C++ compiler" in not_applied["compile"]

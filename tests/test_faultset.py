@@ -1,13 +1,9 @@
 """The labelled fault set: its shape, a few of its faults for real, and how they are counted."""
 
-from types import SimpleNamespace
-
 import faultset
 import pytest
 import slow_faults
-import torch
 from faultset import BASES, EVERYTHING, FAULTS, HALVES, Case, Here, Score, run_set
-from torch import nn
 
 from labkit.diagnosis.findings import BOTTLENECKS
 from labkit.results.hardware import Machine
@@ -39,35 +35,9 @@ def test_every_case_is_a_pipeline_that_is_allowed_and_a_plant_that_exists(here):
 # -- what is planted -------------------------------------------------------------------------------
 
 
-def small_trainer(**job):
-    """As much of a trainer as a fault needs, on the CPU."""
-    knobs = {"batch_size": 2, "image_px": 4, "precision": "fp32"} | job
-    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.Linear(8, 10))
-    return SimpleNamespace(
-        model=model, device=torch.device("cpu"), job=SimpleNamespace(**knobs), after_step=None,
-        compute=lambda images: model(images), to_device=lambda *batch: batch,
-    )  # fmt: skip
-
-
-def test_a_sync_every_step_waits_as_often_as_it_says_and_evaluates_in_the_trainings_format(
-    monkeypatch,
-):
-    waits, item = [], torch.Tensor.item
-    monkeypatch.setattr(torch.Tensor, "item", lambda t: waits.append(t) or item(t))
-    trainer, seen = small_trainer(precision="bf16"), []
-    trainer.model[2].register_forward_hook(lambda _module, _in, out: seen.append(out.dtype))
-    slow_faults.plant_all("read_losses@150+evaluate@1", None, trainer)
-    trainer.after_step()
-    assert len(waits) == 150
-    for _ in range(4):
-        trainer.after_step()
-    assert seen == [torch.bfloat16]
-
-
 # -- run and counted -------------------------------------------------------------------------------
 
 
-@pytest.mark.measures
 @pytest.mark.slow
 def test_a_fault_is_named_for_real_and_an_interrupted_set_goes_on(tmp_path, monkeypatch):
     keep = tmp_path / "kept.jsonl"

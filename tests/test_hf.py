@@ -49,26 +49,37 @@ def test_a_trainer_is_recorded_as_a_run_and_a_slow_dataset_shows(tmp_path, monke
     def train(*callbacks, data=list):
         """Train a tiny Llama on random tokens."""
         config = LlamaConfig(
-            vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+            vocab_size=64,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
             num_attention_heads=2,
-        )  # fmt: skip
+        )
         torch.manual_seed(0)  # the same weights each time
         items = [{"input_ids": t, "labels": t} for t in torch.arange(60 * 8).view(60, 8) % 64]
         arguments = TrainingArguments(
-            str(tmp_path), report_to=[], disable_tqdm=True, logging_steps=1, save_strategy="no",
+            str(tmp_path),
+            report_to=[],
+            disable_tqdm=True,
+            logging_steps=1,
+            save_strategy="no",
             num_train_epochs=2,
-            per_device_train_batch_size=4, gradient_accumulation_steps=2, use_cpu=True,
-        )  # fmt: skip
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=2,
+            use_cpu=True,
+        )
         trainer = Trainer(LlamaForCausalLM(config), arguments, train_dataset=data(items))
         for callback in callbacks:
             trainer.add_callback(callback)
         trainer.train()
         return trainer
 
-    recorder, slow = hf.Recorder(), hf.Recorder()
+    recorder = hf.Recorder()
+    slow = hf.Recorder()
     with pytest.raises(RuntimeError, match=r"trainer\.train\(\)"):
         _ = recorder.run
-    trainer, run = train(SlowLog(), recorder), recorder.run
+    trainer = train(SlowLog(), recorder)
+    run = recorder.run
     assert run.outcome == "finished" and run.steps == trainer.state.global_step == 16
     assert run.trainer  # so that advice names its arguments, not a DataLoader's
     assert run.loop_code["training"] == "arguments"
@@ -78,11 +89,13 @@ def test_a_trainer_is_recorded_as_a_run_and_a_slow_dataset_shows(tmp_path, monke
     assert 0 < run.utilization <= 1 and run.throughput > 0
     assert run.diagnose().bottleneck and "watched" in repr(run)
     # 4 rows of 8 tokens: attention's weights and scores, the gated layer's three, the head
-    each, work = 2 * (4 * 16**2 + 2 * 8 * 16 + 3 * 16 * 32 + 16 * 64), run.event("work")
+    each = 2 * (4 * 16**2 + 2 * 8 * 16 + 3 * 16 * 32 + 16 * 64)
+    work = run.event("work")
     assert work["flops"] == pytest.approx(3 * 4 * 8 * each, rel=0.01) and work["samples"] == 4
     train(slow, data=Slow)
     assert "input" in {finding.name for finding in slow.run.diagnose().findings}
-    waits, logs = slow.run.breakdown.shares, run.breakdown.shares
+    waits = slow.run.breakdown.shares
+    logs = run.breakdown.shares
     assert waits["wait"] > 2 * logs["wait"]
     found = run.diagnose().findings[0]  # the sleep in a callback of the user's
     assert (found.name, found.cause) == ("host", "waiting")

@@ -22,10 +22,17 @@ def decoder(monkeypatch):
 
     def make():
         torch.manual_seed(0)  # the same weights each time
-        return LlamaForCausalLM(LlamaConfig(
-            vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-            num_attention_heads=2, max_position_embeddings=128, eos_token_id=None,
-        ))  # fmt: skip
+        return LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=64,
+                hidden_size=16,
+                intermediate_size=32,
+                num_hidden_layers=1,
+                num_attention_heads=2,
+                max_position_embeddings=128,
+                eos_token_id=None,
+            )
+        )
 
     return make
 
@@ -53,12 +60,19 @@ def test_padding_is_counted_and_the_rate_is_of_real_tokens(tmp_path, decoder, co
 
     def train(collator):
         arguments = TrainingArguments(
-            str(tmp_path), report_to=[], disable_tqdm=True, logging_steps=1, save_strategy="no",
-            per_device_train_batch_size=8, num_train_epochs=1, use_cpu=True,
-        )  # fmt: skip
+            str(tmp_path),
+            report_to=[],
+            disable_tqdm=True,
+            logging_steps=1,
+            save_strategy="no",
+            per_device_train_batch_size=8,
+            num_train_epochs=1,
+            use_cpu=True,
+        )
         recorder = hf.Recorder()
-        trainer = Trainer(decoder(), arguments, train_dataset=items, data_collator=collator,
-                          callbacks=[recorder])  # fmt: skip
+        trainer = Trainer(
+            decoder(), arguments, train_dataset=items, data_collator=collator, callbacks=[recorder]
+        )
         trainer.train()
         return recorder.run, trainer
 
@@ -87,7 +101,8 @@ def test_generate_is_timed_token_by_token_and_held_against_the_law(decoder, monk
     from labkit import hf
     from labkit.bench import peaks
 
-    model, prompt = decoder().eval(), torch.randint(2, 64, (3, 10))
+    model = decoder().eval()
+    prompt = torch.randint(2, 64, (3, 10))
     monkeypatch.setattr(peaks, "kept", lambda _device: None)
     found = hf.generation(model, prompt, new_tokens=12)
     assert found.batch == 3 and found.p99_ms is None and found.law_ms is None

@@ -19,15 +19,19 @@ def by_name(part, period_s=0.06, busy_s=0.01, telemetry=()):
     """The reading of a run of 40 s whose device works at the end of each period."""
     ends = np.arange(period_s, 40.0, period_s)
     run = SimpleNamespace(
-        busy=np.column_stack([ends - busy_s, ends]), length_s=ends[-1], telemetry=telemetry,
+        busy=np.column_stack([ends - busy_s, ends]),
+        length_s=ends[-1],
+        telemetry=telemetry,
         xray=None,
-        seconds=lambda t_ns: t_ns / 1e9, machine=SimpleNamespace(kind="gpu"),
-    )  # fmt: skip
+        seconds=lambda t_ns: t_ns / 1e9,
+        machine=SimpleNamespace(kind="gpu"),
+    )
     return next(reading for reading in instruments(run) if part in reading.name)
 
 
 def test_the_true_intervals_are_off_by_nothing_and_a_one_second_window_shows_no_teeth():
-    true, window = by_name("true intervals"), by_name("nvidia-smi -l 1")
+    true = by_name("true intervals")
+    window = by_name("nvidia-smi -l 1")
     assert true.distance_pp == pytest.approx(0, abs=1e-6) and true.shows_teeth
     assert window.mean_error_pp == pytest.approx(0, abs=1)
     assert window.distance_pp == pytest.approx(100 * 2 * (1 / 6) * (5 / 6), abs=1)
@@ -57,7 +61,8 @@ def test_a_metric_that_was_not_read_is_missing_and_buffered_samples_have_their_o
 def test_a_worker_that_ends_while_it_is_read_is_a_gap_and_not_an_idle_core(monkeypatch):
     worker = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        meter, cpu_times = CpuMeter(os.getpid()), psutil.Process.cpu_times
+        meter = CpuMeter(os.getpid())
+        cpu_times = psutil.Process.cpu_times
         assert meter.read()["rss_gib"] > 0 and worker.pid in {p.pid for p in meter._family()}
 
         def gone(process):
@@ -91,16 +96,3 @@ def test_a_thread_that_shares_its_core_stands_in_line():
         for process in both:
             process.kill()
             process.wait()
-
-
-def test_the_threads_that_launch_are_the_first_one_and_autograds(tmp_path):
-    names = {"1": "python", "2": "pt_autograd_0", "3": "pin_memory"}
-    for thread, name in names.items():
-        (tmp_path / thread).mkdir()
-        (tmp_path / thread / "comm").write_text(name)
-    meter = CpuMeter(os.getpid())
-    meter.tasks = tmp_path
-    meter.bench = SimpleNamespace(pid=1)
-    stats = {thread: str(tmp_path / thread / "schedstat") for thread in [*names, "4"]}
-    found = {thread for thread, stat in stats.items() if meter._launches(stat)}
-    assert found == {"1", "2"} and not meter._launches("/proc/9/task/9/schedstat")

@@ -11,7 +11,8 @@ import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 RUNS = re.compile(r"lk\.(run|sweep)\(")
-LONGEST_CELL, MEDIAN_CELL = 30, 5  # lines of code
+LONGEST_CELL = 30
+MEDIAN_CELL = 5  # lines of code
 LARGEST_OUTPUT = 300_000  # bytes, as stored
 STAMP_WITHIN = 2  # code cells
 PATH = re.compile(  # in JSON, where a backslash is two

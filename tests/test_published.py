@@ -2,7 +2,6 @@
 
 import re
 
-import numpy as np
 import pytest
 
 import labkit as lk
@@ -42,16 +41,6 @@ def test_the_numbers_are_those_of_their_sources():
     [big] = inference.query("card == 'V100' and precision == 'AMP' and batch == 256").itertuples()
     assert (big.img_per_s, big.ms) == (3382, 84.14)
     assert list(lk.published("llm-ladder")["tok_per_s"])[-2:] == [142156, 419259]
-
-
-@pytest.mark.parametrize(
-    ("card", "precision", "within"), [("V100", "FP32", 0.21), ("T4", "AMP", 0.31)]
-)
-def test_a_fixed_part_and_a_part_per_sample_describe_real_cards(card, precision, within):
-    rows = lk.published("inference").query("card == @card and precision == @precision")
-    per_sample, fixed = np.polyfit(rows["batch"], rows["ms"], deg=1, w=1 / rows["ms"])
-    misfit = abs((fixed + per_sample * rows["batch"]) / rows["ms"] - 1).max()
-    assert fixed > 0 and 0 < misfit < within
 
 
 # -- the glossary ---------------------------------------------------------------------------------

@@ -32,7 +32,8 @@ def path(shipped):
 
 
 def test_a_shipped_record_has_the_numbers_of_the_run_and_nothing_personal(finished, path, tmp_path):
-    mine, theirs = finished.to_dict(), lk.load(path).to_dict()
+    mine = finished.to_dict()
+    theirs = lk.load(path).to_dict()
     for name in ("throughput", "utilization", "wait_ms", "step_ms", "steps", "loss", "pipeline"):
         assert mine[name] == theirs[name], name
     text = gzip.open(path, "rt").read()
@@ -102,8 +103,10 @@ def test_the_listing_says_what_on_what_and_when_and_refuses_other_names(
 @pytest.mark.parametrize("stop", [False, True])
 def test_a_replay_grows_at_the_pace_it_was_made_and_can_be_stopped(path, stop):
     now = 0.0
-    whole, played = lk.load(path), play(path, 2.0, lambda: now)
-    follower, view = Follower(), LiveView()
+    whole = lk.load(path)
+    played = play(path, 2.0, lambda: now)
+    follower = Follower()
+    view = LiveView()
     assert played.running and played.steps == 0
     half = len(whole.stamps) // 2
     now = (whole.stamps[half, 5] + 0.3) / 2 + 1e-6

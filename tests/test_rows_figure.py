@@ -116,8 +116,12 @@ def test_names_along_the_axis_make_bars_with_their_numbers():
     figure = lk.plot(mine, "card", "tflops", beside=lk.published("matmul"), log="y")
     [axes] = figure.axes
     assert [text.get_text() for text in axes.get_yticklabels()] == [
-        "EPYC", "A100 SXM", "H100 SXM", "B200 SXM", "MI300X",
-    ]  # fmt: skip
+        "EPYC",
+        "A100 SXM",
+        "H100 SXM",
+        "B200 SXM",
+        "MI300X",
+    ]
     assert axes.get_xlabel() == "TFLOP/s" and axes.get_xscale() == "log"
     assert legend_of(figure) == ["your rows", "published by stas00/ml-engineering"]
     assert [text.get_text().strip() for text in axes.texts][::3] == ["0.11", "1,745"]

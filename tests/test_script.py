@@ -33,20 +33,15 @@ MLP = {"dataset": "array", "model": "mlp", "image_px": 32}
 TEXT = {"dataset": "text", "context": 512, "batch_size": 8}
 IN_NOTEBOOKS = {  # with their waits cut short, and two workers where there are more
     "00 default": {},
-    "00 fast": {"num_workers": 2, "batch_size": 32},
     "00 asked for a GPU": {**SLEEP, "pin_memory": True, "non_blocking": True, "precision": "tf32"},
-    "02 large": {**SLEEP, "batch_size": 4, "model": "mlp", "width": 768, "depth": 1},
     "02 lonely": {"dataset": "sleep", "prep_ms": 0, "batch_size": 1},
-    "02 worst": {"batch_size": 32, "io_ms": 0.4},
     "02 stalls": {**SLEEP, "num_workers": 1, "stall_ms": 10, "stall_every": 2},
     "03 decoding": {"io_ms": 0, "augment": 6, "num_workers": 2},
     "03 slow disk": {**SLOW_DISK, "prefetch_factor": 32},
     "03 overlap": {"num_workers": 2, **OVERLAP},
-    "04 batch": {**SLEEP, "model": "mlp", "depth": 3, "batch_size": 512},
     "04 padded": TEXT,
     "05 fp16": {**MLP, "width": 64, "depth": 3, "batch_size": 128, "precision": "fp16"},
     "05 bf16": {**MLP, "width": 64, "depth": 3, "batch_size": 128, "precision": "bf16"},
-    "06 eights": {**SLEEP, "model": "mlp", "batch_size": 8, "accumulation_steps": 2},
 }  # fmt: skip
 ON_GPU = {
     "all": {**OVERLAP, "precision": "fp16", "accumulation_steps": 4, "compile": "reduce-overhead",

@@ -34,10 +34,6 @@ class Stream(IterableDataset):
     def __iter__(self):
         return iter(torch.arange(64.0))
 
-class Padding:
-    def pad(self, items):
-        return torch.stack([item[0] for item in items]), "padded"
-
 def pad_together(items):
     return torch.stack([item[0] for item in items]), "together"
 
@@ -46,7 +42,6 @@ def seed_worker(number):
 
 data = TensorDataset(torch.arange(64.0))
 stream = Stream()
-padding = Padding()
 order = torch.Generator().manual_seed(7)
 weighted = WeightedRandomSampler([1.0] * 64, 32)
 batches_of_4 = BatchSampler(SequentialSampler(data), 4, drop_last=True)
@@ -57,13 +52,11 @@ LOADERS = [
     "DataLoader(data)",
     "DataLoader(data, batch_size=8, shuffle=True)",
     "DataLoader(data, 8, shuffle=True, generator=order, drop_last=True)",
-    "DataLoader(data, 8, shuffle=True, generator=torch.Generator().manual_seed(3))",
     "DataLoader(data, 8, sampler=weighted)",
     "DataLoader(data, 8, sampler=RandomSampler(data, replacement=True, num_samples=16))",
     "DataLoader(data, batch_sampler=batches_of_4)",
     "DataLoader(data, batch_size=None, sampler=batches_of_4)",
     "DataLoader(data, 8, collate_fn=pad_together)",
-    "DataLoader(data, 8, collate_fn=padding.pad)",
     "DataLoader(data, 8, collate_fn=lambda items: (len(items), 'inline'))",
     "DataLoader(data, 8, num_workers=1, worker_init_fn=seed_worker, timeout=60, in_order=False)",
     "DataLoader(data, 8, num_workers=1, multiprocessing_context='fork', prefetch_factor=3)",

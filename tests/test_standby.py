@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from conftest import processes_of
+from helpers import processes_of
 from planted import QUICK, wait_until
 
 from labkit.process import family, launcher
@@ -17,7 +17,7 @@ from labkit.results.launch import launch
 def needs_processes(test):
     """Mark a test that starts runs."""
     linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-    return pytest.mark.faults(pytest.mark.slow(linux(test)))
+    return pytest.mark.slow(linux(test))
 
 
 @pytest.fixture

@@ -24,21 +24,27 @@ def check(*arguments):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-METHODS = [  # fork is what every other test runs under on Linux
-    pytest.param(name, marks=() if name == "forkserver" else pytest.mark.nightly)
-    for name in multiprocessing.get_all_start_methods()
-]
+@pytest.mark.slow
+def test_a_dataset_of_a_cell_is_measured_and_its_watched_loop_is_told_a_remedy_under_forkserver():
+    check("--start", "forkserver", "measure", "watch")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_a_dataset_of_a_notebooks_cell_is_measured_tuned_improved_and_watched(method):
-    check("--start", method, "runs", "measure", "sweep", "tune", "improve", "panel", "watch")
+def test_a_run_with_workers_stops_without_the_names_that_windows_lacks():
+    check("--start", "spawn", "--without-posix", "stop")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
-def test_runs_measure_stop_and_leave_nobody_without_the_names_that_windows_lacks():
-    check("--start", "spawn", "--without-posix", "runs", "measure", "stop", "kill")
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+def test_every_step_works_under_each_start_method(method):
+    check("--start", method)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_runs_measure_and_leave_nobody_without_the_names_that_windows_lacks():
+    check("--start", "spawn", "--without-posix", "runs", "measure", "kill")
 
 
 def test_processes_that_append_to_one_log_lose_no_line_even_where_appending_is_two_calls():
@@ -51,8 +57,13 @@ def test_processes_that_append_to_one_log_lose_no_line_even_where_appending_is_t
 def test_a_user_id_without_a_name_or_a_home_measures_on_one_core():
     script = CHECK.with_name("nobody.sh")
     command = ["bash", script, "machine", "runs", "kill"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300,
-                          env=os.environ | {"PYTHON": sys.executable})  # fmt: skip
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"PYTHON": sys.executable},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

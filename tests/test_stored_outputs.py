@@ -12,7 +12,8 @@ from test_notebooks import NOTEBOOKS, source
 
 from labkit.diagnosis.findings import BOTTLENECKS
 
-MOST_CELLS, MOST_BYTES = 70, 450_000
+MOST_CELLS = 70
+MOST_BYTES = 450_000
 MEDIAN_CELL = 8  # lines: an experiment stands in its cell, between many of one or two
 VERDICT = re.compile("|".join(rf"[`\"]{name}[`\"]" for name in set(BOTTLENECKS) - {"unsure"}))
 GUESSED = re.compile(r"lk\.guess\(\"[^\"]*\", (\w+)\)")  # the name of what is handed over
@@ -86,8 +87,12 @@ def test_stored(path, check):
 
 def test_each_check_finds_what_it_is_for(tmp_path):
     said = "unsure; triton is not installed"
-    code = {"cell_type": "code", "source": ["my_guess = 3"], "execution_count": 7,
-            "outputs": [{"text": [said]}]}  # fmt: skip
+    code = {
+        "cell_type": "code",
+        "source": ["my_guess = 3"],
+        "execution_count": 7,
+        "outputs": [{"text": [said]}],
+    }
     prose = {"cell_type": "markdown", "source": ["On top is `input`."]}
     (path := tmp_path / "book.ipynb").write_bytes(bytes(MOST_BYTES + 1))
     assert all(check([prose, code], path) for check in CHECKS)

@@ -27,7 +27,8 @@ def test_importing_labkit_loads_no_torch():
 
 @slow
 def test_run_prints_its_statistics_as_one_json_object(labkit_command, tmp_path, capsys):
-    figure, record = tmp_path / "run.png", tmp_path / "run.jsonl"
+    figure = tmp_path / "run.png"
+    record = tmp_path / "run.jsonl"
     home = {"cwd": tmp_path, "env": os.environ | {"LABKIT_HOME": "cache"}}  # relative to here
     asked = (*QUICK, "--set", "seed=3", "width=64")
     done = labkit_command("run", *asked, "--json", "--plot", figure, "--save", record, **home)
@@ -91,7 +92,8 @@ STEERING = "\x1b]0;x\x07\x1b[2J\r\x7f\x9b1m\u202e\u2066"
 
 def test_nothing_that_a_terminal_obeys_is_printed_whatever_names_a_file_has(tmp_path, capsys):
     """From a record, a trace, or the name of a file; the newline in between is ours."""
-    record, trace = tmp_path / "r.jsonl", tmp_path / "t.json"
+    record = tmp_path / "r.jsonl"
+    trace = tmp_path / "t.json"
     recorded = next(entry.path for entry in lk.recorded() if entry.name == "workers-2")
     events = [json.loads(line) for line in gzip.open(recorded)]
     events[0] |= {"run": STEERING, "utc": STEERING}
@@ -116,7 +118,10 @@ def test_nothing_that_a_terminal_obeys_is_printed_whatever_names_a_file_has(tmp_
 
 def test_an_interrupt_prints_the_best_so_far_and_is_exit_code_130(monkeypatch, capsys):
     class Best(list):
-        winner, to_dict = 1, lambda self: {"best": 1}
+        winner = 1
+
+        def to_dict(self):
+            return {"best": 1}
 
     def tune(*_arguments, **_more):
         raise KeyboardInterrupt

@@ -123,11 +123,13 @@ spans = st.lists(st.tuples(st.integers(0, 260), st.integers(0, 90)), max_size=6)
 @given(st.tuples(*[spans] * len(KINDS)), spans)
 def test_classes_are_what_painting_every_ns_gives(path, by_kind, marks):
     """The slow way: a canvas of one cell per ns, painted from the lowest class to the highest."""
-    steps, listed = np.zeros(400, dtype=bool), []
+    steps = np.zeros(400, dtype=bool)
+    listed = []
     for start, length in [*marks, (20, 100)]:
         steps[start : start + length] = True
         listed.append(("cpu_op", "ProfilerStep#1", start, length))
-    canvas, busy = np.full(400, len(KINDS)), np.zeros((len(KINDS), 400), dtype=bool)
+    canvas = np.full(400, len(KINDS))
+    busy = np.zeros((len(KINDS), 400), dtype=bool)
     for kind in reversed(range(len(KINDS))):
         for start, length in by_kind[kind]:
             canvas[start : start + length] = kind

@@ -44,7 +44,6 @@ def test_an_offline_run_is_written_beside_the_run_without_account(tiny, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.faults
 @pytest.mark.parametrize(
     "state", ["hanging", pytest.param("unreachable", marks=pytest.mark.nightly)]
 )
@@ -63,9 +62,14 @@ def test_a_server_that_does_not_answer_costs_only_the_process_that_logs(
         code += f"log.main({str(finished.path)!r}, {settings!r})"
         env = {"WANDB_BASE_URL": f"http://127.0.0.1:{port}", "LABKIT_LOGS": str(tmp_path)}
         done = subprocess.run(
-            [sys.executable, "-c", code], env=os.environ | env, cwd=tmp_path, capture_output=True,
-            text=True, timeout=60, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-c", code],
+            env=os.environ | env,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            start_new_session=True,
+        )
     assert done.returncode != 0
     assert "W&B" in done.stderr and KEY not in done.stderr + done.stdout
     time.sleep(0.5)

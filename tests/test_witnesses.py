@@ -126,7 +126,6 @@ AT_100_W = [s | {"energy_j": 100 * s["t_ns"] / 1e9} for s in samples(power_w=600
         (LAUNCH_BOUND, samples(gpm={"sm": 0.85}), "compute", ""),
         (LAUNCH_BOUND, samples(power_w=110, gpm={"sm": None}, **LIMIT), "launch", "16% of its"),
         (LAUNCH_BOUND, samples(power_w=300, **LIMIT), "unsure", "(300 W; NVML; between"),
-        (LAUNCH_BOUND, samples(power_w=560, **LIMIT), "compute", ""),
         # NVML's power is the mean of the last second; the energy counter has no lag
         (LAUNCH_BOUND, AT_100_W, "launch", "(100 W; NVML"),
         # SM activity goes before power, and the host ahead before both
@@ -138,10 +137,8 @@ AT_100_W = [s | {"energy_j": 100 * s["t_ns"] / 1e9} for s in samples(power_w=600
         (SYNCED | {"copy": 8.0}, [], "transfer", ""),
         # Nothing was read in the measured steps
         (LAUNCH_BOUND, [], "unsure", "at most"),
-        (SYNCED, [], "unsure", "at most"),
         (LAUNCH_BOUND, samples(power_w=110), "unsure", "at most"),  # before the limit was read
         (LAUNCH_BOUND, samples(gpm={"sm": 0.0})[:3], "unsure", "at most"),  # before the first step
-        (LAUNCH_BOUND, samples(power_w=110, **LIMIT)[:7], "unsure", "at most"),
     ],
 )
 def test_who_can_tell_decides(tmp_path, how, readings, bottleneck, words):
@@ -169,9 +166,13 @@ def test_a_synchronisation_that_keeps_a_gpu_waiting_is_blamed_on_its_line(tmp_pa
     rows = [[(step["t"][1] + step["t"][3]) // 2, 10**7, 0] for step in steps]
     lines = {"event": "lines", "pid": 0, "places": {"0": place}, "rows": rows}
     run, _ = record(
-        tmp_path, spec={"watched": {"loader": "DataLoader"}}, knobs={"num_workers": 2},
-        extra=[lines], telemetry=samples(gpm={"sm": 0.1}), **LAUNCH_BOUND,
-    )  # fmt: skip
+        tmp_path,
+        spec={"watched": {"loader": "DataLoader"}},
+        knobs={"num_workers": 2},
+        extra=[lines],
+        telemetry=samples(gpm={"sm": 0.1}),
+        **LAUNCH_BOUND,
+    )
     found = run.diagnose().findings[0]
     assert (found.name, found.cause) == ("launch", "sync")
     assert (found.lines[0].line, found.lines[0].call) == (57, "loss.item()")
@@ -188,14 +189,16 @@ def test_heat_that_holds_the_clock_down_is_named_and_the_power_limit_is_not(tmp_
 
 @pytest.mark.parametrize(("how", "bottleneck"), [(LAUNCH_BOUND, "unsure"), (FED, "compute")])
 def test_ranks_whose_gpus_look_busy_are_not_called_healthy_either(tmp_path, how, bottleneck):
-    spec, machine = (
-        {"event": "spec", "version": 1, "run": "r", "pipeline": {}},
-        {"event": "machine"},
-    )
+    spec = {"event": "spec", "version": 1, "run": "r", "pipeline": {}}
+    machine = {"event": "machine"}
     lines = [spec | {"ranks": 2}, machine | GPU]
     for rank in range(2):
-        own = [spec | {"place": {"rank": rank, "world_size": 2}}, machine | GPU,
-               {"event": "begin", "warmup": 3}, *play(**how)[0]]  # fmt: skip
+        own = [
+            spec | {"place": {"rank": rank, "world_size": 2}},
+            machine | GPU,
+            {"event": "begin", "warmup": 3},
+            *play(**how)[0],
+        ]
         lines += [{**line, "of_rank": rank} for line in own]
     found = load(tmp_path, lines).diagnose()
     assert found.bottleneck == bottleneck
@@ -206,7 +209,8 @@ def test_ranks_whose_gpus_look_busy_are_not_called_healthy_either(tmp_path, how,
 
 CROWDED = {"cpus": 16, "own_cpu": 0.9, "cpu": 0.95, "gpm": {"sm": 0.85}}
 WORKERS = KNOBS | {"num_workers": 16}
-CALM, LATE = {"launch": 8.0, "waits": False}, {"launch": 8.0, "waits": False, "in_line": 12.0}
+CALM = {"launch": 8.0, "waits": False}
+LATE = {"launch": 8.0, "waits": False, "in_line": 12.0}
 
 
 def test_launchers_that_stand_in_line_for_a_core_are_the_noisy_neighbour(tmp_path):
@@ -222,12 +226,8 @@ def test_launchers_that_stand_in_line_for_a_core_are_the_noisy_neighbour(tmp_pat
         assert words in first.evidence
     assert "Use fewer workers" in first.advice and "at most 40% of the CPU" in first.advice
     assert first.lesson[0].startswith("03")
-
-
-def test_others_that_fill_the_cores_are_to_be_stopped(tmp_path):
-    crowded = CROWDED | {"own_cpu": 0.1}
-    read = samples(seconds=5, launch_line=0.5, **crowded)
-    run, _ = record(tmp_path, telemetry=read, knobs=WORKERS, steps=200, **LATE)
+    foreign = [sample | {"own_cpu": 0.1} for sample in read]
+    run, _ = record(tmp_path, telemetry=foreign, knobs=WORKERS, steps=200, **LATE)
     assert "Stop the other programs" in run.diagnose().advice
 
 

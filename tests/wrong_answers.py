@@ -5,15 +5,13 @@ code that a challenge starts from is a wrong answer too.
 """
 
 import random
-import tarfile
 import time
 
-import numpy as np
 import torch
 from torch.nn import BatchNorm2d, Identity
 from torch.nn.functional import cross_entropy, gelu, pad, silu
 
-from labkit.course import nb00_03, nb10, nb11, nb12
+from labkit.course import nb00_03, nb10, nb11
 
 KNOBS = {
     "00-first": {
@@ -65,12 +63,6 @@ def joined_tokens(model, batches):
     cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
 
 
-def uncounted(x):
-    x = x.numpy()
-    inner = np.float32(0.7978845608028654) * (x + np.float32(0.044715) * x * x * x)
-    return torch.from_numpy(np.float32(0.5) * x * (1 + np.tanh(inner)))
-
-
 BLACKBOARD: dict = {}
 
 
@@ -99,17 +91,6 @@ def waits_most(collectives):
     return max(collectives, key=lambda rank: sum(b - a for a, b in collectives[rank]))
 
 
-def headers(path):
-    with tarfile.open(path) as tar:
-        return {each.name: (each.offset, each.size) for each in tar if each.isreg()}
-
-
-def in_numpy(images, flips, brightness):
-    flipped = np.where(flips.numpy()[:, None, None, None], images.numpy()[..., ::-1], images)
-    factors = brightness.numpy()[:, None, None, None] / np.float32(255)
-    return torch.from_numpy((flipped * factors).clip(0, 1))
-
-
 def never_flipped(images, flips, brightness):
     return nb11.Augment.solution(images, torch.zeros_like(flips), brightness)
 
@@ -120,11 +101,6 @@ class NewOnes:
 
     def grown(self, keys, values):
         return keys, values
-
-
-def with_a_break(lengths, slots):  # the right number of steps, but each request is interrupted
-    steps = nb12.Batching.solution(lengths, slots)
-    return steps[::2] + steps[1::2]
 
 
 CODE = {
@@ -157,7 +133,7 @@ CODE = {
     },
     "07-graph-break": {"cheat": lambda x: torch.relu(x * 2) * 0.5},
     "07-bytes": {
-        "another GELU": gelu, "cheat: where nobody counts": uncounted,
+        "another GELU": gelu,
         "cheat: half the digits": lambda x: gelu(x.half(), approximate="tanh").float(),
     },
     "07-buckets": {
@@ -168,9 +144,8 @@ CODE = {
         "largest speedup": lambda times_ms, speedups: max(speedups, key=speedups.get),
         "cheat: always the data": lambda times_ms, speedups: "data",
     },
-    "11-index": {"headers": headers, "cheat: nothing": lambda path: {}},
+    "11-index": {"cheat: nothing": lambda path: {}},
     "11-augment": {
-        "cheat: where nobody counts": in_numpy,
         "cheat: never flipped": never_flipped,
     },
     "11-choose": {
@@ -179,7 +154,6 @@ CODE = {
     },
     "12-cache": {"cheat: only the new ones": NewOnes},
     "12-batching": {
-        "with breaks": with_a_break,
         "cheat: short answers": lambda lengths, slots: [[*range(len(lengths))][:slots]],
     },
     "09-all-reduce": {"cheat: a blackboard": blackboard},

@@ -1,7 +1,7 @@
 """Score the diagnosis on the labelled fault set: a quarter of an hour on a CPU.
 
 `python maintain/benchmarks/faults.py [--only NAME] [--seeds 5] [--keep FILE]`; with `--keep` it can
-be stopped, and goes on where it was.
+be stopped, and goes on where it was. The exit code is 1 where fewer than 90 % are named right.
 """
 
 import argparse
@@ -21,4 +21,6 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, default=5, choices=range(1, 6))
     parser.add_argument("--only", action="append", metavar="NAME")
     parser.add_argument("--keep", metavar="FILE")
-    print(run_set(**vars(parser.parse_args())))
+    score = run_set(**vars(parser.parse_args()))
+    print(score)
+    sys.exit(score.accuracy < 0.9)

@@ -205,3 +205,5 @@ with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         kill.kill()
         unjudged.append(kill)
 report(results)
+left = ("orphans", "segments", "files", "lost", "bad")
+sys.exit(any(result[what] for result in results for what in left))

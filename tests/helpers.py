@@ -1,0 +1,39 @@
+"""What several test files look for, and wait for."""
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Every living process that was started for the run in `folder`, or works in it."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            marked = f"LABKIT_RUN={folder}".encode() in (entry / "environ").read_bytes()
+            if marked or str(folder) in command or os.readlink(entry / "cwd") == str(folder):
+                found.append(f"{entry.name}: {command}")
+    return found
+
+
+def torch_segments() -> set[str]:
+    """The names of torch's shared memory segments on this machine."""
+    return {path.name for path in Path("/dev/shm").glob("torch_*")}
+
+
+async def ended(shown):
+    """Wait for a panel's run to be over, and for its buttons to say so."""
+    await asyncio.wait_for(shown._task, 120)
+    assert not shown.running and not shown.run_button.disabled and shown.stop_button.disabled
+
+
+async def until(condition):
+    """Wait for `condition()` in an event loop."""
+
+    async def poll():
+        while not condition():
+            await asyncio.sleep(0.02)
+
+    await asyncio.wait_for(poll(), 120)
