@@ -23,8 +23,8 @@ WORDS = {
     "float": "a number",
     "str": "a text",
 }
-SWITCHES = dict.fromkeys(("true", "yes", "1", "on"), True)
-SWITCHES |= dict.fromkeys(("false", "no", "0", "off"), False)
+SWITCHES: dict[str, bool] = dict.fromkeys(["true", "yes", "1", "on"], True)
+SWITCHES |= dict.fromkeys(["false", "no", "0", "off"], False)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,9 @@ class Knob:
             return value if is_one else None
         if self.kind in ("int", "float"):
             number = _number(value, whole=self.kind == "int")
-            return number if number is not None and self.low <= number <= self.high else None
+            low = -math.inf if self.low is None else self.low
+            high = math.inf if self.high is None else self.high
+            return number if number is not None and low <= number <= high else None
         if self.kind == "bool":
             return bool(value) if isinstance(value, int) and value in (0, 1) else None
         if self.kind == "dict":
@@ -123,6 +125,7 @@ def knob(default: Any, help: str, *, kind: str = "", **rules: Any) -> Any:
     return field(default=default, metadata={"kind": kind, "help": help, **rules})
 
 
+@dataclass(frozen=True, repr=False)
 class Spec:
     """What every spec does: checks its knobs, changes by copy, and prints what was changed."""
 

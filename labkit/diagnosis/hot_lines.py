@@ -387,7 +387,4 @@ def _place_of(described: list[object]) -> Place | None:
 @of_one_moment
 def lines(run: Run) -> Lines:
     """Return where in the user's code the time of `run` went."""
-    version = (run.steps, len(run.samples_of_lines), run.event("begin"), run.no_lines)
-    if run._lines is None or run._lines[0] != version:  # a diagnosis asks several times
-        run._lines = (version, Lines(run))
-    return run._lines[1]
+    return Lines(run)

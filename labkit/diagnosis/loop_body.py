@@ -87,7 +87,7 @@ def of_run(run: Run) -> Loop | None:
         some = measured & mask
         return np.bincount(found.step[some] - first, found.share[some], run.steps - first)
 
-    begun = {0, *(event["step"] for event in run._series["epoch"])}
+    begun = {0, *(event["step"] for event in run.epochs)}
     starts = sorted(start for start in begun if start < run.steps)
     workers = bool(run.pipeline.to_dict().get("num_workers"))
     return Loop(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.diagnosis.loader_simulation import ONE_BY_ONE, CannotPredict, Work, coldness
-from labkit.results.step_classes import ItemCosts, item_costs
+from labkit.results.item_costs import ItemCosts, item_costs
 
 if TYPE_CHECKING:
     from labkit.results.run import Run

@@ -8,9 +8,19 @@ import gzip
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    overload,
+)
 
 from labkit.process import folders
 from labkit.process.events import FILE_NAME
@@ -19,6 +29,7 @@ from labkit.results import privacy, saving
 from labkit.results.failures import reason_of_failure
 from labkit.results.hardware import Machine
 from labkit.results.record import Event, Tail, events_of, is_record, opened, record_file
+from labkit.results.steps import Steps, Texts
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,14 +65,6 @@ class EventSource(Protocol):
         ...
 
 
-class EventStore(Protocol):
-    """Keeps every event of one name."""
-
-    def append(self, event: Event, /) -> None:
-        """Take in an event."""
-        ...
-
-
 def of_one_moment(
     compute: Callable[Concatenate[Log, Arguments], Value],
 ) -> Callable[Concatenate[Log, Arguments], Value]:
@@ -75,10 +78,25 @@ def of_one_moment(
     return computed
 
 
+class live_property(Generic[Log, Value]):
+    """A property of a log that may still grow: computed once for each moment of it."""
+
+    def __init__(self, compute: Callable[[Log], Value]):
+        self.compute = compute
+        self.__doc__ = compute.__doc__
+
+    @overload
+    def __get__(self, log: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, log: Log, owner: type) -> Value: ...
+    def __get__(self, log: Log | None, owner: type) -> Self | Value:
+        return self if log is None else log.computed_once(self.compute)
+
+
 class EventLogResult:
     """One event log, live or recorded. A live log is read on again at each access."""
 
-    SERIES: ClassVar[dict[str, Callable[[], EventStore]]] = {}
+    SERIES: ClassVar[dict[str, type[list[Event] | Texts | Steps]]] = {}
     """Events of which every one is kept, and in what; of all others the last is kept."""
 
     def __init__(
@@ -99,6 +117,8 @@ class EventLogResult:
         self._process = process
         self._alive = False  # whether the process was, when the log was last read
         self._reading = threading.Lock()
+        self._taken = 0  # events
+        self._computed: dict[Hashable, tuple[Hashable, Any]] = {}  # and at which moment
         self._kept: dict[str, Event] = {}  # the last event of each name
         self._series: dict[str, Any] = {name: make() for name, make in self.SERIES.items()}
         self._holds: set[object] = set()  # while one is in here, nothing new is read
@@ -144,6 +164,20 @@ class EventLogResult:
         """Read what has been written since (6 µs while it grows), unless held at a moment."""
         return self if self._holds else self.refresh()
 
+    def _moment(self) -> Hashable:
+        """Return what differs whenever the log has grown or its process has ended."""
+        return self._taken, self._alive
+
+    def computed_once(self, compute: Callable[[Self], Value]) -> Value:
+        """Return `compute(log)` of one moment, from the last call where nothing came since."""
+        with self.as_of_now():
+            moment = self._moment()  # before it computes: a thread may read on meanwhile
+            known = self._computed.get(compute)
+            if known is None or known[0] != moment:
+                known = (moment, compute(self))
+                self._computed[compute] = known
+            return known[1]
+
     def event(self, name: str) -> Event | None:
         """Return the last event of that name; None where there is none."""
         return self._now()._kept.get(name)
@@ -168,6 +202,7 @@ class EventLogResult:
             self._series[name].append(event)
         else:
             self._kept[name] = event
+        self._taken += 1
 
     def _is_alive(self) -> bool:
         """Return whether its process was alive when the log was last read."""
@@ -185,7 +220,7 @@ class EventLogResult:
         """When it was started, as an ISO time in UTC; None if unknown."""
         return self._fact("spec", "utc")
 
-    @property
+    @live_property
     def machine(self) -> Machine:
         """The machine it ran on."""
         return Machine.from_dict(self.event("machine") or {})
@@ -210,8 +245,7 @@ class EventLogResult:
         """The bench's own traceback, where an exception ended the run."""
         return self._fact("error", "traceback")
 
-    @property
-    @of_one_moment
+    @live_property
     def outcome(self) -> str:
         """Whether it is "running", "finished", "stopped" or "failed"."""
         if "done" in self._kept:
@@ -221,8 +255,7 @@ class EventLogResult:
         ended = "error" in self._kept or "end" in self._kept
         return "running" if self._is_alive() and not ended else "failed"
 
-    @property
-    @of_one_moment
+    @live_property
     def error(self) -> str | None:
         """Why it failed, with a remedy where one is known; None if it did not."""
         if self.outcome != "failed":
@@ -230,7 +263,6 @@ class EventLogResult:
         return reason_of_failure(self._kept.get("error"), self._kept.get("end"))
 
     @property
-    @of_one_moment
     def ended(self) -> str:
         """How it ended, after how many steps: "stopped after 34 steps"."""
         steps = getattr(self, "steps", None)

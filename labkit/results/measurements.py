@@ -40,8 +40,7 @@ class Measurements(EventLogResult):
             self._rows.append(row_of({**event, "values": values}))
         elif kind == "skipped":  # likewise
             self._rows.append({"of": event["what"], "error": f"skipped: {event['why']}"})
-        else:
-            super()._take(event)
+        super()._take(event)
 
     @property
     def name(self) -> str:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from labkit.process.events import FILE_NAME
-from labkit.results.event_log import EventLogResult, Process, of_one_moment
-from labkit.results.record import Event, Tail, pipeline_of
+from labkit.results.event_log import EventLogResult, Process, live_property, of_one_moment
+from labkit.results.record import Event, Tail, Watched, pipeline_of
 from labkit.results.result import noise
 from labkit.results.run import Run
 from labkit.results.run_log import ENDINGS
@@ -43,10 +43,13 @@ class RankRun(Run):
     """
 
     def __init__(self, whole: Ranks, number: int):
-        path = whole.path / f"rank{number}"
-        super().__init__(path, whole._process, whole.recorded, tail=Tail(path / FILE_NAME))
+        log = whole.log_of(number)
+        super().__init__(log.parent, whole._process, whole.recorded, tail=Tail(log))
         self._whole = whole
         self._holds = whole._holds  # every rank is seen at the same moment
+
+    def _moment(self) -> Hashable:
+        return self._whole._moment()
 
     def _is_alive(self) -> bool:
         return self._whole._is_alive()
@@ -57,14 +60,18 @@ class RankRun(Run):
         return self
 
     @property
+    def _place(self) -> dict[str, int]:
+        return self._fact("spec", "place", {})
+
+    @property
     def rank(self) -> int:
         """Its number among all ranks of the run, on every machine."""
-        return self._fact("spec", "place", {}).get("rank", 0)
+        return self._place.get("rank", 0)
 
     @property
     def world_size(self) -> int:
         """Number of ranks of the run, on all machines together."""
-        return self._fact("spec", "place", {}).get("world_size", 1)
+        return self._place.get("world_size", 1)
 
 
 class Ranks(EventLogResult):
@@ -86,20 +93,22 @@ class Ranks(EventLogResult):
         if number not in self._ranks:
             self._ranks[number] = RankRun(self, number)
         self._ranks[number]._take(event)
+        self._taken += 1
 
     def _absorb(self, events: Iterable[Event]) -> None:
         super()._absorb(events)
         if self.path.is_dir():
             for number in range(self._fact("spec", "ranks", 0)):
-                tail = self._tails.setdefault(number, Tail(self._log_of(number)))
+                tail = self._tails.setdefault(number, Tail(self.log_of(number)))
                 for event in tail.read():
                     self._take({**event, "of_rank": number})
         if "end" in self._kept:
-            for rank in self._ranks.values():
+            for number, rank in self._ranks.items():
                 if rank._kept.keys().isdisjoint(ENDINGS):
-                    rank._take(self._end_of(rank))
+                    self._take({**self._end_of(rank), "of_rank": number})
 
-    def _log_of(self, number: int) -> Path:
+    def log_of(self, number: int) -> Path:
+        """Return the file of a rank's own log, by its number on this machine."""
         return self.path / f"rank{number}" / FILE_NAME
 
     def _end_of(self, rank: RankRun) -> Event:
@@ -131,8 +140,7 @@ class Ranks(EventLogResult):
         return pipeline_of(self._fact("spec", "pipeline", {}))
 
     @property
-    @of_one_moment
-    def pipeline(self) -> Pipeline:
+    def pipeline(self) -> Pipeline | Watched:
         """The pipeline that rank 0 ran, with every automatic value filled in."""
         return self[0].pipeline if len(self) else self.asked
 
@@ -142,17 +150,15 @@ class Ranks(EventLogResult):
         return self.asked.but(device=self.pipeline.device)
 
     @property
-    @of_one_moment
     def not_applied(self) -> dict[str, str]:
         """{knob: why not}; of `device`, why the ranks did not use the GPU."""
         return self[0].not_applied if len(self) else {}
 
     @property
-    @of_one_moment
     def world_size(self) -> int:
         """Number of ranks that train together, on all machines."""
-        sizes = [rank.world_size for rank in self]
-        return max(sizes) if sizes else self._fact("spec", "ranks", 0)
+        asked = self._fact("spec", "ranks", 0)
+        return max((rank.world_size for rank in self), default=asked)
 
     @property
     def no_sync(self) -> bool:
@@ -173,46 +179,39 @@ class Ranks(EventLogResult):
     # What was measured
 
     @property
-    @of_one_moment
     def steps(self) -> int:
         """Steps that every rank has done, warm-up included."""
         return min((rank.steps for rank in self), default=0)
 
-    @property
-    @of_one_moment
+    @live_property
     def loss(self) -> list[float]:
         """The mean loss over the ranks, per step: that of the joined batch."""
         losses = zip(*(rank.loss for rank in self), strict=False)
         return [float(np.mean(of_step)) for of_step in losses]
 
-    @property
-    @of_one_moment
+    @live_property
     def throughput(self) -> float | None:
         """Samples per second of this machine's ranks together, warm-up excluded."""
-        rates = [rank.throughput for rank in self]
-        return sum(rates) if rates and all(rates) else None
+        rates = _known([rank.throughput for rank in self])
+        return sum(rates) if rates else None
 
-    @property
-    @of_one_moment
+    @live_property
     def spread(self) -> float | None:
         """Spread (IQR over median) of the least even rank's throughput."""
-        known = [rank.spread for rank in self if rank.spread is not None]
-        return max(known, default=None)
+        return max((rank.spread for rank in self if rank.spread is not None), default=None)
 
     @property
     def noisy(self) -> bool:
         """True where `spread` is so large that small differences mean nothing."""
         return (self.spread or 0.0) > NOISY
 
-    @property
-    @of_one_moment
+    @live_property
     def mfu(self) -> float | None:
         """The mean of the ranks' MFUs, each against a device's peak; None if unknown."""
-        shares = [rank.mfu for rank in self]
-        return float(np.mean(shares)) if shares and None not in shares else None
+        shares = _known([rank.mfu for rank in self])
+        return float(np.mean(shares)) if shares else None
 
-    @property
-    @of_one_moment
+    @live_property
     def times(self) -> RankTimes | None:
         """Where every rank's time went; None if too short."""
         from labkit.diagnosis.rank_verdict import rank_times
@@ -220,14 +219,12 @@ class Ranks(EventLogResult):
         return rank_times(self)
 
     @property
-    @of_one_moment
     def communication_share(self) -> float | None:
         """Mean share of time from a rank's last gradient to all being averaged.
 
         It is the transfer, and the wait for slower ranks.
         """
-        times = self.times
-        return None if times is None else float(np.mean(times.communication))
+        return float(np.mean(self.times.communication)) if self.times else None
 
     @of_one_moment
     def speedup(self, one: Run) -> float | None:
@@ -237,9 +234,9 @@ class Ranks(EventLogResult):
         """
         ours = self.asked.to_dict()
         theirs = one.asked.to_dict()
-        differs = [name for name in ours if ours[name] != theirs.get(name) and name not in FREE]
-        if differs:
-            raise ValueError(f"not the same pipeline: {', '.join(differs)} differ.")
+        differ = [name for name in ours if ours[name] != theirs.get(name) and name not in FREE]
+        if differ:
+            raise ValueError(f"not the same pipeline: {', '.join(differ)} differ.")
         if (one.machine.kind, one.machine.name) != (self.machine.kind, self.machine.name):
             why = self.not_applied.get("device")
             raise ValueError(
@@ -278,7 +275,7 @@ class Ranks(EventLogResult):
         diagnosis = self.diagnose() if self.steps else None
         return {
             **{name: getattr(self, name) for name in NUMBERS},
-            "starve": {str(rank): knobs for rank, knobs in self.starve.items()},
+            "starve": self._fact("spec", "starve", {}),
             "loss": [None if math.isnan(loss) else loss for loss in self.loss],
             "times": times and times.to_dict(),
             "diagnosis": diagnosis and diagnosis.to_dict(),
@@ -292,7 +289,7 @@ class Ranks(EventLogResult):
             return []
         lines = []
         for number in sorted(self._ranks):
-            for event in Tail(self._log_of(number)).read():
+            for event in Tail(self.log_of(number)).read():
                 lines.append(json.dumps({**event, "of_rank": number}, separators=(",", ":")))
         return lines
 
@@ -308,7 +305,7 @@ class Ranks(EventLogResult):
             f"{np.mean(times.wait):.0%}, for each other {np.mean(times.others):.0%}, "
             f"exchanging gradients {np.mean(times.transfer):.0%}"
         )
-        return f"{text}; {noise(self.spread)}" if self.noisy else text
+        return f"{text}; {noise(self.spread)}" if self.spread and self.noisy else text
 
     def _what(self) -> str:
         settings = [str(self._fact("spec", "ranks", 0))]
@@ -318,3 +315,9 @@ class Ranks(EventLogResult):
         if self.starve:
             settings.append(f"starve={self.starve!r}")
         return ", ".join(settings)
+
+
+def _known(numbers: list[float | None]) -> list[float]:
+    """Return the numbers of all ranks; none where one is not known."""
+    known = [number for number in numbers if number is not None]
+    return known if len(known) == len(numbers) else []

@@ -10,11 +10,13 @@ import gzip
 import json
 import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 from labkit.process.events import FILE_NAME, VERSION
 from labkit.results.event_shapes import is_sound
@@ -38,7 +40,7 @@ NO_SPEC = "not a labkit record: it does not begin with a spec"
 HEAD = b'{"event":'
 # In a line of JSON: an escape, or bytes of UTF-8, either of which may be what `printable` replaces
 MAY_STEER = re.compile(rb"\\[ubfr]|[\x7f-\xff]")
-BROKEN = (OSError, EOFError, gzip.zlib.error)  # a file that cannot be read to its end
+BROKEN = (OSError, EOFError, zlib.error)  # a file that cannot be read to its end
 BODY_NOTE = (
     "A watched loop: busy is the whole loop body (copies, logging and all), since only the loader "
     "was looked at; copies and gaps inside the body do not show here."
@@ -120,7 +122,7 @@ class _Reader:
         where = f", line {self.number}" if at_line else ""
         raise RecordError(f"{self.path}{where}: {what}.")
 
-    def lines(self, stream: IO[bytes]) -> Iterator[bytes]:
+    def lines(self, stream: BufferedIOBase) -> Iterator[bytes]:
         """Yield the whole lines; what follows the last of them is torn, or nothing."""
         packed = getattr(stream, "fileobj", None)  # what a gzip stream unpacks
         size = 0
@@ -162,10 +164,10 @@ class _Reader:
             self.refuse(f"events of more than {MAX_NAMES} kinds", at_line=True)
 
 
-def opened(path: str | os.PathLike[str]) -> IO[bytes]:
+def opened(path: str | os.PathLike[str]) -> BufferedIOBase:
     """Open a record, a folder or a file, for reading bytes."""
     file = record_file(path)
-    return gzip.open(file, "rb") if file.suffix == ".gz" else open(file, "rb")
+    return gzip.GzipFile(file) if file.suffix == ".gz" else open(file, "rb")
 
 
 def record_file(path: str | os.PathLike[str]) -> Path:
@@ -235,6 +237,7 @@ class Watched:
     simulated_delay = ""
     num_workers: int | None  # as every knob; these are asked for by name
     accumulation_steps: int | None
+    device: str | None
 
     def __init__(self, loader: str, settings: dict[str, Any]):
         self.loader = str(loader)[:MAX_LOADER]

@@ -6,7 +6,7 @@ import html
 import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
 # What may steer a terminal, hide text or turn its direction, and what no terminal can show
@@ -93,6 +93,8 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything in it as JSON types: of a dataclass, its fields."""
+        if not is_dataclass(self):
+            raise NotImplementedError
         return asdict(self)
 
     def __repr__(self) -> str:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.results import run_text
 from labkit.results.comparison import Comparison
-from labkit.results.event_log import of_one_moment
-from labkit.results.result import noise, percent
+from labkit.results.event_log import live_property, of_one_moment
+from labkit.results.result import percent
 from labkit.results.run_log import RunLog
 from labkit.results.step_classes import split_steps, unevenness
 from labkit.results.wall_shares import WallShares, stored, wall_shares
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import os
     from pathlib import Path
 
-    import pandas as pd
+    import pandas
     from matplotlib.figure import Figure
 
     from labkit.diagnosis.diagnosis import Diagnosis
@@ -30,10 +31,8 @@ if TYPE_CHECKING:
     from labkit.diagnosis.step_breakdown import StepBreakdown
     from labkit.diagnosis.trace import Breakdown
 
-SLOW_START_S = 1.0  # a shorter start of the workers needs no word
 HIDES = 0.05  # of wall time: fewer gaps than that inside the busy time need no word
 BLOCKS = 5  # throughput is compared between so many stretches of the run to judge its noise
-LEAST_SHOWN_MS = 0.05  # is 0.0 when printed
 NUMBERS = (  # of a run, as `to_dict` and `--json` list them
     "id", "utc", "recorded", "outcome", "error", "steps", "samples", "warmup", "utilization",
     "throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "other_ms", "spread", "noisy",
@@ -46,69 +45,59 @@ NUMBERS = (  # of a run, as `to_dict` and `--json` list them
 class Run(RunLog):
     """One measured run, live or recorded. Statistics leave out the warm-up."""
 
-    _lines: tuple[Any, Lines] | None = None  # what `lines` returned last, and its version
-
-    @property
-    @of_one_moment
+    @live_property
     def warmup(self) -> int:
         """Steps left out of the statistics: the prefetched ones, but never over a third."""
         wanted = self._fact("begin", "warmup", 0)
         return max(1, min(wanted, self.steps // 3)) if self.steps else 0
 
     @property
-    @of_one_moment
     def startup_s(self) -> float | None:
         """Seconds for which the loop waited for the first batch of each loader worker.
 
         Nearly all of it is the start of the workers. None without workers, or before all began.
         """
-        workers = self.pipeline.to_dict().get("num_workers")
-        if not isinstance(workers, int) or not 0 < workers <= self.steps:
+        workers = self.pipeline.num_workers
+        asked, ready = self.host_ns[:workers, :2].T
+        if not workers or len(asked) < workers:
             return None
-        first = self.host_ns[:workers]
-        return float((first[:, 1] - first[:, 0]).sum() / 1e9)
+        return float((ready - asked).sum() / 1e9)
 
-    @property
-    @of_one_moment
-    def _wall_s(self) -> float:
-        """The time of the measured steps: from the end of the warm-up on; 0.0 before two."""
+    @live_property
+    def _wall_s(self) -> float | None:
+        """The time of the measured steps, from the end of the warm-up on; None before two steps."""
         if self.steps < 2:
-            return 0.0
-        return self.length_s - float(self.stretch(self.warmup - 1, self.warmup)[0, 5])
+            return None
+        wall_s = self.length_s - float(self.stamps[self.warmup - 1, 5])
+        return wall_s if wall_s > 0 else None
 
     # How busy the device was, and how much it did
 
-    @property
-    @of_one_moment
+    @live_property
     def utilization(self) -> float | None:
         """Device-busy share of wall time, 0 to 1, warm-up excluded; None before two steps.
 
         The device had work, which need not have used all of it. On a CPU: forward, backward and
         optimizer. On a GPU: from a step's first kernel to its last, gaps included: an upper bound.
         """
-        if self._wall_s <= 0:
+        if self._wall_s is None:
             return None
-        busy_s = 0.0
-        for _, stamps in self._timeline().stretches(self.warmup):
-            busy_s += float(np.diff(stamps[1:, 4:6]).sum())
-        return busy_s / self._wall_s
+        return float(np.diff(self.busy[self.warmup :]).sum()) / self._wall_s
 
-    @property
-    @of_one_moment
+    @live_property
     def busy_at_least(self) -> float | None:
         """Share of wall time (0 to 1) in which the device certainly worked, warm-up excluded.
 
         On a GPU: what was left of each step when the host had issued all of it, so that no gap was
         a wait for the host. Small where launches are slow, and where the loop waits for each step.
         """
-        if self._wall_s <= 0 or self.machine.kind != "gpu":
+        if self._wall_s is None or self.machine.kind != "gpu":
             return self.utilization
-        start, end = self.stamps[self.warmup :, 4:6].T
+        start, end = self.busy[self.warmup :].T
         queued = end - np.clip(self.issued[self.warmup :], start, end)
         return float(queued.sum() / self._wall_s)
 
-    @property
-    @of_one_moment
+    @live_property
     def queued_ms(self) -> float | None:
         """Mean time from the host's issuing a step's compute to its start on the device, ms.
 
@@ -116,22 +105,21 @@ class Run(RunLog):
         the device's own times are not known, as on a CPU and of a watched loop.
         """
         measured = slice(self.warmup, self.steps)
-        started = self._steps.numbers("busy_start", measured)
-        issued = self._steps.numbers("copied", measured)
-        if not len(issued) or self.machine.kind != "gpu" or np.isnan(started).any():
-            return None
-        return float((started - issued).mean() / 1e6)
+        started = self._steps.moments("busy_start", measured)
+        issued = self._steps.moments("copied", measured)
+        is_known = self.machine.kind == "gpu" and self._steps.has_device_times()
+        return float((started - issued).mean() / 1e6) if is_known and len(issued) else None
 
     @property
-    @of_one_moment
     def utilization_is_upper_bound(self) -> bool:
         """True where gaps between kernels may hide in `utilization`, unlike in `busy_at_least`."""
-        if self.utilization is None or self.machine.kind != "gpu" or self.xray_facts is not None:
+        most = self.utilization
+        least = self.busy_at_least
+        if most is None or least is None or self.xray_facts is not None:
             return False
-        return self.utilization - self.busy_at_least > HIDES
+        return most - least > HIDES
 
     @property
-    @of_one_moment
     def busy_text(self) -> str:
         """The utilization in words: "17%", "at most 93%" where it is an upper bound, "unknown"."""
         if self.utilization is None:
@@ -140,44 +128,45 @@ class Run(RunLog):
         return f"{at_most}{self.utilization:.0%}"
 
     @property
-    @of_one_moment
     def throughput(self) -> float | None:
         """Samples per second of wall time, warm-up excluded."""
-        samples = int(self._steps.numbers("n", slice(self.warmup, None)).sum())
-        return samples / self._wall_s if self._wall_s > 0 else None
+        return self._rate("n")
 
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens of text a second, padding included; None for images."""
-        return self._token_rate("tokens")
+        return self._rate("tokens")
 
     @property
     def real_tokens_per_s(self) -> float | None:
         """Tokens of text a second, without padding; None for images."""
-        return self._token_rate("real")
+        return self._rate("real")
 
     @of_one_moment
-    def _token_rate(self, column: str) -> float | None:
+    def _rate(self, column: str) -> float | None:
+        """Return the sum of a column of the measured steps, a second; None where it has gaps."""
         total = self._steps.numbers(column, slice(self.warmup, None)).sum()
-        if self._wall_s <= 0 or np.isnan(total):
+        if self._wall_s is None or np.isnan(total):
             return None
         return float(total / self._wall_s)
 
-    @property
-    @of_one_moment
+    @live_property
     def padding(self) -> float | None:
         """Share of the computed tokens that is padding, 0 to 1; None for images.
 
         Of a watched loop as far as some of its batches show.
         """
-        if self.tokens_per_s:
-            return 1 - self.real_tokens_per_s / self.tokens_per_s
-        return self._fact("padding", "share")
+        tokens = self.tokens_per_s
+        real = self.real_tokens_per_s
+        if not tokens or real is None:
+            return self._fact("padding", "share")
+        return 1 - real / tokens
 
     @property
-    def frame(self) -> pd.DataFrame:
+    @of_one_moment
+    def frame(self) -> pandas.DataFrame:
         """The measured steps as a DataFrame: when each ended (s), its parts (ms), its loss."""
-        import pandas as pd
+        import pandas
 
         first = self.warmup
         parts = self.steps_ms
@@ -190,66 +179,62 @@ class Run(RunLog):
             "other_ms": parts[:, 3:].sum(axis=1),
             "loss": self.loss[first:],
         }
-        return pd.DataFrame(columns, index=pd.RangeIndex(first, self.steps, name="step"))
+        return pandas.DataFrame(columns, index=pandas.RangeIndex(first, self.steps, name="step"))
 
     # Where the time of a step went
 
-    @property
-    @of_one_moment
+    @live_property
     def steps_ms(self) -> np.ndarray:
         """Wait, copy, compute, launch, other of the measured steps: (steps, 5), ms."""
         if self.steps < 2:
             return np.zeros((0, 5))
         return split_steps(self.stamps[self.warmup - 1 :]) * 1e3  # with the warm-up's last step
 
-    @property
-    @of_one_moment
+    @live_property
     def mean_ms(self) -> np.ndarray | None:
         """The mean measured step by class (5,), ms; None before there is one."""
-        return self._timeline().mean_split(self.warmup) * 1e3 if self.steps > 1 else None
+        return self.steps_ms.mean(axis=0) if self.steps > 1 else None
 
-    def _mean_of(self, classes: slice) -> float | None:
+    def _mean_of(self, first: int, behind: int) -> float | None:
+        """Return the mean time of some neighbouring classes, ms."""
         mean_ms = self.mean_ms
-        return None if mean_ms is None else float(mean_ms[classes].sum())
+        return None if mean_ms is None else float(mean_ms[first:behind].sum())
 
     @property
     def step_ms(self) -> float | None:
         """Mean time from one step's end to the next, ms: its parts' sum."""
-        return self._mean_of(slice(5))
+        return self._mean_of(0, 5)
 
     @property
     def wait_ms(self) -> float | None:
         """Mean time a step's device stood still for its next batch, ms."""
-        return self._mean_of(slice(1))
+        return self._mean_of(0, 1)
 
     @property
-    @of_one_moment
     def copy_ms(self) -> float | None:
         """Mean host-to-device copy, ms; None for a watched loop, which hides it."""
-        return None if self.watched else self._mean_of(slice(1, 2))
+        return None if self.watched else self._mean_of(1, 2)
 
     @property
     def compute_ms(self) -> float | None:
         """Mean of forward, backward, optimizer (a watched loop's body), ms."""
-        return self._mean_of(slice(2, 3))
+        return self._mean_of(2, 3)
 
     @property
     def other_ms(self) -> float | None:
         """Mean rest of a step, ms: launch gaps, host work between."""
-        return self._mean_of(slice(3, 5))
+        return self._mean_of(3, 5)
 
     @property
-    @of_one_moment
     def median_compute_ms(self) -> float | None:
         """As `compute_ms`, the median: free of the odd interrupted step."""
         steps_ms = self.steps_ms
         return float(np.median(steps_ms[:, 2])) if len(steps_ms) else None
 
-    @property
-    @of_one_moment
+    @live_property
     def spread(self) -> float | None:
         """Unevenness: IQR over median of the throughput of the run's five stretches."""
-        return unevenness(self._timeline().ends(max(0, self.warmup - 1)), BLOCKS)
+        return unevenness(self.stamps[max(0, self.warmup - 1) :, 5], BLOCKS)
 
     @property
     def noisy(self) -> bool:
@@ -258,14 +243,12 @@ class Run(RunLog):
 
     # The loader, and the whole time
 
-    @property
-    @of_one_moment
+    @live_property
     def workers(self) -> LoaderWorkers:
         """What the loader did, worker by worker; falsy where nothing was recorded of it."""
         return LoaderWorkers(self)
 
-    @property
-    @of_one_moment
+    @live_property
     def wall_shares(self) -> WallShares | None:
         """Where the whole time of a watched loop or script went; None of runs of the bench."""
         return stored(self.event("wall")) or wall_shares([self])
@@ -279,24 +262,21 @@ class Run(RunLog):
 
         return breakdown(self)
 
-    @property
-    @of_one_moment
+    @live_property
     def lines(self) -> Lines:
         """Where in the user's code the time went: a table of lines."""
         from labkit.diagnosis.hot_lines import lines
 
         return lines(self)
 
-    @property
-    @of_one_moment
+    @live_property
     def peak(self) -> Peak | None:
         """What `mfu` and `mbu` are held against, with its source."""
         from labkit.diagnosis.efficiency import peak
 
         return peak(self)
 
-    @property
-    @of_one_moment
+    @live_property
     def mfu(self) -> float | None:
         """FLOPs that the model needs over those of `peak` in wall time, 0 to 1.
 
@@ -306,8 +286,7 @@ class Run(RunLog):
 
         return mfu(self)
 
-    @property
-    @of_one_moment
+    @live_property
     def mbu(self) -> float | None:
         """As `mfu`, of bytes that have to move (a lower bound); None where the cache holds them."""
         from labkit.diagnosis.efficiency import mbu
@@ -321,7 +300,6 @@ class Run(RunLog):
         return mfu_against(self, peak)
 
     @property
-    @of_one_moment
     def mfu_text(self) -> str:
         """MFU and MBU in words, "MFU 26%, MBU 5.6%", as far as known."""
         known = {"MFU": self.mfu, "MBU": self.mbu}
@@ -394,45 +372,7 @@ class Run(RunLog):
         return self.alias or knobs or "defaults"
 
     @property
-    @of_one_moment
     def numbers(self) -> str:
         """The measured numbers in one line, with what was simulated rather than measured."""
-        if self.utilization is None:
-            return f"{self.steps} steps: too few to measure"
-        measured = (
-            f"{self.throughput:.0f} {self.unit}/s, {self.machine.kind.upper()} busy "
-            f"{self.busy_text}, step {self.step_ms:.1f} ms ({self._parts_text()})"
-        )
-        return "; ".join([measured, *self._remarks()])
-
-    def _parts_text(self) -> str:
-        """Return the parts of the mean step in words, ms."""
-        parts = {"wait": self.wait_ms, "copy": self.copy_ms}
-        parts["loop body" if self.watched else "compute"] = self.compute_ms
-        if self.other_ms >= LEAST_SHOWN_MS:
-            parts["other"] = self.other_ms
-        return ", ".join(f"{name} {ms:.1f}" for name, ms in parts.items() if ms is not None)
-
-    def _remarks(self) -> list[str]:
-        """Return what else is to be known of the numbers, most of all what was simulated."""
-        remarks = []
-        if self.mfu_text:
-            remarks.append(f"{self.mfu_text} of {self.peak}")
-        if self.tokens_per_s:
-            rate = f"{self.real_tokens_per_s:,.0f} real tokens/s"
-            remarks.append(f"{rate}, padding {self.padding:.0%}")
-        if (self.startup_s or 0.0) > SLOW_START_S:
-            remarks.append(f"the loop waited {self.startup_s:.1f} s for its workers to start")
-        if self.no_events:
-            how = "timed on the host's clock, waiting for each step"
-            remarks.append(f"{how}: {self.no_events}")
-        if self.suspended_s:
-            remarks.append(
-                f"the machine slept for {self.suspended_s:,.0f} s, which no step contains"
-            )
-        delay = "hidden" if self.alias else self.pipeline.simulated_delay
-        if delay:
-            remarks.append(f"simulated delay: {delay}")
-        if self.noisy:
-            remarks.append(noise(self.spread))
-        return remarks
+        with self.as_of_now():
+            return run_text.numbers(self)

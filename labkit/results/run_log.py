@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from labkit.results.event_log import EventLogResult, of_one_moment
+from labkit.results.event_log import EventLogResult, live_property
 from labkit.results.record import Event, Watched, pipeline_of
 from labkit.results.step_classes import Timeline
-from labkit.results.steps import Steps, Texts
+from labkit.results.steps import HOST, Steps, Texts
 from labkit.spec import PX, STEPS, Pipeline
 
 CPU_VALUES = {"image_px": PX, "steps": STEPS}
@@ -33,7 +35,6 @@ class RunLog(EventLogResult):
         "beside": list,
         "on_the_card": list,
     }
-    _clock: Timeline | None = None
     loader: Any = None  # that `lk.watch` looked at, while this process has it
 
     def _take(self, event: Event) -> None:
@@ -44,14 +45,12 @@ class RunLog(EventLogResult):
 
     # What ran
 
-    @property
-    @of_one_moment
+    @live_property
     def asked(self) -> Pipeline | Watched:
         """The pipeline that was asked for; of a watched loop, what is known of it."""
         return self._pipeline("spec")
 
-    @property
-    @of_one_moment
+    @live_property
     def pipeline(self) -> Pipeline | Watched:
         """The pipeline that ran, with every automatic value filled in."""
         return self._pipeline("job" if self.event("job") else "spec")
@@ -65,19 +64,24 @@ class RunLog(EventLogResult):
         return Watched(self.watched, knobs) if self.watched else pipeline_of(knobs)
 
     @property
-    def watched(self) -> str | None:
-        """The type of the loader that `lk.watch` looked at; None for our own runs."""
-        return self._fact("spec", "watched", {}).get("loader")
+    def _loop(self) -> Event:
+        """What is known of a watched loop."""
+        return self._fact("spec", "watched", {})
 
     @property
-    def loop_code(self) -> Any:
+    def watched(self) -> str | None:
+        """The type of the loader that `lk.watch` looked at; None for our own runs."""
+        return self._loop.get("loader")
+
+    @property
+    def loop_code(self) -> Event | None:
         """How the user's script writes its loader; None of our own runs."""
-        return self._fact("spec", "watched", {}).get("code")
+        return self._loop.get("code")
 
     @property
     def trainer(self) -> bool:
         """Whether Hugging Face's Trainer runs the watched loop."""
-        return self._fact("spec", "watched", {}).get("trainer") is True
+        return self._loop.get("trainer") is True
 
     @property
     def not_applied(self) -> dict[str, str]:
@@ -87,9 +91,17 @@ class RunLog(EventLogResult):
     # Its steps
 
     @property
+    def _steps(self) -> Steps:
+        return self._events("step")
+
+    @property
     def steps(self) -> int:
         """Steps done, warm-up included."""
         return len(self._steps)
+
+    def steps_since(self, start: int, stop: int | None = None) -> list[Event]:
+        """Return the step events from the `start`th on: what a reader has not seen yet."""
+        return self._steps.events(slice(start, stop))
 
     @property
     def unit(self) -> str:
@@ -104,7 +116,7 @@ class RunLog(EventLogResult):
     @property
     def loss(self) -> list[float]:
         """The loss of every step; NaN where it was not finite."""
-        return self._steps.numbers("loss").tolist()
+        return self._steps.losses().tolist()
 
     @property
     def thread_s(self) -> np.ndarray:
@@ -112,30 +124,22 @@ class RunLog(EventLogResult):
         return self._steps.numbers("cpu") / 1e9
 
     @property
-    @of_one_moment
     def exchange_ns(self) -> np.ndarray:
         """Of a rank (steps, 2), ns on the machine's clock: last gradient there, all averaged.
 
         NaN where a step exchanged none.
         """
-        return self._pair("complete", "averaged")
+        return self._numbers("complete", "averaged")
 
     @property
-    @of_one_moment
     def tokens(self) -> np.ndarray:
         """Of text (steps, 2): the tokens computed, and the real ones; else NaN."""
-        return self._pair("tokens", "real")
+        return self._numbers("tokens", "real")
 
-    @property
-    def _steps(self) -> Steps:
-        return self._events("step")
-
-    def _pair(self, *columns: str) -> np.ndarray:
-        return np.column_stack([self._steps.numbers(name) for name in columns])
-
-    def steps_since(self, start: int, stop: int | None = None) -> list[Event]:
-        """Return the step events from the `start`th on: what a reader has not seen yet."""
-        return self._steps[start:stop]
+    def _numbers(self, *names: str) -> np.ndarray:
+        steps = self._steps
+        rows = slice(len(steps))
+        return np.column_stack([steps.numbers(name, rows) for name in names])
 
     # What was seen beside them
 
@@ -146,7 +150,7 @@ class RunLog(EventLogResult):
         On Apple's GPU, which reports no peak, what its driver held in the end.
         """
         peak_bytes = self._fact("memory", "peak_bytes", 0)
-        return peak_bytes / GIB if peak_bytes else None
+        return peak_bytes / GIB or None
 
     @property
     def no_events(self) -> str | None:
@@ -177,6 +181,11 @@ class RunLog(EventLogResult):
         return self._events("items")
 
     @property
+    def samples_of_lines(self) -> Texts:
+        """The sampled stacks, as the loop's and the workers' samplers wrote."""
+        return self._events("lines")
+
+    @property
     def epochs(self) -> list[Event]:
         """The passes over a watched loader as they began: `n`, `step` and `began` (ns)."""
         return self._events("epoch")
@@ -190,11 +199,6 @@ class RunLog(EventLogResult):
     def saves(self) -> list[Event]:
         """The checkpoints that a watched script wrote: `began`, `ended` (ns)."""
         return self._events("saved")
-
-    @property
-    def samples_of_lines(self) -> Texts:
-        """The sampled stacks, as the loop's and the workers' samplers wrote."""
-        return self._events("lines")
 
     @property
     def no_lines(self) -> str | None:
@@ -219,30 +223,21 @@ class RunLog(EventLogResult):
     @property
     def beside(self) -> list[str]:
         """The other programs that used most of the cores meanwhile, as "python (pid 123)"."""
-        cores: dict[str, float] = {}
-        for event in self._events("beside"):
-            for process in event["processes"]:
-                name = f"{process['name']} (pid {process['pid']})"
-                cores[name] = cores.get(name, 0.0) + process.get("cores", 0.0)
+        cores = _cores_used(self._events("beside"))
         return sorted(cores, key=lambda name: -cores[name])[:MOST_NAMED]
 
     @property
     def on_the_card(self) -> list[str]:
         """The other processes that were on the same GPU meanwhile, as "python (pid 123)"."""
-        names = {}
-        for event in self._events("on_the_card"):
-            for process in event["processes"]:
-                names[f"{process['name']} (pid {process['pid']})"] = None
-        return list(names)
+        return list(_cores_used(self._events("on_the_card")))
 
-    @property
-    @of_one_moment
+    @live_property
     def energy_j(self) -> float | None:
         """Energy the card used while training, from its own counter; None where it has none."""
         if not self.steps:
             return None
-        begin_ns = self._steps[0]["t"][0]
-        end_ns = self._steps[-1]["t"][3]
+        begin_ns = self.host_ns[0, 0]
+        end_ns = self.host_ns[-1, 3]
         counts = []
         for sample in self.telemetry:
             joules = sample.get("energy_j")
@@ -252,13 +247,9 @@ class RunLog(EventLogResult):
 
     # One clock: seconds since the first batch was asked for
 
-    @of_one_moment
+    @live_property
     def _timeline(self) -> Timeline:
-        steps = self._events("step")
-        epochs = self._events("epoch")
-        if self._clock is None or self._clock.size != (len(steps), len(epochs)):
-            self._clock = Timeline(steps, [event["step"] for event in epochs])
-        return self._clock
+        return Timeline(self._steps, [event["step"] for event in self.epochs])
 
     @property
     def stamps(self) -> np.ndarray:
@@ -266,7 +257,7 @@ class RunLog(EventLogResult):
 
         On a CPU copy and compute are what the host did, else the device's own.
         """
-        return self._timeline().stamps
+        return self._timeline.stamps
 
     @property
     def busy(self) -> np.ndarray:
@@ -276,40 +267,45 @@ class RunLog(EventLogResult):
     @property
     def issued(self) -> np.ndarray:
         """Time at which the host had issued each step (steps,), s; early on a fed GPU."""
-        return self._timeline().issued
+        return self._timeline.issued
 
     @property
-    @of_one_moment
     def length_s(self) -> float:
         """When the last step was over, s."""
-        return float(self._timeline().ends(self.steps - 1)[0]) if self.steps else 0.0
+        stamps = self.stamps
+        return float(stamps[-1, 5]) if len(stamps) else 0.0
 
     @property
-    @of_one_moment
     def host_ns(self) -> np.ndarray:
         """The host's stamps (steps, 4), ns on the machine's clock.
 
         When it asked for data, had it, had issued the copy, and had issued the compute.
         """
-        names = ("asked", "ready", "copied", "done")
-        return np.column_stack([self._steps.moments(name) for name in names])
-
-    def stretch(self, start: int, stop: int) -> np.ndarray:
-        """Return the `stamps` (n, 6) of the steps from `start` up to `stop` only."""
-        return self._timeline().part(start, stop)
+        steps = self._steps
+        rows = slice(len(steps))
+        return np.column_stack([steps.moments(name, rows) for name in HOST])
 
     def stamps_ns(self, rows: slice) -> np.ndarray:
         """Return the `stamps` (n, 6) of some steps on the machine's own clock, ns."""
         return self._steps.stamps(rows)
 
-    @of_one_moment
-    def seconds(self, t_ns: Any) -> Any:
-        """Return stamps of this run's clock (a number or an array, ns) in s.
+    def seconds(self, at_ns: ArrayLike) -> np.ndarray:
+        """Return moments of this run's clock (ns) in s; NaN between passes over a watched loader.
 
-        NaN between passes over a watched loader.
+        Before there is a step, it is 0.
         """
-        return self._timeline().seconds(t_ns) if self.steps else np.zeros(np.shape(t_ns))[()]
+        return self._timeline.seconds(at_ns) if self.steps else np.zeros(np.shape(at_ns))
 
     def timeline(self, bins: int = 200) -> tuple[np.ndarray, np.ndarray]:
         """Return utilization over the whole run, in equal stretches: (bins,) s, (bins,) 0 to 1."""
-        return self._timeline().utilization(bins)
+        return self._timeline.utilization(bins)
+
+
+def _cores_used(events: Sequence[Event]) -> dict[str, float]:
+    """Return {"python (pid 123)": what it used in all} of the processes that events name."""
+    cores: dict[str, float] = {}
+    for event in events:
+        for process in event["processes"]:
+            name = f"{process['name']} (pid {process['pid']})"
+            cores[name] = cores.get(name, 0.0) + process.get("cores", 0.0)
+    return cores

@@ -1,24 +1,15 @@
-"""A run's times as arrays: its steps on one clock, and what its data cost."""
+"""A run's steps on one clock, and the parts of their time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from labkit.results.event_shapes import MOST
 from labkit.results.steps import Steps
 
-if TYPE_CHECKING:
-    from labkit.results.run_log import RunLog
-
-# The system's account of the time in line falls short: in runs on two cores whose items do not wait
-# at all, this much of it came on top as "waiting" (0.62 to 0.69 in 12 runs, Linux 6.18).
-LINE_MISSED = 0.65
 CLASSES = {  # of a step's time
     "wait": "waiting for data",
     "copy": "host-to-device copy",
@@ -26,9 +17,7 @@ CLASSES = {  # of a step's time
     "launch": "launch gaps",
     "other": "host work between steps",
 }
-STRETCH = 250_000  # steps that are looked at together: 100 MB
 AHEAD = 1_024  # steps that a host may be ahead of its device: a launch queue holds about 1,000
-NUMBERS = 10  # of a row of the bench's item timer, a batch each; then two lists, of the items
 
 
 class Timeline:
@@ -38,82 +27,44 @@ class Timeline:
     which the watch saw nothing.
     """
 
-    def __init__(self, steps: Steps, passes: list[int]):
+    def __init__(self, steps: Steps, passes: Iterable[int]):
         """`passes` holds the number of the first step of each pass over a watched loader."""
-        self.steps = steps
-        self.count = len(steps)  # those that follow are none of this one's
-        self.size = (self.count, len(passes))
-        self._zero_ns = int(steps.moments("asked", slice(0, 1))[0]) if self.count else 0
-        firsts = sorted({number for number in passes if 0 < number < self.count})
-        start = np.array([self._ns(number - 1)[0, 5] for number in firsts], dtype=np.int64)
-        asked = np.array([self._ns(number)[0, 0] for number in firsts], dtype=np.int64)
-        end = np.maximum(start, asked)
+        rows = slice(len(steps))  # steps that follow are none of this one's
+        stamps = steps.stamps(rows)
+        self._zero_ns = int(stamps[0, 0]) if len(stamps) else 0
+        firsts = [number for number in sorted(set(passes)) if 0 < number < len(stamps)]
+        first = np.array(firsts, dtype=int)
+        start = stamps[first - 1, 5] - self._zero_ns
+        end = np.maximum(start, stamps[first, 0] - self._zero_ns)
         gone = np.cumsum(end - start)
         # Both (2 * pauses,): start and end of each pause, and how long all had lasted by then, ns
         self._edges = np.column_stack([start, end]).ravel()
         self._gone = np.column_stack([gone - (end - start), gone]).ravel()
-
-    def _ns(self, step: int) -> np.ndarray:
-        """Return the stamps (1, 6) of a step, ns since the first batch was asked for."""
-        return self.steps.stamps(slice(step, step + 1)) - self._zero_ns
-
-    def _seconds(self, moment_ns: Any) -> Any:
-        """Return a moment (a number or an array, ns) on the clock that stands still in pauses."""
-        moment_ns = moment_ns - self._zero_ns
-        if len(self._edges):
-            moment_ns = moment_ns - np.interp(moment_ns, self._edges, self._gone)
-        return moment_ns / 1e9
-
-    def part(self, start: int, stop: int) -> np.ndarray:
-        """Return the stamps (n, 6), s, of the steps from `start` up to `stop`: as `stamps`."""
-        return self._seconds(self.steps.stamps(slice(start, min(stop, self.count))))
-
-    @cached_property
-    def stamps(self) -> np.ndarray:
+        self.stamps = self._seconds(stamps)
         """The stamps of every step (steps, 6), s: see `Steps.stamps`."""
-        return self.part(0, self.count)
-
-    @cached_property
-    def issued(self) -> np.ndarray:
+        self.issued = self._seconds(steps.moments("done", rows))
         """When the host had issued each step (steps,), s."""
-        return self._seconds(self.steps.moments("done", slice(self.count)))
 
-    def ends(self, start: int) -> np.ndarray:
-        """Return when the steps from `start` on were over (n,), s."""
-        return self._seconds(self.steps.moments("busy_end", slice(start, self.count)))
+    def _seconds(self, at_ns: np.ndarray) -> np.ndarray:
+        """Return moments on the clock that stands still in pauses."""
+        since_ns = at_ns - self._zero_ns
+        if len(self._edges):
+            since_ns = since_ns - np.interp(since_ns, self._edges, self._gone)
+        return since_ns / 1e9
 
-    def stretches(self, start: int, more: int = 0) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (n, stamps) for n steps at a time, from `start` to the end, so that memory holds.
-
-        The stamps (rows, 6), s, are of the step before them, of these, and of up to `more` behind.
-        """
-        for first in range(start, self.count, STRETCH):
-            count = min(STRETCH, self.count - first)
-            yield count, self.part(first - 1, first + count + more)
-
-    def mean_split(self, start: int) -> np.ndarray:
-        """Return the mean (5,), s, of what `split_steps` makes of the steps from `start` on."""
-        sums = [
-            split_steps(stamps)[:count].sum(axis=0)
-            for count, stamps in self.stretches(start, AHEAD)
-        ]
-        return np.sum(sums, axis=0) / (self.count - start)
-
-    def seconds(self, t_ns: Any) -> Any:
-        """Return stamps of the run's clock (a number or an array) in s; NaN within a pause."""
-        in_pause = np.searchsorted(self._edges, np.subtract(t_ns, self._zero_ns)) % 2
-        found = np.where(in_pause, math.nan, self._seconds(np.asarray(t_ns)))
-        return found if found.ndim else float(found)
+    def seconds(self, at_ns: ArrayLike) -> np.ndarray:
+        """Return moments of the machine's clock in s; NaN within a pause."""
+        at_ns = np.asarray(at_ns)
+        in_pause = np.searchsorted(self._edges, at_ns - self._zero_ns) % 2
+        return np.where(in_pause, math.nan, self._seconds(at_ns))
 
     def utilization(self, bins: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (bins,) s and the busy share (bins,) of equal stretches, stamped at the middle."""
-        if not self.count:
+        if not len(self.stamps):
             return np.empty(0), np.empty(0)
-        edges = np.linspace(0.0, self.ends(self.count - 1)[0], bins + 1)
-        busy = np.zeros(bins + 1)  # s, by each edge
-        for first in range(0, self.count, STRETCH):
-            busy += busy_until(self.part(first, first + STRETCH)[:, 4:6], edges)
-        return (edges[:-1] + edges[1:]) / 2, np.diff(busy) / np.diff(edges)
+        edges = np.linspace(0.0, self.stamps[-1, 5], bins + 1)
+        busy_s = busy_until(self.stamps[:, 4:6], edges)
+        return (edges[:-1] + edges[1:]) / 2, np.diff(busy_s) / np.diff(edges)
 
 
 def unevenness(ends_s: np.ndarray, blocks: int) -> float | None:
@@ -170,66 +121,3 @@ def _within_gap(
     before_copy = busy_until(host, first) - busy_until(host, begin)
     after_copy = busy_until(host, start) - busy_until(host, last)
     return before_copy + after_copy
-
-
-@dataclass(frozen=True)
-class ItemCosts:
-    """Per prepared batch, in the order of their start; times in s, one entry a batch."""
-
-    number: np.ndarray  # which batch of its loader process it was, from 0
-    start: np.ndarray  # when it began, on the run's clock
-    cpu: np.ndarray  # CPU time of fetching its samples
-    wait: np.ndarray  # time of fetching in which the process wanted no core: it read or slept
-    collate_cpu: np.ndarray  # as `cpu` and `wait`, of the collate step
-    collate_wait: np.ndarray
-    between: np.ndarray  # CPU time of the process, all threads, since the batch before
-    item_cpu: list[np.ndarray]  # as `cpu`, of single samples; empty where not timed singly
-    item_wait: list[np.ndarray]
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-    def only(self, keep: np.ndarray) -> ItemCosts:
-        """Return the batches where the mask `keep` is true."""
-        rows = np.flatnonzero(keep)
-        kept = []
-        for column in vars(self).values():
-            is_list = isinstance(column, list)
-            kept.append([column[row] for row in rows] if is_list else column[rows])
-        return ItemCosts(*kept)
-
-
-def item_costs(run: RunLog) -> ItemCosts | None:
-    """Read what `run` measured of its items; None where it measured nothing (an older record)."""
-    rows = [row for event in run.item_events for row in event["rows"] if _is_sound(row)]
-    if not rows:
-        return None
-    rows.sort(key=lambda row: row[1])
-    columns = np.array([row[:NUMBERS] for row in rows], dtype=float).T
-    number, start, _samples = columns[:3]
-    cpu, wait, line, collate_cpu, collate_wait, collate_line, between = columns[3:] / 1e6
-    return ItemCosts(
-        number=number.astype(int),
-        start=run.seconds(start),
-        cpu=cpu,
-        wait=np.maximum(0.0, wait - LINE_MISSED * line),
-        collate_cpu=collate_cpu,
-        collate_wait=np.maximum(0.0, collate_wait - LINE_MISSED * collate_line),
-        between=between,
-        item_cpu=[np.array(row[-2]) / 1e6 for row in rows],
-        item_wait=[np.array(row[-1]) / 1e6 for row in rows],
-    )
-
-
-def _is_sound(row: object) -> bool:
-    """Return whether a row of the item timer has the numbers that it should have."""
-    if not isinstance(row, list) or len(row) != NUMBERS + 2:
-        return False
-    *numbers, cpus, waits = row
-    if not isinstance(cpus, list) or not isinstance(waits, list) or len(cpus) != len(waits):
-        return False
-    return all(_is_time(value) for value in [*numbers, *cpus, *waits])
-
-
-def _is_time(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value < MOST

@@ -84,7 +84,7 @@ def share_text(share: float) -> str:
 def teeth_window(run: Run) -> tuple[int, float, float]:
     """Return (steps, start in s, end in s) of a short window in the middle of what was measured."""
     start, count = _window_steps(run)
-    ends = run.stretch(start - 1, start + count)[:, 5]
+    ends = run.stamps[start - 1 : start + count, 5]
     left, right = float(ends[0]), float(ends[-1])
     return count, left, max(right, left + 1e-6)
 
@@ -106,7 +106,7 @@ def _draw_teeth(axes: Axes, run: Run, window: tuple[int, float, float]) -> None:
     bottom = 0.0
     ticks = []
     first, steps = _window_steps(run)
-    near = run.stretch(max(0, first - AHEAD), first + steps + AHEAD)  # the host may be ahead
+    near = run.stamps[max(0, first - AHEAD) : first + steps + AHEAD]  # the host may be ahead
     for _, columns, tall, colour in lanes:
         intervals = near[:, columns]
         seen = intervals[(intervals[:, 1] > start) & (intervals[:, 0] < end)]
@@ -170,7 +170,7 @@ def _draw_whole(axes: Axes, run: Run, before: Run | None, window: tuple[int, flo
 
 def _end_of(run: Run, steps: int) -> float:
     """Return when so many steps were over, s."""
-    return float(run.stretch(steps - 1, steps)[0, 5])
+    return float(run.stamps[steps - 1, 5])
 
 
 def _draw_curve(axes: Axes, run: Run, **look: Any) -> float:

@@ -1,0 +1,56 @@
+"""A run's numbers in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from labkit.results.result import noise
+
+if TYPE_CHECKING:
+    from labkit.results.run import Run
+
+SLOW_START_S = 1.0  # a shorter start of the workers needs no word
+LEAST_SHOWN_MS = 0.05  # is 0.0 when printed
+
+
+def numbers(run: Run) -> str:
+    """Return the measured numbers in one line, with what was simulated rather than measured."""
+    if run.utilization is None:
+        return f"{run.steps} steps: too few to measure"
+    measured = (
+        f"{run.throughput:.0f} {run.unit}/s, {run.machine.kind.upper()} busy {run.busy_text}, "
+        f"step {run.step_ms:.1f} ms ({_parts(run)})"
+    )
+    return "; ".join([measured, *_remarks(run)])
+
+
+def _parts(run: Run) -> str:
+    """Return the parts of the mean step, ms."""
+    body = "loop body" if run.watched else "compute"
+    parts = {"wait": run.wait_ms, "copy": run.copy_ms, body: run.compute_ms}
+    if (run.other_ms or 0.0) >= LEAST_SHOWN_MS:
+        parts["other"] = run.other_ms
+    return ", ".join(f"{name} {ms:.1f}" for name, ms in parts.items() if ms is not None)
+
+
+def _remarks(run: Run) -> list[str]:
+    """Return what else a reader of the numbers has to know."""
+    remarks = []
+    if run.mfu_text:
+        remarks.append(f"{run.mfu_text} of {run.peak}")
+    if run.real_tokens_per_s:
+        rate = f"{run.real_tokens_per_s:,.0f} real tokens/s"
+        remarks.append(f"{rate}, padding {run.padding:.0%}")
+    if (run.startup_s or 0.0) > SLOW_START_S:
+        remarks.append(f"the loop waited {run.startup_s:.1f} s for its workers to start")
+    if run.no_events:
+        how = "timed on the host's clock, waiting for each step"
+        remarks.append(f"{how}: {run.no_events}")
+    if run.suspended_s:
+        remarks.append(f"the machine slept for {run.suspended_s:,.0f} s, which no step contains")
+    delay = "hidden" if run.alias else run.pipeline.simulated_delay
+    if delay:
+        remarks.append(f"simulated delay: {delay}")
+    if run.spread is not None and run.noisy:
+        remarks.append(noise(run.spread))
+    return remarks
