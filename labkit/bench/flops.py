@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from labkit.bench import formats, machine, model_size, peaks
 from labkit.bench.formats import DTYPES, FORMATS
 from labkit.bench.loop import Trainer, Trains
+from labkit.bench.optional import write_or_why
 from labkit.bench.text import Text
 from labkit.process import folders
 from labkit.process.events import EventLog
@@ -173,7 +174,7 @@ def write_work(trainer: Trains, log: EventLog, only_known: bool = False) -> bool
     if only_known and not place.exists():
         return False
 
-    def counted() -> Work:
+    def counted() -> dict[str, object]:
         if not only_known:
             model_size.keep(place, json.dumps(count_model(trainer)))
         fewer, more, documents = json.loads(place.read_text())
@@ -184,9 +185,9 @@ def write_work(trainer: Trains, log: EventLog, only_known: bool = False) -> bool
         is_half = job.precision in DTYPES
         found = work_of(line, state=ADAM, every=job.accumulation_steps, half=is_half)
         samples = round(documents * job.batch_size)
-        return Work(found, samples, job.precision, trainer.device)
+        return _event(found, samples, job.precision, trainer.device)
 
-    _write_or_why(log, counted)
+    write_or_why(log, "work", counted)
     return True
 
 
@@ -220,30 +221,17 @@ def count_model(trainer: Trains) -> tuple[dict[str, int], dict[str, int], float]
     return counted(COUNTED[0]), counted(COUNTED[1]), documents
 
 
-class Work(NamedTuple):
-    """What a step takes, as the `work` event holds it."""
-
-    found: dict[str, int]  # what `work_of` returns
-    samples: int
-    precision: str  # the number format that most of it runs in
-    device: torch.device
-
-
-def _write_or_why(log: EventLog, counted: Callable[[], Work]) -> None:
-    """Write the `work` event with the device's measured peaks, or `no_work` and why."""
-    try:
-        work = counted()
-        cache = max(machine.cache_bytes(work.device).values(), default=0)
-        log.write(
-            "work",
-            **work.found,
-            samples=work.samples,
-            precision=work.precision,
-            cache_bytes=cache,
-            roof=peaks.kept(work.device),
-        )
-    except Exception as error:  # a number is missing; the run is none the worse
-        log.write("no_work", why=f"{type(error).__name__}: {str(error)[:300]}")
+def _event(
+    found: dict[str, int], samples: int, precision: str, device: torch.device
+) -> dict[str, object]:
+    """Return the `work` event: what a step takes, and the device's caches and measured peaks."""
+    return {
+        **found,
+        "samples": samples,
+        "precision": precision,  # that most of it runs in
+        "cache_bytes": max(machine.cache_bytes(device).values(), default=0),
+        "roof": peaks.kept(device),
+    }
 
 
 class FirstArguments(NamedTuple):
@@ -297,10 +285,10 @@ class FirstCall:
                     total = total + made.sum()
             total.backward()
 
-        def counted() -> Work:
+        def counted() -> dict[str, object]:
             took = count(self.model, train)
             most = "convolution" if 2 * took["convolution_flops"] > took["flops"] else "product"
             found = work_of(took, half=given.autocasts)
-            return Work(found, samples or given.rows, given.formats[most], given.device)
+            return _event(found, samples or given.rows, given.formats[most], given.device)
 
-        _write_or_why(log, counted)
+        write_or_why(log, "work", counted)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
-from labkit.bench import data, machine, process, profile, stack, user_dataset
+from labkit.bench import data, handoff, machine, process, profile, stack, user_dataset
 from labkit.bench.flops import write_work
 from labkit.bench.job import Job
 from labkit.bench.loader_work import LoaderWork
@@ -69,9 +69,9 @@ def run_pipeline(spec: dict[str, Any], device: torch.device, folder: Path, log: 
     log.write("memory", peak_bytes=machine.peak_bytes(device))
     profile.look(trainer, iterator, job, steps, folder, log)
     if isinstance(loader, user_dataset.Batches):
-        profile.hand_over(loader.tensors, steps, log, None)
+        handoff.hand_over(loader.tensors, steps, log, None)
     else:
-        profile.hand_over(data.noise_batch(job), steps, log, trainer)
+        handoff.hand_over(data.noise_batch(job), steps, log, trainer)
     if not counted:
         write_work(trainer, log)
 

@@ -1,0 +1,115 @@
+"""What handing a batch over from a loader's worker costs, measured behind a run's last step."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from labkit.bench.loop import Trains
+from labkit.bench.optional import write_or_why
+from labkit.bench.process import worker_dies_with_bench
+from labkit.process.events import EventLog, now_ns
+
+COST_S = 0.4  # about what it takes with the worker's start
+MIN_STEPS = 8  # of a run: a shorter one is a quick look
+ROUNDS = 12
+BUDGET_NS = 350_000_000
+COLD_EVERY = 3  # rounds: one behind a long wait, the others right behind a step
+FIRST = 2  # rounds that are left out: the worker starts
+COLD_S = 0.035  # after such a wait the model finds cold caches and a core that was asleep
+SETTLE_S = 0.004  # between two batches where there is no step that could be tried
+TIMEOUT_S = 20
+
+Batch = tuple[torch.Tensor, ...]
+
+
+class Ready(Dataset):
+    """Batches that are there at once: all that is left is handing them over."""
+
+    def __init__(self, batch: Batch):
+        self.batch = batch
+        self.before_ns: int | None = None
+
+    def __len__(self) -> int:
+        return ROUNDS + 4  # more than are taken: the last are prepared as the others
+
+    def __getitem__(self, _index: int) -> tuple[Batch, int, int]:
+        """Return the batch; CPU time (ns) since the one before, and of moving this one."""
+        now = time.process_time_ns()
+        between = 0 if self.before_ns is None else now - self.before_ns
+        start = time.thread_time_ns()
+        batch = tuple(tensor.clone().share_memory_() for tensor in self.batch)
+        shared = time.thread_time_ns()
+        for tensor in self.batch:
+            tensor.clone()
+        cloning = time.thread_time_ns() - shared
+        self.before_ns = time.process_time_ns()
+        return batch, between, max(0, shared - start - cloning)
+
+
+def hand_over(batch: Batch, steps: int, log: EventLog, trainer: Trains | None) -> None:
+    """Write the `handoff` event, or why there is none. Never ends the run.
+
+    Batches are taken right behind a step: at rest, taking one costs up to five times as much.
+    """
+    if steps < MIN_STEPS:
+        return
+    if trainer is not None and trainer.device.type != "cpu":
+        trainer = None  # a device of its own leaves the host's caches as they are
+    write_or_why(log, "handoff", lambda: _costs(batch, trainer))
+
+
+def _costs(batch: Batch, trainer: Trains | None) -> dict[str, float | None]:
+    """Hand `batch` over a few times, let `trainer`, if any, train on it; return medians in µs."""
+    loader = DataLoader(
+        Ready(batch),
+        batch_size=None,
+        num_workers=1,
+        worker_init_fn=worker_dies_with_bench,
+        timeout=TIMEOUT_S,
+    )
+    rounds: list[tuple[int, int, int, int]] = []  # of each the first four below, ns
+    warm: list[int] = []  # CPU time of a step right behind the one before, ns,
+    cold: list[int] = []  # and of one behind a long wait
+    begun = now_ns()
+    iterator = iter(loader)
+    next(iterator)
+    for turn in range(ROUNDS):
+        late = turn % COLD_EVERY == 0
+        if trainer is None or late:
+            time.sleep(COLD_S if trainer else SETTLE_S)
+        asked = now_ns()
+        received, between, share = next(iterator)
+        took = now_ns() - asked
+        if trainer is None:
+            rounds.append((took, _first_touch(received[0]), share, between))
+        else:
+            start = time.thread_time_ns()
+            trainer.compute(*trainer.to_device(*received), update=True)
+            (cold if late else warm).append(time.thread_time_ns() - start)
+            if not late:
+                rounds.append((took, 0, share, between))
+        if now_ns() - begun > BUDGET_NS and len(rounds) > FIRST + 1:
+            break
+    wall, touch, share, worker = map(median, zip(*rounds[FIRST:], strict=True))
+    return {
+        "main_wall_us": wall / 1e3,  # from asking for a batch that is there to having it
+        "touch_us": max(0.0, touch / 1e3),
+        "share_us": share / 1e3,  # CPU time of the worker to move it to shared memory,
+        "worker_us": worker / 1e3,  # and all of it for a batch
+        "warm_us": median(warm[1:]) / 1e3 if warm else None,
+        "cold_us": median(cold[1:]) / 1e3 if len(cold) > 2 else None,
+        "bytes": sum(tensor.nbytes for tensor in batch),
+    }
+
+
+def _first_touch(tensor: torch.Tensor) -> int:
+    """Return the CPU time (ns) that reading a tensor the first time takes longer than again."""
+    start = time.thread_time_ns()
+    tensor.sum()
+    middle = time.thread_time_ns()
+    tensor.sum()
+    return 2 * middle - start - time.thread_time_ns()
