@@ -91,6 +91,7 @@ class World:
         run = SimpleNamespace(
             throughput=rate, spread=self.spread, loss=self.losses(knobs), not_applied={},
             machine=Machine("cpu", "cpu"), diagnose=lambda: found, telemetry=[],
+            alias=None,
             pipeline=SimpleNamespace(simulated_delay="io_ms=4 per item"),
         )  # fmt: skip
         return Outcome(rate, None, run)
