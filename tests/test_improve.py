@@ -99,6 +99,7 @@ class World:
             machine=Machine("cpu", "cpu"),
             diagnose=lambda: found,
             telemetry=[],
+            alias=None,
             pipeline=SimpleNamespace(simulated_delay="io_ms=4 per item"),
         )
         return Outcome(rate, None, run)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from labkit.results.run import Run
 from labkit.results.step_classes import AHEAD
-from labkit.view.primitives import rows_in
-from labkit.view.run_figure import draw_mean_steps
+from labkit.view.primitives import Lane, draw_lanes, rows_in
+from labkit.view.run_figure import EDGE_PT, draw_mean_steps
 from labkit.view.run_header import device_of, run_header
 from labkit.view.style import COMPUTE, WAIT, ms, our_style, page
 
 SLOW_STEPS = 6  # of the slower run, in the stretch that both show
-LANE_HEIGHTS = {"waits for data": 0.6, "busy": 1.6}
-LANE_GAP = 0.25
-TEETH_INCHES = 0.95
+PANELS_IN = [(0.34, 0.95), (0.42, 0.95), (0.80, rows_in(2))]
 
 
 @our_style
@@ -27,14 +24,11 @@ def draw_pair(before: Run, after: Run) -> Figure:
     """
     if before.utilization is None or after.utilization is None:
         return after.plot(before=before)
-    panels = [(0.34, TEETH_INCHES), (0.42, TEETH_INCHES), (0.80, rows_in(2))]
-    figure, (earlier, later, steps) = page(run_header(after, before), panels)
-    length_s = SLOW_STEPS * max(before.step_ms or 0.0, after.step_ms or 0.0) / 1e3
-    length_s = min(length_s, _measured_s(before), _measured_s(after))
-    for axes, run, name in ((earlier, before, "before"), (later, after, "this run")):
-        _draw_stretch(axes, run, length_s)
-        rate = f"{run.throughput:,.0f} samples/s"
-        axes.set_title(f"{name}: {device_of(run)} busy {run.busy_text}, {rate}", loc="left")
+    figure, (earlier, later, steps) = page(run_header(after, before), PANELS_IN)
+    longest_ms = max(before.step_ms or 0.0, after.step_ms or 0.0)
+    length_s = min(SLOW_STEPS * longest_ms / 1e3, _measured_s(before), _measured_s(after))
+    _draw_stretch(earlier, "before", before, length_s)
+    _draw_stretch(later, "this run", after, length_s)
     earlier.set_xticklabels([])
     later.set_xlabel(f"ms, {ms(length_s * 1e3)} ms from the middle of each run (true intervals)")
     draw_mean_steps(steps, after, before)
@@ -47,24 +41,16 @@ def _measured_s(run: Run) -> float:
     return float(ends[-1] - ends[0])
 
 
-def _draw_stretch(axes: Axes, run: Run, length_s: float) -> None:
+def _draw_stretch(axes: Axes, name: str, run: Run, length_s: float) -> None:
     """Draw two lanes of true intervals: waiting for data, and the device computing."""
     first = max(run.warmup, 1)
     near = run.stamps[max(0, first - AHEAD) :]
     middle = float(run.stamps[first - 1 :, 5].mean())
-    start = middle - length_s / 2
-    lanes = ((0, "waits for data", WAIT), (4, "busy", COMPUTE))
-    bottom = 0.0
-    ticks = []
-    for column, name, colour in lanes:
-        height = LANE_HEIGHTS[name]
-        intervals = near[:, column : column + 2] - start
-        seen = intervals[(intervals[:, 1] > 0) & (intervals[:, 0] < length_s)]
-        clipped_ms = 1e3 * np.clip(seen, 0, length_s)
-        spans = [(left, right - left) for left, right in clipped_ms]
-        axes.broken_barh(spans, (bottom, height), color=colour, linewidth=0.4)
-        ticks.append(bottom + height / 2)
-        bottom += height + LANE_GAP
-    axes.set_yticks(ticks, [name for _, name, _ in lanes])
-    axes.tick_params(axis="y", length=0)
-    axes.set(xlim=(0, 1e3 * length_s), ylim=(-0.15, bottom))
+    near_ms = 1e3 * (near - (middle - length_s / 2))
+    lanes = [
+        Lane("waits for data", [(WAIT, near_ms[:, 0:2])], 0.6),
+        Lane("busy", [(COMPUTE, near_ms[:, 4:6])], 1.6),
+    ]
+    draw_lanes(axes, lanes, 0, 1e3 * length_s, EDGE_PT)
+    rate = f"{run.throughput:,.0f} samples/s"
+    axes.set_title(f"{name}: {device_of(run)} busy {run.busy_text}, {rate}", loc="left")

@@ -1,4 +1,4 @@
-"""What most figures are made of: bars, lines and stacked bars, each on an axes of a `page`."""
+"""What most figures are made of: bars, stacked bars and lanes, each on an axes of a `page`."""
 
 from __future__ import annotations
 
@@ -7,22 +7,31 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from labkit.view import style
-from labkit.view.style import BEFORE, CHARACTER_IN, INSIDE, LINES, RC, WIDTH_IN, drawable
+from labkit.view.style import (
+    BEFORE,
+    CHARACTER_IN,
+    INSIDE,
+    LINES,
+    TEXT_SIZE,
+    WIDTH_IN,
+    drawable,
+    legend_above,
+)
 
 ROW_IN = 0.34  # a row of bars
 THIN_IN = 0.25  # one of more than `MANY`
 MANY = 10
 BAR_HEIGHT = 0.62  # of a row
-NAME = 48  # characters of a row's name, at most
+NAME_LENGTH = 48  # characters of a row's name, at most
+TEXT_LENGTH = 105  # of what stands behind a bar
 GAP_PT = 5  # between a bar and its text
+LANE_GAP = 0.3  # between two lanes, of a lane's usual height
 LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue; white ink is a hole on a dark page
+DARK = 0.3
 
 
 @dataclass
@@ -35,6 +44,24 @@ class Bar:
     colour: str = LINES[0]
     before: float | None = None  # the same row of an earlier run
     ink: str = "black"  # of the text
+
+
+@dataclass
+class StackedBar:
+    """A row of `stack`: {part: value} one behind the other, with `text` behind them."""
+
+    name: str
+    values: Mapping[str, float]
+    text: str = ""
+
+
+@dataclass
+class Lane:
+    """A row of `draw_lanes`: when something was active."""
+
+    name: str
+    spans: Sequence[tuple[str, np.ndarray]]  # colour, (n, 2) starts and ends
+    height: float = 1.0
 
 
 def rows_in(count: int) -> float:
@@ -52,124 +79,93 @@ def hbars(axes: Axes, bars: Sequence[Bar], xlabel: str = "") -> None:
             axes.plot([bar.before] * 2, [row - 0.4, row + 0.4], color=BEFORE, linewidth=2)
         end = max(value, bar.before or 0.0)
         ends.append((end, bar.text))
-        beside(axes, end, row, bar.text, bar.ink)
+        write_beside(axes, end, row, bar.text, bar.ink)
     name_rows(axes, [bar.name for bar in bars])
     fit(axes, ends)
     axes.set_xlabel(xlabel)
     if not xlabel:
-        axes.set_xticks([])
-        axes.spines["bottom"].set_visible(False)
+        hide_xaxis(axes)
 
 
 def stack(
     axes: Axes,
-    rows: Sequence[tuple[str, Mapping[str, float], str]],
+    bars: Sequence[StackedBar],
     parts: Mapping[str, tuple[str, str]],
     xlabel: str = "",
     inside: Callable[[float], str] | None = None,
+    legend: bool = True,
 ) -> None:
-    """Draw a bar of parts per row: (name, {part: value}, the text behind it), from top to bottom.
+    """Draw a bar of parts per row, from top to bottom.
 
     `parts` are {part: (name in the legend, colour)}, from left to right. `inside` writes a part's
     value into it.
     """
     ends = []
-    for row, (_, values, text) in enumerate(rows):
+    for row, bar in enumerate(bars):
         left = 0.0
         for part, (_, colour) in parts.items():
-            width = values.get(part) or 0.0
+            width = bar.values.get(part) or 0.0
             axes.barh(row, width, BAR_HEIGHT, left=left, color=colour, linewidth=0)
             if inside is not None:
-                ink = "white" if np.dot(to_rgb(colour), LUMINANCE) < 0.3 else INSIDE
+                ink = "white" if np.dot(to_rgb(colour), LUMINANCE) < DARK else INSIDE
                 middle = left + width / 2
                 axes.text(middle, row, inside(width), color=ink, ha="center", va="center")
             left += width
-        ends.append((left, text))
-        beside(axes, left, row, text)
-    name_rows(axes, [name for name, _, _ in rows])
+        ends.append((left, bar.text))
+        write_beside(axes, left, row, bar.text)
+    name_rows(axes, [bar.name for bar in bars])
     fit(axes, ends)
     axes.set_xlabel(xlabel)
-    style.legend_above(axes, [Patch(color=colour, label=name) for name, colour in parts.values()])
+    if legend:
+        legend_above(axes, patches(parts.values()))
 
 
-@dataclass
-class Series:
-    """A line of `lines`; NaN is a gap."""
-
-    name: str  # "" has no entry in the legend
-    x: Sequence[float]
-    y: np.ndarray
-    colour: str
-    dash: str  # "" connects no points
-    marker: str
+def patches(named: Iterable[tuple[str, str]]) -> list[Patch]:
+    """Return what a legend shows of some (name, colour)."""
+    return [Patch(color=colour, label=name) for name, colour in named]
 
 
-def lines(
-    axes: Axes,
-    series: Sequence[Series],
-    ylabel: str,
-    log: str = "",
-    say: Callable[[float], str] | None = None,
+def draw_lanes(
+    axes: Axes, lanes: Sequence[Lane], start: float, end: float, edge: float = 0.0
 ) -> None:
-    """Draw several series against an x, with a legend above the axes where they have names.
+    """Draw what of each lane lies between `start` and `end`, from bottom to top.
 
-    `log` names the logarithmic axes ("", "x", "y", "xy"); `say` writes over the points.
+    An `edge` (points) around each interval shows those too short to be seen.
     """
-    for line in series:
-        axes.plot(
-            line.x,
-            line.y,
-            label=drawable(line.name) or None,
-            color=line.colour,
-            linestyle=line.dash or "none",
-            marker=line.marker,
-            markersize=5,
-            zorder=2,
-        )
-        if say is not None:
-            _say_values(axes, line, say)
-    if "x" in log:
-        axes.set_xscale("log")
-    if "y" in log:
-        axes.set_yscale("log")
-        log_ticks(axes.yaxis)
-        low, high = axes.get_ylim()
-        if say is not None:
-            axes.set_ylim(low / 1.2, high * 1.4)
-    else:
-        highest = np.nanmax([0.0, *(value for line in series for value in line.y)])
-        axes.set_ylim(0, (1.15 if say else 1.05) * highest or 1)
-    axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.set_ylabel(ylabel)
-    handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        style.legend_above(axes, handles, style.legend_columns(labels))
-
-
-def _say_values(axes: Axes, line: Series, say: Callable[[float], str]) -> None:
-    paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8}
-    for x, y in zip(line.x, line.y, strict=True):
-        if not np.isnan(y):
-            axes.annotate(
-                say(y), (x, y), (0, 6), textcoords="offset points", ha="center", bbox=paper
-            )
+    foot = 0.0
+    middles = []
+    for lane in lanes:
+        for colour, spans in lane.spans:
+            seen = spans[(spans[:, 1] > start) & (spans[:, 0] < end)]
+            clipped = [(left, right - left) for left, right in np.clip(seen, start, end)]
+            axes.broken_barh(clipped, (foot, lane.height), color=colour, linewidth=edge)
+        middles.append(foot + lane.height / 2)
+        foot += lane.height + LANE_GAP
+    axes.set_yticks(middles, [lane.name for lane in lanes])
+    axes.tick_params(axis="y", length=0)
+    axes.set(xlim=(start, end), ylim=(-LANE_GAP / 2, foot - LANE_GAP / 2))
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
     """Name the rows 0, 1, 2 ... of an axes, from top to bottom."""
-    shown = ["\n".join(drawable(line, NAME) for line in name.split("\n")) for name in names]
+    shown = ["\n".join(drawable(line, NAME_LENGTH) for line in name.split("\n")) for name in names]
     axes.set_yticks(range(len(names)), shown, parse_math=False)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
 
 
-def beside(axes: Axes, x: float, y: float, text: str, colour: str = "black") -> None:
-    """Write `text` to the right of (x, y)."""
+def hide_xaxis(axes: Axes) -> None:
+    """Draw no axis below bars that carry their numbers."""
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)
+
+
+def write_beside(axes: Axes, end: float, row: float, text: str, colour: str = "black") -> None:
+    """Write `text` behind the end of a row's bar."""
     halo = withStroke(linewidth=3, foreground=axes.get_facecolor())  # over lines that cross it
     axes.annotate(
-        drawable(text, 105),
-        (x, y),
+        drawable(text, TEXT_LENGTH),
+        (end, row),
         (GAP_PT, 0),
         textcoords="offset points",
         va="center",
@@ -181,18 +177,10 @@ def beside(axes: Axes, x: float, y: float, text: str, colour: str = "black") -> 
 
 
 def fit(axes: Axes, ends: Iterable[tuple[float, str]]) -> None:
-    """Set the x axis, from 0, so that each text has room behind the x where it begins."""
+    """Set the x axis, from 0, so that each text has room behind the end where it begins."""
     wide = axes.get_position().width * WIDTH_IN
     most = 0.0
-    for x, text in ends:
-        needed = len(text) * CHARACTER_IN * RC["font.size"] + GAP_PT / 72
-        most = max(most, x * wide / (wide - min(needed, 0.75 * wide)))
+    for end, text in ends:
+        needed = len(text) * CHARACTER_IN * TEXT_SIZE + GAP_PT / 72
+        most = max(most, end * wide / (wide - min(needed, 0.75 * wide)))
     axes.set_xlim(0, 1.02 * most or 1)
-
-
-def log_ticks(axis: Axis) -> None:
-    """Mark a logarithmic axis at powers of ten, a short one at 2 and 5 of them: plain numbers."""
-    low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e4 * low else (1,)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    axis.set_minor_locator(NullLocator())

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TypeGuard
 
 import numpy as np
+import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
-from matplotlib.ticker import NullLocator, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
 from labkit.results.ranks import RankRun, Ranks
-from labkit.results.run import Run
 from labkit.results.sweep import Sweep
-from labkit.view import style
 from labkit.view.display import RANKS_PX
-from labkit.view.primitives import Series, lines, name_rows, rows_in, stack
+from labkit.view.primitives import Lane, StackedBar, draw_lanes, patches, rows_in, stack
+from labkit.view.rows_figure import bars_in, draw_legend, draw_series, is_lines, legend_in
 from labkit.view.run_figure import share_text
-from labkit.view.run_header import LOUD, delays_of, device_of, doubts, said, several_header
-from labkit.view.style import ALARM, COMPUTE, LINES, OTHER, WAIT, drawable, our_style, page
+from labkit.view.run_header import delays_of, device_of, doubts, said, several_header
+from labkit.view.series import Series, SeriesMaker
+from labkit.view.style import (
+    COMPUTE,
+    LOUD,
+    OTHER,
+    WAIT,
+    legend_above,
+    our_style,
+    page,
+    room_in,
+)
 
-MARKERS = "osD^vPX"
+RATE = "samples_per_s"
 SPAN = 20  # times as large as the smallest value is the largest: from there on, logarithmic
-VALUES_SHOWN = 10  # points of one line that still have room for their numbers
+MOST_SHOWN = 10  # points of one line that still have room for their numbers
 TEETH = 6  # steps in the window
 EXCHANGE = "#0072B2"
 OTHERS = "#56B4E9"
@@ -41,39 +51,90 @@ def draw_sweep(sweep: Sweep) -> Figure:
     """Draw throughput and utilization against the sweep's first knob, a line per other combination.
 
     Numbers stand to scale, those of several orders of magnitude to a logarithmic one, as does the
-    throughput then; anything else is a category, and no line connects them. Bars through the
-    throughput are the run's own unevenness (`Run.spread`). A run without numbers is a gap, marked.
+    throughput then; names have bars. The bars through the throughput are the run's own unevenness
+    (`Run.spread`). A run without numbers is a gap, and the header says why.
     """
     knob, *others = sweep.knobs
-    values = sweep.knobs[knob]
-    found: dict[str, list[Run | None]] = {}  # a line's runs at each value, by its name
-    for setting, run in itertools.zip_longest(sweep.settings, sweep.runs):
-        line = found.setdefault(said({n: setting[n] for n in others}), [None] * len(values))
-        line[values.index(setting[knob])] = run
-    fixed = {n: v for n, v in sweep.pipeline.changed().items() if n not in sweep.knobs}
-    texts = [_left_out(sweep), delays_of(sweep.runs, sweep.knobs), said(fixed)]
-    legend_rows = -(-len(found) // style.legend_columns(list(found))) if others else 0
-    panels = [(0.14 + style.LEGEND_ROW_IN * legend_rows, 1.8), (0.22, 1.3)]
-    figure, (rates, busy) = page(several_header(_message(sweep), texts, sweep.runs), panels)
-    numbers = all(type(value) in (int, float) for value in values)
-    places = values if numbers else range(len(values))
-    low, high = min(places), max(places)
-    log = "x" if numbers and low > 0 and high > SPAN * low else ""
-    margin = 0.06 * (high - low) if numbers else 0.5
-    _draw(rates, found, places, "throughput", "samples/s", "{:,.0f}".format, log and "xy")
     device = device_of(sweep.runs[0]) if sweep.runs else "device"
     bound = ", at most" if any(run.utilization_is_upper_bound for run in sweep.runs) else ""
-    _draw(busy, found, places, "utilization", f"{device} busy{bound}", "{:.0%}".format, log)
-    busy.set_ylim(0, 1.22 if len(found) == 1 else 1.05)
-    busy.set_yticks([0, 0.25, 0.5, 0.75, 1])
-    busy.yaxis.set_major_formatter(PercentFormatter(1))
-    for axes in (rates, busy):
-        axes.set_xlim((low / 1.5, high * 1.5) if log else (low - margin, high + margin))
-        axes.set_xticks(places, [drawable(str(value), 16) for value in values])
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.tick_params(labelbottom=axes is busy)
-    busy.set_xlabel(knob)
+    busy = f"{device} busy{bound}, %"
+    rows = rows_of(sweep, busy)
+    by = "setting" if others else None
+    rates = SeriesMaker(knob, RATE, by).own(rows)
+    shares = SeriesMaker(knob, busy, by).own(rows)
+    fixed = {name: v for name, v in sweep.pipeline.changed().items() if name not in sweep.knobs}
+    texts = [_left_out(sweep), delays_of(sweep.runs, sweep.knobs), said(fixed)]
+    panels = [(0.14, 1.8), (0.22, 1.3)]
+    if not is_lines(rates):
+        panels = [(0.14, bars_in(rates)), (0.55, bars_in(rates))]
+    panels[0] = (panels[0][0] + legend_in(rates), panels[0][1])
+    figure, (above, below) = page(several_header(_message(sweep), texts, sweep.runs), panels)
+    log = _logarithmic(sweep.knobs[knob])
+    draw_series(above, rates, knob, RATE, log and "xy")
+    draw_series(below, shares, knob, busy, log)
+    draw_legend(above, rates)
+    if is_lines(rates):
+        below.set_ylim(0, 105)
+        below.set_yticks([0, 25, 50, 75, 100])
+        below.set_xlabel(knob)
+        above.set_xlabel("")
+        above.tick_params(labelbottom=False)
+        _write_values(above, rates)
+        _write_values(below, shares)
     return figure
+
+
+def rows_of(sweep: Sweep, busy: str) -> pandas.DataFrame:
+    """Return a row for each combination of a sweep's knobs, without numbers where none ran."""
+    first, *others = sweep.knobs
+    rows = []
+    for setting, run in itertools.zip_longest(sweep.settings, sweep.runs):
+        rate = run.throughput if run else None
+        share = run.utilization if run else None
+        row = {
+            first: setting[first],
+            "setting": said({name: setting[name] for name in others}),
+            RATE: rate,
+            f"iqr_{RATE}": rate * (run.spread or 0.0) if run and rate else None,
+            busy: 100 * share if share is not None else None,
+            "noisy": run is not None and run.noisy,
+        }
+        rows.append(row)
+    frame = pandas.DataFrame(rows)
+    if not all(map(is_number, sweep.knobs[first])):
+        frame[first] = [str(value) for value in frame[first]]  # one None makes all of them names
+    return frame
+
+
+def _logarithmic(values: Sequence[object]) -> str:
+    """Return "x" where the values are numbers of several orders of magnitude, else ""."""
+    numbers = [float(value) for value in values if is_number(value)]
+    if len(numbers) < len(values) or min(numbers) <= 0:
+        return ""
+    return "x" if max(numbers) > SPAN * min(numbers) else ""
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return whether it stands to scale; True and False do not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _write_values(axes: Axes, series: Sequence[Series]) -> None:
+    """Write the numbers over the points of a single line."""
+    if len(series) > 1 or len(series[0].values) > MOST_SHOWN:
+        return
+    axes.set_ylim(top=1.17 * axes.get_ylim()[1])
+    paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8}
+    for place, value in zip(np.asarray(series[0].places), series[0].values, strict=True):
+        if not np.isnan(value):
+            axes.annotate(
+                f"{value:,.0f}",
+                (place, value),
+                (0, 6),
+                textcoords="offset points",
+                ha="center",
+                bbox=paper,
+            )
 
 
 def _message(sweep: Sweep) -> str:
@@ -87,49 +148,13 @@ def _message(sweep: Sweep) -> str:
     return f"{said(setting)}: {gain:.1f}x the throughput of the slowest setting"
 
 
-def _draw(
-    axes: Axes,
-    found: dict[str, list[Run | None]],
-    places: Sequence[float],
-    name: str,
-    ylabel: str,
-    say: Callable[[float], str],
-    log: str,
-) -> None:
-    """Draw one number of the runs, with the spread of the throughput, and crosses for gaps."""
-    series = []
-    reach = []  # how high the bars of spread go
-    for index, (label, line) in enumerate(found.items()):
-        values = np.array([getattr(run, name) if run else None for run in line], float)
-        colour = LINES[index % len(LINES)]
-        dash = "-" if index < len(LINES) else "--"
-        if isinstance(places, range):
-            dash = ""  # nothing lies between two categories
-        marker = MARKERS[index % len(MARKERS)]
-        named = label if name == "throughput" else ""
-        series.append(Series(named, places, values, colour, dash, marker))
-        if name == "throughput":  # half the IQR to either side
-            half = np.nan_to_num(values) * [(run.spread or 0) / 2 if run else 0 for run in line]
-            axes.errorbar(places, values, half, fmt="none", ecolor=colour, capsize=3)
-            reach += [*(np.nan_to_num(values) + half)]
-        lost = zip(places, line, values, strict=True)
-        gaps = [x for x, run, value in lost if run is not None and np.isnan(value)]
-        if gaps:
-            place = axes.get_xaxis_transform()
-            axes.plot(gaps, [0.03] * len(gaps), "x", color=ALARM, markersize=7, transform=place)
-    few = len(found) == 1 and len(places) <= VALUES_SHOWN
-    lines(axes, series, ylabel, log, say if few else None)
-    if reach and "y" not in log:
-        axes.set_ylim(0, max(axes.get_ylim()[1], 1.05 * max(reach)))
-
-
 def _left_out(sweep: Sweep) -> str:
-    """Say how many runs are missing, and why the first one has no numbers (the crosses)."""
+    """Say how many runs are missing, and why the first one has no numbers."""
     missing = len(sweep.settings) - len(sweep.runs)
     notes = [f"{missing} not run"] if missing else []
     for setting, run in zip(sweep.settings, sweep.runs, strict=False):
         if run.throughput is None:
-            return "; ".join([*notes, f"× no numbers: {said(setting)}: {run.error or run.outcome}"])
+            return "; ".join([*notes, f"no numbers: {said(setting)}: {run.error or run.outcome}"])
     return "; ".join(notes)
 
 
@@ -138,7 +163,8 @@ def draw_ranks(ranks: Ranks) -> Figure:
     """Draw `ranks`; a run too short for numbers gets a figure that says so."""
     times = ranks.times
     count = f"{ranks.world_size} rank{'s' * (ranks.world_size > 1)}"
-    knobs = said(ranks.asked.changed() | ({"no_sync": True} if ranks.no_sync else {}))[:240]
+    no_sync = {"no_sync": True} if ranks.no_sync else {}
+    knobs = said(ranks.asked.changed() | no_sync)[:240]
     if times is None:
         why = ranks.error or f"{ranks.outcome} after {ranks.steps} steps: too few to measure"
         lines = several_header(f"{count}, no numbers", [knobs], [ranks])
@@ -146,17 +172,15 @@ def draw_ranks(ranks: Ranks) -> Figure:
     title = f"{count}: {ranks.throughput:,.0f} samples/s together, {ranks.diagnose().headline}"
     header = [*several_header(title, [_delays(ranks), knobs], [ranks]), *doubts(ranks)]
     spaces = (0.32, 0.62)
-    tall = max(rows_in(len(times.ranks)), (style.room_in(RANKS_PX, header) - sum(spaces)) / 2)
+    tall = max(rows_in(len(times.ranks)), (room_in(RANKS_PX, header) - sum(spaces)) / 2)
     figure, (lanes, shares) = page(header, [(space, tall) for space in spaces])
     _draw_lanes(lanes, [rank for rank in ranks if rank.steps])
-    parts = {part: np.asarray(getattr(times, part)) for part in PARTS}
-    rows = [
-        (f"rank {rank}", {part: each[row] for part, each in parts.items()}, "")
-        for row, rank in enumerate(times.ranks)
-    ]
-    stack(shares, rows, PARTS, "share of wall time, warm-up left out", inside=share_text)
-    if legend := shares.get_legend():  # the lanes have it
-        legend.remove()
+    bars = []
+    for row, rank in enumerate(times.ranks):
+        values = {part: getattr(times, part)[row] for part in PARTS}
+        bars.append(StackedBar(f"rank {rank}", values))
+    what = "share of wall time, warm-up left out"
+    stack(shares, bars, PARTS, what, inside=share_text, legend=False)  # the lanes have it
     shares.set_xlim(0, 1)
     shares.xaxis.set_major_formatter(PercentFormatter(1))
     return figure
@@ -176,27 +200,38 @@ def _draw_lanes(axes: Axes, runs: list[RankRun]) -> None:
     first = max(run.warmup for run in runs)
     start = min(max(first, count // 2 - TEETH // 2), max(0, count - TEETH))
     stop = min(start + TEETH, count)
-    zero = min(run.host_ns[start, 0] for run in runs)
-    exchange = np.stack([run.exchange_ns[start:stop] for run in runs])  # (ranks, steps, 2)
-    complete = exchange[:, :, 0].max(axis=0)  # when the last rank had its gradients; NaN: never
-    for row, run in enumerate(runs):
-        spans: dict[str, list] = {WAIT: [], COMPUTE: [], OTHERS: [], EXCHANGE: []}
-        steps = run.steps_since(start, stop)
-        for step, last, (own, averaged) in zip(steps, complete, exchange[row], strict=True):
-            asked, ready, copied, done = step["t"]
-            begin, end = step.get("busy", (copied, done))
-            spans[WAIT].append((asked, min(ready, begin)))
-            if np.isnan(last):
-                spans[COMPUTE].append((begin, end))
-                continue
-            last = min(last, averaged)
-            spans[COMPUTE] += [(begin, own), (averaged, end)]
-            spans[OTHERS].append((own, last))
-            spans[EXCHANGE].append((last, averaged))
-        for colour, drawn in spans.items():
-            shifted = [((a - zero) / 1e6, (b - a) / 1e6) for a, b in drawn if b > a]
-            axes.broken_barh(shifted, (row - 0.4, 0.8), facecolors=colour, linewidth=0)
-    name_rows(axes, [f"rank {run.rank}" for run in runs])
-    axes.set_xlim(left=0)
+    zero_ns = min(run.host_ns[start, 0] for run in runs)
+    exchange_ns = np.stack([run.exchange_ns[start:stop] for run in runs])  # (ranks, steps, 2)
+    complete_ns = exchange_ns[:, :, 0].max(axis=0)  # when the last rank had its gradients, or NaN
+    lanes = []
+    end_ms = 0.0
+    for run, own_ns in zip(runs, exchange_ns, strict=True):
+        spans = []
+        for colour, spans_ns in _rank_spans(run, start, stop, own_ns, complete_ns).items():
+            spans_ms = (np.array(spans_ns, float).reshape(-1, 2) - zero_ns) / 1e6
+            spans.append((colour, spans_ms))
+            end_ms = max(end_ms, *spans_ms[:, 1], 0.0)
+        lanes.append(Lane(f"rank {run.rank}", spans))
+    draw_lanes(axes, lanes[::-1], 0, end_ms)
     axes.set_xlabel("ms, on one clock; steps in the middle of the run", labelpad=1)
-    style.legend_above(axes, [Patch(color=colour, label=name) for name, colour in PARTS.values()])
+    legend_above(axes, patches(PARTS.values()))
+
+
+def _rank_spans(
+    run: RankRun, start: int, stop: int, exchange_ns: np.ndarray, complete_ns: np.ndarray
+) -> dict[str, list[tuple[float, float]]]:
+    """Return what one rank did in some steps: {colour: starts and ends, ns}."""
+    spans: dict[str, list[tuple[float, float]]] = {WAIT: [], COMPUTE: [], OTHERS: [], EXCHANGE: []}
+    steps = run.steps_since(start, stop)
+    for step, complete, (own, averaged) in zip(steps, complete_ns, exchange_ns, strict=True):
+        asked, ready, copied, done = step["t"]
+        begin, end = step.get("busy", (copied, done))
+        spans[WAIT].append((asked, max(asked, min(ready, begin))))
+        if np.isnan(complete):
+            spans[COMPUTE].append((begin, end))
+            continue
+        last = min(complete, averaged)
+        spans[COMPUTE] += [(begin, own), (averaged, end)]
+        spans[OTHERS].append((own, last))
+        spans[EXCHANGE].append((last, averaged))
+    return spans

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import textwrap
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import matplotlib.style
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
@@ -29,21 +31,51 @@ LINES = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#E69F00", "#56B4E9", "#000
 
 # In a notebook: a grey of 4.9 to 1 against white and 3.8 to 1 against JupyterLab's dark page, and
 # the least difference between red, green and blue that makes a colour
-INK, NEUTRAL = 0.44, 0.05
+INK = 0.44
+NEUTRAL = 0.05
 INSIDE = "#201800"  # of text in a light bar: dark on every page, so not neutral
 
-WIDTH_IN, DPI = 9.0, 100  # 900 pixels: the width of a notebook's cell
-LEFT_IN, RIGHT_IN, TOP_IN, BOTTOM_IN = 1.25, 0.90, 0.12, 0.48
-LINE_IN, LEGEND_ROW_IN = 0.19, 0.17
-CHARACTER_IN = 0.0077  # at most, on average, per point of font size; a bold one is a sixth wider
+WIDTH_IN = 9.0
+DPI = 100  # 900 pixels: the width of a notebook's cell
+LEFT_IN = 1.25
+RIGHT_IN = 0.90
+TOP_IN = 0.12
+BOTTOM_IN = 0.48
+LINE_IN = 0.19
+LEGEND_ROW_IN = 0.17
+CHARACTER_IN = 0.0077  # at most, on average, per point of font size
+BOLD_IS_WIDER = 1.17
+TEXT_SIZE = 8.5
+LEGEND_SIZE = 8
 
 RC = {
-    "font.size": 8.5, "axes.titlesize": 9, "axes.labelsize": 8.5, "legend.fontsize": 8,
-    "xtick.labelsize": 8, "ytick.labelsize": 8, "axes.spines.top": False,
+    "font.size": TEXT_SIZE,
+    "axes.titlesize": 9,
+    "axes.labelsize": TEXT_SIZE,
+    "legend.fontsize": LEGEND_SIZE,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "axes.spines.top": False,
     "axes.spines.right": False,
-}  # fmt: skip
+}
 # Decorates a drawing function: the kit's look, whatever style the reader has set
 our_style = matplotlib.style.context(["default", RC])
+
+
+@dataclass(frozen=True)
+class Font:
+    """How a line of text looks."""
+
+    size: float = TEXT_SIZE
+    colour: str = "black"
+    bold: bool = False
+
+
+PLAIN = Font()
+BOLD = Font(size=10, bold=True)
+GREY = Font(size=8, colour=BEFORE)
+LOUD = Font(colour=ALARM, bold=True)
+TextLine = tuple[str, Font]
 
 
 class Picture(Figure):
@@ -55,12 +87,13 @@ class Picture(Figure):
 
 def png_of(figure: Figure, sharpness: float = 1.0, least_px: int = 0) -> bytes:
     """Return a figure as PNG in 128 colours, at least `least_px` high before sharpening."""
-    drawn, packed = io.BytesIO(), io.BytesIO()
+    drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=sharpness * figure.dpi, metadata={"Software": None})
     with Image.open(drawn) as image:
         clear = on_any_paper(np.asarray(image.convert("RGB")))
     height = max(len(clear), round(sharpness * least_px))
     whole = Image.fromarray(clear).crop((0, 0, clear.shape[1], height))
+    packed = io.BytesIO()
     whole.quantize(128, Image.Quantize.FASTOCTREE).save(packed, format="png", optimize=True)
     return packed.getvalue()
 
@@ -71,7 +104,8 @@ def on_any_paper(pixels: np.ndarray) -> np.ndarray:
     White becomes clear, a pale colour thin; black and dark grey become `INK`.
     """
     shown = pixels / 255.0
-    low, high = shown.min(axis=-1), shown.max(axis=-1)
+    low = shown.min(axis=-1)
+    high = shown.max(axis=-1)
     alpha = np.minimum(1.0, (1.0 - low) / (1.0 - INK))[..., None]
     colour = (shown - 1.0 + alpha) / np.maximum(alpha, 1e-6)  # so that white paper changes nothing
     colour[high - low < NEUTRAL] = INK
@@ -79,59 +113,74 @@ def on_any_paper(pixels: np.ndarray) -> np.ndarray:
 
 
 def page(
-    lines: list[tuple[str, dict[str, Any]]],
-    panels: list[tuple[float, float]],
+    lines: Sequence[TextLine],
+    panels: Sequence[tuple[float, float]],
     left_in: float = LEFT_IN,
     bottom_in: float = BOTTOM_IN,
 ) -> tuple[Picture, list[Axes]]:
     """Return a Picture with a header, and its axes from top to bottom; sizes are in inches.
 
-    `lines` are text, which is wrapped, and its font; `panels` per axes the space above, the height.
+    Each of the `lines` is wrapped; `panels` are (the space above, the height) of each axes.
     """
     rows = wrapped(lines)
     below = bottom_in if panels else TOP_IN
     height = TOP_IN + LINE_IN * len(rows) + sum(map(sum, panels)) + below
     figure = Picture(figsize=(WIDTH_IN, height), dpi=DPI, facecolor="white")
-    y = height - TOP_IN
-    for row, font in rows:
-        style = {"fontsize": 8.5, "va": "top", "parse_math": False, **font}
-        figure.text(0.12 / WIDTH_IN, y / height, row, **style)
-        y -= LINE_IN
-    axes, width = [], (WIDTH_IN - left_in - RIGHT_IN) / WIDTH_IN
+    top = height - TOP_IN
+    for text, font in rows:
+        figure.text(
+            0.12 / WIDTH_IN,
+            top / height,
+            text,
+            fontsize=font.size,
+            color=font.colour,
+            fontweight="bold" if font.bold else "normal",
+            va="top",
+            parse_math=False,
+        )
+        top -= LINE_IN
+    axes = []
+    width = (WIDTH_IN - left_in - RIGHT_IN) / WIDTH_IN
     for space, tall in panels:
-        y -= space + tall
-        axes.append(figure.add_axes((left_in / WIDTH_IN, y / height, width, tall / height)))
+        top -= space + tall
+        axes.append(figure.add_axes((left_in / WIDTH_IN, top / height, width, tall / height)))
     return figure, axes
 
 
-def wrapped(lines: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
+def wrapped(lines: Sequence[TextLine]) -> list[TextLine]:
     """Return the lines of a header as the rows that they take, each with its font."""
     rows = []
     for text, font in lines:
-        wide = CHARACTER_IN * font.get("fontsize", 8.5) * (1.17 if "fontweight" in font else 1)
+        wide = CHARACTER_IN * font.size * (BOLD_IS_WIDER if font.bold else 1)
         shown = textwrap.wrap(drawable(" ".join(text.split())), int((WIDTH_IN - 0.24) / wide))
         rows += [(row, font) for row in shown]
     return rows
 
 
-def room_in(height_px: float, lines: list[tuple[str, dict[str, Any]]]) -> float:
+def room_in(height_px: float, lines: Sequence[TextLine]) -> float:
     """Return the inches that a header leaves to the axes of a page of this height."""
     return height_px / DPI - TOP_IN - LINE_IN * len(wrapped(lines)) - BOTTOM_IN
 
 
-def legend_columns(labels: list[str]) -> int:
+def legend_columns(labels: Sequence[str]) -> int:
     """Return how many of the labels have room in one row over the axes."""
-    widest = max(map(len, labels), default=0) * CHARACTER_IN * RC["legend.fontsize"] + 0.45
+    widest = max(map(len, labels), default=0) * CHARACTER_IN * LEGEND_SIZE + 0.45
     return max(1, min(len(labels), int((WIDTH_IN - LEFT_IN - RIGHT_IN) / widest)))
 
 
-def legend_above(axes: Axes, handles: list[Any], columns: int | None = None) -> None:
+def legend_above(axes: Axes, handles: Sequence[Artist], columns: int | None = None) -> None:
     """Put a legend over the axes, where it can hide nothing; in one row, or in `columns`."""
     drawn = axes.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False,
-        ncols=columns or max(1, len(handles)), borderaxespad=0.2, handlelength=1.5,
-        columnspacing=1.4, labelspacing=0.3,
-    )  # fmt: skip
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        frameon=False,
+        ncols=columns or max(1, len(handles)),
+        borderaxespad=0.2,
+        handlelength=1.5,
+        columnspacing=1.4,
+        labelspacing=0.3,
+    )
     for text in drawn.get_texts():
         text.set_parse_math(False)  # a "$" in a name is no formula
 
@@ -139,7 +188,10 @@ def legend_above(axes: Axes, handles: list[Any], columns: int | None = None) -> 
 def drawable(text: str, length: int = 600) -> str:
     """Make foreign text fit to draw: what the font can show, on one line, of bounded length."""
     font = get_font(findfont("DejaVu Sans"))
-    shown = "".join(c if c.isprintable() and font.get_char_index(ord(c)) else "?" for c in text)
+    shown = ""
+    for character in text:
+        has_glyph = character.isprintable() and font.get_char_index(ord(character))
+        shown += character if has_glyph else "?"
     return shown if len(shown) <= length else shown[: length - 1] + "…"
 
 
@@ -150,4 +202,6 @@ def percent(share: float | None) -> str:
 
 def ms(value: float) -> str:
     """Write a time given in ms with three digits or so, without its unit."""
-    return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}" if value >= 0.95 else f"{value:.2f}"
+    if value >= 99.5:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 0.95 else f"{value:.2f}"
