@@ -213,9 +213,7 @@ def test_what_is_planted_is_what_is_named(cards, monkeypatch):
         assert found.bottleneck == case.fault.expected, name
 
 
-@pytest.mark.parametrize(
-    ("model", "card"), [("cnn", "T4"), ("mlp", "T4"), ("transformer", "H200")]
-)
+@pytest.mark.parametrize(("model", "card"), [("cnn", "T4"), ("mlp", "T4"), ("transformer", "H200")])
 def test_a_default_step_takes_about_ten_milliseconds_and_is_no_matter_of_launches(
     model, card, cards, tmp_path, monkeypatch
 ):
