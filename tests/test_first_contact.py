@@ -151,3 +151,19 @@ def test_without_a_simulated_delay_a_gpu_waits_for_the_default_longer_than_it_co
     on_a_faster_core_ms = knobs["batch_size"] * image_ms / 1.5
     assert knobs["io_ms"] == 0
     assert on_a_faster_core_ms - model_size.STEP_MS > model_size.STEP_MS  # as notebook 00 checks
+
+
+@pytest.mark.parametrize(
+    ("device", "l2_mib", "claims"),
+    [("cuda:0", 6, False), ("cuda:0", 40, True), ("cpu", 0, True), ("mps", 0, False)],
+)
+def test_notebook_01_claims_a_faster_cache_only_where_a_launch_does_not_hide_it(
+    device, l2_mib, claims
+):
+    rows = pd.DataFrame({"way": "in_place", "kib": [8, 2048, 2**19], "gib_s": [1.0, 790.0, 750.0]})
+    kit = MagicMock()
+    kit.measure.return_value.rows = rows  # a V100's: 6 us a launch
+    properties = SimpleNamespace(L2_cache_size=l2_mib * 2**20)
+    names = {"lk": kit, "device": device, "gpu": device != "cpu" and device != "mps"}
+    exec(cell("01_gpu_anatomy", "anatomy-50"), names | {"properties": properties})
+    assert kit.check.called == claims

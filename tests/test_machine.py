@@ -155,11 +155,36 @@ def test_auto_takes_a_card_that_has_kernels_and_on_which_others_compute_least(
     monkeypatch.setattr(
         pynvml,
         "nvmlDeviceGetMemoryInfo",
-        lambda index: SimpleNamespace(used=states[index][1], total=1),
+        lambda index: SimpleNamespace(used=int(states[index][1] * 2**34), total=2**34),
     )
     assert bench_machine.find_device("auto").index == 2  # busy a moment ago, with a run of ours
     monkeypatch.setattr(pynvml, "nvmlInit", Mock(side_effect=pynvml.NVMLError_LibraryNotFound()))
     assert bench_machine.find_device("auto").index == 1
+
+
+@pytest.mark.parametrize(
+    ("pid", "used_gib", "busy"),
+    [
+        (os.getppid(), 6.5, 0.0),  # the kernel's own model, on a card of 8 GiB
+        (1_000_000, 0.6, 0.0),  # a context of ours, under a number of the container's host
+        (1_000_000, 6.5, 1.0),
+    ],
+)
+def test_a_card_on_which_only_we_hold_memory_is_not_busy_with_others(
+    pid, used_gib, busy, monkeypatch
+):
+    monkeypatch.setattr(bench_machine, "card_uuid", lambda index: index)
+    used = int(used_gib * 2**30)
+    answers = {
+        "nvmlInit": None,
+        "nvmlDeviceGetHandleByUUID": 1,
+        "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=used + 2**27, total=2**33),
+        "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=pid, usedGpuMemory=used)],
+        "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=100),
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
+    assert bench_machine.busy_with_others(0) == busy
 
 
 def test_the_link_of_an_idle_card_is_told_with_what_it_can_be(monkeypatch):

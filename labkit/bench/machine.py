@@ -34,6 +34,8 @@ FOR_JETSON = (
     "install-pytorch-jetson-platform)"
 )
 IDLE_MEMORY = 0.05  # of a card's: what a driver and a desktop hold
+# And a CUDA context of ours, where a container hides which processes are ours
+IDLE_BYTES = 2**30
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # Linux
 CPU_INFO = Path("/proc/cpuinfo")
 BRAND = "machdep.cpu.brand_string"  # macOS
@@ -124,7 +126,7 @@ def least_busy(cards: list[int]) -> int:
 
 
 def busy_with_others(index: int) -> float:
-    """Return a card's utilization, 0 to 1, where somebody holds memory there; 0 if unknown.
+    """Return a card's utilization, 0 to 1, where somebody else holds memory there; 0 if unknown.
 
     Our own last run may still be in the driver's window, but its memory is free.
     """
@@ -133,9 +135,20 @@ def busy_with_others(index: int) -> float:
         card = pynvml.nvmlDeviceGetHandleByUUID(card_uuid(index))
         memory = pynvml.nvmlDeviceGetMemoryInfo(card)
         # pynvml's structures have no types
-        if float(memory.used) > IDLE_MEMORY * float(memory.total):
+        held = float(memory.used) - _held_by_us(card)
+        if held > max(IDLE_MEMORY * float(memory.total), IDLE_BYTES):
             return float(pynvml.nvmlDeviceGetUtilizationRates(card).gpu) / 100
     return 0.0
+
+
+def _held_by_us(card: object) -> int:
+    """Return the bytes on a card of this process and of those it comes from, such as a kernel."""
+    this = psutil.Process()
+    ours = {process.pid for process in (this, *this.parents())}
+    with contextlib.suppress(pynvml.NVMLError):
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(card)
+        return sum(each.usedGpuMemory or 0 for each in running if each.pid in ours)
+    return 0
 
 
 def unused_gpu() -> str | None:
