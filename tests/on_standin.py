@@ -171,6 +171,37 @@ def test_a_watched_loop_has_the_intervals_of_the_card(wait_ms, cards, monkeypatc
     assert took[5:-1].mean() == pytest.approx(really[5:-1].mean(), rel=0.1)
 
 
+def test_a_loop_that_trains_on_the_cpu_is_not_timed_on_a_card_that_holds_a_tensor(cards):
+    cards("H200")
+    held = torch.empty(64, 64, device=DEVICE)
+    model = torch.nn.Linear(4, 1)
+    watched = lk.watch([torch.ones(2, 4)] * 40, model=model, live=False)
+    for batch in watched:
+        model(batch).sum().backward()
+    assert watched.run.machine.kind == "cpu" and held.is_cuda
+
+
+@pytest.mark.parametrize("item_ms", [1, 10])
+def test_headroom_without_workers_counts_what_the_card_did_and_not_what_it_was_given(
+    item_ms, cards
+):
+    gpu = cards("H200")
+    a = torch.empty(4096, 4096, device=DEVICE)
+    step_ms = gpu.kernel_us(gpu.cards[0], 2 * 4096**3, 0) / 1e3  # between the two
+
+    class Slow(torch.utils.data.Dataset):
+        def __len__(self):
+            return 2000
+
+        def __getitem__(self, index):
+            time.sleep(item_ms / 1e3)
+            return torch.empty(4)
+
+    for _ in (room := lk.headroom(torch.utils.data.DataLoader(Slow(), batch_size=1))):
+        a @ a
+    assert room.factor == pytest.approx(max(item_ms / step_ms, 1), rel=0.03)
+
+
 @pytest.mark.parametrize(("card", "kind", "precision"), [
     ("A100", "convolution", "tf32"), ("A100", "product", "fp32"), ("T4", "convolution", "fp32"),
 ])  # fmt: skip

@@ -167,3 +167,22 @@ def test_notebook_01_claims_a_faster_cache_only_where_a_launch_does_not_hide_it(
     names = {"lk": kit, "device": device, "gpu": device != "cpu" and device != "mps"}
     exec(cell("01_gpu_anatomy", "anatomy-50"), names | {"properties": properties})
     assert kit.check.called == claims
+
+
+@pytest.mark.parametrize(
+    ("model", "image_px", "memory_gib", "width"),
+    [
+        ("mlp", 48, 14.6, 8192),  # a T4
+        ("mlp", 48, 4.75, 4096),  # the smallest part of an A100, a GTX 1650
+        ("mlp", 224, 23.5, 2048),  # an RTX 4090
+        ("transformer", 48, 4.75, 1024),
+    ],
+)
+def test_a_model_is_sized_so_that_the_card_can_train_what_is_probed(
+    model, image_px, memory_gib, width, monkeypatch
+):
+    card = SimpleNamespace(total_memory=int(memory_gib * 2**30))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    monkeypatch.setattr(model_size, "kept_depth", lambda *_: 1)
+    job = model_size.plain_job(torch.device("cuda", 0), model=model, image_px=image_px)
+    assert job.width == width

@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 
+from labkit import quotas
 from labkit.bench import machine
-from labkit.bench.data import noise_batch
+from labkit.bench.data import CLASSES, VOCABULARY, noise_batch
 from labkit.bench.job import Job
 from labkit.bench.loop import Trainer
+from labkit.bench.models import make_model
 from labkit.process import folders
 from labkit.process.events import now_ns
 from labkit.spec import KNOBS, PX
@@ -27,6 +29,8 @@ ON_CPU = {"cnn": (16, 2), "mlp": (128, 3), "transformer": (64, 2), "gpt": (32, 2
 TEXTBOOK = 2  # a CPU's 50 ms delay goes with 10 ms of compute, and takes no core from the model
 WIDTH_ON_GPU = {"cnn": 320, "mlp": 8192, "transformer": 1024, "gpt": 1024}
 STATED_WIDTH_DEPTH = 6  # layers of a GPU's model whose width is stated
+COPIES = 5  # of the weights in training: gradients, AdamW's two, and one while it updates
+MOST_MEMORY = 0.5  # of a device's, for those of the deepest model that is probed
 STEP_MS = 10.0
 PROBED = (1, 3)  # layers; a line through their times tells the depth
 DEEPEST = 64
@@ -55,8 +59,28 @@ def fill(job: Job, device: torch.device) -> None:
         if job.model == "cnn" and job.image_px > PX:  # as much arithmetic a layer on larger images
             job.width = max(32, round(job.width * PX / job.image_px / 32) * 32)
         size = job.context if job.model == "gpt" else job.image_px
+        job.width = width_that_fits(job.model, job.width, size, device)
         job.depth = job.depth or kept_depth(job.model, job.width, size, device)
     job.depth = job.depth or STATED_WIDTH_DEPTH
+
+
+def width_that_fits(model: str, width: int, size: int, device: torch.device) -> int:
+    """Return `width`, halved until the device has the memory to train the models that are probed.
+
+    An MLP's weights grow with the square of its width, and its first layer with the images.
+    """
+    memory = quotas.ram_bytes()  # of an Apple GPU too
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    outputs = VOCABULARY if model == "gpt" else CLASSES
+    while width > 1:
+        with torch.device("meta"):
+            probed = make_model(model, width, PROBED[1], outputs, size)
+        weights = sum(each.nbytes for each in probed.parameters())
+        if COPIES * weights <= MOST_MEMORY * memory:
+            break
+        width //= 2
+    return width
 
 
 def kept_depth(model: str, width: int, size: int, device: torch.device) -> int:

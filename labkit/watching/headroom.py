@@ -76,6 +76,37 @@ class Found:
         )
 
 
+class Queue:
+    """The clock of a GPU, whose queue takes in many steps before the first of them runs.
+
+    A step is over for the host when it is issued. So a block is timed from event to event, each
+    of which passes behind the steps before it.
+    """
+
+    def __init__(self, device: Any):
+        from labkit.bench.timeline import EventPool  # the loop has imported torch by now
+
+        self.events = EventPool(device)
+        self.first: Any = None
+        self.behind: Any = None
+
+    def begin(self) -> None:
+        """Begin a block, with the next step that is issued."""
+        self.first = self.events.record()
+        self.behind = self.first
+
+    def keep_up(self) -> None:
+        """Hold the host until the device has reached the last call of this."""
+        self.behind.synchronize()
+        self.behind = self.events.record()
+
+    def end(self) -> int:
+        """Wait for the device; return what the block took there, ns."""
+        last = self.events.record()
+        last.synchronize()
+        return round(self.first.elapsed_time(last) * 1e6)
+
+
 class Blocks:
     """The blocks of live and of replayed steps, and what they took."""
 
@@ -96,7 +127,7 @@ class Blocks:
         self.unit = "samples"
         self.has_unit = False  # known from the first batch on
         self.count: Callable[[Any], int] = _one
-        self.on_cpu = True
+        self.queue: Queue | None = None  # of the GPU that the loop computes on
 
     def end_step(self, took_ns: int, samples: int, now: int) -> None:
         """Account a step of the present phase, and go on to the next phase where it is time."""
@@ -104,8 +135,12 @@ class Blocks:
             self.steps += 1
             self.samples += samples
             self.spent += took_ns
+            if self.queue is not None and self.steps % BLOCK_STEPS == 0:
+                self.queue.keep_up()
             if self.steps < BLOCK_STEPS or self.spent < BLOCK_NS:
                 return
+            if self.queue is not None:
+                self.spent = self.queue.end()
             rate = self.samples / self.spent * 1e9
             if self.phase == LIVE:
                 self.live_rate = rate
@@ -114,7 +149,7 @@ class Blocks:
             else:
                 self.pairs.append((self.live_rate, rate))
                 self.left = self.in_flight
-                self._begin(DRAINING if self.in_flight else LIVE)
+                self._begin(DRAINING if self.in_flight or self.queue is not None else LIVE)
         elif self.phase == FILLING:
             if now >= self.until:
                 self._begin(REPLAY)
@@ -128,6 +163,8 @@ class Blocks:
         self.steps = 0
         self.samples = 0
         self.spent = 0
+        if self.queue is not None and phase in (LIVE, REPLAY):
+            self.queue.begin()
 
     @property
     def replays(self) -> bool:
@@ -157,7 +194,7 @@ class Blocks:
     def found(self) -> Found:
         """Return what is known by now."""
         notes = [CANNOT_SHOW]
-        if self.in_flight and self.on_cpu:
+        if self.in_flight and self.queue is None:
             notes.append(SHARED_CORES)
         if self.changed:
             notes.append(IN_PLACE)
@@ -302,7 +339,9 @@ class HeadroomPass:
         self.blocks.has_unit = True
         self.blocks.count = known or _one
         torch = sys.modules.get("torch")
-        self.blocks.on_cpu = torch is None or find_device(torch).type == "cpu"
+        device = None if torch is None else find_device(torch)
+        if device is not None and device.type == "cuda":
+            self.blocks.queue = Queue(device)
 
     def _finish(self) -> None:
         """End the pass after as many batches as the loader has, of which some were replayed."""
