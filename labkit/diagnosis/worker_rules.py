@@ -99,13 +99,18 @@ def slow_items(evidence: Evidence) -> Finding | None:
     ratio = workers.slowest_ratio
     if ratio is None or ratio < limits.SLOW_ITEM:
         return None
-    if workers.slow_batch_ratio is not None and workers.slow_batch_ratio < limits.SLOW_BATCH:
+    late = workers.late_share
+    if late is not None and late < limits.HELD_UP:
+        return None  # no batch had to wait for them
+    if late is None and (workers.slow_batch_ratio or 0.0) < limits.SLOW_BATCH:
         return None  # too few of them to hold a batch up now and then
     seen = "the mean time is what the slowest items take"
     if workers.slow_items:
         seen += f": {', '.join(map(str, workers.slow_items[:5]))}"
     measured = [Measured(seen, ratio, "times", TIMED)]
-    if workers.idle_share is not None:
+    if late is not None:
+        measured.append(Measured("of the waiting a later batch was ready already", late))
+    elif workers.idle_share is not None:
         measured.append(
             Measured("of the time the other workers have nothing to do", workers.idle_share)
         )
@@ -252,8 +257,14 @@ def memory_growth(evidence: Evidence) -> Finding | None:
     gained = evidence.workers.memory_growth_gib if evidence.workers else None
     if gained is None or gained < limits.WORKERS_GREW_GIB:
         return None
-    measured = (Measured("more is held by the workers than after the first epoch", gained, "GiB"),)
-    return Finding("host", "memory_growth", measured=measured, remedies=(cures.ARRAYS,))
+    copied = evidence.workers.memory_copied_gib
+    measured = [Measured("more is held by the workers than at their first batch", gained, "GiB")]
+    remedies = (cures.KEEP_NO_ITEMS, cures.ARRAYS)
+    if copied >= gained / 2:
+        shared = "of it had been shared with the main process until a worker touched it"
+        measured.append(Measured(shared, copied, "GiB"))
+        remedies = (cures.ARRAYS,)
+    return Finding("host", "memory_growth", measured=tuple(measured), remedies=remedies)
 
 
 # -- a watched loop whose workers were not timed: its passes and its lines ------------------------
