@@ -59,6 +59,7 @@ class WorkerEvidence:
 
     cpu_shares: tuple[float, ...]  # of each worker: CPU time over the time it prepares items
     cores: float | None = None  # that the run may use
+    in_line_share: float | None = None  # of that time: without a core, on average of the workers
     idle_share: float | None = None  # time in which the average worker had no batch to make
     late_share: float | None = None  # of the loop's waiting: a later batch was ready meanwhile
     hand_over_ms: float | None = None  # from a batch that is ready to the loop that has it
@@ -117,6 +118,7 @@ class WorkerEvidence:
         return cls(
             cpu_shares=tuple(worker.cpu_share for worker in workers),
             cores=run.machine.cpu_cores,
+            in_line_share=fmean(worker.in_line_share for worker in workers) or None,
             idle_share=seen.idle_share,
             hand_over_ms=seen.handover_ms,
             slowest_ratio=slowest.slowest_ratio,

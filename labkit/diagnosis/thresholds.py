@@ -65,6 +65,7 @@ FEWEST_LINES = 20  # samples, of loading, that may speak for lines
 
 # == what the workers show; from public reports, not calibrated ==
 COMPUTES = 0.8  # CPU time over wall time of a worker that hardly ever waits
+IN_LINE = 0.1  # of its time without a core: worth a word
 MOSTLY_WAITS = 0.5  # and below this it is said to wait
 SEVERAL_THREADS = 1.3  # above it more than one thread of a worker computes
 WORKERS_REST = 0.5  # of the time without work, while the loop waits

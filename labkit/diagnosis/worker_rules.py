@@ -17,10 +17,12 @@ TIMED = "timed in the workers"
 def _computing(evidence: Evidence) -> float:
     """Return the share of its time in which a worker computes, or would if it had a core.
 
-    Where other programs take the cores, time in line for one is no waiting for storage.
+    Time in line for a core is no waiting for storage.
     """
     workers = evidence.workers
     share = workers.cpu_share
+    if workers.in_line_share is not None:
+        return max(share, min(1.0, share + workers.in_line_share))
     if evidence.crowded_by <= limits.FOREIGN_LOAD:
         return share
     in_line = (evidence.waiting_threads or 0.0) / workers.workers
@@ -30,6 +32,8 @@ def _computing(evidence: Evidence) -> float:
 def _cpu(workers: WorkerEvidence) -> Measured:
     """Return the CPU time of the workers over the time in which they prepare items."""
     seen = f"CPU in each of {workers.workers} workers while it prepares items"
+    if (workers.in_line_share or 0.0) > limits.IN_LINE:
+        seen += f", and {workers.in_line_share:.0%} in line for a core"
     return Measured(seen, workers.cpu_share, by=TIMED)
 
 
@@ -139,6 +143,8 @@ def hand_over(evidence: Evidence) -> Finding | None:
     workers = evidence.workers
     if workers.idle_share is None or workers.idle_share < limits.WORKERS_REST:
         return None
+    if evidence.crowded_by > limits.FOREIGN_LOAD:  # the loop had no core to take a batch on
+        return None
     seen = "of the time the workers have nothing to do while the loop waits"
     measured = [Measured(seen, workers.idle_share, by=TIMED)]
     if workers.hand_over_ms is not None:
@@ -172,7 +178,8 @@ def cores(evidence: Evidence) -> Finding | None:
         return None
     full = workers.wanted_cores >= limits.COMPUTES * workers.cores
     full = full or (evidence.own_cores or 0.0) >= limits.CORES_BUSY * workers.cores
-    if _computing(evidence) < limits.COMPUTES and not full:
+    computing = _computing(evidence)
+    if computing < limits.MOSTLY_WAITS or (computing < limits.COMPUTES and not full):
         return None
     measured = (
         _cpu(workers),

@@ -82,9 +82,11 @@ def wait_over_alone(batches: Batches) -> float | None:
             continue
         crowd = float(np.median(active[near][beside]))
         crowded = float(np.median(wait[near][beside]))
+        if crowded <= 0:
+            continue
         slope = (crowded - wait[place]) / (crowd - active[place])
         alone = wait[place] - slope * (active[place] - 1)
-        ratios.append(crowded / max(alone, crowded / crowd, 1e-9))
+        ratios.append(crowded / max(alone, crowded / crowd))
     return float(np.median(ratios)) if len(ratios) >= LEAST_FEW else None
 
 

@@ -50,6 +50,7 @@ class Worker:
     fetch_ms: float  # mean time of a batch until its items are there
     collate_ms: float  # and of putting them together
     cpu_share: float  # CPU time of the process, all threads, over the time that it prepared
+    in_line_share: float  # of the time that it prepared, in which it had no core; 0: not known
     idle_share: float  # of the time from its first batch to its last, in which it prepared none
     bytes_read: int  # by system calls
     from_disk: int  # and of these from storage, not from the page cache
@@ -116,6 +117,7 @@ class LoaderWorkers:
         events = [event for event in self._events if event["worker"] == number]
         last = {event["pid"]: event for event in events}  # its totals are those of the process
         totals = {name: sum(event["totals"][name] for event in last.values()) for name in TOTALS}
+        in_line_ns = sum(event["totals"].get("line_ns", 0) for event in last.values())
         rows = np.array([row for event in events for row in _rows_of(event)], dtype=float)
         took_ms = (rows[:, READY] - rows[:, START]) / 1e6
         p50, p95, p99 = np.percentile(took_ms, [50, 95, 99])
@@ -140,6 +142,7 @@ class LoaderWorkers:
             fetch_ms=float((rows[:, FETCHED] - rows[:, START]).mean() / 1e6),
             collate_ms=float((rows[:, READY] - rows[:, FETCHED]).mean() / 1e6),
             cpu_share=totals["cpu_ns"] / max(1, totals["busy_ns"]),
+            in_line_share=in_line_ns / max(1, totals["busy_ns"]),
             idle_share=max(0.0, 1 - totals["busy_ns"] / max(1, open_ns)),
             bytes_read=totals["bytes"],
             from_disk=totals["disk"],
