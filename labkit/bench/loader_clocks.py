@@ -71,21 +71,59 @@ def plain_index(index: object) -> int | str:
     return type(index).__name__
 
 
+class ProcFile:
+    """A file of Linux's /proc that is read again and again; it has nothing elsewhere."""
+
+    def __init__(self, path: str):
+        self.descriptor = None
+        with contextlib.suppress(OSError):
+            self.descriptor = os.open(path, os.O_RDONLY)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the system has it."""
+        return self.descriptor is not None
+
+    def words(self, size: int) -> list[bytes]:
+        """Return the words of its first `size` bytes; [] where there is none."""
+        if self.descriptor is None:
+            return []
+        with contextlib.suppress(OSError):  # a kernel or a sandbox that refuses it later
+            return os.pread(self.descriptor, size, 0).split()
+        return []
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+
+class TimeInLine(ProcFile):
+    """How long the thread that opens it has stood in line for a core."""
+
+    def __init__(self):
+        super().__init__("/proc/thread-self/schedstat")
+
+    def now(self) -> int:
+        """Return the time so far, ns; 0 where the system does not tell. It takes 1 µs."""
+        words = self.words(64)
+        return int(words[1]) if words else 0
+
+
 class Stopwatch:
     """This thread's time, from lap to lap. A lap takes 1.7 µs."""
 
     def __init__(self):
-        self.queue = None
-        if resource is not None:
-            with contextlib.suppress(OSError):  # Linux; elsewhere the line looks like waiting
-                self.queue = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        self.queue = TimeInLine()  # elsewhere than on Linux the line looks like waiting
+        self.tells = self.queue.exists and resource is not None
         self.before = self._read()
 
     def _read(self) -> tuple[int, int, int, int]:
         in_line_ns = 0
         gave_up = 0
-        if self.queue is not None and resource is not None:
-            in_line_ns = int(os.pread(self.queue, 64, 0).split()[1])
+        if self.tells:
+            in_line_ns = self.queue.now()
             gave_up = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
         return time.thread_time_ns(), in_line_ns, gave_up, now_ns()
 
@@ -95,37 +133,45 @@ class Stopwatch:
         cpu, in_line, gave_up, wall = (
             new - old for old, new in zip(before, self.before, strict=True)
         )
-        if self.queue is not None and not gave_up:
+        if self.tells and not gave_up:
             in_line = max(0, wall - cpu)
         return cpu, max(0, wall - cpu - in_line), in_line
 
     def close(self) -> None:
         """Let go of the file."""
-        if self.queue is not None:
-            os.close(self.queue)
-            self.queue = None
+        self.queue.close()
 
 
-class BytesRead:
+class BytesRead(ProcFile):
     """The bytes that this process has read so far, and those of them that came from storage."""
 
     def __init__(self):
-        self.counts = None
-        with contextlib.suppress(OSError):
-            self.counts = os.open("/proc/self/io", os.O_RDONLY)
+        super().__init__("/proc/self/io")
 
     def now(self) -> tuple[int, int]:
         """Return both; (0, 0) where the system does not tell.
 
         What is read through memory maps counts as coming from storage only.
         """
-        if self.counts is None:
-            return 0, 0
-        words = os.pread(self.counts, 256, 0).split()
-        return int(words[1]), int(words[9])
+        words = self.words(256)
+        return (int(words[1]), int(words[9])) if words else (0, 0)
 
-    def close(self) -> None:
-        """Let go of the file."""
-        if self.counts is not None:
-            os.close(self.counts)
-            self.counts = None
+
+class Memory(ProcFile):
+    """The memory of this process that is its own, and that which it shares with others."""
+
+    def __init__(self):
+        super().__init__("/proc/self/smaps_rollup")
+
+    def now(self) -> list[int] | None:
+        """Return both, KiB; None where the system does not tell.
+
+        The kernel walks all pages for it, which takes milliseconds for each GiB.
+        """
+        words = self.words(4096)
+        held = {b"Private": 0, b"Shared": 0}
+        for name, kib in zip(words, words[1:], strict=False):
+            of = name.partition(b"_")[0]
+            if of in held and name.endswith((b"_Clean:", b"_Dirty:")):
+                held[of] += int(kib)
+        return list(held.values()) if words else None

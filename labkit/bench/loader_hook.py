@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from labkit.bench import stack
-from labkit.bench.loader_clocks import INDEX, SINCE
+from labkit.bench.loader_clocks import INDEX
 from labkit.bench.loader_work import LoaderWork
 from labkit.process.events import now_ns
 
@@ -74,9 +74,8 @@ class TimedItems:
         return getattr(self.dataset, name)
 
     def __getitem__(self, index: Any) -> Any:
-        words = self.words
         if type(index) is int:
-            words[INDEX] = index
+            self.words[INDEX] = index
         else:
             self.work.name_item(index)
         try:
@@ -84,15 +83,7 @@ class TimedItems:
         except BaseException as error:
             without_our_frames(error)
             raise
-        now = now_ns()
-        took = now - words[SINCE]
-        words[SINCE] = now
-        work = self.work
-        if took > work.slow_ns:
-            work.slow_ns = took
-            work.slow_index = index
-        if work.singly:
-            work.time_item()
+        self.work.end_item(index)
         return item
 
 
@@ -108,10 +99,7 @@ class TimedBatches(TimedItems):
         except BaseException as error:
             without_our_frames(error)
             raise
-        work.slow_ns = now_ns() - work.start
-        work.slow_index = indices
-        if work.singly:
-            work.time_item()
+        work.end_item(indices)
         return items
 
 
@@ -131,21 +119,14 @@ class TimedStream:
         return self
 
     def __next__(self) -> Any:
-        words = self.words
-        words[INDEX] = self.number
+        self.words[INDEX] = self.number
         try:
             item = next(self.iterator)
         except BaseException as error:
             without_our_frames(error)
             raise
-        now = now_ns()
-        took = now - words[SINCE]
-        words[SINCE] = now
-        work = self.work
-        if took > work.slow_ns:
-            work.slow_ns = took
-            work.slow_index = self.number
-        work.count += 1
+        self.work.end_item(self.number)
+        self.work.count += 1
         self.number += 1
         return item
 

@@ -21,8 +21,10 @@ from labkit.bench.loader_clocks import (
     SINCE,
     STATE,
     BytesRead,
+    Memory,
     Progress,
     Stopwatch,
+    TimeInLine,
     no_words,
     plain_index,
 )
@@ -32,6 +34,8 @@ GATHER_NS = 100_000_000  # between two writes of a process
 MOST_ROWS = 2_000  # of all workers together, 0.7 MB; then every second batch, every fourth, ...
 KEPT_ITEMS = 16  # of a batch whose times are written one by one; of the others, the sum
 SLOWEST = 5  # items of a process that are named
+MEMORY_NS = 1_000_000_000  # between two looks at a process's memory, at least,
+MEMORY_TIMES = 500  # and so many times what a look takes: 0.2 %
 
 
 class LoaderWork:
@@ -61,7 +65,10 @@ class LoaderWork:
                 self.progress = Progress(folder, "main" if worker < 0 else worker)
         self.words = self.progress.words if self.progress else no_words()
         self.stopwatch = None if self.mark else Stopwatch()
+        self.in_line = TimeInLine()
         self.bytes_read = BytesRead()
+        self.memory = Memory() if self.mark and worker >= 0 else None
+        self.memory_due = 0
         self.streams = False
         self.passes = -1
         self.in_pass = 0  # batches
@@ -71,7 +78,8 @@ class LoaderWork:
         self.due = 0
         self.gathered: list[tuple] = []  # of each batch since the last write
         self.laps: list[list[Any]] = []  # and of those whose items are timed one by one
-        self.totals = {"batches": 0, "items": 0, "busy_ns": 0, "cpu_ns": 0, "bytes": 0, "disk": 0}
+        names = ("batches", "items", "busy_ns", "cpu_ns", "line_ns", "bytes", "disk")
+        self.totals = dict.fromkeys(names, 0)
         self.slowest: list[tuple[int, int | str, int]] = []
         self.process_ns = time.process_time_ns()
         self.read_before = self.bytes_read.now()
@@ -90,11 +98,13 @@ class LoaderWork:
         self.count = count
         self.slow_ns = -1
         self.slow_index: object = None
-        self.singly = self.stopwatch is not None and self.done % self.keep_every == 0
+        timed = self.stopwatch is not None and not self.streams
+        self.singly = timed and self.done % self.keep_every == 0
         if self.singly:
             self.items: list[tuple[int, int, int]] = []
             self.stopwatch.lap()
         self.cpu_ns = time.process_time_ns()
+        self.line_ns = self.in_line.now()
         words = self.words
         words[BATCH] = number
         words[STATE] = FETCHING
@@ -106,10 +116,18 @@ class LoaderWork:
         if self.progress is not None:
             self.progress.name_item(index)
 
-    def time_item(self) -> None:
-        """An item is here, of a batch whose items are timed one by one."""
-        self.items.append(self.stopwatch.lap())
-        self.words[SINCE] = now_ns()
+    def end_item(self, index: object) -> None:
+        """Note that an item is there."""
+        words = self.words
+        now = now_ns()
+        took = now - words[SINCE]
+        words[SINCE] = now
+        if took > self.slow_ns:
+            self.slow_ns = took
+            self.slow_index = index
+        if self.singly:
+            self.items.append(self.stopwatch.lap())
+            words[SINCE] = now_ns()
 
     def begin_collate(self) -> None:
         """All items are here."""
@@ -121,15 +139,16 @@ class LoaderWork:
         """The batch is ready."""
         collate = self.stopwatch.lap() if self.singly else None
         ready = now_ns()
+        in_line_ns = self.in_line.now() - self.line_ns
         cpu_ns = time.process_time_ns()
         self.idle(ready)
         between_ns = self.cpu_ns - self.process_ns
         self.process_ns = cpu_ns
         self.gathered.append(
             (self.done, self.batch, self.passes, self.start, self.fetched, ready,
-             cpu_ns - self.cpu_ns, self.count, self.slow_ns, self.slow_index)
+             cpu_ns - self.cpu_ns, self.count, self.slow_ns, in_line_ns, self.slow_index)
         )  # fmt: skip
-        if collate is not None and not self.streams:
+        if collate is not None:
             self.laps.append(self._laps_row(collate, between_ns))
         self.in_pass += 1
         self.done += 1
@@ -165,10 +184,21 @@ class LoaderWork:
                 batches=batches,
                 totals=self.totals,
                 slowest=self.slowest,
+                memory=self._memory_now(),
             )
             self.laps = []
         if self.mark and not os.path.exists(self.mark):
             self.over = True  # a worker that persists goes on without us
+
+    def _memory_now(self) -> list[int] | None:
+        """Return this process's own and shared memory, KiB; None where that is not due."""
+        now = now_ns()
+        if self.memory is None or now < self.memory_due:
+            return None
+        held = self.memory.now()
+        took = now_ns() - now
+        self.memory_due = now + max(MEMORY_NS, MEMORY_TIMES * took)
+        return held
 
     def _summed_up(self) -> list[list[Any]]:
         """Add what has gathered to the totals; return the rows of the batches that are kept."""
@@ -176,13 +206,15 @@ class LoaderWork:
         kept = []
         totals = self.totals
         for row in gathered:
-            done, batch, _, start, _, ready, cpu_ns, count, slow_ns, slow_index = row
+            done, batch, _, start, _, ready, cpu_ns, count, slow_ns, in_line_ns, slow_index = row
             totals["batches"] += 1
             totals["items"] += count
             totals["busy_ns"] += ready - start
             totals["cpu_ns"] += cpu_ns
+            totals["line_ns"] += in_line_ns
             index = plain_index(slow_index)
-            self.slowest.append((slow_ns, index, batch))
+            if done:  # the first batch of a process opens files and imports modules
+                self.slowest.append((max(0, slow_ns - in_line_ns), index, batch))
             if done >= self.room * self.keep_every:
                 self.keep_every *= 2
             if done % self.keep_every == 0:
@@ -200,7 +232,9 @@ class LoaderWork:
         self.over = True
         if self.stopwatch is not None:
             self.stopwatch.close()
-        self.bytes_read.close()
+        for file in (self.in_line, self.bytes_read, self.memory):
+            if file is not None:
+                file.close()
 
 
 def _microseconds(ns: int) -> float:

@@ -59,8 +59,9 @@ class WorkerEvidence:
 
     cpu_shares: tuple[float, ...]  # of each worker: CPU time over the time it prepares items
     cores: float | None = None  # that the run may use
+    in_line_share: float | None = None  # of that time: without a core, on average of the workers
     idle_share: float | None = None  # time in which the average worker had no batch to make
-    late_share: float | None = None  # of the batches: the loop had to wait for them
+    late_share: float | None = None  # of the loop's waiting: a later batch was ready meanwhile
     hand_over_ms: float | None = None  # from a batch that is ready to the loop that has it
     slowest_ratio: float | None = None  # time of the slowest item over the mean
     slow_batch_ratio: float | None = (
@@ -71,7 +72,8 @@ class WorkerEvidence:
     first_epoch_ratio: float | None = None  # time of a batch in the first epoch over later ones
     epoch_start_ms: float | None = None  # from the start of a later epoch to its first batch
     epoch_start_share: float | None = None  # and what all of these take
-    memory_growth_gib: float | None = None  # of all workers, from the first epoch's end
+    memory_growth_gib: float | None = None  # of all workers, since their first batches
+    memory_copied_gib: float = 0.0  # of it: pages that were shared with the main process
     stalled_s: float | None = None  # for which a worker that had work finished no item
     stall_is_over: bool = False  # the loop went on afterwards
     stalled_worker: int | None = None
@@ -112,9 +114,11 @@ class WorkerEvidence:
         if hang.get("worker") is None:  # the body of the loop took long, or the hand-over
             hang = {}
         uneven = seen.uneven_share
+        grown = seen.memory_growth
         return cls(
             cpu_shares=tuple(worker.cpu_share for worker in workers),
             cores=run.machine.cpu_cores,
+            in_line_share=fmean(worker.in_line_share for worker in workers) or None,
             idle_share=seen.idle_share,
             hand_over_ms=seen.handover_ms,
             slowest_ratio=slowest.slowest_ratio,
@@ -128,6 +132,10 @@ class WorkerEvidence:
             stall_is_over=hang.get("over", False),
             stalled_worker=hang.get("worker"),
             stalled_item=hang.get("index"),
+            late_share=seen.late_share,
+            wait_over_alone=seen.wait_over_alone,
+            memory_growth_gib=None if grown is None else grown.gained,
+            memory_copied_gib=0.0 if grown is None else grown.copied,
             item_cpu_ms=fmean(worker.item_cpu_ms for worker in workers),
             item_wait_ms=fmean(max(0.0, w.item_ms - w.item_cpu_ms) for w in workers),
         )

@@ -376,6 +376,13 @@ ARRAYS = Remedy(
     code="self.paths = np.array(self.paths)  # in the dataset's __init__\n",
     check="the workers' memory stays level",
 )
+KEEP_NO_ITEMS = Remedy(
+    "keep_no_items",
+    "Bound what the dataset keeps in each worker: a cache of its items is filled once in every "
+    "one of them.",
+    "items",
+    check="the workers' memory stays level",
+)
 INTO_A_DATASET = Remedy(
     "into_a_dataset",
     "Do it in a Dataset, and read that with a DataLoader that has workers.",

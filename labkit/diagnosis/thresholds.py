@@ -65,11 +65,13 @@ FEWEST_LINES = 20  # samples, of loading, that may speak for lines
 
 # == what the workers show; from public reports, not calibrated ==
 COMPUTES = 0.8  # CPU time over wall time of a worker that hardly ever waits
+IN_LINE = 0.1  # of its time without a core: worth a word
 MOSTLY_WAITS = 0.5  # and below this it is said to wait
 SEVERAL_THREADS = 1.3  # above it more than one thread of a worker computes
 WORKERS_REST = 0.5  # of the time without work, while the loop waits
 SLOW_ITEM = 10.0  # times the mean item (pytorch/pytorch#105203, #135409)
 SLOW_BATCH = 2.0  # the slowest hundredth of the batches over the median one
+HELD_UP = 0.3  # share of the waiting in which a later batch is ready: delivery in order costs it
 UNEVEN = 1.5  # the busiest worker's work over the mean
 SHARED = 1.5  # an item's wait over that with one worker: they share what they wait for
 HANGS_S = 30.0  # without progress; SPDL's case studies have reads of several seconds

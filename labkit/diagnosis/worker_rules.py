@@ -17,10 +17,12 @@ TIMED = "timed in the workers"
 def _computing(evidence: Evidence) -> float:
     """Return the share of its time in which a worker computes, or would if it had a core.
 
-    Where other programs take the cores, time in line for one is no waiting for storage.
+    Time in line for a core is no waiting for storage.
     """
     workers = evidence.workers
     share = workers.cpu_share
+    if workers.in_line_share is not None:
+        return max(share, min(1.0, share + workers.in_line_share))
     if evidence.crowded_by <= limits.FOREIGN_LOAD:
         return share
     in_line = (evidence.waiting_threads or 0.0) / workers.workers
@@ -30,6 +32,8 @@ def _computing(evidence: Evidence) -> float:
 def _cpu(workers: WorkerEvidence) -> Measured:
     """Return the CPU time of the workers over the time in which they prepare items."""
     seen = f"CPU in each of {workers.workers} workers while it prepares items"
+    if (workers.in_line_share or 0.0) > limits.IN_LINE:
+        seen += f", and {workers.in_line_share:.0%} in line for a core"
     return Measured(seen, workers.cpu_share, by=TIMED)
 
 
@@ -99,13 +103,18 @@ def slow_items(evidence: Evidence) -> Finding | None:
     ratio = workers.slowest_ratio
     if ratio is None or ratio < limits.SLOW_ITEM:
         return None
-    if workers.slow_batch_ratio is not None and workers.slow_batch_ratio < limits.SLOW_BATCH:
+    late = workers.late_share
+    if late is not None and late < limits.HELD_UP:
+        return None  # no batch had to wait for them
+    if late is None and (workers.slow_batch_ratio or 0.0) < limits.SLOW_BATCH:
         return None  # too few of them to hold a batch up now and then
     seen = "the mean time is what the slowest items take"
     if workers.slow_items:
         seen += f": {', '.join(map(str, workers.slow_items[:5]))}"
     measured = [Measured(seen, ratio, "times", TIMED)]
-    if workers.idle_share is not None:
+    if late is not None:
+        measured.append(Measured("of the waiting a later batch was ready already", late))
+    elif workers.idle_share is not None:
         measured.append(
             Measured("of the time the other workers have nothing to do", workers.idle_share)
         )
@@ -133,6 +142,8 @@ def hand_over(evidence: Evidence) -> Finding | None:
     """The workers rest while the loop waits: batches are late on their way."""
     workers = evidence.workers
     if workers.idle_share is None or workers.idle_share < limits.WORKERS_REST:
+        return None
+    if evidence.crowded_by > limits.FOREIGN_LOAD:  # the loop had no core to take a batch on
         return None
     seen = "of the time the workers have nothing to do while the loop waits"
     measured = [Measured(seen, workers.idle_share, by=TIMED)]
@@ -167,7 +178,8 @@ def cores(evidence: Evidence) -> Finding | None:
         return None
     full = workers.wanted_cores >= limits.COMPUTES * workers.cores
     full = full or (evidence.own_cores or 0.0) >= limits.CORES_BUSY * workers.cores
-    if _computing(evidence) < limits.COMPUTES and not full:
+    computing = _computing(evidence)
+    if computing < limits.MOSTLY_WAITS or (computing < limits.COMPUTES and not full):
         return None
     measured = (
         _cpu(workers),
@@ -252,8 +264,14 @@ def memory_growth(evidence: Evidence) -> Finding | None:
     gained = evidence.workers.memory_growth_gib if evidence.workers else None
     if gained is None or gained < limits.WORKERS_GREW_GIB:
         return None
-    measured = (Measured("more is held by the workers than after the first epoch", gained, "GiB"),)
-    return Finding("host", "memory_growth", measured=measured, remedies=(cures.ARRAYS,))
+    copied = evidence.workers.memory_copied_gib
+    measured = [Measured("more is held by the workers than at their first batch", gained, "GiB")]
+    remedies = (cures.KEEP_NO_ITEMS, cures.ARRAYS)
+    if copied >= gained / 2:
+        shared = "of it had been shared with the main process until a worker touched it"
+        measured.append(Measured(shared, copied, "GiB"))
+        remedies = (cures.ARRAYS,)
+    return Finding("host", "memory_growth", measured=tuple(measured), remedies=remedies)
 
 
 # -- a watched loop whose workers were not timed: its passes and its lines ------------------------

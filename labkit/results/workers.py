@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.bench.loader_work import MOST_ROWS
+from labkit.results import supply
+
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
     from labkit.results.run import Run
 
-COLUMNS = 10  # of a batch's row in an `items` event; the last is its slowest item's index
-NUMBER, BATCH, PASS, START, FETCHED, READY, CPU, ITEMS, SLOWEST = range(9)
+# Columns of a batch's row in an `items` event; behind them is its slowest item's index
+NUMBER, BATCH, PASS, START, FETCHED, READY, CPU, ITEMS, SLOWEST, IN_LINE = range(10)
+ROW_LENGTHS = (IN_LINE + 1, IN_LINE + 2)  # of a row; older ones do not tell the time in line
 STEP_READY, STEP_DONE = 1, 3  # columns of a run's `host_ns`
 TOTALS = ("batches", "items", "busy_ns", "cpu_ns", "bytes", "disk")
 MAIN = -1  # in place of a worker's number: the main process, of a loader without workers
@@ -46,10 +50,11 @@ class Worker:
     fetch_ms: float  # mean time of a batch until its items are there
     collate_ms: float  # and of putting them together
     cpu_share: float  # CPU time of the process, all threads, over the time that it prepared
+    in_line_share: float  # of the time that it prepared, in which it had no core; 0: not known
     idle_share: float  # of the time from its first batch to its last, in which it prepared none
     bytes_read: int  # by system calls
     from_disk: int  # and of these from storage, not from the page cache
-    item_ms: float  # mean time of an item
+    item_ms: float  # mean time of an item, without that in line for a core
     item_cpu_ms: float  # mean CPU time of an item, collating included
     slowest: list[SlowItem]
     slowest_ratio: float  # of the slowest item's time over the mean time of an item
@@ -71,10 +76,16 @@ class Batches:
     asked: np.ndarray  # when the loop began to wait for it
     taken: np.ndarray
     cpu_s: np.ndarray
+    in_line_s: np.ndarray  # for which the process's thread had no core
+    of_process: np.ndarray  # how many batches its process had prepared before
     items: np.ndarray
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def only(self, keep: np.ndarray) -> Batches:
+        """Return the batches where the mask `keep` is true."""
+        return Batches(**{name: column[keep] for name, column in vars(self).items()})
 
 
 class LoaderWorkers:
@@ -106,7 +117,8 @@ class LoaderWorkers:
         events = [event for event in self._events if event["worker"] == number]
         last = {event["pid"]: event for event in events}  # its totals are those of the process
         totals = {name: sum(event["totals"][name] for event in last.values()) for name in TOTALS}
-        rows = np.array([row[:-1] for event in events for row in event["batches"]], dtype=float)
+        in_line_ns = sum(event["totals"].get("line_ns", 0) for event in last.values())
+        rows = np.array([row for event in events for row in _rows_of(event)], dtype=float)
         took_ms = (rows[:, READY] - rows[:, START]) / 1e6
         p50, p95, p99 = np.percentile(took_ms, [50, 95, 99])
         open_ns = sum(_open_ns(events, pid) for pid in last)
@@ -117,7 +129,8 @@ class LoaderWorkers:
             for ns, index, batch in event["slowest"]
         ]
         slowest = sorted(slowest, key=lambda item: -item.ms)[:5]
-        item_ms = float((rows[:, FETCHED] - rows[:, START]).sum() / 1e6 / rows[:, ITEMS].sum())
+        fetched_ns = np.maximum(rows[:, FETCHED] - rows[:, START] - rows[:, IN_LINE], 0)
+        item_ms = float(fetched_ns.sum() / 1e6 / rows[:, ITEMS].sum())
         return Worker(
             worker=number,
             processes=len(last),
@@ -129,6 +142,7 @@ class LoaderWorkers:
             fetch_ms=float((rows[:, FETCHED] - rows[:, START]).mean() / 1e6),
             collate_ms=float((rows[:, READY] - rows[:, FETCHED]).mean() / 1e6),
             cpu_share=totals["cpu_ns"] / max(1, totals["busy_ns"]),
+            in_line_share=in_line_ns / max(1, totals["busy_ns"]),
             idle_share=max(0.0, 1 - totals["busy_ns"] / max(1, open_ns)),
             bytes_read=totals["bytes"],
             from_disk=totals["disk"],
@@ -142,8 +156,8 @@ class LoaderWorkers:
     @cached_property
     def batches(self) -> Batches:
         """The batches whose rows were kept: all of the first 2,000, then fewer and fewer."""
-        found = [(event["worker"], *row[:-1]) for event in self._events for row in event["batches"]]
-        table = np.array(found or np.zeros((0, COLUMNS)), dtype=float)
+        found = [(event["worker"], *row) for event in self._events for row in _rows_of(event)]
+        table = np.array(found or np.zeros((0, 2 + IN_LINE)), dtype=float)
         table = table[table[:, 1 + START].argsort(kind="stable")]
         worker = table[:, 0].astype(int)
         rows = table[:, 1:]
@@ -158,6 +172,8 @@ class LoaderWorkers:
             asked=asked,
             taken=taken,
             cpu_s=rows[:, CPU] / 1e9,
+            in_line_s=rows[:, IN_LINE] / 1e9,
+            of_process=rows[:, NUMBER].astype(int),
             items=rows[:, ITEMS].astype(int),
         )
 
@@ -171,7 +187,9 @@ class LoaderWorkers:
         """Return when the loop asked for each batch and when it had it (2, batches), s."""
         host = self.run.host_ns
         numbers = [event.get("n") for event in self.run.epochs]
-        if len(set(numbers)) < len(numbers):  # replayed steps lie between
+        code = self.run.loop_code if self.run.watched else None
+        unordered = ((code or {}).get("arguments") or {}).get("in_order") == "False"
+        if unordered or len(set(numbers)) < len(numbers):  # replayed steps lie between
             return np.full((2, len(rows)), np.nan)
         first_steps = np.array([event["step"] for event in self.run.epochs] or [0])
         began = np.array([event.get("began", 0) for event in self.run.epochs] or [0], dtype=float)
@@ -212,6 +230,23 @@ class LoaderWorkers:
         waited_for = (batches.worker >= 0) & (batches.asked < batches.ready)
         took = (batches.taken - batches.ready)[waited_for & (batches.taken >= batches.ready)]
         return float(np.median(took) * 1e3) if len(took) else None
+
+    @cached_property
+    def late_share(self) -> float | None:
+        """Share of the loop's waiting in which a later batch was ready; None where unknown."""
+        return supply.late_share(self.batches)
+
+    @cached_property
+    def wait_over_alone(self) -> float | None:
+        """How long an item waits with all workers, over its wait with one; None where unknown."""
+        room = MOST_ROWS // max(1, len(self.workers))  # of a process, before rows are left out
+        batches = self.batches
+        return supply.wait_over_alone(batches.only(batches.of_process < room))
+
+    @cached_property
+    def memory_growth(self) -> supply.MemoryGrowth | None:
+        """What the workers hold more than at their first batch; None where unknown."""
+        return supply.memory_growth(self._events)
 
     @cached_property
     def epoch_start_ms(self) -> list[float]:
@@ -320,13 +355,18 @@ def _open_ns(events: list[dict[str, Any]], pid: int) -> float:
     return sum(max(times) - min(times) for times in spans.values())
 
 
+def _rows_of(event: dict[str, Any]) -> list[list[float]]:
+    """Return the rows of an event's batches, without the index of the slowest item."""
+    return [[*row[:-1], 0][: IN_LINE + 1] for row in event["batches"]]
+
+
 def _is_sound(event: dict[str, Any]) -> bool:
     """Return whether an event has rows of batches, of which everything is as it was written."""
     rows, totals, slowest = (event.get(name) for name in ("batches", "totals", "slowest"))
     if not (rows and isinstance(rows, list) and isinstance(totals, dict)):
         return False
     counts = [totals.get(name) for name in TOTALS]
-    shaped = all(isinstance(row, list) and len(row) == COLUMNS for row in rows)
+    shaped = all(isinstance(row, list) and len(row) in ROW_LENGTHS for row in rows)
     named = isinstance(slowest, list) and all(
         isinstance(each, list) and len(each) == 3 for each in slowest
     )

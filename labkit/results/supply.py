@@ -1,0 +1,115 @@
+"""What the times of a loader's batches show together: who held up whom, and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from labkit.results.workers import Batches
+
+FEW, MANY = 0.4, 0.8  # of the way from one worker that is active to all of them
+LEAST_FEW = 4  # batches that were prepared while few were active, for a ratio
+NEAR = 3  # times the workers: as many batches before and after one are compared with it
+KIB_PER_GIB = 2**20
+
+
+@dataclass(frozen=True)
+class MemoryGrowth:
+    """What the workers hold more than at their first batch, GiB of all workers together."""
+
+    gained: float  # memory of their own
+    copied: float  # of which so much was shared with the main process before (copy-on-write)
+
+
+def late_share(batches: Batches) -> float | None:
+    """Return the share of the loop's waiting in which a later batch was ready already.
+
+    Batches are delivered in order, so it waits for the one that is late. None where the loop waited
+    for none, or where it is not known when it asked.
+    """
+    known = (batches.worker >= 0) & ~np.isnan(batches.asked)
+    if len(np.unique(batches.worker[known])) < 2:
+        return None
+    order = np.argsort(batches.asked[known], kind="stable")
+    asked, ready, taken = (
+        column[known][order] for column in (batches.asked, batches.ready, batches.taken)
+    )
+    waited = float(np.clip(taken - asked, 0, None).sum())
+    if waited <= 0:
+        return None
+    later = np.append(np.minimum.accumulate(ready[::-1])[::-1][1:], np.inf)
+    blocked = np.clip(ready - np.maximum(asked, later), 0, None)
+    return min(1.0, float(blocked.sum()) / waited)
+
+
+def active_workers(batches: Batches) -> np.ndarray:
+    """Return how many workers were busy, on average, while each batch was prepared."""
+    edges = np.concatenate([batches.start, batches.ready])
+    change = np.repeat([1.0, -1.0], len(batches))
+    order = np.argsort(edges, kind="stable")
+    moments = edges[order]
+    busy = np.cumsum(change[order])
+    so_far = np.append(0.0, np.cumsum(busy[:-1] * np.diff(moments)))
+    spent = np.interp(batches.ready, moments, so_far) - np.interp(batches.start, moments, so_far)
+    return spent / np.maximum(batches.ready - batches.start, 1e-9)
+
+
+def wait_over_alone(batches: Batches) -> float | None:
+    """Return how long an item's wait takes with all workers over its wait with a single one.
+
+    Workers that wait each for themselves take as long beside others; 1 for them. Batches are
+    compared with their neighbours in time, since a cache fills. None where too few batches were
+    prepared while few workers were active, as the last ones of a pass are.
+    """
+    chosen = batches.only((batches.worker >= 0) & (batches.of_process > 0))
+    count = len(np.unique(chosen.worker))
+    if count < 2:
+        return None
+    active = active_workers(chosen)
+    took = chosen.ready - chosen.start - chosen.cpu_s - chosen.in_line_s
+    wait = np.clip(took, 0, None) / np.maximum(chosen.items, 1)
+    few = active <= 1 + FEW * (count - 1)
+    many = active >= 1 + MANY * (count - 1)
+    ratios = []
+    for place in np.flatnonzero(few):
+        near = slice(max(0, place - NEAR * count), place + NEAR * count + 1)
+        beside = many[near]
+        if not beside.any():
+            continue
+        crowd = float(np.median(active[near][beside]))
+        crowded = float(np.median(wait[near][beside]))
+        if crowded <= 0:
+            continue
+        slope = (crowded - wait[place]) / (crowd - active[place])
+        alone = wait[place] - slope * (active[place] - 1)
+        ratios.append(crowded / max(alone, crowded / crowd))
+    return float(np.median(ratios)) if len(ratios) >= LEAST_FEW else None
+
+
+def memory_growth(events: Iterable[dict[str, Any]]) -> MemoryGrowth | None:
+    """Return what the workers' processes gained, from the events that they wrote; None: not known.
+
+    Of the processes that had a worker's number one after the other the one counts that gained most.
+    """
+    first: dict[tuple[int, int], list[int]] = {}
+    last: dict[tuple[int, int], list[int]] = {}
+    for event in events:
+        held = event.get("memory")
+        if isinstance(held, list) and len(held) == 2:
+            process = event["worker"], event["pid"]
+            first.setdefault(process, held)
+            last[process] = held
+    most: dict[int, tuple[float, float]] = {}
+    for process, (own, shared) in last.items():
+        own_before, shared_before = first[process]
+        gained = max(0, own - own_before) / KIB_PER_GIB
+        copied = min(gained, max(0, shared_before - shared) / KIB_PER_GIB)
+        most[process[0]] = max(most.get(process[0], (0.0, 0.0)), (gained, copied))
+    if not most:
+        return None
+    gains = most.values()
+    return MemoryGrowth(sum(gained for gained, _ in gains), sum(copied for _, copied in gains))
