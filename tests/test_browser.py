@@ -296,37 +296,6 @@ def test_by_keyboard_and_by_touch_on_a_narrow_dark_page_a_slider_predicts_and_ru
 
 
 @pytest.mark.nightly
-def test_every_kind_of_panel_works_and_a_cell_keeps_the_final_figure_and_no_widget(lab, page):
-    opened(
-        page,
-        lab,
-        "kinds",
-        "import labkit as lk\nfrom labkit.spec import Distributed\n"
-        "one = lk.Pipeline(dataset='sleep', prep_ms=2, model='mlp', width=32, depth=1, steps=30)\n"
-        "lk.panel(Distributed(one))",
-        "lk.panel(['workers-0', 'workers-6'])",
-        "lk.recorded('workers-0').diagnose()",
-        f"run = lk.run({PIPELINE}, steps=60))",
-    )
-    page.wait_for_function("() => window.hasRun", timeout=LATE)
-    expect(page.locator(".labkit-fallback").first).to_be_hidden()  # a word for a lost kernel
-    page.evaluate(SAVE)
-    outputs = json.loads((lab[0] / "kinds.ipynb").read_text())["cells"][-1]["outputs"]
-    assert [set(output["data"]) for output in outputs] == [{"image/png", "text/plain"}]
-    for number, press in enumerate(["Run", "Play"]):
-        panel = panels(page).nth(number)
-        button(panel, press).click()
-        expect(button(panel, press)).to_be_disabled()
-        expect(button(panel, press)).to_be_enabled(timeout=LATE)
-        expect(panel.locator("img")).to_be_visible(visible=press == "Run")
-        expect(panel.locator(".labkit-verdict")).not_to_be_empty()
-        screenshot(panel, f"kind-{number}")
-    verdict = page.locator(".jp-OutputArea-output", has_text="Bottleneck")
-    button(verdict, "copy as PyTorch").click()
-    expect(button(verdict, "copied")).to_be_visible()
-
-
-@pytest.mark.nightly
 def test_a_run_goes_on_through_a_reload_and_a_kernel_that_is_busy_or_gone_is_named(lab, page):
     panel = opened(page, lab, "rough", LONG)
     expect(button(panel, "Run")).to_be_visible()

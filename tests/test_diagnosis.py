@@ -371,11 +371,6 @@ def test_workers_whose_cores_others_have_are_not_said_to_wait_for_storage():
         assert found.cause == ("storage_latency" if workers is WAITING else "cores")
 
 
-def test_workers_that_are_enough_are_not_called_too_few():
-    enough = Workers(2, 1.0, (1.0, 1.0))
-    assert diagnosed(BUSY | {"cores": 8}, advised=enough).cause == "waiting for data"
-
-
 def test_validation_that_outweighs_the_training_loop_comes_before_its_loader():
     found = diagnosed(BUSY, loop_share=0.2, elsewhere={"validation": 0.7, "checkpoints": 0.1})
     assert (found.name, found.cause) == ("host", "validation")

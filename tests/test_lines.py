@@ -197,12 +197,6 @@ def test_padding_of_somebodys_batches_is_told_from_other_whole_numbers():
         assert padding_of(other) is None, other
 
 
-def test_whose_code_a_file_holds():
-    assert stack.is_users(__file__) and stack.is_users("/tmp/ipykernel_1/123.py")
-    for file in (torch.__file__, json.__file__, lk.__file__, "<frozen importlib._bootstrap>"):
-        assert not stack.is_users(file)
-
-
 def test_what_grows_is_told_from_what_is_emptied_and_no_code_of_the_users_is_run():
     class Lazy:
         def __getattr__(self, name):

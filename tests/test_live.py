@@ -202,8 +202,7 @@ def test_however_a_log_arrives_the_live_numbers_are_those_of_the_run(name):
     np.testing.assert_allclose(follower.mean_ms(), run.mean_ms, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("before", [None, "workers-0"])
-@pytest.mark.parametrize("name", ["workers-6", "stall-2", "batch-1", "capstone-1"])
+@pytest.mark.parametrize(("name", "before"), [("stall-2", None), ("capstone-1", "workers-0")])
 def test_a_runs_figure_has_the_height_that_was_reserved_for_it(name, before, monkeypatch):
     monkeypatch.setattr(display, "in_notebook", lambda: True)
     reserved = RunDisplay(before and recorded(before)).view.height

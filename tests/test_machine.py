@@ -187,16 +187,6 @@ def test_a_card_on_which_only_we_hold_memory_is_not_busy_with_others(
     assert bench_machine.busy_with_others(0) == busy
 
 
-def test_the_link_of_an_idle_card_is_told_with_what_it_can_be(monkeypatch):
-    links = {"Generation": (1, 4), "Width": (16, 16)}
-    for what, (now, most) in links.items():
-        monkeypatch.setattr(pynvml, f"nvmlDeviceGetCurrPcieLink{what}", lambda _, n=now: n)
-        monkeypatch.setattr(pynvml, f"nvmlDeviceGetMaxPcieLink{what}", lambda _, n=most: n)
-    assert bench_machine.pcie_link(0) == "generation 1 x16 now, at most generation 4 x16"
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrPcieLinkGeneration", lambda _: 4)
-    assert bench_machine.pcie_link(0) == "generation 4 x16"
-
-
 def test_a_card_that_is_not_there_is_not_called_unused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(pynvml, "nvmlInit", Mock(side_effect=pynvml.NVMLError_LibraryNotFound()))

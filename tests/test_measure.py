@@ -3,11 +3,8 @@
 import json
 import linecache
 import threading
-from functools import partial
-from types import SimpleNamespace
 
 import cloudpickle
-import pandas
 import pytest
 
 import labkit as lk
@@ -144,12 +141,6 @@ def test_what_cannot_be_sent_is_named():
 def test_what_a_function_may_return_is_said(returned, why):
     error = bench_measure.call(lambda bench: returned, {}, bench_measure.Bench(CPU), {})
     assert why in error
-
-
-def test_the_figure_of_the_rows_so_far_leaves_out_columns_of_lists():
-    rows = pandas.DataFrame({"n": [1, 2], "losses": [[0.5], [0.4]], "ms": [3.0, 4.0]})
-    running = SimpleNamespace(rows=rows, plot=partial(lk.plot, rows))
-    assert measuring.figure_so_far(running, "so far") is not None
 
 
 def test_a_record_of_an_experiment_of_version_1_still_loads(tmp_path):

@@ -225,29 +225,3 @@ def test_a_large_product_comes_close_to_the_measured_roof_and_none_exceeds_it(
     assert "measured here on 1 thread" in str(run.peak)
     assert lk.peaks(threads=1) == found  # the same all day
     assert reached[1024] > 0.8, reached
-
-
-def test_a_watched_loop_is_as_it_was_and_its_model_keeps_no_hook():
-    def losses(**given):
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.Dropout(), torch.nn.ReLU())
-        found = []
-        given = {"model": model} if given else {}
-        watched = lk.watch([torch.ones(4, 16)] * 40, live=False, **given)
-        for batch in watched:
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = model(batch).float().sum()
-            loss.backward()
-            found.append(loss.item())
-        run = watched.run
-        watched.close()
-        return found, run, model
-
-    plain, without, _ = losses()
-    seen, run, model = losses(model=True)
-    assert seen == plain and not model._forward_pre_hooks
-    work = run.event("work")
-    assert work["flops"] == 2 * 2 * 4 * 16 * 8 and work["samples"] == 4  # no input's gradient
-    assert work["precision"] == "bf16" and without.mfu is None
-    with pytest.raises(TypeError, match="torch.nn.Module"):
-        lk.watch([1], model="mlp")

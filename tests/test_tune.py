@@ -124,9 +124,7 @@ def test_both_neighbours_of_the_best_are_measured_before_the_search_ends(best):
 
 
 def test_the_first_number_of_workers_tried_is_the_one_that_the_verdict_recommends():
-    names = [entry.name for entry in lk.recorded() if entry.name.startswith("workers-")]
-    assert names
-    for name in names:
+    for name in ("workers-0", "workers-2", "workers-6"):
         run = lk.recorded(name)
         start = LoaderSetting.of(run.pipeline.to_dict())
         tried = [Trial(start.to_dict(), rates=[run.throughput], runs=[run])]
