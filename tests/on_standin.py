@@ -21,7 +21,7 @@ from labkit.bench import resolve_config as resolving
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch, plain_job
 from labkit.bench.rank import Communication, rank_timeline
-from labkit.bench.timeline import DeviceTimeline
+from labkit.bench.timeline import DeviceTimeline, Step
 from labkit.process.events import EventLog, recover
 from labkit.results.record import Tail
 
@@ -114,7 +114,7 @@ def test_an_hour_into_a_run_a_step_is_timed_as_well_as_in_its_first_minute(cards
         timeline.computing()
         (a @ a).sum()
         truth.append((gpu.kernels[-2].start, gpu.kernels[-1].end))
-        timeline.step(i, asked, ready, copied, 1, a.sum())
+        timeline.step(Step(i, asked, ready, copied, 1, a.sum()))
     timeline.finish()
     recover(tmp_path)
     steps = [event["busy"] for event in Tail(tmp_path / "events.jsonl").read() if "busy" in event]

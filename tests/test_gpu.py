@@ -22,7 +22,7 @@ from labkit.results.record import Tail
 
 torch = pytest.importorskip("torch")
 from labkit.bench import model_size  # noqa: E402
-from labkit.bench.timeline import make_timeline  # noqa: E402
+from labkit.bench.timeline import Step, make_timeline  # noqa: E402
 
 has_smi = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no nvidia-smi")
 pytestmark = [
@@ -70,7 +70,7 @@ def stamped(timeline, i, work):
     ready = timeline.copying()
     copied = timeline.copied()
     timeline.computing()
-    timeline.step(i, asked, ready, copied, 1, work())
+    timeline.step(Step(i, asked, ready, copied, 1, work()))
 
 
 def busy_share(intervals):

@@ -445,7 +445,7 @@ def test_a_device_whose_events_are_wrong_is_timed_on_the_hosts_clock(
     steps = timeline.WaitingTimeline(tmp_path, device)
     copied = steps.copied()
     steps.computing()
-    assert steps.step(0, copied, copied, copied, 4, torch.tensor(1.0)) >= copied
+    assert steps.step(timeline.Step(0, copied, copied, copied, 4, torch.tensor(1.0))) >= copied
     assert waited.call_count == 2
 
 

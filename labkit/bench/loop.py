@@ -16,7 +16,7 @@ from labkit.bench.formats import DTYPES, use_tf32
 from labkit.bench.job import Job
 from labkit.bench.models import AdamW, make_model, set_layout
 from labkit.bench.text import counted, next_bytes
-from labkit.bench.timeline import DeviceTimeline, HostTimeline
+from labkit.bench.timeline import DeviceTimeline, HostTimeline, Step
 from labkit.process.events import NO_TOKENS, now_ns
 
 STARTING_NS = 120_000_000_000  # what workers get to start in, at the most
@@ -195,7 +195,7 @@ def train(
             deadline_ns = ready + limit_ns
         timeline.computing()
         loss = trainer.compute(images, labels, update=(step + 1) % job.accumulation_steps == 0)
-        done = timeline.step(step, asked, ready, copied, samples, loss, tokens)
+        done = timeline.step(Step(step, asked, ready, copied, samples, loss, tokens))
         if trainer.after_step() or done > deadline_ns:
             break
     timeline.finish()

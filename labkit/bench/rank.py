@@ -26,7 +26,7 @@ from labkit.bench import data, flops, machine, process, work
 from labkit.bench.job import Job
 from labkit.bench.loop import UNLIMITED_S, Trainer, train
 from labkit.bench.resolve_config import resolve_config
-from labkit.bench.timeline import DeviceTimeline, HostTimeline
+from labkit.bench.timeline import DeviceTimeline, HostTimeline, Step
 from labkit.bench.user_loop import telemetry_beside
 from labkit.process.events import NO_DEVICE, NO_TOKENS, VERSION, EventLog, StepRing, line_of, now_ns
 
@@ -284,41 +284,24 @@ class DirectSteps(StepRing):
 class RankHostTimeline(HostTimeline, DirectSteps):
     """The timeline of a rank whose device is the CPU."""
 
-    def step(
-        self,
-        number: int,
-        asked: int,
-        ready: int,
-        copied: int,
-        samples: int,
-        loss: torch.Tensor,
-        tokens: tuple[int, int] = NO_TOKENS,
-    ) -> int:
+    def step(self, step: Step) -> int:
         """Record a step, as a HostTimeline does; its CPU time in every step."""
         done = now_ns()
-        self.exchanged[number] = self.comm.take()
+        self.exchanged[step.number] = self.comm.take()
         spent = time.thread_time_ns() - self.cpu_ns
-        stamps = (asked, ready, copied, done)
-        self.add(number, stamps, samples, loss.item(), tokens=tokens, cpu_ns=spent)
+        stamps = (step.asked, step.ready, step.copied, done)
+        loss = step.loss.item()
+        self.add(step.number, stamps, step.samples, loss, tokens=step.tokens, cpu_ns=spent)
         return done
 
 
 class RankDeviceTimeline(DeviceTimeline, DirectSteps):
     """The timeline of a rank on a GPU: its communication is stamped by events in the queue."""
 
-    def step(
-        self,
-        number: int,
-        asked: int,
-        ready: int,
-        copied: int,
-        samples: int,
-        loss: torch.Tensor,
-        tokens: tuple[int, int] = NO_TOKENS,
-    ) -> int:
+    def step(self, step: Step) -> int:
         """Keep a step until the device has finished it."""
-        self.exchanged[number] = self.comm.take()
-        return super().step(number, asked, ready, copied, samples, loss, tokens)
+        self.exchanged[step.number] = self.comm.take()
+        return super().step(step)
 
     def as_ns(self, mark: Mark) -> int:
         """Return an event of the step being written as ns on the host's clock; it is read once."""

@@ -65,6 +65,18 @@ def why_no_events(device: torch.device) -> str | None:
     return None
 
 
+class Step(NamedTuple):
+    """A step whose compute the host has issued, as the loop hands it to its timeline."""
+
+    number: int
+    asked: int  # when the host asked for data, ns,
+    ready: int  # when it had them
+    copied: int  # and when it had issued their copy
+    samples: int
+    loss: torch.Tensor
+    tokens: tuple[int, int] = NO_TOKENS  # of text: computed, and the real ones of them
+
+
 class HostTimeline(StepRing):
     """Steps of a device that runs while the host waits: the CPU."""
 
@@ -82,18 +94,10 @@ class HostTimeline(StepRing):
         """Note the thread's CPU time; this is `computing` in a step that records its own."""
         self.cpu_ns = time.thread_time_ns()
 
-    def step(
-        self,
-        number: int,
-        asked: int,
-        ready: int,
-        copied: int,
-        samples: int,
-        loss: torch.Tensor,
-        tokens: tuple[int, int] = NO_TOKENS,
-    ) -> int:
-        """Record a step, over now, with its other stamps; return its end, in ns."""
+    def step(self, step: Step) -> int:
+        """Record a step, over now; return its end, in ns."""
         done = now_ns()
+        number, asked, ready, copied, samples, loss, tokens = step
         spent = 0  # not read
         if self.until_read:
             self.until_read -= 1
@@ -138,29 +142,17 @@ class WaitingTimeline(HostTimeline):
         torch.accelerator.synchronize(self.device)
         return now_ns()
 
-    def step(
-        self,
-        number: int,
-        asked: int,
-        ready: int,
-        copied: int,
-        samples: int,
-        loss: torch.Tensor,
-        tokens: tuple[int, int] = NO_TOKENS,
-    ) -> int:
+    def step(self, step: Step) -> int:
         """Wait for the step, and record it."""
         torch.accelerator.synchronize(self.device)
-        return super().step(number, asked, ready, copied, samples, loss, tokens)
+        return super().step(step)
 
 
 class Issued(NamedTuple):
-    """A step that the host has issued and the device is not through with."""
+    """A step that the device is not through with."""
 
-    number: int
-    stamps: tuple[int, int, int, int]  # asked, ready, copied, done; ns
-    samples: int
-    loss: torch.Tensor  # page-locked, there once the last mark has passed
-    tokens: tuple[int, int]
+    step: Step  # its loss is page-locked, and there once the last mark has passed
+    done: int  # when the host had issued it, ns
     marks: list[torch.Event]  # start and end of the copy, start and end of the compute
 
 
@@ -209,35 +201,25 @@ class DeviceTimeline(StepRing):
         self.push("compute")
         self.marks.append(self.events.record())
 
-    def step(
-        self,
-        number: int,
-        asked: int,
-        ready: int,
-        copied: int,
-        samples: int,
-        loss: torch.Tensor,
-        tokens: tuple[int, int] = NO_TOKENS,
-    ) -> int:
+    def step(self, step: Step) -> int:
         """Keep a step, issued by now (ns, returned), until the device is through with it."""
         done = now_ns()
-        slot = self.losses[number % self.LOSSES]
-        slot.copy_(loss.detach(), non_blocking=True)  # queued behind the step, not waited for
+        slot = self.losses[step.number % self.LOSSES]
+        slot.copy_(step.loss.detach(), non_blocking=True)  # queued behind the step, not waited for
         self.marks.append(self.events.record())  # where it has passed, the loss is there too
         self.pop()
-        stamps = (asked, ready, copied, done)
-        self.in_flight.append(Issued(number, stamps, samples, slot, tokens, self.marks))
+        self.in_flight.append(Issued(step._replace(loss=slot), done, self.marks))
         while self.in_flight and self.in_flight[0].marks[-1].query():
             self._write_next()
         return done
 
     def _write_next(self) -> None:
-        step = self.in_flight.popleft()
-        self._move_to(step.marks[0])
-        start, copied, computing, end = map(self.host_ns, step.marks)
-        device = (start, copied, computing, end)
-        self.add(step.number, step.stamps, step.samples, step.loss.item(), device, step.tokens)
-        self.events.idle += step.marks[1:]
+        step, done, marks = self.in_flight.popleft()
+        self._move_to(marks[0])
+        device = tuple(map(self.host_ns, marks))
+        stamps = (step.asked, step.ready, step.copied, done)
+        self.add(step.number, stamps, step.samples, step.loss.item(), device, step.tokens)
+        self.events.idle += marks[1:]
 
     def _move_to(self, first: torch.Event) -> None:
         """Make a step's first event the one that the others are timed from."""

@@ -133,7 +133,8 @@ def recorder_cost() -> dict[str, float]:
                 copied = host.copied()
                 host.computing()
                 loss = trainer.compute(*batch, update=True)
-                host.step(i, asked, ready, copied, labels.numel(), loss)
+                step = timeline.Step(i, asked, ready, copied, labels.numel(), loss)
+                host.step(step)
             else:
                 trainer.compute(*trainer.to_device(images, labels), update=True)
             took[lot].append(now_ns() - start)
