@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Python
     from labkit.course.challenge import challenge
     from labkit.course.claims import check
+    from labkit.course.glossary import glossary
     from labkit.course.score import guess, score
     from labkit.diagnosis.cost import cost
     from labkit.diagnosis.diagnosis import diagnose
@@ -26,7 +27,6 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from labkit.results.record import RecordError
     from labkit.results.run import Run
     from labkit.results.script import script
-    from labkit.results.shipped import glossary
     from labkit.spec import Pipeline
     from labkit.view.measuring import measure, peaks
     from labkit.view.panels import panel
@@ -44,7 +44,7 @@ _HOMES = {  # public name: the module that defines it
     "cost": "labkit.diagnosis.cost",
     "diagnose": "labkit.diagnosis.diagnosis",
     "distributed": "labkit.view.running",
-    "glossary": "labkit.results.shipped",
+    "glossary": "labkit.course.glossary",
     "guess": "labkit.course.score",
     "headroom": "labkit.watching.headroom",
     "improve": "labkit.view.running",

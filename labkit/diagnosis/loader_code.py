@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from labkit.results.hardware import SETTINGS
 from labkit.results.script import call_lines
 
 # The arguments of a DataLoader, in the order of its signature
@@ -37,8 +36,15 @@ REPLACE = "from dataclasses import replace\n\n"
 OF_BATCHES = ("batch_size", "shuffle", "sampler", "drop_last")
 NOT_OF_BATCHES = {"batch_sampler", "collate_fn"}
 # Arguments of Hugging Face's TrainingArguments for knobs that are the user's DataLoader elsewhere
-TRAINER = {knob: argument for argument, knob in SETTINGS.items()} | {
+TRAINER = {
+    "num_workers": "dataloader_num_workers",
+    "pin_memory": "dataloader_pin_memory",
+    "prefetch_factor": "dataloader_prefetch_factor",
     "persistent_workers": "dataloader_persistent_workers",
+    "batch_size": "per_device_train_batch_size",
+    "accumulation_steps": "gradient_accumulation_steps",
+    "precision": "fp16",
+    "compile": "torch_compile",
     "fused_optimizer": "optim",
 }
 UNSAID = {"None", "False"}

@@ -28,10 +28,9 @@ COMPARED = (
 OF_SOME_RUNS = ("mfu", "mbu", "padding", "real_tokens_per_s")  # statistics that few runs have
 TINY = 0.01  # share of a step: of what is below it on both sides the ratio says nothing
 LEAST_NOISE = 0.02  # relative difference of throughput that two runs may always have
-# Neighbouring steps are alike, so BLOCKS stretches of a run are drawn anew, not steps; differences
-# of a part below LEAST of the step are not worth a word
+# Neighbouring steps are alike, so the noise is that of the means of BLOCKS stretches of a run, not
+# of its steps; differences of a part below LEAST of the step are not worth a word
 BLOCKS = 20
-DRAWS = 1000
 LEAST = 0.02
 LEAST_STEPS = 5  # of a run whose parts are compared
 
@@ -43,27 +42,15 @@ class Part:
     name: str  # "step", or a class of its time
     before_ms: float
     after_ms: float
-    low_ms: float  # 95 % interval of the difference (bootstrap over stretches of both runs)
+    low_ms: float  # 95 % interval of the difference
     high_ms: float
     slower: bool  # beyond the noise
     faster: bool
 
-    @property
-    def change_ms(self) -> float:
-        """How much longer it takes, ms."""
-        return self.after_ms - self.before_ms
-
     def __str__(self) -> str:
         what = CLASSES.get(self.name, "a step")
-        return f"{what} {self.change_ms:+.2f} ms (95%: {self.low_ms:+.2f} to {self.high_ms:+.2f})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the part as JSON types."""
-        values = asdict(self)
-        return {
-            name: round(value, 4) if isinstance(value, float) else value
-            for name, value in values.items()
-        }
+        change_ms = self.after_ms - self.before_ms
+        return f"{what} {change_ms:+.2f} ms (95%: {self.low_ms:+.2f} to {self.high_ms:+.2f})"
 
 
 class Comparison(Result):
@@ -76,22 +63,20 @@ class Comparison(Result):
     @property
     def changed(self) -> dict[str, tuple[Any, Any]]:
         """{knob: (before, after)} of the knobs that differ in what ran, and were asked for."""
-        old = self.before.pipeline.to_dict()
         new = self.after.pipeline.to_dict()
-        asked = [run.asked.to_dict() for run in (self.before, self.after)]
+        asked = self.before.asked.to_dict()
+        asked_after = self.after.asked.to_dict()
         changed = {}
-        for name in old:
-            is_asked = any(knobs[name] is not None for knobs in asked)
-            if is_asked and old[name] != new[name]:
-                changed[name] = (old[name], new[name])
+        for name, value in self.before.pipeline.to_dict().items():
+            is_asked = asked[name] is not None or asked_after[name] is not None
+            if is_asked and value != new[name]:
+                changed[name] = (value, new[name])
         return changed
 
     @property
     def speedup(self) -> float | None:
         """Throughput after over before; None where either has none."""
-        old = self.before.throughput
-        new = self.after.throughput
-        return new / old if old and new else None
+        return _ratio(self.before.throughput, self.after.throughput)
 
     @property
     def significant(self) -> bool:
@@ -112,45 +97,37 @@ class Comparison(Result):
         return f"{max(self.speedup, 1 / self.speedup):.2f}x {word}.{mark}"
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
-        """The step and the classes of its time, before and after; () where a run is too short.
+    def parts(self) -> list[Part]:
+        """The step and the classes of its time, before and after; none where a run is too short.
 
         Steps of other batch sizes are scaled to the samples of `before`.
         """
+        if min(len(run.steps_ms) for run in (self.before, self.after)) < LEAST_STEPS:
+            return []
         old = _blocks_of(self.before)
-        new = _blocks_of(self.after)
-        if not len(old) or not len(new):
-            return ()
-        new *= _batch_size(self.before) / max(_batch_size(self.after), 1e-9)
-        rng = np.random.default_rng(0)
-        old_draws = rng.integers(0, len(old), (DRAWS, len(old)))
-        new_draws = rng.integers(0, len(new), (DRAWS, len(new)))
-        differences = new[new_draws].mean(axis=1) - old[old_draws].mean(axis=1)
-        low, high = np.percentile(differences, [2.5, 97.5], axis=0)
+        new = _blocks_of(self.after) * (_batch_size(self.before) / _batch_size(self.after))
         old_ms = old.mean(axis=0)
         new_ms = new.mean(axis=0)
-        least_ms = LEAST * old_ms[0]
-        parts = []
-        for place, name in enumerate(("step", *CLASSES)):
-            change_ms = new_ms[place] - old_ms[place]
-            part = Part(
-                name=name,
-                before_ms=float(old_ms[place]),
-                after_ms=float(new_ms[place]),
-                low_ms=float(low[place]),
-                high_ms=float(high[place]),
-                slower=bool(low[place] > 0 and change_ms > least_ms),
-                faster=bool(high[place] < 0 and change_ms < -least_ms),
-            )
-            parts.append(part)
-        return tuple(parts)
+        variance = old.var(axis=0, ddof=1) / len(old) + new.var(axis=0, ddof=1) / len(new)
+        margin_ms = 1.96 * np.sqrt(variance)
+        least_ms = np.maximum(margin_ms, LEAST * old_ms[0])
+        columns = {
+            "before_ms": old_ms,
+            "after_ms": new_ms,
+            "low_ms": new_ms - old_ms - margin_ms,
+            "high_ms": new_ms - old_ms + margin_ms,
+            "slower": new_ms - old_ms > least_ms,
+            "faster": old_ms - new_ms > least_ms,
+        }
+        names = ("step", *CLASSES)
+        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+        return [Part(name, *row) for name, row in zip(names, rows, strict=True)]
 
     def slower_by(self, limit: float) -> bool:
         """Return whether a step takes over `limit` (0.05 is 5 %) longer, beyond the noise."""
-        if not self.parts:
-            return False
-        step = self.parts[0]
-        return step.slower and step.change_ms > limit * step.before_ms
+        return any(
+            part.slower and part.after_ms > (1 + limit) * part.before_ms for part in self.parts[:1]
+        )
 
     def plot(self) -> Figure:
         """Draw both runs on one time scale, the earlier one above, as a matplotlib Figure."""
@@ -165,30 +142,29 @@ class Comparison(Result):
             "significant": self.significant,
             "verdict": self.verdict,
             "changed": self.changed,
-            "parts": [part.to_dict() for part in self.parts],
+            "parts": [asdict(part) for part in self.parts],
             "slower": [part.name for part in self.parts if part.slower],
         }
 
     def table(self) -> Table:
         """Return the changed knobs and the numbers, before and after, with the verdict below."""
         rows = [(name, repr(old), repr(new), "") for name, (old, new) in self.changed.items()]
-        for name in (*COMPARED, *OF_SOME_RUNS):
-            known = getattr(self.before, name) is not None or getattr(self.after, name) is not None
-            if known or name in COMPARED:
+        rows += [self._row(name) for name in COMPARED]
+        for name in OF_SOME_RUNS:
+            if getattr(self.before, name) is not None or getattr(self.after, name) is not None:
                 rows.append(self._row(name))
         return Table(rows, ("", "before", "after", "ratio"), foot=(self.verdict, *self._remarks()))
 
-    def _row(self, name: str) -> tuple[str, str | None, str | None, str | None]:
+    def _row(self, name: str) -> tuple[str, str, str, str]:
         """Return a statistic before and after, as printed, and its ratio."""
         old = getattr(self.before, name)
         new = getattr(self.after, name)
-        ratio = f"{new / old:.2f}x" if old and new else ""
-        if name == "utilization" and old is not None and new is not None:
-            return name, self.before.busy_text, self.after.busy_text, ratio
-        if name.endswith("_ms") and old is not None and new is not None:
+        ratio = _ratio(old, new)
+        if ratio and name.endswith("_ms"):
             largest = max(old / self.before.step_ms, new / self.after.step_ms)
-            ratio = None if largest < TINY else ratio
-        return name, printed(name, old), printed(name, new), ratio
+            ratio = ratio if largest >= TINY else None
+        text = f"{ratio:.2f}x" if ratio else ""
+        return name, printed(self.before, name), printed(self.after, name), text
 
     def _remarks(self) -> list[str]:
         """Return which parts changed beyond the noise, and what a step is where that differs."""
@@ -206,24 +182,28 @@ class Comparison(Result):
         return remarks
 
 
-def printed(name: str, value: float | None) -> str | None:
-    """Return a statistic of a run as it is printed in a table."""
+def printed(run: Run, name: str) -> str:
+    """Return a statistic of a run as it is printed in a table; "-" where it has none."""
+    value = getattr(run, name)
     if value is None:
-        return None
+        return "-"
+    if name == "utilization":
+        return run.busy_text
     if name in ("mfu", "mbu", "padding"):
-        return percent(value)
+        return str(percent(value))
     return f"{value:,.0f}" if name == "real_tokens_per_s" else f"{value:.1f}"
 
 
+def _ratio(old: float | None, new: float | None) -> float | None:
+    return new / old if old and new else None
+
+
 def _batch_size(run: Run) -> float:
-    return run.samples / run.steps
+    return max(run.samples, 1) / run.steps
 
 
 def _blocks_of(run: Run) -> np.ndarray:
-    """Return (stretches, 1 + classes): ms per step, all of it and by class; none if too short."""
-    steps_ms = run.steps_ms
-    if len(steps_ms) < LEAST_STEPS:
-        return np.zeros((0, 1 + len(CLASSES)))
-    blocks = np.array_split(steps_ms, min(BLOCKS, len(steps_ms)))
+    """Return (stretches, 1 + classes): ms per step, all of it and by class."""
+    blocks = np.array_split(run.steps_ms, min(BLOCKS, len(run.steps_ms)))
     means = np.array([block.mean(axis=0) for block in blocks])
     return np.column_stack([means.sum(axis=1), means])

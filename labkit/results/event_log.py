@@ -8,7 +8,7 @@ import gzip
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -90,7 +90,13 @@ class live_property(Generic[Log, Value]):
     @overload
     def __get__(self, log: Log, owner: type) -> Value: ...
     def __get__(self, log: Log | None, owner: type) -> Self | Value:
-        return self if log is None else log.computed_once(self.compute)
+        if log is None:
+            return self
+        with log.as_of_now():
+            computed = log.computed  # of this moment: a thread may read on meanwhile
+            if self.compute not in computed:
+                computed[self.compute] = self.compute(log)
+            return computed[self.compute]
 
 
 class EventLogResult:
@@ -117,8 +123,7 @@ class EventLogResult:
         self._process = process
         self._alive = False  # whether the process was, when the log was last read
         self._reading = threading.Lock()
-        self._taken = 0  # events
-        self._computed: dict[Hashable, tuple[Hashable, Any]] = {}  # and at which moment
+        self.computed: dict[Callable[..., object], Any] = {}  # the live properties of this moment
         self._kept: dict[str, Event] = {}  # the last event of each name
         self._series: dict[str, Any] = {name: make() for name, make in self.SERIES.items()}
         self._holds: set[object] = set()  # while one is in here, nothing new is read
@@ -126,6 +131,7 @@ class EventLogResult:
         if tail is None and recorded:
             with self._hold():
                 self._absorb(events_of(self.path))
+                self._forget()
         elif tail is None:
             self._tail = Tail(self.path / FILE_NAME)
 
@@ -140,6 +146,7 @@ class EventLogResult:
                 alive = self._process is not None and self._process.alive()
                 self._absorb(self._tail.read())
                 self._alive = alive  # set last: until here readers see the moment before
+                self._forget()
                 if not alive and "end" in self._kept:
                     self._tail = None  # complete: nothing will follow
         return self
@@ -164,19 +171,9 @@ class EventLogResult:
         """Read what has been written since (6 µs while it grows), unless held at a moment."""
         return self if self._holds else self.refresh()
 
-    def _moment(self) -> Hashable:
-        """Return what differs whenever the log has grown or its process has ended."""
-        return self._taken, self._alive
-
-    def computed_once(self, compute: Callable[[Self], Value]) -> Value:
-        """Return `compute(log)` of one moment, from the last call where nothing came since."""
-        with self.as_of_now():
-            moment = self._moment()  # before it computes: a thread may read on meanwhile
-            known = self._computed.get(compute)
-            if known is None or known[0] != moment:
-                known = (moment, compute(self))
-                self._computed[compute] = known
-            return known[1]
+    def _forget(self) -> None:
+        """Begin a new moment."""
+        self.computed = {}
 
     def event(self, name: str) -> Event | None:
         """Return the last event of that name; None where there is none."""
@@ -202,7 +199,6 @@ class EventLogResult:
             self._series[name].append(event)
         else:
             self._kept[name] = event
-        self._taken += 1
 
     def _is_alive(self) -> bool:
         """Return whether its process was alive when the log was last read."""

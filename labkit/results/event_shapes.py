@@ -4,62 +4,61 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 MAX_RANKS = 64  # of one machine
 MOST = 2**62  # of a whole number: a time in ns, a size in bytes, a count
 
-Check = Callable[[Any], bool]
+Check = Callable[[object], bool]
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _is_dict(value: Any) -> bool:
+def _is_dict(value: object) -> bool:
     return isinstance(value, dict)
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: object) -> bool:
     return isinstance(value, list)
 
 
-def _is_switch(value: Any) -> bool:
+def _is_switch(value: object) -> bool:
     return isinstance(value, bool)
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     return type(value) is int and abs(value) < MOST
 
 
-def _is_count(value: Any) -> bool:
-    return _is_whole(value) and value >= 0
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < MOST
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return _is_whole(value) or (type(value) is float and math.isfinite(value))
 
 
-def _is_number_or_gap(value: Any) -> bool:
+def _is_number_or_gap(value: object) -> bool:
     return value is None or _is_number(value)
 
 
-def _is_duration(value: Any) -> bool:
-    return _is_number(value) and value >= 0
+def _is_duration(value: object) -> bool:
+    return _is_count(value) or (type(value) is float and 0 <= value < math.inf)
 
 
-def _is_rank_count(value: Any) -> bool:
-    return _is_count(value) and value <= MAX_RANKS
+def _is_rank_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MAX_RANKS
 
 
-def _is_unit(value: Any) -> bool:
+def _is_unit(value: object) -> bool:
     return value in ("samples", "batches")
 
 
 def _list_of(check: Check, size: int | None = None) -> Check:
     """Return the check of a list whose items pass `check`, `size` of them where given."""
 
-    def is_such_list(value: Any) -> bool:
+    def is_such_list(value: object) -> bool:
         if not isinstance(value, list) or size not in (None, len(value)):
             return False
         return all(map(check, value))
@@ -70,13 +69,13 @@ def _list_of(check: Check, size: int | None = None) -> Check:
 def _dict_of(check: Check) -> Check:
     """Return the check of a dict whose values pass `check`."""
 
-    def is_such_dict(value: Any) -> bool:
+    def is_such_dict(value: object) -> bool:
         return isinstance(value, dict) and all(map(check, value.values()))
 
     return is_such_dict
 
 
-def _is_process(value: Any) -> bool:
+def _is_process(value: object) -> bool:
     """Return whether it names a process of the machine, with the cores it used where known."""
     if not isinstance(value, dict):
         return False
@@ -152,7 +151,7 @@ RULES: dict[str, list[tuple[str, Check]]] = {
 }
 
 
-def is_sound(event: Any) -> bool:
+def is_sound(event: object) -> bool:
     """Return whether a line is an event, with what readers rely on as `SHAPES` has it."""
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return False
@@ -166,6 +165,6 @@ def is_sound(event: Any) -> bool:
     if name == "telemetry":
         return all(map(_is_number_or_gap, rest.values()))
     rank = rest.pop("of_rank", 0)
-    if not _is_count(rank) or rank >= MAX_RANKS:
+    if type(rank) is not int or rank not in range(MAX_RANKS):
         return False
     return all(_is_number(value) for value in rest.values() if type(value) in (int, float))

@@ -1,4 +1,4 @@
-"""The machine, asked of a process of its own, and Hugging Face's `TrainingArguments` on it."""
+"""The machine, asked of a process of its own."""
 
 from __future__ import annotations
 
@@ -78,29 +78,32 @@ class Machine(Result):
 
     def table(self) -> Table:
         """Return what is known of it, a line each."""
-        lines = {"device": f"{self.name} ({self.device})", "GPU not used": self.unused_gpu}
-        if self.kind == "cpu":
+        is_cpu = self.kind == "cpu"
+        device = f"{self.name} ({self.device})"
+        if is_cpu:
             why = "GPU not used" if self.unused_gpu else "no GPU here"
-            lines["device"] += f": {why}, the CPU is the device"
-        lines["device memory"] = _gib(self.memory_gib, 1)
-        lines["SMs"] = self.sm_count
-        lines["compute capability"] = self.compute_capability
-        lines["driver"] = self.driver
-        lines["PCIe link"] = self.pcie
-        if self.kind != "cpu":
-            lines["CPU"] = self.cpu_name
-        lines["CPU cores"] = self.cores_text
-        if self.kind == "cpu":
-            lines["model threads"] = self.threads
-        else:
-            lines["RAM"] = _gib(self.ram_gib, 1)
-        lines["/dev/shm"] = _gib(self.shm_gib, 2)
-        if self.shm_gib is not None and self.shm_gib < LEAST_SHM_GIB:
-            lines["/dev/shm"] += SMALL_SHM
-        lines["system"] = self.os
+            device += f": {why}, the CPU is the device"
+        shm = _gib(self.shm_gib, 2)
+        if shm and (self.shm_gib or 0.0) < LEAST_SHM_GIB:
+            shm += SMALL_SHM
         known = [f"{name} {version}" for name, version in self.versions.items() if version]
-        lines["versions"] = ", ".join(known)
-        return Table([(name, text) for name, text in lines.items() if text], left=(0, 1))
+        lines = {
+            "device": device,
+            "GPU not used": self.unused_gpu,
+            "device memory": _gib(self.memory_gib, 1),
+            "SMs": self.sm_count,
+            "compute capability": self.compute_capability,
+            "driver": self.driver,
+            "PCIe link": self.pcie,
+            "CPU": None if is_cpu else self.cpu_name,
+            "CPU cores": self.cores_text,
+            "model threads": self.threads if is_cpu else None,
+            "RAM": None if is_cpu else _gib(self.ram_gib, 1),
+            "/dev/shm": shm,
+            "system": self.os,
+            "versions": ", ".join(known),
+        }
+        return Table([line for line in lines.items() if line[1]], left=(0, 1))
 
 
 def _gib(amount: float | None, digits: int) -> str | None:
@@ -127,16 +130,3 @@ def asked_of(module: str, *arguments: str) -> dict[str, Any]:
         why = (probe.stderr.strip().splitlines() or ["no message"])[-1]
         raise RuntimeError(f"torch does not start here: {why}")
     return json.loads(probe.stdout.splitlines()[-1])
-
-
-SETTINGS = {  # of TrainingArguments: the knob of the Pipeline that each stands for
-    "dataloader_num_workers": "num_workers",
-    "dataloader_pin_memory": "pin_memory",
-    "dataloader_prefetch_factor": "prefetch_factor",
-    "per_device_train_batch_size": "batch_size",
-    "gradient_accumulation_steps": "accumulation_steps",
-    "bf16": "precision",
-    "tf32": "precision",
-    "torch_compile": "compile",
-    "fp16": "precision",
-}

@@ -7,21 +7,22 @@ it is stands in its first events.
 from __future__ import annotations
 
 import collections
-import html
 import os
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import labkit
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
 from labkit.results.record import BROKEN, Event, RecordError, event_on, opened, read_record
-from labkit.results.result import Table
 from labkit.results.run import Run
-from labkit.results.shipped import Listing
+
+if TYPE_CHECKING:
+    import pandas
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 HEAD_BYTES = 32 * 1024  # of a record, unpacked: its spec and its machine stand in it
@@ -72,20 +73,20 @@ class Entry:
     path: Path
     experiment: bool  # measurements rather than steps
 
-    HEAD = ("name", "what it shows", "RECORDED on", "date", "torch")
-
-    @property
-    def row(self) -> tuple[str, ...]:
-        """Its cells in a listing's table."""
-        return (self.name, self.title, self.hardware, self.date, self.torch)
-
     def load(self) -> Loaded:
         """Load it; it is marked RECORDED wherever it shows."""
         return load(self.path)
 
 
-class Library(Listing):
-    """A listing of recorded runs; prints in short, `.table()` lists every one."""
+class Library(list[Entry]):
+    """Recorded runs; prints in short, `.rows` has every one."""
+
+    @property
+    def rows(self) -> pandas.DataFrame:
+        """A row a run."""
+        import pandas
+
+        return pandas.DataFrame(self, columns=["name", "title", "hardware", "date", "torch"])
 
     def __repr__(self) -> str:
         if not self:
@@ -96,15 +97,8 @@ class Library(Listing):
         runs = "1 run" if len(self) == 1 else f"{len(self)} runs"
         return (
             f"{runs} RECORDED on {machines}, such as\n{names}.\n"
-            "lk.recorded(name) loads one, lk.panel(name) plays it; .table() lists them all."
+            "lk.recorded(name) loads one, lk.panel(name) plays it; .rows lists them all."
         )
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(repr(self))}</pre>"
-
-    def table(self) -> Table:
-        """Return name, title, hardware, date and torch version of each."""
-        return super().table() if self else Table((), foot=(repr(self),))
 
 
 def recorded(

@@ -116,12 +116,11 @@ class Measurements(EventLogResult):
 
     def shown(self) -> pandas.DataFrame:
         """Return the rows as they are printed: three digits, and no column without a value."""
-        table = self.rows.dropna(axis="columns", how="all").drop(columns="iqr_ms", errors="ignore")
+        table = self.rows.drop(columns="iqr_ms", errors="ignore")
         if "noisy" in table:
-            table["noisy"] = ["noisy" if each is True else "" for each in table["noisy"]]
-        if not any(table.get("noisy", ())):
-            table = table.drop(columns="noisy", errors="ignore")
-        return table.map(short).astype(object).fillna("-")
+            table["noisy"] = ["noisy" if each is True else None for each in table["noisy"]]
+        table = table.dropna(axis="columns", how="all").map(short).astype(object)
+        return table.fillna({"noisy": ""}).fillna("-")
 
     def __repr__(self) -> str:
         if not len(self):

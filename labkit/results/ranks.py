@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,9 +47,6 @@ class RankRun(Run):
         super().__init__(log.parent, whole._process, whole.recorded, tail=Tail(log))
         self._whole = whole
         self._holds = whole._holds  # every rank is seen at the same moment
-
-    def _moment(self) -> Hashable:
-        return self._whole._moment()
 
     def _is_alive(self) -> bool:
         return self._whole._is_alive()
@@ -93,7 +90,6 @@ class Ranks(EventLogResult):
         if number not in self._ranks:
             self._ranks[number] = RankRun(self, number)
         self._ranks[number]._take(event)
-        self._taken += 1
 
     def _absorb(self, events: Iterable[Event]) -> None:
         super()._absorb(events)
@@ -103,9 +99,14 @@ class Ranks(EventLogResult):
                 for event in tail.read():
                     self._take({**event, "of_rank": number})
         if "end" in self._kept:
-            for number, rank in self._ranks.items():
+            for rank in self._ranks.values():
                 if rank._kept.keys().isdisjoint(ENDINGS):
-                    self._take({**self._end_of(rank), "of_rank": number})
+                    rank._take(self._end_of(rank))
+
+    def _forget(self) -> None:
+        super()._forget()
+        for rank in self._ranks.values():
+            rank._forget()
 
     def log_of(self, number: int) -> Path:
         """Return the file of a rank's own log, by its number on this machine."""

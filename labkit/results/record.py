@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from labkit.process.events import FILE_NAME, VERSION
 from labkit.results.event_shapes import is_sound
@@ -228,38 +228,41 @@ def pipeline_of(knobs: dict[str, Any]) -> Pipeline:
         raise RecordError(f"The record's pipeline is not valid: {error}") from None
 
 
+@dataclass(frozen=True)
 class Watched:
     """Stands in for the Pipeline of a watched loop.
 
     It has the settings of the user's loader under the names of the knobs; all other knobs are None.
     """
 
-    simulated_delay = ""
-    num_workers: int | None  # as every knob; these are asked for by name
-    accumulation_steps: int | None
-    device: str | None
+    loader: str
+    settings: dict[str, bool | int | str]
 
-    def __init__(self, loader: str, settings: dict[str, Any]):
-        self.loader = str(loader)[:MAX_LOADER]
+    simulated_delay: ClassVar[str] = ""
+
+    @classmethod
+    def of(cls, loader: str, knobs: dict[str, Any]) -> Watched:
+        """Keep what is a plain value: a record is anybody's."""
+        settings = {}
         for name, knob in KNOBS.items():
-            value = settings.get(name)
-            is_plain = isinstance(value, (bool, int)) or value in (knob.choices or ())
-            setattr(self, name, value if is_plain else None)
+            value = knobs.get(name)
+            if isinstance(value, (bool, int)) or (value and value in (knob.choices or ())):
+                settings[name] = value
+        return cls(str(loader)[:MAX_LOADER], settings)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Watched) and self.changed() == other.changed()
-
-    def __hash__(self) -> int:
-        return hash(repr(self.changed()))
+    def __getattr__(self, name: str) -> Any:
+        """Return the value of a knob."""
+        if name not in KNOBS:
+            raise AttributeError(name)
+        return self.settings.get(name)
 
     def to_dict(self) -> dict[str, Any]:
         """Return every knob of a Pipeline; None where this loop's value is not known."""
-        return {name: getattr(self, name) for name in KNOBS}
+        return {name: self.settings.get(name) for name in KNOBS}
 
     def changed(self) -> dict[str, Any]:
         """Return what is known, the loader's type first."""
-        known = {name: value for name, value in self.to_dict().items() if value is not None}
-        return {"watched": self.loader, **known}
+        return {"watched": self.loader, **self.settings}
 
     def but(self, **changes: Any) -> NoReturn:
         """Raise ValueError: labkit holds neither the data nor the model of a watched loop."""

@@ -61,7 +61,7 @@ class RunLog(EventLogResult):
             for name, value in CPU_VALUES.items():
                 if knobs.get(name) == value:  # older logs have the number in place of None
                     knobs = {**knobs, name: None}
-        return Watched(self.watched, knobs) if self.watched else pipeline_of(knobs)
+        return Watched.of(self.watched, knobs) if self.watched else pipeline_of(knobs)
 
     @property
     def _loop(self) -> Event:

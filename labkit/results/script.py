@@ -30,7 +30,6 @@ TEMPLATE = "train.py.jinja"
 WIDTH = 100  # columns of a line at most
 INDENT = 4  # before the statements of main()
 PYTORCH_PREFETCH = 2  # its default
-EPOCH = 51_200  # samples: an epoch is longer than most runs
 DATASETS = {  # {name: the code that makes it}
     "jpeg": "Images(image_files())",
     "array": "Images(decoded(image_files()))",
@@ -39,8 +38,7 @@ DATASETS = {  # {name: the code that makes it}
 }
 COLLATE = {"jpeg": "default_collate", "text": "padded"}  # else "as_it_is"
 MODELS = {"cnn": "cnn", "mlp": "mlp", "transformer": "VisionTransformer", "gpt": "GPT"}
-DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
-LOADER = ("batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
+OF_LOADER = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
 
 
 class Script(str):
@@ -147,11 +145,21 @@ def whole_script(job: Mapping[str, Any], threads: int | None, about: str) -> str
     return _filled(job, threads, _warmup(job), textwrap.fill(about, WIDTH - 1))
 
 
+def _warmup(job: Mapping[str, Any]) -> int:
+    """Return the steps to leave out of the throughput: those of prefetched batches, or a third."""
+    prefetched = job["num_workers"] * (job["prefetch_factor"] or PYTORCH_PREFETCH)
+    return max(1, min(max(3, prefetched), job["steps"] // 3))
+
+
 def _difference(before: Pipeline, after: Pipeline) -> Script:
     """Return the lines that change, as a unified diff."""
-    old, new = _two_scripts(before.to_dict(), after.to_dict())
     lines = difflib.unified_diff(
-        old.splitlines(), new.splitlines(), "before/train.py", "after/train.py", lineterm="", n=1
+        _for_any_device(before.to_dict()).splitlines(),
+        _for_any_device(after.to_dict()).splitlines(),
+        "before/train.py",
+        "after/train.py",
+        lineterm="",
+        n=1,
     )
     text = "\n".join(lines)
     none = "nothing changed" if before == after else "these knobs are not in the script"
@@ -163,82 +171,52 @@ def changed_lines(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
     Both are {knob: value} of a Pipeline; knobs that are missing or None have their defaults.
     """
-    old, new = _two_scripts(before, after)
-    kept = _statements(old)
-    return "".join(f"{text}\n" for text in _statements(new) if text not in kept)
+    kept = _statements(before)
+    return "".join(f"{text}\n" for text in _statements(after) if text not in kept)
 
 
 def loader_line(knobs: Mapping[str, Any]) -> str:
     """Return the statement that makes a pipeline's loader; `knobs` as in `changed_lines`."""
-    text, _ = _two_scripts(knobs, knobs)
-    return next(text for text in _statements(text) if text.startswith("loader = "))
+    return next(text for text in _statements(knobs) if text.startswith("loader = "))
 
 
-def _two_scripts(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, str]:
-    """Return two scripts, for a GPU or a CPU alike, that differ by their knobs alone."""
-    scripts = []
-    for knobs in (before, after):
-        job = {name: knob.default for name, knob in KNOBS.items()}
-        job |= {name: value for name, value in knobs.items() if value is not None}
-        for name, value in automatic(job).items():
-            if job[name] is None:
-                job[name] = value
-        scripts.append(_filled(job, None, warmup=3, about=""))
-    return scripts[0], scripts[1]
+def _for_any_device(knobs: Mapping[str, Any]) -> str:
+    """Return a script in which only the knobs are stated, for a GPU or a CPU alike."""
+    job = {name: knob.default for name, knob in KNOBS.items()}
+    job |= {name: value for name, value in knobs.items() if value is not None}
+    job |= {name: value for name, value in automatic(job).items() if job[name] is None}
+    return _filled(job, None, warmup=3, about="")
 
 
-def _statements(code: str) -> list[str]:
-    """Return what a script sets up, and what its loop does, statement by statement."""
+def _statements(knobs: Mapping[str, Any]) -> list[str]:
+    """Return what a pipeline's script sets up, and what its loop does, statement by statement."""
+    code = _for_any_device(knobs)
     lines = code.split("\n")
-    tree = ast.parse(code)
-    main = next(node for node in tree.body if getattr(node, "name", "") == "main")
-    loop = next(node for node in main.body if isinstance(node, ast.For))
-    found = [node for node in tree.body if isinstance(node, ast.Assign)]
-    found += main.body[: main.body.index(loop)] + loop.body
+    body = ast.parse(code).body
+    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
+    (main,) = (node.body for node in functions if node.name == "main")
+    (loop,) = (node for node in main if isinstance(node, ast.For))
+    found = [node for node in body if isinstance(node, ast.Assign)]
+    found += main[: main.index(loop)] + loop.body
     texts = ["\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in found]
     return [textwrap.dedent(text) for text in texts]
 
 
-def _warmup(job: Mapping[str, Any]) -> int:
-    """Return the steps to leave out of the throughput: those of prefetched batches, or a third."""
-    prefetched = job["num_workers"] * (job["prefetch_factor"] or PYTORCH_PREFETCH)
-    return max(1, min(max(3, prefetched), job["steps"] // 3))
-
-
 def _filled(job: Mapping[str, Any], threads: int | None, warmup: int, about: str) -> str:
     """Return the template, filled in for a job."""
-    is_text = job["dataset"] == "text"
-    is_cuda = str(job["device"]).startswith("cuda")
-    is_plain = job["precision"] == "fp32"
-    scaler = job["precision"] == "fp16"
-    update = "scaler.step(optimizer)\nscaler.update()\n" if scaler else "optimizer.step()\n"
-    facts = {
-        "about": about,
-        "text": is_text,
-        "files": job["dataset"] in ("jpeg", "array"),
-        "random_used": job["dataset"] == "jpeg" and job["augment"] > 0,
-        "several_epochs": is_text or job["steps"] * job["batch_size"] > EPOCH,
-        "x": "rows" if is_text else "images",
-        "y": "lengths" if is_text else "labels",
-        "threads": threads,
-        "gpu": job["device"] not in ("cpu", "auto"),
-        "plain_convolutions": is_cuda and is_plain and job["model"] not in ("mlp", "gpt"),
-        "collate": COLLATE.get(job["dataset"], "as_it_is"),
-        "made_of": DATASETS[job["dataset"]],
-        "loader": loader_call(job, **_order_and_collate(job)),
-        "model_name": MODELS[job["model"]],
-        "width": job["width"] or "...",
-        "depth": job["depth"] or "...",
-        "overlap": ", non_blocking=True" if job["non_blocking"] else "",
-        "model_and_targets": "model(tokens).flatten(0, 1), targets.flatten()"
-        if is_text
-        else "model(images), labels",
-        "dtype": DTYPES.get(job["precision"]),
-        "update": update + "optimizer.zero_grad()",
-        "graphs": job["compile"] in GRAPH_MODES,
-        "warmup": warmup,
-    }
-    return _template().render({**job, **facts})
+    return _template().render(
+        {
+            **job,
+            "about": about,
+            "graph_modes": GRAPH_MODES,
+            "collate": COLLATE.get(job["dataset"], "as_it_is"),
+            "loader": _loader_call(job),
+            "made_of": DATASETS[job["dataset"]],
+            "model_name": MODELS[job["model"]],
+            "threads": threads,
+            "warmup": warmup,
+        }
+    )
 
 
 @functools.cache
@@ -256,26 +234,19 @@ def _template() -> jinja2.Template:
     return environment.from_string((DATA / TEMPLATE).read_text(encoding="utf-8"))
 
 
-def _order_and_collate(job: Mapping[str, Any]) -> dict[str, str]:
-    """Return the arguments of the loader, as code, that say what is in a batch."""
-    arguments = {"shuffle": "True"}
+def _loader_call(job: Mapping[str, Any]) -> str:
+    """Return the call that makes the DataLoader of a job."""
+    arguments = [f"batch_size={job['batch_size']}", "shuffle=True"]
     if job["stall_ms"]:
-        arguments["collate_fn"] = "SlowDisk()"
+        arguments.append("collate_fn=SlowDisk()")
     elif job["dataset"] != "jpeg":
-        arguments["collate_fn"] = COLLATE.get(job["dataset"], "as_it_is")
-    return arguments
-
-
-def loader_call(knobs: Mapping[str, Any], **more: str) -> str:
-    """Return the call of a DataLoader with these settings; `more` are other arguments, as code."""
-    arguments = {"batch_size": repr(knobs["batch_size"]), **more}
-    for name in LOADER[1:]:
-        value = knobs.get(name)
-        is_default = value in (None, False) or (name, value) == ("prefetch_factor", 2)
+        arguments.append(f"collate_fn={COLLATE.get(job['dataset'], 'as_it_is')}")
+    for name in OF_LOADER:
+        value = job[name]
+        is_default = not value or (name, value) == ("prefetch_factor", PYTORCH_PREFETCH)
         if name == "num_workers" or not is_default:
-            arguments[name] = repr(value)
-    written = [f"{name}={code}" for name, code in arguments.items()]
-    return call_lines("DataLoader", ["dataset", *written], len("loader"))
+            arguments.append(f"{name}={value!r}")
+    return call_lines("DataLoader", ["dataset", *arguments], len("loader"))
 
 
 def call_lines(call: str, arguments: list[str], name: int) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.knobs import check_names
-from labkit.results.comparison import printed
+from labkit.results.comparison import OF_SOME_RUNS, printed
 from labkit.results.result import Result, Table
 from labkit.spec import KNOBS, Pipeline
 
@@ -17,8 +17,15 @@ if TYPE_CHECKING:
 
     from labkit.results.run import Run
 
-# Columns that a sweep's table has where one of its runs has such a number
-MORE_COLUMNS = {"MFU": "mfu", "real tokens/s": "real_tokens_per_s", "padding": "padding"}
+COLUMNS = {  # {statistic: its head}; of those in `OF_SOME_RUNS`, only where a run has it
+    "throughput": "samples/s",
+    "utilization": "busy",
+    "mfu": "MFU",
+    "real_tokens_per_s": "real tokens/s",
+    "padding": "padding",
+    "wait_ms": "wait ms",
+    "compute_ms": "compute ms",
+}
 PERIOD_S = 0.05  # between two looks at the runs that go on
 Setting = dict[str, Any]
 """{knob: value} of one run of a sweep."""
@@ -98,20 +105,18 @@ class Sweep(Result):
 
     def _keep_measured(self) -> None:
         """Leave out the runs that were stopped, and put their settings last: they are left."""
-        first = []
-        last = []
-        for place, setting in enumerate(self.settings):
-            is_measured = place < len(self.runs) and self.runs[place].outcome != "stopped"
-            (first if is_measured else last).append((setting, self.pipelines[place]))
-        self.settings = [setting for setting, _ in first + last]
-        self.pipelines = [pipeline for _, pipeline in first + last]
+        stopped = [run.outcome == "stopped" for run in self.runs]
+        is_left = stopped + [True] * (len(self.settings) - len(stopped))
+        order = sorted(range(len(is_left)), key=is_left.__getitem__)
+        self.settings = [self.settings[place] for place in order]
+        self.pipelines = [self.pipelines[place] for place in order]
         self.runs = [run for run in self.runs if run.outcome != "stopped"]
 
     @property
     def best(self) -> Run | None:
         """The Run with the highest throughput; None where none has numbers."""
         measured = [run for run in self.runs if run.throughput]
-        return max(measured, key=lambda run: run.throughput, default=None)
+        return max(measured, key=lambda run: run.throughput or 0.0, default=None)
 
     def plot(self) -> Figure:
         """Draw throughput and utilization over the first knob, a line for each other setting."""
@@ -121,57 +126,44 @@ class Sweep(Result):
 
     def table(self) -> Table:
         """Return the knobs, samples/s, busy share, wait and compute of each run."""
-        more = {
-            head: name
-            for head, name in MORE_COLUMNS.items()
-            if any(getattr(run, name) for run in self.runs)
-        }
+        shown = [
+            name
+            for name in COLUMNS
+            if name not in OF_SOME_RUNS or any(getattr(run, name) for run in self.runs)
+        ]
+        where = ("device",) if self.devices else ()
+        head = (*self.knobs, *where, *(COLUMNS[name] for name in shown), "")
         rows = []
         for setting, run in zip(self.settings, self.runs, strict=False):
-            row = [repr(value) for value in setting.values()]
-            if self.devices:
-                row.append(run.asked.device)
-            rows.append(row + self._numbers(run, list(more.values())))
-        where = ("device",) if self.devices else ()
-        head = (*self.knobs, *where, "samples/s", "busy", *more, "wait ms", "compute ms", "")
+            places = [run.asked.device] if self.devices else []
+            numbers = [printed(run, name) for name in shown]
+            rows.append([*map(repr, setting.values()), *places, *numbers, self._note(run)])
         left = len(self.pipelines) - len(self.runs)
         return Table(rows, head, foot=(f"({left} not run)",) if left else (), left=())
 
-    def _numbers(self, run: Run, more: list[str]) -> list[str | None]:
-        """Return the cells of one run behind its setting; `more` are statistics by name."""
+    def _note(self, run: Run) -> str:
+        """Return what stands behind a run's numbers, or why it has none."""
         if run.throughput is None:
-            return [None] * (4 + len(more)) + [run.error or run.outcome]
-        notes = []
-        if run is self.best:
-            notes.append("best")
-        if run.noisy:
-            notes.append("noisy")
-        return [
-            f"{run.throughput:.0f}",
-            run.busy_text,
-            *(printed(name, getattr(run, name)) for name in more),
-            f"{run.wait_ms:.1f}",
-            f"{run.compute_ms:.1f}",
-            " ".join(notes),
-        ]
+            return run.error or run.outcome
+        notes = {"best": run is self.best, "noisy": run.noisy}
+        return " ".join(note for note, holds in notes.items() if holds)
 
 
 def _values(name: str, values: Any) -> list[Any]:
     """Return the values of a swept knob as a list; raise ValueError where there are none."""
-    is_several = hasattr(values, "__iter__") and not isinstance(values, (str, bytes))
-    listed = list(values) if is_several else []
-    if not listed:
-        raise ValueError(f"{name}={values!r}: a sweep needs several values, such as [0, 2, 4].")
-    return listed
+    if isinstance(values, Iterable) and not isinstance(values, (str, bytes)):
+        listed = list(values)
+        if listed:
+            return listed
+    raise ValueError(f"{name}={values!r}: a sweep needs several values, such as [0, 2, 4].")
 
 
 def _devices(devices: Sequence[str], knobs: dict[str, Any]) -> tuple[str, ...]:
     """Check the devices of a sweep; raise ValueError where one is named twice."""
     names = () if isinstance(devices, str) else tuple(map(KNOBS["device"].check, devices))
-    is_once = len(set(names)) == len(names)
     # "auto" and "cuda" may be the same card as another name
     is_clear = len(names) == 1 or not {"auto", "cuda"} & set(names)
-    if not names or not is_once or not is_clear:
+    if not names or len(set(names)) < len(names) or not is_clear:
         raise ValueError(f"devices={devices!r}: name each once, as in ['cuda:0', 'cuda:1'].")
     if "device" in knobs:
         raise ValueError("device: is swept already; leave out devices, or that knob.")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from labkit.results.result import percent
 
@@ -42,8 +45,7 @@ class WallShares:
         """A row a part."""
         import pandas
 
-        rows = [asdict(part) for part in self.parts]
-        return pandas.DataFrame(rows, columns=["part", "place", "seconds", "share"])
+        return pandas.DataFrame(self.parts, columns=["part", "place", "seconds", "share"])
 
     def share(self, part: str) -> float:
         """Return the share of the parts of that name, 0 to 1."""
@@ -51,7 +53,7 @@ class WallShares:
 
     def to_dict(self) -> dict[str, Any]:
         """Return them as JSON types."""
-        return {"seconds": self.seconds, "parts": [asdict(part) for part in self.parts]}
+        return asdict(self)
 
     def __str__(self) -> str:
         named = [
@@ -84,39 +86,45 @@ def wall_shares(
 
     Where no moments are given it is the time from the first pass to the last. None without a pass.
     """
-    known = any(trains(run) for run in runs)
-    spans = []
+    known = any(map(trains, runs))
+    spans: list[_Span] = []
     for run in runs:
         part = (TRAINING if trains(run) else VALIDATION) if known else LOOP
         spans += _spans_of(run, part)
     loops = [span for span in spans if span.part != SAVING]
     if not loops:
         return None
-    first = min(span.began_ns for span in loops)
-    last = max(span.ended_ns for span in loops)
-    start_ns = first if start_ns is None else min(start_ns, first)
-    end_ns = last if end_ns is None else max(end_ns, last)
-    trained = [span for span in loops if span.part == TRAINING] or loops
-    first_batch = min(span.began_ns for span in trained)
-    over = max(span.ended_ns for span in trained)
-    moments = {start_ns, end_ns, first_batch, over}
-    for span in spans:
-        moments |= {span.began_ns, span.ended_ns}
-    edges = sorted(moment for moment in moments if start_ns <= moment <= end_ns)
-    spent: dict[tuple[str, str], int] = {}
-    for begin, end in zip(edges, edges[1:], strict=False):
-        inside = [span for span in spans if span.began_ns <= begin and end <= span.ended_ns]
-        if inside:
-            owner = max(inside, key=lambda span: (span.part == SAVING, span.began_ns))
-            key = owner.part, owner.place
-        else:
-            key = (BEFORE if begin < first_batch else AFTER if begin >= over else BETWEEN), ""
-        spent[key] = spent.get(key, 0) + end - begin
-    total = max(1, end_ns - start_ns)
-    parts = [
-        WallShare(part, ns / 1e9, ns / total, place) for (part, place), ns in spent.items() if ns
+    begins = [span.began_ns for span in loops]
+    ends = [span.ended_ns for span in loops]
+    start_ns = min(begins) if start_ns is None else min(start_ns, *begins)
+    end_ns = max(ends) if end_ns is None else max(end_ns, *ends)
+    trained = [span for span in loops if span.part != VALIDATION] or loops
+    first_batch_ns = min(span.began_ns for span in trained)
+    over_ns = max(span.ended_ns for span in trained)
+    spans.sort(key=lambda span: (span.part == SAVING, span.began_ns))
+    spans[:0] = [
+        _Span(start_ns, first_batch_ns, BEFORE, ""),
+        _Span(first_batch_ns, over_ns, BETWEEN, ""),
+        _Span(over_ns, end_ns, AFTER, ""),
     ]
-    return WallShares(sorted(parts, key=lambda each: -each.share), total / 1e9)
+    return WallShares(_shared_out(spans, start_ns, end_ns), max(1, end_ns - start_ns) / 1e9)
+
+
+def _shared_out(spans: list[_Span], start_ns: int, end_ns: int) -> list[WallShare]:
+    """Share out the time between two moments; where spans overlap, the last of them counts."""
+    moments = [moment for span in spans for moment in (span.began_ns, span.ended_ns)]
+    edges = np.unique(np.clip(moments, start_ns, end_ns))
+    owners = np.zeros(len(edges) - 1, dtype=int)
+    for number, span in enumerate(spans):
+        begin, end = np.searchsorted(edges, [span.began_ns, span.ended_ns])
+        owners[begin:end] = number
+    spent_ns: Counter[tuple[str, str]] = Counter()
+    for owner, took_ns in zip(owners, np.diff(edges).tolist(), strict=True):
+        spent_ns[spans[owner].part, spans[owner].place] += took_ns
+    return [
+        WallShare(part, took_ns / 1e9, took_ns / (end_ns - start_ns), place)
+        for (part, place), took_ns in spent_ns.most_common()
+    ]
 
 
 def trains(run: Run) -> bool:
@@ -126,16 +134,26 @@ def trains(run: Run) -> bool:
 
 def _spans_of(run: Run, part: str) -> list[_Span]:
     """Return the passes of a run's loop and the checkpoints that its process wrote."""
-    place = run.event("spec").get("watched", {}).get("place") or []
-    name = f"{PurePath(str(place[0])).name}:{place[1]}" if len(place) == 2 else ""
-    passes = {event["n"]: event for event in run.passes}
-    spans = [_Span(event["began"], event["ended"], part, name) for event in passes.values()]
-    killed = {event["n"]: event["began"] for event in reversed(run.epochs) if event.get("began")}
-    for number, began_ns in killed.items():
-        if number not in passes and run.steps:
-            spans.append(_Span(began_ns, int(run.host_ns[-1, 3]), part, name))
-    spans += [_Span(each["began"], each["ended"], SAVING, "") for each in run.saves]
-    return spans
+    place = _place_of(run)
+    ends_ns = {event["n"]: event["ended"] for event in run.passes}
+    begins_ns = {event["n"]: event["began"] for event in run.passes}
+    if run.steps:  # a pass that was killed ended with its last step
+        for event in run.epochs:
+            if event.get("began"):
+                begins_ns.setdefault(event["n"], event["began"])
+    spans = [
+        _Span(began_ns, ends_ns.get(number) or int(run.host_ns[-1, 3]), part, place)
+        for number, began_ns in begins_ns.items()
+    ]
+    return spans + [_Span(each["began"], each["ended"], SAVING, "") for each in run.saves]
+
+
+def _place_of(run: Run) -> str:
+    """Return where a run's loop stands: "train.py:31"; "" where that is not known."""
+    match (run.event("spec") or {}).get("watched", {}).get("place"):
+        case [file, line]:
+            return f"{PurePath(str(file)).name}:{line}"
+    return ""
 
 
 def stored(values: Any) -> WallShares | None:
