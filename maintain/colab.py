@@ -1,8 +1,8 @@
 """Let the notebooks be opened on Colab and Kaggle: `python maintain/colab.py [OWNER/NAME]`.
 
-Each notebook gets a badge under its title and a cell that installs labkit there, and nowhere else;
-the README gets the badge. OWNER/NAME is the repository on GitHub. Run it again whenever a notebook
-was rewritten, or the repository has moved: what is there already is replaced.
+Each notebook gets a badge under its title, and lines at the head of its first code cell that
+install labkit there, and nowhere else; the README gets the badge. OWNER/NAME is the repository on
+GitHub. Run it again whenever the repository has moved: what is there already is replaced.
 """
 
 import re
@@ -14,7 +14,6 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 ROOT = Path(__file__).parents[1]
 PLACEHOLDER = "OWNER/labkit"  # until the repository is published
-CELL_ID, NOTE_ID = "colab-install", "colab-note"
 PAGE = "github.com/{repository}/blob/main/notebooks/{name}"
 BADGES = (
     "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
@@ -24,7 +23,7 @@ BADGES = (
 )
 BADGES_THERE = re.compile(r"^\[!\[Open in Colab\].*\n\n?", re.MULTILINE)
 CELL = """\
-# Colab and Kaggle: install labkit. Elsewhere this cell does nothing
+# Colab and Kaggle (with Internet switched on): install labkit. Elsewhere this does nothing
 import importlib.metadata
 import os
 import sys
@@ -38,11 +37,9 @@ if on_colab or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
 if on_colab:
     from google.colab import output
 
-    output.enable_custom_widget_manager()"""
-NOTE = (
-    "The cell above is for Colab and Kaggle (there with *Internet* switched on in the settings). "
-    "On your own machine it does nothing."
-)
+    output.enable_custom_widget_manager()
+"""
+LAST_LINE = CELL.splitlines()[-1]
 
 
 def with_badges(text: str, repository: str, name: str) -> str:
@@ -53,24 +50,12 @@ def with_badges(text: str, repository: str, name: str) -> str:
 
 
 def add(notebook: nbformat.NotebookNode, repository: str, name: str) -> None:
-    """Give a notebook its badges, and the cell behind its first one."""
-    first, *others = notebook.cells
-    others = [cell for cell in others if cell.id not in (CELL_ID, NOTE_ID)]
-    was_there = len(others) < len(notebook.cells) - 1
-    first.source = with_badges(first.source, repository, name)
-    source = CELL.format(repository=repository)
-    cell = nbformat.v4.new_code_cell(source, id=CELL_ID)
-    cell.metadata.tags = ["nbval-ignore-output"]
-    exec(plain(source), {})  # nothing to install here, and nothing to show
-    cell.execution_count = 1
-    for other in others:
-        if not was_there and other.get("execution_count"):
-            other.execution_count += 1
-            for output in other.outputs:
-                if "execution_count" in output:
-                    output.execution_count = other.execution_count
-    note = nbformat.v4.new_markdown_cell(NOTE, id=NOTE_ID)
-    notebook.cells = [first, cell, note, *others]
+    """Give a notebook its badges, and the installation at the head of its first code cell."""
+    title = notebook.cells[0]
+    title.source = with_badges(title.source, repository, name)
+    setup = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    own = setup.source.rpartition(LAST_LINE)[2].strip()
+    setup.source = f"{CELL.format(repository=repository)}\n{own}"
 
 
 def plain(source: str) -> str:

@@ -24,10 +24,11 @@ def test_the_stages_add_one_fix_at_a_time_and_a_wrong_one_is_refused():
 
 
 def test_old_cards_get_fp16_and_new_ones_bf16():
-    assert script.settings(("precision",), True, 8, 20, "fp16")["precision"] == "fp16"
-    hopper = script.settings(script.LADDER, True, 64, 20)
-    assert hopper["precision"] == "bf16" and hopper["num_workers"] == 8 and hopper["pin_memory"]
-    assert hopper["width"] is hopper["depth"] is None  # sized for the card, the same in all rungs
+    turing = script.pipeline_of(("precision",), gpu=True, cores=8, half="fp16")
+    assert turing.precision == "fp16"
+    hopper = script.pipeline_of(script.LADDER, gpu=True, cores=64)
+    assert hopper.precision == "bf16" and hopper.num_workers == 8 and hopper.pin_memory
+    assert hopper.width is hopper.depth is None  # sized for the card, the same in all rungs
 
 
 def with_losses(losses, precision, folder):

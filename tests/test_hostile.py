@@ -248,7 +248,6 @@ MAY_PICKLE = {
     "tuning/source.py",
     "bench/by_value.py",  # only writes, to workers that this process starts
     "bench/user_dataset.py",
-    "course/task.py",
     "bench/measure.py",
     "view/measuring.py",
 }

@@ -5,7 +5,6 @@ A check returns what is wrong.
 
 import json
 import re
-import statistics
 
 import pytest
 from test_notebooks import NOTEBOOKS, source
@@ -14,7 +13,6 @@ from labkit.diagnosis.findings import BOTTLENECKS
 
 MOST_CELLS = 70
 MOST_BYTES = 450_000
-MEDIAN_CELL = 8  # lines: an experiment stands in its cell, between many of one or two
 VERDICT = re.compile("|".join(rf"[`\"]{name}[`\"]" for name in set(BOTTLENECKS) - {"unsure"}))
 GUESSED = re.compile(r"lk\.guess\(\"[^\"]*\", (\w+)\)")  # the name of what is handed over
 # what a device cannot do may be left out; what an extra would have run may not
@@ -38,11 +36,8 @@ def beside(cells, number):
 
 
 def length(cells, path):
-    own = [cell for cell in cells if cell.get("id") != "colab-install"]
-    lines = [len(source(cell).splitlines()) for cell in own if cell["cell_type"] == "code"]
     found = [f"{len(cells)} cells"] * (len(cells) > MOST_CELLS)
-    found += [f"{path.stat().st_size:,} bytes"] * (path.stat().st_size > MOST_BYTES)
-    return found + ["median code cell"] * (statistics.median(lines) > MEDIAN_CELL)
+    return found + [f"{path.stat().st_size:,} bytes"] * (path.stat().st_size > MOST_BYTES)
 
 
 def order(cells, path):

@@ -1,9 +1,9 @@
-"""Pose a challenge: show the task, check an answer, give one hint at a time.
+"""Pose a challenge: show the task, judge an answer, give one hint at a time.
 
-A goal compares with a baseline measured in the same session, never with an absolute time. What is
-measured close to its mark is measured again; where the repeats lie on both sides of the mark, it is
-too noisy to judge. Whatever the answer, the reader gets a verdict and what the answer measured,
-never one of our tracebacks. Tries and passes are kept in the score, by the challenge's name.
+Goals compare with a baseline measured in the same session, never with an absolute time. What is
+close to its mark is measured again; if the repeats lie on both sides of the mark, it is too noisy
+to judge. Whatever the answer is, the reader gets a verdict and what the answer measured, never a
+traceback of ours. Tries and passes are kept in the score, by the challenge's key.
 """
 
 from __future__ import annotations
@@ -11,41 +11,36 @@ from __future__ import annotations
 import base64
 import html
 import inspect
-import math
-import textwrap
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.course import score
-from labkit.course.task import Goal, Task, all_tasks
-from labkit.knobs import check_names
-from labkit.results.hardware import machine
-from labkit.results.launch import launch
+from labkit.course.task import Goal, Task, Unfinished, find
 from labkit.results.result import Result, Table
-from labkit.results.run import Run
 from labkit.view.display import StaticFigure
 
-REPEATS = 3  # runs of a result that is close to its mark, baseline included
-TOO_NOISY = "Too noisy to judge: repeats lie on both sides of the mark. Run this cell again."
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-_baselines: dict[str, list[Any]] = {}  # by task: what was measured in this session
+    from labkit.results.run import Run
+
+REPEATS = 3  # of a measurement that is close to its mark, baseline included
+TOO_NOISY = "Too noisy to judge: repeats lie on both sides of the mark. Run this cell again."
 
 
 @dataclass(frozen=True, repr=False)
 class Verdict(Result):
     """The outcome of a check; truthy if the challenge is passed.
 
-    `kind` is "passed", "not yet", "too noisy", "no answer", "crashed" (its run did not finish) or
-    "timed out".
+    `kind` is "passed", "not yet", "too noisy", "no answer" or "crashed" (its run did not finish).
     """
 
     key: str
     kind: str
     lines: tuple[str, ...] = ()  # what was expected, and what was measured
-    why: str | None = None  # why there is no judgement
-    hint: str | None = None
+    why: str = ""  # why there is no judgement
+    hint: str = ""
     run: Run | None = None  # the answer's run, where it is one of a training loop
     baseline: Run | None = None  # the run that it is compared with
 
@@ -53,12 +48,12 @@ class Verdict(Result):
         return self.kind == "passed"
 
     def table(self) -> Table:
-        """Return the goals, line by line."""
-        foot = (self.why or "", f"Hint: {self.hint}" if self.hint else "")
-        head = f"{self.key}: {'PASSED' if self else 'not yet'}"
-        return Table([(line,) for line in self.lines], title=head, foot=foot)
+        """Return a line for each goal, and below them the reason and the hint."""
+        hint = f"Hint: {self.hint}" if self.hint else ""
+        title = f"{self.key}: {'PASSED' if self else 'not yet'}"
+        return Table([(line,) for line in self.lines], title=title, foot=(self.why, hint))
 
-    def plot(self) -> Any:
+    def plot(self) -> Figure:
         """Draw the answer's run over the baseline; ValueError where no training loop was run."""
         if self.run is None:
             raise ValueError(f"{self.key}: this answer has no run of a training loop to draw.")
@@ -81,127 +76,104 @@ class Verdict(Result):
 class Challenge:
     """One challenge: read it, `.check(answer)` it, ask for the `.solution()` after a try."""
 
-    def __init__(self, task: Task, limit_s: float | None = None):
-        """Pose `task`; a run of an answer is stopped after `limit_s`."""
+    def __init__(self, task: Task):
+        """Pose a task."""
         self.task = task
-        self.limit_s = limit_s
+
+    @property
+    def start(self) -> Any:
+        """What to change where the answer is changed knobs; None where it is code."""
+        return getattr(self.task, "base", None)
 
     @property
     def tries(self) -> int:
         """How many answers were judged so far, in this session and, by the score, before it."""
-        tries = self._kept.get("tries")
-        return tries if isinstance(tries, int) else 0
+        return score.entry("challenges", self.task.key).get("tries", 0)
 
     @property
     def passed(self) -> bool:
         """Whether an answer has passed, now or before."""
-        return self._kept.get("passed") is True
-
-    @property
-    def _kept(self) -> dict[str, Any]:
-        return score.read()["challenges"].get(self.task.key, {})
+        return score.entry("challenges", self.task.key).get("passed", False)
 
     def check(self, answer: Any) -> Verdict:
         """Run the answer apart from the kernel and judge it. `...` stands for no answer yet."""
         if answer is None or answer is ...:
             return Verdict(self.task.key, "no answer", why="No answer yet.")
         try:
-            if self.task.cpu_only and machine().kind != "cpu":
-                why = "Its model is sized for a CPU; here is a GPU."
-                return self._verdict("not yet", why=why)
             return self._judge(answer)
-        except Exception as problem:
-            kinds = {TimeoutError: "timed out", ChildProcessError: "crashed"}
-            return self._verdict(kinds.get(type(problem), "not yet"), why=str(problem))
+        except Unfinished as problem:
+            return self._counted(Verdict(self.task.key, "crashed", why=str(problem)))
+        except Exception as problem:  # whatever the reader's answer raises
+            return self._counted(Verdict(self.task.key, "not yet", why=str(problem)))
 
     def solution(self) -> Any:
         """Return a solution that passes; after a first try only."""
         if not self.tries:
             return "Try it first: check an answer of your own, then ask again."
-        return _shown(self.task.solution)
+        solution = self.task.solution
+        return inspect.getsource(solution).rstrip() if callable(solution) else solution
 
-    def _judge(self, answer: Any) -> Verdict:
+    def _judge(self, answer: object) -> Verdict:
         """Measure the answer, more than once where noise could decide, and compare with the marks.
 
         Repeats on both sides of a mark are no verdict, unless another goal is clearly missed.
         """
-        task = self.task
-        pairs: list[tuple[Any, Any]] = []
-        for count in (1, REPEATS):
-            while len(pairs) < count:
-                pairs.append((self._finished(task.start(answer)), self._baseline(len(pairs))))
-            if why := next(filter(None, (task.refused(run) for run, _ in pairs)), None):
-                return self._verdict("not yet", why=why)
-            found = {goal: [goal.value(*pair) for pair in pairs] for goal in task.goals}
-            if not any(goal.near(values[0]) for goal, values in found.items()):
-                break
-        lines = [_judged(goal, values) for goal, values in found.items()]
-        run, baseline = pairs[-1]
-        seen = {"run": run, "baseline": baseline} if isinstance(run, Run) else {}
-        outcomes = [{goal.met(value) for value in values} for goal, values in found.items()]
+        attempts = [self.task.attempt(answer, 0)]
+        last = attempts[0]
+        if any(goal.near(value) for goal, value in last.values.items()):
+            attempts += [self.task.attempt(answer, number) for number in range(1, REPEATS)]
+            last = attempts[-1]
+        lines = []
+        outcomes = []
+        for goal in last.values:
+            values = [attempt.values[goal] for attempt in attempts]
+            lines.append(judged(goal, values))
+            outcomes.append({goal.met(value) for value in values})
+        kind = "passed"
         if {False} in outcomes:
-            return self._verdict("not yet", lines, **seen)
-        if {False, True} in outcomes:
-            return Verdict(task.key, "too noisy", tuple(lines), why=TOO_NOISY, **seen)
-        return self._verdict("passed", lines, **seen)
+            kind = "not yet"
+        elif {False, True} in outcomes:
+            kind = "too noisy"
+        why = TOO_NOISY if kind == "too noisy" else ""
+        verdict = Verdict(
+            self.task.key, kind, tuple(lines), why, run=last.run, baseline=last.baseline
+        )
+        return verdict if kind == "too noisy" else self._counted(verdict)
 
-    def _baseline(self, number: int) -> Any:
-        """Return the session's run of the baseline of this number, made where there is none."""
-        if not self.task.compares:
-            return None
-        kept = _baselines.setdefault(self.task.key, [])
-        while len(kept) <= number:
-            kept.append(self._finished(launch(self.task.against or self.task.base)))
-        return kept[number]
-
-    def _finished(self, run: Any) -> Any:
-        """Return a run when it is over; raises OSErrors that say why it did not finish."""
-        deadline = time.monotonic() + (self.limit_s or math.inf)
-        run.wait_or_raise(lambda run: time.monotonic() > deadline and run.stop())
-        if run.outcome == "finished":
-            return run
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"A run was stopped after {self.limit_s:g} s.")
-        raise ChildProcessError(f"It did not finish. {run.error or run.outcome}")
-
-    def _verdict(self, kind: str, lines: Any = (), why: str | None = None, **seen: Any) -> Verdict:
-        """Count the try, keep what came out, and return it with the next hint."""
-        hint = None
-        passed = kind == "passed"
-        if "DeviceBusy" not in (why or ""):  # that was no try
-            tries = self.tries + 1
-            score.keep("challenges", self.task.key, passed=passed or self.passed, tries=tries)
-            if not passed:
-                hint = self.task.hints[min(tries, len(self.task.hints)) - 1]
-        return Verdict(self.task.key, kind, tuple(lines), why, hint, **seen)
+    def _counted(self, verdict: Verdict) -> Verdict:
+        """Keep a try in the score; return the verdict with the next hint if it is not a pass."""
+        if "DeviceBusy" in verdict.why:
+            return verdict  # that was no try
+        tries = self.tries + 1
+        passed = bool(verdict) or self.passed
+        score.keep("challenges", self.task.key, passed=passed, tries=tries)
+        if verdict:
+            return verdict
+        hints = self.task.hints
+        return replace(verdict, hint=hints[min(tries, len(hints)) - 1])
 
     def __repr__(self) -> str:
         task = self.task
-        start = f"\n\n{_shown(task.base)}" if task.base else ""
+        start = f"\n\n{self.start}" if self.start else ""
         return f"Challenge {task.key}: {task.title}\n{task.text}\n{task.rules}{start}"
 
     def _repr_html_(self) -> str:
         return f"<pre style='white-space: pre-wrap'>{html.escape(repr(self))}</pre>"
 
 
-def _judged(goal: Goal, values: list[float | None]) -> str:
+def judged(goal: Goal, values: list[float | None]) -> str:
     """Say whether a goal is met, and what was measured: the median, and the range of repeats."""
     known = sorted(value for value in values if value is not None)
     measured = f"{median(known):.4g}" if known else "nothing"
     if len(known) > 1 and known[0] != known[-1]:
         measured += f" ({known[0]:.4g} to {known[-1]:.4g})"
-    met = {goal.met(value) for value in values}
-    answer = "yes" if met == {True} else "no" if met == {False} else "unclear"
+    met = [goal.met(value) for value in values]
+    answer = "unclear" if any(met) else "no"
+    if all(met):
+        answer = "yes"
     return f"{answer}: {goal}; measured {measured}"
 
 
-def _shown(answer: Any) -> Any:
-    """Return an answer as the reader is shown it: code as text, a spec as it is."""
-    return textwrap.dedent(inspect.getsource(answer)).rstrip() if callable(answer) else answer
-
-
 def challenge(key: str) -> Challenge:
-    """Return the challenge `key`, as "02-feed"; raises ValueError where there is none."""
-    tasks = all_tasks()
-    check_names([key], tasks, "challenge")
-    return Challenge(tasks[key])
+    """Return the challenge `key`, such as "02-feed"; raises ValueError where there is none."""
+    return Challenge(find(key))

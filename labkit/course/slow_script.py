@@ -1,8 +1,5 @@
 """The slow script of notebook 08: which of its bottlenecks are fixed, and what that sets.
 
-    python -m labkit.course.slow_script                    as slow as it comes
-    python -m labkit.course.slow_script data items copies  the same, three things fixed
-
 Here are its spec and settings; `slow_script_train.py` trains, with the lines of `slow_step.py` and
 `fixed_step.py`.
 """
@@ -12,8 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import statistics
-import sys
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +38,8 @@ FUNCTIONS = {  # of slow_step.py and fixed_step.py, that a fix changes
     "memory": ("Activation",),
 }
 PREFETCH = 2
+MOST_WORKERS = 8  # with lean items that many feed any card
+HALF_PRECISION = ("fp16", "bf16")
 # Of a step's loss in FP32, or of the mean loss where that is more: late losses are small, and
 # rounding that has grown over many updates is large beside them
 SAME_LOSS = 0.02
@@ -68,9 +66,14 @@ class SlowScript(Spec):
     def pipeline(self) -> Pipeline:
         """The knobs that describe this stage on this machine."""
         here = machine()
-        gpu, old = here.kind == "gpu", float(here.compute_capability or 9) < 8
-        half = "fp16" if gpu and old else "bf16"
-        return Pipeline(**settings(self.fixes, gpu, here.cpu_cores or 1, self.steps, half))
+        is_old_card = here.kind == "gpu" and float(here.compute_capability or 9) < 8
+        return pipeline_of(
+            self.fixes,
+            gpu=here.kind == "gpu",
+            cores=here.cpu_cores or 1,
+            steps=self.steps,
+            half="fp16" if is_old_card else "bf16",
+        )
 
     def to_spec(self) -> dict[str, Any]:
         """Return what the log's first event says of it, and what trains it."""
@@ -81,23 +84,56 @@ class SlowScript(Spec):
         }
 
 
-def slow_script(
-    *fixes: str,
-    wait: bool = True,
-    wandb: bool | str | dict[str, Any] | None = None,
-    before: Run | None = None,
-    steps: int | None = None,
-) -> Run:
+def pipeline_of(
+    fixes: Collection[str], *, gpu: bool, cores: int, steps: int | None = None, half: str = "bf16"
+) -> Pipeline:
+    """Return the knobs of the script with `fixes`; `half` is the 16-bit format.
+
+    On a GPU the model is left to the bench, which sizes it for the card, and the batch is so large
+    that 16 bits do not make its kernels too small.
+    """
+    workers = max(2, min(cores, MOST_WORKERS))
+    has_workers = "data" in fixes
+    copies_whole = gpu and "copies" in fixes
+    fewer_passes = "memory" in fixes
+    return Pipeline(
+        dataset="jpeg",
+        io_ms=0.0,
+        augment=0,
+        image_px=48,
+        model="cnn",
+        width=None if gpu else 40,
+        depth=None if gpu else 5,
+        seconds=100.0,
+        # What is prefetched at the start is warm-up, of which a run leaves out a third at most
+        steps=steps or max(STEPS, 3 * PREFETCH * workers),
+        batch_size=48 if gpu else 16,
+        num_workers=workers if has_workers else 0,
+        prefetch_factor=PREFETCH if has_workers else None,
+        pin_memory=copies_whole,
+        non_blocking=copies_whole,
+        precision=half if "precision" in fixes else "fp32",
+        channels_last=fewer_passes,
+        fused_optimizer=fewer_passes,
+        # On a CPU waits and copies are on top until then, which the steps' own stamps show
+        xray=gpu or "copies" in fixes,
+    )
+
+
+def slow_script(*fixes: str, wait: bool = True, before: Run | None = None) -> Run:
     """Run the deliberately slow training script with some of its bottlenecks fixed.
 
-    `fixes` are names of `FIXES`, others raise ValueError; none of them is the script at its
-    slowest. `wait`, `wandb` and `before` are as in `lk.run`; `steps` are batches to train on.
+    `fixes` are names of `FIXES`, others raise ValueError; with none of them the script is at its
+    slowest. `wait` and `before` are as in `lk.run`.
     """
-    from labkit.view import running, wandb_log  # the bench reads this file too, and draws nothing
+    from labkit.view import running  # the bench reads this file too, and draws nothing
 
     with held():
-        started = launch(SlowScript(fixes, steps), after=wandb_log.command(wandb))
-        return running.follow(started, before) if wait else started
+        started = launch(SlowScript(fixes))
+        assert isinstance(started, Run)
+        if wait:
+            running.follow(started, before)
+        return started
 
 
 def stages() -> list[SlowScript]:
@@ -116,11 +152,10 @@ def other_work(run: Run, first: Run) -> str | None:
     for each in (run, first):
         if each.outcome != "finished" or not each.event("samples"):
             return f"not a finished run of the slow script: {each!r}"
-    pixels = run.event("samples").get("crc32")
-    if pixels != first.event("samples").get("crc32") or run.samples != first.samples:
+    if pixels_of(run) != pixels_of(first) or run.samples != first.samples:
         return "not the same samples in the same order"
     mean_before = statistics.fmean(first.loss)
-    if any(each.pipeline.precision in ("fp16", "bf16") for each in (run, first)):
+    if any(each.pipeline.to_dict()["precision"] in HALF_PRECISION for each in (run, first)):
         mean = statistics.fmean(run.loss)
         if not abs(mean - mean_before) <= SAME_MEAN_LOSS * abs(mean_before):
             return f"another mean loss: {mean:.4f}, it was {mean_before:.4f}"
@@ -129,6 +164,11 @@ def other_work(run: Run, first: Run) -> str | None:
         if not abs(now - before) <= SAME_LOSS * max(abs(before), mean_before):
             return f"another loss in step {step}: {now:.4f}, it was {before:.4f}"
     return None
+
+
+def pixels_of(run: Run) -> int | None:
+    """Return the checksum of the pixels of a run's first batches."""
+    return (run.event("samples") or {}).get("crc32")
 
 
 def changed_code(fix: str) -> Script:
@@ -140,47 +180,15 @@ def changed_code(fix: str) -> Script:
     from labkit.course import fixed_step, slow_step  # they import torch
 
     check_names([fix], FIXES, "fix")
-    diffs = []
+    lines = []
     for name in FUNCTIONS.get(fix, ()):
-        slow, fixed = (
-            inspect.getsource(getattr(module, name)).splitlines()
-            for module in (slow_step, fixed_step)
-        )
-        diffs += difflib.unified_diff(slow, fixed, "slow_step.py", "fixed_step.py", lineterm="")
+        slow = inspect.getsource(getattr(slow_step, name)).splitlines()
+        fixed = inspect.getsource(getattr(fixed_step, name)).splitlines()
+        lines += difflib.unified_diff(slow, fixed, "slow_step.py", "fixed_step.py", lineterm="")
     below = LADDER[: LADDER.index(fix)]
     before = SlowScript(below).pipeline.but(steps=STEPS)
     after = SlowScript((*below, fix)).pipeline.but(steps=STEPS)
     knobs = script(after, before=before)
-    text = "\n".join([*diffs, *([str(knobs)] if knobs.startswith("---") else [])])
-    return Script(f"{text.rstrip()}\n")
-
-
-def settings(
-    fixes: Sequence[str], gpu: bool, cores: int, steps: int | None = None, half: str = "bf16"
-) -> dict[str, Any]:
-    """Return the knobs of the script with `fixes`; `half` is the 16-bit format.
-
-    On a GPU the model is left to the bench, which sizes it for the card, and the batch is so large
-    that 16 bits do not make its kernels too small.
-    """
-    workers = max(2, min(cores, 8))  # with lean items eight workers feed any card
-    return {
-        "dataset": "jpeg", "io_ms": 0.0, "augment": 0, "image_px": 48, "model": "cnn",
-        "width": None if gpu else 40, "depth": None if gpu else 5, "seconds": 100.0,
-        # What is prefetched at the start is warm-up, of which a run leaves out a third at most
-        "steps": steps or max(STEPS, 3 * PREFETCH * workers),
-        "batch_size": 48 if gpu else 16,
-        "num_workers": workers if "data" in fixes else 0,
-        "prefetch_factor": PREFETCH if "data" in fixes else None,
-        "pin_memory": gpu and "copies" in fixes,
-        "non_blocking": gpu and "copies" in fixes,
-        "precision": half if "precision" in fixes else "fp32",
-        "channels_last": "memory" in fixes,
-        "fused_optimizer": "memory" in fixes,
-        # On a CPU waits and copies are on top until then, which the steps' own stamps show
-        "xray": gpu or "copies" in fixes,
-    }  # fmt: skip
-
-
-if __name__ == "__main__":
-    print(slow_script(*sys.argv[1:]))
+    if knobs.startswith("---"):
+        lines.append(str(knobs))
+    return Script("\n".join(lines).rstrip() + "\n")

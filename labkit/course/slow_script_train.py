@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 from labkit.bench.data import CLASSES, COUNT, JpegFiles, jpeg_folder, make_loader
-from labkit.bench.loop import Trainer
+from labkit.bench.job import Job
+from labkit.bench.loop import Batch, Trainer
+from labkit.bench.models import CNN
 from labkit.course import fixed_step, slow_step
 from labkit.process.events import EventLog
 
-MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)  # of each colour channel
+MEAN = (0.49, 0.48, 0.45)  # of each colour channel
+STD = (0.25, 0.24, 0.26)
 CHECKED = 3  # batches whose pixels are summed up, to prove that all stages see the same
 
 
@@ -34,9 +38,12 @@ def step_of(fix: str, fixes: Collection[str]) -> ModuleType:
 class Files(JpegFiles):
     """The JPEG files, read, decoded and resized one at a time."""
 
-    def __init__(self, folder: Path, job: Any, fixes: Collection[str]):
+    def __init__(self, folder: Path, job: Job, fixes: Collection[str]):
         super().__init__(folder, job)
-        records = [{"id": i, "label": i % CLASSES, "box": [i, i, 2.0]} for i in range(4 * COUNT)]
+        records = [
+            {"id": number, "label": number % CLASSES, "box": [number, number, 2.0]}
+            for number in range(4 * COUNT)
+        ]
         items = step_of("items", fixes)
         self.load_item = items.load_item
         self.manifest = items.open_manifest(json.dumps(records))
@@ -51,23 +58,25 @@ class Files(JpegFiles):
 class SlowTrainer(Trainer):
     """The script's training step: the bench's trainer with the lines of `slow_step.py`."""
 
-    def __init__(
-        self, job: Any, device: torch.device, fixes: Collection[str], log: EventLog | None = None
-    ):
+    def __init__(self, job: Job, device: torch.device, fixes: Collection[str], log: EventLog):
         super().__init__(job, device)
         self.copy = step_of("copies", fixes).to_device
         self.step = step_of("launches", fixes)
-        self.log, self.seen, self.crc = log, 0, 0
+        self.log = log
+        self.batches_seen = 0
+        self.checksum = 0
         activation = step_of("memory", fixes).Activation
+        assert isinstance(self.model, CNN)
         for block in self.model.blocks:
+            assert isinstance(block, nn.Sequential)
             block[-1] = activation()
         self.mean = torch.tensor(MEAN, device=device).view(3, 1, 1)
         self.std = torch.tensor(STD, device=device).view(3, 1, 1)
         self.confusion = torch.zeros(CLASSES * CLASSES, device=device)
 
-    def to_device(self, images: torch.Tensor, labels: torch.Tensor) -> tuple:
+    def to_device(self, images: torch.Tensor, labels: torch.Tensor) -> Batch:
         """Copy one batch: (B, 3, px, px) and (B,) int64."""
-        if self.log and self.seen < CHECKED:
+        if self.batches_seen < CHECKED:
             self.sum_up(images)
         return self.copy(images, self.device), labels.to(self.device)
 
@@ -75,33 +84,40 @@ class SlowTrainer(Trainer):
         """Add a batch to the checksum of the pixels, equal for bytes and for floats in 0 to 1."""
         pixels = images if images.dtype == torch.uint8 else (images * 255).round()
         pixels = np.ascontiguousarray(pixels.to(torch.uint8).numpy())
-        self.seen += 1
-        self.crc = zlib.crc32(pixels.tobytes(), self.crc)
-        self.log.write("samples", batches=self.seen, crc32=self.crc)
+        self.batches_seen += 1
+        self.checksum = zlib.crc32(pixels.tobytes(), self.checksum)
+        self.log.write("samples", batches=self.batches_seen, crc32=self.checksum)
 
-    def inputs(self, images: torch.Tensor, labels: torch.Tensor) -> tuple:
+    def inputs(self, images: torch.Tensor, labels: torch.Tensor) -> Batch:
         """Return the normalized images, in the model's memory format, and the labels."""
         images = self.step.normalized(images, self.mean, self.std)
         return images.to(memory_format=self.layout), labels
 
-    def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean cross entropy of logits (B, classes)."""
         logits = logits.float()
-        self.logits, self.labels = logits.detach(), labels
-        return self.step.cross_entropy(logits, labels)
+        self.logits = logits.detach()
+        self.targets = targets
+        return self.step.cross_entropy(logits, targets)
 
     def after_step(self) -> None:
         """Keep the confusion matrix."""
-        self.step.count_hits(self.confusion, self.logits, self.labels)
+        self.step.count_hits(self.confusion, self.logits, self.targets)
         self.step.log_norms(self.model)
 
 
 def prepare(
-    spec: dict, job: Any, device: torch.device, folder: Path, log: EventLog, stage: Any
+    spec: dict[str, Any],
+    job: Job,
+    device: torch.device,
+    folder: Path,
+    log: EventLog,
+    stage: Callable[..., None],
 ) -> tuple[SlowTrainer, DataLoader]:
     """Return trainer and loader of a run of the script, for the bench."""
-    cache, fixes = Path(spec["cache"]) / "data", spec["script"]["fixes"]
-    made = jpeg_folder(cache, 2 * job.image_px, lambda *done: stage("making images", *done))
+    cache = Path(spec["cache"]) / "data"
+    fixes = spec["script"]["fixes"]
+    images = jpeg_folder(cache, 2 * job.image_px, lambda *done: stage("making images", *done))
     stage("building the model")
     trainer = SlowTrainer(job, device, fixes, log)
-    return trainer, make_loader(Files(made, job, fixes), job)
+    return trainer, make_loader(Files(images, job, fixes), job)

@@ -1,57 +1,60 @@
-"""Define challenges, which stand in `labkit.course.nb00_03` to `nb12`, by notebook.
+"""What a challenge asks for: goals, and how an answer to it is measured.
 
-A knob challenge is answered with changes of a spec and judged by what that measures; a code
-challenge with a function or a class, which its check tries out in the bench.
+A knob challenge is answered with changes of a spec, and judged by what a run of that measures. A
+code challenge is answered with a function or a class, which a check tries out on the bench. The
+tasks themselves are in `challenges/`, one file for each notebook.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-import pickle
-import sys
-import time
-from collections.abc import Callable
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import cloudpickle
-
-from labkit.bench import triton_kernels
+from labkit.course.slow_script import SlowScript
+from labkit.knobs import check_names
 from labkit.results.launch import launch
 from labkit.results.measurements import Measurements
-from labkit.spec import KNOBS, Distributed, Grid, Pipeline
-from labkit.view.measuring import Sent
+from labkit.results.run import Run
+from labkit.spec import Pipeline
 
-FILES = ("nb00_03", "nb04_06", "nb07_09", "nb10", "nb11", "nb12")
-MOST_MIB = 16  # of a pickled answer
+if TYPE_CHECKING:
+    from labkit.bench.measure import Bench
+    from labkit.course.checking import Answer, Numbers
+
+REFUSED = "refused"
+NOTEBOOKS = tuple(f"{number:02}" for number in range(13))
+
+Measured = TypeVar("Measured", Run, Measurements)
+Measure = Callable[[Run, "Run | None"], "float | None"]  # of an answer's run and the baseline's
 
 
-class Refused(Exception):
-    """An answer that does not do the same work; the message says what it does instead."""
+class Unfinished(Exception):
+    """A run that was to be judged did not finish; the message says why."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A number `value(attempt, baseline)`, and its mark; a code challenge's check returns it."""
+    """A number that an answer is judged by, and the range in which it has to be."""
 
     what: str  # as the reader sees it: "samples/s over the baseline's"
-    value: Callable[[Any, Any], float | None] | None = None
     at_least: float = -math.inf
     at_most: float = math.inf
     close: float = 0.0  # within this share of a mark noise could decide: it is measured again
 
     def met(self, value: float | None) -> bool:
-        """Return whether `value` satisfies the relation; a number that is missing does not."""
+        """Return whether `value` is in the range; a missing number is not."""
         return value is not None and self.at_least <= value <= self.at_most
 
     def near(self, value: float | None) -> bool:
         """Return whether noise could have decided."""
+        if value is None:
+            return False
         marks = (self.at_least, self.at_most)
-        return value is not None and any(abs(value - m) < self.close * abs(m) for m in marks)
+        return any(abs(value - mark) < self.close * abs(mark) for mark in marks)
 
     def __str__(self) -> str:
         marks = {"at least": self.at_least, "at most": self.at_most}
@@ -59,231 +62,191 @@ class Goal:
         return f"{self.what}: {' and '.join(words)}"
 
 
-def ratio(what: str, name: str, **marks: float) -> Goal:
-    """Return a goal for the attempt's attribute `name` over the baseline's, which noise blurs."""
-
-    def value(attempt: Any, baseline: Any) -> float | None:
-        mine, theirs = getattr(attempt, name), getattr(baseline, name)
-        return mine / theirs if mine is not None and theirs else None
-
-    return Goal(what, value, close=0.1, **marks)
-
-
 def faster(times: float) -> Goal:
-    """Return the goal to train so many times the baseline's samples/s."""
-    return ratio("samples/s over the baseline's", "throughput", at_least=times)
+    """Return the goal to train so many times the baseline's samples/s; see `speedup`."""
+    return Goal("samples/s over the baseline's", at_least=times, close=0.1)
 
 
-# -- tasks -----------------------------------------------------------------------------------------
+def speedup(run: Run, baseline: Run | None) -> float | None:
+    """Return how many times the baseline's samples/s a run has; None where one is not known."""
+    before = baseline.throughput if baseline else None
+    return run.throughput / before if run.throughput and before else None
 
-TASKS: dict[str, Task] = {}
+
+@dataclass(frozen=True)
+class Attempt:
+    """What one try of an answer measured."""
+
+    values: Mapping[Goal, float | None]
+    run: Run | None = None  # the answer's, where it is one of a training loop
+    baseline: Run | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Task:
-    """The common part of both kinds."""
+    """The common part of both kinds of challenge."""
 
     key: str  # "02-feed": notebook and name
     title: str
     text: str
-    goals: tuple[Goal, ...]
     hints: tuple[str, ...]
-    base: Any = None  # what to begin from: a spec, a function, a class
-    solution: Any = None
-    cpu_only: bool = False  # its model is sized for a CPU: on a GPU it says nothing
-    compares: bool = False  # with a baseline's run: a check measures its own
-
-    def __post_init__(self):
-        TASKS[self.key] = self
-
-
-@dataclass
-class KnobTask(Task):
-    """Answered with `base` with the knobs in `free` changed: a spec, or a dict of changes."""
-
-    free: tuple[str, ...] = ()
-    compares: bool = True
-    against: Any = None  # what the goals compare with, where it is not `base`
+    solution: Pipeline | SlowScript | Answer
 
     @property
     def rules(self) -> str:
-        """The kind of answer expected, and what it may change."""
-        kind = "a Pipeline or a dict" if isinstance(self.base, Pipeline) else "a dict"
-        return f"The answer is {kind} of changes; only {', '.join(self.free)} may change."
+        """The kind of answer that is expected."""
+        raise NotImplementedError
 
-    def spec(self, answer: Any) -> Any:
+    def attempt(self, answer: object, number: int) -> Attempt:
+        """Try an answer for the `number`th time, from 0; raises ValueError, Refused, Unfinished."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class KnobTask(Task):
+    """Answered with `base` in which knobs of `free` are changed: a spec, or a dict of changes."""
+
+    goals: Mapping[Goal, Measure]
+    base: Pipeline | SlowScript
+    free: tuple[str, ...]
+    compares: bool = True  # with a run of `base`
+
+    @property
+    def rules(self) -> str:
+        """The kind of answer that is expected, and what it may change."""
+        kind = type(self.base).__name__
+        return (
+            f"The answer is a dict of changes or a {kind}; only {', '.join(self.free)} may change."
+        )
+
+    def spec(self, answer: object) -> Pipeline | SlowScript:
         """Return what is to be run; raises ValueError, saying why, if that is not an answer."""
-        spec = answer
-        if isinstance(answer, dict):
-            changes = dict(answer)
-            if isinstance(self.base, Distributed):  # knobs of its pipeline may be changed as well
-                knobs = {name: changes.pop(name) for name in answer if name in KNOBS}
-                changes["pipeline"] = self.base.pipeline.but(**knobs)
-            spec = self.base.but(**changes)
-        elif not isinstance(answer, type(self.base)):
+        spec = self.base.but(**answer) if isinstance(answer, dict) else answer
+        if not isinstance(spec, type(self.base)):
             raise ValueError(f"{self.rules.split(';')[0]}, this is {type(answer).__name__}.")
-        before, after = (everything(each) for each in (self.base, spec))
-        if before == after:
+        given = vars(self.base)
+        changed = [name for name, value in vars(spec).items() if value != given[name]]
+        if not changed:
             raise ValueError("This is what you were given: change one of the allowed knobs.")
-        if held := [n for n in after if after[n] != before[n] and n not in self.free]:
+        if held := [name for name in changed if name not in self.free]:
             only = f"only {', '.join(self.free)} may change, or it is not the same work"
             raise ValueError(f"Leave {', '.join(held)} as given: {only}.")
         return spec
 
-    def start(self, answer: Any) -> Any:
-        """Start the answer's run."""
-        return launch(self.spec(answer))
+    def attempt(self, answer: object, number: int) -> Attempt:
+        """Run the answer, and once in a session the `number`th baseline."""
+        run = finished(launch(self.spec(answer)), Run)
+        baseline = self.baseline(number) if self.compares else None
+        values = {goal: measure(run, baseline) for goal, measure in self.goals.items()}
+        return Attempt(values, run, baseline)
 
-    def refused(self, _run: Any) -> None:
-        """Return why the answer does not count: `spec` has said it before."""
+    def baseline(self, number: int) -> Run:
+        """Return this session's run of `base` of that number."""
+        kept = _baselines.setdefault(self.key, [])
+        while len(kept) <= number:
+            kept.append(finished(launch(self.base), Run))
+        return kept[number]
 
 
-def everything(spec: Any) -> dict[str, Any]:
-    """Return all that a spec sets, by name; of ranks also what their pipeline sets."""
-    own = dict(vars(spec))
-    return own | vars(own.pop("pipeline")) if isinstance(spec, Distributed) else own
+_baselines: dict[str, list[Run]] = {}  # by task: what was measured in this session
 
 
-@dataclass
+def finished(started: object, kind: type[Measured]) -> Measured:
+    """Return a run, which is of this kind, when it is over; raises Unfinished."""
+    assert isinstance(started, kind)
+    started.wait_or_raise()
+    if started.outcome != "finished":
+        raise Unfinished(f"It did not finish. {started.error or started.outcome}")
+    return started
+
+
+@dataclass(frozen=True)
 class CodeTask(Task):
-    """Answered with a function or a class, which the check of the class `world` tries out."""
+    """Answered with a function or a class, which `check` tries out on the bench."""
 
-    world: Any = None
+    goals: tuple[Goal, ...]
+    check: Callable[[Answer], Numbers]
 
     @property
     def rules(self) -> str:
-        """The kind of answer expected."""
-        return f"The answer is a {'class' if isinstance(self.base, type) else 'function'}."
+        """The kind of answer that is expected."""
+        return f"The answer is a {'class' if isinstance(self.solution, type) else 'function'}."
 
-    def start(self, answer: Any) -> Any:
-        """Start the run that tries the answer out."""
-        if not (isinstance(answer, type) if isinstance(self.base, type) else callable(answer)):
+    def attempt(self, answer: object, number: int) -> Attempt:
+        """Try the answer out in a process of its own."""
+        from labkit.course.checking import Refused
+
+        is_right_kind = callable(answer)
+        if isinstance(self.solution, type):
+            is_right_kind = isinstance(answer, type)
+        if not callable(answer) or not is_right_kind:
             raise ValueError(f"{self.rules[:-1]}, this is {type(answer).__name__}.")
-        exercise = exercise_of(self.key, answer)
-        return launch(Grid(self.key, (), (), {}), source=Sent(exercise))
+        measured = self.on_the_bench(answer)
+        if REFUSED in measured:
+            raise Refused(measured[REFUSED])
+        return Attempt({goal: measured.get(goal.what) for goal in self.goals})
 
-    def refused(self, tried: Measurements) -> str | None:
-        """Return why the answer does not count; None if it does."""
-        row = tried.rows.iloc[0]
-        return row["error"] or row["counted"].get("refused")
+    def on_the_bench(self, answer: Answer) -> Mapping[str, Any]:
+        """Return what `tried_out` does, in a process of its own."""
+        from labkit.view.measuring import measure
+
+        key = self.key
+
+        def exercise(bench: Bench) -> dict[str, object]:
+            return {"measured": tried_out(key, answer)}
+
+        row = finished(measure(exercise, wait=False), Measurements).rows.iloc[0]
+        return {REFUSED: row["error"]} if row["error"] else row["measured"]
 
 
-def code(key: str, *hints: str, **goals: Goal) -> Callable[[type], type]:
-    """Add a challenge that is answered with code: decorates a class, whose docstring poses it.
+def code(
+    key: str, *, hints: tuple[str, ...], goals: tuple[Goal, ...], solution: Answer
+) -> Callable[[Callable[[Answer], Numbers]], CodeTask]:
+    """Make a check the task that its docstring poses.
 
-    Its `check(answer)` returns a number for each goal, by name, or raises Refused. It has a
-    `solution`, and a `start` where there is something to begin from. None of them takes a self.
+    A check takes an answer and returns a number for each goal, by its `what`, or raises Refused.
     """
 
-    def counted(name: str) -> Callable[[Any, Any], float | None]:
-        def value(tried: Measurements, _baseline: Any) -> float | None:
-            return tried.rows["counted"][0].get(name)
+    def posed(check: Callable[[Answer], Numbers]) -> CodeTask:
+        title, _, text = (inspect.getdoc(check) or "").partition("\n\n")
+        text = " ".join(text.split())
+        return CodeTask(key, title.rstrip("."), text, hints, solution, goals, check)
 
-        return value
+    return posed
 
-    def add(world: type) -> type:
-        title, _, text = inspect.getdoc(world).partition(".\n\n")
-        found = tuple(replace(goal, value=counted(name)) for name, goal in goals.items())
-        about = key, title, " ".join(text.split()), found, hints
-        CodeTask(*about, getattr(world, "start", None), world.solution, world=world)
-        return world
 
-    return add
+def tried_out(key: str, answer: Answer) -> Mapping[str, Any]:
+    """Return what a challenge's check measures of an answer, or {REFUSED: why not}."""
+    from labkit.course.checking import Refused
+
+    task = find(key)
+    assert isinstance(task, CodeTask)
+    try:
+        return task.check(answer)
+    except Refused as why:
+        return {REFUSED: str(why)}
+    except Exception as error:  # the reader's code may raise anything
+        return {REFUSED: f"It raised {type(error).__name__}: {str(error)[:300]}"}
+
+
+def find(key: str) -> Task:
+    """Return a task by its key, such as "02-feed"; raises ValueError where there is none."""
+    number = key[:2]
+    tasks = tasks_of(number) if number in NOTEBOOKS else {}
+    if key not in tasks:
+        check_names([key], all_tasks(), "challenge")
+    return tasks[key]
+
+
+def tasks_of(number: str) -> dict[str, Task]:
+    """Return the tasks of a notebook, such as "02", by key."""
+    module = import_module(f"labkit.course.challenges.nb{number}")
+    return {value.key: value for value in vars(module).values() if isinstance(value, Task)}
 
 
 def all_tasks() -> dict[str, Task]:
-    """Return every challenge of the course by its key, in the notebooks' order."""
-    for name in FILES:
-        import_module(f"labkit.course.{name}")
-    return dict(sorted(TASKS.items(), key=lambda each: each[0][:2]))
-
-
-# -- trying code out in the bench ------------------------------------------------------------------
-
-# What a measurement relies on. An answer that replaces one of them is refused.
-CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "sleep")
-TORCH = ("allclose", "isfinite", "equal", "randn", "compile")  # Dynamo itself wraps manual_seed
-
-
-def exercise_of(key: str, answer: Any) -> Callable:
-    """Return a function for the bench that tries an answer out; ValueError if it cannot be sent.
-
-    The answer travels as bytes: it is unpacked only when what it must not replace is known.
-    """
-    triton_kernels.allow()
-    try:
-        packed = cloudpickle.dumps(answer)
-    except Exception as error:  # whatever the reader's objects raise
-        raise ValueError(f"It cannot be sent to another process: {error}") from None
-    if (mib := len(packed) / 2**20) > MOST_MIB:
-        raise ValueError(f"It drags {mib:.0f} MiB of data along: define what it needs inside.")
-
-    def exercise(bench: Any) -> dict[str, Any]:
-        return {"counted": tried_out(key, packed)}
-
-    return exercise
-
-
-def tried_out(key: str, packed: bytes) -> dict[str, Any]:
-    """Return what a challenge's check counts of an answer, or {"refused": why not}."""
-    world = all_tasks()[key].world
-    before = relied_on(world)
-    try:
-        answer = pickle.loads(packed)  # of the reader's own kernel
-        found = world.check(answer)
-    except Refused as why:
-        found = {"refused": str(why)}
-    except Exception as error:  # the reader's code may raise anything
-        found = {"refused": f"It raised {type(error).__name__}: {str(error)[:300]}"}
-    after = relied_on(world)
-    replaced = [name for name in after if after[name] is not before.get(name, after[name])]
-    if replaced:
-        return {"refused": f"It replaces {', '.join(replaced)}: then nothing can be measured."}
-    return found
-
-
-def relied_on(world: type) -> dict[str, Any]:
-    """Return by name what a measurement relies on: clocks, torch, and what the check uses."""
-    import torch
-
-    found = {f"time.{name}": getattr(time, name) for name in CLOCKS}
-    found |= {f"torch.{name}": getattr(torch, name) for name in TORCH}
-    used = vars(sys.modules[world.__module__]) | vars(world)
-    return found | {f"the check's {name}": value for name, value in used.items()}
-
-
-# -- what checks share -----------------------------------------------------------------------------
-
-
-def difference(found: Any, right: Any) -> float:
-    """Return the largest difference, over the largest right value; refuse what cannot have one."""
-    import torch
-
-    if not isinstance(found, torch.Tensor) or found.shape != right.shape:
-        shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
-        raise Refused(f"It returns {shape}, not a tensor of shape {tuple(right.shape)}.")
-    if not bool(torch.isfinite(found).all()):
-        raise Refused("There are infinities or NaN in what it returns.")
-    return float((found.double() - right.double()).abs().max() / right.double().abs().max())
-
-
-@contextmanager
-def counting():
-    """Count the operations in the block, `names`, and the `bytes` they read and write; no views."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
-
-    counted = SimpleNamespace(names=[], bytes=0)
-
-    class Counting(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            if not getattr(func, "is_view", False):
-                counted.names.append(str(func))
-                leaves = tree_leaves((args, kwargs, out))
-                counted.bytes += sum(t.nbytes for t in leaves if isinstance(t, torch.Tensor))
-            return out
-
-    with Counting():
-        yield counted
+    """Return every task of the course by its key, in the notebooks' order."""
+    tasks: dict[str, Task] = {}
+    for number in NOTEBOOKS:
+        tasks |= tasks_of(number)
+    return tasks

@@ -1,0 +1,99 @@
+"""The challenges of notebook 01, GPU anatomy."""
+
+import random
+from collections.abc import Callable
+
+from labkit.course.checking import ERROR, Answer, Numbers
+from labkit.course.task import Goal, code
+
+TIMED = 20  # calls
+
+
+class SimulatedDevice:
+    """A device whose calls return at once, and whose first call is slow."""
+
+    def __init__(self, first_ms: float, each_ms: float):
+        self.now_ms = 0.0
+        self.free_at_ms = 0.0
+        self.next_ms = first_ms
+        self.each_ms = each_ms
+        self.calls = 0
+
+    def work(self) -> None:
+        """Start a call, which takes the caller 0.02 ms."""
+        self.now_ms += 0.02
+        self.free_at_ms = max(self.free_at_ms, self.now_ms) + self.next_ms
+        self.next_ms = self.each_ms
+        self.calls += 1
+
+    def wait(self) -> None:
+        """Return when all calls are done."""
+        self.now_ms = max(self.now_ms, self.free_at_ms)
+
+    def clock(self) -> float:
+        """Return the time in ms."""
+        return self.now_ms
+
+
+def ms_per_call(
+    work: Callable[[], None], wait: Callable[[], None], clock: Callable[[], float]
+) -> float:
+    """Return what a call takes on the device, without the set-up of the first one."""
+    work()
+    wait()
+    start = clock()
+    for _ in range(TIMED):
+        work()
+    wait()
+    return (clock() - start) / TIMED
+
+
+@code(
+    "01-stopwatch",
+    hints=(
+        "What does clock() - start measure while the device is still at work?",
+        "One call and one wait() before the clock starts; one wait() before it stops.",
+    ),
+    goals=(Goal(ERROR, at_most=0.02), Goal("calls", at_least=10)),
+    solution=ms_per_call,
+)
+def stopwatch(answer: Answer) -> Numbers:
+    """An honest stopwatch.
+
+    A device's work() returns at once, its wait() when all work is done, and the very first call is
+    slow. Write a function of (work, wait, clock) that returns the milliseconds that one call takes,
+    from at least ten calls. clock() returns the time in ms.
+    """
+    errors = []
+    calls = []
+    generator = random.Random(7)
+    for _ in range(6):
+        device = SimulatedDevice(generator.uniform(100, 500), generator.uniform(1, 20))
+        measured = answer(device.work, device.wait, device.clock)
+        errors.append(abs(measured / device.each_ms - 1))
+        calls.append(device.calls)
+    return {ERROR: max(errors), "calls": min(calls)}
+
+
+def product_intensity(m: int, k: int, n: int, bytes_per_number: int) -> float:
+    """Return FLOP per byte: a multiplication and an addition for each of k terms."""
+    return 2 * m * k * n / ((m * k + k * n + m * n) * bytes_per_number)
+
+
+@code(
+    "01-intensity",
+    hints=(
+        "Each of the m n results takes k multiplications and k additions.",
+        "The bytes: m k and k n numbers are read, m n are written.",
+    ),
+    goals=(Goal(ERROR, at_most=1e-6),),
+    solution=product_intensity,
+)
+def intensity(answer: Answer) -> Numbers:
+    """Intensity by arithmetic.
+
+    Write a function of (m, k, n, bytes_per_number) that returns the FLOP per byte of an (m, k)
+    times (k, n) product: inputs read once, the result written once, a multiply-add counted as two.
+    """
+    cases = ((1024, 1024, 1024, 4), (1, 4096, 4096, 2), (64, 512, 2048, 4), (7, 3, 5, 8))
+    return {ERROR: max(abs(answer(*case) / product_intensity(*case) - 1) for case in cases)}

@@ -1,0 +1,77 @@
+"""The challenges of notebook 02, sawtooth diagnosis."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from labkit.course.challenges.nb00 import NETWORK
+from labkit.course.task import Goal, KnobTask, code, faster, speedup
+
+if TYPE_CHECKING:
+    from labkit.course.checking import Answer, Numbers
+    from labkit.results.run import Run
+
+ERROR = "largest error"
+
+
+def workers(run: Run, _baseline: Run | None) -> float:
+    """Return how many loader workers a run has."""
+    return run.pipeline.to_dict()["num_workers"]
+
+
+FEED = KnobTask(
+    key="02-feed",
+    title="The cheapest cure",
+    text="Feed this pipeline with at most three workers, so that it trains at least 1.7 times as "
+    "fast as with none.",
+    hints=(
+        "Take wait_ms and compute_ms of the run without workers: w workers divide the wait.",
+        "1.7 times as fast means 0.59 of the step: how many workers bring the wait below that?",
+    ),
+    base=NETWORK,
+    solution=NETWORK.but(num_workers=3),
+    free=("num_workers", "prefetch_factor"),
+    goals={faster(1.7): speedup, Goal("workers", at_most=3): workers},
+)
+
+
+def share_of_window(intervals: list[tuple[float, float]], start: float, end: float) -> float:
+    """Return the share of a window that intervals cover, each moment counted once."""
+    busy = 0.0
+    covered_until = start
+    for begin, stop in sorted(intervals):
+        begin = max(begin, covered_until)
+        stop = min(stop, end)
+        busy += max(0, stop - begin)
+        covered_until = max(covered_until, stop)
+    return busy / (end - start)
+
+
+@code(
+    "02-busy-share",
+    hints=(
+        "Two kernels at once do not make the device twice as busy.",
+        "Sort the intervals; count of each only what lies beyond the end of those before it.",
+    ),
+    goals=(Goal(ERROR, at_most=1e-6),),
+    solution=share_of_window,
+)
+def busy_share(answer: Answer) -> Numbers:
+    """What nvidia-smi computes.
+
+    Write a function of (intervals, start, end) that returns the share of the window from start to
+    end, 0 to 1, in which a kernel ran. intervals is a list of (begin, stop) in ms, in any order,
+    and they may overlap.
+    """
+    generator = random.Random(3)
+    errors = []
+    for _ in range(50):
+        begins = [generator.randrange(0, 1000) for _ in range(generator.randrange(0, 12))]
+        intervals = [(begin, begin + generator.randrange(1, 200)) for begin in begins]
+        start = generator.randrange(0, 500)
+        window = range(start, start + generator.randrange(100, 500))
+        busy = sum(any(begin <= ms < stop for begin, stop in intervals) for ms in window)
+        share = answer(list(intervals), window.start, window.stop)
+        errors.append(abs(share - busy / len(window)))
+    return {ERROR: max(errors)}

@@ -1,0 +1,53 @@
+"""The challenge of notebook 03, DataLoader tuning."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from labkit.course.task import Goal, KnobTask, faster, speedup
+from labkit.spec import Pipeline
+
+if TYPE_CHECKING:
+    from labkit.results.run import Run
+
+STALLS = Pipeline(
+    dataset="sleep",
+    prep_ms=15.0,
+    stall_ms=600.0,
+    stall_every=21,
+    num_workers=4,
+    prefetch_factor=1,
+    steps=168,
+    seconds=None,
+    model="mlp",
+    width=32,
+    depth=1,
+    image_px=16,
+    xray=False,
+)
+
+
+def batches_kept_ready(run: Run, _baseline: Run | None) -> float:
+    """Return how many batches the loader keeps ready."""
+    knobs = run.pipeline.to_dict()
+    return knobs["num_workers"] * (knobs["prefetch_factor"] or 0)
+
+
+RIDE_OVER = KnobTask(
+    key="03-stalls",
+    title="Ride over the stalls",
+    text="The disk stalls for 600 ms in one of 21 batches. Train at least 1.6 times as fast all "
+    "the same, with the same four workers. Waiting batches take memory: keep at most 64 ready.",
+    hints=(
+        "Batches are handed over in order: while one worker stalls, the others fill the queue.",
+        "21 batches keep four workers busy for 230 ms, a stall included. How many is that in 600 "
+        "ms? That many places ride over a stall.",
+    ),
+    base=STALLS,
+    solution=STALLS.but(prefetch_factor=14),
+    free=("prefetch_factor",),
+    goals={
+        faster(1.6): speedup,
+        Goal("num_workers * prefetch_factor", at_most=64): batches_kept_ready,
+    },
+)

@@ -1,0 +1,64 @@
+"""The challenges of notebook 08, the capstone."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from labkit.course.slow_script import SlowScript
+from labkit.course.task import Goal, KnobTask, code, faster, speedup
+
+if TYPE_CHECKING:
+    from labkit.course.checking import Answer, Numbers
+    from labkit.results.run import Run
+
+WRONG = "wrong choices"
+
+
+def fixes_made(run: Run, _baseline: Run | None) -> float:
+    """Return how many fixes a run of the slow script has."""
+    return len((run.event("spec") or {})["script"]["fixes"])
+
+
+TWO_FIXES = KnobTask(
+    key="08-two-fixes",
+    title="Two fixes, 1.7 times as fast",
+    text="Choose only two fixes that make the slow script at least 1.7 times as fast. Answer with "
+    "{'fixes': ['...', '...']}, of data, items, copies, launches, precision and memory.",
+    hints=(
+        "What was on top of the very first diagnosis?",
+        "And what was there when that was fixed?",
+    ),
+    base=SlowScript(),
+    solution=SlowScript(("items", "copies")),  # on a GPU "data" and "items" are not enough
+    free=("fixes",),
+    goals={faster(1.7): speedup, Goal("fixes", at_most=2): fixes_made},
+)
+
+
+def saves_most(times_ms: dict[str, float], speedups: dict[str, float]) -> str:
+    """Return the part whose fix takes most off the step."""
+    return max(speedups, key=lambda part: times_ms[part] * (1 - 1 / speedups[part]))
+
+
+@code(
+    "08-next-fix",
+    hints=("Twenty times as fast: of how many milliseconds?",),
+    goals=(Goal(WRONG, at_most=0),),
+    solution=saves_most,
+)
+def next_fix(answer: Answer) -> Numbers:
+    """What to fix first.
+
+    Write a function of (times_ms, speedups), two dicts: the milliseconds that each part of a step
+    takes, and how many times as fast some of the parts could be made. Return the name of the part
+    whose fix makes the step shortest.
+    """
+    parts = ("data", "copies", "compute", "launches", "update")
+    generator = random.Random(11)
+    wrong = 0
+    for _ in range(100):
+        times = {part: float(generator.randrange(1, 100)) for part in parts}
+        speedups = {part: generator.uniform(1.05, 20) for part in generator.sample(parts, 4)}
+        wrong += answer(dict(times), dict(speedups)) != saves_most(times, speedups)
+    return {WRONG: wrong}

@@ -1,0 +1,132 @@
+"""The challenges of notebook 10, read a trace."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from labkit.course.task import Goal, code
+from labkit.diagnosis.public_traces import LANES_FILE
+from labkit.results.shipped import entries
+
+if TYPE_CHECKING:
+    from labkit.course.checking import Answer, Numbers
+
+Spans = list[tuple[float, float]]
+
+ROUNDS = 30
+RIGHT = "share of right answers"
+ERROR = "largest error, ms"
+ALL_RIGHT = Goal(RIGHT, at_least=1.0)
+EXACT = Goal(ERROR, at_most=1e-6)
+STARVED = ("v100-workers-0", "rtx2080ti-sawtooth")
+ACTIVITIES = ("DataLoader", "CPU operators", "CUDA calls")
+
+
+def excerpt(name: str) -> dict[str, Spans]:
+    """Return the lanes of a stored excerpt of a real trace."""
+    lanes = entries(LANES_FILE)[name]
+    return {lane: [(start, end) for start, end in lanes[lane]] for lane in lanes if lane != "steps"}
+
+
+def random_spans(generator: random.Random, count: int, longest: int) -> Spans:
+    """Return spans of whole ms, sorted and without overlap."""
+    spans = []
+    time = 0
+    for _ in range(count):
+        start = time + generator.randrange(1, longest)
+        time = start + generator.randrange(1, longest)
+        spans.append((start, time))
+    return spans
+
+
+def largest_gap(lanes: dict[str, Spans]) -> tuple[float, str]:
+    """Return the length of the largest gap between kernels, ms, and the lane active in it."""
+    kernels = lanes["kernels"]
+    gaps = [(kernels[i][1], kernels[i + 1][0]) for i in range(len(kernels) - 1)]
+    begin, stop = max(gaps, key=lambda gap: gap[1] - gap[0])
+
+    def active(lane: str) -> float:
+        return sum(max(0, min(end, stop) - max(start, begin)) for start, end in lanes[lane])
+
+    known = [name for name in ("DataLoader", "CPU operators", "CUDA calls") if name in lanes]
+    return stop - begin, max(known, key=active)
+
+
+@code(
+    "10-gap",
+    hints=(
+        "Between kernels i and i + 1 lies the gap from the end of i to the start of i + 1.",
+        "How long is a span inside the gap? min(ends) - max(starts), if that is above 0.",
+    ),
+    goals=(EXACT, ALL_RIGHT),
+    solution=largest_gap,
+)
+def gap(answer: Answer) -> Numbers:
+    """The largest gap, and its cause.
+
+    Write a function of lanes, {name of a lane: [(start, end), ...]} in ms, each lane sorted and
+    without overlap. It returns two values: how long the largest gap between two "kernels" is, and
+    which of "DataLoader", "CPU operators" and "CUDA calls" is active longest in it. A lane may be
+    missing.
+    """
+    generator = random.Random(10)
+    cases = [excerpt(name) for name in STARVED]
+    cases += [lanes_with_a_gap(generator) for _ in range(ROUNDS)]
+    errors = []
+    right = 0
+    for lanes in cases:
+        gap_ms, lane = answer({name: list(spans) for name, spans in lanes.items()})
+        right_gap_ms, right_lane = largest_gap(lanes)
+        errors.append(abs(gap_ms - right_gap_ms))
+        right += lane == right_lane
+    return {ERROR: max(errors), RIGHT: right / len(cases)}
+
+
+def lanes_with_a_gap(generator: random.Random) -> dict[str, Spans]:
+    """Return lanes with a gap of more than 100 ms, in which the third activity is the longest."""
+    spans = random_spans(generator, 9, 40)
+    place = generator.randrange(1, 9)
+    kernels = spans[:place] + [(start + 100, end + 100) for start, end in spans[place:]]
+    begin = spans[place - 1][1]
+    first, second, third = generator.sample(ACTIVITIES, 3)
+    return {
+        "kernels": kernels,
+        first: [(begin, begin + 15), (begin + 195, begin + 495)],  # long, but after the gap
+        second: [(begin + 15, begin + 35)],
+        third: [(begin + 35, begin + 95)],
+    }
+
+
+def without_kernels(kernels: Spans, collectives: Spans) -> float:
+    """Return the ms of the collectives in which no kernel runs."""
+    exposed = 0.0
+    for start, end in collectives:
+        beside = [min(end, stop) - max(start, begin) for begin, stop in kernels]
+        exposed += end - start - sum(shared for shared in beside if shared > 0)
+    return exposed
+
+
+@code(
+    "10-exposed",
+    hints=(
+        "The time of the collectives, less the time in which a kernel runs beside them.",
+        "Two spans share min(ends) - max(starts), if that is above 0.",
+    ),
+    goals=(EXACT,),
+    solution=without_kernels,
+)
+def exposed_communication(answer: Answer) -> Numbers:
+    """Communication that nothing hides.
+
+    Write a function of (kernels, collectives), two lists of (start, end) in ms, each sorted and
+    without overlap. It returns the ms in which a collective runs and no kernel.
+    """
+    generator = random.Random(12)
+    errors = []
+    for _ in range(ROUNDS):
+        kernels = random_spans(generator, 12, 30)
+        collectives = random_spans(generator, 6, 60)
+        exposed = answer(list(kernels), list(collectives))
+        errors.append(abs(exposed - without_kernels(kernels, collectives)))
+    return {ERROR: max(errors)}

@@ -1,0 +1,51 @@
+"""What the checks of code challenges share: how answers are compared, counted and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+Answer = Callable[..., Any]  # the reader's function or class
+Numbers = Mapping[str, float]  # what a check measured, by the `what` of its goals
+
+ERROR = "largest error, as a share"
+
+
+class Refused(Exception):
+    """The answer does other work than the task asks for; the message says what it does."""
+
+
+def difference(found: object, right: torch.Tensor) -> float:
+    """Return the largest difference of two tensors, as a share of the largest right value.
+
+    Raises Refused where `found` is not a finite tensor of the right shape.
+    """
+    if not isinstance(found, torch.Tensor) or found.shape != right.shape:
+        shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+        raise Refused(f"It returns {shape}, not a tensor of shape {tuple(right.shape)}.")
+    if not bool(torch.isfinite(found).all()):
+        raise Refused("There are infinities or NaN in what it returns.")
+    largest = (found.double() - right.double()).abs().max()
+    return float(largest / right.double().abs().max())
+
+
+class Counting(TorchDispatchMode):
+    """Counts the operations that PyTorch runs and the bytes they read and write, without views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Run one operation and count it."""
+        result = func(*args, **(kwargs or {}))
+        if not getattr(func, "is_view", False):
+            self.names.append(str(func))
+            leaves = tree_leaves((args, kwargs, result))
+            self.bytes += sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+        return result
