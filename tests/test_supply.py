@@ -36,12 +36,12 @@ def test_activity_is_the_mean_number_of_busy_workers_while_a_batch_was_made():
 
 
 def passes(time_of, workers=4, count=37, times=5):
-    """Simulate passes in which a batch takes `time_of(active workers, when)`; the last run alone."""
+    """Simulate passes; a batch takes `time_of(active workers, when)`, the last run alone."""
     rows = []
     now = 0.0
     for _ in range(times):
         left = count
-        free = {worker: now for worker in range(workers)}
+        free = dict.fromkeys(range(workers), now)
         while left:
             worker = min(free, key=lambda each: free[each])
             begun = free[worker]
