@@ -9,7 +9,7 @@ import time
 import torch
 from torch.nn.functional import cross_entropy, pad, silu
 
-from labkit.course.challenges import nb07, nb10, nb11
+from labkit.course.challenges import nb04, nb07, nb09, nb10, nb11
 
 KNOBS = {
     "00-first": {
@@ -20,6 +20,8 @@ KNOBS = {
         "past the limit": {"num_workers": 6},
         "cheat: no augmentation": {"num_workers": 1, "augment": 0},
     },
+    "02-less-busy": {"cheat: smaller images": {"image_px": 8}},
+    "03-small-queue": {"cheat: less to prepare": {"num_workers": 1, "prep_ms": 20.0}},
     "03-stalls": {"cheat: fewer stalls": {"prefetch_factor": 14, "stall_every": 100}},
     "04-fit": {"cheat: fewer samples": {"batch_size": 64, "accumulation_steps": 16, "steps": 1}},
     "08-two-fixes": {"cheat: fewer samples": {"fixes": ("data",), "steps": 4}},
@@ -76,6 +78,14 @@ def always_the_loader(lanes):
     return nb10.largest_gap(lanes)[0], "DataLoader"
 
 
+def least_busy(traces):
+    return min(range(4), key=lambda number: sum(b - a for a, b in traces[number]["kernels"]))
+
+
+def waits_most(collectives):
+    return max(collectives, key=lambda rank: sum(b - a for a, b in collectives[rank]))
+
+
 def never_flipped(images, flips, brightness):
     return nb11.whole_batch(images, torch.zeros_like(flips), brightness)
 
@@ -105,6 +115,10 @@ CODE = {
     "02-busy-share": {
         "cheat": lambda i, *_: float(bool(i)),
     },
+    "04-by-length": {
+        "as given": nb04.shuffled,
+        "cheat: the longest left out": lambda _, n: [list(range(n))],
+    },
     "05-small-gradients": {"without a scale": without_scale, "cheat: FP32": in_fp32},
     "05-skip": {"cheat": lambda weights, scale, lr: scale / 2},
     "06-loop": {"a step for each": a_step_each, "cheat: large batches": joined_groups},
@@ -119,11 +133,18 @@ CODE = {
         "as given": nb11.one_by_one,
         "cheat: never flipped": never_flipped,
     },
+    "11-choose": {"the fastest": lambda paths, *_: min(paths, key=paths.get)},
     "12-cache": {"copied each time": Concatenated, "cheat: only the new ones": NewOnes},
     "12-batching": {
         "cheat: short answers": lambda lengths, slots: [[*range(len(lengths))][:slots]],
     },
     "09-all-reduce": {"cheat: a blackboard": blackboard},
+    "09-shards": {
+        "not shuffled": lambda n, ranks, rank, _: list(range(n))[rank::ranks],
+        "cheat: everything": lambda n, _, rank, epoch: nb09.every_nth(n, 1, 0, epoch),
+    },
+    "10-starved": {"least busy": least_busy, "cheat: always the first": lambda traces: 0},
+    "10-straggler": {"waits most": waits_most, "cheat: always rank 0": lambda collectives: 0},
     "10-gap": {"cheat: always the loader": always_the_loader},
     "10-exposed": {
         "hidden ones too": lambda _, sent: sum(end - start for start, end in sent),

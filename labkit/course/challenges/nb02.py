@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 
 from labkit.course.challenges.nb00 import NETWORK
 from labkit.course.task import Goal, KnobTask, code, faster, speedup
+from labkit.spec import Pipeline
 
 if TYPE_CHECKING:
     from labkit.course.checking import Answer, Numbers
     from labkit.results.run import Run
 
 ERROR = "largest error"
+BUSY = Pipeline(
+    dataset="sleep", prep_ms=10.0, num_workers=1, model="cnn", width=48, depth=6, xray=False
+)
 
 
 def workers(run: Run, _baseline: Run | None) -> float:
@@ -75,3 +79,29 @@ def busy_share(answer: Answer) -> Numbers:
         share = answer(list(intervals), window.start, window.stop)
         errors.append(abs(share - busy / len(window)))
     return {ERROR: max(errors)}
+
+
+def busy_ratio(run: Run, baseline: Run | None) -> float | None:
+    """Return a run's busy share over the baseline's; None where one is not known."""
+    before = baseline.utilization if baseline else None
+    return run.utilization / before if run.utilization and before else None
+
+
+LESS_BUSY = KnobTask(
+    key="02-less-busy",
+    title="Less busy, and faster",
+    text="This pipeline is busy nearly all the time. Change its model so that the busy share falls "
+    "to four fifths or less of what it is now, and yet at least twice as many samples are trained "
+    "a second.",
+    hints=(
+        "What does the device do when it has finished a batch before the next one is ready?",
+        "A model that needs less than prep_ms for a batch has to wait for the loader.",
+    ),
+    base=BUSY,
+    solution=BUSY.but(width=4, depth=1),
+    free=("model", "width", "depth"),
+    goals={
+        faster(2.0): speedup,
+        Goal("busy share over the baseline's", at_most=0.8, close=0.1): busy_ratio,
+    },
+)

@@ -1,4 +1,4 @@
-"""The challenge of notebook 03, DataLoader tuning."""
+"""The challenges of notebook 03, DataLoader tuning."""
 
 from __future__ import annotations
 
@@ -18,6 +18,19 @@ STALLS = Pipeline(
     num_workers=4,
     prefetch_factor=1,
     steps=168,
+    seconds=None,
+    model="mlp",
+    width=32,
+    depth=1,
+    image_px=16,
+    xray=False,
+)
+DEEP = Pipeline(
+    dataset="sleep",
+    prep_ms=80.0,
+    num_workers=4,
+    prefetch_factor=16,
+    steps=80,
     seconds=None,
     model="mlp",
     width=32,
@@ -49,5 +62,22 @@ RIDE_OVER = KnobTask(
     goals={
         faster(1.6): speedup,
         Goal("num_workers * prefetch_factor", at_most=64): batches_kept_ready,
+    },
+)
+
+SMALL_QUEUE = KnobTask(
+    key="03-small-queue",
+    title="A quarter of the queue",
+    text="Four workers keep 64 batches ready. Keep at most 16, and at least 0.8 of the speed.",
+    hints=(
+        "Nothing stalls here. What, then, are 64 batches in memory good for?",
+        "The workers set the speed; the queue only evens it out.",
+    ),
+    base=DEEP,
+    solution=DEEP.but(prefetch_factor=2),
+    free=("num_workers", "prefetch_factor"),
+    goals={
+        faster(0.8): speedup,
+        Goal("num_workers * prefetch_factor", at_most=16): batches_kept_ready,
     },
 )

@@ -1,14 +1,22 @@
-"""The challenge of notebook 04, batch sizing."""
+"""The challenges of notebook 04, batch sizing."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from labkit.course.task import Goal, KnobTask
+import torch
+
+from labkit.course.checking import Refused
+from labkit.course.task import Goal, KnobTask, code
 from labkit.spec import Pipeline
 
 if TYPE_CHECKING:
+    from labkit.course.checking import Answer, Numbers
     from labkit.results.run import Run
+
+BATCH = 32
+PADDING = "share of the tokens that is padding"
+MIXED = 0.5  # correlation of a batch's place with its length, above which the order is not random
 
 WHOLE = Pipeline(
     dataset="sleep",
@@ -59,3 +67,46 @@ FIT = KnobTask(
     },
     compares=False,
 )
+
+
+def shuffled(lengths: list[int], batch_size: int) -> list[list[int]]:
+    """Return batches of documents of any length, as the notebook has them."""
+    order = torch.randperm(len(lengths)).tolist()
+    return [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
+
+
+def sorted_then_shuffled(lengths: list[int], batch_size: int) -> list[list[int]]:
+    """Return batches of documents of about a length, in random order."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    batches = [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
+    return [batches[place] for place in torch.randperm(len(batches)).tolist()]
+
+
+@code(
+    "04-by-length",
+    hints=(
+        "A row is padded to the longest of its batch: which documents belong together?",
+        "Sort, cut into batches, and then shuffle the batches.",
+    ),
+    goals=(Goal(PADDING, at_most=0.05),),
+    solution=sorted_then_shuffled,
+)
+def by_length(answer: Answer) -> Numbers:
+    """Batches of documents of similar length.
+
+    Write a function of (lengths, batch_size) that returns batches: lists of indices into lengths,
+    each index once, every batch full but one, in random order: not the short ones first.
+    """
+    lengths = (5 + 500 * torch.rand(3000) ** 4).int().tolist()  # most are short
+    batches = [list(batch) for batch in answer(list(lengths), BATCH)]
+    if sorted(index for batch in batches for index in batch) != list(range(len(lengths))):
+        raise Refused("Every document has to be in one batch, and in one only.")
+    sizes = [len(batch) for batch in batches]
+    if sum(size != BATCH for size in sizes) > 1 or max(sizes) > BATCH:
+        raise Refused("Every batch but one has to hold batch_size documents.")
+    longest = [max(lengths[index] for index in batch) for batch in batches]
+    places = torch.tensor([range(len(longest)), longest], dtype=torch.float64)
+    if abs(float(torch.corrcoef(places)[0, 1])) > MIXED:
+        raise Refused("The batches come in order of length: a model has to meet them mixed.")
+    computed = sum(length * size for length, size in zip(longest, sizes, strict=True))
+    return {PADDING: 1 - sum(lengths) / computed}

@@ -20,13 +20,18 @@ ERROR = "largest error, ms"
 ALL_RIGHT = Goal(RIGHT, at_least=1.0)
 EXACT = Goal(ERROR, at_most=1e-6)
 STARVED = ("v100-workers-0", "rtx2080ti-sawtooth")
+NOT_STARVED = ("v100-workers-4", "rtx2080ti-launch-bound", "v100-busy-fp32", "h100-batch-1")
 ACTIVITIES = ("DataLoader", "CPU operators", "CUDA calls")
 
 
-def excerpt(name: str) -> dict[str, Spans]:
-    """Return the lanes of a stored excerpt of a real trace."""
+def excerpt(name: str, later_ms: float = 0.0) -> dict[str, Spans]:
+    """Return the lanes of a stored excerpt of a real trace, so much later."""
     lanes = entries(LANES_FILE)[name]
-    return {lane: [(start, end) for start, end in lanes[lane]] for lane in lanes if lane != "steps"}
+    return {
+        lane: [(start + later_ms, end + later_ms) for start, end in spans]
+        for lane, spans in lanes.items()
+        if lane != "steps"
+    }
 
 
 def random_spans(generator: random.Random, count: int, longest: int) -> Spans:
@@ -130,3 +135,86 @@ def exposed_communication(answer: Answer) -> Numbers:
         exposed = answer(list(kernels), list(collectives))
         errors.append(abs(exposed - without_kernels(kernels, collectives)))
     return {ERROR: max(errors)}
+
+
+def most_in_loader(traces: list[dict[str, Spans]]) -> int:
+    """Return which trace spends the largest share of its time in the DataLoader."""
+
+    def waits(lanes: dict[str, Spans]) -> float:
+        end = max(spans[-1][1] for spans in lanes.values())
+        start = min(spans[0][0] for spans in lanes.values())
+        return sum(stop - begin for begin, stop in lanes.get("DataLoader", [])) / (end - start)
+
+    return max(range(len(traces)), key=lambda number: waits(traces[number]))
+
+
+@code(
+    "10-starved",
+    hints=(
+        "A device that computes little is not yet starved: what does the host do meanwhile?",
+        'Take the share of the window in which the lane "DataLoader" is active.',
+    ),
+    goals=(ALL_RIGHT,),
+    solution=most_in_loader,
+)
+def starved_one(answer: Answer) -> Numbers:
+    """The starved one of four.
+
+    Write a function of four excerpts of traces of real GPUs, a list of {lane: [(start, end), ...]}
+    in ms. It returns the number, 0 to 3, of the one whose device waits for its DataLoader. A lane
+    in which nothing happens is missing.
+    """
+    generator = random.Random(11)
+    right = 0
+    for _ in range(ROUNDS):
+        starved = generator.choice(STARVED)
+        names = [starved, *generator.sample(NOT_STARVED, 3)]
+        generator.shuffle(names)
+        traces = [excerpt(name, later_ms=generator.randrange(1000)) for name in names]
+        right += answer(traces) == names.index(starved)
+    return {RIGHT: right / ROUNDS}
+
+
+def least_inside(collectives: dict[int, Spans]) -> int:
+    """Return the rank that spends the least time in collectives."""
+
+    def inside(rank: int) -> float:
+        return sum(end - start for start, end in collectives[rank])
+
+    return min(collectives, key=inside)
+
+
+@code(
+    "10-straggler",
+    hints=(
+        "A collective ends for all at once, when the last rank has come. Who waits longest in it?",
+        "The rank that comes last spends the least time in collectives.",
+    ),
+    goals=(ALL_RIGHT,),
+    solution=least_inside,
+)
+def straggler(answer: Answer) -> Numbers:
+    """The late rank.
+
+    Write a function of collectives, {rank: [(start, end), ...]} in ms: when each rank was in each
+    of the same collectives. It returns the rank that the others wait for.
+    """
+    generator = random.Random(13)
+    right = 0
+    for _ in range(ROUNDS):
+        late = generator.randrange(8)
+        right += answer(collectives_with(generator, late)) == late
+    return {RIGHT: right / ROUNDS}
+
+
+def collectives_with(generator: random.Random, late: int) -> dict[int, Spans]:
+    """Return when eight ranks were in ten collectives, most of which one rank entered last."""
+    spans: dict[int, Spans] = {rank: [] for rank in range(8)}
+    for number in range(10):
+        usual = 100 * number + 30
+        end = usual + 40
+        for rank in spans:
+            own_late = rank == late and number not in (0, 9)  # the first and last tell nothing
+            start = end - 5 if own_late else usual + generator.uniform(0, 20)
+            spans[rank].append((start, end))
+    return spans

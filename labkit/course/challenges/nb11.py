@@ -1,4 +1,6 @@
-"""The challenge of notebook 11, the data path."""
+"""The challenges of notebook 11, the data path."""
+
+import random
 
 import torch
 from torch import Tensor
@@ -7,6 +9,10 @@ from labkit.course.checking import ERROR, Answer, Counting, Numbers, Refused, di
 from labkit.course.task import Goal, code
 
 OPERATIONS = "operations on tensors"
+RIGHT = "share of right answers"
+ROUNDS = 30
+
+Paths = dict[str, tuple[float, int]]  # ms of CPU and bytes of an image
 
 
 def one_by_one(images: Tensor, flips: Tensor, brightness: Tensor) -> Tensor:
@@ -53,3 +59,39 @@ def augment(answer: Answer) -> Numbers:
             raise Refused("It computes outside PyTorch, where nothing is counted.")
         operations.append(len(counted.names))
     return {ERROR: max(errors), OPERATIONS: max(operations)}
+
+
+def smallest_that_feeds(paths: Paths, cores: int, images_per_s: float) -> str | None:
+    """Return the path of fewest bytes of those that are fast enough; None where none is."""
+    fed = [name for name, (ms, _) in paths.items() if cores * 1000 / ms >= images_per_s]
+    return min(fed, key=lambda name: paths[name][1], default=None)
+
+
+@code(
+    "11-choose",
+    hints=(
+        "cores * 1000 / ms images per second: a path feeds the device if that is enough.",
+        "Of those that do, the one with the fewest bytes; of an empty list, min has a default.",
+    ),
+    goals=(Goal(RIGHT, at_least=1.0),),
+    solution=smallest_that_feeds,
+)
+def choose(answer: Answer) -> Numbers:
+    """The smallest that feeds the device.
+
+    Write a function of (paths, cores, images_per_s), where paths is {name: (ms of CPU per image,
+    bytes per image)}. It returns the name of the path that takes the fewest bytes of those that
+    feed the device, or None if none does.
+    """
+    generator = random.Random(3)
+    right = 0
+    for _ in range(ROUNDS):
+        names = generator.sample(["PIL", "draft", "tar", "Parquet", "array"], 4)
+        paths = {
+            name: (generator.uniform(0.1, 8), generator.randrange(10**4, 10**6)) for name in names
+        }
+        cores = generator.choice((1, 2, 4, 8, 16))
+        images_per_s = generator.choice((300, 1_000, 5_000, 20_000))
+        found = answer(dict(paths), cores, images_per_s)
+        right += found == smallest_that_feeds(paths, cores, images_per_s)
+    return {RIGHT: right / ROUNDS}
